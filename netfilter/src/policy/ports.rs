@@ -1,0 +1,185 @@
+//! Port lists: sorted, merged, so that equality means equality.
+
+use std::fmt;
+use std::num::NonZeroU16;
+use std::ops::RangeInclusive;
+use std::str::FromStr;
+
+/// Ports from first to last, both included, 0..=65535.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct PortRange {
+    first: u16,
+    last: u16,
+}
+
+/// Why a text is neither a port nor a range of ports.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PortError {
+    /// Not a decimal number up to 65535.
+    #[error("{0:?} is not a port: a whole number from 0 to 65535, or a range like 8000-8100")]
+    NotAPort(String),
+    /// A range that ends before it begins.
+    #[error("port range {0:?} ends before it begins")]
+    Backwards(String),
+}
+
+impl PortRange {
+    /// The ports from `first` to `last`; `None` when `last` comes before `first`.
+    pub fn new(first: u16, last: u16) -> Option<Self> {
+        (first <= last).then_some(Self { first, last })
+    }
+
+    /// First and last port.
+    pub fn bounds(self) -> (u16, u16) {
+        (self.first, self.last)
+    }
+}
+
+impl FromStr for PortRange {
+    type Err = PortError;
+
+    /// Reads `80` or `8000-8100`: decimal digits only, no sign, no white space.
+    fn from_str(text: &str) -> Result<Self, PortError> {
+        let not_a_port = || PortError::NotAPort(text.chars().take(64).collect());
+        let port = |digits: &str| -> Result<u16, PortError> {
+            let decimal = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
+            if decimal { digits.parse().map_err(|_| not_a_port()) } else { Err(not_a_port()) }
+        };
+        let (first, last) = match text.split_once('-') {
+            Some((first, last)) => (port(first)?, port(last)?),
+            None => (port(text)?, port(text)?),
+        };
+        Self::new(first, last).ok_or_else(|| PortError::Backwards(text.to_owned()))
+    }
+}
+
+impl fmt::Display for PortRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.first == self.last {
+            write!(f, "{}", self.first)
+        } else {
+            write!(f, "{}-{}", self.first, self.last)
+        }
+    }
+}
+
+/// A set of ports as disjoint ranges that do not even touch, in ascending order.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PortSet(Vec<PortRange>);
+
+impl PortSet {
+    /// The ranges, ascending and disjoint.
+    pub fn ranges(&self) -> &[PortRange] {
+        &self.0
+    }
+
+    /// Is there no port in it?
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Is `port` in it? Costs the logarithm of the number of ranges.
+    pub fn contains(&self, port: u16) -> bool {
+        let after = self.0.partition_point(|range| range.first <= port);
+        after.checked_sub(1).and_then(|i| self.0.get(i)).is_some_and(|range| port <= range.last)
+    }
+
+    /// This set less one port.
+    #[must_use]
+    pub fn without(&self, port: NonZeroU16) -> Self {
+        let port = port.get();
+        self.0
+            .iter()
+            .flat_map(|range| {
+                let below =
+                    port.checked_sub(1).and_then(|end| PortRange::new(range.first, range.last.min(end)));
+                let above =
+                    port.checked_add(1).and_then(|start| PortRange::new(range.first.max(start), range.last));
+                [below, above]
+            })
+            .flatten()
+            .collect()
+    }
+}
+
+impl FromIterator<PortRange> for PortSet {
+    fn from_iter<I: IntoIterator<Item = PortRange>>(ranges: I) -> Self {
+        let mut sorted: Vec<PortRange> = ranges.into_iter().collect();
+        sorted.sort_unstable();
+        let mut merged: Vec<PortRange> = Vec::with_capacity(sorted.len());
+        for range in sorted {
+            match merged.last_mut() {
+                Some(last) if range.first <= last.last.saturating_add(1) => {
+                    last.last = last.last.max(range.last)
+                }
+                _ => merged.push(range),
+            }
+        }
+        Self(merged)
+    }
+}
+
+impl FromIterator<u16> for PortSet {
+    fn from_iter<I: IntoIterator<Item = u16>>(ports: I) -> Self {
+        ports.into_iter().map(|port| PortRange { first: port, last: port }).collect()
+    }
+}
+
+impl From<RangeInclusive<u16>> for PortSet {
+    fn from(range: RangeInclusive<u16>) -> Self {
+        PortRange::new(*range.start(), *range.end()).into_iter().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn set(text: &str) -> PortSet {
+        text.split(',').filter(|t| !t.is_empty()).map(|t| t.parse::<PortRange>().unwrap()).collect()
+    }
+
+    #[test]
+    fn lists_that_mean_the_same_are_equal() {
+        for (left, right) in [
+            ("80,81,82", "80-82"),
+            ("82,80,81,81", "80-82"),
+            ("1-10,5-20", "1-20"),
+            ("0-65535", "0-40000,40001-65535"),
+        ] {
+            assert_eq!(set(left), set(right), "{left} and {right}");
+        }
+        assert_ne!(set("80,82"), set("80-82"));
+    }
+
+    #[test]
+    fn membership_agrees_with_the_list_at_every_port() {
+        let ports = set("0,22,80-90,65535");
+        for port in 0..=u16::MAX {
+            assert_eq!(ports.contains(port), matches!(port, 0 | 22 | 80..=90 | 65535), "port {port}");
+        }
+    }
+
+    #[test]
+    fn without_takes_out_one_port_and_no_other() {
+        for (from, port, left) in [
+            ("80", 80, ""),
+            ("80-82", 81, "80,82"),
+            ("80-82", 80, "81-82"),
+            ("1-65535", 65535, "1-65534"),
+            ("7", 9, "7"),
+        ] {
+            assert_eq!(set(from).without(NonZeroU16::new(port).unwrap()), set(left), "{from} without {port}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_a_port_is_refused() {
+        for text in [
+            "", " 80", "80 ", "+80", "-80", "70000", "80-", "-", "0x50", "8 0", "80\n", "٨٠", "90-80",
+            "1-2-3",
+        ] {
+            assert!(text.parse::<PortRange>().is_err(), "{text:?}");
+        }
+    }
+}
