@@ -1,1 +1,3 @@
-//! Being built.
+//! The node operator's tool: what `gybe` does, one module per concern.
+
+pub mod demo;
