@@ -8,5 +8,3 @@ pub mod listener;
 pub mod namespace;
 mod rtnetlink;
 mod socket;
-
-pub use socket::Transport;

@@ -1,9 +1,10 @@
 //! Those who call: one connection, from one namespace, by one user, and what became of it.
 
 use super::fate::Fate;
-use super::identity::{Identity, IdentityError};
+use super::identity::{IdentityError, act_as};
 use super::namespace::{Namespace, NamespaceError};
-use super::socket::{self, Transport};
+use super::socket;
+use gybe_netfilter::trace::{Owner, Transport};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{MsgFlags, getsockopt, recv, send, setsockopt, sockopt};
@@ -15,7 +16,7 @@ use std::time::{Duration, Instant};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Call {
     /// Who makes it.
-    pub identity: Identity,
+    pub owner: Owner,
     /// TCP or UDP.
     pub transport: Transport,
     /// Where to.
@@ -56,7 +57,7 @@ impl Call {
     /// When the call could not be made as wanted, whatever its fate would have been.
     pub fn make(&self, namespace: &Namespace, patience: Duration) -> Result<Fate, CallError> {
         namespace.run(|| {
-            self.identity.assume()?;
+            act_as(self.owner)?;
             match self.answer(Instant::now() + patience) {
                 Ok(text) => text.parse().map_err(CallError::Stranger),
                 Err(Errno::ETIMEDOUT) => Ok(Fate::Timeout),

@@ -1,22 +1,14 @@
 //! Whose sockets a thread makes. Not a login: only what netfilter's owner matches look at.
 
+use gybe_netfilter::trace::Owner;
 use nix::unistd::{Gid, Uid, setfsgid, setfsuid};
-
-/// The user and group a socket belongs to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Identity {
-    /// User id.
-    pub uid: u32,
-    /// Primary group id.
-    pub gid: u32,
-}
 
 /// Why a thread cannot act as somebody.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot make sockets that belong to uid {} gid {}", .wanted.uid, .wanted.gid)]
 pub struct IdentityError {
     /// Whom it should have acted as.
-    pub wanted: Identity,
+    pub wanted: Owner,
 }
 
 impl IdentityError {
@@ -29,20 +21,18 @@ impl IdentityError {
     }
 }
 
-impl Identity {
-    /// Makes the calling thread, and no other, act as this user and group for the rest of its life.
-    ///
-    /// `meta skuid` compares `file->f_cred->fsuid` of the socket (net/netfilter/nft_meta.c,
-    /// `nft_meta_get_eval_skugid`), and those credentials are a copy of the thread's at `socket(2)`
-    /// or `accept(2)`. The file system ids of a thread can be changed alone, and going from 0 to
-    /// another one keeps `CAP_NET_ADMIN` and `CAP_NET_BIND_SERVICE` (capabilities(7)).
-    pub(super) fn assume(self) -> Result<(), IdentityError> {
-        setfsgid(Gid::from_raw(self.gid));
-        setfsuid(Uid::from_raw(self.uid));
-        // Both calls answer with the id before, whether or not they worked; an invalid id only asks.
-        let uid = setfsuid(Uid::from_raw(u32::MAX));
-        let gid = setfsgid(Gid::from_raw(u32::MAX));
-        let is = Self { uid: uid.as_raw(), gid: gid.as_raw() };
-        if is == self { Ok(()) } else { Err(IdentityError { wanted: self }) }
-    }
+/// Makes the calling thread, and no other, act as this user and group for the rest of its life.
+///
+/// `meta skuid` compares `file->f_cred->fsuid` of the socket (net/netfilter/nft_meta.c,
+/// `nft_meta_get_eval_skugid`, v6.18), and those credentials are a copy of the thread's at
+/// `socket(2)` or `accept(2)`. The file system ids of a thread can be changed alone, and going from
+/// 0 to another one keeps `CAP_NET_ADMIN` and `CAP_NET_BIND_SERVICE` (capabilities(7)).
+pub(super) fn act_as(owner: Owner) -> Result<(), IdentityError> {
+    setfsgid(Gid::from_raw(owner.gid));
+    setfsuid(Uid::from_raw(owner.uid));
+    // Both calls answer with the id before, whether or not they worked; an invalid id only asks.
+    let uid = setfsuid(Uid::from_raw(u32::MAX));
+    let gid = setfsgid(Gid::from_raw(u32::MAX));
+    let is = Owner { uid: uid.as_raw(), gid: gid.as_raw() };
+    if is == owner { Ok(()) } else { Err(IdentityError { wanted: owner }) }
 }

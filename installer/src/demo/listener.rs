@@ -2,9 +2,10 @@
 //! caller who they are and what they see. Who calls is not known here.
 
 use super::fate::Answer;
-use super::identity::{Identity, IdentityError};
+use super::identity::{IdentityError, act_as};
 use super::namespace::{Namespace, NamespaceError};
-use super::socket::{self, Transport};
+use super::socket;
+use gybe_netfilter::trace::{Owner, Transport};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::EventFd;
@@ -56,7 +57,7 @@ pub enum ListenError {
     #[error("cannot listen as another user")]
     Identity(#[from] IdentityError),
     /// One of the sockets.
-    #[error("cannot listen on {transport} {address}: {errno}")]
+    #[error("cannot listen on {transport:?} {address}: {errno}")]
     Socket {
         /// TCP or UDP.
         transport: Transport,
@@ -78,13 +79,13 @@ pub struct Listeners {
 }
 
 impl Listeners {
-    /// Starts listening in `namespace`, as `identity`; when this returns, every port answers.
+    /// Starts listening in `namespace`, as `owner`; when this returns, every port answers.
     ///
     /// # Errors
     /// When one socket cannot be had; then none is left behind.
     pub fn start(
         namespace: &Arc<Namespace>,
-        identity: Identity,
+        owner: Owner,
         badge: Badge,
         services: Vec<Service>,
     ) -> Result<Self, ListenError> {
@@ -94,7 +95,7 @@ impl Listeners {
         let place = (Arc::clone(namespace), Arc::clone(&stop));
         let thread = thread::Builder::new().name("listeners".into()).spawn(move || {
             let (namespace, stop) = place;
-            match open_all(&namespace, identity, &services) {
+            match open_all(&namespace, owner, &services) {
                 Ok(ears) => {
                     drop(namespace);
                     let told = ready.send(Ok(()));
@@ -129,13 +130,9 @@ enum Ear {
     Datagrams(UdpSocket, u16),
 }
 
-fn open_all(
-    namespace: &Namespace,
-    identity: Identity,
-    services: &[Service],
-) -> Result<Vec<Ear>, ListenError> {
+fn open_all(namespace: &Namespace, owner: Owner, services: &[Service]) -> Result<Vec<Ear>, ListenError> {
     namespace.enter()?;
-    identity.assume()?;
+    act_as(owner)?;
     let both = |service: &Service| match service.reach {
         Reach::Loopback => [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)],
         _ => [IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V6(Ipv6Addr::UNSPECIFIED)],

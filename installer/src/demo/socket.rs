@@ -1,31 +1,13 @@
 //! The few things about sockets that the standard library does not say. Nothing waits here.
 
+use gybe_netfilter::trace::Transport;
 use nix::sys::socket::{
     AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, SockaddrIn,
     SockaddrIn6, SockaddrStorage, getsockopt, recvmsg, sendmsg, setsockopt, sockopt,
 };
-use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::{SocketAddr, SocketAddrV4, SocketAddrV6, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-
-/// What a connection speaks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Transport {
-    /// A byte stream.
-    Tcp,
-    /// Datagrams.
-    Udp,
-}
-
-impl fmt::Display for Transport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Tcp => "tcp",
-            Self::Udp => "udp",
-        })
-    }
-}
 
 /// A socket of `like`'s family and of that family only; nothing it does makes the caller wait.
 pub(super) fn open(transport: Transport, like: SocketAddr) -> nix::Result<OwnedFd> {
