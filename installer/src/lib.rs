@@ -1,1 +1,4 @@
-//! Being built.
+//! What `gybe`, the node operator's command line, is made of.
+
+pub mod families;
+pub mod policy_file;
