@@ -11,7 +11,7 @@ pub use faults::{Fault, PolicyFileError};
 
 use crate::families::{Families, FamilyWish, NoAddress};
 use gybe_netfilter::policy::{
-    CidrSet, Destinations, Dns, Groups, Inbound, InvalidPackets, LoopbackCidr, Mode, Outbound, Owners, Port,
+    CidrSet, Destinations, Dns, Groups, Inbound, InvalidPackets, Mode, Outbound, Owners, Port,
     PortSet, RedirectPolicy,
 };
 use read::{Reader, Scope};
