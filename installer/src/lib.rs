@@ -1,4 +1,5 @@
 //! What `gybe`, the node operator's command line, is made of.
 
 pub mod families;
+pub mod manifest;
 pub mod policy_file;

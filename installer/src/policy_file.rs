@@ -11,8 +11,8 @@ pub use faults::{Fault, PolicyFileError};
 
 use crate::families::{Families, FamilyWish, NoAddress};
 use gybe_netfilter::policy::{
-    CidrSet, Destinations, Dns, Groups, Inbound, InvalidPackets, Mode, Outbound, Owners, Port,
-    PortSet, RedirectPolicy,
+    CidrSet, Destinations, Dns, Groups, Inbound, InvalidPackets, Mode, Outbound, Owners, Port, PortSet,
+    RedirectPolicy,
 };
 use read::{Reader, Scope};
 use serde_json::{Map, Value};
