@@ -110,7 +110,7 @@ impl FromIterator<PortRange> for PortSet {
         for range in sorted {
             match merged.last_mut() {
                 Some(last) if range.first <= last.last.saturating_add(1) => {
-                    last.last = last.last.max(range.last)
+                    last.last = last.last.max(range.last);
                 }
                 _ => merged.push(range),
             }

@@ -1,0 +1,139 @@
+//! Policy to rules: the one place where rule order is decided, and whether a rule exists at all.
+//!
+//! In every chain the first rule that ends the walk decides. So exemptions stand above the capture
+//! they exempt from, and the proxy's own traffic stands above everything that could catch it.
+//! The meaning is Istio's (spec `redirect-rules.md` sections 1 and 4); the cut is ours: one rule
+//! for a list however long, and no rule that could not change a packet's fate.
+
+mod inbound;
+mod mangle;
+mod outbound;
+mod raw;
+
+use crate::policy::{Families, Owners, PortSet, RedirectPolicy};
+use crate::ruleset::{
+    Chain, ChainName, Family, Is, Match, Networks, Protocol, Rule, RuleId, Ruleset, Verdict,
+};
+use ipnet::{Ipv4Net, Ipv6Net};
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+/// The address Istio's inbound passthrough cluster binds, so that what the proxy hands to the
+/// application is not taken for a call of the proxy to its own pod.
+pub const PASSTHROUGH_V4: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 6);
+/// The same for IPv6, where loopback has one address only: `::6` must be added to `lo`.
+pub const PASSTHROUGH_V6: Ipv6Addr = Ipv6Addr::new(0, 0, 0, 0, 0, 0, 0, 6);
+
+/// The rules that make `policy` true, for one network namespace.
+pub fn compile(policy: &RedirectPolicy) -> Ruleset {
+    let mut chains: Vec<Chain> = [
+        // Along a packet's path: zones are chosen before conntrack looks, marks before NAT.
+        raw::prerouting(policy),
+        raw::output(policy),
+        mangle::prerouting(policy),
+        mangle::output(policy),
+        inbound::prerouting(policy),
+        outbound::output(policy),
+        outbound::loopback(policy),
+        outbound::capture(policy),
+    ]
+    .into_iter()
+    .filter(|chain| !chain.rules.is_empty())
+    .collect();
+    if policy.families == Families::V4Only {
+        leave_ipv6_alone(&mut chains);
+    }
+    Ruleset { families: policy.families, chains }
+}
+
+/// One inet table sees both families. With IPv6 off, every rule at a hook asks for IPv4 itself, so
+/// an IPv6 packet meets no rule of ours (Istio's own nft rules capture it: difference D1).
+fn leave_ipv6_alone(chains: &mut [Chain]) {
+    for chain in chains.iter_mut().filter(|chain| chain.name.hook().is_some()) {
+        for rule in chain.rules.iter_mut().filter(|rule| rule.family().is_none()) {
+            rule.matches.insert(0, Match::Family(Family::V4));
+        }
+    }
+}
+
+impl Chain {
+    fn new(name: ChainName) -> Self {
+        Self { name, rules: Vec::new() }
+    }
+
+    fn rule(mut self, id: &'static str, matches: impl IntoIterator<Item = Match>, verdict: Verdict) -> Self {
+        self.rules.push(Rule { id: RuleId(id), matches: matches.into_iter().collect(), verdict });
+        self
+    }
+
+    /// Goes on with `more` only when there is something for it to match.
+    fn when(self, wanted: bool, more: impl FnOnce(Self) -> Self) -> Self {
+        if wanted { more(self) } else { self }
+    }
+
+    /// Adds one rule for each family in `ids` order (IPv4, IPv6): an address belongs to one.
+    fn rule_per_family(
+        mut self,
+        each: impl IntoIterator<Item = (&'static str, Vec<Match>)>,
+        verdict: Verdict,
+    ) -> Self {
+        for (id, matches) in each {
+            self = self.rule(id, matches, verdict);
+        }
+        self
+    }
+}
+
+/// What several chains ask about a policy.
+impl RedirectPolicy {
+    fn has_ipv6(&self) -> bool {
+        self.families == Families::V4AndV6
+    }
+
+    /// `ids` with the networks of each family that is on and has any.
+    fn per_family(
+        &self,
+        ids: [&'static str; 2],
+        v4: &[Ipv4Net],
+        v6: &[Ipv6Net],
+    ) -> Vec<(&'static str, Networks)> {
+        let v4 = (!v4.is_empty()).then(|| Networks::V4(v4.to_vec()));
+        let v6 = (self.has_ipv6() && !v6.is_empty()).then(|| Networks::V6(v6.to_vec()));
+        ids.into_iter().zip([v4, v6]).filter_map(|(id, nets)| Some((id, nets?))).collect()
+    }
+
+    /// The pod's own loopback addresses: configurable in IPv4, `::1` in IPv6.
+    fn loopback_per_family(&self, ids: [&'static str; 2]) -> Vec<(&'static str, Networks)> {
+        self.per_family(ids, &[self.loopback.network()], &[Ipv6Net::from(Ipv6Addr::LOCALHOST)])
+    }
+
+    /// What the inbound listener hands to the application.
+    fn passthrough_per_family(&self, ids: [&'static str; 2]) -> Vec<(&'static str, Networks)> {
+        self.per_family(ids, &[Ipv4Net::from(PASSTHROUGH_V4)], &[Ipv6Net::from(PASSTHROUGH_V6)])
+    }
+}
+
+const TCP: Match = Match::Protocol(Protocol::Tcp);
+
+fn only(port: u16) -> PortSet {
+    PortSet::from_iter([port])
+}
+
+fn any_uid(owners: &Owners) -> Match {
+    Match::OwnerUid(owners.all())
+}
+
+fn any_gid(owners: &Owners) -> Match {
+    Match::OwnerGid(owners.all())
+}
+
+fn to(nets: Networks) -> Match {
+    Match::Destination(Is::In, nets)
+}
+
+fn not_to(nets: Networks) -> Match {
+    Match::Destination(Is::NotIn, nets)
+}
+
+fn dport(ports: PortSet) -> Match {
+    Match::DestinationPort(Is::In, ports)
+}

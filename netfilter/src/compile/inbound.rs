@@ -1,0 +1,78 @@
+//! Inbound address translation: which connections that arrive are turned to the proxy.
+//!
+//! ```text
+//! arrives ─► nat-prerouting ─ from a virtual machine ─► 15001
+//!                           ─ excluded, tunnel       ─► as it was
+//!                           ─ captured               ─► 15006
+//! ```
+
+use super::{TCP, dport, only, to};
+use crate::policy::{Destinations, Inbound, Mode, RedirectPolicy};
+use crate::ruleset::{Chain, ChainName, Match, Verdict};
+
+pub(super) fn prerouting(p: &RedirectPolicy) -> Chain {
+    let from_machines = || Match::InInterface(p.virtual_interfaces.clone());
+    let has_machines = !p.virtual_interfaces.is_empty();
+    let mut chain = Chain::new(ChainName::NatPrerouting);
+    // A virtual machine's outbound traffic arrives here; above the excluded interfaces, because an
+    // interface that is both counts as virtual (quirk E4).
+    if has_machines {
+        chain = machines_to_proxy(chain, p, &from_machines());
+    }
+    // What the redirect does not take is fenced off: it must not look like inbound.
+    chain =
+        chain.when(has_machines, |chain| chain.rule("virtual-interface", [from_machines()], Verdict::Return));
+    // TPROXY takes inbound traffic in mangle, and leaves nothing to translate here.
+    if p.mode != Mode::Redirect {
+        return chain;
+    }
+    let excluded = !p.excluded_interfaces.is_empty() && captures(&p.inbound);
+    chain = chain.when(excluded, |chain| {
+        chain.rule(
+            "excluded-interface-in",
+            [Match::InInterface(p.excluded_interfaces.clone())],
+            Verdict::Return,
+        )
+    });
+    inbound_to_proxy(chain, p)
+}
+
+fn machines_to_proxy(chain: Chain, p: &RedirectPolicy, from_machines: &Match) -> Chain {
+    let redirect = Verdict::Redirect(p.outbound_port);
+    match &p.outbound.included_to {
+        Destinations::All => chain.rule("virtual-interface-to-proxy", [from_machines.clone(), TCP], redirect),
+        Destinations::Only(nets) => chain.rule_per_family(
+            p.per_family(
+                ["virtual-interface-to-proxy-v4", "virtual-interface-to-proxy-v6"],
+                nets.v4(),
+                nets.v6(),
+            )
+            .into_iter()
+            .map(|(id, nets)| (id, vec![from_machines.clone(), to(nets), TCP])),
+            redirect,
+        ),
+    }
+}
+
+fn inbound_to_proxy(chain: Chain, p: &RedirectPolicy) -> Chain {
+    let redirect = Verdict::Redirect(p.inbound_port);
+    match &p.inbound {
+        Inbound::AllBut(excluded) => chain
+            // The tunnel is a port of the proxy's own: what comes there is for it already.
+            .rule("tunnel-port", [TCP, dport(only(p.tunnel_port.get()))], Verdict::Return)
+            .when(!excluded.is_empty(), |chain| {
+                chain.rule("inbound-excluded-port", [TCP, dport(excluded.clone())], Verdict::Return)
+            })
+            .rule("inbound-to-proxy", [TCP], redirect),
+        Inbound::Only(ports) => {
+            let ports = ports.without(p.tunnel_port);
+            chain.when(!ports.is_empty(), |chain| {
+                chain.rule("inbound-to-proxy", [TCP, dport(ports.clone())], redirect)
+            })
+        }
+    }
+}
+
+fn captures(inbound: &Inbound) -> bool {
+    !matches!(inbound, Inbound::Only(ports) if ports.is_empty())
+}

@@ -1,0 +1,219 @@
+//! Outbound address translation: which of the pod's own connections are turned to the proxy.
+//!
+//! ```text
+//! leaves ─► nat-output ─ excluded, proxy's own ─► as it was
+//!                      ─ over lo ─► nat-loopback ─ proxy to its own pod ─► 15006
+//!                      │                         └ else as it was, or on to nat-capture
+//!                      └ rest: here, or in nat-capture when both lead there ─► 15001, DNS ─► 15053
+//! ```
+
+use super::{TCP, any_gid, any_uid, dport, not_to, only, to};
+use crate::policy::{Destinations, Dns, Groups, InterfaceName, PortSet, RedirectPolicy};
+use crate::ruleset::{Chain, ChainName, Is, Match, Protocol, Verdict};
+use std::collections::BTreeSet;
+
+const DNS_PORT: u16 = 53;
+
+pub(super) fn output(p: &RedirectPolicy) -> Chain {
+    let chain = Chain::new(ChainName::NatOutput)
+        .when(!p.excluded_interfaces.is_empty(), |chain| {
+            chain.rule(
+                "excluded-interface-out",
+                [Match::OutInterface(p.excluded_interfaces.clone())],
+                Verdict::Return,
+            )
+        })
+        // Above the self-call rules: an excluded port is excluded for the proxy's hairpin and for
+        // DNS too (quirk E8).
+        .when(!p.outbound.excluded_ports.is_empty(), |chain| {
+            chain.rule(
+                "outbound-excluded-port",
+                [Match::Protocol(Protocol::TcpOrUdp), dport(p.outbound.excluded_ports.clone())],
+                Verdict::Return,
+            )
+        })
+        .rule("over-loopback", [over_loopback()], Verdict::Goto(ChainName::NatLoopback))
+        // The proxy's own connections must never meet the proxy.
+        .rule("proxy-uid", [any_uid(&p.proxy_uids)], Verdict::Return)
+        .rule("proxy-gid", [any_gid(&p.proxy_gids)], Verdict::Return);
+    match capture_begins(p) {
+        Capture::Inline => captured(chain, p),
+        Capture::Chain(who) => chain.rule("to-capture", who, Verdict::Goto(ChainName::NatCapture)),
+        Capture::Nothing => chain,
+    }
+}
+
+/// Connections that stay inside the pod. Only the proxy's calls to its own pod are for the inbound
+/// listener (policy, mTLS, telemetry); container to container stays direct.
+pub(super) fn loopback(p: &RedirectPolicy) -> Chain {
+    let open = loopback_is_captured(p);
+    // Only the first identity hairpins, unless nobody's loopback traffic is exempt (quirks E1, E9).
+    let hairpin_uids = if open { p.proxy_uids.all() } else { BTreeSet::from([p.proxy_uids.first]) };
+    // The agent asks a DNS server inside the pod directly, not through the inbound listener.
+    let uid_ports = if dns_is_captured(p) {
+        [DNS_PORT, p.tunnel_port.get()].into_iter().collect()
+    } else {
+        only(p.tunnel_port.get())
+    };
+    let chain = Chain::new(ChainName::NatLoopback)
+        .rule_per_family(
+            p.passthrough_per_family(["inbound-passthrough-v4", "inbound-passthrough-v6"])
+                .into_iter()
+                .map(|(id, nets)| (id, vec![Match::Source(Is::In, nets)])),
+            Verdict::Return,
+        )
+        .rule_per_family(
+            hairpin(
+                p,
+                ["proxy-to-own-pod-v4", "proxy-to-own-pod-v6"],
+                &uid_ports,
+                &Match::OwnerUid(hairpin_uids),
+            ),
+            Verdict::Redirect(p.inbound_port),
+        );
+    if !loopback_leads_on(p) {
+        return chain;
+    }
+    let chain = chain
+        // With DNS capture only queries go on from here; everything else stays direct.
+        .when(!open, |chain| {
+            chain.rule(
+                "own-pod-but-dns",
+                [TCP, Match::DestinationPort(Is::NotIn, only(DNS_PORT))],
+                Verdict::Return,
+            )
+        })
+        .rule("own-pod-proxy-uid", [any_uid(&p.proxy_uids)], Verdict::Return)
+        .rule_per_family(
+            hairpin(
+                p,
+                ["proxy-group-to-own-pod-v4", "proxy-group-to-own-pod-v6"],
+                &only(p.tunnel_port.get()),
+                &any_gid(&p.proxy_gids),
+            ),
+            Verdict::Redirect(p.inbound_port),
+        )
+        .rule("own-pod-proxy-gid", [any_gid(&p.proxy_gids)], Verdict::Return);
+    match capture_begins(p) {
+        Capture::Chain(who) => chain.rule("own-pod-to-capture", who, Verdict::Goto(ChainName::NatCapture)),
+        Capture::Inline | Capture::Nothing => chain,
+    }
+}
+
+/// What no exemption took out, when two chains lead here.
+pub(super) fn capture(p: &RedirectPolicy) -> Chain {
+    let chain = Chain::new(ChainName::NatCapture);
+    match capture_begins(p) {
+        Capture::Chain(_) => captured(chain, p),
+        Capture::Inline | Capture::Nothing => chain,
+    }
+}
+
+fn captured(chain: Chain, p: &RedirectPolicy) -> Chain {
+    let o = &p.outbound;
+    let mut chain = match &o.groups {
+        Groups::AllBut(groups) => chain.when(!groups.is_empty(), |chain| {
+            chain.rule("excluded-owner-group", [Match::OwnerGid(groups.clone())], Verdict::Return)
+        }),
+        Groups::Only(_) => chain,
+    };
+    // Above the loopback exemption: a resolver on 127.0.0.1 or 127.0.0.53 is captured too.
+    chain = dns_to_agent(chain, p);
+    if loopback_leads_on(p) {
+        let loopback = p.loopback_per_family(["to-loopback-v4", "to-loopback-v6"]);
+        chain = chain
+            .rule_per_family(loopback.into_iter().map(|(id, nets)| (id, vec![to(nets)])), Verdict::Return);
+    }
+    // An exclusion beats an included port, an included port beats the included networks.
+    let excluded = p.per_family(
+        ["outbound-excluded-v4", "outbound-excluded-v6"],
+        o.excluded_to.v4(),
+        o.excluded_to.v6(),
+    );
+    let chain =
+        chain.rule_per_family(excluded.into_iter().map(|(id, nets)| (id, vec![to(nets)])), Verdict::Return);
+    let redirect = Verdict::Redirect(p.outbound_port);
+    match &o.included_to {
+        // Included ports restrict nothing (quirk E10): everything is captured anyway.
+        Destinations::All => chain.rule("outbound-to-proxy", [TCP], redirect),
+        Destinations::Only(nets) => chain
+            .when(!o.included_ports.is_empty(), |chain| {
+                chain.rule("outbound-included-port", [TCP, dport(o.included_ports.clone())], redirect)
+            })
+            .rule_per_family(
+                p.per_family(["outbound-to-proxy-v4", "outbound-to-proxy-v6"], nets.v4(), nets.v6())
+                    .into_iter()
+                    .map(|(id, nets)| (id, vec![to(nets), TCP])),
+                redirect,
+            ),
+    }
+}
+
+fn dns_to_agent(chain: Chain, p: &RedirectPolicy) -> Chain {
+    let query = || [Match::Protocol(Protocol::TcpOrUdp), dport(only(DNS_PORT))];
+    let to_agent = Verdict::Redirect(super::raw::AGENT_DNS_PORT);
+    match &p.dns {
+        Dns::Off => chain,
+        Dns::All => chain.rule("dns-to-agent", query(), to_agent),
+        Dns::Servers(servers) => chain.rule_per_family(
+            p.per_family(["dns-to-agent-v4", "dns-to-agent-v6"], servers.v4(), servers.v6())
+                .into_iter()
+                .map(|(id, nets)| (id, [to(nets)].into_iter().chain(query()).collect())),
+            to_agent,
+        ),
+    }
+}
+
+/// The proxy calling an address of its own pod that is not loopback, on a port not in `but`.
+fn hairpin(
+    p: &RedirectPolicy,
+    ids: [&'static str; 2],
+    but: &PortSet,
+    owner: &Match,
+) -> Vec<(&'static str, Vec<Match>)> {
+    p.loopback_per_family(ids)
+        .into_iter()
+        .map(|(id, nets)| {
+            let port = Match::DestinationPort(Is::NotIn, but.clone());
+            (id, vec![not_to(nets), TCP, port, owner.clone()])
+        })
+        .collect()
+}
+
+/// Where the rules that capture stand.
+enum Capture {
+    /// At the end of nat-output: nothing else leads to them.
+    Inline,
+    /// In a chain of their own, entered by packets with these properties.
+    Chain(Vec<Match>),
+    /// Nowhere: no group's connections are captured.
+    Nothing,
+}
+
+fn capture_begins(p: &RedirectPolicy) -> Capture {
+    match &p.outbound.groups {
+        Groups::Only(groups) if groups.is_empty() => Capture::Nothing,
+        Groups::Only(groups) => Capture::Chain(vec![Match::OwnerGid(groups.clone())]),
+        Groups::AllBut(_) if loopback_leads_on(p) => Capture::Chain(Vec::new()),
+        Groups::AllBut(_) => Capture::Inline,
+    }
+}
+
+/// Can a connection that stays inside the pod be captured at all?
+fn loopback_leads_on(p: &RedirectPolicy) -> bool {
+    loopback_is_captured(p) || dns_is_captured(p)
+}
+
+/// Naming a loopback network as a destination to capture switches "direct inside the pod" off, for
+/// both families (quirk E9).
+fn loopback_is_captured(p: &RedirectPolicy) -> bool {
+    matches!(&p.outbound.included_to, Destinations::Only(nets) if nets.names_loopback())
+}
+
+fn dns_is_captured(p: &RedirectPolicy) -> bool {
+    p.dns != Dns::Off
+}
+
+fn over_loopback() -> Match {
+    Match::OutInterface(BTreeSet::from([InterfaceName::loopback()]))
+}

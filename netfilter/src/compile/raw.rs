@@ -1,0 +1,64 @@
+//! Conntrack zones for DNS: the application's query to the agent and the agent's query upstream
+//! can share one five-tuple, and must not share one NAT mapping.
+//!
+//! Zone 1 is agent and upstream, zone 2 is application and agent. The first rule that chooses a
+//! zone wins: a packet that already has a conntrack template is skipped (`nft_ct_set_zone_eval`,
+//! net/netfilter/nft_ct.c, v6.18; iptables' CT target likewise).
+
+use super::{any_gid, any_uid, dport, only, to};
+use crate::policy::{Dns, Port, RedirectPolicy};
+use crate::ruleset::{Chain, ChainName, Is, Match, Networks, Protocol, Verdict};
+
+/// Where Istio's agent answers DNS, fixed.
+pub(super) const AGENT_DNS_PORT: Port = Port::new(15053).unwrap();
+
+const UDP: Match = Match::Protocol(Protocol::Udp);
+const UPSTREAM: Verdict = Verdict::Zone(1);
+const AGENT: Verdict = Verdict::Zone(2);
+
+pub(super) fn output(p: &RedirectPolicy) -> Chain {
+    let chain = Chain::new(ChainName::RawOutput);
+    if p.dns == Dns::Off {
+        return chain;
+    }
+    let from_agent = || Match::SourcePort(Is::In, only(AGENT_DNS_PORT.get()));
+    let chain = chain
+        .rule("zone-proxy-uid-asks", [UDP, asks(), any_uid(&p.proxy_uids)], UPSTREAM)
+        .rule("zone-proxy-uid-answers", [UDP, from_agent(), any_uid(&p.proxy_uids)], AGENT)
+        .rule("zone-proxy-gid-asks", [UDP, asks(), any_gid(&p.proxy_gids)], UPSTREAM)
+        .rule("zone-proxy-gid-answers", [UDP, from_agent(), any_gid(&p.proxy_gids)], AGENT);
+    match &p.dns {
+        Dns::Servers(_) => chain.rule_per_family(
+            servers(p, ["zone-app-asks-v4", "zone-app-asks-v6"])
+                .map(|(id, nets)| (id, vec![to(nets), UDP, asks()])),
+            AGENT,
+        ),
+        Dns::All | Dns::Off => chain.rule("zone-app-asks", [UDP, asks()], AGENT),
+    }
+}
+
+pub(super) fn prerouting(p: &RedirectPolicy) -> Chain {
+    let chain = Chain::new(ChainName::RawPrerouting);
+    let answers = || Match::SourcePort(Is::In, only(53));
+    match &p.dns {
+        Dns::Off => chain,
+        Dns::All => chain.rule("zone-upstream-answers", [UDP, answers()], UPSTREAM),
+        Dns::Servers(_) => chain.rule_per_family(
+            servers(p, ["zone-upstream-answers-v4", "zone-upstream-answers-v6"])
+                .map(|(id, nets)| (id, vec![Match::Source(Is::In, nets), UDP, answers()])),
+            UPSTREAM,
+        ),
+    }
+}
+
+fn asks() -> Match {
+    dport(only(53))
+}
+
+fn servers(p: &RedirectPolicy, ids: [&'static str; 2]) -> impl Iterator<Item = (&'static str, Networks)> {
+    let (v4, v6) = match &p.dns {
+        Dns::Servers(servers) => (servers.v4(), servers.v6()),
+        Dns::Off | Dns::All => (&[][..], &[][..]),
+    };
+    p.per_family(ids, v4, v6).into_iter()
+}

@@ -1,0 +1,146 @@
+//! Where a packet ends up: an imaginary packet walks through a Ruleset. Pure, nothing is asked.
+//!
+//! The walk is the kernel's: raw, mangle, NAT on the way out; a packet that leaves by `lo` arrives
+//! there again with its conntrack entry, so zones and NAT are not chosen twice.
+
+mod packet;
+mod walk;
+
+pub use packet::{Connection, ConnectionPhase, Direction, Owner, Packet, Transport};
+
+use crate::policy::{InterfaceName, Port};
+use crate::ruleset::{ChainName, Hook, RuleId, Ruleset, Stage};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use walk::{Outcome, walk};
+
+/// What becomes of a packet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fate {
+    /// It goes where it would go without us.
+    Untouched,
+    /// It goes to this port of the pod; the listener sees the original target by `SO_ORIGINAL_DST`.
+    Redirected(Port),
+    /// It is handed to the transparent socket on this port, addresses unchanged.
+    Intercepted(Port),
+    /// It is dropped.
+    Dropped,
+}
+
+/// A rule that applied to the packet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Step {
+    /// Where it stands.
+    pub chain: ChainName,
+    /// Which rule.
+    pub rule: RuleId,
+}
+
+/// A packet's way through the rules.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Trace {
+    /// What became of it.
+    pub fate: Fate,
+    /// The rule that decided so; `None` when no rule ended the walk.
+    pub decided_by: Option<RuleId>,
+    /// Every rule that applied, in order.
+    pub steps: Vec<Step>,
+    /// The conntrack zone chosen for it, if any.
+    pub zone: Option<u16>,
+    /// Its mark at the end.
+    pub mark: u32,
+}
+
+/// Follows `packet` through `rules`.
+pub fn trace(rules: &Ruleset, packet: &Packet) -> Trace {
+    let mut journey = Journey {
+        rules,
+        packet: packet.clone(),
+        trace: Trace { fate: Fate::Untouched, decided_by: None, steps: Vec::new(), zone: None, mark: 0 },
+    };
+    match &packet.direction {
+        Direction::Arrives { .. } => journey.arrives(&[Stage::Raw, Stage::Mangle, Stage::Nat]),
+        Direction::Leaves { .. } => journey.leaves(),
+    }
+    journey.trace.mark = journey.packet.mark;
+    journey.trace
+}
+
+struct Journey<'a> {
+    rules: &'a Ruleset,
+    packet: Packet,
+    trace: Trace,
+}
+
+impl Journey<'_> {
+    fn leaves(&mut self) {
+        for stage in [Stage::Raw, Stage::Mangle, Stage::Nat] {
+            if !self.stage(Hook::Output, stage) {
+                return;
+            }
+        }
+        if self.packet.leaves_by_loopback() {
+            self.packet.direction = Direction::Arrives { by: InterfaceName::loopback() };
+            // Its conntrack entry came along: `nf_conntrack_in` ignores it (net/netfilter/
+            // nf_conntrack_core.c, v6.18) and its destination is translated already.
+            self.arrives(&[Stage::Mangle]);
+        }
+    }
+
+    fn arrives(&mut self, stages: &[Stage]) {
+        for stage in stages {
+            if !self.stage(Hook::Prerouting, *stage) {
+                return;
+            }
+        }
+    }
+
+    /// Asks the chain at one hook and stage; says whether the packet goes on to the next.
+    fn stage(&mut self, hook: Hook, stage: Stage) -> bool {
+        let asked = stage != Stage::Nat || self.packet.connection.phase == ConnectionPhase::New;
+        let base = self
+            .rules
+            .chains
+            .iter()
+            .find(|chain| chain.name.hook() == Some(hook) && chain.name.stage() == stage);
+        let Some(base) = base.filter(|_| asked) else { return true };
+        let outcome = walk(self.rules, base, &mut self.packet, &mut self.trace);
+        match outcome {
+            Outcome::Passes(rule) => {
+                if self.trace.fate == Fate::Untouched {
+                    self.trace.decided_by = rule.or(self.trace.decided_by);
+                }
+                true
+            }
+            Outcome::Redirected(rule, port) => {
+                self.decide(Fate::Redirected(port), rule);
+                self.turn_to(port, hook);
+                true
+            }
+            Outcome::Intercepted(rule, port) => {
+                self.decide(Fate::Intercepted(port), rule);
+                false
+            }
+            Outcome::Dropped(rule) => {
+                self.decide(Fate::Dropped, rule);
+                false
+            }
+        }
+    }
+
+    fn decide(&mut self, fate: Fate, rule: RuleId) {
+        self.trace.fate = fate;
+        self.trace.decided_by = Some(rule);
+    }
+
+    /// On output, redirect means loopback (net/netfilter/nf_nat_redirect.c, v6.18).
+    fn turn_to(&mut self, port: Port, hook: Hook) {
+        if hook == Hook::Output {
+            let loopback: IpAddr = match self.packet.destination {
+                SocketAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+                SocketAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
+            };
+            self.packet.destination = SocketAddr::new(loopback, port.get());
+            self.packet.direction = Direction::Leaves { by: InterfaceName::loopback() };
+        }
+    }
+}
