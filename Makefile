@@ -1,0 +1,51 @@
+# One target for each thing a person looks for. `make help` lists them.
+
+HOST   := $(shell rustc -vV | sed -n 's/^host: //p')
+STATIC := target/$(HOST)/release
+
+.DEFAULT_GOAL := help
+.PHONY: help build demo test test-unit test-kernel test-user test-shared lint deny advisories setup clean
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
+
+build: ## both programs, static, in dist/   (needs: the Rust toolchain, a C linker)
+	RUSTFLAGS='-C target-feature=+crt-static' cargo build --release --locked --target $(HOST) -p gybe-plugin -p gybe-installer
+	@mkdir -p dist
+	@install -m 0755 $(STATIC)/gybe $(STATIC)/gybe-cni dist/
+
+demo: build ## the main job, watched: a pod's connections with and without Gybe   (needs: root, or unshare and newuidmap)
+	@integration/as-root.sh dist/gybe demo
+
+test: setup test-unit test-kernel ## all tests of a bare clone   (needs: root, or a user namespace; Debian packages, see setup)
+
+test-unit: ## tests that need no privilege
+	cargo test --locked -p gybe-netfilter -p gybe-plugin -p gybe-installer
+
+test-kernel: ## real packets in throw-away network namespaces   (needs: root, or unshare and newuidmap)
+	cargo build --locked --workspace
+	cargo test --locked --no-run -p gybe-integration
+	integration/as-root.sh cargo test --locked -p gybe-integration
+
+test-user: ## the kernel tests once more, as a plain user in a user namespace   (needs: root, to make that user)
+	integration/as-user.sh
+
+test-shared: ## tests that read the reference material in $$GYBE_SHARED (default ../shared)
+	cargo test --locked -p gybe-installer --test shared_injected
+
+lint: ## formatting and clippy, warnings are errors
+	cargo fmt --all --check
+	cargo clippy --locked --workspace --all-targets -- -D warnings
+
+deny: ## licences, bans and sources of every dependency   (needs: cargo-deny)
+	cargo deny --locked check licenses bans sources
+
+advisories: ## known vulnerabilities   (needs: cargo-deny and its advisory database)
+	cargo deny --locked check advisories
+
+setup: ## installs what the tests run, or names it   (needs: root for the installing)
+	integration/setup.sh
+
+clean: ## what the build made
+	cargo clean
+	rm -rf dist

@@ -1,0 +1,23 @@
+#!/bin/sh
+# Installs the Debian packages whose programs the tests compare with or are run by; says what is
+# missing where it may not install.
+set -eu
+
+# program:package
+needed="nft:nftables strace:strace unshare:util-linux newuidmap:uidmap ip:iproute2"
+
+missing=""
+for pair in $needed; do
+    command -v "${pair%%:*}" >/dev/null 2>&1 || [ -x "/usr/sbin/${pair%%:*}" ] || missing="$missing ${pair#*:}"
+done
+[ -n "$missing" ] || exit 0
+
+if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
+    apt-get update -qq
+    # shellcheck disable=SC2086 # a list of words is meant
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing >/dev/null
+else
+    echo "these tests need the Debian packages:$missing" >&2
+    echo "install them:  sudo apt-get install$missing" >&2
+    exit 1
+fi
