@@ -26,3 +26,5 @@ pub mod policy;
 pub mod ruleset;
 pub mod show;
 pub mod trace;
+pub mod netns;
+pub mod redirection;
