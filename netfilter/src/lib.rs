@@ -1,4 +1,22 @@
 //! Redirects a network namespace's traffic to the proxy inside it.
+//!
+//! ```text
+//!              RedirectPolicy            a wish: names no chain
+//!                    │ compile           rule order is decided there and nowhere else
+//!                 Ruleset                rules: name no tool
+//!       ┌────────────┼────────────┐
+//!    nft batch   nft text      trace     bytes, text, and an imaginary packet's way
+//!       │
+//!    Backend::apply                      one transaction in the calling thread's namespace
+//! ```
+//!
+//! What is promised, for the namespace a policy was applied to:
+//!
+//! - A captured connection reaches the proxy's port, and the proxy can learn its original target.
+//! - The proxy's own connections leave untouched, and never meet the proxy by accident.
+//! - A family that is off, an excluded port, network, group or interface meets no rule of ours.
+//! - The namespace holds either all of the rules or none of them.
+//! - Nothing that is not ours is read in order to be changed, changed, or removed.
 
 pub mod compile;
 pub mod policy;
