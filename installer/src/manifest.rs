@@ -17,6 +17,13 @@ pub struct PodTemplate {
     pub pod: Value,
 }
 
+impl PodTemplate {
+    /// The name without the kind.
+    pub fn name(&self) -> &str {
+        self.origin.split_once('/').map_or("", |(_, name)| name)
+    }
+}
+
 /// Why a text gives no pods.
 #[derive(Debug, thiserror::Error)]
 pub enum ManifestError {
