@@ -21,4 +21,5 @@
 pub mod compile;
 pub mod policy;
 pub mod ruleset;
+pub mod show;
 pub mod trace;
