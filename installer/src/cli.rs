@@ -26,7 +26,9 @@ use std::ffi::OsString;
 /// Redirects a network namespace's traffic through its mesh proxy, by nftables over netlink.
 #[derive(Debug, Parser)]
 #[command(name = "gybe", version, max_term_width = 100)]
-#[command(after_help = "Exit codes: 0 done, or yes; 1 no (verify); 2 wrong arguments, or it could not be done.")]
+#[command(
+    after_help = "Exit codes: 0 done, or yes; 1 no (verify); 2 wrong arguments, or it could not be done."
+)]
 struct Gybe {
     /// Answer in JSON
     #[arg(long, global = true)]

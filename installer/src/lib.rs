@@ -1,5 +1,6 @@
 //! What `gybe`, the node operator's command line, is made of.
 
+pub mod cli;
 pub mod families;
 pub mod init_args;
 pub mod manifest;

@@ -6,6 +6,7 @@ use super::namespace::{self, NetnsArg};
 use super::wish::{Asked, Place, WishArgs};
 use clap::Args;
 use gybe_netfilter::redirection::Redirection;
+use gybe_plugin::gates::InitContainer;
 use serde_json::json;
 
 /// Make a network namespace hold exactly the rules a policy or a pod asks for.
@@ -30,7 +31,7 @@ impl ApplyArgs {
         let path = self.netns.path().display();
         let addresses = namespace::addresses(&netns, self.netns.path())?;
         let place = Place::Namespace(addresses);
-        let policy = match wish.asked(&place)? {
+        let policy = match wish.asked(&place, InitContainer::Counts)? {
             Asked::Redirect(policy) => policy,
             Asked::LeaveAlone(reason) => {
                 let text = format!("{} is left alone: {reason}\n", wish.origin());
@@ -39,11 +40,11 @@ impl ApplyArgs {
         };
         let redirection = Redirection::of(&policy);
         let rules = redirection.rules.rules().count();
-        let cannot = |why| Failure::redirecting(format!("cannot redirect {path}"), why);
-        netns
-            .run(|| redirection.apply(&*backend))
-            .map_err(|why| Failure::because(format!("cannot enter {path}"), why))?
-            .map_err(cannot)?;
+        let applied = namespace::inside(&netns, self.netns.path(), || redirection.apply(&*backend))?;
+        applied.map_err(|why| {
+            let hint = why.hint();
+            Failure::because(format!("cannot redirect {path}"), why).hinting(hint)
+        })?;
         let text = format!("{} is in force in {path}: {rules} rules, by {}\n", wish.origin(), backend.name());
         let json = json!({ "applied": true, "backend": backend.name(), "rules": rules });
         Ok(Answer::yes(text, json).noting(place.notes(&policy)))

@@ -28,7 +28,8 @@ impl BackendArg {
         match self.backend {
             BackendWord::Auto | BackendWord::Nft => Ok(Box::new(Nft)),
             BackendWord::IptablesNft | BackendWord::IptablesLegacy | BackendWord::Iptables => {
-                Err(Failure::new("this gybe writes nftables only").hinting(Some("use --backend nft".to_owned())))
+                Err(Failure::new("this gybe writes nftables only")
+                    .hinting(Some("use --backend nft".to_owned())))
             }
         }
     }

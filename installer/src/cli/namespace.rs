@@ -90,10 +90,19 @@ impl FamiliesArg {
     }
 }
 
+/// Does `work` inside the namespace.
+pub(super) fn inside<T: Send>(
+    netns: &Netns,
+    path: &Path,
+    work: impl FnOnce() -> T + Send,
+) -> Result<T, Failure> {
+    netns.run(work).map_err(cannot_use(path))
+}
+
 /// A namespace's addresses, in the kernel's order.
 pub(super) fn addresses(netns: &Netns, path: &Path) -> Result<Vec<IpAddr>, Failure> {
-    let found = netns.run(netns::addresses).map_err(cannot_use(path))?;
-    found.map_err(|why| Failure::because(format!("cannot learn the addresses in {}", path.display()), why))
+    inside(netns, path, netns::addresses)?
+        .map_err(|why| Failure::because(format!("cannot learn the addresses in {}", path.display()), why))
 }
 
 fn cannot_use<E: std::error::Error + 'static>(path: &Path) -> impl FnOnce(E) -> Failure {

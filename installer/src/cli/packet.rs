@@ -96,7 +96,12 @@ impl PacketArgs {
 
     fn source(&self, addresses: &[IpAddr]) -> SocketAddr {
         let to = self.to.ip();
-        let own = || self.pod_ip.iter().chain(addresses).find(|own| own.is_ipv4() == to.is_ipv4() && !own.is_loopback());
+        let own = || {
+            self.pod_ip
+                .iter()
+                .chain(addresses)
+                .find(|own| own.is_ipv4() == to.is_ipv4() && !own.is_loopback())
+        };
         let assumed = match (self.way, to) {
             (Way::Out, _) if self.stays_inside(addresses) => to,
             (Way::Out, _) if own().is_some() => own().copied().unwrap_or(to),

@@ -2,7 +2,7 @@
 
 use super::answer::{Answer, Failure};
 use super::namespace::FamiliesArg;
-use super::wish::{Asked, InitGate, Place, WishArgs};
+use super::wish::{Asked, InitArg, Place, WishArgs};
 use crate::families::Families;
 use clap::{Args, ValueEnum};
 use gybe_netfilter::compile::compile;
@@ -20,7 +20,7 @@ pub(super) struct RenderArgs {
     #[command(flatten)]
     families: FamiliesArg,
     #[command(flatten)]
-    init: InitGate,
+    init: InitArg,
     /// Whose language the script is written in
     #[arg(long, value_name = "BACKEND", default_value = "nft")]
     backend: Language,
@@ -38,8 +38,7 @@ impl RenderArgs {
         let mut text = String::new();
         let mut json = Vec::new();
         for wish in self.wish.all()? {
-            let wish = self.init.applied_to(wish);
-            let asked = wish.asked(&place)?;
+            let asked = wish.asked(&place, self.init.gate())?;
             text.push_str(&script(wish.origin(), &asked));
             json.push(object(wish.origin(), &asked));
         }

@@ -3,10 +3,12 @@
 use super::answer::{Answer, Failure};
 use super::namespace::SomeNetns;
 use super::packet::{self, PacketArgs};
-use super::wish::{Asked, Place, WishArgs};
+use super::wish::{Asked, InitArg, Place, WishArgs};
 use clap::Args;
 use gybe_netfilter::compile::compile;
-use gybe_netfilter::trace::{Fate, Packet, Trace, trace};
+use gybe_netfilter::ruleset::Ruleset;
+use gybe_netfilter::show::show_rule;
+use gybe_netfilter::trace::{Fate, Packet, trace};
 use serde_json::json;
 use std::fmt::Write;
 
@@ -26,6 +28,8 @@ pub(super) struct TraceArgs {
     #[command(flatten)]
     netns: SomeNetns,
     #[command(flatten)]
+    init: InitArg,
+    #[command(flatten)]
     packet: PacketArgs,
 }
 
@@ -34,22 +38,26 @@ impl TraceArgs {
         let addresses = self.netns.addresses()?;
         let packet = self.packet.packet(addresses.as_deref().unwrap_or_default())?;
         let wish = self.wish.one()?;
-        match wish.asked(&Place::of(addresses, self.netns.families()))? {
-            Asked::Redirect(policy) => Ok(answer(&packet, &trace(&compile(&policy), &packet))),
+        match wish.asked(&Place::of(addresses, self.netns.families()), self.init.gate())? {
+            Asked::Redirect(policy) => Ok(answer(&compile(&policy), &packet)),
             Asked::LeaveAlone(reason) => {
                 let text = format!("{} is left alone: {reason}\n", wish.origin());
-                let json = json!({ "packet": packet::as_json(&packet), "fate": "untouched", "reason": reason });
+                let json =
+                    json!({ "packet": packet::as_json(&packet), "fate": "untouched", "reason": reason });
                 Ok(Answer::yes(text, json))
             }
         }
     }
 }
 
-fn answer(packet: &Packet, way: &Trace) -> Answer {
+fn answer(rules: &Ruleset, packet: &Packet) -> Answer {
+    let way = trace(rules, packet);
     let mut text = format!("{}\n", packet::sentence(packet));
     for step in &way.steps {
+        let rule = rules.rules().find(|(_, rule)| rule.id == step.rule);
+        let rule = rule.map_or_else(String::new, |(_, rule)| show_rule(rule));
         // Writing to a String cannot fail.
-        let _ = writeln!(text, "  {:<18} {}", step.chain.as_str(), step.rule);
+        let _ = writeln!(text, "  {:<18} {rule}", step.chain.as_str());
     }
     let by = way.decided_by.map_or("no rule applies".to_owned(), |rule| format!("rule {rule}"));
     let _ = writeln!(text, "{} ({by})", sentence(way.fate));

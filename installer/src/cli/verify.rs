@@ -9,6 +9,7 @@ use gybe_netfilter::backend::Backend;
 use gybe_netfilter::netns::Netns;
 use gybe_netfilter::policy::RedirectPolicy;
 use gybe_netfilter::redirection::Redirection;
+use gybe_plugin::gates::InitContainer;
 use serde_json::json;
 
 /// Say whether a network namespace holds exactly the rules a policy or a pod asks for.
@@ -31,7 +32,7 @@ impl VerifyArgs {
         let backend = self.backend.choose()?;
         let netns = self.netns.open()?;
         let place = Place::Namespace(namespace::addresses(&netns, self.netns.path())?);
-        let (differences, notes) = match wish.asked(&place)? {
+        let (differences, notes) = match wish.asked(&place, InitContainer::Counts)? {
             Asked::Redirect(policy) => (self.differences(&netns, &*backend, &policy)?, place.notes(&policy)),
             Asked::LeaveAlone(reason) => {
                 let note = format!("note: {} is left alone: {reason}", wish.origin());
@@ -49,14 +50,24 @@ impl VerifyArgs {
     ) -> Result<Vec<String>, Failure> {
         let redirection = Redirection::of(policy);
         let found = namespace::inside(netns, self.netns.path(), || redirection.differences(backend))?;
-        let found = found.map_err(|why| self.cannot(why))?;
+        let found = found.map_err(|why| {
+            let hint = why.hint();
+            self.cannot(why).hinting(hint)
+        })?;
         Ok(found.iter().map(ToString::to_string).collect())
     }
 
     fn leftovers(&self, netns: &Netns, backend: &dyn Backend) -> Result<Vec<String>, Failure> {
         let found = namespace::inside(netns, self.netns.path(), || backend.inspect())?;
-        let found = found.map_err(|why| self.cannot(why))?;
-        Ok(found.parts.iter().map(|part| format!("{} is there, and nothing of ours should be", part.name)).collect())
+        let found = found.map_err(|why| {
+            let hint = why.hint();
+            self.cannot(why).hinting(hint)
+        })?;
+        Ok(found
+            .parts
+            .iter()
+            .map(|part| format!("{} is there, and nothing of ours should be", part.name))
+            .collect())
     }
 
     fn cannot<E: std::error::Error + 'static>(&self, why: E) -> Failure {

@@ -9,6 +9,7 @@ use clap::{ArgGroup, Args};
 use gybe_netfilter::policy::RedirectPolicy;
 use gybe_plugin::conf::PluginConf;
 use gybe_plugin::decide::{Decision, decide};
+use gybe_plugin::gates::InitContainer;
 use gybe_plugin::pod::PodFacts;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
@@ -26,6 +27,20 @@ pub(super) struct WishArgs {
     /// Which pod, when the manifest has several: NAME or KIND/NAME
     #[arg(long, value_name = "NAME", conflicts_with = "policy")]
     name: Option<String>,
+}
+
+/// A pod with `istio-init` redirects itself, so it is left alone.
+#[derive(Debug, Args)]
+pub(super) struct InitArg {
+    /// Ask as if the init container istio-init were not there
+    #[arg(long)]
+    ignore_init: bool,
+}
+
+impl InitArg {
+    pub(super) fn gate(&self) -> InitContainer {
+        if self.ignore_init { InitContainer::Ignored } else { InitContainer::Counts }
+    }
 }
 
 /// One wish, where it is known which one is meant.
@@ -107,26 +122,26 @@ impl Wish {
     }
 
     /// What it comes to at `place`.
-    pub(super) fn asked(&self, place: &Place) -> Result<Asked, Failure> {
+    pub(super) fn asked(&self, place: &Place, init: InitContainer) -> Result<Asked, Failure> {
         match self {
             Self::Policy { origin, file } => {
                 let cannot = |why| Failure::because(format!("cannot tell the families of {origin}"), why);
                 Ok(Asked::Redirect(Box::new(place.policy(file).map_err(cannot)?)))
             }
-            Self::Pod(pod) => self.pods_wish(pod, place),
+            Self::Pod(pod) => pods_wish(pod, place, init),
         }
     }
+}
 
-    fn pods_wish(&self, pod: &PodTemplate, place: &Place) -> Result<Asked, Failure> {
-        let cannot = || format!("cannot redirect {}", pod.origin);
-        let facts = PodFacts::from_manifest(&pod.pod).map_err(|why| Failure::because(cannot(), why))?;
-        match decide(&PluginConf::default(), &facts, &place.addresses()) {
-            Decision::LeaveAlone(reason) => Ok(Asked::LeaveAlone(reason.to_string())),
-            Decision::Refuse(cause) => Err(Failure::because(cannot(), cause)),
-            Decision::Redirect(policy) => {
-                let families = place.families().unwrap_or(policy.families);
-                Ok(Asked::Redirect(Box::new(RedirectPolicy { families, ..policy })))
-            }
+fn pods_wish(pod: &PodTemplate, place: &Place, init: InitContainer) -> Result<Asked, Failure> {
+    let cannot = || format!("cannot redirect {}", pod.origin);
+    let facts = PodFacts::from_manifest(&pod.pod).map_err(|why| Failure::because(cannot(), why))?;
+    match decide(&PluginConf::default(), &facts, &place.addresses(), init) {
+        Decision::LeaveAlone(reason) => Ok(Asked::LeaveAlone(reason.to_string())),
+        Decision::Refuse(cause) => Err(Failure::because(cannot(), cause)),
+        Decision::Redirect(policy) => {
+            let families = place.families().unwrap_or(policy.families);
+            Ok(Asked::Redirect(Box::new(RedirectPolicy { families, ..policy })))
         }
     }
 }
