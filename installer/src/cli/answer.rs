@@ -28,33 +28,33 @@ impl From<Exit> for ExitCode {
 
 /// The outcome of a sub-command that worked, in both forms.
 #[derive(Debug)]
-pub struct Answer {
+pub(super) struct Answer {
     /// For a person.
-    pub text: String,
+    pub(super) text: String,
     /// For a program.
-    pub json: Value,
+    pub(super) json: Value,
     /// Yes or no.
-    pub exit: Exit,
+    pub(super) exit: Exit,
     /// What a person should know beside the answer; goes to stderr.
-    pub notes: Vec<String>,
+    pub(super) notes: Vec<String>,
 }
 
 impl Answer {
     /// An answer that is a yes, without notes.
-    pub fn yes(text: impl Into<String>, json: Value) -> Self {
+    pub(super) fn yes(text: impl Into<String>, json: Value) -> Self {
         Self { text: text.into(), json, exit: Exit::Yes, notes: Vec::new() }
     }
 
     /// The same answer with notes.
     #[must_use]
-    pub fn noting(self, notes: Vec<String>) -> Self {
+    pub(super) fn noting(self, notes: Vec<String>) -> Self {
         Self { notes, ..self }
     }
 }
 
 /// Why a sub-command could not do its work: a sentence of its own, and what is behind it.
 #[derive(Debug)]
-pub struct Failure {
+pub(super) struct Failure {
     what: String,
     why: Option<Box<dyn Error>>,
     hint: Option<String>,
@@ -62,23 +62,23 @@ pub struct Failure {
 
 impl Failure {
     /// A failure nothing else is behind.
-    pub fn new(what: impl Into<String>) -> Self {
+    pub(super) fn new(what: impl Into<String>) -> Self {
         Self { what: what.into(), why: None, hint: None }
     }
 
     /// A failure and its cause.
-    pub fn because(what: impl Into<String>, why: impl Error + 'static) -> Self {
+    pub(super) fn because(what: impl Into<String>, why: impl Error + 'static) -> Self {
         Self { what: what.into(), why: Some(Box::new(why)), hint: None }
     }
 
     /// The same failure with what to do about it.
     #[must_use]
-    pub fn hinting(self, hint: Option<String>) -> Self {
+    pub(super) fn hinting(self, hint: Option<String>) -> Self {
         Self { hint, ..self }
     }
 
     /// What to do about it.
-    pub fn hint(&self) -> Option<&str> {
+    pub(super) fn hint(&self) -> Option<&str> {
         self.hint.as_deref()
     }
 }

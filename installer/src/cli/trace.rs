@@ -6,7 +6,8 @@ use super::packet::{self, PacketArgs};
 use super::wish::{Asked, InitArg, Place, WishArgs};
 use clap::Args;
 use gybe_netfilter::compile::compile;
-use gybe_netfilter::ruleset::Ruleset;
+use gybe_netfilter::policy::Families;
+use gybe_netfilter::ruleset::{Family, Ruleset};
 use gybe_netfilter::show::show_rule;
 use gybe_netfilter::trace::{Fate, Packet, trace};
 use serde_json::json;
@@ -39,7 +40,10 @@ impl TraceArgs {
         let packet = self.packet.packet(addresses.as_deref().unwrap_or_default())?;
         let wish = self.wish.one()?;
         match wish.asked(&Place::of(addresses, self.netns.families()), self.init.gate())? {
-            Asked::Redirect(policy) => Ok(answer(&compile(&policy), &packet)),
+            Asked::Redirect(policy) => {
+                let answer = answer(&compile(&policy), &packet);
+                Ok(answer.noting(notes(policy.families, packet.family())))
+            }
             Asked::LeaveAlone(reason) => {
                 let text = format!("{} is left alone: {reason}\n", wish.origin());
                 let json =
@@ -71,6 +75,13 @@ fn answer(rules: &Ruleset, packet: &Packet) -> Answer {
         "mark": way.mark,
     });
     Answer::yes(text, json)
+}
+
+fn notes(redirected: Families, asked: Family) -> Vec<String> {
+    match (redirected, asked) {
+        (Families::V4Only, Family::V6) => vec!["note: IPv6 is left alone here".to_owned()],
+        _ => Vec::new(),
+    }
 }
 
 fn sentence(fate: Fate) -> String {
