@@ -6,7 +6,7 @@
     reason = "a test that meets what it did not expect has nothing better to do"
 )]
 
-use gybe_installer::families::{Families, FamilyWish, NoAddress};
+use gybe_installer::families::{Families, FamilyWish, NoAddress, Stack};
 use gybe_installer::policy_file::{PolicyFile, PolicyFileError};
 use gybe_netfilter::policy::{
     CidrSet, Destinations, Dns, Groups, Inbound, InvalidPackets, Mode, Owners, Port, PortSet, RedirectPolicy,
@@ -162,7 +162,7 @@ fn families_are_decided_by_the_file_or_by_the_first_address_that_counts() {
         let file = PolicyFile::parse(text).unwrap();
         assert_eq!(file.policy(&addresses).map(|p| p.families), families, "{text} {addresses:?}");
     }
-    assert_eq!(PolicyFile::parse("{}").unwrap().families(), FamilyWish::FirstAddress);
+    assert_eq!(PolicyFile::parse("{}").unwrap().families(), FamilyWish::ByAddresses(Stack::Single));
 }
 
 #[test]

@@ -2,13 +2,14 @@
 
 use super::answer::Failure;
 use super::file;
-use crate::families::{Families, FamilyWish};
+use crate::families::{Families, NoAddress};
 use crate::manifest::{self, PodTemplate};
 use crate::policy_file::PolicyFile;
 use clap::{ArgGroup, Args};
 use gybe_netfilter::policy::RedirectPolicy;
 use gybe_plugin::conf::PluginConf;
 use gybe_plugin::decide::{Decision, decide};
+use gybe_plugin::families::ipv6_left_alone;
 use gybe_plugin::gates::InitContainer;
 use gybe_plugin::pod::PodFacts;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -152,7 +153,7 @@ impl Place {
         addresses.map_or(Self::Imagined(families), Self::Namespace)
     }
 
-    fn policy(&self, file: &PolicyFile) -> Result<RedirectPolicy, crate::families::NoAddress> {
+    fn policy(&self, file: &PolicyFile) -> Result<RedirectPolicy, NoAddress> {
         match self {
             Self::Namespace(addresses) => file.policy(addresses),
             Self::Imagined(Some(families)) => Ok(file.with_families(*families)),
@@ -181,11 +182,11 @@ impl Place {
 
     /// What an operator should know who did not say so: IPv6 that passes by the proxy.
     pub(super) fn notes(&self, policy: &RedirectPolicy) -> Vec<String> {
-        let has_v6 = matches!(self, Self::Namespace(found) if FamilyWish::AnyV6Address.decide(found) == Ok(Families::V4AndV6));
-        if has_v6 && policy.families == Families::V4Only {
-            vec!["note: the namespace has an IPv6 address, and its IPv6 is left alone".to_owned()]
-        } else {
-            Vec::new()
+        match self {
+            Self::Namespace(addresses) if ipv6_left_alone(policy.families, addresses) => {
+                vec!["note: the namespace has an IPv6 address, and its IPv6 is left alone".to_owned()]
+            }
+            _ => Vec::new(),
         }
     }
 }
