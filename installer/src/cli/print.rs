@@ -1,20 +1,18 @@
 //! The one module that writes to stdout and stderr.
 
 use super::answer::{Answer, Exit, Failure};
+use crate::manifest::printable;
 use std::io::{self, ErrorKind, Write};
 
 /// Writes an answer in one of its forms, and says how the program ends.
-///
-/// A reader that went away (`gybe inspect | head -1`) has had enough; that is no failure.
 pub(super) fn answer(answer: &Answer, as_json: bool) -> Exit {
     for note in &answer.notes {
         tell(note);
     }
-    let text = if as_json { format!("{:#}\n", answer.json) } else { answer.text.clone() };
-    match write_whole(&text) {
-        Ok(()) => answer.exit,
-        Err(error) if error.kind() == ErrorKind::BrokenPipe => answer.exit,
-        Err(error) => failure(&Failure::because("cannot write the answer", error)),
+    if as_json {
+        whole(&format!("{:#}\n", answer.json), answer.exit)
+    } else {
+        whole(&answer.text, answer.exit)
     }
 }
 
@@ -31,22 +29,25 @@ pub(super) fn failure(failure: &Failure) -> Exit {
 pub(super) fn usage(error: &clap::Error) -> Exit {
     let text = error.render().to_string();
     if error.use_stderr() {
-        tell(text.trim_end());
+        text.trim_end().lines().for_each(tell);
         return Exit::Failed;
     }
-    match write_whole(&text) {
-        Ok(()) => Exit::Yes,
-        Err(_) => Exit::Failed,
+    whole(&text, Exit::Yes)
+}
+
+/// A reader that went away (`gybe inspect | head -1`) has had enough; that is no failure.
+fn whole(text: &str, exit: Exit) -> Exit {
+    let mut stdout = io::stdout().lock();
+    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            failure(&Failure::because("cannot write the answer", error))
+        }
+        _ => exit,
     }
 }
 
-fn write_whole(text: &str) -> io::Result<()> {
-    let mut stdout = io::stdout().lock();
-    stdout.write_all(text.as_bytes())?;
-    stdout.flush()
-}
-
-/// There is nobody left to tell when stderr is closed.
+/// One line, whatever somebody put into a file we name. There is nobody left to tell when stderr
+/// is closed.
 fn tell(line: &str) {
-    let _ = writeln!(io::stderr().lock(), "{line}");
+    let _ = writeln!(io::stderr().lock(), "{}", printable(line));
 }

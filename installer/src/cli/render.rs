@@ -48,8 +48,6 @@ impl RenderArgs {
 
 /// Also what is left alone is a script: a comment.
 fn script(origin: &str, asked: &Asked) -> String {
-    // A line break in a name must not end the comment.
-    let origin = origin.escape_debug();
     match asked {
         Asked::Redirect(policy) => format!("# {origin}\n{}", show(&compile(policy))),
         Asked::LeaveAlone(reason) => format!("# {origin} is left alone: {reason}\n"),
