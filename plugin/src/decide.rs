@@ -45,6 +45,17 @@ pub enum Cause {
     Families(#[from] FamiliesError),
 }
 
+impl Cause {
+    /// What would help.
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            Self::Annotation(_) => Some("correct the annotation in the pod's template"),
+            Self::ProxyId { .. } => Some("leave it out to run the proxy as 1337"),
+            Self::Families(fault) => Some(fault.hint()),
+        }
+    }
+}
+
 /// A pod's wish, complete but for the families, which only its namespace's addresses can tell.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Wish {

@@ -16,8 +16,11 @@ pub enum VersionError {
     #[error("cniVersion {0:?} is not a version like 1.0.0")]
     NotAVersion(String),
     /// None of ours. Versions match by their exact text.
-    #[error("incompatible CNI versions: config is {0:?}, plugin supports {all}", all = SUPPORTED.join(", "))]
-    Unsupported(String),
+    #[error("incompatible CNI versions: config is {config:?}, plugin supports {all}", all = SUPPORTED.join(", "))]
+    Unsupported {
+        /// What the configuration says.
+        config: String,
+    },
     /// The verb came into the protocol later.
     #[error("config version {version:?} does not allow {verb}, which came with {since}")]
     TooOldFor {
@@ -50,7 +53,7 @@ pub fn gate(verb: Verb, version: &str) -> Result<(), VersionError> {
     if SUPPORTED.contains(&version) {
         Ok(())
     } else {
-        Err(VersionError::Unsupported(version.chars().take(32).collect()))
+        Err(VersionError::Unsupported { config: version.chars().take(32).collect() })
     }
 }
 
