@@ -2,6 +2,7 @@
 //! the making of one connection after the other. The tests themselves are in `tests/`.
 
 pub mod foretell;
+pub mod programs;
 pub mod run;
 pub mod topology;
 pub mod vectors;

@@ -17,10 +17,14 @@ use std::process::Command;
 fn in_new_namespace<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     let errand = || {
         let entered = unshare(CloneFlags::CLONE_NEWNET);
-        entered.expect("no new network namespace; run: sudo -E cargo test -p gybe-integration --test kernel_nft");
+        entered.expect(
+            "no new network namespace; run: sudo -E cargo test -p gybe-integration --test kernel_nft",
+        );
         work()
     };
-    std::thread::scope(|scope| scope.spawn(errand).join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    std::thread::scope(|scope| {
+        scope.spawn(errand).join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
 }
 
 /// Runs a program in the namespace of this thread and returns what it printed.
@@ -119,7 +123,10 @@ fn every_match() -> Ruleset {
         list.into_iter().map(|(id, matches)| rule(id, matches, Verdict::Return)).collect()
     };
     ruleset(vec![
-        (RawPrerouting, rules(vec![("no-match", vec![]), ("udp", vec![udp()]), ("tcp-or-udp-alone", vec![both()])])),
+        (
+            RawPrerouting,
+            rules(vec![("no-match", vec![]), ("udp", vec![udp()]), ("tcp-or-udp-alone", vec![both()])]),
+        ),
         (
             ManglePrerouting,
             rules(vec![
@@ -136,7 +143,10 @@ fn every_match() -> Ruleset {
                 ("from-many", vec![Match::Source(Is::NotIn, v4(&["10.0.0.0/8", "192.168.0.0/16"]))]),
                 ("from-one-6", vec![Match::Source(Is::In, v6(&["::6/128"]))]),
                 ("from-many-6", vec![Match::Source(Is::NotIn, v6(&["fd00::/8", "ff00::/8"]))]),
-                ("family-and-address", vec![Match::Family(Family::V4), Match::Source(Is::In, v4(&["10.0.0.0/8"]))]),
+                (
+                    "family-and-address",
+                    vec![Match::Family(Family::V4), Match::Source(Is::In, v4(&["10.0.0.0/8"]))],
+                ),
             ]),
         ),
         (

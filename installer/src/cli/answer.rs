@@ -1,5 +1,8 @@
 //! What a sub-command comes back with: an answer, or a failure told in one line. Prints nothing.
 
+use gybe_netfilter::backend::BackendError;
+use gybe_netfilter::netns::NetnsError;
+use gybe_netfilter::redirection::RedirectionError;
 use serde_json::Value;
 use std::error::Error;
 use std::fmt;
@@ -71,6 +74,12 @@ impl Failure {
         Self { what: what.into(), why: Some(Box::new(why)), hint: None }
     }
 
+    /// A failure whose cause may know what to do about it.
+    pub(super) fn hinted(what: impl Into<String>, why: impl Hinted + 'static) -> Self {
+        let hint = why.hint();
+        Self::because(what, why).hinting(hint)
+    }
+
     /// The same failure with what to do about it.
     #[must_use]
     pub(super) fn hinting(self, hint: Option<String>) -> Self {
@@ -80,6 +89,29 @@ impl Failure {
     /// What to do about it.
     pub(super) fn hint(&self) -> Option<&str> {
         self.hint.as_deref()
+    }
+}
+
+/// An error that may know what would help.
+pub(super) trait Hinted: Error {
+    fn hint(&self) -> Option<String>;
+}
+
+impl Hinted for BackendError {
+    fn hint(&self) -> Option<String> {
+        self.hint()
+    }
+}
+
+impl Hinted for NetnsError {
+    fn hint(&self) -> Option<String> {
+        self.hint()
+    }
+}
+
+impl Hinted for RedirectionError {
+    fn hint(&self) -> Option<String> {
+        self.hint()
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::answer::{Answer, Failure};
 use super::backend::BackendArg;
-use super::namespace::{self, NetnsArg};
+use super::namespace::NetnsArg;
 use super::wish::{Asked, Place, WishArgs};
 use clap::Args;
 use gybe_netfilter::redirection::Redirection;
@@ -27,10 +27,8 @@ impl ApplyArgs {
     pub(super) fn run(&self) -> Result<Answer, Failure> {
         let wish = self.wish.one()?;
         let backend = self.backend.choose()?;
-        let netns = self.netns.open_to_change()?;
-        let path = self.netns.path().display();
-        let addresses = namespace::addresses(&netns, self.netns.path())?;
-        let place = Place::Namespace(addresses);
+        let there = self.netns.open_to_change()?;
+        let place = Place::Namespace(there.addresses()?);
         let policy = match wish.asked(&place, InitContainer::Counts)? {
             Asked::Redirect(policy) => policy,
             Asked::LeaveAlone(reason) => {
@@ -40,13 +38,11 @@ impl ApplyArgs {
         };
         let redirection = Redirection::of(&policy);
         let rules = redirection.rules.rules().count();
-        let applied = namespace::inside(&netns, self.netns.path(), || redirection.apply(&*backend))?;
-        applied.map_err(|why| {
-            let hint = why.hint();
-            Failure::because(format!("cannot redirect {path}"), why).hinting(hint)
-        })?;
-        let text = format!("{} is in force in {path}: {rules} rules, by {}\n", wish.origin(), backend.name());
-        let json = json!({ "applied": true, "backend": backend.name(), "rules": rules });
+        let applied = there.inside(|| redirection.apply(&*backend))?;
+        applied.map_err(|why| Failure::hinted(format!("cannot redirect {}", there.path()), why))?;
+        let (origin, path, name) = (wish.origin(), there.path(), backend.name());
+        let text = format!("{origin} is in force in {path}: {rules} rules, by {name}\n");
+        let json = json!({ "applied": true, "backend": name, "rules": rules });
         Ok(Answer::yes(text, json).noting(place.notes(&policy)))
     }
 }

@@ -2,7 +2,7 @@
 
 use super::answer::{Answer, Failure};
 use super::backend::BackendArg;
-use super::namespace::{self, NetnsArg};
+use super::namespace::NetnsArg;
 use clap::Args;
 use gybe_netfilter::backend::{Inventory, Item, Part, PartKind};
 use serde_json::{Value, json};
@@ -20,14 +20,12 @@ pub(super) struct InspectArgs {
 impl InspectArgs {
     pub(super) fn run(&self) -> Result<Answer, Failure> {
         let backend = self.backend.choose()?;
-        let netns = self.netns.open()?;
-        let path = self.netns.path();
-        let found = namespace::inside(&netns, path, || backend.inspect())?.map_err(|why| {
-            let hint = why.hint();
-            Failure::because(format!("cannot read the rules in {}", path.display()), why).hinting(hint)
-        })?;
+        let there = self.netns.open()?;
+        let found = there.inside(|| backend.inspect())?;
+        let found = found
+            .map_err(|why| Failure::hinted(format!("cannot read the rules in {}", there.path()), why))?;
         let text = match found.is_empty() {
-            true => format!("nothing of ours in {}\n", path.display()),
+            true => format!("nothing of ours in {}\n", there.path()),
             false => listing(&found),
         };
         Ok(Answer::yes(text, as_json(backend.name(), &found)))

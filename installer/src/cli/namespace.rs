@@ -2,10 +2,10 @@
 
 use super::answer::Failure;
 use clap::{Args, ValueEnum};
-use gybe_netfilter::netns::{self, Netns};
+use gybe_netfilter::netns::{self, Netns, NetnsError};
 use gybe_netfilter::policy::Families;
 use std::net::IpAddr;
-use std::path::{Path, PathBuf};
+use std::path::{Display, Path, PathBuf};
 
 /// The namespace to look at or to change.
 #[derive(Debug, Args)]
@@ -16,24 +16,19 @@ pub(super) struct NetnsArg {
 }
 
 impl NetnsArg {
-    /// Its path, for messages.
-    pub(super) fn path(&self) -> &Path {
-        &self.netns
-    }
-
     /// Opens it for looking.
-    pub(super) fn open(&self) -> Result<Netns, Failure> {
-        Netns::open(&self.netns).map_err(cannot_use(&self.netns))
+    pub(super) fn open(&self) -> Result<Opened<'_>, Failure> {
+        Opened::at(&self.netns)
     }
 
     /// Opens it for changing; the caller's own is refused.
     ///
     /// On a node that is the node's: one slip of a path, and its every connection goes to a port
     /// where nobody listens.
-    pub(super) fn open_to_change(&self) -> Result<Netns, Failure> {
+    pub(super) fn open_to_change(&self) -> Result<Opened<'_>, Failure> {
         let there = self.open()?;
-        let here = Netns::of_this_thread().map_err(cannot_use(Path::new("/proc/thread-self/ns/net")))?;
-        if there.is_same_as(&here) {
+        let here = Netns::of_this_thread().map_err(cannot_use)?;
+        if there.netns.is_same_as(&here) {
             let what = format!("{} is the network namespace gybe itself runs in", self.netns.display());
             let hint = "name the pod's namespace, like /run/netns/NAME or /proc/PID/ns/net";
             return Err(Failure::new(what).hinting(Some(hint.to_owned())));
@@ -55,11 +50,7 @@ pub(super) struct SomeNetns {
 impl SomeNetns {
     /// The namespace's addresses, if one was named.
     pub(super) fn addresses(&self) -> Result<Option<Vec<IpAddr>>, Failure> {
-        let open = |path: &PathBuf| {
-            let netns = Netns::open(path).map_err(cannot_use(path))?;
-            addresses(&netns, path)
-        };
-        self.netns.as_ref().map(open).transpose()
+        self.netns.as_ref().map(|path| Opened::at(path)?.addresses()).transpose()
     }
 
     pub(super) fn families(&self) -> Option<Families> {
@@ -90,22 +81,35 @@ impl FamiliesArg {
     }
 }
 
-/// Does `work` inside the namespace.
-pub(super) fn inside<T: Send>(
-    netns: &Netns,
-    path: &Path,
-    work: impl FnOnce() -> T + Send,
-) -> Result<T, Failure> {
-    netns.run(work).map_err(cannot_use(path))
+/// A namespace that is open, and the path it has in messages.
+#[derive(Debug)]
+pub(super) struct Opened<'a> {
+    netns: Netns,
+    path: &'a Path,
 }
 
-/// A namespace's addresses, in the kernel's order.
-pub(super) fn addresses(netns: &Netns, path: &Path) -> Result<Vec<IpAddr>, Failure> {
-    inside(netns, path, netns::addresses)?
-        .map_err(|why| Failure::because(format!("cannot learn the addresses in {}", path.display()), why))
+impl<'a> Opened<'a> {
+    fn at(path: &'a Path) -> Result<Self, Failure> {
+        Ok(Self { netns: Netns::open(path).map_err(cannot_use)?, path })
+    }
+
+    /// Its path, for messages.
+    pub(super) fn path(&self) -> Display<'_> {
+        self.path.display()
+    }
+
+    /// Does `work` inside it.
+    pub(super) fn inside<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T, Failure> {
+        self.netns.run(work).map_err(cannot_use)
+    }
+
+    /// Its addresses, in the kernel's order.
+    pub(super) fn addresses(&self) -> Result<Vec<IpAddr>, Failure> {
+        let found = self.inside(netns::addresses)?;
+        found.map_err(|why| Failure::because(format!("cannot learn the addresses in {}", self.path()), why))
+    }
 }
 
-fn cannot_use<E: std::error::Error + 'static>(path: &Path) -> impl FnOnce(E) -> Failure {
-    let what = format!("cannot use the network namespace {}", path.display());
-    |why| Failure::because(what, why)
+fn cannot_use(why: NetnsError) -> Failure {
+    Failure::hinted("cannot use --netns", why)
 }

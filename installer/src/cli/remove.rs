@@ -2,7 +2,7 @@
 
 use super::answer::{Answer, Failure};
 use super::backend::BackendArg;
-use super::namespace::{self, NetnsArg};
+use super::namespace::NetnsArg;
 use clap::Args;
 use gybe_netfilter::redirection;
 use serde_json::json;
@@ -21,14 +21,10 @@ pub(super) struct RemoveArgs {
 impl RemoveArgs {
     pub(super) fn run(&self) -> Result<Answer, Failure> {
         let backend = self.backend.choose()?;
-        let netns = self.netns.open_to_change()?;
-        let path = self.netns.path();
-        let removed = namespace::inside(&netns, path, || redirection::remove(&*backend))?;
-        removed.map_err(|why| {
-            let hint = why.hint();
-            Failure::because(format!("cannot clean up {}", path.display()), why).hinting(hint)
-        })?;
-        let text = format!("nothing of ours is left in {}\n", path.display());
+        let there = self.netns.open_to_change()?;
+        let removed = there.inside(|| redirection::remove(&*backend))?;
+        removed.map_err(|why| Failure::hinted(format!("cannot clean up {}", there.path()), why))?;
+        let text = format!("nothing of ours is left in {}\n", there.path());
         Ok(Answer::yes(text, json!({ "removed": true, "backend": backend.name() })))
     }
 }

@@ -2,11 +2,10 @@
 
 use super::answer::{Answer, Exit, Failure};
 use super::backend::BackendArg;
-use super::namespace::{self, NetnsArg};
+use super::namespace::{NetnsArg, Opened};
 use super::wish::{Asked, Place, WishArgs};
 use clap::Args;
-use gybe_netfilter::backend::Backend;
-use gybe_netfilter::netns::Netns;
+use gybe_netfilter::backend::{Backend, Inventory};
 use gybe_netfilter::policy::RedirectPolicy;
 use gybe_netfilter::redirection::Redirection;
 use gybe_plugin::gates::InitContainer;
@@ -30,49 +29,38 @@ impl VerifyArgs {
     pub(super) fn run(&self) -> Result<Answer, Failure> {
         let wish = self.wish.one()?;
         let backend = self.backend.choose()?;
-        let netns = self.netns.open()?;
-        let place = Place::Namespace(namespace::addresses(&netns, self.netns.path())?);
+        let there = self.netns.open()?;
+        let place = Place::Namespace(there.addresses()?);
         let (differences, notes) = match wish.asked(&place, InitContainer::Counts)? {
-            Asked::Redirect(policy) => (self.differences(&netns, &*backend, &policy)?, place.notes(&policy)),
+            Asked::Redirect(policy) => (differences(&there, &*backend, &policy)?, place.notes(&policy)),
             Asked::LeaveAlone(reason) => {
                 let note = format!("note: {} is left alone: {reason}", wish.origin());
-                (self.leftovers(&netns, &*backend)?, vec![note])
+                (leftovers(&there, &*backend)?, vec![note])
             }
         };
         Ok(answer(&differences, wish.origin()).noting(notes))
     }
+}
 
-    fn differences(
-        &self,
-        netns: &Netns,
-        backend: &dyn Backend,
-        policy: &RedirectPolicy,
-    ) -> Result<Vec<String>, Failure> {
-        let redirection = Redirection::of(policy);
-        let found = namespace::inside(netns, self.netns.path(), || redirection.differences(backend))?;
-        let found = found.map_err(|why| {
-            let hint = why.hint();
-            self.cannot(why).hinting(hint)
-        })?;
-        Ok(found.iter().map(ToString::to_string).collect())
-    }
+fn differences(
+    there: &Opened<'_>,
+    backend: &dyn Backend,
+    policy: &RedirectPolicy,
+) -> Result<Vec<String>, Failure> {
+    let redirection = Redirection::of(policy);
+    let found = there.inside(|| redirection.differences(backend))?;
+    let found = found.map_err(|why| Failure::hinted(cannot_read(there), why))?;
+    Ok(found.iter().map(ToString::to_string).collect())
+}
 
-    fn leftovers(&self, netns: &Netns, backend: &dyn Backend) -> Result<Vec<String>, Failure> {
-        let found = namespace::inside(netns, self.netns.path(), || backend.inspect())?;
-        let found = found.map_err(|why| {
-            let hint = why.hint();
-            self.cannot(why).hinting(hint)
-        })?;
-        Ok(found
-            .parts
-            .iter()
-            .map(|part| format!("{} is there, and nothing of ours should be", part.name))
-            .collect())
-    }
+fn leftovers(there: &Opened<'_>, backend: &dyn Backend) -> Result<Vec<String>, Failure> {
+    let found = there.inside(|| backend.inspect())?;
+    let found = found.map_err(|why| Failure::hinted(cannot_read(there), why))?;
+    Ok(Inventory::default().differences(&found).iter().map(ToString::to_string).collect())
+}
 
-    fn cannot<E: std::error::Error + 'static>(&self, why: E) -> Failure {
-        Failure::because(format!("cannot read the rules in {}", self.netns.path().display()), why)
-    }
+fn cannot_read(there: &Opened<'_>) -> String {
+    format!("cannot read the rules in {}", there.path())
 }
 
 fn answer(differences: &[String], origin: &str) -> Answer {
