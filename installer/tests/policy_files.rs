@@ -226,3 +226,19 @@ fn what_is_no_object_or_has_a_name_twice_is_refused() {
         assert!(refused, "{text:.40}");
     }
 }
+
+#[test]
+fn the_manual_has_every_name_and_no_other() {
+    let manual = include_str!("../../docs/POLICY-FILE.md");
+    let rows = manual.lines().filter(|line| line.starts_with("| `"));
+    let first_column = rows.filter_map(|row| row.split('|').nth(1));
+    let names: Vec<&str> = first_column.flat_map(|names| names.split('`').skip(1).step_by(2)).collect();
+    let known: serde_json::Map<String, serde_json::Value> = serde_json::from_str(INJECTOR_DEFAULTS).unwrap();
+    let mut documented = names.clone();
+    documented.sort_unstable();
+    assert_eq!(documented, known.keys().map(String::as_str).collect::<Vec<_>>());
+    for name in names {
+        let told = faults(&format!(r#"{{"{name}": null}}"#));
+        assert!(!told[0].contains("not a name"), "{told:?}");
+    }
+}
