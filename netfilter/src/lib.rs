@@ -21,8 +21,11 @@
 pub mod backend;
 pub mod compile;
 mod netlink;
+pub mod netns;
 pub mod nft;
 pub mod policy;
+pub mod redirection;
+pub mod routes;
 pub mod ruleset;
 pub mod show;
 pub mod trace;

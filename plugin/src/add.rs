@@ -29,7 +29,15 @@ pub(crate) fn add(request: &Request) -> Result<Reply, PluginError> {
             let done = subject.inside(&conf, |redirection, backend| redirection.apply(backend))?;
             let left = ipv6_left_alone(done.families, &done.addresses);
             let families = format!("{:?}", done.families);
-            tracing::info!(pod, decision = "redirect", tool, families, ipv6_left_alone = left, unclear, "gybe-cni cmdAdd");
+            tracing::info!(
+                pod,
+                decision = "redirect",
+                tool,
+                families,
+                ipv6_left_alone = left,
+                unclear,
+                "gybe-cni cmdAdd"
+            );
         }
     }
     Ok(Reply::Answer(answer))

@@ -17,6 +17,7 @@ use std::net::IpAddr;
 
 /// What is to happen to a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[expect(clippy::large_enum_variant, reason = "there is one per call, and it is taken apart at once")]
 pub enum Decision {
     /// Nothing.
     LeaveAlone(Reason),
@@ -69,6 +70,7 @@ pub struct Wish {
 
 /// What can be said of a pod before its namespace is opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[expect(clippy::large_enum_variant, reason = "there is one per call, and it is taken apart at once")]
 pub enum Opinion {
     /// It is left alone, whatever its addresses are.
     LeaveAlone(Reason),

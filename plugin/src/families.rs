@@ -63,11 +63,10 @@ pub fn choose(choice: Ipv6Choice, stack: Stack, addresses: &[IpAddr]) -> Result<
         Stack::Dual => any_v6,
     };
     let v6 = match choice {
-        Ipv6Choice::Auto => istio,
         Ipv6Choice::Redirect => any_v6,
         Ipv6Choice::Leave => false,
         Ipv6Choice::Reject if any_v6 && !istio => return Err(FamiliesError::Ipv6LeftAlone),
-        Ipv6Choice::Reject => istio,
+        Ipv6Choice::Auto | Ipv6Choice::Reject => istio,
     };
     Ok(if v6 { Families::V4AndV6 } else { Families::V4Only })
 }

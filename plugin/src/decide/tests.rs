@@ -102,9 +102,9 @@ fn the_proxys_ids_are_those_it_runs_as_unless_root_or_unsaid() {
             let mut pod = meshed();
             let proxy = &mut pod.containers[1];
             if field == "runAsUser" {
-                proxy.run_as_user = said
+                proxy.run_as_user = said;
             } else {
-                proxy.run_as_group = said
+                proxy.run_as_group = said;
             }
             match (decide(&PluginConf::default(), &pod, &addresses(), InitContainer::Counts), want) {
                 (Decision::Redirect(policy), Some(id)) => {

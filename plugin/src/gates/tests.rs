@@ -64,7 +64,7 @@ fn each_gate_stops_what_it_is_for() {
         (
             |p| {
                 annotate(p, "sidecar.istio.io/inject", "true");
-                label(p, "0")
+                label(p, "0");
             },
             Reason::InjectionRefused,
         ),
@@ -73,21 +73,21 @@ fn each_gate_stops_what_it_is_for() {
         (
             |p| {
                 p.namespace = "gybe-system".into();
-                p.name = "gybe-node-x7k2p".into()
+                p.name = "gybe-node-x7k2p".into();
             },
             Reason::OwnPod,
         ),
         (
             |p| {
                 p.namespace = "gybe-system".into();
-                p.name = "istio-cni-node-x7k2p".into()
+                p.name = "istio-cni-node-x7k2p".into();
             },
             Reason::OwnPod,
         ),
         (
             |p| {
                 p.annotations.clear();
-                label(p, "false")
+                label(p, "false");
             },
             Reason::InjectionRefused,
         ),
@@ -113,16 +113,16 @@ fn what_only_looks_like_a_reason_is_none() {
         |p| annotate(p, "sidecar.istio.io/inject", ""),
         |p| {
             annotate(p, "sidecar.istio.io/inject", "false");
-            label(p, "true")
+            label(p, "true");
         },
         |p| {
             annotate(p, "sidecar.istio.io/inject", "false");
-            label(p, "perhaps")
+            label(p, "perhaps");
         },
         |p| annotate(p, "sidecar.istio.io/status", ""),
         |p| {
             let proxy = p.containers.remove(1);
-            p.init_containers.push(proxy)
+            p.init_containers.push(proxy);
         },
         |p| {
             p.containers.remove(0);
@@ -152,7 +152,7 @@ fn strict_gates_want_two_containers_and_a_clear_yes() {
         (
             |p| {
                 let proxy = p.containers.remove(1);
-                p.init_containers.push(proxy)
+                p.init_containers.push(proxy);
             },
             Some(Reason::ProxyAlone),
         ),
