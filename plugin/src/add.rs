@@ -26,7 +26,8 @@ pub(crate) fn add(request: &Request) -> Result<Reply, PluginError> {
         Wanted::Redirect(subject) => {
             let unclear = unclear_variables(&subject.facts).join(", ");
             let (pod, tool) = (subject.pod.to_string(), subject.backend.name());
-            let done = subject.inside(&conf, |redirection, backend| redirection.apply(backend))?;
+            let done = subject
+                .inside(&conf, |redirection, routes, backend| redirection.apply_over(routes, backend))?;
             let left = ipv6_left_alone(done.families, &done.addresses);
             let families = format!("{:?}", done.families);
             tracing::info!(
