@@ -106,7 +106,8 @@ impl<'a> Opened<'a> {
     /// Its addresses, in the kernel's order.
     pub(super) fn addresses(&self) -> Result<Vec<IpAddr>, Failure> {
         let found = self.inside(netns::addresses)?;
-        found.map_err(|why| Failure::because(format!("cannot learn the addresses in {}", self.path()), why))
+        let cannot = |why| Failure::because(format!("cannot learn the addresses in {}", self.path()), why);
+        Ok(found.map_err(cannot)?.into_iter().map(|address| address.ip).collect())
     }
 }
 
