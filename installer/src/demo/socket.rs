@@ -45,8 +45,12 @@ pub(super) fn original_destination(stream: &impl AsFd, caller: SocketAddr) -> Op
     }
 }
 
-/// From now on, every datagram says which of our addresses it was sent to.
+/// From now on, every datagram says which of our addresses it was sent to, and may be answered
+/// from there.
 pub(super) fn tell_destination(fd: &OwnedFd, like: SocketAddr) -> nix::Result<()> {
+    // An address that is ours by a route only may not be a source in IPv6 without it
+    // (net/ipv6/datagram.c, ip6_datagram_send_ctl, v6.18).
+    setsockopt(fd, sockopt::IpFreebind, &true)?;
     if like.is_ipv4() {
         setsockopt(fd, sockopt::Ipv4PacketInfo, &true)
     } else {

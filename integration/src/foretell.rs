@@ -1,0 +1,1 @@
+//! What `trace` says of a recorded flow. No packet is sent here.
