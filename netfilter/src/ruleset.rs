@@ -2,6 +2,10 @@
 //!
 //! Within a chain the first rule whose matches all apply, and whose verdict ends the walk, decides.
 
+mod lists;
+
+pub use lists::{Elements, NamedList, TCP_OR_UDP, v4_ranges, v6_ranges};
+
 use crate::policy::{Families, InterfaceName, Port, PortSet};
 use ipnet::{Ipv4Net, Ipv6Net};
 use std::collections::BTreeSet;

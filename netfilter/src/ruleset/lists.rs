@@ -1,0 +1,201 @@
+//! Which matches of a rule become a named set, what the set is called and what is in it.
+//!
+//! A match with one value is a plain comparison; two values or more are a named set, so that a
+//! packet costs the same however long the list is. Renderers ask here and never decide it again.
+
+use super::{Match, Networks, Protocol, Rule, Ruleset};
+use crate::policy::{InterfaceName, PortSet};
+use ipnet::{Ipv4Net, Ipv6Net};
+use std::borrow::Cow;
+use std::collections::BTreeSet;
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::ops::RangeInclusive;
+
+/// The set of the two protocols of [`Protocol::TcpOrUdp`]: the same for every rule that needs it.
+pub const TCP_OR_UDP: &str = "tcp-or-udp";
+
+/// A list that stands in a set of its own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NamedList<'r> {
+    /// Which of the rule's matches it belongs to, as an index into [`Rule::matches`].
+    pub at: usize,
+    /// The set's name.
+    pub name: Cow<'static, str>,
+    /// What is in it; the variant is the set's type.
+    pub elements: Elements<'r>,
+}
+
+/// What is in a named list. Ports and networks are intervals, the others single values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Elements<'r> {
+    /// Transport protocols: TCP and UDP.
+    TcpAndUdp,
+    /// Port ranges.
+    Ports(&'r PortSet),
+    /// IPv4 networks; [`v4_ranges`] merges them.
+    V4(&'r [Ipv4Net]),
+    /// IPv6 networks; [`v6_ranges`] merges them.
+    V6(&'r [Ipv6Net]),
+    /// User ids.
+    Uids(&'r BTreeSet<u32>),
+    /// Group ids.
+    Gids(&'r BTreeSet<u32>),
+    /// Interface names.
+    Interfaces(&'r BTreeSet<InterfaceName>),
+}
+
+impl Rule {
+    /// The rule's lists of two values or more, in the order of its matches.
+    ///
+    /// Named like the rule when it has one list; like the rule and what they list (`-ports`,
+    /// `-uids`) when it has several. [`TCP_OR_UDP`] does not count: every rule shares it.
+    pub fn lists(&self) -> Vec<NamedList<'_>> {
+        let long: Vec<_> =
+            self.matches.iter().enumerate().filter_map(|(at, m)| Some((at, long_list(m)?))).collect();
+        let own = long.iter().filter(|(_, (_, elements))| *elements != Elements::TcpAndUdp).count();
+        let name = |suffix: &str, elements: &Elements<'_>| match elements {
+            Elements::TcpAndUdp => Cow::Borrowed(TCP_OR_UDP),
+            _ if own == 1 => Cow::Borrowed(self.id.0),
+            _ => Cow::Owned(format!("{}-{suffix}", self.id)),
+        };
+        long.into_iter()
+            .map(|(at, (suffix, elements))| NamedList { at, name: name(suffix, &elements), elements })
+            .collect()
+    }
+}
+
+impl Ruleset {
+    /// Every named list once, in the order of the rules that use them.
+    pub fn lists(&self) -> Vec<NamedList<'_>> {
+        let mut lists: Vec<NamedList<'_>> = Vec::new();
+        for list in self.rules().flat_map(|(_, rule)| rule.lists()) {
+            let shared = list.elements == Elements::TcpAndUdp;
+            if !(shared && lists.iter().any(|seen| seen.elements == Elements::TcpAndUdp)) {
+                lists.push(list);
+            }
+        }
+        lists
+    }
+}
+
+/// The list of a match that has at least two values, and what to call it beside another.
+fn long_list(of: &Match) -> Option<(&'static str, Elements<'_>)> {
+    let (suffix, values, elements) = match of {
+        Match::Protocol(Protocol::TcpOrUdp) => ("protocols", 2, Elements::TcpAndUdp),
+        Match::InInterface(names) => ("in-interfaces", names.len(), Elements::Interfaces(names)),
+        Match::OutInterface(names) => ("out-interfaces", names.len(), Elements::Interfaces(names)),
+        Match::Source(_, Networks::V4(nets)) => ("sources", nets.len(), Elements::V4(nets)),
+        Match::Source(_, Networks::V6(nets)) => ("sources", nets.len(), Elements::V6(nets)),
+        Match::Destination(_, Networks::V4(nets)) => ("destinations", nets.len(), Elements::V4(nets)),
+        Match::Destination(_, Networks::V6(nets)) => ("destinations", nets.len(), Elements::V6(nets)),
+        Match::SourcePort(_, ports) => ("source-ports", ports.ranges().len(), Elements::Ports(ports)),
+        Match::DestinationPort(_, ports) => ("ports", ports.ranges().len(), Elements::Ports(ports)),
+        Match::OwnerUid(ids) => ("uids", ids.len(), Elements::Uids(ids)),
+        Match::OwnerGid(ids) => ("gids", ids.len(), Elements::Gids(ids)),
+        Match::Family(_)
+        | Match::Protocol(Protocol::Tcp | Protocol::Udp)
+        | Match::Mark(..)
+        | Match::ConnectionMark(_)
+        | Match::State(_) => return None,
+    };
+    (values != 1).then_some((suffix, elements))
+}
+
+/// The networks as the fewest ranges that cover them, ascending. Networks that touch become one.
+pub fn v4_ranges(nets: &[Ipv4Net]) -> Vec<RangeInclusive<Ipv4Addr>> {
+    let bounds = nets.iter().map(|net| (net.network().to_bits(), net.broadcast().to_bits()));
+    merged(bounds, |end| end.checked_add(1))
+        .map(|(first, last)| Ipv4Addr::from_bits(first)..=Ipv4Addr::from_bits(last))
+        .collect()
+}
+
+/// The same for IPv6.
+pub fn v6_ranges(nets: &[Ipv6Net]) -> Vec<RangeInclusive<Ipv6Addr>> {
+    let bounds = nets.iter().map(|net| (net.network().to_bits(), net.broadcast().to_bits()));
+    merged(bounds, |end| end.checked_add(1))
+        .map(|(first, last)| Ipv6Addr::from_bits(first)..=Ipv6Addr::from_bits(last))
+        .collect()
+}
+
+/// Ranges that overlap or touch made one; `next` is the value after another, if there is one.
+fn merged<T: Ord + Copy>(
+    ranges: impl Iterator<Item = (T, T)>,
+    next: impl Fn(T) -> Option<T>,
+) -> impl Iterator<Item = (T, T)> {
+    let mut sorted: Vec<(T, T)> = ranges.collect();
+    sorted.sort_unstable();
+    let mut merged: Vec<(T, T)> = Vec::with_capacity(sorted.len());
+    for (first, last) in sorted {
+        match merged.last_mut() {
+            Some((_, end)) if next(*end).is_none_or(|after| first <= after) => *end = last.max(*end),
+            _ => merged.push((first, last)),
+        }
+    }
+    merged.into_iter()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ruleset::{Is, RuleId, Verdict};
+
+    fn rule(matches: Vec<Match>) -> Rule {
+        Rule { id: RuleId("some-rule"), matches, verdict: Verdict::Return }
+    }
+
+    fn names(matches: Vec<Match>) -> Vec<(usize, String)> {
+        rule(matches).lists().into_iter().map(|list| (list.at, list.name.into_owned())).collect()
+    }
+
+    fn ports(ports: &[u16]) -> Match {
+        Match::DestinationPort(Is::In, ports.iter().copied().collect())
+    }
+
+    fn uids(ids: &[u32]) -> Match {
+        Match::OwnerUid(ids.iter().copied().collect())
+    }
+
+    #[test]
+    fn one_value_is_no_list_and_one_range_is_one_value() {
+        assert!(names(vec![Match::Protocol(Protocol::Tcp), ports(&[80, 81, 82]), uids(&[1337])]).is_empty());
+    }
+
+    #[test]
+    fn a_single_list_bears_the_name_of_its_rule() {
+        assert_eq!(names(vec![Match::Mark(Is::In, 1), uids(&[1, 2])]), [(1, "some-rule".into())]);
+    }
+
+    #[test]
+    fn two_lists_of_one_rule_are_told_apart() {
+        let both = names(vec![ports(&[1, 3]), uids(&[1, 2])]);
+        assert_eq!(both, [(0, "some-rule-ports".into()), (1, "some-rule-uids".into())]);
+    }
+
+    #[test]
+    fn the_two_protocols_are_one_set_for_all_rules_and_change_no_other_name() {
+        let both = || vec![Match::Protocol(Protocol::TcpOrUdp), ports(&[1, 3])];
+        assert_eq!(names(both()), [(0, "tcp-or-udp".into()), (1, "some-rule".into())]);
+        let other = Rule { id: RuleId("other"), ..rule(both()) };
+        let chain = crate::ruleset::Chain {
+            name: crate::ruleset::ChainName::NatOutput,
+            rules: vec![rule(both()), other],
+        };
+        let rules = Ruleset { families: crate::policy::Families::V4Only, chains: vec![chain] };
+        let all: Vec<_> = rules.lists().into_iter().map(|list| list.name.into_owned()).collect();
+        assert_eq!(all, ["tcp-or-udp", "some-rule", "other"]);
+    }
+
+    #[test]
+    fn networks_that_touch_or_overlap_become_one_range() {
+        let nets: Vec<Ipv4Net> =
+            ["11.0.0.0/16", "10.0.0.0/8", "10.1.0.0/16", "128.0.0.0/1"].map(|n| n.parse().unwrap()).to_vec();
+        let address = |text: &str| text.parse::<Ipv4Addr>().unwrap();
+        let wanted = [
+            address("10.0.0.0")..=address("11.0.255.255"),
+            address("128.0.0.0")..=address("255.255.255.255"),
+        ];
+        assert_eq!(v4_ranges(&nets), wanted);
+        let nets: Vec<Ipv6Net> = ["8000::/1", "::/1"].map(|n| n.parse().unwrap()).to_vec();
+        assert_eq!(v6_ranges(&nets), [Ipv6Addr::UNSPECIFIED..=Ipv6Addr::from_bits(u128::MAX)]);
+    }
+}
