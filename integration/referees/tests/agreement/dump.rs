@@ -14,7 +14,7 @@ const HEADERS: usize = 20;
 
 /// What can be asked for.
 #[derive(Debug, Clone, Copy)]
-pub enum Ask<'a> {
+pub(crate) enum Ask<'a> {
     /// All tables.
     Tables,
     /// All chains.
@@ -58,7 +58,7 @@ fn string(kind: u16, value: &str) -> Vec<u8> {
 }
 
 /// All of it, in the kernel's order, of the namespace of this thread.
-pub fn dump(ask: Ask<'_>) -> Vec<Message> {
+pub(crate) fn dump(ask: Ask<'_>) -> Vec<Message> {
     let kernel = Socket::new(Bus::Netfilter).unwrap();
     kernel.send(&ask.message()).unwrap();
     let mut room = vec![0_u8; (1 << 16) + 4];
@@ -78,7 +78,7 @@ pub fn dump(ask: Ask<'_>) -> Vec<Message> {
 
 /// One object as the kernel told it.
 #[derive(Debug)]
-pub struct Message {
+pub(crate) struct Message {
     /// Header and all.
     pub bytes: Vec<u8>,
 }
@@ -89,12 +89,12 @@ impl Message {
     }
 
     /// Number and content of each attribute.
-    pub fn attributes(&self) -> Vec<(u16, Vec<u8>)> {
+    pub(crate) fn attributes(&self) -> Vec<(u16, Vec<u8>)> {
         Self::walk(&self.bytes[HEADERS..])
     }
 
     /// The same of attributes inside of another.
-    pub fn walk(mut rest: &[u8]) -> Vec<(u16, Vec<u8>)> {
+    pub(crate) fn walk(mut rest: &[u8]) -> Vec<(u16, Vec<u8>)> {
         let mut attributes = Vec::new();
         while let [a, b, c, d, ..] = *rest {
             let length = usize::from(u16::from_ne_bytes([a, b]));
@@ -105,12 +105,12 @@ impl Message {
     }
 
     /// All attributes but these.
-    pub fn without(&self, these: &[u16]) -> Vec<(u16, Vec<u8>)> {
+    pub(crate) fn without(&self, these: &[u16]) -> Vec<(u16, Vec<u8>)> {
         self.attributes().into_iter().filter(|(kind, _)| !these.contains(kind)).collect()
     }
 
     /// An attribute that is a C string.
-    pub fn text(&self, kind: u16) -> String {
+    pub(crate) fn text(&self, kind: u16) -> String {
         let (_, mut value) = self.attributes().into_iter().find(|(one, _)| *one == kind).unwrap();
         value.pop();
         String::from_utf8(value).unwrap()

@@ -1,7 +1,7 @@
 //! libnftnl itself, where nftnl's safe types end: five expressions, sets, and reading back.
 #![expect(unsafe_code, reason = "nftnl has no safe way to these; all calls into the C library stand here")]
 
-use crate::words::{Bound, ByteOrder, Element, Holds, Set};
+use crate::words::{Bound, Element, Holds, Printed, Set};
 use gybe_netfilter::ruleset::{Family, Is};
 use nftnl::expr::Expression;
 use nftnl::nftnl_sys::{self as sys, libc};
@@ -13,7 +13,7 @@ use std::ptr::NonNull;
 const REGISTER: u32 = libc::NFT_REG_1 as u32;
 
 /// Expressions nftnl 0.9 has no type for.
-pub enum Missing<'a> {
+pub(crate) enum Missing<'a> {
     /// Register 1 outside of these bounds.
     Outside(&'a [u8], &'a [u8]),
     /// Register 1 in a set, or not in it.
@@ -61,6 +61,11 @@ impl Expression for Missing<'_> {
     }
 }
 
+/// libnftnl's constants are wider than the parameters they are for.
+fn short(attribute: u32) -> u16 {
+    u16::try_from(attribute).unwrap()
+}
+
 /// An expression being filled in. Whoever gets it frees it, as `Expression::to_expr` says.
 struct Raw(NonNull<sys::nftnl_expr>);
 
@@ -73,29 +78,29 @@ impl Raw {
 
     fn number(self, attribute: u32, value: u32) -> Self {
         // SAFETY: the expression is alive and of the type the attribute belongs to, a 32-bit one.
-        unsafe { sys::nftnl_expr_set_u32(self.0.as_ptr(), attribute as u16, value) };
+        unsafe { sys::nftnl_expr_set_u32(self.0.as_ptr(), short(attribute), value) };
         self
     }
 
     fn bytes(self, attribute: u32, value: &[u8]) -> Self {
         let length = u32::try_from(value.len()).unwrap();
         // SAFETY: libnftnl copies `length` bytes, which are there.
-        unsafe { sys::nftnl_expr_set(self.0.as_ptr(), attribute as u16, value.as_ptr().cast(), length) };
+        unsafe { sys::nftnl_expr_set(self.0.as_ptr(), short(attribute), value.as_ptr().cast(), length) };
         self
     }
 
     fn text(self, attribute: u32, value: &CStr) -> Self {
         // SAFETY: libnftnl copies the C string.
-        unsafe { sys::nftnl_expr_set_str(self.0.as_ptr(), attribute as u16, value.as_ptr()) };
+        unsafe { sys::nftnl_expr_set_str(self.0.as_ptr(), short(attribute), value.as_ptr()) };
         self
     }
 }
 
 /// nftnl's set with what it cannot say itself: type, ranges, user data.
-pub struct NamedSet<'t>(nftnl::set::Set<'t, AnyKey>);
+pub(crate) struct NamedSet<'t>(nftnl::set::Set<'t, AnyKey>);
 
 /// nftnl wants the type of a set's elements at compile time; `NamedSet::new` says it again.
-pub struct AnyKey;
+pub(crate) struct AnyKey;
 
 impl nftnl::set::SetKey for AnyKey {
     const TYPE: u32 = 0;
@@ -108,7 +113,7 @@ impl nftnl::set::SetKey for AnyKey {
 
 impl<'t> NamedSet<'t> {
     /// The set with all its elements.
-    pub fn new(table: &'t Table, of: &Set) -> Self {
+    pub(crate) fn new(table: &'t Table, of: &Set) -> Self {
         let name = CString::new(of.name.as_str()).unwrap();
         let set = Self(nftnl::set::Set::new_named(&name, of.id, table, ProtoFamily::Inet));
         set.number(sys::NFTNL_SET_KEY_TYPE, of.key_type);
@@ -116,7 +121,9 @@ impl<'t> NamedSet<'t> {
         if of.holds == Holds::Ranges {
             set.number(sys::NFTNL_SET_FLAGS, libc::NFT_SET_INTERVAL as u32);
         }
-        set.byte_order(of.order);
+        if of.printed == Printed::HostOrder {
+            set.host_order();
+        }
         for element in &of.elements {
             set.add(element);
         }
@@ -124,24 +131,26 @@ impl<'t> NamedSet<'t> {
     }
 
     /// As nftnl puts it into a batch.
-    pub fn inner(&self) -> &nftnl::set::Set<'t, AnyKey> {
+    pub(crate) fn inner(&self) -> &nftnl::set::Set<'t, AnyKey> {
         &self.0
     }
 
     fn number(&self, attribute: u32, value: u32) {
         // SAFETY: the set is alive; all attributes given here are 32-bit numbers.
-        unsafe { sys::nftnl_set_set_u32(self.raw(), attribute as u16, value) };
+        unsafe { sys::nftnl_set_set_u32(self.raw(), short(attribute), value) };
     }
 
-    fn byte_order(&self, order: ByteOrder) {
-        let kind = sys::NFTNL_UDATA_SET_KEYBYTEORDER as u8;
+    fn host_order(&self) {
+        /// `BYTEORDER_HOST_ENDIAN`, include/datatype.h of nftables.
+        const HOST: u32 = 1;
+        let kind = u8::try_from(sys::NFTNL_UDATA_SET_KEYBYTEORDER).unwrap();
         // SAFETY: the buffer is freed after its bytes were copied into the set, which is alive; it
         // has room for one number, which takes six bytes.
         unsafe {
             let buffer = sys::nftnl_udata_buf_alloc(64);
-            assert!(!buffer.is_null() && sys::nftnl_udata_put_u32(buffer, kind, order.number()));
+            assert!(!buffer.is_null() && sys::nftnl_udata_put_u32(buffer, kind, HOST));
             let (bytes, length) = (sys::nftnl_udata_buf_data(buffer), sys::nftnl_udata_buf_len(buffer));
-            let copied = sys::nftnl_set_set_data(self.raw(), sys::NFTNL_SET_USERDATA as u16, bytes, length);
+            let copied = sys::nftnl_set_set_data(self.raw(), short(sys::NFTNL_SET_USERDATA), bytes, length);
             sys::nftnl_udata_buf_free(buffer);
             assert_eq!(copied, 0);
         }
@@ -153,10 +162,10 @@ impl<'t> NamedSet<'t> {
         unsafe {
             let raw = sys::nftnl_set_elem_alloc();
             assert!(!raw.is_null());
-            sys::nftnl_set_elem_set(raw, sys::NFTNL_SET_ELEM_KEY as u16, element.key.as_ptr().cast(), length);
+            sys::nftnl_set_elem_set(raw, short(sys::NFTNL_SET_ELEM_KEY), element.key.as_ptr().cast(), length);
             if element.bound == Bound::End {
                 let end = libc::NFT_SET_ELEM_INTERVAL_END as u32;
-                sys::nftnl_set_elem_set_u32(raw, sys::NFTNL_SET_ELEM_FLAGS as u16, end);
+                sys::nftnl_set_elem_set_u32(raw, short(sys::NFTNL_SET_ELEM_FLAGS), end);
             }
             sys::nftnl_set_elem_add(self.raw(), raw);
         }
@@ -168,15 +177,15 @@ impl<'t> NamedSet<'t> {
 }
 
 /// A rule as the kernel listed it, in libnftnl's words; without its handle and its neighbour's.
-pub fn rule_text(message: &[u8]) -> String {
+pub(crate) fn rule_text(message: &[u8]) -> String {
     let message = Aligned::new(message);
     // SAFETY: the message is whole and aligned, the rule is freed before leaving.
     unsafe {
         let rule = sys::nftnl_rule_alloc();
         assert!(!rule.is_null());
         assert_eq!(sys::nftnl_rule_nlmsg_parse(message.header(), rule), 0, "libnftnl cannot read a rule");
-        sys::nftnl_rule_unset(rule, sys::NFTNL_RULE_HANDLE as u16);
-        sys::nftnl_rule_unset(rule, sys::NFTNL_RULE_POSITION as u16);
+        sys::nftnl_rule_unset(rule, short(sys::NFTNL_RULE_HANDLE));
+        sys::nftnl_rule_unset(rule, short(sys::NFTNL_RULE_POSITION));
         let text = printed(|room, size| sys::nftnl_rule_snprintf(room, size, rule, 0, 0));
         sys::nftnl_rule_free(rule);
         text
@@ -184,7 +193,7 @@ pub fn rule_text(message: &[u8]) -> String {
 }
 
 /// A set as the kernel listed it, with the elements of these messages, in libnftnl's words.
-pub fn set_text(set: &[u8], elements: &[&[u8]]) -> String {
+pub(crate) fn set_text(set: &[u8], elements: &[&[u8]]) -> String {
     let set = Aligned::new(set);
     // SAFETY: the messages are whole and aligned, the set is freed before leaving.
     unsafe {
@@ -195,7 +204,7 @@ pub fn set_text(set: &[u8], elements: &[&[u8]]) -> String {
             let message = Aligned::new(message);
             assert_eq!(sys::nftnl_set_elems_nlmsg_parse(message.header(), raw), 0, "nor its elements");
         }
-        sys::nftnl_set_unset(raw, sys::NFTNL_SET_HANDLE as u16);
+        sys::nftnl_set_unset(raw, short(sys::NFTNL_SET_HANDLE));
         let text = printed(|room, size| sys::nftnl_set_snprintf(room, size, raw, 0, 0));
         sys::nftnl_set_free(raw);
         text

@@ -10,7 +10,7 @@ use std::process::Command;
 use std::thread;
 
 /// Does `work` in a network namespace that nobody else sees and that ends with it.
-pub fn of_its_own<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+pub(crate) fn of_its_own<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     // A namespace belongs to a thread: the thread is made for it and ends with it.
     let errand = || {
         unshare(CloneFlags::CLONE_NEWNET).unwrap_or_else(|errno| {
@@ -28,13 +28,17 @@ pub fn of_its_own<T: Send>(work: impl FnOnce() -> T + Send) -> T {
 ///
 /// One `sendto` for all of it: neither mnl's nor rustables' own way of sending always commits (mnl cuts
 /// at 128 KiB, and half a batch is none; rustables lets its answers overflow).
-pub fn commit(batch: &[u8]) -> Result<(), String> {
+pub(crate) fn commit(batch: &[u8]) -> Result<(), String> {
     let family = SockProtocol::NetlinkNetFilter;
     let kernel = socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, family).unwrap();
-    // The batches ask for an answer to every message, and long lists make long batches. Where the
-    // limits may not be lifted (a user namespace), what is too long fails below.
-    let _ = setsockopt(&kernel, sockopt::SndBufForce, &(4 << 20));
-    let _ = setsockopt(&kernel, sockopt::RcvBufForce, &(4 << 20));
+    // Long lists make long batches, and every message of theirs asks for an answer. What may not be
+    // forced (in a user namespace) is asked for; what then is too long fails below.
+    const ROOM: usize = 4 << 20;
+    setsockopt(&kernel, sockopt::SndBufForce, &ROOM)
+        .and_then(|()| setsockopt(&kernel, sockopt::RcvBufForce, &ROOM))
+        .or_else(|_| setsockopt(&kernel, sockopt::SndBuf, &ROOM))
+        .and_then(|()| setsockopt(&kernel, sockopt::RcvBuf, &ROOM))
+        .unwrap();
     let sent = sendto(kernel.as_raw_fd(), batch, &NetlinkAddr::new(0, 0), MsgFlags::empty());
     assert_eq!(sent, Ok(batch.len()), "a batch goes whole or not at all");
     // All answers are queued when the sending is done.
@@ -69,7 +73,7 @@ fn errors(room: &[u8]) -> Vec<String> {
 
 /// What the `nft` program lists of the table, in numbers.
 #[expect(clippy::disallowed_methods, reason = "the nft program is one of the readers")]
-pub fn nft_list() -> String {
+pub(crate) fn nft_list() -> String {
     let nft = ["/usr/sbin/nft", "/sbin/nft", "/usr/bin/nft"]
         .into_iter()
         .find(|path| std::path::Path::new(path).exists());

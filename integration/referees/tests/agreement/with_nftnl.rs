@@ -13,7 +13,7 @@ use nftnl::{Batch, Chain, ChainType, MsgType, Policy, ProtoFamily, Table};
 use std::ffi::CString;
 
 /// The whole batch, begin to end.
-pub fn batch(rules: &Ruleset) -> Vec<u8> {
+pub(crate) fn batch(rules: &Ruleset) -> Vec<u8> {
     let table = Table::new(c(words::TABLE), ProtoFamily::Inet);
     let mut batch = Batch::new();
     batch.add(&table, MsgType::Add);

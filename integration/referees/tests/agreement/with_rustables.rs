@@ -4,7 +4,7 @@
 //! attributes be chosen apart, so one it lacks can borrow the attributes of one it has: what counts
 //! on the wire is an attribute's number and size. What no borrowing can say is [`Inexpressible`].
 
-use crate::words::{self, Bound, Comparison, Decision, Field, Holds, Kind, Word};
+use crate::words::{self, Comparison, Decision, Field, Holds, Kind, Printed, Word};
 use gybe_netfilter::ruleset::{ChainName, Family, Hook, Is, Rule, Ruleset};
 use rustables::data_type::DataType;
 use rustables::expr::{
@@ -14,19 +14,24 @@ use rustables::expr::{
 use rustables::set::{SetBuilder, SetElementList};
 use rustables::{Batch, Chain, ChainPolicy, ChainType, HookClass, MsgType, ProtocolFamily, Set, Table, sys};
 
-/// What rustables 0.9 has no bytes for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, thiserror::Error)]
-pub enum Inexpressible {
-    /// Its elements have a key and nothing else: no flag that says where a range ends.
-    #[error("a set of ranges")]
-    SetOfRanges,
-    /// It has no range expression, nor one of the same form.
+/// A rule that rustables 0.9 has no bytes for; then there is no batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Inexpressible {
+    /// It has no range expression, nor one of the same form to borrow.
     #[error("anything but a range of ports")]
     OutsideOfRange,
 }
 
-/// The whole batch, begin to end.
-pub fn batch(rules: &Ruleset) -> Result<Vec<u8>, Inexpressible> {
+/// A batch, and what is not in it.
+pub(crate) struct Written {
+    /// Begin to end.
+    pub bytes: Vec<u8>,
+    /// Sets of ranges: rustables knows the set, but not the flag of an element that ends a range.
+    pub sets_left_empty: Vec<String>,
+}
+
+/// All of the rules, and all sets that are not made of ranges.
+pub(crate) fn batch(rules: &Ruleset) -> Result<Written, Inexpressible> {
     let table = Table::new(ProtocolFamily::Inet).with_name(words::TABLE).with_flags(0_u32);
     let mut batch = Batch::new();
     batch.add(&table, MsgType::Add);
@@ -36,16 +41,19 @@ pub fn batch(rules: &Ruleset) -> Result<Vec<u8>, Inexpressible> {
     }
     let sets = words::sets(rules);
     for one in &sets {
-        let (set, elements) = set(&table, one)?;
+        let (set, elements) = set(&table, one);
         batch.add(&set, MsgType::Add);
-        batch.add(&elements, MsgType::Add);
+        if one.holds == Holds::Values {
+            batch.add(&elements, MsgType::Add);
+        }
     }
     for (chain, rules) in &chains {
         for one in *rules {
             batch.add(&rule(chain, one, &sets)?, MsgType::Add);
         }
     }
-    Ok(batch.finalize())
+    let empty = sets.into_iter().filter(|set| set.holds == Holds::Ranges).map(|set| set.name);
+    Ok(Written { bytes: batch.finalize(), sets_left_empty: empty.collect() })
 }
 
 fn chain(table: &Table, name: ChainName) -> Chain {
@@ -78,10 +86,7 @@ impl DataType for AnyKey<'_> {
     }
 }
 
-fn set(table: &Table, of: &words::Set) -> Result<(Set, SetElementList), Inexpressible> {
-    if of.holds == Holds::Ranges || of.elements.iter().any(|element| element.bound == Bound::End) {
-        return Err(Inexpressible::SetOfRanges);
-    }
+fn set(table: &Table, of: &words::Set) -> (Set, SetElementList) {
     let mut builder = SetBuilder::new(of.name.as_str(), table).unwrap();
     for element in &of.elements {
         builder.add(&AnyKey(&element.key));
@@ -91,9 +96,14 @@ fn set(table: &Table, of: &words::Set) -> Result<(Set, SetElementList), Inexpres
     set.set_key_type(of.key_type);
     set.set_key_len(of.key_length);
     set.set_id(of.id);
-    // One entry of nft's user data: kind 0 (KEYBYTEORDER), four bytes, a number of this machine.
-    set.set_userdata([[0, 4].as_slice(), &of.order.number().to_ne_bytes()].concat());
-    Ok((set, elements))
+    if of.holds == Holds::Ranges {
+        set.set_flags(sys::NFT_SET_INTERVAL);
+    }
+    if of.printed == Printed::HostOrder {
+        // One entry of nft's user data: kind 0 (KEYBYTEORDER), four bytes, BYTEORDER_HOST_ENDIAN.
+        set.set_userdata([[0, 4].as_slice(), &1_u32.to_ne_bytes()].concat());
+    }
+    (set, elements)
 }
 
 fn rule(chain: &Chain, of: &Rule, sets: &[words::Set]) -> Result<rustables::Rule, Inexpressible> {

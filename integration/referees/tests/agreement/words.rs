@@ -7,16 +7,16 @@
 mod matches;
 mod sets;
 
-pub use sets::{Bound, ByteOrder, Element, Holds, Set, sets};
+pub(crate) use sets::{Bound, Element, Holds, Printed, Set, sets};
 
 use gybe_netfilter::ruleset::{ChainName, Family, Hook, Is, Rule, Stage, Verdict};
 
 /// The table all of it stands in.
-pub const TABLE: &str = "gybe";
+pub(crate) const TABLE: &str = "gybe";
 
 /// One nf_tables expression.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Word {
+pub(crate) enum Word {
     /// Register 1 becomes a property of the packet.
     Load(Field),
     /// Register 1 keeps only these bits.
@@ -47,7 +47,7 @@ pub enum Word {
 
 /// A property of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Field {
+pub(crate) enum Field {
     /// `NFPROTO_*`, one byte.
     NetworkProtocol,
     /// `IPPROTO_*`, one byte.
@@ -84,7 +84,7 @@ pub enum Field {
 
 /// How register 1 has to compare.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Comparison {
+pub(crate) enum Comparison {
     /// It is the value.
     Equal,
     /// It is not.
@@ -97,7 +97,7 @@ pub enum Comparison {
 
 /// What ends a rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Decision {
+pub(crate) enum Decision {
     /// The stage is over for the packet.
     Accept,
     /// The chain is over for the packet.
@@ -110,7 +110,7 @@ pub enum Decision {
 
 /// Where a base chain hangs, in the kernel's numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Base {
+pub(crate) struct Base {
     /// `filter`, `route` or `nat`.
     pub kind: Kind,
     /// Which hook.
@@ -121,7 +121,7 @@ pub struct Base {
 
 /// The type of a base chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub(crate) enum Kind {
     /// Looks, and decides.
     Filter,
     /// Routes the packet again when its mark changed.
@@ -131,7 +131,7 @@ pub enum Kind {
 }
 
 /// How a chain is registered; `None` for chains that are only continued into.
-pub fn base(chain: ChainName) -> Option<Base> {
+pub(crate) fn base(chain: ChainName) -> Option<Base> {
     let hook = chain.hook()?;
     let (kind, priority) = match (chain.stage(), hook) {
         (Stage::Raw, _) => (Kind::Filter, -300),
@@ -143,7 +143,7 @@ pub fn base(chain: ChainName) -> Option<Base> {
 }
 
 /// All words of a rule, in order.
-pub fn words(rule: &Rule) -> Vec<Word> {
+pub(crate) fn words(rule: &Rule) -> Vec<Word> {
     let mut words = matches::words(rule);
     words.push(Word::Count);
     words.extend(verdict(rule));

@@ -16,15 +16,27 @@ const ESTABLISHED_OR_RELATED: u32 = 2 | 4;
 
 pub(super) fn words(rule: &Rule) -> Vec<Word> {
     let lists = rule.lists();
-    let each = rule.matches.iter().enumerate();
-    each.flat_map(|(at, one)| {
-        let list = lists.iter().find(|list| list.at == at).map(|list| list.name.clone().into_owned());
-        match list {
-            Some(set) => in_set(one, set),
-            None => alone(one),
+    let mut words = Vec::new();
+    let mut asked = None;
+    for (at, one) in rule.matches.iter().enumerate() {
+        // The table sees both families: which one it is comes before its header, and once.
+        if let Some(family) = family(one).filter(|family| asked.replace(*family) != Some(*family)) {
+            words.extend([Word::Load(Field::NetworkProtocol), equal([nfproto(family)])]);
         }
-    })
-    .collect()
+        words.extend(match lists.iter().find(|list| list.at == at) {
+            Some(list) => in_set(one, list.name.clone().into_owned()),
+            None => alone(one),
+        });
+    }
+    words
+}
+
+fn family(one: &Match) -> Option<Family> {
+    match one {
+        Match::Family(family) => Some(*family),
+        Match::Source(_, nets) | Match::Destination(_, nets) => Some(nets.family()),
+        _ => None,
+    }
 }
 
 /// A list of several values: load what it is about, look it up.
@@ -44,10 +56,9 @@ fn in_set(one: &Match, set: String) -> Vec<Word> {
 /// A single value: load what it is about, compare.
 fn alone(one: &Match) -> Vec<Word> {
     match one {
-        Match::Family(family) => vec![Word::Load(Field::NetworkProtocol), equal([nfproto(*family)])],
         Match::Protocol(Protocol::Tcp) => vec![Word::Load(Field::TransportProtocol), equal([TCP])],
         Match::Protocol(Protocol::Udp) => vec![Word::Load(Field::TransportProtocol), equal([UDP])],
-        Match::Protocol(Protocol::TcpOrUdp) => Vec::new(),
+        Match::Family(_) | Match::Protocol(Protocol::TcpOrUdp) => Vec::new(),
         Match::InInterface(names) | Match::OutInterface(names) => interface(one, names),
         Match::Source(is, nets) => network(SOURCE, *is, nets),
         Match::Destination(is, nets) => network(DESTINATION, *is, nets),
@@ -61,7 +72,7 @@ fn alone(one: &Match) -> Vec<Word> {
     }
 }
 
-/// What has to be loaded for a match, and what has to be asked before it may be.
+/// What has to be loaded for a match.
 fn about(one: &Match) -> Vec<Word> {
     let transport = |offset| vec![Word::Load(Field::Transport { offset, length: 2 })];
     match one {
@@ -82,17 +93,13 @@ fn about(one: &Match) -> Vec<Word> {
 const SOURCE: [u32; 2] = [12, 8];
 const DESTINATION: [u32; 2] = [16, 24];
 
-/// The address itself, after making sure that there is one: the table sees both families.
+/// The address, or as many bytes of it.
 fn address([v4, v6]: [u32; 2], family: Family, length: Option<u32>) -> Vec<Word> {
     let (offset, whole) = match family {
         Family::V4 => (v4, 4),
         Family::V6 => (v6, 16),
     };
-    vec![
-        Word::Load(Field::NetworkProtocol),
-        equal([nfproto(family)]),
-        Word::Load(Field::Network { offset, length: length.unwrap_or(whole) }),
-    ]
+    vec![Word::Load(Field::Network { offset, length: length.unwrap_or(whole) })]
 }
 
 fn network(place: [u32; 2], is: Is, nets: &Networks) -> Vec<Word> {
@@ -106,17 +113,22 @@ fn network(place: [u32; 2], is: Is, nets: &Networks) -> Vec<Word> {
             None => return Vec::new(),
         },
     };
-    let mut words = address(place, nets.family(), None);
-    if usize::from(prefix) != value.len() * 8 {
-        words.push(Word::Mask(mask(prefix, value.len())));
+    // A prefix of whole bytes is compared with as many, any other is cut out with a mask.
+    let whole = usize::from(prefix / 8);
+    if prefix > 0 && prefix.is_multiple_of(8) {
+        let mut words = address(place, nets.family(), u32::try_from(whole).ok());
+        words.push(compare(is, value[..whole].to_vec()));
+        return words;
     }
+    let mut words = address(place, nets.family(), None);
+    words.push(Word::Mask(mask(prefix, value.len())));
     words.push(compare(is, value));
     words
 }
 
 fn mask(prefix: u8, length: usize) -> Vec<u8> {
-    let bits = usize::from(prefix);
-    (0..length * 8).step_by(8).map(|at| !(0xff_u32 >> bits.saturating_sub(at).min(8)) as u8).collect()
+    let ones = |byte: usize| u32::from(prefix).saturating_sub(8 * u32::try_from(byte).unwrap()).min(8);
+    (0..length).map(|byte| 0xff_u8.checked_shr(ones(byte)).map_or(0xff, |zeros| !zeros)).collect()
 }
 
 fn interface(one: &Match, names: &BTreeSet<InterfaceName>) -> Vec<Word> {
