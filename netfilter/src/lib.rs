@@ -24,4 +24,5 @@ mod netlink;
 pub mod nft;
 pub mod policy;
 pub mod ruleset;
+pub mod show;
 pub mod trace;

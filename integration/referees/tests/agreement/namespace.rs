@@ -34,11 +34,12 @@ pub(crate) fn commit(batch: &[u8]) -> Result<(), String> {
     // Long lists make long batches, and every message of theirs asks for an answer. What may not be
     // forced (in a user namespace) is asked for; what then is too long fails below.
     const ROOM: usize = 4 << 20;
-    setsockopt(&kernel, sockopt::SndBufForce, &ROOM)
-        .and_then(|()| setsockopt(&kernel, sockopt::RcvBufForce, &ROOM))
-        .or_else(|_| setsockopt(&kernel, sockopt::SndBuf, &ROOM))
-        .and_then(|()| setsockopt(&kernel, sockopt::RcvBuf, &ROOM))
-        .unwrap();
+    let forced = setsockopt(&kernel, sockopt::SndBufForce, &ROOM)
+        .and_then(|()| setsockopt(&kernel, sockopt::RcvBufForce, &ROOM));
+    let asked = || {
+        setsockopt(&kernel, sockopt::SndBuf, &ROOM).and_then(|()| setsockopt(&kernel, sockopt::RcvBuf, &ROOM))
+    };
+    forced.or_else(|_| asked()).unwrap();
     let sent = sendto(kernel.as_raw_fd(), batch, &NetlinkAddr::new(0, 0), MsgFlags::empty());
     assert_eq!(sent, Ok(batch.len()), "a batch goes whole or not at all");
     // All answers are queued when the sending is done.
