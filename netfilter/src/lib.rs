@@ -19,6 +19,7 @@
 //! - Nothing that is not ours is read in order to be changed, changed, or removed.
 
 pub mod compile;
+pub mod iptables;
 pub mod policy;
 pub mod ruleset;
 pub mod show;
