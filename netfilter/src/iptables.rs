@@ -6,6 +6,7 @@
 mod error;
 mod expand;
 mod holding;
+mod inventory;
 mod layout;
 mod networks;
 mod programs;
@@ -21,8 +22,10 @@ pub use error::IptablesError;
 pub use programs::Variant;
 pub use save::SaveError;
 
+use crate::backend::{Backend, BackendError, Inventory};
 use crate::ruleset::{Family, Ruleset};
 use holding::Holdings;
+use inventory::inventory;
 use layout::FAMILIES;
 use programs::{DIRECTORIES, Programs};
 use restore::{render, transaction};
@@ -86,7 +89,7 @@ impl Iptables {
     }
 
     fn apply_rules(&self, rules: &Ruleset) -> Result<(), IptablesError> {
-        let wanted: PerFamily = FAMILIES.into_iter().map(|family| (family, render(rules, family))).collect();
+        let wanted = wanted_by(rules);
         self.at_work(|session| {
             let found = session.ours_alone()?;
             // Two families are two transactions: when one is refused everything is taken back.
@@ -142,6 +145,32 @@ impl Iptables {
         });
         done.map_err(IptablesError::NoThread)?
     }
+}
+
+impl Backend for Iptables {
+    fn name(&self) -> &'static str {
+        self.variant.name()
+    }
+
+    fn apply(&self, rules: &Ruleset) -> Result<(), BackendError> {
+        Ok(self.apply_rules(rules)?)
+    }
+
+    fn remove(&self) -> Result<(), BackendError> {
+        Ok(self.remove_rules()?)
+    }
+
+    fn inspect(&self) -> Result<Inventory, BackendError> {
+        Ok(self.at_work(|session| Ok(inventory(&session.ours()?)))?)
+    }
+
+    fn wanted(&self, rules: &Ruleset) -> Inventory {
+        inventory(&wanted_by(rules))
+    }
+}
+
+fn wanted_by(rules: &Ruleset) -> PerFamily {
+    FAMILIES.into_iter().map(|family| (family, render(rules, family))).collect()
 }
 
 /// The restore input that writes the rules of `family` where nothing of ours is; empty when that

@@ -18,6 +18,7 @@
 //! - The namespace holds either all of the rules or none of them.
 //! - Nothing that is not ours is read in order to be changed, changed, or removed.
 
+pub mod backend;
 pub mod compile;
 pub mod iptables;
 pub mod policy;

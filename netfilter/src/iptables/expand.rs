@@ -107,29 +107,27 @@ impl<'a> Shape<'a> {
 
     fn choices(self) -> Vec<Vec<Token>> {
         let mut drafts = vec![Vec::new()];
-        drafts = times(drafts, addresses(self.source, Token::Source));
-        drafts = times(drafts, addresses(self.destination, Token::Destination));
-        drafts = times(drafts, interfaces(self.arrives_by, Token::InInterface));
-        drafts = times(drafts, interfaces(self.leaves_by, Token::OutInterface));
-        drafts = match self.protocols {
-            None => drafts,
-            Some(protocols) => protocols
-                .into_iter()
-                .flat_map(|protocol| {
-                    let drafts = times(drafts.clone(), vec![Some(Token::Protocol(protocol))]);
-                    self.ports.iter().fold(drafts, |drafts, (end, is, set)| {
-                        times(drafts, port_choices(protocol, *end, *is, set))
-                    })
+        drafts = times(&drafts, &addresses(self.source, Token::Source));
+        drafts = times(&drafts, &addresses(self.destination, Token::Destination));
+        drafts = times(&drafts, &interfaces(self.arrives_by, Token::InInterface));
+        drafts = times(&drafts, &interfaces(self.leaves_by, Token::OutInterface));
+        if let Some(protocols) = self.protocols {
+            let with = |protocol| {
+                let drafts = times(&drafts, &[Some(Token::Protocol(protocol))]);
+                self.ports.iter().fold(drafts, |drafts, (end, is, set)| {
+                    times(&drafts, &port_choices(protocol, *end, *is, set))
                 })
-                .collect(),
-        };
-        let others = self.others.into_iter();
-        others.fold(drafts, |drafts, any| times(drafts, any.into_iter().map(Some).collect()))
+            };
+            drafts = protocols.into_iter().flat_map(with).collect();
+        }
+        self.others
+            .into_iter()
+            .fold(drafts, |drafts, any| times(&drafts, &any.into_iter().map(Some).collect::<Vec<_>>()))
     }
 }
 
 /// Every draft with every choice; the choice of nothing leaves a draft as it is.
-fn times(drafts: Vec<Vec<Token>>, choices: Vec<Option<Token>>) -> Vec<Vec<Token>> {
+fn times(drafts: &[Vec<Token>], choices: &[Option<Token>]) -> Vec<Vec<Token>> {
     let with = |draft: &Vec<Token>, choice: &Option<Token>| {
         draft.iter().cloned().chain(choice.clone()).collect::<Vec<_>>()
     };

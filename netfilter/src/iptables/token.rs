@@ -108,18 +108,18 @@ impl Token {
             Self::OutInterface(name) => basic(words, Is::In, "-o", name.as_str()),
             Self::Protocol(protocol) => basic(words, Is::In, "-p", protocol.word()),
             Self::Port(protocol, end, is, range) => {
-                test(words, protocol.word(), *is, flag(*end), &ports(*range));
+                test(words, protocol.word(), *is, [flag(*end), &ports(*range)]);
             }
             Self::Ports(end, is, ranges) => {
                 let list = ranges.iter().copied().map(ports).collect::<Vec<_>>().join(",");
-                test(words, "multiport", *is, &format!("{}s", flag(*end)), &list);
+                test(words, "multiport", *is, [&format!("{}s", flag(*end)), &list]);
             }
-            Self::Uid(id) => test(words, "owner", Is::In, "--uid-owner", &id.to_string()),
-            Self::Gid(id) => test(words, "owner", Is::In, "--gid-owner", &id.to_string()),
-            Self::Mark(is, mark) => test(words, "mark", *is, "--mark", &format!("{mark:#x}")),
-            Self::ConnectionMark(mark) => test(words, "connmark", Is::In, "--mark", &format!("{mark:#x}")),
-            Self::State(state) => test(words, "conntrack", Is::In, "--ctstate", state_words(*state)),
-            Self::Comment(id) => test(words, "comment", Is::In, "--comment", id.0),
+            Self::Uid(id) => test(words, "owner", Is::In, ["--uid-owner", &id.to_string()]),
+            Self::Gid(id) => test(words, "owner", Is::In, ["--gid-owner", &id.to_string()]),
+            Self::Mark(is, mark) => test(words, "mark", *is, ["--mark", &format!("{mark:#x}")]),
+            Self::ConnectionMark(mark) => test(words, "connmark", Is::In, ["--mark", &format!("{mark:#x}")]),
+            Self::State(state) => test(words, "conntrack", Is::In, ["--ctstate", state_words(*state)]),
+            Self::Comment(id) => test(words, "comment", Is::In, ["--comment", id.0]),
         }
     }
 
@@ -142,7 +142,7 @@ fn basic(words: &mut Words, is: Is, option: &str, value: &str) {
     push(words, &[option, value]);
 }
 
-fn test(words: &mut Words, module: &str, is: Is, option: &str, value: &str) {
+fn test(words: &mut Words, module: &str, is: Is, [option, value]: [&str; 2]) {
     push(words, &["-m", module]);
     invert(words, is);
     push(words, &[option, value]);
