@@ -1,1 +1,7 @@
-//! Being built.
+//! What the tests of real packets stand on: recorded flows, the network they were recorded in, and
+//! the making of one connection after the other. The tests themselves are in `tests/`.
+
+pub mod foretell;
+pub mod run;
+pub mod topology;
+pub mod vectors;
