@@ -26,7 +26,10 @@ impl Session<'_> {
         let Some(programs) = self.programs.of(family).filter(|_| self.has_tables(family)) else {
             return Ok(Saved::default());
         };
-        let answer = self.run(&programs.save, &["-c".to_owned()], "")?;
+        // Anybody with capabilities may read; from inside the user namespace /proc may not let us
+        // (its files belong to whom that namespace's root was when the network namespace was made).
+        let outside = Conditions { user_namespace: None, ..self.conditions };
+        let answer = accepted(&programs.save, outside.run(&programs.save, &["-c".to_owned()], "")?, "")?;
         save::parse(&answer.stdout)
             .map_err(|source| IptablesError::Unreadable { program: programs.save.path.clone(), source })
     }
@@ -62,7 +65,8 @@ impl Session<'_> {
             // Whole seconds; a wait that outlasts the deadline is ended by it.
             arguments.extend(["-w".to_owned(), self.conditions.time_left().as_secs().max(1).to_string()]);
         }
-        self.run(&programs.restore, &arguments, &text).map(drop)
+        let answer = self.conditions.run(&programs.restore, &arguments, &text)?;
+        accepted(&programs.restore, answer, &text).map(drop)
     }
 
     /// Makes what is there what was there before, as far as that may be written.
@@ -99,19 +103,19 @@ impl Session<'_> {
         let names = std::fs::read_to_string(list).unwrap_or_default();
         names.lines().any(|name| TABLES.iter().any(|stage| stage.table() == name))
     }
+}
 
-    fn run(&self, program: &Program, arguments: &[String], input: &str) -> Result<Answer, IptablesError> {
-        let answer = self.conditions.run(program, arguments, input)?;
-        if answer.status.success() {
-            return Ok(answer);
-        }
-        Err(IptablesError::Failed {
-            program: program.path.clone(),
-            status: answer.status,
-            rule: rule_at(&answer.stderr, input),
-            stderr: essence(&answer.stderr),
-        })
+/// The answer, when it is not a refusal.
+fn accepted(program: &Program, answer: Answer, input: &str) -> Result<Answer, IptablesError> {
+    if answer.status.success() {
+        return Ok(answer);
     }
+    Err(IptablesError::Failed {
+        program: program.path.clone(),
+        status: answer.status,
+        rule: rule_at(&answer.stderr, input),
+        stderr: essence(&answer.stderr),
+    })
 }
 
 /// The rule in the line of `input` that the program complains about ("line 12 failed").
