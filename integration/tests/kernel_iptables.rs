@@ -66,6 +66,13 @@ fn there(backend: &Iptables, rules: &Ruleset) -> Inventory {
     found
 }
 
+fn refusal(backend: &Iptables, rules: &Ruleset) -> IptablesError {
+    match backend.apply(rules) {
+        Err(BackendError::Iptables(error)) => error,
+        other => panic!("{other:?}"),
+    }
+}
+
 fn names_nothing_of_ours(text: &str) -> bool {
     !text.contains("ISTIO_") && !text.contains("GYBE")
 }
@@ -274,8 +281,7 @@ fn f16_when_ipv6_is_refused_halfway_both_families_are_as_they_were() {
             let backend = Iptables::find(variant).unwrap();
             backend.apply(&first).unwrap();
             let before = save(variant);
-            let error = programs.backend(variant).apply(&second).unwrap_err();
-            let BackendError::Iptables(error) = error;
+            let error = refusal(&programs.backend(variant), &second);
             assert!(matches!(&error, IptablesError::PutBack { family: Family::V6, .. }), "{error:?}");
             assert!(std::error::Error::source(&error).unwrap().to_string().contains("no more"));
             assert_eq!(save(variant), before);
@@ -295,7 +301,7 @@ fn a_failure_that_cannot_be_undone_names_both_failures_and_the_next_apply_repair
             let rules = ruleset("dns-all-tproxy-dual");
             let backend = Iptables::find(variant).unwrap();
             backend.apply(&ruleset("inject-default-dual")).unwrap();
-            let BackendError::Iptables(error) = programs.backend(variant).apply(&rules).unwrap_err();
+            let error = refusal(&programs.backend(variant), &rules);
             assert!(matches!(&error, IptablesError::HalfWritten { family: Family::V4, .. }), "{error:?}");
             assert!(error.to_string().contains("no more") && error.hint().unwrap().contains("apply again"));
             backend.apply(&rules).unwrap();
@@ -312,7 +318,7 @@ fn a_program_that_does_not_end_is_killed_and_named() {
         in_new_namespace(|| {
             let backend = programs.backend(variant).with_deadline(Duration::from_millis(300));
             let start = Instant::now();
-            let BackendError::Iptables(error) = backend.apply(&ruleset("inject-default-dual")).unwrap_err();
+            let error = refusal(&backend, &ruleset("inject-default-dual"));
             let cause = std::error::Error::source(&error).unwrap().to_string();
             assert!(cause.contains("iptables") && cause.contains("killed"), "{cause}");
             assert!(start.elapsed() < Duration::from_secs(5));
@@ -344,8 +350,7 @@ fn programs_see_no_users_and_the_host_still_does() {
     let look = "cat /etc/passwd /etc/group /etc/nsswitch.conf | wc -c >&2; exit 1";
     let programs = Programs::with(Variant::Nft, "iptables-nft-restore", look);
     in_new_namespace(|| {
-        let BackendError::Iptables(error) =
-            programs.backend(Variant::Nft).apply(&ruleset("inject-default-dual")).unwrap_err();
+        let error = refusal(&programs.backend(Variant::Nft), &ruleset("inject-default-dual"));
         let cause = std::error::Error::source(&error).unwrap().to_string();
         assert!(cause.ends_with(": 0"), "{cause}");
         assert!(std::fs::metadata("/etc/passwd").unwrap().len() > 0);

@@ -11,6 +11,7 @@ pub use inventory::{Inventory, Item, Part, PartKind};
 pub use memory::Memory;
 
 use crate::iptables::IptablesError;
+use crate::nft::NftError;
 use crate::ruleset::Ruleset;
 
 /// Writes, removes and reads our rules in the network namespace of the calling thread.
@@ -43,7 +44,10 @@ pub trait Backend: Send + Sync {
 /// Why a backend could not do what it was asked.
 #[derive(Debug, thiserror::Error)]
 pub enum BackendError {
-    /// iptables programs.
+    /// nftables over netlink.
+    #[error(transparent)]
+    Nft(#[from] NftError),
+    /// The iptables programs.
     #[error(transparent)]
     Iptables(#[from] IptablesError),
 }
@@ -52,6 +56,7 @@ impl BackendError {
     /// What would help, where that is known.
     pub fn hint(&self) -> Option<String> {
         match self {
+            Self::Nft(error) => error.hint(),
             Self::Iptables(error) => error.hint(),
         }
     }

@@ -21,6 +21,8 @@
 pub mod backend;
 pub mod compile;
 pub mod iptables;
+mod netlink;
+pub mod nft;
 pub mod policy;
 pub mod ruleset;
 pub mod show;
