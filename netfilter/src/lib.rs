@@ -4,10 +4,10 @@
 //!              RedirectPolicy            a wish: names no chain
 //!                    │ compile           rule order is decided there and nowhere else
 //!                 Ruleset                rules: name no tool
-//!       ┌────────────┼────────────┐
-//!    nft batch   nft text      trace     bytes, text, and an imaginary packet's way
-//!       │
-//!    Backend::apply                      one transaction in the calling thread's namespace
+//!       ┌─────────────┬┴───────────┬────────────┐
+//!    nft batch   restore text   nft text      trace     bytes, text, an imaginary packet's way
+//!       │             │
+//!       └─ Backend::apply                               in the calling thread's namespace
 //! ```
 //!
 //! What is promised, for the namespace a policy was applied to:
