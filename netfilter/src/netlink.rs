@@ -3,6 +3,7 @@
 //! Knows neither nftables nor routes. `nft` and `routes` put their own messages into it.
 
 pub(crate) mod attr;
+pub(crate) mod list;
 pub(crate) mod message;
 pub(crate) mod reply;
 pub(crate) mod socket;

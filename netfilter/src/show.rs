@@ -68,7 +68,7 @@ fn clause(m: &Match, before: Option<&Match>, set: Option<&NamedList<'_>>) -> Str
         Match::Family(Family::V6) => "meta nfproto ipv6".into(),
         Match::Protocol(Protocol::Tcp) => "meta l4proto tcp".into(),
         Match::Protocol(Protocol::Udp) => "meta l4proto udp".into(),
-        // Spelled out in place: behind a named set nft 1.0.6 refuses `redirect to`.
+        // No list with a name: see `ruleset/lists.rs`.
         Match::Protocol(Protocol::TcpOrUdp) => "meta l4proto { tcp, udp }".into(),
         Match::InInterface(names) => compare("iifname", Is::In, set, interfaces(names)),
         Match::OutInterface(names) => compare("oifname", Is::In, set, interfaces(names)),
@@ -113,7 +113,6 @@ fn verdict(rule: &Rule) -> String {
 
 fn set(list: &NamedList<'_>) -> String {
     let (kind, elements) = match list.elements {
-        Elements::TcpAndUdp => return String::new(),
         Elements::Ports(ports) => ("type inet_service; flags interval;", joined(ports.ranges())),
         Elements::V4(nets) => ("type ipv4_addr; flags interval;", joined(v4_ranges(nets).iter().map(range))),
         Elements::V6(nets) => ("type ipv6_addr; flags interval;", joined(v6_ranges(nets).iter().map(range))),

@@ -3,8 +3,9 @@
 //! Pure. Sending it is `socket`'s affair; nothing here opens, reads or decides anything.
 
 use super::chain::Base;
+use super::set::{self, tcp_and_udp};
 use super::uapi::*;
-use super::{TABLE, expr, set};
+use super::{TABLE, expr};
 use crate::netlink::attr::{Attributes, Writer};
 use crate::netlink::message::{ACK, APPEND, CREATE, EXCLUSIVE, HEADER, Header, Messages, REQUEST};
 use crate::ruleset::{Chain, ChainName, NamedList, Rule, RuleId, Ruleset};
@@ -100,7 +101,7 @@ impl Batch {
     /// Never in practice: all its lengths are constant.
     pub fn remove() -> Result<Self, TooLong> {
         let mut draft = Draft::with_capacity(256);
-        draft.add(NFT_MSG_DELTABLE, 0, Object::Table, |w| w.text(NFTA_TABLE_NAME, TABLE));
+        draft.add((NFT_MSG_DELTABLE, 0), Object::Table, |w| w.text(NFTA_TABLE_NAME, TABLE));
         draft.close(true)
     }
 
@@ -144,6 +145,8 @@ struct Draft {
     objects: Vec<Object>,
     /// Where the last message begins.
     last: usize,
+    /// Sets so far: each has a number of its own in the batch.
+    sets: u32,
 }
 
 impl Draft {
@@ -155,10 +158,10 @@ impl Draft {
     fn with_capacity(capacity: usize) -> Self {
         let mut out = Writer::with_capacity(capacity);
         frame(&mut out, NFNL_MSG_BATCH_BEGIN, 0);
-        Self { out, objects: vec![Object::Transaction], last: 0 }
+        Self { out, objects: vec![Object::Transaction], last: 0, sets: 0 }
     }
 
-    fn add(&mut self, kind: u16, flags: u16, object: Object, body: impl FnOnce(&mut Writer)) {
+    fn add(&mut self, (kind, flags): (u16, u16), object: Object, body: impl FnOnce(&mut Writer)) {
         self.last = self.out.len();
         let sequence = u32::try_from(self.objects.len()).unwrap_or(u32::MAX);
         let header = Header { kind: NFNL_SUBSYS_NFTABLES << 8 | kind, flags: REQUEST | flags, sequence };
@@ -169,12 +172,12 @@ impl Draft {
     fn table(&mut self, start: Start) {
         let name = |w: &mut Writer| w.text(NFTA_TABLE_NAME, TABLE);
         match start {
-            Start::Fresh => self.add(NFT_MSG_NEWTABLE, CREATE | EXCLUSIVE, Object::Table, name),
+            Start::Fresh => self.add((NFT_MSG_NEWTABLE, CREATE | EXCLUSIVE), Object::Table, name),
             Start::Replace => {
                 // Made first, so that taking it away cannot fail for want of it.
-                self.add(NFT_MSG_NEWTABLE, CREATE, Object::Table, name);
-                self.add(NFT_MSG_DELTABLE, 0, Object::Table, name);
-                self.add(NFT_MSG_NEWTABLE, CREATE | EXCLUSIVE, Object::Table, name);
+                self.add((NFT_MSG_NEWTABLE, CREATE), Object::Table, name);
+                self.add((NFT_MSG_DELTABLE, 0), Object::Table, name);
+                self.add((NFT_MSG_NEWTABLE, CREATE | EXCLUSIVE), Object::Table, name);
             }
         }
     }
@@ -184,8 +187,8 @@ impl Draft {
         for chain in &rules.chains {
             self.chain(chain.name);
         }
-        for (list, id) in rules.lists().iter().zip(1..) {
-            self.set(list, id);
+        for list in &rules.lists() {
+            self.set(list);
         }
         for chain in &rules.chains {
             self.rules(chain);
@@ -193,7 +196,7 @@ impl Draft {
     }
 
     fn chain(&mut self, name: ChainName) {
-        self.add(NFT_MSG_NEWCHAIN, CREATE, Object::Chain(name), |w| {
+        self.add((NFT_MSG_NEWCHAIN, CREATE), Object::Chain(name), |w| {
             w.text(NFTA_CHAIN_TABLE, TABLE);
             w.text(NFTA_CHAIN_NAME, name.as_str());
             if let Some(base) = Base::of(name) {
@@ -202,23 +205,41 @@ impl Draft {
         });
     }
 
-    fn set(&mut self, list: &NamedList<'_>, id: u32) {
+    fn set(&mut self, list: &NamedList<'_>) {
+        let id = self.new_set();
         let name = || list.name.clone().into_owned();
-        self.add(NFT_MSG_NEWSET, CREATE, Object::Set(name()), |w| set::describe(w, list, id));
+        self.add((NFT_MSG_NEWSET, CREATE), Object::Set(name()), |w| set::describe(w, list, id));
         for portion in set::portions(list) {
-            self.add(NFT_MSG_NEWSETELEM, CREATE, Object::Elements(name()), |w| portion.write(w, &list.name));
+            self.add((NFT_MSG_NEWSETELEM, CREATE), Object::Elements(name()), |w| {
+                portion.write(w, &list.name);
+            });
         }
     }
 
     fn rules(&mut self, chain: &Chain) {
         for rule in &chain.rules {
-            self.add(NFT_MSG_NEWRULE, CREATE | APPEND, Object::Rule(rule.id, chain.name), |w| {
+            let unnamed = expr::needs_unnamed(rule).then(|| self.unnamed_set(rule, chain.name));
+            self.add((NFT_MSG_NEWRULE, CREATE | APPEND), Object::Rule(rule.id, chain.name), |w| {
                 w.text(NFTA_RULE_TABLE, TABLE);
                 w.text(NFTA_RULE_CHAIN, chain.name.as_str());
-                w.nested(NFTA_RULE_EXPRESSIONS, |w| expr::write(w, rule));
+                w.nested(NFTA_RULE_EXPRESSIONS, |w| expr::write(w, rule, unnamed));
                 comment(w, rule);
             });
         }
+    }
+
+    /// Makes the set of a rule's own and gives its number.
+    fn unnamed_set(&mut self, rule: &Rule, chain: ChainName) -> u32 {
+        let id = self.new_set();
+        let object = || Object::Rule(rule.id, chain);
+        self.add((NFT_MSG_NEWSET, CREATE), object(), |w| tcp_and_udp::describe(w, id));
+        self.add((NFT_MSG_NEWSETELEM, CREATE), object(), |w| tcp_and_udp::fill(w, id));
+        id
+    }
+
+    fn new_set(&mut self) -> u32 {
+        self.sets += 1;
+        self.sets
     }
 
     fn close(mut self, commit: bool) -> Result<Batch, TooLong> {

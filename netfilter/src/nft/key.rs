@@ -33,7 +33,6 @@ impl KeyType {
     /// The type of that list's keys.
     pub(super) fn of(elements: &Elements<'_>) -> Self {
         match elements {
-            Elements::TcpAndUdp => Self::Protocol,
             Elements::Ports(_) => Self::Port,
             Elements::V4(_) => Self::V4,
             Elements::V6(_) => Self::V6,
@@ -126,7 +125,9 @@ pub(super) fn number(bytes: &[u8]) -> u128 {
 }
 
 impl Range {
-    fn one(key: u128) -> Self {
+    /// The one key with these bytes.
+    pub(super) fn one(bytes: &[u8]) -> Self {
+        let key = number(bytes);
         Self { first: key, last: key }
     }
 
@@ -147,9 +148,7 @@ impl Range {
 pub(super) fn ranges(elements: &Elements<'_>) -> Vec<Range> {
     let shift = KeyType::of(elements).shift();
     let between = |first: u128, last: u128| Range { first: first << shift, last: last << shift };
-    let single = |bytes: &[u8]| Range::one(number(bytes));
     let mut all: Vec<Range> = match elements {
-        Elements::TcpAndUdp => [value::TCP, value::UDP].map(|protocol| single(&[protocol])).to_vec(),
         Elements::Ports(ports) => {
             let bounds = ports.ranges().iter().map(|range| range.bounds());
             bounds.map(|(first, last)| between(first.into(), last.into())).collect()
@@ -162,8 +161,10 @@ pub(super) fn ranges(elements: &Elements<'_>) -> Vec<Range> {
             let ranges = v6_ranges(nets).into_iter();
             ranges.map(|r| between(r.start().to_bits(), r.end().to_bits())).collect()
         }
-        Elements::Uids(ids) | Elements::Gids(ids) => ids.iter().map(|id| single(&id.to_ne_bytes())).collect(),
-        Elements::Interfaces(names) => names.iter().map(|name| single(&value::interface(name))).collect(),
+        Elements::Uids(ids) | Elements::Gids(ids) => {
+            ids.iter().map(|id| Range::one(&id.to_ne_bytes())).collect()
+        }
+        Elements::Interfaces(names) => names.iter().map(|name| Range::one(&value::interface(name))).collect(),
     };
     all.sort_unstable();
     all
