@@ -55,16 +55,30 @@ impl Flow {
     }
 }
 
-/// Makes all connections of `flows` and returns those whose fate is not the recorded one.
+/// When to stop.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Until {
+    /// When every connection was made.
+    TheEnd,
+    /// When one has ended otherwise than recorded.
+    ADifference,
+}
+
+/// Makes the connections of `flows` and returns those whose fate is not the recorded one.
 ///
 /// They are made in order, because a few share one five-tuple. Those that nobody should answer are
 /// waited for beside the others.
 ///
 /// # Errors
 /// When a connection could not be made as it was recorded.
-pub fn differences(topology: &Topology, flows: &[Flow], rules: Rules) -> Result<Vec<Difference>, CallError> {
+pub fn differences(
+    topology: &Topology,
+    flows: &[Flow],
+    rules: Rules,
+    until: Until,
+) -> Result<Vec<Difference>, CallError> {
+    let silent = |flow: &&Flow| *flow.wanted(rules) == Fate::Timeout;
     thread::scope(|scope| {
-        let silent = |flow: &&Flow| *flow.wanted(rules) == Fate::Timeout;
         let waiting: Vec<_> = flows
             .iter()
             .filter(silent)
@@ -74,6 +88,9 @@ pub fn differences(topology: &Topology, flows: &[Flow], rules: Rules) -> Result<
         let mut found = Vec::new();
         for flow in flows.iter().filter(|flow| !silent(flow)) {
             found.extend(check(topology, flow, rules, None)?);
+            if until == Until::ADifference && !found.is_empty() {
+                break;
+            }
         }
         for thread in waiting {
             found.extend(thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?);

@@ -109,12 +109,12 @@ pub enum VectorError {
     },
 }
 
-/// All vectors, by name.
+/// All recorded vectors, by name.
 ///
 /// # Errors
 /// When one of them cannot be read.
-pub fn all() -> Result<Vec<Vector>, VectorError> {
-    let directory = PathBuf::from(DIRECTORY);
+pub fn recorded() -> Result<Vec<Vector>, VectorError> {
+    let directory = PathBuf::from(DIRECTORY).join("flows");
     let unreadable = |source| VectorError::Unreadable { path: directory.clone(), source };
     let mut files = Vec::new();
     for entry in fs::read_dir(&directory).map_err(unreadable)? {
@@ -128,12 +128,28 @@ pub fn all() -> Result<Vec<Vector>, VectorError> {
     files.iter().map(|path| read(path)).collect()
 }
 
+/// All recorded vectors, each with the further flows there are for its policy.
+///
+/// # Errors
+/// When one of them cannot be read.
+pub fn all() -> Result<Vec<Vector>, VectorError> {
+    let path = PathBuf::from(DIRECTORY).join("further.json");
+    let further: Vec<WrittenFurther> = json(&path)?;
+    let mut vectors = recorded()?;
+    for vector in &mut vectors {
+        for more in further.iter().filter(|more| more.policies.contains(&vector.name)) {
+            vector.flows.extend(parse(&path, more.flows.clone())?);
+        }
+    }
+    Ok(vectors)
+}
+
 /// What becomes of every flow when there are no rules.
 ///
 /// # Errors
 /// When the file cannot be read.
 pub fn without_rules() -> Result<BTreeMap<String, Fate>, VectorError> {
-    let path = Path::new(DIRECTORY).join("_no_rules.json");
+    let path = Path::new(DIRECTORY).join("flows/_no_rules.json");
     let fates: BTreeMap<String, String> = json(&path)?;
     let fate = |id: String, text: String| match text.parse() {
         Ok(fate) => Ok((id, fate)),
@@ -143,7 +159,7 @@ pub fn without_rules() -> Result<BTreeMap<String, Fate>, VectorError> {
 }
 
 /// Seen from the package's directory, where cargo runs tests: `as-user.sh` moves the whole checkout.
-const DIRECTORY: &str = "vectors/rules/flows";
+const DIRECTORY: &str = "vectors/rules";
 
 fn read(path: &Path) -> Result<Vector, VectorError> {
     let written: WrittenVector = json(path)?;
@@ -151,12 +167,16 @@ fn read(path: &Path) -> Result<Vector, VectorError> {
     let file = PolicyFile::from_entries(&written.options)
         .map_err(|source| VectorError::Options { path: path.clone(), source })?;
     let policy = file.policy(&[]).map_err(|source| VectorError::Families { path: path.clone(), source })?;
+    let flows = parse(&path, written.flows)?;
+    Ok(Vector { name: written.name, policy, flows })
+}
+
+fn parse(path: &Path, flows: Vec<WrittenFlow>) -> Result<Vec<Flow>, VectorError> {
     let flow = |flow: WrittenFlow| {
         let id = flow.id.clone();
-        flow.parse().map_err(|source| VectorError::Fate { path: path.clone(), id, source })
+        flow.parse().map_err(|source| VectorError::Fate { path: path.to_owned(), id, source })
     };
-    let flows = written.flows.into_iter().map(flow).collect::<Result<_, _>>()?;
-    Ok(Vector { name: written.name, policy, flows })
+    flows.into_iter().map(flow).collect()
 }
 
 fn json<T: for<'a> Deserialize<'a>>(path: &Path) -> Result<T, VectorError> {
@@ -173,7 +193,14 @@ struct WrittenVector {
     flows: Vec<WrittenFlow>,
 }
 
+/// Flows of our own making, for rules that no recorded flow needs.
 #[derive(Deserialize)]
+struct WrittenFurther {
+    policies: Vec<String>,
+    flows: Vec<WrittenFlow>,
+}
+
+#[derive(Clone, Deserialize)]
 struct WrittenFlow {
     id: String,
     from: Place,
@@ -190,7 +217,7 @@ struct WrittenFlow {
     expect_iptables: Option<String>,
 }
 
-#[derive(Deserialize)]
+#[derive(Clone, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum WrittenTransport {
     Tcp,
