@@ -144,7 +144,10 @@ fn the_namespaces_addresses_decide_about_families() {
         assert!(nowhere.err.contains("has no address but loopback"), "{}", nowhere.err);
     }
     pod.by_hand("ip", "addr add 10.9.9.9/32 dev lo");
+    pod.done("apply --policy -", r#"{"enable_ipv6": true}"#);
     pod.done("apply --policy -", "{}");
+    pod.done("verify --policy -", r#"{"enable_ipv6": false}"#);
+    pod.done("apply --policy -", r#"{"dual_stack": true}"#);
     pod.done("verify --policy -", r#"{"enable_ipv6": false}"#);
     pod.by_hand("ip", "addr add fd00::9/128 dev lo nodad");
     let both = pod.gybe("apply --policy -", "{}");
@@ -152,7 +155,12 @@ fn the_namespaces_addresses_decide_about_families() {
     pod.done("verify --policy -", r#"{"enable_ipv6": false}"#);
     pod.done("apply --policy -", r#"{"dual_stack": true}"#);
     pod.done("verify --policy -", r#"{"enable_ipv6": true}"#);
-    pod.done("trace --policy - out tcp [fd00::9]:80", "{}");
+    pod.done("apply --policy -", r#"{"enable_ipv6": false}"#);
+    assert_eq!(
+        pod.gybe("trace --policy - out tcp [fd00::9]:80", "{}").err,
+        "note: IPv6 is left alone here\n"
+    );
+    pod.done("trace --policy - out tcp [fd00::9]:80", r#"{"dual_stack": true}"#);
     let traced = pod.json("trace --policy - out tcp 10.9.9.9:80 --uid 1337", "{}");
     assert_eq!(traced["packet"]["interface"], "lo");
     assert_eq!(traced["port"], 15006);

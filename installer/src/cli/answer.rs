@@ -3,6 +3,7 @@
 use gybe_netfilter::backend::BackendError;
 use gybe_netfilter::netns::NetnsError;
 use gybe_netfilter::redirection::RedirectionError;
+use gybe_netfilter::routes::RoutesError;
 use serde_json::Value;
 use std::error::Error;
 use std::fmt;
@@ -110,6 +111,12 @@ impl Hinted for NetnsError {
 }
 
 impl Hinted for RedirectionError {
+    fn hint(&self) -> Option<String> {
+        self.hint()
+    }
+}
+
+impl Hinted for RoutesError {
     fn hint(&self) -> Option<String> {
         self.hint()
     }

@@ -43,6 +43,6 @@ impl ApplyArgs {
         let (origin, path, name) = (wish.origin(), there.path(), backend.name());
         let text = format!("{origin} is in force in {path}: {rules} rules, by {name}\n");
         let json = json!({ "applied": true, "backend": name, "rules": rules });
-        Ok(Answer::yes(text, json).noting(place.notes(&policy)))
+        Ok(Answer::yes(text, json).noting(place.notes(&wish, &policy)))
     }
 }

@@ -2,8 +2,10 @@
 
 use super::answer::Failure;
 use clap::{Args, ValueEnum};
-use gybe_netfilter::netns::{self, Netns, NetnsError};
+use gybe_netfilter::compile::PASSTHROUGH_V6;
+use gybe_netfilter::netns::{Netns, NetnsError};
 use gybe_netfilter::policy::Families;
+use gybe_netfilter::routes;
 use std::net::IpAddr;
 use std::path::{Display, Path, PathBuf};
 
@@ -103,11 +105,13 @@ impl<'a> Opened<'a> {
         self.netns.run(work).map_err(cannot_use)
     }
 
-    /// Its addresses, in the kernel's order.
+    /// Its addresses, in the kernel's order, but for the one we give to `lo`: that one says nothing
+    /// about the pod.
     pub(super) fn addresses(&self) -> Result<Vec<IpAddr>, Failure> {
-        let found = self.inside(netns::addresses)?;
-        let cannot = |why| Failure::because(format!("cannot learn the addresses in {}", self.path()), why);
-        Ok(found.map_err(cannot)?.into_iter().map(|address| address.ip).collect())
+        let found = self.inside(routes::addresses)?;
+        let cannot = |why| Failure::hinted(format!("cannot learn the addresses in {}", self.path()), why);
+        let found = found.map_err(cannot)?.into_iter().map(|address| address.ip);
+        Ok(found.filter(|ip| *ip != PASSTHROUGH_V6).collect())
     }
 }
 

@@ -32,7 +32,9 @@ impl VerifyArgs {
         let there = self.netns.open()?;
         let place = Place::Namespace(there.addresses()?);
         let (differences, notes) = match wish.asked(&place, InitContainer::Counts)? {
-            Asked::Redirect(policy) => (differences(&there, &*backend, &policy)?, place.notes(&policy)),
+            Asked::Redirect(policy) => {
+                (differences(&there, &*backend, &policy)?, place.notes(&wish, &policy))
+            }
             Asked::LeaveAlone(reason) => {
                 let note = format!("note: {} is left alone: {reason}", wish.origin());
                 (leftovers(&there, &*backend)?, vec![note])

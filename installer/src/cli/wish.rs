@@ -2,7 +2,7 @@
 
 use super::answer::Failure;
 use super::file;
-use crate::families::{Families, NoAddress};
+use crate::families::{Families, FamilyWish, NoAddress};
 use crate::manifest::{self, PodTemplate};
 use crate::policy_file::PolicyFile;
 use clap::{ArgGroup, Args};
@@ -122,6 +122,14 @@ impl Wish {
         }
     }
 
+    /// Did somebody write down which families are redirected?
+    fn decides_families(&self) -> bool {
+        match self {
+            Self::Policy { file, .. } => matches!(file.families(), FamilyWish::Decided(_)),
+            Self::Pod(_) => false,
+        }
+    }
+
     /// What it comes to at `place`.
     pub(super) fn asked(&self, place: &Place, init: InitContainer) -> Result<Asked, Failure> {
         match self {
@@ -181,9 +189,9 @@ impl Place {
     }
 
     /// What an operator should know who did not say so: IPv6 that passes by the proxy.
-    pub(super) fn notes(&self, policy: &RedirectPolicy) -> Vec<String> {
+    pub(super) fn notes(&self, wish: &Wish, policy: &RedirectPolicy) -> Vec<String> {
         match self {
-            Self::Namespace(addresses) if ipv6_left_alone(policy.families, addresses) => {
+            Self::Namespace(found) if !wish.decides_families() && ipv6_left_alone(policy.families, found) => {
                 vec!["note: the namespace has an IPv6 address, and its IPv6 is left alone".to_owned()]
             }
             _ => Vec::new(),
