@@ -38,7 +38,9 @@ fn in_new_namespace<T: Send>(work: impl FnOnce() -> T + Send) -> T {
 
 /// Runs a shell command in the namespace of this thread and gives what it printed.
 fn sh(command: &str) -> String {
-    let output = Command::new("sh").args(["-c", command]).output().unwrap();
+    let mut sh = Command::new("sh");
+    // The lock that all of them would share is not everybody's to open.
+    let output = sh.args(["-c", command]).env("XTABLES_LOCKFILE", "/proc/self/ns/net").output().unwrap();
     assert!(output.status.success(), "{command}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
 }
@@ -408,24 +410,36 @@ fn programs_see_no_users_and_the_host_still_does() {
 }
 
 /// A network namespace that another user namespace owns, as a pod with `hostUsers: false` has.
-struct UserPod(Child);
+struct UserPod {
+    user_namespace: Child,
+    network_namespace: Child,
+}
+
+/// Starts a program that prints a line when it is where it should be, and ends with its input.
+fn waiting(program: &str, arguments: &[&str]) -> Child {
+    let mut command = Command::new(program);
+    command.args(arguments).args(["sh", "-c", "echo; read _"]);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+    child
+}
 
 impl UserPod {
+    /// In the order of container runtimes: the user namespace gets its ids before the network
+    /// namespace is made, so that this belongs to its root.
     fn new() -> Self {
-        // Prints a line once it is there, and ends with its input.
-        let mut unshare = Command::new("unshare");
-        unshare.args(["--user", "--net", "sh", "-c", "echo; read _"]);
-        let mut child = unshare.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+        let user_namespace = waiting("unshare", &["--user"]);
         for map in ["gid_map", "uid_map"] {
             let ids = "0 2000 1\n1337 1337 1\n";
-            std::fs::write(format!("/proc/{}/{map}", child.id()), ids).unwrap();
+            std::fs::write(format!("/proc/{}/{map}", user_namespace.id()), ids).unwrap();
         }
-        Self(child)
+        let target = user_namespace.id().to_string();
+        let network_namespace = waiting("nsenter", &["--user", "--target", &target, "unshare", "--net"]);
+        Self { user_namespace, network_namespace }
     }
 
     fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
-        let netns = File::open(format!("/proc/{}/ns/net", self.0.id())).unwrap();
+        let netns = File::open(format!("/proc/{}/ns/net", self.network_namespace.id())).unwrap();
         std::thread::scope(|scope| {
             let inside = scope.spawn(move || {
                 setns(netns, CloneFlags::CLONE_NEWNET).unwrap();
@@ -438,8 +452,10 @@ impl UserPod {
 
 impl Drop for UserPod {
     fn drop(&mut self) {
-        self.0.kill().unwrap();
-        self.0.wait().unwrap();
+        for child in [&mut self.network_namespace, &mut self.user_namespace] {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
     }
 }
 

@@ -11,6 +11,7 @@ use super::save::{self, Saved};
 use crate::nft::chains::chains;
 use crate::ruleset::Family;
 use std::collections::BTreeMap;
+use std::io::ErrorKind;
 
 /// What of ours each family holds.
 pub(super) type PerFamily = BTreeMap<Family, Holdings>;
@@ -115,9 +116,11 @@ impl Session<'_> {
             (Variant::Legacy, Family::V4) => "/proc/thread-self/net/ip_tables_names",
             (Variant::Legacy, Family::V6) => "/proc/thread-self/net/ip6_tables_names",
         };
-        // No such file: the kernel has no such tables.
-        let names = std::fs::read_to_string(list).unwrap_or_default();
-        Ok(names.lines().any(|name| TABLES.iter().any(|stage| stage.table() == name)))
+        match std::fs::read_to_string(list) {
+            Ok(names) => Ok(names.lines().any(|name| TABLES.iter().any(|stage| stage.table() == name))),
+            // The kernel has no such tables at all. What else may be the matter the program shall say.
+            Err(error) => Ok(error.kind() != ErrorKind::NotFound),
+        }
     }
 }
 
