@@ -134,3 +134,35 @@ fn programs_see_no_users_and_the_host_still_does() {
         assert!(std::fs::metadata("/etc/passwd").unwrap().len() > 0);
     });
 }
+
+#[test]
+fn missing_ipv6_programs_are_missed_before_anything_is_written() {
+    for variant in VARIANTS {
+        let name = variant.name().trim_start_matches("iptables-");
+        let programs = Programs::with(variant, &format!("ip6tables-{name}-restore"), "");
+        std::fs::remove_file(programs.0.join(format!("ip6tables-{name}-restore"))).unwrap();
+        in_new_namespace(|| {
+            let backend = programs.backend(variant);
+            let error = refusal(&backend, &ruleset("inject-default-dual"));
+            assert!(matches!(&error, IptablesError::ProgramMissing { family: Family::V6, .. }), "{error:?}");
+            assert!(names_nothing_of_ours(&save(variant)));
+            backend.apply(&ruleset("inject-default-v4")).unwrap();
+        });
+    }
+}
+
+#[test]
+fn the_program_of_many_names_does_as_well() {
+    for (variant, multi) in [(Variant::Legacy, "xtables-legacy-multi"), (Variant::Nft, "xtables-nft-multi")] {
+        let place = std::env::temp_dir().join(format!("gybe-{multi}-{}", std::process::id()));
+        std::fs::create_dir(&place).unwrap();
+        let programs = Programs(place);
+        symlink(format!("/usr/sbin/{multi}"), programs.0.join(multi)).unwrap();
+        in_new_namespace(|| {
+            let rules = ruleset("dns-all-tproxy-dual");
+            programs.backend(variant).apply(&rules).unwrap();
+            assert_there(&programs.backend(variant), &rules);
+            assert_there(&patient(variant), &rules);
+        });
+    }
+}
