@@ -116,9 +116,8 @@ fn set(list: &NamedList<'_>) -> String {
         Elements::Ports(ports) => ("type inet_service; flags interval;", joined(ports.ranges())),
         Elements::V4(nets) => ("type ipv4_addr; flags interval;", joined(v4_ranges(nets).iter().map(range))),
         Elements::V6(nets) => ("type ipv6_addr; flags interval;", joined(v6_ranges(nets).iter().map(range))),
-        // `typeof`: the types of ids have no name of their own that nft 1.0.6 would take here.
-        Elements::Uids(ids) => ("typeof meta skuid;", joined(ids)),
-        Elements::Gids(ids) => ("typeof meta skgid;", joined(ids)),
+        Elements::Uids(ids) => ("type uid;", joined(ids)),
+        Elements::Gids(ids) => ("type gid;", joined(ids)),
         Elements::Interfaces(names) => ("type ifname;", interfaces(names)),
     };
     let elements = if elements.is_empty() { elements } else { format!(" elements = {{ {elements} }};") };

@@ -2,8 +2,9 @@
 //!
 //! Pure: takes what was received. What the entries mean, only those know who asked.
 
+use super::answer::Answer;
 use super::message::{DONE, DUMP_INTERRUPTED, ERROR, Message, Messages};
-use super::reply::{Answer, Received, Unknown};
+use super::reply::{Received, Unknown};
 use nix::errno::Errno;
 
 /// What one request for a list brought so far.

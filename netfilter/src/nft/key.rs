@@ -76,9 +76,10 @@ impl KeyType {
         matches!(self, Self::Port | Self::V4 | Self::V6)
     }
 
-    /// Are its keys in the machine's byte order? `nft` has to be told or prints 1337 as 956628992.
+    /// Are its keys in the machine's byte order? `nft` has to be told, or it prints 1337 as 956628992
+    /// and a name as nothing.
     pub(super) fn is_host_order(self) -> bool {
-        matches!(self, Self::Uid | Self::Gid)
+        matches!(self, Self::Uid | Self::Gid | Self::Interface)
     }
 
     /// A range of it as people write it.

@@ -2,7 +2,8 @@
 
 use super::batch::{Batch, Object};
 use super::error::{KernelPart, NftError};
-use crate::netlink::reply::{Outcome, Refusal};
+use crate::netlink::answer::Refusal;
+use crate::netlink::reply::Outcome;
 use crate::netlink::socket::Socket;
 use nix::errno::Errno;
 use nix::sys::socket::SockProtocol;

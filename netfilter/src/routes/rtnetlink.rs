@@ -3,10 +3,11 @@
 use super::entry::{Entry, number};
 use super::error::RoutesError;
 use super::uapi::*;
+use crate::netlink::answer::Refusal;
 use crate::netlink::attr::Writer;
 use crate::netlink::list::Listed;
 use crate::netlink::message::{ACK, CREATE, DUMP, EXCLUSIVE, Header, REQUEST};
-use crate::netlink::reply::{Outcome, Refusal};
+use crate::netlink::reply::Outcome;
 use crate::netlink::socket::Socket;
 use crate::ruleset::Family;
 use nix::errno::Errno;

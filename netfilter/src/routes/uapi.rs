@@ -34,6 +34,7 @@ pub(super) const RT_SCOPE_LINK: u8 = 253;
 pub(super) const RT_SCOPE_HOST: u8 = 254;
 pub(super) const RTN_LOCAL: u8 = 2;
 
+pub(super) const FRA_PRIORITY: u16 = 6;
 pub(super) const FRA_FWMARK: u16 = 10;
 pub(super) const FRA_TABLE: u16 = 15;
 pub(super) const FRA_FWMASK: u16 = 16;
