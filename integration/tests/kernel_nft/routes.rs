@@ -10,10 +10,12 @@ use gybe_netfilter::routes::{self, Routes, RoutesError, Rtnetlink, Scope, addres
 
 const TPROXY: Mode = Mode::Tproxy { mark: 1337, route_table: 133 };
 
+/// All of routing, less what the kernel writes by itself: that comes some time after an address.
 fn everything() -> String {
     let parts =
         ["-4 rule", "-6 rule", "-4 route show table all", "-6 route show table all", "-6 addr show dev lo"];
-    parts.map(ip).concat()
+    let lines: String = parts.map(ip).concat();
+    lines.lines().filter(|line| !line.contains("proto kernel")).map(|line| format!("{line}\n")).collect()
 }
 
 fn routing() -> Rtnetlink {
