@@ -40,7 +40,7 @@ fn refused(outcome: &Outcome, code: u64, id: &str, words: &[&str]) {
     assert!(words.iter().all(|word| told.contains(word)), "{words:?} in {told}");
     let line = outcome.stderr.lines().last().unwrap_or_default();
     let line: Value = serde_json::from_str(line).unwrap_or_else(|fault| panic!("{fault}: {outcome:?}"));
-    assert_eq!((line["level"].as_str(), line["id"].as_str()), (Some("ERROR"), Some(id)), "{line}");
+    assert_eq!((line["level"].as_str(), line["id"].as_str()), (Some("error"), Some(id)), "{line}");
 }
 
 #[test]
@@ -137,15 +137,12 @@ fn a_pod_nobody_knows_is_refused_for_now() {
 fn a_wrong_value_in_the_configuration_is_refused_with_key_and_value() {
     let pods = Pods::new("conf");
     pods.holds("shop", "cart-0", &meshed(&[]));
-    for (key, value, code, id) in [
-        ("backend", json!("nftt"), 7, "GYBE-ADD-009"),
-        ("ipv6", json!(6), 7, "GYBE-ADD-009"),
-        ("exclude_namespaces", json!("shop"), 7, "GYBE-ADD-009"),
-        ("backend", json!("iptables-legacy"), 7, "GYBE-ADD-015"),
-    ] {
+    for (key, value) in
+        [("backend", json!("nftt")), ("ipv6", json!(6)), ("exclude_namespaces", json!("shop"))]
+    {
         let mut entry = entry(&pods);
         entry[key] = value.clone();
-        refused(&call("ADD", "/nonexistent", &entry), code, id, &[key, &value.to_string()]);
+        refused(&call("ADD", "/nonexistent", &entry), 7, "GYBE-ADD-009", &[key, &value.to_string()]);
         assert_eq!(call("DEL", "/nonexistent", &entry).exit, Some(0), "DEL {key}");
     }
 }
@@ -170,7 +167,7 @@ fn pods_that_are_not_ours_pass_with_their_result_untouched() {
         );
         let line: Value = serde_json::from_str(outcome.stderr.lines().last().unwrap()).unwrap();
         assert_eq!(
-            (line["pod"].as_str(), line["message"].as_str()),
+            (line["pod"].as_str(), line["msg"].as_str()),
             (Some("shop/cart-0"), Some("gybe-cni cmdAdd"))
         );
         assert!(line["reason"].as_str().unwrap().contains(reason), "{line}");
