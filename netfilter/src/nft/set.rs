@@ -121,7 +121,6 @@ pub(super) mod tcp_and_udp {
         w.be32(NFTA_SET_KEY_TYPE, KEY.number());
         w.be32(NFTA_SET_KEY_LEN, u32::from(KEY.length()));
         w.be32(NFTA_SET_ID, id);
-        w.nested(NFTA_SET_DESC, |w| w.be32(NFTA_SET_DESC_SIZE, 2));
     }
 
     /// Writes its elements.

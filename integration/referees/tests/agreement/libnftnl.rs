@@ -121,6 +121,10 @@ impl<'t> NamedSet<'t> {
         if of.holds == Holds::Ranges {
             set.number(sys::NFTNL_SET_FLAGS, libc::NFT_SET_INTERVAL as u32);
         }
+        if of.owner.is_some() {
+            let own = libc::NFT_SET_ANONYMOUS | libc::NFT_SET_CONSTANT;
+            set.number(sys::NFTNL_SET_FLAGS, own as u32);
+        }
         if of.printed == Printed::HostOrder {
             set.host_order();
         }

@@ -21,14 +21,15 @@ pub(crate) fn batch(rules: &Ruleset) -> Vec<u8> {
     for (chain, _) in &chains {
         batch.add(chain, MsgType::Add);
     }
-    for set in &words::sets(rules) {
+    let sets = words::sets(rules);
+    for set in &sets {
         let set = NamedSet::new(&table, set);
         batch.add(set.inner(), MsgType::Add);
         batch.add_iter(set.inner().elems_iter(), MsgType::Add);
     }
     for (chain, rules) in &chains {
         for one in *rules {
-            batch.add(&rule(chain, one), MsgType::Add);
+            batch.add(&rule(chain, one, &sets), MsgType::Add);
         }
     }
     batch.finalize().iter().flatten().copied().collect()
@@ -54,10 +55,10 @@ fn chain<'t>(table: &'t Table, name: gybe_netfilter::ruleset::ChainName) -> Chai
     chain
 }
 
-fn rule<'c>(chain: &'c Chain<'c>, of: &Rule) -> nftnl::Rule<'c> {
+fn rule<'c>(chain: &'c Chain<'c>, of: &Rule, sets: &[words::Set]) -> nftnl::Rule<'c> {
     let mut rule = nftnl::Rule::new(chain);
     rule.set_comment(c(of.id.0)).unwrap();
-    for word in words::words(of) {
+    for word in words::words(of, sets) {
         add(&mut rule, &word);
     }
     rule

@@ -99,6 +99,9 @@ fn set(table: &Table, of: &words::Set) -> (Set, SetElementList) {
     if of.holds == Holds::Ranges {
         set.set_flags(sys::NFT_SET_INTERVAL);
     }
+    if of.owner.is_some() {
+        set.set_flags(sys::NFT_SET_ANONYMOUS | sys::NFT_SET_CONSTANT);
+    }
     if of.printed == Printed::HostOrder {
         // One entry of nft's user data: kind 0 (KEYBYTEORDER), four bytes, BYTEORDER_HOST_ENDIAN.
         set.set_userdata([[0, 4].as_slice(), &1_u32.to_ne_bytes()].concat());
@@ -112,7 +115,7 @@ fn rule(chain: &Chain, of: &Rule, sets: &[words::Set]) -> Result<rustables::Rule
     let length = u8::try_from(text.len()).unwrap();
     let comment = [[0, length].as_slice(), &text].concat();
     let mut rule = rustables::Rule::new(chain).unwrap().with_userdata(comment);
-    for word in words::words(of) {
+    for word in words::words(of, sets) {
         rule.add_expr(expression(&word, sets)?);
     }
     Ok(rule)

@@ -143,8 +143,9 @@ pub(crate) fn base(chain: ChainName) -> Option<Base> {
 }
 
 /// All words of a rule, in order.
-pub(crate) fn words(rule: &Rule) -> Vec<Word> {
-    let mut words = matches::words(rule);
+pub(crate) fn words(rule: &Rule, sets: &[Set]) -> Vec<Word> {
+    let own = sets.iter().find(|set| set.owner == Some(rule.id));
+    let mut words = matches::words(rule, own.map(|set| set.name.as_str()));
     words.push(Word::Count);
     words.extend(verdict(rule));
     words

@@ -14,7 +14,8 @@ const IPV6: u8 = 10;
 const INVALID: u32 = 1;
 const ESTABLISHED_OR_RELATED: u32 = 2 | 4;
 
-pub(super) fn words(rule: &Rule) -> Vec<Word> {
+/// `own` is the name of the rule's own set, if it has one.
+pub(super) fn words(rule: &Rule, own: Option<&str>) -> Vec<Word> {
     let lists = rule.lists();
     let mut words = Vec::new();
     let mut asked = None;
@@ -23,8 +24,10 @@ pub(super) fn words(rule: &Rule) -> Vec<Word> {
         if let Some(family) = family(one).filter(|family| asked.replace(*family) != Some(*family)) {
             words.extend([Word::Load(Field::NetworkProtocol), equal([nfproto(family)])]);
         }
-        words.extend(match lists.iter().find(|list| list.at == at) {
-            Some(list) => in_set(one, list.name.clone().into_owned()),
+        let named = lists.iter().find(|list| list.at == at).map(|list| list.name.as_ref());
+        let set = named.or(own.filter(|_| *one == Match::Protocol(Protocol::TcpOrUdp)));
+        words.extend(match set {
+            Some(set) => in_set(one, set.to_owned()),
             None => alone(one),
         });
     }

@@ -1,13 +1,15 @@
-//! The named sets of a rule set, in the kernel's words.
+//! The sets of a rule set, in the kernel's words.
 
 use super::matches::padded;
-use gybe_netfilter::ruleset::{Elements, Ruleset};
+use gybe_netfilter::ruleset::{Elements, Match, Protocol, RuleId, Ruleset};
 use std::net::Ipv4Addr;
 
-/// A named set.
+/// A set.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Set {
-    /// Its name.
+    /// The rule it comes and goes with; such a set is never changed.
+    pub owner: Option<RuleId>,
+    /// Its name. For a rule's own set, the one that the kernel would find (`nf_tables_set_alloc_name`).
     pub name: String,
     /// Its number within one batch, by which a rule may refer to it.
     pub id: u32,
@@ -37,7 +39,8 @@ pub(crate) enum Holds {
 pub(crate) enum Printed {
     /// As their type says.
     AsTyped,
-    /// As numbers of this machine. nft takes ids for numbers of the wire unless user data tell.
+    /// As numbers or texts of this machine. nft takes ids for numbers of the wire, and prints no name
+    /// of an interface, unless user data tell.
     HostOrder,
 }
 
@@ -59,34 +62,59 @@ pub(crate) enum Bound {
     End,
 }
 
-/// All sets, in the order of the rules that use them.
+/// All sets: the named ones in the order of the rules that use them, then the rules' own.
 pub(crate) fn sets(rules: &Ruleset) -> Vec<Set> {
-    let lists = rules.lists();
-    (1..)
-        .zip(&lists)
-        .map(|(id, list)| {
-            let (key_type, key_length, holds, printed) = form(&list.elements);
-            let elements = elements(&list.elements);
-            Set { name: list.name.clone().into_owned(), id, key_type, key_length, holds, printed, elements }
-        })
-        .collect()
+    let named = rules.lists().into_iter().map(|list| {
+        let (key_type, key_length, holds, printed) = form(&list.elements);
+        let elements = elements(&list.elements);
+        Set {
+            owner: None,
+            name: list.name.into_owned(),
+            id: 0,
+            key_type,
+            key_length,
+            holds,
+            printed,
+            elements,
+        }
+    });
+    let both = Match::Protocol(Protocol::TcpOrUdp);
+    let owners = rules.rules().filter(|(_, rule)| rule.matches.contains(&both)).map(|(_, rule)| rule.id);
+    let mut sets: Vec<_> =
+        named.chain(owners.enumerate().map(|(at, owner)| tcp_and_udp(owner, at))).collect();
+    for (set, id) in sets.iter_mut().zip(1..) {
+        set.id = id;
+    }
+    sets
+}
+
+/// The protocols TCP and UDP, for one rule.
+fn tcp_and_udp(owner: RuleId, at: usize) -> Set {
+    Set {
+        owner: Some(owner),
+        name: format!("__set{at}"),
+        id: 0,
+        key_type: 12,
+        key_length: 1,
+        holds: Holds::Values,
+        printed: Printed::AsTyped,
+        elements: values([vec![6], vec![17]]),
+    }
 }
 
 fn form(elements: &Elements<'_>) -> (u32, u32, Holds, Printed) {
     match elements {
         Elements::V4(_) => (7, 4, Holds::Ranges, Printed::AsTyped),
         Elements::V6(_) => (8, 16, Holds::Ranges, Printed::AsTyped),
-        Elements::TcpAndUdp => (12, 1, Holds::Values, Printed::AsTyped),
         Elements::Ports(_) => (13, 2, Holds::Ranges, Printed::AsTyped),
         Elements::Uids(_) => (24, 4, Holds::Values, Printed::HostOrder),
         Elements::Gids(_) => (25, 4, Holds::Values, Printed::HostOrder),
-        Elements::Interfaces(_) => (41, 16, Holds::Values, Printed::AsTyped),
+        Elements::Interfaces(_) => (41, 16, Holds::Values, Printed::HostOrder),
     }
 }
 
 fn elements(of: &Elements<'_>) -> Vec<Element> {
     match of {
-        Elements::TcpAndUdp => values([vec![6], vec![17]]),
         Elements::Uids(ids) | Elements::Gids(ids) => values(ids.iter().map(|id| id.to_ne_bytes().to_vec())),
         Elements::Interfaces(names) => values(names.iter().map(padded)),
         Elements::Ports(ports) => ranges(
