@@ -123,7 +123,7 @@ impl<'t> NamedSet<'t> {
         }
         if of.owner.is_some() {
             let own = libc::NFT_SET_ANONYMOUS | libc::NFT_SET_CONSTANT;
-            set.number(sys::NFTNL_SET_FLAGS, own as u32);
+            set.number(sys::NFTNL_SET_FLAGS, own.cast_unsigned());
         }
         if of.printed == Printed::HostOrder {
             set.host_order();
