@@ -79,7 +79,7 @@ fn form(elements: &Elements<'_>) -> (u32, u32, Holds, Printed) {
         Elements::Ports(_) => (13, 2, Holds::Ranges, Printed::AsTyped),
         Elements::Uids(_) => (24, 4, Holds::Values, Printed::HostOrder),
         Elements::Gids(_) => (25, 4, Holds::Values, Printed::HostOrder),
-        Elements::Interfaces(_) => (41, 16, Holds::Values, Printed::AsTyped),
+        Elements::Interfaces(_) => (41, 16, Holds::Values, Printed::HostOrder),
     }
 }
 
