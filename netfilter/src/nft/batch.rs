@@ -219,7 +219,7 @@ mod tests {
     fn the_expression_at_an_offset_is_found() {
         let batch = Batch::apply(&rules(2), Start::Fresh).unwrap();
         let all = batch.expressions(batch.last(), None);
-        let wanted: [&[u8]; 6] = [b"meta", b"lookup", b"payload", b"lookup", b"counter", b"immediate"];
+        let wanted: [&[u8]; 6] = [b"meta", b"cmp", b"payload", b"lookup", b"counter", b"immediate"];
         assert_eq!(all, wanted);
         let message = Messages(batch.bytes()).flatten().find(|m| m.header.sequence == batch.last()).unwrap();
         let at = message.body.windows(9).position(|bytes| bytes == b"immediate").unwrap() + HEADER;
