@@ -1,0 +1,70 @@
+//! What every test here stands on: a node for it, and every test three times; no assertions.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use gybe_containerd_tests::{Chain, Generation, Node, Programs, Trouble};
+
+const STAGE: &str = env!("CARGO_BIN_EXE_gybe-stage");
+const RECORDER: &str = env!("CARGO_BIN_EXE_gybe-recorder");
+
+/// A node with that chain. Its log has the test's name and outlives it.
+pub(crate) fn node(generation: Generation, chain: &Chain) -> Node {
+    let programs = Programs { stage: Path::new(STAGE), plugins: &[Path::new(RECORDER)] };
+    Node::start(programs, generation, chain, log()).unwrap_or_else(|trouble| panic!("{}", told(&trouble)))
+}
+
+/// A trouble with all its causes, in one line.
+pub(crate) fn told(trouble: &Trouble) -> String {
+    let mut text = trouble.to_string();
+    let mut cause = std::error::Error::source(trouble);
+    while let Some(deeper) = cause {
+        text = format!("{text}: {deeper}");
+        cause = deeper.source();
+    }
+    text
+}
+
+fn log() -> PathBuf {
+    let thread = std::thread::current();
+    let test = thread.name().unwrap_or("unnamed").replace("::", ".");
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{test}.log"))
+}
+
+/// A test that is run on each generation.
+macro_rules! on_every_generation {
+    ($(#[doc = $doc:literal])* fn $name:ident($generation:ident: Generation) $body:block) => {
+        mod $name {
+            use super::*;
+
+            fn on($generation: Generation) $body
+
+            #[test]
+            fn of_1_6() {
+                on(Generation::V1_6);
+            }
+
+            #[test]
+            fn of_1_7() {
+                on(Generation::V1_7);
+            }
+
+            #[test]
+            fn of_2_x() {
+                on(Generation::V2);
+            }
+        }
+    };
+}
+pub(crate) use on_every_generation;
+
+/// The names in a directory of the stage, sorted; none when there is no such directory.
+pub(crate) fn entries(node: &Node, inside: &str) -> Vec<String> {
+    let Ok(found) = fs::read_dir(node.stage().path(inside)) else {
+        return Vec::new();
+    };
+    let names = found.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut names: Vec<_> = names.collect();
+    names.sort();
+    names
+}
