@@ -18,8 +18,13 @@
 //! - The namespace holds either all of the rules or none of them.
 //! - Nothing that is not ours is read in order to be changed, changed, or removed.
 
+pub mod backend;
 pub mod compile;
+mod netlink;
+pub mod nft;
 pub mod policy;
 pub mod ruleset;
 pub mod show;
 pub mod trace;
+pub mod netns;
+pub mod redirection;

@@ -1,0 +1,141 @@
+//! What is in our table, as the kernel lists it, and what it should list: two inventories to compare.
+//!
+//! Rules are compared as the bytes of their expressions with counters at zero (`listing`
+//! collects the kernel's answers, `found` reads them; this module asks and puts together).
+
+mod found;
+mod listing;
+
+use super::chain::{self, Base};
+use super::error::NftError;
+use super::key::{KeyType, ranges};
+use super::socket::Connection;
+use super::uapi::*;
+use super::{TABLE, expr, set};
+use crate::backend::{Inventory, Item, Part, PartKind};
+use crate::netlink::attr::Writer;
+use crate::netlink::message::{DUMP, Header, REQUEST};
+use crate::ruleset::{Chain, NamedList, Ruleset};
+use found::FoundSet;
+use listing::{List, Listed};
+use nix::errno::Errno;
+
+/// How often a list that changed while it was read is read again.
+const ATTEMPTS: u32 = 5;
+
+/// What the kernel would list after the rules were applied.
+pub(super) fn wanted(rules: &Ruleset) -> Inventory {
+    let chains = rules.chains.iter().map(wanted_chain);
+    Inventory::of(chains.chain(rules.lists().iter().map(wanted_set)).collect())
+}
+
+fn wanted_chain(chain: &Chain) -> Part {
+    let items = chain.rules.iter().map(|rule| {
+        let mut writer = Writer::default();
+        expr::write(&mut writer, rule);
+        let form = writer.finish().unwrap_or_default();
+        Item { id: rule.id.0.to_owned(), form, packets: Some(0), bytes: Some(0) }
+    });
+    Part {
+        kind: PartKind::Chain,
+        name: chain.name.as_str().to_owned(),
+        form: chain::form(Base::of(chain.name).as_ref()),
+        items: items.collect(),
+    }
+}
+
+fn wanted_set(list: &NamedList<'_>) -> Part {
+    let key = KeyType::of(&list.elements);
+    Part {
+        kind: PartKind::Set,
+        name: list.name.clone().into_owned(),
+        form: found::set_form(key.number(), u32::from(key.length()), set::flags(key)),
+        items: ranges(&list.elements).into_iter().map(|range| found::element(Some(key), range)).collect(),
+    }
+}
+
+/// What is there. Nothing when there is no table of ours.
+pub(super) fn inventory(connection: &mut Connection) -> Result<Inventory, NftError> {
+    for _ in 0..ATTEMPTS {
+        if let Some(inventory) = attempt(connection)? {
+            return Ok(inventory);
+        }
+    }
+    Err(NftError::Restless { attempts: ATTEMPTS })
+}
+
+/// One attempt; `None` when something changed meanwhile.
+fn attempt(connection: &mut Connection) -> Result<Option<Inventory>, NftError> {
+    let mut listing = Listing { connection, generation: None, sequence: 0 };
+    let sets = match listing.ask("the sets", NFT_MSG_GETSET, |w| w.text(NFTA_SET_TABLE, TABLE)) {
+        Ok(sets) => sets,
+        Err(NftError::List { source: Errno::ENOENT, .. }) => return Ok(Some(Inventory::default())),
+        Err(error) => return Err(error),
+    };
+    let chains = listing.ask("the chains", NFT_MSG_GETCHAIN, |w| w.text(NFTA_CHAIN_TABLE, TABLE))?;
+    let rules = listing.ask("the rules", NFT_MSG_GETRULE, |w| w.text(NFTA_RULE_TABLE, TABLE))?;
+    let (Some(sets), Some(chains), Some(rules)) = (sets, chains, rules) else { return Ok(None) };
+    let mut parts = found::chains(&chains.entries, &rules.entries);
+    for set in found::sets(&sets.entries) {
+        match listing.elements(&set)? {
+            Some(elements) => parts.push(set.part(&elements.entries)),
+            None => return Ok(None),
+        }
+    }
+    Ok(Some(Inventory::of(parts)))
+}
+
+/// Several lists that are to show the same generation of the rules.
+struct Listing<'c> {
+    connection: &'c mut Connection,
+    /// The generation's lower bits, which every message of a list bears (`nfnl_msg_put`, `res_id`).
+    generation: Option<[u8; 2]>,
+    sequence: u32,
+}
+
+impl Listing<'_> {
+    fn elements(&mut self, set: &FoundSet) -> Result<Option<List>, NftError> {
+        let elements = self.ask("the elements of a set", NFT_MSG_GETSETELEM, |w| {
+            w.text(NFTA_SET_ELEM_LIST_TABLE, TABLE);
+            w.text(NFTA_SET_ELEM_LIST_SET, &set.name);
+        });
+        match elements {
+            // It was listed a moment ago.
+            Err(NftError::List { source: Errno::ENOENT, .. }) => Ok(None),
+            outcome => outcome,
+        }
+    }
+
+    /// Asks for a list; `None` when it is of another generation than the lists before it.
+    fn ask(
+        &mut self,
+        what: &'static str,
+        kind: u16,
+        filter: impl FnOnce(&mut Writer),
+    ) -> Result<Option<List>, NftError> {
+        self.sequence += 1;
+        let mut writer = Writer::with_capacity(256);
+        let kind = NFNL_SUBSYS_NFTABLES << 8 | kind;
+        let header = Header { kind, flags: REQUEST | DUMP, sequence: self.sequence };
+        writer.message(header, &[NFPROTO_INET, 0, 0, 0], filter);
+        let request = writer.finish().unwrap_or_default();
+        let sent = self.connection.0.send(&request);
+        sent.map_err(|source| NftError::Send { bytes: request.len(), source })?;
+        let mut list = List::of(self.sequence, self.generation);
+        while !list.is_complete() {
+            match self.connection.receive()? {
+                Some(received) => list.note(received),
+                None => break,
+            }
+        }
+        match list.outcome() {
+            Listed::Whole => {
+                self.generation = list.generation();
+                Ok(Some(list))
+            }
+            Listed::Changed => Ok(None),
+            Listed::Refused(source) => Err(NftError::List { what, source }),
+            Listed::Unknown(source) => Err(NftError::Listing { source }),
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! Why nftables did not do as asked, which object it was about, and what would help.
+
+use super::batch::{Object, TooLong};
+use crate::netlink::reply::Unknown;
+use nix::errno::Errno;
+
+/// A failure of the nftables backend.
+#[derive(Debug, thiserror::Error)]
+pub enum NftError {
+    /// No socket.
+    #[error("cannot open a netlink socket to nftables")]
+    Open {
+        /// Why.
+        source: Errno,
+    },
+    /// The request could not be sent.
+    #[error("cannot send {bytes} bytes to nftables")]
+    Send {
+        /// How much it was.
+        bytes: usize,
+        /// Why.
+        source: Errno,
+    },
+    /// The answer could not be fetched.
+    #[error("cannot read the answer of nftables")]
+    Receive {
+        /// Why.
+        source: Errno,
+    },
+    /// nftables refused something, and so changed nothing.
+    #[error("nftables refused {object}{}", spoken(.said.as_deref()))]
+    Refused {
+        /// What it refused first.
+        object: Object,
+        /// The kernel's own words, where it has any.
+        said: Option<String>,
+        /// The kernel part that seems to be missing.
+        lacking: Option<KernelPart>,
+        /// How many other objects it refused.
+        others: usize,
+        /// Why.
+        source: Errno,
+    },
+    /// The transaction was sent, and it is not known whether it was carried out.
+    #[error("cannot tell whether nftables took the rules")]
+    Unsettled {
+        /// Why not.
+        source: Unknown,
+    },
+    /// nftables would not say what is there.
+    #[error("nftables does not list {what}")]
+    List {
+        /// What was asked for.
+        what: &'static str,
+        /// Why.
+        source: Errno,
+    },
+    /// Every attempt to read the rules was overtaken by a change of them.
+    #[error("the rules changed {attempts} times while they were read")]
+    Restless {
+        /// How often it was tried.
+        attempts: u32,
+    },
+    /// What nftables lists cannot be read.
+    #[error("cannot understand what nftables lists")]
+    Listing {
+        /// Why not.
+        source: Unknown,
+    },
+    /// The rule set cannot be written down.
+    #[error("cannot write the rules for nftables")]
+    Write {
+        /// Why not.
+        #[from]
+        source: TooLong,
+    },
+}
+
+/// A part of the kernel that can be left out or be a module.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KernelPart {
+    /// The module.
+    pub module: &'static str,
+    /// The option it is built by.
+    pub config: &'static str,
+}
+
+impl KernelPart {
+    const NF_TABLES: Self = Self { module: "nf_tables", config: "CONFIG_NF_TABLES_INET" };
+    const NAT: Self = Self { module: "nft_chain_nat", config: "CONFIG_NFT_NAT" };
+    const REDIR: Self = Self { module: "nft_redir", config: "CONFIG_NFT_REDIR" };
+    const TPROXY: Self = Self { module: "nft_tproxy", config: "CONFIG_NFT_TPROXY" };
+    const CT: Self = Self { module: "nft_ct", config: "CONFIG_NFT_CT" };
+
+    /// The part without which nftables refuses `object` like this; `expressions` are those of the
+    /// rule that it may have meant. Seen on 5.10-7.3 (spec `kernel-matrix.md`): a missing module is
+    /// `ENOENT`, at the chain or at the rule; without nf_tables itself the transaction is refused.
+    pub(super) fn lacking(object: &Object, errno: Errno, expressions: &[&[u8]]) -> Option<Self> {
+        match (object, errno) {
+            (Object::Transaction, Errno::EINVAL | Errno::EOPNOTSUPP) => Some(Self::NF_TABLES),
+            (Object::Table, Errno::EOPNOTSUPP | Errno::EAFNOSUPPORT) => Some(Self::NF_TABLES),
+            (Object::Chain(_), Errno::ENOENT | Errno::EOPNOTSUPP) => Some(Self::NAT),
+            (Object::Rule(..), Errno::ENOENT | Errno::EOPNOTSUPP) => {
+                expressions.iter().rev().find_map(|name| match *name {
+                    b"redir" => Some(Self::REDIR),
+                    b"tproxy" => Some(Self::TPROXY),
+                    b"ct" => Some(Self::CT),
+                    _ => None,
+                })
+            }
+            _ => None,
+        }
+    }
+}
+
+impl NftError {
+    /// What would help, where that is known.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            Self::Refused { lacking: Some(part), .. } => Some(part.advice()),
+            Self::Open { source: Errno::EPROTONOSUPPORT } => Some(KernelPart::NF_TABLES.advice()),
+            Self::Refused { source: Errno::EPERM, .. } | Self::List { source: Errno::EPERM, .. } => {
+                Some("it takes CAP_NET_ADMIN in the user namespace that owns this network namespace".into())
+            }
+            Self::Refused { object: Object::Table, source: Errno::EEXIST, .. } => {
+                Some("a table inet gybe is there already".into())
+            }
+            Self::Send { source: Errno::EMSGSIZE, .. } => {
+                Some("raise the sysctl net.core.wmem_max, or run with CAP_NET_ADMIN on the host".into())
+            }
+            Self::Unsettled { .. } => Some("applying again is safe".into()),
+            _ => None,
+        }
+    }
+
+    /// Was it refused because there is a table of ours already?
+    pub(super) fn is_table_there(&self) -> bool {
+        matches!(self, Self::Refused { object: Object::Table, source: Errno::EEXIST, .. })
+    }
+
+    /// Was it refused because there is no table of ours?
+    pub(super) fn is_table_absent(&self) -> bool {
+        matches!(self, Self::Refused { object: Object::Table, source: Errno::ENOENT, .. })
+    }
+}
+
+impl KernelPart {
+    fn advice(self) -> String {
+        let Self { module, config } = self;
+        format!("this kernel lacks {module} ({config}): load the module, or choose an iptables backend")
+    }
+}
+
+fn spoken(said: Option<&str>) -> String {
+    said.map(|words| format!(" ({words})")).unwrap_or_default()
+}

@@ -1,0 +1,115 @@
+//! The road ADD and CHECK share: from the call to the pod's namespace and what is wanted in it.
+
+use crate::args::{Caller, PodRef};
+use crate::conf::{BackendChoice, PluginConf};
+use crate::decide::{self, Cause, Opinion, Wish};
+use crate::error::PluginError;
+use crate::facts;
+use crate::families::{self, Stack};
+use crate::gates::{self, InitContainer, Reason};
+use crate::pod::PodFacts;
+use crate::request::{OwnNamespace, Request, Verb};
+use gybe_netfilter::backend::Backend;
+use gybe_netfilter::netns::{self, Netns, NetnsError};
+use gybe_netfilter::nft::Nft;
+use gybe_netfilter::policy::Families;
+use gybe_netfilter::redirection::{Redirection, RedirectionError};
+use std::net::IpAddr;
+use std::path::Path;
+
+/// What a call comes to.
+pub(crate) enum Wanted {
+    /// Nothing, and for which pod.
+    LeaveAlone(Reason, String),
+    /// A redirected pod.
+    Redirect(Box<Subject>),
+}
+
+/// A pod that is ours, its namespace open and its wish complete but for the families.
+pub(crate) struct Subject {
+    pub(crate) pod: PodRef,
+    pub(crate) facts: PodFacts,
+    pub(crate) backend: Box<dyn Backend>,
+    wish: Wish,
+    netns: Netns,
+}
+
+/// What was met and done inside a namespace.
+pub(crate) struct Done<T> {
+    pub(crate) addresses: Vec<IpAddr>,
+    pub(crate) families: Families,
+    pub(crate) outcome: T,
+}
+
+/// Walks the road. Nothing is changed on it.
+pub(crate) fn wanted(request: &Request, conf: &PluginConf) -> Result<Wanted, PluginError> {
+    let caller = Caller::parse(&request.args)?;
+    let path = request.netns.as_deref().unwrap_or(Path::new(""));
+    let netns = Netns::open(path);
+    // For every pod, ours or not, as the reference does; but the reference does it after its work.
+    if request.verb == Verb::Add {
+        not_our_own(request.own_namespace, path, &netns)?;
+    }
+    let pod = match caller {
+        Caller::SomebodyElse => return Ok(Wanted::LeaveAlone(Reason::NotKubernetes, String::new())),
+        Caller::Kubernetes(pod) => pod,
+    };
+    if let Some(reason) = gates::by_name(conf, pod.namespace.as_str(), pod.name.as_str()) {
+        return Ok(Wanted::LeaveAlone(reason, pod.to_string()));
+    }
+    let facts = facts::ask(&conf.facts, &pod)?;
+    let wish = match decide::opinion(conf, &facts, InitContainer::Counts) {
+        Opinion::LeaveAlone(reason) => return Ok(Wanted::LeaveAlone(reason, pod.to_string())),
+        Opinion::Refuse(cause) => return Err(cause.into()),
+        Opinion::Redirect(wish) => wish,
+    };
+    let backend = backend(conf.backend)?;
+    let netns = netns.map_err(PluginError::Netns)?;
+    Ok(Wanted::Redirect(Box::new(Subject { pod, facts, backend, wish, netns })))
+}
+
+/// Refuses the namespace the plugin runs in: on a node, that is the host's.
+fn not_our_own(own: OwnNamespace, path: &Path, netns: &Result<Netns, NetnsError>) -> Result<(), PluginError> {
+    let Ok(theirs) = netns else { return Ok(()) };
+    let ours = Netns::of_this_thread().map_err(PluginError::Netns)?;
+    if own == OwnNamespace::Refused && theirs.is_same_as(&ours) {
+        return Err(PluginError::OwnNamespace(path.to_owned()));
+    }
+    Ok(())
+}
+
+fn backend(choice: BackendChoice) -> Result<Box<dyn Backend>, PluginError> {
+    match choice {
+        BackendChoice::Auto | BackendChoice::Nft => Ok(Box::new(Nft)),
+        BackendChoice::IptablesNft | BackendChoice::IptablesLegacy | BackendChoice::Iptables => {
+            Err(PluginError::Backend(choice))
+        }
+    }
+}
+
+impl Subject {
+    /// Goes into the pod's namespace, completes the wish there, and does `work` with it.
+    pub(crate) fn inside<T: Send>(
+        self,
+        conf: &PluginConf,
+        work: impl FnOnce(&Redirection, &dyn Backend) -> Result<T, RedirectionError> + Send,
+    ) -> Result<Done<T>, PluginError> {
+        let stack = families::stack(&self.facts);
+        let (wish, backend) = (self.wish, self.backend);
+        let errand = move || {
+            let addresses = addresses()?;
+            let families = choose(conf, stack, &addresses)?;
+            let outcome = work(&Redirection::of(&wish.policy(families)), backend.as_ref())?;
+            Ok(Done { addresses, families, outcome })
+        };
+        self.netns.run(errand).map_err(PluginError::Netns)?
+    }
+}
+
+fn addresses() -> Result<Vec<IpAddr>, PluginError> {
+    netns::addresses().map_err(PluginError::Addresses)
+}
+
+fn choose(conf: &PluginConf, stack: Stack, addresses: &[IpAddr]) -> Result<Families, PluginError> {
+    families::choose(conf.ipv6, stack, addresses).map_err(|fault| Cause::Families(fault).into())
+}
