@@ -26,5 +26,3 @@ pub mod policy;
 pub mod ruleset;
 pub mod show;
 pub mod trace;
-pub mod netns;
-pub mod redirection;
