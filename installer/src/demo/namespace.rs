@@ -6,7 +6,7 @@ use nix::sched::{CloneFlags, setns, unshare};
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::linux::fs::MetadataExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::{io, panic, thread};
 
 /// A throw-away network namespace with its loopback interface up.
@@ -91,6 +91,17 @@ impl Namespace {
         let up = made.run(super::link::loopback_up)?;
         up.map_err(|error| NamespaceError::NoLoopback(Box::new(error)))?;
         Ok(made)
+    }
+
+    /// One that somebody else made, by the path of its file.
+    ///
+    /// # Errors
+    /// When there is no such file, or this process may not open it.
+    pub fn open(path: &Path) -> Result<Self, NamespaceError> {
+        match File::open(path) {
+            Ok(file) => Ok(Self { handle: file.into() }),
+            Err(source) => Err(NamespaceError::Unreadable { path: path.to_owned(), source }),
+        }
     }
 
     /// A path by which another process can open it, as long as this value lives.

@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-use crate::{Generation, calls};
+use crate::{Generation, calls, manifest};
 
 /// A conflist in the making.
 #[derive(Debug, Clone)]
@@ -42,6 +42,18 @@ impl Chain {
         let Chain { version, plugins } = self;
         json!({ "cniVersion": version, "name": "gybe-test", "plugins": plugins }).to_string()
     }
+}
+
+/// The entry of Gybe, as the installer would write it but for the source of facts.
+pub fn gybe() -> Value {
+    json!({
+        "type": "gybe-cni",
+        "log_level": "debug",
+        "backend": "nft",
+        "exclude_namespaces": ["kube-system"],
+        "facts": { "directory": manifest::DIRECTORY },
+        "capabilities": { "io.kubernetes.cri.pod-annotations": true },
+    })
 }
 
 /// The entry of the recorder, asking for all a runtime would hand to Gybe.

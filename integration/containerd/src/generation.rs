@@ -60,6 +60,14 @@ impl fmt::Display for Generation {
     }
 }
 
+/// The built `gybe-cni`: beside the programs of this crate, one directory above the tests.
+pub fn plugin_under_test() -> Result<PathBuf, Trouble> {
+    let program = std::env::current_exe().map_err(Trouble::file("/proc/self/exe"))?;
+    let built = program.ancestors().nth(2).map(|directory| directory.join("gybe-cni"));
+    let built = built.ok_or(Trouble::NotBuilt { path: program })?;
+    if built.is_file() { Ok(built) } else { Err(Trouble::NotBuilt { path: built }) }
+}
+
 /// `setup.sh` unpacks into `runtimes` of the build directory, which is above this very program.
 fn unpacked(name: &str) -> Result<PathBuf, Trouble> {
     let program = std::env::current_exe().map_err(Trouble::file("/proc/self/exe"))?;

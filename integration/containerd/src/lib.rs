@@ -13,6 +13,7 @@ pub mod containerd;
 pub mod cri;
 pub mod generation;
 pub mod hold;
+pub mod manifest;
 pub mod node;
 pub mod pause_image;
 pub mod sandbox;

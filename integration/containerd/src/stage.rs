@@ -6,6 +6,7 @@
 //! kernel takes the mounts and network namespaces away.
 
 use std::ffi::OsStr;
+use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -66,6 +67,15 @@ impl Stage {
 
     fn process_one(&self, of: &str) -> PathBuf {
         Path::new("/proc").join(self.pid.to_string()).join(of)
+    }
+
+    /// The node's ends of the pods' links, as the bridge plugin names them.
+    pub fn pod_links(&self) -> Result<Vec<String>, Trouble> {
+        let path = self.process_one("net/dev");
+        let table = fs::read_to_string(&path).map_err(Trouble::file(path))?;
+        let names = table.lines().filter_map(|line| line.split_once(':'));
+        let names = names.map(|(name, _)| name.trim().to_owned());
+        Ok(names.filter(|name| name.starts_with("veth")).collect())
     }
 
     /// The cgroup for all sandboxes; it vanishes with the stage.

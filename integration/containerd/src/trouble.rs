@@ -20,6 +20,12 @@ pub enum Trouble {
         /// What was looked for.
         path: PathBuf,
     },
+    /// The plugin is a program of another package, and cargo builds only what it is asked for.
+    #[error("there is no {path}; run:  make test-containerd")]
+    NotBuilt {
+        /// Where it would be.
+        path: PathBuf,
+    },
     /// A file or directory could not be made, read or written.
     #[error("cannot use {path}")]
     File {

@@ -33,6 +33,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
+/// Nobody else can have the bridge's address, and while the kernel makes sure of that, a caller
+/// would come from a link-local one.
+const DUPLICATES: &str = "/proc/sys/net/ipv6/conf/default/accept_dad";
+
 /// Nothing that containerd, runc or a CNI plugin writes may reach the machine's directories,
 /// cgroups excepted: a hierarchy exists once per kernel.
 fn furnish() -> Result<(), Box<dyn Error>> {
@@ -42,6 +46,7 @@ fn furnish() -> Result<(), Box<dyn Error>> {
     for directory in ["netns", "gybe/net.d", "gybe/bin", "gybe/calls"] {
         fs::create_dir_all(Path::new("/run").join(directory))?;
     }
+    fs::write(DUPLICATES, "0")?;
     #[expect(clippy::disallowed_methods, reason = "a harness may run ip, as an administrator would")]
     let status = Command::new("ip").args(["link", "set", "lo", "up"]).status()?;
     if !status.success() {

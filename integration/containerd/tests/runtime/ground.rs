@@ -3,14 +3,34 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use gybe_containerd_tests::{Chain, Generation, Node, Programs, Trouble};
+use serde_json::Value;
+
+use gybe_containerd_tests::generation::plugin_under_test;
+use gybe_containerd_tests::{Chain, Generation, Node, Programs, Trouble, chain};
 
 const STAGE: &str = env!("CARGO_BIN_EXE_gybe-stage");
 const RECORDER: &str = env!("CARGO_BIN_EXE_gybe-recorder");
 
 /// A node with that chain. Its log has the test's name and outlives it.
 pub(crate) fn node(generation: Generation, chain: &Chain) -> Node {
-    let programs = Programs { stage: Path::new(STAGE), plugins: &[Path::new(RECORDER)] };
+    node_with(generation, chain, &[Path::new(RECORDER)])
+}
+
+/// A node whose chain ends in Gybe, watched from before and behind.
+pub(crate) fn gybe_node(generation: Generation) -> Node {
+    gybe_node_with(generation, chain::recorder())
+}
+
+/// The same with another entry for the recorder behind.
+pub(crate) fn gybe_node_with(generation: Generation, behind: Value) -> Node {
+    let plugin = plugin_under_test().unwrap_or_else(|trouble| panic!("{}", told(&trouble)));
+    let chain = Chain::of_reference_plugins(generation);
+    let chain = chain.then(chain::recorder()).then(chain::gybe()).then(behind);
+    node_with(generation, &chain, &[Path::new(RECORDER), &plugin])
+}
+
+fn node_with(generation: Generation, chain: &Chain, plugins: &[&Path]) -> Node {
+    let programs = Programs { stage: Path::new(STAGE), plugins };
     Node::start(programs, generation, chain, log()).unwrap_or_else(|trouble| panic!("{}", told(&trouble)))
 }
 

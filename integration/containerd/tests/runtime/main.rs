@@ -9,4 +9,7 @@
 )]
 
 mod calls;
+mod faults;
 mod ground;
+mod pod;
+mod redirected;
