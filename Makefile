@@ -4,7 +4,7 @@ HOST   := $(shell rustc -vV | sed -n 's/^host: //p')
 STATIC := target/$(HOST)/release
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-unit test-kernel test-user test-containerd test-shared lint lint-containerd deny advisories setup setup-containerd clean
+.PHONY: help build demo test test-unit test-kernel test-user test-containerd test-shared referees lint lint-containerd deny advisories setup setup-containerd clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -36,6 +36,12 @@ test-containerd: setup-containerd ## real sandboxes by containerd 1.6, 1.7 and 2
 
 test-shared: ## tests that read the reference material in $$GYBE_SHARED (default ../shared)
 	cargo test --locked -p gybe-installer --test shared_injected
+
+referees: ## our nftables encoder against other people's   (needs: as test-kernel, and libclang, libnftnl, libmnl to build: see setup)
+	integration/setup.sh referees
+	cargo clippy --locked -p gybe-referees --no-deps --all-targets -- -D warnings
+	cargo test --locked --no-run -p gybe-referees
+	integration/as-root.sh cargo test --locked -p gybe-referees
 
 lint: ## formatting and clippy, warnings are errors
 	cargo fmt --all --check

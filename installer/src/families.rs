@@ -1,19 +1,20 @@
-//! Which address families a namespace has redirected, when nobody decided (spec
-//! `istio-cni-behaviour.md` section 2.4). The addresses are given; nothing is asked of the kernel.
+//! What is said about address families before a namespace is seen. How addresses decide is the
+//! plugin's rule, for policy files too.
 
 pub use gybe_netfilter::policy::Families;
+pub use gybe_plugin::families::Stack;
 
+use gybe_plugin::conf::Ipv6Choice;
+use gybe_plugin::families;
 use std::net::IpAddr;
 
-/// What is said about families before a namespace is seen.
+/// Who decides about families.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FamilyWish {
-    /// Somebody decided.
+    /// Somebody did.
     Decided(Families),
-    /// The first usable address decides; IPv4 is redirected in any case.
-    FirstAddress,
-    /// Any usable IPv6 address turns IPv6 on (Istio's dual stack).
-    AnyV6Address,
+    /// The namespace's addresses (spec `istio-cni-behaviour.md` section 2.4).
+    ByAddresses(Stack),
 }
 
 /// The namespace has no address to go by.
@@ -27,20 +28,12 @@ impl FamilyWish {
     /// # Errors
     /// When the addresses decide and none is usable: loopback and link-local ones do not count.
     pub fn decide(self, addresses: &[IpAddr]) -> Result<Families, NoAddress> {
-        let mut usable = addresses.iter().filter(|address| counts(**address));
-        let v6 = match self {
-            Self::Decided(families) => return Ok(families),
-            Self::FirstAddress => usable.next().ok_or(NoAddress)?.is_ipv6(),
-            Self::AnyV6Address => usable.next().ok_or(NoAddress)?.is_ipv6() || usable.any(IpAddr::is_ipv6),
-        };
-        Ok(if v6 { Families::V4AndV6 } else { Families::V4Only })
+        match self {
+            Self::Decided(families) => Ok(families),
+            // Left to the addresses, the rule fails for one reason only.
+            Self::ByAddresses(stack) => {
+                families::choose(Ipv6Choice::Auto, stack, addresses).map_err(|_| NoAddress)
+            }
+        }
     }
-}
-
-fn counts(address: IpAddr) -> bool {
-    let link_local = match address {
-        IpAddr::V4(address) => address.is_link_local(),
-        IpAddr::V6(address) => address.is_unicast_link_local(),
-    };
-    !address.is_loopback() && !address.is_unspecified() && !link_local
 }

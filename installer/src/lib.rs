@@ -1,6 +1,8 @@
 //! What `gybe`, the node operator's command line, is made of.
 
+pub mod cli;
 pub mod demo;
 pub mod families;
+pub mod init_args;
 pub mod manifest;
 pub mod policy_file;

@@ -17,6 +17,13 @@ pub struct PodTemplate {
     pub pod: Value,
 }
 
+impl PodTemplate {
+    /// The name without the kind.
+    pub fn name(&self) -> &str {
+        self.origin.split_once('/').map_or("", |(_, name)| name)
+    }
+}
+
 /// Why a text gives no pods.
 #[derive(Debug, thiserror::Error)]
 pub enum ManifestError {
@@ -76,9 +83,12 @@ impl Found {
         if let Some(Value::Array(items)) = object.remove("items") {
             return items.into_iter().for_each(|item| self.look_into(item));
         }
-        let kind = text_at(&object, "kind").unwrap_or("unknown kind").to_owned();
+        let kind = printable(text_at(&object, "kind").unwrap_or("unknown kind"));
         match pod_in(&kind, &object) {
-            Some(pod) => self.pods.push(PodTemplate { origin: format!("{kind}/{}", name(&object)), pod }),
+            Some(pod) => {
+                let origin = format!("{kind}/{}", printable(name(&object)));
+                self.pods.push(PodTemplate { origin, pod });
+            }
             None => self.others.push(kind),
         }
     }
@@ -122,4 +132,14 @@ fn name(object: &Map<String, Value>) -> &str {
 
 fn text_at<'a>(object: &'a Map<String, Value>, key: &str) -> Option<&'a str> {
     object.get(key).and_then(Value::as_str)
+}
+
+/// The text with control characters spelled out: what a file says must not steer a terminal, nor
+/// end the comment or the line it is quoted in.
+pub(crate) fn printable(text: &str) -> String {
+    let spelled = |c: char| match c.is_control() {
+        true => c.escape_default().to_string(),
+        false => c.to_string(),
+    };
+    text.chars().map(spelled).collect()
 }

@@ -9,7 +9,7 @@ mod values;
 
 pub use faults::{Fault, PolicyFileError};
 
-use crate::families::{Families, FamilyWish, NoAddress};
+use crate::families::{Families, FamilyWish, NoAddress, Stack};
 use gybe_netfilter::policy::{
     CidrSet, Destinations, Dns, Groups, Inbound, InvalidPackets, Mode, Outbound, Owners, Port, PortSet,
     RedirectPolicy,
@@ -108,8 +108,8 @@ fn families(reader: &mut Reader<'_>) -> FamilyWish {
     match reader.flag("enable_ipv6") {
         Some(true) => FamilyWish::Decided(Families::V4AndV6),
         Some(false) => FamilyWish::Decided(Families::V4Only),
-        None if dual_stack => FamilyWish::AnyV6Address,
-        None => FamilyWish::FirstAddress,
+        None if dual_stack => FamilyWish::ByAddresses(Stack::Dual),
+        None => FamilyWish::ByAddresses(Stack::Single),
     }
 }
 

@@ -6,7 +6,7 @@
     reason = "a test that meets what it did not expect has nothing better to do"
 )]
 
-use gybe_installer::families::{Families, FamilyWish, NoAddress};
+use gybe_installer::families::{Families, FamilyWish, NoAddress, Stack};
 use gybe_installer::policy_file::{PolicyFile, PolicyFileError};
 use gybe_netfilter::policy::{
     CidrSet, Destinations, Dns, Groups, Inbound, InvalidPackets, Mode, Owners, Port, PortSet, RedirectPolicy,
@@ -162,7 +162,7 @@ fn families_are_decided_by_the_file_or_by_the_first_address_that_counts() {
         let file = PolicyFile::parse(text).unwrap();
         assert_eq!(file.policy(&addresses).map(|p| p.families), families, "{text} {addresses:?}");
     }
-    assert_eq!(PolicyFile::parse("{}").unwrap().families(), FamilyWish::FirstAddress);
+    assert_eq!(PolicyFile::parse("{}").unwrap().families(), FamilyWish::ByAddresses(Stack::Single));
 }
 
 #[test]
@@ -224,5 +224,21 @@ fn what_is_no_object_or_has_a_name_twice_is_refused() {
     for text in ["", "[]", "null", "{", "{} {}", r#"{"mode": "TPROXY", "mode": "REDIRECT"}"#, &deep] {
         let refused = matches!(PolicyFile::parse(text), Err(PolicyFileError::NotAnObject(_)));
         assert!(refused, "{text:.40}");
+    }
+}
+
+#[test]
+fn the_manual_has_every_name_and_no_other() {
+    let manual = include_str!("../../docs/POLICY-FILE.md");
+    let rows = manual.lines().filter(|line| line.starts_with("| `"));
+    let first_column = rows.filter_map(|row| row.split('|').nth(1));
+    let names: Vec<&str> = first_column.flat_map(|names| names.split('`').skip(1).step_by(2)).collect();
+    let known: serde_json::Map<String, serde_json::Value> = serde_json::from_str(INJECTOR_DEFAULTS).unwrap();
+    let mut documented = names.clone();
+    documented.sort_unstable();
+    assert_eq!(documented, known.keys().map(String::as_str).collect::<Vec<_>>());
+    for name in names {
+        let told = faults(&format!(r#"{{"{name}": null}}"#));
+        assert!(!told[0].contains("not a name"), "{told:?}");
     }
 }

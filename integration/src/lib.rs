@@ -5,6 +5,7 @@ pub mod complaint;
 pub mod crowd;
 pub mod foretell;
 pub mod mutation;
+pub mod programs;
 pub mod run;
 pub mod topology;
 pub mod vectors;

@@ -1,9 +1,13 @@
 //! Makes the recorded connections, one after the other, and tells where the fates differ.
 
+use crate::complaint::Complaint;
+use crate::crowd::side_by_side;
 use crate::topology::Topology;
-use crate::vectors::Flow;
+use crate::vectors::{Flow, Place, Vector};
 use gybe_installer::demo::caller::{Call, CallError, Disguise};
 use gybe_installer::demo::fate::Fate;
+use gybe_netfilter::backend::Backend;
+use gybe_netfilter::redirection::Redirection;
 use std::fmt;
 use std::thread;
 use std::time::Duration;
@@ -62,6 +66,36 @@ pub enum Until {
     TheEnd,
     /// When one has ended otherwise than recorded.
     ADifference,
+}
+
+/// Makes every vector's connections, each policy in a network of its own, written by `backend`.
+///
+/// # Errors
+/// With every connection that did not end where it was recorded to end, or when the kernel or the
+/// machine would not have it tried.
+pub fn all_under(vectors: Vec<Vector>, backend: &(dyn Backend + Sync)) -> Result<(), Complaint> {
+    let wrong = side_by_side(vectors, |vector| {
+        let redirection = Redirection::of(&vector.policy);
+        let found = under(&vector, &redirection, backend, Until::TheEnd)?;
+        Ok(found.iter().map(|difference| format!("{}: {difference}", vector.name)).collect())
+    });
+    let wrong = wrong.into_iter().collect::<Result<Vec<Vec<String>>, Complaint>>()?.concat();
+    if wrong.is_empty() { Ok(()) } else { Err(Complaint::that(wrong.join("\n"))) }
+}
+
+/// Makes one vector's connections in a network of their own, whose pod holds `redirection`.
+///
+/// # Errors
+/// When the network could not be made, the redirection not be written, or a connection not be tried.
+pub fn under(
+    vector: &Vector,
+    redirection: &Redirection,
+    backend: &(dyn Backend + Sync),
+    until: Until,
+) -> Result<Vec<Difference>, Complaint> {
+    let topology = Topology::raise(vector.policy.mode, &vector.flows)?;
+    topology.at(Place::Pod).run(|| redirection.apply(backend))??;
+    Ok(differences(&topology, &vector.flows, Rules::There, until)?)
 }
 
 /// Makes the connections of `flows` and returns those whose fate is not the recorded one.

@@ -10,6 +10,7 @@ pub use difference::Difference;
 pub use inventory::{Inventory, Item, Part, PartKind};
 pub use memory::Memory;
 
+use crate::iptables::IptablesError;
 use crate::nft::NftError;
 use crate::ruleset::Ruleset;
 
@@ -46,6 +47,9 @@ pub enum BackendError {
     /// nftables over netlink.
     #[error(transparent)]
     Nft(#[from] NftError),
+    /// The iptables programs.
+    #[error(transparent)]
+    Iptables(#[from] IptablesError),
 }
 
 impl BackendError {
@@ -53,6 +57,7 @@ impl BackendError {
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::Nft(error) => error.hint(),
+            Self::Iptables(error) => error.hint(),
         }
     }
 }

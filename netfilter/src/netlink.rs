@@ -2,7 +2,9 @@
 //!
 //! Knows neither nftables nor routes. `nft` and `routes` put their own messages into it.
 
+pub(crate) mod answer;
 pub(crate) mod attr;
+pub(crate) mod list;
 pub(crate) mod message;
 pub(crate) mod reply;
 pub(crate) mod socket;

@@ -17,6 +17,7 @@ pub use batch::{Batch, Object, Start, TooLong};
 pub use error::{KernelPart, NftError};
 
 pub use crate::netlink::reply::Unknown;
+pub use crate::netlink::socket::Failure;
 
 use crate::backend::{Backend, BackendError, Inventory};
 use crate::ruleset::Ruleset;

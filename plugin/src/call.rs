@@ -47,10 +47,10 @@ fn fail(verb: Option<Verb>, request: Option<&Request>, fault: &PluginError) -> R
     log::start(conf::LogLevel::Info);
     let reply = Reply::failure(verb, request.map(|request| request.network.version()), fault);
     if let Reply::Failure(failure) = &reply {
-        let args = request.map_or("", |request| request.args.as_str()).escape_debug();
+        let args = log::brief(request.map_or("", |request| &request.args));
+        let cause = log::brief(&fault.chain());
         let (id, code, hint) = (&failure.id, failure.code, &failure.details);
-        let cause = fault.chain();
-        tracing::error!(id, code, cause, hint, %args, "gybe-cni {} error", verb.map_or("", command));
+        tracing::error!(id, code, cause, hint, args, "gybe-cni {} error", verb.map_or("", command));
     }
     reply
 }

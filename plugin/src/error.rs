@@ -13,6 +13,7 @@ use crate::stdin::StdinError;
 use crate::version::VersionError;
 use gybe_netfilter::netns::NetnsError;
 use gybe_netfilter::redirection::RedirectionError;
+use gybe_netfilter::routes::RoutesError;
 use std::path::PathBuf;
 
 /// Why a call fails.
@@ -53,7 +54,7 @@ pub enum PluginError {
     Netns(#[source] NetnsError),
     /// The pod's addresses.
     #[error("the pod's addresses cannot be read")]
-    Addresses(#[source] NetnsError),
+    Addresses(#[source] RoutesError),
     /// The kernel and our rules.
     #[error("the pod cannot be redirected")]
     Redirection(#[from] RedirectionError),
@@ -73,6 +74,8 @@ impl PluginError {
             Self::Facts(fault) => fault.hint().map(str::to_owned),
             Self::Refused(cause) => cause.hint().map(str::to_owned),
             Self::Backend(_) => Some("set backend to auto or nft in the plugin's configuration".to_owned()),
+            Self::Netns(fault) => fault.hint(),
+            Self::Addresses(fault) => fault.hint(),
             Self::Redirection(fault) => fault.hint(),
             Self::Drifted(_) => Some("restart the pod, or run gybe apply in its namespace".to_owned()),
             _ => None,

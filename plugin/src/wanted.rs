@@ -5,15 +5,16 @@ use crate::conf::{BackendChoice, PluginConf};
 use crate::decide::{self, Cause, Opinion, Wish};
 use crate::error::PluginError;
 use crate::facts;
-use crate::families::{self, Stack};
+use crate::families;
 use crate::gates::{self, InitContainer, Reason};
 use crate::pod::PodFacts;
 use crate::request::{OwnNamespace, Request, Verb};
 use gybe_netfilter::backend::Backend;
-use gybe_netfilter::netns::{self, Netns, NetnsError};
+use gybe_netfilter::netns::{Netns, NetnsError};
 use gybe_netfilter::nft::Nft;
 use gybe_netfilter::policy::Families;
 use gybe_netfilter::redirection::{Redirection, RedirectionError};
+use gybe_netfilter::routes::Rtnetlink;
 use std::net::IpAddr;
 use std::path::Path;
 
@@ -89,27 +90,24 @@ fn backend(choice: BackendChoice) -> Result<Box<dyn Backend>, PluginError> {
 
 impl Subject {
     /// Goes into the pod's namespace, completes the wish there, and does `work` with it.
+    ///
+    /// One routing socket serves both the look at the addresses and the work.
     pub(crate) fn inside<T: Send>(
         self,
         conf: &PluginConf,
-        work: impl FnOnce(&Redirection, &dyn Backend) -> Result<T, RedirectionError> + Send,
+        work: impl FnOnce(&Redirection, &mut Rtnetlink, &dyn Backend) -> Result<T, RedirectionError> + Send,
     ) -> Result<Done<T>, PluginError> {
         let stack = families::stack(&self.facts);
         let (wish, backend) = (self.wish, self.backend);
         let errand = move || {
-            let addresses = addresses()?;
-            let families = choose(conf, stack, &addresses)?;
-            let outcome = work(&Redirection::of(&wish.policy(families)), backend.as_ref())?;
+            let mut rtnetlink = Rtnetlink::open().map_err(PluginError::Addresses)?;
+            let listed = rtnetlink.addresses().map_err(PluginError::Addresses)?;
+            let addresses: Vec<_> = listed.iter().map(|address| address.ip).collect();
+            let families = families::choose(conf.ipv6, stack, &addresses).map_err(Cause::Families)?;
+            let redirection = Redirection::of(&wish.policy(families));
+            let outcome = work(&redirection, &mut rtnetlink, backend.as_ref())?;
             Ok(Done { addresses, families, outcome })
         };
         self.netns.run(errand).map_err(PluginError::Netns)?
     }
-}
-
-fn addresses() -> Result<Vec<IpAddr>, PluginError> {
-    netns::addresses().map_err(PluginError::Addresses)
-}
-
-fn choose(conf: &PluginConf, stack: Stack, addresses: &[IpAddr]) -> Result<Families, PluginError> {
-    families::choose(conf.ipv6, stack, addresses).map_err(|fault| Cause::Families(fault).into())
 }

@@ -1,11 +1,10 @@
 //! A network namespace that only its owner can reach and nobody has to delete. What is inside it
 //! (links, sockets) is not made here.
 
+use gybe_netfilter::netns::{Netns, NetnsError};
 use nix::errno::Errno;
 use nix::sched::{CloneFlags, setns, unshare};
-use std::fs::File;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::os::linux::fs::MetadataExt;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::{io, panic, thread};
 
@@ -15,7 +14,7 @@ use std::{io, panic, thread};
 /// process that dies leaves nothing behind.
 #[derive(Debug)]
 pub struct Namespace {
-    handle: OwnedFd,
+    netns: Netns,
 }
 
 /// Why there is no namespace to work in.
@@ -33,22 +32,11 @@ pub enum NamespaceError {
     /// The thread that asked for a new one is still in the old one.
     #[error("unshare succeeded and the network namespace is still the same one")]
     StillTheOldOne,
-    /// The kernel's files about it cannot be read.
-    #[error("cannot open {path}")]
-    Unreadable {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// A thread could not enter it.
-    #[error("cannot enter the network namespace: {errno}")]
-    Closed {
-        /// What the kernel said.
-        errno: Errno,
-    },
-    /// No thread to enter it with.
-    #[error("cannot start a thread for the network namespace")]
+    /// It cannot be opened or entered.
+    #[error("cannot work in a network namespace")]
+    Netns(#[from] NetnsError),
+    /// No thread to make it with.
+    #[error("cannot start a thread for a new network namespace")]
     NoThread(#[source] io::Error),
     /// Its loopback interface stays down.
     #[error("cannot bring up the loopback interface of a new network namespace")]
@@ -61,12 +49,14 @@ pub const UNPRIVILEGED: &str = "unshare --user --map-root-user --map-auto";
 impl NamespaceError {
     /// What would help, if somebody can help.
     pub fn hint(&self) -> Option<String> {
-        matches!(self, Self::Forbidden).then(|| {
-            format!(
+        match self {
+            Self::Forbidden => Some(format!(
                 "run it as root, or put this in front of the command: {UNPRIVILEGED} \
                  (it needs newuidmap of package uidmap, and a range for the user in /etc/subuid and /etc/subgid)"
-            )
-        })
+            )),
+            Self::Netns(error) => error.hint(),
+            _ => None,
+        }
     }
 }
 
@@ -76,18 +66,9 @@ impl Namespace {
     /// # Errors
     /// When the process may not, or the kernel cannot.
     pub fn new() -> Result<Self, NamespaceError> {
-        let made = errand("new-netns", || -> Result<Self, NamespaceError> {
-            let old = own_handle()?;
-            unshare(CloneFlags::CLONE_NEWNET).map_err(|errno| match errno {
-                Errno::EPERM => NamespaceError::Forbidden,
-                errno => NamespaceError::Unmade { errno },
-            })?;
-            let new = own_handle()?;
-            if identity(&old)? == identity(&new)? {
-                return Err(NamespaceError::StillTheOldOne);
-            }
-            Ok(Self { handle: new.into() })
-        })??;
+        let made = thread::Builder::new().name("new-netns".into()).spawn(Self::in_a_new_one);
+        let made = made.map_err(NamespaceError::NoThread)?;
+        let made = made.join().unwrap_or_else(|panic| panic::resume_unwind(panic))?;
         let up = made.run(super::link::loopback_up)?;
         up.map_err(|error| NamespaceError::NoLoopback(Box::new(error)))?;
         Ok(made)
@@ -96,61 +77,43 @@ impl Namespace {
     /// One that somebody else made, by the path of its file.
     ///
     /// # Errors
-    /// When there is no such file, or this process may not open it.
+    /// When there is no such file, or it is no network namespace.
     pub fn open(path: &Path) -> Result<Self, NamespaceError> {
-        match File::open(path) {
-            Ok(file) => Ok(Self { handle: file.into() }),
-            Err(source) => Err(NamespaceError::Unreadable { path: path.to_owned(), source }),
-        }
+        Ok(Self { netns: Netns::open(path)? })
+    }
+
+    /// The calling thread is in it afterwards, and had better end.
+    fn in_a_new_one() -> Result<Self, NamespaceError> {
+        let old = Netns::of_this_thread()?;
+        unshare(CloneFlags::CLONE_NEWNET).map_err(|errno| match errno {
+            Errno::EPERM => NamespaceError::Forbidden,
+            errno => NamespaceError::Unmade { errno },
+        })?;
+        let netns = Netns::of_this_thread()?;
+        if netns.is_same_as(&old) { Err(NamespaceError::StillTheOldOne) } else { Ok(Self { netns }) }
     }
 
     /// A path by which another process can open it, as long as this value lives.
     pub fn path(&self) -> PathBuf {
-        PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), self.handle.as_raw_fd()))
+        PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), self.as_fd().as_raw_fd()))
     }
 
-    /// Does `work` inside it, on a thread made for this one errand: nobody moves back, so nothing
-    /// can go wrong on the way back.
+    /// Does `work` inside it, on a thread made for this one errand.
     ///
     /// # Errors
-    /// When no thread could be started or it could not enter; `work` was then not done.
+    /// When it could not be entered; `work` was then not done.
     pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T, NamespaceError> {
-        errand("in-netns", || {
-            self.enter()?;
-            Ok(work())
-        })?
+        Ok(self.netns.run(work)?)
     }
 
     /// Moves the calling thread into it for the rest of its life.
     pub(super) fn enter(&self) -> Result<(), NamespaceError> {
-        setns(self, CloneFlags::CLONE_NEWNET).map_err(|errno| NamespaceError::Closed { errno })
+        setns(self, CloneFlags::CLONE_NEWNET).map_err(|source| NetnsError::Enter { source }.into())
     }
 }
 
 impl AsFd for Namespace {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.handle.as_fd()
+        self.netns.as_fd()
     }
-}
-
-fn errand<T: Send>(name: &str, work: impl FnOnce() -> T + Send) -> Result<T, NamespaceError> {
-    thread::scope(|scope| {
-        let thread = thread::Builder::new().name(name.into()).spawn_scoped(scope, work);
-        let thread = thread.map_err(NamespaceError::NoThread)?;
-        Ok(thread.join().unwrap_or_else(|panic| panic::resume_unwind(panic)))
-    })
-}
-
-fn own_handle() -> Result<File, NamespaceError> {
-    let path = PathBuf::from("/proc/thread-self/ns/net");
-    File::open(&path).map_err(|source| NamespaceError::Unreadable { path, source })
-}
-
-/// Two handles are of one namespace when device and inode agree (`ioctl_ns(2)`).
-fn identity(handle: &File) -> Result<(u64, u64), NamespaceError> {
-    let about = handle.metadata().map_err(|source| NamespaceError::Unreadable {
-        path: PathBuf::from("/proc/thread-self/ns/net"),
-        source,
-    })?;
-    Ok((about.st_dev(), about.st_ino()))
 }

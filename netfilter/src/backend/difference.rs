@@ -126,7 +126,8 @@ fn out_of_place<'i>(places: &[(usize, &'i Item)]) -> impl Iterator<Item = &'i It
         run.push(*position);
         runs.push(run);
     }
-    let stay: HashSet<usize> = runs.into_iter().max_by_key(Vec::len).unwrap_or_default().into_iter().collect();
+    let stay: HashSet<usize> =
+        runs.into_iter().max_by_key(Vec::len).unwrap_or_default().into_iter().collect();
     let moved: Vec<_> = places.iter().filter(|(p, _)| !stay.contains(p)).map(|(_, item)| *item).collect();
     moved.into_iter()
 }
@@ -187,7 +188,8 @@ mod tests {
 
     #[test]
     fn chains_and_sets_are_told_apart_and_elements_named() {
-        let wanted = Inventory::of(vec![part(PartKind::Set, "ports", &["80"]), part(PartKind::Chain, "c", &[])]);
+        let wanted =
+            Inventory::of(vec![part(PartKind::Set, "ports", &["80"]), part(PartKind::Chain, "c", &[])]);
         let mut found =
             Inventory::of(vec![part(PartKind::Set, "ports", &["81"]), part(PartKind::Chain, "ports", &[])]);
         found.parts[1].form = vec![2];

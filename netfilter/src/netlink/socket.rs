@@ -3,11 +3,12 @@
 //! The kernel works a request off before `sendmsg` returns (spec `netlink.md`, Transport), so every
 //! answer is queued by then and nothing here ever blocks.
 
-use super::reply::Received;
+use super::list::{List, Listed};
+use super::reply::{Account, Outcome, Received};
 use nix::errno::Errno;
-use nix::{libc, setsockopt_impl, sockopt_impl};
 use nix::sys::socket::{AddressFamily, MsgFlags, SetSockOpt, SockFlag, SockProtocol, SockType};
 use nix::sys::socket::{recv, sendmsg, setsockopt, socket, sockopt};
+use nix::{libc, setsockopt_impl, sockopt_impl};
 use std::io::IoSlice;
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -34,10 +35,36 @@ pub(crate) struct Socket {
     buffer: Vec<u8>,
 }
 
+/// A request did not get out, or an answer not in. Nothing is known of what became of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Failure {
+    /// No socket.
+    #[error("cannot open a netlink socket")]
+    Open {
+        /// Why.
+        source: Errno,
+    },
+    /// The request could not be sent.
+    #[error("cannot send {bytes} bytes to the kernel")]
+    Send {
+        /// How much it was.
+        bytes: usize,
+        /// Why.
+        source: Errno,
+    },
+    /// The answer could not be fetched.
+    #[error("cannot read the kernel's answer")]
+    Receive {
+        /// Why.
+        source: Errno,
+    },
+}
+
 impl Socket {
     /// Opens one. It needs no `bind`: the first message gives it a port.
-    pub(crate) fn open(protocol: SockProtocol) -> Result<Self, Errno> {
-        let fd = socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, protocol)?;
+    pub(crate) fn open(protocol: SockProtocol) -> Result<Self, Failure> {
+        let fd = socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, protocol)
+            .map_err(|source| Failure::Open { source })?;
         let socket = Self { fd, buffer: vec![0; RECEIVE] };
         socket.wish(ExtendedAck, &true);
         socket.wish(CappedAck, &true);
@@ -59,19 +86,44 @@ impl Socket {
         }
     }
 
-    /// Sends all of it as one datagram.
-    pub(crate) fn send(&self, bytes: &[u8]) -> Result<(), Errno> {
+    /// Sends messages as one datagram and hears what becomes of them; `last` asks for an answer.
+    pub(crate) fn transact(&mut self, messages: &[u8], last: u32) -> Result<Outcome, Failure> {
+        self.send(messages)?;
+        let mut account = Account::of(last);
+        while !account.is_settled() {
+            match self.receive()? {
+                Some(received) => account.note(received),
+                None => break,
+            }
+        }
+        Ok(account.outcome())
+    }
+
+    /// Sends a request for a list and collects it.
+    pub(crate) fn list(&mut self, request: &[u8], sequence: u32) -> Result<Listed, Failure> {
+        self.send(request)?;
+        let mut list = List::of(sequence);
+        while !list.is_complete() {
+            match self.receive()? {
+                Some(received) => list.note(received),
+                None => break,
+            }
+        }
+        Ok(list.outcome())
+    }
+
+    fn send(&self, bytes: &[u8]) -> Result<(), Failure> {
         // A signal before the kernel took the datagram: nothing was done, so it is sent again.
         loop {
             match sendmsg::<()>(self.fd.as_raw_fd(), &[IoSlice::new(bytes)], &[], MsgFlags::empty(), None) {
                 Err(Errno::EINTR) => {}
-                sent => return sent.map(drop),
+                sent => return sent.map(drop).map_err(|source| Failure::Send { bytes: bytes.len(), source }),
             }
         }
     }
 
     /// The next datagram; `None` when nothing more is queued.
-    pub(crate) fn receive(&mut self) -> Result<Option<Received<'_>>, Errno> {
+    fn receive(&mut self) -> Result<Option<Received<'_>>, Failure> {
         let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_TRUNC;
         loop {
             match recv(self.fd.as_raw_fd(), &mut self.buffer, flags) {
@@ -82,7 +134,7 @@ impl Socket {
                 Err(Errno::EAGAIN) => return Ok(None),
                 Err(Errno::ENOBUFS) => return Ok(Some(Received::Overrun)),
                 Err(Errno::EINTR) => {}
-                Err(errno) => return Err(errno),
+                Err(source) => return Err(Failure::Receive { source }),
             }
         }
     }

@@ -1,7 +1,9 @@
 //! Where each of our chains hangs: type, hook and priority, each with its why.
 
 use super::uapi::{NF_ACCEPT, NF_INET_LOCAL_OUT, NF_INET_PRE_ROUTING};
-use super::uapi::{NFTA_CHAIN_HOOK, NFTA_CHAIN_POLICY, NFTA_CHAIN_TYPE, NFTA_HOOK_HOOKNUM, NFTA_HOOK_PRIORITY};
+use super::uapi::{
+    NFTA_CHAIN_HOOK, NFTA_CHAIN_POLICY, NFTA_CHAIN_TYPE, NFTA_HOOK_HOOKNUM, NFTA_HOOK_PRIORITY,
+};
 use crate::netlink::attr::{Attributes, Writer};
 use crate::ruleset::{ChainName, Hook, Stage};
 

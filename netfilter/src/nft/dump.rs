@@ -1,24 +1,26 @@
 //! What is in our table, as the kernel lists it, and what it should list: two inventories to compare.
 //!
-//! Rules are compared as the bytes of their expressions with counters at zero (`listing`
-//! collects the kernel's answers, `found` reads them; this module asks and puts together).
+//! Rules are compared as the bytes of their expressions with counters at zero (`found`
+//! reads the kernel's entries; this module asks for them and puts them together).
 
 mod found;
-mod listing;
 
+use super::batch::{GENERIC, TooLong};
 use super::chain::{self, Base};
 use super::error::NftError;
 use super::key::{KeyType, ranges};
+use super::set::{self, tcp_and_udp};
 use super::socket::Connection;
 use super::uapi::*;
-use super::{TABLE, expr, set};
+use super::{TABLE, expr};
 use crate::backend::{Inventory, Item, Part, PartKind};
 use crate::netlink::attr::Writer;
+use crate::netlink::list::Listed;
 use crate::netlink::message::{DUMP, Header, REQUEST};
 use crate::ruleset::{Chain, NamedList, Ruleset};
 use found::FoundSet;
-use listing::{List, Listed};
 use nix::errno::Errno;
+use std::collections::HashMap;
 
 /// How often a list that changed while it was read is read again.
 const ATTEMPTS: u32 = 5;
@@ -32,8 +34,11 @@ pub(super) fn wanted(rules: &Ruleset) -> Inventory {
 fn wanted_chain(chain: &Chain) -> Part {
     let items = chain.rules.iter().map(|rule| {
         let mut writer = Writer::default();
-        expr::write(&mut writer, rule);
-        let form = writer.finish().unwrap_or_default();
+        expr::write(&mut writer, rule, None);
+        let mut form = writer.finish().unwrap_or_default();
+        if expr::needs_unnamed(rule) {
+            form.extend(found::contents(&unnamed_set()));
+        }
         Item { id: rule.id.0.to_owned(), form, packets: Some(0), bytes: Some(0) }
     });
     Part {
@@ -54,6 +59,16 @@ fn wanted_set(list: &NamedList<'_>) -> Part {
     }
 }
 
+fn unnamed_set() -> Part {
+    let (key, ranges) = (tcp_and_udp::KEY, tcp_and_udp::ranges());
+    Part {
+        kind: PartKind::Set,
+        name: set::ANONYMOUS.to_owned(),
+        form: found::set_form(key.number(), u32::from(key.length()), tcp_and_udp::FLAGS),
+        items: ranges.into_iter().map(|range| found::element(Some(key), range)).collect(),
+    }
+}
+
 /// What is there. Nothing when there is no table of ours.
 pub(super) fn inventory(connection: &mut Connection) -> Result<Inventory, NftError> {
     for _ in 0..ATTEMPTS {
@@ -66,35 +81,40 @@ pub(super) fn inventory(connection: &mut Connection) -> Result<Inventory, NftErr
 
 /// One attempt; `None` when something changed meanwhile.
 fn attempt(connection: &mut Connection) -> Result<Option<Inventory>, NftError> {
-    let mut listing = Listing { connection, generation: None, sequence: 0 };
-    let sets = match listing.ask("the sets", NFT_MSG_GETSET, |w| w.text(NFTA_SET_TABLE, TABLE)) {
+    let mut lists = Lists { connection, generation: None, sequence: 0 };
+    let sets = match lists.ask("the sets", NFT_MSG_GETSET, |w| w.text(NFTA_SET_TABLE, TABLE)) {
         Ok(sets) => sets,
         Err(NftError::List { source: Errno::ENOENT, .. }) => return Ok(Some(Inventory::default())),
         Err(error) => return Err(error),
     };
-    let chains = listing.ask("the chains", NFT_MSG_GETCHAIN, |w| w.text(NFTA_CHAIN_TABLE, TABLE))?;
-    let rules = listing.ask("the rules", NFT_MSG_GETRULE, |w| w.text(NFTA_RULE_TABLE, TABLE))?;
+    let chains = lists.ask("the chains", NFT_MSG_GETCHAIN, |w| w.text(NFTA_CHAIN_TABLE, TABLE))?;
+    let rules = lists.ask("the rules", NFT_MSG_GETRULE, |w| w.text(NFTA_RULE_TABLE, TABLE))?;
     let (Some(sets), Some(chains), Some(rules)) = (sets, chains, rules) else { return Ok(None) };
-    let mut parts = found::chains(&chains.entries, &rules.entries);
-    for set in found::sets(&sets.entries) {
-        match listing.elements(&set)? {
-            Some(elements) => parts.push(set.part(&elements.entries)),
-            None => return Ok(None),
+    let (mut named, mut unnamed) = (Vec::new(), HashMap::new());
+    for set in found::sets(&sets) {
+        let Some(elements) = lists.elements(&set)? else { return Ok(None) };
+        match set.is_unnamed() {
+            true => unnamed.insert(set.name.clone(), found::contents(&set.part(&elements))).map_or((), drop),
+            false => named.push(set.part(&elements)),
         }
     }
-    Ok(Some(Inventory::of(parts)))
+    named.extend(found::chains(&chains, &rules, &unnamed));
+    Ok(Some(Inventory::of(named)))
 }
 
 /// Several lists that are to show the same generation of the rules.
-struct Listing<'c> {
+struct Lists<'c> {
     connection: &'c mut Connection,
-    /// The generation's lower bits, which every message of a list bears (`nfnl_msg_put`, `res_id`).
+    /// The generation's lower bits, which every entry bears (`nfnl_msg_put`, `res_id`).
     generation: Option<[u8; 2]>,
     sequence: u32,
 }
 
-impl Listing<'_> {
-    fn elements(&mut self, set: &FoundSet) -> Result<Option<List>, NftError> {
+/// The attributes of each entry.
+type Entries = Vec<Vec<u8>>;
+
+impl Lists<'_> {
+    fn elements(&mut self, set: &FoundSet) -> Result<Option<Entries>, NftError> {
         let elements = self.ask("the elements of a set", NFT_MSG_GETSETELEM, |w| {
             w.text(NFTA_SET_ELEM_LIST_TABLE, TABLE);
             w.text(NFTA_SET_ELEM_LIST_SET, &set.name);
@@ -106,36 +126,35 @@ impl Listing<'_> {
         }
     }
 
-    /// Asks for a list; `None` when it is of another generation than the lists before it.
+    /// Asks for a list; `None` when something changed since the lists before it.
     fn ask(
         &mut self,
         what: &'static str,
         kind: u16,
         filter: impl FnOnce(&mut Writer),
-    ) -> Result<Option<List>, NftError> {
+    ) -> Result<Option<Entries>, NftError> {
         self.sequence += 1;
         let mut writer = Writer::with_capacity(256);
         let kind = NFNL_SUBSYS_NFTABLES << 8 | kind;
         let header = Header { kind, flags: REQUEST | DUMP, sequence: self.sequence };
         writer.message(header, &[NFPROTO_INET, 0, 0, 0], filter);
-        let request = writer.finish().unwrap_or_default();
-        let sent = self.connection.0.send(&request);
-        sent.map_err(|source| NftError::Send { bytes: request.len(), source })?;
-        let mut list = List::of(self.sequence, self.generation);
-        while !list.is_complete() {
-            match self.connection.receive()? {
-                Some(received) => list.note(received),
-                None => break,
-            }
-        }
-        match list.outcome() {
-            Listed::Whole => {
-                self.generation = list.generation();
-                Ok(Some(list))
-            }
+        let request = writer.finish().ok_or(TooLong)?;
+        match self.connection.0.list(&request, self.sequence)? {
+            Listed::Whole(entries) => Ok(self.of_one_generation(entries)),
             Listed::Changed => Ok(None),
             Listed::Refused(source) => Err(NftError::List { what, source }),
             Listed::Unknown(source) => Err(NftError::Listing { source }),
         }
+    }
+
+    fn of_one_generation(&mut self, mut entries: Entries) -> Option<Entries> {
+        for entry in &mut entries {
+            let generation = entry.get(2..GENERIC)?.try_into().ok()?;
+            if self.generation.replace(generation).is_some_and(|before| before != generation) {
+                return None;
+            }
+            entry.drain(..GENERIC);
+        }
+        Some(entries)
     }
 }

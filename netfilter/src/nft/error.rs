@@ -2,30 +2,18 @@
 
 use super::batch::{Object, TooLong};
 use crate::netlink::reply::Unknown;
+use crate::netlink::socket::Failure;
 use nix::errno::Errno;
 
 /// A failure of the nftables backend.
 #[derive(Debug, thiserror::Error)]
 pub enum NftError {
-    /// No socket.
-    #[error("cannot open a netlink socket to nftables")]
-    Open {
+    /// Nothing went out, or nothing came back.
+    #[error("cannot talk to nftables")]
+    Talk {
         /// Why.
-        source: Errno,
-    },
-    /// The request could not be sent.
-    #[error("cannot send {bytes} bytes to nftables")]
-    Send {
-        /// How much it was.
-        bytes: usize,
-        /// Why.
-        source: Errno,
-    },
-    /// The answer could not be fetched.
-    #[error("cannot read the answer of nftables")]
-    Receive {
-        /// Why.
-        source: Errno,
+        #[from]
+        source: Failure,
     },
     /// nftables refused something, and so changed nothing.
     #[error("nftables refused {object}{}", spoken(.said.as_deref()))]
@@ -97,8 +85,8 @@ impl KernelPart {
     /// `ENOENT`, at the chain or at the rule; without nf_tables itself the transaction is refused.
     pub(super) fn lacking(object: &Object, errno: Errno, expressions: &[&[u8]]) -> Option<Self> {
         match (object, errno) {
-            (Object::Transaction, Errno::EINVAL | Errno::EOPNOTSUPP) => Some(Self::NF_TABLES),
-            (Object::Table, Errno::EOPNOTSUPP | Errno::EAFNOSUPPORT) => Some(Self::NF_TABLES),
+            (Object::Transaction, Errno::EINVAL | Errno::EOPNOTSUPP)
+            | (Object::Table, Errno::EOPNOTSUPP | Errno::EAFNOSUPPORT) => Some(Self::NF_TABLES),
             (Object::Chain(_), Errno::ENOENT | Errno::EOPNOTSUPP) => Some(Self::NAT),
             (Object::Rule(..), Errno::ENOENT | Errno::EOPNOTSUPP) => {
                 expressions.iter().rev().find_map(|name| match *name {
@@ -118,14 +106,16 @@ impl NftError {
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::Refused { lacking: Some(part), .. } => Some(part.advice()),
-            Self::Open { source: Errno::EPROTONOSUPPORT } => Some(KernelPart::NF_TABLES.advice()),
+            Self::Talk { source: Failure::Open { source: Errno::EPROTONOSUPPORT } } => {
+                Some(KernelPart::NF_TABLES.advice())
+            }
             Self::Refused { source: Errno::EPERM, .. } | Self::List { source: Errno::EPERM, .. } => {
                 Some("it takes CAP_NET_ADMIN in the user namespace that owns this network namespace".into())
             }
             Self::Refused { object: Object::Table, source: Errno::EEXIST, .. } => {
                 Some("a table inet gybe is there already".into())
             }
-            Self::Send { source: Errno::EMSGSIZE, .. } => {
+            Self::Talk { source: Failure::Send { source: Errno::EMSGSIZE, .. } } => {
                 Some("raise the sysctl net.core.wmem_max, or run with CAP_NET_ADMIN on the host".into())
             }
             Self::Unsettled { .. } => Some("applying again is safe".into()),

@@ -13,16 +13,22 @@ use crate::ruleset::{ConnectionState, Family, Is, Match, Networks, Protocol, Rul
 use std::collections::BTreeSet;
 use wire::{Expressions, Field};
 
-/// Writes the expressions of `rule`.
-pub(super) fn write(w: &mut Writer, rule: &Rule) {
+/// Writes the expressions of `rule`. `unnamed` is the number of its set of TCP and UDP in the batch,
+/// if it needs one; what the kernel lists has none.
+pub(super) fn write(w: &mut Writer, rule: &Rule, unnamed: Option<u32>) {
     let lists = rule.lists();
-    let mut encoder = Encoder { out: Expressions(w), family: None };
+    let mut encoder = Encoder { out: Expressions(w), family: None, set: None, unnamed };
     for (at, condition) in rule.matches.iter().enumerate() {
-        let set = lists.iter().find(|list| list.at == at).map(|list| list.name.as_ref());
-        encoder.condition(condition, set);
+        encoder.set = lists.iter().find(|list| list.at == at).map(|list| list.name.as_ref());
+        encoder.condition(condition);
     }
     encoder.out.count();
     encoder.verdict(rule);
+}
+
+/// Does the rule need a set of TCP and UDP?
+pub(super) fn needs_unnamed(rule: &Rule) -> bool {
+    rule.matches.contains(&Match::Protocol(Protocol::TcpOrUdp))
 }
 
 /// Writes a counter at zero: what any counter is compared as.
@@ -30,25 +36,28 @@ pub(super) fn count(w: &mut Writer) {
     Expressions(w).count();
 }
 
-struct Encoder<'w> {
+struct Encoder<'w, 'r> {
     out: Expressions<'w>,
     /// The family that was already asked for: an address match needs it once.
     family: Option<Family>,
+    /// The named set of the match at hand; without one it has a single value.
+    set: Option<&'r str>,
+    unnamed: Option<u32>,
 }
 
-impl Encoder<'_> {
-    fn condition(&mut self, condition: &Match, set: Option<&str>) {
+impl Encoder<'_, '_> {
+    fn condition(&mut self, condition: &Match) {
         match condition {
             Match::Family(family) => self.family(*family),
-            Match::Protocol(protocol) => self.protocol(*protocol, set),
-            Match::InInterface(names) => self.interface(NFT_META_IIFNAME, names, set),
-            Match::OutInterface(names) => self.interface(NFT_META_OIFNAME, names, set),
-            Match::Source(is, nets) => self.address([12, 8], *is, nets, set),
-            Match::Destination(is, nets) => self.address([16, 24], *is, nets, set),
-            Match::SourcePort(is, ports) => self.port(0, *is, ports, set),
-            Match::DestinationPort(is, ports) => self.port(2, *is, ports, set),
-            Match::OwnerUid(ids) => self.owner(NFT_META_SKUID, ids, set),
-            Match::OwnerGid(ids) => self.owner(NFT_META_SKGID, ids, set),
+            Match::Protocol(protocol) => self.protocol(*protocol),
+            Match::InInterface(names) => self.interface(NFT_META_IIFNAME, names),
+            Match::OutInterface(names) => self.interface(NFT_META_OIFNAME, names),
+            Match::Source(is, nets) => self.address([12, 8], *is, nets),
+            Match::Destination(is, nets) => self.address([16, 24], *is, nets),
+            Match::SourcePort(is, ports) => self.port(0, *is, ports),
+            Match::DestinationPort(is, ports) => self.port(2, *is, ports),
+            Match::OwnerUid(ids) => self.owner(NFT_META_SKUID, ids),
+            Match::OwnerGid(ids) => self.owner(NFT_META_SKGID, ids),
             Match::Mark(is, mark) => {
                 self.out.load_meta(NFT_META_MARK);
                 self.out.compare(equality(*is), &mark.to_ne_bytes());
@@ -61,6 +70,14 @@ impl Encoder<'_> {
         }
     }
 
+    /// Compares with the value, or looks up in the named set when there is no single one.
+    fn is_one_of(&mut self, is: Is, single: Option<&[u8]>) {
+        match (self.set, single) {
+            (None, Some(value)) => self.out.compare(equality(is), value),
+            (set, _) => self.out.look_up(set.unwrap_or_default(), inversion(is)),
+        }
+    }
+
     fn family(&mut self, family: Family) {
         if self.family.replace(family) != Some(family) {
             self.out.load_meta(NFT_META_NFPROTO);
@@ -68,25 +85,23 @@ impl Encoder<'_> {
         }
     }
 
-    fn protocol(&mut self, protocol: Protocol, set: Option<&str>) {
+    fn protocol(&mut self, protocol: Protocol) {
         self.out.load_meta(NFT_META_L4PROTO);
-        match (protocol, set) {
-            (_, Some(set)) => self.out.look_up(set, 0),
-            (Protocol::Udp, None) => self.out.compare(NFT_CMP_EQ, &[value::UDP]),
-            (Protocol::Tcp | Protocol::TcpOrUdp, None) => self.out.compare(NFT_CMP_EQ, &[value::TCP]),
+        match protocol {
+            Protocol::Tcp => self.out.compare(NFT_CMP_EQ, &[value::TCP]),
+            Protocol::Udp => self.out.compare(NFT_CMP_EQ, &[value::UDP]),
+            Protocol::TcpOrUdp => self.out.look_up_unnamed(self.unnamed),
         }
     }
 
-    fn interface(&mut self, key: u32, names: &BTreeSet<InterfaceName>, set: Option<&str>) {
+    fn interface(&mut self, key: u32, names: &BTreeSet<InterfaceName>) {
         self.out.load_meta(key);
-        match (set, names.first()) {
-            (None, Some(name)) => self.out.compare(NFT_CMP_EQ, &value::interface(name)),
-            (set, _) => self.out.look_up(set.unwrap_or_default(), 0),
-        }
+        let name = names.first().map(value::interface);
+        self.is_one_of(Is::In, name.as_ref().map(<[u8; 16]>::as_slice));
     }
 
     /// `offsets` are those of the address in an IPv4 and in an IPv6 header.
-    fn address(&mut self, offsets: [u32; 2], is: Is, nets: &Networks, set: Option<&str>) {
+    fn address(&mut self, offsets: [u32; 2], is: Is, nets: &Networks) {
         self.family(nets.family());
         let [v4, v6] = offsets;
         let (offset, whole) = match nets {
@@ -94,11 +109,11 @@ impl Encoder<'_> {
             Networks::V6(_) => (v6, 16),
         };
         let field = |length| Field { base: NFT_PAYLOAD_NETWORK_HEADER, offset, length };
-        match (set, Prefix::only(nets)) {
-            (None, Some(prefix)) => self.prefix(is, field, &prefix),
-            (set, _) => {
+        match Prefix::only(nets).filter(|_| self.set.is_none()) {
+            Some(prefix) => self.prefix(is, field, &prefix),
+            None => {
                 self.out.load_packet(field(whole));
-                self.out.look_up(set.unwrap_or_default(), inversion(is));
+                self.is_one_of(is, None);
             }
         }
     }
@@ -107,7 +122,7 @@ impl Encoder<'_> {
     fn prefix(&mut self, is: Is, field: impl Fn(u32) -> Field, prefix: &Prefix) {
         let bytes = prefix.length / 8;
         match prefix.address.get(..usize::from(bytes)) {
-            Some(start) if bytes > 0 && prefix.length % 8 == 0 => {
+            Some(start) if bytes > 0 && prefix.length.is_multiple_of(8) => {
                 self.out.load_packet(field(u32::from(bytes)));
                 self.out.compare(equality(is), start);
             }
@@ -119,10 +134,10 @@ impl Encoder<'_> {
         }
     }
 
-    fn port(&mut self, offset: u32, is: Is, ports: &PortSet, set: Option<&str>) {
+    fn port(&mut self, offset: u32, is: Is, ports: &PortSet) {
         self.out.load_packet(Field { base: NFT_PAYLOAD_TRANSPORT_HEADER, offset, length: 2 });
-        let Some(range) = ports.ranges().first().filter(|_| set.is_none()) else {
-            return self.out.look_up(set.unwrap_or_default(), inversion(is));
+        let Some(range) = ports.ranges().first().filter(|_| self.set.is_none()) else {
+            return self.is_one_of(is, None);
         };
         let (first, last) = range.bounds();
         let (from, to) = (first.to_be_bytes(), last.to_be_bytes());
@@ -136,12 +151,10 @@ impl Encoder<'_> {
         }
     }
 
-    fn owner(&mut self, key: u32, ids: &BTreeSet<u32>, set: Option<&str>) {
+    fn owner(&mut self, key: u32, ids: &BTreeSet<u32>) {
         self.out.load_meta(key);
-        match (set, ids.first()) {
-            (None, Some(id)) => self.out.compare(NFT_CMP_EQ, &id.to_ne_bytes()),
-            (set, _) => self.out.look_up(set.unwrap_or_default(), 0),
-        }
+        let id = ids.first().map(|id| id.to_ne_bytes());
+        self.is_one_of(Is::In, id.as_ref().map(<[u8; 4]>::as_slice));
     }
 
     fn state(&mut self, state: ConnectionState) {

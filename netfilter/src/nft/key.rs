@@ -33,7 +33,6 @@ impl KeyType {
     /// The type of that list's keys.
     pub(super) fn of(elements: &Elements<'_>) -> Self {
         match elements {
-            Elements::TcpAndUdp => Self::Protocol,
             Elements::Ports(_) => Self::Port,
             Elements::V4(_) => Self::V4,
             Elements::V6(_) => Self::V6,
@@ -77,16 +76,19 @@ impl KeyType {
         matches!(self, Self::Port | Self::V4 | Self::V6)
     }
 
-    /// Are its keys in the machine's byte order? `nft` has to be told or prints 1337 as 956628992.
+    /// Are its keys in the machine's byte order? `nft` has to be told, or it prints 1337 as 956628992
+    /// and a name as nothing.
     pub(super) fn is_host_order(self) -> bool {
-        matches!(self, Self::Uid | Self::Gid)
+        matches!(self, Self::Uid | Self::Gid | Self::Interface)
     }
 
     /// A range of it as people write it.
     pub(super) fn text(self, range: Range) -> String {
         let value = |key: u128| match self {
             Self::Protocol | Self::Port => (key >> self.shift()).to_string(),
-            Self::V4 => Ipv4Addr::from_bits(u32::try_from(key >> self.shift()).unwrap_or_default()).to_string(),
+            Self::V4 => {
+                Ipv4Addr::from_bits(u32::try_from(key >> self.shift()).unwrap_or_default()).to_string()
+            }
             Self::V6 => Ipv6Addr::from_bits(key).to_string(),
             Self::Uid | Self::Gid => {
                 let [a, b, c, d, ..] = key.to_be_bytes();
@@ -124,7 +126,9 @@ pub(super) fn number(bytes: &[u8]) -> u128 {
 }
 
 impl Range {
-    fn one(key: u128) -> Self {
+    /// The one key with these bytes.
+    pub(super) fn one(bytes: &[u8]) -> Self {
+        let key = number(bytes);
         Self { first: key, last: key }
     }
 
@@ -145,9 +149,7 @@ impl Range {
 pub(super) fn ranges(elements: &Elements<'_>) -> Vec<Range> {
     let shift = KeyType::of(elements).shift();
     let between = |first: u128, last: u128| Range { first: first << shift, last: last << shift };
-    let single = |bytes: &[u8]| Range::one(number(bytes));
     let mut all: Vec<Range> = match elements {
-        Elements::TcpAndUdp => [value::TCP, value::UDP].map(|protocol| single(&[protocol])).to_vec(),
         Elements::Ports(ports) => {
             let bounds = ports.ranges().iter().map(|range| range.bounds());
             bounds.map(|(first, last)| between(first.into(), last.into())).collect()
@@ -160,8 +162,10 @@ pub(super) fn ranges(elements: &Elements<'_>) -> Vec<Range> {
             let ranges = v6_ranges(nets).into_iter();
             ranges.map(|r| between(r.start().to_bits(), r.end().to_bits())).collect()
         }
-        Elements::Uids(ids) | Elements::Gids(ids) => ids.iter().map(|id| single(&id.to_ne_bytes())).collect(),
-        Elements::Interfaces(names) => names.iter().map(|name| single(&value::interface(name))).collect(),
+        Elements::Uids(ids) | Elements::Gids(ids) => {
+            ids.iter().map(|id| Range::one(&id.to_ne_bytes())).collect()
+        }
+        Elements::Interfaces(names) => names.iter().map(|name| Range::one(&value::interface(name))).collect(),
     };
     all.sort_unstable();
     all

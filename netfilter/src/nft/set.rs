@@ -1,4 +1,4 @@
-//! Named sets as messages: what a set is, and its elements in portions.
+//! Sets as messages: what a set is, and its elements in portions.
 
 use super::TABLE;
 use super::key::{KeyType, Range, ranges};
@@ -40,7 +40,6 @@ pub(super) fn flags(key: KeyType) -> u32 {
 /// How many bytes its elements take on the wire, at most.
 pub(super) fn size(elements: &Elements<'_>) -> usize {
     let (count, bounds) = match elements {
-        Elements::TcpAndUdp => (2, 1),
         Elements::Ports(ports) => (ports.ranges().len(), 2),
         Elements::V4(nets) => (nets.len(), 2),
         Elements::V6(nets) => (nets.len(), 2),
@@ -56,7 +55,10 @@ pub(super) fn portions(list: &NamedList<'_>) -> Vec<Portion> {
     let key = KeyType::of(&list.elements);
     let bounds = if key.is_interval() { 2 } else { 1 };
     let one = bounds * (usize::from(key.length()).next_multiple_of(4) + ELEMENT_OVERHEAD);
-    ranges(&list.elements).chunks(PORTION / one).map(|ranges| Portion { key, ranges: ranges.to_vec() }).collect()
+    ranges(&list.elements)
+        .chunks(PORTION / one)
+        .map(|ranges| Portion { key, ranges: ranges.to_vec() })
+        .collect()
 }
 
 /// Elements that fit into one message.
@@ -70,15 +72,17 @@ impl Portion {
     pub(super) fn write(&self, w: &mut Writer, set: &str) {
         w.text(NFTA_SET_ELEM_LIST_TABLE, TABLE);
         w.text(NFTA_SET_ELEM_LIST_SET, set);
-        w.nested(NFTA_SET_ELEM_LIST_ELEMENTS, |w| {
-            for range in &self.ranges {
-                self.element(w, range.first, 0);
-                // An interval that reaches the last key has no end.
-                if let Some(end) = range.end(self.key.length()).filter(|_| self.key.is_interval()) {
-                    self.element(w, end, NFT_SET_ELEM_INTERVAL_END);
-                }
+        w.nested(NFTA_SET_ELEM_LIST_ELEMENTS, |w| self.elements(w));
+    }
+
+    fn elements(&self, w: &mut Writer) {
+        for range in &self.ranges {
+            self.element(w, range.first, 0);
+            // An interval that reaches the last key has no end.
+            if let Some(end) = range.end(self.key.length()).filter(|_| self.key.is_interval()) {
+                self.element(w, end, NFT_SET_ELEM_INTERVAL_END);
             }
-        });
+        }
     }
 
     fn element(&self, w: &mut Writer, key: u128, flags: u32) {
@@ -90,5 +94,41 @@ impl Portion {
                 w.be32(NFTA_SET_ELEM_FLAGS, flags);
             }
         });
+    }
+}
+
+/// The name that asks the kernel to find one: `__set0`, `__set1`, ...
+pub(super) const ANONYMOUS: &str = "__set%d";
+
+/// What the set of a rule's own is: TCP and UDP. It comes and goes with its rule.
+pub(super) mod tcp_and_udp {
+    use super::*;
+    use crate::nft::value::{TCP, UDP};
+
+    pub(in crate::nft) const FLAGS: u32 = NFT_SET_ANONYMOUS | NFT_SET_CONSTANT;
+    pub(in crate::nft) const KEY: KeyType = KeyType::Protocol;
+
+    /// Its two elements.
+    pub(in crate::nft) fn ranges() -> Vec<Range> {
+        [TCP, UDP].map(|protocol| Range::one(&[protocol])).to_vec()
+    }
+
+    /// Writes what it is.
+    pub(in crate::nft) fn describe(w: &mut Writer, id: u32) {
+        w.text(NFTA_SET_TABLE, TABLE);
+        w.text(NFTA_SET_NAME, ANONYMOUS);
+        w.be32(NFTA_SET_FLAGS, FLAGS);
+        w.be32(NFTA_SET_KEY_TYPE, KEY.number());
+        w.be32(NFTA_SET_KEY_LEN, u32::from(KEY.length()));
+        w.be32(NFTA_SET_ID, id);
+        w.nested(NFTA_SET_DESC, |w| w.be32(NFTA_SET_DESC_SIZE, 2));
+    }
+
+    /// Writes its elements.
+    pub(in crate::nft) fn fill(w: &mut Writer, id: u32) {
+        w.text(NFTA_SET_ELEM_LIST_TABLE, TABLE);
+        w.text(NFTA_SET_ELEM_LIST_SET, ANONYMOUS);
+        w.be32(NFTA_SET_ELEM_LIST_SET_ID, id);
+        w.nested(NFTA_SET_ELEM_LIST_ELEMENTS, |w| Portion { key: KEY, ranges: ranges() }.elements(w));
     }
 }

@@ -2,7 +2,8 @@
 
 use super::batch::{Batch, Object};
 use super::error::{KernelPart, NftError};
-use crate::netlink::reply::{Account, Outcome, Received, Refusal};
+use crate::netlink::answer::Refusal;
+use crate::netlink::reply::Outcome;
 use crate::netlink::socket::Socket;
 use nix::errno::Errno;
 use nix::sys::socket::SockProtocol;
@@ -13,27 +14,13 @@ pub(super) struct Connection(pub(super) Socket);
 
 impl Connection {
     pub(super) fn open() -> Result<Self, NftError> {
-        let socket = Socket::open(SockProtocol::NetlinkNetFilter).map_err(|source| NftError::Open { source })?;
-        Ok(Self(socket))
+        Ok(Self(Socket::open(SockProtocol::NetlinkNetFilter)?))
     }
 
     /// Sends the batch; `Ok` only when the kernel acknowledged it and refused nothing.
     pub(super) fn transact(&mut self, batch: &Batch) -> Result<(), NftError> {
-        let bytes = batch.bytes();
-        self.0.make_room(bytes.len());
-        self.0.send(bytes).map_err(|source| NftError::Send { bytes: bytes.len(), source })?;
-        let mut account = Account::of(batch.last());
-        while !account.is_settled() {
-            match self.receive()? {
-                Some(received) => account.note(received),
-                None => break,
-            }
-        }
-        verdict(batch, account.outcome())
-    }
-
-    pub(super) fn receive(&mut self) -> Result<Option<Received<'_>>, NftError> {
-        self.0.receive().map_err(|source| NftError::Receive { source })
+        self.0.make_room(batch.bytes().len());
+        verdict(batch, self.0.transact(batch.bytes(), batch.last())?)
     }
 }
 

@@ -66,11 +66,14 @@ fn open(path: &Path) -> io::Result<File> {
 
 fn contents(file: &File, path: &Path) -> Result<Vec<u8>, DirectoryError> {
     let failed = |source| DirectoryError::Read { path: path.to_owned(), source };
-    if !file.metadata().map_err(failed)?.is_file() {
+    let metadata = file.metadata().map_err(failed)?;
+    if !metadata.is_file() {
         return Err(DirectoryError::NotAFile(path.to_owned()));
     }
-    let mut bytes = Vec::new();
-    file.take(MOST + 1).read_to_end(&mut bytes).map_err(failed)?;
-    let fits = u64::try_from(bytes.len()).is_ok_and(|length| length <= MOST);
-    if fits { Ok(bytes) } else { Err(DirectoryError::TooLarge(path.to_owned())) }
+    let too_large = || DirectoryError::TooLarge(path.to_owned());
+    // The size is only a guess: who writes the file may be about to.
+    let guess = usize::try_from(metadata.len().min(MOST)).map_err(|_| too_large())?;
+    let mut bytes = Vec::with_capacity(guess + 1);
+    let read = file.take(MOST + 1).read_to_end(&mut bytes).map_err(failed)?;
+    if u64::try_from(read).is_ok_and(|length| length <= MOST) { Ok(bytes) } else { Err(too_large()) }
 }

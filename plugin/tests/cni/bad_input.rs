@@ -1,9 +1,12 @@
 //! Bad input: refused with a name and a cause, before anything is changed, and never on DEL.
 
 use crate::pods::{Pods, meshed};
-use crate::program::{Outcome, exit_writing_to, run};
+use crate::program::{Outcome, exit_logging_to, exit_writing_to, run};
 use serde_json::{Value, json};
-use std::fs;
+use std::io::Write;
+use std::sync::mpsc;
+use std::time::Duration;
+use std::{fs, io};
 
 const PORTS: &str = "traffic.sidecar.istio.io/excludeInboundPorts";
 
@@ -200,6 +203,16 @@ fn del_succeeds_whatever_is_missing_or_wrong_behind_the_protocol() {
             );
         }
     }
+}
+
+#[test]
+fn f35_a_log_nobody_reads_does_not_hold_a_call() {
+    let (_reader, mut writer) = io::pipe().unwrap();
+    // A pipe holds 64 KiB (pipe(7)); now it holds no line more.
+    writer.write_all(&[b'x'; 65536]).unwrap();
+    let (tell, told) = mpsc::channel();
+    std::thread::spawn(move || tell.send(exit_logging_to(writer, [("CNI_COMMAND", "FOO")])));
+    assert_eq!(told.recv_timeout(Duration::from_secs(20)), Ok(Some(1)));
 }
 
 #[test]

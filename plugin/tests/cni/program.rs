@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 use std::fs::File;
-use std::io::Write;
+use std::io::{PipeWriter, Write};
 use std::process::{Command, Stdio};
 
 /// What a call came to.
@@ -54,6 +54,14 @@ pub(crate) fn exit_writing_to<'a>(
     env: impl IntoIterator<Item = (&'a str, &'a str)>,
 ) -> Option<i32> {
     gybe_cni(env).stdin(Stdio::null()).stdout(stdout).stderr(Stdio::null()).status().unwrap().code()
+}
+
+/// The exit of a call whose log goes to `stderr`.
+pub(crate) fn exit_logging_to<'a>(
+    stderr: PipeWriter,
+    env: impl IntoIterator<Item = (&'a str, &'a str)>,
+) -> Option<i32> {
+    gybe_cni(env).stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr).status().unwrap().code()
 }
 
 #[expect(clippy::disallowed_methods, reason = "the program under test is a program")]

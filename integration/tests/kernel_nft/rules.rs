@@ -1,80 +1,47 @@
-//! The nftables backend on this machine's kernel, in network namespaces that live for one test.
-//!
-//! What packets do is asked elsewhere; here it is whether the kernel takes, keeps and gives back
-//! exactly what was written.
+//! Rule sets made by hand: every match and every verdict, whether or not `compile` writes it today.
 
 use gybe_netfilter::backend::{Backend, Inventory};
 use gybe_netfilter::nft::Nft;
-use gybe_netfilter::policy::{Families, InterfaceName, Port, PortSet};
+use gybe_netfilter::policy::{
+    Destinations, Dns, Families, Groups, Inbound, InterfaceName, InvalidPackets, LoopbackCidr, Mode,
+    Outbound, Owners, Port, PortSet, RedirectPolicy,
+};
 use gybe_netfilter::ruleset::{
     Chain, ChainName, ConnectionState, Family, Is, Match, Networks, Protocol, Rule, RuleId, Ruleset, Verdict,
 };
-use nix::sched::{CloneFlags, unshare};
 use std::collections::BTreeSet;
-use std::process::Command;
 
-/// Runs `work` on a thread in a network namespace of its own, which is gone afterwards.
-fn in_new_namespace<T: Send>(work: impl FnOnce() -> T + Send) -> T {
-    let errand = || {
-        let entered = unshare(CloneFlags::CLONE_NEWNET);
-        entered.expect("no new network namespace; run: sudo -E cargo test -p gybe-integration --test kernel_nft");
-        work()
-    };
-    std::thread::scope(|scope| scope.spawn(errand).join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-}
-
-/// Runs a program in the namespace of this thread and returns what it printed.
-#[expect(clippy::disallowed_methods, reason = "the referee of these tests is nft itself")]
-fn run(program: &str, arguments: &[&str]) -> String {
-    let output = Command::new(program).args(arguments).output().unwrap_or_else(|e| panic!("{program}: {e}"));
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{program} {arguments:?}: {said}");
-    String::from_utf8(output.stdout).unwrap()
-}
-
-fn nft(arguments: &[&str]) -> String {
-    run("nft", arguments)
-}
-
-fn port(port: u16) -> Port {
+pub(crate) fn port(port: u16) -> Port {
     Port::new(port).unwrap()
 }
 
-fn ports(list: impl IntoIterator<Item = u16>) -> PortSet {
+pub(crate) fn ports(list: impl IntoIterator<Item = u16>) -> PortSet {
     list.into_iter().collect()
 }
 
-fn names(list: &[&str]) -> BTreeSet<InterfaceName> {
+pub(crate) fn names(list: &[&str]) -> BTreeSet<InterfaceName> {
     list.iter().map(|name| InterfaceName::parse(name).unwrap()).collect()
 }
 
-fn v4(list: &[&str]) -> Networks {
+pub(crate) fn v4(list: &[&str]) -> Networks {
     Networks::V4(list.iter().map(|net| net.parse().unwrap()).collect())
 }
 
-fn v6(list: &[&str]) -> Networks {
+pub(crate) fn v6(list: &[&str]) -> Networks {
     Networks::V6(list.iter().map(|net| net.parse().unwrap()).collect())
 }
 
-fn rule(id: &'static str, matches: Vec<Match>, verdict: Verdict) -> Rule {
+pub(crate) fn rule(id: &'static str, matches: Vec<Match>, verdict: Verdict) -> Rule {
     Rule { id: RuleId(id), matches, verdict }
 }
 
-fn ruleset(chains: Vec<(ChainName, Vec<Rule>)>) -> Ruleset {
+pub(crate) fn ruleset(chains: Vec<(ChainName, Vec<Rule>)>) -> Ruleset {
     let chains = chains.into_iter().map(|(name, rules)| Chain { name, rules }).collect();
     Ruleset { families: Families::V4AndV6, chains }
 }
 
-fn inspected() -> Inventory {
-    Nft.inspect().unwrap()
-}
-
-fn differences(rules: &Ruleset) -> Vec<String> {
-    Nft.wanted(rules).differences(&inspected()).iter().map(ToString::to_string).collect()
-}
-
 /// A small redirect: a chain that is continued into, a list, both families.
-fn redirect() -> Ruleset {
+pub(crate) fn redirect() -> Ruleset {
     use ChainName::{NatCapture, NatOutput, NatPrerouting};
     let tcp = || Match::Protocol(Protocol::Tcp);
     ruleset(vec![
@@ -101,15 +68,8 @@ fn redirect() -> Ruleset {
     ])
 }
 
-#[test]
-fn what_was_applied_is_what_is_there() {
-    in_new_namespace(|| {
-        Nft.apply(&redirect()).unwrap();
-        assert_eq!(differences(&redirect()), [""; 0], "{}", nft(&["-a", "list", "ruleset"]));
-    });
-}
 /// One rule for every way to match, in chains where the kernel allows it.
-fn every_match() -> Ruleset {
+pub(crate) fn every_match() -> Ruleset {
     use ChainName::{MangleOutput, ManglePrerouting, NatOutput, RawPrerouting};
     let tcp = || Match::Protocol(Protocol::Tcp);
     let udp = || Match::Protocol(Protocol::Udp);
@@ -119,7 +79,10 @@ fn every_match() -> Ruleset {
         list.into_iter().map(|(id, matches)| rule(id, matches, Verdict::Return)).collect()
     };
     ruleset(vec![
-        (RawPrerouting, rules(vec![("no-match", vec![]), ("udp", vec![udp()]), ("tcp-or-udp-alone", vec![both()])])),
+        (
+            RawPrerouting,
+            rules(vec![("no-match", vec![]), ("udp", vec![udp()]), ("tcp-or-udp-alone", vec![both()])]),
+        ),
         (
             ManglePrerouting,
             rules(vec![
@@ -136,7 +99,10 @@ fn every_match() -> Ruleset {
                 ("from-many", vec![Match::Source(Is::NotIn, v4(&["10.0.0.0/8", "192.168.0.0/16"]))]),
                 ("from-one-6", vec![Match::Source(Is::In, v6(&["::6/128"]))]),
                 ("from-many-6", vec![Match::Source(Is::NotIn, v6(&["fd00::/8", "ff00::/8"]))]),
-                ("family-and-address", vec![Match::Family(Family::V4), Match::Source(Is::In, v4(&["10.0.0.0/8"]))]),
+                (
+                    "family-and-address",
+                    vec![Match::Family(Family::V4), Match::Source(Is::In, v4(&["10.0.0.0/8"]))],
+                ),
             ]),
         ),
         (
@@ -185,18 +151,8 @@ fn every_match() -> Ruleset {
     ])
 }
 
-#[test]
-fn every_match_loads_and_reads_back_byte_for_byte() {
-    in_new_namespace(|| {
-        Nft.apply(&every_match()).unwrap();
-        let listed = nft(&["list", "ruleset"]);
-        println!("{listed}");
-        assert_eq!(differences(&every_match()), [""; 0], "{listed}");
-    });
-}
-
 /// One rule for every verdict, in a chain where the kernel allows it.
-fn every_verdict() -> Ruleset {
+pub(crate) fn every_verdict() -> Ruleset {
     use ChainName::*;
     let tcp = || Match::Protocol(Protocol::Tcp);
     let tproxy = Verdict::Tproxy { port: port(15006), mark: 1337 };
@@ -225,12 +181,37 @@ fn every_verdict() -> Ruleset {
     ])
 }
 
-#[test]
-fn every_verdict_loads_and_reads_back_byte_for_byte() {
-    in_new_namespace(|| {
-        Nft.apply(&every_verdict()).unwrap();
-        let listed = nft(&["list", "ruleset"]);
-        println!("{listed}");
-        assert_eq!(differences(&every_verdict()), [""; 0], "{listed}");
-    });
+pub(crate) fn inspected() -> Inventory {
+    Nft.inspect().unwrap()
+}
+
+/// What is not as `rules` would have it, in sentences.
+pub(crate) fn differences(rules: &Ruleset) -> Vec<String> {
+    Nft.wanted(rules).differences(&inspected()).iter().map(ToString::to_string).collect()
+}
+
+/// What the injector asks for, on both families.
+pub(crate) fn policy() -> RedirectPolicy {
+    RedirectPolicy {
+        mode: Mode::Redirect,
+        outbound_port: port(15001),
+        inbound_port: port(15006),
+        tunnel_port: port(15008),
+        proxy_uids: Owners::new(1337, []),
+        proxy_gids: Owners::new(1337, []),
+        inbound: Inbound::AllBut(ports([15020, 15021, 15090])),
+        outbound: Outbound {
+            excluded_ports: PortSet::default(),
+            excluded_to: Default::default(),
+            included_ports: PortSet::default(),
+            included_to: Destinations::All,
+            groups: Groups::AllBut(BTreeSet::new()),
+        },
+        excluded_interfaces: BTreeSet::new(),
+        virtual_interfaces: BTreeSet::new(),
+        dns: Dns::Off,
+        invalid: InvalidPackets::Pass,
+        loopback: LoopbackCidr::default(),
+        families: Families::V4AndV6,
+    }
 }
