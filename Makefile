@@ -4,10 +4,10 @@ HOST   := $(shell rustc -vV | sed -n 's/^host: //p')
 STATIC := target/$(HOST)/release
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-unit test-kernel test-user test-containerd test-shared referees lint lint-containerd deny advisories setup setup-containerd clean
+.PHONY: help build demo test test-unit test-kernel test-user test-containerd test-shared referees lint deny advisories setup clean
 
 help: ## this list
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 17
 
 build: ## both programs, static, in dist/   (needs: the Rust toolchain, a C linker)
 	RUSTFLAGS='-C target-feature=+crt-static' cargo build --release --locked --target $(HOST) -p gybe-plugin -p gybe-installer
@@ -30,12 +30,14 @@ test-kernel: ## real packets in throw-away network namespaces   (needs: root, or
 test-user: ## the kernel tests once more, as a plain user in a user namespace   (needs: root, to make that user)
 	integration/as-user.sh
 
-test-containerd: setup-containerd ## real sandboxes by containerd 1.6, 1.7 and 2.x   (needs: root; Debian packages, see setup-containerd)
-	cargo build --locked -p gybe-plugin
-	cargo test --locked -p gybe-containerd-tests
-
 test-shared: ## tests that read the reference material in $$GYBE_SHARED (default ../shared)
 	cargo test --locked -p gybe-installer --test shared_injected
+
+test-containerd: ## real sandboxes by containerd 1.6, 1.7 and 2.x   (needs: root; Debian packages, see integration/containerd/setup.sh)
+	integration/containerd/setup.sh
+	cargo clippy --locked -p gybe-containerd-tests --no-deps --all-targets -- -D warnings
+	cargo build --locked -p gybe-plugin
+	cargo test --locked -p gybe-containerd-tests
 
 referees: ## our nftables encoder against other people's   (needs: as test-kernel, and libclang, libnftnl, libmnl to build: see setup)
 	integration/setup.sh referees
@@ -47,9 +49,6 @@ lint: ## formatting and clippy, warnings are errors
 	cargo fmt --all --check
 	cargo clippy --locked --all-targets -- -D warnings
 
-lint-containerd: setup-containerd ## clippy for the tests that run containerd   (needs: protoc)
-	cargo clippy --locked -p gybe-containerd-tests --all-targets -- -D warnings
-
 deny: ## licences, bans and sources of every dependency   (needs: cargo-deny)
 	cargo deny --locked check licenses bans sources
 
@@ -58,9 +57,6 @@ advisories: ## known vulnerabilities   (needs: cargo-deny and its advisory datab
 
 setup: ## installs what the tests run, or names it   (needs: root for the installing)
 	integration/setup.sh
-
-setup-containerd: ## installs containerd, runc and the reference plugins, and unpacks newer containerds   (needs: root for the installing)
-	integration/containerd/setup.sh
 
 clean: ## what the build made
 	cargo clean
