@@ -4,7 +4,7 @@
 set -eu
 
 # program:package
-needed="nft:nftables strace:strace unshare:util-linux newuidmap:uidmap ip:iproute2"
+needed="nft:nftables iptables-nft-restore:iptables strace:strace unshare:util-linux newuidmap:uidmap ip:iproute2"
 
 missing=""
 for pair in $needed; do

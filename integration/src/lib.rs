@@ -7,5 +7,6 @@ pub mod foretell;
 pub mod mutation;
 pub mod programs;
 pub mod run;
+pub mod segment;
 pub mod topology;
 pub mod vectors;

@@ -182,6 +182,28 @@ fn tproxy_brings_its_route_and_takes_it_away() {
 }
 
 #[test]
+fn every_backend_word_applies_verifies_and_removes() {
+    for (word, name) in [
+        ("auto", "nft"),
+        ("nft", "nft"),
+        ("iptables-nft", "iptables-nft"),
+        ("iptables-legacy", "iptables-legacy"),
+        ("legacy", "iptables-legacy"),
+        ("iptables", "iptables-nft"),
+    ] {
+        let pod = Pod::new();
+        let applied = pod.json(&format!("apply --policy - --backend {word}"), POLICY);
+        assert_eq!(applied["backend"], name, "{word}");
+        pod.done(&format!("verify --policy - --backend {word}"), POLICY);
+        let other = pod.gybe(&format!("verify --policy - --backend {word}"), r#"{"enable_ipv6": false}"#);
+        assert_eq!(other.code, Some(1), "{word}");
+        assert!(!pod.done(&format!("inspect --backend {word}"), "").starts_with("nothing"), "{word}");
+        pod.done(&format!("remove --backend {word}"), "");
+        assert!(pod.done(&format!("inspect --backend {word}"), "").starts_with("nothing of ours"), "{word}");
+    }
+}
+
+#[test]
 fn others_tables_are_not_touched() {
     let pod = Pod::new();
     pod.by_hand("nft", "add table inet theirs");

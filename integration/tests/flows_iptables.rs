@@ -9,6 +9,7 @@ use gybe_integration::vectors::{self, Place, Vector};
 use gybe_netfilter::iptables::{Iptables, Variant};
 use gybe_netfilter::redirection::Redirection;
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 /// A program that is started holds a copy of every socket of this process until it runs, and a port
 /// that is copied so cannot be bound again. So no connection is made while rules are written.
@@ -16,6 +17,9 @@ static ONE_TEST_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 /// As many worlds as are raised before the first connection is made.
 const WORLDS: usize = 16;
+
+/// For a busy machine; how long it may take is asked elsewhere.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The recorded network with the policy's redirection, changed by `change`.
 fn redirected(
@@ -32,7 +36,7 @@ fn redirected(
 
 fn every_flow_ends_as_recorded(variant: Variant) -> Result<(), Complaint> {
     let _others_wait = ONE_TEST_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    let backend = Iptables::find(variant)?;
+    let backend = Iptables::find(variant)?.with_deadline(PATIENCE);
     let mut all: Vec<String> = Vec::new();
     for vectors in vectors::all()?.chunks(WORLDS) {
         let worlds = side_by_side(vectors.iter().collect(), |vector| redirected(&backend, vector, |_| {}));
@@ -66,10 +70,11 @@ fn a_missing_rule_is_noticed() -> Result<(), Complaint> {
     let vector = vector.ok_or_else(|| Complaint::that("no vector inject-default-dual"))?;
     for variant in [Variant::Legacy, Variant::Nft] {
         for rule in ["proxy-uid", "inbound-to-proxy", "outbound-to-proxy", "proxy-to-own-pod-v6"] {
-            let world = redirected(&Iptables::find(variant)?, &vector, |redirection| {
-                let rest = redirection.rules.without(rule);
-                redirection.rules = rest.unwrap_or_else(|| redirection.rules.clone());
-            })?;
+            let world =
+                redirected(&Iptables::find(variant)?.with_deadline(PATIENCE), &vector, |redirection| {
+                    let rest = redirection.rules.without(rule);
+                    redirection.rules = rest.unwrap_or_else(|| redirection.rules.clone());
+                })?;
             let found: Vec<Difference> =
                 differences(&world, &vector.flows, Rules::There, Until::ADifference)?;
             assert!(!found.is_empty(), "{variant:?} without {rule}");

@@ -13,6 +13,7 @@ use gybe_integration::vectors;
 use gybe_netfilter::backend::{Backend, BackendError, Inventory};
 use gybe_netfilter::compile::compile;
 use gybe_netfilter::iptables::{Iptables, IptablesError, Variant, script};
+use gybe_netfilter::nft::Nft;
 use gybe_netfilter::policy::Families;
 use gybe_netfilter::ruleset::{Family, Ruleset};
 use nix::sched::{CloneFlags, setns};
@@ -26,13 +27,20 @@ use std::time::{Duration, Instant};
 
 const VARIANTS: [Variant; 2] = [Variant::Legacy, Variant::Nft];
 
+/// The backend with time for a busy machine: how long it may take is asked only where that is the question.
+fn patient(variant: Variant) -> Iptables {
+    Iptables::find(variant).unwrap().with_deadline(Duration::from_secs(120))
+}
+
 fn in_new_namespace<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     Namespace::new().unwrap().run(work).unwrap()
 }
 
 /// Runs a shell command in the namespace of this thread and gives what it printed.
 fn sh(command: &str) -> String {
-    let output = Command::new("sh").args(["-c", command]).output().unwrap();
+    let mut sh = Command::new("sh");
+    // The lock that all of them would share is not everybody's to open.
+    let output = sh.args(["-c", command]).env("XTABLES_LOCKFILE", "/proc/self/ns/net").output().unwrap();
     assert!(output.status.success(), "{command}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
 }
@@ -80,7 +88,7 @@ fn names_nothing_of_ours(text: &str) -> bool {
 #[test]
 fn every_policys_rules_read_back_as_wanted_and_leave_no_trace_when_removed() {
     for variant in VARIANTS {
-        let backend = Iptables::find(variant).unwrap();
+        let backend = patient(variant);
         in_new_namespace(|| {
             for (name, rules) in every_ruleset() {
                 backend.apply(&rules).unwrap_or_else(|error| panic!("{name}: {error:?}"));
@@ -99,7 +107,7 @@ fn every_policys_rules_read_back_as_wanted_and_leave_no_trace_when_removed() {
 #[test]
 fn one_policy_over_another_leaves_nothing_of_the_first() {
     for variant in VARIANTS {
-        let backend = Iptables::find(variant).unwrap();
+        let backend = patient(variant);
         in_new_namespace(|| {
             for (name, rules) in every_ruleset() {
                 backend.apply(&rules).unwrap_or_else(|error| panic!("{name}: {error:?}"));
@@ -112,7 +120,7 @@ fn one_policy_over_another_leaves_nothing_of_the_first() {
 #[test]
 fn f18_the_second_apply_of_the_same_rules_writes_nothing() {
     for variant in VARIANTS {
-        let backend = Iptables::find(variant).unwrap();
+        let backend = patient(variant);
         in_new_namespace(|| {
             let rules = ruleset("dns-all-tproxy-dual");
             backend.apply(&rules).unwrap();
@@ -148,7 +156,7 @@ fn rules_of_others_stay_as_they_are_to_the_byte() {
         "ip6tables -t nat -A OUTPUT -p tcp --dport 99 -j REDIRECT --to-ports 98",
     ];
     for variant in VARIANTS {
-        let backend = Iptables::find(variant).unwrap();
+        let backend = patient(variant);
         in_new_namespace(|| {
             let first = ruleset("dns-all-tproxy-dual");
             for command in theirs {
@@ -176,7 +184,7 @@ fn rules_of_others_stay_as_they_are_to_the_byte() {
 #[test]
 fn chains_of_istio_are_refused_and_left_alone() {
     for variant in VARIANTS {
-        let backend = Iptables::find(variant).unwrap();
+        let backend = patient(variant);
         for program in ["iptables", "ip6tables"] {
             in_new_namespace(|| {
                 tables(variant, &format!("{program} -t nat -N ISTIO_OUTPUT"));
@@ -197,6 +205,48 @@ fn chains_of_istio_are_refused_and_left_alone() {
     }
 }
 
+#[test]
+fn nobody_is_redirected_by_two_backends_at_a_time() {
+    let [legacy, nft] = VARIANTS.map(patient);
+    let rules = ruleset("inject-default-dual");
+    for (first, second) in
+        [(&legacy as &dyn Backend, &nft as &dyn Backend), (&nft, &legacy), (&Nft, &legacy), (&Nft, &nft)]
+    {
+        in_new_namespace(|| {
+            first.apply(&rules).unwrap();
+            let (all, error) = (sh("nft list ruleset"), second.apply(&rules).unwrap_err());
+            assert!(error.to_string().contains(&format!("the backend {} ", first.name())), "{error}");
+            assert_eq!(sh("nft list ruleset"), all);
+            second.remove().unwrap();
+            assert!(second.inspect().unwrap().is_empty());
+            assert!(first.wanted(&rules).differences(&first.inspect().unwrap()).is_empty());
+            first.remove().unwrap();
+            second.apply(&rules).unwrap();
+        });
+    }
+}
+
+#[test]
+fn what_istio_wrote_by_other_means_is_refused_and_left_alone() {
+    let istio = "*nat\n:ISTIO_OUTPUT - [0:0]\n-A OUTPUT -j ISTIO_OUTPUT\nCOMMIT\n";
+    for (backend, by, whose) in [
+        (Variant::Legacy, format!("iptables-nft-restore <<EOF\n{istio}EOF"), "ISTIO_OUTPUT in table nat"),
+        (Variant::Nft, format!("iptables-legacy-restore <<EOF\n{istio}EOF"), "ISTIO_OUTPUT in table nat"),
+        (Variant::Legacy, "nft add table inet istio-proxy-nat".to_owned(), "istio-proxy-nat"),
+        (Variant::Nft, "nft add table inet istio-proxy-nat".to_owned(), "istio-proxy-nat"),
+    ] {
+        in_new_namespace(|| {
+            sh(&by);
+            sh(
+                "nft list table inet istio-proxy-nat >/dev/null 2>&1 && nft add chain inet istio-proxy-nat output || true",
+            );
+            let error = refusal(&patient(backend), &ruleset("inject-default-dual"));
+            assert!(error.to_string().contains(whose), "{error}");
+            assert!(names_nothing_of_ours(&save(backend)));
+        });
+    }
+}
+
 /// The states that a run killed between two tables can leave: each table of each family as it was
 /// (nothing, or another policy's) or as it should be.
 #[test]
@@ -208,7 +258,7 @@ fn f15_whatever_a_killed_apply_left_the_next_one_repairs() {
         found.unwrap_or_default().to_owned()
     };
     for variant in VARIANTS {
-        let backend = Iptables::find(variant).unwrap();
+        let backend = patient(variant);
         let name = variant.name().trim_start_matches("iptables-");
         for state in 0..32_u32 {
             in_new_namespace(|| {
@@ -256,7 +306,9 @@ impl Programs {
     }
 
     fn backend(&self, variant: Variant) -> Iptables {
-        Iptables::find_in(variant, std::slice::from_ref(&self.0)).unwrap()
+        Iptables::find_in(variant, std::slice::from_ref(&self.0))
+            .unwrap()
+            .with_deadline(Duration::from_secs(120))
     }
 }
 
@@ -278,7 +330,7 @@ fn f16_when_ipv6_is_refused_halfway_both_families_are_as_they_were() {
         let programs = Programs::with(variant, &format!("ip6tables-{name}-restore"), &refuse_once);
         in_new_namespace(|| {
             let (first, second) = (ruleset("dns-all-tproxy-dual"), ruleset("inject-default-dual"));
-            let backend = Iptables::find(variant).unwrap();
+            let backend = patient(variant);
             backend.apply(&first).unwrap();
             let before = save(variant);
             let error = refusal(&programs.backend(variant), &second);
@@ -299,7 +351,7 @@ fn a_failure_that_cannot_be_undone_names_both_failures_and_the_next_apply_repair
         let programs = Programs::with(variant, &format!("iptables-{name}-restore"), &refuse);
         in_new_namespace(|| {
             let rules = ruleset("dns-all-tproxy-dual");
-            let backend = Iptables::find(variant).unwrap();
+            let backend = patient(variant);
             backend.apply(&ruleset("inject-default-dual")).unwrap();
             let error = refusal(&programs.backend(variant), &rules);
             assert!(matches!(&error, IptablesError::HalfWritten { family: Family::V4, .. }), "{error:?}");
@@ -331,7 +383,7 @@ fn f22_a_lock_that_somebody_holds_is_waited_for_no_longer_than_the_deadline() {
     in_new_namespace(|| {
         let held = File::open("/proc/thread-self/ns/net").unwrap();
         held.lock().unwrap();
-        let backend = Iptables::find(Variant::Legacy).unwrap().with_deadline(Duration::from_millis(1900));
+        let backend = patient(Variant::Legacy).with_deadline(Duration::from_millis(1900));
         let start = Instant::now();
         let error = backend.apply(&ruleset("inject-default-dual")).unwrap_err();
         assert!(error.hint().unwrap().contains("xtables lock"), "{error:?}");
@@ -358,24 +410,36 @@ fn programs_see_no_users_and_the_host_still_does() {
 }
 
 /// A network namespace that another user namespace owns, as a pod with `hostUsers: false` has.
-struct UserPod(Child);
+struct UserPod {
+    user_namespace: Child,
+    network_namespace: Child,
+}
+
+/// Starts a program that prints a line when it is where it should be, and ends with its input.
+fn waiting(program: &str, arguments: &[&str]) -> Child {
+    let mut command = Command::new(program);
+    command.args(arguments).args(["sh", "-c", "echo; read _"]);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+    child
+}
 
 impl UserPod {
+    /// In the order of container runtimes: the user namespace gets its ids before the network
+    /// namespace is made, so that this belongs to its root.
     fn new() -> Self {
-        // Prints a line once it is there, and ends with its input.
-        let mut unshare = Command::new("unshare");
-        unshare.args(["--user", "--net", "sh", "-c", "echo; read _"]);
-        let mut child = unshare.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+        let user_namespace = waiting("unshare", &["--user"]);
         for map in ["gid_map", "uid_map"] {
             let ids = "0 2000 1\n1337 1337 1\n";
-            std::fs::write(format!("/proc/{}/{map}", child.id()), ids).unwrap();
+            std::fs::write(format!("/proc/{}/{map}", user_namespace.id()), ids).unwrap();
         }
-        Self(child)
+        let target = user_namespace.id().to_string();
+        let network_namespace = waiting("nsenter", &["--user", "--target", &target, "unshare", "--net"]);
+        Self { user_namespace, network_namespace }
     }
 
     fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
-        let netns = File::open(format!("/proc/{}/ns/net", self.0.id())).unwrap();
+        let netns = File::open(format!("/proc/{}/ns/net", self.network_namespace.id())).unwrap();
         std::thread::scope(|scope| {
             let inside = scope.spawn(move || {
                 setns(netns, CloneFlags::CLONE_NEWNET).unwrap();
@@ -388,8 +452,10 @@ impl UserPod {
 
 impl Drop for UserPod {
     fn drop(&mut self) {
-        self.0.kill().unwrap();
-        self.0.wait().unwrap();
+        for child in [&mut self.network_namespace, &mut self.user_namespace] {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
     }
 }
 
@@ -397,7 +463,7 @@ impl Drop for UserPod {
 fn a_namespace_of_another_user_namespace_is_redirected_from_inside_it() {
     for variant in VARIANTS {
         let pod = UserPod::new();
-        let backend = Iptables::find(variant).unwrap();
+        let backend = patient(variant);
         pod.run(|| {
             let rules = ruleset("inject-default-dual");
             let name = variant.name().trim_start_matches("iptables-");

@@ -8,6 +8,7 @@ mod expand;
 mod holding;
 mod inventory;
 mod layout;
+mod neighbours;
 mod networks;
 mod programs;
 mod restore;
@@ -42,6 +43,7 @@ use user_namespace::foreign_owner;
 pub struct Iptables {
     variant: Variant,
     programs: Programs,
+    legacy: Option<Programs>,
     deadline: Duration,
     lock: PathBuf,
 }
@@ -51,7 +53,7 @@ pub struct Iptables {
 const NAMESPACE_LOCK: &str = "/proc/self/ns/net";
 
 /// An apply takes some 10 ms; this is for a node in trouble.
-const DEADLINE: Duration = Duration::from_secs(5);
+const DEADLINE: Duration = Duration::from_secs(10);
 
 impl Iptables {
     /// Looks for the programs where distributions put them.
@@ -68,7 +70,8 @@ impl Iptables {
     /// As [`Iptables::find`].
     pub fn find_in(variant: Variant, directories: &[PathBuf]) -> Result<Self, IptablesError> {
         let programs = Programs::find(variant, directories)?;
-        Ok(Self { variant, programs, deadline: DEADLINE, lock: NAMESPACE_LOCK.into() })
+        let legacy = Programs::find(Variant::Legacy, directories).ok();
+        Ok(Self { variant, programs, legacy, deadline: DEADLINE, lock: NAMESPACE_LOCK.into() })
     }
 
     /// The same, with this much time for one apply, remove or inspect.
@@ -91,6 +94,7 @@ impl Iptables {
     fn apply_rules(&self, rules: &Ruleset) -> Result<(), IptablesError> {
         let wanted = wanted_by(rules);
         self.at_work(|session| {
+            session.is_alone()?;
             let found = session.ours_alone()?;
             // Two families are two transactions: when one is refused everything is taken back.
             FAMILIES.into_iter().try_for_each(|family| {
@@ -141,7 +145,8 @@ impl Iptables {
             let owner = foreign_owner().map_err(IptablesError::UserNamespace)?;
             let user_namespace = owner.as_ref().map(AsFd::as_fd);
             let conditions = Conditions { deadline, lock: &self.lock, user_namespace };
-            work(&Session { variant: self.variant, programs: &self.programs, conditions })
+            let (programs, legacy) = (&self.programs, self.legacy.as_ref());
+            work(&Session { variant: self.variant, programs, legacy, conditions })
         });
         done.map_err(IptablesError::NoThread)?
     }

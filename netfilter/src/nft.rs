@@ -4,13 +4,14 @@
 
 pub mod batch;
 mod chain;
+pub(crate) mod chains;
 mod dump;
 mod error;
 mod expr;
 mod key;
 mod set;
 mod socket;
-mod uapi;
+pub(crate) mod uapi;
 mod value;
 
 pub use batch::{Batch, Object, Start, TooLong};

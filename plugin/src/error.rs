@@ -11,6 +11,7 @@ use crate::request::RequestError;
 use crate::result::ResultError;
 use crate::stdin::StdinError;
 use crate::version::VersionError;
+use gybe_netfilter::iptables::IptablesError;
 use gybe_netfilter::netns::NetnsError;
 use gybe_netfilter::redirection::RedirectionError;
 use gybe_netfilter::routes::RoutesError;
@@ -43,9 +44,14 @@ pub enum PluginError {
     /// What the pod wants.
     #[error(transparent)]
     Refused(#[from] Cause),
-    /// A way of writing rules that is not built in.
-    #[error("backend is {:?}, and this version writes nftables only", .0.as_str())]
-    Backend(BackendChoice),
+    /// A way of writing rules that this node has not.
+    #[error("backend is {:?}, which this node has not", .choice.as_str())]
+    Backend {
+        /// The operator's word.
+        choice: BackendChoice,
+        /// What is missing.
+        source: IptablesError,
+    },
     /// The namespace of the plugin itself: the host's.
     #[error("CNI_NETNS {} is the plugin's own namespace, which must never be redirected", .0.display())]
     OwnNamespace(PathBuf),
@@ -73,7 +79,9 @@ impl PluginError {
             Self::Result(fault) => fault.hint().map(str::to_owned),
             Self::Facts(fault) => fault.hint().map(str::to_owned),
             Self::Refused(cause) => cause.hint().map(str::to_owned),
-            Self::Backend(_) => Some("set backend to auto or nft in the plugin's configuration".to_owned()),
+            Self::Backend { .. } => {
+                Some("install it, or set backend to nft, which needs no program".to_owned())
+            }
             Self::Netns(fault) => fault.hint(),
             Self::Addresses(fault) => fault.hint(),
             Self::Redirection(fault) => fault.hint(),

@@ -123,7 +123,7 @@ fn known_as(fault: &PluginError) -> (u16, u32) {
         E::Refused(Cause::ProxyId { .. }) => (12, 999),
         E::Refused(Cause::Families(FamiliesError::NoAddress)) => (13, 999),
         E::Refused(Cause::Families(FamiliesError::Ipv6LeftAlone)) => (14, 999),
-        E::Backend(_) => (15, 7),
+        E::Backend { .. } => (15, 7),
         E::Facts(FactsError::NobodyToAsk) => (16, 7),
         E::Facts(FactsError::Unknown(_)) => (17, 11),
         E::Facts(FactsError::Another { .. }) => (18, 11),

@@ -10,6 +10,7 @@ use crate::gates::{self, InitContainer, Reason};
 use crate::pod::PodFacts;
 use crate::request::{OwnNamespace, Request, Verb};
 use gybe_netfilter::backend::Backend;
+use gybe_netfilter::iptables::{Iptables, Variant};
 use gybe_netfilter::netns::{Netns, NetnsError};
 use gybe_netfilter::nft::Nft;
 use gybe_netfilter::policy::Families;
@@ -79,12 +80,18 @@ fn not_our_own(own: OwnNamespace, path: &Path, netns: &Result<Netns, NetnsError>
     Ok(())
 }
 
+/// Takes the operator at their word. Without a word it is nftables, which needs no program; that
+/// is probed by the agent, which writes what it found as a word.
 fn backend(choice: BackendChoice) -> Result<Box<dyn Backend>, PluginError> {
-    match choice {
-        BackendChoice::Auto | BackendChoice::Nft => Ok(Box::new(Nft)),
-        BackendChoice::IptablesNft | BackendChoice::IptablesLegacy | BackendChoice::Iptables => {
-            Err(PluginError::Backend(choice))
-        }
+    let found = match choice {
+        BackendChoice::Auto | BackendChoice::Nft => return Ok(Box::new(Nft)),
+        BackendChoice::IptablesNft => Iptables::find(Variant::Nft),
+        BackendChoice::IptablesLegacy => Iptables::find(Variant::Legacy),
+        BackendChoice::Iptables => Iptables::find(Variant::Nft).or_else(|_| Iptables::find(Variant::Legacy)),
+    };
+    match found {
+        Ok(iptables) => Ok(Box::new(iptables)),
+        Err(source) => Err(PluginError::Backend { choice, source }),
     }
 }
 

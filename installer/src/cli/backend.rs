@@ -2,7 +2,8 @@
 
 use super::answer::Failure;
 use clap::{Args, ValueEnum};
-use gybe_netfilter::backend::Backend;
+use gybe_netfilter::backend::{Backend, BackendError};
+use gybe_netfilter::iptables::{Iptables, Variant};
 use gybe_netfilter::nft::Nft;
 
 /// Which tool writes and reads the rules.
@@ -20,6 +21,7 @@ enum BackendWord {
     IptablesNft,
     #[value(alias = "legacy")]
     IptablesLegacy,
+    /// Whichever variant the node has; iptables-nft when it has both.
     Iptables,
 }
 
@@ -27,10 +29,15 @@ impl BackendArg {
     pub(super) fn choose(&self) -> Result<Box<dyn Backend>, Failure> {
         match self.backend {
             BackendWord::Auto | BackendWord::Nft => Ok(Box::new(Nft)),
-            BackendWord::IptablesNft | BackendWord::IptablesLegacy | BackendWord::Iptables => {
-                Err(Failure::new("this gybe writes nftables only")
-                    .hinting(Some("use --backend nft".to_owned())))
-            }
+            BackendWord::IptablesNft => iptables(Variant::Nft),
+            BackendWord::IptablesLegacy => iptables(Variant::Legacy),
+            BackendWord::Iptables => iptables(Variant::Nft).or_else(|_| iptables(Variant::Legacy)),
         }
     }
+}
+
+fn iptables(variant: Variant) -> Result<Box<dyn Backend>, Failure> {
+    let cannot =
+        |why| Failure::hinted(format!("cannot use backend {}", variant.name()), BackendError::from(why));
+    Ok(Box::new(Iptables::find(variant).map_err(cannot)?))
 }

@@ -26,14 +26,16 @@ impl InspectArgs {
             .map_err(|why| Failure::hinted(format!("cannot read the rules in {}", there.path()), why))?;
         let text = match found.is_empty() {
             true => format!("nothing of ours in {}\n", there.path()),
-            false => listing(&found),
+            false => listing(backend.name(), &found),
         };
         Ok(Answer::yes(text, as_json(backend.name(), &found)))
     }
 }
 
-fn listing(found: &Inventory) -> String {
-    let mut text = "table inet gybe {\n".to_owned();
+/// What iptables holds has no one table to name.
+fn listing(backend: &str, found: &Inventory) -> String {
+    let head = if backend == "nft" { "table inet gybe" } else { backend };
+    let mut text = format!("{head} {{\n");
     for part in &found.parts {
         match part.kind {
             PartKind::Chain => chain(&mut text, part),

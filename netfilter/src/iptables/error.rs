@@ -2,6 +2,7 @@
 
 use super::programs::DIRECTORIES;
 use super::save::SaveError;
+use crate::nft::NftError;
 use crate::ruleset::Family;
 use std::fmt;
 use std::path::PathBuf;
@@ -29,6 +30,21 @@ pub enum IptablesError {
         /// The first chain of theirs.
         chain: String,
     },
+    /// Istio redirects this namespace by nftables.
+    #[error("nftables table inet {table} belongs to istio-cni")]
+    ForeignTable {
+        /// Their first table.
+        table: String,
+    },
+    /// Another backend of ours redirects it.
+    #[error("the backend {name} has its rules in this namespace")]
+    OtherBackend {
+        /// Which one.
+        name: &'static str,
+    },
+    /// Whether somebody else redirects it cannot be found out.
+    #[error("cannot tell whether somebody else redirects this namespace")]
+    Neighbours(#[source] NftError),
     /// The program printed what cannot be judged.
     #[error("cannot tell which rules are there from {}", program.display())]
     Unreadable {
@@ -118,6 +134,11 @@ impl IptablesError {
                 "istio-cni or istio-init has redirected this pod (its table {table} has no empty chain GYBE); \
                  take the pod out of their hands, or leave it to them"
             )),
+            Self::ForeignTable { .. } => {
+                Some("take the pod out of istio-cni's hands, or leave it to istio-cni".to_owned())
+            }
+            Self::OtherBackend { name } => Some(format!("remove them with that backend first: {name}")),
+            Self::Neighbours(error) => error.hint(),
             Self::Unreadable { source: SaveError::Incompatible(_), .. } => {
                 Some("choose the backend \"nft\"".to_owned())
             }
@@ -140,25 +161,46 @@ impl IptablesError {
 }
 
 /// What iptables says, and what it means. The first that is found in its words counts.
-const EXPLANATIONS: [(&str, &str); 12] = [
+const EXPLANATIONS: [(&str, &str); 9] = [
     ("holding the xtables lock", "another program holds the xtables lock of this namespace"),
-    ("owner", "the kernel lacks xt_owner; load it, or choose the backend \"nft\""),
-    ("REDIRECT", "the kernel lacks xt_REDIRECT; load it, or choose the backend \"nft\""),
-    ("TPROXY", "the kernel lacks xt_TPROXY; load it, or choose the backend \"nft\""),
-    ("multiport", "the kernel lacks xt_multiport; load it, or choose the backend \"nft\""),
-    ("comment", "the kernel lacks xt_comment; load it, or choose the backend \"nft\""),
-    ("unrecognized option", "this iptables is too old; choose the backend \"nft\""),
-    ("unknown option", "this iptables is too old; choose the backend \"nft\""),
-    ("Permission denied", "it takes CAP_NET_ADMIN in the user namespace that owns the network namespace"),
-    ("initialize table", "the kernel has no such table; load ip_tables, or choose the backend \"nft\""),
-    ("does not exist", "the kernel lacks a module for this rule; choose the backend \"nft\""),
+    ("missing kernel module", "the kernel lacks the match or target it names; load it, or choose \"nft\""),
+    ("Couldn't load", "this iptables lacks the extension it names; install it, or choose \"nft\""),
+    ("unrecognized option", TOO_OLD),
+    ("unknown option", TOO_OLD),
+    ("you must be root", "it takes CAP_NET_ADMIN in the user namespace that owns the network namespace"),
+    ("initialize table", "the kernel has no such table; load ip_tables and its tables, or choose \"nft\""),
+    ("does not exist", "the kernel has no such table; load ip_tables and its tables, or choose \"nft\""),
+    // Legacy says only "line 12 failed", nft an errno: xt_owner gives EINVAL, what is missing ENOENT.
     (
-        "Invalid argument",
-        "the kernel refused a match: a module is missing, or the pod is in a user namespace of its own; \
-         choose the backend \"nft\"",
+        "failed",
+        "the kernel refused a rule: it lacks a match or target (xt_owner, xt_REDIRECT, xt_comment, xt_multiport, \
+         xt_TPROXY, xt_CT; for iptables-nft nft_compat); load it, or choose the backend \"nft\"",
     ),
 ];
 
+const TOO_OLD: &str = "this iptables is too old; choose the backend \"nft\"";
+
 fn explain(stderr: &str) -> Option<&'static str> {
     EXPLANATIONS.iter().find(|(said, _)| stderr.contains(said)).map(|(_, means)| *means)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What iptables 1.8.9 said when these things were done to it.
+    #[test]
+    fn what_the_programs_say_is_explained() {
+        for (said, meant) in [
+            ("Another app is currently holding the xtables lock. Stopped waiting after 2s.", "lock"),
+            ("Couldn't load target `NOSUCH':No such file or directory", "extension"),
+            ("iptables-restore v1.8.9 (legacy): unknown option \"--zoneeee\"", "too old"),
+            ("iptables-restore: line 6 failed", "xt_owner"),
+            ("line 4: RULE_APPEND failed (Invalid argument): rule in chain X", "xt_owner"),
+            ("Could not fetch rule set generation id: Permission denied (you must be root)", "CAP_NET_ADMIN"),
+            ("iptables-restore: unable to initialize table 'raw'", "no such table"),
+        ] {
+            assert!(explain(said).is_some_and(|hint| hint.contains(meant)), "{said}: {:?}", explain(said));
+        }
+    }
 }

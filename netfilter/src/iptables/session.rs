@@ -3,12 +3,15 @@
 use super::error::IptablesError;
 use super::holding::Holdings;
 use super::layout::{FAMILIES, TABLES};
+use super::neighbours::{self, judge_legacy, judge_nftables};
 use super::programs::{FamilyPrograms, Program, Programs, Variant};
 use super::restore::transaction;
 use super::run::{Answer, Conditions};
 use super::save::{self, Saved};
+use crate::nft::chains::chains;
 use crate::ruleset::Family;
 use std::collections::BTreeMap;
+use std::io::ErrorKind;
 
 /// What of ours each family holds.
 pub(super) type PerFamily = BTreeMap<Family, Holdings>;
@@ -17,15 +20,18 @@ pub(super) type PerFamily = BTreeMap<Family, Holdings>;
 pub(super) struct Session<'a> {
     pub variant: Variant,
     pub programs: &'a Programs,
+    /// The older variant's programs where there are any: their tables are read before ours are written.
+    pub legacy: Option<&'a Programs>,
     pub conditions: Conditions<'a>,
 }
 
 impl Session<'_> {
     /// What of ours is there, and what of others is in its place.
     pub(super) fn read(&self, family: Family) -> Result<Saved, IptablesError> {
-        let Some(programs) = self.programs.of(family).filter(|_| self.has_tables(family)) else {
+        let Some(programs) = self.programs.of(family) else { return Ok(Saved::default()) };
+        if !self.has_tables(family)? {
             return Ok(Saved::default());
-        };
+        }
         // Anybody with capabilities may read; from inside the user namespace /proc may not let us
         // (its files belong to whom that namespace's root was when the network namespace was made).
         let outside = Conditions { user_namespace: None, ..self.conditions };
@@ -69,6 +75,14 @@ impl Session<'_> {
         accepted(&programs.restore, answer, &text).map(drop)
     }
 
+    /// Refuses when somebody else redirects this namespace by other means than this variant.
+    pub(super) fn is_alone(&self) -> Result<(), IptablesError> {
+        judge_nftables(self.variant, &chains().map_err(IptablesError::Neighbours)?)?;
+        let Some(legacy) = self.legacy.filter(|_| self.variant == Variant::Nft) else { return Ok(()) };
+        let other = Session { variant: Variant::Legacy, programs: legacy, legacy: None, ..*self };
+        FAMILIES.into_iter().try_for_each(|family| judge_legacy(family, other.read(family)?))
+    }
+
     /// Makes what is there what was there before, as far as that may be written.
     pub(super) fn put_back(&self, family: Family, before: &Holdings) -> Result<(), String> {
         let now = self.read(family).map_err(|error| error.to_string())?.ours;
@@ -91,17 +105,22 @@ impl Session<'_> {
         self.programs.of(family).ok_or_else(missing)
     }
 
-    /// Is there any table to read? Legacy tables are made by whoever first looks at them, so the
-    /// kernel's own list is asked instead (`/proc/net/ip_tables_names`; `thread-self`, because
-    /// `/proc/net` is that of the thread group's leader).
-    fn has_tables(&self, family: Family) -> bool {
+    /// Is there any table to read? The kernel is asked, not a program: that is quicker, and legacy
+    /// tables are made by whoever first looks at them (so their names are read from `/proc`, and
+    /// `thread-self`, because `/proc/net` is that of the thread group's leader).
+    fn has_tables(&self, family: Family) -> Result<bool, IptablesError> {
         let list = match (self.variant, family) {
-            (Variant::Nft, _) => return true,
+            (Variant::Nft, _) => {
+                return Ok(neighbours::has_tables(family, &chains().map_err(IptablesError::Neighbours)?));
+            }
             (Variant::Legacy, Family::V4) => "/proc/thread-self/net/ip_tables_names",
             (Variant::Legacy, Family::V6) => "/proc/thread-self/net/ip6_tables_names",
         };
-        let names = std::fs::read_to_string(list).unwrap_or_default();
-        names.lines().any(|name| TABLES.iter().any(|stage| stage.table() == name))
+        match std::fs::read_to_string(list) {
+            Ok(names) => Ok(names.lines().any(|name| TABLES.iter().any(|stage| stage.table() == name))),
+            // The kernel has no such tables at all. What else may be the matter the program shall say.
+            Err(error) => Ok(error.kind() != ErrorKind::NotFound),
+        }
     }
 }
 

@@ -133,3 +133,98 @@ impl Batch {
         u32::try_from(self.objects.len().saturating_sub(1)).unwrap_or(u32::MAX)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::nft::uapi::{NFNL_MSG_BATCH_BEGIN, NFNL_MSG_BATCH_END};
+    use crate::policy::Families;
+    use crate::ruleset::{Chain, Is, Match, Protocol, Rule, Verdict};
+
+    fn rules(ports: usize) -> Ruleset {
+        let ports = (0..=u16::MAX).step_by(2).take(ports).collect();
+        let matches = vec![Match::Protocol(Protocol::TcpOrUdp), Match::DestinationPort(Is::In, ports)];
+        let rule = Rule { id: RuleId("excluded"), matches, verdict: Verdict::Return };
+        let chain = Chain { name: ChainName::NatOutput, rules: vec![rule] };
+        Ruleset { families: Families::V4Only, chains: vec![chain] }
+    }
+
+    /// The kinds of the messages, and what each is about.
+    fn read(batch: &Batch) -> Vec<(u16, String)> {
+        let messages = Messages(batch.bytes()).map(|message| message.unwrap().header);
+        messages.map(|header| (header.kind & 0xff, batch.object(header.sequence).to_string())).collect()
+    }
+
+    #[test]
+    fn every_message_is_known_by_its_number() {
+        let batch = Batch::apply(&rules(2), Start::Fresh).unwrap();
+        let rule = "rule \"excluded\" in chain nat-output";
+        let wanted = [
+            (NFNL_MSG_BATCH_BEGIN, "the transaction"),
+            (0, "table inet gybe"),
+            (3, "chain nat-output"),
+            (9, "set excluded"),
+            (12, "elements of set excluded"),
+            (9, rule),
+            (12, rule),
+            (6, rule),
+            (NFNL_MSG_BATCH_END, "the transaction"),
+        ];
+        assert_eq!(read(&batch), wanted.map(|(kind, object)| (kind, object.to_owned())));
+        assert_eq!(batch.object(batch.last()).to_string(), rule);
+    }
+
+    #[test]
+    fn a_fresh_start_deletes_nothing_and_refuses_a_table_that_is_there() {
+        let batch = Batch::apply(&rules(2), Start::Fresh).unwrap();
+        assert!(read(&batch).iter().all(|(kind, _)| *kind != NFT_MSG_DELTABLE));
+        let table = Messages(batch.bytes()).flatten().nth(1).unwrap();
+        assert_eq!(table.header.flags, 0x1 | 0x200 | 0x400);
+        let replace = Batch::apply(&rules(2), Start::Replace).unwrap();
+        assert_eq!(read(&replace)[1..4].iter().map(|(kind, _)| *kind).collect::<Vec<_>>(), [0, 2, 0]);
+    }
+
+    #[test]
+    fn only_the_last_message_asks_for_an_acknowledgement() {
+        let batch = Batch::apply(&rules(2), Start::Replace).unwrap();
+        let asking = Messages(batch.bytes()).flatten().filter(|message| message.header.flags & 0x4 != 0);
+        assert_eq!(asking.map(|message| message.header.sequence).collect::<Vec<_>>(), [batch.last()]);
+    }
+
+    #[test]
+    fn a_dry_run_is_the_same_without_its_end() {
+        let (real, dry) = (
+            Batch::apply(&rules(2), Start::Fresh).unwrap(),
+            Batch::dry_run(&rules(2), Start::Fresh).unwrap(),
+        );
+        assert_eq!(real.bytes()[..real.bytes().len() - 20], *dry.bytes());
+    }
+
+    #[test]
+    fn long_lists_are_cut_into_messages_whose_lengths_fit_their_fields() {
+        let batch = Batch::apply(&rules(20_000), Start::Fresh).unwrap();
+        let sizes: Vec<usize> = Messages(batch.bytes()).map(|message| message.unwrap().body.len()).collect();
+        assert!(sizes.len() > 15, "{}", sizes.len());
+        assert!(sizes.iter().all(|size| *size < 64 * 1024), "{sizes:?}");
+    }
+
+    #[test]
+    fn the_room_is_measured_before_anything_is_written() {
+        for count in [0, 1, 2, 1000, 20_000] {
+            let rules = rules(count);
+            let batch = Batch::apply(&rules, Start::Replace).unwrap();
+            assert!(batch.bytes().len() <= Draft::room(&rules), "{count} ports");
+        }
+    }
+
+    #[test]
+    fn the_expression_at_an_offset_is_found() {
+        let batch = Batch::apply(&rules(2), Start::Fresh).unwrap();
+        let all = batch.expressions(batch.last(), None);
+        let wanted: [&[u8]; 6] = [b"meta", b"lookup", b"payload", b"lookup", b"counter", b"immediate"];
+        assert_eq!(all, wanted);
+        let message = Messages(batch.bytes()).flatten().find(|m| m.header.sequence == batch.last()).unwrap();
+        let at = message.body.windows(9).position(|bytes| bytes == b"immediate").unwrap() + HEADER;
+        assert_eq!(batch.expressions(batch.last(), Some(at)), [b"immediate"]);
+    }
+}

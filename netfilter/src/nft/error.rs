@@ -3,6 +3,7 @@
 use super::batch::{Object, TooLong};
 use crate::netlink::reply::Unknown;
 use crate::netlink::socket::Failure;
+use crate::ruleset::Stage;
 use nix::errno::Errno;
 
 /// A failure of the nftables backend.
@@ -85,9 +86,12 @@ impl KernelPart {
     /// `ENOENT`, at the chain or at the rule; without nf_tables itself the transaction is refused.
     pub(super) fn lacking(object: &Object, errno: Errno, expressions: &[&[u8]]) -> Option<Self> {
         match (object, errno) {
+            (Object::Chain(chain), Errno::ENOENT | Errno::EOPNOTSUPP) if chain.stage() == Stage::Nat => {
+                Some(Self::NAT)
+            }
             (Object::Transaction, Errno::EINVAL | Errno::EOPNOTSUPP)
-            | (Object::Table, Errno::EOPNOTSUPP | Errno::EAFNOSUPPORT) => Some(Self::NF_TABLES),
-            (Object::Chain(_), Errno::ENOENT | Errno::EOPNOTSUPP) => Some(Self::NAT),
+            | (Object::Table, Errno::EOPNOTSUPP | Errno::EAFNOSUPPORT)
+            | (Object::Chain(_), Errno::ENOENT | Errno::EOPNOTSUPP) => Some(Self::NF_TABLES),
             (Object::Rule(..), Errno::ENOENT | Errno::EOPNOTSUPP) => {
                 expressions.iter().rev().find_map(|name| match *name {
                     b"redir" => Some(Self::REDIR),
@@ -143,4 +147,33 @@ impl KernelPart {
 
 fn spoken(said: Option<&str>) -> String {
     said.map(|words| format!(" ({words})")).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ruleset::{ChainName, RuleId};
+
+    #[test]
+    fn f23_a_missing_module_is_told_by_what_was_refused() {
+        let rule = Object::Rule(RuleId("a"), ChainName::NatOutput);
+        let nat = Object::Chain(ChainName::NatOutput);
+        let mangle = Object::Chain(ChainName::MangleOutput);
+        let redirect: &[&[u8]] = &[b"meta", b"cmp", b"counter", b"immediate", b"redir"];
+        for (object, errno, expressions, module) in [
+            (&Object::Transaction, Errno::EOPNOTSUPP, &[][..], Some("nf_tables")),
+            (&Object::Transaction, Errno::EPERM, &[], None),
+            (&Object::Table, Errno::EEXIST, &[], None),
+            (&nat, Errno::ENOENT, &[], Some("nft_chain_nat")),
+            (&mangle, Errno::ENOENT, &[], Some("nf_tables")),
+            (&rule, Errno::ENOENT, redirect, Some("nft_redir")),
+            (&rule, Errno::EINVAL, redirect, None),
+            (&rule, Errno::ENOENT, &[b"tproxy"], Some("nft_tproxy")),
+            (&rule, Errno::ENOENT, &[b"ct"], Some("nft_ct")),
+            (&rule, Errno::ENOENT, &[b"immediate"], None),
+        ] {
+            let lacking = KernelPart::lacking(object, errno, expressions);
+            assert_eq!(lacking.map(|part| part.module), module, "{object} {errno} {expressions:?}");
+        }
+    }
 }

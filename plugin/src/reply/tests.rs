@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::conf::BackendChoice;
+use gybe_netfilter::iptables::{Iptables, Variant};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
@@ -12,9 +13,13 @@ fn failure(verb: Option<Verb>, fault: &PluginError) -> Failure {
     }
 }
 
+fn no_backend(choice: BackendChoice) -> PluginError {
+    PluginError::Backend { choice, source: Iptables::find_in(Variant::Nft, &[]).unwrap_err() }
+}
+
 #[test]
 fn a_message_begins_with_who_which_verb_and_which_error() {
-    let fault = PluginError::Backend(BackendChoice::Iptables);
+    let fault = no_backend(BackendChoice::Iptables);
     for (verb, begin) in [
         (Some(Verb::Add), "gybe-cni cmdAdd GYBE-ADD-015: backend is \"iptables\""),
         (Some(Verb::Check), "gybe-cni cmdCheck GYBE-CHECK-015: backend"),
@@ -30,7 +35,7 @@ fn message_and_details_together_fit_an_event() {
         PluginError::OwnNamespace(PathBuf::from("/ü".repeat(3000))),
         PluginError::Drifted(vec!["chain missing".to_owned(); 90]),
         PluginError::Request(RequestError::Missing(vec!["CNI_NETNS"])),
-        PluginError::Backend(BackendChoice::IptablesLegacy),
+        no_backend(BackendChoice::IptablesLegacy),
     ] {
         let told = failure(Some(Verb::Add), &fault);
         assert!(told.message.chars().count() + told.details.chars().count() <= 300, "{told:?}");

@@ -137,15 +137,12 @@ fn a_pod_nobody_knows_is_refused_for_now() {
 fn a_wrong_value_in_the_configuration_is_refused_with_key_and_value() {
     let pods = Pods::new("conf");
     pods.holds("shop", "cart-0", &meshed(&[]));
-    for (key, value, code, id) in [
-        ("backend", json!("nftt"), 7, "GYBE-ADD-009"),
-        ("ipv6", json!(6), 7, "GYBE-ADD-009"),
-        ("exclude_namespaces", json!("shop"), 7, "GYBE-ADD-009"),
-        ("backend", json!("iptables-legacy"), 7, "GYBE-ADD-015"),
-    ] {
+    for (key, value) in
+        [("backend", json!("nftt")), ("ipv6", json!(6)), ("exclude_namespaces", json!("shop"))]
+    {
         let mut entry = entry(&pods);
         entry[key] = value.clone();
-        refused(&call("ADD", "/nonexistent", &entry), code, id, &[key, &value.to_string()]);
+        refused(&call("ADD", "/nonexistent", &entry), 7, "GYBE-ADD-009", &[key, &value.to_string()]);
         assert_eq!(call("DEL", "/nonexistent", &entry).exit, Some(0), "DEL {key}");
     }
 }

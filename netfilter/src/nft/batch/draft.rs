@@ -9,8 +9,15 @@ use crate::nft::uapi::*;
 use crate::nft::{TABLE, expr};
 use crate::ruleset::{Chain, ChainName, NamedList, Rule, Ruleset};
 
-/// Room for one rule's message: the longest default rule takes about 700 bytes.
-const RULE: usize = 768;
+/// Room for one rule's message: the longest that is compiled today takes about 900 bytes, with its
+/// set of TCP and UDP.
+const RULE: usize = 1024;
+/// Room for a chain's message.
+const CHAIN: usize = 128;
+/// Room for a set's message and the frame of its elements' message.
+const SET: usize = 512;
+/// Room for the begin, the end and the table.
+const FRAME: usize = 256;
 
 /// `NFTNL_UDATA_RULE_COMMENT`: the comment that `nft list` shows.
 const COMMENT: u8 = 0;
@@ -27,8 +34,14 @@ pub(super) struct Draft {
 
 impl Draft {
     pub(super) fn of(rules: &Ruleset) -> Self {
-        let elements: usize = rules.lists().iter().map(|list| set::size(&list.elements)).sum();
-        Self::with_capacity(2048 + elements + rules.rules().count() * RULE)
+        Self::with_capacity(Self::room(rules))
+    }
+
+    /// How many bytes the batch will have, at most, so that its buffer is made once.
+    pub(super) fn room(rules: &Ruleset) -> usize {
+        let set = |list: &NamedList<'_>| SET + set::size(&list.elements);
+        let sets: usize = rules.lists().iter().map(set).sum();
+        FRAME + rules.chains.len() * CHAIN + sets + rules.rules().count() * RULE
     }
 
     pub(super) fn with_capacity(capacity: usize) -> Self {
