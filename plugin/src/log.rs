@@ -24,6 +24,8 @@ pub(crate) fn start(level: LogLevel) {
         .with_target(false)
         .with_max_level(filter)
         .with_writer(|| Patient)
+        // Or a line lost to a runtime that has died is told on stderr too, which then panics.
+        .log_internal_errors(false)
         .finish();
     // Another subscriber is there already only where somebody uses this crate as a library.
     let _ = tracing::subscriber::set_global_default(lines);
