@@ -2,11 +2,12 @@
 //! the tests' business.
 //!
 //! Keys of its entry change its ways: with `hold` an ADD connects to that socket and waits until
-//! the other end is closed; with `refuse` an ADD, with `unfit` a STATUS fails with that message.
+//! the other end has no more to say; with `around` every call is answered by that program, and the
+//! socket is told how it ended; with `refuse` an ADD, with `unfit` a STATUS fails with that message.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode, Stdio};
 use std::time::{SystemTime, UNIX_EPOCH};
 use std::{env, error, fs, io, process};
 
@@ -20,8 +21,12 @@ fn main() -> Result<ExitCode, Box<dyn error::Error>> {
         env::vars().map(|(name, value)| (name, Value::from(value))).collect();
     let verb = env::var("CNI_COMMAND")?;
     record(&verb, &input, &environment)?;
+    let held = if verb == "ADD" { hold(&input)? } else { None };
+    if let Some(program) = input.get("around").and_then(Value::as_str) {
+        return Ok(around(program, &text, held)?);
+    }
     let answer = match verb.as_str() {
-        "ADD" => add(&input)?,
+        "ADD" => refusal(&input, "refuse").or_else(|| input.get("prevResult").cloned()),
         "STATUS" => refusal(&input, "unfit"),
         "VERSION" => Some(json!({
             "cniVersion": input.get("cniVersion"),
@@ -33,17 +38,30 @@ fn main() -> Result<ExitCode, Box<dyn error::Error>> {
         return Ok(ExitCode::SUCCESS);
     };
     io::stdout().write_all(answer.to_string().as_bytes())?;
-    Ok(match answer.get("code") {
-        Some(_) => ExitCode::FAILURE,
-        None => ExitCode::SUCCESS,
-    })
+    Ok(if answer.get("code").is_some() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-fn add(input: &Value) -> io::Result<Option<Value>> {
-    if let Some(socket) = input.get("hold").and_then(Value::as_str) {
-        UnixStream::connect(socket)?.read_to_end(&mut Vec::new())?;
+fn hold(input: &Value) -> io::Result<Option<UnixStream>> {
+    let Some(path) = input.get("hold").and_then(Value::as_str) else {
+        return Ok(None);
+    };
+    let mut socket = UnixStream::connect(path)?;
+    socket.read_to_end(&mut Vec::new())?;
+    Ok(Some(socket))
+}
+
+fn around(program: &str, text: &str, held: Option<UnixStream>) -> io::Result<ExitCode> {
+    #[expect(clippy::disallowed_methods, reason = "to stand around a program is to run it")]
+    let mut command = Command::new(program);
+    let mut inner = command.stdin(Stdio::piped()).spawn()?;
+    if let Some(mut input) = inner.stdin.take() {
+        input.write_all(text.as_bytes())?;
     }
-    Ok(refusal(input, "refuse").or_else(|| input.get("prevResult").cloned()))
+    let status = inner.wait()?;
+    if let Some(mut socket) = held {
+        write!(socket, "{status}")?;
+    }
+    Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn refusal(input: &Value, key: &str) -> Option<Value> {

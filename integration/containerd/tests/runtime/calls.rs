@@ -1,12 +1,10 @@
 //! How containerd calls a plugin: what Gybe builds upon, so that a runtime which changes it is
 //! noticed here and not on a node.
 
-use std::thread;
-
 use gybe_containerd_tests::{Call, Chain, Generation, Hold, Node, Sandbox, chain};
 use serde_json::{Value, json};
 
-use crate::ground::{entries, node, on_every_generation};
+use crate::ground::{entries, killed_during_add, node, on_every_generation};
 
 const HOLD: &str = "/run/gybe/hold.sock";
 /// Where host-local notes which addresses are taken.
@@ -128,15 +126,9 @@ on_every_generation! {
     fn containerd_killed_during_an_add_takes_it_down_later_or_never(generation: Generation) {
         let node = node(generation, &recorded_with(generation, "hold", HOLD));
         let hold = Hold::at(node.stage(), HOLD).unwrap();
-        let kubelet = node.connect().unwrap();
-        let lost = thread::scope(|scope| {
-            let adding = scope.spawn(|| kubelet.run(&Sandbox::named("shop", "cart")));
-            let plugin = hold.wait().unwrap();
-            let lost = node.lose_containerd().unwrap();
-            adding.join().unwrap().unwrap_err();
-            drop(plugin);
-            lost
-        });
+        let sandbox = Sandbox::named("shop", "cart");
+        let (lost, plugin) = killed_during_add(node, &hold, &sandbox);
+        drop(plugin);
         let node = lost.recover().unwrap();
         for id in node.cri.list().unwrap() {
             node.cri.stop(&id).unwrap();

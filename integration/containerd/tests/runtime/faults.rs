@@ -1,12 +1,15 @@
 //! Gybe in a chain where something goes wrong, or comes twice: what the kubelet is told, and what
 //! is left.
 
+use std::io::Read;
+use std::net::Shutdown;
 use std::thread;
 
-use gybe_containerd_tests::{Call, Generation, Hold, Node, Sandbox, chain, manifest};
+use gybe_containerd_tests::generation::plugin_under_test;
+use gybe_containerd_tests::{Call, Chain, Generation, Hold, Node, Sandbox, calls, chain, manifest};
 use serde_json::{Value, json};
 
-use crate::ground::{entries, gybe_node, gybe_node_with, on_every_generation};
+use crate::ground::{entries, gybe_node, gybe_node_with, killed_during_add, node, on_every_generation};
 use crate::pod::{Met, Outside, Pod};
 
 const HOLD: &str = "/run/gybe/hold.sock";
@@ -22,6 +25,16 @@ fn assert_nothing_is_left(node: &Node) {
     assert_eq!(node.stage().pod_links().unwrap(), [""; 0]);
     let leases = entries(node, "/var/lib/cni/networks/gybe-test");
     assert!(leases.iter().all(|name| name == "lock" || name.starts_with("last_")), "{leases:?}");
+}
+
+/// Gybe, run by a recorder that first waits.
+fn held_gybe() -> Value {
+    let mut entry = chain::gybe();
+    entry["around"] = json!(plugin_under_test().unwrap());
+    entry["type"] = json!(calls::RECORDER);
+    entry["calls"] = json!(calls::DIRECTORY);
+    entry["hold"] = json!(HOLD);
+    entry
 }
 
 on_every_generation! {
@@ -91,15 +104,8 @@ on_every_generation! {
         let hold = Hold::at(node.stage(), HOLD).unwrap();
         let mut sandbox = Sandbox::named("shop", "cart");
         manifest::publish(node.stage(), &sandbox, &manifest::injected(&sandbox)).unwrap();
-        let kubelet = node.connect().unwrap();
-        let lost = thread::scope(|scope| {
-            let adding = scope.spawn(|| kubelet.run(&sandbox));
-            let plugin = hold.wait().unwrap();
-            let lost = node.lose_containerd().unwrap();
-            adding.join().unwrap().unwrap_err();
-            drop(plugin);
-            lost
-        });
+        let (lost, plugin) = killed_during_add(node, &hold, &sandbox);
+        drop(plugin);
         let node = lost.recover().unwrap();
         for id in node.cri.list().unwrap() {
             node.cri.stop(&id).unwrap();
@@ -115,6 +121,25 @@ on_every_generation! {
         let pod = Pod::inhabit(&node, id);
         let address = pod.addresses[0];
         assert_eq!(Outside::of(&node).calls(address, 8080), Met::proxy(15006, address, 8080));
+    }
+}
+
+on_every_generation! {
+    fn a_plugin_whose_containerd_was_killed_comes_to_its_end(generation: Generation) {
+        let node = node(generation, &Chain::of_reference_plugins(generation).then(held_gybe()));
+        let hold = Hold::at(node.stage(), HOLD).unwrap();
+        let sandbox = Sandbox::named("shop", "cart");
+        manifest::publish(node.stage(), &sandbox, &manifest::injected(&sandbox)).unwrap();
+        let (lost, mut plugin) = killed_during_add(node, &hold, &sandbox);
+        plugin.shutdown(Shutdown::Write).unwrap();
+        let mut ended = String::new();
+        plugin.read_to_string(&mut ended).unwrap();
+        assert_eq!(ended, "exit status: 1", "nobody reads the result, and the runtime would say so");
+        let node = lost.recover().unwrap();
+        for id in node.cri.list().unwrap() {
+            node.cri.stop(&id).unwrap();
+            node.cri.remove(&id).unwrap();
+        }
     }
 }
 

@@ -1,12 +1,14 @@
 //! What every test here stands on: a node for it, and every test three times; no assertions.
 
 use std::fs;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::thread;
 
 use serde_json::Value;
 
 use gybe_containerd_tests::generation::plugin_under_test;
-use gybe_containerd_tests::{Chain, Generation, Node, Programs, Trouble, chain};
+use gybe_containerd_tests::{Chain, Generation, Hold, LostNode, Node, Programs, Sandbox, Trouble, chain};
 
 const STAGE: &str = env!("CARGO_BIN_EXE_gybe-stage");
 const RECORDER: &str = env!("CARGO_BIN_EXE_gybe-recorder");
@@ -46,9 +48,21 @@ pub(crate) fn told(trouble: &Trouble) -> String {
 }
 
 fn log() -> PathBuf {
-    let thread = std::thread::current();
+    let thread = thread::current();
     let test = thread.name().unwrap_or("unnamed").replace("::", ".");
     Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{test}.log"))
+}
+
+/// The kubelet asks for a sandbox, and containerd is gone before it is there.
+pub(crate) fn killed_during_add(node: Node, hold: &Hold, sandbox: &Sandbox) -> (LostNode, UnixStream) {
+    let kubelet = node.connect().unwrap();
+    thread::scope(|scope| {
+        let adding = scope.spawn(|| kubelet.run(sandbox));
+        let plugin = hold.wait().unwrap();
+        let lost = node.lose_containerd().unwrap();
+        adding.join().unwrap().unwrap_err();
+        (lost, plugin)
+    })
 }
 
 /// A test that is run on each generation.
