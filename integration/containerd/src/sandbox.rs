@@ -15,8 +15,20 @@ pub struct Sandbox {
     pub annotations: HashMap<String, String>,
     /// Ports of the node that lead to ports of the pod.
     pub host_ports: Vec<(u16, u16)>,
+    /// In whose user namespace it runs.
+    pub users: Users,
     /// How often the kubelet has tried before.
     pub attempt: u32,
+}
+
+/// Whose ids the pod's are.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Users {
+    /// The node's: the pod's root is the node's root.
+    #[default]
+    OfTheNode,
+    /// The pod's own (`hostUsers: false`), mapped to 65536 ids of the node from this one on.
+    From(u32),
 }
 
 impl Sandbox {
@@ -67,10 +79,28 @@ impl Sandbox {
             annotations: self.annotations.clone(),
             linux: Some(v1::LinuxPodSandboxConfig {
                 cgroup_parent: cgroup.into(),
+                security_context: Some(security(self.users)),
                 ..v1::LinuxPodSandboxConfig::default()
             }),
             ..v1::PodSandboxConfig::default()
         }
+    }
+}
+
+fn security(users: Users) -> v1::LinuxSandboxSecurityContext {
+    let own = match users {
+        Users::OfTheNode => None,
+        Users::From(first) => {
+            let ids = vec![v1::IdMapping { host_id: first, container_id: 0, length: 65536 }];
+            Some(v1::UserNamespace { mode: v1::NamespaceMode::Pod.into(), uids: ids.clone(), gids: ids })
+        }
+    };
+    v1::LinuxSandboxSecurityContext {
+        namespace_options: Some(v1::NamespaceOption {
+            userns_options: own,
+            ..v1::NamespaceOption::default()
+        }),
+        ..v1::LinuxSandboxSecurityContext::default()
     }
 }
 

@@ -1,6 +1,8 @@
 //! Pods that Gybe's entry in the chain has seen: whom their connections meet.
 
+use gybe_containerd_tests::sandbox::Users;
 use gybe_containerd_tests::{Generation, Sandbox, manifest};
+use gybe_netfilter::trace::Owner;
 
 use crate::ground::{gybe_node, on_every_generation};
 use crate::pod::{APPLICATION, Met, OUTSIDE, Outside, PROXY, Pod};
@@ -90,4 +92,34 @@ on_every_generation! {
             outcome.unwrap();
         }
     }
+}
+
+/// `hostUsers: false`: the rules name the proxy by its id in the pod, the kernel sees another.
+fn a_pod_with_users_of_its_own_meets_its_proxy(generation: Generation) {
+    let node = gybe_node(generation);
+    let first = 65536;
+    let mut sandbox = Sandbox::named("shop", "cart");
+    sandbox.users = Users::From(first);
+    let pod = Pod::start(&node, &sandbox, &manifest::injected(&sandbox));
+    let outside = Outside::of(&node);
+    let seen_by_the_node = |owner: Owner| Owner { uid: first + owner.uid, gid: first + owner.gid };
+    for address in pod.addresses.iter().copied() {
+        assert_eq!(outside.calls(address, 8080), Met::proxy(15006, address, 8080));
+    }
+    for address in OUTSIDE {
+        let met = pod.calls(seen_by_the_node(APPLICATION), address, 80);
+        assert_eq!(met, Met::proxy(15001, address, 80));
+        assert_eq!(pod.calls(seen_by_the_node(PROXY), address, 80), *"outside");
+        assert_eq!(pod.calls(PROXY, address, 80), Met::proxy(15001, address, 80), "no user of this pod");
+    }
+}
+
+#[test]
+fn a_pod_of_1_7_with_users_of_its_own_meets_its_proxy() {
+    a_pod_with_users_of_its_own_meets_its_proxy(Generation::V1_7);
+}
+
+#[test]
+fn a_pod_of_2_x_with_users_of_its_own_meets_its_proxy() {
+    a_pod_with_users_of_its_own_meets_its_proxy(Generation::V2);
 }
