@@ -6,6 +6,7 @@
 mod answer;
 mod apply;
 mod backend;
+mod demo;
 mod file;
 mod inspect;
 mod namespace;
@@ -45,6 +46,7 @@ enum Command {
     Inspect(inspect::InspectArgs),
     Trace(trace::TraceArgs),
     Remove(remove::RemoveArgs),
+    Demo(demo::DemoArgs),
 }
 
 impl Command {
@@ -56,6 +58,7 @@ impl Command {
             Self::Inspect(args) => args.run(),
             Self::Trace(args) => args.run(),
             Self::Remove(args) => args.run(),
+            Self::Demo(args) => args.run(),
         }
     }
 }
