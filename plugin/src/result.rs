@@ -1,12 +1,13 @@
 //! prevResult, handed on: every member survives, only its version may follow the configuration's.
 //!
-//! Nothing of it is modelled: an address plugin's new field must reach the runtime through us.
+//! Nothing of it is modelled: an address plugin's new field must reach the runtime through us. How
+//! versions differ in writing is in `result/convert.rs`.
+
+pub mod convert;
 
 use crate::network::Network;
-use serde_json::{Map, Value, json};
-
-/// Result versions that are written alike, oldest family first.
-const FAMILIES: [&[&str]; 3] = [&["0.1.0", "0.2.0"], &["0.3.0", "0.3.1", "0.4.0"], &["1.0.0", "1.1.0"]];
+use convert::{ConvertError, Form, convert};
+use serde_json::{Value, json};
 
 /// Why there is no result to hand on.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -27,6 +28,9 @@ pub enum ResultError {
         /// What would do.
         takes: &'static [&'static str],
     },
+    /// A prevResult that says what no result says.
+    #[error("prevResult cannot be handed on")]
+    Convert(#[from] ConvertError),
     /// Before 0.3.0 a result must have an address, and there is none.
     #[error("there is no prevResult, and a result of version {0} cannot be empty")]
     NothingToSay(String),
@@ -42,7 +46,7 @@ impl ResultError {
             Self::OtherFamily { .. } => {
                 Some("the plugin before gybe-cni must answer in the list's cniVersion")
             }
-            Self::NotAnObject | Self::VersionNotText => None,
+            Self::NotAnObject | Self::VersionNotText | Self::Convert(_) => None,
         }
     }
 }
@@ -60,14 +64,18 @@ pub fn to_hand_on(network: &Network) -> Result<Value, ResultError> {
         None | Some(Value::Null) => config,
         Some(version) => version.as_str().ok_or(ResultError::VersionNotText)?,
     };
-    let takes = FAMILIES.into_iter().find(|family| family.contains(&config)).unwrap_or_default();
-    if !takes.contains(&found) {
-        let found = found.chars().take(32).collect();
-        return Err(ResultError::OtherFamily { found, config: config.to_owned(), takes });
+    // Runtimes convert before they call; a result in other words is another plugin's mistake, and
+    // the reference refuses it.
+    match Form::of(config) {
+        Some(form) if form.versions().contains(&found) => {
+            Ok(Value::Object(convert(before.clone(), form, config)?))
+        }
+        form => Err(ResultError::OtherFamily {
+            found: found.chars().take(32).collect(),
+            config: config.to_owned(),
+            takes: form.map_or(&[], Form::versions),
+        }),
     }
-    let mut after: Map<String, Value> = before.clone();
-    after.insert("cniVersion".to_owned(), config.into());
-    Ok(Value::Object(after))
 }
 
 fn empty(version: &str) -> Result<Value, ResultError> {
