@@ -65,7 +65,8 @@ pub struct AnnotationError {
     fault: Fault,
 }
 
-const MODE: &str = "sidecar.istio.io/interceptionMode";
+/// How the pod wants to be intercepted.
+pub(crate) const MODE: &str = "sidecar.istio.io/interceptionMode";
 const INCLUDE_TO: &str = "traffic.sidecar.istio.io/includeOutboundIPRanges";
 const EXCLUDE_TO: &str = "traffic.sidecar.istio.io/excludeOutboundIPRanges";
 const INCLUDE_INBOUND: &str = "traffic.sidecar.istio.io/includeInboundPorts";

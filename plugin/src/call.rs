@@ -31,7 +31,8 @@ fn read(name: &str, env: &Environment, from: BorrowedFd<'_>) -> Result<Request, 
 }
 
 fn perform(request: &Request) -> Result<Reply, PluginError> {
-    log::start(conf::log_level(request.network.members()));
+    let (level, agent) = conf::logging(request.network.members());
+    log::start(level, agent);
     version::gate(request.verb, request.network.version())?;
     match request.verb {
         Verb::Add => add::add(request),
@@ -44,7 +45,7 @@ fn perform(request: &Request) -> Result<Reply, PluginError> {
 }
 
 fn fail(verb: Option<Verb>, request: Option<&Request>, fault: &PluginError) -> Reply {
-    log::start(conf::LogLevel::Info);
+    log::start(conf::LogLevel::Info, None);
     let reply = Reply::failure(verb, request.map(|request| request.network.version()), fault);
     if let Reply::Failure(failure) = &reply {
         let args = log::brief(request.map_or("", |request| &request.args));

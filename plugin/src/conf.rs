@@ -1,11 +1,15 @@
 //! The plugin's own keys in a network's entry: what the installer writes and the plugin reads.
 //!
 //! A key nobody knows is a warning, a wrong value of a known key an error. Add a key here and in
-//! [`KNOWN`]; how values are read is in `conf/entry.rs`.
+//! `conf/known.rs`; how values are read is in `conf/entry.rs`, what the incumbent's keys mean to us
+//! in `conf/incumbent.rs`.
 
 mod entry;
+mod incumbent;
+mod known;
 
 pub use entry::{ConfError, WrongValue};
+pub use known::unknown_keys;
 
 use entry::Entry;
 use serde_json::{Map, Value};
@@ -103,7 +107,7 @@ pub enum Ipv6Choice {
 /// Where to learn about a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FactsConf {
-    /// The node agent's socket.
+    /// The node agent's socket; [`SOCKET`] unless the entry says otherwise, or names a directory only.
     pub socket: Option<PathBuf>,
     /// A directory of manifests, `<namespace>/<name>.json`.
     pub directory: Option<PathBuf>,
@@ -113,40 +117,15 @@ pub struct FactsConf {
     pub deadline: Duration,
 }
 
+/// Where the node agent answers when nobody says otherwise.
+pub const SOCKET: &str = "/run/gybe/facts.sock";
+
 impl Default for FactsConf {
     fn default() -> Self {
-        Self { socket: None, directory: None, kubeconfig: None, deadline: Duration::from_millis(2000) }
+        let socket = Some(PathBuf::from(SOCKET));
+        Self { socket, directory: None, kubeconfig: None, deadline: Duration::from_millis(2000) }
     }
 }
-
-/// Every key that means something in an entry: ours, then the protocol's.
-const KNOWN: [&str; 22] = [
-    "log_level",
-    "backend",
-    "exclude_namespaces",
-    "pod_namespace",
-    "gates",
-    "inboundDefault",
-    "ipv6",
-    "facts",
-    "cniVersion",
-    "cniVersions",
-    "name",
-    "type",
-    "capabilities",
-    "runtimeConfig",
-    "prevResult",
-    "ipam",
-    "dns",
-    "args",
-    "disableCheck",
-    "disableGC",
-    "cni.dev/valid-attachments",
-    "cni.dev/attachments",
-];
-
-/// Every key that means something under `facts`.
-const KNOWN_FACTS: [&str; 4] = ["socket", "directory", "kubeconfig", "deadline_ms"];
 
 const LOG_LEVELS: [(&str, LogLevel); 6] = [
     ("info", LogLevel::Info),
@@ -191,7 +170,7 @@ impl PluginConf {
     /// Names every key that has a wrong value, with the value and what would be right.
     pub fn read(members: &Map<String, Value>) -> Result<Self, ConfError> {
         let mut entry = Entry::top(members);
-        let conf = Self {
+        let mut conf = Self {
             log_level: entry.word("log_level", &LOG_LEVELS),
             backend: entry.word("backend", &BACKENDS),
             exclude_namespaces: entry.texts("exclude_namespaces"),
@@ -201,6 +180,7 @@ impl PluginConf {
             ipv6: entry.word("ipv6", &IPV6),
             facts: entry.inside("facts", FactsConf::read),
         };
+        incumbent::read(&mut entry, &mut conf);
         entry.finish(conf)
     }
 }
@@ -208,26 +188,31 @@ impl PluginConf {
 impl FactsConf {
     fn read(entry: &mut Entry<'_>) -> Self {
         let default = Self::default();
-        Self {
-            socket: entry.path("socket"),
-            directory: entry.path("directory"),
-            kubeconfig: entry.path("kubeconfig"),
-            deadline: entry.milliseconds("deadline_ms").unwrap_or(default.deadline),
-        }
+        let directory = entry.path("directory");
+        // Somebody with a directory and no word about an agent has none.
+        let alone = directory.is_some() && !entry.says("kubeconfig");
+        let socket = match entry.says("socket") {
+            true => entry.path("socket"),
+            false => default.socket.filter(|_| !alone),
+        };
+        let deadline = entry.milliseconds("deadline_ms").unwrap_or(default.deadline);
+        Self { socket, directory, kubeconfig: entry.path("kubeconfig"), deadline }
+    }
+
+    /// The node agent's other socket, for log lines, which stands beside the one for facts.
+    pub fn log_socket(&self) -> Option<PathBuf> {
+        self.socket.as_ref().map(|socket| socket.with_file_name("log.sock"))
     }
 }
 
-/// The log level alone, for the lines that tell why the rest cannot be read.
-pub fn log_level(members: &Map<String, Value>) -> LogLevel {
-    Entry::top(members).word("log_level", &LOG_LEVELS)
-}
-
-/// Keys that mean nothing to us: worth a warning, since one may be a known key misspelt.
-pub fn unknown_keys(members: &Map<String, Value>) -> Vec<String> {
-    let top = members.keys().filter(|key| !KNOWN.iter().any(|known| known.eq_ignore_ascii_case(key)));
-    let facts = members.get("facts").and_then(Value::as_object).into_iter().flat_map(Map::keys);
-    let facts = facts.filter(|key| !KNOWN_FACTS.contains(&key.as_str()));
-    top.cloned().chain(facts.map(|key| format!("facts.{key}"))).collect()
+/// What logging needs to know, for the lines that tell why the rest cannot be read.
+pub fn logging(members: &Map<String, Value>) -> (LogLevel, Option<PathBuf>) {
+    let mut entry = Entry::top(members);
+    let level = match entry.says("log_level") {
+        true => entry.word("log_level", &LOG_LEVELS),
+        false => entry.word("plugin_log_level", &LOG_LEVELS),
+    };
+    (level, entry.inside("facts", FactsConf::read).log_socket())
 }
 
 #[cfg(test)]

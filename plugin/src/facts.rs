@@ -1,19 +1,30 @@
 //! Where the facts of a pod come from: an ordered list of sources, the first that knows it wins.
 //!
-//! A source is a file of its own under `facts/`; what facts are is in `pod`.
+//! A source is a file of its own under `facts/`; what facts are is in `pod`. What the runtime hands
+//! over is no source: it decides in `gates` whether anybody is asked at all.
 
+mod agent;
 mod directory;
+mod kubeconfig;
+pub mod wire;
 
+pub use agent::{AgentError, AgentFault};
 pub use directory::DirectoryError;
+pub use kubeconfig::KubeconfigError;
 
 use crate::args::PodRef;
 use crate::conf::FactsConf;
 use crate::pod::PodFacts;
 use std::path::Path;
+use std::time::Instant;
 
 /// Somebody who may know the pod.
 #[derive(Debug, Clone, Copy)]
 enum Source<'a> {
+    /// The node agent, at its socket.
+    Agent(&'a Path),
+    /// The API server, by a kubeconfig.
+    Kubeconfig(&'a Path),
     /// Manifests in files.
     Directory(&'a Path),
 }
@@ -25,7 +36,7 @@ pub enum FactsError {
     #[error("nobody to ask about the pod: the configuration names no source of facts")]
     NobodyToAsk,
     /// Nobody knows it, yet.
-    #[error("nothing is known of the pod: {0} is not there")]
+    #[error("nothing is known of the pod: {0}")]
     Unknown(String),
     /// What is known is about another life of that name.
     #[error("what is known is about another pod: it has {what} {known:?}, the runtime means {meant:?}")]
@@ -37,42 +48,113 @@ pub enum FactsError {
         /// Of the call.
         meant: String,
     },
+    /// The node agent told nothing.
+    #[error(transparent)]
+    Agent(#[from] AgentError),
+    /// The API server is not asked.
+    #[error(transparent)]
+    Kubeconfig(#[from] KubeconfigError),
     /// The directory's manifest cannot be used.
     #[error("the pod's manifest cannot be used")]
     Directory(#[from] DirectoryError),
+    /// More than one source failed; what counts is the first.
+    #[error("{first}; {rest}")]
+    Several {
+        /// The first that failed.
+        first: Box<FactsError>,
+        /// What the others had to say.
+        rest: String,
+    },
 }
 
 impl FactsError {
     /// What would help.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
-            Self::NobodyToAsk => Some("set facts.directory in the plugin's configuration"),
-            Self::Unknown(_) | Self::Another { .. } => {
-                Some("the kubelet tries again; if it stays so, look at who writes facts.directory")
-            }
+            Self::NobodyToAsk => Some("set facts.socket or facts.directory in the plugin's configuration"),
+            Self::Unknown(_) | Self::Another { .. } => Some(
+                "the kubelet tries again; if it stays so, look at the agent's log, or at who writes facts.directory",
+            ),
+            Self::Agent(_) => Some(
+                "see that the node agent (gybe node, DaemonSet gybe-node) runs on this node; the kubelet tries again",
+            ),
+            Self::Kubeconfig(_) => Some("take kubeconfig out, and run the node agent on this node"),
             Self::Directory(_) => None,
+            Self::Several { first, .. } => first.hint(),
         }
     }
 }
 
-/// Asks the sources in order.
+/// Asks the sources in order, all of them within one deadline.
 ///
 /// # Errors
-/// When none knows the pod, or the first that does cannot say it, or means another.
+/// When none knows the pod: what each said, the first in front.
 pub fn ask(conf: &FactsConf, pod: &PodRef) -> Result<PodFacts, FactsError> {
-    let mut asked = Vec::new();
-    for source in sources(conf) {
-        let Source::Directory(directory) = source;
-        match directory::read(directory, pod)? {
-            Some(facts) => return same_pod(facts, pod),
-            None => asked.push(directory::path(directory, pod).display().to_string()),
+    let until = Instant::now() + conf.deadline;
+    let (mut faults, mut unknown) = (Vec::new(), Vec::new());
+    let sources = sources(conf);
+    for (source, after) in sources.iter().zip((0..sources.len()).rev()) {
+        match source
+            .ask(pod, share(until, after))
+            .and_then(|facts| facts.map(|f| same_pod(f, pod)).transpose())
+        {
+            Ok(Some(facts)) => return Ok(facts),
+            Ok(None) => unknown.push(source.ignorance(pod)),
+            Err(fault) => faults.push(fault),
         }
     }
-    if asked.is_empty() { Err(FactsError::NobodyToAsk) } else { Err(FactsError::Unknown(asked.join(", "))) }
+    if !unknown.is_empty() {
+        faults.push(FactsError::Unknown(unknown.join(", ")));
+    }
+    Err(faults.into_iter().reduce(|told, fault| told.and(&fault)).unwrap_or(FactsError::NobodyToAsk))
+}
+
+/// A source that never answers must leave something of the time to those behind it.
+fn share(until: Instant, after: usize) -> Instant {
+    let left = until.saturating_duration_since(Instant::now());
+    let sources = u32::try_from(after).map_or(u32::MAX, |after| after.saturating_add(1));
+    Instant::now() + left / sources
+}
+
+impl FactsError {
+    fn and(self, other: &Self) -> Self {
+        let below = std::error::Error::source(other).map(|why| format!(": {why}")).unwrap_or_default();
+        let rest = format!("{other}{below}");
+        match self {
+            Self::Several { first, rest: before } => {
+                Self::Several { first, rest: format!("{before}; {rest}") }
+            }
+            first => Self::Several { first: Box::new(first), rest },
+        }
+    }
+}
+
+impl Source<'_> {
+    fn ask(self, pod: &PodRef, until: Instant) -> Result<Option<PodFacts>, FactsError> {
+        match self {
+            Self::Agent(socket) => Ok(agent::ask(socket, pod, until)?),
+            Self::Kubeconfig(path) => Err(kubeconfig::ask(path).into()),
+            Self::Directory(directory) => Ok(directory::read(directory, pod)?),
+        }
+    }
+
+    /// How it does not know the pod.
+    fn ignorance(self, pod: &PodRef) -> String {
+        match self {
+            Self::Agent(socket) => format!("the node agent at {} knows no {pod}", socket.display()),
+            Self::Kubeconfig(path) => format!("the API server of {} has no {pod}", path.display()),
+            Self::Directory(directory) => {
+                format!("{} is not there", directory::path(directory, pod).display())
+            }
+        }
+    }
 }
 
 fn sources(conf: &FactsConf) -> Vec<Source<'_>> {
-    conf.directory.as_deref().map(Source::Directory).into_iter().collect()
+    let agent = conf.socket.as_deref().map(Source::Agent);
+    let kubeconfig = conf.kubeconfig.as_deref().map(Source::Kubeconfig);
+    let directory = conf.directory.as_deref().map(Source::Directory);
+    [agent, kubeconfig, directory].into_iter().flatten().collect()
 }
 
 /// A pod of the same name may have lived before. What the facts leave out is not held against them.
@@ -92,6 +174,11 @@ fn same_pod(facts: PodFacts, pod: &PodRef) -> Result<PodFacts, FactsError> {
         Some(uid) if differs(&facts.uid, uid) && !mirrors(&facts, uid) => another("uid", &facts.uid, uid),
         _ => Ok(facts),
     }
+}
+
+/// Do these facts mean the pod that the runtime means? A static pod is also known by its hash.
+pub fn means(facts: &PodFacts, pod: &PodRef) -> bool {
+    same_pod(facts.clone(), pod).is_ok()
 }
 
 /// A static pod runs under the hash of its file; the API server's mirror of it has a uid of its

@@ -5,7 +5,9 @@
 
 use crate::annotations::{self, AnnotationError, Interception};
 use crate::conf::{Gates, PluginConf};
+use crate::network::Handed;
 use crate::pod::{Container, PodFacts, yes_or_no};
+use serde_json::{Map, Value};
 
 /// Why a pod is left as it is.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -61,13 +63,36 @@ pub enum InitContainer {
 /// to move from one to the other.
 const AGENTS: [&str; 2] = ["gybe-node-", "istio-cni-node-"];
 
-/// The gates that need nothing but the pod's name: these pods never wait for anybody.
-pub fn by_name(conf: &PluginConf, namespace: &str, name: &str) -> Option<Reason> {
+/// The annotation by which the injector says that it was there.
+const STATUS: &str = "sidecar.istio.io/status";
+
+/// The gates that need nobody to be asked: these pods never wait for anybody.
+///
+/// The agent's own pod is known by its annotations where the runtime hands them over: it is in no
+/// mesh. Only without them its name has to do, which any pod of that namespace can bear (A06).
+pub fn at_once(conf: &PluginConf, namespace: &str, name: &str, handed: Handed<'_>) -> Option<Reason> {
     let home = !conf.pod_namespace.is_empty() && conf.pod_namespace == namespace;
-    if home && AGENTS.iter().any(|prefix| name.starts_with(prefix)) {
-        return Some(Reason::OwnPod);
+    let excluded = || conf.exclude_namespaces.contains(namespace).then_some(Reason::ExcludedNamespace);
+    match handed {
+        Handed::Unsaid if home && AGENTS.iter().any(|prefix| name.starts_with(prefix)) => {
+            Some(Reason::OwnPod)
+        }
+        Handed::Unsaid => excluded(),
+        Handed::Nothing => excluded().or(Some(Reason::NotInjected)),
+        Handed::These(annotations) => excluded().or_else(|| by_annotations(annotations)),
     }
-    conf.exclude_namespaces.contains(namespace).then_some(Reason::ExcludedNamespace)
+}
+
+/// What annotations alone can say. No annotation of the injector: not in the mesh, whatever else
+/// there is. Mode NONE: left alone, whatever else there is. An annotation `inject` says nothing
+/// alone, because a label, which no runtime hands over, beats it: a pod that the injector has been
+/// at in spite of `inject: "false"` has such a label, and must not start unmeshed.
+fn by_annotations(annotations: &Map<String, Value>) -> Option<Reason> {
+    if !annotations.contains_key(STATUS) {
+        return Some(Reason::NotInjected);
+    }
+    let none = annotations.get(annotations::MODE).and_then(Value::as_str) == Some("NONE");
+    none.then_some(Reason::ModeNone)
 }
 
 /// All gates in order; `None` means the pod is ours.
@@ -79,7 +104,9 @@ pub fn closed(
     pod: &PodFacts,
     init: InitContainer,
 ) -> Result<Option<Reason>, AnnotationError> {
-    let reason = by_name(conf, &pod.namespace, &pod.name)
+    let excluded = conf.exclude_namespaces.contains(&pod.namespace);
+    let reason = excluded
+        .then_some(Reason::ExcludedNamespace)
         .or_else(|| by_containers(pod, init))
         .or_else(|| by_injection(pod))
         .or_else(|| if conf.gates == Gates::Strict { by_strictness(pod) } else { None });
@@ -117,7 +144,7 @@ fn by_injection(pod: &PodFacts) -> Option<Reason> {
     if inject(pod).and_then(yes_or_no) == Some(false) {
         return Some(Reason::InjectionRefused);
     }
-    pod.annotation("sidecar.istio.io/status").is_none().then_some(Reason::NotInjected)
+    pod.annotation(STATUS).is_none().then_some(Reason::NotInjected)
 }
 
 fn by_strictness(pod: &PodFacts) -> Option<Reason> {

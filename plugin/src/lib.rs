@@ -10,7 +10,7 @@
 //!                                                                      namespace ─► prevResult
 //! ```
 //!
-//! Left of the arrows into `netfilter` everything is pure but `facts` and `stdin`. What redirecting
+//! Left of the arrows into `netfilter` everything is pure but `facts`, `intake` and `stdin`. What redirecting
 //! means to the kernel is not known here.
 
 mod add;
@@ -26,6 +26,7 @@ pub mod facts;
 pub mod families;
 pub mod gates;
 pub mod gc;
+mod intake;
 mod log;
 pub mod network;
 pub mod pod;

@@ -1,5 +1,5 @@
-//! Log lines as JSON on stderr. Never stdout: that is the protocol's. And never at the price of an
-//! ADD: a line that cannot be written at once is lost.
+//! Log lines as JSON on stderr, and to the node agent when it is there. Never stdout: that is the
+//! protocol's. And never at the price of an ADD: a line that cannot be written at once is lost.
 //!
 //! `tracing-subscriber` would write much the same, with 60 KB of program for spans and filters that
 //! one process per call has no use for.
@@ -10,14 +10,17 @@ use serde_json::Value;
 use std::fmt::{self, Write as _};
 use std::io::{self, Write as _};
 use std::os::fd::AsFd;
+use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
-/// Lines from this level on go to stderr from now on; the first call of a process counts.
-pub(crate) fn start(level: LogLevel) {
+/// Lines from this level on go to stderr and to the agent from now on; the first call of a process
+/// counts.
+pub(crate) fn start(level: LogLevel, agent: Option<PathBuf>) {
     let least = match level {
         LogLevel::None => LevelFilter::OFF,
         LogLevel::Error => LevelFilter::ERROR,
@@ -26,7 +29,7 @@ pub(crate) fn start(level: LogLevel) {
         LogLevel::Debug => LevelFilter::DEBUG,
     };
     // Another subscriber is there already only where somebody uses this crate as a library.
-    let _ = tracing::subscriber::set_global_default(Lines { least });
+    let _ = tracing::subscriber::set_global_default(Lines { least, agent });
 }
 
 /// What of a text goes into a line: cut where nobody reads on. JSON escapes the rest.
@@ -37,6 +40,7 @@ pub(crate) fn brief(text: &str) -> String {
 /// Writes each event as one line; spans mean nothing here.
 struct Lines {
     least: LevelFilter,
+    agent: Option<PathBuf>,
 }
 
 impl Subscriber for Lines {
@@ -53,7 +57,12 @@ impl Subscriber for Lines {
         let mut line = Line { message: String::new(), fields: String::new() };
         event.record(&mut line);
         let (time, message) = (timestamp(SystemTime::now()), Value::from(line.message));
-        write(&format!("{{\"time\":\"{time}\",\"level\":\"{level}\",\"msg\":{message}{}}}\n", line.fields));
+        let line =
+            format!("{{\"time\":\"{time}\",\"level\":\"{level}\",\"msg\":{message}{}}}\n", line.fields);
+        write(&line);
+        if let Some(agent) = &self.agent {
+            send(&line, agent);
+        }
     }
 
     fn new_span(&self, _: &Attributes<'_>) -> Id {
@@ -116,6 +125,16 @@ fn write(line: &str) {
     if !nobody_reads {
         let _ = stderr.write_all(line.as_bytes());
     }
+}
+
+/// One datagram a line, lost when nobody is there or nobody reads: the agent is no part of an ADD.
+fn send(line: &str, agent: &Path) {
+    let sent = UnixDatagram::unbound().and_then(|socket| {
+        socket.set_nonblocking(true)?;
+        socket.send_to(line.trim_end().as_bytes(), agent)
+    });
+    // There is nobody left to tell.
+    let _ = sent;
 }
 
 /// RFC 3339 in UTC with microseconds.

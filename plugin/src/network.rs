@@ -16,6 +16,17 @@ pub struct Network {
     members: Map<String, Value>,
 }
 
+/// What the runtime hands over of a pod's annotations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Handed<'a> {
+    /// It does not say: it is too old, or the entry did not ask for it.
+    Unsaid,
+    /// The pod has none.
+    Nothing,
+    /// These.
+    These(&'a Map<String, Value>),
+}
+
 /// Why bytes are not a network's entry.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NetworkError {
@@ -77,11 +88,25 @@ impl Network {
         &self.members
     }
 
+    /// The pod's annotations, if the runtime hands them over. A pod without any comes as null: Go
+    /// writes an empty map so. What is neither null nor an object nobody means.
+    pub fn pod_annotations(&self) -> Handed<'_> {
+        match self.member("runtimeConfig").and_then(|config| config.get(ANNOTATIONS)) {
+            Some(Value::Null) => Handed::Nothing,
+            Some(Value::Object(these)) if these.is_empty() => Handed::Nothing,
+            Some(Value::Object(these)) => Handed::These(these),
+            _ => Handed::Unsaid,
+        }
+    }
+
     /// One of the protocol's own keys; null is absence.
     pub fn member(&self, key: &str) -> Option<&Value> {
         member(&self.members, key)
     }
 }
+
+/// The capability by which a runtime is asked for a pod's annotations.
+const ANNOTATIONS: &str = "io.kubernetes.cri.pod-annotations";
 
 /// The key as written, else in another case: Go's decoder, which all runtimes and most plugins
 /// are built on, does not mind the case of keys.

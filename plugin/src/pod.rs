@@ -5,6 +5,8 @@
 
 mod manifest;
 
+pub(crate) use manifest::Manifest;
+
 use serde_json::Value;
 use std::collections::BTreeMap;
 
@@ -85,6 +87,11 @@ impl PodFacts {
     /// When they are no JSON, or of another shape.
     pub fn from_json(bytes: &[u8]) -> Result<Self, ManifestError> {
         manifest::from_slice(bytes)
+    }
+
+    /// Writes these facts as the manifest they would be read from again.
+    pub fn to_manifest(&self) -> Value {
+        manifest::written(self)
     }
 
     /// Istio's proxy: a container of that name, native sidecar or not.

@@ -124,11 +124,7 @@ fn known_as(fault: &PluginError) -> (u16, u32) {
         E::Refused(Cause::Families(FamiliesError::NoAddress)) => (13, 999),
         E::Refused(Cause::Families(FamiliesError::Ipv6LeftAlone)) => (14, 999),
         E::Backend { .. } => (15, 7),
-        E::Facts(FactsError::NobodyToAsk) => (16, 7),
-        E::Facts(FactsError::Unknown(_)) => (17, 11),
-        E::Facts(FactsError::Another { .. }) => (18, 11),
-        // Perhaps half written: the next try may find it whole.
-        E::Facts(FactsError::Directory(_)) => (19, 11),
+        E::Facts(fault) => known_facts(fault),
         E::Netns(_) => (20, 8),
         E::OwnNamespace(_) => (21, 8),
         E::Result(_) => (22, 999),
@@ -136,6 +132,20 @@ fn known_as(fault: &PluginError) -> (u16, u32) {
         E::Redirection(_) => (24, 999),
         E::Drifted(_) => (25, 999),
         E::Attachments(_) => (26, 999),
+    }
+}
+
+/// The same for what is wrong with the facts.
+fn known_facts(fault: &FactsError) -> (u16, u32) {
+    match fault {
+        FactsError::NobodyToAsk => (16, 7),
+        FactsError::Unknown(_) => (17, 11),
+        FactsError::Another { .. } => (18, 11),
+        // Perhaps half written: the next try may find it whole.
+        FactsError::Directory(_) => (19, 11),
+        FactsError::Agent(_) => (27, 11),
+        FactsError::Kubeconfig(_) => (28, 7),
+        FactsError::Several { first, .. } => known_facts(first),
     }
 }
 

@@ -1,7 +1,7 @@
 //! The bytes a runtime writes to us: never more than fit, never waited for without end.
 
+use crate::intake::{self, Cut};
 use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
@@ -30,37 +30,11 @@ pub enum StdinError {
 /// # Errors
 /// When it holds too much, or does not end in time.
 pub(crate) fn read(stdin: BorrowedFd<'_>, patience: Duration) -> Result<Vec<u8>, StdinError> {
-    let until = Instant::now() + patience;
-    let (mut bytes, mut buffer) = (Vec::new(), vec![0; 64 * 1024]);
-    loop {
-        wait(stdin, until).map_err(|fault| match fault {
-            Errno::ETIMEDOUT => StdinError::Late(patience),
-            other => StdinError::Read(other),
-        })?;
-        match nix::unistd::read(stdin, &mut buffer) {
-            Ok(0) => return Ok(bytes),
-            Ok(length) => bytes.extend(buffer.iter().take(length)),
-            Err(Errno::EINTR | Errno::EAGAIN) => {}
-            Err(fault) => return Err(StdinError::Read(fault)),
-        }
-        if bytes.len() > MOST {
-            return Err(StdinError::TooLong);
-        }
-    }
-}
-
-/// Returns when there is something to read, or the end.
-fn wait(stdin: BorrowedFd<'_>, until: Instant) -> Result<(), Errno> {
-    loop {
-        let left = until.saturating_duration_since(Instant::now());
-        let timeout = PollTimeout::try_from(left).map_err(|_| Errno::EINVAL)?;
-        match poll(&mut [PollFd::new(stdin, PollFlags::POLLIN)], timeout) {
-            Ok(0) => return Err(Errno::ETIMEDOUT),
-            Ok(_) => return Ok(()),
-            Err(Errno::EINTR) => {}
-            Err(fault) => return Err(fault),
-        }
-    }
+    intake::read(stdin, MOST, Instant::now() + patience).map_err(|cut| match cut {
+        Cut::Refused(fault) => StdinError::Read(fault),
+        Cut::TooLong => StdinError::TooLong,
+        Cut::Late => StdinError::Late(patience),
+    })
 }
 
 #[cfg(test)]

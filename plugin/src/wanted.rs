@@ -56,7 +56,8 @@ pub(crate) fn wanted(request: &Request, conf: &PluginConf) -> Result<Wanted, Plu
         Caller::SomebodyElse => return Ok(Wanted::LeaveAlone(Reason::NotKubernetes, String::new())),
         Caller::Kubernetes(pod) => pod,
     };
-    if let Some(reason) = gates::by_name(conf, pod.namespace.as_str(), pod.name.as_str()) {
+    let handed = request.network.pod_annotations();
+    if let Some(reason) = gates::at_once(conf, pod.namespace.as_str(), pod.name.as_str(), handed) {
         return Ok(Wanted::LeaveAlone(reason, pod.to_string()));
     }
     let facts = facts::ask(&conf.facts, &pod)?;

@@ -53,6 +53,33 @@ impl<'a> Entry<'a> {
         if self.wrong.is_empty() { Ok(read) } else { Err(ConfError(self.wrong)) }
     }
 
+    /// Is there a word about it at all?
+    pub(super) fn says(&self, key: &str) -> bool {
+        self.get(key).is_some()
+    }
+
+    /// Yes or no; no when the key is absent.
+    pub(super) fn yes(&mut self, key: &str) -> bool {
+        match self.get(key) {
+            None => false,
+            Some(Value::Bool(yes)) => *yes,
+            Some(other) => self.wrong(key, other, "true or false"),
+        }
+    }
+
+    /// Looks that it is a list, of whatever.
+    pub(super) fn list(&mut self, key: &str) {
+        if let Some(other) = self.get(key).filter(|value| !value.is_array()) {
+            let () = self.wrong(key, other, "a list");
+        }
+    }
+
+    /// Refuses the value the key has.
+    pub(super) fn refuse(&mut self, key: &str, wanted: &str) {
+        let value = self.get(key).unwrap_or(&Value::Null);
+        let () = self.wrong(key, value, wanted);
+    }
+
     /// One of a few words; the default when the key is absent.
     pub(super) fn word<T: Copy + Default>(&mut self, key: &str, words: &[(&str, T)]) -> T {
         let Some(value) = self.get(key) else { return T::default() };
@@ -70,7 +97,7 @@ impl<'a> Entry<'a> {
     pub(super) fn text(&mut self, key: &str) -> String {
         match self.get(key) {
             None => String::new(),
-            Some(Value::String(text)) => text.clone(),
+            Some(Value::String(text)) if !is_placeholder(text) => text.clone(),
             Some(other) => self.wrong(key, other, "a string"),
         }
     }
@@ -78,7 +105,8 @@ impl<'a> Entry<'a> {
     /// A list of texts; empty when the key is absent.
     pub(super) fn texts(&mut self, key: &str) -> BTreeSet<String> {
         let Some(value) = self.get(key) else { return BTreeSet::new() };
-        let texts = value.as_array().map(|list| list.iter().map(|item| item.as_str().map(str::to_owned)));
+        let text = |item: &Value| item.as_str().filter(|text| !is_placeholder(text)).map(str::to_owned);
+        let texts = value.as_array().map(|list| list.iter().map(text));
         match texts.and_then(Iterator::collect) {
             Some(texts) => texts,
             None => self.wrong(key, value, "a list of strings"),
@@ -122,8 +150,20 @@ impl<'a> Entry<'a> {
 
     fn wrong<T: Default>(&mut self, key: &str, value: &Value, wanted: &str) -> T {
         let key = if self.under.is_empty() { key.to_owned() } else { format!("{}.{key}", self.under) };
+        let open = value.as_str().is_some_and(is_placeholder)
+            || value.as_array().is_some_and(|list| list.iter().filter_map(Value::as_str).any(is_placeholder));
+        let wanted = match open {
+            true => format!("{wanted}: the installer left its placeholder there, and did not fill it in"),
+            false => wanted.to_owned(),
+        };
         let value = value.to_string().chars().take(64).collect();
-        self.wrong.push(WrongValue { key, value, wanted: wanted.to_owned() });
+        self.wrong.push(WrongValue { key, value, wanted });
         T::default()
     }
+}
+
+/// `__KUBECONFIG_FILEPATH__`: what an installer replaces in its template.
+fn is_placeholder(text: &str) -> bool {
+    let name = text.strip_prefix("__").and_then(|rest| rest.strip_suffix("__"));
+    name.is_some_and(|name| !name.is_empty() && name.bytes().all(|b| b.is_ascii_uppercase() || b == b'_'))
 }

@@ -12,7 +12,7 @@ fn an_entry_without_our_keys_has_every_default() {
     for entry in [
         json!({ "cniVersion": "1.1.0", "name": "n", "type": "gybe-cni" }),
         json!({ "log_level": null, "backend": null, "exclude_namespaces": null, "facts": null, "ipv6": null }),
-        json!({ "log_level": "", "pod_namespace": "", "facts": { "socket": "", "directory": "" } }),
+        json!({ "log_level": "", "pod_namespace": "", "facts": { "socket": null, "directory": "" } }),
     ] {
         let conf = read(&entry).unwrap();
         assert_eq!((conf.log_level, conf.backend), (LogLevel::Info, BackendChoice::Auto), "{entry}");
@@ -87,4 +87,79 @@ fn a_key_nobody_knows_is_told_but_harmless() {
         json!({ "name": "n", "Type": "t", "log_levle": "debug", "facts": { "sockte": 1 }, "x": null });
     assert_eq!(unknown_keys(entry.as_object().unwrap()), ["log_levle", "x", "facts.sockte"]);
     assert!(read(&entry).is_ok());
+}
+
+#[test]
+fn the_agent_is_asked_where_nobody_says_otherwise() {
+    for (facts, socket) in [
+        (json!({}), Some(SOCKET)),
+        (json!({ "kubeconfig": "/k" }), Some(SOCKET)),
+        (json!({ "kubeconfig": "/k", "directory": "/d" }), Some(SOCKET)),
+        (json!({ "directory": "/d" }), None),
+        (json!({ "directory": "/d", "socket": "/s" }), Some("/s")),
+        (json!({ "socket": "" }), None),
+    ] {
+        let conf = read(&json!({ "facts": facts })).unwrap();
+        assert_eq!(conf.facts.socket.as_deref(), socket.map(std::path::Path::new), "{facts}");
+    }
+}
+
+#[test]
+fn the_incumbents_entries_are_read_when_their_type_is_changed() {
+    let older = json!({
+        "type": "gybe-cni", "log_level": "warn",
+        "kubernetes": { "kubeconfig": "/etc/cni/net.d/kc", "cni_bin_dir": "/opt/cni/bin", "exclude_namespaces": ["a"] },
+    });
+    let newer = json!({
+        "type": "gybe-cni", "plugin_log_level": "warn", "cni_agent_run_dir": "/var/run/istio-cni",
+        "ambient_enabled": false, "enablement_selectors": [{ "podSelector": {} }], "exclude_namespaces": ["a"],
+        "pod_namespace": "istio-system", "native_nftables": true, "enable_ambient_detection_retry": true,
+        "ipam": {}, "dns": {},
+    });
+    let facts = FactsConf { kubeconfig: Some("/etc/cni/net.d/kc".into()), ..FactsConf::default() };
+    let one = PluginConf {
+        log_level: LogLevel::Warn,
+        exclude_namespaces: ["a".to_owned()].into(),
+        ..PluginConf::default()
+    };
+    let two =
+        PluginConf { pod_namespace: "istio-system".to_owned(), backend: BackendChoice::Nft, ..one.clone() };
+    for (entry, want) in [(older, PluginConf { facts, ..one }), (newer, two)] {
+        assert_eq!(read(&entry), Ok(want), "{entry}");
+        assert_eq!(unknown_keys(entry.as_object().unwrap()), [""; 0]);
+    }
+}
+
+#[test]
+fn where_both_say_it_our_keys_count() {
+    let conf = read(&json!({
+        "log_level": "debug", "plugin_log_level": "error", "backend": "iptables", "native_nftables": true,
+        "exclude_namespaces": [], "facts": { "kubeconfig": "/ours" },
+        "kubernetes": { "kubeconfig": "/theirs", "exclude_namespaces": ["a"] },
+    }))
+    .unwrap();
+    assert_eq!((conf.log_level, conf.backend), (LogLevel::Debug, BackendChoice::Iptables));
+    assert_eq!((conf.exclude_namespaces.len(), conf.facts.kubeconfig), (0, Some("/ours".into())));
+}
+
+#[test]
+fn an_entry_the_installer_did_not_fill_in_says_so() {
+    for (entry, key) in [
+        (json!({ "kubernetes": { "kubeconfig": "__KUBECONFIG_FILEPATH__" } }), "kubernetes.kubeconfig"),
+        (json!({ "facts": { "kubeconfig": "__X__" } }), "facts.kubeconfig"),
+        (json!({ "log_level": "__LOG_LEVEL__" }), "log_level"),
+        (json!({ "pod_namespace": "__POD_NAMESPACE__" }), "pod_namespace"),
+        (json!({ "exclude_namespaces": ["a", "__B__"] }), "exclude_namespaces"),
+    ] {
+        let fault = read(&entry).unwrap_err().to_string();
+        assert!(fault.contains(key) && fault.contains("installer left its placeholder"), "{entry}: {fault}");
+    }
+    assert!(read(&json!({ "pod_namespace": "__a__" })).is_ok());
+}
+
+#[test]
+fn ambient_mode_is_refused_with_the_reason() {
+    let fault = read(&json!({ "ambient_enabled": true })).unwrap_err().to_string();
+    assert!(fault.contains("ambient_enabled is true") && fault.contains("no ambient mode"), "{fault}");
+    assert!(read(&json!({ "enablement_selectors": {} })).is_err());
 }

@@ -21,7 +21,7 @@ impl Scratch {
     }
 
     fn ask(&self, name: &str) -> Result<PodFacts, FactsError> {
-        let conf = FactsConf { directory: Some(self.0.clone()), ..FactsConf::default() };
+        let conf = FactsConf { socket: None, directory: Some(self.0.clone()), ..FactsConf::default() };
         ask(&conf, &pod(name))
     }
 }
@@ -62,8 +62,12 @@ fn a_manifest_in_its_place_is_read() {
 fn a_pod_nobody_knows_is_told_with_the_place_looked_at() {
     let scratch = Scratch::new("unknown");
     let fault = scratch.ask("cart-0").unwrap_err();
-    assert!(matches!(&fault, FactsError::Unknown(place) if place.ends_with("shop/cart-0.json")), "{fault}");
-    assert!(matches!(ask(&FactsConf::default(), &pod("cart-0")), Err(FactsError::NobodyToAsk)));
+    let nobody = FactsConf { socket: None, ..FactsConf::default() };
+    assert!(
+        matches!(&fault, FactsError::Unknown(place) if place.ends_with("shop/cart-0.json is not there")),
+        "{fault}"
+    );
+    assert!(matches!(ask(&nobody, &pod("cart-0")), Err(FactsError::NobodyToAsk)));
 }
 
 #[test]

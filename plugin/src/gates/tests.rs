@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::pod::Life;
+use serde_json::json;
 
 fn meshed() -> PodFacts {
     let container = |name: &str| Container { name: name.to_owned(), ..Container::default() };
@@ -44,7 +45,7 @@ fn set_env(pod: &mut PodFacts, value: &str) {
 
 #[test]
 fn each_gate_stops_what_it_is_for() {
-    let table: [(Change, Reason); 16] = [
+    let table: [(Change, Reason); 14] = [
         (|p| p.namespace = "kube-system".into(), Reason::ExcludedNamespace),
         (
             |p| p.init_containers.push(Container { name: "istio-init".into(), ..Container::default() }),
@@ -70,20 +71,6 @@ fn each_gate_stops_what_it_is_for() {
         ),
         (|p| p.annotations.clear(), Reason::NotInjected),
         (|p| annotate(p, "sidecar.istio.io/interceptionMode", "NONE"), Reason::ModeNone),
-        (
-            |p| {
-                p.namespace = "gybe-system".into();
-                p.name = "gybe-node-x7k2p".into();
-            },
-            Reason::OwnPod,
-        ),
-        (
-            |p| {
-                p.namespace = "gybe-system".into();
-                p.name = "istio-cni-node-x7k2p".into();
-            },
-            Reason::OwnPod,
-        ),
         (
             |p| {
                 p.annotations.clear();
@@ -181,7 +168,37 @@ fn an_agents_name_opens_no_door_elsewhere() {
         ("", "", "gybe-node-x"),
     ] {
         let conf = PluginConf { pod_namespace: home.to_owned(), ..PluginConf::default() };
-        assert_eq!(by_name(&conf, namespace, name), None, "{home:?} {namespace}/{name}");
+        assert_eq!(at_once(&conf, namespace, name, Handed::Unsaid), None, "{home:?} {namespace}/{name}");
+    }
+}
+
+#[test]
+fn what_the_runtime_hands_over_decides_before_anybody_is_asked() {
+    let meshed = json!({ "sidecar.istio.io/status": "" });
+    let other =
+        json!({ "sidecar.istio.io/inject": "true", "traffic.sidecar.istio.io/excludeInboundPorts": "x" });
+    let none = json!({ "sidecar.istio.io/status": "", "sidecar.istio.io/interceptionMode": "NONE" });
+    // A label beats the annotation, and labels are not handed over.
+    let unclear = json!({ "sidecar.istio.io/status": "", "sidecar.istio.io/inject": "false" });
+    let these = |json: &'static Value| Handed::These(json.as_object().unwrap());
+    let leak = |json: Value| these(Box::leak(Box::new(json)));
+    let (meshed, other, none, unclear) = (leak(meshed), leak(other), leak(none), leak(unclear));
+    for (namespace, name, handed, want) in [
+        ("shop", "cart-0", Handed::Unsaid, None),
+        ("shop", "cart-0", Handed::Nothing, Some(Reason::NotInjected)),
+        ("shop", "cart-0", other, Some(Reason::NotInjected)),
+        ("shop", "cart-0", meshed, None),
+        ("shop", "cart-0", unclear, None),
+        ("shop", "cart-0", none, Some(Reason::ModeNone)),
+        ("kube-system", "cart-0", Handed::Unsaid, Some(Reason::ExcludedNamespace)),
+        ("kube-system", "cart-0", meshed, Some(Reason::ExcludedNamespace)),
+        ("gybe-system", "gybe-node-x7k2p", Handed::Unsaid, Some(Reason::OwnPod)),
+        ("gybe-system", "istio-cni-node-x7k2p", Handed::Unsaid, Some(Reason::OwnPod)),
+        ("gybe-system", "gybe-node-x7k2p", Handed::Nothing, Some(Reason::NotInjected)),
+        // A06: a name is no way out of the mesh.
+        ("gybe-system", "gybe-node-x7k2p", meshed, None),
+    ] {
+        assert_eq!(at_once(&conf(), namespace, name, handed), want, "{namespace}/{name} {handed:?}");
     }
 }
 

@@ -2,11 +2,12 @@
 
 use super::{Container, Life, ManifestError, PodFacts};
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
+/// A pod, or a pod template.
 #[derive(Deserialize)]
-struct Manifest {
+pub(crate) struct Manifest {
     metadata: Option<Metadata>,
     spec: Option<Spec>,
 }
@@ -71,7 +72,8 @@ fn shape(fault: &serde_json::Error) -> ManifestError {
 }
 
 impl Manifest {
-    fn facts(self) -> Result<PodFacts, ManifestError> {
+    /// What the decision needs of it.
+    pub(crate) fn facts(self) -> Result<PodFacts, ManifestError> {
         let metadata = self.metadata.unwrap_or_default();
         let spec = self.spec.unwrap_or_default();
         let containers = spec.containers.ok_or(ManifestError::NoContainers)?;
@@ -120,4 +122,29 @@ impl WrittenContainer {
             },
         }
     }
+}
+
+pub(super) fn written(facts: &PodFacts) -> Value {
+    let containers = |list: &[Container]| list.iter().map(container).collect::<Vec<_>>();
+    json!({
+        "metadata": {
+            "namespace": facts.namespace, "name": facts.name, "uid": facts.uid,
+            "annotations": facts.annotations, "labels": facts.labels,
+        },
+        "spec": {
+            "containers": containers(&facts.containers),
+            "initContainers": containers(&facts.init_containers),
+        },
+    })
+}
+
+fn container(container: &Container) -> Value {
+    let env: Vec<_> =
+        container.env.iter().map(|(name, value)| json!({ "name": name, "value": value })).collect();
+    let ports: Vec<_> = container.tcp_ports.iter().map(|port| json!({ "containerPort": port })).collect();
+    json!({
+        "name": container.name, "args": container.args, "env": env, "ports": ports,
+        "securityContext": { "runAsUser": container.run_as_user, "runAsGroup": container.run_as_group },
+        "restartPolicy": if container.life == Life::Always { Some("Always") } else { None },
+    })
 }

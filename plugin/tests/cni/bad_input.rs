@@ -126,7 +126,7 @@ fn a_pod_nobody_knows_is_refused_for_now() {
     let pods = Pods::new("unknown");
     refused(&call("ADD", "/nonexistent", &entry(&pods)), 11, "GYBE-ADD-017", &["shop/cart-0.json"]);
     let mut nobody = entry(&pods);
-    nobody["facts"] = Value::Null;
+    nobody["facts"] = json!({ "socket": "" });
     refused(&call("ADD", "/nonexistent", &nobody), 7, "GYBE-ADD-016", &["facts.directory"]);
     fs::create_dir_all(pods.0.join("shop")).unwrap();
     nix::unistd::mkfifo(&pods.0.join("shop/cart-0.json"), nix::sys::stat::Mode::S_IRWXU).unwrap();
@@ -151,7 +151,7 @@ fn a_wrong_value_in_the_configuration_is_refused_with_key_and_value() {
 fn pods_that_are_not_ours_pass_with_their_result_untouched() {
     let pods = Pods::new("pass");
     for (change, reason) in [
-        (json!({ "exclude_namespaces": ["shop"], "facts": null }), "its namespace is excluded"),
+        (json!({ "exclude_namespaces": ["shop"], "facts": { "socket": "" } }), "its namespace is excluded"),
         (json!({ "whatever": 1 }), "no container istio-proxy"),
         (json!({ "backend": "iptables" }), "no container istio-proxy"),
     ] {

@@ -34,11 +34,11 @@ const OTHERWISE: [(&str, i32, Option<u64>, &str); 4] = [
     (
         "ADD-args-k8s",
         1,
-        Some(7),
-        "7: Invalid network config. (The recorded plugin asks nobody about pods. Ours must, and this entry names \
-         nobody to ask; the test below gives it somebody.)",
+        Some(11),
+        "11: Try again later. (The recorded plugin asks nobody about pods. Ours must, and no node agent is there; \
+         the test below gives it somebody.)",
     ),
-    ("ADD-args-crio-dup", 1, Some(7), "The same."),
+    ("ADD-args-crio-dup", 1, Some(11), "The same."),
 ];
 
 fn cases() -> Vec<Case> {

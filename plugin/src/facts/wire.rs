@@ -1,0 +1,147 @@
+//! What plugin and node agent say to each other: one line of JSON each way. Pure.
+//!
+//! The plugin asks about one pod; the agent answers with the pod's manifest, trimmed to what the
+//! decision needs, or that it knows none, or why it cannot say, and closes.
+
+use crate::args::{Namespace, PodName, PodRef};
+use crate::pod::{ManifestError, PodFacts};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+/// The version of this language. One side that speaks another is told so, and nothing is guessed.
+pub const VERSION: u32 = 1;
+
+/// No question is longer: two names and a uid.
+pub const LONGEST_QUESTION: usize = 4096;
+
+/// No answer is longer: the API server takes 3 MiB, most of it annotations.
+pub const LONGEST_ANSWER: usize = 4 * 1024 * 1024;
+
+/// What the agent knows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Answer {
+    /// The pod.
+    Pod(Box<PodFacts>),
+    /// It knows no such pod, yet.
+    Unknown,
+    /// It cannot say.
+    Fault(String),
+}
+
+/// Why words are not of this language.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum WireError {
+    /// No JSON, or of another shape.
+    #[error("nonsense: {0}")]
+    Nonsense(String),
+    /// Another version.
+    #[error("in version {0}, not {VERSION}: bring plugin and agent to one release")]
+    Version(u32),
+    /// A pod that is none.
+    #[error("of no use")]
+    Manifest(#[from] ManifestError),
+}
+
+#[derive(Deserialize)]
+struct WrittenAnswer {
+    version: u32,
+    pod: Option<crate::pod::Manifest>,
+    fault: Option<String>,
+}
+
+/// The question about a pod.
+pub fn question(pod: &PodRef) -> String {
+    let (namespace, name) = (pod.namespace.as_str(), pod.name.as_str());
+    let words = json!({ "version": VERSION, "namespace": namespace, "name": name, "uid": pod.uid });
+    format!("{words}\n")
+}
+
+/// Reads a question.
+///
+/// # Errors
+/// When it is none, or in another version.
+pub fn asked(line: &[u8]) -> Result<PodRef, WireError> {
+    let words: Value = serde_json::from_slice(line).map_err(|fault| nonsense(&fault))?;
+    let text = |key: &str| words.get(key).and_then(Value::as_str);
+    match words.get("version").and_then(Value::as_u64).map(u32::try_from) {
+        Some(Ok(VERSION)) => {}
+        Some(version) => return Err(WireError::Version(version.unwrap_or(u32::MAX))),
+        None => return Err(WireError::Nonsense("no version".to_owned())),
+    }
+    let name = |fault: crate::args::ArgsError| WireError::Nonsense(fault.to_string());
+    Ok(PodRef {
+        namespace: Namespace::parse(text("namespace").unwrap_or_default()).map_err(name)?,
+        name: PodName::parse(text("name").unwrap_or_default()).map_err(name)?,
+        uid: text("uid").map(str::to_owned),
+    })
+}
+
+/// Writes an answer.
+pub fn answer(answer: &Answer) -> String {
+    let words = match answer {
+        Answer::Pod(facts) => json!({ "version": VERSION, "pod": facts.to_manifest() }),
+        Answer::Unknown => json!({ "version": VERSION }),
+        Answer::Fault(why) => json!({ "version": VERSION, "fault": why }),
+    };
+    format!("{words}\n")
+}
+
+/// Reads an answer.
+///
+/// # Errors
+/// When it is none, or in another version, or its pod is none.
+pub fn answered(bytes: &[u8]) -> Result<Answer, WireError> {
+    let words: WrittenAnswer = serde_json::from_slice(bytes).map_err(|fault| nonsense(&fault))?;
+    match words {
+        WrittenAnswer { version, .. } if version != VERSION => Err(WireError::Version(version)),
+        WrittenAnswer { fault: Some(why), .. } => Ok(Answer::Fault(why.chars().take(100).collect())),
+        WrittenAnswer { pod: Some(pod), .. } => Ok(Answer::Pod(Box::new(pod.facts()?))),
+        _ => Ok(Answer::Unknown),
+    }
+}
+
+fn nonsense(fault: &serde_json::Error) -> WireError {
+    WireError::Nonsense(fault.to_string().chars().take(100).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pod() -> PodRef {
+        asked(br#"{"version": 1, "namespace": "shop", "name": "cart-0", "uid": "u1", "more": 1}"#).unwrap()
+    }
+
+    #[test]
+    fn what_is_said_is_understood() {
+        assert_eq!(asked(question(&pod()).as_bytes()), Ok(pod()));
+        let facts = PodFacts { name: "cart-0".to_owned(), ..PodFacts::default() };
+        for said in [Answer::Pod(Box::new(facts)), Answer::Unknown, Answer::Fault("tired".to_owned())] {
+            assert_eq!(answered(answer(&said).as_bytes()), Ok(said));
+        }
+    }
+
+    #[test]
+    fn another_version_is_told_and_nothing_is_guessed() {
+        let question = br#"{"version": 2, "namespace": "shop", "name": "cart-0"}"#;
+        assert_eq!(asked(question), Err(WireError::Version(2)));
+        assert_eq!(answered(br#"{"version": 2, "pod": null}"#), Err(WireError::Version(2)));
+    }
+
+    #[test]
+    fn what_is_not_of_the_language_is_refused() {
+        for words in ["", "x", "[]", "{}", r#"{"version": "1"}"#, r#"{"version": 1, "name": "../x"}"#] {
+            assert!(asked(words.as_bytes()).is_err(), "{words}");
+        }
+        for words in [
+            "",
+            "x",
+            "{}",
+            r#"{"version": -1}"#,
+            r#"{"version": 1, "pod": {}}"#,
+            r#"{"version": 1, "pod": 5}"#,
+        ] {
+            assert!(answered(words.as_bytes()).is_err(), "{words}");
+        }
+    }
+}
