@@ -2,6 +2,9 @@
 
 HOST   := $(shell rustc -vV | sed -n 's/^host: //p')
 STATIC := target/$(HOST)/release
+# A static position-independent program relocates itself: 3,000 relocations take 72 KB, and 1 KB when
+# packed (DT_RELR). What is linked in must know them: glibc 2.36 and newer does, musl since 1.2.4.
+RELR   := -C link-arg=-Wl,-z,pack-relative-relocs
 
 .DEFAULT_GOAL := help
 .PHONY: help build demo test test-unit test-kernel test-user test-containerd test-shared referees lint deny advisories setup clean
@@ -10,7 +13,7 @@ help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 17
 
 build: ## both programs, static, in dist/   (needs: the Rust toolchain, a C linker)
-	RUSTFLAGS='-C target-feature=+crt-static' cargo build --release --locked --target $(HOST) -p gybe-plugin -p gybe-installer
+	RUSTFLAGS='-C target-feature=+crt-static $(RELR)' cargo build --release --locked --target $(HOST) -p gybe-plugin -p gybe-installer
 	@mkdir -p dist
 	@install -m 0755 $(STATIC)/gybe $(STATIC)/gybe-cni dist/
 

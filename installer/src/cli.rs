@@ -10,6 +10,7 @@ mod demo;
 mod file;
 mod inspect;
 mod namespace;
+mod node;
 mod packet;
 mod print;
 mod remove;
@@ -46,6 +47,7 @@ enum Command {
     Inspect(inspect::InspectArgs),
     Trace(trace::TraceArgs),
     Remove(remove::RemoveArgs),
+    Node(node::NodeArgs),
     Demo(demo::DemoArgs),
 }
 
@@ -58,6 +60,7 @@ impl Command {
             Self::Inspect(args) => args.run(),
             Self::Trace(args) => args.run(),
             Self::Remove(args) => args.run(),
+            Self::Node(args) => args.run(),
             Self::Demo(args) => args.run(),
         }
     }

@@ -1,8 +1,10 @@
-//! What `gybe`, the node operator's command line, is made of.
+//! What `gybe`, the node agent and the operator's command line, is made of.
 
 pub mod cli;
 pub mod demo;
+mod facts_socket;
 pub mod families;
 pub mod init_args;
 pub mod manifest;
+pub mod node;
 pub mod policy_file;

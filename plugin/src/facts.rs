@@ -157,28 +157,27 @@ fn sources(conf: &FactsConf) -> Vec<Source<'_>> {
     [agent, kubeconfig, directory].into_iter().flatten().collect()
 }
 
-/// A pod of the same name may have lived before. What the facts leave out is not held against them.
-fn same_pod(facts: PodFacts, pod: &PodRef) -> Result<PodFacts, FactsError> {
-    let differs = |known: &str, meant: &str| !known.is_empty() && known != meant;
-    let another = |what, known: &str, meant: &str| {
-        let short = |text: &str| text.chars().take(64).collect();
-        Err(FactsError::Another { what, known: short(known), meant: short(meant) })
-    };
-    if differs(&facts.namespace, pod.namespace.as_str()) {
-        return another("namespace", &facts.namespace, pod.namespace.as_str());
-    }
-    if differs(&facts.name, pod.name.as_str()) {
-        return another("name", &facts.name, pod.name.as_str());
-    }
-    match &pod.uid {
-        Some(uid) if differs(&facts.uid, uid) && !mirrors(&facts, uid) => another("uid", &facts.uid, uid),
-        _ => Ok(facts),
-    }
+/// Do these facts mean the pod that the runtime means?
+pub fn means(facts: &PodFacts, pod: &PodRef) -> bool {
+    other(facts, pod).is_none()
 }
 
-/// Do these facts mean the pod that the runtime means? A static pod is also known by its hash.
-pub fn means(facts: &PodFacts, pod: &PodRef) -> bool {
-    same_pod(facts.clone(), pod).is_ok()
+fn same_pod(facts: PodFacts, pod: &PodRef) -> Result<PodFacts, FactsError> {
+    other(&facts, pod).map_or(Ok(facts), Err)
+}
+
+/// A pod of the same name may have lived before. What the facts leave out is not held against them.
+fn other(facts: &PodFacts, pod: &PodRef) -> Option<FactsError> {
+    let uid = pod.uid.as_deref().filter(|uid| !mirrors(facts, uid)).unwrap_or(&facts.uid);
+    let parts = [
+        ("namespace", &facts.namespace, pod.namespace.as_str()),
+        ("name", &facts.name, pod.name.as_str()),
+        ("uid", &facts.uid, uid),
+    ];
+    let (what, known, meant) =
+        parts.into_iter().find(|(_, known, meant)| !known.is_empty() && known != meant)?;
+    let short = |text: &str| text.chars().take(64).collect();
+    Some(FactsError::Another { what, known: short(known), meant: short(meant) })
 }
 
 /// A static pod runs under the hash of its file; the API server's mirror of it has a uid of its

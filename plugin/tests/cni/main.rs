@@ -1,6 +1,8 @@
 //! The built program `gybe-cni`, asked as runtimes ask it.
 
 #[cfg(test)]
+mod agent;
+#[cfg(test)]
 mod bad_input;
 #[cfg(test)]
 mod pods;

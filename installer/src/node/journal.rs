@@ -1,0 +1,71 @@
+//! What the agent tells on stderr, one JSON object a line: its own news, and what plugins sent.
+
+use super::place::{Place, PlaceError};
+use nix::sys::socket::{MsgFlags, SockType, recv};
+use serde_json::{Map, Value};
+use std::io::{self, Write};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::Mutex;
+
+/// A plugin's line is shorter than a pipe's atomic write.
+const LONGEST: usize = 4096;
+
+/// After so many lines the callers have their turn again.
+const AT_ONCE: usize = 256;
+
+/// Writes lines whole.
+#[derive(Debug, Default)]
+pub(crate) struct Journal(Mutex<()>);
+
+impl Journal {
+    /// Tells something of the agent's own.
+    pub(crate) fn tell(&self, level: &str, message: &str, more: Value) {
+        let mut line =
+            Map::from_iter([("level".to_owned(), level.into()), ("msg".to_owned(), message.into())]);
+        if let Value::Object(more) = more {
+            line.extend(more);
+        }
+        self.write(&Value::Object(line));
+    }
+
+    fn write(&self, line: &Value) {
+        let _whole = self.0.lock();
+        // There is nobody left to tell when stderr is closed.
+        let _ = writeln!(io::stderr(), "{line}");
+    }
+}
+
+/// Where plugins send their lines.
+#[derive(Debug)]
+pub(crate) struct LogSocket {
+    socket: OwnedFd,
+    _place: Place,
+}
+
+impl LogSocket {
+    pub(crate) fn open(path: &Path) -> Result<Self, PlaceError> {
+        let (place, socket) = Place::take(path, SockType::Datagram, |_| Ok(()))?;
+        Ok(Self { socket, _place: place })
+    }
+
+    /// Tells what has arrived. What is no JSON object is not ours to print: it is dropped.
+    pub(crate) fn receive(&self, journal: &Journal) {
+        let mut buffer = vec![0; LONGEST];
+        for _ in 0..AT_ONCE {
+            let Ok(length) = recv(self.socket.as_raw_fd(), &mut buffer, MsgFlags::MSG_DONTWAIT) else {
+                return;
+            };
+            if let Ok(Value::Object(line)) = serde_json::from_slice(buffer.get(..length).unwrap_or_default())
+            {
+                journal.write(&Value::Object(line));
+            }
+        }
+    }
+}
+
+impl AsFd for LogSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}

@@ -1,0 +1,109 @@
+//! A socket of ours in the file system: there at once, for its owner alone, in a directory that
+//! nobody else writes to, and gone again only if it is still ours.
+
+use nix::errno::Errno;
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, bind, socket};
+use nix::unistd::geteuid;
+use std::fs::{self, DirBuilder, Permissions};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+/// Why there is no socket.
+#[derive(Debug, thiserror::Error)]
+pub enum PlaceError {
+    /// The directory.
+    #[error("its directory {} cannot be made or seen", .directory.display())]
+    Directory {
+        /// Which.
+        directory: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// Others can put a socket of theirs there.
+    #[error("its directory {} belongs to user {owner} and has mode {mode:o}; others could replace the socket", .directory.display())]
+    Open {
+        /// Which.
+        directory: PathBuf,
+        /// Its owner.
+        owner: u32,
+        /// Its mode.
+        mode: u32,
+    },
+    /// Something else is there.
+    #[error("there is something that is no socket")]
+    Occupied,
+    /// The socket.
+    #[error("the kernel refused the socket")]
+    Socket(#[from] Errno),
+    /// Its file.
+    #[error("its file cannot be put in place")]
+    File(#[from] io::Error),
+}
+
+/// Where a socket of ours stands; dropped, it is taken away.
+#[derive(Debug)]
+pub(crate) struct Place {
+    path: PathBuf,
+    inode: (u64, u64),
+}
+
+impl Place {
+    /// Binds a new socket, lets `prepare` (listen) at it, and puts it at `path` in one step, in place
+    /// of whatever socket an earlier agent left. Nobody ever meets it with another mode: until it is
+    /// prepared nobody can connect (unix(7)).
+    pub(crate) fn take(
+        path: &Path,
+        kind: SockType,
+        prepare: impl FnOnce(&OwnedFd) -> Result<(), Errno>,
+    ) -> Result<(Self, OwnedFd), PlaceError> {
+        directory(path.parent().unwrap_or(Path::new("/")))?;
+        match fs::symlink_metadata(path) {
+            Ok(there) if !std::os::unix::fs::FileTypeExt::is_socket(&there.file_type()) => {
+                return Err(PlaceError::Occupied);
+            }
+            _ => {}
+        }
+        let made = path.with_extension(format!("{}.new", std::process::id()));
+        let _ = fs::remove_file(&made);
+        let fd = socket(AddressFamily::Unix, kind, SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK, None)?;
+        bind(fd.as_raw_fd(), &UnixAddr::new(&made)?)?;
+        let placed = put(&made, path, || prepare(&fd));
+        if placed.is_err() {
+            let _ = fs::remove_file(&made);
+        }
+        Ok((placed?, fd))
+    }
+}
+
+fn put(made: &Path, path: &Path, prepare: impl FnOnce() -> Result<(), Errno>) -> Result<Place, PlaceError> {
+    fs::set_permissions(made, Permissions::from_mode(0o600))?;
+    let file = fs::symlink_metadata(made)?;
+    prepare()?;
+    fs::rename(made, path)?;
+    Ok(Place { path: path.to_owned(), inode: (file.dev(), file.ino()) })
+}
+
+/// Makes the directory, or looks whether it is one that only its owner, root or we, writes to.
+fn directory(directory: &Path) -> Result<(), PlaceError> {
+    let failed = |source| PlaceError::Directory { directory: directory.to_owned(), source };
+    DirBuilder::new().recursive(true).mode(0o755).create(directory).map_err(failed)?;
+    let there = fs::metadata(directory).map_err(failed)?;
+    let (owner, mode) = (there.uid(), there.mode() & 0o7777);
+    let ours = owner == 0 || owner == geteuid().as_raw();
+    if ours && mode & 0o022 == 0 {
+        return Ok(());
+    }
+    Err(PlaceError::Open { directory: directory.to_owned(), owner, mode })
+}
+
+impl Drop for Place {
+    /// An agent that took our place meanwhile keeps it.
+    fn drop(&mut self) {
+        let there = fs::symlink_metadata(&self.path).map(|file| (file.dev(), file.ino()));
+        if there.is_ok_and(|inode| inode == self.inode) {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}

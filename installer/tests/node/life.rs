@@ -1,0 +1,67 @@
+//! How the agent starts, stops, and gives its place to the next.
+
+use crate::agent::{Agent, gybe_node, scratch};
+use serde_json::json;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+fn mode(path: &std::path::Path) -> u32 {
+    fs::symlink_metadata(path).unwrap().permissions().mode() & 0o7777
+}
+
+#[test]
+fn the_sockets_are_the_owners_alone_and_gone_after_a_clean_end() {
+    let mut agent = Agent::start(scratch("modes"));
+    let run = agent.directory.join("run");
+    assert_eq!(
+        (mode(&run), mode(&run.join("facts.sock")), mode(&run.join("log.sock"))),
+        (0o755, 0o600, 0o600)
+    );
+    // A caller who says nothing delays the end by no more than its deadline.
+    let _silent = UnixStream::connect(agent.socket()).unwrap();
+    let before = Instant::now();
+    assert!(agent.terminate().success());
+    assert!(before.elapsed() < Duration::from_secs(10), "{:?}", before.elapsed());
+    assert_eq!(fs::read_dir(run).unwrap().count(), 0);
+    assert_eq!(agent.line()["msg"], "gybe node: stopped");
+}
+
+#[test]
+fn a_socket_that_was_left_behind_is_replaced() {
+    let directory = scratch("stale");
+    fs::create_dir(directory.join("run")).unwrap();
+    for socket in ["facts.sock", "log.sock"] {
+        drop(UnixListener::bind(directory.join("run").join(socket)).unwrap());
+    }
+    let agent = Agent::start(directory);
+    assert_eq!(agent.asked("shop", "cart-0", "u1"), json!({ "version": 1 }));
+}
+
+#[test]
+fn the_next_agent_takes_the_place_without_a_gap_and_keeps_it() {
+    let mut first = Agent::start(scratch("next"));
+    let second = Agent::start(first.directory.clone());
+    assert!(first.terminate().success());
+    assert_eq!(second.asked("shop", "cart-0", "u1"), json!({ "version": 1 }));
+}
+
+#[test]
+fn a08_a_place_that_others_can_write_to_is_refused() {
+    for (test, mode, file) in [("open", 0o777, false), ("file", 0o755, true)] {
+        let directory = scratch(test);
+        fs::create_dir(directory.join("run")).unwrap();
+        fs::set_permissions(directory.join("run"), fs::Permissions::from_mode(mode)).unwrap();
+        if file {
+            fs::write(directory.join("run/facts.sock"), "precious").unwrap();
+        }
+        let output = gybe_node(&directory).stderr(Stdio::piped()).output().unwrap();
+        let told = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{told}");
+        assert!(told.contains("could replace") || told.contains("no socket"), "{told}");
+        assert!(!file || fs::read_to_string(directory.join("run/facts.sock")).unwrap() == "precious");
+        fs::remove_dir_all(directory).unwrap();
+    }
+}

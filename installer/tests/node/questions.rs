@@ -1,0 +1,110 @@
+//! What the agent answers, and to whom.
+
+use crate::agent::{Agent, meshed, scratch};
+use serde_json::{Value, json};
+use std::io::Write;
+use std::os::unix::net::{UnixDatagram, UnixStream};
+use std::thread;
+use std::time::{Duration, Instant};
+
+#[test]
+fn a_pod_is_answered_trimmed_and_read_again_when_its_file_changes() {
+    let agent = Agent::start(scratch("change"));
+    assert_eq!(agent.asked("shop", "cart-0", "u1"), json!({ "version": 1 }));
+    agent.holds("shop/cart-0.json", &meshed("cart-0", "u1").to_string());
+    let pod = &agent.asked("shop", "cart-0", "u1")["pod"];
+    assert_eq!(pod["metadata"]["annotations"], json!({ "sidecar.istio.io/status": "{}" }));
+    assert_eq!(pod["spec"]["containers"][1]["args"], json!(["proxy", "sidecar"]));
+    agent.holds("shop/cart-0.json", &meshed("cart-0", "another-life").to_string());
+    assert_eq!(agent.asked("shop", "cart-0", "u1")["pod"]["metadata"]["uid"], "another-life");
+    std::fs::remove_file(agent.directory.join("pods/shop/cart-0.json")).unwrap();
+    assert_eq!(agent.asked("shop", "cart-0", "u1"), json!({ "version": 1 }));
+}
+
+#[test]
+fn f39_of_several_pods_of_one_name_the_one_that_is_meant_is_answered() {
+    let agent = Agent::start(scratch("uid"));
+    let mut mirror = meshed("cart-0", "u3");
+    mirror["metadata"]["annotations"]["kubernetes.io/config.hash"] = "hash".into();
+    let list = json!({ "kind": "List", "items": [meshed("cart-0", "u1"), meshed("cart-0", "u2"), mirror] });
+    agent.holds("all.yaml", &list.to_string());
+    for (uid, known) in [("u1", "u1"), ("u2", "u2"), ("hash", "u3"), ("u3", "u3")] {
+        assert_eq!(agent.asked("shop", "cart-0", uid)["pod"]["metadata"]["uid"], known, "{uid}");
+    }
+}
+
+#[test]
+fn a_manifest_that_cannot_be_read_is_told_to_its_pod_alone() {
+    let agent = Agent::start(scratch("broken"));
+    agent.holds("shop/cart-0.json", "{");
+    agent.holds("shop/notes.txt", "no manifest");
+    agent.holds("shop/service.yaml", "kind: Service");
+    agent.holds("shop/cart-1.json", &meshed("cart-1", "u1").to_string());
+    nix::unistd::mkfifo(&agent.directory.join("pods/shop/fifo.json"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let fault = agent.asked("shop", "cart-0", "u1")["fault"].to_string();
+    assert!(fault.contains("cart-0.json"), "{fault}");
+    assert_eq!(agent.asked("shop", "cart-1", "u1")["pod"]["metadata"]["name"], "cart-1");
+}
+
+#[test]
+fn what_is_no_question_is_told_so_or_hung_up_on() {
+    let agent = Agent::start(scratch("garbage"));
+    for (words, answer) in [
+        (b"GET / HTTP/1.1\r\n".to_vec(), "nonsense"),
+        (b"{\"version\": 7, \"name\": \"x\"}\n".to_vec(), "version 7"),
+        (
+            b"{\"version\": 1, \"namespace\": \"..\", \"name\": \"../../etc\"}\n".to_vec(),
+            "not a Kubernetes name",
+        ),
+    ] {
+        let told = agent.hears(&words);
+        assert!(told.contains("fault") && told.contains(answer), "{told}");
+    }
+    let mut endless = UnixStream::connect(agent.socket()).unwrap();
+    while endless.write_all(&[b'x'; 4096]).is_ok() {}
+    assert_eq!(agent.asked("shop", "cart-0", "u1"), json!({ "version": 1 }));
+}
+
+#[test]
+fn a10_callers_that_say_nothing_do_not_keep_others_waiting_for_ever() {
+    let agent = Agent::start(scratch("silent"));
+    agent.holds("shop/cart-0.json", &meshed("cart-0", "u1").to_string());
+    let silent: Vec<_> = (0..200).map(|_| UnixStream::connect(agent.socket()).unwrap()).collect();
+    let before = Instant::now();
+    assert_eq!(agent.asked("shop", "cart-0", "u1")["pod"]["metadata"]["name"], "cart-0");
+    assert!(before.elapsed() < Duration::from_secs(30), "{:?}", before.elapsed());
+    drop(silent);
+}
+
+#[test]
+fn a_hundred_and_ten_pods_at_once_are_all_answered() {
+    let agent = Agent::start(scratch("many"));
+    for i in 0..110 {
+        let name = format!("cart-{i}");
+        agent.holds(&format!("shop/{name}.json"), &meshed(&name, &format!("u{i}")).to_string());
+    }
+    let before = Instant::now();
+    thread::scope(|scope| {
+        for i in 0..110 {
+            let agent = &agent;
+            scope.spawn(move || {
+                let answer: Value = agent.asked("shop", &format!("cart-{i}"), &format!("u{i}"));
+                assert_eq!(answer["pod"]["metadata"]["uid"], format!("u{i}"));
+            });
+        }
+    });
+    assert!(before.elapsed() < Duration::from_secs(20), "{:?}", before.elapsed());
+}
+
+#[test]
+fn a09_log_lines_of_plugins_are_told_again_and_nothing_else() {
+    let mut agent = Agent::start(scratch("log"));
+    let plugin = UnixDatagram::unbound().unwrap();
+    let log = agent.directory.join("run/log.sock");
+    for words in ["\u{1b}[2J", "[1]", "{\"msg\": \"one\"\n}", "{\"level\":\"info\",\"msg\":\"two\\nlines\"}"]
+    {
+        plugin.send_to(words.as_bytes(), &log).unwrap();
+    }
+    assert_eq!(agent.line(), json!({ "msg": "one" }));
+    assert_eq!(agent.line(), json!({ "level": "info", "msg": "two\nlines" }));
+}

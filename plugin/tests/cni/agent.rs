@@ -1,0 +1,254 @@
+//! The node agent's socket, with everybody behind it who may sit there; never longer than the deadline.
+
+use crate::pods::{Pods, meshed};
+use crate::program::{Outcome, run};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::thread;
+use std::time::{Duration, Instant};
+
+const STATUS: &str = "sidecar.istio.io/status";
+
+/// An agent that serves one call after another as `serve` says, until the test's process ends.
+fn agent(pods: &Pods, serve: impl Fn(UnixStream, String) + Send + 'static) {
+    let listener = UnixListener::bind(pods.0.join("facts.sock")).unwrap();
+    thread::spawn(move || {
+        for call in listener.incoming() {
+            let call = call.unwrap();
+            let mut question = String::new();
+            BufReader::new(&call).read_line(&mut question).unwrap();
+            serve(call, question);
+        }
+    });
+}
+
+fn says(pods: &Pods, answer: impl Into<Vec<u8>>) {
+    let answer = answer.into();
+    agent(pods, move |mut call, _| drop(call.write_all(&answer)));
+}
+
+fn entry(pods: &Pods, annotations: Option<Value>) -> Value {
+    let runtime = annotations.map(|these| json!({ "io.kubernetes.cri.pod-annotations": these }));
+    json!({
+        "cniVersion": "1.0.0", "name": "net", "type": "gybe-cni", "pod_namespace": "gybe-system",
+        "facts": { "socket": pods.0.join("facts.sock"), "deadline_ms": 400 },
+        "runtimeConfig": runtime, "prevResult": { "cniVersion": "1.0.0" },
+    })
+}
+
+fn call(verb: &str, pod: &str, entry: &Value) -> Outcome {
+    let (namespace, name) = pod.split_once('/').unwrap();
+    let args = format!("IgnoreUnknown=1;K8S_POD_NAMESPACE={namespace};K8S_POD_NAME={name};K8S_POD_UID=u1");
+    let env = [
+        ("CNI_COMMAND", verb),
+        ("CNI_CONTAINERID", "c1"),
+        ("CNI_NETNS", "/nonexistent"),
+        ("CNI_IFNAME", "eth0"),
+        ("CNI_PATH", "/opt/cni/bin"),
+        ("CNI_ARGS", &args),
+    ];
+    let before = Instant::now();
+    let outcome = run(env, &entry.to_string());
+    assert!(before.elapsed() < Duration::from_secs(20), "{:?}: {outcome:?}", before.elapsed());
+    outcome
+}
+
+/// A meshed pod is refused for now, under this number, with these words; DEL and all others pass.
+fn refused(pods: &Pods, number: &str, words: &[&str]) {
+    let outcome = call("ADD", "shop/cart-0", &entry(pods, Some(json!({ STATUS: "{}" }))));
+    let told = outcome.message();
+    assert_eq!((outcome.exit, outcome.code()), (Some(1), Some(11)), "{outcome:?}");
+    assert!(told.starts_with(&format!("gybe-cni cmdAdd GYBE-ADD-{number}: ")), "{told}");
+    assert!(words.iter().all(|word| told.contains(word)), "{words:?} in {told}");
+    nobody_else_waits(pods);
+}
+
+fn nobody_else_waits(pods: &Pods) {
+    for (pod, annotations) in [
+        ("shop/cart-0", Some(json!({}))),
+        ("shop/cart-0", Some(Value::Null)),
+        ("shop/cart-0", Some(json!({ "sidecar.istio.io/inject": "true" }))),
+        ("gybe-system/gybe-node-1", None),
+        ("gybe-system/istio-cni-node-1", None),
+    ] {
+        let entry = entry(pods, annotations);
+        for verb in ["ADD", "CHECK", "DEL"] {
+            assert_eq!(call(verb, pod, &entry).exit, Some(0), "{verb} {pod} {entry}");
+        }
+    }
+}
+
+#[test]
+fn a_meshed_pod_is_decided_by_what_the_agent_knows() {
+    let pods = Pods::new("agent-knows");
+    agent(&pods, |mut call, question| {
+        let asked: Value = serde_json::from_str(&question).unwrap();
+        assert_eq!(asked, json!({ "version": 1, "namespace": "shop", "name": "cart-0", "uid": "u1" }));
+        let mut pod = meshed(&[]);
+        pod["metadata"]["uid"] = "u1".into();
+        call.write_all(json!({ "version": 1, "pod": pod, "news": 1 }).to_string().as_bytes()).unwrap();
+    });
+    for annotations in
+        [None, Some(json!({ STATUS: "{}" })), Some(json!({ STATUS: "", "sidecar.istio.io/inject": "false" }))]
+    {
+        // As far as the namespace, which is not there.
+        let outcome = call("ADD", "shop/cart-0", &entry(&pods, annotations));
+        assert!(outcome.message().contains("GYBE-ADD-020"), "{outcome:?}");
+    }
+}
+
+#[test]
+fn nobody_at_the_socket_is_told_with_what_to_do() {
+    let pods = Pods::new("agent-away");
+    refused(&pods, "027", &["the node agent at", "facts.sock", "No such file", "gybe node", "DaemonSet"]);
+    drop(UnixListener::bind(pods.0.join("facts.sock")).unwrap());
+    refused(&pods, "027", &["Connection refused"]);
+}
+
+#[test]
+fn f39_someone_elses_pod_is_not_used() {
+    for (metadata, what) in [(json!({ "uid": "u0" }), "uid"), (json!({ "name": "cart-1" }), "name")] {
+        let pods = Pods::new(&format!("agent-other-{what}"));
+        let mut pod = meshed(&[]);
+        pod["metadata"].as_object_mut().unwrap().extend(metadata.as_object().unwrap().clone());
+        says(&pods, json!({ "version": 1, "pod": pod }).to_string());
+        refused(&pods, "018", &["another pod", what]);
+    }
+}
+
+#[test]
+fn a_pod_the_agent_does_not_know_is_refused_for_now() {
+    let pods = Pods::new("agent-unknown");
+    says(&pods, r#"{"version": 1}"#);
+    refused(&pods, "017", &["the node agent at", "facts.sock", "knows no shop/cart-0"]);
+}
+
+#[test]
+fn a10_an_agent_that_never_answers_is_not_waited_for() {
+    let pods = Pods::new("agent-silent");
+    agent(&pods, |call, _| std::mem::forget(call));
+    refused(&pods, "027", &["did not answer in time"]);
+    let drip = Pods::new("agent-drip");
+    agent(&drip, |mut call, _| {
+        thread::spawn(move || {
+            while call.write_all(b" ").is_ok() {
+                thread::sleep(Duration::from_millis(20));
+            }
+        });
+    });
+    refused(&drip, "027", &["did not answer in time"]);
+}
+
+#[test]
+fn a10_an_agent_with_a_full_backlog_is_not_waited_for() {
+    let pods = Pods::new("agent-full");
+    let _listener = UnixListener::bind(pods.0.join("facts.sock")).unwrap();
+    let address = UnixAddr::new(&pods.0.join("facts.sock")).unwrap();
+    let one_more = || {
+        let caller = socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_NONBLOCK, None).unwrap();
+        connect(caller.as_raw_fd(), &address).map(|()| caller)
+    };
+    let _callers: Vec<_> = std::iter::from_fn(|| one_more().ok()).collect();
+    refused(&pods, "027", &["did not answer in time"]);
+}
+
+#[test]
+fn a10_garbage_is_refused() {
+    for (i, answer) in [
+        b"".to_vec(),
+        b"HTTP/1.1 200 OK\r\n\r\n".to_vec(),
+        b"\xff\xfe\0\0".to_vec(),
+        b"[1]".to_vec(),
+        b"{\"version\": \"1\"}".to_vec(),
+        b"{\"version\": 1, \"pod\": {\"spec\": 5}}".to_vec(),
+        [b"[".repeat(100_000), b"]".repeat(100_000)].concat(),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let pods = Pods::new(&format!("agent-garbage-{i}"));
+        says(&pods, answer);
+        refused(&pods, "027", &["answered"]);
+    }
+}
+
+#[test]
+fn an_agent_of_another_release_is_told_apart_from_a_broken_one() {
+    let pods = Pods::new("agent-version");
+    says(&pods, r#"{"version": 2, "pod": {"shape": "new"}}"#);
+    refused(&pods, "027", &["version 2", "one release"]);
+}
+
+#[test]
+fn a10_a_hundred_megabytes_are_not_read() {
+    let pods = Pods::new("agent-huge");
+    agent(&pods, |mut call, _| {
+        let piece = vec![b' '; 1 << 20];
+        let written = (0..100).take_while(|_| call.write_all(&piece).is_ok()).count();
+        assert!(written < 100, "{written} MB were read");
+    });
+    refused(&pods, "027", &["more than 4194304 bytes"]);
+}
+
+#[test]
+fn a10_a_fifo_or_a_file_where_the_socket_should_be_is_no_agent() {
+    let pods = Pods::new("agent-fifo");
+    nix::unistd::mkfifo(&pods.0.join("facts.sock"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+    nix::unistd::mkfifo(&pods.0.join("log.sock"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+    refused(&pods, "027", &["Connection refused"]);
+}
+
+#[test]
+fn sources_behind_a_silent_agent_get_their_share_of_the_time() {
+    let pods = Pods::new("agent-behind");
+    agent(&pods, |call, _| std::mem::forget(call));
+    let mut entry = entry(&pods, Some(json!({ STATUS: "" })));
+    entry["facts"]["directory"] = json!(pods.0);
+    let outcome = call("ADD", "shop/cart-0", &entry);
+    let told = outcome.message();
+    assert!(told.contains("ADD-027") && told.contains("cart-0.json is not there"), "{told}");
+    pods.holds("shop", "cart-0", &meshed(&[]));
+    assert!(call("ADD", "shop/cart-0", &entry).message().contains("ADD-020"), "{outcome:?}");
+}
+
+#[test]
+fn a_kubeconfig_is_named_in_the_refusal_and_only_then() {
+    let pods = Pods::new("agent-kubeconfig");
+    let kubeconfig = pods.0.join("kubeconfig");
+    let mut older = entry(&pods, Some(json!({ STATUS: "" })));
+    older["kubernetes"] =
+        json!({ "kubeconfig": kubeconfig, "cni_bin_dir": "/opt/cni/bin", "exclude_namespaces": ["bank"] });
+    let told = call("ADD", "shop/cart-0", &older).message();
+    assert!(told.contains("ADD-027") && told.contains("kubeconfig cannot be read: No such file"), "{told}");
+    nix::unistd::mkfifo(&kubeconfig, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    older["facts"]["socket"] = "".into();
+    let outcome = call("ADD", "shop/cart-0", &older);
+    assert_eq!(outcome.code(), Some(7), "{outcome:?}");
+    let told = outcome.message();
+    assert!(told.contains("ADD-028") && told.contains("no gybe pod-facts"), "{told}");
+    assert_eq!(call("ADD", "bank/cart-0", &older).exit, Some(0));
+    older["kubernetes"]["kubeconfig"] = "__KUBECONFIG_FILEPATH__".into();
+    let told = call("ADD", "shop/cart-0", &older).message();
+    assert!(told.contains("ADD-009") && told.contains("the installer left its placeholder"), "{told}");
+    assert_eq!(call("DEL", "shop/cart-0", &older).exit, Some(0));
+}
+
+#[test]
+fn f35_log_lines_reach_the_agent_and_never_hold_a_call() {
+    let pods = Pods::new("agent-log");
+    let journal = std::os::unix::net::UnixDatagram::bind(pods.0.join("log.sock")).unwrap();
+    let unmeshed = entry(&pods, Some(Value::Null));
+    assert_eq!(call("ADD", "shop/cart-0", &unmeshed).exit, Some(0));
+    let mut line = [0; 4096];
+    let length = journal.recv(&mut line).unwrap();
+    let line: Value = serde_json::from_slice(&line[..length]).unwrap();
+    assert_eq!((line["msg"].as_str(), line["pod"].as_str()), (Some("gybe-cni cmdAdd"), Some("shop/cart-0")));
+    // A datagram socket takes as many unread as net.unix.max_dgram_qlen says, 10 or more.
+    let full = std::os::unix::net::UnixDatagram::unbound().unwrap();
+    full.set_nonblocking(true).unwrap();
+    while full.send_to(b"x", pods.0.join("log.sock")).is_ok() {}
+    assert_eq!(call("ADD", "shop/cart-0", &unmeshed).exit, Some(0));
+}
