@@ -101,18 +101,12 @@ fn wait_and_serve(
             // With no room for one more, whoever calls waits in the backlog.
             let room = busy.load(Ordering::Acquire) < CALLERS;
             let calls = if room { PollFlags::POLLIN } else { PollFlags::empty() };
-            let mut ready = [
+            let [stop, line, room_again, caller] = woken([
                 PollFd::new(stop.as_fd(), PollFlags::POLLIN),
                 PollFd::new(lines.as_fd(), PollFlags::POLLIN),
                 PollFd::new(freed.as_fd(), PollFlags::POLLIN),
                 PollFd::new(callers.as_fd(), calls),
-            ];
-            match poll(&mut ready, PollTimeout::NONE) {
-                Err(Errno::EINTR) => continue,
-                Err(source) => return Err(NodeError::Wait { what: "callers", source }),
-                Ok(_) => {}
-            }
-            let [stop, line, room_again, caller] = ready.map(|fd| fd.any().unwrap_or(false));
+            ])?;
             if stop {
                 return Ok(());
             }
@@ -135,6 +129,15 @@ fn wait_and_serve(
             }
         }
     })
+}
+
+/// Waits, and says for which something came.
+fn woken<const N: usize>(mut fds: [PollFd<'_>; N]) -> Result<[bool; N], NodeError> {
+    match poll(&mut fds, PollTimeout::NONE) {
+        Ok(_) => Ok(fds.map(|fd| fd.any().unwrap_or(false))),
+        Err(Errno::EINTR) => Ok([false; N]),
+        Err(source) => Err(NodeError::Wait { what: "callers", source }),
+    }
 }
 
 fn errno(fault: &std::io::Error) -> Errno {
