@@ -7,4 +7,4 @@ pub mod link;
 pub mod listener;
 pub mod namespace;
 mod rtnetlink;
-mod socket;
+pub(crate) mod socket;
