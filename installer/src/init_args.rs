@@ -16,6 +16,9 @@ use serde_json::{Map, Value};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
+/// Where an Envoy listens when nobody says otherwise.
+const ENVOY_PORT: &str = "15001";
+
 /// What a call of `istio-iptables` asks for.
 #[derive(Debug, Clone, PartialEq)]
 pub struct InitArgs {
@@ -24,6 +27,8 @@ pub struct InitArgs {
     orders: BTreeSet<Order>,
     settings: BTreeMap<Setting, String>,
     ignored: BTreeSet<String>,
+    probe: Probe,
+    tool: Tool,
 }
 
 /// Why arguments cannot be followed.
@@ -64,13 +69,16 @@ impl InitArgs {
     /// An argument counts more than the variable of the same name, as in Istio.
     ///
     /// # Errors
-    /// With the first argument that is not known or lacks its value.
+    /// With the first argument that is not known, lacks its value or, beside the policy, has one that
+    /// cannot be meant.
     pub fn read(args: &[String], environment: &BTreeMap<String, String>) -> Result<Self, InitArgsError> {
         let mut read = Self {
             wish: nothing_captured(),
             orders: BTreeSet::new(),
             settings: BTreeMap::new(),
             ignored: BTreeSet::new(),
+            probe: Probe::default(),
+            tool: Tool::Any,
         };
         read.environment(environment)?;
         let mut rest = args.iter().map(String::as_str).peekable();
@@ -81,6 +89,7 @@ impl InitArgs {
                 None => read.short(arg, &mut rest)?,
             }
         }
+        (read.probe, read.tool) = (read.probe_asked_for()?, read.tool_asked_for()?);
         Ok(read)
     }
 
@@ -99,9 +108,8 @@ impl InitArgs {
     /// argument for another (`tools/deb/istio-iptables.sh` of istio/istio 1.0).
     #[must_use]
     pub fn with_one_port(mut self) -> Self {
-        if let (None, Some(port)) = (self.wish.get("inbound_capture_port"), self.wish.get("proxy_port")) {
-            self.wish.insert("inbound_capture_port".to_owned(), port.clone());
-        }
+        let port = self.wish.get("proxy_port").cloned().unwrap_or_else(|| ENVOY_PORT.into());
+        self.wish.entry("inbound_capture_port").or_insert(port);
         self
     }
 

@@ -22,7 +22,7 @@ use gybe_netfilter::trace::Owner;
 use nix::errno::Errno;
 use nix::unistd::{getegid, geteuid};
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 use std::{io, panic, thread};
 
@@ -57,10 +57,20 @@ pub struct Evidence {
     calls: BTreeMap<CallEnd, u32>,
     /// Who listens where the calls went, if somebody does.
     answers: Option<Holder>,
+    /// Is the called address the pod's own?
+    target: Place,
     /// Where nothing could have arrived, since somebody else listens there.
     taken: BTreeMap<SocketAddr, Option<Holder>>,
     /// Other people's connections: where they arrived, and where they were to go.
     strays: Vec<Stray>,
+}
+
+/// Where the called address is: `127.0.0.6` is always here, `::6` where rules for IPv6 are.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+enum Place {
+    #[default]
+    Here,
+    Elsewhere,
 }
 
 /// A connection that arrived and is no call of ours.
@@ -128,6 +138,7 @@ impl Check {
         // Here, since whose socket it is shows itself to root and not to the proxy's user.
         evidence.taken = taken.into_iter().map(|at| (at, Holder::of(at))).collect();
         evidence.answers = Holder::of(self.target);
+        evidence.target = Place::of(self.target.ip());
         Ok(Verdict::NotRedirected(evidence))
     }
 
@@ -164,6 +175,16 @@ impl Check {
             if arrived.is_some() || Instant::now() >= end {
                 return Ok(arrived);
             }
+        }
+    }
+}
+
+impl Place {
+    /// Only an address of this namespace can be bound to.
+    fn of(address: IpAddr) -> Self {
+        match TcpListener::bind((address, 0)) {
+            Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => Self::Elsewhere,
+            _ => Self::Here,
         }
     }
 }

@@ -104,7 +104,7 @@ fn write_and_validate(args: &InitArgs) -> Result<Answer, Failure> {
 fn apply(args: &InitArgs) -> Result<Answer, Failure> {
     refuse_a_nodes_own(args)?;
     let file = wish(args)?;
-    let backend = backend::of(args.tool().map_err(cannot_follow)?)?;
+    let backend = backend::of(args.tool())?;
     let addresses = addresses()?;
     let policy = file.policy(&addresses).map_err(|why| {
         let hint = "the pod's network must be there before its init containers run".to_owned();

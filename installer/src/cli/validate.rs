@@ -33,7 +33,7 @@ impl ValidateArgs {
 pub(super) fn validate(args: &InitArgs) -> Result<Answer, Failure> {
     let cannot = |why| Failure::because(init::CANNOT_FOLLOW, why);
     let policy = args.policy(&[]).map_err(cannot)?.with_families(Families::V4Only);
-    let check = Check::of(&policy, args.probe().map_err(cannot)?, family()?);
+    let check = Check::of(&policy, args.probe(), family()?);
     let verdict = check.make().map_err(|why| Failure::because("cannot validate", why))?;
     let exit = match verdict {
         Verdict::Redirected(_) => Exit::Yes,

@@ -29,46 +29,43 @@ pub enum Tool {
 const PROBE_PORT: u16 = 15002;
 const PATIENCE: Duration = Duration::from_secs(5);
 
+impl Default for Probe {
+    fn default() -> Self {
+        Self { port: Port::new(PROBE_PORT).unwrap_or(Port::MIN), patience: PATIENCE }
+    }
+}
+
 impl InitArgs {
     /// How a validation is to be made.
-    ///
-    /// # Errors
-    /// When the port or the time given is none.
-    pub fn probe(&self) -> Result<Probe, InitArgsError> {
-        let port = match self.setting(Setting::ProbePort) {
-            None => Port::new(PROBE_PORT).unwrap_or(Port::MIN),
-            Some(text) => text.parse().map_err(|_| InitArgsError::NotA {
-                name: "--iptables-probe-port",
-                value: text.to_owned(),
-                wanted: "a port",
-            })?,
-        };
-        let patience = match self.setting(Setting::ProbeTimeout) {
-            None => PATIENCE,
-            Some(text) => duration::parse(text).ok_or_else(|| InitArgsError::NotA {
-                name: "--probe-timeout",
-                value: text.to_owned(),
-                wanted: "a time like 5s or 500ms, of an hour at most",
-            })?,
-        };
-        Ok(Probe { port, patience })
+    pub fn probe(&self) -> Probe {
+        self.probe
     }
 
-    /// What is to write the rules; native nftables beats a kind of iptables, as in Istio.
-    ///
-    /// # Errors
-    /// When a kind of iptables is asked for that there is not.
-    pub fn tool(&self) -> Result<Tool, InitArgsError> {
+    /// What is to write the rules.
+    pub fn tool(&self) -> Tool {
+        self.tool
+    }
+
+    pub(super) fn probe_asked_for(&self) -> Result<Probe, InitArgsError> {
+        let mut probe = Probe::default();
+        if let Some(text) = self.setting(Setting::ProbePort) {
+            probe.port = text.parse().map_err(|_| not_a("--iptables-probe-port", text, "a port"))?;
+        }
+        if let Some(text) = self.setting(Setting::ProbeTimeout) {
+            let wanted = "a time like 5s or 500ms, of an hour at most";
+            probe.patience = duration::parse(text).ok_or_else(|| not_a("--probe-timeout", text, wanted))?;
+        }
+        Ok(probe)
+    }
+
+    /// Native nftables beats a kind of iptables, as in Istio.
+    pub(super) fn tool_asked_for(&self) -> Result<Tool, InitArgsError> {
         match self.setting(Setting::IptablesBinary) {
             _ if self.orders(Order::NativeNftables) => Ok(Tool::Nftables),
             None => Ok(Tool::Any),
             Some("nft") => Ok(Tool::Nftables),
             Some("legacy") => Ok(Tool::IptablesLegacy),
-            Some(other) => Err(InitArgsError::NotA {
-                name: "--force-iptables-binary",
-                value: other.to_owned(),
-                wanted: "legacy or nft",
-            }),
+            Some(other) => Err(not_a("--force-iptables-binary", other, "legacy or nft")),
         }
     }
 
@@ -97,4 +94,8 @@ impl InitArgs {
     fn setting(&self, setting: Setting) -> Option<&str> {
         self.settings.get(&setting).map(String::as_str).filter(|text| !text.is_empty())
     }
+}
+
+fn not_a(name: &'static str, value: &str, wanted: &'static str) -> InitArgsError {
+    InitArgsError::NotA { name, value: value.to_owned(), wanted }
 }

@@ -1,7 +1,7 @@
 //! What a check's outcome is in words: what arrived where, and what to do. Finds nothing out.
 
 use super::call::CallEnd;
-use super::{Check, Evidence, Holder, Stray, Verdict};
+use super::{Check, Evidence, Holder, Place, Stray, Verdict};
 use nix::errno::Errno;
 use serde_json::{Value, json};
 use std::fmt;
@@ -92,8 +92,6 @@ impl Evidence {
     }
 
     fn hint(&self, check: &Check) -> String {
-        let unreachable =
-            |end: &CallEnd| matches!(end, CallEnd::Failed(e) if *e == Errno::ENETUNREACH as i32);
         if self.uid != check.uid {
             let (own, proxy) = (self.uid, check.uid);
             return format!(
@@ -104,8 +102,11 @@ impl Evidence {
         if !self.taken.is_empty() {
             return "ask before the proxy starts: only while nobody listens on its ports can this be found out".into();
         }
-        if check.target.is_ipv6() && self.calls.keys().any(unreachable) {
-            return format!("address {} is not on lo: the pod's IPv6 was not redirected", check.target.ip());
+        if self.target == Place::Elsewhere {
+            return format!(
+                "address {} is not on lo, so nothing has redirected this pod's IPv6; the rules and it come together",
+                check.target.ip()
+            );
         }
         "the pod's rules are missing, or not of these ports and this user. If a CNI plugin was to write them, the pod \
          started before the plugin was ready: delete the pod, so that it is made anew. If an init container was to, \
