@@ -7,6 +7,7 @@ mod answer;
 mod apply;
 mod backend;
 mod called;
+mod demo;
 mod file;
 mod init;
 mod inspect;
@@ -52,6 +53,7 @@ enum Command {
     Remove(remove::RemoveArgs),
     Init(init::InitCommand),
     Validate(validate::ValidateArgs),
+    Demo(demo::DemoArgs),
 }
 
 impl Command {
@@ -65,6 +67,7 @@ impl Command {
             Self::Remove(args) => args.run(),
             Self::Init(args) => args.run(surroundings),
             Self::Validate(args) => args.run(surroundings),
+            Self::Demo(args) => args.run(),
         }
     }
 }

@@ -171,7 +171,7 @@ fn refuse_a_nodes_own(args: &InitArgs) -> Result<(), Failure> {
         Some(evidence) if !args.orders(Order::ForceApply) => {
             let what = format!("this network namespace seems to be a node's and not a pod's: {evidence}");
             let hint = "run it as an init container of the pod; for a pod's namespace seen from the node there is \
-                        gybe apply --netns PATH. A pod with a kernel of its own (Kata) needs --force-apply";
+                        gybe apply --netns PATH. A pod that is a virtual machine may need --force-apply";
             Err(Failure::new(what).hinting(Some(hint.to_owned())))
         }
         _ => Ok(()),

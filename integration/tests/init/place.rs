@@ -57,7 +57,7 @@ fn what_writes_nothing_is_answered_on_a_node_too() {
 #[test]
 fn where_the_tests_run_it_is_refused_if_that_is_a_node() {
     // Whatever is wrong with the program, it may not write here: it has no CAP_NET_ADMIN.
-    let gybe = gybe_integration::programs::path_of("gybe").unwrap();
+    let gybe = gybe_integration::programs::path_of_ours("gybe").unwrap();
     let harmless = ["--inh-caps=-all", "--bounding-set=-net_admin", "--"];
     let line = [&gybe.to_string_lossy(), "istio-iptables", "-b", "*", "-i", "*"];
     let arguments: Vec<&str> = harmless.into_iter().chain(line).collect();

@@ -5,7 +5,7 @@ use gybe_installer::demo::fate::Fate;
 use gybe_installer::demo::link::{End, Towards, join, route};
 use gybe_installer::demo::listener::{Badge, Listeners, Reach, Service};
 use gybe_installer::demo::namespace::Namespace;
-use gybe_integration::programs::{Run, ours, path_of, run};
+use gybe_integration::programs::{Run, ours, path_of_ours, run};
 use gybe_netfilter::policy::InterfaceName;
 use gybe_netfilter::trace::{Owner, Transport};
 use std::sync::Arc;
@@ -53,7 +53,7 @@ impl Pod {
 
     /// A shell script in the pod, where `$GYBE` is the program and `"$@"` these words.
     pub(crate) fn script(&self, script: &str, line: &str) -> Run {
-        let gybe = format!("GYBE={}", path_of("gybe").unwrap().display());
+        let gybe = format!("GYBE={}", path_of_ours("gybe").unwrap().display());
         let head = [gybe.as_str(), "sh", "-euc", script, "container"];
         let all: Vec<&str> = head.into_iter().chain(words(line)).collect();
         self.inside.run(|| run("env", &all, "")).unwrap().unwrap()
