@@ -10,7 +10,7 @@ use std::path::Path;
 pub(super) enum Called {
     /// Ours, or the one of an `istio-iptables` of today.
     Gybe,
-    /// The bare one of Istio before 1.4, whose image had the arguments without a command.
+    /// The bare one of Istio before 1.3, whose image was given flags and no command.
     BareFlags,
 }
 
@@ -21,7 +21,7 @@ pub(super) fn read(args: impl IntoIterator<Item = OsString>) -> (Called, Vec<OsS
     let rest: Vec<OsString> = args.collect();
     let first = rest.first().map(OsString::as_os_str);
     let name = Path::new(&program).file_name();
-    // Istio before 1.4 had a script with `.sh` at its end.
+    // That image had a script of this name.
     if name == Some(OsStr::new("istio-iptables.sh")) {
         return (Called::BareFlags, as_init(program, rest));
     }
