@@ -7,4 +7,7 @@ pub mod families;
 pub mod init_args;
 pub mod manifest;
 pub mod node;
+pub mod own_namespace;
 pub mod policy_file;
+pub mod resolv_conf;
+pub mod validation;

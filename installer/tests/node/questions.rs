@@ -54,7 +54,7 @@ fn what_is_no_question_is_told_so_or_hung_up_on() {
         (b"{\"version\": 7, \"name\": \"x\"}\n".to_vec(), "version 7"),
         (
             b"{\"version\": 1, \"namespace\": \"..\", \"name\": \"../../etc\"}\n".to_vec(),
-            "not a Kubernetes name",
+            "Kubernetes would not give",
         ),
     ] {
         let told = agent.hears(&words);

@@ -2,8 +2,8 @@
 
 use serde_json::{Map, Value};
 
-/// Every key that means something in an entry: ours, the incumbent's, then the protocol's.
-const KNOWN: [&str; 29] = [
+/// Every key of ours that means something in an entry.
+const KNOWN: [&str; 15] = [
     "log_level",
     "backend",
     "exclude_namespaces",
@@ -12,6 +12,7 @@ const KNOWN: [&str; 29] = [
     "inboundDefault",
     "ipv6",
     "facts",
+    // The incumbent's.
     "kubernetes",
     "plugin_log_level",
     "cni_agent_run_dir",
@@ -19,6 +20,10 @@ const KNOWN: [&str; 29] = [
     "enablement_selectors",
     "native_nftables",
     "enable_ambient_detection_retry",
+];
+
+/// The protocol's own, and what runtimes put beside them.
+const PROTOCOL: [&str; 14] = [
     "cniVersion",
     "cniVersions",
     "name",
@@ -44,7 +49,9 @@ const KNOWN_KUBERNETES: [&str; 5] =
 
 /// Keys that mean nothing to us: worth a warning, since one may be a known key misspelt.
 pub fn unknown_keys(members: &Map<String, Value>) -> Vec<String> {
-    let top = members.keys().filter(|key| !KNOWN.iter().any(|known| known.eq_ignore_ascii_case(key)));
+    // The protocol's keys come in any case (Go reads them so); ours are read as they are written.
+    let protocol = |key: &str| PROTOCOL.iter().any(|known| known.eq_ignore_ascii_case(key));
+    let top = members.keys().filter(|key| !KNOWN.contains(&key.as_str()) && !protocol(key));
     let mut unknown: Vec<_> = top.cloned().collect();
     for (under, known) in [("facts", KNOWN_FACTS.as_slice()), ("kubernetes", &KNOWN_KUBERNETES)] {
         let inside = members.get(under).and_then(Value::as_object).into_iter().flat_map(Map::keys);

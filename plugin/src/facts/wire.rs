@@ -4,7 +4,7 @@
 //! decision needs, or that it knows none, or why it cannot say, and closes.
 
 use crate::args::{Namespace, PodName, PodRef};
-use crate::pod::{ManifestError, PodFacts};
+use crate::pod::{Manifest, ManifestError, PodFacts, broken};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -32,8 +32,8 @@ pub enum Answer {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum WireError {
     /// No JSON, or of another shape.
-    #[error("nonsense: {0}")]
-    Nonsense(String),
+    #[error("nonsense: it {0}")]
+    Nonsense(&'static str),
     /// Another version.
     #[error("in version {0}, not {VERSION}: bring plugin and agent to one release")]
     Version(u32),
@@ -45,7 +45,7 @@ pub enum WireError {
 #[derive(Deserialize)]
 struct WrittenAnswer {
     version: u32,
-    pod: Option<crate::pod::Manifest>,
+    pod: Option<Manifest>,
     fault: Option<String>,
 }
 
@@ -66,9 +66,9 @@ pub fn asked(line: &[u8]) -> Result<PodRef, WireError> {
     match words.get("version").and_then(Value::as_u64).map(u32::try_from) {
         Some(Ok(VERSION)) => {}
         Some(version) => return Err(WireError::Version(version.unwrap_or(u32::MAX))),
-        None => return Err(WireError::Nonsense("no version".to_owned())),
+        None => return Err(WireError::Nonsense("names no version")),
     }
-    let name = |fault: crate::args::ArgsError| WireError::Nonsense(fault.to_string());
+    let name = |_| WireError::Nonsense("has a name that Kubernetes would not give");
     Ok(PodRef {
         namespace: Namespace::parse(text("namespace").unwrap_or_default()).map_err(name)?,
         name: PodName::parse(text("name").unwrap_or_default()).map_err(name)?,
@@ -100,8 +100,9 @@ pub fn answered(bytes: &[u8]) -> Result<Answer, WireError> {
     }
 }
 
+/// Without a word of it: it may hold what no log should.
 fn nonsense(fault: &serde_json::Error) -> WireError {
-    WireError::Nonsense(fault.to_string().chars().take(100).collect())
+    WireError::Nonsense(broken(fault))
 }
 
 #[cfg(test)]
