@@ -39,7 +39,7 @@ fn perform(request: &Request) -> Result<Reply, PluginError> {
         Verb::Check => check::check(request),
         Verb::Del => Ok(del::del(request)),
         Verb::Gc => Ok(gc::gc(request)?),
-        Verb::Status => Ok(status::status(request)),
+        Verb::Status => status::status(request),
         Verb::Version => Ok(Reply::Answer(version::answer())),
     }
 }

@@ -42,10 +42,19 @@ pub struct Failure {
 /// The kubelet puts both into one event and cuts long ones; the cause must not be what is cut.
 const MOST: usize = 300;
 
+/// CNI's code for "no ADD would succeed here".
+const UNAVAILABLE: u32 = 50;
+
 impl Reply {
     /// Tells that `verb` failed. `version` is what the configuration says, if it could be read.
     pub fn failure(verb: Option<Verb>, version: Option<&str>, fault: &PluginError) -> Self {
-        let (number, code) = known_as(fault);
+        let (number, code) = match known_as(fault) {
+            // What is wrong with the node's configuration is CNI's 50 when the node is what was asked about.
+            (number, 7) if verb == Some(Verb::Status) && !matches!(fault, PluginError::Request(_)) => {
+                (number, UNAVAILABLE)
+            }
+            known => known,
+        };
         let id = format!("GYBE-{}-{number:03}", verb.map_or("CNI", Verb::as_str));
         let who = verb.map_or(String::new(), |verb| format!(" {}", command(verb)));
         let message = cut(&format!("gybe-cni{who} {id}: {}", fault.chain()), MOST);

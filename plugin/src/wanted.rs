@@ -83,7 +83,7 @@ fn not_our_own(own: OwnNamespace, path: &Path, netns: &Result<Netns, NetnsError>
 
 /// Takes the operator at their word. Without a word it is nftables, which needs no program; that
 /// is probed by the agent, which writes what it found as a word.
-fn backend(choice: BackendChoice) -> Result<Box<dyn Backend>, PluginError> {
+pub(crate) fn backend(choice: BackendChoice) -> Result<Box<dyn Backend>, PluginError> {
     let found = match choice {
         BackendChoice::Auto | BackendChoice::Nft => return Ok(Box::new(Nft)),
         BackendChoice::IptablesNft => Iptables::find(Variant::Nft),

@@ -218,3 +218,29 @@ fn a_list_is_bounded_by_the_intervals_it_comes_to() {
         assert_eq!(traffic(&pod(&[(annotation, &said)])).is_ok(), works, "{annotation} {}", said.len());
     }
 }
+
+/// What this thread computed, so that a busy machine changes nothing.
+fn cpu_milliseconds(work: impl FnOnce()) -> i64 {
+    let spent = || nix::time::clock_gettime(nix::time::ClockId::CLOCK_THREAD_CPUTIME_ID).unwrap();
+    let before = spent();
+    work();
+    nix::sys::time::TimeValLike::num_milliseconds(&(spent() - before))
+}
+
+#[test]
+fn a03_a_quarter_megabyte_is_read_and_merged_in_no_time() {
+    // What is not optimised is some ten times slower.
+    let most = if cfg!(debug_assertions) { 150 } else { 10 };
+    let every: Vec<_> = (1..=45_000).map(|port| port.to_string()).collect();
+    let every = every.join(",");
+    assert!(every.len() > 250_000);
+    let networks: Vec<_> = (0..18_000).map(|i| format!("10.{}.{}.0/24", i / 256 % 256, i % 256)).collect();
+    let networks = networks.join(",");
+    let cpu = cpu_milliseconds(|| assert_eq!(lists::ports(&every).unwrap().ranges().len(), 1));
+    assert!(cpu <= most, "ports: {cpu} ms");
+    let cpu = cpu_milliseconds(|| assert!(lists::networks(&networks).unwrap().v4().len() < 100));
+    assert!(cpu <= most, "networks: {cpu} ms");
+    let scattered: Vec<_> = (0..32_768).map(|i| (2 * i).to_string()).collect();
+    let cpu = cpu_milliseconds(|| assert!(lists::ports(&scattered.join(",")).is_err()));
+    assert!(cpu <= most, "scattered: {cpu} ms");
+}

@@ -30,6 +30,15 @@ fn a_message_begins_with_who_which_verb_and_which_error() {
 }
 
 #[test]
+fn f28_a_node_that_cannot_add_is_told_as_not_available() {
+    let told = failure(Some(Verb::Status), &no_backend(BackendChoice::IptablesLegacy));
+    assert_eq!((told.code, told.id.as_str()), (50, "GYBE-STATUS-015"));
+    assert!(told.details.contains("nft"), "{told:?}");
+    let no_name = PluginError::Request(RequestError::Network(NetworkError::NoName));
+    assert_eq!(failure(Some(Verb::Status), &no_name).code, 7);
+}
+
+#[test]
 fn message_and_details_together_fit_an_event() {
     for fault in [
         PluginError::OwnNamespace(PathBuf::from("/ü".repeat(3000))),

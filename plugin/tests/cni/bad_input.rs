@@ -1,7 +1,7 @@
 //! Bad input: refused with a name and a cause, before anything is changed, and never on DEL.
 
 use crate::pods::{Pods, meshed};
-use crate::program::{Outcome, exit_logging_to, exit_writing_to, run};
+use crate::program::{Outcome, exit_logging_to, exit_writing_to, run, run_held_open, run_reading};
 use serde_json::{Value, json};
 use std::io::Write;
 use std::sync::mpsc;
@@ -217,6 +217,55 @@ fn a_log_whose_reader_is_gone_changes_no_answer() {
     let (reader, writer) = io::pipe().unwrap();
     drop(reader);
     assert_eq!(exit_logging_to(writer, [("CNI_COMMAND", "FOO")]), Some(1));
+}
+
+#[test]
+fn f28_status_judges_the_node_and_never_the_agent() {
+    let status = |change: Value| {
+        let mut entry = json!({ "cniVersion": "1.1.0", "name": "net", "type": "gybe-cni", "backend": "nft" });
+        entry.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
+        run([("CNI_COMMAND", "STATUS"), ("CNI_PATH", "/opt/cni/bin")], &entry.to_string())
+    };
+    for away in [
+        json!({}),
+        json!({ "facts": { "socket": "/nonexistent/facts.sock", "directory": "/nonexistent" } }),
+        json!({ "kubernetes": { "kubeconfig": "/nonexistent" } }),
+    ] {
+        let outcome = status(away.clone());
+        assert_eq!((outcome.exit, outcome.stdout.as_str()), (Some(0), ""), "{away}: {outcome:?}");
+    }
+    for wrong in [json!({ "backend": "nftt" }), json!({ "facts": { "kubeconfig": "__X__" } })] {
+        let outcome = status(wrong.clone());
+        assert_eq!((outcome.exit, outcome.code()), (Some(1), Some(50)), "{wrong}: {outcome:?}");
+        assert!(outcome.message().starts_with("gybe-cni cmdStatus GYBE-STATUS-009: "), "{outcome:?}");
+    }
+}
+
+#[test]
+fn a10_stdin_that_never_ends_is_not_waited_for() {
+    let env = [
+        ("CNI_COMMAND", "ADD"),
+        ("CNI_CONTAINERID", "c1"),
+        ("CNI_NETNS", "/nonexistent"),
+        ("CNI_IFNAME", "eth0"),
+        ("CNI_PATH", "/opt/cni/bin"),
+    ];
+    let before = std::time::Instant::now();
+    let outcome = run_held_open(env, r#"{"cniVersion": "1.0.0", "name": "net""#);
+    assert!(before.elapsed() < Duration::from_secs(20), "{:?}", before.elapsed());
+    assert_eq!((outcome.exit, outcome.code()), (Some(1), Some(5)), "{outcome:?}");
+    assert!(outcome.message().contains("GYBE-ADD-003: stdin did not end within"), "{outcome:?}");
+    let endless = fs::File::open("/dev/zero").unwrap();
+    let outcome = run_reading(env, endless);
+    assert!(outcome.message().contains("GYBE-ADD-003: stdin holds more than"), "{outcome:?}");
+}
+
+#[test]
+fn f34_a_runtime_that_closed_its_ear_is_not_told_success() {
+    let (reader, writer) = io::pipe().unwrap();
+    drop(reader);
+    let closed = fs::File::from(std::os::fd::OwnedFd::from(writer));
+    assert_eq!(exit_writing_to(closed, [("CNI_COMMAND", "VERSION")]), Some(1));
 }
 
 #[test]

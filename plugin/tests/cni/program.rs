@@ -3,7 +3,7 @@
 use serde_json::Value;
 use std::fs::File;
 use std::io::{PipeWriter, Write};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 
 /// What a call came to.
 #[derive(Debug)]
@@ -36,10 +36,32 @@ impl Outcome {
 
 /// Runs `gybe-cni` with this environment and stdin.
 pub(crate) fn run<'a>(env: impl IntoIterator<Item = (&'a str, &'a str)>, stdin: &str) -> Outcome {
-    let mut child =
-        gybe_cni(env).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut child = started(env, Stdio::piped());
     // A call refused for its environment is answered before anybody reads stdin.
     let _ = child.stdin.take().unwrap().write_all(stdin.as_bytes());
+    ended(child)
+}
+
+/// The same, but stdin is not closed before the program has ended.
+pub(crate) fn run_held_open<'a>(env: impl IntoIterator<Item = (&'a str, &'a str)>, stdin: &str) -> Outcome {
+    let mut child = started(env, Stdio::piped());
+    let mut held = child.stdin.take().unwrap();
+    held.write_all(stdin.as_bytes()).unwrap();
+    let outcome = ended(child);
+    drop(held);
+    outcome
+}
+
+/// The same with a file for stdin.
+pub(crate) fn run_reading<'a>(env: impl IntoIterator<Item = (&'a str, &'a str)>, stdin: File) -> Outcome {
+    ended(started(env, stdin.into()))
+}
+
+fn started<'a>(env: impl IntoIterator<Item = (&'a str, &'a str)>, stdin: Stdio) -> Child {
+    gybe_cni(env).stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+fn ended(child: Child) -> Outcome {
     let output = child.wait_with_output().unwrap();
     Outcome {
         exit: output.status.code(),
