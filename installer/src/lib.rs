@@ -1,1 +1,3 @@
-//! Being built.
+//! What `gybe`, the node operator's command line, is made of.
+
+pub mod install;

@@ -1,0 +1,3 @@
+//! The installer on real directories: every choice, every crash, every rewrite.
+
+mod conflists;

@@ -1,0 +1,1 @@
+//! Conf directories before and after the incumbent's installer ran, with our entry in place of theirs.
