@@ -3,3 +3,5 @@
 pub mod conflist;
 pub mod entry;
 pub mod json;
+pub mod loads;
+pub mod seen;

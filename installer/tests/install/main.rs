@@ -1,3 +1,5 @@
 //! The installer on real directories: every choice, every crash, every rewrite.
 
+mod choices;
 mod conflists;
+mod ground;
