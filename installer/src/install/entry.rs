@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::json::{self, Kind, Node, NotJson};
+use super::json::{self, Kind, Member, Node, NotJson};
 
 /// Our plugin's entry: its members keep their order and every number its digits.
 #[derive(Debug, Clone, PartialEq)]
@@ -102,79 +102,78 @@ impl Entry {
     /// Its text, laid out.
     #[must_use]
     pub fn print(&self, layout: &Layout) -> Vec<u8> {
-        let mut out = Vec::new();
-        self.value(&self.tree, layout, 0, &mut out);
-        out
+        let mut printer = Printer { text: &self.text, layout, out: Vec::new() };
+        printer.value(&self.tree, 0);
+        printer.out
     }
 
     /// Its text as a network of its own: what a runtime finds in a `.conf`.
     #[must_use]
     pub fn print_network(&self, version: &str, layout: &Layout) -> Vec<u8> {
-        let mut out = b"{".to_vec();
+        let mut printer = Printer { text: &self.text, layout, out: b"{".to_vec() };
         let own = [("cniVersion", version), ("name", self.plugin.as_str())];
-        for (key, value) in own {
-            layout.line(1, &mut out);
-            out.extend_from_slice(quoted(key).as_bytes());
-            out.extend_from_slice(layout.colon());
-            out.extend_from_slice(quoted(value).as_bytes());
-            out.push(b',');
+        for (n, (key, value)) in own.into_iter().enumerate() {
+            printer.key(n, 1, key);
+            printer.out.extend_from_slice(quoted(value).as_bytes());
         }
-        let rest = self.members().filter(|(key, _)| own.iter().all(|(own, _)| own != key));
-        self.print_members(rest, layout, 0, &mut out);
-        out
-    }
-
-    fn members(&self) -> impl Iterator<Item = (&str, &Node)> {
-        let members: &[json::Member] = match &self.tree.kind {
+        let members: &[Member] = match &self.tree.kind {
             Kind::Object(members) => members,
             _ => &[],
         };
-        members.iter().map(|member| (member.key.as_str(), &member.value))
+        let rest = members.iter().filter(|member| own.iter().all(|(own, _)| *own != member.key));
+        for member in rest {
+            printer.key(1, 1, &member.key);
+            printer.value(&member.value, 1);
+        }
+        layout.line(0, &mut printer.out);
+        printer.out.push(b'}');
+        printer.out
     }
+}
 
-    fn value(&self, node: &Node, layout: &Layout, level: usize, out: &mut Vec<u8>) {
+/// Prints a tree, and its leaves letter by letter.
+struct Printer<'a> {
+    text: &'a [u8],
+    layout: &'a Layout,
+    out: Vec<u8>,
+}
+
+impl Printer<'_> {
+    fn value(&mut self, node: &Node, level: usize) {
+        let (open, close) = match &node.kind {
+            Kind::Object(members) if !members.is_empty() => (b'{', b'}'),
+            Kind::Array(elements) if !elements.is_empty() => (b'[', b']'),
+            Kind::Object(_) => return self.out.extend_from_slice(b"{}"),
+            Kind::Array(_) => return self.out.extend_from_slice(b"[]"),
+            _ => return self.out.extend_from_slice(json::text(self.text, &node.span)),
+        };
+        self.out.push(open);
         match &node.kind {
-            Kind::Object(members) if !members.is_empty() => {
-                out.push(b'{');
-                let members = members.iter().map(|member| (member.key.as_str(), &member.value));
-                self.print_members(members, layout, level, out);
-            }
-            Kind::Array(elements) if !elements.is_empty() => {
-                out.push(b'[');
-                for (n, element) in elements.iter().enumerate() {
-                    if n > 0 {
-                        out.push(b',');
-                    }
-                    layout.line(level + 1, out);
-                    self.value(element, layout, level + 1, out);
-                }
-                layout.line(level, out);
-                out.push(b']');
-            }
-            Kind::Object(_) => out.extend_from_slice(b"{}"),
-            Kind::Array(_) => out.extend_from_slice(b"[]"),
-            _ => out.extend_from_slice(json::text(&self.text, &node.span)),
+            Kind::Object(members) => members.iter().enumerate().for_each(|(n, member)| {
+                self.key(n, level + 1, &member.key);
+                self.value(&member.value, level + 1);
+            }),
+            Kind::Array(elements) => elements.iter().enumerate().for_each(|(n, element)| {
+                self.next(n, level + 1);
+                self.value(element, level + 1);
+            }),
+            _ => {}
         }
+        self.layout.line(level, &mut self.out);
+        self.out.push(close);
     }
 
-    fn print_members<'n>(
-        &self,
-        members: impl Iterator<Item = (&'n str, &'n Node)>,
-        layout: &Layout,
-        level: usize,
-        out: &mut Vec<u8>,
-    ) {
-        for (n, (key, value)) in members.enumerate() {
-            if n > 0 {
-                out.push(b',');
-            }
-            layout.line(level + 1, out);
-            out.extend_from_slice(quoted(key).as_bytes());
-            out.extend_from_slice(layout.colon());
-            self.value(value, layout, level + 1, out);
+    fn next(&mut self, n: usize, level: usize) {
+        if n > 0 {
+            self.out.push(b',');
         }
-        layout.line(level, out);
-        out.push(b'}');
+        self.layout.line(level, &mut self.out);
+    }
+
+    fn key(&mut self, n: usize, level: usize, key: &str) {
+        self.next(n, level);
+        self.out.extend_from_slice(quoted(key).as_bytes());
+        self.out.extend_from_slice(self.layout.colon());
     }
 }
 
@@ -210,7 +209,8 @@ mod tests {
 
     #[test]
     fn an_entry_is_printed_as_its_neighbour_is() {
-        let entry = Entry::parse(br#"{"type":"gybe-cni","big":12345678901234567890,"a":[1,{}],"e":[]}"#).unwrap();
+        let entry =
+            Entry::parse(br#"{"type":"gybe-cni","big":12345678901234567890,"a":[1,{}],"e":[]}"#).unwrap();
         let file = b"{\r\n\t\"plugins\": [\r\n\t\t{\r\n\t\t\t\"type\": \"x\"\r\n\t\t}\r\n\t]\r\n}";
         let start = file.iter().position(|byte| *byte == b'[').unwrap() + 5;
         let layout = layout_of(file, &(start..start + 19));

@@ -50,6 +50,8 @@ pub struct Snapshot {
     pub programs: ProgramDirectory,
     /// What living sandboxes still name.
     pub cached: Cached,
+    /// Who we are: files that only this user can write are files we wrote.
+    pub us: u32,
 }
 
 /// Whether a directory is where its path says.
@@ -150,5 +152,6 @@ pub fn look(places: &Places, interest: &Interest, hashes: &mut Hashes) -> Snapsh
         conf: files::conf_directory(&places.conf, &interest.files),
         programs: programs::look(&places.programs, &interest.programs, hashes),
         cached: cached::look(&places.results),
+        us: nix::unistd::geteuid().as_raw(),
     }
 }

@@ -40,7 +40,8 @@ fn every_recorded_choice_is_ours() {
                     assert_eq!(want["file"], choice.file.to_string(), "{about}");
                     assert_eq!(want["name"], choice.network.name, "{about}");
                     assert_eq!(want["cniVersion"].as_str().unwrap_or(""), choice.network.version, "{about}");
-                    let types: Vec<_> = want["types"].as_array().unwrap().iter().map(|it| it.as_str().unwrap()).collect();
+                    let types: Vec<_> =
+                        want["types"].as_array().unwrap().iter().map(|it| it.as_str().unwrap()).collect();
                     assert_eq!(types, choice.network.plugins, "{about}");
                 }
                 Err(NoChoice::Stopped(broken)) => {

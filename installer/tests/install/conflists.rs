@@ -66,7 +66,8 @@ fn an_entry_that_says_the_same_in_other_words_stays_as_it_is() {
 
 #[test]
 fn an_old_entry_is_replaced_where_it_stands_and_doubles_go() {
-    let file = br#"{"plugins": [{"type":"gybe-cni"}, {"type":"a"}, {"type":"gybe-cni","log_level":"debug"}]}"#;
+    let file =
+        br#"{"plugins": [{"type":"gybe-cni"}, {"type":"a"}, {"type":"gybe-cni","log_level":"debug"}]}"#;
     let inside = with(file);
     assert_eq!(Chain::read(&inside).unwrap().plugins(), ["a", "gybe-cni"]);
     assert_eq!(without(&inside), br#"{"plugins": [{"type":"a"}]}"#);

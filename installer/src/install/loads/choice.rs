@@ -85,7 +85,8 @@ pub fn candidates(conf: &ConfDirectory) -> impl Iterator<Item = Result<Choice, B
 }
 
 fn load(conf: &ConfDirectory, form: Form, bytes: &[u8]) -> Result<Network, Why> {
-    let own = list_name(bytes).filter(|_| form == Form::List).and_then(|name| conf.networks.get(OsStr::new(&name)));
+    let own =
+        list_name(bytes).filter(|_| form == Form::List).and_then(|name| conf.networks.get(OsStr::new(&name)));
     let mut drop_ins: Vec<&[u8]> = Vec::new();
     let alone = network(form, bytes, &[]);
     if !matches!(&alone, Ok(network) if network.drop_ins == DropIns::Ignored) {

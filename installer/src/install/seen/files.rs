@@ -13,9 +13,7 @@ use nix::errno::Errno;
 use nix::fcntl::{OFlag, openat};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstat};
 
-use super::{
-    Access, ConfDirectory, FileKind, FileName, ORIGINAL, SeenFile, Standing, TEMPORARY, Unreadable,
-};
+use super::{Access, ConfDirectory, FileKind, FileName, ORIGINAL, SeenFile, Standing, TEMPORARY, Unreadable};
 use crate::install::loads::Form;
 
 /// Real ones are a few kilobytes.
@@ -24,8 +22,12 @@ const LARGEST: u64 = 1 << 20;
 const MOST: usize = 65_536;
 
 pub(super) fn conf_directory(path: &Path, also: &BTreeSet<FileName>) -> ConfDirectory {
-    let nothing =
-        |standing| ConfDirectory { standing, files: BTreeMap::new(), networks: BTreeMap::new(), litter: false };
+    let nothing = |standing| ConfDirectory {
+        standing,
+        files: BTreeMap::new(),
+        networks: BTreeMap::new(),
+        litter: false,
+    };
     let (fd, entries) = match open_directory(path).and_then(|(fd, standing)| Ok((list(&fd)?, fd, standing))) {
         Ok((_, _, standing)) if standing != Standing::There => return nothing(standing),
         Ok((entries, fd, _)) => (fd, entries),
@@ -43,10 +45,10 @@ pub(super) fn conf_directory(path: &Path, also: &BTreeSet<FileName>) -> ConfDire
             seen.networks.insert(name, files);
         } else if name.as_os_str() == OsStr::new(TEMPORARY) {
             seen.litter = true;
-        } else if Form::of(name.as_os_str()).is_some() || name.ends_in(ORIGINAL) || also.contains(&name) {
-            if let Some(file) = read(&fd, &name) {
-                seen.files.insert(name, file);
-            }
+        } else if (Form::of(name.as_os_str()).is_some() || name.ends_in(ORIGINAL) || also.contains(&name))
+            && let Some(file) = read(&fd, &name)
+        {
+            seen.files.insert(name, file);
         }
     }
     seen

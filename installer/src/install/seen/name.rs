@@ -60,6 +60,12 @@ impl Borrow<OsStr> for FileName {
     }
 }
 
+impl AsRef<OsStr> for FileName {
+    fn as_ref(&self) -> &OsStr {
+        &self.0
+    }
+}
+
 impl fmt::Display for FileName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.display().fmt(f)
