@@ -4,7 +4,7 @@ HOST   := $(shell rustc -vV | sed -n 's/^host: //p')
 STATIC := target/$(HOST)/release
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-unit test-kernel test-user test-shared lint deny advisories setup clean
+.PHONY: help build demo test test-unit test-kernel test-user test-shared referees lint deny advisories setup clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -23,7 +23,7 @@ test-unit: ## tests that need no privilege
 	cargo test --locked -p gybe-netfilter -p gybe-plugin -p gybe-installer
 
 test-kernel: ## real packets in throw-away network namespaces   (needs: root, or unshare and newuidmap)
-	cargo build --locked --workspace
+	cargo build --locked
 	cargo test --locked --no-run -p gybe-integration
 	integration/as-root.sh cargo test --locked -p gybe-integration
 
@@ -33,9 +33,15 @@ test-user: ## the kernel tests once more, as a plain user in a user namespace   
 test-shared: ## tests that read the reference material in $$GYBE_SHARED (default ../shared)
 	cargo test --locked -p gybe-installer --test shared_injected
 
+referees: ## our nftables encoder against other people's   (needs: as test-kernel, and libclang, libnftnl, libmnl to build: see setup)
+	integration/setup.sh referees
+	cargo clippy --locked -p gybe-referees --no-deps --all-targets -- -D warnings
+	cargo test --locked --no-run -p gybe-referees
+	integration/as-root.sh cargo test --locked -p gybe-referees
+
 lint: ## formatting and clippy, warnings are errors
 	cargo fmt --all --check
-	cargo clippy --locked --workspace --all-targets -- -D warnings
+	cargo clippy --locked --all-targets -- -D warnings
 
 deny: ## licences, bans and sources of every dependency   (needs: cargo-deny)
 	cargo deny --locked check licenses bans sources

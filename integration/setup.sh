@@ -1,15 +1,21 @@
 #!/bin/sh
 # Installs the Debian packages whose programs the tests compare with or are run by; says what is
-# missing where it may not install.
+# missing where it may not install. With the word `referees`: also what those are built from.
 set -eu
 
 # program:package
-needed="nft:nftables strace:strace unshare:util-linux newuidmap:uidmap ip:iproute2"
+needed="nft:nftables iptables-nft-restore:iptables strace:strace unshare:util-linux newuidmap:uidmap ip:iproute2"
 
 missing=""
 for pair in $needed; do
     command -v "${pair%%:*}" >/dev/null 2>&1 || [ -x "/usr/sbin/${pair%%:*}" ] || missing="$missing ${pair#*:}"
 done
+if [ "${1:-}" = referees ]; then
+    # rustables reads the kernel's headers through libclang; nftnl and mnl link these two.
+    for package in pkg-config libclang-dev libnftnl-dev libmnl-dev; do
+        dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null | grep -qx installed || missing="$missing $package"
+    done
+fi
 [ -n "$missing" ] || exit 0
 
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then

@@ -1,1 +1,12 @@
-//! Being built.
+//! What the tests of real packets stand on: recorded flows, the network they were recorded in, and
+//! the making of one connection after the other. The tests themselves are in `tests/`.
+
+pub mod complaint;
+pub mod crowd;
+pub mod foretell;
+pub mod mutation;
+pub mod programs;
+pub mod run;
+pub mod segment;
+pub mod topology;
+pub mod vectors;

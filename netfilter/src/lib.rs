@@ -4,10 +4,10 @@
 //!              RedirectPolicy            a wish: names no chain
 //!                    │ compile           rule order is decided there and nowhere else
 //!                 Ruleset                rules: name no tool
-//!       ┌────────────┼────────────┐
-//!    nft batch   nft text      trace     bytes, text, and an imaginary packet's way
-//!       │
-//!    Backend::apply                      one transaction in the calling thread's namespace
+//!       ┌─────────────┬┴───────────┬────────────┐
+//!    nft batch   restore text   nft text      trace     bytes, text, an imaginary packet's way
+//!       │             │
+//!       └─ Backend::apply                               in the calling thread's namespace
 //! ```
 //!
 //! What is promised, for the namespace a policy was applied to:
@@ -18,8 +18,15 @@
 //! - The namespace holds either all of the rules or none of them.
 //! - Nothing that is not ours is read in order to be changed, changed, or removed.
 
+pub mod backend;
 pub mod compile;
+pub mod iptables;
+mod netlink;
+pub mod netns;
+pub mod nft;
 pub mod policy;
+pub mod redirection;
+pub mod routes;
 pub mod ruleset;
 pub mod show;
 pub mod trace;

@@ -4,7 +4,7 @@
 
 mod lists;
 
-pub use lists::{Elements, NamedList, TCP_OR_UDP, v4_ranges, v6_ranges};
+pub use lists::{Elements, NamedList, v4_ranges, v6_ranges};
 
 use crate::policy::{Families, InterfaceName, Port, PortSet};
 use ipnet::{Ipv4Net, Ipv6Net};

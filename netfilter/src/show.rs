@@ -68,7 +68,7 @@ fn clause(m: &Match, before: Option<&Match>, set: Option<&NamedList<'_>>) -> Str
         Match::Family(Family::V6) => "meta nfproto ipv6".into(),
         Match::Protocol(Protocol::Tcp) => "meta l4proto tcp".into(),
         Match::Protocol(Protocol::Udp) => "meta l4proto udp".into(),
-        // Spelled out in place: behind a named set nft 1.0.6 refuses `redirect to`.
+        // No list with a name: see `ruleset/lists.rs`.
         Match::Protocol(Protocol::TcpOrUdp) => "meta l4proto { tcp, udp }".into(),
         Match::InInterface(names) => compare("iifname", Is::In, set, interfaces(names)),
         Match::OutInterface(names) => compare("oifname", Is::In, set, interfaces(names)),
@@ -113,13 +113,11 @@ fn verdict(rule: &Rule) -> String {
 
 fn set(list: &NamedList<'_>) -> String {
     let (kind, elements) = match list.elements {
-        Elements::TcpAndUdp => return String::new(),
         Elements::Ports(ports) => ("type inet_service; flags interval;", joined(ports.ranges())),
         Elements::V4(nets) => ("type ipv4_addr; flags interval;", joined(v4_ranges(nets).iter().map(range))),
         Elements::V6(nets) => ("type ipv6_addr; flags interval;", joined(v6_ranges(nets).iter().map(range))),
-        // `typeof`: the types of ids have no name of their own that nft 1.0.6 would take here.
-        Elements::Uids(ids) => ("typeof meta skuid;", joined(ids)),
-        Elements::Gids(ids) => ("typeof meta skgid;", joined(ids)),
+        Elements::Uids(ids) => ("type uid;", joined(ids)),
+        Elements::Gids(ids) => ("type gid;", joined(ids)),
         Elements::Interfaces(names) => ("type ifname;", interfaces(names)),
     };
     let elements = if elements.is_empty() { elements } else { format!(" elements = {{ {elements} }};") };

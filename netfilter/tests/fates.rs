@@ -7,7 +7,7 @@ use gybe_netfilter::policy::{
     CidrSet, Destinations, Dns, Families, Groups, Inbound, InterfaceName, InvalidPackets, LoopbackCidr, Mode,
     Outbound, Owners, Port, PortSet, RedirectPolicy,
 };
-use gybe_netfilter::ruleset::{ChainName, Ruleset};
+use gybe_netfilter::ruleset::{ChainName, Ruleset, Verdict};
 use gybe_netfilter::trace::{Direction, Fate, Owner, Packet, Transport, trace};
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -211,6 +211,23 @@ fn rule_names_are_unique_and_no_chain_is_empty() {
         let unique: BTreeSet<_> = ids.iter().collect();
         assert_eq!(ids.len(), unique.len(), "{ids:?}");
         assert!(rules.chains.iter().all(|chain| !chain.rules.is_empty()));
+    }
+}
+
+#[test]
+fn no_rule_leads_to_a_chain_that_is_not_there() {
+    for groups in [Groups::Only(BTreeSet::from([202])), Groups::AllBut(BTreeSet::from([202]))] {
+        for dns in [Dns::Off, Dns::All] {
+            let mut p = RedirectPolicy { dns, ..policy() };
+            p.outbound.groups = groups.clone();
+            p.outbound.included_to = Destinations::Only(CidrSet::default());
+            let rules = compile(&p);
+            for (chain, rule) in rules.rules() {
+                if let Verdict::Goto(to) = rule.verdict {
+                    assert!(rules.chain(to).is_some(), "{} in {chain} leads to {to}", rule.id);
+                }
+            }
+        }
     }
 }
 

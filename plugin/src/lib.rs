@@ -1,1 +1,38 @@
-//! Being built.
+//! The CNI plugin `gybe-cni`, and the decisions the operator's command line shares with it.
+//!
+//! ```text
+//! env + stdin ─► request ─┬─ conf ─────────────────────────────┐
+//!                         └─ args ─► facts ─► pod              │
+//!                                              ▼               ▼
+//!               gates + annotations + families = decide ─► leave alone ──► prevResult, exit 0
+//!                                              ├─────────► refuse ───────► CNI error, exit 1
+//!                                              └─────────► redirect ─► netfilter, in the pod's
+//!                                                                      namespace ─► prevResult
+//! ```
+//!
+//! Left of the arrows into `netfilter` everything is pure but `facts` and `stdin`. What redirecting
+//! means to the kernel is not known here.
+
+mod add;
+pub mod annotations;
+pub mod args;
+pub mod call;
+mod check;
+pub mod conf;
+pub mod decide;
+mod del;
+pub mod error;
+pub mod facts;
+pub mod families;
+pub mod gates;
+pub mod gc;
+mod log;
+pub mod network;
+pub mod pod;
+pub mod reply;
+pub mod request;
+pub mod result;
+mod status;
+pub mod stdin;
+pub mod version;
+mod wanted;

@@ -186,11 +186,15 @@ enum Capture {
     Inline,
     /// In a chain of their own, entered by packets with these properties.
     Chain(Vec<Match>),
-    /// Nowhere: no group's connections are captured.
+    /// Nowhere: no group's connections are captured, or none of any group.
     Nothing,
 }
 
 fn capture_begins(p: &RedirectPolicy) -> Capture {
+    let rules = captured(Chain::new(ChainName::NatCapture), p).rules;
+    if !rules.iter().any(|rule| matches!(rule.verdict, Verdict::Redirect(_))) {
+        return Capture::Nothing;
+    }
     match &p.outbound.groups {
         Groups::Only(groups) if groups.is_empty() => Capture::Nothing,
         Groups::Only(groups) => Capture::Chain(vec![Match::OwnerGid(groups.clone())]),

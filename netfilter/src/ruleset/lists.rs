@@ -2,17 +2,16 @@
 //!
 //! A match with one value is a plain comparison; two values or more are a named set, so that a
 //! packet costs the same however long the list is. Renderers ask here and never decide it again.
+//! `Protocol::TcpOrUdp` is no list: nft refuses `redirect to :PORT` behind a named set of protocols,
+//! so both renderers spell `{ tcp, udp }` out in the rule.
 
-use super::{Match, Networks, Protocol, Rule, Ruleset};
+use super::{Match, Networks, Rule, Ruleset};
 use crate::policy::{InterfaceName, PortSet};
 use ipnet::{Ipv4Net, Ipv6Net};
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::ops::RangeInclusive;
-
-/// The set of the two protocols of [`Protocol::TcpOrUdp`]: the same for every rule that needs it.
-pub const TCP_OR_UDP: &str = "tcp-or-udp";
 
 /// A list that stands in a set of its own.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,8 +27,6 @@ pub struct NamedList<'r> {
 /// What is in a named list. Ports and networks are intervals, the others single values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Elements<'r> {
-    /// Transport protocols: TCP and UDP.
-    TcpAndUdp,
     /// Port ranges.
     Ports(&'r PortSet),
     /// IPv4 networks; [`v4_ranges`] merges them.
@@ -47,41 +44,31 @@ pub enum Elements<'r> {
 impl Rule {
     /// The rule's lists of two values or more, in the order of its matches.
     ///
-    /// Named like the rule when it has one list; like the rule and what they list (`-ports`,
-    /// `-uids`) when it has several. [`TCP_OR_UDP`] does not count: every rule shares it.
+    /// Named like the rule when it has one; like the rule and what they list (`-ports`, `-uids`)
+    /// when it has several.
     pub fn lists(&self) -> Vec<NamedList<'_>> {
         let long: Vec<_> =
             self.matches.iter().enumerate().filter_map(|(at, m)| Some((at, long_list(m)?))).collect();
-        let own = long.iter().filter(|(_, (_, elements))| *elements != Elements::TcpAndUdp).count();
-        let name = |suffix: &str, elements: &Elements<'_>| match elements {
-            Elements::TcpAndUdp => Cow::Borrowed(TCP_OR_UDP),
-            _ if own == 1 => Cow::Borrowed(self.id.0),
-            _ => Cow::Owned(format!("{}-{suffix}", self.id)),
+        let several = long.len() > 1;
+        let name = |suffix: &str| match several {
+            false => Cow::Borrowed(self.id.0),
+            true => Cow::Owned(format!("{}-{suffix}", self.id)),
         };
-        long.into_iter()
-            .map(|(at, (suffix, elements))| NamedList { at, name: name(suffix, &elements), elements })
-            .collect()
+        let named = |(at, (suffix, elements))| NamedList { at, name: name(suffix), elements };
+        long.into_iter().map(named).collect()
     }
 }
 
 impl Ruleset {
-    /// Every named list once, in the order of the rules that use them.
+    /// Every named list, in the order of the rules that use them.
     pub fn lists(&self) -> Vec<NamedList<'_>> {
-        let mut lists: Vec<NamedList<'_>> = Vec::new();
-        for list in self.rules().flat_map(|(_, rule)| rule.lists()) {
-            let shared = list.elements == Elements::TcpAndUdp;
-            if !(shared && lists.iter().any(|seen| seen.elements == Elements::TcpAndUdp)) {
-                lists.push(list);
-            }
-        }
-        lists
+        self.rules().flat_map(|(_, rule)| rule.lists()).collect()
     }
 }
 
 /// The list of a match that has at least two values, and what to call it beside another.
 fn long_list(of: &Match) -> Option<(&'static str, Elements<'_>)> {
     let (suffix, values, elements) = match of {
-        Match::Protocol(Protocol::TcpOrUdp) => ("protocols", 2, Elements::TcpAndUdp),
         Match::InInterface(names) => ("in-interfaces", names.len(), Elements::Interfaces(names)),
         Match::OutInterface(names) => ("out-interfaces", names.len(), Elements::Interfaces(names)),
         Match::Source(_, Networks::V4(nets)) => ("sources", nets.len(), Elements::V4(nets)),
@@ -93,7 +80,7 @@ fn long_list(of: &Match) -> Option<(&'static str, Elements<'_>)> {
         Match::OwnerUid(ids) => ("uids", ids.len(), Elements::Uids(ids)),
         Match::OwnerGid(ids) => ("gids", ids.len(), Elements::Gids(ids)),
         Match::Family(_)
-        | Match::Protocol(Protocol::Tcp | Protocol::Udp)
+        | Match::Protocol(_)
         | Match::Mark(..)
         | Match::ConnectionMark(_)
         | Match::State(_) => return None,
@@ -137,7 +124,7 @@ fn merged<T: Ord + Copy>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ruleset::{Is, RuleId, Verdict};
+    use crate::ruleset::{Is, Protocol, RuleId, Verdict};
 
     fn rule(matches: Vec<Match>) -> Rule {
         Rule { id: RuleId("some-rule"), matches, verdict: Verdict::Return }
@@ -172,17 +159,9 @@ mod tests {
     }
 
     #[test]
-    fn the_two_protocols_are_one_set_for_all_rules_and_change_no_other_name() {
-        let both = || vec![Match::Protocol(Protocol::TcpOrUdp), ports(&[1, 3])];
-        assert_eq!(names(both()), [(0, "tcp-or-udp".into()), (1, "some-rule".into())]);
-        let other = Rule { id: RuleId("other"), ..rule(both()) };
-        let chain = crate::ruleset::Chain {
-            name: crate::ruleset::ChainName::NatOutput,
-            rules: vec![rule(both()), other],
-        };
-        let rules = Ruleset { families: crate::policy::Families::V4Only, chains: vec![chain] };
-        let all: Vec<_> = rules.lists().into_iter().map(|list| list.name.into_owned()).collect();
-        assert_eq!(all, ["tcp-or-udp", "some-rule", "other"]);
+    fn the_two_protocols_are_no_list() {
+        let both = vec![Match::Protocol(Protocol::TcpOrUdp), ports(&[1, 3])];
+        assert_eq!(names(both), [(1, "some-rule".into())]);
     }
 
     #[test]

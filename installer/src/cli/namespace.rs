@@ -1,0 +1,120 @@
+//! The network namespace an operator names, and what is asked of it before any rule.
+
+use super::answer::Failure;
+use clap::{Args, ValueEnum};
+use gybe_netfilter::compile::PASSTHROUGH_V6;
+use gybe_netfilter::netns::{Netns, NetnsError};
+use gybe_netfilter::policy::Families;
+use gybe_netfilter::routes;
+use std::net::IpAddr;
+use std::path::{Display, Path, PathBuf};
+
+/// The namespace to look at or to change.
+#[derive(Debug, Args)]
+pub(super) struct NetnsArg {
+    /// The network namespace: a file like /run/netns/NAME or /proc/PID/ns/net
+    #[arg(long, value_name = "PATH")]
+    netns: PathBuf,
+}
+
+impl NetnsArg {
+    /// Opens it for looking.
+    pub(super) fn open(&self) -> Result<Opened<'_>, Failure> {
+        Opened::at(&self.netns)
+    }
+
+    /// Opens it for changing; the caller's own is refused.
+    ///
+    /// On a node that is the node's: one slip of a path, and its every connection goes to a port
+    /// where nobody listens.
+    pub(super) fn open_to_change(&self) -> Result<Opened<'_>, Failure> {
+        let there = self.open()?;
+        let here = Netns::of_this_thread().map_err(cannot_use)?;
+        if there.netns.is_same_as(&here) {
+            let what = format!("{} is the network namespace gybe itself runs in", self.netns.display());
+            let hint = "name the pod's namespace, like /run/netns/NAME or /proc/PID/ns/net";
+            return Err(Failure::new(what).hinting(Some(hint.to_owned())));
+        }
+        Ok(there)
+    }
+}
+
+/// A namespace that need not be there, for questions that can do without.
+#[derive(Debug, Args)]
+pub(super) struct SomeNetns {
+    /// Take addresses and families from this network namespace
+    #[arg(long, value_name = "PATH", conflicts_with = "families")]
+    netns: Option<PathBuf>,
+    #[command(flatten)]
+    families: FamiliesArg,
+}
+
+impl SomeNetns {
+    /// The namespace's addresses, if one was named.
+    pub(super) fn addresses(&self) -> Result<Option<Vec<IpAddr>>, Failure> {
+        self.netns.as_ref().map(|path| Opened::at(path)?.addresses()).transpose()
+    }
+
+    pub(super) fn families(&self) -> Option<Families> {
+        self.families.families()
+    }
+}
+
+/// Families where no namespace is at hand to decide them.
+#[derive(Debug, Args)]
+pub(super) struct FamiliesArg {
+    /// Which families are redirected [default: what the wish says, else v4]
+    #[arg(long, value_name = "v4|dual", hide_possible_values = true)]
+    families: Option<FamiliesWord>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum FamiliesWord {
+    V4,
+    Dual,
+}
+
+impl FamiliesArg {
+    pub(super) fn families(&self) -> Option<Families> {
+        self.families.map(|word| match word {
+            FamiliesWord::V4 => Families::V4Only,
+            FamiliesWord::Dual => Families::V4AndV6,
+        })
+    }
+}
+
+/// A namespace that is open, and the path it has in messages.
+#[derive(Debug)]
+pub(super) struct Opened<'a> {
+    netns: Netns,
+    path: &'a Path,
+}
+
+impl<'a> Opened<'a> {
+    fn at(path: &'a Path) -> Result<Self, Failure> {
+        Ok(Self { netns: Netns::open(path).map_err(cannot_use)?, path })
+    }
+
+    /// Its path, for messages.
+    pub(super) fn path(&self) -> Display<'_> {
+        self.path.display()
+    }
+
+    /// Does `work` inside it.
+    pub(super) fn inside<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T, Failure> {
+        self.netns.run(work).map_err(cannot_use)
+    }
+
+    /// Its addresses, in the kernel's order, but for the one we give to `lo`: that one says nothing
+    /// about the pod.
+    pub(super) fn addresses(&self) -> Result<Vec<IpAddr>, Failure> {
+        let found = self.inside(routes::addresses)?;
+        let cannot = |why| Failure::hinted(format!("cannot learn the addresses in {}", self.path()), why);
+        let found = found.map_err(cannot)?.into_iter().map(|address| address.ip);
+        Ok(found.filter(|ip| *ip != PASSTHROUGH_V6).collect())
+    }
+}
+
+fn cannot_use(why: NetnsError) -> Failure {
+    Failure::hinted("cannot use --netns", why)
+}

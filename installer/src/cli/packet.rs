@@ -1,0 +1,166 @@
+//! The connection an operator asks about, in the words an operator has for it.
+
+use super::answer::Failure;
+use clap::{Args, ValueEnum};
+use gybe_netfilter::policy::InterfaceName;
+use gybe_netfilter::trace::{Direction, Owner, Packet, Transport};
+use serde_json::{Value, json};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+/// Which way a connection goes, seen from the pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum Way {
+    /// Somebody connects to the pod.
+    In,
+    /// A process in the pod connects to somebody, perhaps to the pod itself.
+    Out,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum Proto {
+    Tcp,
+    Udp,
+}
+
+/// The first packet of the connection asked about.
+#[derive(Debug, Args)]
+pub(super) struct PacketArgs {
+    /// `in`: somebody connects to the pod; `out`: a process in the pod connects to somebody
+    #[arg(value_name = "in|out", hide_possible_values = true)]
+    way: Way,
+    /// The transport protocol
+    #[arg(value_name = "tcp|udp", hide_possible_values = true)]
+    proto: Proto,
+    /// Where it goes: ADDRESS:PORT, or [ADDRESS]:PORT for IPv6
+    #[arg(value_name = "ADDRESS:PORT")]
+    to: SocketAddr,
+    /// Where it comes from: ADDRESS or ADDRESS:PORT [default: an address that means nothing]
+    #[arg(long, value_name = "ADDRESS", value_parser = source)]
+    from: Option<SocketAddr>,
+    /// User id of the process that connects (out only) [default: 1000]
+    #[arg(long, value_name = "ID")]
+    uid: Option<u32>,
+    /// Group id of that process (out only) [default: the user id]
+    #[arg(long, value_name = "ID")]
+    gid: Option<u32>,
+    /// Interface it comes in by or goes out by [default: eth0; lo for the pod's own addresses]
+    #[arg(long, value_name = "NAME", value_parser = InterfaceName::parse)]
+    iface: Option<InterfaceName>,
+    /// An address of the pod: what is sent there never leaves it [repeatable; default: those of --netns]
+    #[arg(long, value_name = "ADDRESS")]
+    pod_ip: Vec<IpAddr>,
+    /// Packet mark set by the process (SO_MARK)
+    #[arg(long, value_name = "MARK", default_value_t = 0)]
+    mark: u32,
+}
+
+/// A port of the ephemeral range; no rule asks for a client's port but the DNS ones.
+const SOME_PORT: u16 = 40_000;
+
+impl PacketArgs {
+    /// The packet; `addresses` are the namespace's, when there is one.
+    pub(super) fn packet(&self, addresses: &[IpAddr]) -> Result<Packet, Failure> {
+        let from = self.source(addresses);
+        if from.is_ipv4() != self.to.is_ipv4() {
+            return Err(Failure::new(format!("{from} and {} are addresses of different families", self.to)));
+        }
+        let protocol = match self.proto {
+            Proto::Tcp => Transport::Tcp,
+            Proto::Udp => Transport::Udp,
+        };
+        let packet = Packet::first(self.direction(addresses), protocol, from, self.to).marked(self.mark);
+        match self.way {
+            Way::Out => Ok(packet.owned_by(self.owner())),
+            Way::In if self.uid.is_none() && self.gid.is_none() => Ok(packet),
+            Way::In => Err(Failure::new("what comes in has no process of the pod behind it")
+                .hinting(Some("leave --uid and --gid out, or ask for `out`".to_owned()))),
+        }
+    }
+
+    fn direction(&self, addresses: &[IpAddr]) -> Direction {
+        let given = self.iface.clone();
+        match self.way {
+            Way::In => Direction::Arrives { by: given.unwrap_or_else(eth0) },
+            Way::Out if self.stays_inside(addresses) => {
+                Direction::Leaves { by: given.unwrap_or_else(InterfaceName::loopback) }
+            }
+            Way::Out => Direction::Leaves { by: given.unwrap_or_else(eth0) },
+        }
+    }
+
+    /// The kernel routes to `lo` what goes to an address of its own.
+    fn stays_inside(&self, addresses: &[IpAddr]) -> bool {
+        let to = self.to.ip();
+        to.is_loopback() || to.is_unspecified() || self.pod_ip.contains(&to) || addresses.contains(&to)
+    }
+
+    fn source(&self, addresses: &[IpAddr]) -> SocketAddr {
+        let to = self.to.ip();
+        let own = || {
+            self.pod_ip
+                .iter()
+                .chain(addresses)
+                .find(|own| own.is_ipv4() == to.is_ipv4() && !own.is_loopback())
+        };
+        let assumed = match (self.way, to) {
+            (Way::Out, _) if self.stays_inside(addresses) => to,
+            (Way::Out, _) if own().is_some() => own().copied().unwrap_or(to),
+            // Addresses for documentation (RFC 5737, RFC 3849): nobody's list names them.
+            (_, IpAddr::V4(_)) => Ipv4Addr::new(192, 0, 2, 1).into(),
+            (_, IpAddr::V6(_)) => Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1).into(),
+        };
+        self.from.unwrap_or(SocketAddr::new(assumed, SOME_PORT))
+    }
+
+    fn owner(&self) -> Owner {
+        let uid = self.uid.unwrap_or(1000);
+        Owner { uid, gid: self.gid.unwrap_or(uid) }
+    }
+}
+
+fn eth0() -> InterfaceName {
+    InterfaceName::parse("eth0").unwrap_or_else(|_| InterfaceName::loopback())
+}
+
+fn source(text: &str) -> Result<SocketAddr, String> {
+    let bare = || text.parse::<IpAddr>().map(|address| SocketAddr::new(address, SOME_PORT));
+    text.parse().or_else(|_| bare()).map_err(|_| "neither ADDRESS nor ADDRESS:PORT".to_owned())
+}
+
+/// The packet in one line.
+pub(super) fn sentence(packet: &Packet) -> String {
+    let (way, by) = way_and_interface(packet);
+    let proto = protocol(packet);
+    let owner = packet.owner.map_or(String::new(), |o| format!(", user {} group {}", o.uid, o.gid));
+    let mark = if packet.mark == 0 { String::new() } else { format!(", mark {}", packet.mark) };
+    format!("{way} {proto} {} -> {} by {by}{owner}{mark}", packet.source, packet.destination)
+}
+
+/// The packet for a program.
+pub(super) fn as_json(packet: &Packet) -> Value {
+    let (way, by) = way_and_interface(packet);
+    json!({
+        "direction": way,
+        "protocol": protocol(packet),
+        "source": packet.source,
+        "destination": packet.destination,
+        "interface": by,
+        "uid": packet.owner.map(|owner| owner.uid),
+        "gid": packet.owner.map(|owner| owner.gid),
+        "mark": packet.mark,
+    })
+}
+
+fn way_and_interface(packet: &Packet) -> (&'static str, &str) {
+    match &packet.direction {
+        Direction::Arrives { by } => ("in", by.as_str()),
+        Direction::Leaves { by } => ("out", by.as_str()),
+    }
+}
+
+fn protocol(packet: &Packet) -> &'static str {
+    match packet.protocol {
+        Transport::Tcp => "tcp",
+        Transport::Udp => "udp",
+    }
+}

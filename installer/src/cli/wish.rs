@@ -1,0 +1,200 @@
+//! What an operator wants redirected: a policy file, or a pod of a manifest file.
+
+use super::answer::Failure;
+use super::file;
+use crate::families::{Families, FamilyWish, NoAddress};
+use crate::manifest::{self, PodTemplate};
+use crate::policy_file::PolicyFile;
+use clap::{ArgGroup, Args};
+use gybe_netfilter::policy::RedirectPolicy;
+use gybe_plugin::conf::PluginConf;
+use gybe_plugin::decide::{Decision, decide};
+use gybe_plugin::families::ipv6_left_alone;
+use gybe_plugin::gates::InitContainer;
+use gybe_plugin::pod::PodFacts;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::path::{Path, PathBuf};
+
+/// Where the wish is written down.
+#[derive(Debug, Args)]
+#[command(group = ArgGroup::new("wish").required(true).args(["policy", "pod"]))]
+pub(super) struct WishArgs {
+    /// A policy file (JSON); - is stdin
+    #[arg(long, value_name = "FILE")]
+    policy: Option<PathBuf>,
+    /// A manifest with a pod or a pod template (YAML or JSON); - is stdin
+    #[arg(long, value_name = "FILE")]
+    pod: Option<PathBuf>,
+    /// Which pod, when the manifest has several: NAME or KIND/NAME
+    #[arg(long, value_name = "NAME", conflicts_with = "policy")]
+    name: Option<String>,
+}
+
+/// A pod with `istio-init` redirects itself, so it is left alone.
+#[derive(Debug, Args)]
+pub(super) struct InitArg {
+    /// Ask as if the init container istio-init were not there
+    #[arg(long)]
+    ignore_init: bool,
+}
+
+impl InitArg {
+    pub(super) fn gate(&self) -> InitContainer {
+        if self.ignore_init { InitContainer::Ignored } else { InitContainer::Counts }
+    }
+}
+
+/// One wish, where it is known which one is meant.
+#[derive(Debug)]
+pub(super) enum Wish {
+    Policy { origin: String, file: Box<PolicyFile> },
+    Pod(PodTemplate),
+}
+
+/// What a wish comes to at some place.
+#[derive(Debug)]
+pub(super) enum Asked {
+    Redirect(Box<RedirectPolicy>),
+    LeaveAlone(String),
+}
+
+/// What is known about the namespace a wish is for.
+#[derive(Debug)]
+pub(super) enum Place {
+    /// There is one, with these addresses.
+    Namespace(Vec<IpAddr>),
+    /// There is none; perhaps somebody said which families it would have redirected.
+    Imagined(Option<Families>),
+}
+
+impl WishArgs {
+    /// The one wish named.
+    pub(super) fn one(&self) -> Result<Wish, Failure> {
+        let mut wishes = self.all()?;
+        match (wishes.len(), wishes.pop()) {
+            (1, Some(wish)) => Ok(wish),
+            (several, last) => {
+                let names: Vec<&str> = wishes.iter().chain(&last).map(Wish::origin).collect();
+                let hint = format!("choose one with --name: {}", names.join(", "));
+                Err(Failure::new(format!("the manifest has {several} pods")).hinting(Some(hint)))
+            }
+        }
+    }
+
+    /// Every wish the file has; never none.
+    pub(super) fn all(&self) -> Result<Vec<Wish>, Failure> {
+        match (&self.policy, &self.pod) {
+            (Some(path), _) => Ok(vec![policy(path)?]),
+            (None, Some(path)) => self.pods(path),
+            (None, None) => Err(Failure::new("neither --policy nor --pod is given")),
+        }
+    }
+
+    fn pods(&self, path: &Path) -> Result<Vec<Wish>, Failure> {
+        let cannot = format!("cannot use the manifest {}", path.display());
+        let text = file::text(path).map_err(|why| Failure::because("cannot use the manifest", why))?;
+        let pods = manifest::pods(&text).map_err(|why| Failure::because(cannot, why))?;
+        let Some(name) = &self.name else { return Ok(pods.into_iter().map(Wish::Pod).collect()) };
+        let all: Vec<String> = pods.iter().map(|pod| pod.origin.clone()).collect();
+        let called = |pod: &PodTemplate| pod.origin == *name || pod.name() == name;
+        let named: Vec<Wish> = pods.into_iter().filter(called).map(Wish::Pod).collect();
+        if named.is_empty() {
+            let hint = format!("it has {}", all.join(", "));
+            return Err(Failure::new(format!("the manifest has no pod called {name}")).hinting(Some(hint)));
+        }
+        Ok(named)
+    }
+}
+
+fn policy(path: &Path) -> Result<Wish, Failure> {
+    let text = file::text(path).map_err(|why| Failure::because("cannot use the policy", why))?;
+    let cannot = |why| Failure::because(format!("cannot use the policy {}", path.display()), why);
+    let file = PolicyFile::parse(&text).map_err(cannot)?;
+    Ok(Wish::Policy { origin: path.display().to_string(), file: Box::new(file) })
+}
+
+impl Wish {
+    /// Where it comes from: a path, or a kind and name.
+    pub(super) fn origin(&self) -> &str {
+        match self {
+            Self::Policy { origin, .. } => origin,
+            Self::Pod(pod) => &pod.origin,
+        }
+    }
+
+    /// Did somebody write down which families are redirected?
+    fn decides_families(&self) -> bool {
+        match self {
+            Self::Policy { file, .. } => matches!(file.families(), FamilyWish::Decided(_)),
+            Self::Pod(_) => false,
+        }
+    }
+
+    /// What it comes to at `place`.
+    pub(super) fn asked(&self, place: &Place, init: InitContainer) -> Result<Asked, Failure> {
+        match self {
+            Self::Policy { origin, file } => {
+                let cannot = |why| Failure::because(format!("cannot tell the families of {origin}"), why);
+                Ok(Asked::Redirect(Box::new(place.policy(file).map_err(cannot)?)))
+            }
+            Self::Pod(pod) => pods_wish(pod, place, init),
+        }
+    }
+}
+
+fn pods_wish(pod: &PodTemplate, place: &Place, init: InitContainer) -> Result<Asked, Failure> {
+    let cannot = || format!("cannot redirect {}", pod.origin);
+    let facts = PodFacts::from_manifest(&pod.pod).map_err(|why| Failure::because(cannot(), why))?;
+    match decide(&PluginConf::default(), &facts, &place.addresses(), init) {
+        Decision::LeaveAlone(reason) => Ok(Asked::LeaveAlone(reason.to_string())),
+        Decision::Refuse(cause) => Err(Failure::because(cannot(), cause)),
+        Decision::Redirect(policy) => {
+            let families = place.families().unwrap_or(policy.families);
+            Ok(Asked::Redirect(Box::new(RedirectPolicy { families, ..policy })))
+        }
+    }
+}
+
+impl Place {
+    /// The namespace's addresses if there are any to know, else what was said of families.
+    pub(super) fn of(addresses: Option<Vec<IpAddr>>, families: Option<Families>) -> Self {
+        addresses.map_or(Self::Imagined(families), Self::Namespace)
+    }
+
+    fn policy(&self, file: &PolicyFile) -> Result<RedirectPolicy, NoAddress> {
+        match self {
+            Self::Namespace(addresses) => file.policy(addresses),
+            Self::Imagined(Some(families)) => Ok(file.with_families(*families)),
+            Self::Imagined(None) => file.policy(&self.addresses()),
+        }
+    }
+
+    fn families(&self) -> Option<Families> {
+        match self {
+            Self::Namespace(_) => None,
+            Self::Imagined(families) => *families,
+        }
+    }
+
+    /// An imagined namespace has both families, IPv4 first: then IPv6 is redirected when the wish
+    /// says so and left alone when it says nothing (spec `istio-cni-behaviour.md` section 2.4).
+    fn addresses(&self) -> Vec<IpAddr> {
+        match self {
+            Self::Namespace(addresses) => addresses.clone(),
+            Self::Imagined(_) => vec![
+                Ipv4Addr::new(192, 0, 2, 1).into(),
+                Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1).into(),
+            ],
+        }
+    }
+
+    /// What an operator should know who did not say so: IPv6 that passes by the proxy.
+    pub(super) fn notes(&self, wish: &Wish, policy: &RedirectPolicy) -> Vec<String> {
+        match self {
+            Self::Namespace(found) if !wish.decides_families() && ipv6_left_alone(policy.families, found) => {
+                vec!["note: the namespace has an IPv6 address, and its IPv6 is left alone".to_owned()]
+            }
+            _ => Vec::new(),
+        }
+    }
+}

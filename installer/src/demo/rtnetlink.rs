@@ -1,0 +1,120 @@
+//! One question to the kernel's rtnetlink and its answer. Which questions, `link.rs` knows.
+
+use netlink_packet_core::{NLM_F_ACK, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload};
+use netlink_packet_route::RouteNetlinkMessage;
+use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use std::io;
+use std::os::fd::AsFd;
+use std::time::Instant;
+
+/// What the kernel had to say against it.
+#[derive(Debug, thiserror::Error)]
+pub enum RtnetlinkError {
+    /// It refused.
+    #[error("the kernel refused: {errno}")]
+    Refused {
+        /// Why.
+        errno: Errno,
+    },
+    /// The socket itself failed.
+    #[error("the rtnetlink socket failed")]
+    Socket(#[from] io::Error),
+    /// It said something that is not an answer.
+    #[error("the kernel's answer makes no sense: {0}")]
+    Nonsense(String),
+}
+
+/// A socket in the network namespace of the thread that opened it.
+pub(super) struct Rtnetlink {
+    socket: Socket,
+    sequence: u32,
+}
+
+/// Room for one answer; the longest here is a link with all its attributes, under 4 KiB.
+const ANSWER: usize = 32 * 1024;
+
+impl Rtnetlink {
+    pub(super) fn open() -> Result<Self, RtnetlinkError> {
+        let mut socket = Socket::new(NETLINK_ROUTE)?;
+        socket.bind_auto()?;
+        Ok(Self { socket, sequence: 0 })
+    }
+
+    /// From now on, hear of changes to links as well.
+    pub(super) fn watch_links(&self) -> Result<(), RtnetlinkError> {
+        const RTNLGRP_LINK: u32 = 1; // include/uapi/linux/rtnetlink.h, enum rtnetlink_groups
+        Ok(self.socket.add_membership(RTNLGRP_LINK)?)
+    }
+
+    /// Has something changed, and returns when the kernel has acknowledged it.
+    pub(super) fn change(&mut self, message: RouteNetlinkMessage, flags: u16) -> Result<(), RtnetlinkError> {
+        let sequence = self.send(message, flags | NLM_F_ACK)?;
+        loop {
+            let answer = self.receive()?;
+            match answer.payload {
+                NetlinkPayload::Error(answered) if answer.header.sequence_number == sequence => {
+                    return match answered.code {
+                        None => Ok(()),
+                        Some(code) => Err(RtnetlinkError::Refused { errno: Errno::from_raw(-code.get()) }),
+                    };
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Asks for one object.
+    pub(super) fn ask(
+        &mut self,
+        message: RouteNetlinkMessage,
+    ) -> Result<RouteNetlinkMessage, RtnetlinkError> {
+        let sequence = self.send(message, 0)?;
+        loop {
+            let answer = self.receive()?;
+            if answer.header.sequence_number != sequence {
+                continue;
+            }
+            return match answer.payload {
+                NetlinkPayload::InnerMessage(object) => Ok(object),
+                NetlinkPayload::Error(error) => {
+                    Err(RtnetlinkError::Refused { errno: Errno::from_raw(-error.raw_code()) })
+                }
+                other => Err(RtnetlinkError::Nonsense(format!("{other:?}"))),
+            };
+        }
+    }
+
+    /// Waits until something arrives that nobody asked for, or until the deadline. True if it did.
+    pub(super) fn hear(&self, deadline: Instant) -> Result<bool, RtnetlinkError> {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let mut waiting = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
+        let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
+        match poll(&mut waiting, timeout) {
+            Ok(0) | Err(Errno::EINTR) => Ok(false),
+            Ok(_) => self.receive().map(|_| true),
+            Err(errno) => Err(io::Error::from(errno).into()),
+        }
+    }
+
+    fn send(&mut self, message: RouteNetlinkMessage, flags: u16) -> Result<u32, RtnetlinkError> {
+        self.sequence += 1;
+        let mut header = NetlinkHeader::default();
+        header.flags = flags | NLM_F_REQUEST;
+        header.sequence_number = self.sequence;
+        header.message_type = message.message_type();
+        let mut message = NetlinkMessage::new(header, NetlinkPayload::InnerMessage(message));
+        message.finalize();
+        let mut bytes = vec![0; message.buffer_len()];
+        message.serialize(&mut bytes);
+        self.socket.send_to(&bytes, &SocketAddr::new(0, 0), 0)?;
+        Ok(self.sequence)
+    }
+
+    fn receive(&self) -> Result<NetlinkMessage<RouteNetlinkMessage>, RtnetlinkError> {
+        let mut bytes = Vec::with_capacity(ANSWER);
+        self.socket.recv(&mut bytes, 0)?;
+        NetlinkMessage::deserialize(&bytes).map_err(|error| RtnetlinkError::Nonsense(error.to_string()))
+    }
+}

@@ -1,0 +1,189 @@
+//! The arguments of `istio-iptables`, which Istio's injector writes into the init container
+//! `istio-init`, and what they ask for, as a policy file. Carries nothing out.
+//!
+//! Read the way Go's pflag reads them, so that whatever works there works here.
+
+mod flags;
+
+pub use flags::Order;
+
+use crate::policy_file::{Fault, PolicyFile, PolicyFileError};
+use flags::{FLAGS, Meaning, VARIABLES};
+use serde_json::{Map, Value};
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+/// What a call of `istio-iptables` asks for.
+#[derive(Debug, Clone, PartialEq)]
+pub struct InitArgs {
+    /// The names of a policy file and the values they got.
+    wish: Map<String, Value>,
+    orders: BTreeSet<Order>,
+}
+
+/// Why arguments cannot be followed.
+#[derive(Debug, thiserror::Error)]
+pub enum InitArgsError {
+    /// No flag of that name.
+    #[error("{0:?} is not an argument of istio-iptables")]
+    Unknown(String),
+    /// A flag at the end that wants a value.
+    #[error("--{0} wants a value")]
+    NoValue(&'static str),
+    /// A yes-or-no flag or variable with something else.
+    #[error("{name} is {value:?}, which is neither true nor false")]
+    NotABool {
+        /// The flag or environment variable.
+        name: String,
+        /// What was given.
+        value: String,
+    },
+    /// Values that make no policy.
+    #[error("the arguments of istio-iptables make no policy")]
+    Policy(#[source] PolicyFileError),
+}
+
+impl InitArgs {
+    /// Reads arguments, without the program's name, and the environment they are given in.
+    ///
+    /// An argument counts more than the variable of the same name, as in Istio.
+    ///
+    /// # Errors
+    /// With the first argument that is not known or lacks its value.
+    pub fn read(args: &[String], environment: &BTreeMap<String, String>) -> Result<Self, InitArgsError> {
+        let mut read = Self { wish: nothing_captured(), orders: BTreeSet::new() };
+        read.environment(environment)?;
+        let mut rest = args.iter().map(String::as_str).peekable();
+        rest.next_if_eq(&"istio-iptables");
+        while let Some(arg) = rest.next() {
+            match arg.strip_prefix("--") {
+                Some(long) => read.long(long, &mut rest)?,
+                None => read.short(arg, &mut rest)?,
+            }
+        }
+        Ok(read)
+    }
+
+    /// The policy asked for; `dns_servers` are those of the pod's `/etc/resolv.conf`, which count
+    /// when DNS is captured but not all of it (spec `redirect-rules.md` section 1.1).
+    ///
+    /// # Errors
+    /// With every value that makes no sense.
+    pub fn policy(&self, dns_servers: &[IpAddr]) -> Result<PolicyFile, InitArgsError> {
+        let mut wish = self.wish.clone();
+        let servers =
+            |v4| dns_servers.iter().filter(|ip| ip.is_ipv4() == v4).map(ToString::to_string).collect();
+        wish.insert("dns_servers_v4".to_owned(), servers(true));
+        wish.insert("dns_servers_v6".to_owned(), servers(false));
+        PolicyFile::from_entries(&wish).map_err(|error| InitArgsError::Policy(named_as_flags(error)))
+    }
+
+    /// Is this among the orders given?
+    pub fn orders(&self, order: Order) -> bool {
+        self.orders.contains(&order)
+    }
+
+    fn environment(&mut self, environment: &BTreeMap<String, String>) -> Result<(), InitArgsError> {
+        let of_flags = FLAGS.iter().filter_map(|flag| {
+            let set = flag.variables().find_map(|name| environment.get_key_value(&name));
+            set.map(|(name, value)| (flag.meaning, name.as_str(), value))
+        });
+        let alone = VARIABLES.iter();
+        let alone = alone.filter_map(|(name, meaning)| environment.get(*name).map(|v| (*meaning, *name, v)));
+        of_flags.chain(alone).try_for_each(|(meaning, name, value)| self.take(meaning, name, value))
+    }
+
+    fn long<'a>(
+        &mut self,
+        text: &str,
+        rest: &mut impl Iterator<Item = &'a str>,
+    ) -> Result<(), InitArgsError> {
+        let (name, value) = match text.split_once('=') {
+            Some((name, value)) => (name, Some(value)),
+            None => (text, None),
+        };
+        let unknown = || InitArgsError::Unknown(format!("--{name}"));
+        let flag = FLAGS.iter().find(|flag| flag.is_called(name)).ok_or_else(unknown)?;
+        let value = value.or_else(|| flag.value_when_bare()).or_else(|| rest.next());
+        self.take(flag.meaning, flag.long, value.ok_or(InitArgsError::NoValue(flag.long))?)
+    }
+
+    /// One dash and letters: those that want no value may stand together, the first that wants one
+    /// takes the rest of the word or the next word.
+    fn short<'a>(
+        &mut self,
+        text: &str,
+        rest: &mut impl Iterator<Item = &'a str>,
+    ) -> Result<(), InitArgsError> {
+        let unknown = || InitArgsError::Unknown(text.to_owned());
+        let mut letters = text.strip_prefix('-').filter(|letters| !letters.is_empty()).ok_or_else(unknown)?;
+        while let Some(letter) = letters.chars().next() {
+            let flag = FLAGS.iter().find(|flag| flag.short == Some(letter)).ok_or_else(unknown)?;
+            letters = letters.get(letter.len_utf8()..).unwrap_or_default();
+            let value = match (letters.strip_prefix('='), flag.value_when_bare()) {
+                (Some(value), _) => Some(value),
+                (None, Some(bare)) => {
+                    self.take(flag.meaning, flag.long, bare)?;
+                    continue;
+                }
+                (None, None) if letters.is_empty() => rest.next(),
+                (None, None) => Some(letters),
+            };
+            return self.take(flag.meaning, flag.long, value.ok_or(InitArgsError::NoValue(flag.long))?);
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, meaning: Meaning, name: &str, value: &str) -> Result<(), InitArgsError> {
+        match meaning {
+            Meaning::Nothing | Meaning::NothingBare => {}
+            Meaning::Value(key) if value.is_empty() => drop(self.wish.remove(key)),
+            Meaning::Value(key) => drop(self.wish.insert(key.to_owned(), value.into())),
+            Meaning::List(key) => drop(self.wish.insert(key.to_owned(), list(value))),
+            Meaning::Bool(key) => {
+                drop(self.wish.insert(key.to_owned(), truth(name, value)?.into()));
+            }
+            Meaning::Order(order) => {
+                if truth(name, value)? {
+                    self.orders.insert(order);
+                } else {
+                    self.orders.remove(&order);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Without arguments `istio-iptables` captures nothing by port and nothing by address.
+fn nothing_captured() -> Map<String, Value> {
+    let lists = FLAGS.iter().filter_map(|flag| match flag.meaning {
+        Meaning::List(key) => Some((key.to_owned(), list(""))),
+        _ => None,
+    });
+    lists.collect()
+}
+
+fn list(text: &str) -> Value {
+    text.split(',').map(str::trim).filter(|item| !item.is_empty()).collect()
+}
+
+/// The words Go's `strconv.ParseBool` knows.
+fn truth(name: &str, value: &str) -> Result<bool, InitArgsError> {
+    match value {
+        "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
+        "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(false),
+        _ => Err(InitArgsError::NotABool { name: name.to_owned(), value: value.to_owned() }),
+    }
+}
+
+/// Who wrote `--proxy-uid` should not read of `proxy_uids`.
+fn named_as_flags(error: PolicyFileError) -> PolicyFileError {
+    let PolicyFileError::Faults(faults) = error else { return error };
+    let flag_of = |key: &str| FLAGS.iter().find(|flag| flag.meaning.key() == Some(key));
+    let renamed = faults.into_iter().map(|fault| match flag_of(&fault.key) {
+        Some(flag) => Fault { key: format!("--{}", flag.long), ..fault },
+        None => fault,
+    });
+    PolicyFileError::Faults(renamed.collect())
+}

@@ -1,0 +1,131 @@
+//! The flags of `istio-iptables`, each with the environment variables and the policy name it stands for.
+
+/// What is asked beside the policy: do this too, or do not do that.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Order {
+    /// Change nothing; only say what would be.
+    DryRun,
+    /// Do not write rules (the CNI plugin has written them).
+    SkipRuleApply,
+    /// Try whether a connection reaches the proxy (the init container `istio-validation`).
+    RunValidation,
+    /// Replace rules that differ instead of failing.
+    Reconcile,
+    /// Take the rules away and write none.
+    CleanupOnly,
+    /// Write rules also when they seem to be there.
+    ForceApply,
+    /// Use nftables.
+    NativeNftables,
+}
+
+/// What a flag's value is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Meaning {
+    /// The value of this policy name.
+    Value(&'static str),
+    /// A comma list, of this policy name.
+    List(&'static str),
+    /// True or false, of this policy name.
+    Bool(&'static str),
+    /// An order; true unless the value says false.
+    Order(Order),
+    /// Accepted, has a value, means nothing here.
+    Nothing,
+    /// Accepted, needs no value, means nothing here.
+    NothingBare,
+}
+
+impl Meaning {
+    pub(super) fn key(self) -> Option<&'static str> {
+        match self {
+            Self::Value(key) | Self::List(key) | Self::Bool(key) => Some(key),
+            Self::Order(_) | Self::Nothing | Self::NothingBare => None,
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Flag {
+    pub(super) short: Option<char>,
+    pub(super) long: &'static str,
+    pub(super) meaning: Meaning,
+    /// A variable that sets it too, beside the one named like it.
+    also: Option<&'static str>,
+}
+
+impl Flag {
+    /// Log flags come from a library and are many; none of them changes a rule.
+    pub(super) fn is_called(&self, name: &str) -> bool {
+        self.long == name || (self.long == "log_output_level" && name.starts_with("log_"))
+    }
+
+    pub(super) fn value_when_bare(&self) -> Option<&'static str> {
+        match self.meaning {
+            Meaning::Bool(_) | Meaning::Order(_) | Meaning::NothingBare => Some("true"),
+            Meaning::Value(_) | Meaning::List(_) | Meaning::Nothing => None,
+        }
+    }
+
+    /// The environment variables that set it, the stronger one first.
+    pub(super) fn variables(&self) -> impl Iterator<Item = String> {
+        let own = self.long.to_uppercase().replace('-', "_");
+        // A variable ENVOY_PORT is too likely to be about something else; Istio does not read it.
+        let own = (self.long != "envoy-port").then_some(own);
+        own.into_iter().chain(self.also.map(str::to_owned))
+    }
+}
+
+const fn flag(short: Option<char>, long: &'static str, meaning: Meaning) -> Flag {
+    Flag { short, long, meaning, also: None }
+}
+
+const fn also(variable: &'static str, flag: Flag) -> Flag {
+    Flag { also: Some(variable), ..flag }
+}
+
+pub(super) static FLAGS: [Flag; 36] = [
+    flag(Some('p'), "envoy-port", Meaning::Value("proxy_port")),
+    flag(Some('z'), "inbound-capture-port", Meaning::Value("inbound_capture_port")),
+    flag(Some('e'), "inbound-tunnel-port", Meaning::Value("inbound_tunnel_port")),
+    flag(Some('u'), "proxy-uid", Meaning::List("proxy_uids")),
+    flag(Some('g'), "proxy-gid", Meaning::List("proxy_gids")),
+    flag(Some('m'), "istio-inbound-interception-mode", Meaning::Value("mode")),
+    flag(Some('b'), "istio-inbound-ports", Meaning::List("inbound_ports_include")),
+    flag(Some('d'), "istio-local-exclude-ports", Meaning::List("inbound_ports_exclude")),
+    flag(Some('c'), "istio-exclude-interfaces", Meaning::List("exclude_interfaces")),
+    flag(Some('i'), "istio-service-cidr", Meaning::List("outbound_cidrs_include")),
+    flag(Some('x'), "istio-service-exclude-cidr", Meaning::List("outbound_cidrs_exclude")),
+    flag(Some('q'), "istio-outbound-ports", Meaning::List("outbound_ports_include")),
+    flag(Some('o'), "istio-local-outbound-ports-exclude", Meaning::List("outbound_ports_exclude")),
+    flag(Some('k'), "kube-virt-interfaces", Meaning::List("reroute_virtual_interfaces")),
+    flag(Some('t'), "istio-inbound-tproxy-mark", Meaning::Value("tproxy_mark")),
+    flag(Some('r'), "istio-inbound-tproxy-route-table", Meaning::Value("tproxy_route_table")),
+    also("ISTIO_META_DNS_CAPTURE", flag(None, "redirect-dns", Meaning::Bool("redirect_dns"))),
+    flag(None, "capture-all-dns", Meaning::Bool("capture_all_dns")),
+    also("INVALID_DROP", flag(None, "drop-invalid", Meaning::Bool("drop_invalid"))),
+    also("ISTIO_DUAL_STACK", flag(None, "dual-stack", Meaning::Bool("dual_stack"))),
+    flag(Some('n'), "dry-run", Meaning::Order(Order::DryRun)),
+    flag(None, "skip-rule-apply", Meaning::Order(Order::SkipRuleApply)),
+    flag(None, "run-validation", Meaning::Order(Order::RunValidation)),
+    flag(None, "reconcile", Meaning::Order(Order::Reconcile)),
+    flag(None, "cleanup-only", Meaning::Order(Order::CleanupOnly)),
+    flag(None, "force-apply", Meaning::Order(Order::ForceApply)),
+    flag(None, "native-nftables", Meaning::Order(Order::NativeNftables)),
+    flag(None, "network-namespace", Meaning::Nothing),
+    flag(None, "iptables-probe-port", Meaning::Nothing),
+    flag(None, "probe-timeout", Meaning::Nothing),
+    flag(None, "force-iptables-binary", Meaning::Nothing),
+    flag(Some('f'), "restore-format", Meaning::NothingBare),
+    flag(None, "cni-mode", Meaning::NothingBare),
+    flag(None, "iptables-trace-logging", Meaning::NothingBare),
+    flag(None, "log_as_json", Meaning::NothingBare),
+    flag(None, "log_output_level", Meaning::Nothing),
+];
+
+/// What Istio reads from variables only.
+pub(super) static VARIABLES: [(&str, Meaning); 3] = [
+    ("ISTIO_OUTBOUND_OWNER_GROUPS", Meaning::List("owner_groups_include")),
+    ("ISTIO_OUTBOUND_OWNER_GROUPS_EXCLUDE", Meaning::List("owner_groups_exclude")),
+    ("ISTIO_OUTBOUND_IPV4_LOOPBACK_CIDR", Meaning::Value("loopback_cidr_v4")),
+];

@@ -1,0 +1,142 @@
+//! First referee: the rule set as objects of nftnl, and so as libnftnl's bytes. All words, all sets.
+//!
+//! Expressions nftnl lacks come through its public trait `Expression`, in `libnftnl.rs`.
+
+use crate::libnftnl::{Missing, NamedSet};
+use crate::words::{self, Comparison, Decision, Field, Kind, Word};
+use gybe_netfilter::ruleset::{Hook, Rule, Ruleset};
+use nftnl::expr::{
+    Bitwise, Cmp, CmpOp, Conntrack, Counter, Expression, Immediate, Meta, NetworkHeaderField, Payload,
+    Register, TransportHeaderField, Verdict,
+};
+use nftnl::{Batch, Chain, ChainType, MsgType, Policy, ProtoFamily, Table};
+use std::ffi::CString;
+
+/// The whole batch, begin to end.
+pub(crate) fn batch(rules: &Ruleset) -> Vec<u8> {
+    let table = Table::new(c(words::TABLE), ProtoFamily::Inet);
+    let mut batch = Batch::new();
+    batch.add(&table, MsgType::Add);
+    let chains: Vec<_> = rules.chains.iter().map(|one| (chain(&table, one.name), &one.rules)).collect();
+    for (chain, _) in &chains {
+        batch.add(chain, MsgType::Add);
+    }
+    for set in &words::sets(rules) {
+        let set = NamedSet::new(&table, set);
+        batch.add(set.inner(), MsgType::Add);
+        batch.add_iter(set.inner().elems_iter(), MsgType::Add);
+    }
+    for (chain, rules) in &chains {
+        for one in *rules {
+            batch.add(&rule(chain, one), MsgType::Add);
+        }
+    }
+    batch.finalize().iter().flatten().copied().collect()
+}
+
+fn chain<'t>(table: &'t Table, name: gybe_netfilter::ruleset::ChainName) -> Chain<'t> {
+    let mut chain = Chain::new(c(name.as_str()), table);
+    if let Some(base) = words::base(name) {
+        chain.set_hook(
+            match base.hook {
+                Hook::Prerouting => nftnl::Hook::PreRouting,
+                Hook::Output => nftnl::Hook::Out,
+            },
+            base.priority,
+        );
+        chain.set_type(match base.kind {
+            Kind::Filter => ChainType::Filter,
+            Kind::Route => ChainType::Route,
+            Kind::Nat => ChainType::Nat,
+        });
+        chain.set_policy(Policy::Accept);
+    }
+    chain
+}
+
+fn rule<'c>(chain: &'c Chain<'c>, of: &Rule) -> nftnl::Rule<'c> {
+    let mut rule = nftnl::Rule::new(chain);
+    rule.set_comment(c(of.id.0)).unwrap();
+    for word in words::words(of) {
+        add(&mut rule, &word);
+    }
+    rule
+}
+
+fn add(rule: &mut nftnl::Rule<'_>, word: &Word) {
+    match word {
+        Word::Load(field) => load(rule, *field),
+        Word::Mask(mask) => rule.add_expr(&Bitwise::new(mask.as_slice(), vec![0_u8; mask.len()].as_slice())),
+        Word::Compare(comparison, value) => rule.add_expr(&Cmp::new(operator(*comparison), value.as_slice())),
+        Word::Value(value) => match value.as_slice() {
+            [a, b] => rule.add_expr(&Immediate::new([*a, *b], Register::Reg1)),
+            [a, b, c, d] => rule.add_expr(&Immediate::new([*a, *b, *c, *d], Register::Reg1)),
+            other => panic!("no value of {} bytes is ever put into a register", other.len()),
+        },
+        Word::SetMark => rule.add_expr(&Meta::Mark { set: true }),
+        Word::SetConnectionMark => rule.add_expr(&Conntrack::Mark { set: true }),
+        Word::Count => rule.add_expr(&Counter),
+        Word::Decide(decision) => rule.add_expr(&verdict(*decision)),
+        Word::Outside(low, high) => rule.add_expr(&Missing::Outside(low, high)),
+        Word::Lookup(is, set) => rule.add_expr(&Missing::Lookup(*is, c(set))),
+        Word::SetZone => rule.add_expr(&Missing::SetZone),
+        Word::Redirect => rule.add_expr(&Missing::Redirect),
+        Word::Tproxy(family) => rule.add_expr(&Missing::Tproxy(*family)),
+    }
+}
+
+fn load(rule: &mut nftnl::Rule<'_>, field: Field) {
+    let (offset_bits, length_bits) = match field {
+        // nftnl hands these on as bytes, whatever it calls them.
+        Field::Network { offset, length } | Field::Transport { offset, length } => (offset, length),
+        _ => (0, 0),
+    };
+    let network = NetworkHeaderField::Raw { offset_bits, length_bits };
+    let transport = TransportHeaderField::Raw { offset_bits, length_bits };
+    let expression: Box<dyn Expression> = match field {
+        Field::NetworkProtocol => Box::new(Meta::NfProto),
+        Field::TransportProtocol => Box::new(Meta::L4Proto),
+        Field::InInterface => Box::new(Meta::IifName),
+        Field::OutInterface => Box::new(Meta::OifName),
+        Field::OwnerUid => Box::new(Meta::SkUid),
+        Field::OwnerGid => Box::new(Meta::SkGid),
+        Field::Mark => Box::new(Meta::Mark { set: false }),
+        Field::ConnectionMark => Box::new(Conntrack::Mark { set: false }),
+        Field::ConnectionState => Box::new(Conntrack::State),
+        Field::Network { .. } => Box::new(Payload::Network(network)),
+        Field::Transport { .. } => Box::new(Payload::Transport(transport)),
+    };
+    rule.add_expr(&Boxed(expression));
+}
+
+/// `add_expr` wants a sized type.
+struct Boxed(Box<dyn Expression>);
+
+impl Expression for Boxed {
+    fn to_expr(&self, rule: &nftnl::Rule<'_>) -> std::ptr::NonNull<nftnl::nftnl_sys::nftnl_expr> {
+        self.0.to_expr(rule)
+    }
+}
+
+fn operator(comparison: Comparison) -> CmpOp {
+    match comparison {
+        Comparison::Equal => CmpOp::Eq,
+        Comparison::Different => CmpOp::Neq,
+        Comparison::AtLeast => CmpOp::Gte,
+        Comparison::AtMost => CmpOp::Lte,
+    }
+}
+
+fn verdict(decision: Decision) -> Verdict {
+    match decision {
+        Decision::Accept => Verdict::Accept,
+        Decision::Return => Verdict::Return,
+        Decision::Drop => Verdict::Drop,
+        Decision::Goto(chain) => Verdict::Goto { chain: c(chain.as_str()) },
+    }
+}
+
+/// Names come from constants of ours: none has a NUL in it.
+fn c(name: &str) -> CString {
+    CString::new(name).unwrap()
+}

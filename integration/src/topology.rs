@@ -1,0 +1,150 @@
+//! The network the flows were recorded in: a pod with three interfaces, and who lives behind them.
+//!
+//! ```text
+//!   peer 10.244.0.1 ── eth0 10.244.0.10 ┐
+//!     vm 192.168.77.2 ── eth1 192.168.77.1 ├ pod
+//!    sec 172.30.0.1 ── net1 172.30.0.10 ┘
+//! ```
+
+use crate::vectors::{Flow, Place};
+use gybe_installer::demo::link::{End, LinkError, Towards, forward, join, route};
+use gybe_installer::demo::listener::{Badge, ListenError, Listeners, Reach, Service};
+use gybe_installer::demo::namespace::{Namespace, NamespaceError};
+use gybe_netfilter::policy::{InterfaceName, InterfaceNameError, Mode};
+use gybe_netfilter::trace::{Owner, Transport};
+use std::sync::Arc;
+
+/// The recorded network, alive until this value goes.
+#[derive(Debug)]
+pub struct Topology {
+    // Listeners first: they stop before their namespaces go.
+    _listeners: Vec<Listeners>,
+    pod: Arc<Namespace>,
+    peer: Arc<Namespace>,
+    vm: Arc<Namespace>,
+    sec: Arc<Namespace>,
+}
+
+/// Why there is no such network.
+#[derive(Debug, thiserror::Error)]
+pub enum TopologyError {
+    /// A namespace.
+    #[error("cannot make the namespaces of the recorded network")]
+    Namespace(#[from] NamespaceError),
+    /// A link, address or route.
+    #[error("cannot wire up the recorded network")]
+    Link(#[from] LinkError),
+    /// Somebody who should answer in it.
+    #[error("cannot people the recorded network")]
+    Listen(#[from] ListenError),
+    /// A name or address written wrongly in this file.
+    #[error("the recorded network is described wrongly")]
+    Name(#[from] InterfaceNameError),
+    /// Likewise.
+    #[error("the recorded network is described wrongly")]
+    Network(#[from] ipnet::AddrParseError),
+    /// Likewise.
+    #[error("the recorded network is described wrongly")]
+    Address(#[from] std::net::AddrParseError),
+}
+
+const APP: Owner = Owner { uid: 1000, gid: 1000 };
+const ROOT: Owner = Owner { uid: 0, gid: 0 };
+
+impl Topology {
+    /// Builds it for a proxy of that mode; whoever is outside answers every port one of `flows` asks for.
+    ///
+    /// # Errors
+    /// When the process or the kernel cannot.
+    pub fn raise(mode: Mode, flows: &[Flow]) -> Result<Self, TopologyError> {
+        let namespace = || Namespace::new().map(Arc::new);
+        let (pod, peer, vm, sec) = (namespace()?, namespace()?, namespace()?, namespace()?);
+        wire(&pod, "eth0", "10.244.0.10/24 fd00:10::10/64", (&peer, "10.244.0.1/24 fd00:10::1/64"))?;
+        wire(&pod, "eth1", "192.168.77.1/24 fd00:77::1/64", (&vm, "192.168.77.2/24 fd00:77::2/64"))?;
+        wire(&pod, "net1", "172.30.0.10/24 fd00:30::10/64", (&sec, "172.30.0.1/24 fd00:30::1/64"))?;
+        forward(&pod)?;
+        for (from, network, neighbour) in [
+            (&pod, "0.0.0.0/0", "10.244.0.1"),
+            (&pod, "::/0", "fd00:10::1"),
+            (&vm, "0.0.0.0/0", "192.168.77.1"),
+            (&vm, "::/0", "fd00:77::1"),
+            (&peer, "192.168.77.0/24", "10.244.0.10"),
+            (&peer, "fd00:77::/64", "fd00:10::10"),
+        ] {
+            route(from, network.parse()?, Towards::Via(neighbour.parse()?))?;
+        }
+        // The world: every address that is not somebody else's is the peer's.
+        route(&peer, "0.0.0.0/0".parse()?, Towards::Here)?;
+        route(&peer, "::/0".parse()?, Towards::Here)?;
+        let listeners = vec![
+            Listeners::start(&pod, proxy(mode), Badge::NameAndPort("envoy"), proxy_services())?,
+            Listeners::start(&pod, APP, Badge::NameAndPort("app"), app_services())?,
+            Listeners::start(&peer, ROOT, Badge::Name("ext-peer"), asked(flows))?,
+            Listeners::start(&sec, ROOT, Badge::Name("ext-sec"), asked(flows))?,
+        ];
+        Ok(Self { _listeners: listeners, pod, peer, vm, sec })
+    }
+
+    /// One of its namespaces.
+    pub fn at(&self, place: Place) -> &Namespace {
+        match place {
+            Place::Pod => &self.pod,
+            Place::Peer => &self.peer,
+            Place::Vm => &self.vm,
+            Place::Sec => &self.sec,
+        }
+    }
+}
+
+/// A link from `pod` to whoever is at the other end, who calls his end `eth0`.
+fn wire(
+    pod: &Namespace,
+    name: &str,
+    addresses: &str,
+    other: (&Namespace, &str),
+) -> Result<(), TopologyError> {
+    let end = |namespace, name, addresses: &str| -> Result<End<'_>, TopologyError> {
+        let addresses = addresses.split(' ').map(str::parse).collect::<Result<_, _>>()?;
+        Ok(End { namespace, name: InterfaceName::parse(name)?, addresses })
+    };
+    Ok(join(&end(pod, name, addresses)?, &end(other.0, "eth0", other.1)?)?)
+}
+
+fn proxy(mode: Mode) -> Owner {
+    match mode {
+        Mode::Redirect => Owner { uid: 1337, gid: 1337 },
+        // Transparent sockets want privilege, so the injector makes the proxy root.
+        Mode::Tproxy { .. } => Owner { uid: 0, gid: 1337 },
+    }
+}
+
+fn proxy_services() -> Vec<Service> {
+    let tcp = |port, reach| Service { transport: Transport::Tcp, port, reach };
+    let everywhere = [15000, 15008, 15020, 15021, 15090].map(|port| tcp(port, Reach::Everywhere));
+    let transparent = [15001, 15006].map(|port| tcp(port, Reach::Transparent));
+    let dns = [Transport::Tcp, Transport::Udp].map(|transport| Service {
+        transport,
+        port: 15053,
+        reach: Reach::Loopback,
+    });
+    everywhere.into_iter().chain(transparent).chain(dns).collect()
+}
+
+fn app_services() -> Vec<Service> {
+    let everywhere = |transport, port| Service { transport, port, reach: Reach::Everywhere };
+    let tcp = [22, 53, 4000, 5000, 8080, 9000].map(|port| everywhere(Transport::Tcp, port));
+    let udp = [53, 8080].map(|port| everywhere(Transport::Udp, port));
+    tcp.into_iter().chain(udp).collect()
+}
+
+/// Every port anybody asks for.
+fn asked(flows: &[Flow]) -> Vec<Service> {
+    let mut services: Vec<Service> = Vec::new();
+    for flow in flows {
+        let service = Service { transport: flow.transport, port: flow.to.port(), reach: Reach::Everywhere };
+        if !services.contains(&service) {
+            services.push(service);
+        }
+    }
+    services
+}

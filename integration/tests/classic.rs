@@ -1,0 +1,92 @@
+//! The listing that made sidecars known, Istio 1.0's: one inbound port, inbound and outbound both to
+//! 15001, the proxy as user and group 1337. Written out by hand, with what is different today.
+//!
+//! ```text
+//! -A PREROUTING -p tcp -j ISTIO_INBOUND
+//! -A OUTPUT -p tcp -j ISTIO_OUTPUT
+//! -A ISTIO_INBOUND -p tcp --dport 80 -j ISTIO_REDIRECT
+//! -A ISTIO_OUTPUT ! -d 127.0.0.1/32 -o lo -j ISTIO_REDIRECT
+//! -A ISTIO_OUTPUT -m owner --uid-owner 1337 -j RETURN
+//! -A ISTIO_OUTPUT -m owner --gid-owner 1337 -j RETURN
+//! -A ISTIO_OUTPUT -d 127.0.0.1/32 -j RETURN
+//! -A ISTIO_OUTPUT -j ISTIO_REDIRECT
+//! -A ISTIO_REDIRECT -p tcp -j REDIRECT --to-ports 15001
+//! ```
+
+use gybe_installer::policy_file::PolicyFile;
+use gybe_integration::complaint::Complaint;
+use gybe_integration::run::{Until, under};
+use gybe_integration::vectors::{Flow, Place, Vector};
+use gybe_netfilter::nft::Nft;
+use gybe_netfilter::redirection::Redirection;
+use gybe_netfilter::trace::{Owner, Transport};
+
+const POLICY: &str = r#"{
+    "proxy_port": 15001, "inbound_capture_port": 15001, "inbound_ports_include": ["80"],
+    "proxy_uids": ["1337"], "proxy_gids": ["1337"], "enable_ipv6": false
+}"#;
+
+const APP: Owner = Owner { uid: 1000, gid: 1000 };
+const PROXY: Owner = Owner { uid: 1337, gid: 1337 };
+const PROXY_USER: Owner = Owner { uid: 1337, gid: 1000 };
+const PROXY_GROUP: Owner = Owner { uid: 2000, gid: 1337 };
+
+const TO_PROXY: &str = "envoy:15001";
+
+#[test]
+fn the_classic_rules_send_every_connection_where_they_always_did() -> Result<(), Complaint> {
+    let flows = [
+        // Inbound: the one port, and no other.
+        flow(Place::Peer, APP, "10.244.0.10:80", ["refused", TO_PROXY])?,
+        flow(Place::Peer, APP, "10.244.0.10:8080", ["app:8080", "app:8080"])?,
+        // Outbound: all of the application's, none of the proxy's, known by user or by group.
+        flow(Place::Pod, APP, "10.1.2.3:80", ["ext-peer", TO_PROXY])?,
+        flow(Place::Pod, APP, "20.1.2.3:9000", ["ext-peer", TO_PROXY])?,
+        flow(Place::Pod, PROXY, "10.1.2.3:80", ["ext-peer", "ext-peer"])?,
+        flow(Place::Pod, PROXY_USER, "10.1.2.3:80", ["ext-peer", "ext-peer"])?,
+        flow(Place::Pod, PROXY_GROUP, "10.1.2.3:80", ["ext-peer", "ext-peer"])?,
+        // Inside the pod by 127.0.0.1: direct, whoever asks.
+        flow(Place::Pod, APP, "127.0.0.1:8080", ["app:8080", "app:8080"])?,
+        flow(Place::Pod, PROXY, "127.0.0.1:8080", ["app:8080", "app:8080"])?,
+        // The proxy to its own pod comes round through the proxy.
+        flow(Place::Pod, PROXY, "10.244.0.10:8080", ["app:8080", TO_PROXY])?,
+        // Different today: the old fourth rule asked for no owner, so the application calling its own
+        // pod's address met the proxy too. Now that is direct.
+        flow(Place::Pod, APP, "10.244.0.10:8080", ["app:8080", "app:8080"])?,
+        // Different today: for the same reason a proxy known by its group alone came round.
+        flow(Place::Pod, PROXY_GROUP, "10.244.0.10:8080", ["app:8080", "app:8080"])?,
+        // Different today: the proxy's tunnel port did not exist, and is spared from coming round.
+        flow(Place::Pod, PROXY, "10.244.0.10:15008", ["envoy:15008", "envoy:15008"])?,
+    ];
+    let policy = PolicyFile::parse(POLICY)?.policy(&[])?;
+    let vector = Vector { name: "classic".into(), policy, flows: flows.to_vec() };
+    let found = under(&vector, &Redirection::of(&vector.policy), &Nft, Until::TheEnd)?;
+    assert!(found.is_empty(), "{found:#?}");
+    Ok(())
+}
+
+fn flow(from: Place, owner: Owner, to: &str, [without, with]: [&str; 2]) -> Result<Flow, Complaint> {
+    let source = match from {
+        Place::Pod if to.starts_with("127.") => "127.0.0.1",
+        Place::Pod => "10.244.0.10",
+        _ => "10.244.0.1",
+    };
+    // Nobody asks the outside which target it sees, and without redirect it is known to be the same.
+    let told = |by: &str| match by {
+        "refused" => by.to_owned(),
+        TO_PROXY => format!("{by} orig={to} src={source}"),
+        _ => format!("{by} src={source}"),
+    };
+    Ok(Flow {
+        id: format!("{from:?} {owner:?} {to}"),
+        from,
+        transport: Transport::Tcp,
+        to: to.parse()?,
+        owner,
+        source: None,
+        source_port: None,
+        mark: None,
+        without_rules: told(without).parse()?,
+        with_rules: told(with).parse()?,
+    })
+}

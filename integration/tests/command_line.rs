@@ -1,0 +1,232 @@
+//! `gybe` at work in a network namespace: apply, verify, inspect and remove agree with each other.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test that meets what it did not expect has nothing better to do"
+)]
+
+use gybe_installer::demo::namespace::Namespace;
+use gybe_integration::programs::{Run, ours, run};
+use gybe_netfilter::compile::compile;
+use serde_json::Value;
+
+const POLICY: &str = r#"{"enable_ipv6": true, "outbound_ports_exclude": [22, "8000-8100"]}"#;
+
+struct Pod(Namespace);
+
+impl Pod {
+    fn new() -> Self {
+        Self(Namespace::new().unwrap())
+    }
+
+    fn gybe(&self, words: &str, stdin: &str) -> Run {
+        let netns = self.0.path().to_string_lossy().into_owned();
+        let words: Vec<&str> = words.split(' ').chain(["--netns", &netns]).collect();
+        ours("gybe", &words, stdin).unwrap()
+    }
+
+    fn json(&self, words: &str, stdin: &str) -> Value {
+        let run = self.gybe(&format!("{words} --json"), stdin);
+        serde_json::from_str(&run.out).unwrap_or_else(|e| panic!("{words}: {e}: {run:?}"))
+    }
+
+    fn done(&self, words: &str, stdin: &str) -> String {
+        let run = self.gybe(words, stdin);
+        assert_eq!((run.code, run.err.as_str()), (Some(0), ""), "{words}");
+        run.out
+    }
+
+    fn by_hand(&self, program: &str, words: &str) -> Run {
+        let words: Vec<&str> = words.split(' ').collect();
+        let run = self.0.run(|| run(program, &words, "")).unwrap().unwrap();
+        assert_eq!(run.code, Some(0), "{program} {words:?}: {}", run.err);
+        run
+    }
+}
+
+fn rule_ids(inspected: &Value) -> Vec<String> {
+    let chains = inspected["chains"].as_array().unwrap();
+    let rules = chains.iter().flat_map(|chain| chain["rules"].as_array().unwrap());
+    let mut ids: Vec<String> = rules.map(|rule| rule["id"].as_str().unwrap().to_owned()).collect();
+    ids.sort();
+    ids
+}
+
+#[test]
+fn what_is_applied_is_verified_inspected_and_removed() {
+    let pod = Pod::new();
+    assert!(pod.done("inspect", "").starts_with("nothing of ours in "));
+    pod.done("apply --policy -", POLICY);
+    assert!(pod.done("verify --policy -", POLICY).starts_with("exactly as "));
+    pod.done("apply --policy -", POLICY);
+    assert_eq!(pod.json("verify --policy -", POLICY)["holds"], true);
+
+    let file = gybe_installer::policy_file::PolicyFile::parse(POLICY).unwrap();
+    let rules = compile(&file.policy(&[]).unwrap());
+    let mut wanted: Vec<String> = rules.rules().map(|(_, rule)| rule.id.0.to_owned()).collect();
+    wanted.sort();
+    let inspected = pod.json("inspect", "");
+    assert_eq!(rule_ids(&inspected), wanted);
+    assert_eq!(inspected["backend"], "nft");
+    assert!(!inspected["sets"].as_array().unwrap().is_empty(), "{inspected}");
+
+    pod.done("remove", "");
+    pod.done("remove", "");
+    assert!(pod.done("inspect", "").starts_with("nothing of ours in "));
+    assert_eq!(pod.by_hand("nft", "list ruleset").out, "");
+    assert!(!pod.by_hand("ip", "-6 addr show dev lo").out.contains("::6/128"));
+}
+
+#[test]
+fn verify_names_what_is_missing_and_what_another_policy_has() {
+    let pod = Pod::new();
+    let empty = pod.gybe("verify --policy -", POLICY);
+    assert_eq!(empty.code, Some(1));
+    assert!(empty.out.lines().any(|line| line == "chain nat-output is missing"), "{}", empty.out);
+
+    pod.done("apply --policy -", POLICY);
+    pod.by_hand("nft", "flush chain inet gybe nat-prerouting");
+    let differs = pod.gybe("verify --policy -", POLICY);
+    assert_eq!((differs.code, differs.err.as_str()), (Some(1), ""));
+    assert!(
+        differs.out.contains("\"inbound-to-proxy\"") && differs.out.contains("is missing"),
+        "{}",
+        differs.out
+    );
+    let as_json = pod.json("verify --policy -", POLICY);
+    assert_eq!(as_json["holds"], false);
+    assert_eq!(as_json["differences"].as_array().unwrap().len(), differs.out.lines().count());
+
+    pod.done("apply --policy -", POLICY);
+    assert_eq!(pod.gybe("verify --policy -", r#"{"enable_ipv6": true, "proxy_port": 16001}"#).code, Some(1));
+    assert_eq!(pod.gybe("verify --policy -", POLICY).code, Some(0));
+    pod.by_hand("ip", "-6 addr del ::6/128 dev lo");
+    let routes = pod.gybe("verify --policy -", POLICY);
+    assert_eq!((routes.code, routes.out.lines().count()), (Some(1), 1), "{}", routes.out);
+}
+
+#[test]
+fn counters_are_shown_and_are_no_difference() {
+    let pod = Pod::new();
+    pod.done("apply --policy -", r#"{"enable_ipv6": false}"#);
+    // Refused, but seen: nobody listens on the proxy's port.
+    let refused = pod.0.run(|| std::net::TcpStream::connect("127.0.0.2:80").map(drop)).unwrap();
+    assert!(refused.is_err());
+    let inspected = pod.json("inspect", "");
+    let counted = inspected["chains"].as_array().unwrap().iter().any(|chain| {
+        chain["rules"].as_array().unwrap().iter().any(|rule| rule["packets"].as_u64() > Some(0))
+    });
+    assert!(counted, "{inspected}");
+    assert!(pod.done("inspect", "").contains("packets 1 bytes 60"));
+    pod.done("verify --policy -", r#"{"enable_ipv6": false}"#);
+}
+
+#[test]
+fn a_pod_that_is_left_alone_has_nothing_written_and_must_have_nothing() {
+    let pod = Pod::new();
+    pod.by_hand("ip", "addr add 10.9.9.9/32 dev lo");
+    let unmeshed = "{kind: Pod, metadata: {name: a}, spec: {containers: [{name: app}]}}";
+    assert!(pod.done("apply --pod -", unmeshed).starts_with("Pod/a is left alone: "));
+    assert_eq!(pod.by_hand("nft", "list ruleset").out, "");
+    assert_eq!(pod.gybe("verify --pod -", unmeshed).code, Some(0));
+    pod.done("apply --policy -", POLICY);
+    let differs = pod.gybe("verify --pod -", unmeshed);
+    assert_eq!(differs.code, Some(1));
+    assert!(differs.err.starts_with("note: Pod/a is left alone: "), "{}", differs.err);
+}
+
+#[test]
+fn the_namespaces_addresses_decide_about_families() {
+    let pod = Pod::new();
+    for command in ["apply", "verify"] {
+        let nowhere = pod.gybe(&format!("{command} --policy -"), "{}");
+        assert_eq!(nowhere.code, Some(2));
+        assert!(nowhere.err.contains("has no address but loopback"), "{}", nowhere.err);
+    }
+    pod.by_hand("ip", "addr add 10.9.9.9/32 dev lo");
+    pod.done("apply --policy -", r#"{"enable_ipv6": true}"#);
+    pod.done("apply --policy -", "{}");
+    pod.done("verify --policy -", r#"{"enable_ipv6": false}"#);
+    pod.done("apply --policy -", r#"{"dual_stack": true}"#);
+    pod.done("verify --policy -", r#"{"enable_ipv6": false}"#);
+    pod.by_hand("ip", "addr add fd00::9/128 dev lo nodad");
+    let both = pod.gybe("apply --policy -", "{}");
+    assert_eq!(both.err, "note: the namespace has an IPv6 address, and its IPv6 is left alone\n");
+    pod.done("verify --policy -", r#"{"enable_ipv6": false}"#);
+    pod.done("apply --policy -", r#"{"dual_stack": true}"#);
+    pod.done("verify --policy -", r#"{"enable_ipv6": true}"#);
+    pod.done("apply --policy -", r#"{"enable_ipv6": false}"#);
+    assert_eq!(
+        pod.gybe("trace --policy - out tcp [fd00::9]:80", "{}").err,
+        "note: IPv6 is left alone here\n"
+    );
+    pod.done("trace --policy - out tcp [fd00::9]:80", r#"{"dual_stack": true}"#);
+    let traced = pod.json("trace --policy - out tcp 10.9.9.9:80 --uid 1337", "{}");
+    assert_eq!(traced["packet"]["interface"], "lo");
+    assert_eq!(traced["port"], 15006);
+}
+
+#[test]
+fn tproxy_brings_its_route_and_takes_it_away() {
+    let pod = Pod::new();
+    let policy = r#"{"mode": "TPROXY", "enable_ipv6": false}"#;
+    pod.done("apply --policy -", policy);
+    assert!(pod.by_hand("ip", "rule").out.contains("fwmark 0x539 lookup 133"));
+    pod.done("verify --policy -", policy);
+    pod.by_hand("ip", "route flush table 133");
+    assert_eq!(pod.gybe("verify --policy -", policy).code, Some(1));
+    pod.done("apply --policy -", policy);
+    pod.done("verify --policy -", policy);
+    pod.done("remove", "");
+    assert!(!pod.by_hand("ip", "rule").out.contains("0x539"));
+}
+
+#[test]
+fn every_backend_word_applies_verifies_and_removes() {
+    for (word, name) in [
+        ("auto", "nft"),
+        ("nft", "nft"),
+        ("iptables-nft", "iptables-nft"),
+        ("iptables-legacy", "iptables-legacy"),
+        ("legacy", "iptables-legacy"),
+        ("iptables", "iptables-nft"),
+    ] {
+        let pod = Pod::new();
+        let applied = pod.json(&format!("apply --policy - --backend {word}"), POLICY);
+        assert_eq!(applied["backend"], name, "{word}");
+        pod.done(&format!("verify --policy - --backend {word}"), POLICY);
+        let other = pod.gybe(&format!("verify --policy - --backend {word}"), r#"{"enable_ipv6": false}"#);
+        assert_eq!(other.code, Some(1), "{word}");
+        assert!(!pod.done(&format!("inspect --backend {word}"), "").starts_with("nothing"), "{word}");
+        pod.done(&format!("remove --backend {word}"), "");
+        assert!(pod.done(&format!("inspect --backend {word}"), "").starts_with("nothing of ours"), "{word}");
+    }
+}
+
+#[test]
+fn others_tables_are_not_touched() {
+    let pod = Pod::new();
+    pod.by_hand("nft", "add table inet theirs");
+    pod.by_hand("nft", "add chain inet theirs nat-output");
+    let before = pod.by_hand("nft", "list table inet theirs").out;
+    pod.done("apply --policy -", POLICY);
+    pod.done("verify --policy -", POLICY);
+    pod.done("remove", "");
+    assert_eq!(pod.by_hand("nft", "list ruleset").out, before);
+}
+
+#[test]
+fn what_is_no_network_namespace_is_named() {
+    for path in ["/nonexistent", "/etc/passwd", "/proc/self/ns/mnt", "/dev/null", "/"] {
+        for words in ["inspect", "remove", "apply --policy -", "verify --policy -"] {
+            let words: Vec<&str> = words.split(' ').chain(["--netns", path]).collect();
+            let run = ours("gybe", &words, "{}").unwrap();
+            assert_eq!((run.code, run.out.as_str()), (Some(2), ""), "{words:?}");
+            assert!(
+                run.err.starts_with("gybe: cannot use --netns: ") && run.err.contains(path),
+                "{}",
+                run.err
+            );
+        }
+    }
+}

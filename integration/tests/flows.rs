@@ -1,0 +1,50 @@
+//! Every recorded connection under every recorded policy, made for real.
+
+use gybe_integration::complaint::Complaint;
+use gybe_integration::run::{Rules, Until, all_under, differences};
+use gybe_integration::topology::Topology;
+use gybe_integration::vectors::{self, Place};
+use gybe_netfilter::nft::Nft;
+use gybe_netfilter::redirection::{Redirection, remove};
+
+#[test]
+fn under_every_policy_every_flow_ends_where_it_was_recorded_to_end() -> Result<(), Complaint> {
+    all_under(vectors::all()?, &Nft)
+}
+
+#[test]
+fn what_is_applied_twice_or_after_another_policy_is_as_if_applied_once() -> Result<(), Complaint> {
+    let vectors = vectors::all()?;
+    for (before, then) in [
+        ("inject-default-dual", "inject-default-dual"),
+        ("dns-all-dual", "outbound-include-cidr"),
+        ("outbound-none", "dns-all-tproxy-dual"),
+    ] {
+        let named = |name| vectors.iter().find(|vector| vector.name == name);
+        let (Some(before), Some(then)) = (named(before), named(then)) else {
+            return Err(Complaint::that(format!("no vector {before} or {then}")));
+        };
+        // All of them with both families: routes stay when another policy comes, like ::6 on lo.
+        let world = Topology::raise(then.policy.mode, &then.flows)?;
+        for policy in [&before.policy, &then.policy] {
+            let redirection = Redirection::of(policy);
+            world.at(Place::Pod).run(|| redirection.apply(&Nft))??;
+        }
+        let found = differences(&world, &then.flows, Rules::There, Until::TheEnd)?;
+        assert!(found.is_empty(), "{} after {}: {found:#?}", then.name, before.name);
+    }
+    Ok(())
+}
+
+#[test]
+fn when_the_rules_are_removed_every_flow_goes_where_it_went_before() -> Result<(), Complaint> {
+    for vector in vectors::all()?.iter().filter(|vector| vector.name.ends_with("tproxy-dual")) {
+        let world = Topology::raise(vector.policy.mode, &vector.flows)?;
+        let redirection = Redirection::of(&vector.policy);
+        world.at(Place::Pod).run(|| redirection.apply(&Nft))??;
+        world.at(Place::Pod).run(|| remove(&Nft))??;
+        let found = differences(&world, &vector.flows, Rules::NotThere, Until::TheEnd)?;
+        assert!(found.is_empty(), "{}: {found:#?}", vector.name);
+    }
+    Ok(())
+}

@@ -1,0 +1,84 @@
+//! Every recorded connection with the rules written by iptables, legacy and nft: each ends where it
+//! was recorded to end.
+
+use gybe_integration::complaint::Complaint;
+use gybe_integration::crowd::side_by_side;
+use gybe_integration::run::{Difference, Rules, Until, differences};
+use gybe_integration::topology::Topology;
+use gybe_integration::vectors::{self, Place, Vector};
+use gybe_netfilter::iptables::{Iptables, Variant};
+use gybe_netfilter::redirection::Redirection;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+/// A program that is started holds a copy of every socket of this process until it runs, and a port
+/// that is copied so cannot be bound again. So no connection is made while rules are written.
+static ONE_TEST_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+/// As many worlds as are raised before the first connection is made.
+const WORLDS: usize = 16;
+
+/// For a busy machine; how long it may take is asked elsewhere.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// The recorded network with the policy's redirection, changed by `change`.
+fn redirected(
+    backend: &Iptables,
+    vector: &Vector,
+    change: impl FnOnce(&mut Redirection) + Send,
+) -> Result<Topology, Complaint> {
+    let world = Topology::raise(vector.policy.mode, &vector.flows)?;
+    let mut redirection = Redirection::of(&vector.policy);
+    change(&mut redirection);
+    world.at(Place::Pod).run(|| redirection.apply(backend))??;
+    Ok(world)
+}
+
+fn every_flow_ends_as_recorded(variant: Variant) -> Result<(), Complaint> {
+    let _others_wait = ONE_TEST_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let backend = Iptables::find(variant)?.with_deadline(PATIENCE);
+    let mut all: Vec<String> = Vec::new();
+    for vectors in vectors::all()?.chunks(WORLDS) {
+        let worlds = side_by_side(vectors.iter().collect(), |vector| redirected(&backend, vector, |_| {}));
+        let worlds = worlds.into_iter().collect::<Result<Vec<_>, _>>()?;
+        let found = side_by_side(vectors.iter().zip(worlds).collect(), |(vector, world)| {
+            Ok::<_, Complaint>((vector, differences(&world, &vector.flows, Rules::There, Until::TheEnd)?))
+        });
+        for found in found {
+            let (vector, found) = found?;
+            all.extend(found.iter().map(|difference| format!("{}: {difference}", vector.name)));
+        }
+    }
+    assert!(all.is_empty(), "{} flows: {all:#?}", all.len());
+    Ok(())
+}
+
+#[test]
+fn with_iptables_legacy_every_flow_ends_as_recorded() -> Result<(), Complaint> {
+    every_flow_ends_as_recorded(Variant::Legacy)
+}
+
+#[test]
+fn with_iptables_nft_every_flow_ends_as_recorded() -> Result<(), Complaint> {
+    every_flow_ends_as_recorded(Variant::Nft)
+}
+
+#[test]
+fn a_missing_rule_is_noticed() -> Result<(), Complaint> {
+    let _others_wait = ONE_TEST_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let vector = vectors::all()?.into_iter().find(|vector| vector.name == "inject-default-dual");
+    let vector = vector.ok_or_else(|| Complaint::that("no vector inject-default-dual"))?;
+    for variant in [Variant::Legacy, Variant::Nft] {
+        for rule in ["proxy-uid", "inbound-to-proxy", "outbound-to-proxy", "proxy-to-own-pod-v6"] {
+            let world =
+                redirected(&Iptables::find(variant)?.with_deadline(PATIENCE), &vector, |redirection| {
+                    let rest = redirection.rules.without(rule);
+                    redirection.rules = rest.unwrap_or_else(|| redirection.rules.clone());
+                })?;
+            let found: Vec<Difference> =
+                differences(&world, &vector.flows, Rules::There, Until::ADifference)?;
+            assert!(!found.is_empty(), "{variant:?} without {rule}");
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,118 @@
+//! Whatever somebody does to our table is found, and named (F21).
+
+use crate::namespace::{in_new_namespace, nft};
+use crate::rules::{differences, redirect};
+use gybe_netfilter::backend::Backend;
+use gybe_netfilter::nft::Nft;
+
+/// The handle that `nft -a` lists for what `line` contains.
+fn handle(line: &str) -> String {
+    let listed = nft(&["-a", "list", "table", "inet", "gybe"]);
+    let line = listed
+        .lines()
+        .find(|candidate| candidate.contains(line))
+        .unwrap_or_else(|| panic!("{line}: {listed}"));
+    line.rsplit_once("handle ").unwrap().1.to_owned()
+}
+
+#[test]
+fn f21_each_rule_that_was_deleted_is_named() {
+    for (chain, rule) in redirect().rules() {
+        in_new_namespace(|| {
+            Nft.apply(&redirect()).unwrap();
+            let handle = handle(&format!("comment \"{}\"", rule.id));
+            nft(&["delete", "rule", "inet", "gybe", chain.as_str(), "handle", &handle]);
+            let sentence = format!("rule \"{}\" in chain {chain} is missing", rule.id);
+            assert_eq!(differences(&redirect()), [sentence]);
+        });
+    }
+}
+
+#[test]
+fn f21_a_rule_that_was_changed_is_named() {
+    in_new_namespace(|| {
+        Nft.apply(&redirect()).unwrap();
+        let handle = handle("comment \"proxy-uid\"");
+        nft(&[&format!(
+            "replace rule inet gybe nat-output handle {handle} skuid 1338 counter return comment \"proxy-uid\""
+        )]);
+        assert_eq!(
+            differences(&redirect()),
+            [r#"rule "proxy-uid" in chain nat-output is not as it was written"#]
+        );
+    });
+}
+
+#[test]
+fn f21_rules_that_are_too_many_or_in_another_place_are_named() {
+    in_new_namespace(|| {
+        Nft.apply(&redirect()).unwrap();
+        nft(&["insert rule inet gybe nat-output drop"]);
+        nft(&[&format!("delete rule inet gybe nat-prerouting handle {}", handle("comment \"inbound\""))]);
+        nft(&[
+            "insert rule inet gybe nat-prerouting meta l4proto tcp counter redirect to :15006 comment \"inbound\"",
+        ]);
+        let found = differences(&redirect());
+        assert!(
+            found[0].starts_with("rule \"handle ")
+                && found[0].ends_with("\" in chain nat-output should not be there"),
+            "{found:?}"
+        );
+        assert!(found[1].contains("in chain nat-prerouting is out of order"), "{found:?}");
+        assert_eq!(found.len(), 2, "{found:?}");
+    });
+}
+
+#[test]
+fn f21_elements_of_a_set_are_named() {
+    in_new_namespace(|| {
+        Nft.apply(&redirect()).unwrap();
+        nft(&["delete element inet gybe inbound-excluded-ports { 15090 }"]);
+        nft(&["add element inet gybe inbound-excluded-ports { 22, 8000-8010 }"]);
+        let sentences = [
+            "element 15090 of set inbound-excluded-ports is missing",
+            "element 22 of set inbound-excluded-ports should not be there",
+            "element 8000-8010 of set inbound-excluded-ports should not be there",
+        ];
+        assert_eq!(differences(&redirect()), sentences);
+    });
+}
+
+#[test]
+fn f21_a_whole_table_that_is_gone_is_every_chain_and_set_missing() {
+    in_new_namespace(|| {
+        Nft.apply(&redirect()).unwrap();
+        nft(&["flush ruleset"]);
+        let sentences = [
+            "set inbound-excluded-ports is missing",
+            "chain nat-capture is missing",
+            "chain nat-output is missing",
+            "chain nat-prerouting is missing",
+        ];
+        assert_eq!(differences(&redirect()), sentences);
+        Nft.apply(&redirect()).unwrap();
+        assert_eq!(differences(&redirect()), [""; 0]);
+    });
+}
+
+#[test]
+fn f21_a_chain_that_hangs_elsewhere_is_named() {
+    in_new_namespace(|| {
+        Nft.apply(&redirect()).unwrap();
+        nft(&["flush chain inet gybe nat-prerouting; delete chain inet gybe nat-prerouting"]);
+        nft(&["add chain inet gybe nat-prerouting { type nat hook prerouting priority -99; }"]);
+        assert_eq!(differences(&redirect())[0], "chain nat-prerouting is not as it was written");
+    });
+}
+
+#[test]
+fn applying_mends_whatever_was_done() {
+    in_new_namespace(|| {
+        Nft.apply(&redirect()).unwrap();
+        nft(&[
+            "add rule inet gybe nat-output drop; add chain inet gybe other; add set inet gybe s { type mark; }",
+        ]);
+        Nft.apply(&redirect()).unwrap();
+        assert_eq!(differences(&redirect()), [""; 0]);
+    });
+}

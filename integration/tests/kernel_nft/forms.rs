@@ -1,0 +1,82 @@
+//! Every match and every verdict is taken by the kernel and read back byte for byte.
+
+use crate::namespace::{in_new_namespace, nft};
+use crate::rules::{differences, every_match, every_verdict};
+use gybe_netfilter::backend::Backend;
+use gybe_netfilter::nft::Nft;
+
+#[test]
+fn every_match_loads_and_reads_back_byte_for_byte() {
+    in_new_namespace(|| {
+        Nft.apply(&every_match()).unwrap();
+        assert_eq!(differences(&every_match()), [""; 0], "{}", nft(&["list", "ruleset"]));
+    });
+}
+
+#[test]
+fn every_verdict_loads_and_reads_back_byte_for_byte() {
+    in_new_namespace(|| {
+        Nft.apply(&every_verdict()).unwrap();
+        assert_eq!(differences(&every_verdict()), [""; 0], "{}", nft(&["list", "ruleset"]));
+    });
+}
+
+#[test]
+fn nft_lists_every_rule_so_that_it_can_be_loaded_again() {
+    for rules in [every_match(), every_verdict()] {
+        in_new_namespace(|| {
+            Nft.apply(&rules).unwrap();
+            let listed = nft(&["list", "ruleset"]);
+            let path = std::env::temp_dir().join(format!("gybe-listed-{:?}", std::thread::current().id()));
+            std::fs::write(&path, &listed).unwrap();
+            in_new_namespace(|| {
+                nft(&["-f", path.to_str().unwrap()]);
+                assert_eq!(nft(&["list", "ruleset"]), listed);
+            });
+            std::fs::remove_file(path).unwrap();
+        });
+    }
+}
+
+#[test]
+fn nft_shows_every_rules_id_as_its_comment() {
+    in_new_namespace(|| {
+        Nft.apply(&every_match()).unwrap();
+        let listed = nft(&["list", "table", "inet", "gybe"]);
+        for (_, rule) in every_match().rules() {
+            let comment = format!("comment \"{}\"", rule.id);
+            assert_eq!(listed.matches(&comment).count(), 1, "{comment} in {listed}");
+        }
+    });
+}
+
+/// The numbers in a comparison that would be printed otherwise if a type or byte order were wrong.
+#[test]
+fn nft_prints_values_as_people_write_them() {
+    in_new_namespace(|| {
+        Nft.apply(&every_match()).unwrap();
+        let listed = nft(&["-n", "list", "table", "inet", "gybe"]);
+        for line in [
+            "elements = { 0, 3, 1337, 4294967294 }",
+            "elements = { 2, 1337 }",
+            "\"a23456789012345\"",
+            "elements = { 22, 80, 443, 8000-8001,",
+            "elements = { 10.0.0.0-11.0.255.255 }",
+            "elements = { 1.0.0.0/8, 255.0.0.0/8 }",
+            "tcp dport != 15008 counter",
+            "udp sport 8000-8999 counter",
+            "udp sport != 0-1023 counter",
+            "meta l4proto { 6, 17 } th dport 53 counter",
+            "meta l4proto { 6, 17 } th dport @either-ports counter",
+            "ip daddr 10.0.0.0/9 counter",
+            "ip daddr != 10.1.2.0/24 counter",
+            "ip6 daddr != fc00::/7 counter",
+            "ip6 daddr fd01::/64 counter",
+            "meta skuid 1337 counter",
+            "ct state 0x2,0x4 counter",
+            "iifname \"eth0\" counter",
+        ] {
+            assert!(listed.contains(line), "{line} in {listed}");
+        }
+    });
+}

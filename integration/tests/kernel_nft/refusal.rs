@@ -1,0 +1,102 @@
+//! What is said when the kernel refuses: the object, the reason, and what would help.
+
+use crate::namespace::{in_new_namespace, nft, without_privilege};
+use crate::rules::{differences, every_verdict, inspected, redirect, rule, ruleset};
+use gybe_netfilter::backend::Backend;
+use gybe_netfilter::nft::{Nft, NftError, Object};
+use gybe_netfilter::ruleset::{ChainName, Match, Protocol, Ruleset, Verdict};
+use nix::errno::Errno;
+use std::error::Error;
+
+fn refused(rules: &Ruleset) -> (String, Errno, Option<String>) {
+    let error = Nft.apply(rules).unwrap_err();
+    let reason = error.source().and_then(|source| source.downcast_ref::<Errno>());
+    (error.to_string(), *reason.unwrap_or_else(|| panic!("{error:?}")), error.hint())
+}
+
+#[test]
+fn a_goto_to_a_chain_that_is_not_there_names_its_rule_and_blames_no_module() {
+    let rules = ruleset(vec![(
+        ChainName::NatOutput,
+        vec![
+            rule("first", vec![], Verdict::Return),
+            rule("lost", vec![], Verdict::Goto(ChainName::NatCapture)),
+        ],
+    )]);
+    in_new_namespace(|| {
+        let (said, errno, hint) = refused(&rules);
+        assert_eq!(said, r#"nftables refused rule "lost" in chain nat-output"#);
+        assert_eq!((errno, hint), (Errno::ENOENT, None));
+        assert_eq!(nft(&["list", "ruleset"]), "", "nothing of a refused transaction stays");
+    });
+}
+
+#[test]
+fn f16_a_refused_transaction_leaves_the_rules_that_were_there() {
+    let wrong = ruleset(vec![(
+        ChainName::NatOutput,
+        vec![rule("lost", vec![], Verdict::Goto(ChainName::NatCapture))],
+    )]);
+    in_new_namespace(|| {
+        Nft.apply(&redirect()).unwrap();
+        let before = nft(&["-a", "list", "ruleset"]);
+        assert_eq!(refused(&wrong).1, Errno::ENOENT);
+        assert_eq!(nft(&["-a", "list", "ruleset"]), before);
+    });
+}
+
+#[test]
+fn a_verdict_in_a_chain_that_cannot_carry_it_names_its_rule() {
+    let tcp = Match::Protocol(Protocol::Tcp);
+    let redirect = Verdict::Redirect(15001.try_into().unwrap());
+    let rules = ruleset(vec![(ChainName::MangleOutput, vec![rule("misplaced", vec![tcp], redirect)])]);
+    in_new_namespace(|| {
+        let (said, errno, hint) = refused(&rules);
+        assert!(said.starts_with(r#"nftables refused rule "misplaced" in chain mangle-output"#), "{said}");
+        assert_eq!(errno, Errno::EOPNOTSUPP);
+        assert!(hint.unwrap().contains("nft_redir"));
+        let tried = Nft.dry_run(&rules).unwrap_err();
+        assert!(matches!(tried, NftError::Refused { object: Object::Rule(..), .. }), "{tried:?}");
+    });
+}
+
+#[test]
+fn without_privilege_the_hint_names_the_capability() {
+    in_new_namespace(|| {
+        without_privilege();
+        let (said, errno, hint) = refused(&redirect());
+        assert_eq!((said.as_str(), errno), ("nftables refused the transaction", Errno::EPERM));
+        assert!(hint.unwrap().contains("CAP_NET_ADMIN"));
+        for error in [Nft.inspect().unwrap_err(), Nft.remove().unwrap_err()] {
+            assert!(error.hint().is_some_and(|hint| hint.contains("CAP_NET_ADMIN")), "{error:?}");
+        }
+    });
+}
+
+#[test]
+fn a_rule_id_that_is_too_long_for_a_comment_is_refused_by_name() {
+    let with = |length| {
+        let id: &'static str = "x".repeat(length).leak();
+        ruleset(vec![(ChainName::NatOutput, vec![rule(id, vec![], Verdict::Return)])])
+    };
+    in_new_namespace(|| {
+        for length in [254, 255, 256, 300, 70_000] {
+            let error = Nft.apply(&with(length)).unwrap_err();
+            let named =
+                error.to_string().contains("rule \"xxx") || error.to_string().contains("cannot write");
+            assert!(named, "{length}: {error:?}");
+            assert!(inspected().is_empty());
+        }
+        Nft.apply(&with(253)).unwrap();
+        assert_eq!(differences(&with(253)), [""; 0]);
+    });
+}
+
+#[test]
+fn f19_fifty_namespaces_at_once_do_not_wait_for_each_other_in_vain() {
+    std::thread::scope(|scope| {
+        for _ in 0..50 {
+            scope.spawn(|| in_new_namespace(|| Nft.apply(&every_verdict()).unwrap()));
+        }
+    });
+}

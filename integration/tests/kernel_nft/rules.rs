@@ -1,0 +1,217 @@
+//! Rule sets made by hand: every match and every verdict, whether or not `compile` writes it today.
+
+use gybe_netfilter::backend::{Backend, Inventory};
+use gybe_netfilter::nft::Nft;
+use gybe_netfilter::policy::{
+    Destinations, Dns, Families, Groups, Inbound, InterfaceName, InvalidPackets, LoopbackCidr, Mode,
+    Outbound, Owners, Port, PortSet, RedirectPolicy,
+};
+use gybe_netfilter::ruleset::{
+    Chain, ChainName, ConnectionState, Family, Is, Match, Networks, Protocol, Rule, RuleId, Ruleset, Verdict,
+};
+use std::collections::BTreeSet;
+
+pub(crate) fn port(port: u16) -> Port {
+    Port::new(port).unwrap()
+}
+
+pub(crate) fn ports(list: impl IntoIterator<Item = u16>) -> PortSet {
+    list.into_iter().collect()
+}
+
+pub(crate) fn names(list: &[&str]) -> BTreeSet<InterfaceName> {
+    list.iter().map(|name| InterfaceName::parse(name).unwrap()).collect()
+}
+
+pub(crate) fn v4(list: &[&str]) -> Networks {
+    Networks::V4(list.iter().map(|net| net.parse().unwrap()).collect())
+}
+
+pub(crate) fn v6(list: &[&str]) -> Networks {
+    Networks::V6(list.iter().map(|net| net.parse().unwrap()).collect())
+}
+
+pub(crate) fn rule(id: &'static str, matches: Vec<Match>, verdict: Verdict) -> Rule {
+    Rule { id: RuleId(id), matches, verdict }
+}
+
+pub(crate) fn ruleset(chains: Vec<(ChainName, Vec<Rule>)>) -> Ruleset {
+    let chains = chains.into_iter().map(|(name, rules)| Chain { name, rules }).collect();
+    Ruleset { families: Families::V4AndV6, chains }
+}
+
+/// A small redirect: a chain that is continued into, a list, both families.
+pub(crate) fn redirect() -> Ruleset {
+    use ChainName::{NatCapture, NatOutput, NatPrerouting};
+    let tcp = || Match::Protocol(Protocol::Tcp);
+    ruleset(vec![
+        (
+            NatPrerouting,
+            vec![
+                rule(
+                    "inbound-excluded-ports",
+                    vec![tcp(), Match::DestinationPort(Is::In, ports([15020, 15021, 15090]))],
+                    Verdict::Return,
+                ),
+                rule("inbound", vec![tcp()], Verdict::Redirect(port(15006))),
+            ],
+        ),
+        (
+            NatOutput,
+            vec![
+                rule("proxy-uid", vec![Match::OwnerUid([1337].into())], Verdict::Return),
+                rule("to-loopback", vec![Match::Destination(Is::In, v4(&["127.0.0.1/32"]))], Verdict::Return),
+                rule("rest", vec![], Verdict::Goto(NatCapture)),
+            ],
+        ),
+        (NatCapture, vec![rule("outbound", vec![tcp()], Verdict::Redirect(port(15001)))]),
+    ])
+}
+
+/// One rule for every way to match, in chains where the kernel allows it.
+pub(crate) fn every_match() -> Ruleset {
+    use ChainName::{MangleOutput, ManglePrerouting, NatOutput, RawPrerouting};
+    let tcp = || Match::Protocol(Protocol::Tcp);
+    let udp = || Match::Protocol(Protocol::Udp);
+    let both = || Match::Protocol(Protocol::TcpOrUdp);
+    let some = || ports([22, 80, 443, 8000, 8001, 65535]);
+    let rules = |list: Vec<(&'static str, Vec<Match>)>| {
+        list.into_iter().map(|(id, matches)| rule(id, matches, Verdict::Return)).collect()
+    };
+    ruleset(vec![
+        (
+            RawPrerouting,
+            rules(vec![("no-match", vec![]), ("udp", vec![udp()]), ("tcp-or-udp-alone", vec![both()])]),
+        ),
+        (
+            ManglePrerouting,
+            rules(vec![
+                ("family-4", vec![Match::Family(Family::V4)]),
+                ("family-6", vec![Match::Family(Family::V6)]),
+                ("in-one", vec![Match::InInterface(names(&["eth0"]))]),
+                ("in-many", vec![Match::InInterface(names(&["eth0", "net1", "a23456789012345"]))]),
+                ("established", vec![Match::State(ConnectionState::EstablishedOrRelated)]),
+                ("invalid", vec![Match::State(ConnectionState::Invalid)]),
+                ("mark", vec![Match::Mark(Is::In, 1337)]),
+                ("mark-not", vec![Match::Mark(Is::NotIn, 0xdead_beef)]),
+                ("ct-mark", vec![Match::ConnectionMark(1337)]),
+                ("from-one", vec![Match::Source(Is::In, v4(&["127.0.0.6/32"]))]),
+                ("from-many", vec![Match::Source(Is::NotIn, v4(&["10.0.0.0/8", "192.168.0.0/16"]))]),
+                ("from-one-6", vec![Match::Source(Is::In, v6(&["::6/128"]))]),
+                ("from-many-6", vec![Match::Source(Is::NotIn, v6(&["fd00::/8", "ff00::/8"]))]),
+                (
+                    "family-and-address",
+                    vec![Match::Family(Family::V4), Match::Source(Is::In, v4(&["10.0.0.0/8"]))],
+                ),
+            ]),
+        ),
+        (
+            MangleOutput,
+            rules(vec![
+                ("to-prefix-9", vec![Match::Destination(Is::In, v4(&["10.0.0.0/9"]))]),
+                ("to-prefix-24-not", vec![Match::Destination(Is::NotIn, v4(&["10.1.2.0/24"]))]),
+                ("to-anywhere", vec![Match::Destination(Is::In, v4(&["0.0.0.0/0"]))]),
+                ("to-touching", vec![Match::Destination(Is::In, v4(&["10.0.0.0/8", "11.0.0.0/16"]))]),
+                ("to-top", vec![Match::Destination(Is::In, v4(&["1.0.0.0/8", "255.0.0.0/8"]))]),
+                ("to-6-prefix-7", vec![Match::Destination(Is::NotIn, v6(&["fc00::/7"]))]),
+                ("to-6-prefix-64", vec![Match::Destination(Is::In, v6(&["fd01::/64"]))]),
+                ("to-6-all", vec![Match::Destination(Is::In, v6(&["::/0"]))]),
+                ("to-6-many", vec![Match::Destination(Is::In, v6(&["::1/128", "8000::/1"]))]),
+            ]),
+        ),
+        (
+            NatOutput,
+            rules(vec![
+                ("out-one", vec![Match::OutInterface(names(&["lo"]))]),
+                ("out-many", vec![Match::OutInterface(names(&["lo", "eth0"]))]),
+                ("port", vec![tcp(), Match::DestinationPort(Is::In, ports([80]))]),
+                ("port-not", vec![tcp(), Match::DestinationPort(Is::NotIn, ports([15008]))]),
+                ("range", vec![udp(), Match::SourcePort(Is::In, ports(8000..9000))]),
+                ("range-not", vec![udp(), Match::SourcePort(Is::NotIn, ports(0..1024))]),
+                ("ports", vec![tcp(), Match::DestinationPort(Is::In, some())]),
+                ("ports-not", vec![tcp(), Match::DestinationPort(Is::NotIn, some())]),
+                ("either-port", vec![both(), Match::DestinationPort(Is::In, ports([53]))]),
+                ("either-ports", vec![both(), Match::DestinationPort(Is::In, some())]),
+                ("uid", vec![Match::OwnerUid([1337].into())]),
+                ("uids", vec![Match::OwnerUid([0, 3, 1337, u32::MAX - 1].into())]),
+                ("gid", vec![Match::OwnerGid([1337].into())]),
+                ("gids", vec![Match::OwnerGid([2, 1337].into())]),
+                (
+                    "all-at-once",
+                    vec![
+                        Match::OutInterface(names(&["lo"])),
+                        tcp(),
+                        Match::Destination(Is::NotIn, v4(&["127.0.0.1/32"])),
+                        Match::DestinationPort(Is::NotIn, ports([53, 15008])),
+                        Match::OwnerUid([1, 2].into()),
+                    ],
+                ),
+            ]),
+        ),
+    ])
+}
+
+/// One rule for every verdict, in a chain where the kernel allows it.
+pub(crate) fn every_verdict() -> Ruleset {
+    use ChainName::*;
+    let tcp = || Match::Protocol(Protocol::Tcp);
+    let tproxy = Verdict::Tproxy { port: port(15006), mark: 1337 };
+    ruleset(vec![
+        (RawPrerouting, vec![rule("zone-in", vec![], Verdict::Zone(1))]),
+        (RawOutput, vec![rule("zone-out", vec![], Verdict::Zone(65535))]),
+        (
+            ManglePrerouting,
+            vec![
+                rule("save", vec![], Verdict::SaveMark),
+                rule("divert", vec![tcp()], Verdict::Divert(1337)),
+                rule("drop", vec![Match::State(ConnectionState::Invalid)], Verdict::Drop),
+                rule("tproxy-4", vec![tcp(), Match::Destination(Is::NotIn, v4(&["127.0.0.1/32"]))], tproxy),
+                rule("tproxy-6", vec![Match::Family(Family::V6), tcp()], tproxy),
+                rule("tproxy-both", vec![tcp()], tproxy),
+            ],
+        ),
+        (
+            MangleOutput,
+            vec![rule("restore", vec![], Verdict::RestoreMark), rule("mark", vec![], Verdict::SetMark(1338))],
+        ),
+        (NatPrerouting, vec![rule("redirect", vec![tcp()], Verdict::Redirect(port(15006)))]),
+        (NatOutput, vec![rule("goto", vec![], Verdict::Goto(NatLoopback))]),
+        (NatLoopback, vec![rule("return", vec![], Verdict::Return)]),
+        (NatCapture, vec![]),
+    ])
+}
+
+pub(crate) fn inspected() -> Inventory {
+    Nft.inspect().unwrap()
+}
+
+/// What is not as `rules` would have it, in sentences.
+pub(crate) fn differences(rules: &Ruleset) -> Vec<String> {
+    Nft.wanted(rules).differences(&inspected()).iter().map(ToString::to_string).collect()
+}
+
+/// What the injector asks for, on both families.
+pub(crate) fn policy() -> RedirectPolicy {
+    RedirectPolicy {
+        mode: Mode::Redirect,
+        outbound_port: port(15001),
+        inbound_port: port(15006),
+        tunnel_port: port(15008),
+        proxy_uids: Owners::new(1337, []),
+        proxy_gids: Owners::new(1337, []),
+        inbound: Inbound::AllBut(ports([15020, 15021, 15090])),
+        outbound: Outbound {
+            excluded_ports: PortSet::default(),
+            excluded_to: Default::default(),
+            included_ports: PortSet::default(),
+            included_to: Destinations::All,
+            groups: Groups::AllBut(BTreeSet::new()),
+        },
+        excluded_interfaces: BTreeSet::new(),
+        virtual_interfaces: BTreeSet::new(),
+        dns: Dns::Off,
+        invalid: InvalidPackets::Pass,
+        loopback: LoopbackCidr::default(),
+        families: Families::V4AndV6,
+    }
+}

@@ -1,0 +1,49 @@
+//! Every rule is there for something: without it, at least one connection goes elsewhere.
+
+use gybe_integration::complaint::Complaint;
+use gybe_integration::crowd::side_by_side;
+use gybe_integration::mutation::{Mutant, mutants};
+use gybe_integration::run::{Until, under};
+use gybe_integration::vectors;
+use gybe_netfilter::nft::Nft;
+use gybe_netfilter::redirection::Redirection;
+use gybe_netfilter::routes::Routes;
+
+/// Rules whose absence no connection of an honest caller can show; `rarely.rs` shows what they do.
+const SHOWN_ELSEWHERE: [&str; 5] = [
+    "drop-invalid",
+    "proxy-keeps-source",
+    "zone-upstream-answers",
+    "zone-upstream-answers-v4",
+    "zone-upstream-answers-v6",
+];
+
+#[test]
+fn without_any_one_rule_some_flow_goes_elsewhere() -> Result<(), Complaint> {
+    let mut mutants = mutants(&vectors::all()?)?;
+    mutants.retain(|rule, _| !SHOWN_ELSEWHERE.contains(&rule.0));
+    let fates = side_by_side(mutants.into_iter().collect(), |(rule, mutants)| {
+        Ok::<_, Complaint>((rule, betrayed(&mutants)?))
+    });
+    let mut survivors = Vec::new();
+    for fate in fates {
+        let (rule, betrayed) = fate?;
+        if !betrayed {
+            survivors.push(rule.0);
+        }
+    }
+    assert!(survivors.is_empty(), "no flow needs these rules: {survivors:?}");
+    Ok(())
+}
+
+/// Does one of them show that its rule is missing?
+fn betrayed(mutants: &[Mutant]) -> Result<bool, Complaint> {
+    for mutant in mutants {
+        let routes = Routes::wanted(&mutant.vector.policy);
+        let redirection = Redirection { rules: mutant.rules.clone(), routes };
+        if !under(&mutant.vector, &redirection, &Nft, Until::ADifference)?.is_empty() {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}

@@ -1,0 +1,88 @@
+//! What `gybe render` prints is what `gybe apply` writes: nft itself is the judge.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test that meets what it did not expect has nothing better to do"
+)]
+
+use gybe_installer::demo::namespace::Namespace;
+use gybe_integration::programs::{Run, ours, run};
+use serde_json::Value;
+use std::fs;
+
+/// Name and policy file of every recorded vector.
+fn policies() -> Vec<(String, String)> {
+    let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/vectors/rules/flows");
+    let files = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
+    let mut policies: Vec<(String, String)> = files
+        .filter_map(|path| {
+            let name = path.file_stem()?.to_string_lossy().into_owned();
+            let vector: Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
+            Some((name, vector.get("options")?.to_string()))
+        })
+        .collect();
+    policies.sort();
+    assert_eq!(policies.len(), 70, "vectors with options in {directory}");
+    policies
+}
+
+fn gybe(arguments: &[&str], policy: &str) -> String {
+    let run = ours("gybe", arguments, policy).unwrap();
+    assert_eq!((run.code, run.err.as_str()), (Some(0), ""), "gybe {arguments:?} with {policy}");
+    run.out
+}
+
+fn nft(namespace: &Namespace, arguments: &[&str], script: &str) -> Run {
+    namespace.run(|| run("nft", arguments, script)).unwrap().unwrap()
+}
+
+fn table(namespace: &Namespace) -> String {
+    let listed = nft(namespace, &["list", "table", "inet", "gybe"], "");
+    assert_eq!((listed.code, listed.err.as_str()), (Some(0), ""));
+    listed.out
+}
+
+#[test]
+fn nft_accepts_every_script_and_reads_in_it_what_apply_writes() {
+    for (name, policy) in policies() {
+        let script = gybe(&["render", "--backend", "nft", "--policy", "-"], &policy);
+        let (by_nft, by_gybe) = (Namespace::new().unwrap(), Namespace::new().unwrap());
+        for arguments in [["-c", "-f", "-"].as_slice(), &["-f", "-"], &["-c", "-f", "-"]] {
+            let taken = nft(&by_nft, arguments, &script);
+            assert_eq!(
+                (taken.code, taken.err.as_str()),
+                (Some(0), ""),
+                "{name}: nft {arguments:?}\n{script}"
+            );
+        }
+        let path = by_gybe.path();
+        gybe(&["apply", "--policy", "-", "--netns", &path.to_string_lossy()], &policy);
+        let (by_nft, by_gybe) = (table(&by_nft), table(&by_gybe));
+        let lines = by_nft.lines().zip(by_gybe.lines()).enumerate();
+        let differ: Vec<_> = lines.filter(|(_, (left, right))| left != right).take(5).collect();
+        assert_eq!(differ, [], "{name}: first lines that differ (by nft, by gybe)");
+        assert_eq!(by_nft.lines().count(), by_gybe.lines().count(), "{name}");
+    }
+}
+
+#[test]
+fn the_script_loaded_twice_is_the_same_as_once() {
+    let namespace = Namespace::new().unwrap();
+    let load = |script: &str| assert_eq!(nft(&namespace, &["-f", "-"], script).code, Some(0));
+    let other = gybe(&["render", "--policy", "-"], r#"{"redirect_dns": true, "capture_all_dns": true}"#);
+    let script = gybe(&["render", "--policy", "-"], "{}");
+    load(&script);
+    let once = table(&namespace);
+    load(&other);
+    assert_ne!(table(&namespace), once);
+    load(&script);
+    assert_eq!(table(&namespace), once);
+}
+
+#[test]
+fn a_comment_about_a_pod_that_is_left_alone_is_a_script_too() {
+    let namespace = Namespace::new().unwrap();
+    let script = gybe(&["render", "--pod", "-"], "{kind: Pod, spec: {containers: [{name: app}]}}");
+    assert!(script.starts_with("# "), "{script}");
+    assert_eq!(nft(&namespace, &["-c", "-f", "-"], &script).code, Some(0));
+}

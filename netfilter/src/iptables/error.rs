@@ -1,0 +1,206 @@
+//! What can go wrong with iptables, and what helps.
+
+use super::programs::DIRECTORIES;
+use super::save::SaveError;
+use crate::nft::NftError;
+use crate::ruleset::Family;
+use std::fmt;
+use std::path::PathBuf;
+use std::process::ExitStatus;
+use std::time::Duration;
+
+/// Why rules were not written, read or removed by iptables.
+#[derive(Debug, thiserror::Error)]
+pub enum IptablesError {
+    /// No program of this variant on this node.
+    #[error("no {variant} programs for {} on this node", Name(*family))]
+    ProgramMissing {
+        /// Which variant.
+        variant: &'static str,
+        /// For which family.
+        family: Family,
+    },
+    /// Somebody else redirects this namespace.
+    #[error("chain {chain} in table {table} ({}) was not written by gybe", Name(*family))]
+    Foreign {
+        /// The family of the table.
+        family: Family,
+        /// The table.
+        table: &'static str,
+        /// The first chain of theirs.
+        chain: String,
+    },
+    /// Istio redirects this namespace by nftables.
+    #[error("nftables table inet {table} belongs to istio-cni")]
+    ForeignTable {
+        /// Their first table.
+        table: String,
+    },
+    /// Another backend of ours redirects it.
+    #[error("the backend {name} has its rules in this namespace")]
+    OtherBackend {
+        /// Which one.
+        name: &'static str,
+    },
+    /// Whether somebody else redirects it cannot be found out.
+    #[error("cannot tell whether somebody else redirects this namespace")]
+    Neighbours(#[source] NftError),
+    /// The program printed what cannot be judged.
+    #[error("cannot tell which rules are there from {}", program.display())]
+    Unreadable {
+        /// Which program.
+        program: PathBuf,
+        /// What is wrong with its output.
+        source: SaveError,
+    },
+    /// The program could not be started or watched.
+    #[error("cannot run {}", program.display())]
+    NotRun {
+        /// Which program.
+        program: PathBuf,
+        /// What the kernel said.
+        source: std::io::Error,
+    },
+    /// The program did not come to an end.
+    #[error("{} had not finished after {after:?} and was killed", program.display())]
+    Deadline {
+        /// Which program.
+        program: PathBuf,
+        /// How long it was given.
+        after: Duration,
+    },
+    /// The program refused.
+    #[error("{} failed ({status}){}: {stderr}", program.display(), at(rule.as_deref()))]
+    Failed {
+        /// Which program.
+        program: PathBuf,
+        /// How it ended.
+        status: ExitStatus,
+        /// The rule it stopped at, where it says.
+        rule: Option<String>,
+        /// What it said, cut to a few lines.
+        stderr: String,
+    },
+    /// The private thread the programs are run from could not be made.
+    #[error("cannot make a thread to run iptables from")]
+    NoThread(#[source] std::io::Error),
+    /// The user namespace that owns this network namespace could not be found.
+    #[error("cannot find the user namespace that owns this network namespace")]
+    UserNamespace(#[source] std::io::Error),
+    /// The rules are as they were before.
+    #[error("rules for {} could not be written, and everything was put back as it was", Name(*family))]
+    PutBack {
+        /// The family whose rules were refused.
+        family: Family,
+        /// Why.
+        source: Box<IptablesError>,
+    },
+    /// The rules are neither as they were nor as they should be.
+    #[error("rules for {} could not be written, nor what was there before put back ({undo})", Name(*family))]
+    HalfWritten {
+        /// The family whose rules were refused.
+        family: Family,
+        /// Why they could not be put back.
+        undo: String,
+        /// Why they were refused.
+        source: Box<IptablesError>,
+    },
+}
+
+struct Name(Family);
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.0 {
+            Family::V4 => "IPv4",
+            Family::V6 => "IPv6",
+        })
+    }
+}
+
+fn at(rule: Option<&str>) -> String {
+    rule.map(|rule| format!(" at rule {rule:?}")).unwrap_or_default()
+}
+
+impl IptablesError {
+    /// What the reader can do about it.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            Self::ProgramMissing { .. } => Some(format!(
+                "install iptables in one of {}, or choose the backend \"nft\", which needs no program",
+                DIRECTORIES.join(", ")
+            )),
+            Self::Foreign { table, .. } => Some(format!(
+                "istio-cni or istio-init has redirected this pod (its table {table} has no empty chain GYBE); \
+                 take the pod out of their hands, or leave it to them"
+            )),
+            Self::ForeignTable { .. } => {
+                Some("take the pod out of istio-cni's hands, or leave it to istio-cni".to_owned())
+            }
+            Self::OtherBackend { name } => Some(format!("remove them with that backend first: {name}")),
+            Self::Neighbours(error) => error.hint(),
+            Self::Unreadable { source: SaveError::Incompatible(_), .. } => {
+                Some("choose the backend \"nft\"".to_owned())
+            }
+            Self::Deadline { .. } => Some(
+                "somebody holds the xtables lock, a name service is slow, or the node is overloaded"
+                    .to_owned(),
+            ),
+            Self::Failed { stderr, .. } => explain(stderr).map(str::to_owned),
+            Self::UserNamespace(_) => Some(
+                "the pod runs in a user namespace (hostUsers: false); choose the backend \"nft\"".to_owned(),
+            ),
+            Self::PutBack { source, .. } => source.hint(),
+            Self::HalfWritten { source, .. } => Some(match source.hint() {
+                Some(hint) => format!("{hint}; then apply again, which repairs what is half written"),
+                None => "apply again: it repairs what is half written".to_owned(),
+            }),
+            Self::Unreadable { .. } | Self::NotRun { .. } | Self::NoThread(_) => None,
+        }
+    }
+}
+
+/// What iptables says, and what it means. The first that is found in its words counts.
+const EXPLANATIONS: [(&str, &str); 9] = [
+    ("holding the xtables lock", "another program holds the xtables lock of this namespace"),
+    ("missing kernel module", "the kernel lacks the match or target it names; load it, or choose \"nft\""),
+    ("Couldn't load", "this iptables lacks the extension it names; install it, or choose \"nft\""),
+    ("unrecognized option", TOO_OLD),
+    ("unknown option", TOO_OLD),
+    ("you must be root", "it takes CAP_NET_ADMIN in the user namespace that owns the network namespace"),
+    ("initialize table", "the kernel has no such table; load ip_tables and its tables, or choose \"nft\""),
+    ("does not exist", "the kernel has no such table; load ip_tables and its tables, or choose \"nft\""),
+    // Legacy says only "line 12 failed", nft an errno: xt_owner gives EINVAL, what is missing ENOENT.
+    (
+        "failed",
+        "the kernel refused a rule: it lacks a match or target (xt_owner, xt_REDIRECT, xt_comment, xt_multiport, \
+         xt_TPROXY, xt_CT; for iptables-nft nft_compat); load it, or choose the backend \"nft\"",
+    ),
+];
+
+const TOO_OLD: &str = "this iptables is too old; choose the backend \"nft\"";
+
+fn explain(stderr: &str) -> Option<&'static str> {
+    EXPLANATIONS.iter().find(|(said, _)| stderr.contains(said)).map(|(_, means)| *means)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What iptables 1.8.9 said when these things were done to it.
+    #[test]
+    fn what_the_programs_say_is_explained() {
+        for (said, meant) in [
+            ("Another app is currently holding the xtables lock. Stopped waiting after 2s.", "lock"),
+            ("Couldn't load target `NOSUCH':No such file or directory", "extension"),
+            ("iptables-restore v1.8.9 (legacy): unknown option \"--zoneeee\"", "too old"),
+            ("iptables-restore: line 6 failed", "xt_owner"),
+            ("line 4: RULE_APPEND failed (Invalid argument): rule in chain X", "xt_owner"),
+            ("Could not fetch rule set generation id: Permission denied (you must be root)", "CAP_NET_ADMIN"),
+            ("iptables-restore: unable to initialize table 'raw'", "no such table"),
+        ] {
+            assert!(explain(said).is_some_and(|hint| hint.contains(meant)), "{said}: {:?}", explain(said));
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! Where our rules stand in iptables: tables, chains, and the mark that says they are ours.
+
+use crate::ruleset::{ChainName, Family, Hook, Stage};
+
+/// The empty chain that marks a table's `ISTIO_*` chains as written by us.
+pub(super) const MARK: &str = "GYBE";
+
+/// What the chains of every sidecar redirect begin with, ours and others'.
+pub(super) const PREFIX: &str = "ISTIO_";
+
+/// All tables we write, in the order they are committed: zones and marks stand before the address
+/// translation that needs them begins to capture.
+pub(super) const TABLES: [Stage; 3] = [Stage::Raw, Stage::Mangle, Stage::Nat];
+
+/// Both families, in the order they are written.
+pub(super) const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
+
+impl Stage {
+    /// The iptables table of this stage.
+    pub(super) fn table(self) -> &'static str {
+        match self {
+            Self::Raw => "raw",
+            Self::Mangle => "mangle",
+            Self::Nat => "nat",
+        }
+    }
+}
+
+impl Hook {
+    /// The built-in chain of this hook.
+    pub(super) fn built_in(self) -> &'static str {
+        match self {
+            Self::Prerouting => "PREROUTING",
+            Self::Output => "OUTPUT",
+        }
+    }
+}
+
+impl ChainName {
+    /// Our chain's name in its table. People and scripts look for `ISTIO_*`, so where Istio has a
+    /// chain for the purpose it is Istio's name.
+    ///
+    /// | ours | table | iptables | Istio |
+    /// |---|---|---|---|
+    /// | raw-prerouting | raw | `ISTIO_INBOUND` | the same |
+    /// | raw-output | raw | `ISTIO_OUTPUT_DNS` | the same |
+    /// | mangle-prerouting | mangle | `ISTIO_INBOUND` | the same |
+    /// | mangle-output | mangle | `ISTIO_OUTPUT` | stands in `OUTPUT` itself |
+    /// | nat-prerouting | nat | `ISTIO_INBOUND` | the same |
+    /// | nat-output | nat | `ISTIO_OUTPUT` | the same |
+    /// | nat-loopback | nat | `ISTIO_LOOPBACK` | stands in `ISTIO_OUTPUT` |
+    /// | nat-capture | nat | `ISTIO_REDIRECT` | the same |
+    /// | (a divert verdict) | mangle | `ISTIO_DIVERT` | the same |
+    pub(super) fn iptables(self) -> &'static str {
+        match self {
+            Self::RawPrerouting | Self::ManglePrerouting | Self::NatPrerouting => "ISTIO_INBOUND",
+            Self::RawOutput => "ISTIO_OUTPUT_DNS",
+            Self::MangleOutput | Self::NatOutput => "ISTIO_OUTPUT",
+            Self::NatLoopback => "ISTIO_LOOPBACK",
+            Self::NatCapture => "ISTIO_REDIRECT",
+        }
+    }
+}
+
+/// How iptables and its users call a family: `ip`, `ip6`.
+pub(super) fn family_name(family: Family) -> &'static str {
+    match family {
+        Family::V4 => "ip",
+        Family::V6 => "ip6",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn no_two_chains_share_a_name_in_a_table() {
+        let chains = [
+            ChainName::RawPrerouting,
+            ChainName::RawOutput,
+            ChainName::ManglePrerouting,
+            ChainName::MangleOutput,
+            ChainName::NatPrerouting,
+            ChainName::NatOutput,
+            ChainName::NatLoopback,
+            ChainName::NatCapture,
+        ];
+        let places: BTreeSet<_> = chains.iter().map(|c| (c.stage().table(), c.iptables())).collect();
+        assert_eq!(places.len(), chains.len());
+        // XT_EXTENSION_MAXNAMELEN less the NUL: a longer name is refused by the program.
+        assert!(places.iter().all(|(_, name)| name.starts_with(PREFIX) && name.len() <= 28));
+    }
+}

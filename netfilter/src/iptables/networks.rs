@@ -1,0 +1,127 @@
+//! Networks of one family as iptables can ask for them: one network at a time, or all but one.
+
+use crate::ruleset::{Family, Is, Networks};
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+
+/// Addresses of one family.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Addresses {
+    /// In any of these.
+    Any(Vec<IpNet>),
+    /// Everywhere but here: the one negation iptables knows.
+    AllBut(IpNet),
+}
+
+impl Addresses {
+    /// Those that `is` and `networks` speak of.
+    pub(super) fn of(is: Is, networks: &Networks) -> Self {
+        let nets: Vec<IpNet> = match networks {
+            Networks::V4(nets) => nets.iter().copied().map(IpNet::V4).collect(),
+            Networks::V6(nets) => nets.iter().copied().map(IpNet::V6).collect(),
+        };
+        match (is, nets.as_slice()) {
+            (Is::In, _) => Self::Any(nets),
+            (Is::NotIn, [net]) if net.prefix_len() > 0 => Self::AllBut(*net),
+            (Is::NotIn, _) => Self::Any(outside(everywhere(networks.family()), &nets)),
+        }
+    }
+
+    /// Those in both: iptables takes each option once.
+    pub(super) fn and(self, other: Self) -> Self {
+        let (ours, theirs) = (self.spelled_out(), other.spelled_out());
+        let both = ours.iter().flat_map(|a| theirs.iter().filter_map(move |b| narrower(*a, *b)));
+        Self::Any(both.collect())
+    }
+
+    /// What to ask, each its own rule; `None` asks nothing, because every address will do.
+    pub(super) fn choices(self) -> Vec<Option<(Is, IpNet)>> {
+        match self {
+            Self::AllBut(net) => vec![Some((Is::NotIn, net))],
+            Self::Any(nets) => {
+                nets.into_iter().map(|net| (net.prefix_len() > 0).then_some((Is::In, net))).collect()
+            }
+        }
+    }
+
+    fn spelled_out(self) -> Vec<IpNet> {
+        match self {
+            Self::Any(nets) => nets,
+            Self::AllBut(net) => {
+                let family = if net.addr().is_ipv4() { Family::V4 } else { Family::V6 };
+                outside(everywhere(family), &[net])
+            }
+        }
+    }
+}
+
+fn everywhere(family: Family) -> IpNet {
+    match family {
+        Family::V4 => IpNet::V4(Ipv4Net::default()),
+        Family::V6 => IpNet::V6(Ipv6Net::default()),
+    }
+}
+
+fn narrower(a: IpNet, b: IpNet) -> Option<IpNet> {
+    if b.contains(&a) {
+        Some(a)
+    } else if a.contains(&b) {
+        Some(b)
+    } else {
+        None
+    }
+}
+
+/// `space` without `holes`, as networks: halves what a hole cuts, keeps what none touches.
+fn outside(space: IpNet, holes: &[IpNet]) -> Vec<IpNet> {
+    if holes.iter().any(|hole| hole.contains(&space)) {
+        return Vec::new();
+    }
+    if !holes.iter().any(|hole| space.contains(hole)) {
+        return vec![space];
+    }
+    let halves = space.subnets(space.prefix_len() + 1).into_iter().flatten();
+    halves.flat_map(|half| outside(half, holes)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn nets(text: &[&str]) -> Networks {
+        Networks::V4(text.iter().map(|net| net.parse().unwrap()).collect())
+    }
+
+    #[test]
+    fn what_lies_outside_several_networks_is_spelled_out() {
+        let holes = nets(&["0.0.0.0/1", "192.0.0.0/2"]);
+        assert_eq!(Addresses::of(Is::NotIn, &holes), Addresses::Any(vec!["128.0.0.0/2".parse().unwrap()]));
+        let loopback = nets(&["127.0.0.1/32", "127.0.0.6/32"]);
+        let Addresses::Any(outside) = Addresses::of(Is::NotIn, &loopback) else { panic!("two networks") };
+        for address in ["127.0.0.0", "127.0.0.2", "127.0.0.7", "0.0.0.0", "255.255.255.255", "10.1.2.3"] {
+            let address = IpNet::from(address.parse::<std::net::IpAddr>().unwrap());
+            assert_eq!(outside.iter().filter(|net| net.contains(&address)).count(), 1, "{address}");
+        }
+        for address in ["127.0.0.1/32", "127.0.0.6/32"] {
+            let address: IpNet = address.parse().unwrap();
+            assert!(!outside.iter().any(|net| net.contains(&address)), "{address}");
+        }
+    }
+
+    #[test]
+    fn no_address_lies_outside_everywhere_and_one_network_is_left_as_it_is() {
+        assert_eq!(Addresses::of(Is::NotIn, &nets(&["0.0.0.0/0"])).choices(), vec![]);
+        assert_eq!(Addresses::of(Is::In, &nets(&["0.0.0.0/0"])).choices(), vec![None]);
+        let one: IpNet = "10.0.0.0/8".parse().unwrap();
+        assert_eq!(Addresses::of(Is::NotIn, &nets(&["10.0.0.0/8"])).choices(), vec![Some((Is::NotIn, one))]);
+    }
+
+    #[test]
+    fn two_wishes_about_one_address_become_what_both_allow() {
+        let ten = Addresses::of(Is::In, &nets(&["10.0.0.0/8", "11.0.0.0/8"]));
+        let but = Addresses::of(Is::NotIn, &nets(&["10.128.0.0/9"]));
+        assert_eq!(
+            ten.and(but),
+            Addresses::Any(vec!["10.0.0.0/9".parse().unwrap(), "11.0.0.0/8".parse().unwrap()])
+        );
+    }
+}

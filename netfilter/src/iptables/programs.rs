@@ -1,0 +1,109 @@
+//! Which programs carry a variant of iptables, found by absolute path: no `PATH`, no shell.
+
+use super::error::IptablesError;
+use crate::ruleset::Family;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+/// Which of the kernel's two rule engines iptables writes to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Variant {
+    /// `ip_tables`, the older one.
+    Legacy,
+    /// `nf_tables`, in tables `ip` and `ip6` of iptables' own names.
+    Nft,
+}
+
+impl Variant {
+    /// The backend's name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Legacy => "iptables-legacy",
+            Self::Nft => "iptables-nft",
+        }
+    }
+}
+
+/// Where distributions put them; NixOS last.
+pub(super) const DIRECTORIES: [&str; 7] = [
+    "/usr/sbin",
+    "/sbin",
+    "/usr/bin",
+    "/bin",
+    "/usr/local/sbin",
+    "/usr/local/bin",
+    "/run/current-system/sw/bin",
+];
+
+/// One program: a path, and for a program of many names the one it shall answer to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Program {
+    pub path: PathBuf,
+    pub applet: Option<&'static str>,
+}
+
+/// The programs of one family.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct FamilyPrograms {
+    pub save: Program,
+    pub restore: Program,
+}
+
+/// The programs of one variant. Those for IPv6 may be missing where nobody redirects IPv6.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Programs {
+    v4: FamilyPrograms,
+    v6: Option<FamilyPrograms>,
+}
+
+impl Programs {
+    /// Looks through `directories`, in order.
+    pub(super) fn find(variant: Variant, directories: &[PathBuf]) -> Result<Self, IptablesError> {
+        let v4 = family_programs(variant, Family::V4, directories)
+            .ok_or_else(|| IptablesError::ProgramMissing { variant: variant.name(), family: Family::V4 })?;
+        Ok(Self { v4, v6: family_programs(variant, Family::V6, directories) })
+    }
+
+    /// Those of `family`, if they were found.
+    pub(super) fn of(&self, family: Family) -> Option<&FamilyPrograms> {
+        match family {
+            Family::V4 => Some(&self.v4),
+            Family::V6 => self.v6.as_ref(),
+        }
+    }
+}
+
+fn family_programs(variant: Variant, family: Family, directories: &[PathBuf]) -> Option<FamilyPrograms> {
+    let [save, restore] = match family {
+        Family::V4 => ["iptables-save", "iptables-restore"],
+        Family::V6 => ["ip6tables-save", "ip6tables-restore"],
+    };
+    Some(FamilyPrograms {
+        save: program(variant, save, directories)?,
+        restore: program(variant, restore, directories)?,
+    })
+}
+
+/// A plain `iptables-restore` may be either variant and is not asked; the program of many names
+/// that it is a link to stands beside it wherever it does.
+fn program(variant: Variant, applet: &'static str, directories: &[PathBuf]) -> Option<Program> {
+    let (word, multis): (_, &[&str]) = match variant {
+        // xtables-multi is iptables 1.4 to 1.6, which knew one engine.
+        Variant::Legacy => ("tables-legacy-", &["xtables-legacy-multi", "xtables-multi"]),
+        Variant::Nft => ("tables-nft-", &["xtables-nft-multi"]),
+    };
+    let own_name = executable(directories, &applet.replacen("tables-", word, 1));
+    let own = own_name.map(|path| Program { path, applet: None });
+    own.or_else(|| {
+        let path = multis.iter().find_map(|multi| executable(directories, multi))?;
+        Some(Program { path, applet: Some(applet) })
+    })
+}
+
+fn executable(directories: &[PathBuf], name: &str) -> Option<PathBuf> {
+    directories.iter().map(|directory| directory.join(name)).find(|path| is_executable(path))
+}
+
+fn is_executable(path: &Path) -> bool {
+    path.metadata().is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)
+}

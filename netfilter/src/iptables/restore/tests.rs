@@ -1,0 +1,131 @@
+use super::*;
+use crate::iptables::save::parse;
+use crate::policy::PortSet;
+use crate::ruleset::{Is, Match, Protocol, Rule};
+
+fn rule(id: &'static str, matches: Vec<Match>, verdict: Verdict) -> Rule {
+    Rule { id: RuleId(id), matches, verdict }
+}
+
+fn rules(chains: Vec<(ChainName, Vec<Rule>)>) -> Ruleset {
+    let chains = chains.into_iter().map(|(name, rules)| Chain { name, rules }).collect();
+    Ruleset { families: Families::V4AndV6, chains }
+}
+
+fn small() -> Ruleset {
+    let to_proxy = Verdict::Redirect(15001.try_into().unwrap());
+    rules(vec![
+        (
+            ChainName::NatOutput,
+            vec![
+                rule("proxy-uid", vec![Match::OwnerUid([1337, u32::MAX].into())], Verdict::Return),
+                rule("to-capture", Vec::new(), Verdict::Goto(ChainName::NatCapture)),
+            ],
+        ),
+        (ChainName::NatCapture, vec![rule("to-proxy", vec![Match::Protocol(Protocol::Tcp)], to_proxy)]),
+    ])
+}
+
+/// `iptables-save` output of a table that holds this and nothing else.
+fn saved(holdings: &Holdings) -> Holdings {
+    let tables = holdings.iter().map(|(stage, holding)| {
+        let declared: String = holding.chains.keys().map(|chain| format!(":{chain} - [0:0]\n")).collect();
+        let rules = holding.hooks.iter().chain(&holding.chains).flat_map(|(chain, entries)| {
+            entries.iter().map(move |entry| format!("[0:0] -A {chain} {}\n", entry.text()))
+        });
+        format!("*{}\n:OUTPUT ACCEPT [0:0]\n{declared}{}COMMIT\n", stage.table(), rules.collect::<String>())
+    });
+    parse(&tables.collect::<String>()).unwrap().ours
+}
+
+#[test]
+fn a_fresh_namespace_gets_this_text() {
+    let wanted = "*nat\n\
+        :GYBE - [0:0]\n\
+        :ISTIO_OUTPUT - [0:0]\n\
+        :ISTIO_REDIRECT - [0:0]\n\
+        -A ISTIO_OUTPUT -m owner --uid-owner 1337 -m comment --comment proxy-uid -j RETURN\n\
+        -A ISTIO_OUTPUT -m comment --comment to-capture -g ISTIO_REDIRECT\n\
+        -A ISTIO_REDIRECT -p tcp -m comment --comment to-proxy -j REDIRECT --to-ports 15001\n\
+        -A OUTPUT -m comment --comment nat-output -j ISTIO_OUTPUT\n\
+        COMMIT\n";
+    for family in [Family::V4, Family::V6] {
+        assert_eq!(transaction(&Holdings::new(), &render(&small(), family)).as_deref(), Some(wanted));
+    }
+}
+
+#[test]
+fn what_is_there_already_is_not_written_again() {
+    let wanted = render(&small(), Family::V4);
+    assert_eq!(transaction(&saved(&wanted), &wanted), None);
+}
+
+#[test]
+fn removal_takes_the_mark_with_it_and_names_no_chain_of_others() {
+    let text = transaction(&saved(&render(&small(), Family::V4)), &Holdings::new()).unwrap();
+    let wanted = "*nat\n-F GYBE\n-F ISTIO_OUTPUT\n-F ISTIO_REDIRECT\n\
+        -D OUTPUT -m comment --comment nat-output -j ISTIO_OUTPUT\n\
+        -X GYBE\n-X ISTIO_OUTPUT\n-X ISTIO_REDIRECT\nCOMMIT\n";
+    assert_eq!(text, wanted);
+}
+
+#[test]
+fn a_changed_rule_leaves_the_hook_in_its_place_among_others() {
+    let mut other = small();
+    other.chains[0].rules.remove(0);
+    let text = transaction(&saved(&render(&small(), Family::V4)), &render(&other, Family::V4)).unwrap();
+    assert!(!text.contains("-A OUTPUT") && !text.contains("-D OUTPUT"), "{text}");
+}
+
+#[test]
+fn only_tables_that_differ_are_written() {
+    let dns = rule(
+        "zone",
+        vec![Match::Protocol(Protocol::Udp), Match::DestinationPort(Is::In, PortSet::from_iter([53]))],
+        Verdict::Zone(2),
+    );
+    let mut more = small();
+    more.chains.push(Chain { name: ChainName::RawOutput, rules: vec![dns] });
+    let (less, more) = (render(&small(), Family::V4), render(&more, Family::V4));
+    for (found, wanted) in [(&less, &more), (&more, &less)] {
+        let text = transaction(&saved(found), wanted).unwrap();
+        assert!(text.starts_with("*raw\n") && !text.contains("*nat"), "{text}");
+    }
+}
+
+#[test]
+fn a_rule_of_others_that_leads_into_our_chains_goes_with_them_and_is_never_quoted() {
+    let text = "*nat\n:OUTPUT ACCEPT [0:0]\n:GYBE - [0:0]\n:ISTIO_OUTPUT - [0:0]\n:MINE - [0:0]\n\
+        -A OUTPUT -j MINE\n\
+        -A OUTPUT -m comment --comment \"x\n-A OUTPUT --modprobe=/evil\" -j ISTIO_OUTPUT\n\
+        -A OUTPUT -m comment --comment nat-output -j ISTIO_OUTPUT\nCOMMIT\n";
+    let text = transaction(&parse(text).unwrap().ours, &Holdings::new()).unwrap();
+    assert!(
+        text.contains("-D OUTPUT 2\n-D OUTPUT -m comment --comment nat-output -j ISTIO_OUTPUT\n"),
+        "{text}"
+    );
+    assert!(!text.contains("evil") && !text.contains("MINE"), "{text}");
+}
+
+#[test]
+fn a_divert_is_a_chain_that_marks_and_accepts() {
+    let divert = rule("intercepted-before", vec![Match::Protocol(Protocol::Tcp)], Verdict::Divert(1337));
+    let holdings = render(&rules(vec![(ChainName::ManglePrerouting, vec![divert])]), Family::V6);
+    let text = transaction(&Holdings::new(), &holdings).unwrap();
+    for line in [
+        "-A ISTIO_DIVERT -j MARK --set-xmark 0x539/0xffffffff\n-A ISTIO_DIVERT -j ACCEPT\n",
+        "-A ISTIO_INBOUND -p tcp -m comment --comment intercepted-before -g ISTIO_DIVERT\n",
+        "-A PREROUTING -m comment --comment mangle-prerouting -j ISTIO_INBOUND\n",
+    ] {
+        assert!(text.contains(line), "{line} in\n{text}");
+    }
+}
+
+#[test]
+fn a_chain_that_has_nothing_to_say_to_a_family_is_not_written_for_it() {
+    let servers = crate::ruleset::Networks::V4(vec!["10.96.0.10/32".parse().unwrap()]);
+    let zone = rule("zone-app-asks-v4", vec![Match::Destination(Is::In, servers)], Verdict::Zone(2));
+    let rules = rules(vec![(ChainName::RawOutput, vec![zone])]);
+    assert!(render(&rules, Family::V6).is_empty());
+    assert!(!render(&rules, Family::V4).is_empty());
+}

@@ -1,0 +1,76 @@
+//! Lines and words of `iptables-save` output, where a quoted word may hold line breaks.
+
+/// A walk through text that knows whether it stands inside a quoted word. A quote opens only at
+/// the start of a word (`xtables_save_string` quotes whole words): inside one it is a letter, as in
+/// a chain name.
+#[derive(Default)]
+struct Quotes {
+    inside: bool,
+    escaped: bool,
+    mid_word: bool,
+}
+
+/// What a character is.
+#[derive(PartialEq, Eq)]
+enum Meaning {
+    /// Itself.
+    Letter,
+    /// Part of the quoting.
+    Quoting,
+    /// Between words.
+    Blank,
+    /// Between lines.
+    Break,
+}
+
+impl Quotes {
+    fn meaning(&mut self, c: char) -> Meaning {
+        let meaning = match c {
+            _ if self.escaped => Meaning::Letter,
+            '\\' if self.inside => Meaning::Quoting,
+            '"' if self.inside || !self.mid_word => Meaning::Quoting,
+            _ if self.inside => Meaning::Letter,
+            '\n' => Meaning::Break,
+            ' ' => Meaning::Blank,
+            _ => Meaning::Letter,
+        };
+        if meaning == Meaning::Quoting && c == '"' {
+            self.inside = !self.inside;
+        }
+        self.escaped = meaning == Meaning::Quoting && c == '\\';
+        self.mid_word = matches!(meaning, Meaning::Letter | Meaning::Quoting);
+        meaning
+    }
+}
+
+/// The lines that are not empty; `None` when the text ends inside a quoted word.
+pub(super) fn logical_lines(text: &str) -> Option<Vec<&str>> {
+    let (mut quotes, mut start, mut lines) = (Quotes::default(), 0, Vec::new());
+    for (at, c) in text.char_indices() {
+        // A remark or a chain's name is no place for quotes.
+        let line = text.get(start..at).unwrap_or_default();
+        let bare = line.starts_with(['#', ':', '*']);
+        let meaning = if bare && c != '\n' { Meaning::Letter } else { quotes.meaning(c) };
+        if meaning == Meaning::Break {
+            lines.push(line);
+            start = at + 1;
+        }
+    }
+    lines.push(text.get(start..).unwrap_or_default());
+    lines.retain(|line| !line.is_empty());
+    (!quotes.inside).then_some(lines)
+}
+
+/// The words of a rule without their quotes; `None` when a quote is left open.
+pub(super) fn words(spec: &str) -> Option<Vec<String>> {
+    let (mut quotes, mut words, mut word) = (Quotes::default(), Vec::new(), None::<String>);
+    for c in spec.chars() {
+        match quotes.meaning(c) {
+            Meaning::Letter => word.get_or_insert_default().push(c),
+            Meaning::Quoting => drop(word.get_or_insert_default()),
+            Meaning::Blank | Meaning::Break => words.extend(word.take()),
+        }
+    }
+    words.extend(word);
+    (!quotes.inside).then_some(words)
+}

@@ -1,0 +1,188 @@
+//! The words an iptables rule of ours is made of. Each is built from a typed value, and every
+//! option is spelled here: no text from outside can become one.
+//!
+//! Spelling and order are those of `iptables-save` (1.8.9, both variants agree), so that what is
+//! written reads back word for word.
+
+use crate::policy::{InterfaceName, Port, PortRange};
+use crate::ruleset::{ConnectionState, Family, Is, RuleId};
+use ipnet::IpNet;
+
+/// A transport protocol with ports.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Transport {
+    Tcp,
+    Udp,
+}
+
+impl Transport {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Tcp => "tcp",
+            Self::Udp => "udp",
+        }
+    }
+}
+
+/// Which end of a connection a port belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum End {
+    Source,
+    Destination,
+}
+
+/// One thing a packet must be, as iptables can ask it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Token {
+    Source(Is, IpNet),
+    Destination(Is, IpNet),
+    InInterface(InterfaceName),
+    OutInterface(InterfaceName),
+    Protocol(Transport),
+    Port(Transport, End, Is, PortRange),
+    /// At most 15 slots; a range takes two.
+    Ports(End, Is, Vec<PortRange>),
+    Uid(u32),
+    Gid(u32),
+    Mark(Is, u32),
+    ConnectionMark(u32),
+    State(ConnectionState),
+    Comment(RuleId),
+}
+
+/// What becomes of a packet that is all of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Target {
+    Return,
+    Accept,
+    Drop,
+    Redirect(Port),
+    Tproxy {
+        family: Family,
+        port: Port,
+        mark: u32,
+    },
+    SetMark(u32),
+    SaveMark,
+    RestoreMark,
+    Zone(u16),
+    /// Called: a `RETURN` there comes back here.
+    Jump(&'static str),
+    /// Continued in: a `RETURN` there goes back to whoever called this chain.
+    Goto(String),
+}
+
+type Words = Vec<String>;
+
+fn push(words: &mut Words, more: &[&str]) {
+    words.extend(more.iter().map(|word| (*word).to_owned()));
+}
+
+fn invert(words: &mut Words, is: Is) {
+    if is == Is::NotIn {
+        push(words, &["!"]);
+    }
+}
+
+fn ports(range: PortRange) -> String {
+    match range.bounds() {
+        (first, last) if first == last => first.to_string(),
+        (first, last) => format!("{first}:{last}"),
+    }
+}
+
+fn flag(end: End) -> &'static str {
+    match end {
+        End::Source => "--sport",
+        End::Destination => "--dport",
+    }
+}
+
+impl Token {
+    /// Appends this token's words.
+    pub(super) fn write(&self, words: &mut Words) {
+        match self {
+            Self::Source(is, net) => basic(words, *is, "-s", &net.to_string()),
+            Self::Destination(is, net) => basic(words, *is, "-d", &net.to_string()),
+            Self::InInterface(name) => basic(words, Is::In, "-i", name.as_str()),
+            Self::OutInterface(name) => basic(words, Is::In, "-o", name.as_str()),
+            Self::Protocol(protocol) => basic(words, Is::In, "-p", protocol.word()),
+            Self::Port(protocol, end, is, range) => {
+                test(words, protocol.word(), *is, [flag(*end), &ports(*range)]);
+            }
+            Self::Ports(end, is, ranges) => {
+                let list = ranges.iter().copied().map(ports).collect::<Vec<_>>().join(",");
+                test(words, "multiport", *is, [&format!("{}s", flag(*end)), &list]);
+            }
+            Self::Uid(id) => test(words, "owner", Is::In, ["--uid-owner", &id.to_string()]),
+            Self::Gid(id) => test(words, "owner", Is::In, ["--gid-owner", &id.to_string()]),
+            Self::Mark(is, mark) => test(words, "mark", *is, ["--mark", &format!("{mark:#x}")]),
+            Self::ConnectionMark(mark) => test(words, "connmark", Is::In, ["--mark", &format!("{mark:#x}")]),
+            Self::State(state) => test(words, "conntrack", Is::In, ["--ctstate", state_words(*state)]),
+            Self::Comment(id) => test(words, "comment", Is::In, ["--comment", id.0]),
+        }
+    }
+
+    /// Its place in a rule: `iptables-save` prints the basic tests first, in this order.
+    pub(super) fn rank(&self) -> u8 {
+        match self {
+            Self::Source(..) => 0,
+            Self::Destination(..) => 1,
+            Self::InInterface(_) => 2,
+            Self::OutInterface(_) => 3,
+            Self::Protocol(_) => 4,
+            Self::Comment(_) => 6,
+            _ => 5,
+        }
+    }
+}
+
+fn basic(words: &mut Words, is: Is, option: &str, value: &str) {
+    invert(words, is);
+    push(words, &[option, value]);
+}
+
+fn test(words: &mut Words, module: &str, is: Is, [option, value]: [&str; 2]) {
+    push(words, &["-m", module]);
+    invert(words, is);
+    push(words, &[option, value]);
+}
+
+fn state_words(state: ConnectionState) -> &'static str {
+    match state {
+        ConnectionState::EstablishedOrRelated => "RELATED,ESTABLISHED",
+        ConnectionState::Invalid => "INVALID",
+    }
+}
+
+impl Target {
+    /// Appends this target's words.
+    pub(super) fn write(&self, words: &mut Words) {
+        match self {
+            Self::Return => push(words, &["-j", "RETURN"]),
+            Self::Accept => push(words, &["-j", "ACCEPT"]),
+            Self::Drop => push(words, &["-j", "DROP"]),
+            Self::Redirect(port) => push(words, &["-j", "REDIRECT", "--to-ports", &port.to_string()]),
+            Self::Tproxy { family, port, mark } => {
+                let anywhere = match family {
+                    Family::V4 => "0.0.0.0",
+                    Family::V6 => "::",
+                };
+                push(words, &["-j", "TPROXY", "--on-port", &port.to_string(), "--on-ip", anywhere]);
+                push(words, &["--tproxy-mark", &format!("{mark:#x}/0xffffffff")]);
+            }
+            Self::SetMark(mark) => {
+                push(words, &["-j", "MARK", "--set-xmark", &format!("{mark:#x}/0xffffffff")]);
+            }
+            Self::SaveMark => connmark(words, "--save-mark"),
+            Self::RestoreMark => connmark(words, "--restore-mark"),
+            Self::Zone(zone) => push(words, &["-j", "CT", "--zone", &zone.to_string()]),
+            Self::Jump(chain) => push(words, &["-j", chain]),
+            Self::Goto(chain) => push(words, &["-g", chain]),
+        }
+    }
+}
+
+fn connmark(words: &mut Words, what: &str) {
+    push(words, &["-j", "CONNMARK", what, "--nfmask", "0xffffffff", "--ctmask", "0xffffffff"]);
+}

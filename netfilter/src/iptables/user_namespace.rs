@@ -1,0 +1,59 @@
+//! Programs in the user namespace that owns the network namespace: the one module here that needs
+//! unsafe code.
+//!
+//! The owner match is refused with EINVAL unless whoever writes it is in that user namespace
+//! (`owner_check`, net/netfilter/xt_owner.c, v6.18), and `setns(CLONE_NEWUSER)` is refused to a
+//! process with several threads: so the child enters it, between fork and exec.
+#![expect(
+    unsafe_code,
+    reason = "an ioctl that returns a descriptor, and pre_exec: neither has a safe wrapper"
+)]
+
+use nix::sched::{CloneFlags, setns};
+use nix::sys::prctl::set_pdeathsig;
+use nix::sys::signal::Signal;
+use nix::unistd::{Gid, Uid, setresgid, setresuid};
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+/// `NS_GET_USERNS`, include/uapi/linux/nsfs.h.
+mod request {
+    nix::ioctl_none!(owning_user_namespace, 0xb7, 0x1);
+}
+
+/// The user namespace that owns the calling thread's network namespace, when the thread itself is
+/// in another one.
+pub(super) fn foreign_owner() -> io::Result<Option<OwnedFd>> {
+    let netns = File::open("/proc/thread-self/ns/net")?;
+    // SAFETY: the descriptor is open for the whole call, and this request takes no argument.
+    let owner = unsafe { request::owning_user_namespace(netns.as_raw_fd()) }?;
+    // SAFETY: on success the kernel has opened this descriptor for us; nobody else owns it.
+    let owner = File::from(unsafe { OwnedFd::from_raw_fd(owner) });
+    let own = std::fs::metadata("/proc/thread-self/ns/user")?;
+    let theirs = owner.metadata()?;
+    let same = (own.dev(), own.ino()) == (theirs.dev(), theirs.ino());
+    Ok((!same).then(|| owner.into()))
+}
+
+/// Makes `command` die with the thread that starts it, and start as root of `user_namespace`.
+pub(super) fn confine(command: &mut Command, user_namespace: Option<OwnedFd>) {
+    let enter = move || {
+        if let Some(owner) = &user_namespace {
+            setns(owner, CloneFlags::CLONE_NEWUSER)?;
+            // Only uid 0 of the new namespace keeps its capabilities over exec.
+            let (user, group) = (Uid::from_raw(0), Gid::from_raw(0));
+            setresgid(group, group, group)?;
+            setresuid(user, user, user)?;
+        }
+        // Last: a change of identity forgets it. A killed caller must not leave a writer behind.
+        set_pdeathsig(Signal::SIGKILL)?;
+        Ok(())
+    };
+    // SAFETY: between fork and exec the closure only makes system calls: it allocates nothing,
+    // takes no lock and panics nowhere, and what it captures is a plain descriptor.
+    unsafe { command.pre_exec(enter) };
+}

@@ -1,0 +1,10 @@
+//! Netlink as a transport: messages and attributes as bytes, one socket type, and what answers mean.
+//!
+//! Knows neither nftables nor routes. `nft` and `routes` put their own messages into it.
+
+pub(crate) mod answer;
+pub(crate) mod attr;
+pub(crate) mod list;
+pub(crate) mod message;
+pub(crate) mod reply;
+pub(crate) mod socket;

@@ -1,0 +1,176 @@
+//! A list of the kernel's, collected from datagrams: whole, or the reason why it is not.
+//!
+//! Pure: takes what was received. What the entries mean, only those know who asked.
+
+use super::answer::Answer;
+use super::message::{DONE, DUMP_INTERRUPTED, ERROR, Message, Messages};
+use super::reply::{Received, Unknown};
+use nix::errno::Errno;
+
+/// What one request for a list brought so far.
+#[derive(Debug)]
+pub(crate) struct List {
+    sequence: u32,
+    entries: Vec<Vec<u8>>,
+    end: Option<End>,
+    changed: bool,
+}
+
+/// How it ended by itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    Whole,
+    Refused(Errno),
+    Unknown(Unknown),
+}
+
+/// How a request for a list ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Listed {
+    /// All there is: what follows the netlink header of each message.
+    Whole(Vec<Vec<u8>>),
+    /// Something changed while it was listed.
+    Changed,
+    /// The kernel would not list it.
+    Refused(Errno),
+    /// No telling whether it is all.
+    Unknown(Unknown),
+}
+
+impl List {
+    /// Nothing received yet of the answer to `sequence`.
+    pub(crate) fn of(sequence: u32) -> Self {
+        Self { sequence, entries: Vec::new(), end: None, changed: false }
+    }
+
+    /// Has the end been reached?
+    pub(crate) fn is_complete(&self) -> bool {
+        self.end.is_some()
+    }
+
+    /// How it ended, when nothing more is to come.
+    pub(crate) fn outcome(self) -> Listed {
+        match self.end {
+            Some(End::Whole) if self.changed => Listed::Changed,
+            Some(End::Whole) => Listed::Whole(self.entries),
+            Some(End::Refused(errno)) => Listed::Refused(errno),
+            Some(End::Unknown(unknown)) => Listed::Unknown(unknown),
+            None => Listed::Unknown(Unknown::NotAcknowledged),
+        }
+    }
+
+    /// Takes note of one thing received.
+    pub(crate) fn note(&mut self, received: Received<'_>) {
+        let datagram = match received {
+            Received::Datagram(datagram) => datagram,
+            Received::Truncated => return self.end(End::Unknown(Unknown::Unreadable)),
+            Received::Overrun => return self.end(End::Unknown(Unknown::AnswersDropped)),
+        };
+        for message in Messages(datagram) {
+            match message {
+                Ok(message) if message.header.sequence == self.sequence => self.message(&message),
+                // The rest of an earlier answer.
+                Ok(_) => {}
+                Err(_) => self.end(End::Unknown(Unknown::Unreadable)),
+            }
+        }
+    }
+
+    fn message(&mut self, message: &Message<'_>) {
+        self.changed |= message.header.flags & DUMP_INTERRUPTED != 0;
+        match message.header.kind {
+            DONE => self.done(message.body),
+            ERROR => {
+                let refusal = Answer::read(message).and_then(Answer::refusal);
+                let unreadable = End::Unknown(Unknown::Unreadable);
+                self.end(refusal.map_or(unreadable, |refusal| End::Refused(refusal.errno)));
+            }
+            _ => self.entries.push(message.body.to_vec()),
+        }
+    }
+
+    /// A list that failed half-way says so in its last message (`netlink_dump_done`).
+    fn done(&mut self, body: &[u8]) {
+        match body.first_chunk::<4>().map_or(0, |bytes| i32::from_ne_bytes(*bytes)) {
+            0.. => self.end(End::Whole),
+            failed => self.end(End::Refused(Errno::from_raw(failed.saturating_neg()))),
+        }
+    }
+
+    /// The first end counts: what is lost stays lost when the list goes on.
+    fn end(&mut self, end: End) {
+        self.end.get_or_insert(end);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::netlink::attr::Writer;
+    use crate::netlink::message::Header;
+
+    const SEQUENCE: u32 = 3;
+
+    fn message(kind: u16, flags: u16, body: &[u8]) -> Vec<u8> {
+        let mut writer = Writer::default();
+        writer.message(Header { kind, flags, sequence: SEQUENCE }, body, |_| ());
+        writer.finish().unwrap()
+    }
+
+    fn entry() -> Vec<u8> {
+        message(0xa06, 0, &[1, 0, 0, 7])
+    }
+
+    fn outcome(datagrams: &[Vec<u8>]) -> Listed {
+        let mut list = List::of(SEQUENCE);
+        for datagram in datagrams {
+            list.note(Received::Datagram(datagram));
+        }
+        list.outcome()
+    }
+
+    #[test]
+    fn a_list_is_whole_when_its_end_arrived() {
+        let done = || message(DONE, 0, &[0; 4]);
+        assert_eq!(outcome(&[[entry(), entry()].concat(), done()]), Listed::Whole(vec![vec![1, 0, 0, 7]; 2]));
+        assert_eq!(outcome(&[done()]), Listed::Whole(vec![]), "an empty one");
+    }
+
+    #[test]
+    fn f25_a_list_without_its_end_is_no_list() {
+        assert_eq!(outcome(&[entry()]), Listed::Unknown(Unknown::NotAcknowledged));
+        assert_eq!(outcome(&[entry()[..18].to_vec()]), Listed::Unknown(Unknown::Unreadable));
+    }
+
+    #[test]
+    fn f25_a_list_that_was_interrupted_is_said_to_have_changed() {
+        assert_eq!(outcome(&[entry(), message(DONE, DUMP_INTERRUPTED, &[0; 4])]), Listed::Changed);
+        let interrupted = message(0xa06, DUMP_INTERRUPTED, &[1, 0, 0, 7]);
+        assert_eq!(outcome(&[interrupted, message(DONE, 0, &[0; 4])]), Listed::Changed);
+    }
+
+    #[test]
+    fn f25_dropped_entries_spoil_the_list_even_when_its_end_arrives() {
+        let mut list = List::of(SEQUENCE);
+        list.note(Received::Overrun);
+        list.note(Received::Datagram(&message(DONE, 0, &[0; 4])));
+        assert_eq!(list.outcome(), Listed::Unknown(Unknown::AnswersDropped));
+    }
+
+    #[test]
+    fn the_rest_of_an_earlier_answer_is_passed_over() {
+        let mut list = List::of(SEQUENCE + 1);
+        list.note(Received::Datagram(&entry()));
+        assert!(!list.is_complete());
+        assert_eq!(list.outcome(), Listed::Unknown(Unknown::NotAcknowledged));
+    }
+
+    #[test]
+    fn a_refusal_is_told_from_an_empty_list() {
+        let mut body = (-2_i32).to_ne_bytes().to_vec();
+        body.extend([0; 16]);
+        assert_eq!(outcome(&[message(ERROR, 0, &body)]), Listed::Refused(Errno::ENOENT));
+        let half = message(DONE, 0, &(-105_i32).to_ne_bytes());
+        assert_eq!(outcome(&[entry(), half]), Listed::Refused(Errno::ENOBUFS));
+    }
+}

@@ -1,0 +1,204 @@
+//! Keeping account of the kernel's answers, so that "done" is said only when the kernel said so.
+//!
+//! Pure: takes what was received, in order, and gives the outcome. `socket` does the receiving.
+
+use super::answer::{Answer, Refusal};
+use super::message::Messages;
+
+/// One thing that came out of the socket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Received<'b> {
+    /// A datagram, whole.
+    Datagram(&'b [u8]),
+    /// A datagram longer than the buffer.
+    Truncated,
+    /// `ENOBUFS`: the kernel had answers and dropped them (`netlink_overrun`).
+    Overrun,
+}
+
+/// Why nobody knows whether it is done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Unknown {
+    /// Nothing refused, nothing acknowledged.
+    #[error("the kernel did not acknowledge it")]
+    NotAcknowledged,
+    /// `ENOBUFS`.
+    #[error("the kernel dropped answers for want of buffer space")]
+    AnswersDropped,
+    /// An answer that cannot be read.
+    #[error("the kernel's answer cannot be read")]
+    Unreadable,
+}
+
+/// How it ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// Acknowledged, and nothing refused.
+    Done,
+    /// The kernel refused these, in the order it said so. Never empty.
+    Refused(Vec<Refusal>),
+    /// No answer that would settle it.
+    Unknown(Unknown),
+}
+
+/// What was heard so far about messages of which the last one asked for an acknowledgement.
+#[derive(Debug)]
+pub(crate) struct Account {
+    last: u32,
+    answered: bool,
+    refusals: Vec<Refusal>,
+    unknown: Option<Unknown>,
+}
+
+impl Account {
+    /// Nothing heard yet; message `last` asked for an acknowledgement.
+    pub(crate) fn of(last: u32) -> Self {
+        Self { last, answered: false, refusals: Vec::new(), unknown: None }
+    }
+
+    /// Takes note of one thing received.
+    ///
+    /// A refusal counts whatever its number: when a commit fails, the error stands on the first
+    /// message of the batch while the last one is still acknowledged (`nfnetlink_rcv_batch`).
+    pub(crate) fn note(&mut self, received: Received<'_>) {
+        let datagram = match received {
+            Received::Datagram(datagram) => datagram,
+            Received::Truncated => return self.unknown = Some(Unknown::Unreadable),
+            Received::Overrun => return self.unknown = Some(Unknown::AnswersDropped),
+        };
+        for message in Messages(datagram) {
+            match message.ok().and_then(|message| Answer::read(&message)) {
+                Some(answer) => {
+                    self.answered |= answer.sequence == self.last;
+                    self.refusals.extend(answer.refusal());
+                }
+                None => self.unknown = Some(Unknown::Unreadable),
+            }
+        }
+    }
+
+    /// Has the last message been answered, so that nothing more is to come?
+    pub(crate) fn is_settled(&self) -> bool {
+        self.answered
+    }
+
+    /// How it ended, when nothing more is to come.
+    pub(crate) fn outcome(self) -> Outcome {
+        match (self.refusals, self.unknown) {
+            (refusals, _) if !refusals.is_empty() => Outcome::Refused(refusals),
+            (_, Some(unknown)) => Outcome::Unknown(unknown),
+            (_, None) if self.answered => Outcome::Done,
+            (_, None) => Outcome::Unknown(Unknown::NotAcknowledged),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::netlink::answer::{ATTR_OFFSET, ATTR_WORDS, ATTRIBUTES, CAPPED};
+    use crate::netlink::attr::Writer;
+    use crate::netlink::message::{ERROR, Header};
+    use nix::errno::Errno;
+
+    const LAST: u32 = 7;
+
+    /// A datagram as `netlink_ack` makes it: the header of what was asked, capped.
+    fn answer(sequence: u32, errno: i32, attributes: impl FnOnce(&mut Writer)) -> Vec<u8> {
+        let asked = Header { kind: 0xa06, flags: 0, sequence };
+        let mut fixed = errno.to_ne_bytes().to_vec();
+        fixed.extend_from_slice(&asked.to_bytes());
+        let mut writer = Writer::default();
+        writer.message(Header { kind: ERROR, flags: CAPPED | ATTRIBUTES, sequence }, &fixed, attributes);
+        writer.finish().unwrap()
+    }
+
+    fn outcome(received: &[Received<'_>]) -> Outcome {
+        let mut account = Account::of(LAST);
+        for one in received {
+            account.note(*one);
+        }
+        account.outcome()
+    }
+
+    fn refused(outcome: Outcome) -> Vec<(u32, Errno)> {
+        match outcome {
+            Outcome::Refused(refusals) => refusals.into_iter().map(|r| (r.sequence, r.errno)).collect(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn it_is_done_when_the_last_message_is_acknowledged_and_nothing_refused() {
+        assert_eq!(outcome(&[Received::Datagram(&answer(LAST, 0, |_| ()))]), Outcome::Done);
+    }
+
+    #[test]
+    fn f25_an_acknowledgement_of_another_message_is_none() {
+        let early = answer(LAST - 1, 0, |_| ());
+        assert_eq!(outcome(&[Received::Datagram(&early)]), Outcome::Unknown(Unknown::NotAcknowledged));
+        assert_eq!(outcome(&[]), Outcome::Unknown(Unknown::NotAcknowledged));
+    }
+
+    #[test]
+    fn f25_an_error_on_the_batch_begin_outweighs_the_last_acknowledgement() {
+        let (begin, last) = (answer(0, -12, |_| ()), answer(LAST, 0, |_| ()));
+        let both = outcome(&[Received::Datagram(&begin), Received::Datagram(&last)]);
+        assert_eq!(refused(both), [(0, Errno::ENOMEM)]);
+    }
+
+    #[test]
+    fn every_refusal_is_kept_with_its_message_also_several_in_one_datagram() {
+        let mut datagram = answer(3, -95, |_| ());
+        datagram.extend(answer(5, -2, |_| ()));
+        let last = answer(LAST, 0, |_| ());
+        let all = outcome(&[Received::Datagram(&datagram), Received::Datagram(&last)]);
+        assert_eq!(refused(all), [(3, Errno::EOPNOTSUPP), (5, Errno::ENOENT)]);
+    }
+
+    #[test]
+    fn f25_dropped_answers_never_count_as_done() {
+        let last = answer(LAST, 0, |_| ());
+        let lost = outcome(&[Received::Overrun, Received::Datagram(&last)]);
+        assert_eq!(lost, Outcome::Unknown(Unknown::AnswersDropped));
+        let refusal = answer(2, -1, |_| ());
+        assert_eq!(refused(outcome(&[Received::Overrun, Received::Datagram(&refusal)])), [(2, Errno::EPERM)]);
+    }
+
+    #[test]
+    fn f25_an_answer_that_cannot_be_read_never_counts_as_done() {
+        let last = answer(LAST, 0, |_| ());
+        let other = Header { kind: 99, flags: 0, sequence: LAST }.to_bytes();
+        for garbled in [&[1, 2, 3][..], &[0; 40], &last[..20], &other] {
+            let all = outcome(&[Received::Datagram(garbled), Received::Datagram(&last)]);
+            assert_eq!(all, Outcome::Unknown(Unknown::Unreadable), "{garbled:?}");
+        }
+        let cut = outcome(&[Received::Truncated, Received::Datagram(&last)]);
+        assert_eq!(cut, Outcome::Unknown(Unknown::Unreadable));
+    }
+
+    #[test]
+    fn the_kernels_own_words_and_the_offset_are_kept() {
+        let datagram = answer(3, -22, |w| {
+            w.text(ATTR_WORDS, "chain is bound");
+            w.ne32(ATTR_OFFSET, 40);
+        });
+        let Outcome::Refused(refusals) = outcome(&[Received::Datagram(&datagram)]) else { panic!() };
+        assert_eq!(refusals[0].said.as_deref(), Some("chain is bound"));
+        assert_eq!(refusals[0].offset, Some(40));
+    }
+
+    #[test]
+    fn attributes_are_found_behind_a_message_that_is_repeated_whole() {
+        let mut asked = Writer::default();
+        asked.message(Header { kind: 0xa06, flags: 0, sequence: LAST }, &[1, 2, 3, 4], |w| w.attr(9, &[1]));
+        let mut fixed = (-17_i32).to_ne_bytes().to_vec();
+        fixed.extend(asked.finish().unwrap());
+        let mut writer = Writer::default();
+        let header = Header { kind: ERROR, flags: ATTRIBUTES, sequence: LAST };
+        writer.message(header, &fixed, |w| w.text(ATTR_WORDS, "there already"));
+        let datagram = writer.finish().unwrap();
+        let Outcome::Refused(refusals) = outcome(&[Received::Datagram(&datagram)]) else { panic!() };
+        assert_eq!((refusals[0].errno, refusals[0].said.as_deref()), (Errno::EEXIST, Some("there already")));
+    }
+}

@@ -1,0 +1,146 @@
+//! A netlink socket: opened with the options we need, one datagram out, datagrams in, no waiting.
+//!
+//! The kernel works a request off before `sendmsg` returns (spec `netlink.md`, Transport), so every
+//! answer is queued by then and nothing here ever blocks.
+
+use super::list::{List, Listed};
+use super::reply::{Account, Outcome, Received};
+use nix::errno::Errno;
+use nix::sys::socket::{AddressFamily, MsgFlags, SetSockOpt, SockFlag, SockProtocol, SockType};
+use nix::sys::socket::{recv, sendmsg, setsockopt, socket, sockopt};
+use nix::{libc, setsockopt_impl, sockopt_impl};
+use std::io::IoSlice;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+/// The kernel fills at most 32 KiB per datagram of a list (`netlink_recvmsg`: `max_recvmsg_len` is
+/// capped at `SKB_WITH_OVERHEAD(32768)`); a capped acknowledgement has a few dozen bytes.
+const RECEIVE: usize = 32 * 1024;
+
+/// Room for answers: one per refused message, each accounted with its overhead, about 1 KiB.
+const RECEIVE_QUEUE: usize = 1 << 20;
+
+sockopt_impl!(
+    /// `NETLINK_EXT_ACK`: attributes with the kernel's words follow an answer. Linux 4.12.
+    ExtendedAck, SetOnly, libc::SOL_NETLINK, libc::NETLINK_EXT_ACK, bool
+);
+sockopt_impl!(
+    /// `NETLINK_CAP_ACK`: an answer repeats the header of what was asked, not all of it. Linux 4.3.
+    CappedAck, SetOnly, libc::SOL_NETLINK, libc::NETLINK_CAP_ACK, bool
+);
+
+/// A netlink socket of the network namespace its thread was in when it was opened.
+#[derive(Debug)]
+pub(crate) struct Socket {
+    fd: OwnedFd,
+    buffer: Vec<u8>,
+}
+
+/// A request did not get out, or an answer not in. Nothing is known of what became of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Failure {
+    /// No socket.
+    #[error("cannot open a netlink socket")]
+    Open {
+        /// Why.
+        source: Errno,
+    },
+    /// The request could not be sent.
+    #[error("cannot send {bytes} bytes to the kernel")]
+    Send {
+        /// How much it was.
+        bytes: usize,
+        /// Why.
+        source: Errno,
+    },
+    /// The answer could not be fetched.
+    #[error("cannot read the kernel's answer")]
+    Receive {
+        /// Why.
+        source: Errno,
+    },
+}
+
+impl Socket {
+    /// Opens one. It needs no `bind`: the first message gives it a port.
+    pub(crate) fn open(protocol: SockProtocol) -> Result<Self, Failure> {
+        let fd = socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, protocol)
+            .map_err(|source| Failure::Open { source })?;
+        let socket = Self { fd, buffer: vec![0; RECEIVE] };
+        socket.wish(ExtendedAck, &true);
+        socket.wish(CappedAck, &true);
+        Ok(socket)
+    }
+
+    /// Makes room for sending a datagram of `outgoing` bytes and for many answers.
+    ///
+    /// The forced options pass the administrator's limit and need `CAP_NET_ADMIN` in the initial
+    /// user namespace; without it the plain ones give what that limit allows.
+    pub(crate) fn make_room(&self, outgoing: usize) {
+        // Half as much again: netlink counts the buffer's overhead too (`netlink_sendmsg`).
+        let outgoing = outgoing.saturating_add(outgoing / 2).saturating_add(32 * 1024);
+        if setsockopt(&self.fd, sockopt::SndBufForce, &outgoing).is_err() {
+            self.wish(sockopt::SndBuf, &outgoing);
+        }
+        if setsockopt(&self.fd, sockopt::RcvBufForce, &RECEIVE_QUEUE).is_err() {
+            self.wish(sockopt::RcvBuf, &RECEIVE_QUEUE);
+        }
+    }
+
+    /// Sends messages as one datagram and hears what becomes of them; `last` asks for an answer.
+    pub(crate) fn transact(&mut self, messages: &[u8], last: u32) -> Result<Outcome, Failure> {
+        self.send(messages)?;
+        let mut account = Account::of(last);
+        while !account.is_settled() {
+            match self.receive()? {
+                Some(received) => account.note(received),
+                None => break,
+            }
+        }
+        Ok(account.outcome())
+    }
+
+    /// Sends a request for a list and collects it.
+    pub(crate) fn list(&mut self, request: &[u8], sequence: u32) -> Result<Listed, Failure> {
+        self.send(request)?;
+        let mut list = List::of(sequence);
+        while !list.is_complete() {
+            match self.receive()? {
+                Some(received) => list.note(received),
+                None => break,
+            }
+        }
+        Ok(list.outcome())
+    }
+
+    fn send(&self, bytes: &[u8]) -> Result<(), Failure> {
+        // A signal before the kernel took the datagram: nothing was done, so it is sent again.
+        loop {
+            match sendmsg::<()>(self.fd.as_raw_fd(), &[IoSlice::new(bytes)], &[], MsgFlags::empty(), None) {
+                Err(Errno::EINTR) => {}
+                sent => return sent.map(drop).map_err(|source| Failure::Send { bytes: bytes.len(), source }),
+            }
+        }
+    }
+
+    /// The next datagram; `None` when nothing more is queued.
+    fn receive(&mut self) -> Result<Option<Received<'_>>, Failure> {
+        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_TRUNC;
+        loop {
+            match recv(self.fd.as_raw_fd(), &mut self.buffer, flags) {
+                Ok(length) => {
+                    let datagram = self.buffer.get(..length);
+                    return Ok(Some(datagram.map_or(Received::Truncated, Received::Datagram)));
+                }
+                Err(Errno::EAGAIN) => return Ok(None),
+                Err(Errno::ENOBUFS) => return Ok(Some(Received::Overrun)),
+                Err(Errno::EINTR) => {}
+                Err(source) => return Err(Failure::Receive { source }),
+            }
+        }
+    }
+
+    /// Sets an option that an older kernel may not know and that we can do without.
+    fn wish<O: SetSockOpt>(&self, option: O, value: &O::Val) {
+        let _refused = setsockopt(&self.fd, option, value);
+    }
+}

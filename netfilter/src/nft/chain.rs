@@ -1,0 +1,79 @@
+//! Where each of our chains hangs: type, hook and priority, each with its why.
+
+use super::uapi::{NF_ACCEPT, NF_INET_LOCAL_OUT, NF_INET_PRE_ROUTING};
+use super::uapi::{
+    NFTA_CHAIN_HOOK, NFTA_CHAIN_POLICY, NFTA_CHAIN_TYPE, NFTA_HOOK_HOOKNUM, NFTA_HOOK_PRIORITY,
+};
+use crate::netlink::attr::{Attributes, Writer};
+use crate::ruleset::{ChainName, Hook, Stage};
+
+/// Before conntrack looks at the packet (`NF_IP_PRI_CONNTRACK` is -200): it is chosen there in which
+/// zone it will be looked up.
+const RAW: i32 = -300;
+
+/// After conntrack, before address translation: marks are set by what conntrack knows.
+const MANGLE: i32 = -150;
+
+/// `NF_IP_PRI_NAT_DST` on both hooks. `nft` calls it `dstnat` on prerouting only; on output, where
+/// redirecting is destination NAT just the same, it refuses the word and takes the number.
+const NAT: i32 = -100;
+
+/// What makes a chain a base chain.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Base {
+    kind: Vec<u8>,
+    hook: u32,
+    priority: i32,
+    policy: u32,
+}
+
+impl Base {
+    /// Where that chain hangs; `None` for one that rules go to.
+    pub(super) fn of(chain: ChainName) -> Option<Self> {
+        let hook = chain.hook()?;
+        let (kind, priority) = match (chain.stage(), hook) {
+            (Stage::Raw, _) => ("filter", RAW),
+            (Stage::Mangle, Hook::Prerouting) => ("filter", MANGLE),
+            // A `route` chain routes a packet again when its mark was changed: that is what sends the
+            // application's answers back through the proxy's transparent socket.
+            (Stage::Mangle, Hook::Output) => ("route", MANGLE),
+            (Stage::Nat, _) => ("nat", NAT),
+        };
+        let hook = match hook {
+            Hook::Prerouting => NF_INET_PRE_ROUTING,
+            Hook::Output => NF_INET_LOCAL_OUT,
+        };
+        // What no rule of ours takes goes on as if we were not there.
+        Some(Self { kind: kind.into(), hook, priority, policy: NF_ACCEPT })
+    }
+
+    /// Reads it from a chain's attributes; `None` for one that does not hang on a hook.
+    pub(super) fn read(chain: &Attributes<'_>) -> Option<Self> {
+        let hook = Attributes::of(chain.get(NFTA_CHAIN_HOOK)?.value);
+        Some(Self {
+            kind: chain.get(NFTA_CHAIN_TYPE)?.text().to_vec(),
+            hook: hook.get(NFTA_HOOK_HOOKNUM)?.be32()?,
+            priority: hook.get(NFTA_HOOK_PRIORITY)?.be32()?.cast_signed(),
+            policy: chain.get(NFTA_CHAIN_POLICY)?.be32()?,
+        })
+    }
+
+    /// Writes it as attributes of a chain.
+    pub(super) fn write(&self, w: &mut Writer) {
+        w.nested(NFTA_CHAIN_HOOK, |w| {
+            w.be32(NFTA_HOOK_HOOKNUM, self.hook);
+            w.be32(NFTA_HOOK_PRIORITY, self.priority.cast_unsigned());
+        });
+        w.be32(NFTA_CHAIN_POLICY, self.policy);
+        w.attr(NFTA_CHAIN_TYPE, &self.kind);
+    }
+}
+
+/// A chain as comparable bytes: nothing for one that hangs on no hook.
+pub(super) fn form(base: Option<&Base>) -> Vec<u8> {
+    let mut writer = Writer::default();
+    if let Some(base) = base {
+        base.write(&mut writer);
+    }
+    writer.finish().unwrap_or_default()
+}

@@ -1,0 +1,54 @@
+//! The names of all nftables chains in the namespace, whosever they are: to tell who else is at work.
+
+use super::batch::TooLong;
+use super::error::NftError;
+use super::socket::Connection;
+use super::uapi::*;
+use crate::netlink::attr::{Attributes, Writer};
+use crate::netlink::list::Listed;
+use crate::netlink::message::{DUMP, Header, REQUEST};
+use nix::errno::Errno;
+
+/// How often a list that changed while it was read is read again.
+const ATTEMPTS: u32 = 5;
+
+/// One chain's place.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ChainPlace {
+    /// `NFPROTO_*`.
+    pub(crate) family: u8,
+    /// Its table.
+    pub(crate) table: String,
+    /// Its name.
+    pub(crate) chain: String,
+}
+
+/// Lists them; none where the kernel has no nftables.
+pub(crate) fn chains() -> Result<Vec<ChainPlace>, NftError> {
+    let mut connection = Connection::open()?;
+    for sequence in 1..=ATTEMPTS {
+        let mut writer = Writer::with_capacity(64);
+        let kind = NFNL_SUBSYS_NFTABLES << 8 | NFT_MSG_GETCHAIN;
+        let header = Header { kind, flags: REQUEST | DUMP, sequence };
+        writer.message(header, &[NFPROTO_UNSPEC, 0, 0, 0], |_| ());
+        let request = writer.finish().ok_or(TooLong)?;
+        match connection.0.list(&request, sequence)? {
+            Listed::Whole(entries) => return Ok(entries.iter().filter_map(|entry| place(entry)).collect()),
+            Listed::Changed => {}
+            // No such subsystem (`nfnetlink_rcv_msg`).
+            Listed::Refused(Errno::EINVAL | Errno::EOPNOTSUPP | Errno::ENOENT) => return Ok(Vec::new()),
+            Listed::Refused(source) => return Err(NftError::List { what: "the chains", source }),
+            Listed::Unknown(source) => return Err(NftError::Listing { source }),
+        }
+    }
+    Err(NftError::Restless { attempts: ATTEMPTS })
+}
+
+/// `struct nfgenmsg` begins with the family; four bytes later the attributes do.
+fn place(entry: &[u8]) -> Option<ChainPlace> {
+    let (header, attributes) = entry.split_first_chunk::<4>()?;
+    let [family, ..] = *header;
+    let attributes = Attributes::of(attributes);
+    let text = |kind| attributes.get(kind).map(|name| String::from_utf8_lossy(name.text()).into_owned());
+    Some(ChainPlace { family, table: text(NFTA_CHAIN_TABLE)?, chain: text(NFTA_CHAIN_NAME)? })
+}

@@ -1,0 +1,160 @@
+//! What is in our table, as the kernel lists it, and what it should list: two inventories to compare.
+//!
+//! Rules are compared as the bytes of their expressions with counters at zero (`found`
+//! reads the kernel's entries; this module asks for them and puts them together).
+
+mod found;
+
+use super::batch::{GENERIC, TooLong};
+use super::chain::{self, Base};
+use super::error::NftError;
+use super::key::{KeyType, ranges};
+use super::set::{self, tcp_and_udp};
+use super::socket::Connection;
+use super::uapi::*;
+use super::{TABLE, expr};
+use crate::backend::{Inventory, Item, Part, PartKind};
+use crate::netlink::attr::Writer;
+use crate::netlink::list::Listed;
+use crate::netlink::message::{DUMP, Header, REQUEST};
+use crate::ruleset::{Chain, NamedList, Ruleset};
+use found::FoundSet;
+use nix::errno::Errno;
+use std::collections::HashMap;
+
+/// How often a list that changed while it was read is read again.
+const ATTEMPTS: u32 = 5;
+
+/// What the kernel would list after the rules were applied.
+pub(super) fn wanted(rules: &Ruleset) -> Inventory {
+    let chains = rules.chains.iter().map(wanted_chain);
+    Inventory::of(chains.chain(rules.lists().iter().map(wanted_set)).collect())
+}
+
+fn wanted_chain(chain: &Chain) -> Part {
+    let items = chain.rules.iter().map(|rule| {
+        let mut writer = Writer::default();
+        expr::write(&mut writer, rule, None);
+        let mut form = writer.finish().unwrap_or_default();
+        if expr::needs_unnamed(rule) {
+            form.extend(found::contents(&unnamed_set()));
+        }
+        Item { id: rule.id.0.to_owned(), form, packets: Some(0), bytes: Some(0) }
+    });
+    Part {
+        kind: PartKind::Chain,
+        name: chain.name.as_str().to_owned(),
+        form: chain::form(Base::of(chain.name).as_ref()),
+        items: items.collect(),
+    }
+}
+
+fn wanted_set(list: &NamedList<'_>) -> Part {
+    let key = KeyType::of(&list.elements);
+    Part {
+        kind: PartKind::Set,
+        name: list.name.clone().into_owned(),
+        form: found::set_form(key.number(), u32::from(key.length()), set::flags(key)),
+        items: ranges(&list.elements).into_iter().map(|range| found::element(Some(key), range)).collect(),
+    }
+}
+
+fn unnamed_set() -> Part {
+    let (key, ranges) = (tcp_and_udp::KEY, tcp_and_udp::ranges());
+    Part {
+        kind: PartKind::Set,
+        name: set::ANONYMOUS.to_owned(),
+        form: found::set_form(key.number(), u32::from(key.length()), tcp_and_udp::FLAGS),
+        items: ranges.into_iter().map(|range| found::element(Some(key), range)).collect(),
+    }
+}
+
+/// What is there. Nothing when there is no table of ours.
+pub(super) fn inventory(connection: &mut Connection) -> Result<Inventory, NftError> {
+    for _ in 0..ATTEMPTS {
+        if let Some(inventory) = attempt(connection)? {
+            return Ok(inventory);
+        }
+    }
+    Err(NftError::Restless { attempts: ATTEMPTS })
+}
+
+/// One attempt; `None` when something changed meanwhile.
+fn attempt(connection: &mut Connection) -> Result<Option<Inventory>, NftError> {
+    let mut lists = Lists { connection, generation: None, sequence: 0 };
+    let sets = match lists.ask("the sets", NFT_MSG_GETSET, |w| w.text(NFTA_SET_TABLE, TABLE)) {
+        Ok(sets) => sets,
+        Err(NftError::List { source: Errno::ENOENT, .. }) => return Ok(Some(Inventory::default())),
+        Err(error) => return Err(error),
+    };
+    let chains = lists.ask("the chains", NFT_MSG_GETCHAIN, |w| w.text(NFTA_CHAIN_TABLE, TABLE))?;
+    let rules = lists.ask("the rules", NFT_MSG_GETRULE, |w| w.text(NFTA_RULE_TABLE, TABLE))?;
+    let (Some(sets), Some(chains), Some(rules)) = (sets, chains, rules) else { return Ok(None) };
+    let (mut named, mut unnamed) = (Vec::new(), HashMap::new());
+    for set in found::sets(&sets) {
+        let Some(elements) = lists.elements(&set)? else { return Ok(None) };
+        match set.is_unnamed() {
+            true => unnamed.insert(set.name.clone(), found::contents(&set.part(&elements))).map_or((), drop),
+            false => named.push(set.part(&elements)),
+        }
+    }
+    named.extend(found::chains(&chains, &rules, &unnamed));
+    Ok(Some(Inventory::of(named)))
+}
+
+/// Several lists that are to show the same generation of the rules.
+struct Lists<'c> {
+    connection: &'c mut Connection,
+    /// The generation's lower bits, which every entry bears (`nfnl_msg_put`, `res_id`).
+    generation: Option<[u8; 2]>,
+    sequence: u32,
+}
+
+/// The attributes of each entry.
+type Entries = Vec<Vec<u8>>;
+
+impl Lists<'_> {
+    fn elements(&mut self, set: &FoundSet) -> Result<Option<Entries>, NftError> {
+        let elements = self.ask("the elements of a set", NFT_MSG_GETSETELEM, |w| {
+            w.text(NFTA_SET_ELEM_LIST_TABLE, TABLE);
+            w.text(NFTA_SET_ELEM_LIST_SET, &set.name);
+        });
+        match elements {
+            // It was listed a moment ago.
+            Err(NftError::List { source: Errno::ENOENT, .. }) => Ok(None),
+            outcome => outcome,
+        }
+    }
+
+    /// Asks for a list; `None` when something changed since the lists before it.
+    fn ask(
+        &mut self,
+        what: &'static str,
+        kind: u16,
+        filter: impl FnOnce(&mut Writer),
+    ) -> Result<Option<Entries>, NftError> {
+        self.sequence += 1;
+        let mut writer = Writer::with_capacity(256);
+        let kind = NFNL_SUBSYS_NFTABLES << 8 | kind;
+        let header = Header { kind, flags: REQUEST | DUMP, sequence: self.sequence };
+        writer.message(header, &[NFPROTO_INET, 0, 0, 0], filter);
+        let request = writer.finish().ok_or(TooLong)?;
+        match self.connection.0.list(&request, self.sequence)? {
+            Listed::Whole(entries) => Ok(self.of_one_generation(entries)),
+            Listed::Changed => Ok(None),
+            Listed::Refused(source) => Err(NftError::List { what, source }),
+            Listed::Unknown(source) => Err(NftError::Listing { source }),
+        }
+    }
+
+    fn of_one_generation(&mut self, mut entries: Entries) -> Option<Entries> {
+        for entry in &mut entries {
+            let generation = entry.get(2..GENERIC)?.try_into().ok()?;
+            if self.generation.replace(generation).is_some_and(|before| before != generation) {
+                return None;
+            }
+            entry.drain(..GENERIC);
+        }
+        Some(entries)
+    }
+}

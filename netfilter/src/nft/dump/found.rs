@@ -1,0 +1,203 @@
+//! What the entries of the kernel's lists mean: chains with their rules, sets with their elements.
+//!
+//! What is not in our table is left out; what is in it but not by us gets a name to be told by.
+
+use crate::backend::{Item, Part, PartKind};
+use crate::netlink::attr::{Attributes, Writer};
+use crate::nft::chain::{self, Base};
+use crate::nft::key::{self, KeyType, Range};
+use crate::nft::set::ANONYMOUS;
+use crate::nft::uapi::*;
+use crate::nft::{TABLE, expr};
+use std::collections::HashMap;
+
+/// Sets without a name of their own, by the name the kernel found: what is in them.
+pub(super) type Unnamed = HashMap<String, Vec<u8>>;
+
+/// The chains of our table, each with its rules in order.
+pub(super) fn chains(chains: &[Vec<u8>], rules: &[Vec<u8>], unnamed: &Unnamed) -> Vec<Part> {
+    let mut parts: Vec<Part> = chains.iter().filter_map(|entry| chain(&Attributes::of(entry))).collect();
+    for entry in rules {
+        let rule = Attributes::of(entry);
+        let name = text(&rule, NFTA_RULE_CHAIN);
+        let home = parts.iter_mut().find(|part| Some(&part.name) == name.as_ref());
+        if let (Some(home), true) = (home, is_ours(&rule, NFTA_RULE_TABLE)) {
+            home.items.push(self::rule(&rule, unnamed));
+        }
+    }
+    parts
+}
+
+fn chain(chain: &Attributes<'_>) -> Option<Part> {
+    let name = text(chain, NFTA_CHAIN_NAME).filter(|_| is_ours(chain, NFTA_CHAIN_TABLE))?;
+    let form = chain::form(Base::read(chain).as_ref());
+    Some(Part { kind: PartKind::Chain, name, form, items: Vec::new() })
+}
+
+/// A rule's form is its expressions, then what is in the sets of its own.
+fn rule(rule: &Attributes<'_>, unnamed: &Unnamed) -> Item {
+    let (mut writer, mut sets) = (Writer::default(), Vec::new());
+    let (mut packets, mut bytes) = (None, None);
+    for expression in Attributes::of(rule.get(NFTA_RULE_EXPRESSIONS).map_or(&[], |list| list.value)) {
+        let expression = Expression::of(expression.value);
+        let set = text(&expression.content, NFTA_LOOKUP_SET).and_then(|name| unnamed.get(&name));
+        match (expression.name, set) {
+            (b"counter", _) => {
+                packets = expression.content.get(NFTA_COUNTER_PACKETS).and_then(|count| count.be64());
+                bytes = expression.content.get(NFTA_COUNTER_BYTES).and_then(|count| count.be64());
+                expr::count(&mut writer);
+            }
+            (b"lookup", Some(contents)) => {
+                expression.write_unnamed(&mut writer);
+                sets.extend_from_slice(contents);
+            }
+            _ => writer.attr(NFTA_LIST_ELEM, expression.whole),
+        }
+    }
+    let mut form = writer.finish().unwrap_or_default();
+    form.append(&mut sets);
+    Item { id: name_of(rule), form, packets, bytes }
+}
+
+/// An expression of a rule.
+struct Expression<'b> {
+    whole: &'b [u8],
+    name: &'b [u8],
+    content: Attributes<'b>,
+}
+
+impl<'b> Expression<'b> {
+    fn of(whole: &'b [u8]) -> Self {
+        let expression = Attributes::of(whole);
+        let name = expression.get(NFTA_EXPR_NAME).map_or(&[][..], |name| name.text());
+        let content = Attributes::of(expression.get(NFTA_EXPR_DATA).map_or(&[], |content| content.value));
+        Self { whole, name, content }
+    }
+
+    /// The same with the name that asks for a set without one: which one it got is chance.
+    fn write_unnamed(&self, w: &mut Writer) {
+        w.nested(NFTA_LIST_ELEM, |w| {
+            w.attr(NFTA_EXPR_NAME, &[self.name, &[0]].concat());
+            w.nested(NFTA_EXPR_DATA, |w| {
+                for attribute in self.content.clone() {
+                    match attribute.kind {
+                        NFTA_LOOKUP_SET => w.text(NFTA_LOOKUP_SET, ANONYMOUS),
+                        kind => w.attr(kind, attribute.value),
+                    }
+                }
+            });
+        });
+    }
+}
+
+/// What a set is and holds, as comparable bytes.
+pub(super) fn contents(set: &Part) -> Vec<u8> {
+    let elements = set.items.iter().flat_map(|item| &item.form);
+    set.form.iter().chain(elements).copied().collect()
+}
+
+/// A rule's comment; one without has only its handle to be told by.
+fn name_of(rule: &Attributes<'_>) -> String {
+    let comment = rule.get(NFTA_RULE_USERDATA).and_then(|userdata| match userdata.value {
+        [0, length, text @ ..] => text.get(..usize::from(length.saturating_sub(1))),
+        _ => None,
+    });
+    let handle = || rule.get(NFTA_RULE_HANDLE).and_then(|handle| handle.be64()).unwrap_or_default();
+    comment.map_or_else(|| format!("handle {}", handle()), |text| String::from_utf8_lossy(text).into_owned())
+}
+
+/// A set of our table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct FoundSet {
+    pub(super) name: String,
+    number: u32,
+    length: u32,
+    flags: u32,
+}
+
+/// The sets of our table.
+pub(super) fn sets(entries: &[Vec<u8>]) -> Vec<FoundSet> {
+    let sets = entries.iter().map(|entry| Attributes::of(entry));
+    let number =
+        |set: &Attributes<'_>, kind| set.get(kind).and_then(|value| value.be32()).unwrap_or_default();
+    sets.filter(|set| is_ours(set, NFTA_SET_TABLE))
+        .filter_map(|set| {
+            Some(FoundSet {
+                name: text(&set, NFTA_SET_NAME)?,
+                number: number(&set, NFTA_SET_KEY_TYPE),
+                length: number(&set, NFTA_SET_KEY_LEN),
+                flags: number(&set, NFTA_SET_FLAGS),
+            })
+        })
+        .collect()
+}
+
+impl FoundSet {
+    /// Does it belong to one rule, under a name the kernel found?
+    pub(super) fn is_unnamed(&self) -> bool {
+        self.flags & NFT_SET_ANONYMOUS != 0
+    }
+
+    /// The set with the elements that were listed of it.
+    pub(super) fn part(self, entries: &[Vec<u8>]) -> Part {
+        let key = KeyType::numbered(self.number).filter(|key| u32::from(key.length()) == self.length);
+        let mut ranges: Vec<Range> = match self.flags & NFT_SET_INTERVAL {
+            0 => elements(entries).map(|(first, _)| Range { first, last: first }).collect(),
+            _ => paired(elements(entries).collect(), u8::try_from(self.length).unwrap_or(16)),
+        };
+        ranges.sort_unstable();
+        Part {
+            kind: PartKind::Set,
+            form: set_form(self.number, self.length, self.flags),
+            name: self.name,
+            items: ranges.into_iter().map(|range| element(key, range)).collect(),
+        }
+    }
+}
+
+/// Keys with whether each is the end of an interval.
+fn elements(entries: &[Vec<u8>]) -> impl Iterator<Item = (u128, bool)> {
+    let lists = entries.iter().filter_map(|entry| Attributes::of(entry).get(NFTA_SET_ELEM_LIST_ELEMENTS));
+    lists.flat_map(|list| Attributes::of(list.value)).filter_map(|element| {
+        let element = Attributes::of(element.value);
+        let key = Attributes::of(element.get(NFTA_SET_ELEM_KEY)?.value).get(NFTA_DATA_VALUE)?;
+        let flags = element.get(NFTA_SET_ELEM_FLAGS).and_then(|flags| flags.be32()).unwrap_or_default();
+        Some((key::number(key.value), flags & NFT_SET_ELEM_INTERVAL_END != 0))
+    })
+}
+
+/// Starts with their ends. `nft` writes an end at zero when no interval starts there: it ends none.
+fn paired(mut bounds: Vec<(u128, bool)>, length: u8) -> Vec<Range> {
+    // Where one interval ends and another starts, the end comes first.
+    bounds.sort_unstable_by_key(|(key, is_end)| (*key, !is_end));
+    let mut ranges = Vec::with_capacity(bounds.len() / 2 + 1);
+    let mut open = None;
+    for (key, is_end) in bounds {
+        if let Some(first) = open.take() {
+            ranges.push(Range::until(first, Some(key), length));
+        }
+        open = (!is_end).then_some(key);
+    }
+    ranges.extend(open.map(|first| Range::until(first, None, length)));
+    ranges
+}
+
+/// What a set is, as comparable bytes.
+pub(super) fn set_form(number: u32, length: u32, flags: u32) -> Vec<u8> {
+    [number, length, flags].map(u32::to_be_bytes).concat()
+}
+
+/// An element: its text and its bounds as bytes.
+pub(super) fn element(key: Option<KeyType>, range: Range) -> Item {
+    let id = key.map_or_else(|| format!("{:x}-{:x}", range.first, range.last), |key| key.text(range));
+    let form = [range.first, range.last].map(u128::to_be_bytes).concat();
+    Item { id, form, packets: None, bytes: None }
+}
+
+fn is_ours(object: &Attributes<'_>, table: u16) -> bool {
+    object.get(table).is_some_and(|name| name.text() == TABLE.as_bytes())
+}
+
+fn text(object: &Attributes<'_>, kind: u16) -> Option<String> {
+    object.get(kind).map(|name| String::from_utf8_lossy(name.text()).into_owned())
+}

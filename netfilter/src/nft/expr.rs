@@ -1,0 +1,209 @@
+//! A rule as nftables expressions: matches in their order, a counter, the verdict.
+//!
+//! Cut as `nft --debug=netlink` cuts them, so that `nft list ruleset` prints them as one would write
+//! them. How an expression looks on the wire is in `wire`.
+
+mod wire;
+
+use super::uapi::*;
+use super::value::{self, Prefix, equality, inversion, nfproto};
+use crate::netlink::attr::Writer;
+use crate::policy::{InterfaceName, PortSet};
+use crate::ruleset::{ConnectionState, Family, Is, Match, Networks, Protocol, Rule, Verdict};
+use std::collections::BTreeSet;
+use wire::{Expressions, Field};
+
+/// Writes the expressions of `rule`. `unnamed` is the number of its set of TCP and UDP in the batch,
+/// if it needs one; what the kernel lists has none.
+pub(super) fn write(w: &mut Writer, rule: &Rule, unnamed: Option<u32>) {
+    let lists = rule.lists();
+    let mut encoder = Encoder { out: Expressions(w), family: None, set: None, unnamed };
+    for (at, condition) in rule.matches.iter().enumerate() {
+        encoder.set = lists.iter().find(|list| list.at == at).map(|list| list.name.as_ref());
+        encoder.condition(condition);
+    }
+    encoder.out.count();
+    encoder.verdict(rule);
+}
+
+/// Does the rule need a set of TCP and UDP?
+pub(super) fn needs_unnamed(rule: &Rule) -> bool {
+    rule.matches.contains(&Match::Protocol(Protocol::TcpOrUdp))
+}
+
+/// Writes a counter at zero: what any counter is compared as.
+pub(super) fn count(w: &mut Writer) {
+    Expressions(w).count();
+}
+
+struct Encoder<'w, 'r> {
+    out: Expressions<'w>,
+    /// The family that was already asked for: an address match needs it once.
+    family: Option<Family>,
+    /// The named set of the match at hand; without one it has a single value.
+    set: Option<&'r str>,
+    unnamed: Option<u32>,
+}
+
+impl Encoder<'_, '_> {
+    fn condition(&mut self, condition: &Match) {
+        match condition {
+            Match::Family(family) => self.family(*family),
+            Match::Protocol(protocol) => self.protocol(*protocol),
+            Match::InInterface(names) => self.interface(NFT_META_IIFNAME, names),
+            Match::OutInterface(names) => self.interface(NFT_META_OIFNAME, names),
+            Match::Source(is, nets) => self.address([12, 8], *is, nets),
+            Match::Destination(is, nets) => self.address([16, 24], *is, nets),
+            Match::SourcePort(is, ports) => self.port(0, *is, ports),
+            Match::DestinationPort(is, ports) => self.port(2, *is, ports),
+            Match::OwnerUid(ids) => self.owner(NFT_META_SKUID, ids),
+            Match::OwnerGid(ids) => self.owner(NFT_META_SKGID, ids),
+            Match::Mark(is, mark) => {
+                self.out.load_meta(NFT_META_MARK);
+                self.out.compare(equality(*is), &mark.to_ne_bytes());
+            }
+            Match::ConnectionMark(mark) => {
+                self.out.load_ct(NFT_CT_MARK);
+                self.out.compare(NFT_CMP_EQ, &mark.to_ne_bytes());
+            }
+            Match::State(state) => self.state(*state),
+        }
+    }
+
+    /// Compares with the value, or looks up in the named set when there is no single one.
+    fn is_one_of(&mut self, is: Is, single: Option<&[u8]>) {
+        match (self.set, single) {
+            (None, Some(value)) => self.out.compare(equality(is), value),
+            (set, _) => self.out.look_up(set.unwrap_or_default(), inversion(is)),
+        }
+    }
+
+    fn family(&mut self, family: Family) {
+        if self.family.replace(family) != Some(family) {
+            self.out.load_meta(NFT_META_NFPROTO);
+            self.out.compare(NFT_CMP_EQ, &[nfproto(family)]);
+        }
+    }
+
+    fn protocol(&mut self, protocol: Protocol) {
+        self.out.load_meta(NFT_META_L4PROTO);
+        match protocol {
+            Protocol::Tcp => self.out.compare(NFT_CMP_EQ, &[value::TCP]),
+            Protocol::Udp => self.out.compare(NFT_CMP_EQ, &[value::UDP]),
+            Protocol::TcpOrUdp => self.out.look_up_unnamed(self.unnamed),
+        }
+    }
+
+    fn interface(&mut self, key: u32, names: &BTreeSet<InterfaceName>) {
+        self.out.load_meta(key);
+        let name = names.first().map(value::interface);
+        self.is_one_of(Is::In, name.as_ref().map(<[u8; 16]>::as_slice));
+    }
+
+    /// `offsets` are those of the address in an IPv4 and in an IPv6 header.
+    fn address(&mut self, offsets: [u32; 2], is: Is, nets: &Networks) {
+        self.family(nets.family());
+        let [v4, v6] = offsets;
+        let (offset, whole) = match nets {
+            Networks::V4(_) => (v4, 4),
+            Networks::V6(_) => (v6, 16),
+        };
+        let field = |length| Field { base: NFT_PAYLOAD_NETWORK_HEADER, offset, length };
+        match Prefix::only(nets).filter(|_| self.set.is_none()) {
+            Some(prefix) => self.prefix(is, field, &prefix),
+            None => {
+                self.out.load_packet(field(whole));
+                self.is_one_of(is, None);
+            }
+        }
+    }
+
+    /// A prefix of whole bytes loads only those, as `nft` does; any other is masked.
+    fn prefix(&mut self, is: Is, field: impl Fn(u32) -> Field, prefix: &Prefix) {
+        let bytes = prefix.length / 8;
+        match prefix.address.get(..usize::from(bytes)) {
+            Some(start) if bytes > 0 && prefix.length.is_multiple_of(8) => {
+                self.out.load_packet(field(u32::from(bytes)));
+                self.out.compare(equality(is), start);
+            }
+            _ => {
+                self.out.load_packet(field(u32::try_from(prefix.address.len()).unwrap_or(u32::MAX)));
+                self.out.mask(&prefix.mask);
+                self.out.compare(equality(is), &prefix.address);
+            }
+        }
+    }
+
+    fn port(&mut self, offset: u32, is: Is, ports: &PortSet) {
+        self.out.load_packet(Field { base: NFT_PAYLOAD_TRANSPORT_HEADER, offset, length: 2 });
+        let Some(range) = ports.ranges().first().filter(|_| self.set.is_none()) else {
+            return self.is_one_of(is, None);
+        };
+        let (first, last) = range.bounds();
+        let (from, to) = (first.to_be_bytes(), last.to_be_bytes());
+        match is {
+            _ if first == last => self.out.compare(equality(is), &from),
+            Is::NotIn => self.out.outside(&from, &to),
+            Is::In => {
+                self.out.compare(NFT_CMP_GTE, &from);
+                self.out.compare(NFT_CMP_LTE, &to);
+            }
+        }
+    }
+
+    fn owner(&mut self, key: u32, ids: &BTreeSet<u32>) {
+        self.out.load_meta(key);
+        let id = ids.first().map(|id| id.to_ne_bytes());
+        self.is_one_of(Is::In, id.as_ref().map(<[u8; 4]>::as_slice));
+    }
+
+    fn state(&mut self, state: ConnectionState) {
+        let bits = match state {
+            ConnectionState::EstablishedOrRelated => value::STATE_ESTABLISHED | value::STATE_RELATED,
+            ConnectionState::Invalid => value::STATE_INVALID,
+        };
+        self.out.load_ct(NFT_CT_STATE);
+        self.out.mask(&bits.to_ne_bytes());
+        self.out.compare(NFT_CMP_NEQ, &[0; 4]);
+    }
+
+    fn verdict(&mut self, rule: &Rule) {
+        match rule.verdict {
+            Verdict::Return => self.out.verdict(NFT_RETURN, None),
+            Verdict::Drop => self.out.verdict(NF_DROP, None),
+            Verdict::Goto(chain) => self.out.verdict(NFT_GOTO, Some(chain.as_str())),
+            Verdict::Redirect(port) => {
+                self.out.load_value(&port.get().to_be_bytes());
+                self.out.redirect();
+            }
+            Verdict::Tproxy { port, mark } => {
+                self.out.load_value(&port.get().to_be_bytes());
+                self.out.intercept(rule.family().map_or(NFPROTO_UNSPEC, nfproto));
+                self.set_mark(mark);
+                self.out.verdict(NF_ACCEPT, None);
+            }
+            Verdict::Divert(mark) => {
+                self.set_mark(mark);
+                self.out.verdict(NF_ACCEPT, None);
+            }
+            Verdict::SetMark(mark) => self.set_mark(mark),
+            Verdict::SaveMark => {
+                self.out.load_meta(NFT_META_MARK);
+                self.out.store_ct(NFT_CT_MARK);
+            }
+            Verdict::RestoreMark => {
+                self.out.load_ct(NFT_CT_MARK);
+                self.out.store_meta(NFT_META_MARK);
+            }
+            Verdict::Zone(zone) => {
+                self.out.load_value(&zone.to_ne_bytes());
+                self.out.store_ct(NFT_CT_ZONE);
+            }
+        }
+    }
+
+    fn set_mark(&mut self, mark: u32) {
+        self.out.load_value(&mark.to_ne_bytes());
+        self.out.store_meta(NFT_META_MARK);
+    }
+}

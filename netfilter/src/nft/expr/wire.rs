@@ -1,0 +1,166 @@
+//! Each nftables expression as attributes, in the order the kernel itself dumps them.
+//!
+//! The order matters to nobody but CHECK: it makes what is read back equal to what was written,
+//! byte for byte. Kernel: the `*_dump` function of `net/netfilter/nft_NAME.c`.
+
+use crate::netlink::attr::Writer;
+use crate::nft::set::ANONYMOUS;
+use crate::nft::uapi::*;
+
+/// Expressions of one rule. All of them work on register 1, as `nft` does it.
+pub(super) struct Expressions<'w>(pub(super) &'w mut Writer);
+
+/// Where in a packet bytes are taken from.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Field {
+    /// `NFT_PAYLOAD_NETWORK_HEADER` or `_TRANSPORT_HEADER`.
+    pub(super) base: u32,
+    /// Bytes from there.
+    pub(super) offset: u32,
+    /// How many.
+    pub(super) length: u32,
+}
+
+impl Expressions<'_> {
+    fn expression(&mut self, name: &str, content: impl FnOnce(&mut Writer)) {
+        self.0.nested(NFTA_LIST_ELEM, |w| {
+            w.text(NFTA_EXPR_NAME, name);
+            w.nested(NFTA_EXPR_DATA, content);
+        });
+    }
+
+    pub(super) fn load_meta(&mut self, key: u32) {
+        self.expression("meta", |w| {
+            w.be32(NFTA_META_KEY, key);
+            w.be32(NFTA_META_DREG, NFT_REG_1);
+        });
+    }
+
+    pub(super) fn store_meta(&mut self, key: u32) {
+        self.expression("meta", |w| {
+            w.be32(NFTA_META_KEY, key);
+            w.be32(NFTA_META_SREG, NFT_REG_1);
+        });
+    }
+
+    pub(super) fn load_ct(&mut self, key: u32) {
+        self.expression("ct", |w| {
+            w.be32(NFTA_CT_DREG, NFT_REG_1);
+            w.be32(NFTA_CT_KEY, key);
+        });
+    }
+
+    pub(super) fn store_ct(&mut self, key: u32) {
+        self.expression("ct", |w| {
+            w.be32(NFTA_CT_SREG, NFT_REG_1);
+            w.be32(NFTA_CT_KEY, key);
+        });
+    }
+
+    pub(super) fn load_packet(&mut self, field: Field) {
+        self.expression("payload", |w| {
+            w.be32(NFTA_PAYLOAD_DREG, NFT_REG_1);
+            w.be32(NFTA_PAYLOAD_BASE, field.base);
+            w.be32(NFTA_PAYLOAD_OFFSET, field.offset);
+            w.be32(NFTA_PAYLOAD_LEN, field.length);
+        });
+    }
+
+    pub(super) fn compare(&mut self, operator: u32, value: &[u8]) {
+        self.expression("cmp", |w| {
+            w.be32(NFTA_CMP_SREG, NFT_REG_1);
+            w.be32(NFTA_CMP_OP, operator);
+            w.nested(NFTA_CMP_DATA, |w| w.attr(NFTA_DATA_VALUE, value));
+        });
+    }
+
+    pub(super) fn outside(&mut self, first: &[u8], last: &[u8]) {
+        self.expression("range", |w| {
+            w.be32(NFTA_RANGE_SREG, NFT_REG_1);
+            w.be32(NFTA_RANGE_OP, NFT_RANGE_NEQ);
+            w.nested(NFTA_RANGE_FROM_DATA, |w| w.attr(NFTA_DATA_VALUE, first));
+            w.nested(NFTA_RANGE_TO_DATA, |w| w.attr(NFTA_DATA_VALUE, last));
+        });
+    }
+
+    pub(super) fn mask(&mut self, mask: &[u8]) {
+        const NOTHING: [u8; 16] = [0; 16];
+        let zeros = NOTHING.get(..mask.len()).unwrap_or_default();
+        self.expression("bitwise", |w| {
+            w.be32(NFTA_BITWISE_SREG, NFT_REG_1);
+            w.be32(NFTA_BITWISE_DREG, NFT_REG_1);
+            // At most 16: a register's size.
+            w.be32(NFTA_BITWISE_LEN, u32::try_from(mask.len()).unwrap_or(u32::MAX));
+            w.be32(NFTA_BITWISE_OP, 0);
+            w.nested(NFTA_BITWISE_MASK, |w| w.attr(NFTA_DATA_VALUE, mask));
+            w.nested(NFTA_BITWISE_XOR, |w| w.attr(NFTA_DATA_VALUE, zeros));
+        });
+    }
+
+    pub(super) fn look_up(&mut self, set: &str, flags: u32) {
+        self.expression("lookup", |w| {
+            w.text(NFTA_LOOKUP_SET, set);
+            w.be32(NFTA_LOOKUP_SREG, NFT_REG_1);
+            w.be32(NFTA_LOOKUP_FLAGS, flags);
+        });
+    }
+
+    /// Looks up in a set without a name; `id` is its number in the batch that makes it.
+    pub(super) fn look_up_unnamed(&mut self, id: Option<u32>) {
+        self.expression("lookup", |w| {
+            w.text(NFTA_LOOKUP_SET, ANONYMOUS);
+            w.be32(NFTA_LOOKUP_SREG, NFT_REG_1);
+            if let Some(id) = id {
+                w.be32(NFTA_LOOKUP_SET_ID, id);
+            }
+            w.be32(NFTA_LOOKUP_FLAGS, 0);
+        });
+    }
+
+    pub(super) fn load_value(&mut self, value: &[u8]) {
+        self.expression("immediate", |w| {
+            w.be32(NFTA_IMMEDIATE_DREG, NFT_REG_1);
+            w.nested(NFTA_IMMEDIATE_DATA, |w| w.attr(NFTA_DATA_VALUE, value));
+        });
+    }
+
+    pub(super) fn verdict(&mut self, code: u32, chain: Option<&str>) {
+        self.expression("immediate", |w| {
+            w.be32(NFTA_IMMEDIATE_DREG, NFT_REG_VERDICT);
+            w.nested(NFTA_IMMEDIATE_DATA, |w| {
+                w.nested(NFTA_DATA_VERDICT, |w| {
+                    w.be32(NFTA_VERDICT_CODE, code);
+                    if let Some(chain) = chain {
+                        w.text(NFTA_VERDICT_CHAIN, chain);
+                    }
+                });
+            });
+        });
+    }
+
+    /// A counter at zero.
+    pub(super) fn count(&mut self) {
+        self.expression("counter", |w| {
+            w.attr(NFTA_COUNTER_BYTES, &[0; 8]);
+            w.attr(NFTA_COUNTER_PACKETS, &[0; 8]);
+        });
+    }
+
+    /// To the port in register 1. Both ends of the range are named: the kernel would fill in the
+    /// other one, and what is read back would differ from what was written.
+    pub(super) fn redirect(&mut self) {
+        self.expression("redir", |w| {
+            w.be32(NFTA_REDIR_REG_PROTO_MIN, NFT_REG_1);
+            w.be32(NFTA_REDIR_REG_PROTO_MAX, NFT_REG_1);
+            w.be32(NFTA_REDIR_FLAGS, NF_NAT_RANGE_PROTO_SPECIFIED);
+        });
+    }
+
+    /// To the transparent socket on the port in register 1.
+    pub(super) fn intercept(&mut self, family: u8) {
+        self.expression("tproxy", |w| {
+            w.be32(NFTA_TPROXY_FAMILY, u32::from(family));
+            w.be32(NFTA_TPROXY_REG_PORT, NFT_REG_1);
+        });
+    }
+}

@@ -1,0 +1,134 @@
+//! Sets as messages: what a set is, and its elements in portions.
+
+use super::TABLE;
+use super::key::{KeyType, Range, ranges};
+use super::uapi::*;
+use crate::netlink::attr::Writer;
+use crate::ruleset::{Elements, NamedList};
+
+/// An attribute's length has 16 bits, and one attribute holds all elements of a message.
+const PORTION: usize = 60 * 1024;
+
+/// Bytes of an element on the wire, beside its key: list, key and value headers, the flags.
+pub(super) const ELEMENT_OVERHEAD: usize = 20;
+
+/// `NFTNL_UDATA_SET_KEYBYTEORDER` (0), four bytes, `BYTEORDER_HOST_ENDIAN` (1): for `nft list` alone.
+const HOST_ORDER: [u8; 6] = {
+    let [a, b, c, d] = 1_u32.to_ne_bytes();
+    [0, 4, a, b, c, d]
+};
+
+/// Writes what the set is; `id` tells it from the other new sets of the batch.
+pub(super) fn describe(w: &mut Writer, list: &NamedList<'_>, id: u32) {
+    let key = KeyType::of(&list.elements);
+    w.text(NFTA_SET_TABLE, TABLE);
+    w.text(NFTA_SET_NAME, &list.name);
+    w.be32(NFTA_SET_FLAGS, flags(key));
+    w.be32(NFTA_SET_KEY_TYPE, key.number());
+    w.be32(NFTA_SET_KEY_LEN, u32::from(key.length()));
+    w.be32(NFTA_SET_ID, id);
+    if key.is_host_order() {
+        w.attr(NFTA_SET_USERDATA, &HOST_ORDER);
+    }
+}
+
+/// The set's flags.
+pub(super) fn flags(key: KeyType) -> u32 {
+    if key.is_interval() { NFT_SET_INTERVAL } else { 0 }
+}
+
+/// How many bytes its elements take on the wire, at most.
+pub(super) fn size(elements: &Elements<'_>) -> usize {
+    let (count, bounds) = match elements {
+        Elements::Ports(ports) => (ports.ranges().len(), 2),
+        Elements::V4(nets) => (nets.len(), 2),
+        Elements::V6(nets) => (nets.len(), 2),
+        Elements::Uids(ids) | Elements::Gids(ids) => (ids.len(), 1),
+        Elements::Interfaces(names) => (names.len(), 1),
+    };
+    let key = usize::from(KeyType::of(elements).length()).next_multiple_of(4);
+    count * bounds * (key + ELEMENT_OVERHEAD)
+}
+
+/// The elements, as many at a time as fit into a message.
+pub(super) fn portions(list: &NamedList<'_>) -> Vec<Portion> {
+    let key = KeyType::of(&list.elements);
+    let bounds = if key.is_interval() { 2 } else { 1 };
+    let one = bounds * (usize::from(key.length()).next_multiple_of(4) + ELEMENT_OVERHEAD);
+    ranges(&list.elements)
+        .chunks(PORTION / one)
+        .map(|ranges| Portion { key, ranges: ranges.to_vec() })
+        .collect()
+}
+
+/// Elements that fit into one message.
+pub(super) struct Portion {
+    key: KeyType,
+    ranges: Vec<Range>,
+}
+
+impl Portion {
+    /// Writes them.
+    pub(super) fn write(&self, w: &mut Writer, set: &str) {
+        w.text(NFTA_SET_ELEM_LIST_TABLE, TABLE);
+        w.text(NFTA_SET_ELEM_LIST_SET, set);
+        w.nested(NFTA_SET_ELEM_LIST_ELEMENTS, |w| self.elements(w));
+    }
+
+    fn elements(&self, w: &mut Writer) {
+        for range in &self.ranges {
+            self.element(w, range.first, 0);
+            // An interval that reaches the last key has no end.
+            if let Some(end) = range.end(self.key.length()).filter(|_| self.key.is_interval()) {
+                self.element(w, end, NFT_SET_ELEM_INTERVAL_END);
+            }
+        }
+    }
+
+    fn element(&self, w: &mut Writer, key: u128, flags: u32) {
+        let bytes = key.to_be_bytes();
+        let key = bytes.get(..usize::from(self.key.length())).unwrap_or_default();
+        w.nested(NFTA_LIST_ELEM, |w| {
+            w.nested(NFTA_SET_ELEM_KEY, |w| w.attr(NFTA_DATA_VALUE, key));
+            if flags != 0 {
+                w.be32(NFTA_SET_ELEM_FLAGS, flags);
+            }
+        });
+    }
+}
+
+/// The name that asks the kernel to find one: `__set0`, `__set1`, ...
+pub(super) const ANONYMOUS: &str = "__set%d";
+
+/// What the set of a rule's own is: TCP and UDP. It comes and goes with its rule.
+pub(super) mod tcp_and_udp {
+    use super::*;
+    use crate::nft::value::{TCP, UDP};
+
+    pub(in crate::nft) const FLAGS: u32 = NFT_SET_ANONYMOUS | NFT_SET_CONSTANT;
+    pub(in crate::nft) const KEY: KeyType = KeyType::Protocol;
+
+    /// Its two elements.
+    pub(in crate::nft) fn ranges() -> Vec<Range> {
+        [TCP, UDP].map(|protocol| Range::one(&[protocol])).to_vec()
+    }
+
+    /// Writes what it is.
+    pub(in crate::nft) fn describe(w: &mut Writer, id: u32) {
+        w.text(NFTA_SET_TABLE, TABLE);
+        w.text(NFTA_SET_NAME, ANONYMOUS);
+        w.be32(NFTA_SET_FLAGS, FLAGS);
+        w.be32(NFTA_SET_KEY_TYPE, KEY.number());
+        w.be32(NFTA_SET_KEY_LEN, u32::from(KEY.length()));
+        w.be32(NFTA_SET_ID, id);
+        w.nested(NFTA_SET_DESC, |w| w.be32(NFTA_SET_DESC_SIZE, 2));
+    }
+
+    /// Writes its elements.
+    pub(in crate::nft) fn fill(w: &mut Writer, id: u32) {
+        w.text(NFTA_SET_ELEM_LIST_TABLE, TABLE);
+        w.text(NFTA_SET_ELEM_LIST_SET, ANONYMOUS);
+        w.be32(NFTA_SET_ELEM_LIST_SET_ID, id);
+        w.nested(NFTA_SET_ELEM_LIST_ELEMENTS, |w| Portion { key: KEY, ranges: ranges() }.elements(w));
+    }
+}

@@ -1,0 +1,148 @@
+//! The kernel's numbers for nf_tables, under the kernel's names.
+//!
+//! From `include/uapi/linux/netfilter/nf_tables.h` and `nfnetlink.h` (Linux 6.12). Only what we use.
+
+/// nf_tables' number among the subsystems of `NETLINK_NETFILTER`; the upper byte of a message type.
+pub(crate) const NFNL_SUBSYS_NFTABLES: u16 = 10;
+pub(crate) const NFNL_MSG_BATCH_BEGIN: u16 = 16;
+pub(crate) const NFNL_MSG_BATCH_END: u16 = 17;
+
+pub(crate) const NFT_MSG_NEWTABLE: u16 = 0;
+pub(crate) const NFT_MSG_DELTABLE: u16 = 2;
+pub(crate) const NFT_MSG_NEWCHAIN: u16 = 3;
+pub(crate) const NFT_MSG_GETCHAIN: u16 = 4;
+pub(crate) const NFT_MSG_NEWRULE: u16 = 6;
+pub(crate) const NFT_MSG_GETRULE: u16 = 7;
+pub(crate) const NFT_MSG_NEWSET: u16 = 9;
+pub(crate) const NFT_MSG_GETSET: u16 = 10;
+pub(crate) const NFT_MSG_NEWSETELEM: u16 = 12;
+pub(crate) const NFT_MSG_GETSETELEM: u16 = 13;
+
+pub(crate) const NFPROTO_UNSPEC: u8 = 0;
+pub(crate) const NFPROTO_INET: u8 = 1;
+pub(crate) const NFPROTO_IPV4: u8 = 2;
+pub(crate) const NFPROTO_IPV6: u8 = 10;
+
+pub(crate) const NF_INET_PRE_ROUTING: u32 = 0;
+pub(crate) const NF_INET_LOCAL_OUT: u32 = 3;
+
+/// Verdicts: `NF_DROP`, `NF_ACCEPT`, and nf_tables' own, which are negative.
+pub(crate) const NF_DROP: u32 = 0;
+pub(crate) const NF_ACCEPT: u32 = 1;
+pub(crate) const NFT_GOTO: u32 = (-4_i32).cast_unsigned();
+pub(crate) const NFT_RETURN: u32 = (-5_i32).cast_unsigned();
+
+pub(crate) const NFTA_LIST_ELEM: u16 = 1;
+pub(crate) const NFTA_DATA_VALUE: u16 = 1;
+pub(crate) const NFTA_DATA_VERDICT: u16 = 2;
+pub(crate) const NFTA_VERDICT_CODE: u16 = 1;
+pub(crate) const NFTA_VERDICT_CHAIN: u16 = 2;
+
+pub(crate) const NFTA_TABLE_NAME: u16 = 1;
+
+pub(crate) const NFTA_CHAIN_TABLE: u16 = 1;
+pub(crate) const NFTA_CHAIN_NAME: u16 = 3;
+pub(crate) const NFTA_CHAIN_HOOK: u16 = 4;
+pub(crate) const NFTA_CHAIN_POLICY: u16 = 5;
+pub(crate) const NFTA_CHAIN_TYPE: u16 = 7;
+pub(crate) const NFTA_HOOK_HOOKNUM: u16 = 1;
+pub(crate) const NFTA_HOOK_PRIORITY: u16 = 2;
+
+pub(crate) const NFTA_RULE_TABLE: u16 = 1;
+pub(crate) const NFTA_RULE_CHAIN: u16 = 2;
+pub(crate) const NFTA_RULE_HANDLE: u16 = 3;
+pub(crate) const NFTA_RULE_EXPRESSIONS: u16 = 4;
+pub(crate) const NFTA_RULE_USERDATA: u16 = 7;
+
+pub(crate) const NFTA_SET_TABLE: u16 = 1;
+pub(crate) const NFTA_SET_NAME: u16 = 2;
+pub(crate) const NFTA_SET_FLAGS: u16 = 3;
+pub(crate) const NFTA_SET_KEY_TYPE: u16 = 4;
+pub(crate) const NFTA_SET_KEY_LEN: u16 = 5;
+pub(crate) const NFTA_SET_DESC: u16 = 9;
+pub(crate) const NFTA_SET_DESC_SIZE: u16 = 1;
+pub(crate) const NFTA_SET_ID: u16 = 10;
+pub(crate) const NFTA_SET_USERDATA: u16 = 13;
+pub(crate) const NFT_SET_ANONYMOUS: u32 = 1;
+pub(crate) const NFT_SET_CONSTANT: u32 = 2;
+pub(crate) const NFT_SET_INTERVAL: u32 = 4;
+
+pub(crate) const NFTA_SET_ELEM_LIST_TABLE: u16 = 1;
+pub(crate) const NFTA_SET_ELEM_LIST_SET: u16 = 2;
+pub(crate) const NFTA_SET_ELEM_LIST_ELEMENTS: u16 = 3;
+pub(crate) const NFTA_SET_ELEM_LIST_SET_ID: u16 = 4;
+pub(crate) const NFTA_SET_ELEM_KEY: u16 = 1;
+pub(crate) const NFTA_SET_ELEM_FLAGS: u16 = 3;
+pub(crate) const NFT_SET_ELEM_INTERVAL_END: u32 = 1;
+
+pub(crate) const NFTA_EXPR_NAME: u16 = 1;
+pub(crate) const NFTA_EXPR_DATA: u16 = 2;
+pub(crate) const NFT_REG_VERDICT: u32 = 0;
+pub(crate) const NFT_REG_1: u32 = 1;
+
+pub(crate) const NFTA_IMMEDIATE_DREG: u16 = 1;
+pub(crate) const NFTA_IMMEDIATE_DATA: u16 = 2;
+
+pub(crate) const NFTA_BITWISE_SREG: u16 = 1;
+pub(crate) const NFTA_BITWISE_DREG: u16 = 2;
+pub(crate) const NFTA_BITWISE_LEN: u16 = 3;
+pub(crate) const NFTA_BITWISE_MASK: u16 = 4;
+pub(crate) const NFTA_BITWISE_XOR: u16 = 5;
+pub(crate) const NFTA_BITWISE_OP: u16 = 6;
+
+pub(crate) const NFTA_CMP_SREG: u16 = 1;
+pub(crate) const NFTA_CMP_OP: u16 = 2;
+pub(crate) const NFTA_CMP_DATA: u16 = 3;
+pub(crate) const NFT_CMP_EQ: u32 = 0;
+pub(crate) const NFT_CMP_NEQ: u32 = 1;
+pub(crate) const NFT_CMP_LTE: u32 = 3;
+pub(crate) const NFT_CMP_GTE: u32 = 5;
+
+pub(crate) const NFTA_RANGE_SREG: u16 = 1;
+pub(crate) const NFTA_RANGE_OP: u16 = 2;
+pub(crate) const NFTA_RANGE_FROM_DATA: u16 = 3;
+pub(crate) const NFTA_RANGE_TO_DATA: u16 = 4;
+pub(crate) const NFT_RANGE_NEQ: u32 = 1;
+
+pub(crate) const NFTA_LOOKUP_SET: u16 = 1;
+pub(crate) const NFTA_LOOKUP_SREG: u16 = 2;
+pub(crate) const NFTA_LOOKUP_SET_ID: u16 = 4;
+pub(crate) const NFTA_LOOKUP_FLAGS: u16 = 5;
+pub(crate) const NFT_LOOKUP_F_INV: u32 = 1;
+
+pub(crate) const NFTA_PAYLOAD_DREG: u16 = 1;
+pub(crate) const NFTA_PAYLOAD_BASE: u16 = 2;
+pub(crate) const NFTA_PAYLOAD_OFFSET: u16 = 3;
+pub(crate) const NFTA_PAYLOAD_LEN: u16 = 4;
+pub(crate) const NFT_PAYLOAD_NETWORK_HEADER: u32 = 1;
+pub(crate) const NFT_PAYLOAD_TRANSPORT_HEADER: u32 = 2;
+
+pub(crate) const NFTA_META_DREG: u16 = 1;
+pub(crate) const NFTA_META_KEY: u16 = 2;
+pub(crate) const NFTA_META_SREG: u16 = 3;
+pub(crate) const NFT_META_MARK: u32 = 3;
+pub(crate) const NFT_META_IIFNAME: u32 = 6;
+pub(crate) const NFT_META_OIFNAME: u32 = 7;
+pub(crate) const NFT_META_SKUID: u32 = 10;
+pub(crate) const NFT_META_SKGID: u32 = 11;
+pub(crate) const NFT_META_NFPROTO: u32 = 15;
+pub(crate) const NFT_META_L4PROTO: u32 = 16;
+
+pub(crate) const NFTA_CT_DREG: u16 = 1;
+pub(crate) const NFTA_CT_KEY: u16 = 2;
+pub(crate) const NFTA_CT_SREG: u16 = 4;
+pub(crate) const NFT_CT_STATE: u32 = 0;
+pub(crate) const NFT_CT_MARK: u32 = 3;
+pub(crate) const NFT_CT_ZONE: u32 = 17;
+
+pub(crate) const NFTA_COUNTER_BYTES: u16 = 1;
+pub(crate) const NFTA_COUNTER_PACKETS: u16 = 2;
+
+pub(crate) const NFTA_TPROXY_FAMILY: u16 = 1;
+pub(crate) const NFTA_TPROXY_REG_PORT: u16 = 3;
+
+pub(crate) const NFTA_REDIR_REG_PROTO_MIN: u16 = 1;
+pub(crate) const NFTA_REDIR_REG_PROTO_MAX: u16 = 2;
+pub(crate) const NFTA_REDIR_FLAGS: u16 = 3;
+/// `NF_NAT_RANGE_PROTO_SPECIFIED` (`nf_nat.h`): the port is given.
+pub(crate) const NF_NAT_RANGE_PROTO_SPECIFIED: u32 = 2;

@@ -1,0 +1,115 @@
+//! Addresses, routing rules and routes that a redirect needs beside its packet rules.
+//!
+//! Two needs. IPv6 has one loopback address where IPv4 has a whole network, so the proxy's
+//! passthrough source `::6` is added to `lo`. TPROXY marks packets, and a routing rule with a table
+//! of one local route delivers what is marked to this host. Harmless without the packet rules.
+//!
+//! How an entry looks on the wire is in `entry`, the socket in `rtnetlink`.
+
+mod address;
+mod entry;
+mod error;
+mod rtnetlink;
+mod uapi;
+
+pub use address::{Address, Scope, addresses};
+pub use entry::Entry;
+pub use error::RoutesError;
+pub use rtnetlink::Rtnetlink;
+
+use crate::policy::{Families, Inbound, Mode, RedirectPolicy};
+use crate::ruleset::Family;
+use nix::errno::Errno;
+use rtnetlink::List;
+
+/// What must be there, in the order it is written.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Routes {
+    entries: Vec<Entry>,
+}
+
+impl Routes {
+    /// What `policy` needs (spec `redirect-rules.md` 1.3). Nothing, for most policies on IPv4.
+    pub fn wanted(policy: &RedirectPolicy) -> Self {
+        let families: &[Family] = match policy.families {
+            Families::V4Only => &[Family::V4],
+            Families::V4AndV6 => &[Family::V4, Family::V6],
+        };
+        let mut entries = Vec::new();
+        if policy.families == Families::V4AndV6 {
+            entries.push(Entry::PassthroughAddress);
+        }
+        if let Mode::Tproxy { mark, route_table: table } = policy.mode
+            && policy.inbound != Inbound::Only(Default::default())
+        {
+            for family in families.iter().copied() {
+                entries.push(Entry::LocalRoute { family, table });
+                entries.push(Entry::MarkRule { family, mark, table });
+            }
+        }
+        Self { entries }
+    }
+
+    /// Is nothing needed, so that no socket is?
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Adds what is not there. Twice is the same as once.
+    ///
+    /// # Errors
+    /// When something of it is not there afterwards.
+    pub fn apply(&self, rtnetlink: &mut Rtnetlink) -> Result<(), RoutesError> {
+        let mut there_already = false;
+        for (entry, answer) in rtnetlink.add(&self.entries)? {
+            match answer {
+                Errno::EEXIST => there_already = true,
+                source => return Err(RoutesError::refused(entry, source)),
+            }
+        }
+        // A route to elsewhere also counts as being there.
+        let missing = if there_already { self.missing(rtnetlink)? } else { Vec::new() };
+        missing.first().map_or(Ok(()), |entry| Err(RoutesError::Occupied { entry: *entry }))
+    }
+
+    /// What of it is not there.
+    ///
+    /// # Errors
+    /// When the kernel does not list what is there.
+    pub fn missing(&self, rtnetlink: &mut Rtnetlink) -> Result<Vec<Entry>, RoutesError> {
+        let mut missing = Vec::new();
+        let mut read: Vec<(List, Vec<Vec<u8>>)> = Vec::new();
+        for entry in &self.entries {
+            let list = List::holding(*entry);
+            if !read.iter().any(|(other, _)| *other == list) {
+                read.push((list, rtnetlink.list(list)?));
+            }
+            let listed = read.iter().filter(|(other, _)| *other == list).flat_map(|(_, entries)| entries);
+            if !listed.into_iter().any(|found| entry.is(found)) {
+                missing.push(*entry);
+            }
+        }
+        Ok(missing)
+    }
+}
+
+/// Removes everything that bears our mark of origin, and nothing else.
+///
+/// # Errors
+/// When something of ours may still be there.
+pub fn remove(rtnetlink: &mut Rtnetlink) -> Result<(), RoutesError> {
+    let mut ours = Vec::new();
+    for list in List::ALL {
+        let entries = rtnetlink.list(list)?;
+        // A kernel that names no address's origin cannot say whose this one is; nobody but a mesh
+        // has an address `::6` on `lo`, and what we promise is that nothing of ours stays.
+        let origins_told = entries.iter().any(|entry| entry::names_origin(entry));
+        let found = entries.into_iter().filter(|entry| match list {
+            List::Addresses => entry::is_our_address(entry, origins_told),
+            List::Rules(_) => entry::is_our_rule(entry),
+            List::Routes(_) => entry::is_our_route(entry),
+        });
+        ours.extend(found.map(|entry| (list, entry)));
+    }
+    rtnetlink.delete(&ours)
+}

@@ -1,0 +1,100 @@
+//! Why a route, a routing rule or an address could not be set, and what would help.
+
+use super::entry::Entry;
+use crate::netlink::reply::Unknown;
+use crate::netlink::socket::Failure;
+use nix::errno::Errno;
+
+/// A failure of routing.
+#[derive(Debug, thiserror::Error)]
+pub enum RoutesError {
+    /// Nothing went out, or nothing came back.
+    #[error("cannot talk to the kernel's routing")]
+    Talk {
+        /// Why.
+        #[from]
+        source: Failure,
+    },
+    /// The kernel would not add it.
+    #[error("cannot add {entry}")]
+    Add {
+        /// What was to be added.
+        entry: Entry,
+        /// Why not.
+        source: Errno,
+    },
+    /// IPv6 is asked for and switched off.
+    #[error("cannot add {entry}: IPv6 is off in this network namespace")]
+    Ipv6Off {
+        /// What was to be added.
+        entry: Entry,
+        /// How the kernel said it.
+        source: Errno,
+    },
+    /// Something else is in its place.
+    #[error("cannot add {entry}: something else is in its place")]
+    Occupied {
+        /// What was to be added.
+        entry: Entry,
+    },
+    /// Something of ours could not be removed.
+    #[error("cannot remove our {what}")]
+    Remove {
+        /// What kind of thing.
+        what: &'static str,
+        /// Why not.
+        source: Errno,
+    },
+    /// The kernel would not list what is there.
+    #[error("the kernel does not list {what}")]
+    List {
+        /// What was asked for.
+        what: &'static str,
+        /// Why.
+        source: Errno,
+    },
+    /// A list changed every time it was read.
+    #[error("the {what} changed {attempts} times while they were read")]
+    Restless {
+        /// What was asked for.
+        what: &'static str,
+        /// How often.
+        attempts: u32,
+    },
+    /// It is not known what became of a request.
+    #[error("cannot tell what became of a request to the kernel's routing")]
+    Unsettled {
+        /// Why not.
+        source: Unknown,
+    },
+}
+
+impl RoutesError {
+    /// The kernel refused to add `entry`.
+    pub(super) fn refused(entry: Entry, source: Errno) -> Self {
+        match source {
+            // `EACCES` with disable_ipv6=1 (`ipv6_add_addr`), the others without the module.
+            Errno::EACCES | Errno::EOPNOTSUPP | Errno::EAFNOSUPPORT if entry.is_ipv6() => {
+                Self::Ipv6Off { entry, source }
+            }
+            _ => Self::Add { entry, source },
+        }
+    }
+
+    /// What would help, where that is known.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            Self::Ipv6Off { .. } => Some(
+                "the pod has IPv6 addresses to redirect but net.ipv6.conf.all.disable_ipv6 is 1, or the kernel \
+                 has no IPv6: switch it on, or leave IPv6 alone"
+                    .into(),
+            ),
+            Self::Add { source: Errno::EPERM, .. } | Self::Remove { source: Errno::EPERM, .. } => {
+                Some("it takes CAP_NET_ADMIN in the user namespace that owns this network namespace".into())
+            }
+            Self::Add { source: Errno::ENETDOWN, .. } => Some("the interface lo is down: bring it up first".into()),
+            Self::Occupied { .. } => Some("choose another route table".into()),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! The restore text, read back as rules, sends every imaginary packet where the rules it was
+//! rendered from send it. No kernel; random policies and packets, the same ones each time.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a test that cannot be set up must stop"
+)]
+
+mod random;
+mod read_back;
+
+use gybe_netfilter::compile::compile;
+use gybe_netfilter::iptables::script;
+use gybe_netfilter::policy::{Families, InterfaceName, PortRange, PortSet};
+use gybe_netfilter::ruleset::{
+    Chain, ChainName, Family, Is, Match, Networks, Protocol, Rule, RuleId, Ruleset, Verdict,
+};
+use gybe_netfilter::trace::{Packet, trace};
+use random::Random;
+use read_back::read_back;
+use std::collections::BTreeSet;
+
+fn assert_same(rules: &Ruleset, packets: &[Packet]) {
+    let texts = [Family::V4, Family::V6].map(|family| script(rules, family));
+    let [v4, v6] = texts.clone().map(|text| read_back(&text));
+    for packet in packets {
+        let (meant, written) = match packet.family() {
+            Family::V4 => (trace(rules, packet), trace(&v4, packet)),
+            Family::V6 => (trace(rules, packet), trace(&v6, packet)),
+        };
+        // A rule for a Goto may be asked in several lines; what was decided, and by which rule, counts.
+        let essence = |t: &gybe_netfilter::trace::Trace| (t.fate, t.decided_by, t.zone, t.mark);
+        assert_eq!(essence(&meant), essence(&written), "{packet:?}\n{rules:?}\n{}\n{}", texts[0], texts[1]);
+    }
+}
+
+#[test]
+fn every_policy_means_the_same_as_iptables_text() {
+    let mut random = Random::new(1);
+    for _ in 0..400 {
+        let policy = random.policy();
+        let packets: Vec<Packet> = (0..400).map(|_| random.packet()).collect();
+        assert_same(&compile(&policy), &packets);
+    }
+}
+
+#[test]
+fn every_rule_means_the_same_also_when_no_policy_writes_it() {
+    let mut random = Random::new(2);
+    for _ in 0..2000 {
+        let matches = (0..random.below(4)).map(|_| random.wish()).collect();
+        let verdict = Verdict::Redirect(15001.try_into().unwrap());
+        let rule = |id, matches, verdict| Rule { id: RuleId(id), matches, verdict };
+        let chains = vec![Chain {
+            name: ChainName::NatOutput,
+            rules: vec![
+                rule("any", matches, verdict),
+                rule("rest", Vec::new(), Verdict::Goto(ChainName::NatCapture)),
+            ],
+        }];
+        let rules = Ruleset { families: Families::V4AndV6, chains };
+        let packets: Vec<Packet> = (0..60).map(|_| random.packet()).collect();
+        assert_same(&rules, &packets);
+    }
+}
+
+#[test]
+fn the_referee_notices_a_rule_that_is_gone() {
+    let mut random = Random::new(3);
+    let rules = compile(&random.policy());
+    let packets: Vec<Packet> = (0..2000).map(|_| random.packet()).collect();
+    let without = rules.without("proxy-uid").unwrap();
+    let (text, less) = (script(&rules, Family::V4), script(&without, Family::V4));
+    let (all, less) = (read_back(&text), read_back(&less));
+    let v4 = packets.iter().filter(|packet| packet.family() == Family::V4);
+    assert!(v4.into_iter().any(|packet| trace(&all, packet).decided_by != trace(&less, packet).decided_by));
+}
+
+#[test]
+fn with_ipv6_off_nothing_is_written_for_it() {
+    let mut random = Random::new(4);
+    let policies = (0..100).map(|_| random.policy()).filter(|policy| policy.families == Families::V4Only);
+    let scripts: Vec<String> = policies.map(|policy| script(&compile(&policy), Family::V6)).collect();
+    assert!(scripts.len() > 20 && scripts.iter().all(String::is_empty));
+}
+
+#[test]
+fn long_port_lists_share_rules_and_never_overfill_one() {
+    let ports = (0..4096_u16).filter_map(|n| PortRange::new(n * 16, n * 16 + n % 2)).collect::<PortSet>();
+    let networks = Networks::V4(vec!["10.0.0.0/8".parse().unwrap(), "11.0.0.0/16".parse().unwrap()]);
+    let lo = BTreeSet::from([InterfaceName::loopback()]);
+    let rule = Rule {
+        id: RuleId("ports"),
+        matches: vec![
+            Match::OutInterface(lo),
+            Match::Destination(Is::In, networks),
+            Match::Protocol(Protocol::Tcp),
+            Match::DestinationPort(Is::In, ports),
+        ],
+        verdict: Verdict::Return,
+    };
+    let chains = vec![Chain { name: ChainName::NatOutput, rules: vec![rule] }];
+    let text = script(&Ruleset { families: Families::V4AndV6, chains }, Family::V4);
+    let lists: Vec<usize> = text
+        .lines()
+        .filter_map(|line| line.split_once("--dports ")?.1.split(' ').next())
+        .map(|list| list.split([',', ':']).count())
+        .collect();
+    assert!(lists.iter().all(|slots| *slots <= 15), "{lists:?}");
+    // 2048 single ports and 2048 ranges are 6144 slots; for two networks.
+    assert!(lists.len() < 2 * (6144 / 14 + 1), "{}", lists.len());
+}

@@ -1,0 +1,139 @@
+//! Restore text to a Ruleset again: written for this test alone, from iptables-extensions(8).
+
+use gybe_netfilter::policy::{Families, InterfaceName, PortRange, PortSet};
+use gybe_netfilter::ruleset::{
+    Chain, ChainName, ConnectionState, Is, Match, Networks, Protocol, Rule, RuleId, Ruleset, Verdict,
+};
+use std::collections::BTreeSet;
+
+pub(crate) fn read_back(text: &str) -> Ruleset {
+    let (mut table, mut chains) = ("", Vec::<Chain>::new());
+    for line in text.lines() {
+        if let Some(name) = line.strip_prefix('*') {
+            table = name;
+        } else if let Some(rule) = line.strip_prefix("-A ") {
+            let (name, spec) = rule.split_once(' ').unwrap();
+            if matches!(name, "OUTPUT" | "PREROUTING" | "ISTIO_DIVERT") {
+                continue;
+            }
+            let name = chain(table, name);
+            if !chains.iter().any(|chain| chain.name == name) {
+                chains.push(Chain { name, rules: Vec::new() });
+            }
+            chains.iter_mut().find(|chain| chain.name == name).unwrap().rules.push(read_rule(table, spec));
+        }
+    }
+    Ruleset { families: Families::V4AndV6, chains }
+}
+
+fn chain(table: &str, name: &str) -> ChainName {
+    match (table, name) {
+        ("raw", "ISTIO_INBOUND") => ChainName::RawPrerouting,
+        ("raw", "ISTIO_OUTPUT_DNS") => ChainName::RawOutput,
+        ("mangle", "ISTIO_INBOUND") => ChainName::ManglePrerouting,
+        ("mangle", "ISTIO_OUTPUT") => ChainName::MangleOutput,
+        ("nat", "ISTIO_INBOUND") => ChainName::NatPrerouting,
+        ("nat", "ISTIO_OUTPUT") => ChainName::NatOutput,
+        ("nat", "ISTIO_LOOPBACK") => ChainName::NatLoopback,
+        ("nat", "ISTIO_REDIRECT") => ChainName::NatCapture,
+        other => panic!("no chain of ours: {other:?}"),
+    }
+}
+
+fn number(text: &str) -> u32 {
+    let text = text.trim_end_matches("/0xffffffff");
+    match text.strip_prefix("0x") {
+        Some(hex) => u32::from_str_radix(hex, 16).unwrap(),
+        None => text.parse().unwrap(),
+    }
+}
+
+fn ports(text: &str) -> PortSet {
+    let range = |text: &str| {
+        let (first, last) = text.split_once(':').unwrap_or((text, text));
+        PortRange::new(first.parse().unwrap(), last.parse().unwrap()).unwrap()
+    };
+    text.split(',').map(range).collect()
+}
+
+fn networks(text: &str) -> Networks {
+    match text.parse().unwrap() {
+        ipnet::IpNet::V4(net) => Networks::V4(vec![net]),
+        ipnet::IpNet::V6(net) => Networks::V6(vec![net]),
+    }
+}
+
+fn interface(text: &str) -> BTreeSet<InterfaceName> {
+    BTreeSet::from([InterfaceName::parse(text).unwrap()])
+}
+
+fn read_rule(table: &str, spec: &str) -> Rule {
+    let mut words = spec.split(' ');
+    let (mut matches, mut is, mut module, mut id) = (Vec::new(), Is::In, "", "");
+    while let Some(word) = words.next() {
+        let mut value = || words.next().unwrap();
+        match word {
+            "!" => {
+                is = Is::NotIn;
+                continue;
+            }
+            "-m" => {
+                module = value();
+                continue;
+            }
+            "-j" | "-g" => {
+                let target = value();
+                let id = RuleId(Box::leak(id.to_owned().into_boxed_str()));
+                let verdict = verdict(table, (word, target), &words.collect::<Vec<_>>());
+                return Rule { id, matches, verdict };
+            }
+            "--comment" => id = value(),
+            "-s" => matches.push(Match::Source(is, networks(value()))),
+            "-d" => matches.push(Match::Destination(is, networks(value()))),
+            "-i" => matches.push(Match::InInterface(interface(value()))),
+            "-o" => matches.push(Match::OutInterface(interface(value()))),
+            "-p" => matches.push(Match::Protocol(match value() {
+                "tcp" => Protocol::Tcp,
+                "udp" => Protocol::Udp,
+                other => panic!("{other}"),
+            })),
+            "--sport" | "--sports" => matches.push(Match::SourcePort(is, ports(value()))),
+            "--dport" | "--dports" => matches.push(Match::DestinationPort(is, ports(value()))),
+            "--uid-owner" => matches.push(Match::OwnerUid(BTreeSet::from([number(value())]))),
+            "--gid-owner" => matches.push(Match::OwnerGid(BTreeSet::from([number(value())]))),
+            "--mark" if module == "mark" => matches.push(Match::Mark(is, number(value()))),
+            "--mark" => matches.push(Match::ConnectionMark(number(value()))),
+            "--ctstate" => matches.push(Match::State(match value() {
+                "INVALID" => ConnectionState::Invalid,
+                "RELATED,ESTABLISHED" => ConnectionState::EstablishedOrRelated,
+                other => panic!("{other}"),
+            })),
+            other => panic!("no option of ours: {other} in {spec}"),
+        }
+        is = Is::In;
+    }
+    panic!("no target: {spec}")
+}
+
+fn verdict(table: &str, (how, target): (&str, &str), rest: &[&str]) -> Verdict {
+    let port = |text: &str| text.parse().unwrap();
+    match (target, rest) {
+        ("RETURN", []) => Verdict::Return,
+        ("DROP", []) => Verdict::Drop,
+        ("REDIRECT", ["--to-ports", to]) => Verdict::Redirect(port(to)),
+        ("TPROXY", ["--on-port", on, "--on-ip", "0.0.0.0" | "::", "--tproxy-mark", mark]) => {
+            Verdict::Tproxy { port: port(on), mark: number(mark) }
+        }
+        ("MARK", ["--set-xmark", mark]) => Verdict::SetMark(number(mark)),
+        ("CONNMARK", ["--save-mark", "--nfmask", "0xffffffff", "--ctmask", "0xffffffff"]) => {
+            Verdict::SaveMark
+        }
+        ("CONNMARK", ["--restore-mark", "--nfmask", "0xffffffff", "--ctmask", "0xffffffff"]) => {
+            Verdict::RestoreMark
+        }
+        ("CT", ["--zone", zone]) => Verdict::Zone(zone.parse().unwrap()),
+        ("ISTIO_DIVERT", []) if how == "-g" => Verdict::Divert(1337),
+        (name, []) if how == "-g" => Verdict::Goto(chain(table, name)),
+        other => panic!("no target of ours: {other:?}"),
+    }
+}

@@ -1,0 +1,48 @@
+//! ADD: the pod's connections go through its proxy before its first process starts.
+//!
+//! Whatever can be refused is refused before the namespace is entered, so bad input changes nothing.
+
+use crate::conf::{PluginConf, unknown_keys};
+use crate::decide::unclear_variables;
+use crate::error::PluginError;
+use crate::families::ipv6_left_alone;
+use crate::log::brief;
+use crate::reply::Reply;
+use crate::request::Request;
+use crate::result;
+use crate::wanted::{self, Subject, Wanted};
+use gybe_netfilter::policy::Families;
+
+pub(crate) fn add(request: &Request) -> Result<Reply, PluginError> {
+    let members = request.network.members();
+    let answer = result::to_hand_on(&request.network)?;
+    let conf = PluginConf::read(members)?;
+    let unknown = unknown_keys(members);
+    if !unknown.is_empty() {
+        let keys = brief(&unknown.join(", "));
+        tracing::warn!(keys, "gybe-cni cmdAdd: keys nobody knows in the configuration");
+    }
+    match wanted::wanted(request, &conf)? {
+        Wanted::LeaveAlone(reason, pod) => {
+            tracing::info!(pod, decision = "leave alone", reason = %reason, "gybe-cni cmdAdd");
+        }
+        Wanted::Redirect(subject) => redirect(*subject, &conf)?,
+    }
+    Ok(Reply::Answer(answer))
+}
+
+fn redirect(subject: Subject, conf: &PluginConf) -> Result<(), PluginError> {
+    let (pod, tool) = (subject.pod.to_string(), subject.backend.name());
+    for variable in unclear_variables(&subject.facts) {
+        tracing::warn!(pod, variable, "gybe-cni cmdAdd: a variable of istio-proxy is neither true nor false");
+    }
+    let done =
+        subject.inside(conf, |redirection, routes, backend| redirection.apply_over(routes, backend))?;
+    let families = match done.families {
+        Families::V4Only if ipv6_left_alone(done.families, &done.addresses) => "ipv4, ipv6 left alone",
+        Families::V4Only => "ipv4",
+        Families::V4AndV6 => "ipv4 and ipv6",
+    };
+    tracing::info!(pod, decision = "redirect", tool, families, "gybe-cni cmdAdd");
+    Ok(())
+}

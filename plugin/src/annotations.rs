@@ -1,0 +1,157 @@
+//! The pod's traffic annotations as values: each parsed once, and the text then dropped.
+//!
+//! Every rule of spec `istio-cni-behaviour.md` section 2.1. How one list is read is in
+//! `annotations/lists.rs`; what the values mean together is in `decide`.
+
+mod lists;
+
+use crate::pod::PodFacts;
+use gybe_netfilter::policy::{CidrSet, Destinations, InterfaceName, PortRange, PortSet};
+use lists::Fault;
+use std::collections::BTreeSet;
+
+/// How the pod wants to be intercepted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Interception {
+    /// By destination NAT.
+    Redirect,
+    /// By transparent sockets.
+    Tproxy,
+    /// Not at all: Istio's injector writes this for pods that opted out.
+    None,
+}
+
+/// What the pod says about its inbound ports.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum InboundPorts {
+    /// Nothing: the operator's default holds.
+    Unsaid,
+    /// Every port (`*`).
+    All,
+    /// These.
+    Only(PortSet),
+}
+
+/// What a pod's annotations say about its traffic.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Traffic {
+    /// By which means.
+    pub interception: Interception,
+    /// Outbound networks that are captured.
+    pub included_to: Destinations,
+    /// Outbound networks that are left alone.
+    pub excluded_to: CidrSet,
+    /// Inbound ports that are captured.
+    pub included_inbound: InboundPorts,
+    /// Inbound ports that are left alone when all are captured; Istio's own are among them.
+    pub excluded_inbound: PortSet,
+    /// Outbound ports that are captured wherever they go.
+    pub included_outbound: PortSet,
+    /// Outbound ports that are left alone.
+    pub excluded_outbound: PortSet,
+    /// Interfaces neither of whose directions is captured.
+    pub excluded_interfaces: BTreeSet<InterfaceName>,
+    /// Interfaces behind which virtual machines live.
+    pub virtual_interfaces: BTreeSet<InterfaceName>,
+}
+
+/// An annotation with a value that cannot be meant.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("annotation {annotation}: {fault}")]
+pub struct AnnotationError {
+    /// Its full name.
+    pub annotation: &'static str,
+    /// What is wrong, and what would be right.
+    fault: Fault,
+}
+
+const MODE: &str = "sidecar.istio.io/interceptionMode";
+const INCLUDE_TO: &str = "traffic.sidecar.istio.io/includeOutboundIPRanges";
+const EXCLUDE_TO: &str = "traffic.sidecar.istio.io/excludeOutboundIPRanges";
+const INCLUDE_INBOUND: &str = "traffic.sidecar.istio.io/includeInboundPorts";
+const EXCLUDE_INBOUND: &str = "traffic.sidecar.istio.io/excludeInboundPorts";
+const INCLUDE_OUTBOUND: &str = "traffic.sidecar.istio.io/includeOutboundPorts";
+const EXCLUDE_OUTBOUND: &str = "traffic.sidecar.istio.io/excludeOutboundPorts";
+const EXCLUDE_INTERFACES: &str = "traffic.sidecar.istio.io/excludeInterfaces";
+const VIRTUAL_INTERFACES: &str = "istio.io/reroute-virtual-interfaces";
+const KUBEVIRT_INTERFACES: &str = "traffic.sidecar.istio.io/kubevirtInterfaces";
+
+/// The proxy's own ports: merged telemetry, readiness, Envoy's statistics. Whatever a pod excludes
+/// in addition, these are left alone, or the kubelet could not ask the proxy how it is.
+const PROXY_PORTS: [u16; 3] = [15020, 15021, 15090];
+
+/// What Istio leaves alone on the way out when the pod does not say: merged telemetry.
+const OUTBOUND_DEFAULT: u16 = 15020;
+
+/// Reads the means alone: [`Interception::None`] leaves the pod alone whatever else it says.
+///
+/// # Errors
+/// When it is no word Istio knows.
+pub fn interception(pod: &PodFacts) -> Result<Interception, AnnotationError> {
+    match pod.annotation(MODE) {
+        None | Some("REDIRECT") => Ok(Interception::Redirect),
+        Some("TPROXY") => Ok(Interception::Tproxy),
+        Some("NONE") => Ok(Interception::None),
+        Some(other) => Err(AnnotationError { annotation: MODE, fault: Fault::mode(other) }),
+    }
+}
+
+/// Reads all of a pod's traffic annotations; the first that cannot be meant is told.
+///
+/// # Errors
+/// Names the annotation, the item in it, and what would be right.
+pub fn traffic(pod: &PodFacts) -> Result<Traffic, AnnotationError> {
+    Ok(Traffic {
+        interception: interception(pod)?,
+        included_to: included_to(pod)?,
+        excluded_to: read(pod, EXCLUDE_TO, lists::networks)?.unwrap_or_default(),
+        excluded_inbound: excluded_inbound(pod)?,
+        included_inbound: included_inbound(pod)?,
+        excluded_outbound: read(pod, EXCLUDE_OUTBOUND, lists::ports)?
+            .unwrap_or_else(|| [OUTBOUND_DEFAULT].into_iter().collect()),
+        included_outbound: read(pod, INCLUDE_OUTBOUND, lists::ports)?.unwrap_or_default(),
+        excluded_interfaces: read(pod, EXCLUDE_INTERFACES, lists::interfaces)?.unwrap_or_default(),
+        virtual_interfaces: virtual_interfaces(pod)?,
+    })
+}
+
+fn read<T>(
+    pod: &PodFacts,
+    annotation: &'static str,
+    list: fn(&str) -> Result<T, Fault>,
+) -> Result<Option<T>, AnnotationError> {
+    let value = pod.annotation(annotation).map(list).transpose();
+    value.map_err(|fault| AnnotationError { annotation, fault })
+}
+
+fn included_to(pod: &PodFacts) -> Result<Destinations, AnnotationError> {
+    match pod.annotation(INCLUDE_TO).map(str::trim) {
+        None | Some("*") => Ok(Destinations::All),
+        Some(_) => Ok(Destinations::Only(read(pod, INCLUDE_TO, lists::networks)?.unwrap_or_default())),
+    }
+}
+
+fn included_inbound(pod: &PodFacts) -> Result<InboundPorts, AnnotationError> {
+    match pod.annotation(INCLUDE_INBOUND).map(str::trim) {
+        None => Ok(InboundPorts::Unsaid),
+        Some("*") => Ok(InboundPorts::All),
+        Some(_) => Ok(InboundPorts::Only(read(pod, INCLUDE_INBOUND, lists::ports)?.unwrap_or_default())),
+    }
+}
+
+fn excluded_inbound(pod: &PodFacts) -> Result<PortSet, AnnotationError> {
+    let said = read(pod, EXCLUDE_INBOUND, lists::ports)?.unwrap_or_default();
+    let proxy = PROXY_PORTS.into_iter().filter_map(|port| PortRange::new(port, port));
+    Ok(said.ranges().iter().copied().chain(proxy).collect())
+}
+
+/// The older name counts only where the newer is absent.
+fn virtual_interfaces(pod: &PodFacts) -> Result<BTreeSet<InterfaceName>, AnnotationError> {
+    match read(pod, VIRTUAL_INTERFACES, lists::interfaces)? {
+        Some(said) => Ok(said),
+        None => Ok(read(pod, KUBEVIRT_INTERFACES, lists::interfaces)?.unwrap_or_default()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,220 @@
+//! Annotations and what they mean, as tables.
+
+use super::*;
+
+fn pod(annotations: &[(&str, &str)]) -> PodFacts {
+    let annotations = annotations.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
+    PodFacts { annotations: annotations.collect(), ..PodFacts::default() }
+}
+
+fn ports(text: &str) -> PortSet {
+    text.split(',').filter(|t| !t.is_empty()).map(|t| t.parse::<PortRange>().unwrap()).collect()
+}
+
+fn networks(text: &str) -> CidrSet {
+    text.split(',').filter(|t| !t.is_empty()).map(|t| t.parse::<ipnet::IpNet>().unwrap()).collect()
+}
+
+fn names(text: &str) -> BTreeSet<InterfaceName> {
+    text.split(',').filter(|t| !t.is_empty()).map(|t| InterfaceName::parse(t).unwrap()).collect()
+}
+
+#[test]
+fn a_pod_that_says_nothing_has_istios_defaults() {
+    let want = Traffic {
+        interception: Interception::Redirect,
+        included_to: Destinations::All,
+        excluded_to: CidrSet::default(),
+        included_inbound: InboundPorts::Unsaid,
+        excluded_inbound: ports("15020,15021,15090"),
+        included_outbound: PortSet::default(),
+        excluded_outbound: ports("15020"),
+        excluded_interfaces: BTreeSet::new(),
+        virtual_interfaces: BTreeSet::new(),
+    };
+    assert_eq!(traffic(&pod(&[])), Ok(want));
+}
+
+#[test]
+fn the_proxys_ports_are_always_excluded_on_the_way_in() {
+    for (said, want) in [
+        ("", "15020,15021,15090"),
+        ("3306", "3306,15020,15021,15090"),
+        ("15090, 15090", "15020,15021,15090"),
+        ("8000-8100", "8000-8100,15020,15021,15090"),
+        (" 80 , 81 ", "80,81,15020,15021,15090"),
+        ("80,81\n", "80,81,15020,15021,15090"),
+        ("0,65535", "0,65535,15020,15021,15090"),
+    ] {
+        let read = traffic(&pod(&[(EXCLUDE_INBOUND, said)])).unwrap();
+        assert_eq!(read.excluded_inbound, ports(want), "{said:?}");
+    }
+}
+
+#[test]
+fn inbound_ports_may_be_all_some_none_or_unsaid() {
+    for (said, want) in [
+        ("*", InboundPorts::All),
+        (" * ", InboundPorts::All),
+        ("", InboundPorts::Only(PortSet::default())),
+        ("80,443", InboundPorts::Only(ports("80,443"))),
+    ] {
+        assert_eq!(traffic(&pod(&[(INCLUDE_INBOUND, said)])).unwrap().included_inbound, want, "{said:?}");
+    }
+}
+
+#[test]
+fn outbound_ports_that_are_said_replace_the_default() {
+    for (said, want) in [("", ""), ("25,587", "25,587"), ("15020", "15020")] {
+        let read = traffic(&pod(&[(EXCLUDE_OUTBOUND, said), (INCLUDE_OUTBOUND, said)])).unwrap();
+        assert_eq!((read.excluded_outbound, read.included_outbound), (ports(want), ports(want)), "{said:?}");
+    }
+}
+
+#[test]
+fn networks_may_be_of_both_families_and_have_host_bits() {
+    for (said, want) in [
+        ("*", Destinations::All),
+        ("", Destinations::Only(CidrSet::default())),
+        ("10.1.2.3/8, fd00::1/8", Destinations::Only(networks("10.0.0.0/8,fd00::/8"))),
+        ("0.0.0.0/0,::/0", Destinations::Only(networks("0.0.0.0/0,::/0"))),
+        ("::ffff:10.0.0.0/104", Destinations::Only(networks("::ffff:a00:0/104"))),
+        ("127.0.0.1/32", Destinations::Only(networks("127.0.0.1/32"))),
+    ] {
+        assert_eq!(traffic(&pod(&[(INCLUDE_TO, said)])).unwrap().included_to, want, "{said:?}");
+    }
+    let read = traffic(&pod(&[(EXCLUDE_TO, "10.0.0.0/9,10.128.0.0/9")])).unwrap();
+    assert_eq!(read.excluded_to, networks("10.0.0.0/8"));
+}
+
+#[test]
+fn interface_lists_are_as_istio_takes_them() {
+    for said in [
+        "",
+        "eth0",
+        "eth0,eth1,lo",
+        "eth_0",
+        "eth-0",
+        "eth0.1",
+        "veth123abc,br-docker0,bond0.100",
+        "a23456789012345",
+        " eth0",
+        "eth0 ",
+        "eth0 , eth1",
+    ] {
+        let read = traffic(&pod(&[(EXCLUDE_INTERFACES, said)]));
+        assert_eq!(read.unwrap().excluded_interfaces, names(&said.replace(' ', "")), "{said:?}");
+    }
+    for said in [
+        "0eth",
+        "_eth0",
+        "1234567890123456",
+        "a234567890123456",
+        "eth0 -d 10.0.0.50",
+        "eth0 -j ACCEPT",
+        "eth0;echo",
+        "eth0|cat",
+        "eth0`id`",
+        "eth0$PATH",
+        "eth0,,eth1",
+        "eth0,",
+        "eth0/1",
+        "eth0:1",
+        "veth@if123",
+        "eth+",
+        "éth0",
+        "eth0\n,eth1",
+    ] {
+        for annotation in [EXCLUDE_INTERFACES, VIRTUAL_INTERFACES, KUBEVIRT_INTERFACES] {
+            let fault = traffic(&pod(&[(annotation, said)])).unwrap_err();
+            assert_eq!(fault.annotation, annotation, "{said:?}");
+        }
+    }
+}
+
+#[test]
+fn the_older_name_for_virtual_interfaces_counts_only_alone() {
+    for (newer, want) in [(None, "old0"), (Some("new0"), "new0"), (Some(""), "")] {
+        let mut said = vec![(KUBEVIRT_INTERFACES, "old0")];
+        said.extend(newer.map(|value| (VIRTUAL_INTERFACES, value)));
+        assert_eq!(traffic(&pod(&said)).unwrap().virtual_interfaces, names(want), "{newer:?}");
+    }
+}
+
+#[test]
+fn only_three_modes_are_modes() {
+    for (said, want) in
+        [("REDIRECT", Interception::Redirect), ("TPROXY", Interception::Tproxy), ("NONE", Interception::None)]
+    {
+        assert_eq!(interception(&pod(&[(MODE, said)])), Ok(want));
+    }
+    for said in ["", "redirect", "TPROXY ", "none", "REDIRECT,TPROXY"] {
+        assert!(interception(&pod(&[(MODE, said)])).is_err(), "{said:?}");
+    }
+}
+
+#[test]
+fn a_value_that_cannot_be_meant_is_refused_with_its_place_and_item() {
+    for (annotation, said, item, right) in [
+        (EXCLUDE_INBOUND, "70000", "\"70000\"", "0 to 65535"),
+        (EXCLUDE_INBOUND, "80\n,81", r#""80\n""#, "0 to 65535"),
+        (EXCLUDE_INBOUND, "80,", "beside a comma", ""),
+        (EXCLUDE_INBOUND, ",", "beside a comma", ""),
+        (EXCLUDE_INBOUND, "*", "\"*\"", "list the ports"),
+        (EXCLUDE_OUTBOUND, "*", "\"*\"", "list the ports"),
+        (EXCLUDE_OUTBOUND, "80;443", "\"80;443\"", "0 to 65535"),
+        (EXCLUDE_OUTBOUND, "-80", "\"-80\"", "0 to 65535"),
+        (EXCLUDE_OUTBOUND, "+80", "\"+80\"", "0 to 65535"),
+        (EXCLUDE_OUTBOUND, "90-80", "\"90-80\"", "a range"),
+        (EXCLUDE_OUTBOUND, "٨٠", "\"٨٠\"", "0 to 65535"),
+        (INCLUDE_OUTBOUND, "*", "\"*\"", "list the ports"),
+        (INCLUDE_OUTBOUND, "80 81", "\"80 81\"", "0 to 65535"),
+        (INCLUDE_INBOUND, "80,*", "\"*\"", "list the ports"),
+        (INCLUDE_INBOUND, "http", "\"http\"", "0 to 65535"),
+        (INCLUDE_TO, "10.0.0.0", "\"10.0.0.0\"", "prefix length"),
+        (INCLUDE_TO, "*,10.0.0.0/8", "\"*\"", "prefix length"),
+        (INCLUDE_TO, "10.0.0.0/8,,", "beside a comma", ""),
+        (EXCLUDE_TO, "*", "\"*\"", "prefix length"),
+        (EXCLUDE_TO, "10.0.0.0/33", "\"10.0.0.0/33\"", "prefix length"),
+        (EXCLUDE_TO, "10.0.0.0/08", "\"10.0.0.0/08\"", "prefix length"),
+        (EXCLUDE_TO, "10.0.0.0/+8", "\"10.0.0.0/+8\"", "prefix length"),
+        (EXCLUDE_TO, "010.0.0.0/8", "\"010.0.0.0/8\"", "prefix length"),
+        (EXCLUDE_TO, "10.0.0/24", "\"10.0.0/24\"", "prefix length"),
+        (EXCLUDE_TO, "fe80::1%eth0/64", "\"fe80::1%eth0/64\"", "prefix length"),
+        (EXCLUDE_TO, "10.0.0.0/8\n", "", ""),
+        (EXCLUDE_INTERFACES, "eth0 -j ACCEPT", "\"eth0 -j ACCEPT\"", "a letter first"),
+    ] {
+        let read = traffic(&pod(&[(annotation, said)]));
+        if item.is_empty() {
+            assert!(read.is_ok(), "{said:?}");
+            continue;
+        }
+        let told = read.unwrap_err().to_string();
+        assert!(told.contains(annotation) && told.contains(item) && told.contains(right), "{said:?}: {told}");
+    }
+}
+
+#[test]
+fn an_item_is_told_escaped_and_cut_short() {
+    for said in ["9".repeat(200_000), format!("{}80", "0".repeat(200_000)), "\u{1b}[31m".repeat(90_000)] {
+        let told = traffic(&pod(&[(EXCLUDE_INBOUND, &said)])).unwrap_err().to_string();
+        assert!(told.len() < 400 && !told.contains('\u{1b}'), "{told}");
+    }
+}
+
+#[test]
+fn a_list_is_bounded_by_the_intervals_it_comes_to() {
+    let scattered = |n: u32| (0..n).map(|i| (i * 2).to_string()).collect::<Vec<_>>().join(",");
+    let dense = (0..=65535).map(|i| i.to_string()).collect::<Vec<_>>().join(",");
+    let subnets =
+        |n: u32| (0..n).map(|i| format!("10.{}.{}.0/25", i / 256, i % 256)).collect::<Vec<_>>().join(",");
+    for (annotation, said, works) in [
+        (EXCLUDE_OUTBOUND, scattered(4096), true),
+        (EXCLUDE_OUTBOUND, scattered(4097), false),
+        (EXCLUDE_OUTBOUND, dense, true),
+        (EXCLUDE_TO, subnets(4096), true),
+        (EXCLUDE_TO, subnets(4097), false),
+    ] {
+        assert_eq!(traffic(&pod(&[(annotation, &said)])).is_ok(), works, "{annotation} {}", said.len());
+    }
+}

@@ -1,0 +1,56 @@
+//! One call from its beginning to its answer: which verb runs, and what is logged when it fails.
+
+use crate::conf;
+use crate::error::PluginError;
+use crate::reply::{Reply, command};
+use crate::request::{self, Environment, Request, Verb};
+use crate::{add, check, del, gc, log, status, stdin, version};
+use std::os::fd::BorrowedFd;
+
+/// Answers a runtime's call.
+pub fn answer(env: &Environment, stdin: BorrowedFd<'_>) -> Reply {
+    let Some(name) = env.text("CNI_COMMAND") else { return Reply::About };
+    let verb = Verb::parse(&name);
+    // VERSION is asked to learn what may be written to stdin, so stdin is not read for it.
+    if verb == Some(Verb::Version) {
+        return Reply::Answer(version::answer());
+    }
+    match read(&name, env, stdin) {
+        Ok(request) => perform(&request).unwrap_or_else(|fault| fail(verb, Some(&request), &fault)),
+        Err(fault) => fail(verb, None, &fault),
+    }
+}
+
+fn read(name: &str, env: &Environment, from: BorrowedFd<'_>) -> Result<Request, PluginError> {
+    // A call that lacks a variable is refused whatever stdin says, so nobody waits for stdin.
+    if let Some(verb) = Verb::parse(name) {
+        request::require(verb, env)?;
+    }
+    let bytes = stdin::read(from, stdin::DEADLINE)?;
+    Ok(Request::parse(name, env, &bytes)?)
+}
+
+fn perform(request: &Request) -> Result<Reply, PluginError> {
+    log::start(conf::log_level(request.network.members()));
+    version::gate(request.verb, request.network.version())?;
+    match request.verb {
+        Verb::Add => add::add(request),
+        Verb::Check => check::check(request),
+        Verb::Del => Ok(del::del(request)),
+        Verb::Gc => Ok(gc::gc(request)?),
+        Verb::Status => Ok(status::status(request)),
+        Verb::Version => Ok(Reply::Answer(version::answer())),
+    }
+}
+
+fn fail(verb: Option<Verb>, request: Option<&Request>, fault: &PluginError) -> Reply {
+    log::start(conf::LogLevel::Info);
+    let reply = Reply::failure(verb, request.map(|request| request.network.version()), fault);
+    if let Reply::Failure(failure) = &reply {
+        let args = log::brief(request.map_or("", |request| &request.args));
+        let cause = log::brief(&fault.chain());
+        let (id, code, hint) = (&failure.id, failure.code, &failure.details);
+        tracing::error!(id, code, cause, hint, args, "gybe-cni {} error", verb.map_or("", command));
+    }
+    reply
+}

@@ -1,0 +1,195 @@
+//! Pods and the policies they come to.
+
+use super::*;
+use gybe_netfilter::policy::{CidrSet, Destinations, InterfaceName};
+
+fn container(name: &str) -> Container {
+    Container { name: name.to_owned(), ..Container::default() }
+}
+
+fn meshed() -> PodFacts {
+    PodFacts {
+        annotations: [("sidecar.istio.io/status".to_owned(), "{}".to_owned())].into(),
+        containers: vec![container("app"), container("istio-proxy")],
+        ..PodFacts::default()
+    }
+}
+
+fn addresses() -> [IpAddr; 1] {
+    [IpAddr::from([10, 0, 0, 5])]
+}
+
+fn policy(conf: &PluginConf, pod: &PodFacts) -> RedirectPolicy {
+    match decide(conf, pod, &addresses(), InitContainer::Counts) {
+        Decision::Redirect(policy) => policy,
+        other => panic!("not redirected: {other:?}"),
+    }
+}
+
+fn annotate(pod: &mut PodFacts, name: &str, value: &str) {
+    pod.annotations.insert(name.to_owned(), value.to_owned());
+}
+
+#[test]
+fn a_plain_meshed_pod_comes_to_istios_default_policy() {
+    let want = RedirectPolicy {
+        mode: Mode::Redirect,
+        outbound_port: Port::new(15001).unwrap(),
+        inbound_port: Port::new(15006).unwrap(),
+        tunnel_port: Port::new(15008).unwrap(),
+        proxy_uids: Owners::new(1337, []),
+        proxy_gids: Owners::new(1337, []),
+        inbound: Inbound::AllBut([15020, 15021, 15090].into_iter().collect()),
+        outbound: Outbound {
+            excluded_ports: [15020].into_iter().collect(),
+            excluded_to: CidrSet::default(),
+            included_ports: PortSet::default(),
+            included_to: Destinations::All,
+            groups: Groups::AllBut(BTreeSet::new()),
+        },
+        excluded_interfaces: BTreeSet::new(),
+        virtual_interfaces: BTreeSet::new(),
+        dns: Dns::Off,
+        invalid: InvalidPackets::Pass,
+        loopback: LoopbackCidr::default(),
+        families: Families::V4Only,
+    };
+    assert_eq!(policy(&PluginConf::default(), &meshed()), want);
+}
+
+#[test]
+fn annotations_reach_their_place_in_the_policy() {
+    let mut pod = meshed();
+    for (name, value) in [
+        ("sidecar.istio.io/interceptionMode", "TPROXY"),
+        ("traffic.sidecar.istio.io/includeOutboundIPRanges", "10.0.0.0/8"),
+        ("traffic.sidecar.istio.io/excludeOutboundIPRanges", "10.9.0.0/16"),
+        ("traffic.sidecar.istio.io/includeInboundPorts", "*"),
+        ("traffic.sidecar.istio.io/excludeInboundPorts", "22"),
+        ("traffic.sidecar.istio.io/includeOutboundPorts", "443"),
+        ("traffic.sidecar.istio.io/excludeOutboundPorts", "25"),
+        ("traffic.sidecar.istio.io/excludeInterfaces", "net1"),
+        ("istio.io/reroute-virtual-interfaces", "vm0"),
+    ] {
+        annotate(&mut pod, name, value);
+    }
+    let policy = policy(&PluginConf::default(), &pod);
+    let net = |text: &str| [text.parse::<ipnet::IpNet>().unwrap()].into_iter().collect::<CidrSet>();
+    let named = |text: &str| BTreeSet::from([InterfaceName::parse(text).unwrap()]);
+    assert_eq!(policy.mode, Mode::Tproxy { mark: 1337, route_table: 133 });
+    assert_eq!(policy.outbound.included_to, Destinations::Only(net("10.0.0.0/8")));
+    assert_eq!(policy.outbound.excluded_to, net("10.9.0.0/16"));
+    assert_eq!(policy.inbound, Inbound::AllBut([22, 15020, 15021, 15090].into_iter().collect()));
+    assert_eq!(policy.outbound.included_ports, [443].into_iter().collect());
+    assert_eq!(policy.outbound.excluded_ports, [25].into_iter().collect());
+    assert_eq!((policy.excluded_interfaces, policy.virtual_interfaces), (named("net1"), named("vm0")));
+}
+
+#[test]
+fn the_proxys_ids_are_those_it_runs_as_unless_root_or_unsaid() {
+    for (said, want) in [
+        (None, Some(1337)),
+        (Some(0), Some(1337)),
+        (Some(1), Some(1)),
+        (Some(1000), Some(1000)),
+        (Some(4_294_967_294), Some(4_294_967_294)),
+        (Some(4_294_967_295), None),
+        (Some(-1), None),
+        (Some(i64::MIN), None),
+        (Some(i64::MAX), None),
+    ] {
+        for field in ["runAsUser", "runAsGroup"] {
+            let mut pod = meshed();
+            let proxy = &mut pod.containers[1];
+            if field == "runAsUser" {
+                proxy.run_as_user = said;
+            } else {
+                proxy.run_as_group = said;
+            }
+            match (decide(&PluginConf::default(), &pod, &addresses(), InitContainer::Counts), want) {
+                (Decision::Redirect(policy), Some(id)) => {
+                    let (uid, gid) = if field == "runAsUser" { (id, 1337) } else { (1337, id) };
+                    assert_eq!(
+                        (policy.proxy_uids.first, policy.proxy_gids.first),
+                        (uid, gid),
+                        "{field} {said:?}"
+                    );
+                }
+                (Decision::Refuse(cause), None) => assert!(cause.to_string().contains(field), "{cause}"),
+                (other, _) => panic!("{field} {said:?}: {other:?}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn variables_of_the_proxy_switch_dns_and_invalid_packets() {
+    for (value, dns, invalid, unclear) in [
+        ("true", Dns::All, InvalidPackets::Drop, 0),
+        ("1", Dns::All, InvalidPackets::Drop, 0),
+        ("false", Dns::Off, InvalidPackets::Pass, 0),
+        ("", Dns::Off, InvalidPackets::Pass, 0),
+        ("yes", Dns::Off, InvalidPackets::Pass, 2),
+    ] {
+        let mut pod = meshed();
+        for variable in ["ISTIO_META_DNS_CAPTURE", "INVALID_DROP"] {
+            pod.containers[1].env.insert(variable.to_owned(), value.to_owned());
+        }
+        let policy = policy(&PluginConf::default(), &pod);
+        assert_eq!(
+            (policy.dns, policy.invalid, unclear_variables(&pod).len()),
+            (dns, invalid, unclear),
+            "{value:?}"
+        );
+    }
+}
+
+#[test]
+fn container_ports_count_only_where_the_operator_says_so_and_the_pod_nothing() {
+    let all = Inbound::AllBut([15020, 15021, 15090].into_iter().collect());
+    let declared = Inbound::Only([80, 8443].into_iter().collect());
+    for (default, said, want) in [
+        (InboundDefault::All, None, &all),
+        (InboundDefault::ContainerPorts, None, &declared),
+        (InboundDefault::ContainerPorts, Some("*"), &all),
+        (InboundDefault::ContainerPorts, Some("7"), &Inbound::Only([7].into_iter().collect())),
+        (InboundDefault::ContainerPorts, Some(""), &Inbound::Only(PortSet::default())),
+    ] {
+        let mut pod = meshed();
+        pod.containers[0].tcp_ports = vec![80];
+        pod.containers[1].tcp_ports = vec![15090];
+        pod.init_containers = vec![
+            Container { tcp_ports: vec![8443], life: crate::pod::Life::Always, ..container("log-shipper") },
+            Container { tcp_ports: vec![9], ..container("migrate") },
+        ];
+        if let Some(value) = said {
+            annotate(&mut pod, "traffic.sidecar.istio.io/includeInboundPorts", value);
+        }
+        let conf = PluginConf { inbound_default: default, ..PluginConf::default() };
+        assert_eq!(&policy(&conf, &pod).inbound, want, "{default:?} {said:?}");
+    }
+}
+
+#[test]
+fn the_families_come_from_the_addresses() {
+    let both: Vec<IpAddr> = ["10.0.0.5", "fd00::5"].iter().map(|text| text.parse().unwrap()).collect();
+    for (dual, want) in [("false", Families::V4Only), ("true", Families::V4AndV6)] {
+        let mut pod = meshed();
+        pod.containers[1].env.insert("ISTIO_DUAL_STACK".to_owned(), dual.to_owned());
+        match decide(&PluginConf::default(), &pod, &both, InitContainer::Counts) {
+            Decision::Redirect(policy) => assert_eq!(policy.families, want, "{dual}"),
+            other => panic!("{other:?}"),
+        }
+    }
+    let none = decide(&PluginConf::default(), &meshed(), &[], InitContainer::Counts);
+    assert_eq!(none, Decision::Refuse(Cause::Families(FamiliesError::NoAddress)));
+}
+
+#[test]
+fn a_pod_that_is_not_ours_is_never_refused_for_its_addresses_or_lists() {
+    let mut pod = meshed();
+    annotate(&mut pod, "traffic.sidecar.istio.io/excludeInboundPorts", "70000");
+    annotate(&mut pod, "sidecar.istio.io/inject", "false");
+    let decision = decide(&PluginConf::default(), &pod, &[], InitContainer::Counts);
+    assert_eq!(decision, Decision::LeaveAlone(Reason::InjectionRefused));
+}

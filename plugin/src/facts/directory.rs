@@ -1,0 +1,79 @@
+//! Facts from a directory of manifests, `<directory>/<namespace>/<name>.json`.
+
+use crate::args::PodRef;
+use crate::pod::{ManifestError, PodFacts};
+use nix::fcntl::OFlag;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+/// No pod is larger: the API server takes at most 3 MiB, most of it annotations.
+const MOST: u64 = 4 * 1024 * 1024;
+
+/// Why a manifest that is there cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum DirectoryError {
+    /// It cannot be opened or read.
+    #[error("{} cannot be read", .path.display())]
+    Read {
+        /// Its path.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// A directory, a FIFO, a device.
+    #[error("{} is not a regular file", .0.display())]
+    NotAFile(PathBuf),
+    /// More than any pod.
+    #[error("{} is larger than {MOST} bytes", .0.display())]
+    TooLarge(PathBuf),
+    /// No pod's manifest.
+    #[error("{} is of no use", .path.display())]
+    Manifest {
+        /// Its path.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: ManifestError,
+    },
+}
+
+/// Where the pod's manifest would be. The names are Kubernetes names, so they stay inside.
+pub(super) fn path(directory: &Path, pod: &PodRef) -> PathBuf {
+    directory.join(pod.namespace.as_str()).join(format!("{}.json", pod.name))
+}
+
+/// Reads the pod's manifest; `None` when there is none.
+pub(super) fn read(directory: &Path, pod: &PodRef) -> Result<Option<PodFacts>, DirectoryError> {
+    let path = path(directory, pod);
+    let file = match open(&path) {
+        Ok(file) => file,
+        Err(fault) if fault.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(source) => return Err(DirectoryError::Read { path, source }),
+    };
+    let bytes = contents(&file, &path)?;
+    match PodFacts::from_json(&bytes) {
+        Ok(facts) => Ok(Some(facts)),
+        Err(source) => Err(DirectoryError::Manifest { path, source }),
+    }
+}
+
+/// Without `O_NONBLOCK` the open of a FIFO waits for a writer, and ADD with it.
+fn open(path: &Path) -> io::Result<File> {
+    let flags = OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
+    OpenOptions::new().read(true).custom_flags(flags.bits()).open(path)
+}
+
+fn contents(file: &File, path: &Path) -> Result<Vec<u8>, DirectoryError> {
+    let failed = |source| DirectoryError::Read { path: path.to_owned(), source };
+    let metadata = file.metadata().map_err(failed)?;
+    if !metadata.is_file() {
+        return Err(DirectoryError::NotAFile(path.to_owned()));
+    }
+    let too_large = || DirectoryError::TooLarge(path.to_owned());
+    // The size is only a guess: who writes the file may be about to.
+    let guess = usize::try_from(metadata.len().min(MOST)).map_err(|_| too_large())?;
+    let mut bytes = Vec::with_capacity(guess + 1);
+    let read = file.take(MOST + 1).read_to_end(&mut bytes).map_err(failed)?;
+    if u64::try_from(read).is_ok_and(|length| length <= MOST) { Ok(bytes) } else { Err(too_large()) }
+}

@@ -1,0 +1,105 @@
+//! Directories of manifests, good and bad.
+
+use super::*;
+use crate::args::Caller;
+use std::error::Error;
+use std::fs;
+use std::path::PathBuf;
+
+/// A directory of this test's own, gone when it ends.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(test: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("gybe-facts-{test}-{}", std::process::id()));
+        fs::create_dir_all(path.join("shop")).unwrap();
+        Self(path)
+    }
+
+    fn holds(&self, name: &str, manifest: &str) {
+        fs::write(self.0.join("shop").join(name), manifest).unwrap();
+    }
+
+    fn ask(&self, name: &str) -> Result<PodFacts, FactsError> {
+        let conf = FactsConf { directory: Some(self.0.clone()), ..FactsConf::default() };
+        ask(&conf, &pod(name))
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn pod(name: &str) -> PodRef {
+    match Caller::parse(&format!("K8S_POD_NAMESPACE=shop;K8S_POD_NAME={name};K8S_POD_UID=u1")).unwrap() {
+        Caller::Kubernetes(pod) => pod,
+        Caller::SomebodyElse => unreachable!("it names a pod"),
+    }
+}
+
+fn manifest(metadata: &str) -> String {
+    format!(r#"{{"metadata": {{{metadata}}}, "spec": {{"containers": [{{"name": "app"}}]}}}}"#)
+}
+
+#[test]
+fn a_manifest_in_its_place_is_read() {
+    let scratch = Scratch::new("read");
+    for (name, metadata) in [
+        ("whole", r#""name": "whole", "namespace": "shop", "uid": "u1""#),
+        ("bare", ""),
+        ("static", r#""uid": "api", "annotations": {"kubernetes.io/config.hash": "u1"}"#),
+        ("mirror", r#""uid": "api", "annotations": {"kubernetes.io/config.mirror": "u1"}"#),
+        ("a.b", ""),
+    ] {
+        scratch.holds(&format!("{name}.json"), &manifest(metadata));
+        assert_eq!(scratch.ask(name).unwrap().containers.len(), 1, "{name}");
+    }
+}
+
+#[test]
+fn a_pod_nobody_knows_is_told_with_the_place_looked_at() {
+    let scratch = Scratch::new("unknown");
+    let fault = scratch.ask("cart-0").unwrap_err();
+    assert!(matches!(&fault, FactsError::Unknown(place) if place.ends_with("shop/cart-0.json")), "{fault}");
+    assert!(matches!(ask(&FactsConf::default(), &pod("cart-0")), Err(FactsError::NobodyToAsk)));
+}
+
+#[test]
+fn facts_of_another_pod_are_not_used() {
+    let scratch = Scratch::new("another");
+    for (metadata, told) in [
+        (r#""uid": "u0""#, "uid"),
+        (r#""uid": "u0", "annotations": {"kubernetes.io/config.hash": "u2"}"#, "uid"),
+        (r#""name": "cart-1""#, "name"),
+        (r#""namespace": "bank""#, "namespace"),
+    ] {
+        scratch.holds("cart-0.json", &manifest(metadata));
+        let fault = scratch.ask("cart-0").unwrap_err();
+        assert!(matches!(fault, FactsError::Another { what, .. } if what == told), "{metadata}: {fault}");
+    }
+}
+
+#[test]
+fn what_is_no_manifest_is_refused_and_never_waited_for() {
+    let scratch = Scratch::new("bad");
+    fs::create_dir(scratch.0.join("shop/directory.json")).unwrap();
+    nix::unistd::mkfifo(&scratch.0.join("shop/fifo.json"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+    std::os::unix::fs::symlink("/dev/zero", scratch.0.join("shop/zero.json")).unwrap();
+    scratch.holds("huge.json", &" ".repeat(4 * 1024 * 1024 + 1));
+    scratch.holds("half.json", r#"{"metadata": {"#);
+    scratch.holds("empty.json", "");
+    for (name, told) in [
+        ("directory", "not a regular file"),
+        ("fifo", "not a regular file"),
+        ("zero", "not a regular file"),
+        ("huge", "larger than"),
+        ("half", "of no use"),
+        ("empty", "of no use"),
+    ] {
+        let fault = scratch.ask(name).unwrap_err();
+        let cause = fault.source().unwrap().to_string();
+        assert!(cause.contains(told) && cause.contains(name), "{name}: {cause}");
+    }
+}

@@ -1,0 +1,202 @@
+//! Pods and the gate that stops each, as tables of one change to a pod that passes them all.
+
+use super::*;
+use crate::pod::Life;
+
+fn meshed() -> PodFacts {
+    let container = |name: &str| Container { name: name.to_owned(), ..Container::default() };
+    let mut proxy = container("istio-proxy");
+    proxy.args = ["proxy", "sidecar", "--domain"].map(str::to_owned).into();
+    PodFacts {
+        namespace: "shop".to_owned(),
+        name: "cart-0".to_owned(),
+        annotations: [("sidecar.istio.io/status".to_owned(), "{}".to_owned())].into(),
+        containers: vec![container("app"), proxy],
+        ..PodFacts::default()
+    }
+}
+
+fn conf() -> PluginConf {
+    PluginConf {
+        pod_namespace: "gybe-system".to_owned(),
+        exclude_namespaces: ["kube-system".to_owned()].into(),
+        ..PluginConf::default()
+    }
+}
+
+fn strict() -> PluginConf {
+    PluginConf { gates: Gates::Strict, ..conf() }
+}
+
+fn annotate(pod: &mut PodFacts, key: &str, value: &str) {
+    pod.annotations.insert(key.to_owned(), value.to_owned());
+}
+
+fn label(pod: &mut PodFacts, value: &str) {
+    pod.labels.insert("sidecar.istio.io/inject".to_owned(), value.to_owned());
+}
+
+type Change = fn(&mut PodFacts);
+
+fn set_env(pod: &mut PodFacts, value: &str) {
+    pod.containers[1].env.insert("DISABLE_ENVOY".to_owned(), value.to_owned());
+}
+
+#[test]
+fn each_gate_stops_what_it_is_for() {
+    let table: [(Change, Reason); 16] = [
+        (|p| p.namespace = "kube-system".into(), Reason::ExcludedNamespace),
+        (
+            |p| p.init_containers.push(Container { name: "istio-init".into(), ..Container::default() }),
+            Reason::IstioInit,
+        ),
+        (
+            |p| p.containers.push(Container { name: "istio-init".into(), ..Container::default() }),
+            Reason::IstioInit,
+        ),
+        (|p| set_env(p, "true"), Reason::EnvoyDisabled),
+        (|p| set_env(p, "1"), Reason::EnvoyDisabled),
+        (|p| p.containers[1].name = "envoy".into(), Reason::NoProxy),
+        (|p| p.containers[1].args[1] = "router".into(), Reason::NotASidecar("router".into())),
+        (|p| p.containers[1].args[1] = "waypoint".into(), Reason::NotASidecar("waypoint".into())),
+        (|p| annotate(p, "sidecar.istio.io/inject", "false"), Reason::InjectionRefused),
+        (|p| annotate(p, "sidecar.istio.io/inject", "F"), Reason::InjectionRefused),
+        (
+            |p| {
+                annotate(p, "sidecar.istio.io/inject", "true");
+                label(p, "0");
+            },
+            Reason::InjectionRefused,
+        ),
+        (|p| p.annotations.clear(), Reason::NotInjected),
+        (|p| annotate(p, "sidecar.istio.io/interceptionMode", "NONE"), Reason::ModeNone),
+        (
+            |p| {
+                p.namespace = "gybe-system".into();
+                p.name = "gybe-node-x7k2p".into();
+            },
+            Reason::OwnPod,
+        ),
+        (
+            |p| {
+                p.namespace = "gybe-system".into();
+                p.name = "istio-cni-node-x7k2p".into();
+            },
+            Reason::OwnPod,
+        ),
+        (
+            |p| {
+                p.annotations.clear();
+                label(p, "false");
+            },
+            Reason::InjectionRefused,
+        ),
+    ];
+    for (i, (change, want)) in table.into_iter().enumerate() {
+        let mut pod = meshed();
+        change(&mut pod);
+        assert_eq!(closed(&conf(), &pod, InitContainer::Counts), Ok(Some(want)), "case {i}");
+    }
+}
+
+#[test]
+fn what_only_looks_like_a_reason_is_none() {
+    let table: [Change; 14] = [
+        |_| {},
+        |p| set_env(p, "yes"),
+        |p| set_env(p, "false"),
+        |p| p.containers[1].args.clear(),
+        |p| p.containers[1].args = vec!["proxy".into()],
+        |p| p.containers[1].args = vec!["proxy".into(), String::new()],
+        |p| p.containers[1].args = vec!["run".into(), "router".into()],
+        |p| annotate(p, "sidecar.istio.io/inject", "no"),
+        |p| annotate(p, "sidecar.istio.io/inject", ""),
+        |p| {
+            annotate(p, "sidecar.istio.io/inject", "false");
+            label(p, "true");
+        },
+        |p| {
+            annotate(p, "sidecar.istio.io/inject", "false");
+            label(p, "perhaps");
+        },
+        |p| annotate(p, "sidecar.istio.io/status", ""),
+        |p| {
+            let proxy = p.containers.remove(1);
+            p.init_containers.push(proxy);
+        },
+        |p| {
+            p.containers.remove(0);
+        },
+    ];
+    for (i, change) in table.into_iter().enumerate() {
+        let mut pod = meshed();
+        change(&mut pod);
+        assert_eq!(closed(&conf(), &pod, InitContainer::Counts), Ok(None), "case {i}");
+    }
+}
+
+#[test]
+fn strict_gates_want_two_containers_and_a_clear_yes() {
+    let table: [(Change, Option<Reason>); 8] = [
+        (|_| {}, None),
+        (|p| label(p, "true"), None),
+        (|p| label(p, "no"), Some(Reason::InjectionUnclear)),
+        (|p| label(p, ""), Some(Reason::InjectionUnclear)),
+        (|p| annotate(p, "sidecar.istio.io/inject", "yes"), Some(Reason::InjectionUnclear)),
+        (
+            |p| {
+                p.containers.remove(0);
+            },
+            Some(Reason::ProxyAlone),
+        ),
+        (
+            |p| {
+                let proxy = p.containers.remove(1);
+                p.init_containers.push(proxy);
+            },
+            Some(Reason::ProxyAlone),
+        ),
+        (
+            |p| {
+                let mut proxy = p.containers.remove(1);
+                proxy.life = Life::Always;
+                p.init_containers.push(proxy);
+            },
+            None,
+        ),
+    ];
+    for (i, (change, want)) in table.into_iter().enumerate() {
+        let mut pod = meshed();
+        change(&mut pod);
+        assert_eq!(closed(&strict(), &pod, InitContainer::Counts), Ok(want), "case {i}");
+    }
+}
+
+#[test]
+fn an_agents_name_opens_no_door_elsewhere() {
+    for (home, namespace, name) in [
+        ("gybe-system", "shop", "gybe-node-x"),
+        ("gybe-system", "gybe-system", "my-gybe-node-x"),
+        ("gybe-system", "gybe-system", "gybe-nod"),
+        ("", "", "gybe-node-x"),
+    ] {
+        let conf = PluginConf { pod_namespace: home.to_owned(), ..PluginConf::default() };
+        assert_eq!(by_name(&conf, namespace, name), None, "{home:?} {namespace}/{name}");
+    }
+}
+
+#[test]
+fn an_init_container_can_be_looked_past() {
+    let mut pod = meshed();
+    pod.init_containers.push(Container { name: "istio-init".to_owned(), ..Container::default() });
+    assert_eq!(closed(&conf(), &pod, InitContainer::Ignored), Ok(None));
+}
+
+#[test]
+fn a_mode_nobody_knows_is_an_error_only_for_a_pod_that_is_ours() {
+    let mut pod = meshed();
+    annotate(&mut pod, "sidecar.istio.io/interceptionMode", "SIDEWAYS");
+    assert!(closed(&conf(), &pod, InitContainer::Counts).is_err());
+    pod.containers.remove(1);
+    assert_eq!(closed(&conf(), &pod, InitContainer::Counts), Ok(Some(Reason::NoProxy)));
+}

@@ -1,0 +1,123 @@
+//! A pod's manifest as Kubernetes writes it; everything the decision does not need is skipped.
+
+use super::{Container, Life, ManifestError, PodFacts};
+use serde::Deserialize;
+use serde_json::Value;
+use std::collections::BTreeMap;
+
+#[derive(Deserialize)]
+struct Manifest {
+    metadata: Option<Metadata>,
+    spec: Option<Spec>,
+}
+
+#[derive(Deserialize, Default)]
+struct Metadata {
+    name: Option<String>,
+    namespace: Option<String>,
+    uid: Option<String>,
+    annotations: Option<BTreeMap<String, String>>,
+    labels: Option<BTreeMap<String, String>>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase")]
+struct Spec {
+    containers: Option<Vec<WrittenContainer>>,
+    init_containers: Option<Vec<WrittenContainer>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct WrittenContainer {
+    name: Option<String>,
+    args: Option<Vec<String>>,
+    env: Option<Vec<Variable>>,
+    ports: Option<Vec<DeclaredPort>>,
+    security_context: Option<SecurityContext>,
+    restart_policy: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Variable {
+    name: String,
+    value: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct DeclaredPort {
+    container_port: u16,
+    protocol: Option<String>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase")]
+struct SecurityContext {
+    run_as_user: Option<i64>,
+    run_as_group: Option<i64>,
+}
+
+pub(super) fn from_value(manifest: &Value) -> Result<PodFacts, ManifestError> {
+    Manifest::deserialize(manifest).map_err(|fault| shape(&fault)).and_then(Manifest::facts)
+}
+
+pub(super) fn from_slice(bytes: &[u8]) -> Result<PodFacts, ManifestError> {
+    serde_json::from_slice(bytes).map_err(|fault| shape(&fault)).and_then(Manifest::facts)
+}
+
+fn shape(fault: &serde_json::Error) -> ManifestError {
+    ManifestError::Shape(fault.to_string().chars().take(120).collect())
+}
+
+impl Manifest {
+    fn facts(self) -> Result<PodFacts, ManifestError> {
+        let metadata = self.metadata.unwrap_or_default();
+        let spec = self.spec.unwrap_or_default();
+        let containers = spec.containers.ok_or(ManifestError::NoContainers)?;
+        Ok(PodFacts {
+            namespace: metadata.namespace.unwrap_or_default(),
+            name: metadata.name.unwrap_or_default(),
+            uid: metadata.uid.unwrap_or_default(),
+            annotations: needed(metadata.annotations),
+            labels: needed(metadata.labels),
+            containers: containers.into_iter().map(WrittenContainer::facts).collect(),
+            init_containers: spec
+                .init_containers
+                .into_iter()
+                .flatten()
+                .map(WrittenContainer::facts)
+                .collect(),
+        })
+    }
+}
+
+/// A pod may carry 256 KiB of annotations; those of other people's programs are none of ours.
+fn needed(all: Option<BTreeMap<String, String>>) -> BTreeMap<String, String> {
+    let ours = |key: &str| {
+        let domain = key.split_once('/').map_or("", |(domain, _)| domain);
+        domain == "istio.io" || domain.ends_with(".istio.io") || key.starts_with("kubernetes.io/config.")
+    };
+    all.into_iter().flatten().filter(|(key, _)| ours(key)).collect()
+}
+
+impl WrittenContainer {
+    fn facts(self) -> Container {
+        let who = self.security_context.unwrap_or_default();
+        let tcp = |port: &DeclaredPort| port.protocol.as_deref().is_none_or(|name| name == "TCP");
+        let variables = self.env.into_iter().flatten();
+        Container {
+            name: self.name.unwrap_or_default(),
+            args: self.args.unwrap_or_default(),
+            // Of two variables of one name the later counts, as in the container.
+            env: variables.map(|var| (var.name, var.value.unwrap_or_default())).collect(),
+            tcp_ports: self.ports.into_iter().flatten().filter(tcp).map(|port| port.container_port).collect(),
+            run_as_user: who.run_as_user,
+            run_as_group: who.run_as_group,
+            life: match self.restart_policy.as_deref() {
+                Some("Always") => Life::Always,
+                _ => Life::OfItsList,
+            },
+        }
+    }
+}

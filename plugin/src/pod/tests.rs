@@ -1,0 +1,90 @@
+//! Manifests and what is kept of them.
+
+use super::*;
+use serde_json::json;
+
+#[test]
+fn a_manifest_is_trimmed_to_what_the_decision_needs() {
+    let pod = PodFacts::from_manifest(&json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {
+            "name": "cart-0", "namespace": "shop", "uid": "u", "managedFields": [{ "x": 1 }],
+            "annotations": {
+                "sidecar.istio.io/status": "{}", "istio.io/rev": "default", "kubernetes.io/config.mirror": "m",
+                "notistio.io/x": "y", "kubectl.kubernetes.io/last-applied-configuration": "{...}",
+            },
+            "labels": { "app": "cart", "sidecar.istio.io/inject": "true" },
+        },
+        "spec": {
+            "initContainers": [
+                { "name": "istio-proxy", "restartPolicy": "Always", "args": ["proxy", "sidecar"],
+                  "securityContext": { "runAsUser": 1337, "runAsGroup": 1338, "privileged": false } },
+                { "name": "prepare" },
+            ],
+            "containers": [{
+                "name": "app", "image": "x",
+                "env": [{ "name": "A", "value": "1" }, { "name": "B", "valueFrom": {} }, { "name": "A", "value": "2" }],
+                "ports": [{ "containerPort": 80 }, { "containerPort": 81, "protocol": "TCP" },
+                          { "containerPort": 53, "protocol": "UDP" }],
+            }],
+        },
+    }))
+    .unwrap();
+    assert_eq!((pod.namespace.as_str(), pod.name.as_str(), pod.uid.as_str()), ("shop", "cart-0", "u"));
+    let kept: Vec<_> = pod.annotations.keys().map(String::as_str).collect();
+    assert_eq!(kept, ["istio.io/rev", "kubernetes.io/config.mirror", "sidecar.istio.io/status"]);
+    assert_eq!(pod.labels.len(), 1);
+    let app = &pod.containers[0];
+    assert_eq!(
+        (app.env["A"].as_str(), app.env["B"].as_str(), app.tcp_ports.as_slice()),
+        ("2", "", [80, 81].as_slice())
+    );
+    let proxy = pod.proxy().unwrap();
+    assert_eq!((proxy.run_as_user, proxy.run_as_group, proxy.life), (Some(1337), Some(1338), Life::Always));
+    let long_lived: Vec<_> = pod.long_lived().map(|container| container.name.as_str()).collect();
+    assert_eq!(long_lived, ["app", "istio-proxy"]);
+}
+
+#[test]
+fn a_template_needs_no_name_and_null_is_absence() {
+    for manifest in [
+        json!({ "spec": { "containers": [] } }),
+        json!({ "metadata": null, "spec": { "containers": [], "initContainers": null } }),
+        json!({ "metadata": { "annotations": null, "labels": null }, "spec": { "containers": [{ "name": "a", "env": null,
+                "ports": null, "args": null, "securityContext": null, "restartPolicy": null }] } }),
+    ] {
+        assert!(PodFacts::from_manifest(&manifest).is_ok(), "{manifest}");
+        assert_eq!(PodFacts::from_json(manifest.to_string().as_bytes()), PodFacts::from_manifest(&manifest));
+    }
+}
+
+#[test]
+fn what_is_no_pod_is_refused() {
+    for manifest in [
+        json!(null),
+        json!("pod"),
+        json!({}),
+        json!({ "spec": {} }),
+        json!({ "spec": { "template": { "spec": { "containers": [] } } } }),
+        json!({ "spec": { "containers": {} } }),
+        json!({ "spec": { "containers": [{ "ports": [{ "containerPort": 70000 }] }] } }),
+        json!({ "spec": { "containers": [{ "securityContext": { "runAsUser": "root" } }] } }),
+        json!({ "spec": { "containers": [{ "securityContext": { "runAsUser": 1e30 } }] } }),
+        json!({ "metadata": { "annotations": { "a": 1 } }, "spec": { "containers": [] } }),
+    ] {
+        assert!(PodFacts::from_manifest(&manifest).is_err(), "{manifest}");
+    }
+}
+
+#[test]
+fn yes_and_no_are_the_words_go_takes() {
+    for word in ["1", "t", "T", "TRUE", "true", "True"] {
+        assert_eq!(yes_or_no(word), Some(true), "{word}");
+    }
+    for word in ["0", "f", "F", "FALSE", "false", "False"] {
+        assert_eq!(yes_or_no(word), Some(false), "{word}");
+    }
+    for word in ["", "yes", "no", "tRUE", " true", "2", "on"] {
+        assert_eq!(yes_or_no(word), None, "{word}");
+    }
+}

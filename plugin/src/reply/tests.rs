@@ -1,0 +1,76 @@
+//! What runtimes are told, and that the book of errors knows all of it.
+
+use super::*;
+use crate::conf::BackendChoice;
+use gybe_netfilter::iptables::{Iptables, Variant};
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+
+fn failure(verb: Option<Verb>, fault: &PluginError) -> Failure {
+    match Reply::failure(verb, Some("1.0.0"), fault) {
+        Reply::Failure(failure) => failure,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn no_backend(choice: BackendChoice) -> PluginError {
+    PluginError::Backend { choice, source: Iptables::find_in(Variant::Nft, &[]).unwrap_err() }
+}
+
+#[test]
+fn a_message_begins_with_who_which_verb_and_which_error() {
+    let fault = no_backend(BackendChoice::Iptables);
+    for (verb, begin) in [
+        (Some(Verb::Add), "gybe-cni cmdAdd GYBE-ADD-015: backend is \"iptables\""),
+        (Some(Verb::Check), "gybe-cni cmdCheck GYBE-CHECK-015: backend"),
+        (None, "gybe-cni GYBE-CNI-015: backend"),
+    ] {
+        assert!(failure(verb, &fault).message.starts_with(begin), "{verb:?}");
+    }
+}
+
+#[test]
+fn message_and_details_together_fit_an_event() {
+    for fault in [
+        PluginError::OwnNamespace(PathBuf::from("/ü".repeat(3000))),
+        PluginError::Drifted(vec!["chain missing".to_owned(); 90]),
+        PluginError::Request(RequestError::Missing(vec!["CNI_NETNS"])),
+        no_backend(BackendChoice::IptablesLegacy),
+    ] {
+        let told = failure(Some(Verb::Add), &fault);
+        assert!(told.message.chars().count() + told.details.chars().count() <= 300, "{told:?}");
+    }
+}
+
+#[test]
+fn an_error_is_written_in_the_configs_version_or_the_newest() {
+    let fault = PluginError::Stdin(crate::stdin::StdinError::TooLong);
+    for (said, want) in [(Some("0.4.0"), "0.4.0"), (Some("7.0.0"), "1.1.0"), (None, "1.1.0")] {
+        match Reply::failure(Some(Verb::Add), said, &fault) {
+            Reply::Failure(failure) => assert_eq!(failure.json()["cniVersion"], want, "{said:?}"),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// The book has one row per number: `| 011 | 999 | …`.
+#[test]
+fn the_book_of_errors_has_every_number_with_its_code() {
+    let book = include_str!("../../../docs/ERRORS.md");
+    let source = include_str!("../reply.rs");
+    let rows: BTreeSet<(u16, u32)> = book.lines().filter_map(row).collect();
+    let arms: BTreeSet<(u16, u32)> = source.lines().filter_map(arm).collect();
+    assert!(arms.len() > 20, "arms are read: {arms:?}");
+    assert_eq!(rows, arms);
+}
+
+fn row(line: &str) -> Option<(u16, u32)> {
+    let mut cells = line.strip_prefix('|')?.split('|').map(str::trim);
+    Some((cells.next()?.parse().ok()?, cells.next()?.parse().ok()?))
+}
+
+fn arm(line: &str) -> Option<(u16, u32)> {
+    let pair = line.split_once("=> (")?.1.strip_suffix("),")?;
+    let (number, code) = pair.split_once(", ")?;
+    Some((number.parse().ok()?, code.parse().ok()?))
+}

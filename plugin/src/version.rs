@@ -1,0 +1,111 @@
+//! VERSION, and which configuration versions each verb answers.
+
+use crate::request::Verb;
+use serde_json::{Value, json};
+
+/// The protocol versions we speak, oldest first.
+pub const SUPPORTED: [&str; 7] = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
+
+/// The newest of them.
+pub const NEWEST: &str = "1.1.0";
+
+/// Why a verb is not answered for a configuration of this version.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum VersionError {
+    /// Not `major.minor.patch`.
+    #[error("cniVersion {0:?} is not a version like 1.0.0")]
+    NotAVersion(String),
+    /// None of ours. Versions match by their exact text.
+    #[error("incompatible CNI versions: config is {config:?}, plugin supports {all}", all = SUPPORTED.join(", "))]
+    Unsupported {
+        /// What the configuration says.
+        config: String,
+    },
+    /// The verb came into the protocol later.
+    #[error("config version {version:?} does not allow {verb}, which came with {since}")]
+    TooOldFor {
+        /// What the configuration says.
+        version: String,
+        /// What was asked.
+        verb: Verb,
+        /// Since when it may be.
+        since: &'static str,
+    },
+}
+
+/// The answer to VERSION.
+pub fn answer() -> Value {
+    json!({ "cniVersion": NEWEST, "supportedVersions": SUPPORTED })
+}
+
+/// Looks whether `verb` may be asked of a configuration of this version.
+///
+/// # Errors
+/// When the version is none of ours, or older than the verb.
+pub fn gate(verb: Verb, version: &str) -> Result<(), VersionError> {
+    if let Some(since) = since(verb) {
+        let not_a_version = || VersionError::NotAVersion(version.chars().take(32).collect());
+        let asked = numbers(version).ok_or_else(not_a_version)?;
+        if numbers(since).is_some_and(|since| asked < since) {
+            return Err(VersionError::TooOldFor { version: version.to_owned(), verb, since });
+        }
+    }
+    if SUPPORTED.contains(&version) {
+        Ok(())
+    } else {
+        Err(VersionError::Unsupported { config: version.chars().take(32).collect() })
+    }
+}
+
+fn since(verb: Verb) -> Option<&'static str> {
+    match verb {
+        Verb::Add | Verb::Del | Verb::Version => None,
+        Verb::Check => Some("0.4.0"),
+        Verb::Gc | Verb::Status => Some("1.1.0"),
+    }
+}
+
+/// Up to three numbers; those left out are 0, as the reference library reads them.
+fn numbers(version: &str) -> Option<[i64; 3]> {
+    let mut parts = version.split('.');
+    let first = parts.next()?.parse().ok()?;
+    let mut rest = [0, 0];
+    for (place, part) in rest.iter_mut().zip(parts.by_ref()) {
+        *place = part.parse().ok()?;
+    }
+    let [second, third] = rest;
+    parts.next().is_none().then_some([first, second, third])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_verb_is_answered_from_the_version_that_brought_it() {
+        for version in SUPPORTED {
+            for (verb, since) in [
+                (Verb::Add, "0.1.0"),
+                (Verb::Del, "0.1.0"),
+                (Verb::Check, "0.4.0"),
+                (Verb::Gc, "1.1.0"),
+                (Verb::Status, "1.1.0"),
+            ] {
+                assert_eq!(
+                    gate(verb, version).is_ok(),
+                    numbers(version) >= numbers(since),
+                    "{verb} {version}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_version_matches_by_its_exact_text() {
+        for version in ["1", "1.0", "1.0.0.0", "1.2.0", "2.0.0", "01.0.0", "abc", " 1.0.0"] {
+            for verb in [Verb::Add, Verb::Check, Verb::Del, Verb::Gc, Verb::Status] {
+                assert!(gate(verb, version).is_err(), "{verb} {version}");
+            }
+        }
+    }
+}

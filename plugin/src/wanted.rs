@@ -1,0 +1,120 @@
+//! The road ADD and CHECK share: from the call to the pod's namespace and what is wanted in it.
+
+use crate::args::{Caller, PodRef};
+use crate::conf::{BackendChoice, PluginConf};
+use crate::decide::{self, Cause, Opinion, Wish};
+use crate::error::PluginError;
+use crate::facts;
+use crate::families;
+use crate::gates::{self, InitContainer, Reason};
+use crate::pod::PodFacts;
+use crate::request::{OwnNamespace, Request, Verb};
+use gybe_netfilter::backend::Backend;
+use gybe_netfilter::iptables::{Iptables, Variant};
+use gybe_netfilter::netns::{Netns, NetnsError};
+use gybe_netfilter::nft::Nft;
+use gybe_netfilter::policy::Families;
+use gybe_netfilter::redirection::{Redirection, RedirectionError};
+use gybe_netfilter::routes::Rtnetlink;
+use std::net::IpAddr;
+use std::path::Path;
+
+/// What a call comes to.
+pub(crate) enum Wanted {
+    /// Nothing, and for which pod.
+    LeaveAlone(Reason, String),
+    /// A redirected pod.
+    Redirect(Box<Subject>),
+}
+
+/// A pod that is ours, its namespace open and its wish complete but for the families.
+pub(crate) struct Subject {
+    pub(crate) pod: PodRef,
+    pub(crate) facts: PodFacts,
+    pub(crate) backend: Box<dyn Backend>,
+    wish: Wish,
+    netns: Netns,
+}
+
+/// What was met and done inside a namespace.
+pub(crate) struct Done<T> {
+    pub(crate) addresses: Vec<IpAddr>,
+    pub(crate) families: Families,
+    pub(crate) outcome: T,
+}
+
+/// Walks the road. Nothing is changed on it.
+pub(crate) fn wanted(request: &Request, conf: &PluginConf) -> Result<Wanted, PluginError> {
+    let caller = Caller::parse(&request.args)?;
+    let path = request.netns.as_deref().unwrap_or(Path::new(""));
+    let netns = Netns::open(path);
+    // For every pod, ours or not, as the reference does; but the reference does it after its work.
+    if request.verb == Verb::Add {
+        not_our_own(request.own_namespace, path, &netns)?;
+    }
+    let pod = match caller {
+        Caller::SomebodyElse => return Ok(Wanted::LeaveAlone(Reason::NotKubernetes, String::new())),
+        Caller::Kubernetes(pod) => pod,
+    };
+    if let Some(reason) = gates::by_name(conf, pod.namespace.as_str(), pod.name.as_str()) {
+        return Ok(Wanted::LeaveAlone(reason, pod.to_string()));
+    }
+    let facts = facts::ask(&conf.facts, &pod)?;
+    let wish = match decide::opinion(conf, &facts, InitContainer::Counts) {
+        Opinion::LeaveAlone(reason) => return Ok(Wanted::LeaveAlone(reason, pod.to_string())),
+        Opinion::Refuse(cause) => return Err(cause.into()),
+        Opinion::Redirect(wish) => wish,
+    };
+    let backend = backend(conf.backend)?;
+    let netns = netns.map_err(PluginError::Netns)?;
+    Ok(Wanted::Redirect(Box::new(Subject { pod, facts, backend, wish, netns })))
+}
+
+/// Refuses the namespace the plugin runs in: on a node, that is the host's.
+fn not_our_own(own: OwnNamespace, path: &Path, netns: &Result<Netns, NetnsError>) -> Result<(), PluginError> {
+    let Ok(theirs) = netns else { return Ok(()) };
+    let ours = Netns::of_this_thread().map_err(PluginError::Netns)?;
+    if own == OwnNamespace::Refused && theirs.is_same_as(&ours) {
+        return Err(PluginError::OwnNamespace(path.to_owned()));
+    }
+    Ok(())
+}
+
+/// Takes the operator at their word. Without a word it is nftables, which needs no program; that
+/// is probed by the agent, which writes what it found as a word.
+fn backend(choice: BackendChoice) -> Result<Box<dyn Backend>, PluginError> {
+    let found = match choice {
+        BackendChoice::Auto | BackendChoice::Nft => return Ok(Box::new(Nft)),
+        BackendChoice::IptablesNft => Iptables::find(Variant::Nft),
+        BackendChoice::IptablesLegacy => Iptables::find(Variant::Legacy),
+        BackendChoice::Iptables => Iptables::find(Variant::Nft).or_else(|_| Iptables::find(Variant::Legacy)),
+    };
+    match found {
+        Ok(iptables) => Ok(Box::new(iptables)),
+        Err(source) => Err(PluginError::Backend { choice, source }),
+    }
+}
+
+impl Subject {
+    /// Goes into the pod's namespace, completes the wish there, and does `work` with it.
+    ///
+    /// One routing socket serves both the look at the addresses and the work.
+    pub(crate) fn inside<T: Send>(
+        self,
+        conf: &PluginConf,
+        work: impl FnOnce(&Redirection, &mut Rtnetlink, &dyn Backend) -> Result<T, RedirectionError> + Send,
+    ) -> Result<Done<T>, PluginError> {
+        let stack = families::stack(&self.facts);
+        let (wish, backend) = (self.wish, self.backend);
+        let errand = move || {
+            let mut rtnetlink = Rtnetlink::open().map_err(PluginError::Addresses)?;
+            let listed = rtnetlink.addresses().map_err(PluginError::Addresses)?;
+            let addresses: Vec<_> = listed.iter().map(|address| address.ip).collect();
+            let families = families::choose(conf.ipv6, stack, &addresses).map_err(Cause::Families)?;
+            let redirection = Redirection::of(&wish.policy(families));
+            let outcome = work(&redirection, &mut rtnetlink, backend.as_ref())?;
+            Ok(Done { addresses, families, outcome })
+        };
+        self.netns.run(errand).map_err(PluginError::Netns)?
+    }
+}

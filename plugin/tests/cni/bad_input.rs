@@ -1,0 +1,219 @@
+//! Bad input: refused with a name and a cause, before anything is changed, and never on DEL.
+
+use crate::pods::{Pods, meshed};
+use crate::program::{Outcome, exit_logging_to, exit_writing_to, run};
+use serde_json::{Value, json};
+use std::io::Write;
+use std::sync::mpsc;
+use std::time::Duration;
+use std::{fs, io};
+
+const PORTS: &str = "traffic.sidecar.istio.io/excludeInboundPorts";
+
+/// A call for the pod shop/cart-0 in the namespace at `netns`.
+fn call(verb: &str, netns: &str, entry: &Value) -> Outcome {
+    let args = "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=cart-0";
+    let env = [
+        ("CNI_COMMAND", verb),
+        ("CNI_CONTAINERID", "c1"),
+        ("CNI_NETNS", netns),
+        ("CNI_IFNAME", "eth0"),
+        ("CNI_PATH", "/opt/cni/bin"),
+        ("CNI_ARGS", args),
+    ];
+    run(env, &entry.to_string())
+}
+
+fn entry(pods: &Pods) -> Value {
+    json!({
+        "cniVersion": "1.0.0", "name": "net", "type": "gybe-cni", "facts": pods.facts(),
+        "prevResult": { "cniVersion": "1.0.0", "ips": [{ "address": "10.0.0.5/24" }] },
+    })
+}
+
+/// Asserts a refusal: exit 1, one JSON document, this code and id, and each word in what is shown.
+fn refused(outcome: &Outcome, code: u64, id: &str, words: &[&str]) {
+    assert_eq!((outcome.exit, outcome.code()), (Some(1), Some(code)), "{outcome:?}");
+    let told = outcome.message();
+    let begin = format!("gybe-cni cmdAdd {id}: ");
+    assert!(told.starts_with(&begin) && told.chars().count() <= 302, "{told}");
+    assert!(words.iter().all(|word| told.contains(word)), "{words:?} in {told}");
+    let line = outcome.stderr.lines().last().unwrap_or_default();
+    let line: Value = serde_json::from_str(line).unwrap_or_else(|fault| panic!("{fault}: {outcome:?}"));
+    assert_eq!((line["level"].as_str(), line["id"].as_str()), (Some("ERROR"), Some(id)), "{line}");
+}
+
+#[test]
+fn a_bad_annotation_is_refused_with_its_item() {
+    let pods = Pods::new("annotation");
+    for (annotation, value, words) in [
+        (PORTS, "70000", ["excludeInboundPorts", "\"70000\""]),
+        (PORTS, "80\n,81", ["excludeInboundPorts", r#""80\n""#]),
+        (PORTS, "*", ["excludeInboundPorts", "not allowed"]),
+        (
+            "traffic.sidecar.istio.io/excludeInterfaces",
+            "eth0 -j ACCEPT",
+            ["excludeInterfaces", "\"eth0 -j ACCEPT\""],
+        ),
+        (
+            "traffic.sidecar.istio.io/includeOutboundIPRanges",
+            "10.0.0.0",
+            ["includeOutboundIPRanges", "prefix length"],
+        ),
+        ("sidecar.istio.io/interceptionMode", "SIDEWAYS", ["interceptionMode", "TPROXY"]),
+    ] {
+        pods.holds("shop", "cart-0", &meshed(&[(annotation, value)]));
+        refused(&call("ADD", "/nonexistent", &entry(&pods)), 999, "GYBE-ADD-011", &words);
+    }
+}
+
+#[test]
+fn an_annotation_of_a_quarter_megabyte_is_answered_in_a_sentence() {
+    let pods = Pods::new("huge");
+    let scattered: Vec<_> = (0..32768).map(|i| (i * 2).to_string()).collect();
+    for value in [scattered.join(","), ",".repeat(262_144), "\u{1b}".repeat(60_000)] {
+        pods.holds("shop", "cart-0", &meshed(&[(PORTS, &value)]));
+        let outcome = call("ADD", "/nonexistent", &entry(&pods));
+        refused(&outcome, 999, "GYBE-ADD-011", &["excludeInboundPorts"]);
+        assert!(outcome.stderr.len() < 2000, "{}", outcome.stderr.len());
+    }
+}
+
+#[test]
+fn f17_a_path_that_is_no_network_namespace_is_refused() {
+    let pods = Pods::new("netns");
+    pods.holds("shop", "cart-0", &meshed(&[]));
+    let fifo = pods.0.join("fifo");
+    nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let dangling = pods.0.join("dangling");
+    std::os::unix::fs::symlink("/nonexistent", &dangling).unwrap();
+    for path in [
+        "/nonexistent",
+        "/etc/passwd",
+        "/etc",
+        "/",
+        "/dev/null",
+        "/dev/zero",
+        "/proc/self/ns/mnt",
+        "/proc/self/ns/user",
+        "/proc/self/ns",
+        "relative",
+        "/etc/passwd/net",
+        fifo.to_str().unwrap(),
+        dangling.to_str().unwrap(),
+    ] {
+        refused(&call("ADD", path, &entry(&pods)), 8, "GYBE-ADD-020", &[path]);
+        assert_eq!(call("DEL", path, &entry(&pods)).exit, Some(0), "DEL {path}");
+    }
+}
+
+#[test]
+fn f17_the_hosts_own_namespace_is_refused_for_every_pod_whatever_its_path() {
+    let pods = Pods::new("own");
+    let link = pods.0.join("link");
+    std::os::unix::fs::symlink("/proc/self/ns/net", &link).unwrap();
+    for manifest in [meshed(&[]), json!({ "spec": { "containers": [] } })] {
+        pods.holds("shop", "cart-0", &manifest);
+        for path in ["/proc/self/ns/net", "/proc/thread-self/ns/net", link.to_str().unwrap()] {
+            refused(&call("ADD", path, &entry(&pods)), 8, "GYBE-ADD-021", &["own namespace"]);
+            assert_eq!(call("DEL", path, &entry(&pods)).exit, Some(0), "DEL {path}");
+        }
+    }
+}
+
+#[test]
+fn a_pod_nobody_knows_is_refused_for_now() {
+    let pods = Pods::new("unknown");
+    refused(&call("ADD", "/nonexistent", &entry(&pods)), 11, "GYBE-ADD-017", &["shop/cart-0.json"]);
+    let mut nobody = entry(&pods);
+    nobody["facts"] = Value::Null;
+    refused(&call("ADD", "/nonexistent", &nobody), 7, "GYBE-ADD-016", &["facts.directory"]);
+    fs::create_dir_all(pods.0.join("shop")).unwrap();
+    nix::unistd::mkfifo(&pods.0.join("shop/cart-0.json"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+    refused(&call("ADD", "/nonexistent", &entry(&pods)), 11, "GYBE-ADD-019", &["not a regular file"]);
+}
+
+#[test]
+fn a_wrong_value_in_the_configuration_is_refused_with_key_and_value() {
+    let pods = Pods::new("conf");
+    pods.holds("shop", "cart-0", &meshed(&[]));
+    for (key, value) in
+        [("backend", json!("nftt")), ("ipv6", json!(6)), ("exclude_namespaces", json!("shop"))]
+    {
+        let mut entry = entry(&pods);
+        entry[key] = value.clone();
+        refused(&call("ADD", "/nonexistent", &entry), 7, "GYBE-ADD-009", &[key, &value.to_string()]);
+        assert_eq!(call("DEL", "/nonexistent", &entry).exit, Some(0), "DEL {key}");
+    }
+}
+
+#[test]
+fn pods_that_are_not_ours_pass_with_their_result_untouched() {
+    let pods = Pods::new("pass");
+    for (change, reason) in [
+        (json!({ "exclude_namespaces": ["shop"], "facts": null }), "its namespace is excluded"),
+        (json!({ "whatever": 1 }), "no container istio-proxy"),
+        (json!({ "backend": "iptables" }), "no container istio-proxy"),
+    ] {
+        pods.holds("shop", "cart-0", &json!({ "spec": { "containers": [{ "name": "app" }] } }));
+        let mut entry = entry(&pods);
+        entry.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
+        entry["prevResult"]["io.example/unknown"] = json!({ "kept": [1, null] });
+        let outcome = call("ADD", "/nonexistent", &entry);
+        assert_eq!(
+            (outcome.exit, outcome.json().as_ref()),
+            (Some(0), Some(&entry["prevResult"])),
+            "{change}"
+        );
+        let line: Value = serde_json::from_str(outcome.stderr.lines().last().unwrap()).unwrap();
+        assert_eq!(
+            (line["pod"].as_str(), line["message"].as_str()),
+            (Some("shop/cart-0"), Some("gybe-cni cmdAdd"))
+        );
+        assert!(line["reason"].as_str().unwrap().contains(reason), "{line}");
+        assert_eq!(call("CHECK", "/nonexistent", &entry).exit, Some(0), "CHECK {change}");
+    }
+}
+
+#[test]
+fn del_succeeds_whatever_is_missing_or_wrong_behind_the_protocol() {
+    for entry in [
+        json!({ "name": "net" }),
+        json!({ "cniVersion": "1.0.0", "name": "net", "backend": 5, "facts": "x", "log_level": [] }),
+        json!({ "cniVersion": "1.0.0", "name": "net", "prevResult": "x" }),
+        json!({ "cniVersion": "1.0.0", "name": "net", "prevResult": { "cniVersion": "0.2.0" } }),
+    ] {
+        for (netns, args) in [("", ""), ("/nonexistent", "garbage"), ("/etc", "K8S_POD_NAME=../..")] {
+            let env = [
+                ("CNI_COMMAND", "DEL"),
+                ("CNI_CONTAINERID", "c1"),
+                ("CNI_NETNS", netns),
+                ("CNI_IFNAME", "eth0"),
+                ("CNI_PATH", "/opt/cni/bin"),
+                ("CNI_ARGS", args),
+            ];
+            let outcome = run(env, &entry.to_string());
+            assert_eq!(
+                (outcome.exit, outcome.stdout.as_str()),
+                (Some(0), ""),
+                "{entry} {netns} {args}: {outcome:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn f35_a_log_nobody_reads_does_not_hold_a_call() {
+    let (_reader, mut writer) = io::pipe().unwrap();
+    // A pipe holds 64 KiB (pipe(7)); now it holds no line more.
+    writer.write_all(&[b'x'; 65536]).unwrap();
+    let (tell, told) = mpsc::channel();
+    std::thread::spawn(move || tell.send(exit_logging_to(writer, [("CNI_COMMAND", "FOO")])));
+    assert_eq!(told.recv_timeout(Duration::from_secs(20)), Ok(Some(1)));
+}
+
+#[test]
+fn f34_a_runtime_that_does_not_listen_is_not_told_success() {
+    let full = fs::File::options().write(true).open("/dev/full").unwrap();
+    assert_eq!(exit_writing_to(full, [("CNI_COMMAND", "VERSION")]), Some(1));
+}

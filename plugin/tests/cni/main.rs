@@ -1,0 +1,12 @@
+//! The built program `gybe-cni`, asked as runtimes ask it.
+
+#[cfg(test)]
+mod bad_input;
+#[cfg(test)]
+mod pods;
+#[cfg(test)]
+mod program;
+#[cfg(test)]
+mod protocol;
+#[cfg(test)]
+mod recorded;

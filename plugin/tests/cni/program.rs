@@ -1,0 +1,72 @@
+//! Runs the program once: nothing in its environment but what the test says.
+
+use serde_json::Value;
+use std::fs::File;
+use std::io::{PipeWriter, Write};
+use std::process::{Command, Stdio};
+
+/// What a call came to.
+#[derive(Debug)]
+pub(crate) struct Outcome {
+    pub(crate) exit: Option<i32>,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+impl Outcome {
+    /// Stdout as one JSON document; nothing when it is empty.
+    pub(crate) fn json(&self) -> Option<Value> {
+        let empty = self.stdout.trim().is_empty();
+        (!empty)
+            .then(|| serde_json::from_str(&self.stdout).unwrap_or_else(|fault| panic!("{fault}: {self:?}")))
+    }
+
+    /// CNI's error code; nothing when the call succeeded.
+    pub(crate) fn code(&self) -> Option<u64> {
+        self.json()?.get("code").and_then(Value::as_u64)
+    }
+
+    /// What an event would show.
+    pub(crate) fn message(&self) -> String {
+        let json = self.json().unwrap_or_default();
+        let text = |key: &str| json[key].as_str().unwrap_or_default().to_owned();
+        format!("{}; {}", text("msg"), text("details"))
+    }
+}
+
+/// Runs `gybe-cni` with this environment and stdin.
+pub(crate) fn run<'a>(env: impl IntoIterator<Item = (&'a str, &'a str)>, stdin: &str) -> Outcome {
+    let mut child =
+        gybe_cni(env).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    // A call refused for its environment is answered before anybody reads stdin.
+    let _ = child.stdin.take().unwrap().write_all(stdin.as_bytes());
+    let output = child.wait_with_output().unwrap();
+    Outcome {
+        exit: output.status.code(),
+        stdout: String::from_utf8(output.stdout).unwrap(),
+        stderr: String::from_utf8(output.stderr).unwrap(),
+    }
+}
+
+/// The exit of a call whose answer goes to `stdout`.
+pub(crate) fn exit_writing_to<'a>(
+    stdout: File,
+    env: impl IntoIterator<Item = (&'a str, &'a str)>,
+) -> Option<i32> {
+    gybe_cni(env).stdin(Stdio::null()).stdout(stdout).stderr(Stdio::null()).status().unwrap().code()
+}
+
+/// The exit of a call whose log goes to `stderr`.
+pub(crate) fn exit_logging_to<'a>(
+    stderr: PipeWriter,
+    env: impl IntoIterator<Item = (&'a str, &'a str)>,
+) -> Option<i32> {
+    gybe_cni(env).stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr).status().unwrap().code()
+}
+
+#[expect(clippy::disallowed_methods, reason = "the program under test is a program")]
+fn gybe_cni<'a>(env: impl IntoIterator<Item = (&'a str, &'a str)>) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gybe-cni"));
+    command.env_clear().envs(env);
+    command
+}
