@@ -87,7 +87,9 @@ fn fill(template: &str, facts: &Facts) -> Result<String, TemplateError> {
         match facts.get(placeholder) {
             // As the inside of a JSON string: no value can end it.
             Some(value) => {
-                out.push_str(quoted(value).trim_start_matches('"').strip_suffix('"').unwrap_or_default())
+                let quoted = quoted(value);
+                let inside = quoted.strip_prefix('"').and_then(|text| text.strip_suffix('"'));
+                out.push_str(inside.unwrap_or_default());
             }
             None => {
                 unknown.insert(placeholder.to_owned());

@@ -5,10 +5,15 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use gybe_installer::install::seen::{Hashes, Interest, Places, Snapshot, look};
+use gybe_installer::install::loads::choice::{Runtime, choose};
+use gybe_installer::install::seen::{FileName, Hashes, Interest, Places, Snapshot, look};
+use gybe_installer::install::wanted::Wanted;
+use gybe_installer::install::{Memory, Pass, pass};
+
+use crate::wants;
 
 pub(crate) struct Ground {
-    root: PathBuf,
+    pub(crate) root: PathBuf,
 }
 
 impl Ground {
@@ -31,11 +36,7 @@ impl Ground {
     }
 
     pub(crate) fn places(&self) -> Places {
-        Places {
-            conf: self.root.join("net.d"),
-            programs: self.root.join("bin"),
-            results: self.root.join("results"),
-        }
+        wants::places(&self.root)
     }
 
     pub(crate) fn conf(&self, name: &str) -> PathBuf {
@@ -56,8 +57,49 @@ impl Ground {
         files
     }
 
+    pub(crate) fn programs(&self) -> Vec<String> {
+        let mut files = BTreeMap::new();
+        collect(&self.root.join("bin"), "", &mut files);
+        files.into_keys().collect()
+    }
+
+    pub(crate) fn text(&self, name: &str) -> String {
+        fs::read_to_string(self.conf(name)).unwrap()
+    }
+
     pub(crate) fn look(&self, interest: &Interest) -> Snapshot {
         look(&self.places(), interest, &mut Hashes::default())
+    }
+
+    /// The plugins containerd would run, of which file.
+    pub(crate) fn chain(&self) -> (FileName, Vec<String>) {
+        let choice = choose(&self.look(&Interest::default()).conf, Runtime::Containerd).unwrap();
+        (choice.file, choice.network.plugins)
+    }
+
+    pub(crate) fn pass(&self, wanted: &Wanted) -> Pass {
+        pass(&self.places(), wanted, &mut Memory::default()).unwrap()
+    }
+
+    /// The one pass it must take, or two to leave: the tombstone goes in a later one. After that a
+    /// pass must find nothing to do, and do nothing.
+    pub(crate) fn settle(&self, wanted: &Wanted) {
+        let passes = if matches!(wanted, Wanted::Left(_)) { 2 } else { 1 };
+        let last = (0..passes).map(|_| self.pass(wanted)).inspect(|pass| {
+            assert!(pass.performed.failed.is_empty(), "{:?}", pass.performed.failed);
+        });
+        let last = last.last().unwrap();
+        assert!(last.left.is_done(), "{:#?}", last.left);
+        let before = self.times();
+        assert_eq!(self.pass(wanted).performed.done, 0);
+        assert_eq!(self.times(), before, "nothing is written when nothing differs");
+    }
+
+    fn times(&self) -> Vec<std::time::SystemTime> {
+        ["net.d", "bin"]
+            .iter()
+            .map(|it| fs::metadata(self.root.join(it)).unwrap().modified().unwrap())
+            .collect()
     }
 }
 

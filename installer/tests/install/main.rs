@@ -1,5 +1,7 @@
-//! The installer on real directories: every choice, every crash, every rewrite.
+//! The installer on real directories: every choice, every rewrite, every way in and out.
 
 mod choices;
 mod conflists;
 mod ground;
+mod lives;
+mod wants;

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
@@ -74,12 +74,26 @@ fn start(program: &Path, trial: Trial) -> Result<Child, TrialError> {
         ]),
         Trial::Version => command.arg("--version"),
     };
-    let mut child = command.spawn().map_err(|why| TrialError::NotRun(errno(&why)))?;
+    let mut child = spawn(&mut command)?;
     if let Some(mut stdin) = child.stdin.take() {
         // A program that does not read its input may be gone already; its answer tells.
         let _ = stdin.write_all(br#"{"cniVersion":"1.0.0"}"#);
     }
     Ok(child)
+}
+
+/// A process started by another thread while we wrote holds our descriptor until its own exec: until
+/// then the kernel says "text file busy" (F09), and it has no event for the end of that.
+fn spawn(command: &mut Command) -> Result<Child, TrialError> {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        match command.spawn() {
+            Err(why) if errno(&why) == Errno::ETXTBSY && Instant::now() < until => {
+                thread::sleep(Duration::from_millis(1));
+            }
+            spawned => return spawned.map_err(|why| TrialError::NotRun(errno(&why))),
+        }
+    }
 }
 
 fn answer(mut child: Child) -> Result<(bool, String, Vec<u8>), TrialError> {
