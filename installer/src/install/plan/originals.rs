@@ -20,15 +20,14 @@ pub(super) struct Original<'a> {
 /// The names a file has as a list: the plain one, and one for when that is taken. Both sort where
 /// the file itself sorts, or the runtime would take another.
 pub(super) fn as_list(name: &FileName) -> Vec<FileName> {
-    let stem = name.without(".conf").or_else(|| name.without(".json"));
-    stem.map(|stem| vec![stem.with(".conflist"), name.with(".conflist")]).unwrap_or_default()
+    let list = name.ended(".conf", ".conflist").or_else(|| name.ended(".json", ".conflist"));
+    list.map(|list| vec![list, name.with(".conflist")]).unwrap_or_default()
 }
 
 /// The single files a list of that name can have been made from.
 pub(super) fn singles_of(list: &FileName) -> Vec<FileName> {
-    let Some(stem) = list.without(".conflist") else { return Vec::new() };
-    let singles = [stem.clone(), stem.with(".conf"), stem.with(".json")];
-    singles.into_iter().filter(|single| as_list(single).contains(list)).collect()
+    let singles = ["", ".conf", ".json"].iter().filter_map(|ending| list.ended(".conflist", ending));
+    singles.filter(|single| as_list(single).contains(list)).collect()
 }
 
 /// What lies beside `name` under its own name.

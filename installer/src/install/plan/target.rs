@@ -67,7 +67,7 @@ pub(super) fn target<'a>(
 
 /// As the incumbent has it: `.conf` stands for `.conflist` where only that is, and the reverse.
 fn pinned_file(seen: &Snapshot, pinned: &FileName) -> Option<FileName> {
-    let single = pinned.without(".conflist").map(|stem| stem.with(".conf"));
+    let single = pinned.ended(".conflist", ".conf");
     let names = [pinned.clone()].into_iter().chain(originals::as_list(pinned)).chain(single);
     names.into_iter().find(|name| seen.conf.files.contains_key(name))
 }

@@ -48,8 +48,15 @@ impl FileName {
     /// The same name without that ending.
     #[must_use]
     pub fn without(&self, ending: &str) -> Option<Self> {
-        let stem = self.0.as_bytes().strip_suffix(ending.as_bytes())?;
-        Self::new(OsStr::from_bytes(stem)).ok()
+        self.ended(ending, "")
+    }
+
+    /// The same name with another ending in place of that one.
+    #[must_use]
+    pub fn ended(&self, ending: &str, instead: &str) -> Option<Self> {
+        let mut name = OsStr::from_bytes(self.0.as_bytes().strip_suffix(ending.as_bytes())?).to_owned();
+        name.push(instead);
+        Self::new(name).ok()
     }
 }
 
