@@ -1,5 +1,6 @@
 //! The installer on real directories: every choice, every rewrite, every way in and out.
 
+mod always;
 mod choices;
 mod conflists;
 mod ground;

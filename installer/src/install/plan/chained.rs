@@ -111,10 +111,10 @@ impl Chaining<'_> {
         }
     }
 
-    /// Whether another network would come first once the file has its new name.
+    /// Whether another file, good or broken, would come first once the file has its new name.
     fn is_overtaken(&self, list: &FileName) -> bool {
-        let mut others = candidates(&self.seen.conf).flatten();
-        others.any(|other| self.target.name < other.file && other.file < *list)
+        let mut others = self.seen.conf.files.keys().filter(|other| Form::of(other.as_os_str()).is_some());
+        others.any(|other| self.target.name < *other && other < list)
     }
 
     fn preempted(&self, list: &FileName) -> Option<Problem> {

@@ -17,16 +17,20 @@ pub(super) struct Original<'a> {
     pub(super) file: &'a SeenFile,
 }
 
-/// The names a file has as a list: the plain one, and one for when that is taken. Both sort where
-/// the file itself sorts, or the runtime would take another.
+/// The names a file can have as a list. Each sorts behind the file itself: until that is out of the
+/// way it goes on being loaded, and if its owner writes it meanwhile, theirs is the newer.
 pub(super) fn as_list(name: &FileName) -> Vec<FileName> {
-    let list = name.ended(".conf", ".conflist").or_else(|| name.ended(".json", ".conflist"));
-    list.map(|list| vec![list, name.with(".conflist")]).unwrap_or_default()
+    let behind = name.with(".conflist");
+    match name.ended(".conf", ".conflist") {
+        Some(list) => vec![list, behind],
+        None if name.ends_in(".json") || name.as_os_str() == ".json" => vec![behind],
+        None => Vec::new(),
+    }
 }
 
 /// The single files a list of that name can have been made from.
 pub(super) fn singles_of(list: &FileName) -> Vec<FileName> {
-    let singles = ["", ".conf", ".json"].iter().filter_map(|ending| list.ended(".conflist", ending));
+    let singles = ["", ".conf"].iter().filter_map(|ending| list.ended(".conflist", ending));
     singles.filter(|single| as_list(single).contains(list)).collect()
 }
 
@@ -43,7 +47,7 @@ pub(super) fn of_list<'a>(seen: &'a Snapshot, list: &FileName) -> Option<Origina
         let name = aside.without(ORIGINAL).filter(|name| as_list(name).contains(list))?;
         Some(Original { aside: aside.clone(), name, file })
     });
-    // `10-a.conf` and `10-a.json` have the same list: the one whose bytes fit, else any.
+    // `10-a.conf` and `10-a.conf.conf` can have the same list: the one whose bytes fit, else any.
     let mut originals: Vec<_> = originals.collect();
     originals.sort_by_key(|original| !seen.conf.files.get(list).is_some_and(|list| original.is_inside(list)));
     originals.into_iter().next()
