@@ -5,4 +5,6 @@ mod choices;
 mod conflists;
 mod ground;
 mod lives;
+mod programs;
 mod wants;
+mod watches;
