@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use gybe_installer::install::loads::choice::{Runtime, choose};
 use gybe_installer::install::seen::{FileName, Hashes, Interest, Places, Snapshot, look};
@@ -100,6 +100,15 @@ impl Ground {
             .iter()
             .map(|it| fs::metadata(self.root.join(it)).unwrap().modified().unwrap())
             .collect()
+    }
+}
+
+/// Ends what runs beside a test, however the test ends.
+pub(crate) struct Over<'a>(pub(crate) &'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
     }
 }
 

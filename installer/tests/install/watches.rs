@@ -13,7 +13,7 @@ use gybe_installer::install::perform::{PerformError, Turn};
 use gybe_installer::install::watch::{Watch, WatchMode, Woken};
 use gybe_installer::install::{Memory, pass};
 
-use crate::ground::Ground;
+use crate::ground::{Ground, Over};
 use crate::wants::chained;
 
 /// Nothing here takes a tenth of it; only a machine that stands still does.
@@ -162,6 +162,7 @@ fn f05_a_storm_of_rewrites_loses_none_of_them() {
                 }
             }
         });
+        let _over = Over(&over);
         for n in 1..=WRITES {
             write(&ground, n);
             // Taken out for a moment it may be, by an exchange that found out too late; not lost.
@@ -175,7 +176,6 @@ fn f05_a_storm_of_rewrites_loses_none_of_them() {
                 until("time stands still", || start.elapsed() > pause);
             }
         }
-        over.store(true, Ordering::Relaxed);
     });
     ground.pass(&wanted);
     let last = theirs();
