@@ -79,13 +79,13 @@ fn f10_one_flipped_bit_anywhere_is_found() {
 
 #[test]
 fn f09_a_program_is_replaced_while_others_run_it() {
-    const ROUNDS: usize = 100;
+    const ROUNDS: usize = 50;
     let ground = Ground::with(&[("10-a.conflist", LIST)]);
     ground.settle(&chained(&ground.root));
     let (over, runs, plugin) =
         (AtomicBool::new(false), AtomicUsize::new(0), ground.root.join("bin/gybe-cni"));
     thread::scope(|scope| {
-        for _ in 0..4 {
+        for _ in 0..2 {
             scope.spawn(|| {
                 while !over.load(Ordering::Relaxed) {
                     let output = Command::new(&plugin).output().expect("it can always be run");
