@@ -88,7 +88,7 @@ impl Ground {
         let last = (0..passes).map(|_| self.pass(wanted)).inspect(|pass| {
             assert!(pass.performed.failed.is_empty(), "{:?}", pass.performed.failed);
         });
-        let last = last.last().unwrap();
+        let last = last.reduce(|_, next| next).unwrap();
         assert!(last.left.is_done(), "{:#?}", last.left);
         let before = self.times();
         assert_eq!(self.pass(wanted).performed.done, 0);

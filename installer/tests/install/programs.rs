@@ -87,6 +87,7 @@ fn f09_a_program_is_replaced_while_others_run_it() {
     thread::scope(|scope| {
         for _ in 0..2 {
             scope.spawn(|| {
+                #[expect(clippy::disallowed_methods, reason = "as a runtime does")]
                 while !over.load(Ordering::Relaxed) {
                     let output = Command::new(&plugin).output().expect("it can always be run");
                     assert!(output.status.success());

@@ -1,6 +1,12 @@
 //! Conf directories before and after the incumbent's installer ran, with our entry in place of theirs.
 //!
 //! The files are other people's and not in this repository: GYBE_SHARED says where they are.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a test that meets what it did not expect has nothing better to do"
+)]
 
 #[path = "../install/ground.rs"]
 #[allow(dead_code, reason = "shared with the tests of another target")]
@@ -11,15 +17,15 @@ mod parts;
 #[allow(dead_code, reason = "shared with the tests of another target")]
 mod wants;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use gybe_installer::install::entry::Layout;
 use serde_json::Value;
 
 /// A file of the reference material.
 pub(crate) fn shared(path: &str) -> Vec<u8> {
-    // cargo runs tests in the package's directory; the default is beside the workspace.
-    let root = std::env::var_os("GYBE_SHARED").map_or_else(|| PathBuf::from("../../shared"), PathBuf::from);
+    let beside = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared");
+    let root = std::env::var_os("GYBE_SHARED").map_or(beside, PathBuf::from);
     let file = root.join("vectors/install").join(path);
     std::fs::read(&file).unwrap_or_else(|why| {
         panic!("{}: {why}; set GYBE_SHARED to the directory of the reference material", file.display())

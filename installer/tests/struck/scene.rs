@@ -141,6 +141,7 @@ impl Scene {
 
 /// Runs one pass under strace with these options.
 pub(crate) fn traced(ground: &Ground, words: &[&str], options: &[&str]) -> Output {
+    #[expect(clippy::disallowed_methods, reason = "strace is what strikes")]
     let mut strace = Command::new("strace");
     strace.arg("-qq").args(options).arg(std::env::current_exe().unwrap());
     let [first, rest @ ..] = words else { panic!("no words") };
