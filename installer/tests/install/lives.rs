@@ -1,18 +1,16 @@
 //! In, healed, upgraded, followed and out again; and at the end the directory is what it was.
 
 use std::fs;
-use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
 use gybe_installer::install::change::Problem;
-use gybe_installer::install::conflist::ConflistError;
-use gybe_installer::install::wanted::{PutBack, Shape, TakeOver, Wanted};
+use gybe_installer::install::wanted::{PutBack, Shape, Wanted};
 
 use crate::ground::Ground;
-use crate::wants::{chained, install, installed, left, name, program};
+use crate::wants::{chained, install, installed, left, name};
 
 pub(crate) const LIST: &str = "{\n  \"name\": \"k8s-pod-network\",\n  \"cniVersion\": \"0.3.1\",\n  \"plugins\": [\n    {\n      \"type\": \"calico\",\n      \"mtu\": 1500\n    },\n    {\n      \"type\": \"portmap\"\n    }\n  ]\n}\n";
 pub(crate) const SINGLE: &str = "{\n  \"cniVersion\": \"0.4.0\",\n  \"name\": \"dbnet\",\n  \"type\": \"bridge\",\n  \"bridge\": \"cni0\"\n}\n";
-pub(crate) const ISTIO: &str = "{\"cniVersion\":\"0.3.1\",\"name\":\"n\",\"plugins\":[{\"type\":\"calico\"},{\"type\":\"istio-cni\",\"ambient_enabled\":false}]}\n";
 
 fn pinned(file: &str) -> Shape {
     Shape::Chained { pinned: Some(name(file)) }
@@ -88,29 +86,6 @@ fn a_single_conf_written_again_is_converted_again() {
     assert!(ground.text("10-db.conflist").contains("cni1"));
     ground.settle(&left(&ground.root, PutBack::Nothing));
     assert_eq!(ground.files().into_iter().collect::<Vec<_>>(), [("10-db.conf".into(), newer.into_bytes())]);
-}
-
-#[test]
-fn leaving_while_the_single_conf_is_back_leaves_only_that() {
-    let ground = Ground::with(&[("10-db.conf", SINGLE)]);
-    ground.settle(&chained(&ground.root));
-    ground.put("10-db.conf", SINGLE);
-    ground.settle(&left(&ground.root, PutBack::Nothing));
-    assert_eq!(ground.files().into_keys().collect::<Vec<_>>(), ["10-db.conf"]);
-}
-
-#[test]
-fn a_list_somebody_changed_keeps_their_change() {
-    let ground = Ground::with(&[("10-db.conf", SINGLE)]);
-    ground.settle(&chained(&ground.root));
-    let theirs = ground.text("10-db.conflist").replace("cni0", "cni9").replace("\n  ", "\n\t");
-    ground.put("10-db.conflist", theirs);
-    ground.settle(&chained(&ground.root));
-    ground.settle(&left(&ground.root, PutBack::Nothing));
-    let files = ground.files();
-    assert_eq!(files.keys().collect::<Vec<_>>(), ["10-db.conflist"]);
-    assert_eq!(ground.chain().1, ["bridge"]);
-    assert!(ground.text("10-db.conflist").contains("cni9"));
 }
 
 #[test]
@@ -196,99 +171,6 @@ fn the_primary_is_waited_for_and_never_made_up() {
 }
 
 #[test]
-fn standalone_is_a_network_of_its_own_and_nobody_elses_file() {
-    let ground = Ground::with(&[("10-calico.conflist", LIST)]);
-    ground.settle(&chained(&ground.root));
-    let shape = Shape::Standalone { file: name("YYY-gybe-cni.conf") };
-    ground.settle(&installed(&ground.root, shape.clone()));
-    assert_eq!(ground.text("10-calico.conflist"), LIST, "chained no more");
-    let ours: serde_json::Value = serde_json::from_str(&ground.text("YYY-gybe-cni.conf")).unwrap();
-    assert_eq!((&ours["type"], &ours["name"]), (&"gybe-cni".into(), &"gybe-cni".into()));
-    let mode = fs::metadata(ground.conf("YYY-gybe-cni.conf")).unwrap().permissions().mode();
-    assert_eq!(mode & 0o7777, 0o600);
-    ground.put("YYY-gybe-cni.conf", SINGLE);
-    let pass = ground.pass(&installed(&ground.root, shape.clone()));
-    assert_eq!(pass.left.problems, [Problem::NotOurs(name("YYY-gybe-cni.conf"))]);
-    fs::remove_file(ground.conf("YYY-gybe-cni.conf")).unwrap();
-    ground.settle(&installed(&ground.root, shape));
-    ground.settle(&left(&ground.root, PutBack::Nothing));
-    assert_eq!(ground.files().into_keys().collect::<Vec<_>>(), ["10-calico.conflist"]);
-}
-
-#[test]
-fn a_drop_in_never_touches_the_primarys_file_and_follows_its_network() {
-    let ground = Ground::with(&[("10-calico.conflist", LIST)]);
-    let wanted = installed(&ground.root, Shape::DropIn);
-    ground.settle(&chained(&ground.root));
-    ground.settle(&wanted);
-    assert_eq!(ground.chain().1, ["calico", "portmap", "gybe-cni"]);
-    assert_eq!(ground.text("10-calico.conflist"), LIST);
-    ground.put("05-new.conflist", LIST.replace("k8s-pod-network", "new"));
-    ground.settle(&wanted);
-    assert!(ground.files().contains_key("new/zz-gybe-cni.conf"));
-    assert!(!ground.conf("k8s-pod-network").exists());
-    fs::remove_file(ground.conf("05-new.conflist")).unwrap();
-    ground.settle(&wanted);
-    ground.settle(&left(&ground.root, PutBack::Nothing));
-    assert_eq!(ground.files().into_keys().collect::<Vec<_>>(), ["10-calico.conflist"]);
-    for no in
-        [SINGLE.to_owned(), LIST.replace("\"cniVersion\"", "\"loadOnlyInlinedPlugins\":true,\"cniVersion\"")]
-    {
-        let file = if no == SINGLE { "00-a.conf" } else { "00-a.conflist" };
-        let ground = Ground::with(&[(file, &no)]);
-        assert_eq!(ground.pass(&wanted).left.problems, [Problem::NoDropIns(name(file))]);
-    }
-}
-
-#[test]
-fn istio_cni_is_taken_over_in_one_write_and_comes_back_on_request() {
-    for put_back in [PutBack::Istio, PutBack::Nothing] {
-        let ground = Ground::with(&[("10-calico.conflist", ISTIO)]);
-        fs::write(ground.root.join("bin/istio-cni"), "theirs").unwrap();
-        ground.settle(&chained(&ground.root));
-        assert_eq!(ground.chain().1, ["calico", "gybe-cni"]);
-        ground.settle(&left(&ground.root, put_back));
-        let back = put_back == PutBack::Istio;
-        assert_eq!(ground.text("10-calico.conflist") == ISTIO, back);
-        assert_eq!(ground.chain().1.contains(&"istio-cni".to_owned()), back);
-        assert_eq!(ground.files().len(), 1);
-        assert_eq!(fs::read_to_string(ground.root.join("bin/istio-cni")).unwrap(), "theirs");
-    }
-}
-
-#[test]
-fn istio_cni_comes_back_into_a_changed_file_too_but_not_without_its_program() {
-    let ground = Ground::with(&[("10-calico.conflist", ISTIO)]);
-    fs::write(ground.root.join("bin/istio-cni"), "theirs").unwrap();
-    ground.settle(&chained(&ground.root));
-    ground.put("10-calico.conflist", LIST);
-    ground.settle(&chained(&ground.root));
-    ground.settle(&left(&ground.root, PutBack::Istio));
-    assert_eq!(ground.chain().1, ["calico", "portmap", "istio-cni"]);
-
-    let ground = Ground::with(&[("10-calico.conflist", ISTIO)]);
-    ground.settle(&chained(&ground.root));
-    let pass = ground.pass(&left(&ground.root, PutBack::Istio));
-    assert_eq!(pass.plan.problems, [Problem::IstioGone(name("10-calico.conflist"))]);
-    assert_eq!(ground.chain().1, ["calico"]);
-}
-
-#[test]
-fn a_living_istio_agent_is_waited_for_and_ambient_is_refused() {
-    let ground = Ground::with(&[("10-calico.conflist", ISTIO)]);
-    let mut waiting = install(&ground.root, Shape::Chained { pinned: None }, "1");
-    waiting.take_over = TakeOver::Waits;
-    let pass = ground.pass(&Wanted::Installed(waiting));
-    assert_eq!(pass.left.problems, [Problem::IstioLives(name("10-calico.conflist"))]);
-    let ambient = ISTIO.replace("false", "true");
-    ground.put("10-calico.conflist", &ambient);
-    let pass = ground.pass(&chained(&ground.root));
-    let why = ConflistError::Ambient;
-    assert_eq!(pass.left.problems, [Problem::Unchangeable { file: name("10-calico.conflist"), why }]);
-    assert_eq!(ground.text("10-calico.conflist"), ambient);
-}
-
-#[test]
 fn f30_an_upgrade_replaces_program_and_entry_and_a_downgrade_does_too() {
     let ground = Ground::with(&[("10-calico.conflist", LIST)]);
     for build in ["1", "2", "1"] {
@@ -299,72 +181,4 @@ fn f30_an_upgrade_replaces_program_and_entry_and_a_downgrade_does_too() {
     }
     ground.settle(&left(&ground.root, PutBack::Nothing));
     assert_eq!(ground.text("10-calico.conflist"), LIST);
-}
-
-#[test]
-fn f29_the_plugin_answers_until_no_living_sandbox_names_it() {
-    let ground = Ground::with(&[("10-calico.conflist", LIST)]);
-    ground.settle(&chained(&ground.root));
-    // {"name":"n","plugins":[{"type":"a"},{"type":"gybe-cni"}]}
-    let config = "eyJuYW1lIjoibiIsInBsdWdpbnMiOlt7InR5cGUiOiJhIn0seyJ0eXBlIjoiZ3liZS1jbmkifV19";
-    let result = ground.root.join("results/n-pod-eth0");
-    fs::write(&result, format!("{{\"kind\":\"cniCacheV1\",\"config\":\"{config}\"}}")).unwrap();
-    ground.settle(&left(&ground.root, PutBack::Nothing));
-    assert_eq!(ground.text("10-calico.conflist"), LIST);
-    assert_eq!(ground.programs(), ["gybe-cni"]);
-    assert!(fs::read_to_string(ground.root.join("bin/gybe-cni")).unwrap().contains("# tombstone"));
-    fs::remove_file(result).unwrap();
-    ground.settle(&left(&ground.root, PutBack::Nothing));
-    assert!(ground.programs().is_empty());
-}
-
-#[test]
-fn f29_a_cache_that_cannot_be_read_keeps_the_plugin() {
-    let ground = Ground::with(&[("10-calico.conflist", LIST)]);
-    ground.settle(&chained(&ground.root));
-    fs::remove_dir(ground.root.join("results")).unwrap();
-    ground.settle(&left(&ground.root, PutBack::Nothing));
-    assert_eq!(ground.programs(), ["gybe-cni"]);
-}
-
-#[test]
-fn a_file_we_cannot_change_keeps_every_program_it_names() {
-    let broken = "{\"plugins\":[{\"type\":\"gybe-cni\"},]}";
-    let ground = Ground::with(&[("10-calico.conflist", LIST), ("90-x.conflist", broken)]);
-    ground.settle(&chained(&ground.root));
-    let pass = ground.pass(&left(&ground.root, PutBack::Nothing));
-    assert_eq!(pass.left.problems, [Problem::StillNamed(name("90-x.conflist"), "gybe-cni".into())]);
-    assert_eq!(ground.programs(), ["gybe", "gybe-cni"]);
-}
-
-#[test]
-fn a_stand_in_for_istio_cni_never_replaces_the_real_one() {
-    let ground = Ground::with(&[("10-calico.conflist", LIST)]);
-    let mut wanted = install(&ground.root, Shape::Chained { pinned: None }, "1");
-    wanted.programs.push(program(&ground.root, "istio-cni", "tombstone"));
-    fs::write(ground.root.join("bin/istio-cni"), "theirs").unwrap();
-    ground.settle(&Wanted::Installed(wanted.clone()));
-    assert_eq!(fs::read_to_string(ground.root.join("bin/istio-cni")).unwrap(), "theirs");
-    fs::remove_file(ground.root.join("bin/istio-cni")).unwrap();
-    ground.settle(&Wanted::Installed(wanted));
-    assert!(fs::read_to_string(ground.root.join("bin/istio-cni")).unwrap().contains("tombstone"));
-}
-
-#[test]
-fn a_link_is_read_as_the_runtime_reads_it_and_never_written_through() {
-    let ground = Ground::new();
-    let elsewhere = ground.root.join("elsewhere");
-    fs::write(&elsewhere, LIST).unwrap();
-    symlink(&elsewhere, ground.conf("10-calico.conflist")).unwrap();
-    let pass = ground.pass(&chained(&ground.root));
-    assert_eq!(pass.left.problems, [Problem::Link(name("10-calico.conflist"))]);
-    assert_eq!(fs::read_to_string(&elsewhere).unwrap(), LIST);
-    assert!(ground.conf("10-calico.conflist").is_symlink());
-    // And a link under our own temporary name leads us nowhere either.
-    let ground = Ground::with(&[("10-calico.conflist", LIST)]);
-    fs::write(&elsewhere, "precious").ok();
-    symlink("/dev/null", ground.conf(".gybe.tmp")).unwrap();
-    symlink("/dev/null", ground.root.join("bin/gybe-cni")).unwrap();
-    ground.settle(&chained(&ground.root));
-    assert!(!ground.root.join("bin/gybe-cni").is_symlink());
 }
