@@ -49,7 +49,8 @@ pub struct Iptables {
 }
 
 /// The network namespace itself is what legacy programs lock: nobody waits for another namespace,
-/// and no file is left behind. `flock` works on it; seen with iptables-legacy-restore 1.8.9.
+/// and no file is left behind. `flock` works on it; seen with iptables-legacy-restore 1.8.9. Before
+/// 1.8.6 the file cannot be chosen, and all namespaces wait for /run/xtables.lock.
 const NAMESPACE_LOCK: &str = "/proc/self/ns/net";
 
 /// An apply takes some 10 ms; this is for a node in trouble.
@@ -96,6 +97,7 @@ impl Iptables {
         self.at_work(|session| {
             session.is_alone()?;
             let found = session.ours_alone()?;
+            session.can_write(&wanted)?;
             // Two families are two transactions: when one is refused everything is taken back.
             FAMILIES.into_iter().try_for_each(|family| {
                 let written = session.write(family, held(&found, family), held(&wanted, family));

@@ -1,55 +1,167 @@
 //! Log lines as JSON on stderr. Never stdout: that is the protocol's. And never at the price of an
 //! ADD: a line that cannot be written at once is lost.
+//!
+//! `tracing-subscriber` would write much the same, with 60 KB of program for spans and filters that
+//! one process per call has no use for.
 
 use crate::conf::LogLevel;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use std::io::{self, Write};
+use serde_json::Value;
+use std::fmt::{self, Write as _};
+use std::io::{self, Write as _};
 use std::os::fd::AsFd;
+use std::time::{Duration, SystemTime};
+use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Metadata, Subscriber};
 
 /// Lines from this level on go to stderr from now on; the first call of a process counts.
 pub(crate) fn start(level: LogLevel) {
-    let filter = match level {
+    let least = match level {
         LogLevel::None => LevelFilter::OFF,
         LogLevel::Error => LevelFilter::ERROR,
         LogLevel::Warn => LevelFilter::WARN,
         LogLevel::Info => LevelFilter::INFO,
         LogLevel::Debug => LevelFilter::DEBUG,
     };
-    let lines = tracing_subscriber::fmt()
-        .json()
-        .flatten_event(true)
-        .with_current_span(false)
-        .with_span_list(false)
-        .with_target(false)
-        .with_max_level(filter)
-        .with_writer(|| Patient)
-        .finish();
     // Another subscriber is there already only where somebody uses this crate as a library.
-    let _ = tracing::subscriber::set_global_default(lines);
+    let _ = tracing::subscriber::set_global_default(Lines { least });
 }
 
-/// Stderr, as long as somebody reads it.
-struct Patient;
+/// What of a text goes into a line: cut where nobody reads on. JSON escapes the rest.
+pub(crate) fn brief(text: &str) -> String {
+    text.chars().take(300).collect()
+}
 
-impl Write for Patient {
-    /// A pipe that is ready takes `PIPE_BUF` (4096) bytes without waiting (pipe(7)). Lines are
-    /// shorter, because what they are told about is cut by [`brief`].
-    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        let stderr = io::stderr();
-        let mut ready = [PollFd::new(stderr.as_fd(), PollFlags::POLLOUT)];
-        match poll(&mut ready, PollTimeout::ZERO) {
-            Ok(0) => Ok(line.len()),
-            _ => stderr.lock().write(line),
+/// Writes each event as one line; spans mean nothing here.
+struct Lines {
+    least: LevelFilter,
+}
+
+impl Subscriber for Lines {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() <= self.least
+    }
+
+    fn max_level_hint(&self) -> Option<LevelFilter> {
+        Some(self.least)
+    }
+
+    fn event(&self, event: &Event<'_>) {
+        let level = event.metadata().level().as_str().to_ascii_lowercase();
+        let mut line = Line { message: String::new(), fields: String::new() };
+        event.record(&mut line);
+        let (time, message) = (timestamp(SystemTime::now()), Value::from(line.message));
+        write(&format!("{{\"time\":\"{time}\",\"level\":\"{level}\",\"msg\":{message}{}}}\n", line.fields));
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
+}
+
+/// An event's message, and its fields as `,"name":value`.
+struct Line {
+    message: String,
+    fields: String,
+}
+
+impl Line {
+    fn put(&mut self, field: &Field, value: Value) {
+        match (field.name(), value) {
+            ("message", Value::String(text)) => self.message = text,
+            // A String takes whatever is written to it.
+            (name, value) => drop(write!(self.fields, ",\"{name}\":{value}")),
+        }
+    }
+}
+
+impl Visit for Line {
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.put(field, value.into());
+    }
+
+    fn record_bool(&mut self, field: &Field, value: bool) {
+        self.put(field, value.into());
+    }
+
+    fn record_u64(&mut self, field: &Field, value: u64) {
+        self.put(field, value.into());
+    }
+
+    fn record_i64(&mut self, field: &Field, value: i64) {
+        self.put(field, value.into());
+    }
+
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        self.put(field, format!("{value:?}").into());
+    }
+}
+
+/// A pipe that is ready takes `PIPE_BUF` (4096) bytes without waiting (pipe(7)). Lines are shorter,
+/// because what callers and pods have a hand in is cut by [`brief`].
+fn write(line: &str) {
+    let mut stderr = io::stderr().lock();
+    let mut ready = [PollFd::new(stderr.as_fd(), PollFlags::POLLOUT)];
+    let nobody_reads = poll(&mut ready, PollTimeout::ZERO) == Ok(0);
+    if !nobody_reads {
+        let _ = stderr.write_all(line.as_bytes());
+    }
+}
+
+/// RFC 3339 in UTC with microseconds.
+fn timestamp(now: SystemTime) -> String {
+    let since = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO);
+    let (days, second) = (since.as_secs() / 86_400, since.as_secs() % 86_400);
+    let (year, month, day) = date(days);
+    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{:06}Z", since.subsec_micros())
+}
+
+/// Year, month and day, that many days after 1970-01-01. Years are counted from March on, so that
+/// the leap day is a year's last, in cycles of 400 years.
+fn date(days: u64) -> (u64, u64, u64) {
+    let days = days + 719_468;
+    let (cycle, day_of_cycle) = (days / 146_097, days % 146_097);
+    let year_of_cycle =
+        (day_of_cycle - day_of_cycle / 1460 + day_of_cycle / 36_524 - day_of_cycle / 146_096) / 365;
+    let day_of_year = day_of_cycle - (365 * year_of_cycle + year_of_cycle / 4 - year_of_cycle / 100);
+    let from_march = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * from_march + 2) / 5 + 1;
+    let month = if from_march < 10 { from_march + 3 } else { from_march - 9 };
+    (cycle * 400 + year_of_cycle + u64::from(month <= 2), month, day)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_is_told_as_people_write_it() {
+        for (micros, want) in [
+            (0, "1970-01-01T00:00:00.000000Z"),
+            (951_782_399_999_999, "2000-02-28T23:59:59.999999Z"),
+            (951_782_400_000_000, "2000-02-29T00:00:00.000000Z"),
+            (951_868_800_000_001, "2000-03-01T00:00:00.000001Z"),
+            (1_735_689_599_000_000, "2024-12-31T23:59:59.000000Z"),
+            (4_107_542_400_000_000, "2100-03-01T00:00:00.000000Z"),
+        ] {
+            assert_eq!(timestamp(SystemTime::UNIX_EPOCH + Duration::from_micros(micros)), want);
         }
     }
 
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
+    #[test]
+    fn the_longest_line_fits_a_pipe_that_is_ready() {
+        let worst = Value::from(brief(&"\u{1}".repeat(5000))).to_string();
+        assert!(worst.len() * 2 + 300 < 4096, "{}", worst.len());
     }
-}
-
-/// What of a text goes into a line: escaped, and cut where nobody reads on.
-pub(crate) fn brief(text: &str) -> String {
-    text.chars().flat_map(char::escape_debug).take(400).collect()
 }

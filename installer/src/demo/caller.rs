@@ -50,6 +50,17 @@ pub enum CallError {
     Stranger(#[source] super::fate::FateError),
 }
 
+impl CallError {
+    /// What would help, if somebody can help.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            Self::Namespace(error) => error.hint(),
+            Self::Identity(error) => Some(error.hint()),
+            Self::Stranger(_) => None,
+        }
+    }
+}
+
 impl Call {
     /// Makes the connection from `namespace` and waits for its fate, no longer than `patience`.
     ///

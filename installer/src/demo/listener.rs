@@ -71,6 +71,17 @@ pub enum ListenError {
     NoThread(#[source] std::io::Error),
 }
 
+impl ListenError {
+    /// What would help, if somebody can help.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            Self::Namespace(error) => error.hint(),
+            Self::Identity(error) => Some(error.hint()),
+            Self::Socket { .. } | Self::NoThread(_) => None,
+        }
+    }
+}
+
 /// Listeners at work, until this value goes.
 #[derive(Debug)]
 pub struct Listeners {

@@ -107,3 +107,63 @@ fn executable(directories: &[PathBuf], name: &str) -> Option<PathBuf> {
 fn is_executable(path: &Path) -> bool {
     path.metadata().is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::{self, Permissions};
+
+    /// A directory with these programs and one file that is none, gone with the value.
+    struct Directory(PathBuf);
+
+    impl Directory {
+        fn with(name: &str, programs: &[&str]) -> Self {
+            let path = std::env::temp_dir().join(format!("gybe-{name}-{}", std::process::id()));
+            fs::create_dir(&path).unwrap();
+            fs::write(path.join("iptables-legacy-save"), "not executable").unwrap();
+            for program in programs {
+                fs::write(path.join(program), "").unwrap();
+                fs::set_permissions(path.join(program), Permissions::from_mode(0o755)).unwrap();
+            }
+            Self(path)
+        }
+
+        fn find(&self, variant: Variant) -> Result<Programs, IptablesError> {
+            Programs::find(variant, &["/nonexistent".into(), self.0.clone()])
+        }
+    }
+
+    impl Drop for Directory {
+        fn drop(&mut self) {
+            fs::remove_dir_all(&self.0).unwrap();
+        }
+    }
+
+    #[test]
+    fn f24_programs_that_are_not_there_are_named() {
+        // A plain name may be either variant, so it is no program of any.
+        let nothing = Directory::with("nothing", &["iptables-restore", "iptables-save"]);
+        for variant in [Variant::Legacy, Variant::Nft] {
+            let error = nothing.find(variant).unwrap_err();
+            assert!(error.to_string().contains(variant.name()), "{error}");
+            assert!(error.hint().unwrap().contains("/usr/sbin"));
+        }
+    }
+
+    #[test]
+    fn the_program_of_many_names_stands_in_for_those_that_are_missing() {
+        let multi = Directory::with("multi", &["xtables-legacy-multi", "ip6tables-legacy-restore"]);
+        let programs = multi.find(Variant::Legacy).unwrap();
+        let v4 = programs.of(Family::V4).unwrap();
+        assert_eq!(v4.restore.applet, Some("iptables-restore"));
+        assert!(v4.save.path.ends_with("xtables-legacy-multi"));
+        assert_eq!(programs.of(Family::V6).unwrap().restore.applet, None);
+        assert!(multi.find(Variant::Nft).is_err());
+    }
+
+    #[test]
+    fn without_ipv6_programs_there_is_still_ipv4() {
+        let v4 = Directory::with("v4", &["iptables-nft-restore", "iptables-nft-save"]);
+        assert!(v4.find(Variant::Nft).unwrap().of(Family::V6).is_none());
+    }
+}

@@ -57,6 +57,12 @@ impl Session<'_> {
         FAMILIES.into_iter().map(only_ours).collect()
     }
 
+    /// Are there programs for every family that is wanted? Asked before anything is written.
+    pub(super) fn can_write(&self, wanted: &PerFamily) -> Result<(), IptablesError> {
+        let mut families = wanted.iter().filter(|(_, holdings)| !holdings.is_empty());
+        families.try_for_each(|(family, _)| self.programs_of(*family).map(drop))
+    }
+
     /// Makes `wanted` of `found`.
     pub(super) fn write(
         &self,

@@ -40,7 +40,7 @@ fn refused(outcome: &Outcome, code: u64, id: &str, words: &[&str]) {
     assert!(words.iter().all(|word| told.contains(word)), "{words:?} in {told}");
     let line = outcome.stderr.lines().last().unwrap_or_default();
     let line: Value = serde_json::from_str(line).unwrap_or_else(|fault| panic!("{fault}: {outcome:?}"));
-    assert_eq!((line["level"].as_str(), line["id"].as_str()), (Some("ERROR"), Some(id)), "{line}");
+    assert_eq!((line["level"].as_str(), line["id"].as_str()), (Some("error"), Some(id)), "{line}");
 }
 
 #[test]
@@ -167,7 +167,7 @@ fn pods_that_are_not_ours_pass_with_their_result_untouched() {
         );
         let line: Value = serde_json::from_str(outcome.stderr.lines().last().unwrap()).unwrap();
         assert_eq!(
-            (line["pod"].as_str(), line["message"].as_str()),
+            (line["pod"].as_str(), line["msg"].as_str()),
             (Some("shop/cart-0"), Some("gybe-cni cmdAdd"))
         );
         assert!(line["reason"].as_str().unwrap().contains(reason), "{line}");
@@ -210,6 +210,13 @@ fn f35_a_log_nobody_reads_does_not_hold_a_call() {
     let (tell, told) = mpsc::channel();
     std::thread::spawn(move || tell.send(exit_logging_to(writer, [("CNI_COMMAND", "FOO")])));
     assert_eq!(told.recv_timeout(Duration::from_secs(20)), Ok(Some(1)));
+}
+
+#[test]
+fn a_log_whose_reader_is_gone_changes_no_answer() {
+    let (reader, writer) = io::pipe().unwrap();
+    drop(reader);
+    assert_eq!(exit_logging_to(writer, [("CNI_COMMAND", "FOO")]), Some(1));
 }
 
 #[test]

@@ -1,0 +1,85 @@
+//! The iptables backend against real kernels' tables: both variants, in namespaces made for it.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a test that cannot be set up must stop"
+)]
+#![allow(clippy::disallowed_methods, reason = "what the backend wrote is judged by the programs themselves")]
+
+mod failures;
+mod neighbours;
+mod repair;
+mod user_namespace;
+mod writing;
+
+use gybe_installer::demo::namespace::Namespace;
+use gybe_integration::vectors;
+use gybe_netfilter::backend::{Backend, BackendError};
+use gybe_netfilter::compile::compile;
+use gybe_netfilter::iptables::{Iptables, IptablesError, Variant};
+use gybe_netfilter::ruleset::Ruleset;
+use std::process::Command;
+use std::time::Duration;
+
+const VARIANTS: [Variant; 2] = [Variant::Legacy, Variant::Nft];
+
+/// The backend with time for a busy machine: how long it may take is asked only where that is the question.
+fn patient(variant: Variant) -> Iptables {
+    Iptables::find(variant).unwrap().with_deadline(Duration::from_secs(120))
+}
+
+fn in_new_namespace<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    Namespace::new().unwrap().run(work).unwrap()
+}
+
+/// Runs a shell command in the namespace of this thread and gives what it printed.
+fn sh(command: &str) -> String {
+    let mut sh = Command::new("sh");
+    // The lock that all of them would share is not everybody's to open.
+    let output = sh.args(["-c", command]).env("XTABLES_LOCKFILE", "/proc/self/ns/net").output().unwrap();
+    assert!(output.status.success(), "{command}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// What the variant's own programs show, less dates and counters.
+fn save(variant: Variant) -> String {
+    tables(variant, "(iptables-save; ip6tables-save) | sed -e 's/^#.*//' -e 's/ \\[[0-9:]*\\]$//'")
+}
+
+/// A shell command with the variant's programs for `iptables`, `ip6tables-save` and so on.
+fn tables(variant: Variant, command: &str) -> String {
+    let name = variant.name().trim_start_matches("iptables-");
+    sh(&command
+        .replace("tables ", &format!("tables-{name} "))
+        .replace("tables-save", &format!("tables-{name}-save"))
+        .replace("tables-restore", &format!("tables-{name}-restore")))
+}
+
+fn every_ruleset() -> Vec<(String, Ruleset)> {
+    vectors::all().unwrap().into_iter().map(|vector| (vector.name, compile(&vector.policy))).collect()
+}
+
+fn ruleset(name: &str) -> Ruleset {
+    every_ruleset().into_iter().find(|(other, _)| other == name).unwrap().1
+}
+
+/// Fails unless exactly these rules are there.
+fn assert_there(backend: &Iptables, rules: &Ruleset) {
+    let found = backend.inspect().unwrap();
+    let differences: Vec<String> =
+        backend.wanted(rules).differences(&found).iter().map(ToString::to_string).collect();
+    assert!(differences.is_empty(), "{}: {differences:#?}\n{}", backend.name(), save(backend.variant()));
+}
+
+fn refusal(backend: &Iptables, rules: &Ruleset) -> IptablesError {
+    match backend.apply(rules) {
+        Err(BackendError::Iptables(error)) => error,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn names_nothing_of_ours(text: &str) -> bool {
+    !text.contains("ISTIO_") && !text.contains("GYBE")
+}

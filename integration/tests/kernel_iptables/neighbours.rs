@@ -1,0 +1,70 @@
+//! Others who redirect the same namespace are told apart and left alone.
+
+use super::*;
+use gybe_netfilter::nft::Nft;
+
+#[test]
+fn chains_of_istio_are_refused_and_left_alone() {
+    for variant in VARIANTS {
+        let backend = patient(variant);
+        for program in ["iptables", "ip6tables"] {
+            in_new_namespace(|| {
+                tables(variant, &format!("{program} -t nat -N ISTIO_OUTPUT"));
+                tables(variant, &format!("{program} -t nat -A OUTPUT -j ISTIO_OUTPUT"));
+                tables(
+                    variant,
+                    &format!("{program} -t nat -A ISTIO_OUTPUT -p tcp -j REDIRECT --to-ports 15001"),
+                );
+                let before = save(variant);
+                let error = backend.apply(&ruleset("inject-default-dual")).unwrap_err();
+                assert!(error.to_string().contains("ISTIO_OUTPUT in table nat"), "{error}");
+                assert!(error.hint().unwrap().contains("istio-cni"));
+                backend.remove().unwrap();
+                assert!(backend.inspect().unwrap().is_empty());
+                assert_eq!(save(variant), before);
+            });
+        }
+    }
+}
+
+#[test]
+fn nobody_is_redirected_by_two_backends_at_a_time() {
+    let [legacy, nft] = VARIANTS.map(patient);
+    let rules = ruleset("inject-default-dual");
+    for (first, second) in
+        [(&legacy as &dyn Backend, &nft as &dyn Backend), (&nft, &legacy), (&Nft, &legacy), (&Nft, &nft)]
+    {
+        in_new_namespace(|| {
+            first.apply(&rules).unwrap();
+            let (all, error) = (sh("nft list ruleset"), second.apply(&rules).unwrap_err());
+            assert!(error.to_string().contains(&format!("the backend {} ", first.name())), "{error}");
+            assert_eq!(sh("nft list ruleset"), all);
+            second.remove().unwrap();
+            assert!(second.inspect().unwrap().is_empty());
+            assert!(first.wanted(&rules).differences(&first.inspect().unwrap()).is_empty());
+            first.remove().unwrap();
+            second.apply(&rules).unwrap();
+        });
+    }
+}
+
+#[test]
+fn what_istio_wrote_by_other_means_is_refused_and_left_alone() {
+    let istio = "*nat\n:ISTIO_OUTPUT - [0:0]\n-A OUTPUT -j ISTIO_OUTPUT\nCOMMIT\n";
+    for (backend, by, whose) in [
+        (Variant::Legacy, format!("iptables-nft-restore <<EOF\n{istio}EOF"), "ISTIO_OUTPUT in table nat"),
+        (Variant::Nft, format!("iptables-legacy-restore <<EOF\n{istio}EOF"), "ISTIO_OUTPUT in table nat"),
+        (Variant::Legacy, "nft add table inet istio-proxy-nat".to_owned(), "istio-proxy-nat"),
+        (Variant::Nft, "nft add table inet istio-proxy-nat".to_owned(), "istio-proxy-nat"),
+    ] {
+        in_new_namespace(|| {
+            sh(&by);
+            sh(
+                "nft list table inet istio-proxy-nat >/dev/null 2>&1 && nft add chain inet istio-proxy-nat output || true",
+            );
+            let error = refusal(&patient(backend), &ruleset("inject-default-dual"));
+            assert!(error.to_string().contains(whose), "{error}");
+            assert!(names_nothing_of_ours(&save(backend)));
+        });
+    }
+}

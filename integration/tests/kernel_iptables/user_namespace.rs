@@ -1,0 +1,82 @@
+//! Pods with `hostUsers: false`.
+
+use super::*;
+use gybe_netfilter::iptables::script;
+use gybe_netfilter::ruleset::Family;
+use nix::sched::{CloneFlags, setns};
+use std::fs::File;
+use std::io::Read;
+use std::process::{Child, Stdio};
+
+/// A network namespace that another user namespace owns, as a pod with `hostUsers: false` has.
+struct UserPod {
+    user_namespace: Child,
+    network_namespace: Child,
+}
+
+/// Starts a program that prints a line when it is where it should be, and ends with its input.
+fn waiting(program: &str, arguments: &[&str]) -> Child {
+    let mut command = Command::new(program);
+    command.args(arguments).args(["sh", "-c", "echo; read _"]);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+    child
+}
+
+impl UserPod {
+    /// In the order of container runtimes: the user namespace gets its ids before the network
+    /// namespace is made, so that this belongs to its root.
+    fn new() -> Self {
+        let user_namespace = waiting("unshare", &["--user"]);
+        for map in ["gid_map", "uid_map"] {
+            let ids = "0 2000 1\n1337 1337 1\n";
+            std::fs::write(format!("/proc/{}/{map}", user_namespace.id()), ids).unwrap();
+        }
+        let target = user_namespace.id().to_string();
+        let network_namespace = waiting("nsenter", &["--user", "--target", &target, "unshare", "--net"]);
+        Self { user_namespace, network_namespace }
+    }
+
+    fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        let netns = File::open(format!("/proc/{}/ns/net", self.network_namespace.id())).unwrap();
+        std::thread::scope(|scope| {
+            let inside = scope.spawn(move || {
+                setns(netns, CloneFlags::CLONE_NEWNET).unwrap();
+                work()
+            });
+            inside.join().unwrap()
+        })
+    }
+}
+
+impl Drop for UserPod {
+    fn drop(&mut self) {
+        for child in [&mut self.network_namespace, &mut self.user_namespace] {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_namespace_of_another_user_namespace_is_redirected_from_inside_it() {
+    for variant in VARIANTS {
+        let pod = UserPod::new();
+        let backend = patient(variant);
+        pod.run(|| {
+            let rules = ruleset("inject-default-dual");
+            let name = variant.name().trim_start_matches("iptables-");
+            // The control: the very same text is refused from outside.
+            let text = script(&rules, Family::V4);
+            let outside = sh(&format!(
+                "iptables-{name}-restore --noflush <<'EOF' 2>/dev/null || echo refused\n{text}EOF"
+            ));
+            assert_eq!(outside.trim(), "refused");
+            backend.apply(&rules).unwrap();
+            assert_there(&backend, &rules);
+            assert!(save(variant).contains("--uid-owner 1337"));
+            backend.remove().unwrap();
+            assert!(names_nothing_of_ours(&save(variant)));
+        });
+    }
+}

@@ -1,0 +1,101 @@
+//! What is written reads back, and nothing else is touched.
+
+use super::*;
+use gybe_netfilter::policy::Families;
+
+#[test]
+fn every_policys_rules_read_back_as_wanted_and_leave_no_trace_when_removed() {
+    for variant in VARIANTS {
+        let backend = patient(variant);
+        in_new_namespace(|| {
+            for (name, rules) in every_ruleset() {
+                backend.apply(&rules).unwrap_or_else(|error| panic!("{name}: {error:?}"));
+                assert_there(&backend, &rules);
+                assert!(!backend.inspect().unwrap().is_empty(), "{name}");
+                if rules.families == Families::V4Only {
+                    assert!(names_nothing_of_ours(&tables(variant, "ip6tables-save")));
+                }
+                backend.remove().unwrap();
+                assert!(backend.inspect().unwrap().is_empty(), "{name}");
+                assert!(names_nothing_of_ours(&save(variant)), "{name}: {}", save(variant));
+            }
+        });
+    }
+}
+
+#[test]
+fn one_policy_over_another_leaves_nothing_of_the_first() {
+    for variant in VARIANTS {
+        let backend = patient(variant);
+        in_new_namespace(|| {
+            for (name, rules) in every_ruleset() {
+                backend.apply(&rules).unwrap_or_else(|error| panic!("{name}: {error:?}"));
+                assert_there(&backend, &rules);
+            }
+        });
+    }
+}
+
+#[test]
+fn f18_the_second_apply_of_the_same_rules_writes_nothing() {
+    for variant in VARIANTS {
+        let backend = patient(variant);
+        in_new_namespace(|| {
+            let rules = ruleset("dns-all-tproxy-dual");
+            backend.apply(&rules).unwrap();
+            // Counters live in the rules: whoever writes a chain again sets them to zero.
+            tables(
+                variant,
+                "iptables -t nat -A ISTIO_OUTPUT -c 7 700 -m comment --comment witness -j RETURN",
+            );
+            let counted = || tables(variant, "iptables -t nat -S ISTIO_OUTPUT -v").contains("-c 7 700");
+            assert!(counted());
+            backend.apply(&rules).unwrap();
+            assert!(!counted(), "a rule that is not ours stayed in our chain");
+            tables(variant, "iptables -t nat -Z");
+            tables(
+                variant,
+                "iptables -t nat -R ISTIO_OUTPUT 1 -c 7 700 $(iptables -t nat -S ISTIO_OUTPUT 1 | cut -d' ' -f3-)",
+            );
+            assert!(counted());
+            backend.apply(&rules).unwrap();
+            assert!(counted(), "equal rules were written again");
+        });
+    }
+}
+
+#[test]
+fn rules_of_others_stay_as_they_are_to_the_byte() {
+    let theirs = [
+        "iptables -t nat -N DOCKER",
+        "iptables -t nat -A OUTPUT ! -d 127.0.0.0/8 -m addrtype --dst-type LOCAL -j DOCKER",
+        "iptables -t nat -A OUTPUT -m comment --comment 'it is \"theirs\" -j ISTIO_OUTPUT' -j DOCKER",
+        "iptables -t mangle -A PREROUTING -p icmp -j ACCEPT",
+        "iptables -A INPUT -p tcp --dport 22 -j ACCEPT",
+        "ip6tables -t nat -A OUTPUT -p tcp --dport 99 -j REDIRECT --to-ports 98",
+    ];
+    for variant in VARIANTS {
+        let backend = patient(variant);
+        in_new_namespace(|| {
+            let first = ruleset("dns-all-tproxy-dual");
+            for command in theirs {
+                tables(variant, command);
+            }
+            // All tables exist before the comparison begins: a table that is there and empty is no rule.
+            backend.apply(&first).unwrap();
+            backend.remove().unwrap();
+            let before = save(variant);
+            backend.apply(&first).unwrap();
+            tables(variant, "iptables -t nat -A OUTPUT -p udp --dport 77 -j ACCEPT");
+            backend.apply(&ruleset("outbound-exclude-cidr")).unwrap();
+            let order = tables(variant, "iptables -t nat -S OUTPUT");
+            assert!(
+                order.find("ISTIO_OUTPUT -").is_none() && order.find("-j ISTIO_OUTPUT\n") < order.find("77"),
+                "{order}"
+            );
+            tables(variant, "iptables -t nat -D OUTPUT -p udp --dport 77 -j ACCEPT");
+            backend.remove().unwrap();
+            assert_eq!(save(variant), before);
+        });
+    }
+}
