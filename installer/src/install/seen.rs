@@ -39,6 +39,18 @@ pub struct Interest {
     pub files: BTreeSet<FileName>,
     /// Programs to be known by their hash.
     pub programs: BTreeSet<FileName>,
+    /// Whether living sandboxes matter: it takes a file for each.
+    pub sandboxes: Sandboxes,
+}
+
+/// Whether living sandboxes matter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Sandboxes {
+    /// Nobody asks.
+    #[default]
+    Unasked,
+    /// Something may have to stay for them.
+    Asked,
 }
 
 /// All that `plan` knows of a node.
@@ -151,7 +163,10 @@ pub fn look(places: &Places, interest: &Interest, hashes: &mut Hashes) -> Snapsh
     Snapshot {
         conf: files::conf_directory(&places.conf, &interest.files),
         programs: programs::look(&places.programs, &interest.programs, hashes),
-        cached: cached::look(&places.results),
+        cached: match interest.sandboxes {
+            Sandboxes::Unasked => Cached::Unknown,
+            Sandboxes::Asked => cached::look(&places.results),
+        },
         us: nix::unistd::geteuid().as_raw(),
     }
 }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::entry::Entry;
-use super::seen::{FileName, Hash, Interest};
+use super::seen::{FileName, Hash, Interest, Sandboxes};
 
 /// The state a node is to be in.
 #[derive(Debug, Clone, PartialEq)]
@@ -64,7 +64,9 @@ pub struct Leave {
     pub pinned: Option<FileName>,
     /// Every program we may have placed.
     pub programs: Vec<FileName>,
-    /// What stays under a plugin's name for as long as a living sandbox may ask for it.
+    /// What stays under a plugin's name for as long as a living sandbox may ask for it. An ADD that
+    /// began under the old conf is in no cache yet: so it goes in a later pass than the conf, and
+    /// whoever wants to be sure lets some minutes pass between the two.
     pub tombstones: Vec<Program>,
     /// Whether an istio-cni entry we replaced comes back.
     pub put_back: PutBack,
@@ -116,19 +118,18 @@ impl Wanted {
     /// What a look must include to judge this.
     #[must_use]
     pub fn interest(&self) -> Interest {
-        let (pinned, programs): (_, Vec<&FileName>) = match self {
+        let (pinned, programs, sandboxes): (_, Vec<&FileName>, _) = match self {
             Self::Installed(install) => {
-                (install.shape.file(), install.programs.iter().map(|program| &program.name).collect())
+                let programs = install.programs.iter().map(|program| &program.name).collect();
+                (install.shape.file(), programs, Sandboxes::Unasked)
             }
             Self::Left(leave) => {
                 let kept = leave.tombstones.iter().map(|program| &program.name);
-                (leave.pinned.as_ref(), leave.programs.iter().chain(kept).collect())
+                (leave.pinned.as_ref(), leave.programs.iter().chain(kept).collect(), Sandboxes::Asked)
             }
         };
-        Interest {
-            files: pinned.cloned().into_iter().collect(),
-            programs: programs.into_iter().cloned().collect(),
-        }
+        let files = pinned.cloned().into_iter().collect();
+        Interest { files, programs: programs.into_iter().cloned().collect(), sandboxes }
     }
 }
 
