@@ -77,7 +77,7 @@ fn wanted(ground: &Ground, which: u8) -> Wanted {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 96, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn no_step_ever_changes_what_the_runtime_loads_but_for_us(
