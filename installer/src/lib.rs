@@ -5,6 +5,7 @@ pub mod demo;
 mod facts_socket;
 pub mod families;
 pub mod init_args;
+pub mod install;
 pub mod manifest;
 pub mod node;
 pub mod own_namespace;
