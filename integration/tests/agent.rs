@@ -11,7 +11,9 @@ use gybe_integration::programs::{Run, ours, path_of_ours, run};
 use serde_json::{Value, json};
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
-use std::path::PathBuf;
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, Command, Stdio};
 
 /// A running agent that knows the example's pod, gone when the test ends.
@@ -21,17 +23,30 @@ struct Agent {
     stderr: BufReader<ChildStderr>,
 }
 
+/// Any user but root.
+const STRANGER: u32 = 1000;
+
 impl Agent {
     fn start(test: &str) -> Self {
+        Self::run_by(0, test)
+    }
+
+    fn run_by(user: u32, test: &str) -> Self {
         let place = std::env::temp_dir().join(format!("gybe-agent-{test}-{}", std::process::id()));
         fs::create_dir_all(place.join("shop")).unwrap();
         fs::write(place.join("shop/cart-0.json"), include_str!("../../examples/pod.json")).unwrap();
-        let mut child = gybe_node(&place);
+        chown(&place, Some(user), Some(user)).unwrap();
+        let mut child = gybe_node(&place, user);
         let mut stderr = BufReader::new(child.stderr.take().unwrap());
         let mut first = String::new();
         stderr.read_line(&mut first).unwrap();
         assert!(first.contains("gybe node: serving"), "{first}");
         Self { place, child, stderr }
+    }
+
+    /// One of our programs where strangers can run it: where it was built they may not look.
+    fn program(&self, name: &str) -> PathBuf {
+        program(&self.place, name)
     }
 
     /// Ends it as a crash would, and gives what it had told.
@@ -43,10 +58,19 @@ impl Agent {
     }
 }
 
+fn program(place: &Path, name: &str) -> PathBuf {
+    let copy = place.join(name);
+    if !copy.exists() {
+        fs::copy(path_of_ours(name).unwrap(), &copy).unwrap();
+    }
+    copy
+}
+
 #[expect(clippy::disallowed_methods, reason = "an agent runs beside the test, not to its end")]
-fn gybe_node(place: &std::path::Path) -> Child {
+fn gybe_node(place: &Path, user: u32) -> Child {
     let socket = place.join("run/facts.sock");
-    let mut command = Command::new(path_of_ours("gybe").unwrap());
+    let mut command = Command::new(program(place, "gybe"));
+    command.uid(user).gid(user);
     command.arg("node").arg("--pods-from").arg(place).arg("--socket").arg(socket);
     command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
 }
@@ -61,6 +85,10 @@ impl Drop for Agent {
 
 /// The example ADD, for this namespace and asking this agent; `annotations` as the runtime hands over.
 fn add(agent: &Agent, pod: &Namespace, annotations: Option<Value>) -> Run {
+    add_as(&["env", "-i"], agent, pod, annotations)
+}
+
+fn add_as(by: &[&str], agent: &Agent, pod: &Namespace, annotations: Option<Value>) -> Run {
     let mut add: Value = serde_json::from_str(include_str!("../../examples/add.json")).unwrap();
     add["env"]["CNI_NETNS"] = json!(pod.path());
     let entry = &mut add["stdin"];
@@ -70,10 +98,10 @@ fn add(agent: &Agent, pod: &Namespace, annotations: Option<Value>) -> Run {
     }
     let set = add["env"].as_object().unwrap().iter();
     let set: Vec<_> = set.map(|(name, value)| format!("{name}={}", value.as_str().unwrap())).collect();
-    let plugin = path_of_ours("gybe-cni").unwrap();
-    let words: Vec<_> =
-        ["-i"].into_iter().chain(set.iter().map(String::as_str)).chain(plugin.to_str()).collect();
-    run("env", &words, &add["stdin"].to_string()).unwrap()
+    let plugin = agent.program("gybe-cni");
+    let by = by.iter().copied();
+    let words: Vec<_> = by.chain(set.iter().map(String::as_str)).chain(plugin.to_str()).collect();
+    run(words[0], &words[1..], &add["stdin"].to_string()).unwrap()
 }
 
 fn pod() -> Namespace {
@@ -111,4 +139,29 @@ fn f14_without_its_agent_a_meshed_pod_is_refused_untouched_and_an_unmeshed_one_p
         let ran = add(&agent, &pod, Some(unmeshed));
         assert_eq!(ran.code, Some(0), "{ran:?}");
     }
+}
+
+#[test]
+fn a_stranger_at_the_socket_is_not_believed() {
+    let (agent, pod) = (Agent::run_by(STRANGER, "stranger"), pod());
+    let refused = add(&agent, &pod, None);
+    assert!(
+        refused.out.contains("GYBE-ADD-027") && refused.out.contains("is run by user 1000"),
+        "{refused:?}"
+    );
+    assert!(inspected(&pod).starts_with("nothing of ours"), "{}", inspected(&pod));
+}
+
+#[test]
+fn a_stranger_that_calls_is_told_nothing_whatever_the_sockets_mode() {
+    let (mut agent, pod) = (Agent::start("caller"), pod());
+    let as_stranger = ["setpriv", "--reuid=1000", "--regid=1000", "--clear-groups", "env", "-i"];
+    let refused = add_as(&as_stranger, &agent, &pod, None);
+    assert!(refused.out.contains("GYBE-ADD-027") && refused.out.contains("Permission denied"), "{refused:?}");
+    let socket = agent.place.join("run/facts.sock");
+    fs::set_permissions(socket, fs::Permissions::from_mode(0o666)).unwrap();
+    let refused = add_as(&as_stranger, &agent, &pod, None);
+    assert!(refused.code == Some(1) && refused.out.contains("GYBE-ADD-027"), "{refused:?}");
+    let told = agent.crash();
+    assert!(told.contains("a caller was refused") && told.contains("1000"), "{told}");
 }
