@@ -25,6 +25,7 @@ mod netlink;
 pub mod netns;
 pub mod nft;
 pub mod policy;
+pub mod presence;
 pub mod redirection;
 pub mod routes;
 pub mod ruleset;

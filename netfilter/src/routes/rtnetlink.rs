@@ -50,6 +50,11 @@ impl List {
         }
     }
 
+    /// What people call what is in it.
+    pub(super) fn name(self) -> &'static str {
+        self.request().0
+    }
+
     /// Its name, the message that asks for it, that request's fixed header and its family.
     fn request(self) -> (&'static str, u16, usize, u8) {
         match self {
