@@ -9,6 +9,7 @@
 mod address;
 mod entry;
 mod error;
+mod loopback;
 mod rtnetlink;
 mod uapi;
 

@@ -43,13 +43,21 @@ pub(crate) fn legacy() -> Result<Vec<(Family, Found)>, IptablesError> {
     })
 }
 
+/// Has the kernel iptables-legacy's tables at hand, so that asking for one loads nothing?
+pub(crate) fn legacy_is_loaded() -> bool {
+    std::path::Path::new(LEGACY_V4).exists()
+}
+
+const LEGACY_V4: &str = "/proc/thread-self/net/ip_tables_names";
+const LEGACY_V6: &str = "/proc/thread-self/net/ip6_tables_names";
+
 /// The tables of iptables-legacy that this namespace has, of those that we write.
 ///
 /// `thread-self`, because `/proc/net` is that of the thread group's leader.
 pub(super) fn legacy_tables(family: Family) -> io::Result<Vec<Stage>> {
     let list = match family {
-        Family::V4 => "/proc/thread-self/net/ip_tables_names",
-        Family::V6 => "/proc/thread-self/net/ip6_tables_names",
+        Family::V4 => LEGACY_V4,
+        Family::V6 => LEGACY_V6,
     };
     match std::fs::read_to_string(list) {
         Ok(names) => {

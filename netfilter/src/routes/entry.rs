@@ -14,7 +14,7 @@ use std::fmt;
 pub(super) const ORIGIN: u8 = 71;
 
 /// `lo` is the first interface of every network namespace (`LOOPBACK_IFINDEX`).
-const LOOPBACK: u32 = 1;
+pub(super) const LOOPBACK: u32 = 1;
 
 /// Where our routing rule stands: right before that of the main table (32766), where the kernel puts a
 /// rule that names no place. It is named because the kernel takes a rule for a second one when its

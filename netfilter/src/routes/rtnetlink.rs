@@ -144,7 +144,7 @@ impl Rtnetlink {
     }
 
     /// Sends messages as one datagram; rtnetlink carries out each by itself, in order.
-    fn transact<B: FnOnce(&mut Writer)>(
+    pub(super) fn transact<B: FnOnce(&mut Writer)>(
         &mut self,
         messages: Vec<(u16, u16, Vec<u8>, B)>,
     ) -> Result<Vec<Refusal>, RoutesError> {
