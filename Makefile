@@ -4,10 +4,10 @@ HOST   := $(shell rustc -vV | sed -n 's/^host: //p')
 STATIC := target/$(HOST)/release
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-unit test-kernel test-user test-shared referees lint deny advisories setup clean
+.PHONY: help build demo test test-unit test-kernel test-user test-containerd test-shared referees lint deny advisories setup clean
 
 help: ## this list
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 17
 
 build: ## both programs, static, in dist/   (needs: the Rust toolchain, a C linker)
 	RUSTFLAGS='-C target-feature=+crt-static' cargo build --release --locked --target $(HOST) -p gybe-plugin -p gybe-installer
@@ -32,6 +32,12 @@ test-user: ## the kernel tests once more, as a plain user in a user namespace   
 
 test-shared: ## tests that read the reference material in $$GYBE_SHARED (default ../shared)
 	cargo test --locked -p gybe-installer --test shared_injected
+
+test-containerd: ## real sandboxes by containerd 1.6, 1.7 and 2.x   (needs: root; Debian packages, see integration/containerd/setup.sh)
+	integration/containerd/setup.sh
+	cargo clippy --locked -p gybe-containerd-tests --no-deps --all-targets -- -D warnings
+	cargo build --locked -p gybe-plugin
+	cargo test --locked -p gybe-containerd-tests
 
 referees: ## our nftables encoder against other people's   (needs: as test-kernel, and libclang, libnftnl, libmnl to build: see setup)
 	integration/setup.sh referees

@@ -34,19 +34,24 @@ pub enum RunError {
     },
 }
 
-/// Runs one of our own programs from the directory the tests were built in.
+/// Where one of our own programs is: in the directory the tests were built in.
 ///
 /// # Errors
-/// When it is not built, or cannot be run.
-pub fn ours(name: &str, arguments: &[&str], stdin: &str) -> Result<Run, RunError> {
+/// When it is not built.
+pub fn path_of_ours(name: &str) -> Result<PathBuf, RunError> {
     let not_run = |source| RunError::NotRun { program: name.to_owned(), source };
     // A test stands in target/PROFILE/deps, the programs in target/PROFILE.
     let test = std::env::current_exe().map_err(not_run)?;
     let path = test.ancestors().nth(2).map(|profile| profile.join(name)).unwrap_or_default();
-    if !path.exists() {
-        return Err(RunError::NotBuilt { path });
-    }
-    run(&path.to_string_lossy(), arguments, stdin)
+    if path.exists() { Ok(path) } else { Err(RunError::NotBuilt { path }) }
+}
+
+/// Runs one of our own programs.
+///
+/// # Errors
+/// When it is not built, or cannot be run.
+pub fn ours(name: &str, arguments: &[&str], stdin: &str) -> Result<Run, RunError> {
+    run(&path_of_ours(name)?.to_string_lossy(), arguments, stdin)
 }
 
 /// Runs any program, in the network namespace of the calling thread, with `stdin` to read.

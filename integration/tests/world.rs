@@ -1,25 +1,143 @@
-//! The recorded network itself: with no rules, every connection ends where it was recorded to end.
+//! The ground the other tests stand on: namespaces that are new and go away, sockets that belong to
+//! whom they should, and a recorded network that without rules is as it was recorded.
 
+use gybe_installer::demo::caller::{Call, Disguise};
+use gybe_installer::demo::link::{End, join};
+use gybe_installer::demo::namespace::Namespace;
 use gybe_integration::complaint::Complaint;
 use gybe_integration::run::{Rules, Until, differences};
 use gybe_integration::topology::Topology;
-use gybe_integration::vectors;
-use gybe_netfilter::policy::Mode;
+use gybe_integration::vectors::{self, Place};
+use gybe_netfilter::backend::Backend;
+use gybe_netfilter::netns::{Netns, addresses};
+use gybe_netfilter::nft::Nft;
+use gybe_netfilter::policy::{Families, InterfaceName, Mode, Port};
+use gybe_netfilter::ruleset::{Chain, ChainName, Match, Protocol, Rule, RuleId, Ruleset, Verdict};
+use gybe_netfilter::trace::{Owner, Transport};
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::thread;
+use std::time::{Duration, Instant};
+
+const PATIENCE: Duration = Duration::from_secs(5);
 
 #[test]
 fn without_rules_every_flow_goes_where_it_was_recorded_to_go() -> Result<(), Complaint> {
     let recorded = vectors::without_rules()?;
-    for vector in vectors::all()? {
+    for vector in vectors::recorded()? {
         for flow in &vector.flows {
             assert_eq!(recorded.get(&flow.id), Some(&flow.without_rules), "{} {}", vector.name, flow.id);
         }
     }
-    let flows = vectors::all()?.remove(0).flows;
+    let all: Vec<_> = vectors::all()?.into_iter().flat_map(|vector| vector.flows).collect();
+    let mut flows: Vec<vectors::Flow> = Vec::new();
+    for flow in all {
+        if !flows.iter().any(|other| other.id == flow.id) {
+            flows.push(flow);
+        }
+    }
     // Nobody's rules are there, so all policies share this one control; only the proxy's user differs.
     for mode in [Mode::Redirect, Mode::Tproxy { mark: 1337, route_table: 133 }] {
         let world = Topology::raise(mode, &flows)?;
         let found = differences(&world, &flows, Rules::NotThere, Until::TheEnd)?;
         assert!(found.is_empty(), "{mode:?}: {} flows: {found:#?}", found.len());
     }
+    Ok(())
+}
+
+#[test]
+fn a_namespace_is_a_new_one_that_others_can_open_by_its_path() -> Result<(), Complaint> {
+    let own = Netns::of_this_thread()?;
+    let (one, other) = (Namespace::new()?, Namespace::new()?);
+    let opened = Netns::open(&one.path())?;
+    assert!(!opened.is_same_as(&own));
+    assert!(!opened.is_same_as(&Netns::open(&other.path())?));
+    assert!(one.run(Netns::of_this_thread)??.is_same_as(&opened));
+    assert!(Netns::of_this_thread()?.is_same_as(&own), "the test's own thread went nowhere");
+    let found = one.run(addresses)??;
+    assert!(found.iter().all(|address| address.interface == "lo"), "{found:?}");
+    assert!(!found.is_empty(), "lo is up and has its addresses");
+    Ok(())
+}
+
+#[test]
+fn what_is_in_a_namespace_goes_with_it() -> Result<(), Complaint> {
+    let (stays, goes) = (Namespace::new()?, Namespace::new()?);
+    let name = InterfaceName::parse("eth0")?;
+    let end = |namespace, address: &str| -> Result<End<'_>, Complaint> {
+        Ok(End { namespace, name: name.clone(), addresses: vec![address.parse()?] })
+    };
+    join(&end(&stays, "10.9.0.1/24")?, &end(&goes, "10.9.0.2/24")?)?;
+    let has_link = || -> Result<bool, Complaint> {
+        Ok(stays.run(addresses)??.iter().any(|address| address.interface == "eth0"))
+    };
+    assert!(has_link()?);
+    drop(goes);
+    // The kernel takes it down a moment later, and the other end of its link with it.
+    let deadline = Instant::now() + PATIENCE;
+    while has_link()? {
+        assert!(Instant::now() < deadline, "the link outlived its namespace");
+        thread::yield_now();
+    }
+    Ok(())
+}
+
+/// `meta skuid` and `meta skgid` look at the socket, and the socket at the thread that made it: two
+/// threads of one process are two users to them at the same time.
+#[test]
+fn a_socket_belongs_to_the_user_and_group_its_thread_acts_as() -> Result<(), Complaint> {
+    let world = Topology::raise(Mode::Redirect, &[])?;
+    let listener = |number| Port::new(number).ok_or_else(|| Complaint::that("port 0"));
+    let turn = |id, owner, port| Rule {
+        id: RuleId(id),
+        matches: vec![Match::Protocol(Protocol::Tcp), owner],
+        verdict: Verdict::Redirect(port),
+    };
+    let rules = vec![
+        turn("user", Match::OwnerUid(BTreeSet::from([1000])), listener(15001)?),
+        turn("group", Match::OwnerGid(BTreeSet::from([4401])), listener(15006)?),
+    ];
+    let chains = vec![Chain { name: ChainName::NatOutput, rules }];
+    let rules = Ruleset { families: Families::V4AndV6, chains };
+    world.at(Place::Pod).run(|| Nft.apply(&rules))??;
+    let to: SocketAddr = "10.244.0.10:8080".parse()?;
+    let answers = |uid, gid, by: &'static str| {
+        let call =
+            Call { owner: Owner { uid, gid }, transport: Transport::Tcp, to, disguise: Disguise::default() };
+        let world = &world;
+        move || -> Result<(), Complaint> {
+            for _ in 0..20 {
+                let fate = call.make(world.at(Place::Pod), PATIENCE)?;
+                assert_eq!(fate.to_string().split(' ').next(), Some(by), "uid {uid} gid {gid}");
+            }
+            Ok(())
+        }
+    };
+    thread::scope(|scope| {
+        let threads = [
+            scope.spawn(answers(1000, 1000, "envoy:15001")),
+            scope.spawn(answers(2000, 4401, "envoy:15006")),
+            scope.spawn(answers(2000, 1000, "app:8080")),
+            scope.spawn(answers(0, 0, "app:8080")),
+        ];
+        threads.into_iter().try_for_each(|thread| match thread.join() {
+            Ok(outcome) => outcome,
+            Err(panic) => std::panic::resume_unwind(panic),
+        })
+    })
+}
+
+#[test]
+fn nobody_listening_is_told_from_nobody_answering() -> Result<(), Complaint> {
+    let world = Topology::raise(Mode::Redirect, &[])?;
+    let call = |to: &str| -> Result<String, Complaint> {
+        let owner = Owner { uid: 1000, gid: 1000 };
+        let call = Call { owner, transport: Transport::Tcp, to: to.parse()?, disguise: Disguise::default() };
+        Ok(call.make(world.at(Place::Pod), Duration::from_millis(200))?.to_string())
+    };
+    assert_eq!(call("127.0.0.1:1")?, "refused");
+    // On the pod's own network, and nobody is there: the neighbour is never found.
+    assert_eq!(call("192.168.77.77:80")?, "timeout");
+    assert_eq!(call("[ff02::1]:80")?, "ERR [Errno 101] Network is unreachable");
     Ok(())
 }

@@ -113,6 +113,7 @@ impl RedirectPolicy {
 }
 
 const TCP: Match = Match::Protocol(Protocol::Tcp);
+const UDP: Match = Match::Protocol(Protocol::Udp);
 
 fn only(port: u16) -> PortSet {
     PortSet::from_iter([port])

@@ -157,8 +157,6 @@ pub enum Protocol {
     Tcp,
     /// UDP alone.
     Udp,
-    /// Either.
-    TcpOrUdp,
 }
 
 /// Networks of one family, canonical. Never empty.

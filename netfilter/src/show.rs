@@ -69,7 +69,6 @@ fn clause(m: &Match, before: Option<&Match>, set: Option<&NamedList<'_>>) -> Str
         Match::Protocol(Protocol::Tcp) => "meta l4proto tcp".into(),
         Match::Protocol(Protocol::Udp) => "meta l4proto udp".into(),
         // No list with a name: see `ruleset/lists.rs`.
-        Match::Protocol(Protocol::TcpOrUdp) => "meta l4proto { tcp, udp }".into(),
         Match::InInterface(names) => compare("iifname", Is::In, set, interfaces(names)),
         Match::OutInterface(names) => compare("oifname", Is::In, set, interfaces(names)),
         Match::Source(is, nets) => compare(&format!("{} saddr", ip(nets)), *is, set, networks(nets)),

@@ -5,7 +5,7 @@ use gybe_netfilter::netns::{Netns, NetnsError};
 use nix::errno::Errno;
 use nix::sched::{CloneFlags, setns, unshare};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::{io, panic, thread};
 
 /// A throw-away network namespace with its loopback interface up.
@@ -72,6 +72,14 @@ impl Namespace {
         let up = made.run(super::link::loopback_up)?;
         up.map_err(|error| NamespaceError::NoLoopback(Box::new(error)))?;
         Ok(made)
+    }
+
+    /// One that somebody else made, by the path of its file.
+    ///
+    /// # Errors
+    /// When there is no such file, or it is no network namespace.
+    pub fn open(path: &Path) -> Result<Self, NamespaceError> {
+        Ok(Self { netns: Netns::open(path)? })
     }
 
     /// The calling thread is in it afterwards, and had better end.

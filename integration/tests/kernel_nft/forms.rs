@@ -74,8 +74,6 @@ fn nft_prints_values_as_people_write_them() {
             "tcp dport != 15008 counter",
             "udp sport 8000-8999 counter",
             "udp sport != 0-1023 counter",
-            "meta l4proto { 6, 17 } th dport 53 counter",
-            "meta l4proto { 6, 17 } th dport @either-ports counter",
             "ip daddr 10.0.0.0/9 counter",
             "ip daddr != 10.1.2.0/24 counter",
             "ip6 daddr != fc00::/7 counter",

@@ -73,16 +73,12 @@ pub(crate) fn every_match() -> Ruleset {
     use ChainName::{MangleOutput, ManglePrerouting, NatOutput, RawPrerouting};
     let tcp = || Match::Protocol(Protocol::Tcp);
     let udp = || Match::Protocol(Protocol::Udp);
-    let both = || Match::Protocol(Protocol::TcpOrUdp);
     let some = || ports([22, 80, 443, 8000, 8001, 65535]);
     let rules = |list: Vec<(&'static str, Vec<Match>)>| {
         list.into_iter().map(|(id, matches)| rule(id, matches, Verdict::Return)).collect()
     };
     ruleset(vec![
-        (
-            RawPrerouting,
-            rules(vec![("no-match", vec![]), ("udp", vec![udp()]), ("tcp-or-udp-alone", vec![both()])]),
-        ),
+        (RawPrerouting, rules(vec![("no-match", vec![]), ("udp", vec![udp()])])),
         (
             ManglePrerouting,
             rules(vec![
@@ -130,8 +126,6 @@ pub(crate) fn every_match() -> Ruleset {
                 ("range-not", vec![udp(), Match::SourcePort(Is::NotIn, ports(0..1024))]),
                 ("ports", vec![tcp(), Match::DestinationPort(Is::In, some())]),
                 ("ports-not", vec![tcp(), Match::DestinationPort(Is::NotIn, some())]),
-                ("either-port", vec![both(), Match::DestinationPort(Is::In, ports([53]))]),
-                ("either-ports", vec![both(), Match::DestinationPort(Is::In, some())]),
                 ("uid", vec![Match::OwnerUid([1337].into())]),
                 ("uids", vec![Match::OwnerUid([0, 3, 1337, u32::MAX - 1].into())]),
                 ("gid", vec![Match::OwnerGid([1337].into())]),

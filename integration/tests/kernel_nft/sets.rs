@@ -29,9 +29,7 @@ fn v6(count: u128) -> Ruleset {
 fn a03_sets_of_a_thousand_elements_load_and_read_back() {
     let ports = Match::DestinationPort(Is::In, (0..1000).map(|n| n * 3).collect());
     let uids = Match::OwnerUid((0..1000).collect());
-    for rules in
-        [v4(1000), v6(1000), with(vec![Match::Protocol(Protocol::TcpOrUdp), ports]), with(vec![uids])]
-    {
+    for rules in [v4(1000), v6(1000), with(vec![Match::Protocol(Protocol::Udp), ports]), with(vec![uids])] {
         in_new_namespace(|| {
             Nft.apply(&rules).unwrap();
             assert_eq!(differences(&rules), [""; 0]);

@@ -7,9 +7,9 @@
 //!                      └ rest: here, or in nat-capture when both lead there ─► 15001, DNS ─► 15053
 //! ```
 
-use super::{TCP, any_gid, any_uid, dport, not_to, only, to};
-use crate::policy::{Destinations, Dns, Groups, InterfaceName, PortSet, RedirectPolicy};
-use crate::ruleset::{Chain, ChainName, Is, Match, Protocol, Verdict};
+use super::{TCP, UDP, any_gid, any_uid, dport, not_to, only, to};
+use crate::policy::{CidrSet, Destinations, Dns, Groups, InterfaceName, PortSet, RedirectPolicy};
+use crate::ruleset::{Chain, ChainName, Is, Match, Verdict};
 use std::collections::BTreeSet;
 
 const DNS_PORT: u16 = 53;
@@ -24,13 +24,16 @@ pub(super) fn output(p: &RedirectPolicy) -> Chain {
             )
         })
         // Above the self-call rules: an excluded port is excluded for the proxy's hairpin and for
-        // DNS too (quirk E8).
+        // DNS too (quirk E8). Of UDP nothing but DNS is ever captured.
         .when(!p.outbound.excluded_ports.is_empty(), |chain| {
             chain.rule(
                 "outbound-excluded-port",
-                [Match::Protocol(Protocol::TcpOrUdp), dport(p.outbound.excluded_ports.clone())],
+                [TCP, dport(p.outbound.excluded_ports.clone())],
                 Verdict::Return,
             )
+        })
+        .when(dns_is_captured(p) && p.outbound.excluded_ports.contains(DNS_PORT), |chain| {
+            chain.rule("outbound-excluded-dns", [UDP, dport(only(DNS_PORT))], Verdict::Return)
         })
         .rule("over-loopback", [over_loopback()], Verdict::Goto(ChainName::NatLoopback))
         // The proxy's own connections must never meet the proxy.
@@ -150,17 +153,24 @@ fn captured(chain: Chain, p: &RedirectPolicy) -> Chain {
 }
 
 fn dns_to_agent(chain: Chain, p: &RedirectPolicy) -> Chain {
-    let query = || [Match::Protocol(Protocol::TcpOrUdp), dport(only(DNS_PORT))];
+    let query = |over| [over, dport(only(DNS_PORT))];
     let to_agent = Verdict::Redirect(super::raw::AGENT_DNS_PORT);
+    let for_servers = |chain: Chain, ids, over: Match, servers: &CidrSet| {
+        let servers = p.per_family(ids, servers.v4(), servers.v6()).into_iter();
+        let queries = servers.map(|(id, nets)| (id, [vec![to(nets)], query(over.clone()).to_vec()].concat()));
+        chain.rule_per_family(queries, to_agent)
+    };
     match &p.dns {
         Dns::Off => chain,
-        Dns::All => chain.rule("dns-to-agent", query(), to_agent),
-        Dns::Servers(servers) => chain.rule_per_family(
-            p.per_family(["dns-to-agent-v4", "dns-to-agent-v6"], servers.v4(), servers.v6())
-                .into_iter()
-                .map(|(id, nets)| (id, [to(nets)].into_iter().chain(query()).collect())),
+        Dns::All => chain.rule("dns-to-agent-tcp", query(TCP), to_agent).rule(
+            "dns-to-agent-udp",
+            query(UDP),
             to_agent,
         ),
+        Dns::Servers(servers) => {
+            let chain = for_servers(chain, ["dns-to-agent-tcp-v4", "dns-to-agent-tcp-v6"], TCP, servers);
+            for_servers(chain, ["dns-to-agent-udp-v4", "dns-to-agent-udp-v6"], UDP, servers)
+        }
     }
 }
 

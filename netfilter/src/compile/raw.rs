@@ -5,14 +5,13 @@
 //! zone wins: a packet that already has a conntrack template is skipped (`nft_ct_set_zone_eval`,
 //! net/netfilter/nft_ct.c, v6.18; iptables' CT target likewise).
 
-use super::{any_gid, any_uid, dport, only, to};
+use super::{UDP, any_gid, any_uid, dport, only, to};
 use crate::policy::{Dns, Port, RedirectPolicy};
-use crate::ruleset::{Chain, ChainName, Is, Match, Networks, Protocol, Verdict};
+use crate::ruleset::{Chain, ChainName, Is, Match, Networks, Verdict};
 
 /// Where Istio's agent answers DNS, fixed.
 pub(super) const AGENT_DNS_PORT: Port = Port::new(15053).unwrap();
 
-const UDP: Match = Match::Protocol(Protocol::Udp);
 const UPSTREAM: Verdict = Verdict::Zone(1);
 const AGENT: Verdict = Verdict::Zone(2);
 

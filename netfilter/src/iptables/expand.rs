@@ -78,7 +78,7 @@ impl<'a> Shape<'a> {
         // Both targets write a port, and a port match reads one: iptables wants to know whose.
         let needs_ports = matches!(rule.verdict, Verdict::Redirect(_) | Verdict::Tproxy { .. });
         if shape.protocols.is_none() && (needs_ports || !shape.ports.is_empty()) {
-            shape.protocols = Some(transports(Protocol::TcpOrUdp));
+            shape.protocols = Some(BTreeSet::from([Transport::Tcp, Transport::Udp]));
         }
         Some(shape)
     }
@@ -145,7 +145,6 @@ fn transports(protocol: Protocol) -> BTreeSet<Transport> {
     match protocol {
         Protocol::Tcp => BTreeSet::from([Transport::Tcp]),
         Protocol::Udp => BTreeSet::from([Transport::Udp]),
-        Protocol::TcpOrUdp => BTreeSet::from([Transport::Tcp, Transport::Udp]),
     }
 }
 

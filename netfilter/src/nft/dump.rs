@@ -9,7 +9,7 @@ use super::batch::{GENERIC, TooLong};
 use super::chain::{self, Base};
 use super::error::NftError;
 use super::key::{KeyType, ranges};
-use super::set::{self, tcp_and_udp};
+use super::set;
 use super::socket::Connection;
 use super::uapi::*;
 use super::{TABLE, expr};
@@ -20,7 +20,6 @@ use crate::netlink::message::{DUMP, Header, REQUEST};
 use crate::ruleset::{Chain, NamedList, Ruleset};
 use found::FoundSet;
 use nix::errno::Errno;
-use std::collections::HashMap;
 
 /// How often a list that changed while it was read is read again.
 const ATTEMPTS: u32 = 5;
@@ -34,11 +33,8 @@ pub(super) fn wanted(rules: &Ruleset) -> Inventory {
 fn wanted_chain(chain: &Chain) -> Part {
     let items = chain.rules.iter().map(|rule| {
         let mut writer = Writer::default();
-        expr::write(&mut writer, rule, None);
-        let mut form = writer.finish().unwrap_or_default();
-        if expr::needs_unnamed(rule) {
-            form.extend(found::contents(&unnamed_set()));
-        }
+        expr::write(&mut writer, rule);
+        let form = writer.finish().unwrap_or_default();
         Item { id: rule.id.0.to_owned(), form, packets: Some(0), bytes: Some(0) }
     });
     Part {
@@ -56,16 +52,6 @@ fn wanted_set(list: &NamedList<'_>) -> Part {
         name: list.name.clone().into_owned(),
         form: found::set_form(key.number(), u32::from(key.length()), set::flags(key)),
         items: ranges(&list.elements).into_iter().map(|range| found::element(Some(key), range)).collect(),
-    }
-}
-
-fn unnamed_set() -> Part {
-    let (key, ranges) = (tcp_and_udp::KEY, tcp_and_udp::ranges());
-    Part {
-        kind: PartKind::Set,
-        name: set::ANONYMOUS.to_owned(),
-        form: found::set_form(key.number(), u32::from(key.length()), tcp_and_udp::FLAGS),
-        items: ranges.into_iter().map(|range| found::element(Some(key), range)).collect(),
     }
 }
 
@@ -90,16 +76,12 @@ fn attempt(connection: &mut Connection) -> Result<Option<Inventory>, NftError> {
     let chains = lists.ask("the chains", NFT_MSG_GETCHAIN, |w| w.text(NFTA_CHAIN_TABLE, TABLE))?;
     let rules = lists.ask("the rules", NFT_MSG_GETRULE, |w| w.text(NFTA_RULE_TABLE, TABLE))?;
     let (Some(sets), Some(chains), Some(rules)) = (sets, chains, rules) else { return Ok(None) };
-    let (mut named, mut unnamed) = (Vec::new(), HashMap::new());
+    let mut parts = found::chains(&chains, &rules);
     for set in found::sets(&sets) {
         let Some(elements) = lists.elements(&set)? else { return Ok(None) };
-        match set.is_unnamed() {
-            true => unnamed.insert(set.name.clone(), found::contents(&set.part(&elements))).map_or((), drop),
-            false => named.push(set.part(&elements)),
-        }
+        parts.push(set.part(&elements));
     }
-    named.extend(found::chains(&chains, &rules, &unnamed));
-    Ok(Some(Inventory::of(named)))
+    Ok(Some(Inventory::of(parts)))
 }
 
 /// Several lists that are to show the same generation of the rules.

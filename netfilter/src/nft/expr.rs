@@ -13,22 +13,16 @@ use crate::ruleset::{ConnectionState, Family, Is, Match, Networks, Protocol, Rul
 use std::collections::BTreeSet;
 use wire::{Expressions, Field};
 
-/// Writes the expressions of `rule`. `unnamed` is the number of its set of TCP and UDP in the batch,
-/// if it needs one; what the kernel lists has none.
-pub(super) fn write(w: &mut Writer, rule: &Rule, unnamed: Option<u32>) {
+/// Writes the expressions of `rule`.
+pub(super) fn write(w: &mut Writer, rule: &Rule) {
     let lists = rule.lists();
-    let mut encoder = Encoder { out: Expressions(w), family: None, set: None, unnamed };
+    let mut encoder = Encoder { out: Expressions(w), family: None, set: None };
     for (at, condition) in rule.matches.iter().enumerate() {
         encoder.set = lists.iter().find(|list| list.at == at).map(|list| list.name.as_ref());
         encoder.condition(condition);
     }
     encoder.out.count();
     encoder.verdict(rule);
-}
-
-/// Does the rule need a set of TCP and UDP?
-pub(super) fn needs_unnamed(rule: &Rule) -> bool {
-    rule.matches.contains(&Match::Protocol(Protocol::TcpOrUdp))
 }
 
 /// Writes a counter at zero: what any counter is compared as.
@@ -42,7 +36,6 @@ struct Encoder<'w, 'r> {
     family: Option<Family>,
     /// The named set of the match at hand; without one it has a single value.
     set: Option<&'r str>,
-    unnamed: Option<u32>,
 }
 
 impl Encoder<'_, '_> {
@@ -90,7 +83,6 @@ impl Encoder<'_, '_> {
         match protocol {
             Protocol::Tcp => self.out.compare(NFT_CMP_EQ, &[value::TCP]),
             Protocol::Udp => self.out.compare(NFT_CMP_EQ, &[value::UDP]),
-            Protocol::TcpOrUdp => self.out.look_up_unnamed(self.unnamed),
         }
     }
 

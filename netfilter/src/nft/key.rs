@@ -10,7 +10,6 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 /// The type of a set's keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum KeyType {
-    Protocol,
     Port,
     V4,
     V6,
@@ -27,8 +26,7 @@ pub(super) struct Range {
 }
 
 impl KeyType {
-    const ALL: [Self; 7] =
-        [Self::Protocol, Self::Port, Self::V4, Self::V6, Self::Uid, Self::Gid, Self::Interface];
+    const ALL: [Self; 6] = [Self::Port, Self::V4, Self::V6, Self::Uid, Self::Gid, Self::Interface];
 
     /// The type of that list's keys.
     pub(super) fn of(elements: &Elements<'_>) -> Self {
@@ -53,7 +51,6 @@ impl KeyType {
         match self {
             Self::V4 => 7,
             Self::V6 => 8,
-            Self::Protocol => 12,
             Self::Port => 13,
             Self::Uid => 24,
             Self::Gid => 25,
@@ -64,7 +61,6 @@ impl KeyType {
     /// Bytes of a key.
     pub(super) fn length(self) -> u8 {
         match self {
-            Self::Protocol => 1,
             Self::Port => 2,
             Self::V4 | Self::Uid | Self::Gid => 4,
             Self::V6 | Self::Interface => 16,
@@ -85,7 +81,7 @@ impl KeyType {
     /// A range of it as people write it.
     pub(super) fn text(self, range: Range) -> String {
         let value = |key: u128| match self {
-            Self::Protocol | Self::Port => (key >> self.shift()).to_string(),
+            Self::Port => (key >> self.shift()).to_string(),
             Self::V4 => {
                 Ipv4Addr::from_bits(u32::try_from(key >> self.shift()).unwrap_or_default()).to_string()
             }

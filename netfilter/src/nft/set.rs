@@ -96,39 +96,3 @@ impl Portion {
         });
     }
 }
-
-/// The name that asks the kernel to find one: `__set0`, `__set1`, ...
-pub(super) const ANONYMOUS: &str = "__set%d";
-
-/// What the set of a rule's own is: TCP and UDP. It comes and goes with its rule.
-pub(super) mod tcp_and_udp {
-    use super::*;
-    use crate::nft::value::{TCP, UDP};
-
-    pub(in crate::nft) const FLAGS: u32 = NFT_SET_ANONYMOUS | NFT_SET_CONSTANT;
-    pub(in crate::nft) const KEY: KeyType = KeyType::Protocol;
-
-    /// Its two elements.
-    pub(in crate::nft) fn ranges() -> Vec<Range> {
-        [TCP, UDP].map(|protocol| Range::one(&[protocol])).to_vec()
-    }
-
-    /// Writes what it is.
-    pub(in crate::nft) fn describe(w: &mut Writer, id: u32) {
-        w.text(NFTA_SET_TABLE, TABLE);
-        w.text(NFTA_SET_NAME, ANONYMOUS);
-        w.be32(NFTA_SET_FLAGS, FLAGS);
-        w.be32(NFTA_SET_KEY_TYPE, KEY.number());
-        w.be32(NFTA_SET_KEY_LEN, u32::from(KEY.length()));
-        w.be32(NFTA_SET_ID, id);
-        w.nested(NFTA_SET_DESC, |w| w.be32(NFTA_SET_DESC_SIZE, 2));
-    }
-
-    /// Writes its elements.
-    pub(in crate::nft) fn fill(w: &mut Writer, id: u32) {
-        w.text(NFTA_SET_ELEM_LIST_TABLE, TABLE);
-        w.text(NFTA_SET_ELEM_LIST_SET, ANONYMOUS);
-        w.be32(NFTA_SET_ELEM_LIST_SET_ID, id);
-        w.nested(NFTA_SET_ELEM_LIST_ELEMENTS, |w| Portion { key: KEY, ranges: ranges() }.elements(w));
-    }
-}

@@ -60,18 +60,13 @@ pub(crate) const NFTA_SET_NAME: u16 = 2;
 pub(crate) const NFTA_SET_FLAGS: u16 = 3;
 pub(crate) const NFTA_SET_KEY_TYPE: u16 = 4;
 pub(crate) const NFTA_SET_KEY_LEN: u16 = 5;
-pub(crate) const NFTA_SET_DESC: u16 = 9;
-pub(crate) const NFTA_SET_DESC_SIZE: u16 = 1;
 pub(crate) const NFTA_SET_ID: u16 = 10;
 pub(crate) const NFTA_SET_USERDATA: u16 = 13;
-pub(crate) const NFT_SET_ANONYMOUS: u32 = 1;
-pub(crate) const NFT_SET_CONSTANT: u32 = 2;
 pub(crate) const NFT_SET_INTERVAL: u32 = 4;
 
 pub(crate) const NFTA_SET_ELEM_LIST_TABLE: u16 = 1;
 pub(crate) const NFTA_SET_ELEM_LIST_SET: u16 = 2;
 pub(crate) const NFTA_SET_ELEM_LIST_ELEMENTS: u16 = 3;
-pub(crate) const NFTA_SET_ELEM_LIST_SET_ID: u16 = 4;
 pub(crate) const NFTA_SET_ELEM_KEY: u16 = 1;
 pub(crate) const NFTA_SET_ELEM_FLAGS: u16 = 3;
 pub(crate) const NFT_SET_ELEM_INTERVAL_END: u32 = 1;
@@ -107,7 +102,6 @@ pub(crate) const NFT_RANGE_NEQ: u32 = 1;
 
 pub(crate) const NFTA_LOOKUP_SET: u16 = 1;
 pub(crate) const NFTA_LOOKUP_SREG: u16 = 2;
-pub(crate) const NFTA_LOOKUP_SET_ID: u16 = 4;
 pub(crate) const NFTA_LOOKUP_FLAGS: u16 = 5;
 pub(crate) const NFT_LOOKUP_F_INV: u32 = 1;
 

@@ -2,8 +2,6 @@
 //!
 //! A match with one value is a plain comparison; two values or more are a named set, so that a
 //! packet costs the same however long the list is. Renderers ask here and never decide it again.
-//! `Protocol::TcpOrUdp` is no list: nft refuses `redirect to :PORT` behind a named set of protocols,
-//! so both renderers spell `{ tcp, udp }` out in the rule.
 
 use super::{Match, Networks, Rule, Ruleset};
 use crate::policy::{InterfaceName, PortSet};
@@ -156,12 +154,6 @@ mod tests {
     fn two_lists_of_one_rule_are_told_apart() {
         let both = names(vec![ports(&[1, 3]), uids(&[1, 2])]);
         assert_eq!(both, [(0, "some-rule-ports".into()), (1, "some-rule-uids".into())]);
-    }
-
-    #[test]
-    fn the_two_protocols_are_no_list() {
-        let both = vec![Match::Protocol(Protocol::TcpOrUdp), ports(&[1, 3])];
-        assert_eq!(names(both), [(1, "some-rule".into())]);
     }
 
     #[test]

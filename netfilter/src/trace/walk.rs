@@ -72,7 +72,6 @@ fn applies(m: &Match, packet: &Packet) -> bool {
         Match::Protocol(protocol) => match protocol {
             Protocol::Tcp => packet.protocol == Transport::Tcp,
             Protocol::Udp => packet.protocol == Transport::Udp,
-            Protocol::TcpOrUdp => true,
         },
         Match::InInterface(names) => {
             matches!(&packet.direction, Direction::Arrives { by } if names.contains(by))

@@ -102,7 +102,7 @@ impl Random {
             4 => Match::OwnerUid(self.ids(3)),
             5 => Match::OwnerGid(self.ids(3)),
             6 => Match::Mark(self.is(), self.one(&[0, 1337])),
-            7 => Match::Protocol(self.one(&[Protocol::Tcp, Protocol::Udp, Protocol::TcpOrUdp])),
+            7 => Match::Protocol(self.one(&[Protocol::Tcp, Protocol::Udp])),
             8 => Match::SourcePort(self.is(), self.ports()),
             _ => Match::DestinationPort(self.is(), self.ports()),
         }

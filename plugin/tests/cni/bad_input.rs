@@ -213,6 +213,13 @@ fn f35_a_log_nobody_reads_does_not_hold_a_call() {
 }
 
 #[test]
+fn a_log_whose_reader_is_gone_changes_no_answer() {
+    let (reader, writer) = io::pipe().unwrap();
+    drop(reader);
+    assert_eq!(exit_logging_to(writer, [("CNI_COMMAND", "FOO")]), Some(1));
+}
+
+#[test]
 fn f34_a_runtime_that_does_not_listen_is_not_told_success() {
     let full = fs::File::options().write(true).open("/dev/full").unwrap();
     assert_eq!(exit_writing_to(full, [("CNI_COMMAND", "VERSION")]), Some(1));

@@ -4,7 +4,7 @@ use super::{Batch, Object, Start, TooLong};
 use crate::netlink::attr::Writer;
 use crate::netlink::message::{ACK, APPEND, CREATE, EXCLUSIVE, Header, REQUEST};
 use crate::nft::chain::Base;
-use crate::nft::set::{self, tcp_and_udp};
+use crate::nft::set;
 use crate::nft::uapi::*;
 use crate::nft::{TABLE, expr};
 use crate::ruleset::{Chain, ChainName, NamedList, Rule, Ruleset};
@@ -107,23 +107,13 @@ impl Draft {
 
     fn rules(&mut self, chain: &Chain) {
         for rule in &chain.rules {
-            let unnamed = expr::needs_unnamed(rule).then(|| self.unnamed_set(rule, chain.name));
             self.add((NFT_MSG_NEWRULE, CREATE | APPEND), Object::Rule(rule.id, chain.name), |w| {
                 w.text(NFTA_RULE_TABLE, TABLE);
                 w.text(NFTA_RULE_CHAIN, chain.name.as_str());
-                w.nested(NFTA_RULE_EXPRESSIONS, |w| expr::write(w, rule, unnamed));
+                w.nested(NFTA_RULE_EXPRESSIONS, |w| expr::write(w, rule));
                 comment(w, rule);
             });
         }
-    }
-
-    /// Makes the set of a rule's own and gives its number.
-    fn unnamed_set(&mut self, rule: &Rule, chain: ChainName) -> u32 {
-        let id = self.new_set();
-        let object = || Object::Rule(rule.id, chain);
-        self.add((NFT_MSG_NEWSET, CREATE), object(), |w| tcp_and_udp::describe(w, id));
-        self.add((NFT_MSG_NEWSETELEM, CREATE), object(), |w| tcp_and_udp::fill(w, id));
-        id
     }
 
     fn new_set(&mut self) -> u32 {

@@ -6,23 +6,18 @@ use crate::backend::{Item, Part, PartKind};
 use crate::netlink::attr::{Attributes, Writer};
 use crate::nft::chain::{self, Base};
 use crate::nft::key::{self, KeyType, Range};
-use crate::nft::set::ANONYMOUS;
 use crate::nft::uapi::*;
 use crate::nft::{TABLE, expr};
-use std::collections::HashMap;
-
-/// Sets without a name of their own, by the name the kernel found: what is in them.
-pub(super) type Unnamed = HashMap<String, Vec<u8>>;
 
 /// The chains of our table, each with its rules in order.
-pub(super) fn chains(chains: &[Vec<u8>], rules: &[Vec<u8>], unnamed: &Unnamed) -> Vec<Part> {
+pub(super) fn chains(chains: &[Vec<u8>], rules: &[Vec<u8>]) -> Vec<Part> {
     let mut parts: Vec<Part> = chains.iter().filter_map(|entry| chain(&Attributes::of(entry))).collect();
     for entry in rules {
         let rule = Attributes::of(entry);
         let name = text(&rule, NFTA_RULE_CHAIN);
         let home = parts.iter_mut().find(|part| Some(&part.name) == name.as_ref());
         if let (Some(home), true) = (home, is_ours(&rule, NFTA_RULE_TABLE)) {
-            home.items.push(self::rule(&rule, unnamed));
+            home.items.push(self::rule(&rule));
         }
     }
     parts
@@ -34,66 +29,22 @@ fn chain(chain: &Attributes<'_>) -> Option<Part> {
     Some(Part { kind: PartKind::Chain, name, form, items: Vec::new() })
 }
 
-/// A rule's form is its expressions, then what is in the sets of its own.
-fn rule(rule: &Attributes<'_>, unnamed: &Unnamed) -> Item {
-    let (mut writer, mut sets) = (Writer::default(), Vec::new());
+/// A rule's form is its expressions, counters at zero.
+fn rule(rule: &Attributes<'_>) -> Item {
+    let mut writer = Writer::default();
     let (mut packets, mut bytes) = (None, None);
-    for expression in Attributes::of(rule.get(NFTA_RULE_EXPRESSIONS).map_or(&[], |list| list.value)) {
-        let expression = Expression::of(expression.value);
-        let set = text(&expression.content, NFTA_LOOKUP_SET).and_then(|name| unnamed.get(&name));
-        match (expression.name, set) {
-            (b"counter", _) => {
-                packets = expression.content.get(NFTA_COUNTER_PACKETS).and_then(|count| count.be64());
-                bytes = expression.content.get(NFTA_COUNTER_BYTES).and_then(|count| count.be64());
-                expr::count(&mut writer);
-            }
-            (b"lookup", Some(contents)) => {
-                expression.write_unnamed(&mut writer);
-                sets.extend_from_slice(contents);
-            }
-            _ => writer.attr(NFTA_LIST_ELEM, expression.whole),
+    for element in Attributes::of(rule.get(NFTA_RULE_EXPRESSIONS).map_or(&[], |list| list.value)) {
+        let expression = Attributes::of(element.value);
+        if expression.get(NFTA_EXPR_NAME).is_some_and(|name| name.text() == b"counter") {
+            let counter = Attributes::of(expression.get(NFTA_EXPR_DATA).map_or(&[], |content| content.value));
+            packets = counter.get(NFTA_COUNTER_PACKETS).and_then(|count| count.be64());
+            bytes = counter.get(NFTA_COUNTER_BYTES).and_then(|count| count.be64());
+            expr::count(&mut writer);
+        } else {
+            writer.attr(NFTA_LIST_ELEM, element.value);
         }
     }
-    let mut form = writer.finish().unwrap_or_default();
-    form.append(&mut sets);
-    Item { id: name_of(rule), form, packets, bytes }
-}
-
-/// An expression of a rule.
-struct Expression<'b> {
-    whole: &'b [u8],
-    name: &'b [u8],
-    content: Attributes<'b>,
-}
-
-impl<'b> Expression<'b> {
-    fn of(whole: &'b [u8]) -> Self {
-        let expression = Attributes::of(whole);
-        let name = expression.get(NFTA_EXPR_NAME).map_or(&[][..], |name| name.text());
-        let content = Attributes::of(expression.get(NFTA_EXPR_DATA).map_or(&[], |content| content.value));
-        Self { whole, name, content }
-    }
-
-    /// The same with the name that asks for a set without one: which one it got is chance.
-    fn write_unnamed(&self, w: &mut Writer) {
-        w.nested(NFTA_LIST_ELEM, |w| {
-            w.attr(NFTA_EXPR_NAME, &[self.name, &[0]].concat());
-            w.nested(NFTA_EXPR_DATA, |w| {
-                for attribute in self.content.clone() {
-                    match attribute.kind {
-                        NFTA_LOOKUP_SET => w.text(NFTA_LOOKUP_SET, ANONYMOUS),
-                        kind => w.attr(kind, attribute.value),
-                    }
-                }
-            });
-        });
-    }
-}
-
-/// What a set is and holds, as comparable bytes.
-pub(super) fn contents(set: &Part) -> Vec<u8> {
-    let elements = set.items.iter().flat_map(|item| &item.form);
-    set.form.iter().chain(elements).copied().collect()
+    Item { id: name_of(rule), form: writer.finish().unwrap_or_default(), packets, bytes }
 }
 
 /// A rule's comment; one without has only its handle to be told by.
@@ -133,11 +84,6 @@ pub(super) fn sets(entries: &[Vec<u8>]) -> Vec<FoundSet> {
 }
 
 impl FoundSet {
-    /// Does it belong to one rule, under a name the kernel found?
-    pub(super) fn is_unnamed(&self) -> bool {
-        self.flags & NFT_SET_ANONYMOUS != 0
-    }
-
     /// The set with the elements that were listed of it.
     pub(super) fn part(self, entries: &[Vec<u8>]) -> Part {
         let key = KeyType::numbered(self.number).filter(|key| u32::from(key.length()) == self.length);

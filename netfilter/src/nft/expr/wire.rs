@@ -4,7 +4,6 @@
 //! byte for byte. Kernel: the `*_dump` function of `net/netfilter/nft_NAME.c`.
 
 use crate::netlink::attr::Writer;
-use crate::nft::set::ANONYMOUS;
 use crate::nft::uapi::*;
 
 /// Expressions of one rule. All of them work on register 1, as `nft` does it.
@@ -102,18 +101,6 @@ impl Expressions<'_> {
             w.text(NFTA_LOOKUP_SET, set);
             w.be32(NFTA_LOOKUP_SREG, NFT_REG_1);
             w.be32(NFTA_LOOKUP_FLAGS, flags);
-        });
-    }
-
-    /// Looks up in a set without a name; `id` is its number in the batch that makes it.
-    pub(super) fn look_up_unnamed(&mut self, id: Option<u32>) {
-        self.expression("lookup", |w| {
-            w.text(NFTA_LOOKUP_SET, ANONYMOUS);
-            w.be32(NFTA_LOOKUP_SREG, NFT_REG_1);
-            if let Some(id) = id {
-                w.be32(NFTA_LOOKUP_SET_ID, id);
-            }
-            w.be32(NFTA_LOOKUP_FLAGS, 0);
         });
     }
 

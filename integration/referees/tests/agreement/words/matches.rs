@@ -58,7 +58,7 @@ fn alone(one: &Match) -> Vec<Word> {
     match one {
         Match::Protocol(Protocol::Tcp) => vec![Word::Load(Field::TransportProtocol), equal([TCP])],
         Match::Protocol(Protocol::Udp) => vec![Word::Load(Field::TransportProtocol), equal([UDP])],
-        Match::Family(_) | Match::Protocol(Protocol::TcpOrUdp) => Vec::new(),
+        Match::Family(_) => Vec::new(),
         Match::InInterface(names) | Match::OutInterface(names) => interface(one, names),
         Match::Source(is, nets) => network(SOURCE, *is, nets),
         Match::Destination(is, nets) => network(DESTINATION, *is, nets),

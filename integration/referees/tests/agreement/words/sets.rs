@@ -76,17 +76,15 @@ fn form(elements: &Elements<'_>) -> (u32, u32, Holds, Printed) {
     match elements {
         Elements::V4(_) => (7, 4, Holds::Ranges, Printed::AsTyped),
         Elements::V6(_) => (8, 16, Holds::Ranges, Printed::AsTyped),
-        Elements::TcpAndUdp => (12, 1, Holds::Values, Printed::AsTyped),
         Elements::Ports(_) => (13, 2, Holds::Ranges, Printed::AsTyped),
         Elements::Uids(_) => (24, 4, Holds::Values, Printed::HostOrder),
         Elements::Gids(_) => (25, 4, Holds::Values, Printed::HostOrder),
-        Elements::Interfaces(_) => (41, 16, Holds::Values, Printed::AsTyped),
+        Elements::Interfaces(_) => (41, 16, Holds::Values, Printed::HostOrder),
     }
 }
 
 fn elements(of: &Elements<'_>) -> Vec<Element> {
     match of {
-        Elements::TcpAndUdp => values([vec![6], vec![17]]),
         Elements::Uids(ids) | Elements::Gids(ids) => values(ids.iter().map(|id| id.to_ne_bytes().to_vec())),
         Elements::Interfaces(names) => values(names.iter().map(padded)),
         Elements::Ports(ports) => ranges(

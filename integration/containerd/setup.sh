@@ -1,0 +1,103 @@
+#!/bin/sh
+# Brings the runtimes these tests run: Debian's containerd, runc and reference plugins installed,
+# and the containerd of two newer suites unpacked under target/runtimes. What is there already is
+# kept. No service is started, and nothing is added to this machine's package sources.
+set -eu
+cd "$(dirname "$0")/../.."
+
+runtimes=${CARGO_TARGET_DIR:-target}/runtimes
+
+# generation:suite:package. The plugins that speak CNI 1.1 are younger than the 1.1.1 of Debian 12.
+unpacked="1.7:trixie:containerd 2.x:sid:containerd 2.x:sid:containernetworking-plugins"
+
+# program:package
+installed="containerd:containerd runc:runc iptables:iptables unshare:util-linux nsenter:util-linux
+    /usr/lib/cni/bridge:containernetworking-plugins protoc:protobuf-compiler"
+
+missing=""
+for pair in $installed; do
+    program=${pair%%:*}
+    [ -x "$program" ] || [ -x "/usr/sbin/$program" ] || command -v "$program" >/dev/null 2>&1 ||
+        missing="$missing ${pair#*:}"
+done
+
+stamp() { echo "$runtimes/$1/.$2"; }
+
+wanted=""
+for entry in $unpacked; do
+    generation=${entry%%:*}
+    [ -e "$(stamp "$generation" "${entry##*:}")" ] || wanted="$wanted $entry"
+done
+[ -n "$missing$wanted" ] || exit 0
+
+if [ -n "$missing" ] && [ "$(id -u)" != 0 ]; then
+    echo "these tests need the Debian packages:$missing" >&2
+    echo "install them:  sudo integration/containerd/setup.sh" >&2
+    exit 1
+fi
+
+scratch=$(mktemp -d)
+policy=/usr/sbin/policy-rc.d
+
+# A package may not start its service when this script says so (policy-rc.d(8), exit 101). One
+# that somebody else put there comes back as it was.
+forbid_services() {
+    [ ! -e "$policy" ] || mv "$policy" "$scratch/policy-rc.d"
+    printf '#!/bin/sh\nexit 101\n' >"$policy"
+    chmod 0755 "$policy"
+    forbidden=yes
+}
+
+restore() {
+    if [ "${forbidden:-}" = yes ]; then
+        rm -f "$policy"
+        [ ! -e "$scratch/policy-rc.d" ] || mv "$scratch/policy-rc.d" "$policy"
+    fi
+    rm -rf "$scratch"
+}
+trap restore EXIT
+trap 'exit 1' INT TERM HUP
+
+if [ -n "$missing" ]; then
+    forbid_services
+    apt-get update -qq
+    # shellcheck disable=SC2086 # a list of words is meant
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+        -o DPkg::Lock::Timeout=300 $missing >/dev/null
+    # Nor may it start at the next boot: these tests start their own.
+    case " $missing " in
+    *" containerd "*) [ ! -d /run/systemd/system ] || systemctl --quiet disable containerd.service ;;
+    esac
+fi
+[ -n "$wanted" ] || exit 0
+
+# A package state of our own beside the machine's: its mirror, its keys, other suites.
+mirror=$(apt-get indextargets --format '$(REPO_URI)' \
+    'Created-By: Packages' 'Origin: Debian' 'Label: Debian' | head -n 1)
+if [ -z "$mirror" ]; then
+    echo "no Debian mirror among this machine's package sources (apt-get indextargets names none)" >&2
+    echo "add one and run apt-get update, then run integration/containerd/setup.sh again" >&2
+    exit 1
+fi
+mkdir -p "$scratch/state/lists/partial" "$scratch/cache/archives/partial"
+: >"$scratch/status"
+for entry in $wanted; do
+    suite=${entry#*:}
+    echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror ${suite%%:*} main"
+done | sort -u >"$scratch/sources.list"
+
+private_apt() {
+    apt-get -qq -o "Dir::State=$scratch/state" -o "Dir::State::Status=$scratch/status" \
+        -o "Dir::Cache=$scratch/cache" -o "Dir::Etc::SourceList=$scratch/sources.list" \
+        -o Dir::Etc::SourceParts=/dev/null -o Acquire::Languages=none \
+        -o Acquire::Check-Valid-Until=false -o APT::Sandbox::User=root "$@"
+}
+private_apt update
+for entry in $wanted; do
+    generation=${entry%%:*} package=${entry##*:} suite=${entry#*:}
+    suite=${suite%%:*}
+    mkdir -p "$scratch/$suite" "$runtimes/$generation"
+    (cd "$scratch/$suite" && private_apt download "$package/$suite")
+    dpkg-deb -x "$scratch/$suite/${package}"_*.deb "$runtimes/$generation"
+    touch "$(stamp "$generation" "$package")"
+done

@@ -1,0 +1,141 @@
+//! One machine of a cluster as far as pods are concerned: a stage, a containerd on it, its plugins
+//! and the kubelet's connection; not the pods.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+use crate::stage::starting;
+use crate::{Call, Chain, Containerd, Cri, Generation, Stage, Trouble, calls, config, pause_image};
+
+/// The programs of this crate, which only its tests know by path.
+#[derive(Debug, Clone, Copy)]
+pub struct Programs<'p> {
+    /// `gybe-stage`
+    pub stage: &'p Path,
+    /// The plugins under test, by file name.
+    pub plugins: &'p [&'p Path],
+}
+
+/// A node that can run sandboxes.
+#[derive(Debug)]
+pub struct Node {
+    /// The kubelet's connection.
+    pub cri: Cri,
+    containerd: Containerd,
+    generation: Generation,
+    log: PathBuf,
+    stage: Stage,
+}
+
+impl Node {
+    /// Starts one whose network is `chain`; what containerd logs is in `log` afterwards.
+    pub fn start(
+        programs: Programs<'_>,
+        generation: Generation,
+        chain: &Chain,
+        log: PathBuf,
+    ) -> Result<Node, Trouble> {
+        let _ = fs::remove_file(&log);
+        let stage = Stage::open(programs.stage)?;
+        furnish(&stage, generation, programs.plugins)?;
+        configure(&stage, chain)?;
+        let containerd = Containerd::start(&stage, generation, &log)?;
+        import(&stage, generation)?;
+        let cri = connect(&stage)?;
+        cri.wait_for_image(config::PAUSE_IMAGE)?;
+        Ok(Node { cri, containerd, generation, log, stage })
+    }
+
+    /// Its namespaces.
+    pub fn stage(&self) -> &Stage {
+        &self.stage
+    }
+
+    /// One more connection, for calls that another thread makes.
+    pub fn connect(&self) -> Result<Cri, Trouble> {
+        connect(&self.stage)
+    }
+
+    /// Every call of the recorder so far.
+    pub fn calls(&self) -> Result<Vec<Call>, Trouble> {
+        Call::all_in(&self.stage.path(calls::DIRECTORY))
+    }
+
+    /// Kills containerd without warning. Pods and plugins under way live on.
+    pub fn lose_containerd(self) -> Result<LostNode, Trouble> {
+        self.containerd.kill()?;
+        Ok(LostNode { generation: self.generation, log: self.log, stage: self.stage })
+    }
+}
+
+/// A node whose containerd was killed.
+#[derive(Debug)]
+pub struct LostNode {
+    generation: Generation,
+    log: PathBuf,
+    stage: Stage,
+}
+
+impl LostNode {
+    /// Its namespaces.
+    pub fn stage(&self) -> &Stage {
+        &self.stage
+    }
+
+    /// Starts containerd again, with all it had written down.
+    pub fn recover(self) -> Result<Node, Trouble> {
+        let containerd = Containerd::start(&self.stage, self.generation, &self.log)?;
+        Ok(Node {
+            cri: connect(&self.stage)?,
+            containerd,
+            generation: self.generation,
+            log: self.log,
+            stage: self.stage,
+        })
+    }
+}
+
+fn connect(stage: &Stage) -> Result<Cri, Trouble> {
+    let cri = Cri::connect(&stage.path(config::SOCKET), stage.cgroup())?;
+    cri.wait_until_serving()?;
+    Ok(cri)
+}
+
+/// The plugins lie where they were built or installed; the directory only names them.
+fn furnish(stage: &Stage, generation: Generation, more: &[&Path]) -> Result<(), Trouble> {
+    let reference = generation.reference_plugins()?;
+    let mut found = Vec::new();
+    for entry in fs::read_dir(&reference).map_err(Trouble::file(&reference))? {
+        found.push(entry.map_err(Trouble::file(&reference))?.path());
+    }
+    let directory = stage.path(config::BIN_DIR);
+    for plugin in found.iter().map(PathBuf::as_path).chain(more.iter().copied()) {
+        let link = directory.join(plugin.file_name().unwrap_or_default());
+        symlink(plugin, &link).map_err(Trouble::file(link))?;
+    }
+    Ok(())
+}
+
+fn configure(stage: &Stage, chain: &Chain) -> Result<(), Trouble> {
+    let path = stage.path(config::CONF_DIR).join("10-gybe-test.conflist");
+    fs::write(&path, chain.text()).map_err(Trouble::file(path))
+}
+
+/// `ctr` imports into the namespace the CRI service looks in.
+fn import(stage: &Stage, generation: Generation) -> Result<(), Trouble> {
+    let archive = "/run/gybe/pause.tar";
+    let outside = stage.path(archive);
+    let written = pause_image::archive().and_then(|tar| fs::write(&outside, tar));
+    written.map_err(Trouble::file(outside))?;
+    let programs = generation.programs()?;
+    let program = programs.join("ctr");
+    let mut command = stage.command(&programs, &program);
+    command.args(["--address", config::SOCKET, "--namespace", "k8s.io"]);
+    command.args(["images", "import", archive]);
+    let output = command.output().map_err(starting(&program))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    Err(Trouble::Ended { program, said: String::from_utf8_lossy(&output.stderr).into_owned() })
+}
