@@ -12,6 +12,7 @@ mod inspect;
 mod namespace;
 mod packet;
 mod print;
+mod probe;
 mod remove;
 mod render;
 mod trace;
@@ -41,6 +42,7 @@ struct Gybe {
 #[derive(Debug, Subcommand)]
 enum Command {
     Apply(apply::ApplyArgs),
+    Probe(probe::ProbeArgs),
     Verify(verify::VerifyArgs),
     Render(render::RenderArgs),
     Inspect(inspect::InspectArgs),
@@ -53,6 +55,7 @@ impl Command {
     fn run(&self) -> Result<Answer, Failure> {
         match self {
             Self::Apply(args) => args.run(),
+            Self::Probe(args) => args.run(),
             Self::Verify(args) => args.run(),
             Self::Render(args) => args.run(),
             Self::Inspect(args) => args.run(),

@@ -94,7 +94,7 @@ impl fmt::Display for Override {
 /// The backend that must be tried out before anything can be chosen; none when enough is known.
 pub fn next(known: &Capabilities, wish: Override) -> Option<BackendKind> {
     let tried = |kind: &BackendKind| known.backends.get(kind);
-    let settled = wish.order().iter().filter_map(tried).any(does);
+    let settled = wish.order().iter().filter_map(tried).any(suffices);
     if settled { None } else { wish.order().iter().copied().find(|kind| tried(kind).is_none()) }
 }
 
@@ -106,7 +106,7 @@ pub fn choose(known: &Capabilities, wish: Override) -> Result<Choice, NoBackend>
     let mut passed_over = Vec::new();
     for kind in wish.order() {
         match known.backends.get(kind) {
-            Some(findings) if does(findings) => return Ok(chosen(*kind, findings, (wish, &passed_over))),
+            Some(findings) if suffices(findings) => return Ok(chosen(*kind, findings, (wish, &passed_over))),
             Some(findings) => passed_over.push((*kind, fault(findings))),
             None => passed_over.push((*kind, "was not tried".to_owned())),
         }
@@ -115,7 +115,8 @@ pub fn choose(known: &Capabilities, wish: Override) -> Result<Choice, NoBackend>
     Err(NoBackend { wish, found: passed_over, hint })
 }
 
-fn does(findings: &Findings) -> bool {
+/// Does it do what every policy is made of?
+pub fn suffices(findings: &Findings) -> bool {
     ESSENTIAL.iter().all(|profile| findings.get(profile).is_some_and(Finding::works))
 }
 
@@ -123,7 +124,9 @@ fn does(findings: &Findings) -> bool {
 fn fault(findings: &Findings) -> String {
     let failing = ESSENTIAL.iter().filter_map(|profile| Some((profile, findings.get(profile)?)));
     let mut failing = failing.filter(|(_, finding)| !finding.works());
-    failing.next().map_or_else(|| "was not tried".to_owned(), |(profile, finding)| format!("{profile} {finding}"))
+    failing
+        .next()
+        .map_or_else(|| "was not tried".to_owned(), |(profile, finding)| format!("{profile} {finding}"))
 }
 
 fn chosen(
@@ -154,7 +157,9 @@ fn sentences(found: &[(BackendKind, String)]) -> String {
 
 /// What would help: what the first refusal says, and another word where another backend works.
 fn hint(known: &Capabilities, wish: Override) -> Option<String> {
-    if let Some(other) = BackendKind::ALL.into_iter().find(|kind| known.backends.get(kind).is_some_and(does)) {
+    if let Some(other) =
+        BackendKind::ALL.into_iter().find(|kind| known.backends.get(kind).is_some_and(suffices))
+    {
         return Some(format!("{other} works on this node: set backend to {other} or to auto"));
     }
     let findings = wish.order().iter().filter_map(|kind| known.backends.get(kind));
@@ -202,7 +207,8 @@ impl Choice {
 impl Unserved {
     /// What would help.
     pub fn hint(&self) -> String {
-        "gybe probe says which backends can; name one of them in backend, or load what the kernel lacks".to_owned()
+        "gybe probe says which backends can; name one of them in backend, or load what the kernel lacks"
+            .to_owned()
     }
 }
 

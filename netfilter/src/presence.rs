@@ -100,7 +100,8 @@ impl Presence {
 
 /// Is it a chain with rules of somebody else's that translate destinations?
 fn translator(place: &ChainPlace, all: &[ChainPlace]) -> Option<Translator> {
-    let priority = place.translates_at.filter(|_| (place.family, place.table.as_str()) != (NFPROTO_INET, TABLE))?;
+    let priority =
+        place.translates_at.filter(|_| (place.family, place.table.as_str()) != (NFPROTO_INET, TABLE))?;
     // Where iptables-nft has written for us, one rule leads from the hook into our chain.
     let of_ours = u32::from(is_marked(place, all));
     let family = match place.family {
@@ -143,7 +144,11 @@ mod tests {
             (vec![nat("ISTIO_OUTPUT")], &[], Some("ISTIO_OUTPUT in table nat (IPv4)")),
             (vec![nat("ISTIO_OUTPUT"), nat("GYBE")], &[BackendKind::IptablesNft], None),
             (vec![nat("GYBE")], &[BackendKind::IptablesNft], None),
-            (vec![nat("ISTIO_OUTPUT"), place(NFPROTO_IPV6, "nat", "GYBE")], &[BackendKind::IptablesNft], Some("ISTIO_OUTPUT")),
+            (
+                vec![nat("ISTIO_OUTPUT"), place(NFPROTO_IPV6, "nat", "GYBE")],
+                &[BackendKind::IptablesNft],
+                Some("ISTIO_OUTPUT"),
+            ),
             (vec![place(NFPROTO_IPV4, "other", "ISTIO_X")], &[], None),
         ] {
             let presence = Presence::of_chains(&chains);
@@ -162,10 +167,17 @@ mod tests {
             (vec![translating(NFPROTO_IPV4, "nat", 0)], None),
             (vec![translating(NFPROTO_IPV4, "nat", 1)], Some("nftables chain ip nat OUTPUT (priority -100)")),
             (vec![translating(NFPROTO_IPV4, "nat", 1), mark()], None),
-            (vec![translating(NFPROTO_IPV4, "nat", 2), mark()], Some("nftables chain ip nat OUTPUT (priority -100)")),
-            (vec![translating(NFPROTO_INET, "portmap", 1)], Some("nftables chain inet portmap OUTPUT (priority -100)")),
+            (
+                vec![translating(NFPROTO_IPV4, "nat", 2), mark()],
+                Some("nftables chain ip nat OUTPUT (priority -100)"),
+            ),
+            (
+                vec![translating(NFPROTO_INET, "portmap", 1)],
+                Some("nftables chain inet portmap OUTPUT (priority -100)"),
+            ),
         ] {
-            let beside: Vec<_> = Presence::of_chains(&chains).beside.iter().map(ToString::to_string).collect();
+            let beside: Vec<_> =
+                Presence::of_chains(&chains).beside.iter().map(ToString::to_string).collect();
             assert_eq!(beside, named.into_iter().collect::<Vec<_>>(), "{chains:?}");
         }
     }

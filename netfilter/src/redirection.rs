@@ -2,11 +2,11 @@
 
 use crate::backend::{Applied, Backend, BackendError, BackendKind, Before, Difference};
 use crate::compile::compile;
+use crate::nft::NftError;
 use crate::policy::RedirectPolicy;
 use crate::presence::Presence;
 use crate::routes::{self, Entry, Routes, RoutesError, Rtnetlink, Stray};
 use crate::ruleset::{Ruleset, Stage};
-use std::collections::BTreeSet;
 use std::fmt;
 
 /// What a namespace must hold. Acts on the namespace of the calling thread.
@@ -36,6 +36,11 @@ impl RedirectionError {
             Self::Rules(error) => error.hint(),
             Self::Routes(error) => error.hint(),
         }
+    }
+
+    /// Was it refused for want of a part of the kernel? Then what a probe has found is out of date.
+    pub fn is_unsupported(&self) -> bool {
+        matches!(self, Self::Rules(BackendError::Nft(NftError::Refused { lacking: Some(_), .. })))
     }
 }
 
@@ -130,28 +135,31 @@ impl Redirection {
 /// Makes the namespace hold nothing that this backend writes, and no route of ours. Nothing there
 /// already is success.
 ///
+/// # Errors
+/// As [`remove_by`].
+pub fn remove(backend: &dyn Backend) -> Result<(), RedirectionError> {
+    remove_by([backend])
+}
+
+/// The same of several backends.
+///
 /// Rules go first: they lose packets without their routes. What fails does not keep the rest.
 ///
 /// # Errors
 /// The first failure, when something of ours may still be there.
-pub fn remove(backend: &dyn Backend) -> Result<(), RedirectionError> {
-    remove_after(backend.remove())
+pub fn remove_by<'b>(backends: impl IntoIterator<Item = &'b dyn Backend>) -> Result<(), RedirectionError> {
+    let removals: Vec<_> = backends.into_iter().map(|backend| backend.remove()).collect();
+    let routes = Rtnetlink::open().and_then(|mut rtnetlink| routes::remove(&mut rtnetlink));
+    removals.into_iter().collect::<Result<(), _>>()?;
+    Ok(routes?)
 }
 
 /// Makes the namespace hold nothing of ours, whichever backend has written it.
 ///
 /// # Errors
-/// As [`remove`].
+/// As [`remove_by`], and when a backend's programs are not there.
 pub fn remove_all() -> Result<(), RedirectionError> {
-    let clear = |kinds: BTreeSet<BackendKind>| {
-        let removals = kinds.into_iter().map(|kind| kind.find()?.remove());
-        removals.collect::<Vec<_>>().into_iter().collect()
-    };
-    remove_after(Presence::look().and_then(|presence| clear(presence.ours)))
-}
-
-fn remove_after(rules: Result<(), BackendError>) -> Result<(), RedirectionError> {
-    let routes = Rtnetlink::open().and_then(|mut rtnetlink| routes::remove(&mut rtnetlink));
-    rules?;
-    Ok(routes?)
+    let kinds = Presence::look()?.ours.into_iter();
+    let backends = kinds.map(BackendKind::find).collect::<Result<Vec<_>, _>>()?;
+    remove_by(backends.iter().map(|backend| &**backend))
 }

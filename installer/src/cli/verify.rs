@@ -1,7 +1,7 @@
 //! `gybe verify`: does a namespace hold exactly the rules a wish asks for?
 
 use super::answer::{Answer, Exit, Failure};
-use super::backend::BackendArg;
+use super::backend::{self, BackendArg};
 use super::namespace::{NetnsArg, Opened};
 use super::wish::{Asked, Place, WishArgs};
 use clap::Args;
@@ -28,37 +28,44 @@ pub(super) struct VerifyArgs {
 impl VerifyArgs {
     pub(super) fn run(&self) -> Result<Answer, Failure> {
         let wish = self.wish.one()?;
-        let backend = self.backend.choose()?;
         let there = self.netns.open()?;
+        let backends = self.backend.readers(&there)?;
         let place = Place::Namespace(there.addresses()?);
         let (differences, notes) = match wish.asked(&place, InitContainer::Counts)? {
             Asked::Redirect(policy) => {
-                (differences(&there, &*backend, &policy)?, place.notes(&wish, &policy))
+                (differences(&there, &backends, &policy)?, place.notes(&wish, &policy))
             }
             Asked::LeaveAlone(reason) => {
                 let note = format!("note: {} is left alone: {reason}", wish.origin());
-                (leftovers(&there, &*backend)?, vec![note])
+                (leftovers(&there, &backends)?, vec![note])
             }
         };
-        Ok(answer(&differences, wish.origin()).noting(notes))
+        let beside = backend::notes(&backend::presence(&there)?);
+        Ok(answer(&differences, wish.origin()).noting([notes, beside].concat()))
     }
 }
 
+/// By the first of them: what others have written beside it is among the differences.
 fn differences(
     there: &Opened<'_>,
-    backend: &dyn Backend,
+    backends: &[Box<dyn Backend>],
     policy: &RedirectPolicy,
 ) -> Result<Vec<String>, Failure> {
+    let Some(backend) = backends.first() else { return Ok(Vec::new()) };
     let redirection = Redirection::of(policy);
-    let found = there.inside(|| redirection.differences(backend))?;
+    let found = there.inside(|| redirection.differences(&**backend))?;
     let found = found.map_err(|why| Failure::hinted(cannot_read(there), why))?;
     Ok(found.iter().map(ToString::to_string).collect())
 }
 
-fn leftovers(there: &Opened<'_>, backend: &dyn Backend) -> Result<Vec<String>, Failure> {
-    let found = there.inside(|| backend.inspect())?;
-    let found = found.map_err(|why| Failure::hinted(cannot_read(there), why))?;
-    Ok(Inventory::default().differences(&found).iter().map(ToString::to_string).collect())
+fn leftovers(there: &Opened<'_>, backends: &[Box<dyn Backend>]) -> Result<Vec<String>, Failure> {
+    let mut all = Vec::new();
+    for backend in backends {
+        let found = there.inside(|| backend.inspect())?;
+        let found = found.map_err(|why| Failure::hinted(cannot_read(there), why))?;
+        all.extend(Inventory::default().differences(&found).iter().map(ToString::to_string));
+    }
+    Ok(all)
 }
 
 fn cannot_read(there: &Opened<'_>) -> String {

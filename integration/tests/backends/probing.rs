@@ -76,8 +76,16 @@ impl Backend for Forgetful {
 fn each_profile_notices_what_it_is_there_to_notice() {
     for (profile, forgotten, said) in [
         (Profile::V4, "all", "TCP to 192.0.2.1:80 by the application should have arrived on port 15001"),
-        (Profile::V4, "own-pod-proxy-uid", "TCP to 192.0.2.1:15008 by the proxy should have arrived on port 15008"),
-        (Profile::V4, "proxy-to-own-pod-v4", "TCP to 192.0.2.1:80 by the proxy should have arrived on port 15006"),
+        (
+            Profile::V4,
+            "own-pod-proxy-uid",
+            "TCP to 192.0.2.1:15008 by the proxy should have arrived on port 15008",
+        ),
+        (
+            Profile::V4,
+            "proxy-to-own-pod-v4",
+            "TCP to 192.0.2.1:80 by the proxy should have arrived on port 15006",
+        ),
         (Profile::V4AndV6, "outbound-to-proxy-v6", "TCP to [2001:db8::1]:80 by the application"),
         (Profile::Dns, "dns-to-agent", "TCP to 192.0.2.1:53 by the application"),
         (Profile::Dns, "zone-proxy-uid-asks", "UDP to 192.0.2.1:53 by the proxy"),
@@ -89,7 +97,9 @@ fn each_profile_notices_what_it_is_there_to_notice() {
         let known = profile.redirection().rules.rules().any(|(_, rule)| rule.id == RuleId(forgotten));
         assert!(known || forgotten == "all", "{profile} has no rule {forgotten}");
         let finding = try_out(&Forgetful { forgotten }, profile).unwrap();
-        let Finding::Misbehaves(what) = &finding else { panic!("{profile} without {forgotten}: {finding:?}") };
+        let Finding::Misbehaves(what) = &finding else {
+            panic!("{profile} without {forgotten}: {finding:?}")
+        };
         assert!(what.starts_with(said), "{profile} without {forgotten}: {what}");
     }
 }

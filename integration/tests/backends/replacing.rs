@@ -114,7 +114,8 @@ fn f18_every_policy_over_every_other_leaves_exactly_the_second_with_each_backend
 #[test]
 fn every_backend_over_every_other_with_the_policies_that_differ_most() {
     let policies = ["inject-default-v4", "dns-all-tproxy-dual", "uid-gid-lists"];
-    let states: Vec<_> = BackendKind::ALL.iter().flat_map(|kind| policies.map(|name| (name, *kind))).collect();
+    let states: Vec<_> =
+        BackendKind::ALL.iter().flat_map(|kind| policies.map(|name| (name, *kind))).collect();
     let steps: Vec<_> = every_pair(states.len()).into_iter().map(|state| states[state]).collect();
     walk(&steps);
 }
@@ -148,7 +149,10 @@ fn what_others_have_there_stays_to_the_byte_whatever_comes_and_goes() {
         ] {
             let applied = redirections[name].apply(&*patient(kind)).unwrap();
             let beside: Vec<String> = applied.beside.iter().map(ToString::to_string).collect();
-            assert!(beside.contains(&"nftables chain inet theirs out (priority -100)".to_owned()), "{beside:?}");
+            assert!(
+                beside.contains(&"nftables chain inet theirs out (priority -100)".to_owned()),
+                "{beside:?}"
+            );
             assert!(sh("nft list table inet theirs") == before.0.split_inclusive("}\n}\n").next().unwrap());
         }
         remove_all().unwrap();

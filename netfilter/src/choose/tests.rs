@@ -36,7 +36,11 @@ fn the_first_that_does_what_is_essential_is_chosen() {
         // nftables with something missing comes before iptables with everything.
         (vec![(Nft, lame()), (IptablesNft, all())], auto, Some(Nft)),
         (vec![(Nft, none()), (IptablesNft, all()), (IptablesLegacy, all())], auto, Some(IptablesNft)),
-        (vec![(Nft, without_lists()), (IptablesNft, none()), (IptablesLegacy, all())], auto, Some(IptablesLegacy)),
+        (
+            vec![(Nft, without_lists()), (IptablesNft, none()), (IptablesLegacy, all())],
+            auto,
+            Some(IptablesLegacy),
+        ),
         (vec![(Nft, none()), (IptablesNft, none()), (IptablesLegacy, none())], auto, None),
         (vec![(Nft, none())], auto, None),
         (vec![(Nft, all()), (IptablesNft, all()), (IptablesLegacy, all())], iptables, Some(IptablesNft)),
@@ -99,7 +103,11 @@ fn a_policy_is_refused_for_what_it_needs_and_for_nothing_else() {
 
 #[test]
 fn dns_goes_without_zones_where_that_was_seen_to_work() {
-    let asks = policy(|policy| policy.dns = Dns::Servers(CidrSet::from_iter([super::super::compile::PASSTHROUGH_V4.into()].map(|ip: std::net::IpAddr| ip))));
+    let asks = policy(|policy| {
+        policy.dns = Dns::Servers(CidrSet::from_iter(
+            [super::super::compile::PASSTHROUGH_V4.into()].map(|ip: std::net::IpAddr| ip),
+        ))
+    });
     let dns = (Profile::Dns, refused("zones"));
     let without = |finding| {
         let findings = findings(&[dns.clone(), (Profile::DnsWithoutZones, finding)]);

@@ -27,8 +27,10 @@ pub(super) struct Saved {
 impl Saved {
     /// What it shows to somebody who wants to write.
     pub(super) fn found(&self, family: Family) -> Found {
-        let chain = |(stage, chain): &(Stage, String)| {
-            Foreign::Chain { family, table: stage.table(), chain: chain.clone() }
+        let chain = |(stage, chain): &(Stage, String)| Foreign::Chain {
+            family,
+            table: stage.table(),
+            chain: chain.clone(),
         };
         Found {
             ours: !self.ours.is_empty(),

@@ -102,7 +102,12 @@ impl Session<'_> {
     /// The other variant's programs, at work under the same conditions.
     pub(super) fn other(&self) -> Option<Session<'_>> {
         let programs = self.other?;
-        Some(Session { variant: self.variant.other(), programs, other: Some(self.programs), conditions: self.conditions })
+        Some(Session {
+            variant: self.variant.other(),
+            programs,
+            other: Some(self.programs),
+            conditions: self.conditions,
+        })
     }
 
     /// Makes what is there what was there before, as far as that may be written.

@@ -10,8 +10,8 @@ use crate::trace::Transport;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{
-    AddressFamily, Backlog, MsgFlags, SockFlag, SockType, SockaddrIn, SockaddrIn6, SockaddrStorage, getsockopt,
-    listen, recv, recvfrom, send, sendto, setsockopt, socket, sockopt,
+    AddressFamily, Backlog, MsgFlags, SockFlag, SockType, SockaddrIn, SockaddrIn6, SockaddrStorage,
+    getsockopt, listen, recv, recvfrom, send, sendto, setsockopt, socket, sockopt,
 };
 use nix::unistd::{Uid, setfsuid};
 use std::fmt;
@@ -203,9 +203,8 @@ fn connected(fd: &OwnedFd, to: SocketAddr) -> nix::Result<()> {
 fn meant_for(stream: &TcpStream) -> nix::Result<SocketAddr> {
     let local = stream.local_addr().map_err(errno_of)?;
     let original = match local {
-        SocketAddr::V4(_) => getsockopt(stream, sockopt::OriginalDst).map(|address| {
-            SocketAddr::from(SocketAddrV4::from(SockaddrIn::from(address)))
-        }),
+        SocketAddr::V4(_) => getsockopt(stream, sockopt::OriginalDst)
+            .map(|address| SocketAddr::from(SocketAddrV4::from(SockaddrIn::from(address)))),
         SocketAddr::V6(_) => getsockopt(stream, sockopt::Ip6tOriginalDst).map(|address| {
             let address = SocketAddrV6::from(SockaddrIn6::from(address));
             SocketAddr::new((*address.ip()).into(), address.port())
@@ -216,7 +215,8 @@ fn meant_for(stream: &TcpStream) -> nix::Result<SocketAddr> {
 
 /// The first of these that has something to read.
 fn first_ready<F: AsFd>(all: &[F]) -> nix::Result<usize> {
-    let mut waiting: Vec<PollFd<'_>> = all.iter().map(|fd| PollFd::new(fd.as_fd(), PollFlags::POLLIN)).collect();
+    let mut waiting: Vec<PollFd<'_>> =
+        all.iter().map(|fd| PollFd::new(fd.as_fd(), PollFlags::POLLIN)).collect();
     patiently(&mut waiting)?;
     waiting.iter().position(|fd| fd.any().unwrap_or(false)).ok_or(Errno::ETIMEDOUT)
 }

@@ -37,7 +37,8 @@ impl ProbeError {
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::NoNamespace { source: Errno::EPERM } => Some(
-                "run it as root, or in a user namespace (unshare --user --map-root-user --map-auto)".to_owned(),
+                "run it as root, or in a user namespace (unshare --user --map-root-user --map-auto)"
+                    .to_owned(),
             ),
             Self::NoNamespace { source: Errno::ENOSPC } => {
                 Some("raise the sysctl user.max_net_namespaces".to_owned())

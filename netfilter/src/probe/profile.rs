@@ -6,8 +6,8 @@
 
 use super::call::{Call, Caller};
 use crate::policy::{
-    CidrSet, Destinations, Dns, Families, Groups, Inbound, InvalidPackets, LoopbackCidr, Mode, Outbound, Owners,
-    Port, PortSet, RedirectPolicy,
+    CidrSet, Destinations, Dns, Families, Groups, Inbound, InvalidPackets, LoopbackCidr, Mode, Outbound,
+    Owners, Port, PortSet, RedirectPolicy,
 };
 use crate::redirection::Redirection;
 use crate::trace::Transport;
@@ -115,7 +115,9 @@ impl Profile {
                 vec![tcp(HOME, 53, Caller::Application), udp(53, Caller::Application), udp(53, Caller::Proxy)]
             }
             Self::DnsWithoutZones => vec![tcp(HOME, 53, Caller::Application), udp(53, Caller::Application)],
-            Self::Tproxy => vec![tcp(HOME, 80, Caller::Marked(TO_OWN_POD)), tcp(HOME, 80, Caller::Application)],
+            Self::Tproxy => {
+                vec![tcp(HOME, 80, Caller::Marked(TO_OWN_POD)), tcp(HOME, 80, Caller::Application)]
+            }
             Self::Lists => {
                 let app = |to, port| tcp(to, port, Caller::Application);
                 vec![app(HOME, 80), app(HOME, 8050), app(HOME, 9000), app(EXCLUDED, 80)]
@@ -162,7 +164,8 @@ fn add_lists(policy: &mut RedirectPolicy) {
     let v4 = |a, b, c, d, length| {
         IpNet::new(IpAddr::V4(Ipv4Addr::new(a, b, c, d)), length).unwrap_or_else(|_| IpNet::from(HOME))
     };
-    let included = [v4(127, 0, 0, 1, 32), v4(192, 0, 2, 0, 24), v4(198, 51, 100, 0, 25), v4(203, 0, 113, 8, 29)];
+    let included =
+        [v4(127, 0, 0, 1, 32), v4(192, 0, 2, 0, 24), v4(198, 51, 100, 0, 25), v4(203, 0, 113, 8, 29)];
     policy.outbound.included_to = Destinations::Only(included.into_iter().collect());
     policy.outbound.excluded_to = [v4(192, 0, 2, 64, 26), v4(10, 0, 0, 0, 8)].into_iter().collect();
     policy.outbound.excluded_ports = [22, 9000].into_iter().chain(8000..=8100).collect();
