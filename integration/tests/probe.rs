@@ -56,7 +56,11 @@ fn a_probe_tells_of_every_backend_what_works_and_which_one_writes() -> Result<()
         .map(|path| fs::metadata(path).map(|m| m.permissions().mode()));
     assert_eq!(modes.into_iter().collect::<Result<Vec<_>, _>>()?, [0o100_644, 0o040_755]);
     let people = gybe(&place, "probe --backend iptables", "")?;
-    assert!(people.out.contains("nft              all     works\n"), "{}", people.out);
+    assert!(
+        people.out.starts_with("nft              all  works\niptables-nft     all  works\n"),
+        "{}",
+        people.out
+    );
     assert!(
         people.out.ends_with("\niptables-nft writes the rules (iptables: iptables-nft does everything)\n")
     );
@@ -100,7 +104,7 @@ fn an_add_without_a_word_finds_out_what_it_needs_and_the_next_one_knows() -> Res
     assert_eq!(made(&pods[0])?, 5, "nftables does all that is needed");
     assert_eq!(made(&pods[1])?, 0);
     let known: Value = serde_json::from_str(&fs::read_to_string(kept(&place))?)?;
-    assert_eq!(known["backends"].as_object().map(|backends| backends.len()), Some(1), "{known}");
+    assert_eq!(known["backends"].as_object().map(serde_json::Map::len), Some(1), "{known}");
     Ok(())
 }
 
@@ -169,6 +173,10 @@ fn where_there_are_no_zones_dns_goes_without_and_it_is_said() -> Result<(), Comp
     assert_eq!(check.code, Some(0), "{check:#?}");
     let word = call.by("nft").of("CHECK").make(&place, "")?;
     assert!(word.out.contains("raw-output is missing"), "{word:#?}");
+    let manifest = place.manifest();
+    let verify = format!("verify --pod {} --netns {}", manifest.display(), pod.path().display());
+    assert_eq!(gybe(&place, &verify, "")?.code, Some(0));
+    assert_eq!(gybe(&place, &format!("{verify} --backend nft"), "")?.code, Some(1));
     Ok(())
 }
 
@@ -213,6 +221,47 @@ fn another_backend_is_chosen_where_nftables_does_not_do() -> Result<(), Complain
     assert_eq!(gybe(&place, &format!("remove --netns {netns}"), "")?.code, Some(0));
     let left = gybe(&place, &format!("inspect --netns {netns}"), "")?;
     assert!(left.out.starts_with("nothing of ours in"), "{left:#?}");
+    Ok(())
+}
+
+#[test]
+fn a_word_that_leaves_the_choice_applies_verifies_and_removes() -> Result<(), Complaint> {
+    let place = Place::new("probe-words")?;
+    for (word, name) in [("auto", "nft"), ("iptables", "iptables-nft")] {
+        let pod = pod()?;
+        let words = |verb: &str| format!("{verb} --json --backend {word} --netns {}", pod.path().display());
+        let policy = r#"{"enable_ipv6": true}"#;
+        let told = |verb: &str| -> Result<Value, Complaint> {
+            Ok(serde_json::from_str(&gybe(&place, &words(verb), policy)?.out)?)
+        };
+        assert_eq!(told("apply --policy -")?["backend"], name);
+        assert_eq!(told("verify --policy -")?["holds"], true);
+        assert_eq!(told("inspect")?["backend"], name);
+        assert_eq!(told("remove")?["backends"], json!([name]));
+        assert_eq!(told("inspect")?["chains"], json!([]));
+    }
+    Ok(())
+}
+
+/// In a user namespace that maps root alone, `xt_owner` knows no uid 1337 (`owner_check`): a refusal as real
+/// as they get, while nftables compares numbers.
+#[test]
+fn what_is_really_refused_is_said_with_the_rule_and_another_word_to_set() -> Result<(), Complaint> {
+    let place = Place::new("probe-refused")?;
+    let unshare = "exec unshare --user --map-root-user --net";
+    let probe = format!("{unshare} {} probe --backend iptables", path_of_ours("gybe")?.display());
+    let told: Value = serde_json::from_str(&place.sh(&format!("{probe} --json"), "")?.out)?;
+    let refusal = &told["backends"]["iptables-nft"]["v4"];
+    assert_eq!(
+        (&refusal["finding"], &refusal["object"]),
+        (&json!("refused"), &json!("rule \"proxy-to-own-pod-v4\""))
+    );
+    assert_eq!(told["backends"]["nft"]["v4"]["finding"], "works");
+    assert!(told["untried"][0].as_str().is_some_and(|what| what.contains("uid 1337")), "{told:#}");
+    assert_eq!(told["chosen"]["hint"], "nft works on this node: set backend to nft or to auto");
+    let people = place.sh(&probe, "")?;
+    assert_eq!(people.code, Some(1), "{people:#?}");
+    assert!(people.out.contains("no backend works on this node for iptables: iptables-nft: v4 refused"));
     Ok(())
 }
 

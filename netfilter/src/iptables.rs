@@ -188,7 +188,7 @@ impl Backend for Iptables {
     }
 
     fn remove(&self) -> Result<(), BackendError> {
-        Ok(self.at_work(|session| session.clear())?)
+        Ok(self.at_work(|session| -> Result<_, IptablesError> { session.clear() })?)
     }
 
     fn inspect(&self) -> Result<Inventory, BackendError> {

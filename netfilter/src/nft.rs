@@ -69,7 +69,7 @@ impl Backend for Nft {
 
     /// One socket for all of it, and for a fresh namespace no program.
     fn apply(&self, rules: &Ruleset) -> Result<Applied, BackendError> {
-        let mut connection = Connection::open().map_err(NftError::from)?;
+        let mut connection = Connection::open()?;
         let presence = Presence::among(&chains_over(&mut connection)?)?;
         let others = presence.others_than(BackendKind::Nft)?;
         // Found before anything is written: without its programs a backend's rules cannot go.

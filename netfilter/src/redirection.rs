@@ -148,7 +148,7 @@ pub fn remove(backend: &dyn Backend) -> Result<(), RedirectionError> {
 /// # Errors
 /// The first failure, when something of ours may still be there.
 pub fn remove_by<'b>(backends: impl IntoIterator<Item = &'b dyn Backend>) -> Result<(), RedirectionError> {
-    let removals: Vec<_> = backends.into_iter().map(|backend| backend.remove()).collect();
+    let removals: Vec<_> = backends.into_iter().map(Backend::remove).collect();
     let routes = Rtnetlink::open().and_then(|mut rtnetlink| routes::remove(&mut rtnetlink));
     removals.into_iter().collect::<Result<(), _>>()?;
     Ok(routes?)

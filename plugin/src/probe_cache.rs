@@ -8,7 +8,7 @@ use gybe_netfilter::probe::{Capabilities, ProbeError};
 use nix::fcntl::OFlag;
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions, TryLockError};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::thread;
@@ -145,9 +145,14 @@ impl ProbeCache {
         let file = OpenOptions::new().read(true).custom_flags(flags.bits()).open(self.file()).ok()?;
         let mut text = String::new();
         (&file).take(MOST + 1).read_to_string(&mut text).ok().filter(|read| *read as u64 <= MOST)?;
+        let metadata = file.metadata().ok()?;
+        // What works for another user, or outside this user namespace, may not work here.
+        if metadata.uid() != nix::unistd::geteuid().as_raw() {
+            return None;
+        }
         let known = probed::from_json(&serde_json::from_str(&text).ok()?, node)?;
-        let written = || file.metadata().and_then(|metadata| metadata.modified()).ok();
-        let is_recent = || SystemTime::now().duration_since(written()?).ok().map(|age| age < BELIEVED);
+        let is_recent =
+            || SystemTime::now().duration_since(metadata.modified().ok()?).ok().map(|age| age < BELIEVED);
         let does = known.backends.values().any(suffices);
         (does || is_recent().unwrap_or(false)).then_some(known)
     }

@@ -26,7 +26,6 @@ pub(super) struct ApplyArgs {
 impl ApplyArgs {
     pub(super) fn run(&self) -> Result<Answer, Failure> {
         let wish = self.wish.one()?;
-        let writer = self.backend.writer()?;
         let there = self.netns.open_to_change()?;
         let place = Place::Namespace(there.addresses()?);
         let policy = match wish.asked(&place, InitContainer::Counts)? {
@@ -36,6 +35,8 @@ impl ApplyArgs {
                 return Ok(Answer::yes(text, json!({ "applied": false, "left_alone": reason })));
             }
         };
+        // Last: where nothing is known about the node it takes a probe.
+        let writer = self.backend.writer()?;
         let (redirection, notes) = writer.redirection(&policy)?;
         let backend = &*writer.backend;
         let rules = redirection.rules.rules().count();

@@ -31,9 +31,10 @@ enum BackendWord {
     Iptables,
 }
 
-/// A backend to write with, and what is known about it.
-pub(super) struct Writer {
+/// A backend, and what is known about it.
+pub(super) struct Tool {
     pub(super) backend: Box<dyn Backend>,
+    /// None where the operator's word was taken, or nothing is known.
     choice: Option<Choice>,
 }
 
@@ -50,31 +51,37 @@ impl BackendArg {
     }
 
     /// The one to write with, decided before anything is written.
-    pub(super) fn writer(&self) -> Result<Writer, Failure> {
+    pub(super) fn writer(&self) -> Result<Tool, Failure> {
         let wish = match self.wish() {
-            Override::Only(kind) => return Ok(Writer { backend: find(kind)?, choice: None }),
+            Override::Only(kind) => return Ok(Tool { backend: find(kind)?, choice: None }),
             wish => wish,
         };
         let cannot = || "cannot choose a backend".to_owned();
         let learnt = ProbeCache::default().learn(Age::Any, |known| next(known, wish));
         let learnt = learnt.map_err(|why| Failure::hinted(cannot(), why))?;
         let choice = choose(&learnt.capabilities, wish).map_err(|why| Failure::hinted(cannot(), why))?;
-        Ok(Writer { backend: find(choice.backend)?, choice: Some(choice) })
+        Ok(Tool { backend: find(choice.backend)?, choice: Some(choice) })
     }
 
     /// Those to read with: the one that was named, else all that have written there, and nftables
     /// where none has. Never none.
-    pub(super) fn readers(&self, there: &Opened<'_>) -> Result<Vec<Box<dyn Backend>>, Failure> {
-        let kinds = match self.wish() {
-            Override::Only(kind) => BTreeSet::from([kind]),
-            _ => presence(there)?.ours,
+    pub(super) fn readers(&self, there: &Opened<'_>) -> Result<Vec<Tool>, Failure> {
+        let wish = self.wish();
+        let (kinds, known) = match wish {
+            Override::Only(kind) => (BTreeSet::from([kind]), None),
+            _ => (presence(there)?.ours, ProbeCache::default().recall()),
         };
         let kinds = if kinds.is_empty() { BTreeSet::from([BackendKind::Nft]) } else { kinds };
-        kinds.into_iter().map(find).collect()
+        let choice = known.and_then(|known| choose(&known, wish).ok());
+        let tool = |kind| {
+            let choice = choice.clone().filter(|choice| choice.backend == kind);
+            Ok(Tool { backend: find(kind)?, choice })
+        };
+        kinds.into_iter().map(tool).collect()
     }
 }
 
-impl Writer {
+impl Tool {
     /// What makes `policy` true here, and what an operator should know about it.
     pub(super) fn redirection(&self, policy: &RedirectPolicy) -> Result<(Redirection, Vec<String>), Failure> {
         let redirection = Redirection::of(policy);
@@ -86,6 +93,11 @@ impl Writer {
                 Ok((redirection.without_zones(), vec![note]))
             }
         }
+    }
+
+    /// What it would have written for `policy`.
+    pub(super) fn written(&self, policy: &RedirectPolicy) -> Redirection {
+        self.redirection(policy).map_or_else(|_| Redirection::of(policy), |(redirection, _)| redirection)
     }
 }
 

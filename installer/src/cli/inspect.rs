@@ -1,10 +1,10 @@
 //! `gybe inspect`: what of ours a namespace holds, with counters.
 
 use super::answer::{Answer, Failure};
-use super::backend::{self, BackendArg};
+use super::backend::{self, BackendArg, Tool};
 use super::namespace::NetnsArg;
 use clap::Args;
-use gybe_netfilter::backend::{Backend, BackendError, Inventory, Item, Part, PartKind};
+use gybe_netfilter::backend::{BackendError, Inventory, Item, Part, PartKind};
 use serde_json::{Value, json};
 use std::fmt::Write;
 
@@ -20,8 +20,8 @@ pub(super) struct InspectArgs {
 impl InspectArgs {
     pub(super) fn run(&self) -> Result<Answer, Failure> {
         let there = self.netns.open()?;
-        let backends = self.backend.readers(&there)?;
-        let found = there.inside(|| inspected(&backends))?;
+        let tools = self.backend.readers(&there)?;
+        let found = there.inside(|| inspected(&tools))?;
         let found = found
             .map_err(|why| Failure::hinted(format!("cannot read the rules in {}", there.path()), why))?;
         let mut text: String = found.iter().map(|(backend, found)| listing(backend, found)).collect();
@@ -36,8 +36,8 @@ impl InspectArgs {
 /// What each has written, by its name.
 type Inspected = Vec<(&'static str, Inventory)>;
 
-fn inspected(backends: &[Box<dyn Backend>]) -> Result<Inspected, BackendError> {
-    backends.iter().map(|backend| Ok((backend.name(), backend.inspect()?))).collect()
+fn inspected(tools: &[Tool]) -> Result<Inspected, BackendError> {
+    tools.iter().map(|tool| Ok((tool.backend.name(), tool.backend.inspect()?))).collect()
 }
 
 /// One backend's, as it nearly always is; what others have written beside it is a fault, and named so.

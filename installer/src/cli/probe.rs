@@ -52,17 +52,16 @@ fn answer(learnt: &Learnt, wish: Override) -> Answer {
     Answer { text, json, exit, notes: untried.chain(not_kept).collect() }
 }
 
-/// One line for each finding: `nft              v4+v6   works`.
+/// One line for each finding, in columns: `nft  v4+v6  works`.
 fn listing(found: &Capabilities) -> String {
-    let widest = BackendKind::ALL.iter().map(|kind| kind.name().len()).max().unwrap_or(0);
-    let line = |kind: &BackendKind, what: &str, finding: &Finding| {
-        format!("{:<widest$}  {what:<8}{finding}\n", kind.name())
-    };
-    let lines = found.backends.iter().map(|(kind, findings)| match all_alike(findings) {
-        Some(finding) => line(kind, "all", finding),
-        None => findings.iter().map(|(profile, finding)| line(kind, profile.name(), finding)).collect(),
+    let rows = found.backends.iter().flat_map(|(kind, findings)| match all_alike(findings) {
+        Some(finding) => vec![(kind.name(), "all", finding)],
+        None => findings.iter().map(|(profile, finding)| (kind.name(), profile.name(), finding)).collect(),
     });
-    lines.collect()
+    let rows: Vec<(&str, &str, &Finding)> = rows.collect();
+    let widest = |column: fn(&(&str, &str, &Finding)) -> usize| rows.iter().map(column).max().unwrap_or(0);
+    let (first, second) = (widest(|row| row.0.len()), widest(|row| row.1.len()));
+    rows.iter().map(|(kind, what, finding)| format!("{kind:<first$}  {what:<second$}  {finding}\n")).collect()
 }
 
 fn all_alike(findings: &Findings) -> Option<&Finding> {

@@ -21,10 +21,10 @@ pub(super) struct RemoveArgs {
 impl RemoveArgs {
     pub(super) fn run(&self) -> Result<Answer, Failure> {
         let there = self.netns.open_to_change()?;
-        let backends = self.backend.readers(&there)?;
-        let removed = there.inside(|| redirection::remove_by(backends.iter().map(|backend| &**backend)))?;
+        let tools = self.backend.readers(&there)?;
+        let removed = there.inside(|| redirection::remove_by(tools.iter().map(|tool| &*tool.backend)))?;
         removed.map_err(|why| Failure::hinted(format!("cannot clean up {}", there.path()), why))?;
-        let names: Vec<&str> = backends.iter().map(|backend| backend.name()).collect();
+        let names: Vec<&str> = tools.iter().map(|tool| tool.backend.name()).collect();
         let text = format!("nothing of ours is left in {}\n", there.path());
         Ok(Answer::yes(text, json!({ "removed": true, "backends": names })))
     }

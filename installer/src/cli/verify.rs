@@ -1,13 +1,12 @@
 //! `gybe verify`: does a namespace hold exactly the rules a wish asks for?
 
 use super::answer::{Answer, Exit, Failure};
-use super::backend::{self, BackendArg};
+use super::backend::{self, BackendArg, Tool};
 use super::namespace::{NetnsArg, Opened};
 use super::wish::{Asked, Place, WishArgs};
 use clap::Args;
-use gybe_netfilter::backend::{Backend, Inventory};
+use gybe_netfilter::backend::Inventory;
 use gybe_netfilter::policy::RedirectPolicy;
-use gybe_netfilter::redirection::Redirection;
 use gybe_plugin::gates::InitContainer;
 use serde_json::json;
 
@@ -29,15 +28,13 @@ impl VerifyArgs {
     pub(super) fn run(&self) -> Result<Answer, Failure> {
         let wish = self.wish.one()?;
         let there = self.netns.open()?;
-        let backends = self.backend.readers(&there)?;
+        let tools = self.backend.readers(&there)?;
         let place = Place::Namespace(there.addresses()?);
         let (differences, notes) = match wish.asked(&place, InitContainer::Counts)? {
-            Asked::Redirect(policy) => {
-                (differences(&there, &backends, &policy)?, place.notes(&wish, &policy))
-            }
+            Asked::Redirect(policy) => (differences(&there, &tools, &policy)?, place.notes(&wish, &policy)),
             Asked::LeaveAlone(reason) => {
                 let note = format!("note: {} is left alone: {reason}", wish.origin());
-                (leftovers(&there, &backends)?, vec![note])
+                (leftovers(&there, &tools)?, vec![note])
             }
         };
         let beside = backend::notes(&backend::presence(&there)?);
@@ -46,22 +43,18 @@ impl VerifyArgs {
 }
 
 /// By the first of them: what others have written beside it is among the differences.
-fn differences(
-    there: &Opened<'_>,
-    backends: &[Box<dyn Backend>],
-    policy: &RedirectPolicy,
-) -> Result<Vec<String>, Failure> {
-    let Some(backend) = backends.first() else { return Ok(Vec::new()) };
-    let redirection = Redirection::of(policy);
-    let found = there.inside(|| redirection.differences(&**backend))?;
+fn differences(there: &Opened<'_>, tools: &[Tool], policy: &RedirectPolicy) -> Result<Vec<String>, Failure> {
+    let Some(tool) = tools.first() else { return Ok(Vec::new()) };
+    let redirection = tool.written(policy);
+    let found = there.inside(|| redirection.differences(&*tool.backend))?;
     let found = found.map_err(|why| Failure::hinted(cannot_read(there), why))?;
     Ok(found.iter().map(ToString::to_string).collect())
 }
 
-fn leftovers(there: &Opened<'_>, backends: &[Box<dyn Backend>]) -> Result<Vec<String>, Failure> {
+fn leftovers(there: &Opened<'_>, tools: &[Tool]) -> Result<Vec<String>, Failure> {
     let mut all = Vec::new();
-    for backend in backends {
-        let found = there.inside(|| backend.inspect())?;
+    for tool in tools {
+        let found = there.inside(|| tool.backend.inspect())?;
         let found = found.map_err(|why| Failure::hinted(cannot_read(there), why))?;
         all.extend(Inventory::default().differences(&found).iter().map(ToString::to_string));
     }

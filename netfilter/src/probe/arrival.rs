@@ -97,8 +97,8 @@ impl Call {
         let Some(caller) = self.socket()? else { return Ok(None) };
         connected(&caller, self.to)?;
         let taken = listeners.get(first_ready(&listeners)?).ok_or(Errno::EBADF)?;
-        let (stream, _) = taken.accept().map_err(errno_of)?;
-        let port = taken.local_addr().map_err(errno_of)?.port();
+        let (stream, _) = taken.accept().map_err(|error| errno_of(&error))?;
+        let port = taken.local_addr().map_err(|error| errno_of(&error))?.port();
         Ok(Some(Arrival::At { port, meant_for: meant_for(&stream)? }))
     }
 
@@ -201,7 +201,7 @@ fn connected(fd: &OwnedFd, to: SocketAddr) -> nix::Result<()> {
 
 /// Where the caller wanted to go: as conntrack remembers it, else as the packets say.
 fn meant_for(stream: &TcpStream) -> nix::Result<SocketAddr> {
-    let local = stream.local_addr().map_err(errno_of)?;
+    let local = stream.local_addr().map_err(|error| errno_of(&error))?;
     let original = match local {
         SocketAddr::V4(_) => getsockopt(stream, sockopt::OriginalDst)
             .map(|address| SocketAddr::from(SocketAddrV4::from(SockaddrIn::from(address)))),
@@ -237,6 +237,6 @@ fn patiently(waiting: &mut [PollFd<'_>]) -> nix::Result<()> {
     }
 }
 
-fn errno_of(error: std::io::Error) -> Errno {
+fn errno_of(error: &std::io::Error) -> Errno {
     Errno::from_raw(error.raw_os_error().unwrap_or_default())
 }

@@ -85,7 +85,7 @@ fn a_file_that_is_no_such_file_is_nothing_known() {
     let file = place.0.join("probe.json");
     for text in ["", "{", "[]", "\u{0}", &"x".repeat(70_000), &format!("{}{}", " ".repeat(70_000), "{}")] {
         fs::write(&file, text).unwrap();
-        assert_eq!(place.cache().recall(), None, "{:.20}", text);
+        assert_eq!(place.cache().recall(), None, "{text:.20}");
     }
     fs::remove_file(&file).unwrap();
     fs::create_dir(&file).unwrap();
