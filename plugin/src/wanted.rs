@@ -68,8 +68,9 @@ pub(crate) fn wanted(request: &Request, conf: &PluginConf) -> Result<Wanted, Plu
         Opinion::Refuse(cause) => return Err(cause.into()),
         Opinion::Redirect(wish) => wish,
     };
-    let tool = (request.verb == Verb::Add).then(|| Tool::to_write(conf.backend)).transpose()?;
     let netns = netns.map_err(PluginError::Netns)?;
+    // Last: where nothing is known about the node it takes a probe.
+    let tool = (request.verb == Verb::Add).then(|| Tool::to_write(conf.backend)).transpose()?;
     Ok(Wanted::Redirect(Box::new(Subject { pod, facts, tool, wish, netns })))
 }
 

@@ -5,7 +5,6 @@ use super::backend::{self, BackendArg};
 use super::namespace::NetnsArg;
 use super::wish::{Asked, Place, WishArgs};
 use clap::Args;
-use gybe_netfilter::presence::Presence;
 use gybe_plugin::gates::InitContainer;
 use serde_json::json;
 
@@ -46,7 +45,7 @@ impl ApplyArgs {
         let (origin, path, name) = (wish.origin(), there.path(), backend.name());
         let text = format!("{origin} is in force in {path}: {rules} rules, by {name}\n");
         let json = json!({ "applied": true, "backend": name, "rules": rules });
-        let beside = backend::notes(&Presence { beside: applied.beside, ..Presence::default() });
+        let beside = backend::notes(&applied.beside);
         Ok(Answer::yes(text, json).noting([place.notes(&wish, &policy), notes, beside].concat()))
     }
 }

@@ -3,7 +3,7 @@
 use super::answer::{Failure, Hinted};
 use super::namespace::Opened;
 use clap::{Args, ValueEnum};
-use gybe_netfilter::backend::{Backend, BackendKind};
+use gybe_netfilter::backend::{Backend, BackendKind, Translator};
 use gybe_netfilter::choose::{Choice, NoBackend, Override, Unserved, Way, choose, next};
 use gybe_netfilter::policy::RedirectPolicy;
 use gybe_netfilter::presence::Presence;
@@ -108,8 +108,8 @@ pub(super) fn presence(there: &Opened<'_>) -> Result<Presence, Failure> {
 }
 
 /// What an operator should know about others who translate addresses there.
-pub(super) fn notes(presence: &Presence) -> Vec<String> {
-    let beside = presence.beside.iter();
+pub(super) fn notes(beside: &[Translator]) -> Vec<String> {
+    let beside = beside.iter();
     beside.map(|other| format!("note: somebody else translates addresses there: {other}")).collect()
 }
 

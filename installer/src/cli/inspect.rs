@@ -28,7 +28,7 @@ impl InspectArgs {
         if text.is_empty() {
             text = format!("nothing of ours in {}\n", there.path());
         }
-        let notes = backend::notes(&backend::presence(&there)?);
+        let notes = backend::notes(&backend::presence(&there)?.beside);
         Ok(Answer::yes(text, all_as_json(&found)).noting(notes))
     }
 }

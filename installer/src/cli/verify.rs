@@ -37,7 +37,7 @@ impl VerifyArgs {
                 (leftovers(&there, &tools)?, vec![note])
             }
         };
-        let beside = backend::notes(&backend::presence(&there)?);
+        let beside = backend::notes(&backend::presence(&there)?.beside);
         Ok(answer(&differences, wish.origin()).noting([notes, beside].concat()))
     }
 }
