@@ -5,4 +5,7 @@ pub mod demo;
 pub mod families;
 pub mod init_args;
 pub mod manifest;
+pub mod own_namespace;
 pub mod policy_file;
+pub mod resolv_conf;
+pub mod validation;

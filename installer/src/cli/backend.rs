@@ -2,6 +2,7 @@
 
 use super::answer::{Failure, Hinted};
 use super::namespace::Opened;
+use crate::init_args;
 use clap::{Args, ValueEnum};
 use gybe_netfilter::backend::{Backend, BackendKind, Translator};
 use gybe_netfilter::choose::{Choice, NoBackend, Override, Unserved, Way, choose, next};
@@ -32,7 +33,7 @@ enum BackendWord {
 }
 
 /// A backend, and what is known about it.
-pub(super) struct Tool {
+pub(super) struct Chosen {
     pub(super) backend: Box<dyn Backend>,
     /// None where the operator's word was taken, or nothing is known.
     choice: Option<Choice>,
@@ -51,21 +52,21 @@ impl BackendArg {
     }
 
     /// The one to write with, decided before anything is written.
-    pub(super) fn writer(&self) -> Result<Tool, Failure> {
+    pub(super) fn writer(&self) -> Result<Chosen, Failure> {
         let wish = match self.wish() {
-            Override::Only(kind) => return Ok(Tool { backend: find(kind)?, choice: None }),
+            Override::Only(kind) => return Ok(Chosen { backend: find(kind)?, choice: None }),
             wish => wish,
         };
         let cannot = || "cannot choose a backend".to_owned();
         let learnt = ProbeCache::default().learn(Age::Any, |known| next(known, wish));
         let learnt = learnt.map_err(|why| Failure::hinted(cannot(), why))?;
         let choice = choose(&learnt.capabilities, wish).map_err(|why| Failure::hinted(cannot(), why))?;
-        Ok(Tool { backend: find(choice.backend)?, choice: Some(choice) })
+        Ok(Chosen { backend: find(choice.backend)?, choice: Some(choice) })
     }
 
     /// Those to read with: the one that was named, else all that have written there, and nftables
     /// where none has. Never none.
-    pub(super) fn readers(&self, there: &Opened<'_>) -> Result<Vec<Tool>, Failure> {
+    pub(super) fn readers(&self, there: &Opened<'_>) -> Result<Vec<Chosen>, Failure> {
         let wish = self.wish();
         let (kinds, known) = match wish {
             Override::Only(kind) => (BTreeSet::from([kind]), None),
@@ -75,13 +76,13 @@ impl BackendArg {
         let choice = known.and_then(|known| choose(&known, wish).ok());
         let tool = |kind| {
             let choice = choice.clone().filter(|choice| choice.backend == kind);
-            Ok(Tool { backend: find(kind)?, choice })
+            Ok(Chosen { backend: find(kind)?, choice })
         };
         kinds.into_iter().map(tool).collect()
     }
 }
 
-impl Tool {
+impl Chosen {
     /// What makes `policy` true here, and what an operator should know about it.
     pub(super) fn redirection(&self, policy: &RedirectPolicy) -> Result<(Redirection, Vec<String>), Failure> {
         let redirection = Redirection::of(policy);
@@ -111,6 +112,20 @@ pub(super) fn presence(there: &Opened<'_>) -> Result<Presence, Failure> {
 pub(super) fn notes(beside: &[Translator]) -> Vec<String> {
     let beside = beside.iter();
     beside.map(|other| format!("note: somebody else translates addresses there: {other}")).collect()
+}
+
+/// The backend for what `istio-iptables` was told to use. An init container may make no namespace to
+/// probe in, so nothing is found out for it.
+pub(super) fn of(tool: init_args::Tool) -> Result<Box<dyn Backend>, Failure> {
+    match tool {
+        init_args::Tool::Any | init_args::Tool::Nftables => find(BackendKind::Nft),
+        init_args::Tool::IptablesLegacy => find(BackendKind::IptablesLegacy),
+    }
+}
+
+/// Every backend there is here: nftables needs nothing, iptables its programs.
+pub(super) fn all_here() -> Vec<Box<dyn Backend>> {
+    BackendKind::ALL.into_iter().filter_map(|kind| kind.find().ok()).collect()
 }
 
 fn find(kind: BackendKind) -> Result<Box<dyn Backend>, Failure> {

@@ -1,7 +1,7 @@
 //! `gybe inspect`: what of ours a namespace holds, with counters.
 
 use super::answer::{Answer, Failure};
-use super::backend::{self, BackendArg, Tool};
+use super::backend::{self, BackendArg, Chosen};
 use super::namespace::NetnsArg;
 use clap::Args;
 use gybe_netfilter::backend::{BackendError, Inventory, Item, Part, PartKind};
@@ -36,7 +36,7 @@ impl InspectArgs {
 /// What each has written, by its name.
 type Inspected = Vec<(&'static str, Inventory)>;
 
-fn inspected(tools: &[Tool]) -> Result<Inspected, BackendError> {
+fn inspected(tools: &[Chosen]) -> Result<Inspected, BackendError> {
     tools.iter().map(|tool| Ok((tool.backend.name(), tool.backend.inspect()?))).collect()
 }
 
@@ -62,6 +62,7 @@ fn listing(backend: &str, found: &Inventory) -> String {
         match part.kind {
             PartKind::Chain => chain(&mut text, part),
             PartKind::Set => set(&mut text, part),
+            PartKind::TableFlag => text += &format!("  flags {}\n", part.name),
         }
     }
     text + "}\n"
@@ -99,5 +100,7 @@ fn as_json(backend: &str, found: &Inventory) -> Value {
     let sets = of_kind(PartKind::Set).map(|set| {
         json!({ "name": set.name, "elements": set.items.iter().map(|item| &item.id).collect::<Vec<_>>() })
     });
-    json!({ "backend": backend, "chains": chains.collect::<Vec<_>>(), "sets": sets.collect::<Vec<_>>() })
+    let flags: Vec<_> = of_kind(PartKind::TableFlag).map(|flag| &flag.name).collect();
+    let (chains, sets) = (chains.collect::<Vec<_>>(), sets.collect::<Vec<_>>());
+    json!({ "backend": backend, "flags": flags, "chains": chains, "sets": sets })
 }

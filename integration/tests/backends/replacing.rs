@@ -188,6 +188,16 @@ fn what_is_too_much_is_a_difference_and_applying_again_mends_it() {
 }
 
 #[test]
+fn removing_takes_also_a_table_whose_chains_are_gone() {
+    in_new_namespace(|| {
+        sh("nft add table inet gybe");
+        remove_all().unwrap();
+        assert_eq!(sh("nft list ruleset"), "");
+        remove_all().unwrap();
+    });
+}
+
+#[test]
 fn an_add_looks_for_stale_routes_only_where_rules_of_ours_were() {
     let redirections = redirections();
     let (tproxy, plain) = (&redirections["tproxy-default-dual"], &redirections["inject-default-v4"]);
