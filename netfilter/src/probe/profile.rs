@@ -169,8 +169,9 @@ fn add_lists(policy: &mut RedirectPolicy) {
     policy.outbound.included_to = Destinations::Only(included.into_iter().collect());
     policy.outbound.excluded_to = [v4(192, 0, 2, 64, 26), v4(10, 0, 0, 0, 8)].into_iter().collect();
     policy.outbound.excluded_ports = [22, 9000].into_iter().chain(8000..=8100).collect();
-    policy.outbound.groups = Groups::AllBut([7, 4_000_000].into());
-    policy.proxy_uids = Owners::new(PROXY, [4_000_001]);
+    // Ids that every user namespace of a usual size maps.
+    policy.outbound.groups = Groups::AllBut([7, 4000].into());
+    policy.proxy_uids = Owners::new(PROXY, [4001]);
 }
 
 #[cfg(test)]
