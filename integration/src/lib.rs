@@ -1,12 +1,16 @@
 //! What the tests of real packets stand on: recorded flows, the network they were recorded in, and
 //! the making of one connection after the other. The tests themselves are in `tests/`.
 
+pub mod callers;
 pub mod complaint;
 pub mod crowd;
+pub mod differential;
 pub mod foretell;
 pub mod mutation;
 pub mod programs;
+pub mod prophecy;
 pub mod run;
 pub mod segment;
 pub mod topology;
 pub mod vectors;
+pub mod wishes;
