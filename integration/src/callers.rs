@@ -114,8 +114,22 @@ fn udp() -> Vec<(Transport, u16)> {
     UDP_PORTS.map(|port| (Transport::Udp, port)).to_vec()
 }
 
+/// A connection to every port that is ever asked for.
+pub fn every_port() -> Vec<Flow> {
+    let ports = TCP_PORTS.map(|port| (Transport::Tcp, port)).into_iter().chain(udp());
+    let anybody = Owner { uid: 0, gid: 0 };
+    ports
+        .map(|(transport, port)| {
+            flow(Place::Pod, transport, SocketAddr::from(([10, 1, 2, 3], port)), anybody)
+        })
+        .collect()
+}
+
 /// Connections that share one five-tuple, in this order; each policy gets them, before all others.
-pub fn of_one_five_tuple() -> Vec<Flow> {
+/// Conntrack remembers them for a while, so that each gets a tuple of its own.
+pub fn of_one_five_tuple(number: u64) -> Vec<Flow> {
+    // Below those that callers who wait come from; no policy's range begins or ends here.
+    let port = u16::try_from(number % 900).map_or(18000, |number| 18000 + 2 * number);
     let servers = ["10.96.0.10", "fd00:96::10"].into_iter().filter_map(|text| text.parse().ok());
     let asks = |to: IpAddr, [uid, gid]: [u32; 2], port| {
         flow(Place::Pod, Transport::Udp, SocketAddr::new(to, 53), Owner { uid, gid })
@@ -123,11 +137,11 @@ pub fn of_one_five_tuple() -> Vec<Flow> {
     };
     let each = |to| {
         [
-            asks(to, [1000, 1000], 20100),
-            asks(to, [1337, 1337], 20100),
-            asks(to, [1000, 1000], 20100),
-            asks(to, [0, 1337], 20101),
-            asks(to, [1000, 1000], 20101),
+            asks(to, [1000, 1000], port),
+            asks(to, [1337, 1337], port),
+            asks(to, [1000, 1000], port),
+            asks(to, [0, 1337], port + 1),
+            asks(to, [1000, 1000], port + 1),
         ]
     };
     servers.flat_map(each).collect()

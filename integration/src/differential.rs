@@ -1,7 +1,7 @@
 //! The same connections under the same policy, its rules written by nft, by iptables-legacy and read
 //! by `trace`: do they agree? Which policies and connections are tried is not decided here.
 
-use crate::callers::{from_a_clients_address, of_one_five_tuple};
+use crate::callers::{every_port, from_a_clients_address, of_one_five_tuple};
 use crate::complaint::Complaint;
 use crate::foretell::foretell;
 use crate::run::{Rules, Until, differences, make};
@@ -11,7 +11,7 @@ use gybe_installer::demo::fate::Fate;
 use gybe_netfilter::backend::Backend;
 use gybe_netfilter::compile::compile;
 use gybe_netfilter::policy::{Mode, RedirectPolicy};
-use gybe_netfilter::redirection::Redirection;
+use gybe_netfilter::redirection::{Redirection, remove};
 use gybe_netfilter::ruleset::Ruleset;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -38,44 +38,52 @@ pub struct Case {
 }
 
 impl Case {
-    /// The policy with these connections, and those that every policy gets.
+    /// The policy with these connections, and those that every policy gets: `number` keeps them from
+    /// being taken for another policy's.
     ///
     /// # Errors
     /// Never, as long as `foretell` names real interfaces.
-    pub fn of(policy: RedirectPolicy, flows: &[Flow]) -> Result<Self, Complaint> {
+    pub fn of(policy: RedirectPolicy, flows: &[Flow], number: u64) -> Result<Self, Complaint> {
         let rules = compile(&policy);
         let mark = if let Mode::Tproxy { mark, .. } = policy.mode { mark } else { 1337 };
-        let all = of_one_five_tuple().into_iter().chain(flows.iter().cloned()).enumerate();
+        let all = of_one_five_tuple(number).into_iter().chain(flows.iter().cloned()).enumerate();
         let numbered = all.map(|(number, flow)| Flow { id: format!("#{number} {}", flow.id), ..flow });
         let flows = numbered.map(|flow| flow.foretold(&policy, &rules)).collect::<Result<_, _>>()?;
         Ok(Self { policy, rules, flows, unforetold: from_a_clients_address(mark) })
     }
 }
 
-/// The recorded network with a policy's redirection, written by one backend.
+/// The recorded network, in which one backend writes one policy's rules after the other's.
 pub struct Stand<'b> {
     backend: &'b dyn Backend,
     world: Topology,
 }
 
 impl<'b> Stand<'b> {
-    /// Raises it and writes `redirection`.
+    /// Raises it for a proxy of that mode.
     ///
     /// # Errors
-    /// When it cannot be raised, or what was written is not what is there.
-    pub fn raise(
-        case: &Case,
-        backend: &'b dyn Backend,
-        redirection: &Redirection,
-    ) -> Result<Self, Complaint> {
-        let world = Topology::raise(case.policy.mode, &case.flows)?;
-        world.at(Place::Pod).run(|| redirection.apply(backend))??;
-        let strange = world.at(Place::Pod).run(|| redirection.differences(backend))??;
-        match strange.first() {
-            None => Ok(Self { backend, world }),
+    /// When the process or the kernel cannot.
+    pub fn raise(mode: Mode, backend: &'b dyn Backend) -> Result<Self, Complaint> {
+        Ok(Self { backend, world: Topology::raise(mode, &every_port())? })
+    }
+
+    /// Writes `redirection` in place of what was written before.
+    ///
+    /// # Errors
+    /// When it is not what is there afterwards.
+    pub fn write(&self, redirection: &Redirection) -> Result<(), Complaint> {
+        let work = || {
+            // Addresses and routes of another policy would stay.
+            remove(self.backend)?;
+            redirection.apply(self.backend)?;
+            redirection.differences(self.backend)
+        };
+        match self.world.at(Place::Pod).run(work)??.first() {
+            None => Ok(()),
             Some(first) => {
-                let name = backend.name();
-                Err(Complaint::that(format!("{name} wrote something else: {first}\n{:?}", case.policy)))
+                let name = self.backend.name();
+                Err(Complaint::that(format!("{name} wrote something else: {first}\n{redirection:?}")))
             }
         }
     }
@@ -141,19 +149,34 @@ impl fmt::Display for Disagreement {
 /// # Errors
 /// When a connection could not be made.
 pub fn first_disagreement(case: &Case, stands: &[Stand<'_>]) -> Result<Option<Disagreement>, Complaint> {
-    for stand in stands {
-        let found = differences(&stand.world, &case.flows, Rules::There, Until::ADifference)?;
+    let (found, quarrel) = thread::scope(|scope| {
+        let quarrel = scope.spawn(|| first_quarrel(case, stands));
+        let one = |world| move || differences(world, &case.flows, Rules::There, Until::ADifference);
+        let threads: Vec<_> = stands.iter().map(|stand| scope.spawn(one(&stand.world))).collect();
+        (threads.into_iter().map(joined).collect::<Vec<_>>(), joined(quarrel))
+    });
+    for found in found {
+        let found = found?;
         let flow = found.first().and_then(|one| case.flows.iter().find(|flow| flow.id == one.id));
         if let Some(flow) = flow {
             return Ok(Some(examined(case, flow, stands)?));
         }
     }
+    quarrel?.map(|flow| examined(case, flow, stands)).transpose()
+}
+
+/// The first connection that nobody foretells and about which the stands differ.
+fn first_quarrel<'c>(case: &'c Case, stands: &[Stand<'_>]) -> Result<Option<&'c Flow>, Complaint> {
     for flow in &case.unforetold {
         if !agree(flow, stands, UNFORETOLD)? && !agree(flow, stands, CAREFULLY)? {
-            return Ok(Some(examined(case, flow, stands)?));
+            return Ok(Some(flow));
         }
     }
     Ok(None)
+}
+
+fn joined<T>(thread: thread::ScopedJoinHandle<'_, T>) -> T {
+    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 /// Does the same become of the connection on all stands?
@@ -161,10 +184,7 @@ fn agree(flow: &Flow, stands: &[Stand<'_>], patience: Duration) -> Result<bool, 
     let fates: Vec<Result<Fate, _>> = thread::scope(|scope| {
         let make = |stand| move || make(stand, flow, patience);
         let threads: Vec<_> = stands.iter().map(|stand| scope.spawn(make(&stand.world))).collect();
-        let join = |thread: thread::ScopedJoinHandle<'_, _>| {
-            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-        };
-        threads.into_iter().map(join).collect()
+        threads.into_iter().map(joined).collect()
     });
     let fates = fates.into_iter().collect::<Result<Vec<Fate>, _>>()?;
     Ok(fates.windows(2).all(|pair| matches!(pair, [one, other] if flow.agrees(one, other))))

@@ -138,10 +138,12 @@ fn ports_of_the_proxy() -> impl Strategy<Value = [Port; 3]> {
         .prop_map(|(outbound, inbound, tunnel)| [outbound, inbound, tunnel])
 }
 
+/// The proxy of the recorded network is always among them, first or not.
 fn owners(ids: &[u32; 6]) -> impl Strategy<Value = Owners> + use<> {
     let [proxy, ..] = *ids;
     let first = prop_oneof![4 => Just(proxy), 1 => select(ids.to_vec())];
-    (first, vec(select(ids.to_vec()), 0..3)).prop_map(|(first, others)| Owners::new(first, others))
+    (first, vec(select(ids.to_vec()), 0..3))
+        .prop_map(move |(first, others)| Owners::new(first, others.into_iter().chain([proxy])))
 }
 
 fn ports(most: usize) -> impl Strategy<Value = PortSet> {
