@@ -14,5 +14,6 @@ pub mod prophecy;
 pub mod run;
 pub mod segment;
 pub mod topology;
+pub mod untouched;
 pub mod vectors;
 pub mod wishes;

@@ -1,8 +1,8 @@
 //! What must become of a connection under a policy, from its rules alone: the fate of its first
 //! packet, who listens where that leads, and whether the answers come back. No packet is sent here.
 
-use crate::callers::TRANSPARENT;
 use crate::foretell::foretell;
+use crate::untouched::TRANSPARENT;
 use crate::vectors::{Flow, Place};
 use gybe_installer::demo::fate::Fate;
 use gybe_netfilter::compile::PASSTHROUGH_V6;
@@ -30,8 +30,7 @@ impl Flow {
         Ok(match foretell(rules, self)?.fate {
             trace::Fate::Dropped => Fate::Timeout,
             trace::Fate::Intercepted(port) if !TRANSPARENT.contains(&port.get()) => Fate::Timeout,
-            trace::Fate::Intercepted(port) => self.turned_to(port),
-            trace::Fate::Redirected(port) => self.turned_to(port),
+            trace::Fate::Intercepted(port) | trace::Fate::Redirected(port) => self.turned_to(port),
             trace::Fate::Untouched if self.loses_its_answers(policy, rules)? => Fate::Timeout,
             trace::Fate::Untouched => self.untouched(),
         })

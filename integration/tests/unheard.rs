@@ -3,6 +3,7 @@
 
 use gybe_installer::demo::caller::{Call, Disguise};
 use gybe_integration::complaint::Complaint;
+use gybe_integration::crowd::side_by_side;
 use gybe_integration::topology::Topology;
 use gybe_integration::vectors::{self, Place};
 use gybe_netfilter::backend::Backend;
@@ -53,8 +54,9 @@ fn call(world: &Topology, from: Place, to: &str, patience: Duration) -> Result<S
 fn what_nobody_intercepts_does_not_reach_the_application() -> Result<(), Complaint> {
     let legacy = Iptables::find(Variant::Legacy)?.with_deadline(Duration::from_secs(120));
     let backends: [&dyn Backend; 2] = [&Nft, &legacy];
-    for (policy, backend) in policies()?.iter().flat_map(|policy| backends.map(|b| (policy, b))) {
-        let world = world(policy, backend, &Redirection::of(policy))?;
+    let each = policies()?.into_iter().flat_map(|policy| backends.map(|backend| (policy.clone(), backend)));
+    let outcomes = side_by_side(each.collect(), |(policy, backend)| {
+        let world = world(&policy, backend, &Redirection::of(&policy))?;
         for to in ["10.244.0.10:8080", "[fd00:10::10]:8080"] {
             let fate = call(&world, Place::Peer, to, NOBODY_WITHIN)?;
             assert_eq!(fate, "timeout", "{} {to} {policy:?}", backend.name());
@@ -63,24 +65,26 @@ fn what_nobody_intercepts_does_not_reach_the_application() -> Result<(), Complai
         }
         // The proxy's own ports are not intercepted either, and answer as before.
         assert_eq!(call(&world, Place::Peer, "10.244.0.10:15021", PATIENCE)?, "envoy:15021");
-    }
-    Ok(())
+        Ok(())
+    });
+    outcomes.into_iter().collect()
 }
 
 /// The control: nft's tproxy alone lets the application be reached past the proxy, family by family.
 #[test]
 fn without_the_rule_for_it_nft_lets_it_through() -> Result<(), Complaint> {
-    for policy in policies()? {
-        for (rule, open, shut) in [
-            ("not-intercepted-v4", "10.244.0.10:8080", "[fd00:10::10]:8080"),
-            ("not-intercepted-v6", "[fd00:10::10]:8080", "10.244.0.10:8080"),
-        ] {
-            let whole = Redirection::of(&policy);
-            let rules = whole.rules.without(rule).ok_or_else(|| Complaint::that(rule))?;
-            let world = world(&policy, &Nft, &Redirection { rules, ..whole })?;
-            assert_eq!(call(&world, Place::Peer, open, PATIENCE)?, "app:8080", "without {rule}: {policy:?}");
-            assert_eq!(call(&world, Place::Peer, shut, NOBODY_WITHIN)?, "timeout", "without {rule}");
-        }
-    }
-    Ok(())
+    let rules = [
+        ("not-intercepted-v4", "10.244.0.10:8080", "[fd00:10::10]:8080"),
+        ("not-intercepted-v6", "[fd00:10::10]:8080", "10.244.0.10:8080"),
+    ];
+    let each = policies()?.into_iter().flat_map(|policy| rules.map(|rule| (policy.clone(), rule)));
+    let outcomes = side_by_side(each.collect(), |(policy, (rule, open, shut))| {
+        let whole = Redirection::of(&policy);
+        let rules = whole.rules.without(rule).ok_or_else(|| Complaint::that(rule))?;
+        let world = world(&policy, &Nft, &Redirection { rules, ..whole })?;
+        assert_eq!(call(&world, Place::Peer, open, PATIENCE)?, "app:8080", "without {rule}: {policy:?}");
+        assert_eq!(call(&world, Place::Peer, shut, NOBODY_WITHIN)?, "timeout", "without {rule}");
+        Ok(())
+    });
+    outcomes.into_iter().collect()
 }

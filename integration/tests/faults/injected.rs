@@ -83,7 +83,7 @@ fn what_is_claimed_is_true(
 ) -> (usize, usize) {
     let (mut done, mut failed) = (0, 0);
     for fault in faults() {
-        errand.namespace.run(|| prepare()).unwrap();
+        errand.namespace.run(prepare).unwrap();
         let run = fault.run(errand);
         let (state, name) = (errand.state(&Nft).unwrap(), fault.name());
         match run.code {

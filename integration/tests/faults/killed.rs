@@ -122,7 +122,7 @@ fn f15_what_gybe_apply_killed_with_iptables_leaves_the_next_one_repairs() {
             // By turns nothing is there before, and other rules.
             turn += 1;
             errand.namespace.run(|| remove(&backend).unwrap()).unwrap();
-            if turn % 2 == 0 {
+            if turn.is_multiple_of(2) {
                 errand.namespace.run(|| before.apply(&backend).unwrap()).unwrap();
             }
         };
