@@ -1,0 +1,118 @@
+//! What an ADD asks of the kernel, by its own record: one program, two sockets, nothing deleted.
+
+use gybe_installer::demo::namespace::Namespace;
+use gybe_integration::complaint::Complaint;
+use gybe_integration::programs::{path_of_ours, run};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// A directory of this test's own with the example pod's manifest in it, gone with the value.
+struct Place(PathBuf);
+
+impl Place {
+    fn new(test: &str) -> Result<Self, Complaint> {
+        let place = Self(std::env::temp_dir().join(format!("gybe-{test}-{}", std::process::id())));
+        fs::create_dir_all(place.0.join("shop"))?;
+        fs::write(place.0.join("shop/cart-0.json"), include_str!("../../examples/pod.json"))?;
+        Ok(place)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _gone = fs::remove_dir_all(&self.0);
+    }
+}
+
+#[derive(serde::Deserialize)]
+struct Add {
+    env: BTreeMap<String, String>,
+    stdin: Value,
+}
+
+/// The example ADD for this namespace: its environment as strace takes it, and its stdin.
+fn add(netns: &Path, manifests: &Path) -> Result<(Vec<String>, String), Complaint> {
+    let mut add: Add = serde_json::from_str(include_str!("../../examples/add.json"))?;
+    add.env.insert("CNI_NETNS".into(), netns.display().to_string());
+    let directory = add.stdin.pointer_mut("/facts/directory");
+    *directory.ok_or_else(|| Complaint::that("the example asks no directory"))? = json!(manifests);
+    Ok((add.env.into_iter().map(|(name, value)| format!("{name}={value}")).collect(), add.stdin.to_string()))
+}
+
+/// Runs the example ADD in a new namespace and gives what strace wrote down of these calls.
+fn recorded(test: &str, calls: &str) -> Result<String, Complaint> {
+    let (place, pod) = (Place::new(test)?, Namespace::new()?);
+    pod.run(|| run("ip", &["address", "add", "10.244.0.10/32", "dev", "lo"], ""))??;
+    pod.run(|| run("ip", &["address", "add", "fd00:10::10/128", "dev", "lo", "nodad"], ""))??;
+    let (env, stdin) = add(&pod.path(), &place.0)?;
+    let (record, plugin) = (place.0.join("record"), path_of_ours("gybe-cni")?);
+    let (record_path, plugin) = (record.to_string_lossy(), plugin.to_string_lossy());
+    let calls = format!("trace={calls}");
+    let mut arguments = vec!["-f", "-qq", "-xx", "-s", "1000000", "-e", &calls, "-o", &record_path];
+    arguments.extend(env.iter().flat_map(|set| ["-E", set]));
+    arguments.push(&plugin);
+    let ran = run("strace", &arguments, &stdin)?;
+    assert_eq!(ran.code, Some(0), "{ran:#?}");
+    let rules = pod.run(|| run("nft", &["list", "table", "inet", "gybe"], ""))??;
+    assert!(rules.out.contains("outbound-to-proxy"), "the ADD did its work: {rules:#?}");
+    Ok(fs::read_to_string(record)?)
+}
+
+fn lines<'r>(record: &'r str, call: &str) -> Vec<&'r str> {
+    record.lines().filter(|line| line.contains(call)).collect()
+}
+
+#[test]
+fn an_add_runs_no_program_and_starts_no_process() -> Result<(), Complaint> {
+    let record = recorded("programs", "execve,execveat,fork,vfork,clone,clone3")?;
+    assert_eq!(lines(&record, "execve").len(), 1, "its own: {record}");
+    let made = record.lines().filter(|line| line.contains("clone") || line.contains("fork"));
+    // Its one thread, in the pod's namespace, shares all of its memory with it.
+    let processes: Vec<_> = made.filter(|line| !line.contains("CLONE_THREAD")).collect();
+    assert_eq!(processes, [""; 0], "{record}");
+    Ok(())
+}
+
+#[test]
+fn an_add_opens_one_netfilter_and_at_most_one_routing_socket_and_no_other() -> Result<(), Complaint> {
+    let record = recorded("sockets", "socket,socketpair,io_uring_setup")?;
+    assert_eq!(lines(&record, "NETLINK_NETFILTER").len(), 1, "{record}");
+    assert!(lines(&record, "NETLINK_ROUTE").len() <= 1, "{record}");
+    let known = |line: &&str| line.contains("NETLINK_NETFILTER") || line.contains("NETLINK_ROUTE");
+    let others: Vec<_> = lines(&record, "socket(").into_iter().filter(|line| !known(line)).collect();
+    assert_eq!(others, [""; 0], "{record}");
+    assert_eq!(lines(&record, "io_uring_setup").len() + lines(&record, "socketpair").len(), 0, "{record}");
+    Ok(())
+}
+
+/// `NFT_MSG_NEWRULE`, and every message of nf_tables that deletes (include/uapi/linux/netfilter/nf_tables.h,
+/// v6.18), with `NFNL_SUBSYS_NFTABLES` above them.
+const NEW_RULE: u16 = 0x0a06;
+const DELETES: [u16; 7] = [0x0a02, 0x0a05, 0x0a08, 0x0a0b, 0x0a0e, 0x0a14, 0x0a18];
+
+/// The types of the netlink messages in a batch that strace wrote down as `\x14\x00...`.
+fn message_types(line: &str) -> Vec<u16> {
+    let sent = line.split("iov_base=\"").nth(1).and_then(|rest| rest.split('"').next()).unwrap_or_default();
+    let bytes: Vec<u8> = sent.split("\\x").filter_map(|hex| u8::from_str_radix(hex, 16).ok()).collect();
+    let (mut types, mut rest) = (Vec::new(), bytes.as_slice());
+    while let [a, b, c, d, e, f, ..] = rest {
+        let length = u32::from_ne_bytes([*a, *b, *c, *d]).next_multiple_of(4);
+        types.push(u16::from_ne_bytes([*e, *f]));
+        rest = usize::try_from(length.max(16)).ok().and_then(|length| rest.get(length..)).unwrap_or_default();
+    }
+    types
+}
+
+/// A delete makes the closing of the socket wait 7 to 15 ms.
+#[test]
+fn an_add_into_a_fresh_namespace_is_one_batch_and_deletes_nothing() -> Result<(), Complaint> {
+    let record = recorded("deletes", "sendmsg,sendto,sendmmsg")?;
+    let batches: Vec<_> =
+        record.lines().map(message_types).filter(|types| types.contains(&NEW_RULE)).collect();
+    let [batch] = batches.as_slice() else { return Err(Complaint::that(record)) };
+    assert!(batch.iter().filter(|kind| **kind == NEW_RULE).count() >= 11, "{batch:x?}");
+    assert!(!batch.iter().any(|kind| DELETES.contains(kind)), "{batch:x?}");
+    Ok(())
+}
