@@ -52,13 +52,36 @@ impl Nft {
     fn settle(&self, connection: &mut Connection, rules: &Ruleset) -> Result<Before, NftError> {
         match connection.transact(&Batch::apply(rules, Start::Fresh)?) {
             Err(error) if error.is_table_there() => {}
-            outcome => return outcome.map(|()| Before::Nothing),
+            outcome => {
+                let done = self.ascertained(outcome, |found| self.holds(rules, found));
+                return done.map(|()| Before::Nothing);
+            }
         }
-        if self.wanted(rules).differences(&dump::inventory(connection)?).is_empty() {
+        if self.holds(rules, &dump::inventory(connection)?) {
             return Ok(Before::TheSame);
         }
-        connection.transact(&Batch::apply(rules, Start::Replace)?)?;
-        Ok(Before::Others)
+        let outcome = connection.transact(&Batch::apply(rules, Start::Replace)?);
+        self.ascertained(outcome, |found| self.holds(rules, found)).map(|()| Before::Others)
+    }
+
+    fn holds(&self, rules: &Ruleset, found: &Inventory) -> bool {
+        self.wanted(rules).differences(found).is_empty()
+    }
+
+    /// When the kernel's answer got lost, what is there tells what it was. Asked once, and over
+    /// another socket: the answer may still come over the first.
+    fn ascertained(
+        &self,
+        outcome: Result<(), NftError>,
+        done: impl FnOnce(&Inventory) -> bool,
+    ) -> Result<(), NftError> {
+        match outcome {
+            Err(lost) if lost.leaves_it_open() => {
+                let found = Connection::open().and_then(|mut other| dump::inventory(&mut other));
+                if found.is_ok_and(|found| done(&found)) { Ok(()) } else { Err(lost) }
+            }
+            outcome => outcome,
+        }
     }
 }
 
@@ -86,7 +109,7 @@ impl Backend for Nft {
     fn remove(&self) -> Result<(), BackendError> {
         match Connection::open()?.transact(&Batch::remove().map_err(NftError::from)?) {
             Err(error) if error.is_table_absent() => Ok(()),
-            outcome => Ok(outcome?),
+            outcome => Ok(self.ascertained(outcome, Inventory::is_empty)?),
         }
     }
 
