@@ -133,7 +133,7 @@ fn f14_without_its_agent_a_meshed_pod_is_refused_untouched_and_an_unmeshed_one_p
     let refused = add(&agent, &pod, None);
     let answer: Value = serde_json::from_str(&refused.out).unwrap();
     assert_eq!((refused.code, answer["code"].as_u64()), (Some(1), Some(11)), "{refused:?}");
-    assert!(answer["msg"].as_str().unwrap().contains("GYBE-ADD-027: the node agent at"), "{answer}");
+    assert!(answer["msg"].as_str().unwrap().contains("GYBE-ADD-032: the node agent at"), "{answer}");
     assert!(inspected(&pod).starts_with("nothing of ours"), "{}", inspected(&pod));
     for unmeshed in [json!(null), json!({}), json!({ "example.com/x": "y" })] {
         let ran = add(&agent, &pod, Some(unmeshed));
@@ -146,7 +146,7 @@ fn a_stranger_at_the_socket_is_not_believed() {
     let (agent, pod) = (Agent::run_by(STRANGER, "stranger"), pod());
     let refused = add(&agent, &pod, None);
     assert!(
-        refused.out.contains("GYBE-ADD-027") && refused.out.contains("is run by user 1000"),
+        refused.out.contains("GYBE-ADD-032") && refused.out.contains("is run by user 1000"),
         "{refused:?}"
     );
     assert!(inspected(&pod).starts_with("nothing of ours"), "{}", inspected(&pod));
@@ -157,11 +157,11 @@ fn a_stranger_that_calls_is_told_nothing_whatever_the_sockets_mode() {
     let (mut agent, pod) = (Agent::start("caller"), pod());
     let as_stranger = ["setpriv", "--reuid=1000", "--regid=1000", "--clear-groups", "env", "-i"];
     let refused = add_as(&as_stranger, &agent, &pod, None);
-    assert!(refused.out.contains("GYBE-ADD-027") && refused.out.contains("Permission denied"), "{refused:?}");
+    assert!(refused.out.contains("GYBE-ADD-032") && refused.out.contains("Permission denied"), "{refused:?}");
     let socket = agent.place.join("run/facts.sock");
     fs::set_permissions(socket, fs::Permissions::from_mode(0o666)).unwrap();
     let refused = add_as(&as_stranger, &agent, &pod, None);
-    assert!(refused.code == Some(1) && refused.out.contains("GYBE-ADD-027"), "{refused:?}");
+    assert!(refused.code == Some(1) && refused.out.contains("GYBE-ADD-032"), "{refused:?}");
     let told = agent.crash();
     assert!(told.contains("a caller was refused") && told.contains("1000"), "{told}");
 }

@@ -10,8 +10,10 @@ use gybe_netfilter::redirection::Redirection;
 use gybe_netfilter::routes::Routes;
 
 /// Rules whose absence no connection of an honest caller can show; `rarely.rs` shows what they do.
-const SHOWN_ELSEWHERE: [&str; 5] = [
+const SHOWN_ELSEWHERE: [&str; 7] = [
     "drop-invalid",
+    "not-intercepted-v4",
+    "not-intercepted-v6",
     "proxy-keeps-source",
     "zone-upstream-answers",
     "zone-upstream-answers-v4",

@@ -5,6 +5,7 @@ use crate::error::PluginError;
 use crate::facts::FactsError;
 use crate::families::FamiliesError;
 use crate::network::NetworkError;
+use crate::probe_cache::LearnError;
 use crate::request::{RequestError, Verb};
 use crate::version::{NEWEST, SUPPORTED, VersionError};
 use serde_json::{Value, json};
@@ -113,7 +114,7 @@ pub(crate) fn command(verb: Verb) -> &'static str {
 }
 
 /// Our number for a fault (docs/ERRORS.md) and CNI's code: 1 version, 4 environment, 5 I/O, 6 JSON,
-/// 7 configuration, 8 namespace, 11 try again later, 999 anything else, as the incumbent has it.
+/// 7 configuration, 8 namespace, 11 try again later, 50 not available, 999 anything else, as the incumbent has it.
 fn known_as(fault: &PluginError) -> (u16, u32) {
     use PluginError as E;
     match fault {
@@ -141,6 +142,11 @@ fn known_as(fault: &PluginError) -> (u16, u32) {
         E::Redirection(_) => (24, 999),
         E::Drifted(_) => (25, 999),
         E::Attachments(_) => (26, 999),
+        E::NoBackend(_) => (27, 50),
+        E::Unserved(_) => (28, 999),
+        E::Learn(LearnError::Busy(_)) => (29, 11),
+        E::Learn(_) => (30, 999),
+        E::Presence(_) => (31, 999),
     }
 }
 
@@ -152,8 +158,8 @@ fn known_facts(fault: &FactsError) -> (u16, u32) {
         FactsError::Another { .. } => (18, 11),
         // Perhaps half written: the next try may find it whole.
         FactsError::Directory(_) => (19, 11),
-        FactsError::Agent(_) => (27, 11),
-        FactsError::Kubeconfig(_) => (28, 7),
+        FactsError::Agent(_) => (32, 11),
+        FactsError::Kubeconfig(_) => (33, 7),
         FactsError::Several { first, .. } => known_facts(first),
     }
 }

@@ -103,9 +103,9 @@ fn a_meshed_pod_is_decided_by_what_the_agent_knows() {
 #[test]
 fn nobody_at_the_socket_is_told_with_what_to_do() {
     let pods = Pods::new("agent-away");
-    refused(&pods, "027", &["the node agent at", "facts.sock", "No such file", "gybe node", "DaemonSet"]);
+    refused(&pods, "032", &["the node agent at", "facts.sock", "No such file", "gybe node", "DaemonSet"]);
     drop(UnixListener::bind(pods.0.join("facts.sock")).unwrap());
-    refused(&pods, "027", &["Connection refused"]);
+    refused(&pods, "032", &["Connection refused"]);
 }
 
 #[test]
@@ -130,7 +130,7 @@ fn a_pod_the_agent_does_not_know_is_refused_for_now() {
 fn a10_an_agent_that_never_answers_is_not_waited_for() {
     let pods = Pods::new("agent-silent");
     agent(&pods, |call, _| std::mem::forget(call));
-    refused(&pods, "027", &["did not answer in time"]);
+    refused(&pods, "032", &["did not answer in time"]);
     let drip = Pods::new("agent-drip");
     agent(&drip, |mut call, _| {
         thread::spawn(move || {
@@ -139,7 +139,7 @@ fn a10_an_agent_that_never_answers_is_not_waited_for() {
             }
         });
     });
-    refused(&drip, "027", &["did not answer in time"]);
+    refused(&drip, "032", &["did not answer in time"]);
 }
 
 #[test]
@@ -152,7 +152,7 @@ fn a10_an_agent_with_a_full_backlog_is_not_waited_for() {
         connect(caller.as_raw_fd(), &address).map(|()| caller)
     };
     let _callers: Vec<_> = std::iter::from_fn(|| one_more().ok()).collect();
-    refused(&pods, "027", &["did not answer in time"]);
+    refused(&pods, "032", &["did not answer in time"]);
 }
 
 #[test]
@@ -171,7 +171,7 @@ fn a10_garbage_is_refused() {
     {
         let pods = Pods::new(&format!("agent-garbage-{i}"));
         says(&pods, answer);
-        refused(&pods, "027", &["answered"]);
+        refused(&pods, "032", &["answered"]);
     }
 }
 
@@ -179,7 +179,7 @@ fn a10_garbage_is_refused() {
 fn an_agent_of_another_release_is_told_apart_from_a_broken_one() {
     let pods = Pods::new("agent-version");
     says(&pods, r#"{"version": 2, "pod": {"shape": "new"}}"#);
-    refused(&pods, "027", &["version 2", "one release"]);
+    refused(&pods, "032", &["version 2", "one release"]);
 }
 
 #[test]
@@ -190,7 +190,7 @@ fn a10_a_hundred_megabytes_are_not_read() {
         let written = (0..100).take_while(|_| call.write_all(&piece).is_ok()).count();
         assert!(written < 100, "{written} MB were read");
     });
-    refused(&pods, "027", &["more than 4194304 bytes"]);
+    refused(&pods, "032", &["more than 4194304 bytes"]);
 }
 
 #[test]
@@ -198,7 +198,7 @@ fn a10_a_fifo_or_a_file_where_the_socket_should_be_is_no_agent() {
     let pods = Pods::new("agent-fifo");
     nix::unistd::mkfifo(&pods.0.join("facts.sock"), nix::sys::stat::Mode::S_IRWXU).unwrap();
     nix::unistd::mkfifo(&pods.0.join("log.sock"), nix::sys::stat::Mode::S_IRWXU).unwrap();
-    refused(&pods, "027", &["Connection refused"]);
+    refused(&pods, "032", &["Connection refused"]);
 }
 
 #[test]
@@ -209,7 +209,7 @@ fn sources_behind_a_silent_agent_get_their_share_of_the_time() {
     entry["facts"]["directory"] = json!(pods.0);
     let outcome = call("ADD", "shop/cart-0", &entry);
     let told = outcome.message();
-    assert!(told.contains("ADD-027") && told.contains("cart-0.json is not there"), "{told}");
+    assert!(told.contains("ADD-032") && told.contains("cart-0.json is not there"), "{told}");
     pods.holds("shop", "cart-0", &meshed(&[]));
     assert!(call("ADD", "shop/cart-0", &entry).message().contains("ADD-020"), "{outcome:?}");
 }
@@ -222,13 +222,13 @@ fn a_kubeconfig_is_named_in_the_refusal_and_only_then() {
     older["kubernetes"] =
         json!({ "kubeconfig": kubeconfig, "cni_bin_dir": "/opt/cni/bin", "exclude_namespaces": ["bank"] });
     let told = call("ADD", "shop/cart-0", &older).message();
-    assert!(told.contains("ADD-027") && told.contains("kubeconfig cannot be read: No such file"), "{told}");
+    assert!(told.contains("ADD-032") && told.contains("kubeconfig cannot be read: No such file"), "{told}");
     nix::unistd::mkfifo(&kubeconfig, nix::sys::stat::Mode::S_IRWXU).unwrap();
     older["facts"]["socket"] = "".into();
     let outcome = call("ADD", "shop/cart-0", &older);
     assert_eq!(outcome.code(), Some(7), "{outcome:?}");
     let told = outcome.message();
-    assert!(told.contains("ADD-028") && told.contains("no gybe pod-facts"), "{told}");
+    assert!(told.contains("ADD-033") && told.contains("no gybe pod-facts"), "{told}");
     assert_eq!(call("ADD", "bank/cart-0", &older).exit, Some(0));
     older["kubernetes"]["kubeconfig"] = "__KUBECONFIG_FILEPATH__".into();
     let told = call("ADD", "shop/cart-0", &older).message();
