@@ -5,10 +5,13 @@
 //! The meaning is Istio's (spec `redirect-rules.md` sections 1 and 4); the cut is ours: one rule
 //! for a list however long, and no rule that could not change a packet's fate.
 
+mod ids;
 mod inbound;
 mod mangle;
 mod outbound;
 mod raw;
+
+pub use ids::RULE_IDS;
 
 use crate::policy::{Families, Owners, PortSet, RedirectPolicy};
 use crate::ruleset::{
