@@ -26,8 +26,7 @@ pub(super) fn prerouting(p: &RedirectPolicy) -> Chain {
         )
     });
     let chain = drop_invalid(chain, p)
-        // From here to "accept" of the stage the proxy's own marked packets are spared; their mark
-        // is kept for the answers.
+        // The proxy's own marked packets are spared below; here their mark is kept for the answers.
         .rule("keep-mark", [TCP, Match::Mark(Is::In, mark)], Verdict::SaveMark);
     match &p.inbound {
         Inbound::Only(ports) if ports.is_empty() => chain,
