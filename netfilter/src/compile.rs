@@ -13,11 +13,12 @@ mod raw;
 
 pub use ids::RULE_IDS;
 
-use crate::policy::{Families, Owners, PortSet, RedirectPolicy};
+use crate::policy::{Families, InterfaceName, Owners, PortSet, RedirectPolicy};
 use crate::ruleset::{
     Chain, ChainName, Family, Is, Match, Networks, Protocol, Rule, RuleId, Ruleset, Verdict,
 };
 use ipnet::{Ipv4Net, Ipv6Net};
+use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 /// The address Istio's inbound passthrough cluster binds, so that what the proxy hands to the
@@ -118,6 +119,9 @@ impl RedirectPolicy {
 const TCP: Match = Match::Protocol(Protocol::Tcp);
 const UDP: Match = Match::Protocol(Protocol::Udp);
 
+/// Where DNS is asked.
+const DNS_PORT: u16 = 53;
+
 fn only(port: u16) -> PortSet {
     PortSet::from_iter([port])
 }
@@ -128,6 +132,10 @@ fn any_uid(owners: &Owners) -> Match {
 
 fn any_gid(owners: &Owners) -> Match {
     Match::OwnerGid(owners.all())
+}
+
+fn over_loopback() -> Match {
+    Match::OutInterface(BTreeSet::from([InterfaceName::loopback()]))
 }
 
 fn to(nets: Networks) -> Match {
