@@ -4,6 +4,7 @@ pub mod cli;
 pub mod demo;
 pub mod families;
 pub mod init_args;
+pub mod install;
 pub mod manifest;
 pub mod own_namespace;
 pub mod policy_file;
