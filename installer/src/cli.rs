@@ -13,6 +13,7 @@ mod init;
 mod inspect;
 mod namespace;
 mod packet;
+mod plugin_conf;
 mod print;
 mod probe;
 mod remove;
