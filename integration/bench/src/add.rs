@@ -5,7 +5,7 @@ use crate::pod::{self, Call};
 use crate::policies;
 use crate::programs::Contender;
 use crate::report::{Limit, Report, Table, Target, cells};
-use crate::sample::{Sample, in_turn};
+use crate::sample::{Sample, childrens_time, in_turn};
 use gybe_installer::demo::namespace::Namespace;
 use gybe_integration::complaint::Complaint;
 use gybe_netfilter::backend::Backend;
@@ -28,9 +28,11 @@ pub fn measure(times: usize) -> Result<Report, Complaint> {
     }
     let samples = in_turn(times, &contenders, |contender| {
         let pod = pods.next().ok_or_else(|| Complaint::that("no namespace left"))?;
-        let took = contender.run(&pod, || ())?.took();
+        let before = childrens_time()?;
+        let passed = contender.run(&pod, || ())?.took();
+        let spent = childrens_time()?.saturating_sub(before);
         used.push(pod);
-        Ok::<_, Complaint>(took.as_secs_f64() * 1e6)
+        Ok::<_, Complaint>([passed, spent].map(|time| time.as_secs_f64() * 1e6))
     })?;
     Ok(report(&contenders, &samples, times))
 }
@@ -54,18 +56,19 @@ fn is_the_default(pod: &Namespace) -> Result<(), Complaint> {
     if told.is_empty() { Ok(()) } else { Err(Complaint::that(told.join("\n"))) }
 }
 
-fn report(contenders: &[Contender], samples: &[Sample], times: usize) -> Report {
-    let medians: Vec<f64> = samples.iter().map(Sample::median).collect();
+fn report(contenders: &[Contender], samples: &[[Sample; 2]], times: usize) -> Report {
+    let medians: Vec<f64> = samples.iter().map(|[passed, _]| passed.median()).collect();
     let &[noop, gybe, ..] = medians.as_slice() else {
         return Report { tables: Vec::new(), targets: Vec::new() };
     };
-    let row = |(contender, sample): (&Contender, &Sample)| {
-        let of_noop = format!("{:.2}", sample.median() / noop);
-        vec![contender.name.into(), sample.to_string(), of_noop, format!("{:.2}", sample.median() / gybe)]
+    let row = |(contender, [passed, spent]): (&Contender, &[Sample; 2])| {
+        let times = |other| format!("{:.2}", passed.median() / other);
+        let (passed, of_noop, of_gybe) = (passed.to_string(), times(noop), times(gybe));
+        vec![contender.name.into(), passed, of_noop, of_gybe, spent.to_string()]
     };
     let table = Table {
         title: format!("ADD of the default policy into a fresh namespace, median of {times}"),
-        head: cells(["Program", "µs (quartiles)", "x no-op", "x gybe-cni"]),
+        head: cells(["Program", "µs (quartiles)", "x no-op", "x gybe-cni", "µs of processor time"]),
         rows: contenders.iter().zip(samples).map(row).collect(),
     };
     let own = Target {

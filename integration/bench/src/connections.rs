@@ -25,14 +25,11 @@ pub fn measure(rounds: usize) -> Result<Report, Complaint> {
             streets.push(Street::build(written, count)?);
         }
     }
-    let both = |street| [(street, Way::Inbound), (street, Way::Outbound)];
-    let cases: Vec<(&Street, Way)> = streets.iter().flat_map(both).collect();
-    let samples = in_turn(rounds, &cases, |(street, way)| street.cost(*way))?;
-    let rows: Vec<Row<'_>> = streets
-        .iter()
-        .zip(samples.chunks(2))
-        .filter_map(|(street, samples)| Some(Row { street, ways: samples.try_into().ok()? }))
-        .collect();
+    let samples = in_turn(rounds, &streets, |street| {
+        Ok::<_, Complaint>([street.cost(Way::Inbound)?, street.cost(Way::Outbound)?])
+    })?;
+    let rows: Vec<Row<'_>> =
+        streets.iter().zip(&samples).map(|(street, ways)| Row { street, ways }).collect();
     Ok(report(&rows))
 }
 
@@ -44,7 +41,7 @@ struct Row<'a> {
 
 fn report(rows: &[Row<'_>]) -> Report {
     let of = |count| rows.iter().find(|row| row.street.is(Written::Sets, count)).map(|row| row.ways);
-    let medians = |ways: &[Sample; 2]| [ways[0].median(), ways[1].median()];
+    let medians = |ways: &[Sample; 2]| ways.each_ref().map(Sample::median);
     let default = of(0).map_or([f64::NAN; 2], medians);
     let longest = of(1000).map_or([f64::NAN; 2], medians);
     let row = |row: &Row<'_>| {

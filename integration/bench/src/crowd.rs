@@ -20,7 +20,9 @@ pub fn measure(rounds: usize) -> Result<Report, Complaint> {
     let contenders = contenders()?;
     let mut report = Report { tables: Vec::new(), targets: Vec::new() };
     for size in CROWDS {
-        let samples = in_turn(rounds, &contenders, |contender| at_once(contender, size))?;
+        let samples =
+            in_turn(rounds, &contenders, |contender| Ok::<_, Complaint>([at_once(contender, size)?]))?;
+        let samples: Vec<Sample> = samples.into_iter().flatten().collect();
         report.tables.push(table(size, &contenders, &samples));
         report.targets.extend(target(size, &samples));
     }

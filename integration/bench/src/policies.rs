@@ -7,12 +7,12 @@ use gybe_netfilter::ruleset::{Chain, Match, Networks, Rule, RuleId, Ruleset};
 use ipnet::{IpNet, Ipv4Net};
 use std::net::Ipv4Addr;
 
-/// What the injector asks for when nobody annotates anything, on both families.
+/// What the plugin makes of a pod that nobody annotated, on both families.
 ///
 /// # Errors
 /// Never: the file is written here.
 pub fn default() -> Result<RedirectPolicy, Complaint> {
-    Ok(PolicyFile::parse(r#"{ "enable_ipv6": true }"#)?.policy(&[])?)
+    Ok(PolicyFile::parse(r#"{ "enable_ipv6": true, "outbound_ports_exclude": [15020] }"#)?.policy(&[])?)
 }
 
 /// The default with that many ports excluded inbound, and as many ports and networks outbound.
@@ -22,13 +22,15 @@ pub fn default() -> Result<RedirectPolicy, Complaint> {
 pub fn with_exclusions(count: usize) -> Result<RedirectPolicy, Complaint> {
     let mut policy = default()?;
     if count > 0 {
-        // The injector's own three are part of every list: what is compared is only its length.
+        // The proxy's own are part of every list: what is compared is only its length.
         let ports = ports(count);
+        let with = |own: &PortSet| -> PortSet {
+            [own, &ports].into_iter().flat_map(|ports| ports.ranges().to_vec()).collect()
+        };
         if let Inbound::AllBut(own) = &policy.inbound {
-            let all = [own, &ports].into_iter().flat_map(|ports| ports.ranges().iter().copied());
-            policy.inbound = Inbound::AllBut(all.collect());
+            policy.inbound = Inbound::AllBut(with(own));
         }
-        policy.outbound.excluded_ports = ports;
+        policy.outbound.excluded_ports = with(&policy.outbound.excluded_ports);
         policy.outbound.excluded_to = networks(count);
     }
     Ok(policy)

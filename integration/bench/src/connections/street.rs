@@ -1,6 +1,7 @@
 //! A pod and its peer, a veth pair between them, and connections from either to the other.
 
 use crate::policies::{a_rule_per_value, with_exclusions};
+use crate::sample::processor_time;
 use gybe_installer::demo::link::{End, join};
 use gybe_installer::demo::namespace::Namespace;
 use gybe_integration::complaint::Complaint;
@@ -11,7 +12,6 @@ use gybe_netfilter::nft::Nft;
 use gybe_netfilter::policy::InterfaceName;
 use nix::libc::linger;
 use nix::sys::socket::{setsockopt, sockopt};
-use nix::time::{ClockId, clock_gettime};
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
@@ -140,8 +140,4 @@ fn batch(to: SocketAddr, listener: &TcpListener) -> Result<Duration, Complaint> 
         }
     }
     Ok(spent)
-}
-
-fn processor_time() -> Result<Duration, Complaint> {
-    Ok(clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)?.into())
 }
