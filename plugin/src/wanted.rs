@@ -115,6 +115,7 @@ impl Subject {
             let outcome = work(&redirection, &mut rtnetlink, backend.as_ref())?;
             Ok(Done { addresses, families, outcome })
         };
-        self.netns.run(errand).map_err(PluginError::Netns)?
+        self.netns.enter().map_err(PluginError::Netns)?;
+        errand()
     }
 }
