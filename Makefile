@@ -17,7 +17,7 @@ build: ## both programs, static, in dist/   (needs: the Rust toolchain, a C link
 demo: build ## the main job, watched: a pod's connections with and without Gybe   (needs: root, or unshare and newuidmap)
 	@integration/as-root.sh dist/gybe demo
 
-test: setup test-unit test-kernel ## all tests of a bare clone   (needs: root, or a user namespace; Debian packages, see setup)
+test: setup test-unit test-struck test-kernel ## all tests of a bare clone   (needs: root, or a user namespace; Debian packages, see setup)
 
 test-unit: ## tests that need no privilege
 	cargo test --locked -p gybe-netfilter -p gybe-plugin -p gybe-installer
@@ -30,8 +30,11 @@ test-kernel: ## real packets in throw-away network namespaces   (needs: root, or
 test-user: ## the kernel tests once more, as a plain user in a user namespace   (needs: root, to make that user)
 	integration/as-user.sh
 
+test-struck: ## the installer killed before, and refused at, every one of its system calls   (needs: strace; some minutes)
+	cargo test --locked -p gybe-installer --test struck
+
 test-shared: ## tests that read the reference material in $$GYBE_SHARED (default ../shared)
-	cargo test --locked -p gybe-installer --test shared_injected
+	cargo test --locked -p gybe-installer --test shared_injected --test shared_install
 
 test-containerd: ## real sandboxes by containerd 1.6, 1.7 and 2.x   (needs: root; Debian packages, see integration/containerd/setup.sh)
 	integration/containerd/setup.sh

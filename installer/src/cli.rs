@@ -1,13 +1,15 @@
 //! The command line: which sub-command is meant, and how its answer leaves the program.
 //!
 //! Exit codes, the same for all: 0 done, or yes; 1 the answer is no (`verify`); 2 wrong arguments,
-//! or it could not be done.
+//! or it could not be done; 126 the pod is not redirected (`validate`).
 
 mod answer;
 mod apply;
 mod backend;
+mod called;
 mod demo;
 mod file;
+mod init;
 mod inspect;
 mod namespace;
 mod packet;
@@ -15,6 +17,7 @@ mod print;
 mod remove;
 mod render;
 mod trace;
+mod validate;
 mod verify;
 mod wish;
 
@@ -22,13 +25,15 @@ pub use answer::Exit;
 
 use answer::{Answer, Failure};
 use clap::{Parser, Subcommand};
+use init::Surroundings;
 use std::ffi::OsString;
 
 /// Redirects a network namespace's traffic through its mesh proxy, by nftables over netlink.
 #[derive(Debug, Parser)]
 #[command(name = "gybe", version, max_term_width = 100)]
 #[command(
-    after_help = "Exit codes: 0 done, or yes; 1 no (verify); 2 wrong arguments, or it could not be done."
+    after_help = "Exit codes: 0 done, or yes; 1 no (verify); 2 wrong arguments, or it could not be done; \
+                  126 not redirected (validate)."
 )]
 struct Gybe {
     /// Answer in JSON
@@ -46,11 +51,13 @@ enum Command {
     Inspect(inspect::InspectArgs),
     Trace(trace::TraceArgs),
     Remove(remove::RemoveArgs),
+    Init(init::InitCommand),
+    Validate(validate::ValidateArgs),
     Demo(demo::DemoArgs),
 }
 
 impl Command {
-    fn run(&self) -> Result<Answer, Failure> {
+    fn run(&self, surroundings: &Surroundings) -> Result<Answer, Failure> {
         match self {
             Self::Apply(args) => args.run(),
             Self::Verify(args) => args.run(),
@@ -58,16 +65,27 @@ impl Command {
             Self::Inspect(args) => args.run(),
             Self::Trace(args) => args.run(),
             Self::Remove(args) => args.run(),
+            Self::Init(args) => args.run(surroundings),
+            Self::Validate(args) => args.run(surroundings),
             Self::Demo(args) => args.run(),
         }
     }
 }
 
-/// Does what the arguments say, prints the outcome, and says how the program ends.
-pub fn run(args: impl IntoIterator<Item = OsString>) -> Exit {
+/// Does what the arguments say, in this environment; prints the outcome, and says how the program
+/// ends. A variable that is no text is none that anybody asks for.
+pub fn run(
+    args: impl IntoIterator<Item = OsString>,
+    environment: impl IntoIterator<Item = (OsString, OsString)>,
+) -> Exit {
+    let (called, args) = called::read(args);
+    let text =
+        |(name, value): (OsString, OsString)| Some((name.into_string().ok()?, value.into_string().ok()?));
+    let surroundings =
+        Surroundings { called, environment: environment.into_iter().filter_map(text).collect() };
     match Gybe::try_parse_from(args) {
         Err(error) => print::usage(&error),
-        Ok(gybe) => match gybe.command.run() {
+        Ok(gybe) => match gybe.command.run(&surroundings) {
             Ok(answer) => print::answer(&answer, gybe.json),
             Err(failure) => print::failure(&failure),
         },

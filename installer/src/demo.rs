@@ -17,6 +17,6 @@ pub mod namespace;
 pub mod play;
 pub mod report;
 mod rtnetlink;
-mod socket;
+pub(crate) mod socket;
 pub mod stage;
 pub mod watched;

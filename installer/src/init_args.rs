@@ -3,15 +3,21 @@
 //!
 //! Read the way Go's pflag reads them, so that whatever works there works here.
 
+mod duration;
+mod errand;
 mod flags;
 
+pub use errand::{Probe, Tool};
 pub use flags::Order;
 
 use crate::policy_file::{Fault, PolicyFile, PolicyFileError};
-use flags::{FLAGS, Meaning, VARIABLES};
+use flags::{FLAGS, Meaning, Setting, VARIABLES};
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+
+/// Where an Envoy listens when nobody says otherwise.
+const ENVOY_PORT: &str = "15001";
 
 /// What a call of `istio-iptables` asks for.
 #[derive(Debug, Clone, PartialEq)]
@@ -19,6 +25,10 @@ pub struct InitArgs {
     /// The names of a policy file and the values they got.
     wish: Map<String, Value>,
     orders: BTreeSet<Order>,
+    settings: BTreeMap<Setting, String>,
+    ignored: BTreeSet<String>,
+    probe: Probe,
+    tool: Tool,
 }
 
 /// Why arguments cannot be followed.
@@ -38,6 +48,16 @@ pub enum InitArgsError {
         /// What was given.
         value: String,
     },
+    /// A value beside the policy that cannot be meant.
+    #[error("{name} is {value:?}, which is not {wanted}")]
+    NotA {
+        /// The flag.
+        name: &'static str,
+        /// What was given.
+        value: String,
+        /// What would be one.
+        wanted: &'static str,
+    },
     /// Values that make no policy.
     #[error("the arguments of istio-iptables make no policy")]
     Policy(#[source] PolicyFileError),
@@ -49,9 +69,17 @@ impl InitArgs {
     /// An argument counts more than the variable of the same name, as in Istio.
     ///
     /// # Errors
-    /// With the first argument that is not known or lacks its value.
+    /// With the first argument that is not known, lacks its value or, beside the policy, has one that
+    /// cannot be meant.
     pub fn read(args: &[String], environment: &BTreeMap<String, String>) -> Result<Self, InitArgsError> {
-        let mut read = Self { wish: nothing_captured(), orders: BTreeSet::new() };
+        let mut read = Self {
+            wish: nothing_captured(),
+            orders: BTreeSet::new(),
+            settings: BTreeMap::new(),
+            ignored: BTreeSet::new(),
+            probe: Probe::default(),
+            tool: Tool::Any,
+        };
         read.environment(environment)?;
         let mut rest = args.iter().map(String::as_str).peekable();
         rest.next_if_eq(&"istio-iptables");
@@ -61,7 +89,28 @@ impl InitArgs {
                 None => read.short(arg, &mut rest)?,
             }
         }
+        (read.probe, read.tool) = (read.probe_asked_for()?, read.tool_asked_for()?);
         Ok(read)
+    }
+
+    /// Is this word one of the flags, so that a command line that begins with it is for
+    /// `istio-iptables`?
+    pub fn knows(word: &str) -> bool {
+        if let Some(long) = word.strip_prefix("--") {
+            let name = long.split_once('=').map_or(long, |(name, _)| name);
+            return FLAGS.iter().any(|flag| flag.is_called(name));
+        }
+        let letter = word.strip_prefix('-').and_then(|letters| letters.chars().next());
+        letter.is_some_and(|letter| FLAGS.iter().any(|flag| flag.short == Some(letter)))
+    }
+
+    /// The same as Istio before 1.3 meant it: its proxy had one port for both directions, and no
+    /// argument for another (`tools/deb/istio-iptables.sh` of istio/istio 1.0).
+    #[must_use]
+    pub fn with_one_port(mut self) -> Self {
+        let port = self.wish.get("proxy_port").cloned().unwrap_or_else(|| ENVOY_PORT.into());
+        self.wish.entry("inbound_capture_port").or_insert(port);
+        self
     }
 
     /// The policy asked for; `dns_servers` are those of the pod's `/etc/resolv.conf`, which count
@@ -81,6 +130,12 @@ impl InitArgs {
     /// Is this among the orders given?
     pub fn orders(&self, order: Order) -> bool {
         self.orders.contains(&order)
+    }
+
+    /// Does the policy depend on the pod's DNS servers?
+    pub fn wants_dns_servers(&self) -> bool {
+        let is = |key| self.wish.get(key).and_then(Value::as_bool) == Some(true);
+        is("redirect_dns") && !is("capture_all_dns")
     }
 
     fn environment(&mut self, environment: &BTreeMap<String, String>) -> Result<(), InitArgsError> {
@@ -137,6 +192,10 @@ impl InitArgs {
     fn take(&mut self, meaning: Meaning, name: &str, value: &str) -> Result<(), InitArgsError> {
         match meaning {
             Meaning::Nothing | Meaning::NothingBare => {}
+            Meaning::Ignored | Meaning::IgnoredBare
+                if value.is_empty() || matches!(truth(name, value), Ok(false)) => {}
+            Meaning::Ignored | Meaning::IgnoredBare => drop(self.ignored.insert(name.to_owned())),
+            Meaning::Setting(setting) => drop(self.settings.insert(setting, value.to_owned())),
             Meaning::Value(key) if value.is_empty() => drop(self.wish.remove(key)),
             Meaning::Value(key) => drop(self.wish.insert(key.to_owned(), value.into())),
             Meaning::List(key) => drop(self.wish.insert(key.to_owned(), list(value))),

@@ -3,5 +3,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    gybe_installer::cli::run(std::env::args_os()).into()
+    gybe_installer::cli::run(std::env::args_os(), std::env::vars_os()).into()
 }

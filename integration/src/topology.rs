@@ -7,6 +7,7 @@
 //! ```
 
 use crate::vectors::{Flow, Place};
+use gybe_installer::demo::fate::Fate;
 use gybe_installer::demo::link::{End, LinkError, Towards, forward, join, route};
 use gybe_installer::demo::listener::{Badge, ListenError, Listeners, Reach, Service};
 use gybe_installer::demo::namespace::{Namespace, NamespaceError};
@@ -79,8 +80,8 @@ impl Topology {
         let listeners = vec![
             Listeners::start(&pod, proxy(mode), Badge::NameAndPort("envoy"), proxy_services())?,
             Listeners::start(&pod, APP, Badge::NameAndPort("app"), app_services())?,
-            Listeners::start(&peer, ROOT, Badge::Name("ext-peer"), asked(flows))?,
-            Listeners::start(&sec, ROOT, Badge::Name("ext-sec"), asked(flows))?,
+            Listeners::start(&peer, ROOT, Badge::Name("ext-peer"), asked(flows, "ext-peer"))?,
+            Listeners::start(&sec, ROOT, Badge::Name("ext-sec"), asked(flows, "ext-sec"))?,
         ];
         Ok(Self { _listeners: listeners, pod, peer, vm, sec })
     }
@@ -137,10 +138,11 @@ fn app_services() -> Vec<Service> {
     tcp.into_iter().chain(udp).collect()
 }
 
-/// Every port anybody asks for.
-fn asked(flows: &[Flow]) -> Vec<Service> {
+/// Every port on which `name` is asked for.
+fn asked(flows: &[Flow], name: &str) -> Vec<Service> {
     let mut services: Vec<Service> = Vec::new();
-    for flow in flows {
+    let is_asked = |flow: &&Flow| matches!(&flow.without_rules, Fate::Answered(answer) if answer.by == name);
+    for flow in flows.iter().filter(is_asked) {
         let service = Service { transport: flow.transport, port: flow.to.port(), reach: Reach::Everywhere };
         if !services.contains(&service) {
             services.push(service);

@@ -15,7 +15,8 @@
 
 use gybe_installer::policy_file::PolicyFile;
 use gybe_integration::complaint::Complaint;
-use gybe_integration::run::{Until, under};
+use gybe_integration::run::{Rules, Until, differences, under};
+use gybe_integration::topology::Topology;
 use gybe_integration::vectors::{Flow, Place, Vector};
 use gybe_netfilter::nft::Nft;
 use gybe_netfilter::redirection::Redirection;
@@ -60,8 +61,11 @@ fn the_classic_rules_send_every_connection_where_they_always_did() -> Result<(),
     ];
     let policy = PolicyFile::parse(POLICY)?.policy(&[])?;
     let vector = Vector { name: "classic".into(), policy, flows: flows.to_vec() };
+    let world = Topology::raise(vector.policy.mode, &vector.flows)?;
+    let control = differences(&world, &vector.flows, Rules::NotThere, Until::TheEnd)?;
+    assert!(control.is_empty(), "without rules: {control:#?}");
     let found = under(&vector, &Redirection::of(&vector.policy), &Nft, Until::TheEnd)?;
-    assert!(found.is_empty(), "{found:#?}");
+    assert!(found.is_empty(), "with rules: {found:#?}");
     Ok(())
 }
 

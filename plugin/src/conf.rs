@@ -119,8 +119,8 @@ impl Default for FactsConf {
     }
 }
 
-/// Every key that means something in an entry: ours, then the protocol's.
-const KNOWN: [&str; 22] = [
+/// Every key of ours that means something in an entry.
+const KNOWN: [&str; 8] = [
     "log_level",
     "backend",
     "exclude_namespaces",
@@ -129,6 +129,10 @@ const KNOWN: [&str; 22] = [
     "inboundDefault",
     "ipv6",
     "facts",
+];
+
+/// The protocol's own, and what runtimes put beside them.
+const PROTOCOL: [&str; 14] = [
     "cniVersion",
     "cniVersions",
     "name",
@@ -224,7 +228,9 @@ pub fn log_level(members: &Map<String, Value>) -> LogLevel {
 
 /// Keys that mean nothing to us: worth a warning, since one may be a known key misspelt.
 pub fn unknown_keys(members: &Map<String, Value>) -> Vec<String> {
-    let top = members.keys().filter(|key| !KNOWN.iter().any(|known| known.eq_ignore_ascii_case(key)));
+    // The protocol's keys come in any case (Go reads them so); ours are read as they are written.
+    let protocol = |key: &str| PROTOCOL.iter().any(|known| known.eq_ignore_ascii_case(key));
+    let top = members.keys().filter(|key| !KNOWN.contains(&key.as_str()) && !protocol(key));
     let facts = members.get("facts").and_then(Value::as_object).into_iter().flat_map(Map::keys);
     let facts = facts.filter(|key| !KNOWN_FACTS.contains(&key.as_str()));
     top.cloned().chain(facts.map(|key| format!("facts.{key}"))).collect()

@@ -60,8 +60,15 @@ pub enum Life {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ManifestError {
     /// Something in it is of another type than in a pod.
-    #[error("not a pod's manifest: {0}")]
-    Shape(String),
+    #[error("not a pod's manifest: it {what}, line {line} column {column}")]
+    Shape {
+        /// What is wrong; never what stands there, which may be a secret.
+        what: &'static str,
+        /// Where, counted from 1; 0 where the document was not read from text.
+        line: usize,
+        /// Likewise.
+        column: usize,
+    },
     /// Nothing says what it runs.
     #[error("not a pod's manifest: it has no spec.containers")]
     NoContainers,

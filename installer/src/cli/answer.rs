@@ -18,6 +18,8 @@ pub enum Exit {
     No,
     /// 2: wrong arguments, or it could not be done.
     Failed,
+    /// 126: the pod is not redirected. Istio's repair looks for this number.
+    NotRedirected,
 }
 
 impl From<Exit> for ExitCode {
@@ -26,6 +28,7 @@ impl From<Exit> for ExitCode {
             Exit::Yes => Self::SUCCESS,
             Exit::No => Self::from(1),
             Exit::Failed => Self::from(2),
+            Exit::NotRedirected => Self::from(126),
         }
     }
 }

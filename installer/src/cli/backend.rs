@@ -1,6 +1,7 @@
 //! The word an operator has for a way of writing rules.
 
 use super::answer::Failure;
+use crate::init_args::Tool;
 use clap::{Args, ValueEnum};
 use gybe_netfilter::backend::{Backend, BackendError};
 use gybe_netfilter::iptables::{Iptables, Variant};
@@ -34,6 +35,21 @@ impl BackendArg {
             BackendWord::Iptables => iptables(Variant::Nft).or_else(|_| iptables(Variant::Legacy)),
         }
     }
+}
+
+/// The backend for what `istio-iptables` was told to use.
+pub(super) fn of(tool: Tool) -> Result<Box<dyn Backend>, Failure> {
+    match tool {
+        Tool::Any | Tool::Nftables => Ok(Box::new(Nft)),
+        Tool::IptablesLegacy => iptables(Variant::Legacy),
+    }
+}
+
+/// Every backend there is here: nftables needs nothing, iptables its programs.
+pub(super) fn all_here() -> Vec<Box<dyn Backend>> {
+    let programs = [Variant::Nft, Variant::Legacy].into_iter().filter_map(|variant| iptables(variant).ok());
+    let nft: Box<dyn Backend> = Box::new(Nft);
+    [nft].into_iter().chain(programs).collect()
 }
 
 fn iptables(variant: Variant) -> Result<Box<dyn Backend>, Failure> {

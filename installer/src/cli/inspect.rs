@@ -40,6 +40,7 @@ fn listing(backend: &str, found: &Inventory) -> String {
         match part.kind {
             PartKind::Chain => chain(&mut text, part),
             PartKind::Set => set(&mut text, part),
+            PartKind::TableFlag => text += &format!("  flags {}\n", part.name),
         }
     }
     text + "}\n"
@@ -77,5 +78,7 @@ fn as_json(backend: &str, found: &Inventory) -> Value {
     let sets = of_kind(PartKind::Set).map(|set| {
         json!({ "name": set.name, "elements": set.items.iter().map(|item| &item.id).collect::<Vec<_>>() })
     });
-    json!({ "backend": backend, "chains": chains.collect::<Vec<_>>(), "sets": sets.collect::<Vec<_>>() })
+    let flags: Vec<_> = of_kind(PartKind::TableFlag).map(|flag| &flag.name).collect();
+    let (chains, sets) = (chains.collect::<Vec<_>>(), sets.collect::<Vec<_>>());
+    json!({ "backend": backend, "flags": flags, "chains": chains, "sets": sets })
 }

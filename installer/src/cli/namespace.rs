@@ -1,11 +1,10 @@
 //! The network namespace an operator names, and what is asked of it before any rule.
 
 use super::answer::Failure;
+use crate::own_namespace;
 use clap::{Args, ValueEnum};
-use gybe_netfilter::compile::PASSTHROUGH_V6;
 use gybe_netfilter::netns::{Netns, NetnsError};
 use gybe_netfilter::policy::Families;
-use gybe_netfilter::routes;
 use std::net::IpAddr;
 use std::path::{Display, Path, PathBuf};
 
@@ -105,13 +104,10 @@ impl<'a> Opened<'a> {
         self.netns.run(work).map_err(cannot_use)
     }
 
-    /// Its addresses, in the kernel's order, but for the one we give to `lo`: that one says nothing
-    /// about the pod.
+    /// Its addresses, in the kernel's order.
     pub(super) fn addresses(&self) -> Result<Vec<IpAddr>, Failure> {
-        let found = self.inside(routes::addresses)?;
         let cannot = |why| Failure::hinted(format!("cannot learn the addresses in {}", self.path()), why);
-        let found = found.map_err(cannot)?.into_iter().map(|address| address.ip);
-        Ok(found.filter(|ip| *ip != PASSTHROUGH_V6).collect())
+        self.inside(own_namespace::addresses)?.map_err(cannot)
     }
 }
 

@@ -27,7 +27,7 @@ impl IdentityError {
 /// `nft_meta_get_eval_skugid`, v6.18), and those credentials are a copy of the thread's at
 /// `socket(2)` or `accept(2)`. The file system ids of a thread can be changed alone, and going from
 /// 0 to another one keeps `CAP_NET_ADMIN` and `CAP_NET_BIND_SERVICE` (capabilities(7)).
-pub(super) fn act_as(owner: Owner) -> Result<(), IdentityError> {
+pub(crate) fn act_as(owner: Owner) -> Result<(), IdentityError> {
     setfsgid(Gid::from_raw(owner.gid));
     setfsuid(Uid::from_raw(owner.uid));
     // Both calls answer with the id before, whether or not they worked; an invalid id only asks.

@@ -1,5 +1,8 @@
 //! Links between namespaces, their addresses and routes. Works in the calling thread's namespace,
-//! or in those it is handed; every change is acknowledged by the kernel before the next one.
+//! or in those it is handed; every change is acknowledged by the kernel before the next one. When
+//! what was made really works is known to `link/ready.rs`.
+
+mod ready;
 
 use super::namespace::{Namespace, NamespaceError};
 use super::rtnetlink::{Rtnetlink, RtnetlinkError};
@@ -8,7 +11,7 @@ use ipnet::IpNet;
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL};
 use netlink_packet_route::address::{AddressAttribute, AddressHeaderFlags, AddressMessage};
 use netlink_packet_route::link::{
-    InfoData, InfoKind, InfoVeth, LinkAttribute, LinkFlags, LinkInfo, LinkMessage, State,
+    InfoData, InfoKind, InfoVeth, LinkAttribute, LinkFlags, LinkInfo, LinkMessage,
 };
 use netlink_packet_route::route::{
     RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteProtocol, RouteScope, RouteType,
@@ -18,7 +21,6 @@ use nix::errno::Errno;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
 
 /// Why a world could not be wired up.
 #[derive(Debug, thiserror::Error)]
@@ -31,11 +33,11 @@ pub enum LinkError {
         /// Why.
         source: RtnetlinkError,
     },
-    /// The link never came up.
-    #[error("interface {name} did not come up within {seconds} s")]
-    StaysDown {
+    /// A link or an address never came to work.
+    #[error("{what} did not work within {seconds} s")]
+    NotReady {
         /// Which.
-        name: String,
+        what: String,
         /// How long it had.
         seconds: u64,
     },
@@ -88,9 +90,6 @@ pub enum Towards {
     Here,
 }
 
-/// How long a link may take to come up; seen are 1 ms.
-const COMES_UP_WITHIN: Duration = Duration::from_secs(5);
-
 /// Index of the loopback interface in every network namespace.
 const LOOPBACK: u32 = 1;
 
@@ -109,7 +108,7 @@ pub fn join(left: &End<'_>, right: &End<'_>) -> Result<(), LinkError> {
         end.namespace.run(|| up(index, || format!("bring up {}", end.name.as_str())))??;
     }
     for (end, index) in ends {
-        end.namespace.run(|| wait_until_up(end, index).and_then(|()| address(end, index)))??;
+        end.namespace.run(|| ready::until_up(end, index).and_then(|()| address(end, index)))??;
     }
     Ok(())
 }
@@ -199,6 +198,9 @@ fn address(end: &End<'_>, index: u32) -> Result<(), LinkError> {
         change(RouteNetlinkMessage::NewAddress(message), NLM_F_CREATE | NLM_F_EXCL, || {
             format!("give {} the address {network}", end.name.as_str())
         })?;
+        if let IpAddr::V6(address) = network.addr() {
+            ready::until_found(address, index)?;
+        }
     }
     Ok(())
 }
@@ -209,27 +211,6 @@ fn up(index: u32, step: impl Fn() -> String) -> Result<(), LinkError> {
     message.header.flags = LinkFlags::Up;
     message.header.change_mask = LinkFlags::Up;
     change(RouteNetlinkMessage::SetLink(message), 0, step)
-}
-
-fn wait_until_up(end: &End<'_>, index: u32) -> Result<(), LinkError> {
-    let deadline = Instant::now() + COMES_UP_WITHIN;
-    let step = |source| LinkError::Step { step: format!("watch interface {}", end.name.as_str()), source };
-    let mut kernel = Rtnetlink::open().map_err(step)?;
-    kernel.watch_links().map_err(step)?;
-    loop {
-        let mut question = LinkMessage::default();
-        question.header.index = index;
-        let answer = kernel.ask(RouteNetlinkMessage::GetLink(question)).map_err(step)?;
-        let up = LinkAttribute::OperState(State::Up);
-        if matches!(answer, RouteNetlinkMessage::NewLink(link) if link.attributes.contains(&up)) {
-            return Ok(());
-        }
-        if Instant::now() >= deadline {
-            let seconds = COMES_UP_WITHIN.as_secs();
-            return Err(LinkError::StaysDown { name: end.name.as_str().to_owned(), seconds });
-        }
-        kernel.hear(deadline).map_err(step)?;
-    }
 }
 
 fn change(message: RouteNetlinkMessage, flags: u16, step: impl Fn() -> String) -> Result<(), LinkError> {

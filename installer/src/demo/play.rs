@@ -118,7 +118,7 @@ impl std::convert::From<super::namespace::NamespaceError> for PlayError {
 }
 
 /// Every connection is answered at once or goes wrong.
-const PATIENCE: Duration = Duration::from_secs(1);
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Plays it.
 ///

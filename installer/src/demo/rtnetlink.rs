@@ -32,6 +32,13 @@ pub(super) struct Rtnetlink {
     sequence: u32,
 }
 
+/// What the kernel tells of unasked (include/uapi/linux/rtnetlink.h, enum rtnetlink_groups).
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Group {
+    Links = 1,
+    Ipv6Addresses = 9,
+}
+
 /// Room for one answer; the longest here is a link with all its attributes, under 4 KiB.
 const ANSWER: usize = 32 * 1024;
 
@@ -42,10 +49,9 @@ impl Rtnetlink {
         Ok(Self { socket, sequence: 0 })
     }
 
-    /// From now on, hear of changes to links as well.
-    pub(super) fn watch_links(&self) -> Result<(), RtnetlinkError> {
-        const RTNLGRP_LINK: u32 = 1; // include/uapi/linux/rtnetlink.h, enum rtnetlink_groups
-        Ok(self.socket.add_membership(RTNLGRP_LINK)?)
+    /// From now on, hear of changes as well.
+    pub(super) fn watch(&self, group: Group) -> Result<(), RtnetlinkError> {
+        Ok(self.socket.add_membership(group as u32)?)
     }
 
     /// Has something changed, and returns when the kernel has acknowledged it.

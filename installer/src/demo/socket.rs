@@ -10,7 +10,7 @@ use std::net::{SocketAddr, SocketAddrV4, SocketAddrV6, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 /// A socket of `like`'s family and of that family only; nothing it does makes the caller wait.
-pub(super) fn open(transport: Transport, like: SocketAddr) -> nix::Result<OwnedFd> {
+pub(crate) fn open(transport: Transport, like: SocketAddr) -> nix::Result<OwnedFd> {
     let family = if like.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
     let kind = match transport {
         Transport::Tcp => SockType::Stream,
@@ -24,16 +24,16 @@ pub(super) fn open(transport: Transport, like: SocketAddr) -> nix::Result<OwnedF
     Ok(fd)
 }
 
-pub(super) fn bind(fd: &OwnedFd, address: SocketAddr) -> nix::Result<()> {
+pub(crate) fn bind(fd: &OwnedFd, address: SocketAddr) -> nix::Result<()> {
     nix::sys::socket::bind(fd.as_raw_fd(), &SockaddrStorage::from(address))
 }
 
-pub(super) fn connect(fd: &OwnedFd, address: SocketAddr) -> nix::Result<()> {
+pub(crate) fn connect(fd: &OwnedFd, address: SocketAddr) -> nix::Result<()> {
     nix::sys::socket::connect(fd.as_raw_fd(), &SockaddrStorage::from(address))
 }
 
 /// Where the caller of an accepted connection wanted to go; `None` when conntrack does not know it.
-pub(super) fn original_destination(stream: &impl AsFd, caller: SocketAddr) -> Option<SocketAddr> {
+pub(crate) fn original_destination(stream: &impl AsFd, caller: SocketAddr) -> Option<SocketAddr> {
     if caller.is_ipv4() {
         let address = getsockopt(stream, sockopt::OriginalDst).ok()?;
         Some(SocketAddrV4::from(SockaddrIn::from(address)).into())

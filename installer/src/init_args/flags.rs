@@ -13,10 +13,24 @@ pub enum Order {
     Reconcile,
     /// Take the rules away and write none.
     CleanupOnly,
-    /// Write rules also when they seem to be there.
+    /// Write rules whatever is there. Ours are written anyway, so what it overrules here is the
+    /// doubt whether this is a pod's namespace at all.
     ForceApply,
     /// Use nftables.
     NativeNftables,
+}
+
+/// What has a value and says nothing about the policy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Setting {
+    /// The port a validation calls.
+    ProbePort,
+    /// How long a validation may take.
+    ProbeTimeout,
+    /// Which iptables programs Istio shall take.
+    IptablesBinary,
+    /// Another network namespace than this one.
+    NetworkNamespace,
 }
 
 /// What a flag's value is for.
@@ -30,17 +44,23 @@ pub(super) enum Meaning {
     Bool(&'static str),
     /// An order; true unless the value says false.
     Order(Order),
-    /// Accepted, has a value, means nothing here.
+    /// Kept as it is written.
+    Setting(Setting),
+    /// Accepted, has a value, changes nothing that anybody could miss.
     Nothing,
-    /// Accepted, needs no value, means nothing here.
+    /// Accepted, needs no value, changes nothing that anybody could miss.
     NothingBare,
+    /// Accepted, has a value, and whoever gives it is told that it means nothing here.
+    Ignored,
+    /// The same, and it needs no value.
+    IgnoredBare,
 }
 
 impl Meaning {
     pub(super) fn key(self) -> Option<&'static str> {
         match self {
             Self::Value(key) | Self::List(key) | Self::Bool(key) => Some(key),
-            Self::Order(_) | Self::Nothing | Self::NothingBare => None,
+            _ => None,
         }
     }
 }
@@ -62,8 +82,14 @@ impl Flag {
 
     pub(super) fn value_when_bare(&self) -> Option<&'static str> {
         match self.meaning {
-            Meaning::Bool(_) | Meaning::Order(_) | Meaning::NothingBare => Some("true"),
-            Meaning::Value(_) | Meaning::List(_) | Meaning::Nothing => None,
+            Meaning::Bool(_) | Meaning::Order(_) | Meaning::NothingBare | Meaning::IgnoredBare => {
+                Some("true")
+            }
+            Meaning::Value(_)
+            | Meaning::List(_)
+            | Meaning::Setting(_)
+            | Meaning::Nothing
+            | Meaning::Ignored => None,
         }
     }
 
@@ -84,7 +110,7 @@ const fn also(variable: &'static str, flag: Flag) -> Flag {
     Flag { also: Some(variable), ..flag }
 }
 
-pub(super) static FLAGS: [Flag; 36] = [
+pub(super) static FLAGS: [Flag; 38] = [
     flag(Some('p'), "envoy-port", Meaning::Value("proxy_port")),
     flag(Some('z'), "inbound-capture-port", Meaning::Value("inbound_capture_port")),
     flag(Some('e'), "inbound-tunnel-port", Meaning::Value("inbound_tunnel_port")),
@@ -112,13 +138,15 @@ pub(super) static FLAGS: [Flag; 36] = [
     flag(None, "cleanup-only", Meaning::Order(Order::CleanupOnly)),
     flag(None, "force-apply", Meaning::Order(Order::ForceApply)),
     flag(None, "native-nftables", Meaning::Order(Order::NativeNftables)),
-    flag(None, "network-namespace", Meaning::Nothing),
-    flag(None, "iptables-probe-port", Meaning::Nothing),
-    flag(None, "probe-timeout", Meaning::Nothing),
-    flag(None, "force-iptables-binary", Meaning::Nothing),
+    flag(None, "network-namespace", Meaning::Setting(Setting::NetworkNamespace)),
+    flag(None, "iptables-probe-port", Meaning::Setting(Setting::ProbePort)),
+    flag(None, "probe-timeout", Meaning::Setting(Setting::ProbeTimeout)),
+    flag(None, "force-iptables-binary", Meaning::Setting(Setting::IptablesBinary)),
     flag(Some('f'), "restore-format", Meaning::NothingBare),
-    flag(None, "cni-mode", Meaning::NothingBare),
-    flag(None, "iptables-trace-logging", Meaning::NothingBare),
+    flag(None, "iptables-version", Meaning::Ignored),
+    flag(None, "cni-mode", Meaning::IgnoredBare),
+    flag(None, "host-nsenter-exec", Meaning::IgnoredBare),
+    flag(None, "iptables-trace-logging", Meaning::IgnoredBare),
     flag(None, "log_as_json", Meaning::NothingBare),
     flag(None, "log_output_level", Meaning::Nothing),
 ];

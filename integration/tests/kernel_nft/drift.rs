@@ -28,6 +28,19 @@ fn f21_each_rule_that_was_deleted_is_named() {
     }
 }
 
+/// A dormant table lists every rule, and none of them is in force.
+#[test]
+fn f21_a_table_put_to_sleep_is_named_and_woken_by_the_next_apply() {
+    in_new_namespace(|| {
+        Nft.apply(&redirect()).unwrap();
+        nft(&["add table inet gybe { flags dormant; }"]);
+        assert_eq!(differences(&redirect()), ["the table's flag dormant should not be there"]);
+        Nft.apply(&redirect()).unwrap();
+        assert_eq!(differences(&redirect()), [""; 0]);
+        assert!(!nft(&["list", "table", "inet", "gybe"]).contains("dormant"));
+    });
+}
+
 #[test]
 fn f21_a_rule_that_was_changed_is_named() {
     in_new_namespace(|| {

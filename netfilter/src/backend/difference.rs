@@ -56,6 +56,7 @@ impl fmt::Display for Difference {
             (PartKind::Set, None) => write!(f, "set {part} {fact}"),
             (PartKind::Chain, Some(item)) => write!(f, "rule {item:?} in chain {part} {fact}"),
             (PartKind::Set, Some(item)) => write!(f, "element {item} of set {part} {fact}"),
+            (PartKind::TableFlag, _) => write!(f, "the table's flag {part} {fact}"),
         }
     }
 }

@@ -7,14 +7,14 @@ use super::difference::{self, Difference};
 /// All of it. Empty when there is nothing of ours.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Inventory {
-    /// Chains and sets, ordered by name.
+    /// Chains, sets and table flags, ordered by name.
     pub parts: Vec<Part>,
 }
 
-/// A chain or a set.
+/// A chain, a set or a flag of the table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Part {
-    /// Which of the two.
+    /// Which of them.
     pub kind: PartKind,
     /// Its name.
     pub name: String,
@@ -31,6 +31,9 @@ pub enum PartKind {
     Chain,
     /// A set; its items are elements, and their order is none.
     Set,
+    /// A flag of the table that holds them all, which none of ours ever has: `dormant` turns every
+    /// rule in it off.
+    TableFlag,
 }
 
 /// A rule or an element of a set.

@@ -75,8 +75,12 @@ fn attempt(connection: &mut Connection) -> Result<Option<Inventory>, NftError> {
     };
     let chains = lists.ask("the chains", NFT_MSG_GETCHAIN, |w| w.text(NFTA_CHAIN_TABLE, TABLE))?;
     let rules = lists.ask("the rules", NFT_MSG_GETRULE, |w| w.text(NFTA_RULE_TABLE, TABLE))?;
-    let (Some(sets), Some(chains), Some(rules)) = (sets, chains, rules) else { return Ok(None) };
+    let tables = lists.ask("the tables", NFT_MSG_GETTABLE, |_| ())?;
+    let (Some(sets), Some(chains), Some(rules), Some(tables)) = (sets, chains, rules, tables) else {
+        return Ok(None);
+    };
     let mut parts = found::chains(&chains, &rules);
+    parts.extend(found::table_flags(&tables));
     for set in found::sets(&sets) {
         let Some(elements) = lists.elements(&set)? else { return Ok(None) };
         parts.push(set.part(&elements));

@@ -8,6 +8,7 @@ pub(crate) const NFNL_MSG_BATCH_BEGIN: u16 = 16;
 pub(crate) const NFNL_MSG_BATCH_END: u16 = 17;
 
 pub(crate) const NFT_MSG_NEWTABLE: u16 = 0;
+pub(crate) const NFT_MSG_GETTABLE: u16 = 1;
 pub(crate) const NFT_MSG_DELTABLE: u16 = 2;
 pub(crate) const NFT_MSG_NEWCHAIN: u16 = 3;
 pub(crate) const NFT_MSG_GETCHAIN: u16 = 4;
@@ -39,6 +40,7 @@ pub(crate) const NFTA_VERDICT_CODE: u16 = 1;
 pub(crate) const NFTA_VERDICT_CHAIN: u16 = 2;
 
 pub(crate) const NFTA_TABLE_NAME: u16 = 1;
+pub(crate) const NFTA_TABLE_FLAGS: u16 = 2;
 
 pub(crate) const NFTA_CHAIN_TABLE: u16 = 1;
 pub(crate) const NFTA_CHAIN_NAME: u16 = 3;

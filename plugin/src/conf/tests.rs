@@ -81,6 +81,13 @@ fn all_wrong_values_are_named_at_once_and_cut_short() {
     assert!(fault.to_string().len() < 500);
 }
 
+/// Otherwise `"Backend": "nosuch"` would be neither read nor told of.
+#[test]
+fn a_key_of_ours_in_another_case_is_a_key_nobody_knows() {
+    let entry = json!({ "Backend": "nosuch", "IPV6": "reject", "CNIVERSION": "1.1.0" });
+    assert_eq!(unknown_keys(entry.as_object().unwrap()), ["Backend", "IPV6"]);
+}
+
 #[test]
 fn a_key_nobody_knows_is_told_but_harmless() {
     let entry =

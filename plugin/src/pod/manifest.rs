@@ -3,6 +3,7 @@
 use super::{Container, Life, ManifestError, PodFacts};
 use serde::Deserialize;
 use serde_json::Value;
+use serde_json::error::Category;
 use std::collections::BTreeMap;
 
 #[derive(Deserialize)]
@@ -66,8 +67,15 @@ pub(super) fn from_slice(bytes: &[u8]) -> Result<PodFacts, ManifestError> {
     serde_json::from_slice(bytes).map_err(|fault| shape(&fault)).and_then(Manifest::facts)
 }
 
+/// Where the fault is, not what stands there: serde's own text quotes the value, and a manifest may
+/// hold a password.
 fn shape(fault: &serde_json::Error) -> ManifestError {
-    ManifestError::Shape(fault.to_string().chars().take(120).collect())
+    let what = match fault.classify() {
+        Category::Data => "has a member of the wrong type",
+        Category::Eof => "ends too early",
+        Category::Syntax | Category::Io => "is not JSON",
+    };
+    ManifestError::Shape { what, line: fault.line(), column: fault.column() }
 }
 
 impl Manifest {

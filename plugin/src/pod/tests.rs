@@ -77,6 +77,14 @@ fn what_is_no_pod_is_refused() {
 }
 
 #[test]
+fn a_fault_says_where_it_is_and_never_what_stands_there() {
+    let manifest = br#"{"spec":{"containers":[{"args":"--password=hunter2"}]}}"#;
+    let fault = PodFacts::from_json(manifest).unwrap_err().to_string();
+    assert!(fault.contains("line 1 column"), "{fault}");
+    assert!(!fault.contains("hunter2"), "{fault}");
+}
+
+#[test]
 fn yes_and_no_are_the_words_go_takes() {
     for word in ["1", "t", "T", "TRUE", "true", "True"] {
         assert_eq!(yes_or_no(word), Some(true), "{word}");

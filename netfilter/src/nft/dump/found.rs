@@ -57,6 +57,24 @@ fn name_of(rule: &Attributes<'_>) -> String {
     comment.map_or_else(|| format!("handle {}", handle()), |text| String::from_utf8_lossy(text).into_owned())
 }
 
+/// The flags of our table (`enum nft_table_flags`, include/uapi/linux/netfilter/nf_tables.h, v6.18).
+/// Ours has none; a dormant table holds every rule, and none of them is asked.
+pub(super) fn table_flags(tables: &[Vec<u8>]) -> Vec<Part> {
+    let tables = tables.iter().map(|entry| Attributes::of(entry));
+    let flags = tables.filter(|table| is_ours(table, NFTA_TABLE_NAME));
+    let flags = flags.filter_map(|table| table.get(NFTA_TABLE_FLAGS)?.be32()).fold(0, |all, some| all | some);
+    [(1, "dormant"), (2, "owner"), (4, "persist")]
+        .into_iter()
+        .filter(|(flag, _)| flags & flag != 0)
+        .map(|(_, name)| Part {
+            kind: PartKind::TableFlag,
+            name: name.into(),
+            form: Vec::new(),
+            items: Vec::new(),
+        })
+        .collect()
+}
+
 /// A set of our table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct FoundSet {

@@ -1,0 +1,217 @@
+//! One step towards what is wanted, and what stands in the way: values, in the words of an operator.
+
+use std::fmt;
+
+use nix::errno::Errno;
+
+use super::conflist::ConflistError;
+use super::loads::choice::Broken;
+use super::seen::{Access, DROP_IN, FileName};
+use super::wanted::Program;
+
+/// One step. Each leaves a directory that loads, and none is taken if somebody else was faster.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Change {
+    /// Put a program there.
+    Place {
+        /// Which, from where.
+        program: Program,
+        /// Whether one of that name already serves: then failing to replace it stops nothing else.
+        over: Over,
+    },
+    /// Take a program away.
+    Unplace(FileName),
+    /// Write a conf file.
+    Write {
+        /// Which.
+        file: FileName,
+        /// What it is to hold.
+        bytes: Vec<u8>,
+        /// Who may read it.
+        access: NewAccess,
+        /// What it holds now; nothing if it is not there.
+        instead_of: Option<Vec<u8>>,
+    },
+    /// Give a conf file another name.
+    Move {
+        /// From.
+        from: FileName,
+        /// To; what is there goes.
+        to: FileName,
+        /// What it holds now.
+        bytes: Vec<u8>,
+    },
+    /// Take a conf file away.
+    Remove {
+        /// Which.
+        file: FileName,
+        /// What it holds now.
+        bytes: Vec<u8>,
+    },
+    /// Put our file into a network's own directory.
+    DropIn {
+        /// Which network.
+        network: FileName,
+        /// What it is to hold.
+        bytes: Vec<u8>,
+        /// Its permission bits.
+        mode: u32,
+    },
+    /// Take it out.
+    TakeOut {
+        /// Of which network.
+        network: FileName,
+    },
+    /// Remove what a dead run left.
+    Sweep(Directory),
+}
+
+/// Whether a program is there already.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Over {
+    /// Nothing serves under that name.
+    Nothing,
+    /// Something does.
+    Another,
+}
+
+/// Which of the two directories.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Directory {
+    /// Of networks.
+    Conf,
+    /// Of plugins.
+    Programs,
+}
+
+impl fmt::Display for Directory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Conf => "conf",
+            Self::Programs => "program",
+        })
+    }
+}
+
+/// Mode and owners of a file to be written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NewAccess {
+    /// As the file it replaces.
+    Like(Access),
+    /// Ours, with these permission bits.
+    Ours(u32),
+}
+
+impl fmt::Display for Change {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Place { program, .. } => write!(f, "place program {}", program.name),
+            Self::Unplace(name) => write!(f, "remove program {name}"),
+            Self::Write { file, .. } => write!(f, "write {file}"),
+            Self::Move { from, to, .. } => write!(f, "rename {from} to {to}"),
+            Self::Remove { file, .. } => write!(f, "remove {file}"),
+            Self::DropIn { network, .. } => write!(f, "write {network}/{DROP_IN}"),
+            Self::TakeOut { network } => write!(f, "remove {network}/{DROP_IN}"),
+            Self::Sweep(directory) => {
+                write!(f, "remove a dead run's temporary file from the {directory} directory")
+            }
+        }
+    }
+}
+
+/// What stands in the way, or should be known.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Problem {
+    /// It is not there.
+    #[error("there is no {0} directory")]
+    Missing(Directory),
+    /// It was removed under us, and perhaps made again.
+    #[error("the {0} directory was deleted on the host while this process held it")]
+    Deleted(Directory),
+    /// It cannot be read.
+    #[error("the {0} directory cannot be read: {why}", why = .1.desc())]
+    Unreadable(Directory, Errno),
+    /// The primary has not written its file.
+    #[error("waiting for the primary plugin's conf file")]
+    Waiting,
+    /// The pinned file is not there.
+    #[error("waiting for {0}, which CNI_CONF_NAME asks for")]
+    WaitingFor(FileName),
+    /// Somebody else's broken file.
+    #[error(transparent)]
+    Broken(Broken),
+    /// The pinned file is not the one the runtime takes.
+    #[error("the runtime takes {by}, not {file}")]
+    Preempted {
+        /// The pinned one.
+        file: FileName,
+        /// The one it takes.
+        by: FileName,
+    },
+    /// A link may lead anywhere.
+    #[error("{0} is a symbolic link, and is not written through")]
+    Link(FileName),
+    /// A standalone file of that name is another plugin's.
+    #[error("{0} is another plugin's file")]
+    NotOurs(FileName),
+    /// Its chain cannot be changed.
+    #[error("{file} cannot be changed: {why}")]
+    Unchangeable {
+        /// Which.
+        file: FileName,
+        /// Why.
+        why: ConflistError,
+    },
+    /// The list's name is taken.
+    #[error("{0} cannot become a .conflist: the names it could have are taken")]
+    NoNameLeft(FileName),
+    /// Both agents would write.
+    #[error("{0} has an istio-cni entry, and istio-cni's agent still runs")]
+    IstioLives(FileName),
+    /// The primary's network has no directory of its own.
+    #[error("the network of {0} takes no drop-in files")]
+    NoDropIns(FileName),
+    /// Going back to nothing.
+    #[error("istio-cni's entry in {0} does not come back: its program is gone")]
+    IstioGone(FileName),
+    /// It names our plugin and is not ours to change.
+    #[error("{0} still names {1}, and is not a file we can change")]
+    StillNamed(FileName, String),
+}
+
+impl Problem {
+    /// Whether pods are not redirected, or we are not out, because of it.
+    #[must_use]
+    pub fn blocks(&self) -> bool {
+        !matches!(self, Self::Broken(_) | Self::Preempted { .. } | Self::IstioGone(_))
+    }
+
+    /// What helps.
+    #[must_use]
+    pub fn hint(&self) -> Option<&'static str> {
+        Some(match self {
+            Self::Missing(Directory::Conf) => {
+                "it comes with the primary plugin; else set cniConfDir to where the runtime looks"
+            }
+            Self::Missing(Directory::Programs) => "set cniBinDir to where the container runtime looks",
+            Self::Deleted(_) => {
+                "restart this pod, and the container runtime: neither sees a directory made anew"
+            }
+            Self::Broken(_) => {
+                "containerd loads nothing while it is there; remove it, or let its owner write it again"
+            }
+            Self::Link(_) => "use drop-in mode, or let CNI_CONF_NAME name a file",
+            Self::NotOurs(_) => "let CNI_CONF_NAME name another file",
+            Self::Unchangeable { why: ConflistError::Ambient, .. } => {
+                "Gybe serves sidecars only; keep istio-cni on nodes with ambient pods"
+            }
+            Self::Unchangeable { why: ConflistError::NoPlugins, .. } => {
+                "drop-in mode does not need a list in the file"
+            }
+            Self::IstioLives(_) => "remove the DaemonSet istio-cni-node, or set takeOver: now",
+            Self::NoDropIns(_) => "use chained mode",
+            Self::StillNamed(..) => "take the entry out by hand; the plugin stays there until then",
+            _ => return None,
+        })
+    }
+}

@@ -1,0 +1,179 @@
+//! One plugin's entry put into, replaced in and taken out of a conflist; every other byte of the file stays.
+//!
+//! Which file it is, and whether it is to be written at all, is decided in `plan`.
+
+pub mod convert;
+
+use std::ops::Range;
+
+use super::entry::{Entry, Layout, layout_of};
+use super::json::{self, Kind, Node, NotJson};
+
+/// The incumbent's plugin.
+pub const ISTIO: &str = "istio-cni";
+
+/// Why a file's chain cannot be changed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ConflistError {
+    /// Somebody else's broken file; it is never rewritten.
+    #[error("the file is broken")]
+    NotJson(#[from] NotJson),
+    /// Nothing to insert into.
+    #[error("the file has no list of plugins")]
+    NoPlugins,
+    /// A list without its own plugin is no network.
+    #[error("nothing but \"{0}\" would be taken out of a list that has nothing else")]
+    NothingElse(String),
+    /// Ambient needs the incumbent's own agent (product decision 11).
+    #[error("its istio-cni entry serves ambient mode, which Gybe does not do")]
+    Ambient,
+    /// A list needs a name, and we make none up.
+    #[error("the file names no network")]
+    NoName,
+}
+
+/// Whether an istio-cni entry is replaced by ours.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Istio {
+    /// It stays where it is.
+    Stays,
+    /// Ours takes its place, in the same write.
+    GivesWay,
+}
+
+/// The plugins of a list, and where they stand.
+#[derive(Debug, Clone)]
+pub struct Chain<'a> {
+    bytes: &'a [u8],
+    /// Just behind the opening bracket.
+    start: usize,
+    links: Vec<Link>,
+}
+
+#[derive(Debug, Clone)]
+struct Link {
+    span: Range<usize>,
+    plugin: Option<String>,
+    ambient: bool,
+}
+
+type Edit = (Range<usize>, Vec<u8>);
+
+impl<'a> Chain<'a> {
+    /// Finds the list of plugins in a file.
+    pub fn read(bytes: &'a [u8]) -> Result<Self, ConflistError> {
+        let tree = json::parse(bytes)?;
+        let plugins = tree.member("plugins").ok_or(ConflistError::NoPlugins)?;
+        let elements = plugins.as_array().ok_or(ConflistError::NoPlugins)?;
+        let links = elements.iter().map(Link::of).collect();
+        Ok(Self { bytes, start: plugins.span.start + 1, links })
+    }
+
+    /// The types of its plugins, in order.
+    #[must_use]
+    pub fn plugins(&self) -> Vec<&str> {
+        self.links.iter().filter_map(|link| link.plugin.as_deref()).collect()
+    }
+
+    /// The text of the last entry of that type.
+    #[must_use]
+    pub fn entry(&self, plugin: &str) -> Option<&'a [u8]> {
+        self.links.iter().rev().find(|link| link.is(plugin)).map(|link| json::text(self.bytes, &link.span))
+    }
+
+    /// The file with `entry` last in the chain, and once; the same bytes when it is so already.
+    pub fn with(&self, entry: &Entry, istio: Istio) -> Result<Vec<u8>, ConflistError> {
+        let goes = |link: &Link| link.is(entry.plugin()) || (istio == Istio::GivesWay && link.is(ISTIO));
+        if self.links.iter().any(|link| goes(link) && link.is(ISTIO) && link.ambient) {
+            return Err(ConflistError::Ambient);
+        }
+        let mut gone: Vec<bool> = self.links.iter().map(goes).collect();
+        let in_place = self.links.last().filter(|link| goes(link)).map(|link| link.span.clone());
+        if let (Some(_), Some(last)) = (&in_place, gone.last_mut()) {
+            *last = false;
+        }
+        let mut edits = self.removals(&gone);
+        match in_place {
+            Some(span) => edits.extend(self.replacement(entry, span)),
+            None => edits.push(self.addition(entry)),
+        }
+        Ok(self.edited(edits))
+    }
+
+    /// The file without any entry of that type; the same bytes when it has none.
+    pub fn without(&self, plugin: &str) -> Result<Vec<u8>, ConflistError> {
+        let gone: Vec<bool> = self.links.iter().map(|link| link.is(plugin)).collect();
+        if !gone.is_empty() && gone.iter().all(|gone| *gone) {
+            return Err(ConflistError::NothingElse(plugin.to_owned()));
+        }
+        Ok(self.edited(self.removals(&gone)))
+    }
+
+    /// An entry goes with the comma before it; those before the first that stays go with the comma
+    /// behind. So what `with` added is what `without` takes, byte for byte.
+    fn removals(&self, gone: &[bool]) -> Vec<Edit> {
+        let spans: Vec<&Range<usize>> = self.links.iter().map(|link| &link.span).collect();
+        let mut edits = Vec::new();
+        let mut one_stays = false;
+        for (n, (span, gone)) in spans.iter().zip(gone).enumerate() {
+            let from = n.checked_sub(1).and_then(|n| spans.get(n)).map_or(span.start, |before| before.end);
+            let to = spans.get(n + 1).map_or(span.end, |after| after.start);
+            match (gone, one_stays) {
+                (true, true) => edits.push((from..span.end, Vec::new())),
+                (true, false) => edits.push((span.start..to, Vec::new())),
+                (false, _) => one_stays = true,
+            }
+        }
+        edits
+    }
+
+    fn replacement(&self, entry: &Entry, span: Range<usize>) -> Option<Edit> {
+        if entry.says_the_same(json::text(self.bytes, &span)) {
+            return None;
+        }
+        let text = entry.print(&layout_of(self.bytes, &span));
+        Some((span, text))
+    }
+
+    fn addition(&self, entry: &Entry) -> Edit {
+        let Some(last) = self.links.last() else {
+            return (self.start..self.start, entry.print(&Layout::OneLine));
+        };
+        let before = match self.links.len().checked_sub(2).and_then(|n| self.links.get(n)) {
+            Some(neighbour) => neighbour.span.end..last.span.start,
+            None => self.start..last.span.start,
+        };
+        // Between two plugins: a comma, white space, and of white space only what follows the comma.
+        let gap = json::text(self.bytes, &before);
+        let blanks = gap.rsplit(|byte| *byte == b',').next().unwrap_or_default();
+        let mut text = b",".to_vec();
+        text.extend_from_slice(blanks);
+        text.extend(entry.print(&layout_of(self.bytes, &last.span)));
+        (last.span.end..last.span.end, text)
+    }
+
+    fn edited(&self, edits: Vec<Edit>) -> Vec<u8> {
+        let mut out = Vec::with_capacity(self.bytes.len());
+        let mut at = 0;
+        for (span, text) in edits {
+            out.extend_from_slice(json::text(self.bytes, &(at..span.start)));
+            out.extend(text);
+            at = span.end;
+        }
+        out.extend_from_slice(json::text(self.bytes, &(at..self.bytes.len())));
+        out
+    }
+}
+
+impl Link {
+    fn of(node: &Node) -> Self {
+        let plugin = node.field("type").and_then(Node::as_text).map(str::to_owned);
+        let ambient =
+            node.member("ambient_enabled").is_some_and(|value| matches!(value.kind, Kind::Bool(true)));
+        Self { span: node.span.clone(), plugin, ambient }
+    }
+
+    fn is(&self, plugin: &str) -> bool {
+        self.plugin.as_deref() == Some(plugin)
+    }
+}

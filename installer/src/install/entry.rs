@@ -1,0 +1,233 @@
+//! The entry we put into a conflist: one JSON object with a type, printed the way the file is written.
+
+use std::ops::Range;
+
+use super::json::{self, Kind, Member, Node, NotJson};
+
+/// Our plugin's entry: its members keep their order and every number its digits.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Entry {
+    text: Vec<u8>,
+    tree: Node,
+    plugin: String,
+}
+
+/// The bytes are no plugin's entry.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum EntryError {
+    /// Not JSON at all.
+    #[error("the plugin's configuration is broken")]
+    NotJson(#[from] NotJson),
+    /// An array, a number, ….
+    #[error("the plugin's configuration is not a JSON object")]
+    NotAnObject,
+    /// A runtime finds the program by its type.
+    #[error("the plugin's configuration has no \"type\" that can be a program's name")]
+    NoType,
+}
+
+/// How the file around an entry is written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Layout {
+    /// Everything in one line.
+    OneLine,
+    /// A member a line.
+    Lines {
+        /// What ends a line: `\n`, or `\r\n`.
+        newline: Vec<u8>,
+        /// What the line on which the entry begins is indented by.
+        base: Vec<u8>,
+        /// What each level adds.
+        unit: Vec<u8>,
+    },
+}
+
+impl Layout {
+    /// Two spaces a level: what everybody writes.
+    #[must_use]
+    pub fn plain() -> Self {
+        Self::Lines { newline: b"\n".to_vec(), base: Vec::new(), unit: b"  ".to_vec() }
+    }
+
+    pub(super) fn line(&self, level: usize, out: &mut Vec<u8>) {
+        if let Self::Lines { newline, base, unit } = self {
+            out.extend_from_slice(newline);
+            out.extend_from_slice(base);
+            out.extend(unit.iter().copied().cycle().take(unit.len() * level));
+        }
+    }
+
+    fn colon(&self) -> &'static [u8] {
+        match self {
+            Self::OneLine => b":",
+            Self::Lines { .. } => b": ",
+        }
+    }
+}
+
+impl Entry {
+    /// From the JSON of one plugin.
+    pub fn parse(text: &[u8]) -> Result<Self, EntryError> {
+        let tree = json::parse(text)?;
+        if !tree.is_object() {
+            return Err(EntryError::NotAnObject);
+        }
+        match tree.member("type").and_then(Node::as_text) {
+            Some(plugin) if !plugin.is_empty() && !plugin.contains('/') => {
+                Ok(Self { text: text.to_vec(), plugin: plugin.to_owned(), tree })
+            }
+            _ => Err(EntryError::NoType),
+        }
+    }
+
+    /// From a value that has already been put together.
+    pub fn from_value(value: &serde_json::Value) -> Result<Self, EntryError> {
+        Self::parse(value.to_string().as_bytes())
+    }
+
+    /// The program a runtime runs for it.
+    #[must_use]
+    pub fn plugin(&self) -> &str {
+        &self.plugin
+    }
+
+    /// Whether `text` says the same, however it is written.
+    #[must_use]
+    pub fn says_the_same(&self, text: &[u8]) -> bool {
+        let ours = serde_json::from_slice::<serde_json::Value>(&self.text);
+        let theirs = serde_json::from_slice::<serde_json::Value>(text);
+        matches!((ours, theirs), (Ok(ours), Ok(theirs)) if ours == theirs)
+    }
+
+    /// Its text, laid out.
+    #[must_use]
+    pub fn print(&self, layout: &Layout) -> Vec<u8> {
+        let mut printer = Printer { text: &self.text, layout, out: Vec::new() };
+        printer.value(&self.tree, 0);
+        printer.out
+    }
+
+    /// Its text as a network of its own: what a runtime finds in a `.conf`.
+    #[must_use]
+    pub fn print_network(&self, version: &str, layout: &Layout) -> Vec<u8> {
+        let mut printer = Printer { text: &self.text, layout, out: b"{".to_vec() };
+        let own = [("cniVersion", version), ("name", self.plugin.as_str())];
+        for (n, (key, value)) in own.into_iter().enumerate() {
+            printer.key(n, 1, key);
+            printer.out.extend_from_slice(quoted(value).as_bytes());
+        }
+        let members: &[Member] = match &self.tree.kind {
+            Kind::Object(members) => members,
+            _ => &[],
+        };
+        let rest = members.iter().filter(|member| own.iter().all(|(own, _)| *own != member.key));
+        for member in rest {
+            printer.key(1, 1, &member.key);
+            printer.value(&member.value, 1);
+        }
+        layout.line(0, &mut printer.out);
+        printer.out.push(b'}');
+        printer.out
+    }
+}
+
+/// Prints a tree, and its leaves letter by letter.
+struct Printer<'a> {
+    text: &'a [u8],
+    layout: &'a Layout,
+    out: Vec<u8>,
+}
+
+impl Printer<'_> {
+    fn value(&mut self, node: &Node, level: usize) {
+        let (open, close) = match &node.kind {
+            Kind::Object(members) if !members.is_empty() => (b'{', b'}'),
+            Kind::Array(elements) if !elements.is_empty() => (b'[', b']'),
+            Kind::Object(_) => return self.out.extend_from_slice(b"{}"),
+            Kind::Array(_) => return self.out.extend_from_slice(b"[]"),
+            _ => return self.out.extend_from_slice(json::text(self.text, &node.span)),
+        };
+        self.out.push(open);
+        match &node.kind {
+            Kind::Object(members) => members.iter().enumerate().for_each(|(n, member)| {
+                self.key(n, level + 1, &member.key);
+                self.value(&member.value, level + 1);
+            }),
+            Kind::Array(elements) => elements.iter().enumerate().for_each(|(n, element)| {
+                self.next(n, level + 1);
+                self.value(element, level + 1);
+            }),
+            _ => {}
+        }
+        self.layout.line(level, &mut self.out);
+        self.out.push(close);
+    }
+
+    fn next(&mut self, n: usize, level: usize) {
+        if n > 0 {
+            self.out.push(b',');
+        }
+        self.layout.line(level, &mut self.out);
+    }
+
+    fn key(&mut self, n: usize, level: usize, key: &str) {
+        self.next(n, level);
+        self.out.extend_from_slice(quoted(key).as_bytes());
+        self.out.extend_from_slice(self.layout.colon());
+    }
+}
+
+/// A string as JSON has it.
+pub(super) fn quoted(text: &str) -> String {
+    serde_json::Value::from(text).to_string()
+}
+
+/// How the text at `span` is written, so that a neighbour can be written alike.
+pub(super) fn layout_of(bytes: &[u8], span: &Range<usize>) -> Layout {
+    let element = json::text(bytes, span);
+    let Some(end) = element.iter().position(|byte| *byte == b'\n') else { return Layout::OneLine };
+    let newline: &[u8] = if end > 0 && element.get(end - 1) == Some(&b'\r') { b"\r\n" } else { b"\n" };
+    let before = bytes.get(..span.start).unwrap_or_default();
+    let line = before.rsplit(|byte| *byte == b'\n').next().unwrap_or_default();
+    let base = blanks(line);
+    let inner = blanks(element.get(end + 1..).unwrap_or_default());
+    let unit = match inner.strip_prefix(base) {
+        Some(unit) if !unit.is_empty() => unit,
+        _ => b"  ",
+    };
+    Layout::Lines { newline: newline.to_vec(), base: base.to_vec(), unit: unit.to_vec() }
+}
+
+fn blanks(line: &[u8]) -> &[u8] {
+    let end = line.iter().position(|byte| !matches!(byte, b' ' | b'\t')).unwrap_or(line.len());
+    line.get(..end).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_entry_is_printed_as_its_neighbour_is() {
+        let entry =
+            Entry::parse(br#"{"type":"gybe-cni","big":12345678901234567890,"a":[1,{}],"e":[]}"#).unwrap();
+        let file = b"{\r\n\t\"plugins\": [\r\n\t\t{\r\n\t\t\t\"type\": \"x\"\r\n\t\t}\r\n\t]\r\n}";
+        let start = file.iter().position(|byte| *byte == b'[').unwrap() + 5;
+        let layout = layout_of(file, &(start..start + 19));
+        let printed = String::from_utf8(entry.print(&layout)).unwrap();
+        assert_eq!(
+            printed.replace("\r\n", "|"),
+            "{|\t\t\t\"type\": \"gybe-cni\",|\t\t\t\"big\": 12345678901234567890,|\t\t\t\"a\": [|\t\t\t\t1,|\t\t\t\t{}|\t\t\t],|\t\t\t\"e\": []|\t\t}"
+        );
+        assert_eq!(entry.print(&Layout::OneLine), entry.text);
+    }
+
+    #[test]
+    fn what_is_no_entry_is_refused() {
+        assert_eq!(Entry::parse(b"[]"), Err(EntryError::NotAnObject));
+        for no_type in ["{}", r#"{"type":1}"#, r#"{"type":""}"#, r#"{"type":"../sh"}"#] {
+            assert_eq!(Entry::parse(no_type.as_bytes()), Err(EntryError::NoType), "{no_type}");
+        }
+        assert!(matches!(Entry::parse(b"{"), Err(EntryError::NotJson(_))));
+    }
+}

@@ -1,0 +1,198 @@
+//! JSON with the place of every value in its file, as strict as Go's decoder; not a value to compute with.
+//!
+//! Go's decoder is what decides whether a runtime loads a file, so its grammar is the one that
+//! counts: RFC 8259, no comments, no trailing commas, strings of any bytes. serde_json's `RawValue`
+//! refuses strings that are not UTF-8, which Go takes; jsonc-parser takes comments, which Go
+//! refuses; and with either we could not say where a member stands. What no one else needs is small.
+
+mod reader;
+
+use std::ops::Range;
+
+/// Deeper than this is broken: no conf is, and a reader must not run out of stack.
+const DEEPEST: usize = 128;
+
+/// A value and where it stands.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Node {
+    /// First byte to one past the last, white space left out.
+    pub span: Range<usize>,
+    /// What it is.
+    pub kind: Kind,
+}
+
+/// What a value is.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Kind {
+    /// Members in the order of the file, doubles included.
+    Object(Vec<Member>),
+    /// Elements in order.
+    Array(Vec<Node>),
+    /// Decoded; what is not Unicode became U+FFFD, as in Go.
+    Text(String),
+    /// Its text is in the file, unchanged.
+    Number,
+    /// True or false.
+    Bool(bool),
+    /// Null.
+    Null,
+}
+
+/// A member of an object.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Member {
+    /// Its decoded name.
+    pub key: String,
+    /// Its value.
+    pub value: Node,
+}
+
+/// The bytes are not JSON.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("not JSON: {what} at byte {at}")]
+pub struct NotJson {
+    /// Where.
+    pub at: usize,
+    /// What stands there, or what is missing.
+    pub what: &'static str,
+}
+
+/// Reads exactly one value with nothing but white space around it.
+pub fn parse(bytes: &[u8]) -> Result<Node, NotJson> {
+    let mut reader = reader::Reader::new(bytes);
+    let node = reader.value(0)?;
+    reader.end()?;
+    Ok(node)
+}
+
+/// The bytes of a span; none when it is not of these bytes.
+#[must_use]
+pub fn text<'a>(bytes: &'a [u8], span: &Range<usize>) -> &'a [u8] {
+    bytes.get(span.clone()).unwrap_or_default()
+}
+
+impl Node {
+    /// The member of that name; of doubles the last, as every decoder has it.
+    #[must_use]
+    pub fn member(&self, key: &str) -> Option<&Node> {
+        self.last_member(|name| name == key)
+    }
+
+    /// As Go fills a struct: the case of ASCII letters in a name does not count.
+    #[must_use]
+    pub fn field(&self, key: &str) -> Option<&Node> {
+        self.last_member(|name| name.eq_ignore_ascii_case(key))
+    }
+
+    fn last_member(&self, is_it: impl Fn(&str) -> bool) -> Option<&Node> {
+        match &self.kind {
+            Kind::Object(members) => {
+                members.iter().rev().find(|member| is_it(&member.key)).map(|member| &member.value)
+            }
+            _ => None,
+        }
+    }
+
+    /// The string it is, if it is one.
+    #[must_use]
+    pub fn as_text(&self) -> Option<&str> {
+        match &self.kind {
+            Kind::Text(text) => Some(text),
+            _ => None,
+        }
+    }
+
+    /// The elements it has, if it is an array.
+    #[must_use]
+    pub fn as_array(&self) -> Option<&[Node]> {
+        match &self.kind {
+            Kind::Array(elements) => Some(elements),
+            _ => None,
+        }
+    }
+
+    /// Whether it is an object.
+    #[must_use]
+    pub fn is_object(&self) -> bool {
+        matches!(self.kind, Kind::Object(_))
+    }
+
+    /// Whether it is null.
+    #[must_use]
+    pub fn is_null(&self) -> bool {
+        matches!(self.kind, Kind::Null)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn whole(bytes: &[u8]) -> bool {
+        parse(bytes).is_ok()
+    }
+
+    #[test]
+    fn it_is_as_strict_as_go() {
+        for bad in [
+            "",
+            " ",
+            "{",
+            "[1,]",
+            "{\"a\":1,}",
+            "// c\n{}",
+            "{}x",
+            "'a'",
+            "01",
+            "1.",
+            ".5",
+            "1e",
+            "-",
+            "nul",
+            "\"\t\"",
+            "\"\\x\"",
+            "\"\\u12g4\"",
+            "\u{feff}{}",
+            "{1:2}",
+            "[1 2]",
+            "1e999",
+            "+1",
+            "NaN",
+            "{}\0",
+        ] {
+            assert!(!whole(bad.as_bytes()), "{bad:?}");
+        }
+        for good in ["null", " {} ", "[1,-0.5e+3,0]", "\"\\ud800\"", "{\"a\":{\"b\":[]}}\r\n\t", "1E9"] {
+            assert!(whole(good.as_bytes()), "{good:?}");
+        }
+        assert!(whole(b"{\"name\":\"caf\xe9\"}"), "Go takes bytes that are not UTF-8");
+    }
+
+    #[test]
+    fn escapes_are_decoded() {
+        let node = parse(br#""\u0074y\/\n\ud83d\ude00\ud800z""#).unwrap();
+        assert_eq!(node.as_text(), Some("ty/\n\u{1f600}\u{fffd}z"));
+    }
+
+    #[test]
+    fn too_deep_is_broken_and_not_a_crash() {
+        assert!(!whole("[".repeat(100_000).as_bytes()));
+        assert!(whole(format!("{}{}", "[".repeat(100), "]".repeat(100)).as_bytes()));
+    }
+
+    #[test]
+    fn of_doubles_the_last_counts() {
+        let node = parse(br#"{"type":"a","TYPE":"c","type":"b"}"#).unwrap();
+        assert_eq!(node.member("type").and_then(Node::as_text), Some("b"));
+        assert_eq!(node.field("Type").and_then(Node::as_text), Some("b"));
+    }
+
+    proptest! {
+        #[test]
+        fn what_serde_json_thinks_of_text_is_what_we_think(text in "[\\[\\]{},:\"a0-9.eE+\\- \\\\tn]{0,12}") {
+            let theirs = serde_json::from_str::<serde_json::Value>(&text).is_ok();
+            prop_assert_eq!(whole(text.as_bytes()), theirs);
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! What a runtime makes of a conf file's bytes, by libcni's rules; where files come from is `seen`'s matter.
+
+pub mod choice;
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+
+use super::json::{self, Kind, Node, NotJson};
+
+/// The newest CNI version libcni knows; higher ones in `cniVersions` are passed over.
+const NEWEST: [u32; 3] = [1, 1, 0];
+
+/// How libcni reads a file, by its name's ending.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    /// `.conflist`: a list of plugins.
+    List,
+    /// `.conf`, `.json`: one plugin.
+    Single,
+}
+
+impl Form {
+    /// None for a file no runtime looks at.
+    #[must_use]
+    pub fn of(name: &OsStr) -> Option<Self> {
+        // Go's filepath.Ext: from the last dot on, a leading one included.
+        let dot = name.as_bytes().iter().rposition(|byte| *byte == b'.')?;
+        match name.as_bytes().get(dot..)? {
+            b".conflist" => Some(Self::List),
+            b".conf" | b".json" => Some(Self::Single),
+            _ => None,
+        }
+    }
+}
+
+/// A network a runtime could make pods with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Network {
+    /// Empty in a single `.conf` without one.
+    pub name: String,
+    /// The version libcni speaks with the plugins; empty when the file says none.
+    pub version: String,
+    /// Plugins in the order they are run.
+    pub plugins: Vec<String>,
+    /// Whether `<dir>/<name>/*.conf` are part of the chain.
+    pub drop_ins: DropIns,
+}
+
+/// Whether a network has a directory of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DropIns {
+    /// Plugins in `<dir>/<name>/` are appended.
+    Loaded,
+    /// They are not: the file says `loadOnlyInlinedPlugins`, or is a single plugin.
+    Ignored,
+}
+
+/// Why a runtime cannot load a file.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Unloadable {
+    /// Not JSON.
+    #[error("it is {0}")]
+    NotJson(NotJson),
+    /// An array, a string, ….
+    #[error("it is not a JSON object")]
+    NotAnObject,
+    /// Lists have names.
+    #[error("it has no name")]
+    NoName,
+    /// A member of the wrong kind.
+    #[error("its \"{0}\" is not what CNI wants there")]
+    Wrong(&'static str),
+    /// Nothing to run.
+    #[error("it has no plugins")]
+    NoPlugins,
+    /// Nothing to run either.
+    #[error("its plugin {0} has no type")]
+    NoType(usize),
+    /// A file in the network's own directory breaks the network.
+    #[error("a file in its directory cannot be loaded")]
+    DropIn(#[source] Box<Self>),
+}
+
+/// Reads a file; `drop_ins` are the `.conf` files of the network's own directory, in order.
+pub fn network(form: Form, bytes: &[u8], drop_ins: &[&[u8]]) -> Result<Network, Unloadable> {
+    let tree = json::parse(bytes).map_err(Unloadable::NotJson)?;
+    if !tree.is_object() {
+        return Err(Unloadable::NotAnObject);
+    }
+    match form {
+        Form::List => list(&tree, drop_ins),
+        Form::Single => {
+            let kind = plugin(&tree).ok_or(Unloadable::NoType(0))?;
+            Ok(Network {
+                name: text_field(&tree, "name")?,
+                version: text_field(&tree, "cniVersion")?,
+                plugins: vec![kind],
+                drop_ins: DropIns::Ignored,
+            })
+        }
+    }
+}
+
+/// The name of a list, for finding its directory before the list can be judged.
+#[must_use]
+pub fn list_name(bytes: &[u8]) -> Option<String> {
+    json::parse(bytes).ok()?.member("name")?.as_text().map(str::to_owned)
+}
+
+fn list(tree: &Node, drop_ins: &[&[u8]]) -> Result<Network, Unloadable> {
+    let name = tree.member("name").ok_or(Unloadable::NoName)?;
+    let name = name.as_text().ok_or(Unloadable::Wrong("name"))?.to_owned();
+    let version = version(tree)?;
+    switch(tree, "disableCheck")?;
+    switch(tree, "disableGC")?;
+    let inlined_only = switch(tree, "loadOnlyInlinedPlugins")?;
+    let mut plugins = match tree.member("plugins") {
+        None => Vec::new(),
+        Some(plugins) => inlined(plugins)?,
+    };
+    if !inlined_only {
+        for bytes in drop_ins {
+            let one = network(Form::Single, bytes, &[]).map_err(|why| Unloadable::DropIn(Box::new(why)))?;
+            plugins.extend(one.plugins);
+        }
+    }
+    if plugins.is_empty() {
+        return Err(Unloadable::NoPlugins);
+    }
+    let drop_ins = if inlined_only { DropIns::Ignored } else { DropIns::Loaded };
+    Ok(Network { name, version, plugins, drop_ins })
+}
+
+fn inlined(plugins: &Node) -> Result<Vec<String>, Unloadable> {
+    let plugins = plugins.as_array().ok_or(Unloadable::Wrong("plugins"))?;
+    if plugins.is_empty() {
+        return Err(Unloadable::NoPlugins);
+    }
+    let types = plugins.iter().enumerate().map(|(n, node)| plugin(node).ok_or(Unloadable::NoType(n)));
+    types.collect()
+}
+
+/// The type of one plugin whose other members are of the kinds libcni's struct has.
+fn plugin(node: &Node) -> Option<String> {
+    let texts = ["name", "cniVersion"].iter().all(|key| text_field(node, key).is_ok());
+    let objects =
+        ["ipam", "dns"].iter().all(|key| node.field(key).is_none_or(|it| it.is_object() || it.is_null()));
+    let capabilities = node.field("capabilities").is_none_or(|it| match &it.kind {
+        Kind::Object(members) => {
+            members.iter().all(|member| matches!(member.value.kind, Kind::Bool(_) | Kind::Null))
+        }
+        kind => matches!(kind, Kind::Null),
+    });
+    let kind = text_field(node, "type").ok().filter(|kind| !kind.is_empty());
+    kind.filter(|_| texts && objects && capabilities)
+}
+
+/// As Go fills a string: absent and null are empty.
+fn text_field(node: &Node, key: &'static str) -> Result<String, Unloadable> {
+    match node.field(key).map(|node| &node.kind) {
+        None | Some(Kind::Null) => Ok(String::new()),
+        Some(Kind::Text(text)) => Ok(text.clone()),
+        Some(_) => Err(Unloadable::Wrong(key)),
+    }
+}
+
+/// A boolean, or one written as a string.
+fn switch(tree: &Node, key: &'static str) -> Result<bool, Unloadable> {
+    match tree.member(key).map(|node| &node.kind) {
+        None => Ok(false),
+        Some(Kind::Bool(on)) => Ok(*on),
+        Some(Kind::Text(text)) if text.eq_ignore_ascii_case("false") => Ok(false),
+        Some(Kind::Text(text)) if text.eq_ignore_ascii_case("true") => Ok(true),
+        Some(_) => Err(Unloadable::Wrong(key)),
+    }
+}
+
+/// The highest of `cniVersion` and `cniVersions` that is not above what libcni knows.
+fn version(tree: &Node) -> Result<String, Unloadable> {
+    let single = match tree.member("cniVersion") {
+        None => String::new(),
+        Some(node) => node.as_text().ok_or(Unloadable::Wrong("cniVersion"))?.to_owned(),
+    };
+    let Some(several) = tree.member("cniVersions") else { return Ok(single) };
+    let several = several.as_array().ok_or(Unloadable::Wrong("cniVersions"))?;
+    let mut known = Vec::new();
+    for node in several {
+        let text = node.as_text().ok_or(Unloadable::Wrong("cniVersions"))?;
+        known.push((numbers(text).ok_or(Unloadable::Wrong("cniVersions"))?, text.to_owned()));
+    }
+    if !single.is_empty() {
+        known.push((numbers(&single).ok_or(Unloadable::Wrong("cniVersion"))?, single.clone()));
+    }
+    known.retain(|(numbers, _)| *numbers <= NEWEST);
+    Ok(known.into_iter().max().map_or(single, |(_, text)| text))
+}
+
+fn numbers(version: &str) -> Option<[u32; 3]> {
+    let mut parts = version.split('.').map(str::parse::<u32>);
+    let numbers =
+        [parts.next()?.ok()?, parts.next().unwrap_or(Ok(0)).ok()?, parts.next().unwrap_or(Ok(0)).ok()?];
+    parts.next().is_none().then_some(numbers)
+}

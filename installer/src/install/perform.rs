@@ -1,0 +1,96 @@
+//! The one place that changes a node: each step whole or not at all, and on disk before the next.
+//!
+//! A file is written beside its place, synced, and renamed into it; then its directory is synced. So
+//! a crash at any moment leaves what was or what will be, never a part (F07). Nothing here decides.
+
+mod conf;
+mod error;
+mod file;
+mod programs;
+mod trial;
+
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg, OFlag};
+use nix::sys::stat::Mode;
+
+pub use error::PerformError;
+pub use trial::TrialError;
+
+use super::change::{Change, Directory, Over};
+use super::seen::Places;
+use file::Folder;
+
+/// What became of a plan.
+#[derive(Debug, Default)]
+pub struct Performed {
+    /// Steps taken.
+    pub done: usize,
+    /// What failed; all but the last stopped nothing.
+    pub failed: Vec<PerformError>,
+}
+
+/// Takes the steps in their order, up to the first that fails. Only a program that could not replace
+/// one that serves stops nothing: the chain matters more than the newest version.
+#[must_use]
+pub fn perform(changes: &[Change], places: &Places) -> Performed {
+    let mut performed = Performed::default();
+    for change in changes {
+        match step(change, places) {
+            Ok(()) => performed.done += 1,
+            Err(why) => {
+                performed.failed.push(why);
+                if !matches!(change, Change::Place { over: Over::Another, .. }) {
+                    break;
+                }
+            }
+        }
+    }
+    performed
+}
+
+fn step(change: &Change, places: &Places) -> Result<(), PerformError> {
+    let conf = || Folder::open(&places.conf);
+    match change {
+        Change::Place { program, .. } => programs::place(&Folder::open(&places.programs)?, program),
+        Change::Unplace(name) => Folder::open(&places.programs)?.unlink(name.as_os_str()),
+        Change::Write { file, bytes, access, instead_of } => {
+            conf::write(&conf()?, file, (bytes, *access), instead_of.as_deref())
+        }
+        Change::Move { from, to, bytes } => conf::move_to(&conf()?, from, to, bytes),
+        Change::Remove { file, bytes } => conf::remove(&conf()?, file, bytes),
+        Change::DropIn { network, bytes, mode } => conf::drop_in(&conf()?, network, bytes, *mode),
+        Change::TakeOut { network } => conf::take_out(&conf()?, network),
+        Change::Sweep(Directory::Conf) => conf()?.sweep(),
+        Change::Sweep(Directory::Programs) => Folder::open(&places.programs)?.sweep(),
+    }
+}
+
+/// Only one process changes a node at a time: the agent, or `gybe` in an operator's hands.
+#[derive(Debug)]
+pub struct Turn {
+    // Held, not read; the kernel lets go of it with the process, however that ends.
+    _lock: Option<Flock<OwnedFd>>,
+}
+
+/// Another process is at it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("another gybe is changing {}", .0.display())]
+pub struct Busy(pub PathBuf);
+
+impl Turn {
+    /// Ours until dropped. A directory that cannot be locked is not: some file systems have no locks.
+    pub fn take(directory: &Path) -> Result<Self, Busy> {
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+        let Ok(fd) = nix::fcntl::open(directory, flags, Mode::empty()) else {
+            return Ok(Self { _lock: None });
+        };
+        match Flock::lock(fd, FlockArg::LockExclusiveNonblock) {
+            Ok(lock) => Ok(Self { _lock: Some(lock) }),
+            Err((_, Errno::EWOULDBLOCK)) => Err(Busy(directory.to_owned())),
+            Err(_) => Ok(Self { _lock: None }),
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! A program asked for its version where it will have to run, before anything depends on it.
+
+use std::io::{Read, Write};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use super::file::errno;
+use crate::install::wanted::Trial;
+
+/// It takes a millisecond; on a node that swaps, longer.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// More than any answer.
+const LONGEST: u64 = 64 << 10;
+
+/// What a program did instead of telling its version.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum TrialError {
+    /// The kernel does not run it.
+    #[error("it cannot be run")]
+    NotRun(#[source] Errno),
+    /// It ended badly.
+    #[error("it ended with {0}")]
+    Failed(String),
+    /// It said something else.
+    #[error("it did not answer VERSION with the versions it speaks")]
+    NoVersions,
+    /// It did not end.
+    #[error("it gave no answer for {} seconds", PATIENCE.as_secs())]
+    Hung,
+}
+
+impl TrialError {
+    /// What helps.
+    #[must_use]
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            Self::NotRun(Errno::ENOEXEC) => Some("the image is for another architecture than this node"),
+            Self::NotRun(Errno::EACCES | Errno::EPERM) => {
+                Some("the directory is mounted noexec, or a security module forbids running programs there")
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Runs it once.
+pub(super) fn run(program: &Path, trial: Trial) -> Result<(), TrialError> {
+    let (success, status, said) = answer(start(program, trial)?)?;
+    match trial {
+        _ if !success => Err(TrialError::Failed(status)),
+        Trial::CniVersion if !names_versions(&said) => Err(TrialError::NoVersions),
+        Trial::CniVersion | Trial::Version => Ok(()),
+    }
+}
+
+fn start(program: &Path, trial: Trial) -> Result<Child, TrialError> {
+    #[expect(clippy::disallowed_methods, reason = "what is to be installed has to be seen running")]
+    let mut command = Command::new(program);
+    command.env_clear().stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+    match trial {
+        // As libcni asks: CRI-O does so before it takes a network.
+        Trial::CniVersion => command.envs([
+            ("CNI_COMMAND", "VERSION"),
+            ("CNI_IFNAME", "dummy"),
+            ("CNI_NETNS", "dummy"),
+            ("CNI_PATH", "dummy"),
+        ]),
+        Trial::Version => command.arg("--version"),
+    };
+    let mut child = spawn(&mut command)?;
+    if let Some(mut stdin) = child.stdin.take() {
+        // A program that does not read its input may be gone already; its answer tells.
+        let _ = stdin.write_all(br#"{"cniVersion":"1.0.0"}"#);
+    }
+    Ok(child)
+}
+
+/// A process started by another thread while we wrote holds our descriptor until its own exec: until
+/// then the kernel says "text file busy" (F09), and it has no event for the end of that.
+fn spawn(command: &mut Command) -> Result<Child, TrialError> {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        match command.spawn() {
+            Err(why) if errno(&why) == Errno::ETXTBSY && Instant::now() < until => {
+                thread::sleep(Duration::from_millis(1));
+            }
+            spawned => return spawned.map_err(|why| TrialError::NotRun(errno(&why))),
+        }
+    }
+}
+
+fn answer(mut child: Child) -> Result<(bool, String, Vec<u8>), TrialError> {
+    let pid = Pid::from_raw(i32::try_from(child.id()).map_err(|_| TrialError::NotRun(Errno::ESRCH))?);
+    let (tell, told) = mpsc::channel();
+    // A thread waits, since only it can be waited for with a deadline.
+    let waiting = thread::spawn(move || {
+        let mut said = Vec::new();
+        if let Some(stdout) = child.stdout.take() {
+            let _ = stdout.take(LONGEST).read_to_end(&mut said);
+        }
+        let _ = tell.send((child.wait(), said));
+    });
+    let (ended, hung) = match told.recv_timeout(PATIENCE) {
+        Err(RecvTimeoutError::Timeout) => {
+            // It is not reaped before the thread says so, so the number is still its own.
+            let _ = kill(pid, Signal::SIGKILL);
+            (told.recv(), true)
+        }
+        told => (told.map_err(|_| mpsc::RecvError), false),
+    };
+    let _ = waiting.join();
+    match ended {
+        _ if hung => Err(TrialError::Hung),
+        Ok((Ok(status), said)) => Ok((status.success(), status.to_string(), said)),
+        Ok((Err(why), _)) => Err(TrialError::NotRun(errno(&why))),
+        Err(_) => Err(TrialError::NotRun(Errno::ECHILD)),
+    }
+}
+
+fn names_versions(said: &[u8]) -> bool {
+    let answer = serde_json::from_slice::<serde_json::Value>(said).unwrap_or_default();
+    answer.get("supportedVersions").and_then(|it| it.as_array()).is_some_and(|versions| !versions.is_empty())
+}

@@ -1,0 +1,46 @@
+//! Our plugin in the directory libcni keeps for the primary's network; the primary's file stays untouched.
+
+use std::ffi::OsStr;
+
+use super::target::primary;
+use super::{Kept, Plan};
+use crate::install::change::{Change, Problem};
+use crate::install::entry::Layout;
+use crate::install::loads::DropIns;
+use crate::install::seen::{DROP_IN, FileName, Snapshot};
+use crate::install::wanted::Install;
+
+pub(super) fn put(seen: &Snapshot, install: &Install, plan: &mut Plan) -> Option<Kept> {
+    let primary = primary(seen, install.entry.plugin(), plan)?;
+    let name = Some(&primary.network.name).filter(|name| is_network_name(name));
+    let network = name.and_then(|name| FileName::new(name.as_str()).ok());
+    let Some(network) = network.filter(|_| primary.network.drop_ins == DropIns::Loaded) else {
+        plan.problems.push(Problem::NoDropIns(primary.file));
+        return None;
+    };
+    let there = seen.conf.networks.get(&network).and_then(|files| files.get(OsStr::new(DROP_IN)));
+    let right = there
+        .and_then(|file| file.content.as_ref().ok())
+        .is_some_and(|text| install.entry.says_the_same(text));
+    if !right {
+        let mut bytes = install.entry.print(&Layout::plain());
+        bytes.push(b'\n');
+        plan.changes.push(Change::DropIn { network: network.clone(), bytes, mode: install.mode });
+    }
+    Some(Kept { files: Vec::new(), network: Some(network) })
+}
+
+/// Everywhere but in `kept`.
+pub(super) fn take_out(seen: &Snapshot, kept: Option<&FileName>, plan: &mut Plan) {
+    for (network, files) in &seen.conf.networks {
+        if Some(network) != kept && files.contains_key(OsStr::new(DROP_IN)) {
+            plan.changes.push(Change::TakeOut { network: network.clone() });
+        }
+    }
+}
+
+/// As libcni has it: a letter or digit, then those and `_`, `.`, `-`.
+fn is_network_name(name: &str) -> bool {
+    name.starts_with(|letter: char| letter.is_ascii_alphanumeric())
+        && name.chars().all(|letter| letter.is_ascii_alphanumeric() || "_.-".contains(letter))
+}

@@ -1,0 +1,61 @@
+//! Which programs are to be placed, and which may go.
+
+use super::Plan;
+use crate::install::change::{Change, Over};
+use crate::install::seen::{FileName, Snapshot};
+use crate::install::wanted::{Install, Leave, Place, Program};
+
+const MODE: u32 = 0o755;
+
+pub(super) fn place(seen: &Snapshot, install: &Install, plan: &mut Plan) {
+    plan.changes.extend(install.programs.iter().filter_map(|program| placed(seen, program)));
+}
+
+fn placed(seen: &Snapshot, program: &Program) -> Option<Change> {
+    let over = match seen.programs.files.get(&program.name) {
+        None => Over::Nothing,
+        Some(_) if program.place == Place::IfAbsent => return None,
+        Some(there) => {
+            // The right bytes in a file that others may write are not the right program.
+            let right = there.hash == Ok(program.hash)
+                && there.access.mode == MODE
+                && there.access.is_only_of(seen.us);
+            if right {
+                return None;
+            }
+            Over::Another
+        }
+    };
+    Some(Change::Place { program: program.clone(), over })
+}
+
+/// A plugin's program stays, as a tombstone, for as long as anything may ask for it. What a runtime
+/// has loaded a moment ago it may still cache, so it also stays in the pass that changes the conf.
+pub(super) fn take_away(seen: &Snapshot, leave: &Leave, plan: &mut Plan) {
+    let conf_is_clean = plan.changes.is_empty();
+    let asked_for = |name: &FileName| {
+        !conf_is_clean || name.as_os_str().to_str().is_none_or(|name| seen.cached.may_name(name))
+    };
+    for tombstone in &leave.tombstones {
+        let there = seen.programs.files.contains_key(&tombstone.name);
+        match (there, asked_for(&tombstone.name)) {
+            // A stand-in for somebody else's program gives way to the real one.
+            (true, true) => plan.changes.extend(placed(seen, tombstone)),
+            (true, false) if is_theirs(seen, tombstone) => {}
+            (true, false) => plan.changes.push(Change::Unplace(tombstone.name.clone())),
+            (false, _) => {}
+        }
+    }
+    let buried = |name: &FileName| leave.tombstones.iter().any(|tombstone| tombstone.name == *name);
+    for name in leave.programs.iter().filter(|name| !buried(name)) {
+        if seen.programs.files.contains_key(name) {
+            plan.changes.push(Change::Unplace(name.clone()));
+        }
+    }
+}
+
+/// Whether the program under a stand-in's name is not the stand-in.
+pub(super) fn is_theirs(seen: &Snapshot, stand_in: &Program) -> bool {
+    stand_in.place == Place::IfAbsent
+        && seen.programs.files.get(&stand_in.name).is_some_and(|there| there.hash != Ok(stand_in.hash))
+}

@@ -1,0 +1,56 @@
+//! A network of our own, for Multus to call by name.
+
+use super::{Kept, Plan};
+use crate::install::change::{Change, NewAccess, Problem};
+use crate::install::conflist::ISTIO;
+use crate::install::entry::{Entry, Layout};
+use crate::install::json::{self, Node};
+use crate::install::seen::{FileKind, FileName, Snapshot};
+use crate::install::wanted::{Install, TakeOver};
+
+/// What Multus has always been given; no result of another plugin ever comes in.
+const VERSION: &str = "0.3.1";
+
+pub(super) fn put(seen: &Snapshot, install: &Install, file: &FileName, plan: &mut Plan) -> Option<Kept> {
+    let mut bytes = install.entry.print_network(VERSION, &Layout::plain());
+    bytes.push(b'\n');
+    let kept = Some(Kept { files: vec![file.clone()], network: None });
+    let (access, instead_of) = match seen.conf.files.get(file) {
+        None => (NewAccess::Ours(install.mode), None),
+        Some(there) if there.kind == FileKind::Link => {
+            plan.problems.push(Problem::Link(file.clone()));
+            return None;
+        }
+        Some(there) => {
+            let Some(theirs) = there.content.as_ref().ok().filter(|text| may_write(install, text)) else {
+                plan.problems.push(Problem::NotOurs(file.clone()));
+                return None;
+            };
+            if says_the_same(&bytes, theirs) {
+                return kept;
+            }
+            (NewAccess::Like(there.access), Some(theirs.clone()))
+        }
+    };
+    plan.changes.push(Change::Write { file: file.clone(), bytes, access, instead_of });
+    kept
+}
+
+fn says_the_same(ours: &[u8], theirs: &[u8]) -> bool {
+    Entry::parse(ours).is_ok_and(|entry| entry.says_the_same(theirs))
+}
+
+fn may_write(install: &Install, text: &[u8]) -> bool {
+    let kind = json::parse(text).ok().and_then(|tree| tree.field("type")?.as_text().map(str::to_owned));
+    let ambient = json::parse(text).is_ok_and(|tree| {
+        tree.member("ambient_enabled").map(|node| &node.kind) == Some(&json::Kind::Bool(true))
+    });
+    let of_istio = kind.as_deref() == Some(ISTIO) && install.take_over == TakeOver::Now && !ambient;
+    kind.as_deref() == Some(install.entry.plugin()) || of_istio
+}
+
+/// Whether a file is a network of that one plugin and named after it: nobody but us writes that.
+pub(super) fn is_ours(bytes: &[u8], plugin: &str) -> bool {
+    let says = |tree: &Node, key: &str| tree.member(key).and_then(Node::as_text) == Some(plugin);
+    json::parse(bytes).is_ok_and(|tree| says(&tree, "type") && says(&tree, "name"))
+}

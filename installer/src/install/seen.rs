@@ -1,0 +1,172 @@
+//! A node's directories as one look found them: a value for `plan` to judge, and nothing decided here.
+
+pub mod cached;
+mod files;
+pub mod name;
+pub mod programs;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+
+use nix::errno::Errno;
+
+pub use cached::Cached;
+pub use name::FileName;
+pub use programs::{Hash, Hashes, SeenProgram};
+
+/// What a file beside its original is called, so that no runtime loads it.
+pub const ORIGINAL: &str = ".gybe-original";
+/// What a dead run may have left in a directory. There is one writer at a time, so one name is enough.
+pub const TEMPORARY: &str = ".gybe.tmp";
+/// Our file in a network's own directory; it sorts behind everybody else's.
+pub const DROP_IN: &str = "zz-gybe-cni.conf";
+
+/// The directories of a node, as this process sees them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Places {
+    /// Where the runtime looks for networks.
+    pub conf: PathBuf,
+    /// Where the runtime looks for plugins.
+    pub programs: PathBuf,
+    /// Where libcni keeps the results of living sandboxes.
+    pub results: PathBuf,
+}
+
+/// What a look is to include.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Interest {
+    /// Conf files besides those a runtime loads: a pinned one may have any name.
+    pub files: BTreeSet<FileName>,
+    /// Programs to be known by their hash.
+    pub programs: BTreeSet<FileName>,
+    /// Whether living sandboxes matter: it takes a file for each.
+    pub sandboxes: Sandboxes,
+}
+
+/// Whether living sandboxes matter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Sandboxes {
+    /// Nobody asks.
+    #[default]
+    Unasked,
+    /// Something may have to stay for them.
+    Asked,
+}
+
+/// All that `plan` knows of a node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Snapshot {
+    /// The runtime's networks.
+    pub conf: ConfDirectory,
+    /// The runtime's plugins.
+    pub programs: ProgramDirectory,
+    /// What living sandboxes still name.
+    pub cached: Cached,
+    /// Who we are: files that only this user can write are files we wrote.
+    pub us: u32,
+}
+
+/// Whether a directory is where its path says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Standing {
+    /// It is.
+    There,
+    /// Nothing of that name.
+    Missing,
+    /// We hold a directory that was deleted: the host has another of the same name, or none. Only
+    /// mounting again, so a restart of the pod, brings it back.
+    Deleted,
+    /// It cannot be read.
+    Refused(Errno),
+}
+
+/// The conf directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConfDirectory {
+    /// Whether it is there.
+    pub standing: Standing,
+    /// Files a runtime may load, originals we set aside, and what was asked for; in a runtime's order.
+    pub files: BTreeMap<FileName, SeenFile>,
+    /// `.conf` files of its sub-directories: the networks' own.
+    pub networks: BTreeMap<FileName, BTreeMap<FileName, SeenFile>>,
+    /// Whether a dead run left its temporary file.
+    pub litter: bool,
+}
+
+/// The directory of plugins.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ProgramDirectory {
+    /// Whether it is there.
+    pub standing: Standing,
+    /// The programs asked for, if there.
+    pub files: BTreeMap<FileName, SeenProgram>,
+    /// Whether a dead run left its temporary file.
+    pub litter: bool,
+}
+
+/// A conf file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SeenFile {
+    /// Its bytes, through a link if it is one.
+    pub content: Result<Vec<u8>, Unreadable>,
+    /// Who may do what with it.
+    pub access: Access,
+    /// File or link: a link is read, as a runtime does, and never written.
+    pub kind: FileKind,
+}
+
+/// Mode and owners.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Access {
+    /// Permission bits.
+    pub mode: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+}
+
+impl Access {
+    /// Whether nobody but `owner` can have written it.
+    #[must_use]
+    pub fn is_only_of(self, owner: u32) -> bool {
+        self.uid == owner && self.mode & 0o022 == 0
+    }
+}
+
+/// What stands under a name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FileKind {
+    /// A file.
+    Regular,
+    /// A symbolic link, to whatever.
+    Link,
+}
+
+/// Why a file has no content.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Unreadable {
+    /// Nobody writes conf files of that size.
+    #[error("it is {0} bytes long")]
+    TooLarge(u64),
+    /// A directory, pipe, socket or device.
+    #[error("it is not a file")]
+    NotAFile,
+    /// The kernel's reason; for a link without its end, `ENOENT`.
+    #[error("it cannot be read: {}", .0.desc())]
+    Refused(Errno),
+}
+
+/// Looks once at every place. Whatever cannot be read is part of the answer, not an error.
+#[must_use]
+pub fn look(places: &Places, interest: &Interest, hashes: &mut Hashes) -> Snapshot {
+    Snapshot {
+        conf: files::conf_directory(&places.conf, &interest.files),
+        programs: programs::look(&places.programs, &interest.programs, hashes),
+        cached: match interest.sandboxes {
+            Sandboxes::Unasked => Cached::Unknown,
+            Sandboxes::Asked => cached::look(&places.results),
+        },
+        us: nix::unistd::geteuid().as_raw(),
+    }
+}

@@ -1,0 +1,177 @@
+//! Wakes the loop when something in a directory may have changed; what it is, the next look finds out.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
+use nix::sys::stat::stat;
+
+/// How often to look when the kernel does not tell: inotify is exhausted, or a directory is missing.
+const ASKING: Duration = Duration::from_secs(1);
+
+/// Several directories, watched: whole files only, since a half-written one is nobody's business.
+#[derive(Debug)]
+pub struct Watch {
+    paths: Vec<PathBuf>,
+    armed: Armed,
+}
+
+#[derive(Debug)]
+struct Armed {
+    inotify: Option<Inotify>,
+    standing: Vec<Identity>,
+    mode: WatchMode,
+}
+
+/// Device and inode of what stands there, or nothing.
+type Identity = Option<(u64, u64)>;
+
+/// How changes become known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WatchMode {
+    /// The kernel tells at once.
+    Told,
+    /// It cannot, for this reason: a look every second.
+    Asking(Errno),
+}
+
+/// Why `wait` returned. It carries no data: looking again is cheap, and never out of date.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Woken {
+    /// Something changed, or may have.
+    Changed,
+    /// The time is up.
+    TimeUp,
+    /// The other descriptor has something.
+    Called,
+}
+
+impl Watch {
+    /// From now on nothing is missed: look once after this, then wait.
+    #[must_use]
+    pub fn new(paths: impl IntoIterator<Item = PathBuf>) -> Self {
+        let paths: Vec<PathBuf> = paths.into_iter().collect();
+        let armed = Armed::now(&paths);
+        Self { paths, armed }
+    }
+
+    /// How changes become known.
+    #[must_use]
+    pub fn mode(&self) -> WatchMode {
+        self.armed.mode
+    }
+
+    /// Waits for a change, for `call` to become readable, or for the time to be up.
+    pub fn wait(&mut self, at_most: Duration, call: Option<BorrowedFd<'_>>) -> Woken {
+        let until = Instant::now() + at_most;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            let asking = self.armed.mode != WatchMode::Told;
+            match self.armed.listen(if asking { left.min(ASKING) } else { left }, call) {
+                Heard::Call => return Woken::Called,
+                Heard::Change => {
+                    self.arm_again();
+                    return Woken::Changed;
+                }
+                Heard::Nothing if asking => {
+                    self.arm_again();
+                    return Woken::Changed;
+                }
+                Heard::Nothing if left.is_zero() => return Woken::TimeUp,
+                Heard::Nothing => {}
+            }
+        }
+    }
+
+    /// A watch is on an inode: a directory made anew, or another behind a link, needs a new one.
+    fn arm_again(&mut self) {
+        if self.armed.mode == WatchMode::Told && self.armed.standing == standing(&self.paths) {
+            return;
+        }
+        // The old one first: instances are what there may be too few of.
+        self.armed.inotify = None;
+        self.armed = Armed::now(&self.paths);
+    }
+}
+
+enum Heard {
+    Nothing,
+    Change,
+    Call,
+}
+
+impl Armed {
+    fn now(paths: &[PathBuf]) -> Self {
+        let made = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK);
+        let result = match &made {
+            Ok(inotify) => add(inotify, paths),
+            Err(why) => Err(*why),
+        };
+        // After the watches: what changes from here on is told.
+        let standing = standing(paths);
+        let mode = match result {
+            Ok(()) if standing.iter().all(Option::is_some) => WatchMode::Told,
+            Ok(()) => WatchMode::Asking(Errno::ENOENT),
+            Err(why) => WatchMode::Asking(why),
+        };
+        Self { inotify: made.ok(), standing, mode }
+    }
+
+    fn listen(&self, at_most: Duration, call: Option<BorrowedFd<'_>>) -> Heard {
+        let mut fds: Vec<PollFd<'_>> =
+            call.into_iter().map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
+        let from_call = fds.len();
+        fds.extend(self.inotify.iter().map(|inotify| PollFd::new(inotify.as_fd(), PollFlags::POLLIN)));
+        let timeout = PollTimeout::try_from(at_most).unwrap_or(PollTimeout::MAX);
+        // Interrupted is woken early, and the loop above goes round.
+        let _ = poll(&mut fds, timeout);
+        let ready: Vec<bool> = fds.iter().map(|fd| fd.any() == Some(true)).collect();
+        if ready.iter().take(from_call).any(|ready| *ready) {
+            Heard::Call
+        } else if ready.iter().skip(from_call).any(|ready| *ready) {
+            self.drain();
+            Heard::Change
+        } else {
+            Heard::Nothing
+        }
+    }
+
+    /// A thousand events are one reason to look.
+    fn drain(&self) {
+        while self
+            .inotify
+            .as_ref()
+            .is_some_and(|inotify| inotify.read_events().is_ok_and(|it| !it.is_empty()))
+        {}
+    }
+}
+
+/// Each directory, and the one above it: there a removed directory, or a link to it, comes back. A
+/// directory may be both, and a second watch on an inode replaces the first.
+fn add(inotify: &Inotify, paths: &[PathBuf]) -> Result<(), Errno> {
+    let names = AddWatchFlags::IN_CREATE
+        | AddWatchFlags::IN_MOVED_TO
+        | AddWatchFlags::IN_MOVED_FROM
+        | AddWatchFlags::IN_DELETE
+        | AddWatchFlags::IN_DELETE_SELF
+        | AddWatchFlags::IN_MOVE_SELF
+        | AddWatchFlags::IN_ONLYDIR;
+    let whole_files = names | AddWatchFlags::IN_CLOSE_WRITE | AddWatchFlags::IN_ATTRIB;
+    let above = paths.iter().filter_map(|path| Some((path.parent()?, names)));
+    let all = above.chain(paths.iter().map(|path| (path.as_path(), whole_files)));
+    // Those above first: what is both keeps the wider mask.
+    for (path, flags) in all {
+        match inotify.add_watch(path, flags) {
+            Ok(_) | Err(Errno::ENOENT | Errno::ENOTDIR) => {}
+            Err(why) => return Err(why),
+        }
+    }
+    Ok(())
+}
+
+fn standing(paths: &[PathBuf]) -> Vec<Identity> {
+    paths.iter().map(|path| stat(path).ok().map(|stat| (stat.st_dev, stat.st_ino))).collect()
+}

@@ -1,0 +1,79 @@
+//! Which DNS servers a pod asks: the `nameserver` lines of its `/etc/resolv.conf`, and no other.
+
+use nix::libc::O_NONBLOCK;
+use std::fs::OpenOptions;
+use std::io::{self, Read};
+use std::net::IpAddr;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+/// A thousand times what a resolver's file has.
+const LONGEST: u64 = 256 * 1024;
+
+/// Where a container has it.
+pub const PATH: &str = "/etc/resolv.conf";
+
+/// Why the servers are not known.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot read {}", .path.display())]
+pub struct ResolvConfError {
+    /// The file.
+    pub path: PathBuf,
+    /// Why not.
+    pub source: io::Error,
+}
+
+/// The servers named in the file at `path`, in its order.
+///
+/// # Errors
+/// When it cannot be read, or is no text of a sane length.
+pub fn servers_of(path: &Path) -> Result<Vec<IpAddr>, ResolvConfError> {
+    let read = || {
+        // Without O_NONBLOCK the opening of a FIFO waits for a writer that never comes.
+        let file = OpenOptions::new().read(true).custom_flags(O_NONBLOCK).open(path)?;
+        let mut text = String::new();
+        if file.take(LONGEST + 1).read_to_string(&mut text)? as u64 > LONGEST {
+            return Err(io::Error::other(format!("it is longer than {LONGEST} bytes")));
+        }
+        Ok(servers(&text))
+    };
+    read().map_err(|source| ResolvConfError { path: path.to_owned(), source })
+}
+
+/// The servers in the text of such a file; resolv.conf(5). An address that is none is passed over,
+/// as a resolver does.
+fn servers(text: &str) -> Vec<IpAddr> {
+    let lines = text.lines().filter_map(|line| line.strip_prefix("nameserver"));
+    let lines = lines.filter(|rest| rest.starts_with([' ', '\t']));
+    lines.filter_map(|rest| address(rest.split_whitespace().next()?)).collect()
+}
+
+/// A link-local server is named with its interface, `fe80::1%eth0`, which no packet bears. A query
+/// to a mapped IPv4 address travels as IPv4.
+fn address(word: &str) -> Option<IpAddr> {
+    let address = word.split_once('%').map_or(word, |(address, _)| address);
+    Some(address.parse::<IpAddr>().ok()?.to_canonical())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn servers_are_read_as_a_resolver_reads_them() {
+        let text = "# nameserver 1.1.1.1\n; nameserver 1.1.1.2\nsearch a.svc.cluster.local\n\
+                    nameserver 10.96.0.10\nnameserver\tfd00::a # not a comment to us\noptions ndots:5\n\
+                    nameservers 1.1.1.3\nnameserver\nnameserver dns.example\nnameserver fe80::1%eth0\n\
+                    nameserver ::ffff:10.96.0.11\r\nnameserver 10.96.0.12";
+        let found: Vec<String> = servers(text).iter().map(ToString::to_string).collect();
+        assert_eq!(found, ["10.96.0.10", "fd00::a", "fe80::1", "10.96.0.11", "10.96.0.12"]);
+    }
+
+    #[test]
+    fn a_file_that_is_not_there_or_has_no_end_is_an_error() {
+        for path in ["/nonexistent/resolv.conf", "/dev/zero", "/"] {
+            let error = servers_of(Path::new(path)).unwrap_err();
+            assert!(error.to_string().contains(path), "{error}");
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! We take a directory for what containerd and CRI-O take it for: recorded from the reference library.
+
+use std::os::unix::fs::symlink;
+
+use gybe_installer::install::loads::choice::{NoChoice, Runtime, choose};
+use gybe_installer::install::seen::Interest;
+use serde_json::Value;
+
+use crate::ground::Ground;
+
+fn laid_out(files: &Value) -> Ground {
+    let ground = Ground::new();
+    for (name, file) in files.as_object().unwrap() {
+        if file["symlink"] == true {
+            let end = ground.places().results.join(name);
+            if let Some(content) = file["content"].as_str() {
+                std::fs::write(&end, content).unwrap();
+            }
+            symlink(end, ground.conf(name)).unwrap();
+        } else {
+            ground.put(name, file["content"].as_str().unwrap());
+        }
+    }
+    ground
+}
+
+#[test]
+fn every_recorded_choice_is_ours() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../integration/vectors/cni/conf-selection.json");
+    let cases: Vec<Value> = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    assert_eq!(cases.len(), 32);
+    for case in cases {
+        let ground = laid_out(&case["files"]);
+        let seen = ground.look(&Interest::default());
+        for (runtime, key) in [(Runtime::Containerd, "containerd"), (Runtime::CriO, "crio")] {
+            let (want, found) = (&case["pick"][key], choose(&seen.conf, runtime));
+            let about = format!("{} by {key}: {found:?}", case["name"]);
+            match &found {
+                Ok(choice) => {
+                    assert_eq!(want["file"], choice.file.to_string(), "{about}");
+                    assert_eq!(want["name"], choice.network.name, "{about}");
+                    assert_eq!(want["cniVersion"].as_str().unwrap_or(""), choice.network.version, "{about}");
+                    let types: Vec<_> =
+                        want["types"].as_array().unwrap().iter().map(|it| it.as_str().unwrap()).collect();
+                    assert_eq!(types, choice.network.plugins, "{about}");
+                }
+                Err(NoChoice::Stopped(broken)) => {
+                    assert!(want["error"].is_string(), "{about}");
+                    assert_eq!(want["file"], broken.file.to_string(), "{about}");
+                }
+                Err(NoChoice::Nothing) => {
+                    assert!(want["error"].is_string() && want["file"].is_null(), "{about}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! A node's directories, empty, gone with the test.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use gybe_installer::install::loads::choice::{Runtime, choose};
+use gybe_installer::install::seen::{FileName, Hashes, Interest, Places, Snapshot, look};
+use gybe_installer::install::wanted::Wanted;
+use gybe_installer::install::{Memory, Pass, pass};
+
+use crate::wants;
+
+pub(crate) struct Ground {
+    pub(crate) root: PathBuf,
+}
+
+impl Ground {
+    pub(crate) fn new() -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let n = COUNT.fetch_add(1, Ordering::Relaxed);
+        let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("ground-{}-{n}", std::process::id()));
+        for folder in ["net.d", "bin", "results", "image"] {
+            fs::create_dir_all(root.join(folder)).unwrap();
+        }
+        Self { root }
+    }
+
+    pub(crate) fn with(files: &[(&str, &str)]) -> Self {
+        let ground = Self::new();
+        for (name, content) in files {
+            ground.put(name, content);
+        }
+        ground
+    }
+
+    pub(crate) fn places(&self) -> Places {
+        wants::places(&self.root)
+    }
+
+    pub(crate) fn conf(&self, name: &str) -> PathBuf {
+        self.root.join("net.d").join(name)
+    }
+
+    /// A file in the conf directory, as another agent writes it.
+    pub(crate) fn put(&self, name: &str, content: impl AsRef<[u8]>) {
+        let path = self.conf(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, content).unwrap();
+    }
+
+    /// All files of the conf directory.
+    pub(crate) fn files(&self) -> BTreeMap<String, Vec<u8>> {
+        let mut files = BTreeMap::new();
+        collect(&self.root.join("net.d"), "", &mut files);
+        files
+    }
+
+    pub(crate) fn programs(&self) -> Vec<String> {
+        let mut files = BTreeMap::new();
+        collect(&self.root.join("bin"), "", &mut files);
+        files.into_keys().collect()
+    }
+
+    pub(crate) fn text(&self, name: &str) -> String {
+        fs::read_to_string(self.conf(name)).unwrap()
+    }
+
+    pub(crate) fn look(&self, interest: &Interest) -> Snapshot {
+        look(&self.places(), interest, &mut Hashes::default())
+    }
+
+    /// The plugins containerd would run, of which file.
+    pub(crate) fn chain(&self) -> (FileName, Vec<String>) {
+        let choice = choose(&self.look(&Interest::default()).conf, Runtime::Containerd).unwrap();
+        (choice.file, choice.network.plugins)
+    }
+
+    pub(crate) fn pass(&self, wanted: &Wanted) -> Pass {
+        pass(&self.places(), wanted, &mut Memory::default()).unwrap()
+    }
+
+    /// The one pass it must take, or two to leave: the tombstone goes in a later one. After that a
+    /// pass must find nothing to do, and do nothing.
+    pub(crate) fn settle(&self, wanted: &Wanted) {
+        let passes = if matches!(wanted, Wanted::Left(_)) { 2 } else { 1 };
+        let last = (0..passes).map(|_| self.pass(wanted)).inspect(|pass| {
+            assert!(pass.performed.failed.is_empty(), "{:?}", pass.performed.failed);
+        });
+        let last = last.reduce(|_, next| next).unwrap();
+        assert!(last.left.is_done(), "{:#?}", last.left);
+        let before = self.times();
+        assert_eq!(self.pass(wanted).performed.done, 0);
+        assert_eq!(self.times(), before, "nothing is written when nothing differs");
+    }
+
+    fn times(&self) -> Vec<std::time::SystemTime> {
+        ["net.d", "bin"]
+            .iter()
+            .map(|it| fs::metadata(self.root.join(it)).unwrap().modified().unwrap())
+            .collect()
+    }
+}
+
+/// Ends what runs beside a test, however the test ends.
+pub(crate) struct Over<'a>(pub(crate) &'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+fn collect(folder: &Path, prefix: &str, files: &mut BTreeMap<String, Vec<u8>>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let entry = entry.unwrap();
+        let name = format!("{prefix}{}", entry.file_name().to_str().unwrap());
+        if entry.file_type().unwrap().is_dir() {
+            collect(&entry.path(), &format!("{name}/"), files);
+        } else {
+            files.insert(name, fs::read(entry.path()).unwrap_or_default());
+        }
+    }
+}
+
+impl Drop for Ground {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.root);
+    }
+}

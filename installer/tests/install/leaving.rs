@@ -1,0 +1,69 @@
+//! Leaving with living sandboxes, with other people's changes, with files we cannot change.
+
+use std::fs;
+
+use gybe_installer::install::change::Problem;
+use gybe_installer::install::wanted::PutBack;
+
+use crate::ground::Ground;
+use crate::lives::{LIST, SINGLE};
+use crate::wants::{chained, left, name};
+
+#[test]
+fn leaving_while_the_single_conf_is_back_leaves_only_that() {
+    let ground = Ground::with(&[("10-db.conf", SINGLE)]);
+    ground.settle(&chained(&ground.root));
+    ground.put("10-db.conf", SINGLE);
+    ground.settle(&left(&ground.root, PutBack::Nothing));
+    assert_eq!(ground.files().into_keys().collect::<Vec<_>>(), ["10-db.conf"]);
+}
+
+#[test]
+fn a_list_somebody_changed_keeps_their_change() {
+    let ground = Ground::with(&[("10-db.conf", SINGLE)]);
+    ground.settle(&chained(&ground.root));
+    let theirs = ground.text("10-db.conflist").replace("cni0", "cni9").replace("\n  ", "\n\t");
+    ground.put("10-db.conflist", theirs);
+    ground.settle(&chained(&ground.root));
+    ground.settle(&left(&ground.root, PutBack::Nothing));
+    let files = ground.files();
+    assert_eq!(files.keys().collect::<Vec<_>>(), ["10-db.conflist"]);
+    assert_eq!(ground.chain().1, ["bridge"]);
+    assert!(ground.text("10-db.conflist").contains("cni9"));
+}
+
+#[test]
+fn f29_the_plugin_answers_until_no_living_sandbox_names_it() {
+    let ground = Ground::with(&[("10-calico.conflist", LIST)]);
+    ground.settle(&chained(&ground.root));
+    // {"name":"n","plugins":[{"type":"a"},{"type":"gybe-cni"}]}
+    let config = "eyJuYW1lIjoibiIsInBsdWdpbnMiOlt7InR5cGUiOiJhIn0seyJ0eXBlIjoiZ3liZS1jbmkifV19";
+    let result = ground.root.join("results/n-pod-eth0");
+    fs::write(&result, format!("{{\"kind\":\"cniCacheV1\",\"config\":\"{config}\"}}")).unwrap();
+    ground.settle(&left(&ground.root, PutBack::Nothing));
+    assert_eq!(ground.text("10-calico.conflist"), LIST);
+    assert_eq!(ground.programs(), ["gybe-cni"]);
+    assert!(fs::read_to_string(ground.root.join("bin/gybe-cni")).unwrap().contains("# tombstone"));
+    fs::remove_file(result).unwrap();
+    ground.settle(&left(&ground.root, PutBack::Nothing));
+    assert!(ground.programs().is_empty());
+}
+
+#[test]
+fn f29_a_cache_that_cannot_be_read_keeps_the_plugin() {
+    let ground = Ground::with(&[("10-calico.conflist", LIST)]);
+    ground.settle(&chained(&ground.root));
+    fs::remove_dir(ground.root.join("results")).unwrap();
+    ground.settle(&left(&ground.root, PutBack::Nothing));
+    assert_eq!(ground.programs(), ["gybe-cni"]);
+}
+
+#[test]
+fn a_file_we_cannot_change_keeps_every_program_it_names() {
+    let broken = "{\"plugins\":[{\"type\":\"gybe-cni\"},]}";
+    let ground = Ground::with(&[("10-calico.conflist", LIST), ("90-x.conflist", broken)]);
+    ground.settle(&chained(&ground.root));
+    let pass = ground.pass(&left(&ground.root, PutBack::Nothing));
+    assert_eq!(pass.left.problems, [Problem::StillNamed(name("90-x.conflist"), "gybe-cni".into())]);
+    assert_eq!(ground.programs(), ["gybe", "gybe-cni"]);
+}

@@ -1,0 +1,184 @@
+//! In, healed, upgraded, followed and out again; and at the end the directory is what it was.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+
+use gybe_installer::install::change::Problem;
+use gybe_installer::install::wanted::{PutBack, Shape, Wanted};
+
+use crate::ground::Ground;
+use crate::wants::{chained, install, installed, left, name};
+
+pub(crate) const LIST: &str = "{\n  \"name\": \"k8s-pod-network\",\n  \"cniVersion\": \"0.3.1\",\n  \"plugins\": [\n    {\n      \"type\": \"calico\",\n      \"mtu\": 1500\n    },\n    {\n      \"type\": \"portmap\"\n    }\n  ]\n}\n";
+pub(crate) const SINGLE: &str = "{\n  \"cniVersion\": \"0.4.0\",\n  \"name\": \"dbnet\",\n  \"type\": \"bridge\",\n  \"bridge\": \"cni0\"\n}\n";
+
+fn pinned(file: &str) -> Shape {
+    Shape::Chained { pinned: Some(name(file)) }
+}
+
+#[test]
+fn in_and_out_again_leaves_every_byte_as_it_was() {
+    for (file, content) in
+        [("10-calico.conflist", LIST), ("10-db.conf", SINGLE), ("10-db.json", SINGLE), (".conf", SINGLE)]
+    {
+        let ground =
+            Ground::with(&[(file, content), ("99-loopback.conf", r#"{"name":"lo","type":"loopback"}"#)]);
+        fs::set_permissions(ground.conf(file), fs::Permissions::from_mode(0o640)).unwrap();
+        let before = (ground.files(), fs::metadata(ground.conf(file)).unwrap().ino());
+        ground.settle(&chained(&ground.root));
+        let (loaded, plugins) = ground.chain();
+        assert_eq!(plugins.last().map(String::as_str), Some("gybe-cni"), "{file}");
+        let mode = fs::metadata(ground.conf(&loaded.to_string())).unwrap().permissions().mode();
+        assert_eq!(mode & 0o7777, 0o640, "{file}: the mode is kept");
+        ground.settle(&left(&ground.root, PutBack::Nothing));
+        assert_eq!(ground.files(), before.0, "{file}");
+        if content == SINGLE {
+            assert_eq!(fs::metadata(ground.conf(file)).unwrap().ino(), before.1, "{file} itself came back");
+        }
+    }
+}
+
+#[test]
+fn f33_a_converted_conf_never_overwrites_somebody_elses_list() {
+    let other = LIST.replace("calico", "flannel");
+    let ground = Ground::with(&[("10-a.conf", SINGLE), ("10-a.conflist", &other)]);
+    let before = ground.files();
+    ground.settle(&chained(&ground.root));
+    assert_eq!(ground.chain(), (name("10-a.conf.conflist"), vec!["bridge".into(), "gybe-cni".into()]));
+    assert_eq!(ground.text("10-a.conflist"), other);
+    ground.settle(&left(&ground.root, PutBack::Nothing));
+    assert_eq!(ground.files(), before);
+}
+
+#[test]
+fn a_name_that_would_give_another_network_the_lead_is_not_used() {
+    let second = SINGLE.replace("dbnet", "second");
+    let ground = Ground::with(&[("10-a.conf", SINGLE), ("10-a.conf5.conf", &second)]);
+    ground.settle(&chained(&ground.root));
+    assert_eq!(ground.chain().0, name("10-a.conf.conflist"));
+    let ground = Ground::with(&[("10-a.conf", SINGLE), ("10-a.conf-5.conf", &second)]);
+    let stuck = ground.pass(&chained(&ground.root));
+    assert_eq!(stuck.left.problems, [Problem::NoNameLeft(name("10-a.conf"))]);
+    assert_eq!(ground.chain().1, ["bridge"]);
+}
+
+#[test]
+fn f05_a_rewritten_file_is_healed_with_one_write() {
+    let ground = Ground::with(&[("10-calico.conflist", LIST), ("20-b.conf", SINGLE)]);
+    ground.settle(&chained(&ground.root));
+    let changed = LIST.replace("1500", "1400");
+    for content in [LIST, &changed, LIST] {
+        ground.put("10-calico.conflist", content);
+        let healed = ground.pass(&chained(&ground.root));
+        assert_eq!((healed.performed.done, healed.left.is_done()), (1, true));
+    }
+    ground.settle(&left(&ground.root, PutBack::Nothing));
+    assert_eq!(ground.text("10-calico.conflist"), LIST);
+}
+
+#[test]
+fn a_single_conf_written_again_is_converted_again() {
+    let ground = Ground::with(&[("10-db.conf", SINGLE)]);
+    ground.settle(&chained(&ground.root));
+    let newer = SINGLE.replace("cni0", "cni1");
+    ground.put("10-db.conf", &newer);
+    ground.settle(&chained(&ground.root));
+    assert!(ground.text("10-db.conflist").contains("cni1"));
+    ground.settle(&left(&ground.root, PutBack::Nothing));
+    assert_eq!(ground.files().into_iter().collect::<Vec<_>>(), [("10-db.conf".into(), newer.into_bytes())]);
+}
+
+#[test]
+fn the_primary_is_followed_when_it_changes() {
+    let ground = Ground::with(&[("10-aws.conflist", LIST)]);
+    ground.settle(&chained(&ground.root));
+    ground.put("05-cilium.conf", SINGLE);
+    ground.settle(&chained(&ground.root));
+    assert_eq!(ground.chain(), (name("05-cilium.conflist"), vec!["bridge".into(), "gybe-cni".into()]));
+    assert_eq!(ground.text("10-aws.conflist"), LIST, "the old primary is as it was");
+    fs::remove_file(ground.conf("05-cilium.conflist")).unwrap();
+    ground.settle(&chained(&ground.root));
+    assert_eq!(ground.chain().0, name("10-aws.conflist"));
+    assert_eq!(ground.files().len(), 1, "what was set aside for a file that is gone is gone too");
+}
+
+#[test]
+fn a_pinned_file_is_waited_for_under_either_ending_and_not_left() {
+    for (asked, there, becomes) in [
+        ("a.conflist", "a.conf", "a.conflist"),
+        ("a.conf", "a.conflist", "a.conflist"),
+        ("a.conf", "a.conf", "a.conflist"),
+        ("odd.file", "odd.file", "odd.file"),
+    ] {
+        let content = if there.ends_with(".conf") { SINGLE } else { LIST };
+        let ground = Ground::new();
+        let wanted = installed(&ground.root, pinned(asked));
+        assert_eq!(ground.pass(&wanted).left.problems, [Problem::WaitingFor(name(asked))]);
+        ground.put(there, content);
+        let before = ground.files();
+        ground.settle(&wanted);
+        assert!(ground.text(becomes).contains("gybe-cni"), "{asked}");
+        ground.put("00-first.conflist", LIST);
+        let preempted = ground.pass(&wanted);
+        assert!(preempted.left.is_done() && preempted.left.problems.len() == 1, "{:?}", preempted.left);
+        fs::remove_file(ground.conf("00-first.conflist")).unwrap();
+        let Wanted::Left(mut leave) = left(&ground.root, PutBack::Nothing) else { unreachable!() };
+        leave.pinned = Some(name(asked));
+        ground.settle(&Wanted::Left(leave));
+        assert_eq!(ground.files(), before, "{asked}");
+    }
+}
+
+#[test]
+fn f06_a_file_broken_by_somebody_else_is_passed_over_and_never_written() {
+    for broken in
+        ["", "{", "\"text\"", "[]", "{}", r#"{"name":"x","plugins":[]}"#, r#"{"plugins":[{"type":"a"}]}"#]
+    {
+        let ground = Ground::with(&[("00-bad.conflist", broken), ("10-calico.conflist", LIST)]);
+        let pass = ground.pass(&chained(&ground.root));
+        assert!(pass.left.is_done(), "{broken:?}: {:?}", pass.left);
+        assert!(
+            matches!(&pass.left.problems[..], [Problem::Broken(it)] if it.file == name("00-bad.conflist"))
+        );
+        assert_eq!(ground.text("00-bad.conflist"), broken);
+        ground.settle(&left(&ground.root, PutBack::Nothing));
+        assert_eq!(ground.text("10-calico.conflist"), LIST);
+    }
+}
+
+#[test]
+fn f06_every_prefix_of_the_primarys_own_write_is_left_alone() {
+    let ground = Ground::with(&[("10-calico.conflist", LIST)]);
+    ground.settle(&chained(&ground.root));
+    for end in 0..LIST.trim_end().len() {
+        ground.put("10-calico.conflist", &LIST[..end]);
+        let pass = ground.pass(&chained(&ground.root));
+        assert_eq!(pass.performed.done, 0, "{end}");
+        assert_eq!(ground.text("10-calico.conflist"), LIST[..end]);
+    }
+    ground.put("10-calico.conflist", LIST);
+    ground.settle(&chained(&ground.root));
+}
+
+#[test]
+fn the_primary_is_waited_for_and_never_made_up() {
+    let ground = Ground::with(&[("YYY-istio-cni.conf", r#"{"name":"istio-cni","type":"istio-cni"}"#)]);
+    let before = ground.files();
+    let pass = ground.pass(&chained(&ground.root));
+    assert_eq!(pass.left.problems, [Problem::Waiting]);
+    assert_eq!(ground.files(), before);
+    assert_eq!(ground.programs(), ["gybe", "gybe-cni"], "programs stand before any conf names them");
+}
+
+#[test]
+fn f30_an_upgrade_replaces_program_and_entry_and_a_downgrade_does_too() {
+    let ground = Ground::with(&[("10-calico.conflist", LIST)]);
+    for build in ["1", "2", "1"] {
+        ground.settle(&Wanted::Installed(install(&ground.root, Shape::Chained { pinned: None }, build)));
+        let there = fs::read_to_string(ground.root.join("bin/gybe-cni")).unwrap();
+        assert!(there.contains(&format!("# {build}\n")));
+        assert_eq!(ground.text("10-calico.conflist").contains("debug"), build == "2");
+    }
+    ground.settle(&left(&ground.root, PutBack::Nothing));
+    assert_eq!(ground.text("10-calico.conflist"), LIST);
+}

@@ -1,0 +1,20 @@
+//! The installer on real directories: every choice, every rewrite, every way in and out.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a test that meets what it did not expect has nothing better to do"
+)]
+
+mod always;
+mod choices;
+mod conflists;
+mod ground;
+mod leaving;
+mod lives;
+mod programs;
+mod shapes;
+mod takeover;
+mod wants;
+mod watches;

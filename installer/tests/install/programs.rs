@@ -1,0 +1,127 @@
+//! A program gets its name only after it was read back and seen running; until then the old one serves.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+
+use gybe_installer::install::perform::{PerformError, TrialError};
+use gybe_installer::install::seen::Hash;
+use gybe_installer::install::wanted::{Install, Shape, Wanted};
+use nix::errno::Errno;
+
+use crate::ground::{Ground, Over};
+use crate::wants::{chained, install};
+
+const LIST: &str = "{\"name\":\"net\",\"plugins\":[{\"type\":\"calico\"}]}";
+
+/// Build 2, with these bytes in the place of its plugin.
+fn with_plugin(ground: &Ground, bytes: &[u8]) -> Install {
+    let mut wanted = install(&ground.root, Shape::Chained { pinned: None }, "2");
+    let program = &mut wanted.programs[0];
+    program.source = ground.root.join("image/bad");
+    program.hash = Hash::of(bytes);
+    fs::write(&program.source, bytes).unwrap();
+    wanted
+}
+
+fn refused(ground: &Ground, wanted: Install) -> PerformError {
+    let pass = ground.pass(&Wanted::Installed(wanted));
+    let mut failed = pass.performed.failed;
+    assert_eq!(failed.len(), 1, "{failed:?}");
+    failed.remove(0)
+}
+
+#[test]
+fn f10_a_program_that_does_not_run_is_not_installed_and_nothing_names_it() {
+    let elf = [b"\x7fELF\x02\x01\x01".as_slice(), &[0; 57]].concat();
+    let cases: [(&[u8], TrialError); 4] = [
+        (&elf, TrialError::NotRun(Errno::ENOEXEC)),
+        (b"#!/bin/sh\nexit 3\n", TrialError::Failed("exit status: 3".into())),
+        (b"#!/bin/sh\necho hello\n", TrialError::NoVersions),
+        (b"#!/no/such/interpreter\n", TrialError::NotRun(Errno::ENOENT)),
+    ];
+    for (bytes, want) in cases {
+        let ground = Ground::with(&[("10-a.conflist", LIST)]);
+        let error = refused(&ground, with_plugin(&ground, bytes));
+        assert!(matches!(&error, PerformError::Trial { why, .. } if *why == want), "{error:?}");
+        assert_eq!(ground.text("10-a.conflist"), LIST);
+        assert!(ground.programs().is_empty(), "{:?}", ground.programs());
+    }
+}
+
+#[test]
+fn f10_a_failed_upgrade_keeps_the_old_program_and_heals_the_chain_all_the_same() {
+    let ground = Ground::with(&[("10-a.conflist", LIST)]);
+    ground.settle(&chained(&ground.root));
+    ground.put("10-a.conflist", LIST);
+    let bad = with_plugin(&ground, b"#!/bin/sh\nexit 1\n");
+    refused(&ground, bad);
+    assert_eq!(ground.chain().1, ["calico", "gybe-cni"]);
+    assert!(fs::read_to_string(ground.root.join("bin/gybe-cni")).unwrap().contains("# 1\n"));
+}
+
+#[test]
+fn f10_one_flipped_bit_anywhere_is_found() {
+    let ground = Ground::with(&[("10-a.conflist", LIST)]);
+    let whole = [b"#!/bin/sh\nexit 0\n#".as_slice(), &[b'x'; 20_000]].concat();
+    for page in 0..=whole.len() / 4096 {
+        let mut wanted = with_plugin(&ground, &whole);
+        let mut flipped = whole.clone();
+        flipped[page * 4096] ^= 4;
+        fs::write(&wanted.programs[0].source, flipped).unwrap();
+        wanted.programs[0].hash = Hash::of(&whole);
+        assert!(matches!(refused(&ground, wanted), PerformError::Damaged { .. }), "page {page}");
+    }
+    assert!(ground.programs().is_empty());
+}
+
+#[test]
+fn f09_a_program_is_replaced_while_others_run_it() {
+    const ROUNDS: usize = 50;
+    let ground = Ground::with(&[("10-a.conflist", LIST)]);
+    ground.settle(&chained(&ground.root));
+    let (over, runs, plugin) =
+        (AtomicBool::new(false), AtomicUsize::new(0), ground.root.join("bin/gybe-cni"));
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                #[expect(clippy::disallowed_methods, reason = "as a runtime does")]
+                while !over.load(Ordering::Relaxed) {
+                    let output = Command::new(&plugin).output().expect("it can always be run");
+                    assert!(output.status.success());
+                    runs.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        let _over = Over(&over);
+        for round in 0..ROUNDS {
+            let build = if round % 2 == 0 { "2" } else { "1" };
+            let wanted = install(&ground.root, Shape::Chained { pinned: None }, build);
+            let pass = ground.pass(&Wanted::Installed(wanted));
+            assert!(pass.performed.failed.is_empty(), "{:?}", pass.performed.failed);
+        }
+    });
+    println!("replaced {ROUNDS} times under {} runs", runs.load(Ordering::Relaxed));
+}
+
+#[test]
+fn a_program_others_may_write_is_replaced_though_its_bytes_are_right() {
+    let ground = Ground::with(&[("10-a.conflist", LIST)]);
+    ground.settle(&chained(&ground.root));
+    let plugin = ground.root.join("bin/gybe-cni");
+    fs::set_permissions(&plugin, fs::Permissions::from_mode(0o777)).unwrap();
+    ground.settle(&chained(&ground.root));
+    assert_eq!(fs::metadata(&plugin).unwrap().permissions().mode() & 0o7777, 0o755);
+}
+
+#[test]
+fn f37_missing_directories_are_told_and_not_made() {
+    let ground = Ground::with(&[("10-a.conflist", LIST)]);
+    for folder in ["bin", "net.d"] {
+        fs::remove_dir_all(ground.root.join(folder)).unwrap();
+        let pass = ground.pass(&chained(&ground.root));
+        assert!(!pass.left.is_done() && pass.left.problems.iter().all(|problem| problem.hint().is_some()));
+    }
+}

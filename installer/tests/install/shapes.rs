@@ -1,0 +1,75 @@
+//! Where the entry goes when it does not go into the primary's list.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+
+use gybe_installer::install::change::Problem;
+use gybe_installer::install::wanted::{PutBack, Shape};
+
+use crate::ground::Ground;
+use crate::lives::{LIST, SINGLE};
+use crate::wants::{chained, installed, left, name};
+
+#[test]
+fn standalone_is_a_network_of_its_own_and_nobody_elses_file() {
+    let ground = Ground::with(&[("10-calico.conflist", LIST)]);
+    ground.settle(&chained(&ground.root));
+    let shape = Shape::Standalone { file: name("YYY-gybe-cni.conf") };
+    ground.settle(&installed(&ground.root, shape.clone()));
+    assert_eq!(ground.text("10-calico.conflist"), LIST, "chained no more");
+    let ours: serde_json::Value = serde_json::from_str(&ground.text("YYY-gybe-cni.conf")).unwrap();
+    assert_eq!((&ours["type"], &ours["name"]), (&"gybe-cni".into(), &"gybe-cni".into()));
+    let mode = fs::metadata(ground.conf("YYY-gybe-cni.conf")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o7777, 0o600);
+    ground.put("YYY-gybe-cni.conf", SINGLE);
+    let pass = ground.pass(&installed(&ground.root, shape.clone()));
+    assert_eq!(pass.left.problems, [Problem::NotOurs(name("YYY-gybe-cni.conf"))]);
+    fs::remove_file(ground.conf("YYY-gybe-cni.conf")).unwrap();
+    ground.settle(&installed(&ground.root, shape));
+    ground.settle(&left(&ground.root, PutBack::Nothing));
+    assert_eq!(ground.files().into_keys().collect::<Vec<_>>(), ["10-calico.conflist"]);
+}
+
+#[test]
+fn a_drop_in_never_touches_the_primarys_file_and_follows_its_network() {
+    let ground = Ground::with(&[("10-calico.conflist", LIST)]);
+    let wanted = installed(&ground.root, Shape::DropIn);
+    ground.settle(&chained(&ground.root));
+    ground.settle(&wanted);
+    assert_eq!(ground.chain().1, ["calico", "portmap", "gybe-cni"]);
+    assert_eq!(ground.text("10-calico.conflist"), LIST);
+    ground.put("05-new.conflist", LIST.replace("k8s-pod-network", "new"));
+    ground.settle(&wanted);
+    assert!(ground.files().contains_key("new/zz-gybe-cni.conf"));
+    assert!(!ground.conf("k8s-pod-network").exists());
+    fs::remove_file(ground.conf("05-new.conflist")).unwrap();
+    ground.settle(&wanted);
+    ground.settle(&left(&ground.root, PutBack::Nothing));
+    assert_eq!(ground.files().into_keys().collect::<Vec<_>>(), ["10-calico.conflist"]);
+    for no in
+        [SINGLE.to_owned(), LIST.replace("\"cniVersion\"", "\"loadOnlyInlinedPlugins\":true,\"cniVersion\"")]
+    {
+        let file = if no == SINGLE { "00-a.conf" } else { "00-a.conflist" };
+        let ground = Ground::with(&[(file, &no)]);
+        assert_eq!(ground.pass(&wanted).left.problems, [Problem::NoDropIns(name(file))]);
+    }
+}
+
+#[test]
+fn a_link_is_read_as_the_runtime_reads_it_and_never_written_through() {
+    let ground = Ground::new();
+    let elsewhere = ground.root.join("elsewhere");
+    fs::write(&elsewhere, LIST).unwrap();
+    symlink(&elsewhere, ground.conf("10-calico.conflist")).unwrap();
+    let pass = ground.pass(&chained(&ground.root));
+    assert_eq!(pass.left.problems, [Problem::Link(name("10-calico.conflist"))]);
+    assert_eq!(fs::read_to_string(&elsewhere).unwrap(), LIST);
+    assert!(ground.conf("10-calico.conflist").is_symlink());
+    // And a link under our own temporary name leads us nowhere either.
+    let ground = Ground::with(&[("10-calico.conflist", LIST)]);
+    fs::write(&elsewhere, "precious").ok();
+    symlink("/dev/null", ground.conf(".gybe.tmp")).unwrap();
+    symlink("/dev/null", ground.root.join("bin/gybe-cni")).unwrap();
+    ground.settle(&chained(&ground.root));
+    assert!(!ground.root.join("bin/gybe-cni").is_symlink());
+}

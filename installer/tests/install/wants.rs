@@ -1,0 +1,71 @@
+//! What the tests want of a node: programs that answer as real ones do, and an entry like the real one.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use gybe_installer::install::entry::Entry;
+use gybe_installer::install::seen::{FileName, Hash, Places};
+use gybe_installer::install::wanted::{
+    Install, Leave, Place, Program, PutBack, Shape, TakeOver, Trial, Wanted,
+};
+use serde_json::json;
+
+pub(crate) fn name(name: &str) -> FileName {
+    FileName::new(name).unwrap()
+}
+
+pub(crate) fn places(root: &Path) -> Places {
+    Places { conf: root.join("net.d"), programs: root.join("bin"), results: root.join("results") }
+}
+
+pub(crate) fn entry(level: &str) -> Entry {
+    Entry::from_value(&json!({
+        "type": "gybe-cni", "log_level": level, "exclude_namespaces": ["kube-system"],
+        "capabilities": { "io.kubernetes.cri.pod-annotations": true },
+    }))
+    .unwrap()
+}
+
+/// A program in the image: it answers VERSION and `--version`, and says which build it is.
+pub(crate) fn program(root: &Path, file: &str, build: &str) -> Program {
+    let source = root.join("image").join(format!("{file}-{build}"));
+    let text = format!(
+        "#!/bin/sh\n# {build}\necho '{{\"cniVersion\":\"1.0.0\",\"supportedVersions\":[\"1.0.0\"]}}'\n"
+    );
+    if !source.exists() {
+        fs::write(&source, &text).unwrap();
+        fs::set_permissions(&source, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let trial = if file == "gybe" { Trial::Version } else { Trial::CniVersion };
+    let place = if file == "istio-cni" { Place::IfAbsent } else { Place::Always };
+    Program { name: name(file), source, hash: Hash::of(text.as_bytes()), trial, place }
+}
+
+pub(crate) fn install(root: &Path, shape: Shape, build: &str) -> Install {
+    Install {
+        shape,
+        entry: entry(if build == "1" { "info" } else { "debug" }),
+        programs: vec![program(root, "gybe-cni", build), program(root, "gybe", build)],
+        take_over: TakeOver::Now,
+        mode: 0o600,
+    }
+}
+
+pub(crate) fn installed(root: &Path, shape: Shape) -> Wanted {
+    Wanted::Installed(install(root, shape, "1"))
+}
+
+pub(crate) fn chained(root: &Path) -> Wanted {
+    installed(root, Shape::Chained { pinned: None })
+}
+
+pub(crate) fn left(root: &Path, put_back: PutBack) -> Wanted {
+    Wanted::Left(Leave {
+        plugin: "gybe-cni".into(),
+        pinned: None,
+        programs: vec![name("gybe-cni"), name("gybe"), name("istio-cni")],
+        tombstones: vec![program(root, "gybe-cni", "tombstone"), program(root, "istio-cni", "tombstone")],
+        put_back,
+    })
+}

@@ -1,0 +1,134 @@
+//! Table A: the sixteen end-to-end cases. In, its entry taken out and put back, and out again.
+
+use gybe_installer::install::change::Problem;
+use gybe_installer::install::conflist::Chain;
+use gybe_installer::install::wanted::{PutBack, Shape, Wanted};
+use serde_json::Value;
+
+use crate::ground::Ground;
+use crate::{json, less, shared, text, wants, with_ours};
+
+const CALICO: (&str, &str) = ("calico.conflist", "10-calico.conflist-istioconfig");
+const MINIKUBE: (&str, &str) = ("minikube_cni.conf", "minikube_cni.conflist.expected");
+
+struct Case {
+    /// Files of `pre`, in the order they are numbered.
+    files: &'static [&'static str],
+    pinned: Option<&'static str>,
+    /// The file the entry goes into, as it will be called.
+    becomes: &'static str,
+    of: (&'static str, &'static str),
+}
+
+const fn case(
+    files: &'static [&'static str],
+    pinned: Option<&'static str>,
+    becomes: &'static str,
+    of: (&'static str, &'static str),
+) -> Case {
+    Case { files, pinned, becomes, of }
+}
+
+const BAD: &str = "bad_minikube_cni.conf";
+const NOT_JSON: &str = "non_json.conf";
+const NO_NAME: &str = "noname_calico.conflist";
+const NO_PLUGINS: &str = "noplugins_calico.conflist";
+
+const CASES: [Case; 12] = [
+    case(&[CALICO.0], Some("00-calico.conflist"), "00-calico.conflist", CALICO),
+    case(&[MINIKUBE.0], Some("00-minikube_cni.conf"), "00-minikube_cni.conflist", MINIKUBE),
+    case(&[CALICO.0, MINIKUBE.0], None, "00-calico.conflist", CALICO),
+    case(&[MINIKUBE.0, CALICO.0], None, "00-minikube_cni.conflist", MINIKUBE),
+    case(&[NOT_JSON, MINIKUBE.0, CALICO.0], None, "01-minikube_cni.conflist", MINIKUBE),
+    case(&[NOT_JSON, CALICO.0, MINIKUBE.0], None, "01-calico.conflist", CALICO),
+    case(&[BAD, MINIKUBE.0, CALICO.0], None, "01-minikube_cni.conflist", MINIKUBE),
+    case(&[BAD, CALICO.0, MINIKUBE.0], None, "01-calico.conflist", CALICO),
+    case(&[NO_NAME, NO_PLUGINS, MINIKUBE.0, CALICO.0], None, "02-minikube_cni.conflist", MINIKUBE),
+    case(&[NO_NAME, NO_PLUGINS, CALICO.0, MINIKUBE.0], None, "02-calico.conflist", CALICO),
+    case(&[CALICO.0], Some("00-calico.conf"), "00-calico.conflist", CALICO),
+    case(&[MINIKUBE.0], Some("00-minikube_cni.conflist"), "00-minikube_cni.conflist", MINIKUBE),
+];
+
+fn chained(ground: &Ground, pinned: Option<&str>) -> Wanted {
+    wants::installed(&ground.root, Shape::Chained { pinned: pinned.map(wants::name) })
+}
+
+/// In, healed, out: and every byte that is not ours is what it was, all the way.
+fn lives(ground: &Ground, wanted: &Wanted, becomes: &str, (pre, golden): (&str, &str)) {
+    let before = ground.files();
+    ground.settle(wanted);
+    let result = ground.text(becomes);
+    let want = with_ours(&shared(&format!("install-e2e/expected/{golden}")));
+    assert_eq!(less(json(result.as_bytes())), less(want), "{becomes}");
+    let original = text(&format!("install-e2e/pre/{pre}"));
+    let ours = wants::entry("info");
+    assert!(
+        Chain::read(result.as_bytes())
+            .unwrap()
+            .entry("gybe-cni")
+            .is_some_and(|text| ours.says_the_same(text))
+    );
+    if pre == CALICO.0 {
+        let without = Chain::read(result.as_bytes()).unwrap().without("gybe-cni").unwrap();
+        assert_eq!(String::from_utf8(without).unwrap(), original, "no byte outside the entry changed");
+    } else {
+        assert!(result.contains(original.trim()), "the plugin's own text is untouched");
+        let name = |bytes: &str| json(bytes.as_bytes())["name"].clone();
+        assert_eq!(name(&result), name(&original), "the network keeps its name");
+    }
+    // Somebody takes our entry out; it comes back.
+    ground.put(becomes, Chain::read(result.as_bytes()).unwrap().without("gybe-cni").unwrap());
+    ground.settle(wanted);
+    assert_eq!(ground.text(becomes), result);
+    let Wanted::Left(mut leave) = wants::left(&ground.root, PutBack::Nothing) else { unreachable!() };
+    if let Wanted::Installed(install) = wanted
+        && let Shape::Chained { pinned } = &install.shape
+    {
+        leave.pinned.clone_from(pinned);
+    }
+    ground.settle(&Wanted::Left(leave));
+    assert_eq!(ground.files(), before, "{becomes}");
+    assert!(ground.programs().is_empty());
+}
+
+#[test]
+fn every_directory_ends_as_theirs_does_and_begins_again_as_it_was() {
+    for case in CASES {
+        let ground = Ground::new();
+        for (n, file) in case.files.iter().enumerate() {
+            ground.put(&format!("0{n}-{file}"), shared(&format!("install-e2e/pre/{file}")));
+        }
+        lives(&ground, &chained(&ground, case.pinned), case.becomes, case.of);
+    }
+}
+
+#[test]
+fn a_file_that_comes_later_is_waited_for() {
+    for (pinned, appears, becomes) in [
+        (Some("missing_initially.conf"), "missing_initially.conf", "missing_initially.conflist"),
+        (None, "calico.conflist", "calico.conflist"),
+    ] {
+        let ground = Ground::new();
+        let wanted = chained(&ground, pinned);
+        let waiting = ground.pass(&wanted).left;
+        assert!(!waiting.is_done() && waiting.changes.is_empty());
+        assert!(matches!(&waiting.problems[..], [Problem::Waiting | Problem::WaitingFor(_)]));
+        assert!(ground.files().is_empty(), "a primary's file is never made up");
+        ground.put(appears, shared("install-e2e/pre/calico.conflist"));
+        lives(&ground, &wanted, becomes, CALICO);
+    }
+}
+
+#[test]
+fn standalone_is_a_file_of_its_own() {
+    for file in ["YYY-gybe-cni.conf", "user-defined.conf"] {
+        let ground = Ground::new();
+        ground.settle(&wants::installed(&ground.root, Shape::Standalone { file: wants::name(file) }));
+        let ours = json(ground.text(file).as_bytes());
+        let theirs = json(&shared("install-e2e/expected/YYY-istio-cni.conf"));
+        assert_eq!(ours["cniVersion"], theirs["cniVersion"]);
+        assert_eq!((&ours["name"], &ours["type"]), (&Value::from("gybe-cni"), &Value::from("gybe-cni")));
+        ground.settle(&wants::left(&ground.root, PutBack::Nothing));
+        assert!(ground.files().is_empty() && ground.programs().is_empty());
+    }
+}

@@ -1,0 +1,44 @@
+//! The installer struck at every one of its system calls: killed before it (F07, F14), or refused (F11).
+//!
+//! A program, not a set of tests: it runs itself under strace, and must make no calls but its own.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a test that meets what it did not expect has nothing better to do"
+)]
+#![allow(clippy::print_stdout, reason = "a program without a harness tells what it did itself")]
+
+#[path = "../install/ground.rs"]
+#[allow(dead_code, reason = "shared with the tests of other targets")]
+mod ground;
+mod killed;
+mod refused;
+mod scene;
+mod synced;
+#[path = "../install/wants.rs"]
+#[allow(dead_code, reason = "shared with the tests of other targets")]
+mod wants;
+mod watched;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = args.iter().map(String::as_str).collect();
+    match words.as_slice() {
+        ["one-pass", root, act] => scene::one_pass(root.as_ref(), act),
+        ["watch", root] => watched::watch(root.as_ref()),
+        // Whatever cargo passes on: all of it is one test.
+        _ => {
+            for scene in scene::ALL {
+                killed::before_every_call(scene);
+                refused::at_every_call(scene);
+            }
+            synced::before_every_rename();
+            watched::without_inotify();
+            ExitCode::SUCCESS
+        }
+    }
+}

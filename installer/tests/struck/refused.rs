@@ -1,0 +1,33 @@
+//! F11: every call that writes is refused once, for every usual reason: what was there stays, the
+//! message says where and what to do, and the next pass goes on.
+
+use crate::scene::{Scene, calls, traced};
+
+const WRITING: [&str; 7] = ["write", "fsync", "fchmod", "renameat2", "renameat", "unlinkat", "mkdirat"];
+
+pub(crate) fn at_every_call(scene: Scene) {
+    let wanted = scene.undisturbed();
+    let mut calls = calls(&scene.prepared(), scene.act);
+    calls.retain(|call| WRITING.contains(&call.name()));
+    let mut told = 0;
+    for error in ["ENOSPC", "EROFS", "EACCES"] {
+        for call in &calls {
+            let ground = scene.prepared();
+            let strike = call.struck(&format!("error={error}"));
+            let output = traced(&ground, &["one-pass", scene.act], &["-o", "/dev/null", "-e", &strike]);
+            let said = String::from_utf8(output.stdout.clone()).unwrap();
+            let when = format!("refused with {error}: {}: {said}", call.text);
+            // What is refused while cleaning up, or in asking a program, is nobody's loss.
+            if output.status.code() == Some(3) {
+                assert!(said.contains(ground.root.to_str().unwrap()), "{} {when}", scene.name);
+                assert!(said.contains(error) && !said.contains("hint: none"), "{} {when}", scene.name);
+                told += 1;
+            } else {
+                assert!(output.status.success(), "{} {when}: {output:?}", scene.name);
+            }
+            scene.assert_node_works(&ground, &when);
+            assert_eq!(scene.finish(&ground), wanted, "{} {when}", scene.name);
+        }
+    }
+    println!("{}: {} writing calls refused for 3 reasons, {told} told", scene.name, calls.len());
+}

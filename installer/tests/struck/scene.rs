@@ -1,0 +1,189 @@
+//! What is done, to which directory, and how a run of it is traced.
+
+use std::path::Path;
+use std::process::{Command, ExitCode, Output};
+
+use gybe_installer::install::loads::choice::{Runtime, choose};
+use gybe_installer::install::perform::PerformError;
+use gybe_installer::install::seen::Interest;
+use gybe_installer::install::wanted::{PutBack, Shape, Wanted};
+use gybe_installer::install::{Memory, pass};
+
+use crate::ground::Ground;
+use crate::wants;
+
+const LIST: &str =
+    "{\n  \"name\": \"net\",\n  \"plugins\": [\n    {\n      \"type\": \"calico\"\n    }\n  ]\n}\n";
+const SINGLE: &str = "{\n  \"name\": \"net\",\n  \"type\": \"calico\"\n}\n";
+const ISTIO: &str = "{\"name\":\"net\",\"plugins\":[{\"type\":\"calico\"},{\"type\":\"istio-cni\"}]}\n";
+
+/// One pass over a directory that others have prepared.
+#[derive(Clone, Copy)]
+pub(crate) struct Scene {
+    pub(crate) name: &'static str,
+    file: (&'static str, &'static str),
+    /// What went before, undisturbed.
+    before: &'static [&'static str],
+    /// Whether the primary writes its file again then.
+    rewritten: bool,
+    pub(crate) act: &'static str,
+}
+
+const fn scene(
+    name: &'static str,
+    file: (&'static str, &'static str),
+    before: &'static [&'static str],
+    act: &'static str,
+) -> Scene {
+    Scene { name, file, before, rewritten: false, act }
+}
+
+const A_LIST: (&str, &str) = ("10-a.conflist", LIST);
+const A_SINGLE: (&str, &str) = ("10-a.conf", SINGLE);
+
+pub(crate) const ALL: [Scene; 12] = [
+    scene("install into a list", A_LIST, &[], "chained"),
+    scene("install into a .conf", A_SINGLE, &[], "chained"),
+    scene("take over from istio-cni", ("10-a.conflist", ISTIO), &[], "chained"),
+    scene("upgrade", A_LIST, &["chained"], "upgraded"),
+    Scene { rewritten: true, ..scene("heal a list", A_LIST, &["chained"], "chained") },
+    Scene { rewritten: true, ..scene("heal a .conf", A_SINGLE, &["chained"], "chained") },
+    scene("uninstall from a list", A_LIST, &["chained"], "left"),
+    scene("uninstall from a .conf", A_SINGLE, &["chained"], "left"),
+    scene("remove the tombstone", A_LIST, &["chained", "left"], "left"),
+    scene("chained becomes a drop-in", A_LIST, &["chained"], "drop-in"),
+    scene("a drop-in becomes chained", A_LIST, &["drop-in"], "chained"),
+    scene("chained becomes standalone", A_SINGLE, &["chained"], "standalone"),
+];
+
+pub(crate) fn wanted(root: &Path, act: &str) -> Wanted {
+    match act {
+        "chained" => wants::chained(root),
+        "upgraded" => Wanted::Installed(wants::install(root, Shape::Chained { pinned: None }, "2")),
+        "drop-in" => wants::installed(root, Shape::DropIn),
+        "standalone" => wants::installed(root, Shape::Standalone { file: wants::name("YYY-gybe-cni.conf") }),
+        "left" => wants::left(root, PutBack::Nothing),
+        other => panic!("no act {other}"),
+    }
+}
+
+/// In the traced process: one pass, and what it could not do.
+pub(crate) fn one_pass(root: &Path, act: &str) -> ExitCode {
+    let wanted = wanted(root, act);
+    // The mark from which on calls count: before it is only the start of a process.
+    let _ = nix::unistd::getppid();
+    let pass = pass(&wants::places(root), &wanted, &mut Memory::default()).unwrap();
+    for error in &pass.performed.failed {
+        println!("{}", told(error));
+    }
+    if pass.performed.failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(3) }
+}
+
+fn told(error: &PerformError) -> String {
+    let mut line = error.to_string();
+    let mut cause = std::error::Error::source(error);
+    while let Some(why) = cause {
+        line = format!("{line}: {why}");
+        cause = why.source();
+    }
+    format!("{line}; hint: {}", error.hint().unwrap_or("none"))
+}
+
+impl Scene {
+    pub(crate) fn prepared(&self) -> Ground {
+        let ground = Ground::with(&[self.file]);
+        for act in self.before {
+            ground.pass(&wanted(&ground.root, act));
+        }
+        if self.rewritten {
+            ground.put(self.file.0, self.file.1.replace("\"calico\"", "\"cilium\""));
+        }
+        // The programs of the image are made here, not in the traced process.
+        let _ = wanted(&ground.root, self.act);
+        ground
+    }
+
+    /// What a process that nobody disturbs leaves behind.
+    pub(crate) fn undisturbed(&self) -> (Vec<(String, Vec<u8>)>, Vec<String>) {
+        let ground = self.prepared();
+        self.finish(&ground)
+    }
+
+    /// The next passes, which must come to the end.
+    pub(crate) fn finish(&self, ground: &Ground) -> (Vec<(String, Vec<u8>)>, Vec<String>) {
+        let wanted = wanted(&ground.root, self.act);
+        for _ in 0..2 {
+            let pass = ground.pass(&wanted);
+            assert!(pass.performed.failed.is_empty(), "{}: {:?}", self.name, pass.performed.failed);
+        }
+        let last = ground.pass(&wanted);
+        assert!(last.plan.is_done(), "{}: {:#?}", self.name, last.plan);
+        (ground.files().into_iter().collect(), ground.programs())
+    }
+
+    /// What must hold whatever happened: both runtimes load the primary's chain, and every program
+    /// it names is there and answers.
+    pub(crate) fn assert_node_works(&self, ground: &Ground, when: &str) {
+        let seen = ground.look(&Interest::default());
+        for runtime in [Runtime::Containerd, Runtime::CriO] {
+            let choice =
+                choose(&seen.conf, runtime).unwrap_or_else(|why| panic!("{} {when}: {why:?}", self.name));
+            assert_eq!(choice.network.name, "net", "{} {when}", self.name);
+            let first = if self.rewritten { "cilium" } else { "calico" };
+            assert_eq!(choice.network.plugins[0], first, "{} {when}", self.name);
+            if choice.network.plugins.contains(&"gybe-cni".to_owned()) {
+                let text = std::fs::read_to_string(ground.root.join("bin/gybe-cni")).unwrap();
+                assert!(text.contains("supportedVersions") && text.ends_with('\n'), "{} {when}", self.name);
+            }
+        }
+    }
+}
+
+/// Runs one pass under strace with these options.
+pub(crate) fn traced(ground: &Ground, words: &[&str], options: &[&str]) -> Output {
+    #[expect(clippy::disallowed_methods, reason = "strace is what strikes")]
+    let mut strace = Command::new("strace");
+    strace.arg("-qq").args(options).arg(std::env::current_exe().unwrap());
+    let [first, rest @ ..] = words else { panic!("no words") };
+    strace.arg(first).arg(&ground.root).args(rest);
+    strace.output().expect("strace runs; install it with integration/setup.sh")
+}
+
+/// A call a pass makes.
+pub(crate) struct Call {
+    /// As strace writes it.
+    pub(crate) text: String,
+    /// Which it is of its name in the whole process: that is how strace counts.
+    pub(crate) nth: usize,
+}
+
+impl Call {
+    pub(crate) fn name(&self) -> &str {
+        self.text.split('(').next().unwrap_or_default()
+    }
+
+    pub(crate) fn is(&self, name: &str) -> bool {
+        self.name() == name
+    }
+
+    /// The option that strikes this very call.
+    pub(crate) fn struck(&self, with: &str) -> String {
+        format!("inject={}:{with}:when={}", self.name(), self.nth)
+    }
+}
+
+/// The calls a pass makes, in order: from the mark on to the end of the process, which cannot be struck.
+pub(crate) fn calls(ground: &Ground, act: &str) -> Vec<Call> {
+    let log = ground.root.join("calls");
+    let output = traced(ground, &["one-pass", act], &["-o", log.to_str().unwrap()]);
+    assert!(output.status.success(), "{output:?}");
+    let mut counts = std::collections::HashMap::new();
+    let text = std::fs::read_to_string(log).unwrap();
+    let calls = text.lines().filter(|line| !line.starts_with(['+', '-'])).map(|line| {
+        let nth = counts.entry(line.split('(').next().unwrap().to_owned()).or_insert(0);
+        *nth += 1;
+        Call { text: line.to_owned(), nth: *nth }
+    });
+    let calls = calls.skip_while(|call| !call.is("getppid")).skip(1);
+    calls.take_while(|call| !call.is("exit_group")).collect()
+}

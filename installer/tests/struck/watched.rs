@@ -1,0 +1,29 @@
+//! F12: without inotify a change is still seen.
+
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use gybe_installer::install::watch::{Watch, WatchMode, Woken};
+
+use crate::ground::Ground;
+use crate::scene::traced;
+
+/// In the traced process: waits for a file, which it writes itself.
+pub(crate) fn watch(root: &Path) -> ExitCode {
+    let mut watch = Watch::new([root.join("net.d")]);
+    println!("{:?}", watch.mode());
+    let told = watch.mode() == WatchMode::Told;
+    std::fs::write(root.join("net.d/x"), "x").unwrap();
+    let woken = watch.wait(Duration::from_secs(30), None);
+    if woken == Woken::Changed && !told { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+pub(crate) fn without_inotify() {
+    for inject in ["inject=inotify_init1:error=EMFILE", "inject=inotify_add_watch:error=ENOSPC"] {
+        let ground = Ground::new();
+        let output = traced(&ground, &["watch"], &["-o", "/dev/null", "-e", inject]);
+        assert!(output.status.success(), "{inject}: {output:?}");
+    }
+    println!("without inotify: changes are seen by asking");
+}

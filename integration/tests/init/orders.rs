@@ -1,0 +1,104 @@
+//! What the init container can be told beside the policy, and what it is told in vain.
+
+use crate::pod::{INJECTED, Pod};
+
+#[test]
+fn a_dry_run_prints_the_rules_that_would_be_written_and_writes_none() {
+    let pod = Pod::new();
+    let script = pod.done(&format!("istio-iptables {INJECTED} --dry-run"));
+    assert_eq!(pod.rules(), "");
+    pod.done(&format!("istio-iptables {INJECTED}"));
+    let written = pod.rules();
+    let printed = pod.done(&format!("istio-iptables {INJECTED} -n"));
+    assert_eq!(printed, script);
+    assert_eq!(pod.rules(), written);
+    assert_eq!(pod.done("istio-iptables -n --cleanup-only"), "table inet gybe\ndelete table inet gybe\n");
+    assert_eq!(pod.rules(), written);
+    for rule in ["tunnel-port", "inbound-to-proxy", "proxy-to-own-pod-v4"] {
+        assert!(script.contains(rule) && written.contains(rule), "{script}");
+    }
+}
+
+#[test]
+fn a_dry_run_without_an_address_says_so_and_shows_ipv4() {
+    let pod = Pod::new();
+    pod.by_hand("ip addr flush dev eth0");
+    let run = pod.gybe(&format!("istio-iptables {INJECTED} --dry-run"));
+    assert_eq!(run.code, Some(0));
+    assert!(run.out.contains("table inet gybe") && run.err.contains("no address"), "{run:?}");
+    let run = pod.gybe(&format!("istio-iptables {INJECTED}"));
+    assert_eq!((run.code, run.out.as_str()), (Some(2), ""));
+    assert!(run.err.contains("has no address") && run.err.contains("hint: "), "{}", run.err);
+    assert_eq!(pod.rules(), "");
+}
+
+#[test]
+fn cleaning_up_takes_ours_and_nobody_elses_and_succeeds_where_nothing_is() {
+    let pod = Pod::new();
+    pod.done("istio-iptables --cleanup-only");
+    pod.by_hand("nft add table inet theirs");
+    let theirs = pod.rules();
+    pod.done(&format!("istio-iptables {INJECTED}"));
+    pod.done("istio-iptables --cleanup-only");
+    pod.done("init --cleanup-only=true");
+    assert_eq!(pod.rules(), theirs);
+}
+
+#[test]
+fn cleaning_up_takes_away_what_either_kind_of_iptables_was_told_to_write() {
+    let pod = Pod::new();
+    let out = pod.done(&format!("istio-iptables {INJECTED} --force-iptables-binary legacy"));
+    assert!(out.contains("by iptables-legacy"), "{out}");
+    assert!(pod.by_hand("iptables-legacy-save").contains("ISTIO_"));
+    pod.done("istio-iptables --cleanup-only");
+    assert!(!pod.by_hand("iptables-legacy-save").contains("ISTIO_"));
+}
+
+#[test]
+fn cleaning_up_without_privilege_says_what_may_be_left_and_fails_no_pod() {
+    let pod = Pod::new();
+    pod.done(&format!("istio-iptables {INJECTED}"));
+    let run = pod.gybe_as(1337, "istio-iptables --cleanup-only");
+    assert_eq!(run.code, Some(0), "{}", run.err);
+    assert!(run.out.contains("may be left") && run.err.contains("cannot clean up by nft"), "{run:?}");
+    pod.holds_exactly("{}");
+}
+
+#[test]
+fn what_is_not_followed_is_told_in_one_line_each() {
+    for (line, told) in [
+        ("--force-iptables-binary=nft", "iptables-nft is asked for; nftables is written directly"),
+        ("--reconcile", "--reconcile changes nothing"),
+        ("--iptables-version 1.8.9", "--iptables-version means nothing here"),
+        ("--cni-mode", "--cni-mode means nothing here"),
+        ("--iptables-trace-logging", "--iptables-trace-logging means nothing here"),
+    ] {
+        let pod = Pod::new();
+        let run = pod.gybe(&format!("istio-iptables {INJECTED} {line}"));
+        assert_eq!((run.code, run.err.lines().count()), (Some(0), 1), "{line}: {}", run.err);
+        assert!(run.err.contains(told), "{line}: {}", run.err);
+        pod.holds_exactly("{}");
+    }
+    let pod = Pod::new();
+    for line in ["--native-nftables", "--force-apply", "--restore-format=false", "--cni-mode=false"] {
+        pod.done(&format!("istio-iptables {INJECTED} {line}"));
+    }
+}
+
+#[test]
+fn what_cannot_be_followed_changes_nothing() {
+    let pod = Pod::new();
+    for (line, told) in [
+        ("--network-namespace /run/netns/x", "gybe apply --netns /run/netns/x writes there"),
+        ("--force-iptables-binary quick", "which is not legacy or nft"),
+        ("--run-validation --probe-timeout soon", "which is not a time like 5s"),
+        ("--run-validation --iptables-probe-port 0", "which is not a port"),
+        ("-p http", "--envoy-port"),
+        ("--envoy-prot 1", "is not an argument of istio-iptables"),
+    ] {
+        let run = pod.gybe(&format!("istio-iptables --skip-rule-apply=false {INJECTED} {line}"));
+        assert_eq!((run.code, run.out.as_str()), (Some(2), ""), "{line}");
+        assert!(run.err.contains(told), "{line}: {}", run.err);
+        assert_eq!(pod.rules(), "", "{line}");
+    }
+}

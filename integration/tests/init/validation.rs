@@ -1,0 +1,108 @@
+//! Whether a pod is redirected, asked from inside it.
+
+use crate::pod::{APP, INJECTED, PROXY, Pod};
+use std::time::{Duration, Instant};
+
+#[test]
+fn validation_fails_after_five_seconds_without_rules_and_passes_at_once_with_them() {
+    let pod = Pod::new();
+    let begun = Instant::now();
+    let before = pod.gybe("validate");
+    assert!(begun.elapsed() >= Duration::from_secs(5), "{:?}", begun.elapsed());
+    assert_eq!((before.code, before.err.as_str()), (Some(126), ""));
+    for told in [
+        "not redirected: no connection to 127.0.0.6:15002 by uid 1337 arrived at 127.0.0.1:15001 or 127.0.0.1:15006 within 5 s",
+        "nobody listens on 127.0.0.6:15002",
+        "hint: the pod's rules are missing",
+    ] {
+        assert!(before.out.contains(told), "{told}: {}", before.out);
+    }
+    pod.done(&format!("istio-iptables {INJECTED}"));
+    let passed = "redirected: a connection to 127.0.0.6:15002 arrived at 127.0.0.1:15006\n";
+    assert_eq!(pod.done("validate"), passed);
+}
+
+#[test]
+fn istio_validation_finds_out_without_any_privilege() {
+    let pod = Pod::new();
+    let container = format!("istio-iptables {INJECTED} --run-validation --skip-rule-apply");
+    let before = pod.gybe_as(1337, &format!("{container} --probe-timeout 1s"));
+    assert_eq!(before.code, Some(126), "{}{}", before.out, before.err);
+    assert_eq!(pod.rules(), "");
+    pod.done(&format!("istio-iptables {INJECTED}"));
+    let after = pod.gybe_as(1337, &container);
+    assert_eq!((after.code, after.err.as_str()), (Some(0), ""), "{}", after.out);
+    assert!(after.out.contains("arrived at 127.0.0.1:15006"), "{}", after.out);
+
+    // Another user's connections to its own pod are let pass: no fault of the rules.
+    let stranger = pod.gybe_as(1000, &format!("{container} --probe-timeout 500ms"));
+    assert_eq!(stranger.code, Some(126));
+    assert!(stranger.out.contains("hint: uid 1000 may not act as the proxy's uid 1337"), "{}", stranger.out);
+}
+
+#[test]
+fn init_can_write_and_validate_in_one_go_on_either_family() {
+    for (addresses, target) in [
+        (("10.244.0.10/24", "10.244.0.1/24"), "127.0.0.6:15002 arrived at 127.0.0.1:15006"),
+        (("fd00:10::10/64", "fd00:10::1/64"), "[::6]:15002 arrived at [::1]:15006"),
+    ] {
+        let pod = Pod::with_addresses(addresses.0, addresses.1);
+        if target.starts_with('[') {
+            let before = pod.gybe("validate --probe-timeout 100ms");
+            assert_eq!(before.code, Some(126));
+            assert!(before.out.contains("address ::6 is not on lo"), "{}", before.out);
+        }
+        let out = pod.done(&format!("istio-iptables {INJECTED} --run-validation"));
+        assert!(out.lines().count() == 2 && out.contains(target), "{out}");
+        let lost = pod.gybe(&format!(
+            "istio-iptables {INJECTED} -u 5 --skip-rule-apply --run-validation --probe-timeout 100ms"
+        ));
+        assert_eq!(lost.code, Some(126), "rules of another proxy's user: {}", lost.out);
+    }
+}
+
+#[test]
+fn the_bare_form_has_one_port_to_listen_on() {
+    let pod = Pod::new();
+    let out = pod.done("-p 15001 -u 1337 -m REDIRECT -i * -x '' -b * -d '' --run-validation");
+    assert!(out.contains("arrived at 127.0.0.1:15001"), "{out}");
+}
+
+#[test]
+fn who_took_the_call_in_the_proxys_place_is_named() {
+    let pod = Pod::new();
+    let squatter = pod.listen(APP, "app", &[15002]);
+    let run = pod.gybe("validate --probe-timeout 100ms");
+    assert_eq!(run.code, Some(126));
+    let reached = "127.0.0.6:15002 was not redirected but reached process ";
+    assert!(run.out.contains(reached) && run.out.contains("of uid 1000 at 0.0.0.0:15002"), "{}", run.out);
+    drop(squatter);
+
+    let _envoy = pod.listen(PROXY, "envoy", &[15006]);
+    pod.done(&format!("istio-iptables {INJECTED}"));
+    let run = pod.gybe("validate --probe-timeout 100ms");
+    assert_eq!(run.code, Some(126));
+    assert!(run.out.contains("127.0.0.1:15006 could not be listened on: process "), "{}", run.out);
+    assert!(run.out.contains("of uid 1337 at 0.0.0.0:15006"), "{}", run.out);
+    assert!(run.out.contains("hint: ask before the proxy starts"), "{}", run.out);
+
+    let _both = pod.listen(PROXY, "envoy", &[15001]);
+    let begun = Instant::now();
+    let run = pod.gybe("validate --probe-timeout 1m");
+    assert_eq!(run.code, Some(126));
+    assert!(begun.elapsed() < Duration::from_secs(30), "there is nothing to wait for");
+    assert!(run.out.contains("could arrive, for 127.0.0.1:15001 or 127.0.0.1:15006"), "{}", run.out);
+}
+
+#[test]
+fn a_call_that_is_dropped_is_told_from_one_that_is_refused() {
+    let pod = Pod::new();
+    pod.by_hand("nft add table ip theirs");
+    pod.by_hand("nft add chain ip theirs out { type filter hook output priority 0 ; }");
+    pod.by_hand("nft add rule ip theirs out tcp dport 15002 drop");
+    let run = pod.gybe("--json validate --probe-timeout 100ms");
+    assert_eq!(run.code, Some(126));
+    let told: serde_json::Value = serde_json::from_str(&run.out).unwrap();
+    assert_eq!(told["redirected"], false);
+    assert!(told["evidence"].to_string().contains("unanswered once"), "{told}");
+}

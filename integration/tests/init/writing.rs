@@ -1,0 +1,99 @@
+//! However a pod's init container calls it, the pod ends up with the rules that were meant.
+
+use crate::pod::{INJECTED, PROXY, Pod};
+
+/// What the arguments of the injector mean, as a policy file: all that it leaves out.
+const EVERYTHING: &str = "{}";
+
+#[test]
+fn a_pod_whose_init_container_it_is_holds_exactly_the_policy_and_is_redirected() {
+    let pod = Pod::new();
+    let _proxy = pod.listen(PROXY, "envoy", &[15001, 15006]);
+    assert_eq!(pod.neighbour_calls("10.244.0.10:8080"), "refused", "the control");
+    let out = pod.done(&format!("istio-iptables {INJECTED}"));
+    assert_eq!(out.lines().count(), 1, "{out}");
+    pod.holds_exactly(EVERYTHING);
+    assert_eq!(pod.app_calls("10.1.2.3:80"), "envoy:15001 orig=10.1.2.3:80 src=10.244.0.10");
+    assert_eq!(pod.neighbour_calls("10.244.0.10:8080"), "envoy:15006 orig=10.244.0.10:8080 src=10.244.0.1");
+    let before = pod.rules();
+    pod.done(&format!("init {INJECTED}"));
+    assert_eq!(pod.rules().lines().count(), before.lines().count(), "twice is the same as once");
+}
+
+#[test]
+fn every_name_it_is_called_by_writes_the_same() {
+    for (script, policy) in [
+        ("exec \"$GYBE\" istio-iptables \"$@\"", EVERYTHING),
+        ("exec \"$GYBE\" init istio-iptables \"$@\"", EVERYTHING),
+        // The way of an image whose entrypoint is a link of that name.
+        ("d=$(mktemp -d); ln -s \"$GYBE\" $d/istio-iptables; $d/istio-iptables \"$@\"; rm -r $d", EVERYTHING),
+        (
+            "unset x; ISTIO_OUTBOUND_OWNER_GROUPS=5 exec \"$GYBE\" init \"$@\"",
+            r#"{"owner_groups_include": [5]}"#,
+        ),
+    ] {
+        let pod = Pod::new();
+        let run = pod.script(script, INJECTED);
+        assert_eq!((run.code, run.err.as_str()), (Some(0), ""), "{script}");
+        pod.holds_exactly(policy);
+    }
+}
+
+#[test]
+fn flags_alone_mean_what_they_meant_to_istio_1_0() {
+    let pod = Pod::new();
+    let _proxy = pod.listen(PROXY, "envoy", &[15001]);
+    pod.done("-p 15001 -u 1337 -m REDIRECT -i * -x '' -b 80,8080 -d ''");
+    pod.holds_exactly(r#"{"inbound_capture_port": 15001, "inbound_ports_include": [80, 8080]}"#);
+    assert_eq!(pod.neighbour_calls("10.244.0.10:8080"), "envoy:15001 orig=10.244.0.10:8080 src=10.244.0.1");
+    pod.done("-p 15001 -z 15006 -u 1337 -m REDIRECT -i * -x '' -b * -d 15090,15021,15020");
+    pod.holds_exactly(EVERYTHING);
+}
+
+#[test]
+fn tproxy_brings_its_routes_and_cleaning_up_takes_all_of_it_away() {
+    let pod = Pod::new();
+    pod.done(&format!("istio-iptables {INJECTED} -m TPROXY"));
+    pod.holds_exactly(r#"{"mode": "TPROXY"}"#);
+    assert!(pod.by_hand("ip rule").contains("lookup 133"));
+    pod.done("istio-iptables --cleanup-only");
+    assert_eq!(pod.rules(), "");
+    assert!(!pod.by_hand("ip rule").contains("lookup 133"));
+}
+
+#[test]
+fn the_pods_addresses_and_its_word_decide_about_ipv6() {
+    let dual = || Pod::with_addresses("10.244.0.10/24 fd00:10::10/64", "10.244.0.1/24 fd00:10::1/64");
+    let pod = dual();
+    let run = pod.gybe(&format!("istio-iptables {INJECTED}"));
+    assert_eq!(run.code, Some(0), "{}", run.err);
+    assert!(run.err.contains("its IPv6 is left alone"), "{}", run.err);
+    pod.holds_exactly(r#"{"enable_ipv6": false}"#);
+    pod.done(&format!("istio-iptables {INJECTED} --dual-stack"));
+    pod.holds_exactly(r#"{"enable_ipv6": true}"#);
+
+    let pod = Pod::with_addresses("fd00:10::10/64", "fd00:10::1/64");
+    pod.done(&format!("istio-iptables {INJECTED} --run-validation"));
+    pod.holds_exactly(r#"{"enable_ipv6": true}"#);
+}
+
+#[test]
+fn dns_is_captured_for_the_servers_of_the_pods_own_resolv_conf() {
+    let script = r#"
+        f=$(mktemp); printf 'search a.svc\nnameserver 10.96.0.10\nnameserver fd00:96::10\n' > "$f"
+        exec unshare --mount sh -euc '
+            f="$1"; shift; mount --bind "$f" "$(readlink -f /etc/resolv.conf)"; rm "$f"; exec "$GYBE" "$@"' x "$f" "$@""#;
+    let pod = Pod::new();
+    let run = pod.script(script, &format!("istio-iptables {INJECTED} --redirect-dns"));
+    assert_eq!((run.code, run.err.as_str()), (Some(0), ""));
+    pod.holds_exactly(
+        r#"{"redirect_dns": true, "dns_servers_v4": ["10.96.0.10"], "dns_servers_v6": ["fd00:96::10"]}"#,
+    );
+    // All of it needs no list of servers, so the file is not looked at.
+    let run = pod.script(
+        "exec unshare --mount sh -euc 'mount --bind /dev/zero \"$(readlink -f /etc/resolv.conf)\"; exec \"$GYBE\" \"$@\"' x \"$@\"",
+        &format!("istio-iptables {INJECTED} --redirect-dns --capture-all-dns"),
+    );
+    assert_eq!((run.code, run.err.as_str()), (Some(0), ""));
+    pod.holds_exactly(r#"{"redirect_dns": true, "capture_all_dns": true}"#);
+}
