@@ -12,12 +12,13 @@ use nix::{libc, setsockopt_impl, sockopt_impl};
 use std::io::IoSlice;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-/// The kernel fills at most 32 KiB per datagram of a list (`netlink_recvmsg`: `max_recvmsg_len` is
-/// capped at `SKB_WITH_OVERHEAD(32768)`).
-const LISTED: usize = 32 * 1024;
+/// The first datagram of a list has at most `NLMSG_GOODSIZE`, which is below 8 KiB, the others no
+/// more than what we once had room for (`netlink_dump`, `max_recvmsg_len`). Lists that ask for more
+/// (`min_dump_alloc`) are those of links with their virtual functions, and those nobody asks for.
+const LISTED: usize = 8 * 1024;
 
-/// A capped acknowledgement has a few dozen bytes, and seldom some words of the kernel's. On the
-/// stack, since zeroing a larger buffer would cost an ADD a page fault for each of its pages.
+/// A capped acknowledgement has a few dozen bytes, and seldom some words of the kernel's. Small, and
+/// on the stack, as zeroing a larger buffer would cost an ADD a page fault for each of its pages.
 const ANSWER: usize = 4 * 1024;
 
 /// Room for answers: one per refused message, each accounted with its overhead, about 1 KiB.
@@ -105,7 +106,7 @@ impl Socket {
     /// Sends a request for a list and collects it.
     pub(crate) fn list(&mut self, request: &[u8], sequence: u32) -> Result<Listed, Failure> {
         self.send(request)?;
-        let (mut list, mut buffer) = (List::of(sequence), vec![0; LISTED]);
+        let (mut list, mut buffer) = (List::of(sequence), [0; LISTED]);
         while !list.is_complete() {
             match self.receive(&mut buffer)? {
                 Some(received) => list.note(received),
