@@ -1,12 +1,11 @@
 //! One ADD of the default policy into a fresh namespace, from the start of the process to its end,
 //! beside a program that does nothing and those who write the same rules with the system's programs.
 
-use crate::pod::{self, Call};
+use crate::pod::{self, Call, Pod};
 use crate::policies;
 use crate::programs::Contender;
 use crate::report::{Limit, Report, Table, Target, cells};
 use crate::sample::{Sample, childrens_time, in_turn};
-use gybe_installer::demo::namespace::Namespace;
 use gybe_integration::complaint::Complaint;
 use gybe_netfilter::backend::Backend;
 use gybe_netfilter::compile::compile;
@@ -49,8 +48,8 @@ pub fn contenders() -> Result<Vec<Contender>, Complaint> {
 }
 
 /// Did the plugin write what the others are given?
-fn is_the_default(pod: &Namespace) -> Result<(), Complaint> {
-    let found = pod.run(|| Nft.inspect())??;
+fn is_the_default(pod: &Pod) -> Result<(), Complaint> {
+    let found = pod.namespace.run(|| Nft.inspect())??;
     let differences = Nft.wanted(&compile(&policies::default()?)).differences(&found);
     let told: Vec<String> = differences.iter().map(ToString::to_string).collect();
     if told.is_empty() { Ok(()) } else { Err(Complaint::that(told.join("\n"))) }

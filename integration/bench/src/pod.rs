@@ -6,16 +6,45 @@ use gybe_installer::demo::namespace::Namespace;
 use gybe_integration::complaint::Complaint;
 use gybe_integration::crowd::side_by_side;
 use gybe_netfilter::policy::InterfaceName;
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use serde_json::{Value, json};
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// A namespace that has a name in the file system, as runtimes give it one.
+#[derive(Debug)]
+pub struct Pod {
+    /// The namespace.
+    pub namespace: Namespace,
+    /// Where it is mounted.
+    pub path: PathBuf,
+}
+
+impl Drop for Pod {
+    fn drop(&mut self) {
+        // Nobody else sees the mount, and it goes with this process at the latest.
+        let _gone = umount2(&self.path, MntFlags::MNT_DETACH);
+    }
+}
 
 /// Makes that many namespaces, each with `eth0` up and an address of either family.
 ///
 /// # Errors
 /// When one of them cannot be made.
-pub fn fresh(count: usize) -> Result<Vec<Namespace>, Complaint> {
-    side_by_side((0..count).collect(), |_: usize| one()).into_iter().collect()
+pub fn fresh(count: usize) -> Result<Vec<Pod>, Complaint> {
+    side_by_side((0..count).collect(), |_: usize| named(one()?)).into_iter().collect()
+}
+
+fn named(namespace: Namespace) -> Result<Pod, Complaint> {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    let directory = Path::new(PLACE).join("netns");
+    fs::create_dir_all(&directory)?;
+    let path = directory.join(format!("cni-{}", NEXT.fetch_add(1, Ordering::Relaxed)));
+    fs::write(&path, "")?;
+    let nothing: Option<&str> = None;
+    mount(Some(&namespace.path()), &path, nothing, MsFlags::MS_BIND, nothing)?;
+    Ok(Pod { namespace, path })
 }
 
 fn one() -> Result<Namespace, Complaint> {
@@ -63,8 +92,8 @@ impl Call {
     }
 
     /// The environment of the call for this namespace.
-    pub fn env(&self, namespace: &Namespace) -> Vec<(String, String)> {
-        let netns = namespace.path().display().to_string();
+    pub fn env(&self, pod: &Pod) -> Vec<(String, String)> {
+        let netns = pod.path.display().to_string();
         let own = |(name, value): &(String, String)| {
             let value = if name == "CNI_NETNS" { netns.clone() } else { value.clone() };
             (name.clone(), value)

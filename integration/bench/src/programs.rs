@@ -1,9 +1,8 @@
 //! The programs that are compared, each with what makes it write the default policy, and the time
 //! from the start of a process to its end.
 
-use crate::pod::Call;
+use crate::pod::{Call, Pod};
 use crate::policies;
-use gybe_installer::demo::namespace::Namespace;
 use gybe_integration::complaint::Complaint;
 use gybe_netfilter::compile::compile;
 use gybe_netfilter::iptables::script;
@@ -128,7 +127,7 @@ impl Contender {
     ///
     /// # Errors
     /// When it fails.
-    pub fn run(&self, pod: &Namespace, ready: impl FnOnce() + Send) -> Result<Ran, Complaint> {
+    pub fn run(&self, pod: &Pod, ready: impl FnOnce() + Send) -> Result<Ran, Complaint> {
         let work = || {
             let runs: Result<Vec<_>, _> = self.runs.iter().map(|run| run.prepared(pod)).collect();
             // Also when there is nothing to start: others may wait for this one.
@@ -139,7 +138,7 @@ impl Contender {
         };
         match self.stands {
             Stands::Outside => work(),
-            Stands::Inside => pod.run(work)?,
+            Stands::Inside => pod.namespace.run(work)?,
         }
     }
 }
@@ -167,7 +166,7 @@ impl Run {
     }
 
     /// All but the start: stdin is written and closed, as a pipe has room for it.
-    fn prepared(&self, pod: &Namespace) -> Result<Command, Complaint> {
+    fn prepared(&self, pod: &Pod) -> Result<Command, Complaint> {
         let (reader, mut writer) = pipe()?;
         writer.write_all(&self.stdin)?;
         let mut command = command(&self.program);
