@@ -21,20 +21,17 @@ const SEEN: usize = 45_000;
 /// Which list is long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum List {
-    /// One set.
     InboundPorts,
-    /// Two sets of the same ports: one for TCP, one for UDP.
     OutboundPorts,
-    /// One set.
     Networks,
 }
 
 impl List {
     fn name(self) -> &'static str {
         match self {
-            Self::InboundPorts => "excluded inbound ports (one set)",
-            Self::OutboundPorts => "excluded outbound ports (a set for TCP, one for UDP)",
-            Self::Networks => "excluded networks (one set)",
+            Self::InboundPorts => "excluded inbound ports",
+            Self::OutboundPorts => "excluded outbound ports",
+            Self::Networks => "excluded networks",
         }
     }
 
