@@ -7,13 +7,13 @@ STATIC := target/$(HOST)/release
 RELR   := -C link-arg=-Wl,-z,pack-relative-relocs
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-unit test-kernel differential test-user test-containerd test-shared referees lint deny advisories setup clean
+.PHONY: help build demo test test-unit test-kernel differential test-user test-containerd test-shared referees bench lint deny advisories setup clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 17
 
 build: ## both programs, static, in dist/   (needs: the Rust toolchain, a C linker)
-	RUSTFLAGS='-C target-feature=+crt-static $(RELR)' cargo build --release --locked --target $(HOST) -p gybe-plugin -p gybe-installer
+	RUSTFLAGS='-C target-feature=+crt-static -C force-unwind-tables=no $(RELR)' cargo build --release --locked --target $(HOST) -p gybe-plugin -p gybe-installer
 	@mkdir -p dist
 	@install -m 0755 $(STATIC)/gybe $(STATIC)/gybe-cni dist/
 
@@ -54,6 +54,10 @@ referees: ## our nftables encoder against other people's   (needs: as test-kerne
 	cargo clippy --locked -p gybe-referees --no-deps --all-targets -- -D warnings
 	cargo test --locked --no-run -p gybe-referees
 	integration/as-root.sh cargo test --locked -p gybe-referees
+
+bench: build ## what an ADD, a list and a connection cost: all, or PARTS="add crowd" ARGS="--times 31"   (needs: root, nftables, iptables; valgrind to count instructions)
+	RUSTFLAGS='-C target-feature=+crt-static' cargo build --release --locked --target $(HOST) -p gybe-bench
+	$(STATIC)/gybe-bench $(PARTS) $(ARGS)
 
 lint: ## formatting and clippy, warnings are errors
 	cargo fmt --all --check

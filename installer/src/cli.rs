@@ -14,6 +14,7 @@ mod inspect;
 mod namespace;
 mod node;
 mod packet;
+mod plugin_conf;
 mod print;
 mod probe;
 mod remove;

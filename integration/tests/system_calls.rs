@@ -51,10 +51,21 @@ fn an_add_opens_one_netfilter_and_at_most_one_routing_socket_and_no_other() -> R
     Ok(())
 }
 
-/// `NFT_MSG_NEWRULE`, and every message of nf_tables that deletes (include/uapi/linux/netfilter/nf_tables.h,
-/// v6.18), with `NFNL_SUBSYS_NFTABLES` above them.
+/// `NFT_MSG_NEWRULE`, and every message of nf_tables that deletes or destroys, with
+/// `NFNL_SUBSYS_NFTABLES` above them (include/uapi/linux/netfilter/nf_tables.h, v6.18).
 const NEW_RULE: u16 = 0x0a06;
-const DELETES: [u16; 7] = [0x0a02, 0x0a05, 0x0a08, 0x0a0b, 0x0a0e, 0x0a14, 0x0a18];
+const DELETES: [u16; 14] = [
+    0x0a02, 0x0a05, 0x0a08, 0x0a0b, 0x0a0e, 0x0a14, 0x0a18, 0x0a1a, 0x0a1b, 0x0a1c, 0x0a1d, 0x0a1e, 0x0a1f,
+    0x0a20,
+];
+
+/// `RTM_NEWADDR`; and rtnetlink's types come in fours, of which the second deletes
+/// (include/uapi/linux/rtnetlink.h: `RTM_DELLINK` is 17, `RTM_DELADDR` 21, and so on).
+const NEW_ADDRESS: u16 = 20;
+
+fn is_routing_delete(kind: u16) -> bool {
+    (16..0x100).contains(&kind) && kind % 4 == 1
+}
 
 /// The types of the netlink messages in a batch that strace wrote down as `\x14\x00...`.
 fn message_types(line: &str) -> Vec<u16> {
@@ -73,10 +84,13 @@ fn message_types(line: &str) -> Vec<u16> {
 #[test]
 fn an_add_into_a_fresh_namespace_is_one_batch_and_deletes_nothing() -> Result<(), Complaint> {
     let record = recorded("deletes", "sendmsg,sendto,sendmmsg")?;
-    let batches: Vec<_> =
-        record.lines().map(message_types).filter(|types| types.contains(&NEW_RULE)).collect();
+    let sent: Vec<Vec<u16>> = record.lines().map(message_types).collect();
+    let (batches, others): (Vec<_>, Vec<_>) = sent.iter().partition(|types| types.contains(&NEW_RULE));
     let [batch] = batches.as_slice() else { return Err(Complaint::that(record)) };
     assert!(batch.iter().filter(|kind| **kind == NEW_RULE).count() >= 11, "{batch:x?}");
     assert!(!batch.iter().any(|kind| DELETES.contains(kind)), "{batch:x?}");
+    let others: Vec<u16> = others.into_iter().flatten().copied().collect();
+    assert!(others.contains(&NEW_ADDRESS), "what goes to rtnetlink is seen: {others:?}");
+    assert!(!others.iter().any(|kind| is_routing_delete(*kind) || DELETES.contains(kind)), "{others:x?}");
     Ok(())
 }

@@ -5,6 +5,10 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
+/// Most calls fit into one piece, and a larger one would be zeroed for nothing: each page of it is a
+/// page fault in every ADD.
+const PIECE: usize = 8 * 1024;
+
 /// Why they were not read to their end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Cut {
@@ -18,12 +22,12 @@ pub(crate) enum Cut {
 
 /// Reads until the other side closes.
 pub(crate) fn read(from: BorrowedFd<'_>, most: usize, until: Instant) -> Result<Vec<u8>, Cut> {
-    let (mut bytes, mut buffer) = (Vec::new(), vec![0; 64 * 1024]);
+    let (mut bytes, mut buffer) = (Vec::new(), [0; PIECE]);
     loop {
         wait(from, until)?;
         match nix::unistd::read(from, &mut buffer) {
             Ok(0) => return Ok(bytes),
-            Ok(length) => bytes.extend(buffer.iter().take(length)),
+            Ok(length) => bytes.extend_from_slice(buffer.get(..length).unwrap_or_default()),
             Err(Errno::EINTR | Errno::EAGAIN) => {}
             Err(fault) => return Err(Cut::Refused(fault)),
         }
