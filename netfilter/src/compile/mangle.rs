@@ -71,6 +71,15 @@ fn intercept(chain: Chain, p: &RedirectPolicy, mark: u32, ports: Option<&PortSet
                 .map(|(id, nets)| (id, to_ports(vec![not_to(nets), TCP]))),
             Verdict::Tproxy { port: p.inbound_port, mark },
         )
+        // Without a transparent socket to take it, nft's tproxy lets the packet go on to the
+        // application (`nft_tproxy_eval_v4`, net/netfilter/nft_tproxy.c, v6.18), past the proxy;
+        // iptables' drops it (`tproxy_tg4`, net/netfilter/xt_TPROXY.c), and so never gets here.
+        .rule_per_family(
+            p.loopback_per_family(["not-intercepted-v4", "not-intercepted-v6"])
+                .into_iter()
+                .map(|(id, nets)| (id, to_ports(vec![not_to(nets), TCP]))),
+            Verdict::Drop,
+        )
 }
 
 pub(super) fn output(p: &RedirectPolicy) -> Chain {
