@@ -7,8 +7,7 @@
 
 use crate::backend::BackendKind;
 use crate::policy::{Dns, Families, Mode, RedirectPolicy};
-use crate::probe::{Capabilities, Finding, Findings, Profile};
-use std::collections::BTreeMap;
+use crate::probe::{Capabilities, Finding, Findings, Profile, Table};
 use std::fmt;
 
 /// What the operator wants.
@@ -33,7 +32,7 @@ pub struct Choice {
     /// Why this one, in a sentence.
     pub why: String,
     /// What it cannot do here, and what was found instead.
-    pub missing: BTreeMap<Profile, String>,
+    pub missing: Table<Profile, String>,
 }
 
 /// No backend will do.
@@ -93,7 +92,7 @@ impl fmt::Display for Override {
 
 /// The backend that must be tried out before anything can be chosen; none when enough is known.
 pub fn next(known: &Capabilities, wish: Override) -> Option<BackendKind> {
-    let tried = |kind: &BackendKind| known.backends.get(kind);
+    let tried = |kind: &BackendKind| known.backends.get(*kind);
     let settled = wish.order().iter().filter_map(tried).any(suffices);
     if settled { None } else { wish.order().iter().copied().find(|kind| tried(kind).is_none()) }
 }
@@ -105,7 +104,7 @@ pub fn next(known: &Capabilities, wish: Override) -> Option<BackendKind> {
 pub fn choose(known: &Capabilities, wish: Override) -> Result<Choice, NoBackend> {
     let mut passed_over = Vec::new();
     for kind in wish.order() {
-        match known.backends.get(kind) {
+        match known.backends.get(*kind) {
             Some(findings) if suffices(findings) => return Ok(chosen(*kind, findings, (wish, &passed_over))),
             Some(findings) => passed_over.push((*kind, fault(findings))),
             None => passed_over.push((*kind, "was not tried".to_owned())),
@@ -117,12 +116,12 @@ pub fn choose(known: &Capabilities, wish: Override) -> Result<Choice, NoBackend>
 
 /// Does it do what every policy is made of?
 pub fn suffices(findings: &Findings) -> bool {
-    ESSENTIAL.iter().all(|profile| findings.get(profile).is_some_and(Finding::works))
+    ESSENTIAL.iter().all(|profile| findings.get(*profile).is_some_and(Finding::works))
 }
 
 /// What is the matter, by the first essential profile that does not work.
 fn fault(findings: &Findings) -> String {
-    let failing = ESSENTIAL.iter().filter_map(|profile| Some((profile, findings.get(profile)?)));
+    let failing = ESSENTIAL.iter().filter_map(|profile| Some((profile, findings.get(*profile)?)));
     let mut failing = failing.filter(|(_, finding)| !finding.works());
     failing
         .next()
@@ -135,12 +134,12 @@ fn chosen(
     (wish, passed_over): (Override, &[(BackendKind, String)]),
 ) -> Choice {
     let failing = findings.iter().filter(|(_, finding)| !finding.works());
-    let missing: BTreeMap<Profile, String> =
-        failing.map(|(profile, finding)| (*profile, finding.to_string())).collect();
+    let missing: Table<Profile, String> =
+        failing.map(|(profile, finding)| (profile, finding.to_string())).collect();
     let works = match missing.is_empty() {
         true => format!("{backend} does everything"),
         false => {
-            let names: Vec<&str> = missing.keys().map(|profile| profile.name()).collect();
+            let names: Vec<&str> = missing.iter().map(|(profile, _)| profile.name()).collect();
             format!("{backend} does everything but {}", names.join(", "))
         }
     };
@@ -158,12 +157,12 @@ fn sentences(found: &[(BackendKind, String)]) -> String {
 /// What would help: what the first refusal says, and another word where another backend works.
 fn hint(known: &Capabilities, wish: Override) -> Option<String> {
     if let Some(other) =
-        BackendKind::ALL.into_iter().find(|kind| known.backends.get(kind).is_some_and(suffices))
+        BackendKind::ALL.into_iter().find(|kind| known.backends.get(*kind).is_some_and(suffices))
     {
         return Some(format!("{other} works on this node: set backend to {other} or to auto"));
     }
-    let findings = wish.order().iter().filter_map(|kind| known.backends.get(kind));
-    let mut hints = findings.flat_map(Findings::values).filter_map(|finding| match finding {
+    let findings = wish.order().iter().filter_map(|kind| known.backends.get(*kind));
+    let mut hints = findings.flat_map(Table::values).filter_map(|finding| match finding {
         Finding::Refused(refusal) => refusal.hint.clone(),
         _ => None,
     });
@@ -191,13 +190,13 @@ impl Choice {
         let split = self.need(dns, Profile::Dns, "the pod's DNS is to be captured");
         match split {
             Ok(()) => Ok(Way::Whole),
-            Err(_) if !self.missing.contains_key(&Profile::DnsWithoutZones) => Ok(Way::WithoutZones),
+            Err(_) if !self.missing.contains(Profile::DnsWithoutZones) => Ok(Way::WithoutZones),
             Err(unserved) => Err(unserved),
         }
     }
 
     fn need(&self, is_needed: bool, profile: Profile, need: &'static str) -> Result<(), Unserved> {
-        match self.missing.get(&profile).filter(|_| is_needed) {
+        match self.missing.get(profile).filter(|_| is_needed) {
             None => Ok(()),
             Some(found) => Err(Unserved { need, backend: self.backend, found: found.clone() }),
         }

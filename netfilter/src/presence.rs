@@ -10,7 +10,6 @@ use crate::nft::TABLE;
 use crate::nft::chains::{ChainPlace, chains};
 use crate::nft::uapi::{NFPROTO_INET, NFPROTO_IPV4, NFPROTO_IPV6};
 use crate::ruleset::Family;
-use std::collections::BTreeSet;
 
 /// What Istio's own nftables backend calls its tables.
 const ISTIO_TABLES: &str = "istio-proxy-";
@@ -18,8 +17,8 @@ const ISTIO_TABLES: &str = "istio-proxy-";
 /// Who is at work in a namespace.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Presence {
-    /// The backends that have rules of ours there.
-    pub ours: BTreeSet<BackendKind>,
+    /// The backends that have rules of ours there, in the order of [`BackendKind::ALL`].
+    pub ours: Vec<BackendKind>,
     /// Other meshes' redirects.
     pub foreign: Vec<Foreign>,
     /// Who else has rules that translate addresses at our hooks.
@@ -49,7 +48,7 @@ impl Presence {
         let mut presence = Self::default();
         for place in chains {
             match (place.family, place.table.as_str()) {
-                (NFPROTO_INET, TABLE) => drop(presence.ours.insert(BackendKind::Nft)),
+                (NFPROTO_INET, TABLE) => presence.add(BackendKind::Nft),
                 (NFPROTO_INET, table) if table.starts_with(ISTIO_TABLES) => {
                     presence.foreign.push(Foreign::Table { table: table.to_owned() });
                 }
@@ -62,13 +61,20 @@ impl Presence {
         presence
     }
 
+    fn add(&mut self, kind: BackendKind) {
+        if !self.ours.contains(&kind) {
+            let place = self.ours.iter().position(|other| *other > kind).unwrap_or(self.ours.len());
+            self.ours.insert(place, kind);
+        }
+    }
+
     fn add_iptables_nft(&mut self, family: Family, place: &ChainPlace, all: &[ChainPlace]) {
         let table = TABLES.iter().map(|stage| stage.table()).find(|table| *table == place.table);
         let Some(table) = table.filter(|_| place.chain.starts_with(PREFIX) || place.chain == MARK) else {
             return;
         };
         if is_marked(place, all) {
-            self.ours.insert(BackendKind::IptablesNft);
+            self.add(BackendKind::IptablesNft);
         } else {
             self.foreign.push(Foreign::Chain { family, table, chain: place.chain.clone() });
         }
@@ -77,7 +83,7 @@ impl Presence {
     /// Takes in what iptables-legacy shows.
     pub(crate) fn add_legacy(&mut self, family: Family, found: LegacyFound) {
         if found.ours {
-            self.ours.insert(BackendKind::IptablesLegacy);
+            self.add(BackendKind::IptablesLegacy);
         }
         self.foreign.extend(found.foreign);
         if found.translates {
@@ -152,7 +158,7 @@ mod tests {
             (vec![place(NFPROTO_IPV4, "other", "ISTIO_X")], &[], None),
         ] {
             let presence = Presence::of_chains(&chains);
-            assert_eq!(presence.ours.iter().copied().collect::<Vec<_>>(), ours, "{chains:?}");
+            assert_eq!(presence.ours, ours, "{chains:?}");
             let said = presence.foreign.first().map(ToString::to_string);
             assert_eq!(said.is_some(), foreign.is_some(), "{chains:?}");
             assert!(said.unwrap_or_default().contains(foreign.unwrap_or_default()), "{chains:?}");

@@ -13,9 +13,11 @@ mod arrival;
 mod call;
 mod place;
 mod profile;
+mod table;
 
 pub use place::ProbeError;
 pub use profile::Profile;
+pub use table::Table;
 
 use crate::backend::{Backend, BackendError, BackendKind};
 use crate::iptables::{IptablesError, legacy_is_loaded};
@@ -24,7 +26,6 @@ use crate::redirection::{Redirection, RedirectionError};
 use arrival::{Arrival, Made};
 use call::Call;
 use place::{Prepared, in_a_throw_away};
-use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
 use std::fmt;
 
@@ -70,15 +71,15 @@ impl fmt::Display for Finding {
 }
 
 /// What was found out about each profile.
-pub type Findings = BTreeMap<Profile, Finding>;
+pub type Findings = Table<Profile, Finding>;
 
 /// What was found out about this kernel; a backend that was not tried is not in it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Capabilities {
     /// By backend.
-    pub backends: BTreeMap<BackendKind, Findings>,
+    pub backends: Table<BackendKind, Findings>,
     /// What could not be put to use here, in sentences: it was written and read back only.
-    pub untried: BTreeSet<String>,
+    pub untried: Vec<String>,
 }
 
 impl Capabilities {
@@ -87,15 +88,17 @@ impl Capabilities {
     /// # Errors
     /// When nothing can be tried: this process may make no network namespace.
     pub fn learn(&mut self, kind: BackendKind) -> Result<(), ProbeError> {
-        let mut findings = Findings::new();
+        let mut findings = Findings::default();
         match ready(kind) {
             Err(refusal) => {
-                findings.extend(Profile::ALL.map(|profile| (profile, Finding::Refused(refusal.clone()))));
+                for profile in Profile::ALL {
+                    findings.insert(profile, Finding::Refused(refusal.clone()));
+                }
             }
             Ok(backend) => {
                 for profile in Profile::ALL {
                     let (finding, untried) = attempt(&*backend, profile)?;
-                    self.untried.extend(untried);
+                    self.untried.extend(untried.filter(|what| !self.untried.contains(what)));
                     let degraded = profile.degraded().filter(|_| !finding.works());
                     findings.insert(profile, finding);
                     if let Some(degraded) = degraded {

@@ -159,9 +159,9 @@ pub fn remove_by<'b>(backends: impl IntoIterator<Item = &'b dyn Backend>) -> Res
 /// # Errors
 /// As [`remove_by`], and when a backend's programs are not there.
 pub fn remove_all() -> Result<(), RedirectionError> {
-    let mut kinds = Presence::look()?.ours;
-    // A table whose chains somebody has deleted is seen by nobody who lists chains.
-    kinds.insert(BackendKind::Nft);
-    let backends = kinds.into_iter().map(BackendKind::find).collect::<Result<Vec<_>, _>>()?;
+    // Always nftables: a table whose chains somebody has deleted is seen by nobody who lists chains.
+    let kinds = Presence::look()?.ours.into_iter().filter(|kind| *kind != BackendKind::Nft);
+    let backends =
+        [BackendKind::Nft].into_iter().chain(kinds).map(BackendKind::find).collect::<Result<Vec<_>, _>>()?;
     remove_by(backends.iter().map(|backend| &**backend))
 }

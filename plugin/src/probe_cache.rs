@@ -143,14 +143,14 @@ impl ProbeCache {
         // A FIFO's opening waits for a writer without O_NONBLOCK; a link is nothing we wrote.
         let flags = OFlag::O_NONBLOCK | OFlag::O_NOFOLLOW | OFlag::O_NOCTTY;
         let file = OpenOptions::new().read(true).custom_flags(flags.bits()).open(self.file()).ok()?;
-        let mut text = String::new();
-        (&file).take(MOST + 1).read_to_string(&mut text).ok().filter(|read| *read as u64 <= MOST)?;
+        let mut text = Vec::new();
+        (&file).take(MOST + 1).read_to_end(&mut text).ok().filter(|read| *read as u64 <= MOST)?;
         let metadata = file.metadata().ok()?;
         // What works for another user, or outside this user namespace, may not work here.
         if metadata.uid() != nix::unistd::geteuid().as_raw() {
             return None;
         }
-        let known = probed::from_json(&serde_json::from_str(&text).ok()?, node)?;
+        let known = probed::from_json(&serde_json::from_slice(&text).ok()?, node)?;
         let is_recent =
             || SystemTime::now().duration_since(metadata.modified().ok()?).ok().map(|age| age < BELIEVED);
         let does = known.backends.values().any(suffices);
@@ -178,13 +178,14 @@ impl ProbeCache {
             Err(TryLockError::WouldBlock) => {}
         }
         // Waiting has no deadline of its own, so somebody else waits: a thread that nobody needs any
-        // more when it is late.
+        // more when it is late. The lock belongs to the opened file, which both have.
+        let waiting = match file.try_clone() {
+            Ok(waiting) => waiting,
+            Err(why) => return Ok(Err(why)),
+        };
         let (tell, told) = mpsc::channel();
-        thread::spawn(move || {
-            let locked = file.lock().map(|()| file);
-            let _nobody_waits = tell.send(locked);
-        });
-        told.recv_timeout(PATIENCE).map_err(|_| LearnError::Busy(PATIENCE))
+        thread::spawn(move || waiting.lock().is_ok_and(|()| tell.send(()).is_ok()));
+        told.recv_timeout(PATIENCE).map_err(|_| LearnError::Busy(PATIENCE)).map(|()| Ok(file))
     }
 
     fn lock_file(&self) -> io::Result<File> {

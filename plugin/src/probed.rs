@@ -3,7 +3,7 @@
 //! Where it is kept and how long it is believed is in `probe_cache`.
 
 use gybe_netfilter::backend::BackendKind;
-use gybe_netfilter::probe::{Capabilities, Finding, Findings, Profile, Refusal};
+use gybe_netfilter::probe::{Capabilities, Finding, Findings, Profile, Refusal, Table};
 use serde_json::{Map, Value, json};
 
 /// Which kernel, running since when, and which version of ours: what findings are true for.
@@ -20,20 +20,27 @@ pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// What was found out on `node`.
 pub fn to_json(node: &Node, found: &Capabilities) -> Value {
-    let backends =
-        found.backends.iter().map(|(kind, findings)| (kind.name().to_owned(), of_backend(findings)));
+    let backends = object(found.backends.iter().map(|(kind, findings)| (kind.name(), of_backend(findings))));
     json!({
         "version": VERSION,
         "boot_id": node.boot,
         "kernel": node.kernel,
-        "backends": backends.collect::<Map<_, _>>(),
+        "backends": backends,
         "untried": found.untried,
     })
 }
 
 fn of_backend(findings: &Findings) -> Value {
-    let profiles = findings.iter().map(|(profile, finding)| (profile.name().to_owned(), of_profile(finding)));
-    Value::Object(profiles.collect())
+    object(findings.iter().map(|(profile, finding)| (profile.name(), of_profile(finding))))
+}
+
+/// One by one: to collect into a map takes a sort, which is 20 KB of program.
+fn object<'n>(members: impl Iterator<Item = (&'n str, Value)>) -> Value {
+    let mut object = Map::new();
+    for (name, value) in members {
+        object.insert(name.to_owned(), value);
+    }
+    Value::Object(object)
 }
 
 fn of_profile(finding: &Finding) -> Value {
@@ -53,18 +60,32 @@ pub fn from_json(value: &Value, node: &Node) -> Option<Capabilities> {
     if !(is("version", VERSION) && is("boot_id", &node.boot) && is("kernel", &node.kernel)) {
         return None;
     }
-    let backends = value.get("backends")?.as_object()?.iter();
-    let backends = backends.map(|(name, findings)| Some((BackendKind::named(name)?, to_backend(findings)?)));
+    let backends =
+        members(value.get("backends")?, BackendKind::ALL.map(|kind| (kind, kind.name())), to_backend)?;
     let untried = value.get("untried")?.as_array()?.iter();
-    Some(Capabilities {
-        backends: backends.collect::<Option<_>>()?,
-        untried: untried.map(|sentence| sentence.as_str().map(str::to_owned)).collect::<Option<_>>()?,
-    })
+    let untried = untried.map(|sentence| sentence.as_str().map(str::to_owned)).collect::<Option<_>>()?;
+    Some(Capabilities { backends, untried })
 }
 
 fn to_backend(value: &Value) -> Option<Findings> {
-    let profiles = value.as_object()?.iter();
-    profiles.map(|(name, finding)| Some((Profile::named(name)?, to_profile(finding)?))).collect()
+    members(value, Profile::EVERY.map(|profile| (profile, profile.name())), to_profile)
+}
+
+/// What `read` makes of each member; nothing when one has none of these names, or no meaning.
+fn members<K: Copy + PartialEq, V, const N: usize>(
+    value: &Value,
+    names: [(K, &str); N],
+    read: fn(&Value) -> Option<V>,
+) -> Option<Table<K, V>> {
+    let object = value.as_object()?;
+    let (mut table, mut known) = (Table::default(), 0);
+    for (key, name) in names {
+        if let Some(value) = object.get(name) {
+            table.insert(key, read(value)?);
+            known += 1;
+        }
+    }
+    (known == object.len()).then_some(table)
 }
 
 fn to_profile(value: &Value) -> Option<Finding> {
@@ -107,8 +128,13 @@ mod tests {
             (Profile::DnsWithoutZones, Finding::Misbehaves("it \"rests\"".into())),
         ];
         Capabilities {
-            backends: [(BackendKind::Nft, nft.into()), (BackendKind::IptablesLegacy, Findings::new())].into(),
-            untried: ["uid 1337".to_owned()].into(),
+            backends: [
+                (BackendKind::Nft, nft.into_iter().collect()),
+                (BackendKind::IptablesLegacy, Findings::default()),
+            ]
+            .into_iter()
+            .collect(),
+            untried: vec!["uid 1337".to_owned()],
         }
     }
 

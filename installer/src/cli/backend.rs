@@ -10,7 +10,6 @@ use gybe_netfilter::policy::RedirectPolicy;
 use gybe_netfilter::presence::Presence;
 use gybe_netfilter::redirection::Redirection;
 use gybe_plugin::probe_cache::{Age, LearnError, ProbeCache};
-use std::collections::BTreeSet;
 
 /// Which tool writes and reads the rules.
 #[derive(Debug, Args)]
@@ -69,10 +68,10 @@ impl BackendArg {
     pub(super) fn readers(&self, there: &Opened<'_>) -> Result<Vec<Chosen>, Failure> {
         let wish = self.wish();
         let (kinds, known) = match wish {
-            Override::Only(kind) => (BTreeSet::from([kind]), None),
+            Override::Only(kind) => (vec![kind], None),
             _ => (presence(there)?.ours, ProbeCache::default().recall()),
         };
-        let kinds = if kinds.is_empty() { BTreeSet::from([BackendKind::Nft]) } else { kinds };
+        let kinds = if kinds.is_empty() { vec![BackendKind::Nft] } else { kinds };
         let choice = known.and_then(|known| choose(&known, wish).ok());
         let tool = |kind| {
             let choice = choice.clone().filter(|choice| choice.backend == kind);

@@ -29,9 +29,8 @@ pub(super) struct ProbeArgs {
 impl ProbeArgs {
     pub(super) fn run(&self) -> Result<Answer, Failure> {
         let age = if self.fresh { Age::Fresh } else { Age::Any };
-        let untried = |known: &Capabilities| {
-            BackendKind::ALL.into_iter().find(|kind| !known.backends.contains_key(kind))
-        };
+        let untried =
+            |known: &Capabilities| BackendKind::ALL.into_iter().find(|kind| !known.backends.contains(*kind));
         let learnt = ProbeCache::default().learn(age, untried);
         let learnt = learnt.map_err(|why| Failure::hinted("cannot probe", why))?;
         Ok(answer(&learnt, self.backend.wish()))

@@ -8,13 +8,10 @@ use gybe_netfilter::nft::Nft;
 use gybe_netfilter::probe::{Capabilities, Finding, Profile, try_out};
 use gybe_netfilter::ruleset::Ruleset;
 
-const EVERY: [Profile; 6] =
-    [Profile::V4, Profile::V4AndV6, Profile::Dns, Profile::DnsWithoutZones, Profile::Tproxy, Profile::Lists];
-
 #[test]
 fn every_profile_works_with_every_backend_on_this_kernel() {
     for kind in BackendKind::ALL {
-        for profile in EVERY {
+        for profile in Profile::EVERY {
             let finding = try_out(&*patient(kind), profile).unwrap();
             assert_eq!(finding, Finding::Works, "{kind} {profile}");
         }
@@ -27,7 +24,7 @@ fn probing_writes_nothing_where_it_is_asked() {
         let (before, here) = (sh("nft list ruleset; ip addr; ip rule"), Netns::of_this_thread().unwrap());
         let mut known = Capabilities::default();
         known.learn(BackendKind::Nft).unwrap();
-        assert!(known.backends[&BackendKind::Nft].values().all(Finding::works), "{known:?}");
+        assert!(known.backends.get(BackendKind::Nft).unwrap().values().all(Finding::works), "{known:?}");
         assert_eq!(sh("nft list ruleset; ip addr; ip rule"), before);
         assert!(Netns::of_this_thread().unwrap().is_same_as(&here));
         assert_eq!(choose(&known, Override::Auto).unwrap().backend, BackendKind::Nft);

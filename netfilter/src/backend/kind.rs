@@ -29,11 +29,6 @@ impl BackendKind {
         }
     }
 
-    /// The one of that name.
-    pub fn named(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|kind| kind.name() == name)
-    }
-
     /// The backend itself.
     ///
     /// # Errors

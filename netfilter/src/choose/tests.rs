@@ -9,9 +9,8 @@ fn refused(why: &str) -> Finding {
 
 /// Everything works but these.
 fn findings(but: &[(Profile, Finding)]) -> Findings {
-    let mut findings: Findings = Profile::ALL.map(|profile| (profile, Finding::Works)).into();
-    findings.extend(but.iter().cloned());
-    findings
+    let all = Profile::ALL.map(|profile| (profile, Finding::Works));
+    all.into_iter().chain(but.iter().cloned()).collect()
 }
 
 fn known(backends: &[(BackendKind, Findings)]) -> Capabilities {

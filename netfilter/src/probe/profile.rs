@@ -50,7 +50,8 @@ impl Profile {
     /// Those that every policy is made of.
     pub const ALL: [Self; 5] = [Self::V4, Self::V4AndV6, Self::Dns, Self::Tproxy, Self::Lists];
 
-    const EVERY: [Self; 6] =
+    /// All there are.
+    pub const EVERY: [Self; 6] =
         [Self::V4, Self::V4AndV6, Self::Dns, Self::DnsWithoutZones, Self::Tproxy, Self::Lists];
 
     /// Its name in reports.
@@ -63,11 +64,6 @@ impl Profile {
             Self::Tproxy => "tproxy",
             Self::Lists => "lists",
         }
-    }
-
-    /// The one of that name.
-    pub fn named(name: &str) -> Option<Self> {
-        Self::EVERY.into_iter().find(|profile| profile.name() == name)
     }
 
     /// What may do in its place where it does not work.
@@ -193,14 +189,6 @@ mod tests {
             let found: Vec<u16> = profile.calls().iter().map(|call| call.port(&rules)).collect();
             assert_eq!(found, ports, "{profile}");
         }
-    }
-
-    #[test]
-    fn a_profile_is_known_by_its_name() {
-        for profile in Profile::EVERY {
-            assert_eq!(Profile::named(profile.name()), Some(profile));
-        }
-        assert_eq!(Profile::named("v5"), None);
     }
 
     #[test]

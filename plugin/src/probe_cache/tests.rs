@@ -29,8 +29,8 @@ impl Drop for Place {
 }
 
 fn found(finding: &Finding) -> Capabilities {
-    let findings = Profile::ALL.map(|profile| (profile, finding.clone())).into();
-    Capabilities { backends: [(BackendKind::Nft, findings)].into(), ..Capabilities::default() }
+    let findings = Profile::ALL.map(|profile| (profile, finding.clone())).into_iter().collect();
+    Capabilities { backends: [(BackendKind::Nft, findings)].into_iter().collect(), ..Capabilities::default() }
 }
 
 fn nothing_lacks(_: &Capabilities) -> Option<BackendKind> {
