@@ -4,7 +4,7 @@ HOST   := $(shell rustc -vV | sed -n 's/^host: //p')
 STATIC := target/$(HOST)/release
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-unit test-kernel differential test-user test-containerd test-shared referees lint deny advisories setup clean
+.PHONY: help build demo test test-unit test-kernel differential test-user test-containerd test-shared referees bench lint deny advisories setup clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 17
@@ -51,6 +51,10 @@ referees: ## our nftables encoder against other people's   (needs: as test-kerne
 	cargo clippy --locked -p gybe-referees --no-deps --all-targets -- -D warnings
 	cargo test --locked --no-run -p gybe-referees
 	integration/as-root.sh cargo test --locked -p gybe-referees
+
+bench: build ## what an ADD, a list and a connection cost: all, or PARTS="add crowd" ARGS="--times 31"   (needs: root, nftables, iptables; valgrind to count instructions)
+	RUSTFLAGS='-C target-feature=+crt-static' cargo build --release --locked --target $(HOST) -p gybe-bench
+	$(STATIC)/gybe-bench $(PARTS) $(ARGS)
 
 lint: ## formatting and clippy, warnings are errors
 	cargo fmt --all --check

@@ -1,6 +1,7 @@
 //! What the tests of real packets stand on: recorded flows, the network they were recorded in, and
 //! the making of one connection after the other. The tests themselves are in `tests/`.
 
+pub mod add;
 pub mod callers;
 pub mod complaint;
 pub mod crowd;

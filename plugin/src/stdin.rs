@@ -8,6 +8,10 @@ use std::time::{Duration, Instant};
 /// No entry is larger: a pod's annotations, which are the most of it, come to 256 KiB.
 const MOST: usize = 16 * 1024 * 1024;
 
+/// Most calls fit into one piece, and a larger one would be zeroed for nothing: each page of it is a
+/// page fault in every ADD.
+const PIECE: usize = 8 * 1024;
+
 /// A runtime writes at once; the time is for a node that is short of it.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(5);
 
@@ -31,7 +35,7 @@ pub enum StdinError {
 /// When it holds too much, or does not end in time.
 pub(crate) fn read(stdin: BorrowedFd<'_>, patience: Duration) -> Result<Vec<u8>, StdinError> {
     let until = Instant::now() + patience;
-    let (mut bytes, mut buffer) = (Vec::new(), vec![0; 64 * 1024]);
+    let (mut bytes, mut buffer) = (Vec::new(), [0; PIECE]);
     loop {
         wait(stdin, until).map_err(|fault| match fault {
             Errno::ETIMEDOUT => StdinError::Late(patience),
@@ -39,7 +43,7 @@ pub(crate) fn read(stdin: BorrowedFd<'_>, patience: Duration) -> Result<Vec<u8>,
         })?;
         match nix::unistd::read(stdin, &mut buffer) {
             Ok(0) => return Ok(bytes),
-            Ok(length) => bytes.extend(buffer.iter().take(length)),
+            Ok(length) => bytes.extend_from_slice(buffer.get(..length).unwrap_or_default()),
             Err(Errno::EINTR | Errno::EAGAIN) => {}
             Err(fault) => return Err(StdinError::Read(fault)),
         }

@@ -51,7 +51,7 @@ fn nft_is_whole_or_as_before(name: &str, errand: &Errand, before: Option<&Redire
     let prepare = || {
         run(&|| {
             remove(&Nft).unwrap();
-            before.into_iter().for_each(|before| before.apply(&Nft).unwrap());
+            before.into_iter().for_each(|before| drop(before.apply(&Nft).unwrap()));
         });
     };
     let (mut as_before, mut whole) = (0, 0);
@@ -66,7 +66,7 @@ fn nft_is_whole_or_as_before(name: &str, errand: &Errand, before: Option<&Redire
             as_before += 1;
         }
         // Addresses and routes may be there, and the next apply finds nothing in its way.
-        run(&|| errand.redirection.apply(&Nft).unwrap());
+        run(&|| drop(errand.redirection.apply(&Nft).unwrap()));
         assert_eq!(errand.state(&Nft).unwrap(), State::Whole, "{name}, repaired after call {at}");
     };
     let (calls, killed) = at_every_call(errand, 1.., prepare, judge);

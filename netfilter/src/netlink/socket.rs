@@ -12,9 +12,14 @@ use nix::{libc, setsockopt_impl, sockopt_impl};
 use std::io::IoSlice;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-/// The kernel fills at most 32 KiB per datagram of a list (`netlink_recvmsg`: `max_recvmsg_len` is
-/// capped at `SKB_WITH_OVERHEAD(32768)`); a capped acknowledgement has a few dozen bytes.
-const RECEIVE: usize = 32 * 1024;
+/// The first datagram of a list has at most `NLMSG_GOODSIZE`, which is below 8 KiB, the others no
+/// more than what we once had room for (`netlink_dump`, `max_recvmsg_len`). Lists that ask for more
+/// (`min_dump_alloc`) are those of links with their virtual functions, and those nobody asks for.
+const LISTED: usize = 8 * 1024;
+
+/// A capped acknowledgement has a few dozen bytes, and seldom some words of the kernel's. Small, and
+/// on the stack, as zeroing a larger buffer would cost an ADD a page fault for each of its pages.
+const ANSWER: usize = 4 * 1024;
 
 /// How many signals in a row may keep a call from its work. Neither call ever sleeps here, so that
 /// already one is rare, and so many are no accident.
@@ -36,7 +41,6 @@ sockopt_impl!(
 #[derive(Debug)]
 pub(crate) struct Socket {
     fd: OwnedFd,
-    buffer: Vec<u8>,
 }
 
 /// A request did not get out, or an answer not in. Nothing is known of what became of it.
@@ -69,7 +73,7 @@ impl Socket {
     pub(crate) fn open(protocol: SockProtocol) -> Result<Self, Failure> {
         let fd = socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, protocol)
             .map_err(|source| Failure::Open { source })?;
-        let socket = Self { fd, buffer: vec![0; RECEIVE] };
+        let socket = Self { fd };
         socket.wish(ExtendedAck, &true);
         socket.wish(CappedAck, &true);
         Ok(socket)
@@ -93,9 +97,9 @@ impl Socket {
     /// Sends messages as one datagram and hears what becomes of them; `last` asks for an answer.
     pub(crate) fn transact(&mut self, messages: &[u8], last: u32) -> Result<Outcome, Failure> {
         self.send(messages)?;
-        let mut account = Account::of(last);
+        let (mut account, mut buffer) = (Account::of(last), [0; ANSWER]);
         while !account.is_settled() {
-            match self.receive()? {
+            match self.receive(&mut buffer)? {
                 Some(received) => account.note(received),
                 None => break,
             }
@@ -106,9 +110,9 @@ impl Socket {
     /// Sends a request for a list and collects it.
     pub(crate) fn list(&mut self, request: &[u8], sequence: u32) -> Result<Listed, Failure> {
         self.send(request)?;
-        let mut list = List::of(sequence);
+        let (mut list, mut buffer) = (List::of(sequence), [0; LISTED]);
         while !list.is_complete() {
-            match self.receive()? {
+            match self.receive(&mut buffer)? {
                 Some(received) => list.note(received),
                 None => break,
             }
@@ -129,12 +133,12 @@ impl Socket {
     }
 
     /// The next datagram; `None` when nothing more is queued.
-    fn receive(&mut self) -> Result<Option<Received<'_>>, Failure> {
+    fn receive<'b>(&self, buffer: &'b mut [u8]) -> Result<Option<Received<'b>>, Failure> {
         let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_TRUNC;
         for _ in 0..INTERRUPTIONS {
-            match recv(self.fd.as_raw_fd(), &mut self.buffer, flags) {
+            match recv(self.fd.as_raw_fd(), buffer, flags) {
                 Ok(length) => {
-                    let datagram = self.buffer.get(..length);
+                    let datagram = buffer.get(..length);
                     return Ok(Some(datagram.map_or(Received::Truncated, Received::Datagram)));
                 }
                 Err(Errno::EAGAIN) => return Ok(None),

@@ -1,0 +1,3 @@
+//! A program that does nothing, built as `gybe-cni` is: what starting and ending any program costs.
+
+fn main() {}

@@ -1,0 +1,9 @@
+//! `gybe-bench`: measures, prints what it measured, and fails when a target is missed.
+
+use clap::Parser;
+use gybe_bench::arguments::Arguments;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    gybe_bench::run(&Arguments::parse())
+}
