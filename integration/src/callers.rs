@@ -115,15 +115,15 @@ fn udp() -> Vec<(Transport, u16)> {
     UDP_PORTS.map(|port| (Transport::Udp, port)).to_vec()
 }
 
-/// A connection to every port that is ever asked for.
+/// A connection to every port that is ever asked for, of each of those outside who answer.
 pub fn every_port() -> Vec<Flow> {
     let ports = TCP_PORTS.map(|port| (Transport::Tcp, port)).into_iter().chain(udp());
     let anybody = Owner { uid: 0, gid: 0 };
-    ports
-        .map(|(transport, port)| {
-            flow(Place::Pod, transport, SocketAddr::from(([10, 1, 2, 3], port)), anybody)
-        })
-        .collect()
+    let call = |(transport, port)| {
+        let to = |ip: [u8; 4]| flow(Place::Pod, transport, SocketAddr::from((ip, port)), anybody);
+        [to([10, 1, 2, 3]).bound_to(None, None), to([172, 30, 0, 1]).bound_to(None, None)]
+    };
+    ports.flat_map(call).collect()
 }
 
 /// Connections that share one five-tuple, in this order; each policy gets them, before all others.

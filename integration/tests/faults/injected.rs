@@ -93,8 +93,10 @@ fn what_is_claimed_is_true(
             }
             Some(code @ 1..=2) => {
                 assert!(is_told(&run), "{name}: {code} {run:?}");
-                // What is there and was not claimed could not be read back either.
-                assert!(state != State::Whole || fault.stays() && fault.call != "sendmsg", "{name}: {run:?}");
+                // What is there and was not claimed could not be read back either; or what an
+                // earlier policy may have left beside it, which goes last, could not be looked for.
+                let unseen = fault.stays() && fault.call != "sendmsg" || run.err.contains("routing");
+                assert!(state != State::Whole || unseen, "{name}: {run:?}");
                 failed += 1;
             }
             _ => panic!("{name}: {run:?}"),
