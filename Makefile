@@ -4,7 +4,7 @@ HOST   := $(shell rustc -vV | sed -n 's/^host: //p')
 STATIC := target/$(HOST)/release
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-unit test-kernel test-user test-containerd test-shared referees bench lint deny advisories setup clean
+.PHONY: help build demo test test-unit test-kernel differential test-user test-containerd test-shared referees bench lint deny advisories setup clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 17
@@ -26,6 +26,10 @@ test-kernel: ## real packets in throw-away network namespaces   (needs: root, or
 	cargo build --locked
 	cargo test --locked --no-run -p gybe-integration
 	integration/as-root.sh cargo test --locked -p gybe-integration
+
+differential: ## random policies, by nft, iptables-legacy and trace: POLICIES=2000 SEED=1   (needs: as test-kernel)
+	cargo test --locked --no-run -p gybe-integration --test differential
+	GYBE_POLICIES=$(POLICIES) GYBE_SEED=$(SEED) integration/as-root.sh cargo test --locked -p gybe-integration --test differential -- --nocapture
 
 test-user: ## the kernel tests once more, as a plain user in a user namespace   (needs: root, to make that user)
 	integration/as-user.sh

@@ -13,7 +13,9 @@ mod init;
 mod inspect;
 mod namespace;
 mod packet;
+mod plugin_conf;
 mod print;
+mod probe;
 mod remove;
 mod render;
 mod trace;
@@ -46,6 +48,7 @@ struct Gybe {
 #[derive(Debug, Subcommand)]
 enum Command {
     Apply(apply::ApplyArgs),
+    Probe(probe::ProbeArgs),
     Verify(verify::VerifyArgs),
     Render(render::RenderArgs),
     Inspect(inspect::InspectArgs),
@@ -60,6 +63,7 @@ impl Command {
     fn run(&self, surroundings: &Surroundings) -> Result<Answer, Failure> {
         match self {
             Self::Apply(args) => args.run(),
+            Self::Probe(args) => args.run(),
             Self::Verify(args) => args.run(),
             Self::Render(args) => args.run(),
             Self::Inspect(args) => args.run(),

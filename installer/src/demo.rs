@@ -10,6 +10,7 @@ pub mod add;
 pub mod caller;
 pub mod connections;
 pub mod fate;
+pub mod foretold;
 pub mod identity;
 pub mod link;
 pub mod listener;

@@ -12,6 +12,7 @@ pub use flags::Order;
 
 use crate::policy_file::{Fault, PolicyFile, PolicyFileError};
 use flags::{FLAGS, Meaning, Setting, VARIABLES};
+use gybe_plugin::pod::yes_or_no;
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -227,13 +228,9 @@ fn list(text: &str) -> Value {
     text.split(',').map(str::trim).filter(|item| !item.is_empty()).collect()
 }
 
-/// The words Go's `strconv.ParseBool` knows.
 fn truth(name: &str, value: &str) -> Result<bool, InitArgsError> {
-    match value {
-        "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
-        "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(false),
-        _ => Err(InitArgsError::NotABool { name: name.to_owned(), value: value.to_owned() }),
-    }
+    let neither = || InitArgsError::NotABool { name: name.to_owned(), value: value.to_owned() };
+    yes_or_no(value).ok_or_else(neither)
 }
 
 /// Who wrote `--proxy-uid` should not read of `proxy_uids`.

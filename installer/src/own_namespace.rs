@@ -43,10 +43,15 @@ impl fmt::Display for NodesOwn {
 ///
 /// A node can be a container itself (kind), and look like a pod in all but the kubelet's word.
 pub fn nodes_own(proc: &Path, hosts: &Path) -> Option<NodesOwn> {
-    if proc.join(SEEN_IN_THE_FIRST_ONLY).exists() {
+    if is_the_first(proc) {
         return Some(NodesOwn::First);
     }
     (first_line(hosts).trim_end() == HOST_NETWORK).then_some(NodesOwn::HostNetwork)
+}
+
+/// Is the calling thread's network namespace the one the kernel booted with?
+pub fn is_the_first(proc: &Path) -> bool {
+    proc.join(SEEN_IN_THE_FIRST_ONLY).exists()
 }
 
 /// No file, no line.

@@ -10,6 +10,9 @@ mod values;
 pub use faults::{Fault, PolicyFileError};
 
 use crate::families::{Families, FamilyWish, NoAddress, Stack};
+use gybe_netfilter::policy::istio::{
+    INBOUND_PORT, OUTBOUND_PORT, PROXY_ID, PROXY_PORTS, TPROXY_MARK, TPROXY_TABLE, TUNNEL_PORT,
+};
 use gybe_netfilter::policy::{
     CidrSet, Destinations, Dns, Groups, Inbound, InvalidPackets, Mode, Outbound, Owners, Port, PortSet,
     RedirectPolicy,
@@ -18,12 +21,6 @@ use read::{Reader, Scope};
 use serde_json::{Map, Value};
 use std::collections::BTreeSet;
 use std::net::IpAddr;
-
-/// The ports Istio's injector leaves out of inbound capture: the proxy's own probe and metrics ports.
-const PROXY_SERVICE_PORTS: [u16; 3] = [15090, 15021, 15020];
-
-/// The user and group the proxy runs as when nobody says otherwise.
-const ISTIO_PROXY: u32 = 1337;
 
 /// As many groups as Istio writes into its one rule (spec `redirect-rules.md` section 1, row 15).
 const MOST_GROUPS: usize = 64;
@@ -78,12 +75,12 @@ impl PolicyFile {
 fn wish(reader: &mut Reader<'_>) -> RedirectPolicy {
     let uids = reader.list("proxy_uids", values::id);
     let gids = reader.list("proxy_gids", values::id);
-    let proxy_uids = owners(uids).unwrap_or_else(|| Owners::new(ISTIO_PROXY, []));
+    let proxy_uids = owners(uids).unwrap_or_else(|| Owners::new(PROXY_ID, []));
     RedirectPolicy {
         mode: mode(reader),
-        outbound_port: port(reader, "proxy_port", 15001),
-        inbound_port: port(reader, "inbound_capture_port", 15006),
-        tunnel_port: port(reader, "inbound_tunnel_port", 15008),
+        outbound_port: port(reader, "proxy_port", OUTBOUND_PORT),
+        inbound_port: port(reader, "inbound_capture_port", INBOUND_PORT),
+        tunnel_port: port(reader, "inbound_tunnel_port", TUNNEL_PORT),
         proxy_gids: owners(gids).unwrap_or_else(|| proxy_uids.clone()),
         proxy_uids,
         inbound: inbound(reader),
@@ -114,16 +111,16 @@ fn families(reader: &mut Reader<'_>) -> FamilyWish {
 }
 
 fn mode(reader: &mut Reader<'_>) -> Mode {
-    let mark = reader.text("tproxy_mark", values::mark).unwrap_or(1337);
-    let route_table = reader.text("tproxy_route_table", values::route_table).unwrap_or(133);
+    let mark = reader.text("tproxy_mark", values::mark).unwrap_or(TPROXY_MARK);
+    let route_table = reader.text("tproxy_route_table", values::route_table).unwrap_or(TPROXY_TABLE);
     match reader.text("mode", values::mode) {
         Some(values::ModeName::Tproxy) => Mode::Tproxy { mark, route_table },
         Some(values::ModeName::Redirect) | None => Mode::Redirect,
     }
 }
 
-fn port(reader: &mut Reader<'_>, key: &'static str, default: u16) -> Port {
-    reader.text(key, values::listener).or(Port::new(default)).unwrap_or(Port::MIN)
+fn port(reader: &mut Reader<'_>, key: &'static str, default: Port) -> Port {
+    reader.text(key, values::listener).unwrap_or(default)
 }
 
 fn owners(ids: Vec<u32>) -> Option<Owners> {
@@ -134,7 +131,7 @@ fn owners(ids: Vec<u32>) -> Option<Owners> {
 fn inbound(reader: &mut Reader<'_>) -> Inbound {
     let given = reader.given("inbound_ports_exclude");
     let excluded = ports(reader, "inbound_ports_exclude");
-    let excluded = if given { excluded } else { PROXY_SERVICE_PORTS.into_iter().collect() };
+    let excluded = if given { excluded } else { PROXY_PORTS.into_iter().collect() };
     match reader.scope("inbound_ports_include", values::ports) {
         Scope::All => Inbound::AllBut(excluded),
         Scope::Only(included) => Inbound::Only(included.into_iter().collect()),

@@ -2,9 +2,11 @@
 
 use crate::vectors::{Flow, Place};
 use gybe_installer::demo::fate::Fate;
-use gybe_netfilter::policy::{InterfaceName, InterfaceNameError};
+use gybe_installer::demo::foretold::{Beside, follows};
+use gybe_netfilter::compile::{PASSTHROUGH_V6, compile};
+use gybe_netfilter::policy::{Families, InterfaceName, InterfaceNameError, Mode, RedirectPolicy};
 use gybe_netfilter::ruleset::Ruleset;
-use gybe_netfilter::trace::{self, Direction, Packet, trace};
+use gybe_netfilter::trace::{self, Connection, ConnectionPhase, Direction, Packet, trace};
 use ipnet::IpNet;
 use std::net::SocketAddr;
 
@@ -58,24 +60,58 @@ impl Flow {
 const OWN: [&str; 6] =
     ["10.244.0.10", "fd00:10::10", "192.168.77.1", "fd00:77::1", "172.30.0.10", "fd00:30::10"];
 
-/// Does `found` follow from what `trace` says of the flow's first packet?
+/// Does what became of the flow under `policy` follow from what `trace` says of its first packet?
 ///
-/// `trace` knows rules, not routes or listeners: a connection that nobody answers it cannot
-/// foretell, and one that the rules leave alone ends where it ends without them. Only a marked
-/// connection may be left alone and be answered all the same where it was not before: its answers
-/// are what the rules bring back.
-pub fn foretells(foretold: trace::Fate, flow: &Flow, found: &Fate) -> bool {
-    let Fate::Answered(answer) = found else { return true };
-    match foretold {
-        trace::Fate::Redirected(port) | trace::Fate::Intercepted(port) => {
-            let turned = answer.by == format!("envoy:{port}");
-            turned && answer.original.is_none_or(|original| original == flow.to)
+/// # Errors
+/// Never, as long as this file names real interfaces.
+pub fn foretells(policy: &RedirectPolicy, flow: &Flow) -> Result<bool, InterfaceNameError> {
+    let rules = compile(policy);
+    let fate = foretell(&rules, flow)?.fate;
+    let beside = flow.beside(policy, &rules)?;
+    let follows = follows(fate, (flow.to, &flow.without_rules), beside, &flow.with_rules);
+    Ok(follows && flow.is_taken_as(policy, fate))
+}
+
+impl Flow {
+    /// Turned by address translation or taken by TPROXY: the answers look the same, and the mode
+    /// says which it must be for what arrives and for what only passes through `lo`.
+    fn is_taken_as(&self, policy: &RedirectPolicy, fate: trace::Fate) -> bool {
+        match (policy.mode, fate) {
+            (Mode::Redirect, trace::Fate::Intercepted(_)) => false,
+            (Mode::Tproxy { .. }, trace::Fate::Intercepted(port)) => port == policy.inbound_port,
+            (Mode::Tproxy { .. }, trace::Fate::Redirected(port)) => {
+                self.from == Place::Pod || port != policy.inbound_port
+            }
+            _ => true,
         }
-        trace::Fate::Untouched => match &flow.without_rules {
-            Fate::Answered(before) => answer.by == before.by,
-            _ => answer.by == format!("app:{}", flow.to.port()),
-        },
-        trace::Fate::Dropped => false,
+    }
+
+    /// What the redirect does to it beside the rules its first packet meets.
+    fn beside(&self, policy: &RedirectPolicy, rules: &Ruleset) -> Result<Beside, InterfaceNameError> {
+        let both = policy.families == Families::V4AndV6;
+        Ok(match (self.source, policy.mode) {
+            (Some(source), _) if source == PASSTHROUGH_V6 && both => Beside::ItsSource,
+            // A foreign address: its answers find the way back by marks alone, and only TPROXY has any.
+            (Some(_), Mode::Tproxy { .. }) if self.mark.is_some() => Beside::PerhapsItsAnswers,
+            (Some(_), Mode::Redirect) if self.mark.is_some() => Beside::LosesItsAnswers,
+            _ if self.answer_is_taken(rules)? => Beside::LosesItsAnswers,
+            _ => Beside::Nothing,
+        })
+    }
+
+    /// A machine behind the pod calls the world through it, and the rules leave that alone; are its
+    /// answers left alone too, as they come in by `eth0`?
+    fn answer_is_taken(&self, rules: &Ruleset) -> Result<bool, InterfaceNameError> {
+        let first = self.packet()?;
+        let through = matches!(&self.without_rules, Fate::Answered(answer) if answer.by == "ext-peer");
+        if self.from != Place::Vm || !through || trace(rules, &first).fate != trace::Fate::Untouched {
+            return Ok(false);
+        }
+        let by = InterfaceName::parse("eth0")?;
+        let connection = Connection { phase: ConnectionPhase::Established, mark: 0 };
+        let answer = Packet::first(Direction::Arrives { by }, self.transport, self.to, first.source);
+        let answer = trace(rules, &Packet { connection, ..answer });
+        Ok(answer.fate != trace::Fate::Untouched || answer.mark != 0)
     }
 }
 

@@ -146,6 +146,14 @@ fn check(
     Ok((!flow.agrees(wanted, &difference.found)).then_some(difference))
 }
 
+/// Makes one connection and tells what became of it.
+///
+/// # Errors
+/// When it could not be made as it is described.
+pub fn make(topology: &Topology, flow: &Flow, patience: Duration) -> Result<Fate, CallError> {
+    call(flow, None).make(topology.at(flow.from), patience)
+}
+
 fn call(flow: &Flow, port: Option<u16>) -> Call {
     let disguise = Disguise { source: flow.source, source_port: flow.source_port.or(port), mark: flow.mark };
     Call { owner: flow.owner, transport: flow.transport, to: flow.to, disguise }
@@ -158,7 +166,7 @@ impl Flow {
     /// original destination, with one exception: for a connection that the rules left alone, it is
     /// there or not depending on whether connection tracking happens to be on for its family, which
     /// no rule of ours decides. It must then be where the caller went.
-    fn agrees(&self, wanted: &Fate, found: &Fate) -> bool {
+    pub(crate) fn agrees(&self, wanted: &Fate, found: &Fate) -> bool {
         let (Fate::Answered(wanted), Fate::Answered(found)) = (wanted, found) else {
             return wanted == found;
         };

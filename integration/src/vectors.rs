@@ -1,16 +1,18 @@
 //! The recorded flows: policies, and what became of 144 connections under each. Only reading.
 
+mod written;
+
 use gybe_installer::demo::fate::{Fate, FateError};
 use gybe_installer::families::NoAddress;
 use gybe_installer::policy_file::{PolicyFile, PolicyFileError};
 use gybe_netfilter::policy::RedirectPolicy;
 use gybe_netfilter::trace::{Owner, Transport};
 use serde::Deserialize;
-use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::{fs, io};
+use written::{WrittenFlow, WrittenFurther, WrittenVector};
 
 /// One policy and what became of every connection under it.
 #[derive(Debug, Clone)]
@@ -73,6 +75,14 @@ pub enum VectorError {
         /// Why.
         source: io::Error,
     },
+    /// Some are missing, or there are some that nobody knows: a loop over them would say nothing.
+    #[error("{directory} has {found} flow vectors and should have {RECORDED}")]
+    Count {
+        /// Where.
+        directory: PathBuf,
+        /// How many there are.
+        found: usize,
+    },
     /// Not the JSON it should be.
     #[error("{path} is not a flow vector")]
     NotAVector {
@@ -125,10 +135,14 @@ pub fn recorded() -> Result<Vec<Vector>, VectorError> {
         }
     }
     files.sort();
+    if files.len() != RECORDED {
+        return Err(VectorError::Count { directory, found: files.len() });
+    }
     files.iter().map(|path| read(path)).collect()
 }
 
-/// All recorded vectors, each with the further flows there are for its policy.
+/// All recorded vectors, each with the further flows there are for its policy, and behind them the
+/// policies of our own.
 ///
 /// # Errors
 /// When one of them cannot be read.
@@ -136,9 +150,15 @@ pub fn all() -> Result<Vec<Vector>, VectorError> {
     let path = PathBuf::from(DIRECTORY).join("further.json");
     let further: Vec<WrittenFurther> = json(&path)?;
     let mut vectors = recorded()?;
-    for vector in &mut vectors {
-        for more in further.iter().filter(|more| more.policies.contains(&vector.name)) {
-            vector.flows.extend(parse(&path, more.flows.clone())?);
+    for group in &further {
+        match group {
+            WrittenFurther::Flows { policies, flows } => {
+                let more = parse(&path, flows)?;
+                for vector in vectors.iter_mut().filter(|vector| policies.contains(&vector.name)) {
+                    vector.flows.extend(more.iter().cloned());
+                }
+            }
+            WrittenFurther::Policy(own) => vectors.push(vector(&path, own)?),
         }
     }
     Ok(vectors)
@@ -158,25 +178,31 @@ pub fn without_rules() -> Result<BTreeMap<String, Fate>, VectorError> {
     fates.into_iter().map(|(id, text)| fate(id, text)).collect()
 }
 
+/// 30 policies chosen by hand and 40 drawn at random.
+const RECORDED: usize = 70;
+
 /// Seen from the package's directory, where cargo runs tests: `as-user.sh` moves the whole checkout.
 const DIRECTORY: &str = "vectors/rules";
 
 fn read(path: &Path) -> Result<Vector, VectorError> {
-    let written: WrittenVector = json(path)?;
+    vector(path, &json(path)?)
+}
+
+fn vector(path: &Path, written: &WrittenVector) -> Result<Vector, VectorError> {
     let path = path.to_owned();
     let file = PolicyFile::from_entries(&written.options)
         .map_err(|source| VectorError::Options { path: path.clone(), source })?;
     let policy = file.policy(&[]).map_err(|source| VectorError::Families { path: path.clone(), source })?;
-    let flows = parse(&path, written.flows)?;
-    Ok(Vector { name: written.name, policy, flows })
+    let flows = parse(&path, &written.flows)?;
+    Ok(Vector { name: written.name.clone(), policy, flows })
 }
 
-fn parse(path: &Path, flows: Vec<WrittenFlow>) -> Result<Vec<Flow>, VectorError> {
-    let flow = |flow: WrittenFlow| {
-        let id = flow.id.clone();
-        flow.parse().map_err(|source| VectorError::Fate { path: path.to_owned(), id, source })
+fn parse(path: &Path, flows: &[WrittenFlow]) -> Result<Vec<Flow>, VectorError> {
+    let flow = |flow: &WrittenFlow| {
+        let fault = |source| VectorError::Fate { path: path.to_owned(), id: flow.id.clone(), source };
+        flow.parse().map_err(fault)
     };
-    flows.into_iter().map(flow).collect()
+    flows.iter().map(flow).collect()
 }
 
 fn json<T: for<'a> Deserialize<'a>>(path: &Path) -> Result<T, VectorError> {
@@ -184,63 +210,4 @@ fn json<T: for<'a> Deserialize<'a>>(path: &Path) -> Result<T, VectorError> {
     let text =
         fs::read_to_string(&path).map_err(|source| VectorError::Unreadable { path: path.clone(), source })?;
     serde_json::from_str(&text).map_err(|source| VectorError::NotAVector { path, source })
-}
-
-#[derive(Deserialize)]
-struct WrittenVector {
-    name: String,
-    options: Map<String, Value>,
-    flows: Vec<WrittenFlow>,
-}
-
-/// Flows of our own making, for rules that no recorded flow needs.
-#[derive(Deserialize)]
-struct WrittenFurther {
-    policies: Vec<String>,
-    flows: Vec<WrittenFlow>,
-}
-
-#[derive(Clone, Deserialize)]
-struct WrittenFlow {
-    id: String,
-    from: Place,
-    proto: WrittenTransport,
-    dst: IpAddr,
-    port: u16,
-    uid: u32,
-    gid: u32,
-    src: Option<IpAddr>,
-    sport: Option<u16>,
-    mark: Option<u32>,
-    without_rules: String,
-    expect: Option<String>,
-    expect_iptables: Option<String>,
-}
-
-#[derive(Clone, Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum WrittenTransport {
-    Tcp,
-    Udp,
-}
-
-impl WrittenFlow {
-    fn parse(self) -> Result<Flow, FateError> {
-        let expected = self.expect_iptables.or(self.expect).unwrap_or_default();
-        Ok(Flow {
-            id: self.id,
-            from: self.from,
-            transport: match self.proto {
-                WrittenTransport::Tcp => Transport::Tcp,
-                WrittenTransport::Udp => Transport::Udp,
-            },
-            to: SocketAddr::new(self.dst, self.port),
-            owner: Owner { uid: self.uid, gid: self.gid },
-            source: self.src,
-            source_port: self.sport,
-            mark: self.mark,
-            without_rules: self.without_rules.parse()?,
-            with_rules: expected.parse()?,
-        })
-    }
 }

@@ -6,7 +6,7 @@
 )]
 
 use gybe_installer::demo::namespace::Namespace;
-use gybe_integration::programs::{Run, ours, run};
+use gybe_integration::programs::{Run, ours, path_of_ours, run};
 use gybe_netfilter::compile::compile;
 use serde_json::Value;
 
@@ -19,9 +19,14 @@ impl Pod {
         Self(Namespace::new().unwrap())
     }
 
+    /// An apply that names no backend goes by what is known about the machine; that is asked in
+    /// `probe.rs`, where nothing is kept on the machine itself.
     fn gybe(&self, words: &str, stdin: &str) -> Run {
         let netns = self.0.path().to_string_lossy().into_owned();
-        let words: Vec<&str> = words.split(' ').chain(["--netns", &netns]).collect();
+        let by_nft = words.starts_with("apply") && !words.contains("--backend");
+        let backend: &[&str] = if by_nft { &["--backend", "nft"] } else { &[] };
+        let words: Vec<&str> =
+            words.split(' ').chain(["--netns", &netns]).chain(backend.iter().copied()).collect();
         ours("gybe", &words, stdin).unwrap()
     }
 
@@ -182,14 +187,12 @@ fn tproxy_brings_its_route_and_takes_it_away() {
 }
 
 #[test]
-fn every_backend_word_applies_verifies_and_removes() {
+fn every_backend_that_is_named_applies_verifies_and_removes() {
     for (word, name) in [
-        ("auto", "nft"),
         ("nft", "nft"),
         ("iptables-nft", "iptables-nft"),
         ("iptables-legacy", "iptables-legacy"),
         ("legacy", "iptables-legacy"),
-        ("iptables", "iptables-nft"),
     ] {
         let pod = Pod::new();
         let applied = pod.json(&format!("apply --policy - --backend {word}"), POLICY);
@@ -228,5 +231,25 @@ fn what_is_no_network_namespace_is_named() {
                 run.err
             );
         }
+    }
+}
+
+/// A pod that sees its node's processes. The node is a namespace of this test's own, so that what is
+/// not refused harms nobody: process 1 lives in it, and `gybe` is called from another.
+#[test]
+fn the_nodes_namespace_is_refused_from_a_pod_that_sees_its_processes() {
+    let node = Pod::new();
+    let gybe = path_of_ours("gybe").unwrap();
+    for words in ["remove", "apply --policy -", "inspect"] {
+        let script = format!("unshare --net {} {words} --netns /proc/1/ns/net; exit $?", gybe.display());
+        let words = ["--pid", "--fork", "--mount-proc", "--mount", "sh", "-c", &script];
+        let run = node.0.run(|| run("unshare", &words, POLICY)).unwrap().unwrap();
+        if script.contains("inspect") {
+            assert_eq!(run.code, Some(0), "looking is no harm: {run:?}");
+        } else {
+            assert_eq!((run.code, run.out.as_str()), (Some(2), ""), "{run:?}");
+            assert!(run.err.starts_with("gybe: /proc/1/ns/net is the network namespace of process 1"));
+        }
+        assert_eq!(node.by_hand("nft", "list ruleset").out, "");
     }
 }

@@ -5,18 +5,31 @@ use gybe_integration::crowd::side_by_side;
 use gybe_integration::mutation::{Mutant, mutants};
 use gybe_integration::run::{Until, under};
 use gybe_integration::vectors;
+use gybe_netfilter::compile::RULE_IDS;
 use gybe_netfilter::nft::Nft;
 use gybe_netfilter::redirection::Redirection;
 use gybe_netfilter::routes::Routes;
+use std::collections::BTreeSet;
 
 /// Rules whose absence no connection of an honest caller can show; `rarely.rs` shows what they do.
-const SHOWN_ELSEWHERE: [&str; 5] = [
+const SHOWN_ELSEWHERE: [&str; 7] = [
     "drop-invalid",
+    "not-intercepted-v4",
+    "not-intercepted-v6",
     "proxy-keeps-source",
     "zone-upstream-answers",
     "zone-upstream-answers-v4",
     "zone-upstream-answers-v6",
 ];
+
+/// A rule that no flow's policy has would be held against nothing below.
+#[test]
+fn every_rule_there_is_stands_in_some_flows_policy() -> Result<(), Complaint> {
+    let mutants = mutants(&vectors::all()?)?;
+    let held: BTreeSet<&str> = mutants.keys().map(|rule| rule.0).collect();
+    assert_eq!(held, BTreeSet::from(RULE_IDS));
+    Ok(())
+}
 
 #[test]
 fn without_any_one_rule_some_flow_goes_elsewhere() -> Result<(), Complaint> {

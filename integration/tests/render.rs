@@ -56,7 +56,7 @@ fn nft_accepts_every_script_and_reads_in_it_what_apply_writes() {
             );
         }
         let path = by_gybe.path();
-        gybe(&["apply", "--policy", "-", "--netns", &path.to_string_lossy()], &policy);
+        gybe(&["apply", "--backend", "nft", "--policy", "-", "--netns", &path.to_string_lossy()], &policy);
         let (by_nft, by_gybe) = (table(&by_nft), table(&by_gybe));
         let lines = by_nft.lines().zip(by_gybe.lines()).enumerate();
         let differ: Vec<_> = lines.filter(|(_, (left, right))| left != right).take(5).collect();

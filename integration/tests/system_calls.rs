@@ -1,59 +1,23 @@
 //! What an ADD asks of the kernel, by its own record: one program, two sockets, nothing deleted.
 
-use gybe_installer::demo::namespace::Namespace;
+use gybe_integration::add::{Call, Place, pod};
 use gybe_integration::complaint::Complaint;
 use gybe_integration::programs::{path_of_ours, run};
-use serde_json::{Value, json};
-use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
-
-/// A directory of this test's own with the example pod's manifest in it, gone with the value.
-struct Place(PathBuf);
-
-impl Place {
-    fn new(test: &str) -> Result<Self, Complaint> {
-        let place = Self(std::env::temp_dir().join(format!("gybe-{test}-{}", std::process::id())));
-        fs::create_dir_all(place.0.join("shop"))?;
-        fs::write(place.0.join("shop/cart-0.json"), include_str!("../../examples/pod.json"))?;
-        Ok(place)
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let _gone = fs::remove_dir_all(&self.0);
-    }
-}
-
-#[derive(serde::Deserialize)]
-struct Add {
-    env: BTreeMap<String, String>,
-    stdin: Value,
-}
-
-/// The example ADD for this namespace: its environment as strace takes it, and its stdin.
-fn add(netns: &Path, manifests: &Path) -> Result<(Vec<String>, String), Complaint> {
-    let mut add: Add = serde_json::from_str(include_str!("../../examples/add.json"))?;
-    add.env.insert("CNI_NETNS".into(), netns.display().to_string());
-    let directory = add.stdin.pointer_mut("/facts/directory");
-    *directory.ok_or_else(|| Complaint::that("the example asks no directory"))? = json!(manifests);
-    Ok((add.env.into_iter().map(|(name, value)| format!("{name}={value}")).collect(), add.stdin.to_string()))
-}
 
 /// Runs the example ADD in a new namespace and gives what strace wrote down of these calls.
 fn recorded(test: &str, calls: &str) -> Result<String, Complaint> {
-    let (place, pod) = (Place::new(test)?, Namespace::new()?);
-    pod.run(|| run("ip", &["address", "add", "10.244.0.10/32", "dev", "lo"], ""))??;
-    pod.run(|| run("ip", &["address", "add", "fd00:10::10/128", "dev", "lo", "nodad"], ""))??;
-    let (env, stdin) = add(&pod.path(), &place.0)?;
-    let (record, plugin) = (place.0.join("record"), path_of_ours("gybe-cni")?);
+    let (place, pod) = (Place::new(test)?, pod()?);
+    let call = Call::add(&pod, &place)?;
+    let (record, plugin) = (place.path().join("record"), path_of_ours("gybe-cni")?);
     let (record_path, plugin) = (record.to_string_lossy(), plugin.to_string_lossy());
-    let calls = format!("trace={calls}");
+    let (calls, env) =
+        (format!("trace={calls}"), call.env.iter().map(|(name, value)| format!("{name}={value}")));
+    let env: Vec<String> = env.collect();
     let mut arguments = vec!["-f", "-qq", "-xx", "-s", "1000000", "-e", &calls, "-o", &record_path];
     arguments.extend(env.iter().flat_map(|set| ["-E", set]));
     arguments.push(&plugin);
-    let ran = run("strace", &arguments, &stdin)?;
+    let ran = run("strace", &arguments, &call.stdin.to_string())?;
     assert_eq!(ran.code, Some(0), "{ran:#?}");
     let rules = pod.run(|| run("nft", &["list", "table", "inet", "gybe"], ""))??;
     assert!(rules.out.contains("outbound-to-proxy"), "the ADD did its work: {rules:#?}");
@@ -87,10 +51,21 @@ fn an_add_opens_one_netfilter_and_at_most_one_routing_socket_and_no_other() -> R
     Ok(())
 }
 
-/// `NFT_MSG_NEWRULE`, and every message of nf_tables that deletes (include/uapi/linux/netfilter/nf_tables.h,
-/// v6.18), with `NFNL_SUBSYS_NFTABLES` above them.
+/// `NFT_MSG_NEWRULE`, and every message of nf_tables that deletes or destroys, with
+/// `NFNL_SUBSYS_NFTABLES` above them (include/uapi/linux/netfilter/nf_tables.h, v6.18).
 const NEW_RULE: u16 = 0x0a06;
-const DELETES: [u16; 7] = [0x0a02, 0x0a05, 0x0a08, 0x0a0b, 0x0a0e, 0x0a14, 0x0a18];
+const DELETES: [u16; 14] = [
+    0x0a02, 0x0a05, 0x0a08, 0x0a0b, 0x0a0e, 0x0a14, 0x0a18, 0x0a1a, 0x0a1b, 0x0a1c, 0x0a1d, 0x0a1e, 0x0a1f,
+    0x0a20,
+];
+
+/// `RTM_NEWADDR`; and rtnetlink's types come in fours, of which the second deletes
+/// (include/uapi/linux/rtnetlink.h: `RTM_DELLINK` is 17, `RTM_DELADDR` 21, and so on).
+const NEW_ADDRESS: u16 = 20;
+
+fn is_routing_delete(kind: u16) -> bool {
+    (16..0x100).contains(&kind) && kind % 4 == 1
+}
 
 /// The types of the netlink messages in a batch that strace wrote down as `\x14\x00...`.
 fn message_types(line: &str) -> Vec<u16> {
@@ -109,10 +84,13 @@ fn message_types(line: &str) -> Vec<u16> {
 #[test]
 fn an_add_into_a_fresh_namespace_is_one_batch_and_deletes_nothing() -> Result<(), Complaint> {
     let record = recorded("deletes", "sendmsg,sendto,sendmmsg")?;
-    let batches: Vec<_> =
-        record.lines().map(message_types).filter(|types| types.contains(&NEW_RULE)).collect();
+    let sent: Vec<Vec<u16>> = record.lines().map(message_types).collect();
+    let (batches, others): (Vec<_>, Vec<_>) = sent.iter().partition(|types| types.contains(&NEW_RULE));
     let [batch] = batches.as_slice() else { return Err(Complaint::that(record)) };
     assert!(batch.iter().filter(|kind| **kind == NEW_RULE).count() >= 11, "{batch:x?}");
     assert!(!batch.iter().any(|kind| DELETES.contains(kind)), "{batch:x?}");
+    let others: Vec<u16> = others.into_iter().flatten().copied().collect();
+    assert!(others.contains(&NEW_ADDRESS), "what goes to rtnetlink is seen: {others:?}");
+    assert!(!others.iter().any(|kind| is_routing_delete(*kind) || DELETES.contains(kind)), "{others:x?}");
     Ok(())
 }

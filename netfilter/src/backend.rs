@@ -2,12 +2,19 @@
 //!
 //! A backend takes the whole rule set. How it does so is its own affair.
 
+mod applied;
 mod difference;
+mod foreign;
 mod inventory;
+mod kind;
 mod memory;
 
+pub use applied::{Applied, Before, Translator};
 pub use difference::Difference;
+pub use foreign::Foreign;
+pub(crate) use foreign::Name;
 pub use inventory::{Inventory, Item, Part, PartKind};
+pub use kind::BackendKind;
 pub use memory::Memory;
 
 use crate::iptables::IptablesError;
@@ -19,19 +26,21 @@ pub trait Backend: Send + Sync {
     /// Its name: `nft`, `iptables-nft`, `iptables-legacy`.
     fn name(&self) -> &'static str;
 
-    /// Makes the namespace hold exactly `rules` of ours. Twice is the same as once.
+    /// Makes the namespace hold exactly `rules` of ours. Twice is the same as once. What another
+    /// backend of ours has written there goes once these are in force.
     ///
     /// # Errors
-    /// When the rules are not all in force afterwards; then none of them was changed.
-    fn apply(&self, rules: &Ruleset) -> Result<(), BackendError>;
+    /// When the rules are not all in force afterwards, and then none of them was changed; also when
+    /// somebody else redirects the namespace, and when another backend's rules could not be taken away.
+    fn apply(&self, rules: &Ruleset) -> Result<Applied, BackendError>;
 
-    /// Makes the namespace hold nothing of ours. Nothing there already is success.
+    /// Makes the namespace hold nothing that this backend writes. Nothing there already is success.
     ///
     /// # Errors
     /// When something of ours may still be there.
     fn remove(&self) -> Result<(), BackendError>;
 
-    /// What of ours is there, by name and in order, with counters.
+    /// What this backend has written there, by name and in order, with counters.
     ///
     /// # Errors
     /// When it cannot be read.
@@ -50,6 +59,17 @@ pub enum BackendError {
     /// The iptables programs.
     #[error(transparent)]
     Iptables(#[from] IptablesError),
+    /// Somebody else redirects this namespace.
+    #[error(transparent)]
+    Foreign(#[from] Foreign),
+    /// Two backends have their rules there now.
+    #[error("the rules are in force, and those of {kind} are still there beside them")]
+    Left {
+        /// Whose rules should have gone.
+        kind: BackendKind,
+        /// Why they have not.
+        source: Box<BackendError>,
+    },
 }
 
 impl BackendError {
@@ -58,6 +78,8 @@ impl BackendError {
         match self {
             Self::Nft(error) => error.hint(),
             Self::Iptables(error) => error.hint(),
+            Self::Foreign(foreign) => Some(foreign.hint()),
+            Self::Left { source, .. } => source.hint().or_else(|| Some("apply again".to_owned())),
         }
     }
 }

@@ -5,16 +5,20 @@
 //! The meaning is Istio's (spec `redirect-rules.md` sections 1 and 4); the cut is ours: one rule
 //! for a list however long, and no rule that could not change a packet's fate.
 
+mod ids;
 mod inbound;
 mod mangle;
 mod outbound;
 mod raw;
 
-use crate::policy::{Families, Owners, PortSet, RedirectPolicy};
+pub use ids::RULE_IDS;
+
+use crate::policy::{Families, InterfaceName, Owners, PortSet, RedirectPolicy};
 use crate::ruleset::{
     Chain, ChainName, Family, Is, Match, Networks, Protocol, Rule, RuleId, Ruleset, Verdict,
 };
 use ipnet::{Ipv4Net, Ipv6Net};
+use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 /// The address Istio's inbound passthrough cluster binds, so that what the proxy hands to the
@@ -115,6 +119,9 @@ impl RedirectPolicy {
 const TCP: Match = Match::Protocol(Protocol::Tcp);
 const UDP: Match = Match::Protocol(Protocol::Udp);
 
+/// Where DNS is asked.
+const DNS_PORT: u16 = 53;
+
 fn only(port: u16) -> PortSet {
     PortSet::from_iter([port])
 }
@@ -125,6 +132,10 @@ fn any_uid(owners: &Owners) -> Match {
 
 fn any_gid(owners: &Owners) -> Match {
     Match::OwnerGid(owners.all())
+}
+
+fn over_loopback() -> Match {
+    Match::OutInterface(BTreeSet::from([InterfaceName::loopback()]))
 }
 
 fn to(nets: Networks) -> Match {

@@ -20,10 +20,13 @@ mod token;
 mod user_namespace;
 
 pub use error::IptablesError;
+pub(crate) use layout::{MARK, PREFIX, TABLES};
+pub(crate) use neighbours::{Found as LegacyFound, legacy, legacy_is_loaded};
 pub use programs::Variant;
 pub use save::SaveError;
 
-use crate::backend::{Backend, BackendError, Inventory};
+use crate::backend::{Applied, Backend, BackendError, BackendKind, Before, Inventory};
+use crate::nft::Nft;
 use crate::ruleset::{Family, Ruleset};
 use holding::Holdings;
 use inventory::inventory;
@@ -43,7 +46,7 @@ use user_namespace::foreign_owner;
 pub struct Iptables {
     variant: Variant,
     programs: Programs,
-    legacy: Option<Programs>,
+    other: Option<Programs>,
     deadline: Duration,
     lock: PathBuf,
 }
@@ -71,8 +74,8 @@ impl Iptables {
     /// As [`Iptables::find`].
     pub fn find_in(variant: Variant, directories: &[PathBuf]) -> Result<Self, IptablesError> {
         let programs = Programs::find(variant, directories)?;
-        let legacy = Programs::find(Variant::Legacy, directories).ok();
-        Ok(Self { variant, programs, legacy, deadline: DEADLINE, lock: NAMESPACE_LOCK.into() })
+        let other = Programs::find(variant.other(), directories).ok();
+        Ok(Self { variant, programs, other, deadline: DEADLINE, lock: NAMESPACE_LOCK.into() })
     }
 
     /// The same, with this much time for one apply, remove or inspect.
@@ -92,28 +95,45 @@ impl Iptables {
         self.variant
     }
 
-    fn apply_rules(&self, rules: &Ruleset) -> Result<(), IptablesError> {
+    /// Writes the rules, and tells what was met and which other backends' rules are to go now.
+    fn apply_rules(&self, rules: &Ruleset) -> Result<(Applied, Vec<BackendKind>), IptablesError> {
         let wanted = wanted_by(rules);
         self.at_work(|session| {
-            session.is_alone()?;
-            let found = session.ours_alone()?;
+            let mut presence = session.presence()?;
+            let found = session.ours_among(&mut presence)?;
+            let others = presence.others_than(self.variant.into())?;
             session.can_write(&wanted)?;
+            self.can_clear(&others)?;
             // Two families are two transactions: when one is refused everything is taken back.
             FAMILIES.into_iter().try_for_each(|family| {
                 let written = session.write(family, held(&found, family), held(&wanted, family));
                 written.map_err(|refusal| self.taken_back(session, &found, (family, refusal)))
-            })
+            })?;
+            let before = match (found == wanted, found.values().all(Holdings::is_empty)) {
+                _ if !others.is_empty() => Before::Others,
+                (true, _) => Before::TheSame,
+                (false, true) => Before::Nothing,
+                (false, false) => Before::Others,
+            };
+            Ok((Applied { before, beside: presence.beside }, others))
         })
     }
 
-    fn remove_rules(&self) -> Result<(), IptablesError> {
-        let nothing = Holdings::new();
-        self.at_work(|session| {
-            let found = session.ours()?;
-            let removals = FAMILIES.map(|family| session.write(family, held(&found, family), &nothing));
-            // Both are tried whatever becomes of the first.
-            removals.into_iter().collect()
-        })
+    /// Are there programs to take the rules of these backends away? Asked before anything is written.
+    fn can_clear(&self, others: &[BackendKind]) -> Result<(), IptablesError> {
+        let other = self.variant.other();
+        if others.contains(&other.into()) && self.other.is_none() {
+            return Err(IptablesError::ProgramMissing { variant: other.name(), family: Family::V4 });
+        }
+        Ok(())
+    }
+
+    /// Takes away what another backend of ours has written.
+    fn clear(&self, kind: BackendKind) -> Result<(), BackendError> {
+        match kind {
+            BackendKind::Nft => Nft.remove(),
+            _ => Ok(self.at_work(|session| session.other().map_or(Ok(()), |other| other.clear()))?),
+        }
     }
 
     /// Puts everything back as it was `before`, with time of its own: the deadline may be what
@@ -147,8 +167,8 @@ impl Iptables {
             let owner = foreign_owner().map_err(IptablesError::UserNamespace)?;
             let user_namespace = owner.as_ref().map(AsFd::as_fd);
             let conditions = Conditions { deadline, lock: &self.lock, user_namespace };
-            let (programs, legacy) = (&self.programs, self.legacy.as_ref());
-            work(&Session { variant: self.variant, programs, legacy, conditions })
+            let (programs, other) = (&self.programs, self.other.as_ref());
+            work(&Session { variant: self.variant, programs, other, conditions })
         });
         done.map_err(IptablesError::NoThread)?
     }
@@ -159,12 +179,16 @@ impl Backend for Iptables {
         self.variant.name()
     }
 
-    fn apply(&self, rules: &Ruleset) -> Result<(), BackendError> {
-        Ok(self.apply_rules(rules)?)
+    fn apply(&self, rules: &Ruleset) -> Result<Applied, BackendError> {
+        let (applied, others) = self.apply_rules(rules)?;
+        for kind in others {
+            self.clear(kind).map_err(|source| BackendError::Left { kind, source: Box::new(source) })?;
+        }
+        Ok(applied)
     }
 
     fn remove(&self) -> Result<(), BackendError> {
-        Ok(self.remove_rules()?)
+        Ok(self.at_work(|session| -> Result<_, IptablesError> { session.clear() })?)
     }
 
     fn inspect(&self) -> Result<Inventory, BackendError> {

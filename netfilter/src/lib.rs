@@ -19,12 +19,15 @@
 //! - Nothing that is not ours is read in order to be changed, changed, or removed.
 
 pub mod backend;
+pub mod choose;
 pub mod compile;
 pub mod iptables;
 mod netlink;
 pub mod netns;
 pub mod nft;
 pub mod policy;
+pub mod presence;
+pub mod probe;
 pub mod redirection;
 pub mod routes;
 pub mod ruleset;

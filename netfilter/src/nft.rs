@@ -20,8 +20,10 @@ pub use error::{KernelPart, NftError};
 pub use crate::netlink::reply::Unknown;
 pub use crate::netlink::socket::Failure;
 
-use crate::backend::{Backend, BackendError, Inventory};
+use crate::backend::{Applied, Backend, BackendError, BackendKind, Before, Inventory};
+use crate::presence::Presence;
 use crate::ruleset::Ruleset;
+use chains::chains_over;
 use socket::Connection;
 
 /// The table's name, family `inet`. Nothing else in a namespace is ours, and nothing in it is not.
@@ -47,16 +49,39 @@ impl Nft {
     }
 
     /// Rules that are there already stay: replacing them would cost a delete and their counters.
-    fn settle(&self, rules: &Ruleset) -> Result<(), NftError> {
-        let mut connection = Connection::open()?;
+    fn settle(&self, connection: &mut Connection, rules: &Ruleset) -> Result<Before, NftError> {
         match connection.transact(&Batch::apply(rules, Start::Fresh)?) {
             Err(error) if error.is_table_there() => {}
-            outcome => return outcome,
+            outcome => {
+                let done = self.ascertained(outcome, |found| self.holds(rules, found));
+                return done.map(|()| Before::Nothing);
+            }
         }
-        if self.wanted(rules).differences(&dump::inventory(&mut connection)?).is_empty() {
-            return Ok(());
+        if self.holds(rules, &dump::inventory(connection)?) {
+            return Ok(Before::TheSame);
         }
-        connection.transact(&Batch::apply(rules, Start::Replace)?)
+        let outcome = connection.transact(&Batch::apply(rules, Start::Replace)?);
+        self.ascertained(outcome, |found| self.holds(rules, found)).map(|()| Before::Others)
+    }
+
+    fn holds(&self, rules: &Ruleset, found: &Inventory) -> bool {
+        self.wanted(rules).differences(found).is_empty()
+    }
+
+    /// When the kernel's answer got lost, what is there tells what it was. Asked once, and over
+    /// another socket: the answer may still come over the first.
+    fn ascertained(
+        &self,
+        outcome: Result<(), NftError>,
+        done: impl FnOnce(&Inventory) -> bool,
+    ) -> Result<(), NftError> {
+        match outcome {
+            Err(lost) if lost.leaves_it_open() => {
+                let found = Connection::open().and_then(|mut other| dump::inventory(&mut other));
+                if found.is_ok_and(|found| done(&found)) { Ok(()) } else { Err(lost) }
+            }
+            outcome => outcome,
+        }
     }
 }
 
@@ -65,14 +90,26 @@ impl Backend for Nft {
         "nft"
     }
 
-    fn apply(&self, rules: &Ruleset) -> Result<(), BackendError> {
-        Ok(self.settle(rules)?)
+    /// One socket for all of it, and for a fresh namespace no program.
+    fn apply(&self, rules: &Ruleset) -> Result<Applied, BackendError> {
+        let mut connection = Connection::open()?;
+        let presence = Presence::among(&chains_over(&mut connection)?)?;
+        let others = presence.others_than(BackendKind::Nft)?;
+        // Found before anything is written: without its programs a backend's rules cannot go.
+        let others = others.into_iter().map(|kind| Ok((kind, kind.find()?)));
+        let others = others.collect::<Result<Vec<_>, BackendError>>()?;
+        let mut before = self.settle(&mut connection, rules)?;
+        for (kind, other) in others {
+            before = Before::Others;
+            other.remove().map_err(|source| BackendError::Left { kind, source: Box::new(source) })?;
+        }
+        Ok(Applied { before, beside: presence.beside })
     }
 
     fn remove(&self) -> Result<(), BackendError> {
         match Connection::open()?.transact(&Batch::remove().map_err(NftError::from)?) {
             Err(error) if error.is_table_absent() => Ok(()),
-            outcome => Ok(outcome?),
+            outcome => Ok(self.ascertained(outcome, Inventory::is_empty)?),
         }
     }
 

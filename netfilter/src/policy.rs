@@ -4,6 +4,7 @@
 //! sorted and merged when they are built, so two policies are equal when they mean the same.
 
 mod addresses;
+pub mod istio;
 mod ports;
 
 pub use addresses::{CidrSet, LoopbackCidr};

@@ -9,6 +9,7 @@
 mod address;
 mod entry;
 mod error;
+mod loopback;
 mod rtnetlink;
 mod uapi;
 
@@ -21,6 +22,7 @@ use crate::policy::{Families, Inbound, Mode, RedirectPolicy};
 use crate::ruleset::Family;
 use nix::errno::Errno;
 use rtnetlink::List;
+use std::fmt;
 
 /// What must be there, in the order it is written.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -91,6 +93,53 @@ impl Routes {
         }
         Ok(missing)
     }
+
+    /// What of ours is there beside it: what an earlier policy needed.
+    ///
+    /// # Errors
+    /// When the kernel does not list what is there.
+    pub fn extra(&self, rtnetlink: &mut Rtnetlink) -> Result<Vec<Stray>, RoutesError> {
+        Ok(self.beside(rtnetlink)?.iter().map(|(list, entry)| Stray::of(*list, entry)).collect())
+    }
+
+    /// Removes it. Comes after the packet rules that needed it are gone.
+    ///
+    /// # Errors
+    /// When something of it may still be there.
+    pub fn remove_extra(&self, rtnetlink: &mut Rtnetlink) -> Result<(), RoutesError> {
+        let beside = self.beside(rtnetlink)?;
+        rtnetlink.delete(&beside)
+    }
+
+    fn beside(&self, rtnetlink: &mut Rtnetlink) -> Result<Vec<(List, Vec<u8>)>, RoutesError> {
+        let mut all = ours(rtnetlink)?;
+        all.retain(|(_, found)| !self.entries.iter().any(|entry| entry.is(found)));
+        Ok(all)
+    }
+}
+
+/// Something of ours that is there and should not be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stray {
+    /// As we write it.
+    Known(Entry),
+    /// It bears our mark of origin, and is in this list.
+    Unknown(&'static str),
+}
+
+impl Stray {
+    fn of(list: List, found: &[u8]) -> Self {
+        Entry::read(list, found).map_or(Self::Unknown(list.name()), Self::Known)
+    }
+}
+
+impl fmt::Display for Stray {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Known(entry) => entry.fmt(f),
+            Self::Unknown(list) => write!(f, "something of ours among the {list}"),
+        }
+    }
 }
 
 /// Removes everything that bears our mark of origin, and nothing else.
@@ -98,6 +147,12 @@ impl Routes {
 /// # Errors
 /// When something of ours may still be there.
 pub fn remove(rtnetlink: &mut Rtnetlink) -> Result<(), RoutesError> {
+    let ours = ours(rtnetlink)?;
+    rtnetlink.delete(&ours)
+}
+
+/// Everything that bears our mark of origin.
+fn ours(rtnetlink: &mut Rtnetlink) -> Result<Vec<(List, Vec<u8>)>, RoutesError> {
     let mut ours = Vec::new();
     for list in List::ALL {
         let entries = rtnetlink.list(list)?;
@@ -111,5 +166,5 @@ pub fn remove(rtnetlink: &mut Rtnetlink) -> Result<(), RoutesError> {
         });
         ours.extend(found.map(|entry| (list, entry)));
     }
-    rtnetlink.delete(&ours)
+    Ok(ours)
 }

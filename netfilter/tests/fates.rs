@@ -4,8 +4,8 @@
 
 use gybe_netfilter::compile::compile;
 use gybe_netfilter::policy::{
-    CidrSet, Destinations, Dns, Families, Groups, Inbound, InterfaceName, InvalidPackets, LoopbackCidr, Mode,
-    Outbound, Owners, Port, PortSet, RedirectPolicy,
+    CidrSet, Destinations, Dns, Families, Groups, Inbound, InterfaceName, InvalidPackets, Mode, Port,
+    PortSet, RedirectPolicy,
 };
 use gybe_netfilter::ruleset::{ChainName, Ruleset, Verdict};
 use gybe_netfilter::trace::{Direction, Fate, Owner, Packet, Transport, trace};
@@ -21,28 +21,7 @@ fn port(number: u16) -> Port {
 
 /// What the injector asks for, on both families.
 fn policy() -> RedirectPolicy {
-    RedirectPolicy {
-        mode: Mode::Redirect,
-        outbound_port: port(15001),
-        inbound_port: port(15006),
-        tunnel_port: port(15008),
-        proxy_uids: Owners::new(1337, []),
-        proxy_gids: Owners::new(1337, []),
-        inbound: Inbound::AllBut([15020, 15021, 15090].into_iter().collect()),
-        outbound: Outbound {
-            excluded_ports: PortSet::default(),
-            excluded_to: CidrSet::default(),
-            included_ports: PortSet::default(),
-            included_to: Destinations::All,
-            groups: Groups::AllBut(BTreeSet::new()),
-        },
-        excluded_interfaces: BTreeSet::new(),
-        virtual_interfaces: BTreeSet::new(),
-        dns: Dns::Off,
-        invalid: InvalidPackets::Pass,
-        loopback: LoopbackCidr::default(),
-        families: Families::V4AndV6,
-    }
+    RedirectPolicy::injected(Families::V4AndV6)
 }
 
 fn nets(text: &str) -> CidrSet {

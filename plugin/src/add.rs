@@ -10,7 +10,9 @@ use crate::log::brief;
 use crate::reply::Reply;
 use crate::request::Request;
 use crate::result;
+use crate::tool::Tool;
 use crate::wanted::{self, Subject, Wanted};
+use gybe_netfilter::choose::Way;
 use gybe_netfilter::policy::Families;
 
 pub(crate) fn add(request: &Request) -> Result<Reply, PluginError> {
@@ -32,17 +34,27 @@ pub(crate) fn add(request: &Request) -> Result<Reply, PluginError> {
 }
 
 fn redirect(subject: Subject, conf: &PluginConf) -> Result<(), PluginError> {
-    let (pod, tool) = (subject.pod.to_string(), subject.backend.name());
+    let pod = subject.pod.to_string();
     for variable in unclear_variables(&subject.facts) {
         tracing::warn!(pod, variable, "gybe-cni cmdAdd: a variable of istio-proxy is neither true nor false");
     }
-    let done =
-        subject.inside(conf, |redirection, routes, backend| redirection.apply_over(routes, backend))?;
+    let done = subject.inside(conf, |redirection, routes, backend| redirection.apply_over(routes, backend));
+    let done = done.inspect_err(|refusal| Tool::note(conf.backend, refusal))?;
+    for beside in &done.outcome.beside {
+        tracing::warn!(pod, %beside, "gybe-cni cmdAdd: somebody else translates addresses in the pod");
+    }
+    if done.way == Way::WithoutZones {
+        tracing::warn!(
+            pod,
+            "gybe-cni cmdAdd: this kernel has no conntrack zones, so DNS is captured without"
+        );
+    }
     let families = match done.families {
         Families::V4Only if ipv6_left_alone(done.families, &done.addresses) => "ipv4, ipv6 left alone",
         Families::V4Only => "ipv4",
         Families::V4AndV6 => "ipv4 and ipv6",
     };
+    let tool = done.tool;
     tracing::info!(pod, decision = "redirect", tool, families, "gybe-cni cmdAdd");
     Ok(())
 }

@@ -6,6 +6,7 @@
 mod lists;
 
 use crate::pod::PodFacts;
+use gybe_netfilter::policy::istio::{PROXY_PORTS, TELEMETRY_PORT};
 use gybe_netfilter::policy::{CidrSet, Destinations, InterfaceName, PortRange, PortSet};
 use lists::Fault;
 use std::collections::BTreeSet;
@@ -76,13 +77,6 @@ const EXCLUDE_INTERFACES: &str = "traffic.sidecar.istio.io/excludeInterfaces";
 const VIRTUAL_INTERFACES: &str = "istio.io/reroute-virtual-interfaces";
 const KUBEVIRT_INTERFACES: &str = "traffic.sidecar.istio.io/kubevirtInterfaces";
 
-/// The proxy's own ports: merged telemetry, readiness, Envoy's statistics. Whatever a pod excludes
-/// in addition, these are left alone, or the kubelet could not ask the proxy how it is.
-const PROXY_PORTS: [u16; 3] = [15020, 15021, 15090];
-
-/// What Istio leaves alone on the way out when the pod does not say: merged telemetry.
-const OUTBOUND_DEFAULT: u16 = 15020;
-
 /// Reads the means alone: [`Interception::None`] leaves the pod alone whatever else it says.
 ///
 /// # Errors
@@ -108,7 +102,7 @@ pub fn traffic(pod: &PodFacts) -> Result<Traffic, AnnotationError> {
         excluded_inbound: excluded_inbound(pod)?,
         included_inbound: included_inbound(pod)?,
         excluded_outbound: read(pod, EXCLUDE_OUTBOUND, lists::ports)?
-            .unwrap_or_else(|| [OUTBOUND_DEFAULT].into_iter().collect()),
+            .unwrap_or_else(|| [TELEMETRY_PORT].into_iter().collect()),
         included_outbound: read(pod, INCLUDE_OUTBOUND, lists::ports)?.unwrap_or_default(),
         excluded_interfaces: read(pod, EXCLUDE_INTERFACES, lists::interfaces)?.unwrap_or_default(),
         virtual_interfaces: virtual_interfaces(pod)?,

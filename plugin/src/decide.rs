@@ -8,8 +8,11 @@ use crate::conf::{InboundDefault, PluginConf};
 use crate::families::{self, FamiliesError};
 use crate::gates::{self, InitContainer, Reason};
 use crate::pod::{Container, PROXY, PodFacts};
+use gybe_netfilter::policy::istio::{
+    INBOUND_PORT, OUTBOUND_PORT, PROXY_ID, TPROXY_MARK, TPROXY_TABLE, TUNNEL_PORT,
+};
 use gybe_netfilter::policy::{
-    Dns, Families, Groups, Inbound, InvalidPackets, LoopbackCidr, Mode, Outbound, Owners, Port, PortSet,
+    Dns, Families, Groups, Inbound, InvalidPackets, LoopbackCidr, Mode, Outbound, Owners, PortSet,
     RedirectPolicy,
 };
 use std::collections::BTreeSet;
@@ -80,25 +83,10 @@ pub enum Opinion {
     Refuse(Cause),
 }
 
-/// The id Istio's proxy runs as when nobody says otherwise.
-const PROXY_ID: u32 = 1337;
-
 /// `(uid_t)-1` means "no id" to the kernel, so the greatest id is one less.
 const MOST_ID: u32 = u32::MAX - 1;
 
-const OUTBOUND: Port = port(15001);
-const INBOUND: Port = port(15006);
-const TUNNEL: Port = port(15008);
-
-/// Istio's mark and table for transparent interception.
-const TPROXY: Mode = Mode::Tproxy { mark: 1337, route_table: 133 };
-
-const fn port(number: u16) -> Port {
-    match Port::new(number) {
-        Some(port) => port,
-        None => Port::MIN,
-    }
-}
+const TPROXY: Mode = Mode::Tproxy { mark: TPROXY_MARK, route_table: TPROXY_TABLE };
 
 /// Decides about a pod whose namespace has `addresses`, in the kernel's order.
 pub fn decide(conf: &PluginConf, pod: &PodFacts, addresses: &[IpAddr], init: InitContainer) -> Decision {
@@ -181,9 +169,9 @@ impl Wish {
         let traffic = self.traffic;
         RedirectPolicy {
             mode: if traffic.interception == Interception::Tproxy { TPROXY } else { Mode::Redirect },
-            outbound_port: OUTBOUND,
-            inbound_port: INBOUND,
-            tunnel_port: TUNNEL,
+            outbound_port: OUTBOUND_PORT,
+            inbound_port: INBOUND_PORT,
+            tunnel_port: TUNNEL_PORT,
             proxy_uids: Owners::new(self.uid, []),
             proxy_gids: Owners::new(self.gid, []),
             inbound: self.inbound,

@@ -7,11 +7,13 @@ use crate::conf::{BackendChoice, ConfError};
 use crate::decide::Cause;
 use crate::facts::FactsError;
 use crate::gc::AttachmentsError;
+use crate::probe_cache::LearnError;
 use crate::request::RequestError;
 use crate::result::ResultError;
 use crate::stdin::StdinError;
 use crate::version::VersionError;
-use gybe_netfilter::iptables::IptablesError;
+use gybe_netfilter::backend::BackendError;
+use gybe_netfilter::choose::{NoBackend, Unserved};
 use gybe_netfilter::netns::NetnsError;
 use gybe_netfilter::redirection::RedirectionError;
 use gybe_netfilter::routes::RoutesError;
@@ -50,8 +52,20 @@ pub enum PluginError {
         /// The operator's word.
         choice: BackendChoice,
         /// What is missing.
-        source: IptablesError,
+        source: BackendError,
     },
+    /// What works on this node is not known.
+    #[error(transparent)]
+    Learn(#[from] LearnError),
+    /// Nothing works on this node.
+    #[error(transparent)]
+    NoBackend(#[from] NoBackend),
+    /// What works on this node is not enough for this pod.
+    #[error(transparent)]
+    Unserved(#[from] Unserved),
+    /// Whose rules are there cannot be told.
+    #[error("cannot tell which rules are in the pod's namespace")]
+    Presence(#[source] BackendError),
     /// The namespace of the plugin itself: the host's.
     #[error("CNI_NETNS {} is the plugin's own namespace, which must never be redirected", .0.display())]
     OwnNamespace(PathBuf),
@@ -82,6 +96,10 @@ impl PluginError {
             Self::Backend { .. } => {
                 Some("install it, or set backend to nft, which needs no program".to_owned())
             }
+            Self::Learn(fault) => fault.hint(),
+            Self::NoBackend(fault) => fault.hint(),
+            Self::Unserved(fault) => Some(fault.hint()),
+            Self::Presence(fault) => fault.hint(),
             Self::Netns(fault) => fault.hint(),
             Self::Addresses(fault) => fault.hint(),
             Self::Redirection(fault) => fault.hint(),

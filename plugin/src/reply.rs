@@ -5,6 +5,7 @@ use crate::error::PluginError;
 use crate::facts::FactsError;
 use crate::families::FamiliesError;
 use crate::network::NetworkError;
+use crate::probe_cache::LearnError;
 use crate::request::{RequestError, Verb};
 use crate::version::{NEWEST, SUPPORTED, VersionError};
 use serde_json::{Value, json};
@@ -104,7 +105,7 @@ pub(crate) fn command(verb: Verb) -> &'static str {
 }
 
 /// Our number for a fault (docs/ERRORS.md) and CNI's code: 1 version, 4 environment, 5 I/O, 6 JSON,
-/// 7 configuration, 8 namespace, 11 try again later, 999 anything else, as the incumbent has it.
+/// 7 configuration, 8 namespace, 11 try again later, 50 not available, 999 anything else, as the incumbent has it.
 fn known_as(fault: &PluginError) -> (u16, u32) {
     use PluginError as E;
     match fault {
@@ -136,6 +137,11 @@ fn known_as(fault: &PluginError) -> (u16, u32) {
         E::Redirection(_) => (24, 999),
         E::Drifted(_) => (25, 999),
         E::Attachments(_) => (26, 999),
+        E::NoBackend(_) => (27, 50),
+        E::Unserved(_) => (28, 999),
+        E::Learn(LearnError::Busy(_)) => (29, 11),
+        E::Learn(_) => (30, 999),
+        E::Presence(_) => (31, 999),
     }
 }
 

@@ -1,7 +1,7 @@
 //! The road ADD and CHECK share: from the call to the pod's namespace and what is wanted in it.
 
 use crate::args::{Caller, PodRef};
-use crate::conf::{BackendChoice, PluginConf};
+use crate::conf::PluginConf;
 use crate::decide::{self, Cause, Opinion, Wish};
 use crate::error::PluginError;
 use crate::facts;
@@ -9,10 +9,10 @@ use crate::families;
 use crate::gates::{self, InitContainer, Reason};
 use crate::pod::PodFacts;
 use crate::request::{OwnNamespace, Request, Verb};
+use crate::tool::Tool;
 use gybe_netfilter::backend::Backend;
-use gybe_netfilter::iptables::{Iptables, Variant};
+use gybe_netfilter::choose::Way;
 use gybe_netfilter::netns::{Netns, NetnsError};
-use gybe_netfilter::nft::Nft;
 use gybe_netfilter::policy::Families;
 use gybe_netfilter::redirection::{Redirection, RedirectionError};
 use gybe_netfilter::routes::Rtnetlink;
@@ -31,7 +31,8 @@ pub(crate) enum Wanted {
 pub(crate) struct Subject {
     pub(crate) pod: PodRef,
     pub(crate) facts: PodFacts,
-    pub(crate) backend: Box<dyn Backend>,
+    /// Known before the namespace is entered where something is to be written.
+    tool: Option<Tool>,
     wish: Wish,
     netns: Netns,
 }
@@ -40,6 +41,8 @@ pub(crate) struct Subject {
 pub(crate) struct Done<T> {
     pub(crate) addresses: Vec<IpAddr>,
     pub(crate) families: Families,
+    pub(crate) tool: &'static str,
+    pub(crate) way: Way,
     pub(crate) outcome: T,
 }
 
@@ -65,9 +68,10 @@ pub(crate) fn wanted(request: &Request, conf: &PluginConf) -> Result<Wanted, Plu
         Opinion::Refuse(cause) => return Err(cause.into()),
         Opinion::Redirect(wish) => wish,
     };
-    let backend = backend(conf.backend)?;
     let netns = netns.map_err(PluginError::Netns)?;
-    Ok(Wanted::Redirect(Box::new(Subject { pod, facts, backend, wish, netns })))
+    // Last: where nothing is known about the node it takes a probe.
+    let tool = (request.verb == Verb::Add).then(|| Tool::to_write(conf.backend)).transpose()?;
+    Ok(Wanted::Redirect(Box::new(Subject { pod, facts, tool, wish, netns })))
 }
 
 /// Refuses the namespace the plugin runs in: on a node, that is the host's.
@@ -81,21 +85,6 @@ fn not_our_own(own: OwnNamespace, path: &Path, netns: &Result<Netns, NetnsError>
     Ok(())
 }
 
-/// Takes the operator at their word. Without a word it is nftables, which needs no program; that
-/// is probed by the agent, which writes what it found as a word.
-fn backend(choice: BackendChoice) -> Result<Box<dyn Backend>, PluginError> {
-    let found = match choice {
-        BackendChoice::Auto | BackendChoice::Nft => return Ok(Box::new(Nft)),
-        BackendChoice::IptablesNft => Iptables::find(Variant::Nft),
-        BackendChoice::IptablesLegacy => Iptables::find(Variant::Legacy),
-        BackendChoice::Iptables => Iptables::find(Variant::Nft).or_else(|_| Iptables::find(Variant::Legacy)),
-    };
-    match found {
-        Ok(iptables) => Ok(Box::new(iptables)),
-        Err(source) => Err(PluginError::Backend { choice, source }),
-    }
-}
-
 impl Subject {
     /// Goes into the pod's namespace, completes the wish there, and does `work` with it.
     ///
@@ -106,15 +95,16 @@ impl Subject {
         work: impl FnOnce(&Redirection, &mut Rtnetlink, &dyn Backend) -> Result<T, RedirectionError> + Send,
     ) -> Result<Done<T>, PluginError> {
         let stack = families::stack(&self.facts);
-        let (wish, backend) = (self.wish, self.backend);
+        let (wish, tool) = (self.wish, self.tool);
         let errand = move || {
             let mut rtnetlink = Rtnetlink::open().map_err(PluginError::Addresses)?;
             let listed = rtnetlink.addresses().map_err(PluginError::Addresses)?;
             let addresses: Vec<_> = listed.iter().map(|address| address.ip).collect();
             let families = families::choose(conf.ipv6, stack, &addresses).map_err(Cause::Families)?;
-            let redirection = Redirection::of(&wish.policy(families));
-            let outcome = work(&redirection, &mut rtnetlink, backend.as_ref())?;
-            Ok(Done { addresses, families, outcome })
+            let tool = tool.map_or_else(|| Tool::to_read(conf.backend), Ok)?;
+            let (redirection, way) = tool.redirection(&wish.policy(families))?;
+            let outcome = work(&redirection, &mut rtnetlink, tool.backend.as_ref())?;
+            Ok(Done { addresses, families, tool: tool.backend.name(), way, outcome })
         };
         self.netns.enter().map_err(PluginError::Netns)?;
         errand()

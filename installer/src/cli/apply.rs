@@ -1,11 +1,10 @@
 //! `gybe apply`: make a namespace hold exactly the rules a wish asks for.
 
 use super::answer::{Answer, Failure};
-use super::backend::BackendArg;
+use super::backend::{self, BackendArg};
 use super::namespace::NetnsArg;
 use super::wish::{Asked, Place, WishArgs};
 use clap::Args;
-use gybe_netfilter::redirection::Redirection;
 use gybe_plugin::gates::InitContainer;
 use serde_json::json;
 
@@ -26,7 +25,6 @@ pub(super) struct ApplyArgs {
 impl ApplyArgs {
     pub(super) fn run(&self) -> Result<Answer, Failure> {
         let wish = self.wish.one()?;
-        let backend = self.backend.choose()?;
         let there = self.netns.open_to_change()?;
         let place = Place::Namespace(there.addresses()?);
         let policy = match wish.asked(&place, InitContainer::Counts)? {
@@ -36,13 +34,18 @@ impl ApplyArgs {
                 return Ok(Answer::yes(text, json!({ "applied": false, "left_alone": reason })));
             }
         };
-        let redirection = Redirection::of(&policy);
+        // Last: where nothing is known about the node it takes a probe.
+        let writer = self.backend.writer()?;
+        let (redirection, notes) = writer.redirection(&policy)?;
+        let backend = &*writer.backend;
         let rules = redirection.rules.rules().count();
-        let applied = there.inside(|| redirection.apply(&*backend))?;
-        applied.map_err(|why| Failure::hinted(format!("cannot redirect {}", there.path()), why))?;
+        let applied = there.inside(|| redirection.apply(backend))?;
+        let applied =
+            applied.map_err(|why| Failure::hinted(format!("cannot redirect {}", there.path()), why))?;
         let (origin, path, name) = (wish.origin(), there.path(), backend.name());
         let text = format!("{origin} is in force in {path}: {rules} rules, by {name}\n");
         let json = json!({ "applied": true, "backend": name, "rules": rules });
-        Ok(Answer::yes(text, json).noting(place.notes(&wish, &policy)))
+        let beside = backend::notes(&applied.beside);
+        Ok(Answer::yes(text, json).noting([place.notes(&wish, &policy), notes, beside].concat()))
     }
 }

@@ -1,59 +1,151 @@
-//! The word an operator has for a way of writing rules.
+//! The word an operator has for a way of writing rules, and which backend it comes to.
 
-use super::answer::Failure;
-use crate::init_args::Tool;
+use super::answer::{Failure, Hinted};
+use super::namespace::Opened;
+use crate::init_args;
 use clap::{Args, ValueEnum};
-use gybe_netfilter::backend::{Backend, BackendError};
-use gybe_netfilter::iptables::{Iptables, Variant};
-use gybe_netfilter::nft::Nft;
+use gybe_netfilter::backend::{Backend, BackendKind, Translator};
+use gybe_netfilter::choose::{Choice, NoBackend, Override, Unserved, Way, choose, next};
+use gybe_netfilter::policy::RedirectPolicy;
+use gybe_netfilter::presence::Presence;
+use gybe_netfilter::redirection::Redirection;
+use gybe_plugin::probe_cache::{Age, LearnError, ProbeCache};
+use std::collections::BTreeSet;
 
 /// Which tool writes and reads the rules.
 #[derive(Debug, Args)]
 pub(super) struct BackendArg {
-    /// What writes the rules: auto, nft, iptables-nft or iptables-legacy
+    /// What writes the rules: auto, nft, iptables-nft, iptables-legacy or iptables
     #[arg(long, value_name = "BACKEND", default_value = "auto", hide_possible_values = true)]
     backend: BackendWord,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum BackendWord {
+    /// What works on this node (gybe probe); for reading, whichever has written.
     Auto,
     Nft,
     IptablesNft,
     #[value(alias = "legacy")]
     IptablesLegacy,
-    /// Whichever variant the node has; iptables-nft when it has both.
+    /// Whichever variant works on this node; iptables-nft when both do.
     Iptables,
 }
 
+/// A backend, and what is known about it.
+pub(super) struct Chosen {
+    pub(super) backend: Box<dyn Backend>,
+    /// None where the operator's word was taken, or nothing is known.
+    choice: Option<Choice>,
+}
+
 impl BackendArg {
-    pub(super) fn choose(&self) -> Result<Box<dyn Backend>, Failure> {
+    /// What the operator wants.
+    pub(super) fn wish(&self) -> Override {
         match self.backend {
-            BackendWord::Auto | BackendWord::Nft => Ok(Box::new(Nft)),
-            BackendWord::IptablesNft => iptables(Variant::Nft),
-            BackendWord::IptablesLegacy => iptables(Variant::Legacy),
-            BackendWord::Iptables => iptables(Variant::Nft).or_else(|_| iptables(Variant::Legacy)),
+            BackendWord::Auto => Override::Auto,
+            BackendWord::Iptables => Override::Iptables,
+            BackendWord::Nft => Override::Only(BackendKind::Nft),
+            BackendWord::IptablesNft => Override::Only(BackendKind::IptablesNft),
+            BackendWord::IptablesLegacy => Override::Only(BackendKind::IptablesLegacy),
         }
+    }
+
+    /// The one to write with, decided before anything is written.
+    pub(super) fn writer(&self) -> Result<Chosen, Failure> {
+        let wish = match self.wish() {
+            Override::Only(kind) => return Ok(Chosen { backend: find(kind)?, choice: None }),
+            wish => wish,
+        };
+        let cannot = || "cannot choose a backend".to_owned();
+        let learnt = ProbeCache::default().learn(Age::Any, |known| next(known, wish));
+        let learnt = learnt.map_err(|why| Failure::hinted(cannot(), why))?;
+        let choice = choose(&learnt.capabilities, wish).map_err(|why| Failure::hinted(cannot(), why))?;
+        Ok(Chosen { backend: find(choice.backend)?, choice: Some(choice) })
+    }
+
+    /// Those to read with: the one that was named, else all that have written there, and nftables
+    /// where none has. Never none.
+    pub(super) fn readers(&self, there: &Opened<'_>) -> Result<Vec<Chosen>, Failure> {
+        let wish = self.wish();
+        let (kinds, known) = match wish {
+            Override::Only(kind) => (BTreeSet::from([kind]), None),
+            _ => (presence(there)?.ours, ProbeCache::default().recall()),
+        };
+        let kinds = if kinds.is_empty() { BTreeSet::from([BackendKind::Nft]) } else { kinds };
+        let choice = known.and_then(|known| choose(&known, wish).ok());
+        let tool = |kind| {
+            let choice = choice.clone().filter(|choice| choice.backend == kind);
+            Ok(Chosen { backend: find(kind)?, choice })
+        };
+        kinds.into_iter().map(tool).collect()
     }
 }
 
-/// The backend for what `istio-iptables` was told to use.
-pub(super) fn of(tool: Tool) -> Result<Box<dyn Backend>, Failure> {
+impl Chosen {
+    /// What makes `policy` true here, and what an operator should know about it.
+    pub(super) fn redirection(&self, policy: &RedirectPolicy) -> Result<(Redirection, Vec<String>), Failure> {
+        let redirection = Redirection::of(policy);
+        let way = self.choice.as_ref().map_or(Ok(Way::Whole), |choice| choice.way(policy));
+        match way.map_err(|why| Failure::hinted("cannot redirect", why))? {
+            Way::Whole => Ok((redirection, Vec::new())),
+            Way::WithoutZones => {
+                let note = "note: this kernel has no conntrack zones, so DNS is captured without".to_owned();
+                Ok((redirection.without_zones(), vec![note]))
+            }
+        }
+    }
+
+    /// What it would have written for `policy`.
+    pub(super) fn written(&self, policy: &RedirectPolicy) -> Redirection {
+        self.redirection(policy).map_or_else(|_| Redirection::of(policy), |(redirection, _)| redirection)
+    }
+}
+
+/// Who has rules there.
+pub(super) fn presence(there: &Opened<'_>) -> Result<Presence, Failure> {
+    let found = there.inside(Presence::look)?;
+    found.map_err(|why| Failure::hinted(format!("cannot tell whose rules are in {}", there.path()), why))
+}
+
+/// What an operator should know about others who translate addresses there.
+pub(super) fn notes(beside: &[Translator]) -> Vec<String> {
+    let beside = beside.iter();
+    beside.map(|other| format!("note: somebody else translates addresses there: {other}")).collect()
+}
+
+/// The backend for what `istio-iptables` was told to use. An init container may make no namespace to
+/// probe in, so nothing is found out for it.
+pub(super) fn of(tool: init_args::Tool) -> Result<Box<dyn Backend>, Failure> {
     match tool {
-        Tool::Any | Tool::Nftables => Ok(Box::new(Nft)),
-        Tool::IptablesLegacy => iptables(Variant::Legacy),
+        init_args::Tool::Any | init_args::Tool::Nftables => find(BackendKind::Nft),
+        init_args::Tool::IptablesLegacy => find(BackendKind::IptablesLegacy),
     }
 }
 
 /// Every backend there is here: nftables needs nothing, iptables its programs.
 pub(super) fn all_here() -> Vec<Box<dyn Backend>> {
-    let programs = [Variant::Nft, Variant::Legacy].into_iter().filter_map(|variant| iptables(variant).ok());
-    let nft: Box<dyn Backend> = Box::new(Nft);
-    [nft].into_iter().chain(programs).collect()
+    BackendKind::ALL.into_iter().filter_map(|kind| kind.find().ok()).collect()
 }
 
-fn iptables(variant: Variant) -> Result<Box<dyn Backend>, Failure> {
-    let cannot =
-        |why| Failure::hinted(format!("cannot use backend {}", variant.name()), BackendError::from(why));
-    Ok(Box::new(Iptables::find(variant).map_err(cannot)?))
+fn find(kind: BackendKind) -> Result<Box<dyn Backend>, Failure> {
+    kind.find().map_err(|why| Failure::hinted(format!("cannot use backend {kind}"), why))
+}
+
+impl Hinted for LearnError {
+    fn hint(&self) -> Option<String> {
+        self.hint()
+    }
+}
+
+impl Hinted for NoBackend {
+    fn hint(&self) -> Option<String> {
+        self.hint()
+    }
+}
+
+impl Hinted for Unserved {
+    fn hint(&self) -> Option<String> {
+        Some(self.hint())
+    }
 }

@@ -1,10 +1,10 @@
 //! `gybe inspect`: what of ours a namespace holds, with counters.
 
 use super::answer::{Answer, Failure};
-use super::backend::BackendArg;
+use super::backend::{self, BackendArg, Chosen};
 use super::namespace::NetnsArg;
 use clap::Args;
-use gybe_netfilter::backend::{Inventory, Item, Part, PartKind};
+use gybe_netfilter::backend::{BackendError, Inventory, Item, Part, PartKind};
 use serde_json::{Value, json};
 use std::fmt::Write;
 
@@ -19,21 +19,43 @@ pub(super) struct InspectArgs {
 
 impl InspectArgs {
     pub(super) fn run(&self) -> Result<Answer, Failure> {
-        let backend = self.backend.choose()?;
         let there = self.netns.open()?;
-        let found = there.inside(|| backend.inspect())?;
+        let tools = self.backend.readers(&there)?;
+        let found = there.inside(|| inspected(&tools))?;
         let found = found
             .map_err(|why| Failure::hinted(format!("cannot read the rules in {}", there.path()), why))?;
-        let text = match found.is_empty() {
-            true => format!("nothing of ours in {}\n", there.path()),
-            false => listing(backend.name(), &found),
-        };
-        Ok(Answer::yes(text, as_json(backend.name(), &found)))
+        let mut text: String = found.iter().map(|(backend, found)| listing(backend, found)).collect();
+        if text.is_empty() {
+            text = format!("nothing of ours in {}\n", there.path());
+        }
+        let notes = backend::notes(&backend::presence(&there)?.beside);
+        Ok(Answer::yes(text, all_as_json(&found)).noting(notes))
     }
+}
+
+/// What each has written, by its name.
+type Inspected = Vec<(&'static str, Inventory)>;
+
+fn inspected(tools: &[Chosen]) -> Result<Inspected, BackendError> {
+    tools.iter().map(|tool| Ok((tool.backend.name(), tool.backend.inspect()?))).collect()
+}
+
+/// One backend's, as it nearly always is; what others have written beside it is a fault, and named so.
+fn all_as_json(found: &[(&'static str, Inventory)]) -> Value {
+    let mut each = found.iter().map(|(backend, found)| as_json(backend, found));
+    let mut first = each.next().unwrap_or_default();
+    let others: Vec<Value> = each.collect();
+    if let (Some(members), false) = (first.as_object_mut(), others.is_empty()) {
+        members.insert("beside".to_owned(), others.into());
+    }
+    first
 }
 
 /// What iptables holds has no one table to name.
 fn listing(backend: &str, found: &Inventory) -> String {
+    if found.is_empty() {
+        return String::new();
+    }
     let head = if backend == "nft" { "table inet gybe" } else { backend };
     let mut text = format!("{head} {{\n");
     for part in &found.parts {

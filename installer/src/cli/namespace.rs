@@ -22,21 +22,35 @@ impl NetnsArg {
         Opened::at(&self.netns)
     }
 
-    /// Opens it for changing; the caller's own is refused.
+    /// Opens it for changing; the caller's own and a node's are refused.
     ///
-    /// On a node that is the node's: one slip of a path, and its every connection goes to a port
-    /// where nobody listens.
+    /// One slip of a path, and a node's every connection goes to a port where nobody listens. A pod
+    /// that sees its node's processes (`hostPID`) has a namespace of its own, so the node's is looked
+    /// for too: the kernel's first, and, where nodes are containers, that of process 1.
     pub(super) fn open_to_change(&self) -> Result<Opened<'_>, Failure> {
         let there = self.open()?;
         let here = Netns::of_this_thread().map_err(cannot_use)?;
-        if there.netns.is_same_as(&here) {
-            let what = format!("{} is the network namespace gybe itself runs in", self.netns.display());
+        let refuse = |whose: &str| {
+            let what = format!("{} is {whose}", self.netns.display());
             let hint = "name the pod's namespace, like /run/netns/NAME or /proc/PID/ns/net";
-            return Err(Failure::new(what).hinting(Some(hint.to_owned())));
+            Err(Failure::new(what).hinting(Some(hint.to_owned())))
+        };
+        if there.netns.is_same_as(&here) {
+            return refuse("the network namespace gybe itself runs in");
+        }
+        // Not readable is another user's; then it takes more to enter it as well.
+        if Netns::open(Path::new(OF_PROCESS_1)).is_ok_and(|first| there.netns.is_same_as(&first)) {
+            return refuse("the network namespace of process 1, which is the node's");
+        }
+        if there.inside(|| own_namespace::is_the_first(Path::new(PROC)))? {
+            return refuse("the network namespace this kernel booted with, which is the node's");
         }
         Ok(there)
     }
 }
+
+const PROC: &str = "/proc";
+const OF_PROCESS_1: &str = "/proc/1/ns/net";
 
 /// A namespace that need not be there, for questions that can do without.
 #[derive(Debug, Args)]

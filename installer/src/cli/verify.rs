@@ -1,13 +1,12 @@
 //! `gybe verify`: does a namespace hold exactly the rules a wish asks for?
 
 use super::answer::{Answer, Exit, Failure};
-use super::backend::BackendArg;
+use super::backend::{self, BackendArg, Chosen};
 use super::namespace::{NetnsArg, Opened};
 use super::wish::{Asked, Place, WishArgs};
 use clap::Args;
-use gybe_netfilter::backend::{Backend, Inventory};
+use gybe_netfilter::backend::Inventory;
 use gybe_netfilter::policy::RedirectPolicy;
-use gybe_netfilter::redirection::Redirection;
 use gybe_plugin::gates::InitContainer;
 use serde_json::json;
 
@@ -28,37 +27,42 @@ pub(super) struct VerifyArgs {
 impl VerifyArgs {
     pub(super) fn run(&self) -> Result<Answer, Failure> {
         let wish = self.wish.one()?;
-        let backend = self.backend.choose()?;
         let there = self.netns.open()?;
+        let tools = self.backend.readers(&there)?;
         let place = Place::Namespace(there.addresses()?);
         let (differences, notes) = match wish.asked(&place, InitContainer::Counts)? {
-            Asked::Redirect(policy) => {
-                (differences(&there, &*backend, &policy)?, place.notes(&wish, &policy))
-            }
+            Asked::Redirect(policy) => (differences(&there, &tools, &policy)?, place.notes(&wish, &policy)),
             Asked::LeaveAlone(reason) => {
                 let note = format!("note: {} is left alone: {reason}", wish.origin());
-                (leftovers(&there, &*backend)?, vec![note])
+                (leftovers(&there, &tools)?, vec![note])
             }
         };
-        Ok(answer(&differences, wish.origin()).noting(notes))
+        let beside = backend::notes(&backend::presence(&there)?.beside);
+        Ok(answer(&differences, wish.origin()).noting([notes, beside].concat()))
     }
 }
 
+/// By the first of them: what others have written beside it is among the differences.
 fn differences(
     there: &Opened<'_>,
-    backend: &dyn Backend,
+    tools: &[Chosen],
     policy: &RedirectPolicy,
 ) -> Result<Vec<String>, Failure> {
-    let redirection = Redirection::of(policy);
-    let found = there.inside(|| redirection.differences(backend))?;
+    let Some(tool) = tools.first() else { return Ok(Vec::new()) };
+    let redirection = tool.written(policy);
+    let found = there.inside(|| redirection.differences(&*tool.backend))?;
     let found = found.map_err(|why| Failure::hinted(cannot_read(there), why))?;
     Ok(found.iter().map(ToString::to_string).collect())
 }
 
-fn leftovers(there: &Opened<'_>, backend: &dyn Backend) -> Result<Vec<String>, Failure> {
-    let found = there.inside(|| backend.inspect())?;
-    let found = found.map_err(|why| Failure::hinted(cannot_read(there), why))?;
-    Ok(Inventory::default().differences(&found).iter().map(ToString::to_string).collect())
+fn leftovers(there: &Opened<'_>, tools: &[Chosen]) -> Result<Vec<String>, Failure> {
+    let mut all = Vec::new();
+    for tool in tools {
+        let found = there.inside(|| tool.backend.inspect())?;
+        let found = found.map_err(|why| Failure::hinted(cannot_read(there), why))?;
+        all.extend(Inventory::default().differences(&found).iter().map(ToString::to_string));
+    }
+    Ok(all)
 }
 
 fn cannot_read(there: &Opened<'_>) -> String {

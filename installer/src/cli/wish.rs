@@ -1,7 +1,7 @@
 //! What an operator wants redirected: a policy file, or a pod of a manifest file.
 
 use super::answer::Failure;
-use super::file;
+use super::{file, plugin_conf};
 use crate::families::{Families, FamilyWish, NoAddress};
 use crate::manifest::{self, PodTemplate};
 use crate::policy_file::PolicyFile;
@@ -14,6 +14,7 @@ use gybe_plugin::gates::InitContainer;
 use gybe_plugin::pod::PodFacts;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
 /// Where the wish is written down.
 #[derive(Debug, Args)]
@@ -28,6 +29,10 @@ pub(super) struct WishArgs {
     /// Which pod, when the manifest has several: NAME or KIND/NAME
     #[arg(long, value_name = "NAME", conflicts_with = "policy")]
     name: Option<String>,
+    /// Decide about the pod as gybe-cni does with this configuration (JSON): its entry, or the list
+    /// that has it [default: an entry without keys]. Its backend is not taken over
+    #[arg(long, value_name = "FILE", conflicts_with = "policy")]
+    plugin_conf: Option<PathBuf>,
 }
 
 /// A pod with `istio-init` redirects itself, so it is left alone.
@@ -48,7 +53,7 @@ impl InitArg {
 #[derive(Debug)]
 pub(super) enum Wish {
     Policy { origin: String, file: Box<PolicyFile> },
-    Pod(PodTemplate),
+    Pod { template: PodTemplate, conf: Rc<PluginConf> },
 }
 
 /// What a wish comes to at some place.
@@ -94,10 +99,13 @@ impl WishArgs {
         let cannot = format!("cannot use the manifest {}", path.display());
         let text = file::text(path).map_err(|why| Failure::because("cannot use the manifest", why))?;
         let pods = manifest::pods(&text).map_err(|why| Failure::because(cannot, why))?;
-        let Some(name) = &self.name else { return Ok(pods.into_iter().map(Wish::Pod).collect()) };
+        let conf = self.plugin_conf.as_deref().map(plugin_conf::read).transpose()?;
+        let conf = Rc::new(conf.unwrap_or_default());
+        let wish = |template| Wish::Pod { template, conf: Rc::clone(&conf) };
+        let Some(name) = &self.name else { return Ok(pods.into_iter().map(wish).collect()) };
         let all: Vec<String> = pods.iter().map(|pod| pod.origin.clone()).collect();
         let called = |pod: &PodTemplate| pod.origin == *name || pod.name() == name;
-        let named: Vec<Wish> = pods.into_iter().filter(called).map(Wish::Pod).collect();
+        let named: Vec<Wish> = pods.into_iter().filter(called).map(wish).collect();
         if named.is_empty() {
             let hint = format!("it has {}", all.join(", "));
             return Err(Failure::new(format!("the manifest has no pod called {name}")).hinting(Some(hint)));
@@ -118,7 +126,7 @@ impl Wish {
     pub(super) fn origin(&self) -> &str {
         match self {
             Self::Policy { origin, .. } => origin,
-            Self::Pod(pod) => &pod.origin,
+            Self::Pod { template, .. } => &template.origin,
         }
     }
 
@@ -126,7 +134,7 @@ impl Wish {
     fn decides_families(&self) -> bool {
         match self {
             Self::Policy { file, .. } => matches!(file.families(), FamilyWish::Decided(_)),
-            Self::Pod(_) => false,
+            Self::Pod { .. } => false,
         }
     }
 
@@ -137,15 +145,19 @@ impl Wish {
                 let cannot = |why| Failure::because(format!("cannot tell the families of {origin}"), why);
                 Ok(Asked::Redirect(Box::new(place.policy(file).map_err(cannot)?)))
             }
-            Self::Pod(pod) => pods_wish(pod, place, init),
+            Self::Pod { template, conf } => pods_wish((template, conf), place, init),
         }
     }
 }
 
-fn pods_wish(pod: &PodTemplate, place: &Place, init: InitContainer) -> Result<Asked, Failure> {
+fn pods_wish(
+    (pod, conf): (&PodTemplate, &PluginConf),
+    place: &Place,
+    init: InitContainer,
+) -> Result<Asked, Failure> {
     let cannot = || format!("cannot redirect {}", pod.origin);
     let facts = PodFacts::from_manifest(&pod.pod).map_err(|why| Failure::because(cannot(), why))?;
-    match decide(&PluginConf::default(), &facts, &place.addresses(), init) {
+    match decide(conf, &facts, &place.addresses(), init) {
         Decision::LeaveAlone(reason) => Ok(Asked::LeaveAlone(reason.to_string())),
         Decision::Refuse(cause) => Err(Failure::because(cannot(), cause)),
         Decision::Redirect(policy) => {

@@ -1,10 +1,11 @@
 //! What the play showed, told to a person or to a program. Decides which rows are wrong, and no more.
 
 use super::fate::Fate;
+use super::foretold::{Beside, follows};
 use super::play::{Outcome, Row};
 use super::watched::Seen;
+use gybe_netfilter::compile::PASSTHROUGH_V6;
 use gybe_netfilter::ruleset::Family;
-use gybe_netfilter::trace;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 
@@ -123,17 +124,12 @@ impl Row {
 
     /// Does what happened follow from what the rules say?
     fn foretold(&self) -> bool {
-        let Fate::Answered(found) = &self.after else { return true };
-        match self.trace.fate {
-            trace::Fate::Redirected(port) | trace::Fate::Intercepted(port) => {
-                found.by == format!("envoy:{port}")
-            }
-            trace::Fate::Untouched => match &self.before {
-                Fate::Answered(before) => found.by == before.by,
-                _ => found.by == format!("app:{}", self.connection.call.to.port()),
-            },
-            trace::Fate::Dropped => false,
-        }
+        let call = &self.connection.call;
+        let beside = match call.disguise.source {
+            Some(source) if source == PASSTHROUGH_V6 => Beside::ItsSource,
+            _ => Beside::Nothing,
+        };
+        follows(self.trace.fate, (call.to, &self.before), beside, &self.after)
     }
 
     fn decided_by(&self) -> &'static str {

@@ -1,12 +1,10 @@
 //! What the text of one value of a policy file means; each answer to a wrong one is a sentence.
 
+use gybe_netfilter::policy::istio::OWN_POD_MARK;
 use gybe_netfilter::policy::{InterfaceName, InterfaceNameError, LoopbackCidr, Mark, Port, PortRange};
 use ipnet::IpNet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
-
-/// The mark Istio gives the proxy's own calls to its pod, fixed (spec `redirect-rules.md` section 0).
-const OUTBOUND_MARK: Mark = 1338;
 
 #[derive(Debug, Clone, Copy)]
 pub(super) enum ModeName {
@@ -76,8 +74,8 @@ pub(super) fn loopback(text: &str) -> Result<LoopbackCidr, <LoopbackCidr as From
 pub(super) fn mark(text: &str) -> Result<Mark, String> {
     match decimal(text) {
         Some(0) => Err("0 is the mark of every packet that has none".to_owned()),
-        Some(OUTBOUND_MARK) => {
-            Err(format!("{OUTBOUND_MARK} already marks what the proxy sends to its own pod"))
+        Some(OWN_POD_MARK) => {
+            Err(format!("{OWN_POD_MARK} already marks what the proxy sends to its own pod"))
         }
         Some(mark) => Ok(mark),
         None => Err(format!("{:?} is not a packet mark, 1 to 4294967295", brief(text))),

@@ -65,7 +65,7 @@ fn without_privilege_the_hint_names_the_capability() {
     in_new_namespace(|| {
         without_privilege();
         let (said, errno, hint) = refused(&redirect());
-        assert_eq!((said.as_str(), errno), ("nftables refused the transaction", Errno::EPERM));
+        assert_eq!((said.as_str(), errno), ("nftables does not list the chains", Errno::EPERM));
         assert!(hint.unwrap().contains("CAP_NET_ADMIN"));
         for error in [Nft.inspect().unwrap_err(), Nft.remove().unwrap_err()] {
             assert!(error.hint().is_some_and(|hint| hint.contains("CAP_NET_ADMIN")), "{error:?}");

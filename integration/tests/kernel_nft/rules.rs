@@ -2,10 +2,7 @@
 
 use gybe_netfilter::backend::{Backend, Inventory};
 use gybe_netfilter::nft::Nft;
-use gybe_netfilter::policy::{
-    Destinations, Dns, Families, Groups, Inbound, InterfaceName, InvalidPackets, LoopbackCidr, Mode,
-    Outbound, Owners, Port, PortSet, RedirectPolicy,
-};
+use gybe_netfilter::policy::{Families, InterfaceName, Port, PortSet, RedirectPolicy};
 use gybe_netfilter::ruleset::{
     Chain, ChainName, ConnectionState, Family, Is, Match, Networks, Protocol, Rule, RuleId, Ruleset, Verdict,
 };
@@ -186,26 +183,5 @@ pub(crate) fn differences(rules: &Ruleset) -> Vec<String> {
 
 /// What the injector asks for, on both families.
 pub(crate) fn policy() -> RedirectPolicy {
-    RedirectPolicy {
-        mode: Mode::Redirect,
-        outbound_port: port(15001),
-        inbound_port: port(15006),
-        tunnel_port: port(15008),
-        proxy_uids: Owners::new(1337, []),
-        proxy_gids: Owners::new(1337, []),
-        inbound: Inbound::AllBut(ports([15020, 15021, 15090])),
-        outbound: Outbound {
-            excluded_ports: PortSet::default(),
-            excluded_to: Default::default(),
-            included_ports: PortSet::default(),
-            included_to: Destinations::All,
-            groups: Groups::AllBut(BTreeSet::new()),
-        },
-        excluded_interfaces: BTreeSet::new(),
-        virtual_interfaces: BTreeSet::new(),
-        dns: Dns::Off,
-        invalid: InvalidPackets::Pass,
-        loopback: LoopbackCidr::default(),
-        families: Families::V4AndV6,
-    }
+    RedirectPolicy::injected(Families::V4AndV6)
 }

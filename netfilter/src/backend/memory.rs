@@ -1,6 +1,6 @@
 //! A backend that only remembers: for tests of what stands on top of one.
 
-use super::{Backend, BackendError, Inventory, Item, Part, PartKind};
+use super::{Applied, Backend, BackendError, Before, Inventory, Item, Part, PartKind};
 use crate::ruleset::Ruleset;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -24,9 +24,13 @@ impl Backend for Memory {
         "memory"
     }
 
-    fn apply(&self, rules: &Ruleset) -> Result<(), BackendError> {
-        *self.held() = Some(rules.clone());
-        Ok(())
+    fn apply(&self, rules: &Ruleset) -> Result<Applied, BackendError> {
+        let before = match self.held().replace(rules.clone()) {
+            None => Before::Nothing,
+            Some(held) if held == *rules => Before::TheSame,
+            Some(_) => Before::Others,
+        };
+        Ok(Applied { before, beside: Vec::new() })
     }
 
     fn remove(&self) -> Result<(), BackendError> {

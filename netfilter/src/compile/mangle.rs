@@ -5,14 +5,11 @@
 //!        ─► lo, "keep-mark" ─► application ─► its answer gets M back ─► table 133 ─► lo ─► proxy
 //! ```
 
-use super::{TCP, any_gid, any_uid, dport, not_to};
+use super::{TCP, any_gid, any_uid, dport, not_to, over_loopback};
+use crate::policy::istio::OWN_POD_MARK;
 use crate::policy::{Inbound, InterfaceName, InvalidPackets, Mode, PortSet, RedirectPolicy};
 use crate::ruleset::{Chain, ChainName, ConnectionState, Is, Match, Networks, Verdict};
 use std::collections::BTreeSet;
-
-/// Mark of the proxy's connections to its own pod, which must be intercepted on `lo` (Istio's
-/// fixed value).
-const TO_OWN_POD: u32 = 1338;
 
 pub(super) fn prerouting(p: &RedirectPolicy) -> Chain {
     let Mode::Tproxy { mark, .. } = p.mode else {
@@ -26,8 +23,7 @@ pub(super) fn prerouting(p: &RedirectPolicy) -> Chain {
         )
     });
     let chain = drop_invalid(chain, p)
-        // From here to "accept" of the stage the proxy's own marked packets are spared; their mark
-        // is kept for the answers.
+        // The proxy's own marked packets are spared below; here their mark is kept for the answers.
         .rule("keep-mark", [TCP, Match::Mark(Is::In, mark)], Verdict::SaveMark);
     match &p.inbound {
         Inbound::Only(ports) if ports.is_empty() => chain,
@@ -57,7 +53,7 @@ fn spare(chain: Chain, p: &RedirectPolicy, mark: u32) -> Chain {
                 .map(|(id, nets)| (id, vec![on_lo(), Match::Source(Is::In, nets), TCP])),
             Verdict::Return,
         )
-        .rule("inside-the-pod", [on_lo(), TCP, Match::Mark(Is::NotIn, TO_OWN_POD)], Verdict::Return)
+        .rule("inside-the-pod", [on_lo(), TCP, Match::Mark(Is::NotIn, OWN_POD_MARK)], Verdict::Return)
 }
 
 fn intercept(chain: Chain, p: &RedirectPolicy, mark: u32, ports: Option<&PortSet>) -> Chain {
@@ -75,12 +71,21 @@ fn intercept(chain: Chain, p: &RedirectPolicy, mark: u32, ports: Option<&PortSet
                 .map(|(id, nets)| (id, to_ports(vec![not_to(nets), TCP]))),
             Verdict::Tproxy { port: p.inbound_port, mark },
         )
+        // Without a transparent socket to take it, nft's tproxy lets the packet go on to the
+        // application (`nft_tproxy_eval_v4`, net/netfilter/nft_tproxy.c, v6.18), past the proxy;
+        // iptables' drops it (`tproxy_tg4`, net/netfilter/xt_TPROXY.c), and so never gets here.
+        .rule_per_family(
+            p.loopback_per_family(["not-intercepted-v4", "not-intercepted-v6"])
+                .into_iter()
+                .map(|(id, nets)| (id, to_ports(vec![not_to(nets), TCP]))),
+            Verdict::Drop,
+        )
 }
 
 pub(super) fn output(p: &RedirectPolicy) -> Chain {
     let chain = Chain::new(ChainName::MangleOutput);
     let Mode::Tproxy { mark, .. } = p.mode else { return chain };
-    let to_own_pod = |id, nets: Networks, owner: Match| (id, vec![over_lo(), not_to(nets), TCP, owner]);
+    let to_own_pod = |id, nets: Networks, owner: Match| (id, vec![over_loopback(), not_to(nets), TCP, owner]);
     chain
         .when(!p.excluded_interfaces.is_empty(), |chain| {
             chain.rule(
@@ -89,18 +94,18 @@ pub(super) fn output(p: &RedirectPolicy) -> Chain {
                 Verdict::Return,
             )
         })
-        .rule("proxy-to-app", [over_lo(), TCP, Match::Mark(Is::In, mark)], Verdict::Return)
+        .rule("proxy-to-app", [over_loopback(), TCP, Match::Mark(Is::In, mark)], Verdict::Return)
         .rule_per_family(
             p.loopback_per_family(["mark-proxy-uid-v4", "mark-proxy-uid-v6"])
                 .into_iter()
                 .map(|(id, nets)| to_own_pod(id, nets, any_uid(&p.proxy_uids))),
-            Verdict::SetMark(TO_OWN_POD),
+            Verdict::SetMark(OWN_POD_MARK),
         )
         .rule_per_family(
             p.loopback_per_family(["mark-proxy-gid-v4", "mark-proxy-gid-v6"])
                 .into_iter()
                 .map(|(id, nets)| to_own_pod(id, nets, any_gid(&p.proxy_gids))),
-            Verdict::SetMark(TO_OWN_POD),
+            Verdict::SetMark(OWN_POD_MARK),
         )
         // The application's answer finds its way back to the proxy's transparent socket.
         .rule("answer-to-proxy", [TCP, Match::ConnectionMark(mark)], Verdict::RestoreMark)
@@ -108,8 +113,4 @@ pub(super) fn output(p: &RedirectPolicy) -> Chain {
 
 fn on_lo() -> Match {
     Match::InInterface(BTreeSet::from([InterfaceName::loopback()]))
-}
-
-fn over_lo() -> Match {
-    Match::OutInterface(BTreeSet::from([InterfaceName::loopback()]))
 }

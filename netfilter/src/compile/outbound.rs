@@ -7,12 +7,10 @@
 //!                      └ rest: here, or in nat-capture when both lead there ─► 15001, DNS ─► 15053
 //! ```
 
-use super::{TCP, UDP, any_gid, any_uid, dport, not_to, only, to};
-use crate::policy::{CidrSet, Destinations, Dns, Groups, InterfaceName, PortSet, RedirectPolicy};
+use super::{DNS_PORT, TCP, UDP, any_gid, any_uid, dport, not_to, only, over_loopback, to};
+use crate::policy::{CidrSet, Destinations, Dns, Groups, PortSet, RedirectPolicy};
 use crate::ruleset::{Chain, ChainName, Is, Match, Verdict};
 use std::collections::BTreeSet;
-
-const DNS_PORT: u16 = 53;
 
 pub(super) fn output(p: &RedirectPolicy) -> Chain {
     let chain = Chain::new(ChainName::NatOutput)
@@ -226,8 +224,4 @@ fn loopback_is_captured(p: &RedirectPolicy) -> bool {
 
 fn dns_is_captured(p: &RedirectPolicy) -> bool {
     p.dns != Dns::Off
-}
-
-fn over_loopback() -> Match {
-    Match::OutInterface(BTreeSet::from([InterfaceName::loopback()]))
 }

@@ -5,7 +5,7 @@
 //! zone wins: a packet that already has a conntrack template is skipped (`nft_ct_set_zone_eval`,
 //! net/netfilter/nft_ct.c, v6.18; iptables' CT target likewise).
 
-use super::{UDP, any_gid, any_uid, dport, only, to};
+use super::{DNS_PORT, UDP, any_gid, any_uid, dport, only, to};
 use crate::policy::{Dns, Port, RedirectPolicy};
 use crate::ruleset::{Chain, ChainName, Is, Match, Networks, Verdict};
 
@@ -38,7 +38,7 @@ pub(super) fn output(p: &RedirectPolicy) -> Chain {
 
 pub(super) fn prerouting(p: &RedirectPolicy) -> Chain {
     let chain = Chain::new(ChainName::RawPrerouting);
-    let answers = || Match::SourcePort(Is::In, only(53));
+    let answers = || Match::SourcePort(Is::In, only(DNS_PORT));
     match &p.dns {
         Dns::Off => chain,
         Dns::All => chain.rule("zone-upstream-answers", [UDP, answers()], UPSTREAM),
@@ -51,7 +51,7 @@ pub(super) fn prerouting(p: &RedirectPolicy) -> Chain {
 }
 
 fn asks() -> Match {
-    dport(only(53))
+    dport(only(DNS_PORT))
 }
 
 fn servers(p: &RedirectPolicy, ids: [&'static str; 2]) -> impl Iterator<Item = (&'static str, Networks)> {

@@ -2,9 +2,9 @@
 
 use super::programs::DIRECTORIES;
 use super::save::SaveError;
+use crate::backend::{Foreign, Name};
 use crate::nft::NftError;
 use crate::ruleset::Family;
-use std::fmt;
 use std::path::PathBuf;
 use std::process::ExitStatus;
 use std::time::Duration;
@@ -21,27 +21,8 @@ pub enum IptablesError {
         family: Family,
     },
     /// Somebody else redirects this namespace.
-    #[error("chain {chain} in table {table} ({}) was not written by gybe", Name(*family))]
-    Foreign {
-        /// The family of the table.
-        family: Family,
-        /// The table.
-        table: &'static str,
-        /// The first chain of theirs.
-        chain: String,
-    },
-    /// Istio redirects this namespace by nftables.
-    #[error("nftables table inet {table} belongs to istio-cni")]
-    ForeignTable {
-        /// Their first table.
-        table: String,
-    },
-    /// Another backend of ours redirects it.
-    #[error("the backend {name} has its rules in this namespace")]
-    OtherBackend {
-        /// Which one.
-        name: &'static str,
-    },
+    #[error(transparent)]
+    Foreign(#[from] Foreign),
     /// Whether somebody else redirects it cannot be found out.
     #[error("cannot tell whether somebody else redirects this namespace")]
     Neighbours(#[source] NftError),
@@ -107,17 +88,6 @@ pub enum IptablesError {
     },
 }
 
-struct Name(Family);
-
-impl fmt::Display for Name {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self.0 {
-            Family::V4 => "IPv4",
-            Family::V6 => "IPv6",
-        })
-    }
-}
-
 fn at(rule: Option<&str>) -> String {
     rule.map(|rule| format!(" at rule {rule:?}")).unwrap_or_default()
 }
@@ -130,14 +100,7 @@ impl IptablesError {
                 "install iptables in one of {}, or choose the backend \"nft\", which needs no program",
                 DIRECTORIES.join(", ")
             )),
-            Self::Foreign { table, .. } => Some(format!(
-                "istio-cni or istio-init has redirected this pod (its table {table} has no empty chain GYBE); \
-                 take the pod out of their hands, or leave it to them"
-            )),
-            Self::ForeignTable { .. } => {
-                Some("take the pod out of istio-cni's hands, or leave it to istio-cni".to_owned())
-            }
-            Self::OtherBackend { name } => Some(format!("remove them with that backend first: {name}")),
+            Self::Foreign(foreign) => Some(foreign.hint()),
             Self::Neighbours(error) => error.hint(),
             Self::Unreadable { source: SaveError::Incompatible(_), .. } => {
                 Some("choose the backend \"nft\"".to_owned())

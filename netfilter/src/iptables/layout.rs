@@ -3,21 +3,21 @@
 use crate::ruleset::{ChainName, Family, Hook, Stage};
 
 /// The empty chain that marks a table's `ISTIO_*` chains as written by us.
-pub(super) const MARK: &str = "GYBE";
+pub(crate) const MARK: &str = "GYBE";
 
 /// What the chains of every sidecar redirect begin with, ours and others'.
-pub(super) const PREFIX: &str = "ISTIO_";
+pub(crate) const PREFIX: &str = "ISTIO_";
 
 /// All tables we write, in the order they are committed: zones and marks stand before the address
 /// translation that needs them begins to capture.
-pub(super) const TABLES: [Stage; 3] = [Stage::Raw, Stage::Mangle, Stage::Nat];
+pub(crate) const TABLES: [Stage; 3] = [Stage::Raw, Stage::Mangle, Stage::Nat];
 
 /// Both families, in the order they are written.
 pub(super) const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
 
 impl Stage {
     /// The iptables table of this stage.
-    pub(super) fn table(self) -> &'static str {
+    pub(crate) fn table(self) -> &'static str {
         match self {
             Self::Raw => "raw",
             Self::Mangle => "mangle",

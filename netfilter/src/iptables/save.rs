@@ -7,7 +7,9 @@ mod lines;
 
 use super::holding::{Counters, Entry, Holding, Holdings};
 use super::layout::{MARK, PREFIX, TABLES};
-use crate::ruleset::Stage;
+use super::neighbours::Found;
+use crate::backend::Foreign;
+use crate::ruleset::{Family, Hook, Stage};
 use lines::{logical_lines, words};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,6 +20,24 @@ pub(super) struct Saved {
     pub ours: Holdings,
     /// `ISTIO_*` chains in tables without our mark: somebody else's.
     pub foreign: Vec<(Stage, String)>,
+    /// Does somebody else translate destinations, where we do?
+    pub translates: bool,
+}
+
+impl Saved {
+    /// What it shows to somebody who wants to write.
+    pub(super) fn found(&self, family: Family) -> Found {
+        let chain = |(stage, chain): &(Stage, String)| Foreign::Chain {
+            family,
+            table: stage.table(),
+            chain: chain.clone(),
+        };
+        Found {
+            ours: !self.ours.is_empty(),
+            foreign: self.foreign.iter().map(chain).collect(),
+            translates: self.translates,
+        }
+    }
 }
 
 /// Why the text cannot be judged.
@@ -70,6 +90,7 @@ fn judge(tables: BTreeMap<Stage, Table>) -> Saved {
     let mut saved = Saved::default();
     for (stage, table) in tables {
         let redirects = table.chains.iter().filter(|chain| chain.starts_with(PREFIX));
+        saved.translates |= stage == Stage::Nat && table.has_others();
         if table.chains.contains(MARK) {
             saved.ours.insert(stage, table.ours());
         } else {
@@ -107,6 +128,14 @@ impl Table {
         let number = rules.len() + 1;
         rules.push(Entry::read(words(spec).ok_or_else(no_rule)?, counters, number));
         Ok(())
+    }
+
+    /// Are there rules at our hooks that do not lead into chains of ours?
+    fn has_others(&self) -> bool {
+        let is_ours = |rule: &Entry| self.chains.contains(MARK) && rule.target().starts_with(PREFIX);
+        let hooks = [Hook::Prerouting, Hook::Output].map(Hook::built_in);
+        let rules = hooks.iter().filter_map(|hook| self.rules.get(*hook));
+        rules.flatten().any(|rule| !is_ours(rule))
     }
 
     fn ours(mut self) -> Holding {

@@ -2,16 +2,16 @@
 
 use super::error::IptablesError;
 use super::holding::Holdings;
-use super::layout::{FAMILIES, TABLES};
-use super::neighbours::{self, judge_legacy, judge_nftables};
+use super::layout::FAMILIES;
+use super::neighbours::{has_nft_tables, legacy_tables};
 use super::programs::{FamilyPrograms, Program, Programs, Variant};
 use super::restore::transaction;
 use super::run::{Answer, Conditions};
 use super::save::{self, Saved};
 use crate::nft::chains::chains;
+use crate::presence::Presence;
 use crate::ruleset::Family;
 use std::collections::BTreeMap;
-use std::io::ErrorKind;
 
 /// What of ours each family holds.
 pub(super) type PerFamily = BTreeMap<Family, Holdings>;
@@ -20,8 +20,8 @@ pub(super) type PerFamily = BTreeMap<Family, Holdings>;
 pub(super) struct Session<'a> {
     pub variant: Variant,
     pub programs: &'a Programs,
-    /// The older variant's programs where there are any: their tables are read before ours are written.
-    pub legacy: Option<&'a Programs>,
+    /// The other variant's programs where there are any.
+    pub other: Option<&'a Programs>,
     pub conditions: Conditions<'a>,
 }
 
@@ -45,14 +45,14 @@ impl Session<'_> {
         FAMILIES.into_iter().map(|family| Ok((family, self.read(family)?.ours))).collect()
     }
 
-    /// The same, when nobody else redirects this namespace.
-    pub(super) fn ours_alone(&self) -> Result<PerFamily, IptablesError> {
+    /// The same, and what the reading has shown beside it.
+    pub(super) fn ours_among(&self, presence: &mut Presence) -> Result<PerFamily, IptablesError> {
         let only_ours = |family| {
             let saved = self.read(family)?;
-            match saved.foreign.into_iter().next() {
-                None => Ok((family, saved.ours)),
-                Some((stage, chain)) => Err(IptablesError::Foreign { family, table: stage.table(), chain }),
+            if self.variant == Variant::Legacy {
+                presence.add_legacy(family, saved.found(family));
             }
+            Ok((family, saved.ours))
         };
         FAMILIES.into_iter().map(only_ours).collect()
     }
@@ -81,12 +81,33 @@ impl Session<'_> {
         accepted(&programs.restore, answer, &text).map(drop)
     }
 
-    /// Refuses when somebody else redirects this namespace by other means than this variant.
-    pub(super) fn is_alone(&self) -> Result<(), IptablesError> {
-        judge_nftables(self.variant, &chains().map_err(IptablesError::Neighbours)?)?;
-        let Some(legacy) = self.legacy.filter(|_| self.variant == Variant::Nft) else { return Ok(()) };
-        let other = Session { variant: Variant::Legacy, programs: legacy, legacy: None, ..*self };
-        FAMILIES.into_iter().try_for_each(|family| judge_legacy(family, other.read(family)?))
+    /// Takes away what of ours is there. Both families are tried, whatever becomes of the first.
+    pub(super) fn clear(&self) -> Result<(), IptablesError> {
+        let (found, nothing) = (self.ours()?, Holdings::new());
+        let removals = found.iter().map(|(family, holdings)| self.write(*family, holdings, &nothing));
+        removals.collect::<Vec<_>>().into_iter().collect()
+    }
+
+    /// Who else is at work in this namespace. This variant's own tables it leaves to [`Session::read`].
+    pub(super) fn presence(&self) -> Result<Presence, IptablesError> {
+        let mut presence = Presence::of_chains(&chains().map_err(IptablesError::Neighbours)?);
+        if let (Variant::Nft, Some(legacy)) = (self.variant, self.other()) {
+            for family in FAMILIES {
+                presence.add_legacy(family, legacy.read(family)?.found(family));
+            }
+        }
+        Ok(presence)
+    }
+
+    /// The other variant's programs, at work under the same conditions.
+    pub(super) fn other(&self) -> Option<Session<'_>> {
+        let programs = self.other?;
+        Some(Session {
+            variant: self.variant.other(),
+            programs,
+            other: Some(self.programs),
+            conditions: self.conditions,
+        })
     }
 
     /// Makes what is there what was there before, as far as that may be written.
@@ -111,21 +132,12 @@ impl Session<'_> {
         self.programs.of(family).ok_or_else(missing)
     }
 
-    /// Is there any table to read? The kernel is asked, not a program: that is quicker, and legacy
-    /// tables are made by whoever first looks at them (so their names are read from `/proc`, and
-    /// `thread-self`, because `/proc/net` is that of the thread group's leader).
+    /// Is there any table to read?
     fn has_tables(&self, family: Family) -> Result<bool, IptablesError> {
-        let list = match (self.variant, family) {
-            (Variant::Nft, _) => {
-                return Ok(neighbours::has_tables(family, &chains().map_err(IptablesError::Neighbours)?));
-            }
-            (Variant::Legacy, Family::V4) => "/proc/thread-self/net/ip_tables_names",
-            (Variant::Legacy, Family::V6) => "/proc/thread-self/net/ip6_tables_names",
-        };
-        match std::fs::read_to_string(list) {
-            Ok(names) => Ok(names.lines().any(|name| TABLES.iter().any(|stage| stage.table() == name))),
-            // The kernel has no such tables at all. What else may be the matter the program shall say.
-            Err(error) => Ok(error.kind() != ErrorKind::NotFound),
+        match self.variant {
+            Variant::Nft => Ok(has_nft_tables(family, &chains().map_err(IptablesError::Neighbours)?)),
+            // A list that cannot be read: what is the matter the program shall say.
+            Variant::Legacy => Ok(legacy_tables(family).map_or(true, |tables| !tables.is_empty())),
         }
     }
 }

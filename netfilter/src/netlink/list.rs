@@ -62,9 +62,11 @@ impl List {
     /// Takes note of one thing received.
     pub(crate) fn note(&mut self, received: Received<'_>) {
         let datagram = match received {
-            Received::Datagram(datagram) => datagram,
-            Received::Truncated => return self.end(End::Unknown(Unknown::Unreadable)),
+            Received::Datagram([]) | Received::Truncated => {
+                return self.end(End::Unknown(Unknown::Unreadable));
+            }
             Received::Overrun => return self.end(End::Unknown(Unknown::AnswersDropped)),
+            Received::Datagram(datagram) => datagram,
         };
         for message in Messages(datagram) {
             match message {
@@ -155,6 +157,14 @@ mod tests {
         list.note(Received::Overrun);
         list.note(Received::Datagram(&message(DONE, 0, &[0; 4])));
         assert_eq!(list.outcome(), Listed::Unknown(Unknown::AnswersDropped));
+    }
+
+    #[test]
+    fn f25_an_empty_datagram_ends_a_list_that_is_none() {
+        let mut list = List::of(SEQUENCE);
+        list.note(Received::Datagram(&[]));
+        assert!(list.is_complete());
+        assert_eq!(list.outcome(), Listed::Unknown(Unknown::Unreadable));
     }
 
     #[test]

@@ -41,6 +41,9 @@ pub(crate) enum Outcome {
     Unknown(Unknown),
 }
 
+/// After so many things that say nothing the kernel is not asked on: it never has that many to say.
+const STRANGE: u32 = 64;
+
 /// What was heard so far about messages of which the last one asked for an acknowledgement.
 #[derive(Debug)]
 pub(crate) struct Account {
@@ -48,12 +51,14 @@ pub(crate) struct Account {
     answered: bool,
     refusals: Vec<Refusal>,
     unknown: Option<Unknown>,
+    /// How many things came that said nothing.
+    strange: u32,
 }
 
 impl Account {
     /// Nothing heard yet; message `last` asked for an acknowledgement.
     pub(crate) fn of(last: u32) -> Self {
-        Self { last, answered: false, refusals: Vec::new(), unknown: None }
+        Self { last, answered: false, refusals: Vec::new(), unknown: None, strange: 0 }
     }
 
     /// Takes note of one thing received.
@@ -62,9 +67,9 @@ impl Account {
     /// message of the batch while the last one is still acknowledged (`nfnetlink_rcv_batch`).
     pub(crate) fn note(&mut self, received: Received<'_>) {
         let datagram = match received {
+            Received::Datagram([]) | Received::Truncated => return self.says_nothing(Unknown::Unreadable),
+            Received::Overrun => return self.says_nothing(Unknown::AnswersDropped),
             Received::Datagram(datagram) => datagram,
-            Received::Truncated => return self.unknown = Some(Unknown::Unreadable),
-            Received::Overrun => return self.unknown = Some(Unknown::AnswersDropped),
         };
         for message in Messages(datagram) {
             match message.ok().and_then(|message| Answer::read(&message)) {
@@ -72,14 +77,19 @@ impl Account {
                     self.answered |= answer.sequence == self.last;
                     self.refusals.extend(answer.refusal());
                 }
-                None => self.unknown = Some(Unknown::Unreadable),
+                None => self.says_nothing(Unknown::Unreadable),
             }
         }
     }
 
-    /// Has the last message been answered, so that nothing more is to come?
+    fn says_nothing(&mut self, unknown: Unknown) {
+        self.unknown = Some(unknown);
+        self.strange += 1;
+    }
+
+    /// Has the last message been answered, so that nothing more is to come? Or is there no hope?
     pub(crate) fn is_settled(&self) -> bool {
-        self.answered
+        self.answered || self.strange >= STRANGE
     }
 
     /// How it ended, when nothing more is to come.
@@ -175,6 +185,21 @@ mod tests {
         }
         let cut = outcome(&[Received::Truncated, Received::Datagram(&last)]);
         assert_eq!(cut, Outcome::Unknown(Unknown::Unreadable));
+    }
+
+    #[test]
+    fn f25_who_hears_nothing_but_nonsense_stops_listening() {
+        for nothing in
+            [Received::Overrun, Received::Truncated, Received::Datagram(&[]), Received::Datagram(&[0; 12])]
+        {
+            let mut account = Account::of(LAST);
+            let heard = (0..1000).take_while(|_| {
+                account.note(nothing);
+                !account.is_settled()
+            });
+            assert!(heard.count() < 1000, "{nothing:?}");
+            assert!(matches!(account.outcome(), Outcome::Unknown(_)), "{nothing:?}");
+        }
     }
 
     #[test]

@@ -21,6 +21,10 @@ const LISTED: usize = 8 * 1024;
 /// on the stack, as zeroing a larger buffer would cost an ADD a page fault for each of its pages.
 const ANSWER: usize = 4 * 1024;
 
+/// How many signals in a row may keep a call from its work. Neither call ever sleeps here, so that
+/// already one is rare, and so many are no accident.
+const INTERRUPTIONS: usize = 100;
+
 /// Room for answers: one per refused message, each accounted with its overhead, about 1 KiB.
 const RECEIVE_QUEUE: usize = 1 << 20;
 
@@ -118,18 +122,20 @@ impl Socket {
 
     fn send(&self, bytes: &[u8]) -> Result<(), Failure> {
         // A signal before the kernel took the datagram: nothing was done, so it is sent again.
-        loop {
-            match sendmsg::<()>(self.fd.as_raw_fd(), &[IoSlice::new(bytes)], &[], MsgFlags::empty(), None) {
-                Err(Errno::EINTR) => {}
-                sent => return sent.map(drop).map_err(|source| Failure::Send { bytes: bytes.len(), source }),
+        let mut sent = Err(Errno::EINTR);
+        for _ in 0..INTERRUPTIONS {
+            sent = sendmsg::<()>(self.fd.as_raw_fd(), &[IoSlice::new(bytes)], &[], MsgFlags::empty(), None);
+            if sent != Err(Errno::EINTR) {
+                break;
             }
         }
+        sent.map(drop).map_err(|source| Failure::Send { bytes: bytes.len(), source })
     }
 
     /// The next datagram; `None` when nothing more is queued.
     fn receive<'b>(&self, buffer: &'b mut [u8]) -> Result<Option<Received<'b>>, Failure> {
         let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_TRUNC;
-        loop {
+        for _ in 0..INTERRUPTIONS {
             match recv(self.fd.as_raw_fd(), buffer, flags) {
                 Ok(length) => {
                     let datagram = buffer.get(..length);
@@ -141,6 +147,7 @@ impl Socket {
                 Err(source) => return Err(Failure::Receive { source }),
             }
         }
+        Err(Failure::Receive { source: Errno::EINTR })
     }
 
     /// Sets an option that an older kernel may not know and that we can do without.

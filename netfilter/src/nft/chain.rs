@@ -58,6 +58,12 @@ impl Base {
         })
     }
 
+    /// Its priority, when it translates destinations: those of packets that arrive or leave.
+    pub(super) fn translates_at(&self) -> Option<i32> {
+        let translates = self.kind == b"nat" && [NF_INET_PRE_ROUTING, NF_INET_LOCAL_OUT].contains(&self.hook);
+        translates.then_some(self.priority)
+    }
+
     /// Writes it as attributes of a chain.
     pub(super) fn write(&self, w: &mut Writer) {
         w.nested(NFTA_CHAIN_HOOK, |w| {

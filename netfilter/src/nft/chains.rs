@@ -1,6 +1,7 @@
-//! The names of all nftables chains in the namespace, whosever they are: to tell who else is at work.
+//! All nftables chains in the namespace, whosever they are: to tell who else is at work.
 
 use super::batch::TooLong;
+use super::chain::Base;
 use super::error::NftError;
 use super::socket::Connection;
 use super::uapi::*;
@@ -21,11 +22,19 @@ pub(crate) struct ChainPlace {
     pub(crate) table: String,
     /// Its name.
     pub(crate) chain: String,
+    /// Where it hangs when it translates destinations: its priority.
+    pub(crate) translates_at: Option<i32>,
+    /// How many rules are in it or lead to it.
+    pub(crate) uses: u32,
 }
 
 /// Lists them; none where the kernel has no nftables.
 pub(crate) fn chains() -> Result<Vec<ChainPlace>, NftError> {
-    let mut connection = Connection::open()?;
+    chains_over(&mut Connection::open()?)
+}
+
+/// The same over a socket that is open already.
+pub(super) fn chains_over(connection: &mut Connection) -> Result<Vec<ChainPlace>, NftError> {
     for sequence in 1..=ATTEMPTS {
         let mut writer = Writer::with_capacity(64);
         let kind = NFNL_SUBSYS_NFTABLES << 8 | NFT_MSG_GETCHAIN;
@@ -50,5 +59,8 @@ fn place(entry: &[u8]) -> Option<ChainPlace> {
     let [family, ..] = *header;
     let attributes = Attributes::of(attributes);
     let text = |kind| attributes.get(kind).map(|name| String::from_utf8_lossy(name.text()).into_owned());
-    Some(ChainPlace { family, table: text(NFTA_CHAIN_TABLE)?, chain: text(NFTA_CHAIN_NAME)? })
+    let uses = attributes.get(NFTA_CHAIN_USE).and_then(|uses| uses.be32()).unwrap_or_default();
+    let translates_at = Base::read(&attributes).and_then(|base| base.translates_at());
+    let (table, chain) = (text(NFTA_CHAIN_TABLE)?, text(NFTA_CHAIN_NAME)?);
+    Some(ChainPlace { family, table, chain, translates_at, uses })
 }

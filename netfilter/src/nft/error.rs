@@ -132,6 +132,11 @@ impl NftError {
         matches!(self, Self::Refused { object: Object::Table, source: Errno::EEXIST, .. })
     }
 
+    /// Was the transaction sent, and its outcome not heard?
+    pub(super) fn leaves_it_open(&self) -> bool {
+        matches!(self, Self::Unsettled { .. } | Self::Talk { source: Failure::Receive { .. } })
+    }
+
     /// Was it refused because there is no table of ours?
     pub(super) fn is_table_absent(&self) -> bool {
         matches!(self, Self::Refused { object: Object::Table, source: Errno::ENOENT, .. })

@@ -50,3 +50,71 @@ fn refused(batch: &Batch, refusals: Vec<Refusal>) -> NftError {
     let lacking = KernelPart::lacking(&object, source, &batch.expressions(sequence, offset));
     NftError::Refused { object, said, lacking, others, source }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::batch::Start;
+    use super::*;
+    use crate::netlink::reply::Unknown;
+    use crate::policy::Families;
+    use crate::ruleset::{Chain, ChainName, Rule, RuleId, Ruleset, Verdict};
+
+    const REASONS: [Errno; 8] = [
+        Errno::EPERM,
+        Errno::EEXIST,
+        Errno::ENOENT,
+        Errno::EOPNOTSUPP,
+        Errno::EINVAL,
+        Errno::ENOMEM,
+        Errno::ENOBUFS,
+        Errno::EINTR,
+    ];
+
+    fn batch() -> Batch {
+        let rule = Rule { id: RuleId("only"), matches: Vec::new(), verdict: Verdict::Return };
+        let chains = vec![Chain { name: ChainName::NatOutput, rules: vec![rule] }];
+        Batch::apply(&Ruleset { families: Families::V4AndV6, chains }, Start::Fresh).unwrap()
+    }
+
+    fn refusal(sequence: u32, errno: Errno) -> Refusal {
+        Refusal { sequence, errno, said: None, offset: None }
+    }
+
+    #[test]
+    fn f25_whatever_is_refused_and_why_it_is_never_done() {
+        let batch = batch();
+        // One beyond the last: an answer to nothing that was asked is no consent either.
+        for sequence in 0..=batch.last() + 1 {
+            for errno in REASONS {
+                let error = verdict(&batch, Outcome::Refused(vec![refusal(sequence, errno)])).unwrap_err();
+                let named = matches!(&error, NftError::Refused { object, source, .. }
+                    if object == batch.object(sequence) && *source == errno);
+                assert!(named, "{error:?}");
+                // Only these two say what is there; only they are answered by something else.
+                let table = *batch.object(sequence) == Object::Table;
+                assert_eq!(error.is_table_there(), table && errno == Errno::EEXIST);
+                assert_eq!(error.is_table_absent(), table && errno == Errno::ENOENT);
+                assert!(!error.leaves_it_open(), "the kernel said no: {error:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn f25_an_outcome_nobody_knows_is_not_done_and_said_to_be_open() {
+        for unknown in [Unknown::NotAcknowledged, Unknown::AnswersDropped, Unknown::Unreadable] {
+            let error = verdict(&batch(), Outcome::Unknown(unknown)).unwrap_err();
+            assert!(error.leaves_it_open() && error.hint().is_some(), "{error:?}");
+        }
+    }
+
+    #[test]
+    fn f25_the_refusal_that_came_first_in_the_batch_is_told_and_the_others_are_counted() {
+        let all = vec![refusal(2, Errno::EOPNOTSUPP), refusal(0, Errno::ENOMEM), refusal(3, Errno::ENOENT)];
+        let error = verdict(&batch(), Outcome::Refused(all)).unwrap_err();
+        let told = matches!(
+            &error,
+            NftError::Refused { object: Object::Transaction, source: Errno::ENOMEM, others: 2, .. }
+        );
+        assert!(told, "{error:?}");
+    }
+}

@@ -46,6 +46,7 @@ pub(crate) const NFTA_CHAIN_TABLE: u16 = 1;
 pub(crate) const NFTA_CHAIN_NAME: u16 = 3;
 pub(crate) const NFTA_CHAIN_HOOK: u16 = 4;
 pub(crate) const NFTA_CHAIN_POLICY: u16 = 5;
+pub(crate) const NFTA_CHAIN_USE: u16 = 6;
 pub(crate) const NFTA_CHAIN_TYPE: u16 = 7;
 pub(crate) const NFTA_HOOK_HOOKNUM: u16 = 1;
 pub(crate) const NFTA_HOOK_PRIORITY: u16 = 2;

@@ -2,6 +2,7 @@
 //!
 //! Everything we add bears a number of origin of its own, so that removing takes ours alone.
 
+use super::rtnetlink::List;
 use super::uapi::*;
 use crate::compile::PASSTHROUGH_V6;
 use crate::netlink::attr::{Attributes, Writer};
@@ -13,7 +14,7 @@ use std::fmt;
 pub(super) const ORIGIN: u8 = 71;
 
 /// `lo` is the first interface of every network namespace (`LOOPBACK_IFINDEX`).
-const LOOPBACK: u32 = 1;
+pub(super) const LOOPBACK: u32 = 1;
 
 /// Where our routing rule stands: right before that of the main table (32766), where the kernel puts a
 /// rule that names no place. It is named because the kernel takes a rule for a second one when its
@@ -123,31 +124,31 @@ impl Entry {
 
     /// Is what was listed this entry, whoever added it?
     pub(super) fn is(self, found: &[u8]) -> bool {
-        self.is_found(found).unwrap_or(false)
+        Self::read(List::holding(self), found) == Some(self)
     }
 
-    fn is_found(self, found: &[u8]) -> Option<bool> {
-        Some(match self {
-            Self::PassthroughAddress => is_passthrough(found)?,
-            Self::MarkRule { family, mark, table } => {
+    /// What was listed, if it is such an entry, whoever added it.
+    pub(super) fn read(list: List, found: &[u8]) -> Option<Self> {
+        match list {
+            List::Addresses => is_passthrough(found)?.then_some(Self::PassthroughAddress),
+            List::Rules(family) => {
                 let (&[found_family, _, _, _, _, _, _, action, ..], rule) =
                     found.split_first_chunk::<RULE_HEADER>()?;
                 let number_of = |kind| Attributes::of(rule).get(kind).and_then(|value| value.ne32());
-                found_family == number(family)
-                    && action == FR_ACT_TO_TBL
-                    && number_of(FRA_FWMARK) == Some(mark)
-                    && number_of(FRA_FWMASK) == Some(u32::MAX)
-                    && number_of(FRA_TABLE) == Some(table)
+                let whole = number_of(FRA_FWMASK) == Some(u32::MAX);
+                let (mark, table) = (number_of(FRA_FWMARK)?, number_of(FRA_TABLE)?);
+                let is_one = found_family == number(family) && action == FR_ACT_TO_TBL && whole;
+                is_one.then_some(Self::MarkRule { family, mark, table })
             }
-            Self::LocalRoute { family, table } => {
+            List::Routes(family) => {
                 let (&[found_family, length, _, _, _, _, _, kind, ..], route) =
                     found.split_first_chunk::<ROUTE_HEADER>()?;
                 let number_of = |kind| Attributes::of(route).get(kind).and_then(|value| value.ne32());
-                [found_family, length, kind] == [number(family), 0, RTN_LOCAL]
-                    && number_of(RTA_TABLE) == Some(table)
-                    && number_of(RTA_OIF) == Some(LOOPBACK)
+                let whole = [found_family, length, kind] == [number(family), 0, RTN_LOCAL];
+                let table = number_of(RTA_TABLE)?;
+                (whole && number_of(RTA_OIF) == Some(LOOPBACK)).then_some(Self::LocalRoute { family, table })
             }
-        })
+        }
     }
 }
 

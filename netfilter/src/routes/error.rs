@@ -37,6 +37,12 @@ pub enum RoutesError {
         /// What was to be added.
         entry: Entry,
     },
+    /// The loopback interface of a namespace of our own making is not as it should be.
+    #[error("cannot set up the loopback interface")]
+    Loopback {
+        /// Why not.
+        source: Errno,
+    },
     /// Something of ours could not be removed.
     #[error("cannot remove our {what}")]
     Remove {
@@ -78,6 +84,18 @@ impl RoutesError {
                 Self::Ipv6Off { entry, source }
             }
             _ => Self::Add { entry, source },
+        }
+    }
+
+    /// The kernel's number for it, where there is one.
+    pub fn errno(&self) -> Option<Errno> {
+        match self {
+            Self::Add { source, .. }
+            | Self::Ipv6Off { source, .. }
+            | Self::Loopback { source }
+            | Self::Remove { source, .. }
+            | Self::List { source, .. } => Some(*source),
+            _ => None,
         }
     }
 

@@ -50,6 +50,11 @@ impl List {
         }
     }
 
+    /// What people call what is in it.
+    pub(super) fn name(self) -> &'static str {
+        self.request().0
+    }
+
     /// Its name, the message that asks for it, that request's fixed header and its family.
     fn request(self) -> (&'static str, u16, usize, u8) {
         match self {
@@ -139,7 +144,7 @@ impl Rtnetlink {
     }
 
     /// Sends messages as one datagram; rtnetlink carries out each by itself, in order.
-    fn transact<B: FnOnce(&mut Writer)>(
+    pub(super) fn transact<B: FnOnce(&mut Writer)>(
         &mut self,
         messages: Vec<(u16, u16, Vec<u8>, B)>,
     ) -> Result<Vec<Refusal>, RoutesError> {

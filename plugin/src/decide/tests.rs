@@ -1,7 +1,7 @@
 //! Pods and the policies they come to.
 
 use super::*;
-use gybe_netfilter::policy::{CidrSet, Destinations, InterfaceName};
+use gybe_netfilter::policy::{CidrSet, Destinations, InterfaceName, Port};
 
 fn container(name: &str) -> Container {
     Container { name: name.to_owned(), ..Container::default() }

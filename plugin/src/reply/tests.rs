@@ -14,7 +14,7 @@ fn failure(verb: Option<Verb>, fault: &PluginError) -> Failure {
 }
 
 fn no_backend(choice: BackendChoice) -> PluginError {
-    PluginError::Backend { choice, source: Iptables::find_in(Variant::Nft, &[]).unwrap_err() }
+    PluginError::Backend { choice, source: Iptables::find_in(Variant::Nft, &[]).unwrap_err().into() }
 }
 
 #[test]

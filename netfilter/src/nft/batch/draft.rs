@@ -9,8 +9,7 @@ use crate::nft::uapi::*;
 use crate::nft::{TABLE, expr};
 use crate::ruleset::{Chain, ChainName, NamedList, Rule, Ruleset};
 
-/// Room for one rule's message: the longest that is compiled today takes about 900 bytes, with its
-/// set of TCP and UDP.
+/// Room for one rule's message: more than the longest that is compiled today takes.
 const RULE: usize = 1024;
 /// Room for a chain's message.
 const CHAIN: usize = 128;

@@ -1,0 +1,96 @@
+//! `gybe probe`: what works on this node, what writes the rules, and why.
+
+use super::answer::{Answer, Exit, Failure};
+use super::backend::BackendArg;
+use clap::Args;
+use gybe_netfilter::backend::BackendKind;
+use gybe_netfilter::choose::{Choice, NoBackend, Override, choose};
+use gybe_netfilter::probe::{Capabilities, Finding, Findings};
+use gybe_plugin::probe_cache::{Age, Learnt, ProbeCache};
+use gybe_plugin::probed;
+use serde_json::{Value, json};
+use std::fmt::Write;
+
+/// Find out what works on this node, what writes the rules of its pods, and why.
+///
+/// Every kind of policy is written by every backend into a network namespace made for it, read back,
+/// and put to use with connections. What was found out is kept in /run/gybe/probe.json until the next
+/// boot. Exit code 0: a backend works. 1: none does, or not the one that was named. 2: it could not be
+/// found out. iptables-legacy is tried only where its part of the kernel is loaded.
+#[derive(Debug, Args)]
+pub(super) struct ProbeArgs {
+    #[command(flatten)]
+    backend: BackendArg,
+    /// Try it all again, whatever is known
+    #[arg(long)]
+    fresh: bool,
+}
+
+impl ProbeArgs {
+    pub(super) fn run(&self) -> Result<Answer, Failure> {
+        let age = if self.fresh { Age::Fresh } else { Age::Any };
+        let untried = |known: &Capabilities| {
+            BackendKind::ALL.into_iter().find(|kind| !known.backends.contains_key(kind))
+        };
+        let learnt = ProbeCache::default().learn(age, untried);
+        let learnt = learnt.map_err(|why| Failure::hinted("cannot probe", why))?;
+        Ok(answer(&learnt, self.backend.wish()))
+    }
+}
+
+fn answer(learnt: &Learnt, wish: Override) -> Answer {
+    let chosen = choose(&learnt.capabilities, wish);
+    let exit = if chosen.is_ok() { Exit::Yes } else { Exit::No };
+    let text = listing(&learnt.capabilities) + &verdict(&chosen);
+    let mut json = probed::to_json(&learnt.node, &learnt.capabilities);
+    if let Some(members) = json.as_object_mut() {
+        members.insert("requested".to_owned(), wish.to_string().into());
+        members.insert("chosen".to_owned(), as_json(&chosen));
+    }
+    let untried = learnt.capabilities.untried.iter().map(|what| format!("note: not tried: {what}"));
+    let not_kept = learnt.not_kept.iter().map(|why| format!("note: this cannot be kept in /run/gybe: {why}"));
+    Answer { text, json, exit, notes: untried.chain(not_kept).collect() }
+}
+
+/// One line for each finding, in columns: `nft  v4+v6  works`.
+fn listing(found: &Capabilities) -> String {
+    let rows = found.backends.iter().flat_map(|(kind, findings)| match all_alike(findings) {
+        Some(finding) => vec![(kind.name(), "all", finding)],
+        None => findings.iter().map(|(profile, finding)| (kind.name(), profile.name(), finding)).collect(),
+    });
+    let rows: Vec<(&str, &str, &Finding)> = rows.collect();
+    let widest = |column: fn(&(&str, &str, &Finding)) -> usize| rows.iter().map(column).max().unwrap_or(0);
+    let (first, second) = (widest(|row| row.0.len()), widest(|row| row.1.len()));
+    rows.iter().map(|(kind, what, finding)| format!("{kind:<first$}  {what:<second$}  {finding}\n")).collect()
+}
+
+fn all_alike(findings: &Findings) -> Option<&Finding> {
+    let first = findings.values().next()?;
+    findings.values().all(|other| other == first).then_some(first)
+}
+
+fn verdict(chosen: &Result<Choice, NoBackend>) -> String {
+    let mut text = String::new();
+    // Writing to a String cannot fail.
+    let _ = match chosen {
+        Ok(choice) => writeln!(text, "\n{} writes the rules ({})", choice.backend, choice.why),
+        Err(none) => {
+            writeln!(
+                text,
+                "\n{none}\n{}",
+                none.hint().map(|hint| format!("hint: {hint}")).unwrap_or_default()
+            )
+        }
+    };
+    text
+}
+
+fn as_json(chosen: &Result<Choice, NoBackend>) -> Value {
+    match chosen {
+        Ok(Choice { backend, why, missing }) => {
+            let missing = missing.iter().map(|(profile, what)| (profile.name().to_owned(), json!(what)));
+            json!({ "backend": backend.name(), "why": why, "missing": missing.collect::<serde_json::Map<_, _>>() })
+        }
+        Err(none) => json!({ "backend": null, "why": none.to_string(), "hint": none.hint() }),
+    }
+}

@@ -1,0 +1,201 @@
+//! Connections drawn at random in the recorded network. Where they end is not known here.
+
+use crate::untouched::is_own;
+use crate::vectors::{Flow, Place};
+use gybe_installer::demo::fate::Fate;
+use gybe_netfilter::compile::{PASSTHROUGH_V4, PASSTHROUGH_V6};
+use gybe_netfilter::trace::{Owner, Transport};
+use proptest::prelude::{Just, Strategy};
+use proptest::sample::select;
+use std::net::{IpAddr, SocketAddr};
+
+/// By place: whom its callers ask.
+const ASKED: [(Place, &[&str]); 4] = [
+    (
+        Place::Pod,
+        &[
+            "10.1.2.3",
+            "fd01::3",
+            "10.244.0.10",
+            "fd00:10::10",
+            "127.0.0.1",
+            "::1",
+            "20.1.2.3",
+            "fd02::3",
+            "10.96.0.10",
+            "fd00:96::10",
+            "127.1.2.3",
+            "8.8.8.8",
+            "2001:4860::8888",
+            "192.168.77.1",
+            "fd00:77::1",
+            "172.30.0.1",
+            "fd00:30::1",
+            "172.30.0.10",
+            "fd00:30::10",
+            "10.244.0.1",
+        ],
+    ),
+    (
+        Place::Peer,
+        &["10.244.0.10", "fd00:10::10", "192.168.77.1", "fd00:77::1", "192.168.77.2", "fd00:77::2"],
+    ),
+    (
+        Place::Vm,
+        &[
+            "10.1.2.3",
+            "fd01::3",
+            "20.1.2.3",
+            "fd02::3",
+            "10.96.0.10",
+            "fd00:96::10",
+            "192.168.77.1",
+            "fd00:77::1",
+            "10.244.0.10",
+            "fd00:10::10",
+            "172.30.0.10",
+        ],
+    ),
+    (Place::Sec, &["172.30.0.10", "fd00:30::10"]),
+];
+
+const TCP_PORTS: [u16; 19] = [
+    80, 8080, 53, 4000, 5000, 22, 9000, 1234, 15000, 15001, 15006, 15008, 15020, 15021, 15053, 15090, 8100,
+    79, 65535,
+];
+const UDP_PORTS: [u16; 5] = [53, 8080, 1234, 15053, 80];
+
+const OWNERS: [[u32; 2]; 11] = [
+    [1000, 1000],
+    [1337, 1337],
+    [2000, 1337],
+    [1337, 1000],
+    [0, 1337],
+    [2000, 4401],
+    [3, 1000],
+    [2000, 2],
+    [0, 0],
+    [1000, 1337],
+    [65534, 65534],
+];
+
+/// Any connection. What becomes of it with rules is not known yet.
+pub fn callers() -> impl Strategy<Value = Flow> {
+    let place = select(vec![
+        Place::Pod,
+        Place::Pod,
+        Place::Pod,
+        Place::Pod,
+        Place::Pod,
+        Place::Peer,
+        Place::Peer,
+        Place::Vm,
+        Place::Sec,
+    ]);
+    let port = select([TCP_PORTS.map(|port| (Transport::Tcp, port)).to_vec(), udp(), udp()].concat());
+    let rest = (port, select(OWNERS.to_vec()), select(vec![false, false, false, true]));
+    place
+        .prop_flat_map(|place| (Just(place), select(asked_by(place))))
+        .prop_flat_map(move |(place, to)| (Just(place), Just(to), rest.clone()))
+        .prop_map(|(from, to, ((transport, port), [uid, gid], passes))| {
+            let (inside, owner) = match from {
+                Place::Pod => (is_own(to), Owner { uid, gid }),
+                _ => (false, Owner { uid: 0, gid: 0 }),
+            };
+            let source = (inside && passes).then(|| passthrough(to));
+            flow(from, transport, SocketAddr::new(to, port), owner).bound_to(source, None)
+        })
+        .prop_filter("refused by ICMP, of which a kernel sends only so many", |flow| {
+            let by_icmp = flow.from != Place::Pod && flow.transport == Transport::Udp;
+            !(by_icmp && flow.without_rules == Fate::Refused)
+        })
+}
+
+fn udp() -> Vec<(Transport, u16)> {
+    UDP_PORTS.map(|port| (Transport::Udp, port)).to_vec()
+}
+
+/// A connection to every port that is ever asked for.
+pub fn every_port() -> Vec<Flow> {
+    let ports = TCP_PORTS.map(|port| (Transport::Tcp, port)).into_iter().chain(udp());
+    let anybody = Owner { uid: 0, gid: 0 };
+    ports
+        .map(|(transport, port)| {
+            flow(Place::Pod, transport, SocketAddr::from(([10, 1, 2, 3], port)), anybody)
+        })
+        .collect()
+}
+
+/// Connections that share one five-tuple, in this order; each policy gets them, before all others.
+/// Conntrack remembers them for a while, so that each gets a tuple of its own.
+pub fn of_one_five_tuple(number: u64) -> Vec<Flow> {
+    // Below those that callers who wait come from; no policy's range begins or ends here.
+    let port = u16::try_from(number % 900).map_or(18000, |number| 18000 + 2 * number);
+    let servers = ["10.96.0.10", "fd00:96::10"].into_iter().filter_map(|text| text.parse().ok());
+    let asks = |to: IpAddr, [uid, gid]: [u32; 2], port| {
+        flow(Place::Pod, Transport::Udp, SocketAddr::new(to, 53), Owner { uid, gid })
+            .bound_to(None, Some(port))
+    };
+    let each = |to| {
+        [
+            asks(to, [1000, 1000], port),
+            asks(to, [1337, 1337], port),
+            asks(to, [1000, 1000], port),
+            asks(to, [0, 1337], port + 1),
+            asks(to, [1000, 1000], port + 1),
+        ]
+    };
+    servers.flat_map(each).collect()
+}
+
+/// The proxy calling the application from a client's address; nobody but the kernel can foretell it.
+pub fn from_a_clients_address(mark: u32) -> Vec<Flow> {
+    let call = |to: &str, from: &str, uid| {
+        let to = SocketAddr::new(to.parse().ok()?, 8080);
+        let flow = flow(Place::Pod, Transport::Tcp, to, Owner { uid, gid: 1337 });
+        Some(Flow { mark: Some(mark), ..flow.bound_to(from.parse().ok(), None) })
+    };
+    [call("10.244.0.10", "10.244.0.1", 1337), call("fd00:10::10", "fd00:10::1", 0)]
+        .into_iter()
+        .flatten()
+        .collect()
+}
+
+fn flow(from: Place, transport: Transport, to: SocketAddr, owner: Owner) -> Flow {
+    let id = String::new();
+    let unknown = Fate::Timeout;
+    let (without_rules, with_rules) = (unknown.clone(), unknown);
+    Flow {
+        id,
+        from,
+        transport,
+        to,
+        owner,
+        source: None,
+        source_port: None,
+        mark: None,
+        without_rules,
+        with_rules,
+    }
+}
+
+impl Flow {
+    /// The same from that address and port; what becomes of it without rules is put in.
+    fn bound_to(self, source: Option<IpAddr>, source_port: Option<u16>) -> Self {
+        let flow = Self { source, source_port, ..self };
+        let id = format!(
+            "{:?} {:?} -> {} {:?} from {source:?}:{source_port:?}",
+            flow.from, flow.transport, flow.to, flow.owner
+        );
+        Self { id, without_rules: flow.untouched(), ..flow }
+    }
+}
+
+fn asked_by(place: Place) -> Vec<IpAddr> {
+    let asked = ASKED.iter().filter(|(asks, _)| *asks == place).flat_map(|(_, asked)| *asked);
+    asked.filter_map(|text| text.parse().ok()).collect()
+}
+
+fn passthrough(to: IpAddr) -> IpAddr {
+    if to.is_ipv4() { PASSTHROUGH_V4.into() } else { PASSTHROUGH_V6.into() }
+}

@@ -1,0 +1,202 @@
+//! The same connections under the same policy, its rules written by nft, by iptables-legacy and read
+//! by `trace`: do they agree? Which policies and connections are tried is not decided here.
+
+use crate::callers::{every_port, from_a_clients_address, of_one_five_tuple};
+use crate::complaint::Complaint;
+use crate::foretell::foretell;
+use crate::run::{Rules, Until, differences, make};
+use crate::topology::Topology;
+use crate::vectors::{Flow, Place};
+use gybe_installer::demo::fate::Fate;
+use gybe_netfilter::backend::Backend;
+use gybe_netfilter::compile::compile;
+use gybe_netfilter::policy::{Mode, RedirectPolicy};
+use gybe_netfilter::redirection::{Redirection, remove};
+use gybe_netfilter::ruleset::Ruleset;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::thread;
+use std::time::Duration;
+
+/// How long a connection is given whose fate nobody foretells.
+const UNFORETOLD: Duration = Duration::from_secs(1);
+
+/// How long it is given once more when two backends do not agree about it.
+const CAREFULLY: Duration = Duration::from_secs(5);
+
+/// A policy and connections that are made under it.
+#[derive(Debug, Clone)]
+pub struct Case {
+    /// The policy.
+    pub policy: RedirectPolicy,
+    /// What `trace` goes by.
+    pub rules: Ruleset,
+    /// Connections with the fate that `trace` foretells.
+    pub flows: Vec<Flow>,
+    /// Connections whose fate the backends have to agree about among themselves.
+    pub unforetold: Vec<Flow>,
+}
+
+impl Case {
+    /// The policy with these connections, and those that every policy gets: `number` keeps them from
+    /// being taken for another policy's.
+    ///
+    /// # Errors
+    /// Never, as long as `foretell` names real interfaces.
+    pub fn of(policy: RedirectPolicy, flows: &[Flow], number: u64) -> Result<Self, Complaint> {
+        let rules = compile(&policy);
+        let mark = if let Mode::Tproxy { mark, .. } = policy.mode { mark } else { 1337 };
+        let all = of_one_five_tuple(number).into_iter().chain(flows.iter().cloned()).enumerate();
+        let numbered = all.map(|(number, flow)| Flow { id: format!("#{number} {}", flow.id), ..flow });
+        let flows = numbered.map(|flow| flow.foretold(&policy, &rules)).collect::<Result<_, _>>()?;
+        Ok(Self { policy, rules, flows, unforetold: from_a_clients_address(mark) })
+    }
+}
+
+/// The recorded network, in which one backend writes one policy's rules after the other's.
+pub struct Stand<'b> {
+    backend: &'b dyn Backend,
+    world: Topology,
+}
+
+impl<'b> Stand<'b> {
+    /// Raises it for a proxy of that mode.
+    ///
+    /// # Errors
+    /// When the process or the kernel cannot.
+    pub fn raise(mode: Mode, backend: &'b dyn Backend) -> Result<Self, Complaint> {
+        Ok(Self { backend, world: Topology::raise(mode, &every_port())? })
+    }
+
+    /// Writes `redirection` in place of what was written before.
+    ///
+    /// # Errors
+    /// When it is not what is there afterwards.
+    pub fn write(&self, redirection: &Redirection) -> Result<(), Complaint> {
+        let work = || {
+            // Addresses and routes of another policy would stay.
+            remove(self.backend)?;
+            redirection.apply(self.backend)?;
+            redirection.differences(self.backend)
+        };
+        match self.world.at(Place::Pod).run(work)??.first() {
+            None => Ok(()),
+            Some(first) => {
+                let name = self.backend.name();
+                Err(Complaint::that(format!("{name} wrote something else: {first}\n{redirection:?}")))
+            }
+        }
+    }
+
+    /// How often each of our rules was met.
+    fn counters(&self) -> Result<BTreeMap<String, u64>, Complaint> {
+        let inventory = self.world.at(Place::Pod).run(|| self.backend.inspect())??;
+        let of_part = |part: &gybe_netfilter::backend::Part| {
+            let chain = part.name.clone();
+            let named =
+                |item: &gybe_netfilter::backend::Item| Some((format!("{chain}/{}", item.id), item.packets?));
+            part.items.iter().filter_map(named).collect::<Vec<_>>()
+        };
+        let mut counters = BTreeMap::new();
+        for (name, packets) in inventory.parts.iter().flat_map(of_part) {
+            *counters.entry(name).or_default() += packets;
+        }
+        Ok(counters)
+    }
+
+    /// Makes one connection once more: what becomes of it, and which rules it meets.
+    fn testimony(&self, flow: &Flow) -> Result<Testimony, Complaint> {
+        let before = self.counters()?;
+        let fate = make(&self.world, flow, CAREFULLY)?;
+        let met = |(name, packets): &(String, u64)| *packets > before.get(name).copied().unwrap_or(0);
+        let rules = self.counters()?.into_iter().filter(met).map(|(name, _)| name).collect();
+        Ok(Testimony { backend: self.backend.name(), fate, rules })
+    }
+}
+
+/// What one backend's rules did to a connection.
+#[derive(Debug, Clone)]
+pub struct Testimony {
+    backend: &'static str,
+    fate: Fate,
+    rules: Vec<String>,
+}
+
+/// A connection about which not all are of one opinion.
+#[derive(Debug, Clone)]
+pub struct Disagreement {
+    /// Under which policy.
+    pub policy: RedirectPolicy,
+    /// Which connection.
+    pub flow: Flow,
+    foretold: String,
+    testimonies: Vec<Testimony>,
+}
+
+impl fmt::Display for Disagreement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "policy: {:?}\nconnection: {}", self.policy, self.flow.id)?;
+        writeln!(f, "packet: {:?}\ntrace: {}", self.flow.packet(), self.foretold)?;
+        for Testimony { backend, fate, rules } in &self.testimonies {
+            writeln!(f, "{backend}: {fate}, having met {}", rules.join(", "))?;
+        }
+        Ok(())
+    }
+}
+
+/// Makes the case's connections on every stand; the first one about which they and `trace` differ.
+///
+/// # Errors
+/// When a connection could not be made.
+pub fn first_disagreement(case: &Case, stands: &[Stand<'_>]) -> Result<Option<Disagreement>, Complaint> {
+    let (found, quarrel) = thread::scope(|scope| {
+        let quarrel = scope.spawn(|| first_quarrel(case, stands));
+        let one = |world| move || differences(world, &case.flows, Rules::There, Until::ADifference);
+        let threads: Vec<_> = stands.iter().map(|stand| scope.spawn(one(&stand.world))).collect();
+        (threads.into_iter().map(joined).collect::<Vec<_>>(), joined(quarrel))
+    });
+    for found in found {
+        let found = found?;
+        let flow = found.first().and_then(|one| case.flows.iter().find(|flow| flow.id == one.id));
+        if let Some(flow) = flow {
+            return Ok(Some(examined(case, flow, stands)?));
+        }
+    }
+    quarrel?.map(|flow| examined(case, flow, stands)).transpose()
+}
+
+/// The first connection that nobody foretells and about which the stands differ.
+fn first_quarrel<'c>(case: &'c Case, stands: &[Stand<'_>]) -> Result<Option<&'c Flow>, Complaint> {
+    for flow in &case.unforetold {
+        if !agree(flow, stands, UNFORETOLD)? && !agree(flow, stands, CAREFULLY)? {
+            return Ok(Some(flow));
+        }
+    }
+    Ok(None)
+}
+
+fn joined<T>(thread: thread::ScopedJoinHandle<'_, T>) -> T {
+    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+/// Does the same become of the connection on all stands?
+fn agree(flow: &Flow, stands: &[Stand<'_>], patience: Duration) -> Result<bool, Complaint> {
+    let fates: Vec<Result<Fate, _>> = thread::scope(|scope| {
+        let make = |stand| move || make(stand, flow, patience);
+        let threads: Vec<_> = stands.iter().map(|stand| scope.spawn(make(&stand.world))).collect();
+        threads.into_iter().map(joined).collect()
+    });
+    let fates = fates.into_iter().collect::<Result<Vec<Fate>, _>>()?;
+    Ok(fates.windows(2).all(|pair| matches!(pair, [one, other] if flow.agrees(one, other))))
+}
+
+fn examined(case: &Case, flow: &Flow, stands: &[Stand<'_>]) -> Result<Disagreement, Complaint> {
+    let trace = foretell(&case.rules, flow)?;
+    let rule = trace.decided_by.map_or("no rule", |rule| rule.0);
+    let foretold = match case.unforetold.iter().any(|other| other.id == flow.id) {
+        true => format!("{:?} by {rule}", trace.fate),
+        false => format!("{:?} by {rule}, so {}", trace.fate, flow.with_rules),
+    };
+    let testimonies = stands.iter().map(|stand| stand.testimony(flow)).collect::<Result<_, _>>()?;
+    Ok(Disagreement { policy: case.policy.clone(), flow: flow.clone(), foretold, testimonies })
+}

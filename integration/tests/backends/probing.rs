@@ -1,0 +1,106 @@
+//! What a probe finds, on a kernel that can do everything, and with backends that only say so.
+
+use super::{in_new_namespace, patient, sh};
+use gybe_netfilter::backend::{Applied, Backend, BackendError, BackendKind, Inventory};
+use gybe_netfilter::choose::{Override, choose};
+use gybe_netfilter::netns::Netns;
+use gybe_netfilter::nft::Nft;
+use gybe_netfilter::probe::{Capabilities, Finding, Profile, try_out};
+use gybe_netfilter::ruleset::Ruleset;
+
+const EVERY: [Profile; 6] =
+    [Profile::V4, Profile::V4AndV6, Profile::Dns, Profile::DnsWithoutZones, Profile::Tproxy, Profile::Lists];
+
+#[test]
+fn every_profile_works_with_every_backend_on_this_kernel() {
+    for kind in BackendKind::ALL {
+        for profile in EVERY {
+            let finding = try_out(&*patient(kind), profile).unwrap();
+            assert_eq!(finding, Finding::Works, "{kind} {profile}");
+        }
+    }
+}
+
+#[test]
+fn probing_writes_nothing_where_it_is_asked() {
+    in_new_namespace(|| {
+        let (before, here) = (sh("nft list ruleset; ip addr; ip rule"), Netns::of_this_thread().unwrap());
+        let mut known = Capabilities::default();
+        known.learn(BackendKind::Nft).unwrap();
+        assert!(known.backends[&BackendKind::Nft].values().all(Finding::works), "{known:?}");
+        assert_eq!(sh("nft list ruleset; ip addr; ip rule"), before);
+        assert!(Netns::of_this_thread().unwrap().is_same_as(&here));
+        assert_eq!(choose(&known, Override::Auto).unwrap().backend, BackendKind::Nft);
+    });
+}
+
+/// Takes rules, says that they are there, and leaves some of them out.
+struct Forgetful {
+    /// What the names of those begin with, or `all`.
+    forgotten: &'static str,
+}
+
+impl Forgetful {
+    fn kept(&self, rules: &Ruleset) -> Ruleset {
+        let mut rules = rules.clone();
+        for chain in &mut rules.chains {
+            chain.rules.retain(|rule| self.forgotten != "all" && !rule.id.0.starts_with(self.forgotten));
+        }
+        rules
+    }
+}
+
+impl Backend for Forgetful {
+    fn name(&self) -> &'static str {
+        Nft.name()
+    }
+
+    fn apply(&self, rules: &Ruleset) -> Result<Applied, BackendError> {
+        Nft.apply(&self.kept(rules))
+    }
+
+    fn remove(&self) -> Result<(), BackendError> {
+        Nft.remove()
+    }
+
+    fn inspect(&self) -> Result<Inventory, BackendError> {
+        Nft.inspect()
+    }
+
+    fn wanted(&self, rules: &Ruleset) -> Inventory {
+        Nft.wanted(&self.kept(rules))
+    }
+}
+
+/// The control: without the rule that a connection is there to show, the profile does not work.
+#[test]
+fn each_profile_notices_what_it_is_there_to_notice() {
+    for (profile, forgotten, said) in [
+        (Profile::V4, "all", "TCP to 192.0.2.1:80 by the application should have arrived on port 15001"),
+        (
+            Profile::V4,
+            "own-pod-proxy-uid",
+            "TCP to 192.0.2.1:15008 by the proxy should have arrived on port 15008",
+        ),
+        (
+            Profile::V4,
+            "proxy-to-own-pod-v4",
+            "TCP to 192.0.2.1:80 by the proxy should have arrived on port 15006",
+        ),
+        (Profile::V4AndV6, "outbound-to-proxy-v6", "TCP to [2001:db8::1]:80 by the application"),
+        (Profile::Dns, "dns-to-agent", "TCP to 192.0.2.1:53 by the application"),
+        (Profile::Dns, "zone-proxy-uid-asks", "UDP to 192.0.2.1:53 by the proxy"),
+        (Profile::Dns, "zone-proxy-uid-answers", "UDP to 192.0.2.1:53 by the application"),
+        (Profile::Tproxy, "intercept-v4", "TCP to 192.0.2.1:80 by a marked socket"),
+        (Profile::Lists, "outbound-excluded-port", "TCP to 192.0.2.1:8050 by the application"),
+        (Profile::Lists, "outbound-excluded-v4", "TCP to 192.0.2.65:80 by the application"),
+    ] {
+        let known = profile.redirection().rules.rules().any(|(_, rule)| rule.id.0.starts_with(forgotten));
+        assert!(known || forgotten == "all", "{profile} has no rule {forgotten}");
+        let finding = try_out(&Forgetful { forgotten }, profile).unwrap();
+        let Finding::Misbehaves(what) = &finding else {
+            panic!("{profile} without {forgotten}: {finding:?}")
+        };
+        assert!(what.starts_with(said), "{profile} without {forgotten}: {what}");
+    }
+}

@@ -1,0 +1,259 @@
+//! Any policy over any other, written by whichever backend, leaves exactly the second: rules, addresses,
+//! routing rules and routes. The referees are the programs that list them.
+
+use super::{in_new_namespace, patient, sh};
+use gybe_integration::vectors;
+use gybe_netfilter::backend::{BackendError, BackendKind, Before, Memory};
+use gybe_netfilter::presence::Presence;
+use gybe_netfilter::redirection::{Deviation, Redirection, remove_all};
+use gybe_netfilter::routes::Rtnetlink;
+use std::collections::BTreeMap;
+use std::error::Error;
+
+/// A dozen that differ in families, mode, zones, lists and routes.
+const POLICIES: [&str; 12] = [
+    "inject-default-v4",
+    "tproxy-default-dual",
+    "outbound-exclude-cidr",
+    "dns-all-dual",
+    "exclude-if-tproxy",
+    "uid-gid-lists",
+    "dns-all-tproxy-dual",
+    "outbound-include-cidr",
+    "inject-default-dual",
+    "drop-invalid",
+    "dns-servers-dual",
+    "owner-include",
+];
+
+fn redirections() -> BTreeMap<String, Redirection> {
+    let all = vectors::all().unwrap().into_iter();
+    all.map(|vector| (vector.name, Redirection::of(&vector.policy))).collect()
+}
+
+/// All that is there of anybody, less counters, less tables that iptables has left empty, and less the
+/// routes that the kernel writes by itself, some time after an address. Each line with its table, the
+/// tables in order: legacy lists them as they were made.
+fn everything() -> String {
+    let of = |program: &str| {
+        format!(
+            "{program}-save 2>/dev/null | sed 's/ \\[[0-9:]*\\]$//' \
+             | awk '/^[*]/ {{ table = $1 }} /^-A|^:.* -/ {{ print \"{program}\" table, $0 }}' | sort -s -k1,1;"
+        )
+    };
+    let rules = ["iptables-legacy", "ip6tables-legacy", "iptables-nft", "ip6tables-nft"].map(of).concat();
+    let table = "nft -s list table inet gybe 2>/dev/null || true";
+    let routing = "{ ip -4 rule; ip -6 rule; ip -4 route show table all; ip -6 route show table all; \
+                   ip -6 addr show dev lo; } | grep -v 'proto kernel' || true";
+    sh(&format!("{table}\n{rules}\n{routing}"))
+}
+
+/// The first line in which two listings differ.
+fn first_difference(found: &str, wanted: &str) -> String {
+    let (mut found, mut wanted) = (found.lines(), wanted.lines());
+    loop {
+        match (found.next(), wanted.next()) {
+            (None, None) => return "none".to_owned(),
+            (left, right) if left != right => return format!("found {left:?}, wanted {right:?}"),
+            _ => {}
+        }
+    }
+}
+
+fn alone(redirection: &Redirection, kind: BackendKind) -> String {
+    in_new_namespace(|| {
+        redirection.apply(&*patient(kind)).unwrap();
+        everything()
+    })
+}
+
+/// Applies one after the other in one namespace; after each step exactly that one is there.
+fn walk(steps: &[(&str, BackendKind)]) {
+    let redirections = redirections();
+    let mut wanted = BTreeMap::new();
+    in_new_namespace(|| {
+        let mut last = "nothing".to_owned();
+        for (name, kind) in steps {
+            let redirection = &redirections[*name];
+            let wanted = wanted.entry((*name, *kind)).or_insert_with(|| alone(redirection, *kind));
+            let applied = redirection.apply(&*patient(*kind));
+            applied.unwrap_or_else(|error| panic!("{name} by {kind} over {last}: {error:?}"));
+            let found = everything();
+            let difference = first_difference(&found, wanted);
+            assert!(found == *wanted, "{name} by {kind} over {last}: {difference}");
+            last = format!("{name} by {kind}");
+        }
+    });
+}
+
+/// Every pair of places, once and in this order, as one walk through all of them.
+fn every_pair(places: usize) -> Vec<usize> {
+    let mut left: Vec<Vec<usize>> = (0..places).map(|_| (0..places).rev().collect()).collect();
+    let (mut path, mut walk) = (vec![0], Vec::new());
+    while let Some(&here) = path.last() {
+        match left[here].pop() {
+            Some(next) => path.push(next),
+            None => walk.extend(path.pop()),
+        }
+    }
+    walk.reverse();
+    walk
+}
+
+#[test]
+fn f18_every_policy_over_every_other_leaves_exactly_the_second_with_each_backend_in_turn() {
+    let pairs = every_pair(POLICIES.len());
+    assert_eq!(pairs.len(), 12 * 12 + 1);
+    // Backends in an order in which each follows each, itself too.
+    let backends = every_pair(3);
+    let kinds = backends.iter().take(9).cycle().map(|kind| BackendKind::ALL[*kind]);
+    let steps: Vec<_> = pairs.iter().map(|policy| POLICIES[*policy]).zip(kinds).collect();
+    walk(&steps);
+}
+
+#[test]
+fn every_backend_over_every_other_with_the_policies_that_differ_most() {
+    let policies = ["inject-default-v4", "dns-all-tproxy-dual", "uid-gid-lists"];
+    let states: Vec<_> =
+        BackendKind::ALL.iter().flat_map(|kind| policies.map(|name| (name, *kind))).collect();
+    let steps: Vec<_> = every_pair(states.len()).into_iter().map(|state| states[state]).collect();
+    walk(&steps);
+}
+
+#[test]
+fn what_others_have_there_stays_to_the_byte_whatever_comes_and_goes() {
+    let redirections = redirections();
+    in_new_namespace(|| {
+        sh("nft add table inet theirs; nft add chain inet theirs out '{ type nat hook output priority -100; }'
+            nft add rule inet theirs out tcp dport 9 counter redirect to :10
+            iptables-nft -t nat -N DOCKER; iptables-nft -t nat -A OUTPUT -p udp --dport 9 -j DOCKER
+            iptables-legacy -t mangle -A OUTPUT -p icmp -j ACCEPT
+            ip rule add fwmark 7 lookup 133; ip route add local 198.51.100.0/24 dev lo table 133
+            ip -6 addr add ::7/128 dev lo nodad; ip addr add 203.0.113.1/32 dev lo");
+        let theirs = || {
+            let programs = "nft list table inet theirs; ip addr show dev lo | grep -v valid_lft";
+            (sh(programs), everything())
+        };
+        // A table of iptables that was made by writing to it stays, empty.
+        for kind in BackendKind::ALL {
+            redirections["dns-all-tproxy-dual"].apply(&*patient(kind)).unwrap();
+        }
+        remove_all().unwrap();
+        let before = theirs();
+        assert!(before.1.contains("DOCKER") && before.1.contains("lookup 133"), "{before:?}");
+        for (name, kind) in [
+            ("dns-all-tproxy-dual", BackendKind::Nft),
+            ("inject-default-v4", BackendKind::IptablesNft),
+            ("tproxy-default-dual", BackendKind::IptablesLegacy),
+            ("dns-all-dual", BackendKind::Nft),
+        ] {
+            let applied = redirections[name].apply(&*patient(kind)).unwrap();
+            let beside: Vec<String> = applied.beside.iter().map(ToString::to_string).collect();
+            assert!(
+                beside.contains(&"nftables chain inet theirs out (priority -100)".to_owned()),
+                "{beside:?}"
+            );
+            assert!(sh("nft list table inet theirs") == before.0.split_inclusive("}\n}\n").next().unwrap());
+        }
+        remove_all().unwrap();
+        assert_eq!(theirs(), before);
+        assert!(Presence::look().unwrap().ours.is_empty());
+    });
+}
+
+#[test]
+fn what_is_too_much_is_a_difference_and_applying_again_mends_it() {
+    let redirections = redirections();
+    let (tproxy, plain) = (&redirections["tproxy-default-dual"], &redirections["inject-default-v4"]);
+    let nft = patient(BackendKind::Nft);
+    in_new_namespace(|| {
+        tproxy.apply(&*nft).unwrap();
+        // What an agent that crashed half way would leave.
+        nft.apply(&plain.rules).unwrap();
+        sh("iptables-legacy -t nat -N GYBE; iptables-legacy -t nat -N ISTIO_OUTPUT");
+        let said: Vec<String> = plain.differences(&*nft).unwrap().iter().map(ToString::to_string).collect();
+        let wanted = [
+            "rules of ours by iptables-legacy should not be there",
+            "IPv4 rule fwmark 0x539 lookup 133 should not be there",
+            "IPv6 rule fwmark 0x539 lookup 133 should not be there",
+            "IPv4 route local default dev lo table 133 should not be there",
+            "IPv6 route local default dev lo table 133 should not be there",
+            "address ::6/128 on lo should not be there",
+        ];
+        assert_eq!(said, wanted);
+        assert_eq!(plain.apply(&*nft).unwrap().before, Before::Others);
+        assert_eq!(plain.differences(&*nft).unwrap(), []);
+        assert_eq!(plain.apply(&*nft).unwrap().before, Before::TheSame);
+    });
+}
+
+#[test]
+fn removing_takes_also_a_table_whose_chains_are_gone() {
+    in_new_namespace(|| {
+        sh("nft add table inet gybe");
+        remove_all().unwrap();
+        assert_eq!(sh("nft list ruleset"), "");
+        remove_all().unwrap();
+    });
+}
+
+#[test]
+fn an_add_looks_for_stale_routes_only_where_rules_of_ours_were() {
+    let redirections = redirections();
+    let (tproxy, plain) = (&redirections["tproxy-default-dual"], &redirections["inject-default-v4"]);
+    let nft = patient(BackendKind::Nft);
+    in_new_namespace(|| {
+        let mut routing = Rtnetlink::open().unwrap();
+        assert_eq!(tproxy.apply_over(&mut routing, &*nft).unwrap().before, Before::Nothing);
+        assert_eq!(plain.apply_over(&mut routing, &*nft).unwrap().before, Before::Others);
+        assert_eq!(plain.differences(&*nft).unwrap(), []);
+        // The control: a backend that finds nothing leaves the routes to whoever verifies.
+        tproxy.apply_over(&mut routing, &*nft).unwrap();
+        nft.remove().unwrap();
+        plain.apply_over(&mut routing, &Memory::default()).unwrap();
+        nft.apply(&plain.rules).unwrap();
+        let stray = |deviation: &Deviation| matches!(deviation, Deviation::ExtraRoute(_));
+        assert_eq!(plain.differences(&*nft).unwrap().iter().filter(|one| stray(one)).count(), 5);
+    });
+}
+
+#[test]
+fn a_foreign_mesh_is_refused_by_every_backend_before_anything_is_written() {
+    let redirections = redirections();
+    for (by, whose) in [
+        ("iptables-nft -t nat -N ISTIO_OUTPUT", "ISTIO_OUTPUT in table nat"),
+        ("ip6tables-nft -t nat -N ISTIO_OUTPUT", "ISTIO_OUTPUT in table nat (IPv6)"),
+        ("iptables-legacy -t nat -N ISTIO_REDIRECT", "ISTIO_REDIRECT in table nat"),
+        ("nft add table inet istio-proxy-nat; nft add chain inet istio-proxy-nat output", "istio-proxy-nat"),
+    ] {
+        in_new_namespace(|| {
+            sh(by);
+            let before = sh("nft list ruleset; iptables-legacy-save | grep -v '^#' || true");
+            for kind in BackendKind::ALL {
+                let error = patient(kind).apply(&redirections["inject-default-v4"].rules).unwrap_err();
+                assert!(error.to_string().contains(whose), "{kind}: {error}");
+                assert!(error.hint().unwrap().contains("istio-cni"), "{error:?}");
+                remove_all().unwrap();
+            }
+            assert_eq!(sh("nft list ruleset; iptables-legacy-save | grep -v '^#' || true"), before, "{by}");
+        });
+    }
+}
+
+#[test]
+fn rules_of_another_backend_go_only_after_ours_are_in_force() {
+    let redirections = redirections();
+    let (first, second) = (&redirections["inject-default-dual"], &redirections["dns-all-dual"]);
+    in_new_namespace(|| {
+        first.apply(&*patient(BackendKind::IptablesNft)).unwrap();
+        let before = everything();
+        let mut wrong = second.rules.clone();
+        wrong.chains.retain(|chain| chain.name.as_str() != "nat-capture");
+        let error = patient(BackendKind::Nft).apply(&wrong).unwrap_err();
+        assert!(matches!(error, BackendError::Nft(_)) && error.source().is_some(), "{error:?}");
+        assert_eq!(everything(), before);
+        let applied = second.apply(&*patient(BackendKind::Nft)).unwrap();
+        assert_eq!((applied.before, applied.beside), (Before::Others, vec![]));
+        assert_eq!(everything(), alone(second, BackendKind::Nft));
+    });
+}

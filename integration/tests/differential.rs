@@ -1,0 +1,216 @@
+//! Random policies and random connections: nft, iptables-legacy and `trace` never disagree.
+//!
+//! `GYBE_SEED=17 GYBE_POLICIES=1` tries policy 17 alone; `make differential` takes both.
+#![allow(clippy::print_stdout, reason = "the seed of a run, for the next one")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot be set up must stop")]
+
+use gybe_integration::callers::callers;
+use gybe_integration::complaint::Complaint;
+use gybe_integration::crowd::side_by_side;
+use gybe_integration::differential::{Case, Disagreement, Stand, first_disagreement};
+use gybe_integration::run::{Rules, Until, differences};
+use gybe_integration::topology::Topology;
+use gybe_integration::vectors::{self, Flow};
+use gybe_integration::wishes::wishes;
+use gybe_netfilter::backend::Backend;
+use gybe_netfilter::iptables::{Iptables, Variant};
+use gybe_netfilter::nft::Nft;
+use gybe_netfilter::policy::{Mode, RedirectPolicy};
+use gybe_netfilter::redirection::Redirection;
+use proptest::collection::vec;
+use proptest::strategy::{Strategy, ValueTree};
+use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Connections each policy gets beside those that all get.
+const CONNECTIONS: usize = 100;
+
+/// Pairs of networks, one for nft and one for legacy, at work at a time. Making a network and
+/// taking it down is what takes long, so that each sees many policies.
+const LANES: usize = 12;
+
+/// How many smaller policies are tried when one disagrees.
+const SHRINKS: usize = 60;
+
+/// For a busy machine; how long it may take is asked elsewhere.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// A program that is started holds a copy of every socket of this process until it runs, and a port
+/// that is copied so cannot be bound again. So no connection is made while rules are written.
+static ONE_TEST_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+fn number(variable: &str, otherwise: u64) -> u64 {
+    let text = std::env::var(variable).unwrap_or_default();
+    if text.is_empty() { otherwise } else { text.parse().unwrap_or_else(|_| panic!("{variable}={text}")) }
+}
+
+/// The source of all that is random about the policy with this number.
+fn source(number: u64) -> TestRunner {
+    let mut seed = [0; 32];
+    seed[..8].copy_from_slice(&number.to_le_bytes());
+    TestRunner::new_with_rng(Config::default(), TestRng::from_seed(RngAlgorithm::ChaCha, &seed))
+}
+
+fn policy_and_flows(number: u64) -> (impl ValueTree<Value = RedirectPolicy>, Vec<Flow>) {
+    let mut source = source(number);
+    let policy = wishes().new_tree(&mut source).unwrap();
+    let flows = vec(callers(), CONNECTIONS).new_tree(&mut source).unwrap().current();
+    (policy, flows)
+}
+
+/// Networks of their own for one case.
+fn fresh<'b>(case: &Case, backends: &[&'b dyn Backend]) -> Result<Vec<Stand<'b>>, Complaint> {
+    let stands: Vec<Stand<'b>> =
+        backends.iter().map(|backend| Stand::raise(case.policy.mode, *backend)).collect::<Result<_, _>>()?;
+    write(case, &stands)?;
+    Ok(stands)
+}
+
+fn write(case: &Case, stands: &[Stand<'_>]) -> Result<(), Complaint> {
+    let redirection = Redirection::of(&case.policy);
+    stands.iter().try_for_each(|stand| stand.write(&redirection))
+}
+
+/// The policy made as small as it can be made and still disagrees about that connection.
+fn smallest(first: Disagreement, number: u64, backends: &[&dyn Backend]) -> Result<Disagreement, Complaint> {
+    let (mut tree, flows) = policy_and_flows(number);
+    let (mut smallest, mut smaller) = (first, tree.simplify());
+    for _ in 0..SHRINKS {
+        if !smaller {
+            break;
+        }
+        let case = Case::of(tree.current(), &flows, number)?;
+        let found = first_disagreement(&case, &fresh(&case, backends)?)?;
+        smaller = if found.is_some() { tree.simplify() } else { tree.complicate() };
+        smallest = found.unwrap_or(smallest);
+    }
+    Ok(smallest)
+}
+
+/// The cases, first those with a proxy of the one mode, then those of the other.
+fn cases(numbers: Range<u64>) -> Result<Vec<Vec<(u64, Case)>>, Complaint> {
+    let case = |number| {
+        let (policy, flows) = policy_and_flows(number);
+        Ok((number, Case::of(policy.current(), &flows, number)?))
+    };
+    let cases: Vec<(u64, Case)> = numbers.map(case).collect::<Result<_, Complaint>>()?;
+    let (redirect, tproxy) = cases.into_iter().partition(|(_, case)| case.policy.mode == Mode::Redirect);
+    Ok(vec![redirect, tproxy])
+}
+
+/// Makes the connections of cases of one mode; every case that somebody disagrees about.
+fn doubtful(cases: &[(u64, Case)], backends: &[&dyn Backend]) -> Result<Vec<u64>, Complaint> {
+    let Some((_, first)) = cases.first() else { return Ok(Vec::new()) };
+    let pair = |_| backends.iter().map(|backend| Stand::raise(first.policy.mode, *backend)).collect();
+    let lanes = side_by_side((0..LANES.min(cases.len())).collect(), pair);
+    let lanes = lanes.into_iter().collect::<Result<Vec<Vec<Stand<'_>>>, Complaint>>()?;
+    let mut doubtful = Vec::new();
+    for cases in cases.chunks(LANES) {
+        let pairs: Vec<_> = cases.iter().zip(&lanes).collect();
+        let written = side_by_side(pairs.clone(), |((_, case), stands)| write(case, stands));
+        written.into_iter().collect::<Result<Vec<()>, Complaint>>()?;
+        let found = side_by_side(pairs, |((number, case), stands)| {
+            Ok::<_, Complaint>(first_disagreement(case, stands)?.map(|_| *number))
+        });
+        doubtful.extend(found.into_iter().collect::<Result<Vec<_>, _>>()?.into_iter().flatten());
+    }
+    Ok(doubtful)
+}
+
+#[test]
+fn nft_legacy_and_trace_never_disagree() -> Result<(), Complaint> {
+    let _others_wait = ONE_TEST_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let (first, policies) = (number("GYBE_SEED", 1), number("GYBE_POLICIES", 200));
+    println!("policies {first} to {}: GYBE_SEED={first} GYBE_POLICIES={policies}", first + policies - 1);
+    let legacy = Iptables::find(Variant::Legacy)?.with_deadline(PATIENCE);
+    let backends: [&dyn Backend; 2] = [&Nft, &legacy];
+    let (begun, mut fates) = (Instant::now(), BTreeMap::new());
+    for cases in cases(first..first + policies)? {
+        for flow in
+            cases.iter().flat_map(|(_, case)| case.flows.iter().map(|flow| flow.with_rules.to_string()))
+        {
+            *fates.entry(flow.split(' ').next().unwrap().to_owned()).or_insert(0) += 1;
+        }
+        for number in doubtful(&cases, &backends)? {
+            // What conntrack remembers of another policy is no fault of this one: once more, from new.
+            let case = &cases.iter().find(|(other, _)| *other == number).unwrap().1;
+            if let Some(found) = first_disagreement(case, &fresh(case, &backends)?)? {
+                let smallest = smallest(found.clone(), number, &backends)?;
+                panic!("GYBE_SEED={number} GYBE_POLICIES=1\n{found}\nthe smallest policy found:\n{smallest}");
+            }
+            println!("policy {number}: agreed about only at the second look");
+        }
+    }
+    let connections: u64 = fates.values().sum();
+    println!(
+        "{connections} connections, each with nft, legacy and trace, in {:?}: {fates:?}",
+        begun.elapsed()
+    );
+    Ok(())
+}
+
+/// The control: where connections go without rules is known, and random ones go everywhere.
+#[test]
+fn without_rules_random_connections_go_where_they_are_said_to_go() -> Result<(), Complaint> {
+    let _others_wait = ONE_TEST_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    for (number, mode) in [(1, Mode::Redirect), (2, Mode::Tproxy { mark: 1337, route_table: 133 })] {
+        let mut flows = vec(callers(), 400).new_tree(&mut source(number)).unwrap().current();
+        // `::6` is there only with a redirection.
+        flows.retain(|flow| flow.source.is_none_or(|source| source.is_ipv4()));
+        let world = Topology::raise(mode, &flows)?;
+        let found = differences(&world, &flows, Rules::NotThere, Until::TheEnd)?;
+        assert!(found.is_empty(), "{mode:?}: {} of {}: {found:#?}", found.len(), flows.len());
+    }
+    for vector in vectors::recorded()? {
+        for flow in vector.flows.iter().filter(|flow| flow.mark.is_none()) {
+            if let gybe_installer::demo::fate::Fate::Answered(answer) = &flow.without_rules {
+                let said = flow.untouched().to_string();
+                assert_eq!(said.split(' ').next(), Some(answer.by.as_str()), "{}", flow.id);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Recorded fates are foretold with all that is in them.
+#[test]
+fn recorded_fates_are_foretold_whole() -> Result<(), Complaint> {
+    for vector in vectors::all()? {
+        let rules = gybe_netfilter::compile::compile(&vector.policy);
+        for flow in vector.flows.iter().filter(|flow| flow.mark.is_none()) {
+            let foretold = flow.clone().foretold(&vector.policy, &rules)?;
+            let (said, recorded) = (foretold.with_rules.to_string(), flow.with_rules.to_string());
+            let by = |text: &str| text.split(' ').next().unwrap().to_owned();
+            assert_eq!(by(&said), by(&recorded), "{} {}", vector.name, flow.id);
+        }
+    }
+    Ok(())
+}
+
+/// The control of the comparison itself: one backend with a rule too few is found out, and the
+/// report says under which policy, with which packet, and what each backend's rules did.
+#[test]
+fn a_backend_that_lacks_a_rule_is_found_out() -> Result<(), Complaint> {
+    let _others_wait = ONE_TEST_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let named = |vector: &vectors::Vector| vector.name == "inject-default-dual";
+    let vector = vectors::all()?.into_iter().find(named).unwrap();
+    let legacy = Iptables::find(Variant::Legacy)?.with_deadline(PATIENCE);
+    let case = Case::of(vector.policy.clone(), &policy_and_flows(1).1, 1)?;
+    let whole = Redirection::of(&case.policy);
+    let rules = whole.rules.without("proxy-uid").unwrap();
+    let lacking = Redirection { rules, ..whole.clone() };
+    for (nft, iptables) in [(&whole, &lacking), (&lacking, &whole)] {
+        let mode = case.policy.mode;
+        let stands = [Stand::raise(mode, &Nft)?, Stand::raise(mode, &legacy)?];
+        stands.iter().zip([nft, iptables]).try_for_each(|(stand, redirection)| stand.write(redirection))?;
+        let report = first_disagreement(&case, &stands)?.unwrap().to_string();
+        for part in ["policy: RedirectPolicy", "packet: ", "by proxy-uid, so", "nft: ", "iptables-legacy: "] {
+            assert!(report.contains(part), "{part:?} in:\n{report}");
+        }
+        assert!(report.contains("outbound-to-proxy"), "{report}");
+    }
+    Ok(())
+}

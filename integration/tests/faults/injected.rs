@@ -1,0 +1,146 @@
+//! Errors of the kernel at our sockets, put there by strace: each ends in a clear error or is got
+//! over, and "applied" is said exactly when it is true.
+
+use super::{BEFORE, Scratch, TPROXY, add};
+use gybe_integration::errand::{Errand, State};
+use gybe_integration::programs::Run;
+use gybe_netfilter::nft::Nft;
+use gybe_netfilter::redirection::remove;
+
+/// A call fails, the n-th time that one thread makes it, or from then on.
+struct Fault {
+    call: &'static str,
+    outcome: &'static str,
+    when: String,
+}
+
+const SENDING: [&str; 7] = [
+    "error=ENOBUFS",
+    "error=EINTR",
+    "error=ENOMEM",
+    "error=EPERM",
+    "error=EOPNOTSUPP",
+    "error=EMSGSIZE",
+    "error=ECONNREFUSED",
+];
+
+/// The last two: an empty answer, and one shorter than its header.
+const RECEIVING: [&str; 6] =
+    ["error=ENOBUFS", "error=EINTR", "error=EAGAIN", "error=ENOMEM", "retval=0", "retval=12"];
+
+const OPENING: [&str; 4] = ["error=EPERM", "error=EPROTONOSUPPORT", "error=EMFILE", "error=EAFNOSUPPORT"];
+
+/// More often than this no thread of ours makes any of them.
+const TIMES: usize = 6;
+
+fn faults() -> Vec<Fault> {
+    let calls = [("socket", &OPENING[..]), ("sendmsg", &SENDING[..]), ("recvfrom", &RECEIVING[..])];
+    let each =
+        calls.into_iter().flat_map(|(call, outcomes)| outcomes.iter().map(move |outcome| (call, *outcome)));
+    each.flat_map(|(call, outcome)| {
+        let once = (1..=TIMES).map(|n| n.to_string());
+        once.chain(["1+".to_owned(), "2+".to_owned()]).map(move |when| Fault { call, outcome, when })
+    })
+    .collect()
+}
+
+impl Fault {
+    fn run(&self, errand: &Errand) -> Run {
+        let Self { call, outcome, when } = self;
+        let inject = format!("inject={call}:{outcome}:when={when}");
+        // Somebody who tries for ever would be killed and so found out: 124, and no message.
+        let guard = [
+            "timeout",
+            "60",
+            "strace",
+            "-f",
+            "-qq",
+            "-o",
+            "/dev/null",
+            "-e",
+            "trace=socket,sendmsg,recvfrom",
+            "-e",
+            &inject,
+        ];
+        errand.run(&guard).unwrap()
+    }
+
+    fn name(&self) -> String {
+        format!("{} {} when={}", self.call, self.outcome, self.when)
+    }
+
+    /// Does it keep the program from ever finding out?
+    fn stays(&self) -> bool {
+        self.when.ends_with('+')
+    }
+}
+
+/// Runs the errand with each fault; gives how often it claimed success, and how often it failed.
+fn what_is_claimed_is_true(
+    errand: &Errand,
+    prepare: &(dyn Fn() + Sync),
+    is_told: fn(&Run) -> bool,
+) -> (usize, usize) {
+    let (mut done, mut failed) = (0, 0);
+    for fault in faults() {
+        errand.namespace.run(prepare).unwrap();
+        let run = fault.run(errand);
+        let (state, name) = (errand.state(&Nft).unwrap(), fault.name());
+        match run.code {
+            Some(0) => {
+                assert_eq!(state, State::Whole, "{name}: claimed, {run:?}");
+                done += 1;
+            }
+            Some(code @ 1..=2) => {
+                assert!(is_told(&run), "{name}: {code} {run:?}");
+                // What is there and was not claimed could not be read back either.
+                assert!(state != State::Whole || fault.stays() && fault.call != "sendmsg", "{name}: {run:?}");
+                failed += 1;
+            }
+            _ => panic!("{name}: {run:?}"),
+        }
+        // Nothing of it is in the way of the next one.
+        assert_eq!(errand.run(&[]).unwrap().code, Some(0), "after {name}");
+        assert_eq!(errand.state(&Nft).unwrap(), State::Whole, "after {name}");
+    }
+    (done, failed)
+}
+
+/// One line that says what could not be done, and why.
+fn gybe_tells(run: &Run) -> bool {
+    let line = run.err.lines().next().unwrap_or_default();
+    run.code == Some(2) && run.out.is_empty() && line.starts_with("gybe: ") && line.matches(": ").count() >= 2
+}
+
+/// A CNI error on stdout, whole.
+fn plugin_tells(run: &Run) -> bool {
+    let error: serde_json::Value = serde_json::from_str(&run.out).unwrap_or_default();
+    run.code == Some(1)
+        && error["code"].as_u64() > Some(0)
+        && error["msg"].as_str().is_some_and(|msg| !msg.is_empty())
+}
+
+#[test]
+fn f25_gybe_apply_claims_exactly_what_is_true_whatever_the_kernel_answers() {
+    let errand = Errand::apply(TPROXY, "nft").unwrap();
+    let (done, failed) = what_is_claimed_is_true(&errand, &|| remove(&Nft).unwrap(), gybe_tells);
+    println!("gybe apply: {done} faults got over, {failed} told");
+    assert!(done > 0 && failed > 0);
+}
+
+#[test]
+fn f25_gybe_apply_over_other_rules_claims_exactly_what_is_true_whatever_the_kernel_answers() {
+    let errand = Errand::apply(TPROXY, "nft").unwrap();
+    let before = Errand::apply(BEFORE, "nft").unwrap().redirection;
+    let (done, failed) = what_is_claimed_is_true(&errand, &|| drop(before.apply(&Nft).unwrap()), gybe_tells);
+    println!("gybe apply over others: {done} faults got over, {failed} told");
+    assert!(done > 0 && failed > 0);
+}
+
+#[test]
+fn f25_an_add_claims_exactly_what_is_true_whatever_the_kernel_answers() {
+    let scratch = Scratch::new("injected");
+    let (done, failed) = what_is_claimed_is_true(&add(&scratch), &|| remove(&Nft).unwrap(), plugin_tells);
+    println!("gybe-cni ADD: {done} faults got over, {failed} told");
+    assert!(done > 0 && failed > 0);
+}

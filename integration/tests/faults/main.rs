@@ -1,0 +1,62 @@
+//! Our programs killed, their system calls failing, and what stays of them: seen from outside, in
+//! network namespaces that live for one test.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a test that cannot be set up must stop"
+)]
+#![allow(clippy::print_stdout, reason = "how many system calls were visited")]
+#![allow(clippy::disallowed_methods, reason = "what is there is judged by other people's programs")]
+
+mod injected;
+mod killed;
+mod restored;
+
+use gybe_integration::errand::Errand;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::process::Command;
+
+/// Everything a redirect writes: sets, marks, zones, routes, routing rules and an address.
+const TPROXY: &str = r#"{"mode": "TPROXY", "enable_ipv6": true, "redirect_dns": true, "capture_all_dns": true,
+    "outbound_ports_exclude": [22, "8000-8100"], "outbound_cidrs_exclude": ["10.1.0.0/16", "fd01::/64"]}"#;
+
+/// Another policy, to be there before.
+const BEFORE: &str = r#"{"enable_ipv6": true, "outbound_ports_exclude": [1, 3, 5]}"#;
+
+/// A directory that goes when this goes.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("gybe-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        std::fs::remove_dir_all(&self.0).unwrap();
+    }
+}
+
+/// The plugin's ADD for a pod with addresses of both families.
+fn add(scratch: &Scratch) -> Errand {
+    let addresses: [IpAddr; 2] = ["10.9.9.9".parse().unwrap(), "fd00::9".parse().unwrap()];
+    let errand = Errand::add(&addresses, &scratch.0).unwrap();
+    errand
+        .namespace
+        .run(|| sh("ip addr add 10.9.9.9/32 dev lo; ip addr add fd00::9/128 dev lo nodad"))
+        .unwrap();
+    errand
+}
+
+/// Runs a shell command in the namespace of this thread and gives what it printed.
+fn sh(command: &str) -> String {
+    let mut sh = Command::new("sh");
+    let output = sh.args(["-ec", command]).env("XTABLES_LOCKFILE", "/proc/self/ns/net").output().unwrap();
+    assert!(output.status.success(), "{command}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}

@@ -1,0 +1,142 @@
+//! `remove` leaves a namespace as it was, with all that others have in it, whatever was applied.
+
+use super::sh;
+use gybe_installer::demo::namespace::Namespace;
+use gybe_integration::vectors;
+use gybe_netfilter::backend::Backend;
+use gybe_netfilter::iptables::{Iptables, Variant};
+use gybe_netfilter::nft::Nft;
+use gybe_netfilter::redirection::{Redirection, remove};
+use std::time::Duration;
+
+/// Things of every kind that others may have, some close to ours in name, number or place.
+const THEIRS: &str = "
+    ip link add eth0 type bridge mcast_snooping 0
+    ip link set eth0 addrgenmode none
+    ip link set eth0 up
+    ip addr add 10.9.9.9/24 dev eth0
+    ip addr add fd00::9/64 dev eth0 nodad
+    ip addr add 127.0.0.6/8 dev lo
+    ip addr add 10.8.8.8/32 dev lo
+    ip -6 addr add ::7/128 dev lo nodad
+    ip -6 addr add fd00::8/128 dev lo nodad
+    ip route add 192.0.2.0/24 via 10.9.9.1
+    ip route add local 192.0.2.0/24 dev lo table 133
+    ip route add default via 10.9.9.1 table 134
+    ip -6 route add local fd07::/64 dev lo table 133
+    ip -6 route add fd08::/64 dev eth0
+    ip rule add fwmark 0x539 lookup 134
+    ip rule add fwmark 7 lookup 133
+    ip rule add from 10.9.9.9 lookup 134 priority 100
+    ip -6 rule add fwmark 0x539 lookup 134
+    ip -6 rule add to fd07::/64 lookup 133
+    nft add table inet gybe-like
+    nft add chain inet gybe-like nat-output '{ type nat hook output priority 7; }'
+    nft add set inet gybe-like ports '{ type inet_service; flags interval; elements = { 22, 80-90 }; }'
+    nft add rule inet gybe-like nat-output tcp dport @ports counter accept
+    nft add table ip theirs
+    nft add chain ip theirs gybe '{ type filter hook input priority 3; }'
+    nft add rule ip theirs gybe ip saddr 192.0.2.1 counter packets 5 bytes 500 drop
+    nft add table ip6 gybe
+    nft add chain ip6 gybe nat-output
+    nft add rule ip6 gybe nat-output meta mark 1337 counter packets 3 bytes 9
+";
+
+/// Their rules by iptables, of either variant; in other tables and chains, and in the same.
+const THEIR_TABLES: &str = "
+    iptables -t nat -N DOCKER
+    iptables -t nat -A OUTPUT -d 192.0.2.0/24 -j DOCKER
+    iptables -t nat -A OUTPUT -m comment --comment 'not -j ISTIO_OUTPUT' -j DOCKER
+    iptables -t nat -A PREROUTING -p tcp -m tcp --dport 99 -j REDIRECT --to-ports 98
+    iptables -t mangle -A PREROUTING -p icmp -j ACCEPT
+    iptables -t mangle -A OUTPUT -p udp -j MARK --set-xmark 0x3/0xffffffff
+    iptables -t raw -A OUTPUT -p udp -m udp --dport 7 -j CT --zone 9
+    iptables -A INPUT -p tcp -m tcp --dport 22 -j ACCEPT
+    ip6tables -t nat -A OUTPUT -p tcp -m tcp --dport 99 -j REDIRECT --to-ports 98
+    ip6tables -t mangle -N ISTIO
+    ip6tables -t raw -A PREROUTING -p tcp -j NOTRACK
+";
+
+/// All there is to be seen, less counters: the kernel may send a packet of its own.
+const EVERYTHING: &str = "
+    ip -j addr
+    ip -j -4 rule; ip -j -6 rule
+    ip -j -4 route show table all; ip -j -6 route show table all
+    nft -j -a -s list ruleset | sed 's/}, {/},\\n{/g'
+    iptables-legacy-save | sed -e 's/^#.*//' -e 's/ \\[[0-9:]*\\]$//'
+    ip6tables-legacy-save | sed -e 's/^#.*//' -e 's/ \\[[0-9:]*\\]$//'
+";
+
+fn tables(name: &str) -> String {
+    let program = |line: &str| line.trim().replacen("tables", &format!("tables-{name}"), 1);
+    THEIR_TABLES.lines().map(program).collect::<Vec<_>>().join("\n")
+}
+
+/// A dozen policies, of both modes and families, that differ in everything.
+const POLICIES: [&str; 12] = [
+    "inject-default-dual",
+    "tproxy-default-dual",
+    "inject-default-v4",
+    "dns-all-tproxy-dual",
+    "outbound-include-cidr",
+    "dns-servers-dual",
+    "exclude-if-tproxy",
+    "outbound-none",
+    "drop-invalid",
+    "custom-ports",
+    "outbound-exclude-cidr",
+    "dns-all-dual",
+];
+
+fn leaves_it_as_it_was(backend: &dyn Backend, their_tables: &str, seen_before: &[&str]) {
+    let recorded = vectors::all().unwrap();
+    let policy = |name: &str| {
+        let vector = recorded.iter().find(|vector| vector.name == name);
+        Redirection::of(&vector.unwrap_or_else(|| panic!("no vector {name}")).policy)
+    };
+    Namespace::new()
+        .unwrap()
+        .run(|| {
+            sh(THEIRS);
+            sh(&tables(their_tables));
+            for name in seen_before {
+                policy(name).apply(backend).unwrap();
+            }
+            remove(backend).unwrap();
+            let before = sh(EVERYTHING);
+            for round in [&POLICIES[..], &POLICIES[..1], &POLICIES[3..4], &[]] {
+                for name in round {
+                    let redirection = policy(name);
+                    redirection.apply(backend).unwrap_or_else(|error| panic!("{name}: {error:?}"));
+                    assert_eq!(redirection.differences(backend).unwrap(), [], "{name} by {}", backend.name());
+                    assert_ne!(sh(EVERYTHING), before, "{name} by {}", backend.name());
+                }
+                remove(backend).unwrap();
+                let after = sh(EVERYTHING);
+                let lines = |text: &str| text.lines().map(str::to_owned).collect::<Vec<_>>();
+                let (before, after) = (lines(&before), lines(&after));
+                let gone: Vec<_> = before.iter().filter(|line| !after.contains(line)).collect();
+                let new: Vec<_> = after.iter().filter(|line| !before.contains(line)).collect();
+                let name = backend.name();
+                assert!(before == after, "{name} after {round:?}: gone {gone:#?}, new {new:#?}");
+            }
+        })
+        .unwrap();
+}
+
+#[test]
+fn what_nft_wrote_and_removed_leaves_everything_of_others_as_it_was() {
+    for theirs in ["legacy", "nft"] {
+        leaves_it_as_it_was(&Nft, theirs, &[]);
+    }
+}
+
+/// What iptables itself leaves is no rule and nobody's: tables and built-in chains, once they were
+/// used, stay and are empty. So they have been used before.
+#[test]
+fn what_iptables_wrote_and_removed_leaves_everything_of_others_as_it_was() {
+    for (variant, theirs) in [(Variant::Legacy, "legacy"), (Variant::Nft, "nft")] {
+        let backend = Iptables::find(variant).unwrap().with_deadline(Duration::from_secs(120));
+        leaves_it_as_it_was(&backend, theirs, &["dns-all-tproxy-dual", "inject-default-dual"]);
+    }
+}

@@ -1,0 +1,282 @@
+//! What is known about a node, as programs find it out, keep it and go by it. `/run` is each test's own.
+#![allow(clippy::indexing_slicing, reason = "JSON that lacks a member is null")]
+
+use gybe_integration::add::{Call, Place, pod};
+use gybe_integration::complaint::Complaint;
+use gybe_integration::programs::{Run, path_of_ours, run};
+use serde_json::{Value, json};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+
+fn gybe(place: &Place, words: &str, stdin: &str) -> Result<Run, Complaint> {
+    place.sh(&format!("exec {} {words}", path_of_ours("gybe")?.display()), stdin)
+}
+
+fn kept(place: &Place) -> PathBuf {
+    place.run().join("gybe/probe.json")
+}
+
+fn change(place: &Place, pointer: &str, value: Value) -> Result<(), Complaint> {
+    let mut known: Value = serde_json::from_str(&fs::read_to_string(kept(place))?)?;
+    *known.pointer_mut(pointer).ok_or_else(|| Complaint::that(format!("no {pointer}")))? = value;
+    Ok(fs::write(kept(place), known.to_string())?)
+}
+
+fn refused(why: &str) -> Value {
+    json!({ "finding": "refused", "why": why, "errno": 2, "object": null, "hint": null })
+}
+
+/// How many namespaces a command makes.
+fn namespaces(place: &Place, command: &str) -> Result<usize, Complaint> {
+    let record = place.path().join("record");
+    let strace = format!("strace -f -qq -e trace=unshare -o {} ", record.display());
+    let ran = place.sh(&format!("exec {strace} {command}"), "")?;
+    assert_eq!(ran.code, Some(0), "{ran:#?}");
+    // iptables' own thread unshares its mounts.
+    Ok(fs::read_to_string(record)?.lines().filter(|line| line.contains("unshare(CLONE_NEWNET)")).count())
+}
+
+#[test]
+fn a_probe_tells_of_every_backend_what_works_and_which_one_writes() -> Result<(), Complaint> {
+    let place = Place::new("probe-tells")?;
+    let ran = gybe(&place, "probe --json", "")?;
+    assert_eq!((ran.code, ran.err.as_str()), (Some(0), ""));
+    let told: Value = serde_json::from_str(&ran.out)?;
+    for backend in ["nft", "iptables-nft", "iptables-legacy"] {
+        for profile in ["v4", "v4+v6", "dns", "tproxy", "lists"] {
+            assert_eq!(
+                told["backends"][backend][profile]["finding"], "works",
+                "{backend} {profile}: {told:#}"
+            );
+        }
+    }
+    assert_eq!((&told["requested"], &told["chosen"]["backend"]), (&json!("auto"), &json!("nft")));
+    let modes = [kept(&place), place.run().join("gybe")]
+        .map(|path| fs::metadata(path).map(|m| m.permissions().mode()));
+    assert_eq!(modes.into_iter().collect::<Result<Vec<_>, _>>()?, [0o100_644, 0o040_755]);
+    let people = gybe(&place, "probe --backend iptables", "")?;
+    assert!(
+        people.out.starts_with("nft              all  works\niptables-nft     all  works\n"),
+        "{}",
+        people.out
+    );
+    assert!(
+        people.out.ends_with("\niptables-nft writes the rules (iptables: iptables-nft does everything)\n")
+    );
+    Ok(())
+}
+
+#[test]
+fn what_is_known_is_not_found_out_again_unless_somebody_asks() -> Result<(), Complaint> {
+    let place = Place::new("probe-again")?;
+    let gybe = path_of_ours("gybe")?;
+    let probe = format!("{} probe --json", gybe.display());
+    assert_eq!(namespaces(&place, &probe)?, 15, "five profiles, three backends");
+    assert_eq!(namespaces(&place, &probe)?, 0);
+    assert_eq!(namespaces(&place, &format!("{probe} --fresh"))?, 15);
+    change(&place, "/kernel", json!("2.6.32"))?;
+    assert_eq!(namespaces(&place, &probe)?, 15);
+    Ok(())
+}
+
+#[test]
+fn of_many_that_know_nothing_one_finds_out() -> Result<(), Complaint> {
+    let place = Place::new("probe-once")?;
+    let gybe = path_of_ours("gybe")?;
+    let many = format!("for n in 1 2 3 4 5 6 7 8; do {} probe >/dev/null & done; wait", gybe.display());
+    assert_eq!(namespaces(&place, &format!("sh -c '{many}'"))?, 15);
+    Ok(())
+}
+
+#[test]
+fn an_add_without_a_word_finds_out_what_it_needs_and_the_next_one_knows() -> Result<(), Complaint> {
+    let place = Place::new("probe-add")?;
+    let made = |pod| -> Result<usize, Complaint> {
+        let record = place.path().join("record");
+        let strace = format!("strace -f -qq -e trace=unshare -o {}", record.display());
+        let ran = Call::add(pod, &place)?.by("auto").make(&place, &strace)?;
+        assert_eq!(ran.code, Some(0), "{ran:#?}");
+        assert!(ran.err.contains(r#""tool":"nft""#), "{}", ran.err);
+        Ok(fs::read_to_string(record)?.lines().filter(|line| line.contains("CLONE_NEWNET")).count())
+    };
+    let pods = [pod()?, pod()?];
+    assert_eq!(made(&pods[0])?, 5, "nftables does all that is needed");
+    assert_eq!(made(&pods[1])?, 0);
+    let known: Value = serde_json::from_str(&fs::read_to_string(kept(&place))?)?;
+    assert_eq!(known["backends"].as_object().map(serde_json::Map::len), Some(1), "{known}");
+    Ok(())
+}
+
+#[test]
+fn what_is_known_costs_an_add_the_reading_of_two_small_files() -> Result<(), Complaint> {
+    let place = Place::new("probe-cost")?;
+    gybe(&place, "probe", "")?;
+    let calls = |backend: &str| -> Result<(Vec<String>, usize), Complaint> {
+        let (pod, record) = (pod()?, place.path().join("record"));
+        let strace = format!("strace -f -qq -e trace=openat,socket,clone3,clone -o {}", record.display());
+        let ran = Call::add(&pod, &place)?.by(backend).make(&place, &strace)?;
+        assert_eq!(ran.code, Some(0), "{ran:#?}");
+        let record = fs::read_to_string(record)?;
+        // Once by env, whose files are its own; the plugin's begin with its namespace.
+        let own = record.find("/proc/thread-self/ns/net").unwrap_or_default();
+        let opened = record.split_at(own).1.lines().filter_map(|line| line.split('"').nth(1));
+        let others = record.lines().filter(|line| !line.contains("openat")).count();
+        let sockets = |kind: &str| record.lines().filter(|line| line.contains(kind)).count();
+        assert_eq!((sockets("NETLINK_NETFILTER"), sockets("NETLINK_ROUTE")), (1, 1), "{record}");
+        Ok((opened.map(str::to_owned).collect(), others))
+    };
+    let (mut known, others) = calls("auto")?;
+    let (word, others_by_word) = calls("nft")?;
+    assert_eq!(others, others_by_word);
+    for file in ["/proc/sys/kernel/random/boot_id", "/run/gybe/probe.json"] {
+        let place = known.iter().position(|opened| opened == file);
+        known.remove(place.ok_or_else(|| Complaint::that(format!("{file}: {known:?}")))?);
+    }
+    let named = |files: Vec<String>| -> Vec<String> {
+        files.into_iter().filter(|file| !file.contains("/fd/")).collect()
+    };
+    assert_eq!(named(known), named(word));
+    Ok(())
+}
+
+#[test]
+fn a_pod_that_needs_what_this_node_cannot_do_is_refused_and_nothing_written() -> Result<(), Complaint> {
+    let (place, pod) = (Place::new("probe-ipv6")?, pod()?);
+    gybe(&place, "probe", "")?;
+    change(&place, "/backends/nft/v4+v6", refused("no inet NAT of IPv6"))?;
+    let ran = Call::add(&pod, &place)?.by("auto").make(&place, "")?;
+    let told: Value = serde_json::from_str(&ran.out)?;
+    assert_eq!(told["code"], 999);
+    let said = "gybe-cni cmdAdd GYBE-ADD-028: the pod's IPv6 is to be redirected, which nft cannot do on this node: \
+                refused: no inet NAT of IPv6";
+    assert_eq!(told["msg"], said);
+    assert_eq!(pod.run(|| run("nft", &["list", "ruleset"], ""))??.out, "");
+    Ok(())
+}
+
+#[test]
+fn where_there_are_no_zones_dns_goes_without_and_it_is_said() -> Result<(), Complaint> {
+    let (place, pod) = (Place::new("probe-zones")?, pod()?);
+    gybe(&place, "probe", "")?;
+    change(&place, "/backends/nft/dns", refused("zones"))?;
+    let dns = r#""value": "true" }, { "name": "ISTIO_META_DNS_CAPTURE", "value": "true" }"#;
+    let manifest = fs::read_to_string(place.manifest())?.replacen(r#""value": "true" }"#, dns, 1);
+    fs::write(place.manifest(), manifest)?;
+    let call = Call::add(&pod, &place)?.by("auto");
+    let ran = call.make(&place, "")?;
+    assert_eq!(ran.code, Some(0), "{ran:#?}");
+    assert!(ran.err.contains("DNS is captured without"), "{}", ran.err);
+    let rules = pod.run(|| run("nft", &["list", "ruleset"], ""))??.out;
+    assert!(rules.contains("dns-to-agent") && !rules.contains("zone"), "{rules}");
+    let check = call.clone().of("CHECK").make(&place, "")?;
+    assert_eq!(check.code, Some(0), "{check:#?}");
+    let word = call.by("nft").of("CHECK").make(&place, "")?;
+    assert!(word.out.contains("raw-output is missing"), "{word:#?}");
+    let manifest = place.manifest();
+    let verify = format!("verify --pod {} --netns {}", manifest.display(), pod.path().display());
+    assert_eq!(gybe(&place, &verify, "")?.code, Some(0));
+    assert_eq!(gybe(&place, &format!("{verify} --backend nft"), "")?.code, Some(1));
+    Ok(())
+}
+
+#[test]
+fn that_nothing_works_is_said_with_what_to_do_and_tried_again_soon() -> Result<(), Complaint> {
+    let (place, pod) = (Place::new("probe-nothing")?, pod()?);
+    gybe(&place, "probe", "")?;
+    for backend in ["nft", "iptables-nft", "iptables-legacy"] {
+        change(&place, &format!("/backends/{backend}/v4"), refused("no NAT"))?;
+    }
+    let call = Call::add(&pod, &place)?.by("auto");
+    let told: Value = serde_json::from_str(&call.make(&place, "")?.out)?;
+    assert_eq!(told["code"], 50);
+    let said = told["msg"].as_str().unwrap_or_default();
+    assert!(
+        said.starts_with("gybe-cni cmdAdd GYBE-ADD-027: no backend works on this node for auto: nft: v4"),
+        "{said}"
+    );
+    let ran = gybe(&place, "probe", "")?;
+    assert_eq!(ran.code, Some(1), "{ran:#?}");
+    let file = fs::OpenOptions::new().write(true).open(kept(&place))?;
+    file.set_modified(std::time::SystemTime::now() - std::time::Duration::from_secs(60))?;
+    assert_eq!(call.make(&place, "")?.code, Some(0));
+    Ok(())
+}
+
+#[test]
+fn another_backend_is_chosen_where_nftables_does_not_do() -> Result<(), Complaint> {
+    let (place, pod) = (Place::new("probe-other")?, pod()?);
+    gybe(&place, "probe", "")?;
+    change(&place, "/backends/nft/lists", refused("no interval sets"))?;
+    let call = Call::add(&pod, &place)?.by("auto");
+    let ran = call.make(&place, "")?;
+    assert!(ran.code == Some(0) && ran.err.contains(r#""tool":"iptables-nft""#), "{ran:#?}");
+    // Whoever has written is asked, whatever is chosen since.
+    change(&place, "/backends/nft/lists", json!({ "finding": "works" }))?;
+    assert_eq!(call.clone().of("CHECK").make(&place, "")?.code, Some(0));
+    let netns = pod.path().display().to_string();
+    let inspected: Value =
+        serde_json::from_str(&gybe(&place, &format!("inspect --json --netns {netns}"), "")?.out)?;
+    assert_eq!(inspected["backend"], "iptables-nft");
+    assert_eq!(gybe(&place, &format!("remove --netns {netns}"), "")?.code, Some(0));
+    let left = gybe(&place, &format!("inspect --netns {netns}"), "")?;
+    assert!(left.out.starts_with("nothing of ours in"), "{left:#?}");
+    Ok(())
+}
+
+#[test]
+fn a_word_that_leaves_the_choice_applies_verifies_and_removes() -> Result<(), Complaint> {
+    let place = Place::new("probe-words")?;
+    for (word, name) in [("auto", "nft"), ("iptables", "iptables-nft")] {
+        let pod = pod()?;
+        let words = |verb: &str| format!("{verb} --json --backend {word} --netns {}", pod.path().display());
+        let policy = r#"{"enable_ipv6": true}"#;
+        let told = |verb: &str| -> Result<Value, Complaint> {
+            Ok(serde_json::from_str(&gybe(&place, &words(verb), policy)?.out)?)
+        };
+        assert_eq!(told("apply --policy -")?["backend"], name);
+        assert_eq!(told("verify --policy -")?["holds"], true);
+        assert_eq!(told("inspect")?["backend"], name);
+        assert_eq!(told("remove")?["backends"], json!([name]));
+        assert_eq!(told("inspect")?["chains"], json!([]));
+    }
+    Ok(())
+}
+
+/// In a user namespace that maps root alone, `xt_owner` knows no uid 1337 (`owner_check`): a refusal as real
+/// as they get, while nftables compares numbers.
+#[test]
+fn what_is_really_refused_is_said_with_the_rule_and_another_word_to_set() -> Result<(), Complaint> {
+    let place = Place::new("probe-refused")?;
+    let unshare = "exec unshare --user --map-root-user --net";
+    let probe = format!("{unshare} {} probe --backend iptables", path_of_ours("gybe")?.display());
+    let told: Value = serde_json::from_str(&place.sh(&format!("{probe} --json"), "")?.out)?;
+    let refusal = &told["backends"]["iptables-nft"]["v4"];
+    assert_eq!(
+        (&refusal["finding"], &refusal["object"]),
+        (&json!("refused"), &json!("rule \"proxy-to-own-pod-v4\""))
+    );
+    assert_eq!(told["backends"]["nft"]["v4"]["finding"], "works");
+    assert!(told["untried"][0].as_str().is_some_and(|what| what.contains("uid 1337")), "{told:#}");
+    assert_eq!(told["chosen"]["hint"], "nft works on this node: set backend to nft or to auto");
+    let people = place.sh(&probe, "")?;
+    assert_eq!(people.code, Some(1), "{people:#?}");
+    assert!(people.out.contains("no backend works on this node for iptables: iptables-nft: v4 refused"));
+    Ok(())
+}
+
+#[test]
+fn where_nothing_can_be_kept_probing_works_all_the_same() -> Result<(), Complaint> {
+    let (place, pod) = (Place::new("probe-unkept")?, pod()?);
+    let read_only = "mount -o remount,bind,ro /run &&";
+    let ran = place.sh(&format!("{read_only} exec {} probe", path_of_ours("gybe")?.display()), "")?;
+    assert_eq!(ran.code, Some(0), "{ran:#?}");
+    assert!(ran.err.contains("note: this cannot be kept in /run/gybe: "), "{}", ran.err);
+    let policy = r#"{"enable_ipv6": true}"#;
+    let netns = pod.path().display().to_string();
+    let apply =
+        format!("{read_only} exec {} apply --policy - --netns {netns}", path_of_ours("gybe")?.display());
+    let ran = place.sh(&apply, policy)?;
+    assert!(ran.code == Some(0) && ran.out.ends_with("by nft\n"), "{ran:#?}");
+    Ok(())
+}

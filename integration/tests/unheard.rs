@@ -1,0 +1,90 @@
+//! TPROXY while no proxy listens: what was to be intercepted does not reach the application. The two
+//! targets of the kernel differ here, so it is shown for both, and for nft without our rule for it.
+
+use gybe_installer::demo::caller::{Call, Disguise};
+use gybe_integration::complaint::Complaint;
+use gybe_integration::crowd::side_by_side;
+use gybe_integration::topology::Topology;
+use gybe_integration::vectors::{self, Place};
+use gybe_netfilter::backend::Backend;
+use gybe_netfilter::iptables::{Iptables, Variant};
+use gybe_netfilter::nft::Nft;
+use gybe_netfilter::policy::{Inbound, Port, PortSet, RedirectPolicy};
+use gybe_netfilter::redirection::Redirection;
+use gybe_netfilter::trace::{Owner, Transport};
+use std::time::Duration;
+
+const PATIENCE: Duration = Duration::from_secs(5);
+const NOBODY_WITHIN: Duration = Duration::from_secs(1);
+
+/// Nobody listens on the first; on the second the proxy does, but not transparently.
+const UNHEARD: [u16; 2] = [15999, 15008];
+
+fn policies() -> Result<Vec<RedirectPolicy>, Complaint> {
+    let vector = vectors::all()?.into_iter().find(|vector| vector.name == "tproxy-default-dual");
+    let policy = vector.ok_or_else(|| Complaint::that("no vector tproxy-default-dual"))?.policy;
+    let only = Inbound::Only(PortSet::from_iter([4000, 8080]));
+    let inbound = [policy.inbound.clone(), only];
+    let each = inbound.iter().flat_map(|inbound| UNHEARD.map(|port| (inbound.clone(), port)));
+    let policy = |(inbound, port)| {
+        let inbound_port = Port::new(port).unwrap_or(policy.inbound_port);
+        RedirectPolicy { inbound, inbound_port, ..policy.clone() }
+    };
+    Ok(each.map(policy).collect())
+}
+
+fn world(
+    policy: &RedirectPolicy,
+    backend: &dyn Backend,
+    redirection: &Redirection,
+) -> Result<Topology, Complaint> {
+    let world = Topology::raise(policy.mode, &[])?;
+    world.at(Place::Pod).run(|| redirection.apply(backend))??;
+    Ok(world)
+}
+
+fn call(world: &Topology, from: Place, to: &str, patience: Duration) -> Result<String, Complaint> {
+    let owner = Owner { uid: if from == Place::Pod { 1000 } else { 0 }, gid: 0 };
+    let call = Call { owner, transport: Transport::Tcp, to: to.parse()?, disguise: Disguise::default() };
+    let fate = call.make(world.at(from), patience)?.to_string();
+    Ok(fate.split(' ').next().unwrap_or_default().to_owned())
+}
+
+#[test]
+fn what_nobody_intercepts_does_not_reach_the_application() -> Result<(), Complaint> {
+    let legacy = Iptables::find(Variant::Legacy)?.with_deadline(Duration::from_secs(120));
+    let backends: [&dyn Backend; 2] = [&Nft, &legacy];
+    let each = policies()?.into_iter().flat_map(|policy| backends.map(|backend| (policy.clone(), backend)));
+    let outcomes = side_by_side(each.collect(), |(policy, backend)| {
+        let world = world(&policy, backend, &Redirection::of(&policy))?;
+        for to in ["10.244.0.10:8080", "[fd00:10::10]:8080"] {
+            let fate = call(&world, Place::Peer, to, NOBODY_WITHIN)?;
+            assert_eq!(fate, "timeout", "{} {to} {policy:?}", backend.name());
+            // Inside the pod nothing is intercepted.
+            assert_eq!(call(&world, Place::Pod, to, PATIENCE)?, "app:8080", "{} {to}", backend.name());
+        }
+        // The proxy's own ports are not intercepted either, and answer as before.
+        assert_eq!(call(&world, Place::Peer, "10.244.0.10:15021", PATIENCE)?, "envoy:15021");
+        Ok(())
+    });
+    outcomes.into_iter().collect()
+}
+
+/// The control: nft's tproxy alone lets the application be reached past the proxy, family by family.
+#[test]
+fn without_the_rule_for_it_nft_lets_it_through() -> Result<(), Complaint> {
+    let rules = [
+        ("not-intercepted-v4", "10.244.0.10:8080", "[fd00:10::10]:8080"),
+        ("not-intercepted-v6", "[fd00:10::10]:8080", "10.244.0.10:8080"),
+    ];
+    let each = policies()?.into_iter().flat_map(|policy| rules.map(|rule| (policy.clone(), rule)));
+    let outcomes = side_by_side(each.collect(), |(policy, (rule, open, shut))| {
+        let whole = Redirection::of(&policy);
+        let rules = whole.rules.without(rule).ok_or_else(|| Complaint::that(rule))?;
+        let world = world(&policy, &Nft, &Redirection { rules, ..whole })?;
+        assert_eq!(call(&world, Place::Peer, open, PATIENCE)?, "app:8080", "without {rule}: {policy:?}");
+        assert_eq!(call(&world, Place::Peer, shut, NOBODY_WITHIN)?, "timeout", "without {rule}");
+        Ok(())
+    });
+    outcomes.into_iter().collect()
+}

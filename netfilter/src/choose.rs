@@ -1,0 +1,216 @@
+//! Which backend writes: decided from what was found out and what the operator wants, before the first
+//! write. Pure.
+//!
+//! nftables is left only when it cannot do what every policy is made of. What else it cannot do is said
+//! of the choice, and a policy that needs it is refused: another backend is never the answer to a
+//! refusal, because a pod has one backend's rules.
+
+use crate::backend::BackendKind;
+use crate::policy::{Dns, Families, Mode, RedirectPolicy};
+use crate::probe::{Capabilities, Finding, Findings, Profile};
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// What the operator wants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Override {
+    /// The best this node has: nftables, then iptables-nft, then iptables-legacy.
+    Auto,
+    /// Whichever variant of iptables passes.
+    Iptables,
+    /// This one, and no other.
+    Only(BackendKind),
+}
+
+/// What every policy is made of: whoever cannot do these is no backend.
+const ESSENTIAL: [Profile; 2] = [Profile::V4, Profile::Lists];
+
+/// The backend that writes on this node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Choice {
+    /// Which one.
+    pub backend: BackendKind,
+    /// Why this one, in a sentence.
+    pub why: String,
+    /// What it cannot do here, and what was found instead.
+    pub missing: BTreeMap<Profile, String>,
+}
+
+/// No backend will do.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("no backend works on this node for {wish}: {}", sentences(.found))]
+pub struct NoBackend {
+    /// What was asked for.
+    pub wish: Override,
+    /// What is the matter with each.
+    pub found: Vec<(BackendKind, String)>,
+    hint: Option<String>,
+}
+
+/// How a policy is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    /// As it is compiled.
+    Whole,
+    /// Without conntrack zones for DNS, which this kernel has not. Worth a warning.
+    WithoutZones,
+}
+
+/// A policy needs what the chosen backend cannot do here.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{need}, which {backend} cannot do on this node: {found}")]
+pub struct Unserved {
+    /// What the policy asks for.
+    pub need: &'static str,
+    /// The chosen backend.
+    pub backend: BackendKind,
+    /// What was found when it was tried.
+    pub found: String,
+}
+
+impl Override {
+    /// In which order backends are considered.
+    pub fn order(self) -> &'static [BackendKind] {
+        match self {
+            Self::Auto => &BackendKind::ALL,
+            Self::Iptables => &[BackendKind::IptablesNft, BackendKind::IptablesLegacy],
+            Self::Only(BackendKind::Nft) => &[BackendKind::Nft],
+            Self::Only(BackendKind::IptablesNft) => &[BackendKind::IptablesNft],
+            Self::Only(BackendKind::IptablesLegacy) => &[BackendKind::IptablesLegacy],
+        }
+    }
+}
+
+impl fmt::Display for Override {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Auto => "auto",
+            Self::Iptables => "iptables",
+            Self::Only(kind) => kind.name(),
+        })
+    }
+}
+
+/// The backend that must be tried out before anything can be chosen; none when enough is known.
+pub fn next(known: &Capabilities, wish: Override) -> Option<BackendKind> {
+    let tried = |kind: &BackendKind| known.backends.get(kind);
+    let settled = wish.order().iter().filter_map(tried).any(suffices);
+    if settled { None } else { wish.order().iter().copied().find(|kind| tried(kind).is_none()) }
+}
+
+/// Chooses from what is known.
+///
+/// # Errors
+/// When nothing that was tried will do.
+pub fn choose(known: &Capabilities, wish: Override) -> Result<Choice, NoBackend> {
+    let mut passed_over = Vec::new();
+    for kind in wish.order() {
+        match known.backends.get(kind) {
+            Some(findings) if suffices(findings) => return Ok(chosen(*kind, findings, (wish, &passed_over))),
+            Some(findings) => passed_over.push((*kind, fault(findings))),
+            None => passed_over.push((*kind, "was not tried".to_owned())),
+        }
+    }
+    let hint = hint(known, wish);
+    Err(NoBackend { wish, found: passed_over, hint })
+}
+
+/// Does it do what every policy is made of?
+pub fn suffices(findings: &Findings) -> bool {
+    ESSENTIAL.iter().all(|profile| findings.get(profile).is_some_and(Finding::works))
+}
+
+/// What is the matter, by the first essential profile that does not work.
+fn fault(findings: &Findings) -> String {
+    let failing = ESSENTIAL.iter().filter_map(|profile| Some((profile, findings.get(profile)?)));
+    let mut failing = failing.filter(|(_, finding)| !finding.works());
+    failing
+        .next()
+        .map_or_else(|| "was not tried".to_owned(), |(profile, finding)| format!("{profile} {finding}"))
+}
+
+fn chosen(
+    backend: BackendKind,
+    findings: &Findings,
+    (wish, passed_over): (Override, &[(BackendKind, String)]),
+) -> Choice {
+    let failing = findings.iter().filter(|(_, finding)| !finding.works());
+    let missing: BTreeMap<Profile, String> =
+        failing.map(|(profile, finding)| (*profile, finding.to_string())).collect();
+    let works = match missing.is_empty() {
+        true => format!("{backend} does everything"),
+        false => {
+            let names: Vec<&str> = missing.keys().map(|profile| profile.name()).collect();
+            format!("{backend} does everything but {}", names.join(", "))
+        }
+    };
+    let why = match passed_over {
+        [] => format!("{wish}: {works}"),
+        others => format!("{wish}: {works}; {}", sentences(others)),
+    };
+    Choice { backend, why, missing }
+}
+
+fn sentences(found: &[(BackendKind, String)]) -> String {
+    found.iter().map(|(kind, what)| format!("{kind}: {what}")).collect::<Vec<_>>().join("; ")
+}
+
+/// What would help: what the first refusal says, and another word where another backend works.
+fn hint(known: &Capabilities, wish: Override) -> Option<String> {
+    if let Some(other) =
+        BackendKind::ALL.into_iter().find(|kind| known.backends.get(kind).is_some_and(suffices))
+    {
+        return Some(format!("{other} works on this node: set backend to {other} or to auto"));
+    }
+    let findings = wish.order().iter().filter_map(|kind| known.backends.get(kind));
+    let mut hints = findings.flat_map(Findings::values).filter_map(|finding| match finding {
+        Finding::Refused(refusal) => refusal.hint.clone(),
+        _ => None,
+    });
+    hints.next().or_else(|| Some("gybe probe --fresh says what was tried".to_owned()))
+}
+
+impl NoBackend {
+    /// What would help.
+    pub fn hint(&self) -> Option<String> {
+        self.hint.clone()
+    }
+}
+
+impl Choice {
+    /// How the chosen backend writes this policy.
+    ///
+    /// # Errors
+    /// When it cannot on this node. IPv6 in particular is never left out in silence: that would be a
+    /// way past the proxy.
+    pub fn way(&self, policy: &RedirectPolicy) -> Result<Way, Unserved> {
+        let both = policy.families == Families::V4AndV6;
+        self.need(both, Profile::V4AndV6, "the pod's IPv6 is to be redirected")?;
+        self.need(policy.mode != Mode::Redirect, Profile::Tproxy, "the pod asks for TPROXY")?;
+        let dns = policy.dns != Dns::Off;
+        let split = self.need(dns, Profile::Dns, "the pod's DNS is to be captured");
+        match split {
+            Ok(()) => Ok(Way::Whole),
+            Err(_) if !self.missing.contains_key(&Profile::DnsWithoutZones) => Ok(Way::WithoutZones),
+            Err(unserved) => Err(unserved),
+        }
+    }
+
+    fn need(&self, is_needed: bool, profile: Profile, need: &'static str) -> Result<(), Unserved> {
+        match self.missing.get(&profile).filter(|_| is_needed) {
+            None => Ok(()),
+            Some(found) => Err(Unserved { need, backend: self.backend, found: found.clone() }),
+        }
+    }
+}
+
+impl Unserved {
+    /// What would help.
+    pub fn hint(&self) -> String {
+        "gybe probe says which backends can; name one of them in backend, or load what the kernel lacks"
+            .to_owned()
+    }
+}
+
+#[cfg(test)]
+mod tests;

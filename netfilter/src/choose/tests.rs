@@ -1,0 +1,116 @@
+use super::*;
+use crate::policy::CidrSet;
+use crate::probe::Refusal;
+use BackendKind::{IptablesLegacy, IptablesNft, Nft};
+
+fn refused(why: &str) -> Finding {
+    Finding::Refused(Refusal { why: why.to_owned(), hint: Some(format!("mend {why}")), ..Refusal::default() })
+}
+
+/// Everything works but these.
+fn findings(but: &[(Profile, Finding)]) -> Findings {
+    let mut findings: Findings = Profile::ALL.map(|profile| (profile, Finding::Works)).into();
+    findings.extend(but.iter().cloned());
+    findings
+}
+
+fn known(backends: &[(BackendKind, Findings)]) -> Capabilities {
+    Capabilities { backends: backends.iter().cloned().collect(), ..Capabilities::default() }
+}
+
+fn policy(change: impl FnOnce(&mut RedirectPolicy)) -> RedirectPolicy {
+    let mut policy = Profile::V4.policy();
+    change(&mut policy);
+    policy
+}
+
+#[test]
+fn the_first_that_does_what_is_essential_is_chosen() {
+    let (all, none) = (|| findings(&[]), || findings(&[(Profile::V4, refused("v4"))]));
+    let lame = || findings(&[(Profile::Tproxy, refused("tproxy")), (Profile::V4AndV6, refused("v6"))]);
+    let without_lists = || findings(&[(Profile::Lists, Finding::Misbehaves("x".into()))]);
+    let (auto, iptables) = (Override::Auto, Override::Iptables);
+    for (backends, wish, chosen) in [
+        (vec![(Nft, all()), (IptablesNft, all()), (IptablesLegacy, all())], auto, Some(Nft)),
+        (vec![(Nft, all())], auto, Some(Nft)),
+        // nftables with something missing comes before iptables with everything.
+        (vec![(Nft, lame()), (IptablesNft, all())], auto, Some(Nft)),
+        (vec![(Nft, none()), (IptablesNft, all()), (IptablesLegacy, all())], auto, Some(IptablesNft)),
+        (
+            vec![(Nft, without_lists()), (IptablesNft, none()), (IptablesLegacy, all())],
+            auto,
+            Some(IptablesLegacy),
+        ),
+        (vec![(Nft, none()), (IptablesNft, none()), (IptablesLegacy, none())], auto, None),
+        (vec![(Nft, none())], auto, None),
+        (vec![(Nft, all()), (IptablesNft, all()), (IptablesLegacy, all())], iptables, Some(IptablesNft)),
+        (vec![(Nft, all()), (IptablesNft, none()), (IptablesLegacy, all())], iptables, Some(IptablesLegacy)),
+        (vec![(Nft, all()), (IptablesNft, none()), (IptablesLegacy, none())], iptables, None),
+        (vec![(Nft, all()), (IptablesLegacy, all())], Override::Only(IptablesLegacy), Some(IptablesLegacy)),
+        (vec![(Nft, none()), (IptablesNft, all())], Override::Only(Nft), None),
+    ] {
+        let known = known(&backends);
+        let found = choose(&known, wish);
+        assert_eq!(found.as_ref().ok().map(|choice| choice.backend), chosen, "{wish} {known:?}");
+        assert!(found.is_ok() || !found.unwrap_err().hint().unwrap().is_empty());
+    }
+}
+
+#[test]
+fn no_more_is_tried_than_the_choice_needs() {
+    let (all, none) = (|| findings(&[]), || findings(&[(Profile::V4, refused("v4"))]));
+    for (backends, wish, tried) in [
+        (vec![], Override::Auto, Some(Nft)),
+        (vec![(Nft, all())], Override::Auto, None),
+        (vec![(Nft, none())], Override::Auto, Some(IptablesNft)),
+        (vec![(Nft, none()), (IptablesNft, none())], Override::Auto, Some(IptablesLegacy)),
+        (vec![(Nft, none()), (IptablesNft, none()), (IptablesLegacy, none())], Override::Auto, None),
+        (vec![(Nft, all())], Override::Iptables, Some(IptablesNft)),
+        (vec![(Nft, all()), (IptablesNft, all())], Override::Iptables, None),
+        (vec![(Nft, all())], Override::Only(IptablesLegacy), Some(IptablesLegacy)),
+    ] {
+        assert_eq!(next(&known(&backends), wish), tried, "{wish} {backends:?}");
+    }
+}
+
+#[test]
+fn a_choice_says_why_and_a_refusal_what_to_do() {
+    let broken = || findings(&[(Profile::V4, refused("no nat"))]);
+    let choice = choose(&known(&[(Nft, broken()), (IptablesNft, findings(&[]))]), Override::Auto).unwrap();
+    assert_eq!(choice.why, "auto: iptables-nft does everything; nft: v4 refused: no nat");
+    let refusal = choose(&known(&[(Nft, broken())]), Override::Only(Nft)).unwrap_err();
+    assert_eq!(refusal.to_string(), "no backend works on this node for nft: nft: v4 refused: no nat");
+    assert_eq!(refusal.hint().unwrap(), "mend no nat");
+    let works_elsewhere = known(&[(Nft, findings(&[])), (IptablesNft, broken())]);
+    let refusal = choose(&works_elsewhere, Override::Only(IptablesNft)).unwrap_err();
+    assert!(refusal.hint().unwrap().contains("set backend to nft"), "{refusal:?}");
+}
+
+#[test]
+fn a_policy_is_refused_for_what_it_needs_and_for_nothing_else() {
+    let missing = [(Profile::Tproxy, refused("tproxy")), (Profile::V4AndV6, refused("v6"))];
+    let choice = choose(&known(&[(Nft, findings(&missing))]), Override::Auto).unwrap();
+    assert_eq!(choice.way(&policy(|_| ())), Ok(Way::Whole));
+    assert_eq!(choice.way(&policy(|policy| policy.dns = Dns::All)), Ok(Way::Whole));
+    let both = choice.way(&policy(|policy| policy.families = Families::V4AndV6)).unwrap_err();
+    assert_eq!(
+        both.to_string(),
+        "the pod's IPv6 is to be redirected, which nft cannot do on this node: refused: v6"
+    );
+    let tproxy = Mode::Tproxy { mark: 1, route_table: 2 };
+    assert!(choice.way(&policy(|policy| policy.mode = tproxy)).is_err());
+}
+
+#[test]
+fn dns_goes_without_zones_where_that_was_seen_to_work() {
+    let server = std::net::IpAddr::from([192, 0, 2, 53]);
+    let asks = policy(|policy| policy.dns = Dns::Servers(CidrSet::from_iter([server])));
+    let dns = (Profile::Dns, refused("zones"));
+    let without = |finding| {
+        let findings = findings(&[dns.clone(), (Profile::DnsWithoutZones, finding)]);
+        choose(&known(&[(Nft, findings)]), Override::Auto).unwrap()
+    };
+    assert_eq!(without(Finding::Works).way(&asks), Ok(Way::WithoutZones));
+    assert_eq!(without(Finding::Works).way(&policy(|_| ())), Ok(Way::Whole));
+    assert!(without(refused("dns too")).way(&asks).is_err());
+}

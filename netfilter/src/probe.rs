@@ -1,0 +1,198 @@
+//! What this kernel makes of our rules: each kind of policy is written, read back and put to use with
+//! real connections, in network namespaces that live for one attempt.
+//!
+//! Only what was seen to work counts: no version, no list of modules, nothing about the host's own
+//! rules. What follows from the findings is decided in `choose`.
+//!
+//! ```text
+//! profile ─► policy ─► compile ─► Ruleset ─► Backend::apply ─► read back ─► connections ─► Finding
+//!                                    └─ trace: where each connection should arrive ──┘
+//! ```
+
+mod arrival;
+mod call;
+mod place;
+mod profile;
+
+pub use place::ProbeError;
+pub use profile::Profile;
+
+use crate::backend::{Backend, BackendError, BackendKind};
+use crate::iptables::{IptablesError, legacy_is_loaded};
+use crate::nft::NftError;
+use crate::redirection::{Redirection, RedirectionError};
+use arrival::{Arrival, Made};
+use call::Call;
+use place::{Prepared, in_a_throw_away};
+use std::collections::{BTreeMap, BTreeSet};
+use std::error::Error;
+use std::fmt;
+
+/// What became of one profile with one backend.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Finding {
+    /// The rules were taken, read back as written, and every connection went where it should.
+    Works,
+    /// The rules were not taken.
+    Refused(Refusal),
+    /// They were taken, and do not do what they say.
+    Misbehaves(String),
+}
+
+/// Why rules were not taken.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Refusal {
+    /// All layers in one sentence.
+    pub why: String,
+    /// The kernel's number for it, where there is one.
+    pub errno: Option<i32>,
+    /// What it was about: a rule, a chain, the table.
+    pub object: Option<String>,
+    /// What would help, where that is known.
+    pub hint: Option<String>,
+}
+
+impl Finding {
+    /// Does it work?
+    pub fn works(&self) -> bool {
+        *self == Self::Works
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Works => f.write_str("works"),
+            Self::Refused(refusal) => write!(f, "refused: {}", refusal.why),
+            Self::Misbehaves(what) => write!(f, "misbehaves: {what}"),
+        }
+    }
+}
+
+/// What was found out about each profile.
+pub type Findings = BTreeMap<Profile, Finding>;
+
+/// What was found out about this kernel; a backend that was not tried is not in it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Capabilities {
+    /// By backend.
+    pub backends: BTreeMap<BackendKind, Findings>,
+    /// What could not be put to use here, in sentences: it was written and read back only.
+    pub untried: BTreeSet<String>,
+}
+
+impl Capabilities {
+    /// Tries a backend out, and takes in what is found.
+    ///
+    /// # Errors
+    /// When nothing can be tried: this process may make no network namespace.
+    pub fn learn(&mut self, kind: BackendKind) -> Result<(), ProbeError> {
+        let mut findings = Findings::new();
+        match ready(kind) {
+            Err(refusal) => {
+                findings.extend(Profile::ALL.map(|profile| (profile, Finding::Refused(refusal.clone()))));
+            }
+            Ok(backend) => {
+                for profile in Profile::ALL {
+                    let (finding, untried) = attempt(&*backend, profile)?;
+                    self.untried.extend(untried);
+                    let degraded = profile.degraded().filter(|_| !finding.works());
+                    findings.insert(profile, finding);
+                    if let Some(degraded) = degraded {
+                        findings.insert(degraded, attempt(&*backend, degraded)?.0);
+                    }
+                }
+            }
+        }
+        self.backends.insert(kind, findings);
+        Ok(())
+    }
+}
+
+/// The backend, when there is something to try: its programs, and for iptables-legacy its part of the
+/// kernel. That part is not loaded for being asked: whoever wants it names the backend.
+fn ready(kind: BackendKind) -> Result<Box<dyn Backend>, Refusal> {
+    if kind == BackendKind::IptablesLegacy && !legacy_is_loaded() {
+        return Err(Refusal {
+            why: "this kernel has no ip_tables loaded".to_owned(),
+            hint: Some("load it (modprobe ip_tables), then probe again".to_owned()),
+            ..Refusal::default()
+        });
+    }
+    kind.find().map_err(|error| refusal(&error.into()))
+}
+
+/// Tries one profile with one backend, in a namespace made for it.
+///
+/// # Errors
+/// When this process may make none.
+pub fn try_out(backend: &dyn Backend, profile: Profile) -> Result<Finding, ProbeError> {
+    Ok(attempt(backend, profile)?.0)
+}
+
+/// The finding, and what could not be tried.
+fn attempt(backend: &dyn Backend, profile: Profile) -> Result<(Finding, Option<String>), ProbeError> {
+    let redirection = profile.redirection();
+    in_a_throw_away(profile, |prepared| match prepared {
+        Prepared::WithoutIpv6(errno) => {
+            let why = "IPv6 is off in this kernel, or for new network namespaces".to_owned();
+            let hint = Some("switch it on (net.ipv6.conf.default.disable_ipv6)".to_owned());
+            let refusal = Refusal { why, errno: Some(errno as i32), object: None, hint };
+            (Finding::Refused(refusal), None)
+        }
+        Prepared::Ready => match write(&redirection, backend) {
+            Ok(()) => put_to_use(&redirection, &profile.calls()),
+            Err(finding) => (finding, None),
+        },
+    })
+}
+
+fn write(redirection: &Redirection, backend: &dyn Backend) -> Result<(), Finding> {
+    let refused = |error| Finding::Refused(refusal(&error));
+    redirection.apply(backend).map_err(refused)?;
+    match redirection.differences(backend).map_err(refused)?.first() {
+        None => Ok(()),
+        Some(deviation) => Err(Finding::Misbehaves(format!("it reads back otherwise: {deviation}"))),
+    }
+}
+
+fn put_to_use(redirection: &Redirection, calls: &[Call]) -> (Finding, Option<String>) {
+    let mut untried = None;
+    for call in calls {
+        match call.make() {
+            Made::Arrived(arrival) if arrival == call.expected(&redirection.rules) => {}
+            Made::Arrived(arrival) => return (misbehaves(call, redirection, &arrival), untried),
+            Made::NotByThatUser(uid) => {
+                untried = Some(format!("connections of uid {uid}: this user namespace does not map it"));
+            }
+        }
+    }
+    (Finding::Works, untried)
+}
+
+fn misbehaves(call: &Call, redirection: &Redirection, arrival: &Arrival) -> Finding {
+    let expected = call.expected(&redirection.rules);
+    Finding::Misbehaves(format!("{call} should have arrived {expected}, and {}", arrival.as_news()))
+}
+
+fn refusal(error: &RedirectionError) -> Refusal {
+    let below = std::iter::successors(error.source(), |cause: &&dyn Error| (*cause).source());
+    let why = below.fold(error.to_string(), |told, cause| format!("{told}: {cause}"));
+    let (errno, object) = match error {
+        RedirectionError::Rules(BackendError::Nft(NftError::Refused { object, source, .. })) => {
+            (Some(*source as i32), Some(object.to_string()))
+        }
+        RedirectionError::Rules(BackendError::Iptables(error)) => (None, rule_of(error)),
+        RedirectionError::Routes(error) => (error.errno().map(|errno| errno as i32), None),
+        RedirectionError::Rules(_) => (None, None),
+    };
+    Refusal { why, errno, object, hint: error.hint() }
+}
+
+fn rule_of(error: &IptablesError) -> Option<String> {
+    match error {
+        IptablesError::Failed { rule, .. } => rule.as_ref().map(|rule| format!("rule {rule:?}")),
+        IptablesError::PutBack { source, .. } | IptablesError::HalfWritten { source, .. } => rule_of(source),
+        _ => None,
+    }
+}

@@ -1,0 +1,215 @@
+//! The kinds of policy that are tried, and with which connections. Pure.
+//!
+//! All of them leave by `lo`, because a throw-away namespace has nothing else. So the policies name a
+//! loopback network as a destination to capture: that opens captures to what stays inside the pod
+//! (quirk E9, spec `redirect-rules.md` section 4).
+
+use super::call::{Call, Caller};
+use crate::policy::{
+    CidrSet, Destinations, Dns, Families, Groups, Inbound, InvalidPackets, LoopbackCidr, Mode, Outbound,
+    Owners, Port, PortSet, RedirectPolicy,
+};
+use crate::redirection::Redirection;
+use crate::trace::Transport;
+use ipnet::IpNet;
+use std::collections::BTreeSet;
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// A kind of policy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Profile {
+    /// Redirects of IPv4.
+    V4,
+    /// And of IPv6.
+    V4AndV6,
+    /// DNS queries to the agent, with conntrack zones.
+    Dns,
+    /// The same without zones. Tried only where [`Profile::Dns`] does not work.
+    DnsWithoutZones,
+    /// Inbound by transparent sockets and marks.
+    Tproxy,
+    /// Long lists: ports, networks and groups.
+    Lists,
+}
+
+/// Addresses for documentation (RFC 5737, RFC 3849): nobody's, and here on `lo`.
+pub(super) const HOME: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
+pub(super) const HOME_V6: IpAddr = IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1));
+/// Inside a network that [`Profile::Lists`] excludes.
+pub(super) const EXCLUDED: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 65));
+
+const OUTBOUND: Port = Port::new(15001).unwrap();
+const INBOUND: Port = Port::new(15006).unwrap();
+const TUNNEL: Port = Port::new(15008).unwrap();
+pub(super) const PROXY: u32 = 1337;
+/// The mark by which TPROXY tells the proxy's calls to its own pod, which are intercepted on `lo`.
+const TO_OWN_POD: u32 = 1338;
+
+impl Profile {
+    /// Those that every policy is made of.
+    pub const ALL: [Self; 5] = [Self::V4, Self::V4AndV6, Self::Dns, Self::Tproxy, Self::Lists];
+
+    const EVERY: [Self; 6] =
+        [Self::V4, Self::V4AndV6, Self::Dns, Self::DnsWithoutZones, Self::Tproxy, Self::Lists];
+
+    /// Its name in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::V4 => "v4",
+            Self::V4AndV6 => "v4+v6",
+            Self::Dns => "dns",
+            Self::DnsWithoutZones => "dns-without-zones",
+            Self::Tproxy => "tproxy",
+            Self::Lists => "lists",
+        }
+    }
+
+    /// The one of that name.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::EVERY.into_iter().find(|profile| profile.name() == name)
+    }
+
+    /// What may do in its place where it does not work.
+    pub(super) fn degraded(self) -> Option<Self> {
+        (self == Self::Dns).then_some(Self::DnsWithoutZones)
+    }
+
+    /// The policy that is written.
+    pub fn policy(self) -> RedirectPolicy {
+        let mut policy = plain();
+        match self {
+            Self::V4 => {}
+            Self::V4AndV6 => policy.families = Families::V4AndV6,
+            Self::Dns | Self::DnsWithoutZones => policy.dns = Dns::All,
+            Self::Tproxy => {
+                policy.mode = Mode::Tproxy { mark: 1337, route_table: 133 };
+                policy.outbound.included_to = Destinations::All;
+                policy.invalid = InvalidPackets::Drop;
+            }
+            Self::Lists => add_lists(&mut policy),
+        }
+        policy
+    }
+
+    /// What is written for it.
+    pub fn redirection(self) -> Redirection {
+        let redirection = Redirection::of(&self.policy());
+        if self == Self::DnsWithoutZones { redirection.without_zones() } else { redirection }
+    }
+
+    /// The connections that are made.
+    pub(super) fn calls(self) -> Vec<Call> {
+        let tcp = |to: IpAddr, port, by| Call { transport: Transport::Tcp, to: (to, port).into(), by };
+        let udp = |port, by| Call { transport: Transport::Udp, to: (HOME, port).into(), by };
+        let of_proxy = |to| [tcp(to, 80, Caller::Proxy), tcp(to, TUNNEL.get(), Caller::Proxy)];
+        match self {
+            Self::V4 => [vec![tcp(HOME, 80, Caller::Application)], of_proxy(HOME).to_vec()].concat(),
+            Self::V4AndV6 => {
+                let app = [HOME, HOME_V6].map(|to| tcp(to, 80, Caller::Application));
+                [app.to_vec(), of_proxy(HOME_V6).to_vec()].concat()
+            }
+            // The agent's query has the five-tuple of the application's, and another fate: that is
+            // what zones are for.
+            Self::Dns => {
+                vec![tcp(HOME, 53, Caller::Application), udp(53, Caller::Application), udp(53, Caller::Proxy)]
+            }
+            Self::DnsWithoutZones => vec![tcp(HOME, 53, Caller::Application), udp(53, Caller::Application)],
+            Self::Tproxy => {
+                vec![tcp(HOME, 80, Caller::Marked(TO_OWN_POD)), tcp(HOME, 80, Caller::Application)]
+            }
+            Self::Lists => {
+                let app = |to, port| tcp(to, port, Caller::Application);
+                vec![app(HOME, 80), app(HOME, 8050), app(HOME, 9000), app(EXCLUDED, 80)]
+            }
+        }
+    }
+}
+
+impl fmt::Display for Profile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+fn plain() -> RedirectPolicy {
+    RedirectPolicy {
+        mode: Mode::Redirect,
+        outbound_port: OUTBOUND,
+        inbound_port: INBOUND,
+        tunnel_port: TUNNEL,
+        proxy_uids: Owners::new(PROXY, []),
+        proxy_gids: Owners::new(PROXY, []),
+        inbound: Inbound::AllBut([15020, 15021, 15090].into_iter().collect()),
+        outbound: Outbound {
+            excluded_ports: PortSet::default(),
+            excluded_to: CidrSet::default(),
+            included_ports: PortSet::default(),
+            included_to: Destinations::Only(
+                [IpAddr::V4(Ipv4Addr::LOCALHOST), HOME, HOME_V6].into_iter().collect(),
+            ),
+            groups: Groups::AllBut(BTreeSet::new()),
+        },
+        excluded_interfaces: BTreeSet::new(),
+        virtual_interfaces: BTreeSet::new(),
+        dns: Dns::Off,
+        invalid: InvalidPackets::Pass,
+        loopback: LoopbackCidr::default(),
+        families: Families::V4Only,
+    }
+}
+
+/// Ranges that touch nothing, ranges side by side, and prefixes of several lengths.
+fn add_lists(policy: &mut RedirectPolicy) {
+    let v4 = |a, b, c, d, length| {
+        IpNet::new(IpAddr::V4(Ipv4Addr::new(a, b, c, d)), length).unwrap_or_else(|_| IpNet::from(HOME))
+    };
+    let included =
+        [v4(127, 0, 0, 1, 32), v4(192, 0, 2, 0, 24), v4(198, 51, 100, 0, 25), v4(203, 0, 113, 8, 29)];
+    policy.outbound.included_to = Destinations::Only(included.into_iter().collect());
+    policy.outbound.excluded_to = [v4(192, 0, 2, 64, 26), v4(10, 0, 0, 0, 8)].into_iter().collect();
+    policy.outbound.excluded_ports = [22, 9000].into_iter().chain(8000..=8100).collect();
+    // Ids that every user namespace of a usual size maps.
+    policy.outbound.groups = Groups::AllBut([7, 4000].into());
+    policy.proxy_uids = Owners::new(PROXY, [4001]);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What each call is there to show: a probe whose calls are all left alone would show nothing.
+    #[test]
+    fn every_profile_has_connections_that_arrive_elsewhere_and_some_that_do_not() {
+        for (profile, ports) in [
+            (Profile::V4, &[15001, 15006, 15008][..]),
+            (Profile::V4AndV6, &[15001, 15001, 15006, 15008]),
+            (Profile::Dns, &[15053, 15053, 53]),
+            (Profile::DnsWithoutZones, &[15053, 15053]),
+            (Profile::Tproxy, &[15006, 80]),
+            (Profile::Lists, &[15001, 8050, 9000, 80]),
+        ] {
+            let rules = profile.redirection().rules;
+            let found: Vec<u16> = profile.calls().iter().map(|call| call.port(&rules)).collect();
+            assert_eq!(found, ports, "{profile}");
+        }
+    }
+
+    #[test]
+    fn a_profile_is_known_by_its_name() {
+        for profile in Profile::EVERY {
+            assert_eq!(Profile::named(profile.name()), Some(profile));
+        }
+        assert_eq!(Profile::named("v5"), None);
+    }
+
+    #[test]
+    fn without_zones_there_is_no_zone() {
+        let zones = |profile: Profile| {
+            let rules = profile.redirection().rules;
+            rules.rules().filter(|(_, rule)| matches!(rule.verdict, crate::ruleset::Verdict::Zone(_))).count()
+        };
+        assert!(zones(Profile::Dns) > 0);
+        assert_eq!(zones(Profile::DnsWithoutZones), 0);
+    }
+}

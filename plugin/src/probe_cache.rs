@@ -1,0 +1,207 @@
+//! What is known about this node, kept between calls: one small file, written whole or not at all, and
+//! a lock so that of many calls that know nothing one finds out.
+
+use crate::probed::{self, Node};
+use gybe_netfilter::backend::BackendKind;
+use gybe_netfilter::choose::suffices;
+use gybe_netfilter::probe::{Capabilities, ProbeError};
+use nix::fcntl::OFlag;
+use std::fs::{self, DirBuilder, File, OpenOptions, Permissions, TryLockError};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, SystemTime};
+
+/// Where a node keeps it: memory that is empty after a boot.
+pub const DIRECTORY: &str = "/run/gybe";
+
+/// Far more than three backends have to say.
+const MOST: u64 = 64 * 1024;
+
+/// How long somebody else's probe is waited for. One takes a tenth of a second where nftables works,
+/// and some seconds where programs are tried on a busy node.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How long it is believed that nothing works: a module may be loaded any time, and every ADD that
+/// fails meanwhile is tried again.
+const BELIEVED: Duration = Duration::from_secs(30);
+
+/// The place where findings are kept.
+#[derive(Debug, Clone)]
+pub struct ProbeCache {
+    directory: PathBuf,
+}
+
+/// What is known, and whether the next call will know it too.
+#[derive(Debug)]
+pub struct Learnt {
+    /// What was found out, now or before.
+    pub capabilities: Capabilities,
+    /// About what.
+    pub node: Node,
+    /// Why it could not be kept, if it could not.
+    pub not_kept: Option<io::Error>,
+}
+
+/// Which findings will do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Age {
+    /// Those that were kept.
+    Any,
+    /// Only those made now.
+    Fresh,
+}
+
+/// Why nothing is known.
+#[derive(Debug, thiserror::Error)]
+pub enum LearnError {
+    /// Nothing can be tried here.
+    #[error("cannot find out which backend works on this node")]
+    Probe(#[from] ProbeError),
+    /// Somebody is at it, and has not come to an end.
+    #[error("somebody else has been finding out which backend works on this node for {0:?}")]
+    Busy(Duration),
+    /// Which kernel this is cannot be told.
+    #[error("cannot tell which boot and which kernel this is")]
+    Node(#[source] io::Error),
+}
+
+impl LearnError {
+    /// What would help, where that is known.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            Self::Probe(error) => error.hint(),
+            Self::Busy(_) => Some("wait for the next try, or set backend to nft".to_owned()),
+            Self::Node(_) => None,
+        }
+    }
+}
+
+impl Default for ProbeCache {
+    fn default() -> Self {
+        Self::at(Path::new(DIRECTORY))
+    }
+}
+
+impl ProbeCache {
+    /// One in this directory.
+    pub fn at(directory: &Path) -> Self {
+        Self { directory: directory.to_owned() }
+    }
+
+    /// What is known, after trying out whatever backend `lacking` names, as long as it names one.
+    ///
+    /// Where findings are kept and enough, this reads two small files and no more.
+    ///
+    /// # Errors
+    /// When nothing can be tried, or somebody else takes too long to.
+    pub fn learn(
+        &self,
+        age: Age,
+        lacking: impl Fn(&Capabilities) -> Option<BackendKind>,
+    ) -> Result<Learnt, LearnError> {
+        let node = this_node().map_err(LearnError::Node)?;
+        let kept = |age| if age == Age::Fresh { None } else { self.known(&node) };
+        if let Some(capabilities) = kept(age).filter(|known| lacking(known).is_none()) {
+            return Ok(Learnt { capabilities, node, not_kept: None });
+        }
+        let lock = self.lock()?;
+        // Somebody else may have found out while this call waited.
+        let mut capabilities = kept(age).unwrap_or_default();
+        let mut news = false;
+        while let Some(kind) = lacking(&capabilities) {
+            capabilities.learn(kind)?;
+            news = true;
+        }
+        let kept = match &lock {
+            Ok(_) if news => self.keep(&probed::to_json(&node, &capabilities).to_string()),
+            Ok(_) => Ok(()),
+            Err(why) => Err(io::Error::new(why.kind(), why.to_string())),
+        };
+        Ok(Learnt { capabilities, node, not_kept: kept.err() })
+    }
+
+    /// What is known without trying anything.
+    pub fn recall(&self) -> Option<Capabilities> {
+        self.known(&this_node().ok()?)
+    }
+
+    /// Forgets it: a real ADD has met what no probe did. Nothing kept is success, and so is a failure:
+    /// what is then believed is no worse than before.
+    pub fn forget(&self) {
+        let _kept = fs::remove_file(self.file());
+    }
+
+    fn file(&self) -> PathBuf {
+        self.directory.join("probe.json")
+    }
+
+    /// What is kept, as far as it is to be believed.
+    fn known(&self, node: &Node) -> Option<Capabilities> {
+        // A FIFO's opening waits for a writer without O_NONBLOCK; a link is nothing we wrote.
+        let flags = OFlag::O_NONBLOCK | OFlag::O_NOFOLLOW | OFlag::O_NOCTTY;
+        let file = OpenOptions::new().read(true).custom_flags(flags.bits()).open(self.file()).ok()?;
+        let mut text = String::new();
+        (&file).take(MOST + 1).read_to_string(&mut text).ok().filter(|read| *read as u64 <= MOST)?;
+        let metadata = file.metadata().ok()?;
+        // What works for another user, or outside this user namespace, may not work here.
+        if metadata.uid() != nix::unistd::geteuid().as_raw() {
+            return None;
+        }
+        let known = probed::from_json(&serde_json::from_str(&text).ok()?, node)?;
+        let is_recent =
+            || SystemTime::now().duration_since(metadata.modified().ok()?).ok().map(|age| age < BELIEVED);
+        let does = known.backends.values().any(suffices);
+        (does || is_recent().unwrap_or(false)).then_some(known)
+    }
+
+    /// Written beside it and put in its place, so that nobody reads a part; readable for everybody.
+    fn keep(&self, text: &str) -> io::Result<()> {
+        let new = self.directory.join(".probe.json.new");
+        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o644).open(&new)?;
+        file.set_permissions(Permissions::from_mode(0o644))?;
+        file.write_all(text.as_bytes())?;
+        fs::rename(new, self.file())
+    }
+
+    /// The lock; why there is none where nothing can be kept.
+    fn lock(&self) -> Result<io::Result<File>, LearnError> {
+        let file = match self.lock_file() {
+            Ok(file) => file,
+            Err(why) => return Ok(Err(why)),
+        };
+        match file.try_lock() {
+            Ok(()) => return Ok(Ok(file)),
+            Err(TryLockError::Error(why)) => return Ok(Err(why)),
+            Err(TryLockError::WouldBlock) => {}
+        }
+        // Waiting has no deadline of its own, so somebody else waits: a thread that nobody needs any
+        // more when it is late.
+        let (tell, told) = mpsc::channel();
+        thread::spawn(move || {
+            let locked = file.lock().map(|()| file);
+            let _nobody_waits = tell.send(locked);
+        });
+        told.recv_timeout(PATIENCE).map_err(|_| LearnError::Busy(PATIENCE))
+    }
+
+    fn lock_file(&self) -> io::Result<File> {
+        match DirBuilder::new().mode(0o755).create(&self.directory) {
+            Err(why) if why.kind() != io::ErrorKind::AlreadyExists => return Err(why),
+            _ => {}
+        }
+        let path = self.directory.join("probe.lock");
+        OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path)
+    }
+}
+
+fn this_node() -> io::Result<Node> {
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned();
+    let kernel = nix::sys::utsname::uname()?.release().to_string_lossy().into_owned();
+    Ok(Node { boot, kernel })
+}
+
+#[cfg(test)]
+mod tests;

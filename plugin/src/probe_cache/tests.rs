@@ -1,0 +1,121 @@
+use super::*;
+use gybe_netfilter::probe::{Finding, Profile, Refusal};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// A directory of one test's own, gone with the value.
+struct Place(PathBuf);
+
+impl Place {
+    fn new() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        Self(std::env::temp_dir().join(format!("gybe-probe-cache-{}-{number}", std::process::id())))
+    }
+
+    fn cache(&self) -> ProbeCache {
+        ProbeCache::at(&self.0)
+    }
+
+    fn write(&self, found: &Capabilities) {
+        fs::create_dir_all(&self.0).unwrap();
+        self.cache().keep(&probed::to_json(&this_node().unwrap(), found).to_string()).unwrap();
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _gone = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn found(finding: &Finding) -> Capabilities {
+    let findings = Profile::ALL.map(|profile| (profile, finding.clone())).into();
+    Capabilities { backends: [(BackendKind::Nft, findings)].into(), ..Capabilities::default() }
+}
+
+fn nothing_lacks(_: &Capabilities) -> Option<BackendKind> {
+    None
+}
+
+#[test]
+fn what_was_kept_is_known_until_it_is_forgotten() {
+    let place = Place::new();
+    assert_eq!(place.cache().recall(), None);
+    place.write(&found(&Finding::Works));
+    assert_eq!(place.cache().recall(), Some(found(&Finding::Works)));
+    let learnt = place.cache().learn(Age::Any, nothing_lacks).unwrap();
+    assert_eq!(learnt.capabilities, found(&Finding::Works));
+    assert!(!place.0.join("probe.lock").exists(), "nothing is locked to read");
+    let mode = fs::metadata(place.0.join("probe.json")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o644);
+    place.cache().forget();
+    place.cache().forget();
+    assert_eq!(place.cache().recall(), None);
+}
+
+#[test]
+fn fresh_findings_do_not_come_from_the_file() {
+    let place = Place::new();
+    place.write(&found(&Finding::Works));
+    let learnt = place.cache().learn(Age::Fresh, nothing_lacks).unwrap();
+    assert_eq!(learnt.capabilities, Capabilities::default());
+}
+
+#[test]
+fn that_nothing_works_is_believed_for_half_a_minute_only() {
+    let place = Place::new();
+    place.write(&found(&Finding::Refused(Refusal::default())));
+    assert!(place.cache().recall().is_some());
+    let file = OpenOptions::new().write(true).open(place.0.join("probe.json")).unwrap();
+    file.set_modified(SystemTime::now() - Duration::from_secs(31)).unwrap();
+    assert_eq!(place.cache().recall(), None);
+    // A clock that was set back says nothing about age.
+    file.set_modified(SystemTime::now() + Duration::from_secs(3600)).unwrap();
+    assert_eq!(place.cache().recall(), None);
+    place.write(&found(&Finding::Works));
+    let file = OpenOptions::new().write(true).open(place.0.join("probe.json")).unwrap();
+    file.set_modified(SystemTime::now() - Duration::from_secs(86_400)).unwrap();
+    assert!(place.cache().recall().is_some());
+}
+
+#[test]
+fn a_file_that_is_no_such_file_is_nothing_known() {
+    let place = Place::new();
+    fs::create_dir_all(&place.0).unwrap();
+    let file = place.0.join("probe.json");
+    for text in ["", "{", "[]", "\u{0}", &"x".repeat(70_000), &format!("{}{}", " ".repeat(70_000), "{}")] {
+        fs::write(&file, text).unwrap();
+        assert_eq!(place.cache().recall(), None, "{text:.20}");
+    }
+    fs::remove_file(&file).unwrap();
+    fs::create_dir(&file).unwrap();
+    assert_eq!(place.cache().recall(), None);
+    fs::remove_dir(&file).unwrap();
+    nix::unistd::mkfifo(&file, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    assert_eq!(place.cache().recall(), None);
+    fs::remove_file(&file).unwrap();
+    std::os::unix::fs::symlink("/proc/self/cmdline", &file).unwrap();
+    assert_eq!(place.cache().recall(), None);
+}
+
+#[test]
+fn where_nothing_can_be_kept_it_is_said_and_no_failure() {
+    let cache = ProbeCache::at(Path::new("/proc/gybe-is-not-here"));
+    let learnt = cache.learn(Age::Any, nothing_lacks).unwrap();
+    assert!(learnt.not_kept.is_some());
+}
+
+#[test]
+fn who_waits_for_the_lock_reads_what_the_other_has_found() {
+    let place = Place::new();
+    let held = place.cache().lock().unwrap().unwrap();
+    thread::scope(|scope| {
+        let waits = scope.spawn(|| {
+            let lacking = |known: &Capabilities| known.backends.is_empty().then_some(BackendKind::Nft);
+            place.cache().learn(Age::Any, lacking).unwrap().capabilities
+        });
+        place.write(&found(&Finding::Works));
+        drop(held);
+        assert_eq!(waits.join().unwrap(), found(&Finding::Works));
+    });
+}
