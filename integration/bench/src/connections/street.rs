@@ -112,12 +112,12 @@ impl Street {
 
 fn write(written: Written, excluded: usize) -> Result<(), Complaint> {
     let rules = compile(&with_exclusions(excluded)?);
-    match written {
+    let _what_was_there = match written {
         Written::Nothing => return Ok(()),
-        Written::Sets => drop(Nft.apply(&rules)?),
-        Written::Legacy => drop(Iptables::find(Variant::Legacy)?.apply(&rules)?),
-        Written::RulePerValue => drop(Nft.apply(&a_rule_per_value(&rules))?),
-    }
+        Written::Sets => Nft.apply(&rules)?,
+        Written::Legacy => Iptables::find(Variant::Legacy)?.apply(&rules)?,
+        Written::RulePerValue => Nft.apply(&a_rule_per_value(&rules))?,
+    };
     // What was reset is forgotten after a second instead of ten, so that no table grows meanwhile.
     Ok(std::fs::write("/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_close", "1")?)
 }
