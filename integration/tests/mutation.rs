@@ -11,7 +11,7 @@ use gybe_netfilter::redirection::Redirection;
 use gybe_netfilter::routes::Routes;
 use std::collections::BTreeSet;
 
-/// Rules whose absence no connection of an honest caller can show; `rarely.rs` shows what they do.
+/// Rules whose absence no connection of an honest caller can show; `rarely.rs` and `unheard.rs` show what they do.
 const SHOWN_ELSEWHERE: [&str; 7] = [
     "drop-invalid",
     "not-intercepted-v4",

@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::{io, panic, thread};
 
-pub use crate::routes::{Address, Scope, addresses};
+pub use crate::routes::{Address, addresses};
 
 /// This thread's namespace. Not `/proc/self`: that is the thread group leader's.
 const OWN: &str = "/proc/thread-self/ns/net";

@@ -13,7 +13,7 @@ mod loopback;
 mod rtnetlink;
 mod uapi;
 
-pub use address::{Address, Scope, addresses};
+pub use address::{Address, addresses};
 pub use entry::Entry;
 pub use error::RoutesError;
 pub use rtnetlink::Rtnetlink;

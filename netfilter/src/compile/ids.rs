@@ -2,7 +2,7 @@
 //! that each of them is there for something. What the rules are stands in the chains' own files.
 
 /// Every rule id there is, by name.
-pub const RULE_IDS: [&str; 66] = [
+pub const RULE_IDS: [&str; 68] = [
     "answer-to-proxy",
     "dns-to-agent-tcp",
     "dns-to-agent-tcp-v4",
@@ -30,6 +30,8 @@ pub const RULE_IDS: [&str; 66] = [
     "mark-proxy-gid-v6",
     "mark-proxy-uid-v4",
     "mark-proxy-uid-v6",
+    "not-intercepted-v4",
+    "not-intercepted-v6",
     "outbound-excluded-dns",
     "outbound-excluded-port",
     "outbound-excluded-v4",

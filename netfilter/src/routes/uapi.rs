@@ -3,7 +3,6 @@
 //! From `include/uapi/linux/rtnetlink.h`, `if_addr.h` and `fib_rules.h` (Linux 6.12). Only what we use.
 
 pub(super) const RTM_NEWLINK: u16 = 16;
-pub(super) const RTM_GETLINK: u16 = 18;
 pub(super) const RTM_NEWADDR: u16 = 20;
 pub(super) const RTM_DELADDR: u16 = 21;
 pub(super) const RTM_GETADDR: u16 = 22;
@@ -17,13 +16,10 @@ pub(super) const RTM_GETRULE: u16 = 34;
 pub(super) const AF_INET: u8 = 2;
 pub(super) const AF_INET6: u8 = 10;
 
-pub(super) const IFLA_IFNAME: u16 = 3;
 pub(super) const IFF_UP: u32 = 1;
 
 pub(super) const IFA_ADDRESS: u16 = 1;
 pub(super) const IFA_LOCAL: u16 = 2;
-pub(super) const IFA_LABEL: u16 = 3;
-pub(super) const IFA_FLAGS: u16 = 8;
 pub(super) const IFA_PROTO: u16 = 11;
 /// No duplicate address detection: nobody else is on `lo`, and the address is usable at once.
 pub(super) const IFA_F_NODAD: u8 = 0x02;
@@ -32,7 +28,6 @@ pub(super) const RTA_OIF: u16 = 4;
 pub(super) const RTA_TABLE: u16 = 15;
 pub(super) const RT_TABLE_UNSPEC: u8 = 0;
 pub(super) const RT_SCOPE_UNIVERSE: u8 = 0;
-pub(super) const RT_SCOPE_LINK: u8 = 253;
 pub(super) const RT_SCOPE_HOST: u8 = 254;
 pub(super) const RTN_LOCAL: u8 = 2;
 
