@@ -25,7 +25,7 @@ grep -q "^$user:" /etc/subuid || usermod --add-subuids 3000000-3065535 "$user"
 grep -q "^$user:" /etc/subgid || usermod --add-subgids 3000000-3065535 "$user"
 chmod 0755 "$place"
 
-cargo build --locked --workspace
+cargo build --locked
 programs="$(cargo test --locked --no-run -p gybe-integration --message-format=json |
     sed -n 's/.*"executable":"\([^"]*\)".*/\1/p')"
 

@@ -4,7 +4,7 @@
 use crate::probed::{self, Node};
 use gybe_netfilter::backend::BackendKind;
 use gybe_netfilter::choose::suffices;
-use gybe_netfilter::probe::{Capabilities, ProbeError};
+use gybe_netfilter::probe::{Capabilities, Finding, ProbeError};
 use nix::fcntl::OFlag;
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions, TryLockError};
 use std::io::{self, Read, Write};
@@ -153,7 +153,10 @@ impl ProbeCache {
         let known = probed::from_json(&serde_json::from_slice(&text).ok()?, node)?;
         let is_recent =
             || SystemTime::now().duration_since(metadata.modified().ok()?).ok().map(|age| age < BELIEVED);
-        let does = known.backends.values().any(suffices);
+        // A fault may have been a moment's (no memory, a late answer), so what does not work is asked
+        // again; what works does so until the next boot.
+        let flawless = known.backends.values().all(|findings| findings.values().all(Finding::works));
+        let does = flawless && known.backends.values().any(suffices);
         (does || is_recent().unwrap_or(false)).then_some(known)
     }
 

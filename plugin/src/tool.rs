@@ -10,7 +10,7 @@ use gybe_netfilter::backend::{Backend, BackendError, BackendKind};
 use gybe_netfilter::choose::{Choice, Override, Way, choose, next};
 use gybe_netfilter::policy::RedirectPolicy;
 use gybe_netfilter::presence::Presence;
-use gybe_netfilter::redirection::Redirection;
+use gybe_netfilter::redirection::{Redirection, RedirectionError};
 
 /// A backend, and what is known about it.
 pub(crate) struct Tool {
@@ -32,7 +32,8 @@ impl Tool {
             tracing::warn!(%cause, "gybe-cni: what was found out about this node cannot be kept");
         }
         let choice = choose(&capabilities, wish)?;
-        let backend = find(word, choice.backend)?;
+        // Its programs were there when it was chosen: the next call chooses anew.
+        let backend = find(word, choice.backend).inspect_err(|_| ProbeCache::default().forget())?;
         Ok(Self { backend, choice: Some(choice) })
     }
 
@@ -62,8 +63,10 @@ impl Tool {
 
     /// Takes note that the kernel would not have rules that were to work here: what is known is wrong.
     pub(crate) fn note(choice: BackendChoice, refusal: &PluginError) {
-        let unsupported = matches!(refusal, PluginError::Redirection(error) if error.is_unsupported());
-        if unsupported && !matches!(wish(choice), Override::Only(_)) {
+        let PluginError::Redirection(error) = refusal else { return };
+        // What a program of iptables' complains of may be the kernel's lack; its text decides nothing.
+        let by_iptables = matches!(error, RedirectionError::Rules(BackendError::Iptables(_)));
+        if (error.is_unsupported() || by_iptables) && !matches!(wish(choice), Override::Only(_)) {
             ProbeCache::default().forget();
         }
     }

@@ -60,7 +60,9 @@ impl BackendArg {
         let learnt = ProbeCache::default().learn(Age::Any, |known| next(known, wish));
         let learnt = learnt.map_err(|why| Failure::hinted(cannot(), why))?;
         let choice = choose(&learnt.capabilities, wish).map_err(|why| Failure::hinted(cannot(), why))?;
-        Ok(Chosen { backend: find(choice.backend)?, choice: Some(choice) })
+        // Its programs were there when it was chosen: the next call chooses anew.
+        let backend = find(choice.backend).inspect_err(|_| ProbeCache::default().forget())?;
+        Ok(Chosen { backend, choice: Some(choice) })
     }
 
     /// Those to read with: the one that was named, else all that have written there, and nftables

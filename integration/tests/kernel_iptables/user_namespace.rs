@@ -80,3 +80,32 @@ fn a_namespace_of_another_user_namespace_is_redirected_from_inside_it() {
         });
     }
 }
+
+/// Without a root of its own nobody can write there by a program: exec would drop the capabilities.
+#[test]
+fn a_user_namespace_without_root_is_refused_by_name_and_with_the_remedy() {
+    for variant in VARIANTS {
+        let mut pod = waiting("unshare", &["--user", "--net"]);
+        for map in ["gid_map", "uid_map"] {
+            std::fs::write(format!("/proc/{}/{map}", pod.id()), "1337 1337 1\n").unwrap();
+        }
+        let netns = File::open(format!("/proc/{}/ns/net", pod.id())).unwrap();
+        let backend = patient(variant);
+        let refused = std::thread::scope(|scope| {
+            let inside = scope.spawn(|| {
+                setns(netns, CloneFlags::CLONE_NEWNET).unwrap();
+                backend.apply(&ruleset("inject-default-v4")).unwrap_err()
+            });
+            inside.join().unwrap()
+        });
+        pod.kill().unwrap();
+        pod.wait().unwrap();
+        let (mut told, mut cause) = (refused.to_string(), std::error::Error::source(&refused));
+        while let Some(error) = cause {
+            told += &format!(": {error}");
+            cause = error.source();
+        }
+        assert!(told.contains("user namespace that owns this network namespace"), "{told}");
+        assert!(refused.hint().is_some_and(|hint| hint.contains("\"nft\"")), "{told}");
+    }
+}

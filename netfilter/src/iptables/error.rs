@@ -65,8 +65,8 @@ pub enum IptablesError {
     /// The private thread the programs are run from could not be made.
     #[error("cannot make a thread to run iptables from")]
     NoThread(#[source] std::io::Error),
-    /// The user namespace that owns this network namespace could not be found.
-    #[error("cannot find the user namespace that owns this network namespace")]
+    /// The user namespace that owns this network namespace could not be found or entered.
+    #[error("cannot enter the user namespace that owns this network namespace as its root")]
     UserNamespace(#[source] std::io::Error),
     /// The rules are as they were before.
     #[error("rules for {} could not be written, and everything was put back as it was", Name(*family))]

@@ -60,7 +60,13 @@ impl Conditions<'_> {
         command.stdin(filled(input).map_err(not_run)?);
         command.stdout(output.try_clone().map_err(not_run)?);
         command.stderr(complaint.try_clone().map_err(not_run)?);
-        let child = command.spawn().map_err(not_run)?;
+        let child = command.spawn().map_err(|source| match source.raw_os_error().map(Errno::from_raw) {
+            // What is done between fork and exec: becoming root of a user namespace that may have none.
+            Some(Errno::EINVAL | Errno::EPERM) if self.user_namespace.is_some() => {
+                IptablesError::UserNamespace(source)
+            }
+            _ => not_run(source),
+        })?;
         let status = end_of(child, time)
             .map_err(not_run)?
             .ok_or_else(|| IptablesError::Deadline { program: program.path.clone(), after: time })?;
