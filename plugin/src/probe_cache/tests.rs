@@ -53,6 +53,25 @@ fn what_was_kept_is_known_until_it_is_forgotten() {
     assert_eq!(place.cache().recall(), None);
 }
 
+/// One profile without memory for a moment would otherwise cost every pod that needs it the boot.
+#[test]
+fn what_does_not_work_is_believed_for_a_moment_and_what_works_for_the_boot() {
+    let fault = Finding::Misbehaves("a connection was late".to_owned());
+    let mut flawed = found(&Finding::Works);
+    let others = Profile::ALL.into_iter().filter(|profile| *profile != Profile::V4AndV6);
+    let findings =
+        others.map(|profile| (profile, Finding::Works)).chain([(Profile::V4AndV6, fault)]).collect();
+    flawed.backends = [(BackendKind::Nft, findings)].into_iter().collect();
+    for (capabilities, later) in [(flawed, false), (found(&Finding::Works), true)] {
+        let place = Place::new();
+        place.write(&capabilities);
+        assert_eq!(place.cache().recall(), Some(capabilities.clone()));
+        let file = File::options().write(true).open(place.0.join("probe.json")).unwrap();
+        file.set_modified(SystemTime::now() - 2 * BELIEVED).unwrap();
+        assert_eq!(place.cache().recall().is_some(), later);
+    }
+}
+
 #[test]
 fn fresh_findings_do_not_come_from_the_file() {
     let place = Place::new();
