@@ -2,8 +2,10 @@
 //!
 //! Within a chain the first rule whose matches all apply, and whose verdict ends the walk, decides.
 
+mod chain;
 mod lists;
 
+pub use chain::{ChainName, Hook, Stage};
 pub use lists::{Elements, NamedList, v4_ranges, v6_ranges};
 
 use crate::policy::{Families, InterfaceName, Port, PortSet};
@@ -28,87 +30,6 @@ pub struct Chain {
     pub name: ChainName,
     /// Rules, first to last. `compile` writes no chain without rules; [`Ruleset::without`] may empty one.
     pub rules: Vec<Rule>,
-}
-
-/// The chains we ever write. Where each hangs is a property of its name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum ChainName {
-    /// Before conntrack, packets that arrive.
-    RawPrerouting,
-    /// Before conntrack, packets the pod sends.
-    RawOutput,
-    /// After conntrack, before NAT, packets that arrive.
-    ManglePrerouting,
-    /// After conntrack, before NAT, packets the pod sends; a changed mark routes them again.
-    MangleOutput,
-    /// First packet of each connection that arrives.
-    NatPrerouting,
-    /// First packet of each connection the pod makes.
-    NatOutput,
-    /// Continues [`ChainName::NatOutput`] for connections that stay inside the pod.
-    NatLoopback,
-    /// Continues it for connections that no exemption took out.
-    NatCapture,
-}
-
-/// When, along a packet's path, a chain is asked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Stage {
-    /// Before connection tracking.
-    Raw,
-    /// After connection tracking, before address translation.
-    Mangle,
-    /// Address translation.
-    Nat,
-}
-
-/// The netfilter hook a base chain hangs on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Hook {
-    /// Packets that arrive, before routing.
-    Prerouting,
-    /// Packets a local socket sends.
-    Output,
-}
-
-impl ChainName {
-    /// Which stage its rules belong to.
-    pub fn stage(self) -> Stage {
-        match self {
-            Self::RawPrerouting | Self::RawOutput => Stage::Raw,
-            Self::ManglePrerouting | Self::MangleOutput => Stage::Mangle,
-            Self::NatPrerouting | Self::NatOutput | Self::NatLoopback | Self::NatCapture => Stage::Nat,
-        }
-    }
-
-    /// The hook it hangs on; `None` for chains that are only continued into.
-    pub fn hook(self) -> Option<Hook> {
-        match self {
-            Self::RawPrerouting | Self::ManglePrerouting | Self::NatPrerouting => Some(Hook::Prerouting),
-            Self::RawOutput | Self::MangleOutput | Self::NatOutput => Some(Hook::Output),
-            Self::NatLoopback | Self::NatCapture => None,
-        }
-    }
-
-    /// Its name in logs, traces and nftables.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::RawPrerouting => "raw-prerouting",
-            Self::RawOutput => "raw-output",
-            Self::ManglePrerouting => "mangle-prerouting",
-            Self::MangleOutput => "mangle-output",
-            Self::NatPrerouting => "nat-prerouting",
-            Self::NatOutput => "nat-output",
-            Self::NatLoopback => "nat-loopback",
-            Self::NatCapture => "nat-capture",
-        }
-    }
-}
-
-impl fmt::Display for ChainName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
 }
 
 /// The name of a rule: the same string in code, kernel comment, log and test. Unique in a Ruleset.
