@@ -6,8 +6,10 @@ STATIC := target/$(HOST)/release
 # how to read it: glibc does from 2.36 on.
 PACKED := $(shell getconf GNU_LIBC_VERSION 2>/dev/null | \
             awk '{ split($$2, v, "."); if (v[1] > 2 || v[2] >= 36) print "-C link-arg=-Wl,-z,pack-relative-relocs" }')
-# Nobody unwinds: a panic ends a program at once, so tables for it are weight.
-FLAGS  := -C target-feature=+crt-static -C force-unwind-tables=no $(PACKED)
+# Nobody unwinds: a panic ends a program at once, so tables for it are weight, also those that came
+# with std and libc.
+TABLES := -C force-unwind-tables=no -C link-arg=-Wl,-T,$(CURDIR)/plugin/no-unwinding.ld
+FLAGS  := -C target-feature=+crt-static $(TABLES) $(PACKED)
 
 .DEFAULT_GOAL := help
 .PHONY: help build demo test test-unit test-kernel differential test-user test-containerd test-shared referees bench lint deny advisories setup clean
