@@ -8,7 +8,7 @@ PACKED := $(shell getconf GNU_LIBC_VERSION 2>/dev/null | \
             awk '{ split($$2, v, "."); if (v[1] > 2 || v[2] >= 36) print "-C link-arg=-Wl,-z,pack-relative-relocs" }')
 # Nobody unwinds: a panic ends a program at once, so tables for it are weight, also those that came
 # with std and libc.
-TABLES := -C force-unwind-tables=no -C link-arg=-Wl,-T,$(CURDIR)/plugin/no-unwinding.ld
+TABLES := -C force-unwind-tables=no -C link-arg=-Wl,-T,plugin/no-unwinding.ld
 FLAGS  := -C target-feature=+crt-static $(TABLES) $(PACKED)
 
 .DEFAULT_GOAL := help
