@@ -57,11 +57,10 @@ fn what_was_kept_is_known_until_it_is_forgotten() {
 #[test]
 fn what_does_not_work_is_believed_for_a_moment_and_what_works_for_the_boot() {
     let fault = Finding::Misbehaves("a connection was late".to_owned());
-    let mut flawed = found(&Finding::Works);
-    let others = Profile::ALL.into_iter().filter(|profile| *profile != Profile::V4AndV6);
-    let findings =
-        others.map(|profile| (profile, Finding::Works)).chain([(Profile::V4AndV6, fault)]).collect();
-    flawed.backends = [(BackendKind::Nft, findings)].into_iter().collect();
+    let finding = |profile| if profile == Profile::V4AndV6 { fault.clone() } else { Finding::Works };
+    let findings = Profile::ALL.map(|profile| (profile, finding(profile))).into_iter().collect();
+    let backends = [(BackendKind::Nft, findings)].into_iter().collect();
+    let flawed = Capabilities { backends, ..Capabilities::default() };
     for (capabilities, later) in [(flawed, false), (found(&Finding::Works), true)] {
         let place = Place::new();
         place.write(&capabilities);
