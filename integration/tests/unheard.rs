@@ -53,7 +53,8 @@ fn call(world: &Topology, from: Place, to: &str, patience: Duration) -> Result<S
 #[test]
 fn what_nobody_intercepts_does_not_reach_the_application() -> Result<(), Complaint> {
     let legacy = Iptables::find(Variant::Legacy)?.with_deadline(Duration::from_secs(120));
-    let backends: [&dyn Backend; 2] = [&Nft, &legacy];
+    let by_nft = Iptables::find(Variant::Nft)?.with_deadline(Duration::from_secs(120));
+    let backends: [&dyn Backend; 3] = [&Nft, &legacy, &by_nft];
     let each = policies()?.into_iter().flat_map(|policy| backends.map(|backend| (policy.clone(), backend)));
     let outcomes = side_by_side(each.collect(), |(policy, backend)| {
         let world = world(&policy, backend, &Redirection::of(&policy))?;
