@@ -10,7 +10,7 @@ use crate::{Sandbox, Stage, Trouble};
 /// Where the plugin's entry says that manifests are, inside the stage.
 pub const DIRECTORY: &str = "/run/gybe/pods";
 
-/// What Istio's injector leaves in a pod: a proxy for both families, and its own annotation.
+/// What Istio's injector leaves in a pod beside its annotation: a proxy for both families.
 pub fn injected(sandbox: &Sandbox) -> Value {
     let proxy = json!({
         "name": "istio-proxy",
@@ -18,14 +18,10 @@ pub fn injected(sandbox: &Sandbox) -> Value {
         "env": [{ "name": "ISTIO_DUAL_STACK", "value": "true" }],
         "securityContext": { "runAsUser": 1337, "runAsGroup": 1337 },
     });
-    let mut annotations = json!(sandbox.annotations);
-    if let Some(annotations) = annotations.as_object_mut() {
-        annotations.insert("sidecar.istio.io/status".into(), "{}".into());
-    }
     json!({
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": metadata(sandbox, &annotations),
+        "metadata": metadata(sandbox),
         "spec": { "containers": [application(), proxy] },
     })
 }
@@ -35,7 +31,7 @@ pub fn plain(sandbox: &Sandbox) -> Value {
     json!({
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": metadata(sandbox, &json!(sandbox.annotations)),
+        "metadata": metadata(sandbox),
         "spec": { "containers": [application()] },
     })
 }
@@ -48,12 +44,12 @@ pub fn publish(stage: &Stage, sandbox: &Sandbox, manifest: &Value) -> Result<(),
     fs::write(&path, manifest.to_string()).map_err(Trouble::file(path))
 }
 
-fn metadata(sandbox: &Sandbox, annotations: &Value) -> Value {
+fn metadata(sandbox: &Sandbox) -> Value {
     json!({
         "name": sandbox.name,
         "namespace": sandbox.namespace,
         "uid": sandbox.uid(),
-        "annotations": annotations,
+        "annotations": sandbox.annotations,
     })
 }
 

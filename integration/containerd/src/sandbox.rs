@@ -37,6 +37,12 @@ impl Sandbox {
         Sandbox { name: name.into(), namespace: namespace.into(), ..Sandbox::default() }
     }
 
+    /// A pod that Istio's injector has seen. Its annotations reach the plugin by the runtime too, and
+    /// one without this is known to be outside the mesh.
+    pub fn injected(namespace: &str, name: &str) -> Sandbox {
+        Sandbox::named(namespace, name).annotated("sidecar.istio.io/status", "{}")
+    }
+
     /// The same with one more annotation.
     pub fn annotated(mut self, key: &str, value: &str) -> Sandbox {
         self.annotations.insert(key.into(), value.into());

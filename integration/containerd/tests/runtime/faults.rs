@@ -40,7 +40,7 @@ fn held_gybe() -> Value {
 on_every_generation! {
     fn the_result_of_the_chain_passes_gybe_unchanged(generation: Generation) {
         let node = gybe_node(generation);
-        let sandbox = Sandbox::named("shop", "cart");
+        let sandbox = Sandbox::injected("shop", "cart");
         Pod::start(&node, &sandbox, &manifest::injected(&sandbox));
         let calls = node.calls().unwrap();
         let [before, behind] = adds(&calls)[..] else { panic!("not two recorders: {calls:?}") };
@@ -52,7 +52,7 @@ on_every_generation! {
 on_every_generation! {
     fn a_pod_can_be_stopped_twice_and_removed_and_nothing_is_left(generation: Generation) {
         let node = gybe_node(generation);
-        let sandbox = Sandbox::named("shop", "cart");
+        let sandbox = Sandbox::injected("shop", "cart");
         let pod = Pod::start(&node, &sandbox, &manifest::injected(&sandbox));
         let id = pod.id.clone();
         drop(pod);
@@ -67,7 +67,7 @@ on_every_generation! {
     fn a_bad_annotation_is_told_to_the_kubelet_and_nothing_is_left(generation: Generation) {
         let node = gybe_node(generation);
         let annotation = "traffic.sidecar.istio.io/excludeInboundPorts";
-        let sandbox = Sandbox::named("shop", "cart").annotated(annotation, "80,ftp");
+        let sandbox = Sandbox::injected("shop", "cart").annotated(annotation, "80,ftp");
         manifest::publish(node.stage(), &sandbox, &manifest::injected(&sandbox)).unwrap();
         let trouble = node.cri.run(&sandbox).unwrap_err();
         for told in [
@@ -85,7 +85,7 @@ on_every_generation! {
 on_every_generation! {
     fn a_pod_nobody_knows_is_refused_until_somebody_does(generation: Generation) {
         let node = gybe_node(generation);
-        let mut sandbox = Sandbox::named("shop", "cart");
+        let mut sandbox = Sandbox::injected("shop", "cart");
         let trouble = node.cri.run(&sandbox).unwrap_err();
         assert!(trouble.message().contains("GYBE-ADD-017"), "{trouble}");
         assert_nothing_is_left(&node);
@@ -102,7 +102,7 @@ on_every_generation! {
         behind["hold"] = json!(HOLD);
         let node = gybe_node_with(generation, behind);
         let hold = Hold::at(node.stage(), HOLD).unwrap();
-        let mut sandbox = Sandbox::named("shop", "cart");
+        let mut sandbox = Sandbox::injected("shop", "cart");
         manifest::publish(node.stage(), &sandbox, &manifest::injected(&sandbox)).unwrap();
         let (lost, plugin) = killed_during_add(node, &hold, &sandbox);
         drop(plugin);
@@ -128,7 +128,7 @@ on_every_generation! {
     fn a_plugin_whose_containerd_was_killed_comes_to_its_end(generation: Generation) {
         let node = node(generation, &Chain::of_reference_plugins(generation).then(held_gybe()));
         let hold = Hold::at(node.stage(), HOLD).unwrap();
-        let sandbox = Sandbox::named("shop", "cart");
+        let sandbox = Sandbox::injected("shop", "cart");
         manifest::publish(node.stage(), &sandbox, &manifest::injected(&sandbox)).unwrap();
         let (lost, mut plugin) = killed_during_add(node, &hold, &sandbox);
         plugin.shutdown(Shutdown::Write).unwrap();

@@ -13,7 +13,7 @@ const PODS_OF_A_NODE: usize = 110;
 on_every_generation! {
     fn an_injected_pod_meets_its_proxy_both_ways(generation: Generation) {
         let node = gybe_node(generation);
-        let sandbox = Sandbox::named("shop", "cart");
+        let sandbox = Sandbox::injected("shop", "cart");
         let pod = Pod::start(&node, &sandbox, &manifest::injected(&sandbox));
         let outside = Outside::of(&node);
         assert_eq!(pod.addresses.len(), 2);
@@ -46,7 +46,7 @@ on_every_generation! {
 on_every_generation! {
     fn a_port_of_the_node_leads_to_the_proxy_of_its_pod(generation: Generation) {
         let node = gybe_node(generation);
-        let sandbox = Sandbox::named("shop", "cart").published(18080, 8080);
+        let sandbox = Sandbox::injected("shop", "cart").published(18080, 8080);
         let pod = Pod::start(&node, &sandbox, &manifest::injected(&sandbox));
         let met = Outside::of(&node).calls(OUTSIDE[0], 18080);
         assert_eq!(met, Met::proxy(15006, pod.addresses[0], 8080));
@@ -56,7 +56,7 @@ on_every_generation! {
 on_every_generation! {
     fn annotations_of_the_pod_decide_which_ports_are_captured(generation: Generation) {
         let node = gybe_node(generation);
-        let sandbox = Sandbox::named("shop", "cart")
+        let sandbox = Sandbox::injected("shop", "cart")
             .annotated("traffic.sidecar.istio.io/excludeInboundPorts", "8080")
             .annotated("traffic.sidecar.istio.io/excludeOutboundPorts", "80");
         let pod = Pod::start(&node, &sandbox, &manifest::injected(&sandbox));
@@ -71,7 +71,7 @@ on_every_generation! {
 on_every_generation! {
     fn as_many_pods_as_a_node_can_have_come_at_once_and_each_is_redirected(generation: Generation) {
         let node = gybe_node(generation);
-        let name = |number| Sandbox::named("shop", &format!("cart-{number}"));
+        let name = |number| Sandbox::injected("shop", &format!("cart-{number}"));
         let sandboxes: Vec<Sandbox> = (0..PODS_OF_A_NODE).map(name).collect();
         for sandbox in &sandboxes {
             manifest::publish(node.stage(), sandbox, &manifest::injected(sandbox)).unwrap();
@@ -98,7 +98,7 @@ on_every_generation! {
 fn a_pod_with_users_of_its_own_meets_its_proxy(generation: Generation) {
     let node = gybe_node(generation);
     let first = 65536;
-    let mut sandbox = Sandbox::named("shop", "cart");
+    let mut sandbox = Sandbox::injected("shop", "cart");
     sandbox.users = Users::From(first);
     let pod = Pod::start(&node, &sandbox, &manifest::injected(&sandbox));
     let outside = Outside::of(&node);
