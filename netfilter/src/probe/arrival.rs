@@ -5,7 +5,7 @@
 //! returns, and nothing here waits longer than [`PATIENCE`].
 
 use super::call::{Call, Caller};
-use super::profile::PROXY;
+use crate::policy::istio::PROXY_ID;
 use crate::trace::Transport;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -80,7 +80,7 @@ impl Call {
         };
         match made {
             Ok(Some(arrival)) => Made::Arrived(arrival),
-            Ok(None) => Made::NotByThatUser(PROXY),
+            Ok(None) => Made::NotByThatUser(PROXY_ID),
             Err(errno) => Made::Arrived(Arrival::Nowhere(errno)),
         }
     }
@@ -143,9 +143,9 @@ impl Call {
 /// system's user id of the thread that made it (`nft_meta_get_eval_skugid`, net/netfilter/nft_meta.c,
 /// v6.18). Nothing when that id is not mapped here.
 fn of_proxy<T>(work: impl FnOnce() -> T) -> Option<T> {
-    let before = setfsuid(Uid::from_raw(PROXY));
+    let before = setfsuid(Uid::from_raw(PROXY_ID));
     // An invalid id changes nothing and tells which one it is now.
-    let is = setfsuid(Uid::from_raw(u32::MAX)).as_raw() == PROXY;
+    let is = setfsuid(Uid::from_raw(u32::MAX)).as_raw() == PROXY_ID;
     let done = is.then(work);
     setfsuid(before);
     done

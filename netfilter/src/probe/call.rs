@@ -1,8 +1,8 @@
 //! A connection the probe makes, and where `trace` says that it arrives. Pure.
 
 use super::arrival::Arrival;
-use super::profile::PROXY;
 use crate::policy::InterfaceName;
+use crate::policy::istio::PROXY_ID;
 use crate::ruleset::Ruleset;
 use crate::trace::{Direction, Fate, Owner, Packet, Transport, trace};
 use std::fmt;
@@ -35,7 +35,7 @@ impl Call {
         let owned = |uid| packet.clone().owned_by(Owner { uid, gid: 0 });
         let packet = match self.by {
             Caller::Application => owned(0),
-            Caller::Proxy => owned(PROXY),
+            Caller::Proxy => owned(PROXY_ID),
             Caller::Marked(mark) => owned(0).marked(mark),
         };
         match trace(rules, &packet).fate {

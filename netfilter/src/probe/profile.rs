@@ -5,14 +5,11 @@
 //! (quirk E9, spec `redirect-rules.md` section 4).
 
 use super::call::{Call, Caller};
-use crate::policy::{
-    CidrSet, Destinations, Dns, Families, Groups, Inbound, InvalidPackets, LoopbackCidr, Mode, Outbound,
-    Owners, Port, PortSet, RedirectPolicy,
-};
+use crate::policy::istio::{OWN_POD_MARK, PROXY_ID, TPROXY_MARK, TPROXY_TABLE, TUNNEL_PORT};
+use crate::policy::{Destinations, Dns, Families, Groups, InvalidPackets, Mode, Owners, RedirectPolicy};
 use crate::redirection::Redirection;
 use crate::trace::Transport;
 use ipnet::IpNet;
-use std::collections::BTreeSet;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -38,13 +35,6 @@ pub(super) const HOME: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
 pub(super) const HOME_V6: IpAddr = IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1));
 /// Inside a network that [`Profile::Lists`] excludes.
 pub(super) const EXCLUDED: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 65));
-
-const OUTBOUND: Port = Port::new(15001).unwrap();
-const INBOUND: Port = Port::new(15006).unwrap();
-const TUNNEL: Port = Port::new(15008).unwrap();
-pub(super) const PROXY: u32 = 1337;
-/// The mark by which TPROXY tells the proxy's calls to its own pod, which are intercepted on `lo`.
-const TO_OWN_POD: u32 = 1338;
 
 impl Profile {
     /// Those that every policy is made of.
@@ -79,7 +69,7 @@ impl Profile {
             Self::V4AndV6 => policy.families = Families::V4AndV6,
             Self::Dns | Self::DnsWithoutZones => policy.dns = Dns::All,
             Self::Tproxy => {
-                policy.mode = Mode::Tproxy { mark: 1337, route_table: 133 };
+                policy.mode = Mode::Tproxy { mark: TPROXY_MARK, route_table: TPROXY_TABLE };
                 policy.outbound.included_to = Destinations::All;
                 policy.invalid = InvalidPackets::Drop;
             }
@@ -98,7 +88,7 @@ impl Profile {
     pub(super) fn calls(self) -> Vec<Call> {
         let tcp = |to: IpAddr, port, by| Call { transport: Transport::Tcp, to: (to, port).into(), by };
         let udp = |port, by| Call { transport: Transport::Udp, to: (HOME, port).into(), by };
-        let of_proxy = |to| [tcp(to, 80, Caller::Proxy), tcp(to, TUNNEL.get(), Caller::Proxy)];
+        let of_proxy = |to| [tcp(to, 80, Caller::Proxy), tcp(to, TUNNEL_PORT.get(), Caller::Proxy)];
         match self {
             Self::V4 => [vec![tcp(HOME, 80, Caller::Application)], of_proxy(HOME).to_vec()].concat(),
             Self::V4AndV6 => {
@@ -112,7 +102,7 @@ impl Profile {
             }
             Self::DnsWithoutZones => vec![tcp(HOME, 53, Caller::Application), udp(53, Caller::Application)],
             Self::Tproxy => {
-                vec![tcp(HOME, 80, Caller::Marked(TO_OWN_POD)), tcp(HOME, 80, Caller::Application)]
+                vec![tcp(HOME, 80, Caller::Marked(OWN_POD_MARK)), tcp(HOME, 80, Caller::Application)]
             }
             Self::Lists => {
                 let app = |to, port| tcp(to, port, Caller::Application);
@@ -129,30 +119,10 @@ impl fmt::Display for Profile {
 }
 
 fn plain() -> RedirectPolicy {
-    RedirectPolicy {
-        mode: Mode::Redirect,
-        outbound_port: OUTBOUND,
-        inbound_port: INBOUND,
-        tunnel_port: TUNNEL,
-        proxy_uids: Owners::new(PROXY, []),
-        proxy_gids: Owners::new(PROXY, []),
-        inbound: Inbound::AllBut([15020, 15021, 15090].into_iter().collect()),
-        outbound: Outbound {
-            excluded_ports: PortSet::default(),
-            excluded_to: CidrSet::default(),
-            included_ports: PortSet::default(),
-            included_to: Destinations::Only(
-                [IpAddr::V4(Ipv4Addr::LOCALHOST), HOME, HOME_V6].into_iter().collect(),
-            ),
-            groups: Groups::AllBut(BTreeSet::new()),
-        },
-        excluded_interfaces: BTreeSet::new(),
-        virtual_interfaces: BTreeSet::new(),
-        dns: Dns::Off,
-        invalid: InvalidPackets::Pass,
-        loopback: LoopbackCidr::default(),
-        families: Families::V4Only,
-    }
+    let mut policy = RedirectPolicy::injected(Families::V4Only);
+    let loopback_too = [IpAddr::V4(Ipv4Addr::LOCALHOST), HOME, HOME_V6].into_iter().collect();
+    policy.outbound.included_to = Destinations::Only(loopback_too);
+    policy
 }
 
 /// Ranges that touch nothing, ranges side by side, and prefixes of several lengths.
@@ -167,7 +137,7 @@ fn add_lists(policy: &mut RedirectPolicy) {
     policy.outbound.excluded_ports = [22, 9000].into_iter().chain(8000..=8100).collect();
     // Ids that every user namespace of a usual size maps.
     policy.outbound.groups = Groups::AllBut([7, 4000].into());
-    policy.proxy_uids = Owners::new(PROXY, [4001]);
+    policy.proxy_uids = Owners::new(PROXY_ID, [4001]);
 }
 
 #[cfg(test)]
