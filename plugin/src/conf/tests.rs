@@ -1,6 +1,7 @@
 //! What may stand in the plugin's entry, as tables.
 
 use super::*;
+use gybe_netfilter::backend::BackendKind;
 use serde_json::json;
 
 fn read(entry: &Value) -> Result<PluginConf, ConfError> {
@@ -27,11 +28,13 @@ fn every_key_is_read() {
         "log_level": "debug", "backend": "iptables-legacy", "exclude_namespaces": ["b", "a", "a"],
         "pod_namespace": "gybe-system", "gates": "strict", "inboundDefault": "containerPorts", "ipv6": "reject",
         "facts": { "socket": "/run/s", "directory": "/d", "kubeconfig": "/k", "deadline_ms": 150 },
+        "probed": { "backend": "iptables-legacy", "kernel": "5.4.0" },
     }))
     .unwrap();
     let want = PluginConf {
         log_level: LogLevel::Debug,
         backend: BackendChoice::IptablesLegacy,
+        probed: Probed { backend: Some(BackendKind::IptablesLegacy), kernel: "5.4.0".to_owned() },
         exclude_namespaces: ["a", "b"].map(str::to_owned).into(),
         pod_namespace: "gybe-system".to_owned(),
         gates: Gates::Strict,
@@ -169,4 +172,14 @@ fn ambient_mode_is_refused_with_the_reason() {
     let fault = read(&json!({ "ambient_enabled": true })).unwrap_err().to_string();
     assert!(fault.contains("ambient_enabled is true") && fault.contains("no ambient mode"), "{fault}");
     assert!(read(&json!({ "enablement_selectors": {} })).is_err());
+}
+
+#[test]
+fn f30_a_word_of_a_version_to_come_and_another_kernels_are_no_place_to_begin() {
+    let probed =
+        |backend: &str| read(&json!({ "probed": { "backend": backend, "kernel": "6.1.0" } })).unwrap().probed;
+    assert_eq!(probed("nft").on("6.1.0"), Some(BackendKind::Nft));
+    assert_eq!(probed("nft").on("6.1.1"), None);
+    assert_eq!(probed("ebpf").on("6.1.0"), None);
+    assert_eq!(Probed::default().on(""), None);
 }
