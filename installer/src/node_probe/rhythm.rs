@@ -4,7 +4,7 @@ use gybe_netfilter::probe::{Capabilities, Finding};
 use std::time::{Duration, Instant};
 
 /// Between two trials, however often pods fail: each takes some tenths of a second of a processor.
-const FLOOR: Duration = Duration::from_secs(10);
+const FLOOR: Duration = Duration::from_secs(5);
 /// What does not work is asked again after as long as the plugin believes it.
 const FIRST: Duration = Duration::from_secs(30);
 /// A kernel that lacks something gets it by a module being loaded, and nobody waits for that.
