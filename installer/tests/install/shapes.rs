@@ -56,7 +56,7 @@ fn a_drop_in_never_touches_the_primarys_file_and_follows_its_network() {
 }
 
 #[test]
-fn a_link_is_read_as_the_runtime_reads_it_and_never_written_through() {
+fn a08_a_link_is_read_as_the_runtime_reads_it_and_never_written_through() {
     let ground = Ground::new();
     let elsewhere = ground.root.join("elsewhere");
     fs::write(&elsewhere, LIST).unwrap();
