@@ -1,12 +1,13 @@
 //! The plugin's own keys in a network's entry: what the installer writes and the plugin reads.
 //!
-//! A key nobody knows is a warning, a wrong value of a known key an error. Add a key here and in
-//! `conf/known.rs`; how values are read is in `conf/entry.rs`, what the incumbent's keys mean to us
-//! in `conf/incumbent.rs`.
+//! A key nobody knows is a warning, a wrong value of a known key an error. Add a key here, in
+//! `conf/known.rs` and in `conf/print.rs`; how values are read is in `conf/entry.rs`, what the
+//! incumbent's keys mean to us in `conf/incumbent.rs`.
 
 mod entry;
 mod incumbent;
 mod known;
+mod print;
 
 pub use entry::{ConfError, WrongValue};
 pub use known::unknown_keys;

@@ -170,3 +170,41 @@ fn ambient_mode_is_refused_with_the_reason() {
     assert!(fault.contains("ambient_enabled is true") && fault.contains("no ambient mode"), "{fault}");
     assert!(read(&json!({ "enablement_selectors": {} })).is_err());
 }
+
+#[test]
+fn what_is_written_is_what_is_read() {
+    let all = read(&json!({
+        "log_level": "none", "backend": "iptables-nft", "exclude_namespaces": ["b", "a\"\\"],
+        "pod_namespace": "gybe-system", "gates": "strict", "inboundDefault": "containerPorts", "ipv6": "leave",
+        "facts": { "socket": "/run/s", "directory": "/d", "kubeconfig": "/k", "deadline_ms": 1 },
+    }))
+    .unwrap();
+    let deaf = FactsConf { socket: None, ..FactsConf::default() };
+    let alone = FactsConf { socket: None, directory: Some("/d".into()), ..FactsConf::default() };
+    let with = |facts| PluginConf { facts, ..PluginConf::default() };
+    for conf in [PluginConf::default(), all, with(deaf), with(alone)] {
+        let members = conf.to_members();
+        assert_eq!(PluginConf::read(&members), Ok(conf));
+        assert_eq!(unknown_keys(&members), [""; 0]);
+    }
+    for (words, key) in
+        [(LOG_LEVELS.map(|(word, _)| word).to_vec(), "log_level"), (IPV6.map(|it| it.0).to_vec(), "ipv6")]
+    {
+        for word in words.into_iter().filter(|word| !word.is_empty()) {
+            assert_eq!(read(&json!({ key: word })).unwrap().to_members()[key], word);
+        }
+    }
+}
+
+/// Two versions ahead have keys that this one never heard of, and two behind lack some of ours.
+#[test]
+fn f30_entries_of_other_versions_are_read() {
+    let ahead =
+        json!({ "log_level": "warn", "facts": { "socket": "/s", "quic": { "port": 1 } }, "zones": [1] });
+    let conf = read(&ahead).unwrap();
+    assert_eq!((conf.log_level, conf.facts.socket), (LogLevel::Warn, Some("/s".into())));
+    assert_eq!(unknown_keys(ahead.as_object().unwrap()), ["zones", "facts.quic"]);
+    let behind = json!({ "log_level": "warn" });
+    let want = PluginConf { log_level: LogLevel::Warn, ..PluginConf::default() };
+    assert_eq!(read(&behind), Ok(want));
+}
