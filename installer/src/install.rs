@@ -38,6 +38,13 @@ pub struct Memory {
     pace: Pace,
 }
 
+impl Memory {
+    /// Something else is wanted from now on: to write it undoes nobody's work, and is nobody's rewrite.
+    pub fn wants_anew(&mut self) {
+        self.pace.begin_anew();
+    }
+}
+
 /// What one pass found, did and left.
 #[derive(Debug)]
 pub struct Pass {

@@ -54,6 +54,11 @@ impl Pace {
         self.was_done = left.is_done();
     }
 
+    /// Something else is wanted than was: what differs now, nobody has undone.
+    pub fn begin_anew(&mut self) {
+        self.was_done = false;
+    }
+
     /// Whether somebody keeps undoing what we do.
     #[must_use]
     pub fn is_fight(&self) -> bool {
@@ -105,6 +110,16 @@ mod tests {
         pace.wrote(&Plan::default(), start + Duration::from_secs(10));
         assert_eq!(pace.judge(&Plan::default(), start + Duration::from_secs(90)), Go::Now);
         assert!(!pace.is_fight(), "a quiet minute is peace");
+    }
+
+    #[test]
+    fn what_is_wanted_anew_is_nobodys_rewrite() {
+        let (mut pace, start) = (Pace::default(), Instant::now());
+        for n in 0..20 {
+            pace.wrote(&Plan::default(), start + Duration::from_secs(n));
+            pace.begin_anew();
+            assert_eq!(pace.judge(&undone(), start + Duration::from_secs(n)), Go::Now);
+        }
     }
 
     #[test]
