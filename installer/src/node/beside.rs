@@ -10,7 +10,7 @@ use super::page::Page;
 use super::view::View;
 use super::{Journal, NodeError, health, http, metrics};
 use crate::kube::{Fate, daemonset_fate};
-use crate::settings::{Ground, Listen, Settings};
+use crate::settings::{Ground, Settings};
 use serde_json::json;
 use std::io::{PipeReader, pipe};
 use std::os::fd::AsFd;
@@ -78,9 +78,9 @@ impl Beside<'_> {
             "/metrics" => Page::metrics(metrics::text(&view.look())),
             _ => Page::unknown(),
         };
-        let health = ground.health.map(|listen| (listen, &health as http::Answer<'_>));
-        let numbers = ground.metrics.map(|listen| (listen, &numbers as http::Answer<'_>));
-        let places: Vec<(Listen, http::Answer<'_>)> = health.into_iter().chain(numbers).collect();
+        let health = ground.health.map(|listen| (listen, &health as http::Answer<'_>, "health"));
+        let numbers = ground.metrics.map(|listen| (listen, &numbers as http::Answer<'_>, "metrics"));
+        let places: Vec<http::Place<'_>> = health.into_iter().chain(numbers).collect();
         if let Err(why) = http::serve(&places, ends, self.journal) {
             self.journal.tell(
                 "error",

@@ -17,8 +17,12 @@ pub(crate) struct Posted {
     pub(crate) turned: Option<Instant>,
     /// In or out.
     pub(crate) stage: Stage,
-    /// What is not as wanted, in sentences; empty is ready.
+    /// What is not as wanted, in sentences.
     pub(crate) missing: Vec<String>,
+    /// Since when something is not; none before all was as wanted once.
+    pub(crate) missing_since: Option<Instant>,
+    /// Whether all was as wanted once.
+    pub(crate) was_well: bool,
     /// What stands in nobody's way, and should be known.
     pub(crate) notes: Vec<String>,
     /// What is wrong with the ConfigMap, while that from before holds.
@@ -77,6 +81,27 @@ pub(crate) struct Counts {
     pub(crate) longest: Duration,
     /// How often it became a fight.
     pub(crate) fights: u64,
+}
+
+/// An ordinary rewrite is healed in a fraction of it, and is nobody's business who asks for readiness.
+const PASSING: Duration = Duration::from_secs(1);
+
+impl Posted {
+    /// Notes since when it is as it is, to be called when `missing` is.
+    pub(crate) fn stamp(&mut self, now: Instant) {
+        self.was_well |= self.missing.is_empty();
+        self.missing_since = match self.missing_since {
+            _ if self.missing.is_empty() || !self.was_well => None,
+            Some(since) => Some(since),
+            None => Some(now),
+        };
+    }
+
+    /// What is not as wanted, unless it has been for a moment only.
+    pub(crate) fn lacks(&self) -> &[String] {
+        let is_passing = self.missing_since.is_some_and(|since| since.elapsed() < PASSING);
+        if is_passing { &[] } else { &self.missing }
+    }
 }
 
 impl Bulletin {

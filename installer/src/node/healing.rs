@@ -58,8 +58,8 @@ pub(crate) struct Healing<'a> {
     watch: Watch,
     memory: Memory,
     wanted: Option<Wanted>,
-    /// Whether the last pass left all as wanted.
-    is_done: bool,
+    /// Since when it is undone.
+    undone: Option<Instant>,
     observed: Observed,
     backend: Backend,
     leaving: Leaving,
@@ -91,7 +91,7 @@ impl<'a> Healing<'a> {
             image: keeping.image,
             memory: Memory::default(),
             wanted: None,
-            is_done: false,
+            undone: None,
             observed: Observed::default(),
             backend: Backend::new(keeping.probe),
             leaving: Leaving::new(keeping.rest),
@@ -130,8 +130,10 @@ impl<'a> Healing<'a> {
         self.posted.settings.clone_from(&self.following.fault);
         self.posted.is_told = self.watch.mode() == WatchMode::Told;
         let next = self.keep(woken);
+        let now = Instant::now();
         self.posted.counts.turns += 1;
-        self.posted.turned = Some(Instant::now());
+        self.posted.turned = Some(now);
+        self.posted.stamp(now);
         self.around.bulletin.post(&self.posted);
         next
     }
@@ -151,7 +153,7 @@ impl<'a> Healing<'a> {
         }
         let places = &self.following.good.ground.places;
         let next = match pass(places, &wanted, &mut self.memory) {
-            Ok(pass) => self.account(&pass, (woken, is_new)),
+            Ok(pass) => self.account(&pass, woken),
             Err(busy) => {
                 self.told.state("busy", ("info", Some(busy.to_string())), json!({}));
                 if self.wanted.is_none() {
@@ -177,6 +179,7 @@ impl<'a> Healing<'a> {
         let node = OnNode {
             image: &self.image,
             backend: Some(&backend),
+            probed: self.backend.probed(),
             take_over: take_over(settings.choices.take_over, istio),
             stand_in: self.observed.stand_in,
             burial: self.leaving.burial(now),

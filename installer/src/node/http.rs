@@ -31,21 +31,20 @@ const TAKEN: Duration = Duration::from_secs(5);
 /// What is answered at a path.
 pub(crate) type Answer<'a> = &'a (dyn Fn(&str) -> Page + Sync);
 
+/// Where, what is answered there, and what it is called.
+pub(crate) type Place<'a> = (Listen, Answer<'a>, &'static str);
+
 /// Serves each place until `stop`, or its sender is gone. What cannot be bound now is tried again:
 /// a node without its health page is still to be healed.
-pub(crate) fn serve(
-    places: &[(Listen, Answer<'_>)],
-    stop: oneshot::Receiver<()>,
-    journal: &Journal,
-) -> io::Result<()> {
+pub(crate) fn serve(places: &[Place<'_>], stop: oneshot::Receiver<()>, journal: &Journal) -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
-    let all = join_all(places.iter().map(|(listen, answer)| place(*listen, *answer, journal)));
+    let all = join_all(places.iter().map(|at| place(*at, journal)));
     runtime.block_on(select(pin!(all), stop));
     Ok(())
 }
 
-async fn place(listen: Listen, answer: Answer<'_>, journal: &Journal) {
-    let listener = bound(listen, journal).await;
+async fn place((listen, answer, name): Place<'_>, journal: &Journal) {
+    let listener = bound((listen, name), journal).await;
     let mut calls = FuturesUnordered::new();
     loop {
         let room = calls.len() < CALLERS;
@@ -61,21 +60,22 @@ async fn place(listen: Listen, answer: Answer<'_>, journal: &Journal) {
     }
 }
 
-async fn bound(listen: Listen, journal: &Journal) -> TcpListener {
+async fn bound((listen, name): (Listen, &str), journal: &Journal) -> TcpListener {
     let mut told = false;
     loop {
         let mut last = None;
         for address in listen.addresses() {
             match TcpListener::bind(address).await {
                 Ok(listener) => {
-                    journal.tell("info", "gybe node: listens", json!({ "address": address.to_string() }));
+                    let address = listener.local_addr().unwrap_or(address).to_string();
+                    journal.tell("info", "gybe node: listens", json!({ "for": name, "address": address }));
                     return listener;
                 }
                 Err(why) => last = Some((address, why)),
             }
         }
         if let Some((address, why)) = last.filter(|_| !told) {
-            let more = json!({ "address": address.to_string(), "why": why.to_string() });
+            let more = json!({ "for": name, "address": address.to_string(), "why": why.to_string() });
             journal.tell("error", "gybe node: cannot listen, and tries on", more);
             told = true;
         }

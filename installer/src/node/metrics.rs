@@ -36,7 +36,7 @@ fn incumbents(seen: &Seen, out: &mut Exposition) {
     ] {
         out.sample(&[("result", result)], count);
     }
-    let is_in = seen.posted.stage == Stage::In && seen.posted.missing.is_empty();
+    let is_in = seen.posted.stage == Stage::In && seen.posted.lacks().is_empty();
     out.family("istio_cni_install_ready", Kind::Gauge, "Whether the node is as wanted, and in the chain.");
     out.sample(&[], u64::from(is_in));
     out.family("istio_cni_plugin_requests_total", Kind::Counter, "Questions of the plugin by their answer.");

@@ -63,7 +63,7 @@ impl Seen {
             Some(Verdict::Fails(why)) => Some(why.to_string()),
             Some(Verdict::Unknown) | None => Some("nobody has found out what works on this node".to_owned()),
         };
-        let all = self.hangs().into_iter().chain(stage).chain(self.posted.missing.iter().cloned());
+        let all = self.hangs().into_iter().chain(stage).chain(self.posted.lacks().iter().cloned());
         all.chain(backend).chain(self.pods.missing.clone()).collect()
     }
 }

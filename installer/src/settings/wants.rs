@@ -6,6 +6,7 @@ use crate::install::entry::{Entry, EntryError};
 use crate::install::seen::Hash;
 use crate::install::wanted::{Install, Leave, Place, Program, Shape, TakeOver, Wanted};
 use crate::node_backend::NodeBackend;
+use serde_json::{Value, json};
 
 /// What is known of the node.
 #[derive(Debug, Clone)]
@@ -14,6 +15,8 @@ pub struct OnNode<'a> {
     pub image: &'a Image,
     /// What this node's label or its probe came to; none is what the settings say for every node.
     pub backend: Option<&'a NodeBackend>,
+    /// What goes beside it while nobody has found out anything.
+    pub probed: Option<&'a Value>,
     /// Whether an istio-cni entry may be replaced now.
     pub take_over: TakeOver,
     /// What to do under istio-cni's name.
@@ -69,7 +72,7 @@ impl Settings {
         let programs = node.image.programs(&self.choices.also_as).into_iter().chain(stand_in);
         Ok(Install {
             shape: self.choices.shape.clone(),
-            entry: self.entry(node.backend)?,
+            entry: self.entry(node)?,
             programs: programs.collect(),
             retired: retired.into_iter().collect(),
             take_over: node.take_over,
@@ -99,17 +102,20 @@ impl Settings {
     }
 
     /// An operator's own entry, letter by letter; else ours, with this node's backend.
-    fn entry(&self, backend: Option<&NodeBackend>) -> Result<Entry, EntryError> {
+    fn entry(&self, node: &OnNode<'_>) -> Result<Entry, EntryError> {
         if let Some(entry) = &self.choices.entry {
             return Ok(entry.clone());
         }
         let mut members = self.choices.conf.to_members();
-        if let Some(backend) = backend {
+        if let Some(backend) = node.backend {
             backend.write_into(&mut members);
         }
-        let capabilities = serde_json::json!({ "io.kubernetes.cri.pod-annotations": true });
+        if let Some(probed) = node.probed {
+            members.entry("probed").or_insert_with(|| probed.clone());
+        }
+        let capabilities = json!({ "io.kubernetes.cri.pod-annotations": true });
         members.insert("capabilities".to_owned(), capabilities);
-        let rest = serde_json::Value::Object(members).to_string();
+        let rest = Value::Object(members).to_string();
         // The type first, where a person looks for it.
         let text = format!("{{\"type\":\"{PLUGIN}\",{}", rest.trim_start_matches('{'));
         Entry::parse(text.as_bytes())

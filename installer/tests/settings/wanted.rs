@@ -25,7 +25,14 @@ fn image(test: &str) -> Image {
 }
 
 fn node(image: &Image) -> OnNode<'_> {
-    OnNode { image, backend: None, take_over: TakeOver::Now, stand_in: StandIn::None, burial: Burial::Now }
+    OnNode {
+        image,
+        backend: None,
+        probed: None,
+        take_over: TakeOver::Now,
+        stand_in: StandIn::None,
+        burial: Burial::Now,
+    }
 }
 
 fn installed(settings: &Settings, node: &OnNode<'_>) -> Install {

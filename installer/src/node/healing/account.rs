@@ -11,33 +11,43 @@ use serde_json::json;
 use std::time::{Duration, Instant};
 
 impl Healing<'_> {
-    /// `woken` is when this turn began, `is_new` whether something else was wanted before.
-    pub(super) fn account(&mut self, pass: &Pass, (woken, is_new): (Instant, bool)) -> Next {
-        let wrote = pass.plan.changes.iter().any(is_conf);
-        let undone = self.is_done && wrote && !is_new;
-        self.is_done = pass.left.is_done();
+    /// `woken` is when this turn began.
+    pub(super) fn account(&mut self, pass: &Pass, woken: Instant) -> Next {
         self.posted.missing = missing(pass);
-        self.posted.notes =
-            pass.left.problems.iter().filter(|it| !it.blocks()).map(ToString::to_string).collect();
-        self.count(pass, undone.then(|| woken.elapsed()));
-        self.tell(pass, undone.then(|| woken.elapsed()));
-        self.stage(pass, wrote);
+        let notes = pass.left.problems.iter().filter(|problem| !problem.blocks());
+        self.posted.notes = notes.map(ToString::to_string).collect();
+        let healed = self.healed(pass, woken);
+        self.count(pass);
+        self.tell(pass, healed);
+        self.stage(pass);
         self.next(pass)
     }
 
-    fn count(&mut self, pass: &Pass, healed: Option<Duration>) {
-        let (is_first, counts) = (self.posted.turned.is_none(), &mut self.posted.counts);
-        counts.undone += u64::from(healed.is_some());
-        if let Some(took) = healed.filter(|_| pass.left.is_done()) {
-            counts.healed += 1;
-            counts.healing += took;
-            counts.longest = counts.longest.max(took);
+    /// How long it was undone, when it is no more.
+    fn healed(&mut self, pass: &Pass, woken: Instant) -> Option<Duration> {
+        let counts = &mut self.posted.counts;
+        if self.memory.undone() > counts.undone {
+            counts.undone = self.memory.undone();
+            self.undone.get_or_insert(woken);
         }
+        if !pass.left.is_done() {
+            return None;
+        }
+        let took = self.undone.take()?.elapsed();
+        counts.healed += 1;
+        counts.healing += took;
+        counts.longest = counts.longest.max(took);
+        Some(took)
+    }
+
+    fn count(&mut self, pass: &Pass) {
+        let (is_first, counts) = (self.posted.turned.is_none(), &mut self.posted.counts);
         let is_program =
             |why: &PerformError| matches!(why, PerformError::Damaged { .. } | PerformError::Trial { .. });
         let of_programs = pass.performed.failed.iter().any(is_program);
+        let of_conf = !of_programs && failed(pass);
         counts.program_failures += u64::from(of_programs);
-        counts.conf_failures += u64::from(!of_programs && !pass.performed.failed.is_empty());
+        counts.conf_failures += u64::from(of_conf);
         counts.successes += u64::from(pass.left.is_done() && (is_first || pass.performed.done > 0));
     }
 
@@ -55,7 +65,7 @@ impl Healing<'_> {
         self.posted.fight = fight;
     }
 
-    fn stage(&mut self, pass: &Pass, wrote: bool) {
+    fn stage(&mut self, pass: &Pass) {
         let settings = &self.following.good;
         if settings.choices.mode == Mode::Install {
             self.leaving.stays();
@@ -63,6 +73,7 @@ impl Healing<'_> {
             return;
         }
         let is_out = pass.left.is_done();
+        let wrote = pass.plan.changes.iter().any(is_conf);
         self.leaving.passed(is_out, wrote, Instant::now());
         let plugin_stays = settings.ground.places.programs.join(PLUGIN).symlink_metadata().is_ok();
         self.posted.stage = if is_out { Stage::Left { plugin_stays } } else { Stage::Leaving };
@@ -79,11 +90,16 @@ impl Healing<'_> {
     fn next(&self, pass: &Pass) -> Next {
         let wait = match &pass.fight {
             Some(Fight { wait: Some(wait), .. }) => return Next::Deaf(*wait),
-            _ if !pass.performed.failed.is_empty() => return Next::Deaf(AGAIN),
+            _ if failed(pass) => return Next::Deaf(AGAIN),
             _ => self.leaving.rests(Instant::now()).filter(|rest| !rest.is_zero()),
         };
         Next::Wakes(wait.map_or(EVERY, |rest| rest.min(EVERY)))
     }
+}
+
+/// Whether something was refused. Where somebody else was faster, their write wakes us.
+fn failed(pass: &Pass) -> bool {
+    pass.performed.failed.iter().any(|why| !matches!(why, PerformError::Overtaken { .. }))
 }
 
 /// In sentences; empty when the node is as wanted.

@@ -21,14 +21,20 @@ pub(super) struct Backend {
     cache: ProbeCache,
     found: Option<Found>,
     label: Known,
-    has_waited: bool,
-    /// The word of our own entry, from before we started.
-    before: Option<String>,
+    /// What our entry said before we started.
+    before: Option<Before>,
+}
+
+/// What our entry said.
+#[derive(Debug, Default)]
+struct Before {
+    word: Option<String>,
+    probed: Option<Value>,
 }
 
 impl Backend {
     pub(super) fn new(cache: ProbeCache) -> Self {
-        Self { cache, found: None, label: Known::Nothing, has_waited: false, before: None }
+        Self { cache, found: None, label: Known::Nothing, before: None }
     }
 
     /// What it comes to now.
@@ -46,7 +52,7 @@ impl Backend {
         self.ask(label, &settings.ground.places);
         let label = match &self.label {
             Known::Says(label) => label.as_deref(),
-            Known::Nothing => self.before.as_deref(),
+            Known::Nothing => label.and(self.before.as_ref()).and_then(|before| before.word.as_deref()),
         };
         let cluster = word(settings.choices.conf.backend.as_str()).unwrap_or(Override::Auto);
         let backend = node_backend(cluster, label, self.found.as_ref());
@@ -54,28 +60,37 @@ impl Backend {
         backend
     }
 
+    /// What the entry said of the probe, while nobody has found out anything: true for a kernel it
+    /// names, and so harmless, where to drop it would be a write at every boot.
+    pub(super) fn probed(&self) -> Option<&Value> {
+        self.before.as_ref().filter(|_| self.found.is_none())?.probed.as_ref()
+    }
+
     fn ask(&mut self, label: Option<&Label>, places: &Places) {
-        let Some(label) = label else { return };
-        if self.has_waited {
-            self.label = label.read();
-            return;
+        let is_first = self.before.is_none();
+        if is_first {
+            self.before = Some(Before::look(places));
         }
-        self.has_waited = true;
-        self.label = label.wait(FIRST);
-        if self.label == Known::Nothing {
-            self.before = word_before(places);
-        }
+        self.label = match label {
+            Some(label) if is_first => label.wait(FIRST),
+            Some(label) => label.read(),
+            None => Known::Nothing,
+        };
     }
 }
 
-/// Until the label is known, the word that is in the entry is the best anybody has: written over, it
-/// would be another backend's for the moment until it is.
-fn word_before(places: &Places) -> Option<String> {
-    let seen = look(places, &Interest::default(), &mut Hashes::default());
-    let contents = seen.conf.files.values().filter_map(|file| file.content.as_ref().ok());
-    let entries = contents.filter_map(|bytes| {
-        let chain = Chain::read(bytes).ok()?;
-        serde_json::from_slice::<Value>(chain.entry(PLUGIN)?).ok()
-    });
-    entries.into_iter().find_map(|entry| entry.get("backend")?.as_str().map(str::to_owned))
+impl Before {
+    /// Until the label is known, the word that is in the entry is the best anybody has: written over,
+    /// it would be another backend's for the moment until it is.
+    fn look(places: &Places) -> Self {
+        let seen = look(places, &Interest::default(), &mut Hashes::default());
+        let contents = seen.conf.files.values().filter_map(|file| file.content.as_ref().ok());
+        let entries = contents.filter_map(|bytes| {
+            let chain = Chain::read(bytes).ok()?;
+            serde_json::from_slice::<Value>(chain.entry(PLUGIN)?).ok()
+        });
+        let Some(entry) = entries.into_iter().next() else { return Self::default() };
+        let word = entry.get("backend").and_then(Value::as_str).map(str::to_owned);
+        Self { word, probed: entry.get("probed").cloned() }
+    }
 }
