@@ -18,5 +18,8 @@ fn pods_of_the_node_are_known_by_list_and_by_watch_and_forgotten_when_they_go() 
     ground.server.delete_pod("shop", "cart-0");
     becomes(&watched, |state| state.pods == 1);
     assert_eq!(asked(&watched, "cart-0", "u0"), Err(Answer::Unknown));
-    assert_eq!((ground.gets("cart-0"), ground.gets("cart-1"), ground.lists(), ground.watches()), (1, 0, 1, 1));
+    assert_eq!(
+        (ground.gets("cart-0"), ground.gets("cart-1"), ground.lists(), ground.watches()),
+        (1, 0, 1, 1)
+    );
 }
