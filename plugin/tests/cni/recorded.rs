@@ -21,7 +21,8 @@ struct Call {
 
 fn recordings() -> Vec<(String, Recording)> {
     let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/../integration/vectors/runtime");
-    let files = fs::read_dir(directory).unwrap().map(|file| file.unwrap().path());
+    let files =
+        fs::read_dir(directory).unwrap().map(|file| file.unwrap().path()).filter(|path| path.is_file());
     files
         .filter_map(|path| {
             Some((path.display().to_string(), serde_json::from_slice(&fs::read(path).unwrap()).ok()?))
