@@ -6,6 +6,7 @@ mod facts_socket;
 pub mod families;
 pub mod init_args;
 pub mod install;
+pub mod kube;
 pub mod manifest;
 pub mod node;
 pub mod own_namespace;
