@@ -29,7 +29,7 @@ demo: build ## the main job, watched: a pod's connections with and without Gybe 
 test: setup test-unit test-struck test-kernel ## all tests of a bare clone   (needs: root, or a user namespace; Debian packages, see setup)
 
 test-unit: ## tests that need no privilege
-	cargo test --locked -p gybe-netfilter -p gybe-plugin -p gybe-installer
+	cargo test --locked -p gybe-netfilter -p gybe-plugin -p gybe-installer -p gybe-api-server
 
 test-kernel: ## real packets in throw-away network namespaces   (needs: root, or unshare and newuidmap)
 	cargo build --locked
