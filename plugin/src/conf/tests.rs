@@ -1,7 +1,6 @@
 //! What may stand in the plugin's entry, as tables.
 
 use super::*;
-use gybe_netfilter::backend::BackendKind;
 use serde_json::json;
 
 fn read(entry: &Value) -> Result<PluginConf, ConfError> {
@@ -182,4 +181,43 @@ fn f30_a_word_of_a_version_to_come_and_another_kernels_are_no_place_to_begin() {
     assert_eq!(probed("nft").on("6.1.1"), None);
     assert_eq!(probed("ebpf").on("6.1.0"), None);
     assert_eq!(Probed::default().on(""), None);
+}
+
+#[test]
+fn what_is_written_is_what_is_read() {
+    let all = read(&json!({
+        "log_level": "none", "backend": "iptables-nft", "exclude_namespaces": ["b", "a\"\\"],
+        "pod_namespace": "gybe-system", "gates": "strict", "inboundDefault": "containerPorts", "ipv6": "leave",
+        "facts": { "socket": "/run/s", "directory": "/d", "kubeconfig": "/k", "deadline_ms": 1 },
+        "probed": { "backend": "nft", "kernel": "6.1.0" },
+    }))
+    .unwrap();
+    let deaf = FactsConf { socket: None, ..FactsConf::default() };
+    let alone = FactsConf { socket: None, directory: Some("/d".into()), ..FactsConf::default() };
+    let with = |facts| PluginConf { facts, ..PluginConf::default() };
+    for conf in [PluginConf::default(), all, with(deaf), with(alone)] {
+        let members = conf.to_members();
+        assert_eq!(PluginConf::read(&members), Ok(conf));
+        assert_eq!(unknown_keys(&members), [""; 0]);
+    }
+    for (words, key) in
+        [(LOG_LEVELS.map(|(word, _)| word).to_vec(), "log_level"), (IPV6.map(|it| it.0).to_vec(), "ipv6")]
+    {
+        for word in words.into_iter().filter(|word| !word.is_empty()) {
+            assert_eq!(read(&json!({ key: word })).unwrap().to_members()[key], word);
+        }
+    }
+}
+
+/// Two versions ahead have keys that this one never heard of, and two behind lack some of ours.
+#[test]
+fn f30_entries_of_other_versions_are_read() {
+    let ahead =
+        json!({ "log_level": "warn", "facts": { "socket": "/s", "quic": { "port": 1 } }, "zones": [1] });
+    let conf = read(&ahead).unwrap();
+    assert_eq!((conf.log_level, conf.facts.socket), (LogLevel::Warn, Some("/s".into())));
+    assert_eq!(unknown_keys(ahead.as_object().unwrap()), ["zones", "facts.quic"]);
+    let behind = json!({ "log_level": "warn" });
+    let want = PluginConf { log_level: LogLevel::Warn, ..PluginConf::default() };
+    assert_eq!(read(&behind), Ok(want));
 }
