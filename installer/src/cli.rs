@@ -17,6 +17,7 @@ mod namespace;
 mod node;
 mod packet;
 mod plugin_conf;
+mod pod_facts;
 mod print;
 mod probe;
 mod remove;
@@ -58,6 +59,7 @@ enum Command {
     Trace(trace::TraceArgs),
     Remove(remove::RemoveArgs),
     Node(node::NodeArgs),
+    PodFacts(pod_facts::PodFactsArgs),
     Doctor(doctor::DoctorArgs),
     Init(init::InitCommand),
     Validate(validate::ValidateArgs),
@@ -74,7 +76,8 @@ impl Command {
             Self::Inspect(args) => args.run(),
             Self::Trace(args) => args.run(),
             Self::Remove(args) => args.run(),
-            Self::Node(args) => args.run(),
+            Self::Node(args) => args.run(surroundings),
+            Self::PodFacts(args) => args.run(),
             Self::Doctor(args) => args.run(),
             Self::Init(args) => args.run(surroundings),
             Self::Validate(args) => args.run(surroundings),

@@ -9,6 +9,7 @@ pub mod host;
 pub mod image;
 pub mod init_args;
 pub mod install;
+pub mod kube;
 pub mod manifest;
 pub mod node;
 pub mod node_backend;

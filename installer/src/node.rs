@@ -26,11 +26,12 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
+use std::time::Instant;
 
 /// Somebody who knows this node's pods.
 pub trait Pods: Sync {
-    /// What is known of a pod, now.
-    fn answer(&self, pod: &PodRef) -> Answer;
+    /// What is known of a pod, at the latest `until` then.
+    fn answer(&self, pod: &PodRef, until: Instant) -> Answer;
 }
 
 /// Why the agent cannot start, or go on.

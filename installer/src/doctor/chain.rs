@@ -64,7 +64,7 @@ pub(super) fn examine(sight: &Sight, ours: &Ours<'_>) -> Vec<Finding> {
             found.push(entry(sight, &crio, ours));
         }
         (Err(NoChoice::Nothing), Err(NoChoice::Nothing)) => {
-            found.push(nothing("the runtime", &NoChoice::Nothing))
+            found.push(nothing("the runtime", &NoChoice::Nothing));
         }
         (containerd, crio) => {
             found.extend(containerd.err().map(|why| nothing("containerd", &why)));

@@ -1,5 +1,5 @@
 //! An entry's keys from a `PluginConf`: what the installer writes. Every key stands there, so that
-//! nothing depends on a default of whichever version reads it; but what a probe found, where none has.
+//! nothing depends on a default of whichever version reads it.
 
 use super::{FactsConf, GATES, INBOUND, IPV6, LOG_LEVELS, PluginConf};
 use serde_json::{Map, Value, json};
@@ -22,10 +22,7 @@ impl PluginConf {
             ("exclude_namespaces".to_owned(), json!(self.exclude_namespaces)),
             ("facts".to_owned(), self.facts.to_json()),
         ];
-        let probed = self.probed.backend.map(|kind| {
-            let of = json!({ "backend": kind.name(), "kernel": self.probed.kernel });
-            ("probed".to_owned(), of)
-        });
+        let probed = self.probed.to_json().map(|json| ("probed".to_owned(), json));
         texts.into_iter().chain(lists).chain(probed).collect()
     }
 }

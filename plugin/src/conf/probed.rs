@@ -4,6 +4,7 @@
 
 use super::entry::Entry;
 use gybe_netfilter::backend::BackendKind;
+use serde_json::{Value, json};
 
 /// Which backend, on which kernel.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -19,6 +20,12 @@ impl Probed {
         let word = entry.text("backend");
         let backend = BackendKind::ALL.into_iter().find(|kind| kind.name() == word);
         Self { backend, kernel: entry.text("kernel") }
+    }
+
+    /// As an entry has it; nothing when nothing is known.
+    pub(super) fn to_json(&self) -> Option<Value> {
+        let backend = self.backend?.name();
+        Some(json!({ "backend": backend, "kernel": self.kernel }))
     }
 
     /// The backend to try first on this kernel.

@@ -1,6 +1,7 @@
 //! What may stand in the plugin's entry, as tables.
 
 use super::*;
+use gybe_netfilter::backend::BackendKind;
 use serde_json::json;
 
 fn read(entry: &Value) -> Result<PluginConf, ConfError> {
@@ -174,22 +175,12 @@ fn ambient_mode_is_refused_with_the_reason() {
 }
 
 #[test]
-fn f30_a_word_of_a_version_to_come_and_another_kernels_are_no_place_to_begin() {
-    let probed =
-        |backend: &str| read(&json!({ "probed": { "backend": backend, "kernel": "6.1.0" } })).unwrap().probed;
-    assert_eq!(probed("nft").on("6.1.0"), Some(BackendKind::Nft));
-    assert_eq!(probed("nft").on("6.1.1"), None);
-    assert_eq!(probed("ebpf").on("6.1.0"), None);
-    assert_eq!(Probed::default().on(""), None);
-}
-
-#[test]
 fn what_is_written_is_what_is_read() {
     let all = read(&json!({
         "log_level": "none", "backend": "iptables-nft", "exclude_namespaces": ["b", "a\"\\"],
         "pod_namespace": "gybe-system", "gates": "strict", "inboundDefault": "containerPorts", "ipv6": "leave",
+        "probed": { "backend": "nft", "kernel": "6.18.1" },
         "facts": { "socket": "/run/s", "directory": "/d", "kubeconfig": "/k", "deadline_ms": 1 },
-        "probed": { "backend": "nft", "kernel": "6.1.0" },
     }))
     .unwrap();
     let deaf = FactsConf { socket: None, ..FactsConf::default() };
@@ -220,4 +211,14 @@ fn f30_entries_of_other_versions_are_read() {
     let behind = json!({ "log_level": "warn" });
     let want = PluginConf { log_level: LogLevel::Warn, ..PluginConf::default() };
     assert_eq!(read(&behind), Ok(want));
+}
+
+#[test]
+fn f30_a_word_of_a_version_to_come_and_another_kernels_are_no_place_to_begin() {
+    let probed =
+        |backend: &str| read(&json!({ "probed": { "backend": backend, "kernel": "6.1.0" } })).unwrap().probed;
+    assert_eq!(probed("nft").on("6.1.0"), Some(BackendKind::Nft));
+    assert_eq!(probed("nft").on("6.1.1"), None);
+    assert_eq!(probed("ebpf").on("6.1.0"), None);
+    assert_eq!(Probed::default().on(""), None);
 }
