@@ -22,7 +22,8 @@ impl PluginConf {
             ("exclude_namespaces".to_owned(), json!(self.exclude_namespaces)),
             ("facts".to_owned(), self.facts.to_json()),
         ];
-        texts.into_iter().chain(lists).collect()
+        let probed = self.probed.to_json().map(|json| ("probed".to_owned(), json));
+        texts.into_iter().chain(lists).chain(probed).collect()
     }
 }
 

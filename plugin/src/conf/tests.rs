@@ -1,6 +1,7 @@
 //! What may stand in the plugin's entry, as tables.
 
 use super::*;
+use gybe_netfilter::backend::BackendKind;
 use serde_json::json;
 
 fn read(entry: &Value) -> Result<PluginConf, ConfError> {
@@ -27,11 +28,13 @@ fn every_key_is_read() {
         "log_level": "debug", "backend": "iptables-legacy", "exclude_namespaces": ["b", "a", "a"],
         "pod_namespace": "gybe-system", "gates": "strict", "inboundDefault": "containerPorts", "ipv6": "reject",
         "facts": { "socket": "/run/s", "directory": "/d", "kubeconfig": "/k", "deadline_ms": 150 },
+        "probed": { "backend": "iptables-legacy", "kernel": "5.4.0" },
     }))
     .unwrap();
     let want = PluginConf {
         log_level: LogLevel::Debug,
         backend: BackendChoice::IptablesLegacy,
+        probed: Probed { backend: Some(BackendKind::IptablesLegacy), kernel: "5.4.0".to_owned() },
         exclude_namespaces: ["a", "b"].map(str::to_owned).into(),
         pod_namespace: "gybe-system".to_owned(),
         gates: Gates::Strict,
@@ -176,6 +179,7 @@ fn what_is_written_is_what_is_read() {
     let all = read(&json!({
         "log_level": "none", "backend": "iptables-nft", "exclude_namespaces": ["b", "a\"\\"],
         "pod_namespace": "gybe-system", "gates": "strict", "inboundDefault": "containerPorts", "ipv6": "leave",
+        "probed": { "backend": "nft", "kernel": "6.18.1" },
         "facts": { "socket": "/run/s", "directory": "/d", "kubeconfig": "/k", "deadline_ms": 1 },
     }))
     .unwrap();
@@ -207,4 +211,14 @@ fn f30_entries_of_other_versions_are_read() {
     let behind = json!({ "log_level": "warn" });
     let want = PluginConf { log_level: LogLevel::Warn, ..PluginConf::default() };
     assert_eq!(read(&behind), Ok(want));
+}
+
+#[test]
+fn f30_a_word_of_a_version_to_come_and_another_kernels_are_no_place_to_begin() {
+    let probed =
+        |backend: &str| read(&json!({ "probed": { "backend": backend, "kernel": "6.1.0" } })).unwrap().probed;
+    assert_eq!(probed("nft").on("6.1.0"), Some(BackendKind::Nft));
+    assert_eq!(probed("nft").on("6.1.1"), None);
+    assert_eq!(probed("ebpf").on("6.1.0"), None);
+    assert_eq!(Probed::default().on(""), None);
 }
