@@ -24,6 +24,7 @@ struct NetworkAttachmentDefinition {
 
 impl Objects {
     /// Of every file there but the one that is kustomize's own.
+    #[allow(dead_code, reason = "the base's tests read so")]
     pub(crate) fn in_directory(directory: &Path) -> Self {
         let mut files: Vec<_> = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).collect();
         files.sort();

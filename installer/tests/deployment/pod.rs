@@ -4,7 +4,6 @@ use crate::objects::Objects;
 use gybe_installer::host::NEEDED;
 use k8s_openapi::api::core::v1::{ConfigMap, Container, Namespace, SecurityContext, ServiceAccount, Volume};
 
-
 pub(crate) fn assert_confined(objects: &Objects) {
     let pod = objects.pod();
     let told =
