@@ -52,7 +52,7 @@ test-shared: ## tests that read the reference material in $$GYBE_SHARED (default
 test-containerd: ## real sandboxes by containerd 1.6, 1.7 and 2.x   (needs: root; Debian packages, see integration/containerd/setup.sh)
 	integration/containerd/setup.sh
 	cargo clippy --locked -p gybe-containerd-tests --no-deps --all-targets -- -D warnings
-	cargo build --locked -p gybe-plugin
+	cargo build --locked -p gybe-plugin -p gybe-installer
 	cargo test --locked -p gybe-containerd-tests
 
 referees: ## our nftables encoder against other people's   (needs: as test-kernel, and libclang, libnftnl, libmnl to build: see setup)

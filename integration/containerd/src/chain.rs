@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-use crate::{Generation, calls, manifest};
+use crate::{Generation, agent, calls, manifest};
 
 /// A conflist in the making.
 #[derive(Debug, Clone)]
@@ -54,6 +54,13 @@ pub fn gybe() -> Value {
         "facts": { "directory": manifest::DIRECTORY },
         "capabilities": { "io.kubernetes.cri.pod-annotations": true },
     })
+}
+
+/// The same, asking the node agent instead.
+pub fn gybe_asking_the_agent() -> Value {
+    let mut entry = gybe();
+    entry["facts"] = json!({ "socket": agent::SOCKET });
+    entry
 }
 
 /// The entry of the recorder, asking for all a runtime would hand to Gybe.

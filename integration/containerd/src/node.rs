@@ -6,7 +6,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use crate::stage::starting;
-use crate::{Call, Chain, Containerd, Cri, Generation, Stage, Trouble, calls, config, pause_image};
+use crate::{Agent, Call, Chain, Containerd, Cri, Generation, Stage, Trouble, calls, config, pause_image};
 
 /// The programs of this crate, which only its tests know by path.
 #[derive(Debug, Clone, Copy)]
@@ -36,7 +36,9 @@ impl Node {
         chain: &Chain,
         log: PathBuf,
     ) -> Result<Node, Trouble> {
-        let _ = fs::remove_file(&log);
+        for old in [log.as_path(), &log_of_agent(&log)] {
+            let _ = fs::remove_file(old);
+        }
         let stage = Stage::open(programs.stage)?;
         furnish(&stage, generation, programs.plugins)?;
         configure(&stage, chain)?;
@@ -50,6 +52,16 @@ impl Node {
     /// Its namespaces.
     pub fn stage(&self) -> &Stage {
         &self.stage
+    }
+
+    /// Starts the node agent, which knows the pods whose manifests are published.
+    pub fn start_agent(&self) -> Result<Agent, Trouble> {
+        Agent::with_manifests(&self.stage, &log_of_agent(&self.log))
+    }
+
+    /// Its containerd.
+    pub fn containerd(&self) -> &Containerd {
+        &self.containerd
     }
 
     /// One more connection, for calls that another thread makes.
@@ -94,6 +106,11 @@ impl LostNode {
             stage: self.stage,
         })
     }
+}
+
+/// The agent's lines stand beside containerd's.
+fn log_of_agent(log: &Path) -> PathBuf {
+    log.with_extension("agent.log")
 }
 
 fn connect(stage: &Stage) -> Result<Cri, Trouble> {
