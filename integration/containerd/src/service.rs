@@ -24,17 +24,26 @@ pub(crate) struct Service {
 
 impl Service {
     /// Starts it and returns when a line it logs contains `ready`. What it logs is added to `log`.
-    pub(crate) fn start(mut command: Command, ready: &'static str, log: &Path) -> Result<Self, Trouble> {
+    pub(crate) fn start(command: Command, ready: &'static str, log: &Path) -> Result<Self, Trouble> {
+        let (service, told) = Service::begin(command, ready, log)?;
+        service.wait(&told, ready, log)?;
+        Ok(service)
+    }
+
+    /// Starts it and does not wait.
+    pub(crate) fn begin(
+        mut command: Command,
+        ready: &'static str,
+        log: &Path,
+    ) -> Result<(Self, Receiver<()>), Trouble> {
         let program = named(&command);
         command.stdout(Stdio::null()).stderr(Stdio::piped());
         let mut process = command.spawn().map_err(starting(&program))?;
-        let said = process.stderr.take();
-        let service = Service { program, process };
-        if let Some(said) = said {
-            let told = keep(said, ready, log)?;
-            service.wait(&told, ready, log)?;
-        }
-        Ok(service)
+        let said = process.stderr.take().ok_or_else(|| Trouble::Ended {
+            program: program.clone(),
+            said: "it has no standard error".into(),
+        })?;
+        Ok((Service { program, process }, keep(said, ready, log)?))
     }
 
     fn wait(&self, told: &Receiver<()>, ready: &'static str, log: &Path) -> Result<(), Trouble> {
