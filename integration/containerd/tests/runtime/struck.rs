@@ -26,14 +26,14 @@ fn published(node: &Node, sandbox: Sandbox) -> Sandbox {
 }
 
 /// It is redirected; then it goes.
-fn assert_is_redirected(node: &Node, id: String) {
-    let pod = Pod::inhabit(node, id.clone());
+fn assert_is_redirected(node: &Node, id: &str) {
+    let pod = Pod::inhabit(node, id.to_owned());
     let outside = Outside::of(node);
     for address in pod.addresses.iter().copied() {
         assert_eq!(outside.calls(address, 8080), Met::proxy(15006, address, 8080));
     }
-    node.cri.stop(&id).unwrap();
-    node.cri.remove(&id).unwrap();
+    node.cri.stop(id).unwrap();
+    node.cri.remove(id).unwrap();
 }
 
 on_every_generation! {
@@ -54,14 +54,14 @@ on_every_generation! {
                     }
                     // It makes fewer calls: nobody struck.
                     Ok(id) => {
-                        assert_is_redirected(&node, id);
+                        assert_is_redirected(&node, &id);
                         lived += 1;
                     }
                 }
             }
             assert_nothing_is_left(&node);
             let next = published(&node, Sandbox::injected("shop", &format!("after-{first}")));
-            assert_is_redirected(&node, node.cri.run(&next).unwrap());
+            assert_is_redirected(&node, &node.cri.run(&next).unwrap());
             if lived >= VOLLEY {
                 println!("containerd {generation}: gybe-cni killed at each of the {killed} system calls of an ADD");
                 return;
