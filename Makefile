@@ -12,7 +12,7 @@ TABLES := -C force-unwind-tables=no -C link-arg=-Wl,-T,plugin/no-unwinding.ld
 FLAGS  := -C target-feature=+crt-static $(TABLES) $(PACKED)
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-unit test-kernel differential test-user test-containerd test-node test-shared referees bench lint deny advisories setup clean
+.PHONY: help build demo test test-unit test-kernel differential test-user test-containerd test-node bench-containerd test-shared faults referees bench lint deny advisories setup clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 17
@@ -45,6 +45,10 @@ test-user: ## the kernel tests once more, as a plain user in a user namespace   
 
 test-struck: ## the installer killed before, and refused at, every one of its system calls   (needs: strace; some minutes)
 	cargo test --locked -p gybe-installer --test struck
+
+faults: ## docs/FAULTS.md, made anew from the names of the tests
+	@cargo run --quiet --locked -p gybe-integration --bin gybe-faults >docs/.FAULTS.md
+	@mv docs/.FAULTS.md docs/FAULTS.md
 
 test-shared: ## tests that read the reference material in $$GYBE_SHARED (default ../shared)
 	cargo test --locked -p gybe-installer --test shared_injected --test shared_install

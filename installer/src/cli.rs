@@ -15,6 +15,7 @@ mod namespace;
 mod node;
 mod packet;
 mod plugin_conf;
+mod pod_facts;
 mod print;
 mod probe;
 mod remove;
@@ -56,6 +57,7 @@ enum Command {
     Trace(trace::TraceArgs),
     Remove(remove::RemoveArgs),
     Node(node::NodeArgs),
+    PodFacts(pod_facts::PodFactsArgs),
     Init(init::InitCommand),
     Validate(validate::ValidateArgs),
     Demo(demo::DemoArgs),
@@ -71,7 +73,8 @@ impl Command {
             Self::Inspect(args) => args.run(),
             Self::Trace(args) => args.run(),
             Self::Remove(args) => args.run(),
-            Self::Node(args) => args.run(),
+            Self::Node(args) => args.run(surroundings),
+            Self::PodFacts(args) => args.run(),
             Self::Init(args) => args.run(surroundings),
             Self::Validate(args) => args.run(surroundings),
             Self::Demo(args) => args.run(),

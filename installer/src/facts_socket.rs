@@ -16,6 +16,9 @@ use std::time::{Duration, Instant};
 /// How long a caller may take to ask and to hear: less than the plugin itself waits.
 const PATIENCE: Duration = Duration::from_secs(1);
 
+/// What is left of it for the answer's way back.
+const WAY_BACK: Duration = Duration::from_millis(50);
+
 /// The socket, listening.
 #[derive(Debug)]
 pub(crate) struct FactsSocket {
@@ -54,7 +57,7 @@ impl Call {
         let until = Instant::now() + PATIENCE;
         let Ok(question) = self.question(until) else { return };
         let answer = match wire::asked(&question) {
-            Ok(pod) => pods.answer(&pod),
+            Ok(pod) => pods.answer(&pod, until - WAY_BACK),
             Err(why) => wire::Answer::Fault(why.to_string()),
         };
         if let wire::Answer::Fault(why) = &answer {

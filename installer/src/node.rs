@@ -26,11 +26,12 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
+use std::time::Instant;
 
 /// Somebody who knows this node's pods.
 pub trait Pods: Sync {
-    /// What is known of a pod, now.
-    fn answer(&self, pod: &PodRef) -> Answer;
+    /// What is known of a pod, at the latest `until` then.
+    fn answer(&self, pod: &PodRef, until: Instant) -> Answer;
 }
 
 /// Why the agent cannot start, or go on.
@@ -79,7 +80,9 @@ pub fn serve(pods: &dyn Pods, facts: &Path) -> Result<(), NodeError> {
     served
 }
 
-fn stop_signal() -> Result<SignalFd, Errno> {
+/// Readable when the process is told to end. To be made before the first thread: each inherits what is
+/// blocked (signal(7)).
+pub(crate) fn stop_signal() -> Result<SignalFd, Errno> {
     let mut signals = SigSet::empty();
     signals.add(Signal::SIGTERM);
     signals.add(Signal::SIGINT);

@@ -10,18 +10,24 @@ use std::time::Instant;
 const PIECE: usize = 8 * 1024;
 
 /// Why they were not read to their end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Cut {
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Cut {
     /// The kernel refused.
-    Refused(Errno),
+    #[error("the kernel refused")]
+    Refused(#[source] Errno),
     /// There are more.
+    #[error("there is more than anybody would say")]
     TooLong,
     /// They did not end in time.
+    #[error("it did not end in time")]
     Late,
 }
 
 /// Reads until the other side closes.
-pub(crate) fn read(from: BorrowedFd<'_>, most: usize, until: Instant) -> Result<Vec<u8>, Cut> {
+///
+/// # Errors
+/// When there are more than `most` bytes, or they do not end by then.
+pub fn read(from: BorrowedFd<'_>, most: usize, until: Instant) -> Result<Vec<u8>, Cut> {
     let (mut bytes, mut buffer) = (Vec::new(), [0; PIECE]);
     loop {
         wait(from, until)?;

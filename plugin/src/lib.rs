@@ -26,7 +26,7 @@ pub mod facts;
 pub mod families;
 pub mod gates;
 pub mod gc;
-mod intake;
+pub mod intake;
 mod log;
 pub mod network;
 pub mod pod;

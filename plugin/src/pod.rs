@@ -5,7 +5,8 @@
 
 mod manifest;
 
-pub(crate) use manifest::{Manifest, broken};
+pub use manifest::Manifest;
+pub(crate) use manifest::broken;
 
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -34,9 +35,9 @@ pub struct PodFacts {
 pub struct Container {
     /// Its name.
     pub name: String,
-    /// Arguments.
+    /// Arguments, of the proxy alone.
     pub args: Vec<String>,
-    /// Environment, literal values only: one with `valueFrom` counts as empty.
+    /// Environment, of the proxy alone and literal values only: one with `valueFrom` counts as empty.
     pub env: BTreeMap<String, String>,
     /// TCP ports it declares.
     pub tcp_ports: Vec<u16>,

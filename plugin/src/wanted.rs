@@ -71,7 +71,7 @@ pub(crate) fn wanted(request: &Request, conf: &PluginConf) -> Result<Wanted, Plu
     };
     let netns = netns.map_err(PluginError::Netns)?;
     // Last: where nothing is known about the node it takes a probe.
-    let tool = (request.verb == Verb::Add).then(|| Tool::to_write(conf.backend)).transpose()?;
+    let tool = (request.verb == Verb::Add).then(|| Tool::to_write(conf)).transpose()?;
     Ok(Wanted::Redirect(Box::new(Subject { pod, facts, tool, wish, netns })))
 }
 

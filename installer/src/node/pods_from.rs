@@ -12,6 +12,7 @@ use std::io::{self, Read};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
 
 /// So many files, and as deep as `<directory>/<namespace>/<pod>.json`.
 const MOST_FILES: usize = 10_000;
@@ -54,7 +55,7 @@ impl PodsFrom {
 }
 
 impl Pods for PodsFrom {
-    fn answer(&self, pod: &PodRef) -> Answer {
+    fn answer(&self, pod: &PodRef, _: Instant) -> Answer {
         let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
         if let Err(why) = self.look(&mut files) {
             return Answer::Fault(format!("{}: {why}", self.directory.display()));

@@ -1,35 +1,38 @@
 //! A pod's manifest as Kubernetes writes it; everything the decision does not need is skipped.
 
-use super::{Container, Life, ManifestError, PodFacts};
+use super::{Container, Life, ManifestError, PROXY, PodFacts};
 use serde::Deserialize;
 use serde_json::error::Category;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
-/// A pod, or a pod template.
-#[derive(Deserialize)]
-pub(crate) struct Manifest {
+/// A pod, or a pod template, as far as anybody here reads it: what else is written there is skipped
+/// while it is read, and takes no memory.
+#[derive(Clone, Deserialize)]
+pub struct Manifest {
     metadata: Option<Metadata>,
     spec: Option<Spec>,
 }
 
-#[derive(Deserialize, Default)]
+#[derive(Clone, Deserialize, Default)]
 struct Metadata {
     name: Option<String>,
     namespace: Option<String>,
     uid: Option<String>,
+    #[serde(rename = "resourceVersion")]
+    resource_version: Option<String>,
     annotations: Option<BTreeMap<String, String>>,
     labels: Option<BTreeMap<String, String>>,
 }
 
-#[derive(Deserialize, Default)]
+#[derive(Clone, Deserialize, Default)]
 #[serde(rename_all = "camelCase")]
 struct Spec {
     containers: Option<Vec<WrittenContainer>>,
     init_containers: Option<Vec<WrittenContainer>>,
 }
 
-#[derive(Deserialize)]
+#[derive(Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct WrittenContainer {
     name: Option<String>,
@@ -40,20 +43,20 @@ struct WrittenContainer {
     restart_policy: Option<String>,
 }
 
-#[derive(Deserialize)]
+#[derive(Clone, Deserialize)]
 struct Variable {
     name: String,
     value: Option<String>,
 }
 
-#[derive(Deserialize)]
+#[derive(Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct DeclaredPort {
     container_port: u16,
     protocol: Option<String>,
 }
 
-#[derive(Deserialize, Default)]
+#[derive(Clone, Deserialize, Default)]
 #[serde(rename_all = "camelCase")]
 struct SecurityContext {
     run_as_user: Option<i64>,
@@ -84,8 +87,16 @@ pub(crate) fn broken(fault: &serde_json::Error) -> &'static str {
 }
 
 impl Manifest {
+    /// The version the API server gave it; empty where none did.
+    pub fn resource_version(&self) -> &str {
+        self.metadata.as_ref().and_then(|metadata| metadata.resource_version.as_deref()).unwrap_or_default()
+    }
+
     /// What the decision needs of it.
-    pub(crate) fn facts(self) -> Result<PodFacts, ManifestError> {
+    ///
+    /// # Errors
+    /// When nothing says what it runs.
+    pub fn facts(self) -> Result<PodFacts, ManifestError> {
         let metadata = self.metadata.unwrap_or_default();
         let spec = self.spec.unwrap_or_default();
         let containers = spec.containers.ok_or(ManifestError::NoContainers)?;
@@ -118,11 +129,14 @@ fn needed(all: Option<BTreeMap<String, String>>) -> BTreeMap<String, String> {
 impl WrittenContainer {
     fn facts(self) -> Container {
         let who = self.security_context.unwrap_or_default();
+        // What others are started with is none of our business, and may hold a password.
+        let is_proxy = self.name.as_deref() == Some(PROXY);
+        let (args, env) = if is_proxy { (self.args, self.env) } else { (None, None) };
         let tcp = |port: &DeclaredPort| port.protocol.as_deref().is_none_or(|name| name == "TCP");
-        let variables = self.env.into_iter().flatten();
+        let variables = env.into_iter().flatten();
         Container {
             name: self.name.unwrap_or_default(),
-            args: self.args.unwrap_or_default(),
+            args: args.unwrap_or_default(),
             // Of two variables of one name the later counts, as in the container.
             env: variables.map(|var| (var.name, var.value.unwrap_or_default())).collect(),
             tcp_ports: self.ports.into_iter().flatten().filter(tcp).map(|port| port.container_port).collect(),

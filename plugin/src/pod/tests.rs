@@ -18,12 +18,13 @@ fn a_manifest_is_trimmed_to_what_the_decision_needs() {
         "spec": {
             "initContainers": [
                 { "name": "istio-proxy", "restartPolicy": "Always", "args": ["proxy", "sidecar"],
+                  "env": [{ "name": "A", "value": "1" }, { "name": "B", "valueFrom": {} }, { "name": "A", "value": "2" }],
                   "securityContext": { "runAsUser": 1337, "runAsGroup": 1338, "privileged": false } },
                 { "name": "prepare" },
             ],
             "containers": [{
-                "name": "app", "image": "x",
-                "env": [{ "name": "A", "value": "1" }, { "name": "B", "valueFrom": {} }, { "name": "A", "value": "2" }],
+                "name": "app", "image": "x", "args": ["--password=hunter2"],
+                "env": [{ "name": "PASSWORD", "value": "hunter2" }],
                 "ports": [{ "containerPort": 80 }, { "containerPort": 81, "protocol": "TCP" },
                           { "containerPort": 53, "protocol": "UDP" }],
             }],
@@ -35,11 +36,9 @@ fn a_manifest_is_trimmed_to_what_the_decision_needs() {
     assert_eq!(kept, ["istio.io/rev", "kubernetes.io/config.mirror", "sidecar.istio.io/status"]);
     assert_eq!(pod.labels.len(), 1);
     let app = &pod.containers[0];
-    assert_eq!(
-        (app.env["A"].as_str(), app.env["B"].as_str(), app.tcp_ports.as_slice()),
-        ("2", "", [80, 81].as_slice())
-    );
+    assert_eq!((app.env.len(), app.args.len(), app.tcp_ports.as_slice()), (0, 0, [80, 81].as_slice()));
     let proxy = pod.proxy().unwrap();
+    assert_eq!((proxy.env["A"].as_str(), proxy.env["B"].as_str(), proxy.args.len()), ("2", "", 2));
     assert_eq!((proxy.run_as_user, proxy.run_as_group, proxy.life), (Some(1337), Some(1338), Life::Always));
     let long_lived: Vec<_> = pod.long_lived().map(|container| container.name.as_str()).collect();
     assert_eq!(long_lived, ["app", "istio-proxy"]);

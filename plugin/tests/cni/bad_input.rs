@@ -68,7 +68,7 @@ fn a_bad_annotation_is_refused_with_its_item() {
 }
 
 #[test]
-fn an_annotation_of_a_quarter_megabyte_is_answered_in_a_sentence() {
+fn a03_f34_an_annotation_of_a_quarter_megabyte_is_answered_in_a_sentence() {
     let pods = Pods::new("huge");
     let scattered: Vec<_> = (0..32768).map(|i| (i * 2).to_string()).collect();
     for value in [scattered.join(","), ",".repeat(262_144), "\u{1b}".repeat(60_000)] {
@@ -176,7 +176,7 @@ fn pods_that_are_not_ours_pass_with_their_result_untouched() {
 }
 
 #[test]
-fn del_succeeds_whatever_is_missing_or_wrong_behind_the_protocol() {
+fn f20_f31_del_succeeds_whatever_is_missing_or_wrong_behind_the_protocol() {
     for entry in [
         json!({ "name": "net" }),
         json!({ "cniVersion": "1.0.0", "name": "net", "backend": 5, "facts": "x", "log_level": [] }),
@@ -213,7 +213,7 @@ fn f35_a_log_nobody_reads_does_not_hold_a_call() {
 }
 
 #[test]
-fn a_log_whose_reader_is_gone_changes_no_answer() {
+fn f35_a_log_whose_reader_is_gone_changes_no_answer() {
     let (reader, writer) = io::pipe().unwrap();
     drop(reader);
     assert_eq!(exit_logging_to(writer, [("CNI_COMMAND", "FOO")]), Some(1));

@@ -12,3 +12,5 @@ mod program;
 mod protocol;
 #[cfg(test)]
 mod recorded;
+#[cfg(test)]
+mod teardown;

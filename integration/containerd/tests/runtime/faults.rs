@@ -42,7 +42,7 @@ on_every_generation! {
 }
 
 on_every_generation! {
-    fn a_pod_can_be_stopped_twice_and_removed_and_nothing_is_left(generation: Generation) {
+    fn f20_a_pod_can_be_stopped_twice_and_removed_and_nothing_is_left(generation: Generation) {
         let node = gybe_node(generation);
         let sandbox = Sandbox::injected("shop", "cart");
         let pod = Pod::start(&node, &sandbox, &manifest::injected(&sandbox));
@@ -75,7 +75,7 @@ on_every_generation! {
 }
 
 on_every_generation! {
-    fn a_pod_nobody_knows_is_refused_until_somebody_does(generation: Generation) {
+    fn f04_a_pod_nobody_knows_is_refused_until_somebody_does(generation: Generation) {
         let node = gybe_node(generation);
         let mut sandbox = Sandbox::injected("shop", "cart");
         let trouble = node.cri.run(&sandbox).unwrap_err();
@@ -89,7 +89,7 @@ on_every_generation! {
 }
 
 on_every_generation! {
-    fn after_containerd_was_killed_during_an_add_the_next_try_is_redirected(generation: Generation) {
+    fn f15_after_containerd_was_killed_during_an_add_the_next_try_is_redirected(generation: Generation) {
         let mut behind = chain::recorder();
         behind["hold"] = json!(HOLD);
         let node = gybe_node_with(generation, behind);
@@ -117,7 +117,7 @@ on_every_generation! {
 }
 
 on_every_generation! {
-    fn a_plugin_whose_containerd_was_killed_comes_to_its_end(generation: Generation) {
+    fn f15_a_plugin_whose_containerd_was_killed_comes_to_its_end(generation: Generation) {
         let node = node(generation, &Chain::of_reference_plugins(generation).then(held_gybe()));
         let hold = Hold::at(node.stage(), HOLD).unwrap();
         let sandbox = Sandbox::injected("shop", "cart");

@@ -1,0 +1,118 @@
+//! Why the API server told nothing: one kind for everything that is asked of it.
+//!
+//! Of what libraries say only such words are kept as cannot hold a credential.
+
+use http_body_util::LengthLimitError;
+use hyper::StatusCode;
+use std::error::Error;
+use std::time::Duration;
+
+/// Why a question to the API server has no answer.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ApiError {
+    /// No connection, or it broke: refused, unreachable, no TLS we believe.
+    #[error("the API server cannot be reached: {0}")]
+    Unreachable(String),
+    /// There is somebody, and nothing comes.
+    #[error("the API server did not answer within {} ms", .0.as_millis())]
+    Late(Duration),
+    /// It said no.
+    #[error("the API server said {status}: {sentence}")]
+    Refused {
+        /// HTTP's status code.
+        status: u16,
+        /// Its own words, cut.
+        sentence: String,
+        /// How long it wants to be left alone (RFC 9110, Retry-After, in seconds).
+        retry_after: Option<Duration>,
+    },
+    /// It said what nobody understands.
+    #[error("the API server's answer {0}")]
+    Nonsense(&'static str),
+    /// There is nothing to show it.
+    #[error("the token {path} cannot be used: {cause}")]
+    Token {
+        /// The file.
+        path: String,
+        /// What is wrong with it.
+        cause: String,
+    },
+}
+
+impl ApiError {
+    /// HTTP's status code, where there was an answer.
+    pub fn status(&self) -> Option<u16> {
+        match self {
+            Self::Refused { status, .. } => Some(*status),
+            _ => None,
+        }
+    }
+
+    /// Whether it is asked about something that is not there.
+    pub fn is_missing(&self) -> bool {
+        self.status() == Some(StatusCode::NOT_FOUND.as_u16())
+    }
+
+    /// Whether it does not know us, or does not let us.
+    pub fn is_forbidden(&self) -> bool {
+        matches!(self.status(), Some(401 | 403))
+    }
+
+    /// How long it wants to be left alone.
+    pub(super) fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::Refused { retry_after, .. } => *retry_after,
+            _ => None,
+        }
+    }
+
+    /// What broke a body off.
+    pub(super) fn broken(fault: &(dyn Error + 'static)) -> Self {
+        if layers(fault).any(<dyn Error>::is::<LengthLimitError>) {
+            return Self::Nonsense("is longer than any we take");
+        }
+        Self::Unreachable(told(fault))
+    }
+}
+
+impl From<kube::Error> for ApiError {
+    fn from(fault: kube::Error) -> Self {
+        match fault {
+            // What `line` says goes through kube as it is.
+            kube::Error::Service(fault) => match fault.downcast::<Self>() {
+                Ok(ours) => *ours,
+                Err(other) => Self::Unreachable(told(&*other)),
+            },
+            kube::Error::Api(status) => {
+                Self::Refused { status: status.code, sentence: cut(&status.message), retry_after: None }
+            }
+            kube::Error::HyperError(fault) => Self::Unreachable(told(&fault)),
+            kube::Error::ReadEvents(fault) => Self::Unreachable(told(&fault)),
+            kube::Error::SerdeError(_) => Self::Nonsense("is no object of its kind"),
+            _ => Self::Nonsense("is none that can be read"),
+        }
+    }
+}
+
+/// So much of a sentence goes on; the plugin passes on even less.
+const LONGEST: usize = 200;
+
+pub(super) fn cut(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(LONGEST).collect()
+}
+
+/// The innermost layers say it; the outer ones only repeat that something failed.
+fn told(fault: &(dyn Error + 'static)) -> String {
+    let all: Vec<String> = layers(fault).map(ToString::to_string).collect();
+    let mut said: Vec<&String> = Vec::new();
+    for layer in &all {
+        if said.last().is_none_or(|before| !before.contains(layer.as_str())) {
+            said.push(layer);
+        }
+    }
+    cut(&said.into_iter().map(String::as_str).collect::<Vec<_>>().join(": "))
+}
+
+fn layers<'a>(fault: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
+    std::iter::successors(Some(fault), |&fault| fault.source())
+}

@@ -1,0 +1,81 @@
+//! A token in a file that the kubelet writes anew before it ends: read for every request.
+//!
+//! kube's own reading keeps a token for 50 seconds by the wall clock, also when the server has refused
+//! it meanwhile. A request is rare here, and a read of tmpfs takes microseconds.
+
+use super::error::ApiError;
+use hyper::header::HeaderValue;
+use nix::fcntl::OFlag;
+use std::fs::OpenOptions;
+use std::io::{self, Read};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+
+/// No token is longer; a file that is larger is something else.
+const LONGEST: u64 = 64 << 10;
+
+/// The file, and what it held when it could last be read.
+#[derive(Debug)]
+pub(super) struct TokenFile {
+    path: PathBuf,
+    /// Marked as sensitive: its `Debug` tells nothing.
+    last: Mutex<Option<HeaderValue>>,
+}
+
+impl TokenFile {
+    pub(super) fn new(path: PathBuf) -> Self {
+        Self { path, last: Mutex::default() }
+    }
+
+    /// What to show: what the file holds, or what it held when it cannot be read for the moment.
+    pub(super) fn bearer(&self) -> Result<HeaderValue, ApiError> {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        match self.read() {
+            Ok(header) => Ok(last.insert(header).clone()),
+            Err(cause) => last.clone().ok_or_else(|| ApiError::Token {
+                path: self.path.display().to_string(),
+                cause: cause.to_string(),
+            }),
+        }
+    }
+
+    fn read(&self) -> io::Result<HeaderValue> {
+        // Without O_NONBLOCK the open of a FIFO waits for a writer.
+        let flags = OFlag::O_NONBLOCK.bits();
+        let file = OpenOptions::new().read(true).custom_flags(flags).open(&self.path)?;
+        let mut text = String::new();
+        file.take(LONGEST).read_to_string(&mut text)?;
+        let token = text.trim();
+        let no_token = || io::Error::other("it holds no token");
+        if token.is_empty() || token.chars().any(char::is_whitespace) {
+            return Err(no_token());
+        }
+        let mut header = HeaderValue::try_from(format!("Bearer {token}")).map_err(|_| no_token())?;
+        header.set_sensitive(true);
+        Ok(header)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn f02_what_the_file_holds_now_is_shown_and_the_last_when_it_is_away() {
+        let path = std::env::temp_dir().join(format!("gybe-token-{}", std::process::id()));
+        let file = TokenFile::new(path.clone());
+        assert!(matches!(file.bearer(), Err(ApiError::Token { .. })));
+        for token in ["one", "two\n", "three"] {
+            std::fs::write(&path, token).unwrap();
+            assert_eq!(file.bearer().unwrap(), format!("Bearer {}", token.trim()));
+        }
+        for nothing in ["", "\n", "a b", "a\u{1}b"] {
+            std::fs::write(&path, nothing).unwrap();
+            assert_eq!(file.bearer().unwrap(), "Bearer three", "{nothing:?}");
+        }
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(file.bearer().unwrap(), "Bearer three");
+        assert!(!format!("{file:?}").contains("three"));
+    }
+}

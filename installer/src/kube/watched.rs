@@ -1,0 +1,94 @@
+//! This node's pods, by a watch of the cluster: what is asked about them, and where that is answered
+//! from. Never from further away than need be.
+
+use super::asks::{Asks, Errand};
+use super::cluster::{Cluster, ClusterError};
+use super::known::{Known, WatchState};
+use super::watch::Watch;
+use crate::node::{Journal, Pods};
+use gybe_plugin::args::PodRef;
+use gybe_plugin::facts::wire::Answer;
+use nix::sys::signal::{SigSet, SigmaskHow};
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+use tokio::runtime;
+use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
+
+/// How long the watch may lag behind the kubelet's own, before the API server is asked alone.
+const LAG: Duration = Duration::from_millis(300);
+
+/// The watch, running on a thread of its own until it is dropped.
+#[derive(Debug)]
+pub struct WatchedPods {
+    known: Arc<Known>,
+    asks: Arc<Asks>,
+    /// None while it is being dropped.
+    to: Option<UnboundedSender<Errand>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl WatchedPods {
+    /// Begins to watch the pods of this node. Whether the API server answers is seen in `state`.
+    ///
+    /// # Errors
+    /// When what is needed to ask it at all is missing, or no thread can be made.
+    pub fn start(cluster: &Cluster, node: &str) -> Result<Self, ClusterError> {
+        let runtime = runtime::Builder::new_current_thread().enable_io().enable_time().build();
+        let runtime = runtime.map_err(ClusterError::Thread)?;
+        let client = runtime.block_on(cluster.client())?;
+        let (known, asks) = (Arc::<Known>::default(), Arc::<Asks>::default());
+        let (to, asked) = unbounded_channel();
+        let watch = Watch {
+            client: client.clone(),
+            node: node.to_owned(),
+            known: Arc::clone(&known),
+            journal: Journal::default(),
+        };
+        let serve = Arc::clone(&asks).serve(client, asked);
+        let thread = without_signals(|| {
+            thread::Builder::new().name("cluster".to_owned()).spawn(move || {
+                let _watching = runtime.spawn(watch.run());
+                runtime.block_on(serve);
+            })
+        })?;
+        Ok(Self { known, asks, to: Some(to), thread: Some(thread) })
+    }
+
+    /// How the watch is.
+    pub fn state(&self) -> WatchState {
+        self.known.state()
+    }
+}
+
+/// Signals end the agent in its own loop, never in a thread that happened to be there before it.
+fn without_signals<T>(make: impl FnOnce() -> std::io::Result<T>) -> Result<T, ClusterError> {
+    let failed = |errno: nix::errno::Errno| ClusterError::Thread(errno.into());
+    let before = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK).map_err(failed)?;
+    let made = make();
+    before.thread_set_mask().map_err(failed)?;
+    made.map_err(ClusterError::Thread)
+}
+
+impl Pods for WatchedPods {
+    fn answer(&self, pod: &PodRef, until: Instant) -> Answer {
+        // The runtime may be faster than the watch, which has the pod from the same source as the
+        // kubelet: it is about to come.
+        let soon = until.min(Instant::now() + LAG);
+        match (self.known.wait_for(pod, soon), &self.to) {
+            (Some(facts), _) => Answer::Pod(Box::new(facts)),
+            (None, Some(to)) => self.asks.ask(pod, until, to),
+            (None, None) => Answer::Unknown,
+        }
+    }
+}
+
+impl Drop for WatchedPods {
+    fn drop(&mut self) {
+        // The thread serves as long as somebody could ask.
+        drop(self.to.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
