@@ -13,7 +13,7 @@ const ROUNDS: usize = 9;
 /// What a node may take to notice.
 const NOTICED: Duration = Duration::from_secs(1);
 
-fn f08_a_healed_conf_is_in_force_within_a_second(generation: Generation) {
+fn in_force_soon(generation: Generation) {
     let node = node(generation);
     let mut primary = Primary::of(&node, chain(generation));
     let _agent = install(&node, Image::One);
@@ -36,15 +36,15 @@ fn f08_a_healed_conf_is_in_force_within_a_second(generation: Generation) {
 
 #[test]
 fn f08_a_healed_conf_is_in_force_within_a_second_of_1_6() {
-    f08_a_healed_conf_is_in_force_within_a_second(Generation::V1_6);
+    in_force_soon(Generation::V1_6);
 }
 
 #[test]
 fn f08_a_healed_conf_is_in_force_within_a_second_of_1_7() {
-    f08_a_healed_conf_is_in_force_within_a_second(Generation::V1_7);
+    in_force_soon(Generation::V1_7);
 }
 
 #[test]
 fn f08_a_healed_conf_is_in_force_within_a_second_of_2_x() {
-    f08_a_healed_conf_is_in_force_within_a_second(Generation::V2);
+    in_force_soon(Generation::V2);
 }
