@@ -6,6 +6,7 @@ use crate::install::entry::{Entry, EntryError};
 use crate::install::seen::Hash;
 use crate::install::wanted::{Install, Leave, Place, Program, Shape, TakeOver, Wanted};
 use crate::node_backend::NodeBackend;
+use gybe_plugin::conf::Probed;
 use serde_json::{Value, json};
 
 /// What is known of the node.
@@ -16,7 +17,7 @@ pub struct OnNode<'a> {
     /// What this node's label or its probe came to; none is what the settings say for every node.
     pub backend: Option<&'a NodeBackend>,
     /// What goes beside it while nobody has found out anything.
-    pub probed: Option<&'a Value>,
+    pub probed: Option<&'a Probed>,
     /// Whether an istio-cni entry may be replaced now.
     pub take_over: TakeOver,
     /// What to do under istio-cni's name.
@@ -106,13 +107,14 @@ impl Settings {
         if let Some(entry) = &self.choices.entry {
             return Ok(entry.clone());
         }
-        let mut members = self.choices.conf.to_members();
+        let mut conf = self.choices.conf.clone();
         if let Some(backend) = node.backend {
-            backend.write_into(&mut members);
+            backend.write_into(&mut conf);
         }
-        if let Some(probed) = node.probed {
-            members.entry("probed").or_insert_with(|| probed.clone());
+        if let Some(probed) = node.probed.filter(|_| conf.probed == Probed::default()) {
+            conf.probed = probed.clone();
         }
+        let mut members = conf.to_members();
         let capabilities = json!({ "io.kubernetes.cri.pod-annotations": true });
         members.insert("capabilities".to_owned(), capabilities);
         let rest = Value::Object(members).to_string();

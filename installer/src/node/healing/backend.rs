@@ -4,11 +4,11 @@ use super::told::Told;
 use crate::install::conflist::Chain;
 use crate::install::seen::{Hashes, Interest, Places, look};
 use crate::node::label::{Known, Label};
-use crate::node_backend::{Found, NodeBackend, node_backend, word};
+use crate::node_backend::{Found, NodeBackend, node_backend};
 use crate::settings::{PLUGIN, Settings};
-use gybe_netfilter::choose::Override;
+use gybe_plugin::conf::{BackendChoice, PluginConf, Probed};
 use gybe_plugin::probe_cache::{ProbeCache, this_node};
-use serde_json::{Value, json};
+use serde_json::json;
 use std::time::Duration;
 
 /// How long the first turn waits for the label: the API server is near, and if it is away the entry
@@ -28,8 +28,8 @@ pub(super) struct Backend {
 /// What our entry said.
 #[derive(Debug, Default)]
 struct Before {
-    word: Option<String>,
-    probed: Option<Value>,
+    word: Option<BackendChoice>,
+    probed: Option<Probed>,
 }
 
 impl Backend {
@@ -52,17 +52,16 @@ impl Backend {
         self.ask(label, &settings.ground.places);
         let label = match &self.label {
             Known::Says(label) => label.as_deref(),
-            Known::Nothing => label.and(self.before.as_ref()).and_then(|before| before.word.as_deref()),
+            Known::Nothing => label.and(self.before.as_ref()).and_then(|before| Some(before.word?.as_str())),
         };
-        let cluster = word(settings.choices.conf.backend.as_str()).unwrap_or(Override::Auto);
-        let backend = node_backend(cluster, label, self.found.as_ref());
+        let backend = node_backend(settings.choices.conf.backend, label, self.found.as_ref());
         told.state("label", ("warn", backend.note()), json!({}));
         backend
     }
 
     /// What the entry said of the probe, while nobody has found out anything: true for a kernel it
     /// names, and so harmless, where to drop it would be a write at every boot.
-    pub(super) fn probed(&self) -> Option<&Value> {
+    pub(super) fn probed(&self) -> Option<&Probed> {
         self.before.as_ref().filter(|_| self.found.is_none())?.probed.as_ref()
     }
 
@@ -87,10 +86,9 @@ impl Before {
         let contents = seen.conf.files.values().filter_map(|file| file.content.as_ref().ok());
         let entries = contents.filter_map(|bytes| {
             let chain = Chain::read(bytes).ok()?;
-            serde_json::from_slice::<Value>(chain.entry(PLUGIN)?).ok()
+            PluginConf::read(&serde_json::from_slice(chain.entry(PLUGIN)?).ok()?).ok()
         });
-        let Some(entry) = entries.into_iter().next() else { return Self::default() };
-        let word = entry.get("backend").and_then(Value::as_str).map(str::to_owned);
-        Self { word, probed: entry.get("probed").cloned() }
+        let before = entries.into_iter().next();
+        before.map_or_else(Self::default, |conf| Self { word: Some(conf.backend), probed: Some(conf.probed) })
     }
 }
