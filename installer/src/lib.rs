@@ -2,14 +2,21 @@
 
 pub mod cli;
 pub mod demo;
+pub mod doctor;
 mod facts_socket;
 pub mod families;
+pub mod host;
+pub mod image;
 pub mod init_args;
 pub mod install;
 pub mod kube;
 pub mod manifest;
 pub mod node;
+pub mod node_backend;
+pub mod node_probe;
 pub mod own_namespace;
+pub mod platform;
 pub mod policy_file;
 pub mod resolv_conf;
+pub mod settings;
 pub mod validation;

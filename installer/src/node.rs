@@ -80,7 +80,9 @@ pub fn serve(pods: &dyn Pods, facts: &Path) -> Result<(), NodeError> {
     served
 }
 
-fn stop_signal() -> Result<SignalFd, Errno> {
+/// Readable when the process is told to end. To be made before the first thread: each inherits what is
+/// blocked (signal(7)).
+pub(crate) fn stop_signal() -> Result<SignalFd, Errno> {
     let mut signals = SigSet::empty();
     signals.add(Signal::SIGTERM);
     signals.add(Signal::SIGINT);

@@ -149,7 +149,7 @@ fn a_pod_that_is_left_alone_is_a_comment_with_the_reason() {
 }
 
 #[test]
-fn no_name_in_a_manifest_can_end_the_comment_it_stands_in() {
+fn a01_no_name_in_a_manifest_can_end_the_comment_it_stands_in() {
     let evil = r#"{kind: "a\nadd table ip x\n#", metadata: {name: "b\nflush ruleset"}, template: {spec: {containers: []}}}"#;
     let run = gybe(&words("render --pod -"), evil);
     assert_eq!((run.code, run.out.lines().count()), (0, 1), "{}", run.out);

@@ -98,7 +98,7 @@ fn annotations_keep_the_text_they_were_written_with() {
 }
 
 #[test]
-fn hostile_manifests_are_refused_soon_and_in_one_line() {
+fn a10_hostile_manifests_are_refused_soon_and_in_one_line() {
     let mut laughs = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n".to_owned();
     for i in 1..30 {
         let beneath = vec![format!("*a{}", i - 1); 10].join(", ");

@@ -7,6 +7,7 @@ pub mod complaint;
 pub mod crowd;
 pub mod differential;
 pub mod errand;
+pub mod faults;
 pub mod foretell;
 pub mod killed;
 pub mod mutation;

@@ -142,7 +142,7 @@ fn f14_without_its_agent_a_meshed_pod_is_refused_untouched_and_an_unmeshed_one_p
 }
 
 #[test]
-fn a_stranger_at_the_socket_is_not_believed() {
+fn a08_a_stranger_at_the_socket_is_not_believed() {
     let (agent, pod) = (Agent::run_by(STRANGER, "stranger"), pod());
     let refused = add(&agent, &pod, None);
     assert!(

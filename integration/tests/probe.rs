@@ -109,7 +109,7 @@ fn an_add_without_a_word_finds_out_what_it_needs_and_the_next_one_knows() -> Res
 }
 
 #[test]
-fn what_is_known_costs_an_add_the_reading_of_two_small_files() -> Result<(), Complaint> {
+fn f28_what_is_known_costs_an_add_the_reading_of_two_small_files() -> Result<(), Complaint> {
     let place = Place::new("probe-cost")?;
     gybe(&place, "probe", "")?;
     let calls = |backend: &str| -> Result<(Vec<String>, usize), Complaint> {
@@ -141,7 +141,7 @@ fn what_is_known_costs_an_add_the_reading_of_two_small_files() -> Result<(), Com
 }
 
 #[test]
-fn a_pod_that_needs_what_this_node_cannot_do_is_refused_and_nothing_written() -> Result<(), Complaint> {
+fn f23_a_pod_that_needs_what_this_node_cannot_do_is_refused_and_nothing_written() -> Result<(), Complaint> {
     let (place, pod) = (Place::new("probe-ipv6")?, pod()?);
     gybe(&place, "probe", "")?;
     change(&place, "/backends/nft/v4+v6", refused("no inet NAT of IPv6"))?;
@@ -156,7 +156,7 @@ fn a_pod_that_needs_what_this_node_cannot_do_is_refused_and_nothing_written() ->
 }
 
 #[test]
-fn where_there_are_no_zones_dns_goes_without_and_it_is_said() -> Result<(), Complaint> {
+fn f23_where_there_are_no_zones_dns_goes_without_and_it_is_said() -> Result<(), Complaint> {
     let (place, pod) = (Place::new("probe-zones")?, pod()?);
     gybe(&place, "probe", "")?;
     change(&place, "/backends/nft/dns", refused("zones"))?;
@@ -181,7 +181,7 @@ fn where_there_are_no_zones_dns_goes_without_and_it_is_said() -> Result<(), Comp
 }
 
 #[test]
-fn that_nothing_works_is_said_with_what_to_do_and_tried_again_soon() -> Result<(), Complaint> {
+fn f23_that_nothing_works_is_said_with_what_to_do_and_tried_again_soon() -> Result<(), Complaint> {
     let (place, pod) = (Place::new("probe-nothing")?, pod()?);
     gybe(&place, "probe", "")?;
     for backend in ["nft", "iptables-nft", "iptables-legacy"] {
@@ -204,7 +204,7 @@ fn that_nothing_works_is_said_with_what_to_do_and_tried_again_soon() -> Result<(
 }
 
 #[test]
-fn another_backend_is_chosen_where_nftables_does_not_do() -> Result<(), Complaint> {
+fn f23_another_backend_is_chosen_where_nftables_does_not_do() -> Result<(), Complaint> {
     let (place, pod) = (Place::new("probe-other")?, pod()?);
     gybe(&place, "probe", "")?;
     change(&place, "/backends/nft/lists", refused("no interval sets"))?;

@@ -29,7 +29,7 @@ fn lines<'r>(record: &'r str, call: &str) -> Vec<&'r str> {
 }
 
 #[test]
-fn an_add_runs_no_program_and_starts_no_process() -> Result<(), Complaint> {
+fn f24_an_add_runs_no_program_and_starts_no_process() -> Result<(), Complaint> {
     let record = recorded("programs", "execve,execveat,fork,vfork,clone,clone3")?;
     assert_eq!(lines(&record, "execve").len(), 1, "its own: {record}");
     let made = record.lines().filter(|line| line.contains("clone") || line.contains("fork"));
@@ -40,7 +40,7 @@ fn an_add_runs_no_program_and_starts_no_process() -> Result<(), Complaint> {
 }
 
 #[test]
-fn an_add_opens_one_netfilter_and_at_most_one_routing_socket_and_no_other() -> Result<(), Complaint> {
+fn f01_an_add_opens_one_netfilter_and_at_most_one_routing_socket_and_no_other() -> Result<(), Complaint> {
     let record = recorded("sockets", "socket,socketpair,io_uring_setup")?;
     assert_eq!(lines(&record, "NETLINK_NETFILTER").len(), 1, "{record}");
     assert!(lines(&record, "NETLINK_ROUTE").len() <= 1, "{record}");

@@ -101,7 +101,7 @@ fn the_proxy_meets_itself_only_where_its_own_pod_is_called() {
 }
 
 #[test]
-fn with_ipv6_off_no_rule_applies_to_an_ipv6_packet() {
+fn f40_with_ipv6_off_no_rule_applies_to_an_ipv6_packet() {
     let mut all = policy();
     all.families = Families::V4Only;
     all.dns = Dns::All;

@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_fit_to_be_part_of_a_path() {
+    fn a07_a_name_is_fit_to_be_part_of_a_path() {
         for name in ["..", ".", "a/b", "/etc", "a..b", "A", "a b", "a\n", "-a", "a-", "é", "a_b"] {
             for args in [
                 format!("K8S_POD_NAMESPACE=n;K8S_POD_NAME={name}"),

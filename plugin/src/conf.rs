@@ -1,17 +1,22 @@
 //! The plugin's own keys in a network's entry: what the installer writes and the plugin reads.
 //!
-//! A key nobody knows is a warning, a wrong value of a known key an error. Add a key here and in
-//! `conf/known.rs`; how values are read is in `conf/entry.rs`, what the incumbent's keys mean to us
-//! in `conf/incumbent.rs`.
+//! A key nobody knows is a warning, a wrong value of a known key an error. Add a key here, in
+//! `conf/known.rs` and in `conf/print.rs`; how values are read is in `conf/entry.rs`, what the
+//! incumbent's keys mean to us in `conf/incumbent.rs`.
 
 mod entry;
 mod incumbent;
 mod known;
+mod print;
+mod probed;
 
 pub use entry::{ConfError, WrongValue};
 pub use known::unknown_keys;
+pub use probed::Probed;
 
 use entry::Entry;
+use gybe_netfilter::backend::BackendKind;
+use gybe_netfilter::choose::Override;
 use serde_json::{Map, Value};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -22,8 +27,10 @@ use std::time::Duration;
 pub struct PluginConf {
     /// From which weight on lines are logged.
     pub log_level: LogLevel,
-    /// Which tool writes the rules.
+    /// Which tool writes the rules: the operator's word.
     pub backend: BackendChoice,
+    /// What the probe had found out when the entry was written.
+    pub probed: Probed,
     /// Namespaces whose pods are left alone.
     pub exclude_namespaces: BTreeSet<String>,
     /// The namespace the node agent runs in; empty when nobody said.
@@ -161,6 +168,22 @@ impl BackendChoice {
     pub fn as_str(self) -> &'static str {
         BACKENDS.iter().find(|(_, choice)| *choice == self).map_or("", |(word, _)| word)
     }
+
+    /// What that word means.
+    pub fn from_word(word: &str) -> Option<Self> {
+        BACKENDS.iter().find(|(known, _)| *known == word).map(|(_, choice)| *choice)
+    }
+
+    /// What it asks for.
+    pub fn wish(self) -> Override {
+        match self {
+            Self::Auto => Override::Auto,
+            Self::Iptables => Override::Iptables,
+            Self::Nft => Override::Only(BackendKind::Nft),
+            Self::IptablesNft => Override::Only(BackendKind::IptablesNft),
+            Self::IptablesLegacy => Override::Only(BackendKind::IptablesLegacy),
+        }
+    }
 }
 
 impl PluginConf {
@@ -173,6 +196,7 @@ impl PluginConf {
         let mut conf = Self {
             log_level: entry.word("log_level", &LOG_LEVELS),
             backend: entry.word("backend", &BACKENDS),
+            probed: entry.inside("probed", Probed::read),
             exclude_namespaces: entry.texts("exclude_namespaces"),
             pod_namespace: entry.text("pod_namespace"),
             gates: entry.word("gates", &GATES),

@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bottomless_document_is_refused_not_recursed_into() {
+    fn a10_a_bottomless_document_is_refused_not_recursed_into() {
         let deep = format!("{}{}", "[".repeat(200_000), "]".repeat(200_000));
         assert!(Network::parse(deep.as_bytes()).is_err());
     }

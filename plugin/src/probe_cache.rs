@@ -128,6 +128,11 @@ impl ProbeCache {
         self.known(&this_node().ok()?)
     }
 
+    /// Whether anything is kept, to be believed or not.
+    pub fn is_kept(&self) -> bool {
+        self.file().exists()
+    }
+
     /// Forgets it: a real ADD has met what no probe did. Nothing kept is success, and so is a failure:
     /// what is then believed is no worse than before.
     pub fn forget(&self) {
@@ -201,7 +206,11 @@ impl ProbeCache {
     }
 }
 
-fn this_node() -> io::Result<Node> {
+/// This boot of this kernel.
+///
+/// # Errors
+/// When `/proc` is not there.
+pub fn this_node() -> io::Result<Node> {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned();
     let kernel = nix::sys::utsname::uname()?.release().to_string_lossy().into_owned();
     Ok(Node { boot, kernel })

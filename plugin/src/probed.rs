@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn findings_of_another_boot_kernel_or_version_are_none() {
+    fn f30_findings_of_another_boot_kernel_or_version_are_none() {
         let kept = to_json(&node(), &found());
         for other in [Node { boot: "another".into(), ..node() }, Node { kernel: "6.18.2".into(), ..node() }] {
             assert_eq!(from_json(&kept, &other), None, "{other:?}");

@@ -15,7 +15,7 @@ use crate::tool::Tool;
 /// us that is what was found out about this node, and kept: asked every 5 s it reads two small files.
 pub(crate) fn status(request: &Request) -> Result<Reply, PluginError> {
     let conf = PluginConf::read(request.network.members())?;
-    match Tool::to_write(conf.backend) {
+    match Tool::to_write(&conf) {
         Ok(_) => Ok(Reply::Nothing),
         // Nobody could try it out, or somebody is at it: nothing is known against the node.
         Err(PluginError::Learn(fault)) => {

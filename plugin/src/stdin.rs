@@ -57,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn a_side_that_never_closes_is_not_waited_for() {
+    fn f34_a_side_that_never_closes_is_not_waited_for() {
         let (reader, mut writer) = pipe().unwrap();
         writer.write_all(b"{").unwrap();
         let patience = Duration::from_millis(20);
@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn a_side_that_never_ends_is_cut_off() {
+    fn f34_a_side_that_never_ends_is_cut_off() {
         let endless = File::open("/dev/zero").unwrap();
         assert_eq!(read(endless.as_fd(), DEADLINE), Err(StdinError::TooLong));
     }

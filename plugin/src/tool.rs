@@ -3,13 +3,14 @@
 //! Decided before anything is written. What the kernel then refuses is an error, and never a reason to
 //! try another backend.
 
-use crate::conf::BackendChoice;
+use crate::conf::{BackendChoice, PluginConf, Probed};
 use crate::error::PluginError;
 use crate::probe_cache::{Age, Learnt, ProbeCache};
 use gybe_netfilter::backend::{Backend, BackendError, BackendKind};
 use gybe_netfilter::choose::{Choice, Override, Way, choose, next};
 use gybe_netfilter::policy::RedirectPolicy;
 use gybe_netfilter::presence::Presence;
+use gybe_netfilter::probe::Capabilities;
 use gybe_netfilter::redirection::{Redirection, RedirectionError};
 
 /// A backend, and what is known about it.
@@ -21,13 +22,14 @@ pub(crate) struct Tool {
 
 impl Tool {
     /// The one to write with.
-    pub(crate) fn to_write(word: BackendChoice) -> Result<Self, PluginError> {
-        let wish = match wish(word) {
+    pub(crate) fn to_write(conf: &PluginConf) -> Result<Self, PluginError> {
+        let word = conf.backend;
+        let wish = match word.wish() {
             Override::Only(kind) => return at_their_word(word, kind),
             wish => wish,
         };
-        let Learnt { capabilities, not_kept, .. } =
-            ProbeCache::default().learn(Age::Any, |known| next(known, wish))?;
+        let Learnt { capabilities, not_kept, .. } = ProbeCache::default()
+            .learn(Age::Any, |known| begin(known, wish, conf).or_else(|| next(known, wish)))?;
         if let Some(cause) = not_kept {
             tracing::warn!(%cause, "gybe-cni: what was found out about this node cannot be kept");
         }
@@ -40,7 +42,7 @@ impl Tool {
     /// The one to read with, in the namespace of the calling thread: where the operator leaves the
     /// choice, it is whichever has written there.
     pub(crate) fn to_read(word: BackendChoice) -> Result<Self, PluginError> {
-        let wish = match wish(word) {
+        let wish = match word.wish() {
             Override::Only(kind) => return at_their_word(word, kind),
             wish => wish,
         };
@@ -66,20 +68,19 @@ impl Tool {
         let PluginError::Redirection(error) = refusal else { return };
         // What a program of iptables' complains of may be the kernel's lack; its text decides nothing.
         let by_iptables = matches!(error, RedirectionError::Rules(BackendError::Iptables(_)));
-        if (error.is_unsupported() || by_iptables) && !matches!(wish(choice), Override::Only(_)) {
+        if (error.is_unsupported() || by_iptables) && !matches!(choice.wish(), Override::Only(_)) {
             ProbeCache::default().forget();
         }
     }
 }
 
-fn wish(word: BackendChoice) -> Override {
-    match word {
-        BackendChoice::Auto => Override::Auto,
-        BackendChoice::Iptables => Override::Iptables,
-        BackendChoice::Nft => Override::Only(BackendKind::Nft),
-        BackendChoice::IptablesNft => Override::Only(BackendKind::IptablesNft),
-        BackendChoice::IptablesLegacy => Override::Only(BackendKind::IptablesLegacy),
+/// Where to begin when nothing is known. Only where: it is tried out like any other.
+fn begin(known: &Capabilities, wish: Override, conf: &PluginConf) -> Option<BackendKind> {
+    if !known.backends.is_empty() || conf.probed == Probed::default() {
+        return None;
     }
+    let kernel = nix::sys::utsname::uname().ok()?.release().to_string_lossy().into_owned();
+    conf.probed.on(&kernel).filter(|kind| wish.order().contains(kind))
 }
 
 fn at_their_word(word: BackendChoice, kind: BackendKind) -> Result<Tool, PluginError> {

@@ -6,7 +6,11 @@ use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
 
 const TABLE: &str = include_str!("../../docs/PLUGIN-CONFIG.md");
-const READERS: [&str; 2] = [include_str!("../src/conf.rs"), include_str!("../src/conf/incumbent.rs")];
+const READERS: [&str; 3] = [
+    include_str!("../src/conf.rs"),
+    include_str!("../src/conf/incumbent.rs"),
+    include_str!("../src/conf/probed.rs"),
+];
 
 /// The keys in the table's first column.
 fn told() -> BTreeSet<&'static str> {

@@ -1,15 +1,18 @@
 //! `gybe probe`: what works on this node, what writes the rules, and why.
 
-use super::answer::{Answer, Exit, Failure};
+use super::answer::{Answer, Exit, Failure, Hinted};
 use super::backend::BackendArg;
+use crate::host::{self, HostError, HostMounts};
+use crate::node::{Journal, stop_signal};
+use crate::node_probe::{self, untried};
 use clap::Args;
-use gybe_netfilter::backend::BackendKind;
 use gybe_netfilter::choose::{Choice, NoBackend, Override, choose};
 use gybe_netfilter::probe::{Capabilities, Finding, Findings};
 use gybe_plugin::probe_cache::{Age, Learnt, ProbeCache};
 use gybe_plugin::probed;
 use serde_json::{Value, json};
 use std::fmt::Write;
+use std::path::{Path, PathBuf};
 
 /// Find out what works on this node, what writes the rules of its pods, and why.
 ///
@@ -17,6 +20,9 @@ use std::fmt::Write;
 /// and put to use with connections. What was found out is kept in /run/gybe/probe.json until the next
 /// boot. Exit code 0: a backend works. 1: none does, or not the one that was named. 2: it could not be
 /// found out. iptables-legacy is tried only where its part of the kernel is loaded.
+///
+/// In a container that has capabilities and the host's processes (hostPID), `--host --watch --keep` finds
+/// out for the plugin and the node agent, and goes on doing so.
 #[derive(Debug, Args)]
 pub(super) struct ProbeArgs {
     #[command(flatten)]
@@ -24,16 +30,67 @@ pub(super) struct ProbeArgs {
     /// Try it all again, whatever is known
     #[arg(long)]
     fresh: bool,
+    /// Try it all in the host's mount namespace: with its programs, kept in its /run/gybe
+    #[arg(long)]
+    host: bool,
+    /// Where the host's mount namespace is found
+    #[arg(long, value_name = "PATH", default_value = host::OF_PROCESS_1, requires = "host")]
+    mount_namespace: PathBuf,
+    /// Fail when what was found out cannot be kept
+    #[arg(long)]
+    keep: bool,
+    /// Stay, and try again when what was kept is forgotten, doubtful or another kernel's
+    #[arg(long)]
+    watch: bool,
 }
 
 impl ProbeArgs {
     pub(super) fn run(&self) -> Result<Answer, Failure> {
-        let age = if self.fresh { Age::Fresh } else { Age::Any };
-        let untried =
-            |known: &Capabilities| BackendKind::ALL.into_iter().find(|kind| !known.backends.contains(*kind));
-        let learnt = ProbeCache::default().learn(age, untried);
-        let learnt = learnt.map_err(|why| Failure::hinted("cannot probe", why))?;
+        if self.watch {
+            return self.stay();
+        }
+        let age = if self.fresh || self.host { Age::Fresh } else { Age::Any };
+        let learnt = self.there(|| ProbeCache::default().learn(age, untried))?;
+        let learnt = self.kept(learnt.map_err(cannot_probe)?)?;
         Ok(answer(&learnt, self.backend.wish()))
+    }
+
+    /// The first trial has to succeed: what it lacks would be lacking for ever.
+    fn stay(&self) -> Result<Answer, Failure> {
+        let stop = stop_signal().map_err(|why| Failure::because("cannot wait for signals", why))?;
+        let learnt = self.there(node_probe::afresh)?;
+        let learnt = self.kept(learnt.map_err(cannot_probe)?)?;
+        self.there(|| node_probe::watch(&learnt, &stop, &Journal::default()))?;
+        Ok(Answer::yes("", json!({ "stopped": true })))
+    }
+
+    /// Does `work` where it is to be done.
+    fn there<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T, Failure> {
+        if self.host { on_host(&self.mount_namespace, work).map_err(cannot_probe) } else { Ok(work()) }
+    }
+
+    fn kept(&self, learnt: Learnt) -> Result<Learnt, Failure> {
+        match learnt.not_kept {
+            Some(why) if self.keep => {
+                Err(Failure::because("what was found out cannot be kept in /run/gybe", why))
+            }
+            _ => Ok(learnt),
+        }
+    }
+}
+
+fn on_host<T: Send>(namespace: &Path, work: impl FnOnce() -> T + Send) -> Result<T, HostError> {
+    host::lacking()?;
+    HostMounts::open(namespace)?.run(work)
+}
+
+fn cannot_probe(why: impl Hinted + 'static) -> Failure {
+    Failure::hinted("cannot probe", why)
+}
+
+impl Hinted for HostError {
+    fn hint(&self) -> Option<String> {
+        self.hint()
     }
 }
 

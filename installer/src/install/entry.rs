@@ -109,9 +109,9 @@ impl Entry {
 
     /// Its text as a network of its own: what a runtime finds in a `.conf`.
     #[must_use]
-    pub fn print_network(&self, version: &str, layout: &Layout) -> Vec<u8> {
+    pub fn print_network(&self, version: &str, name: &str, layout: &Layout) -> Vec<u8> {
         let mut printer = Printer { text: &self.text, layout, out: b"{".to_vec() };
-        let own = [("cniVersion", version), ("name", self.plugin.as_str())];
+        let own = [("cniVersion", version), ("name", name)];
         for (n, (key, value)) in own.into_iter().enumerate() {
             printer.key(n, 1, key);
             printer.out.extend_from_slice(quoted(value).as_bytes());

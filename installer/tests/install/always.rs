@@ -99,7 +99,7 @@ proptest! {
     }
 
     #[test]
-    fn a_rewrite_between_any_two_steps_is_kept_and_healed(
+    fn f05_a_rewrite_between_any_two_steps_is_kept_and_healed(
         n in 0..NAMES.len(), kind in 0..3_u8, stop in 0..4_usize, again in 0..3_u8,
     ) {
         let ground = Ground::new();

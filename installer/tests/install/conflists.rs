@@ -48,7 +48,7 @@ fn the_entry_looks_like_its_neighbours() {
 }
 
 #[test]
-fn insert_then_remove_gives_the_bytes_back() {
+fn f33_insert_then_remove_gives_the_bytes_back() {
     for file in REAL {
         let inside = with(file.as_bytes());
         assert_eq!(Chain::read(&inside).unwrap().plugins().last(), Some(&"gybe-cni"));
@@ -65,7 +65,7 @@ fn an_entry_that_says_the_same_in_other_words_stays_as_it_is() {
 }
 
 #[test]
-fn an_old_entry_is_replaced_where_it_stands_and_doubles_go() {
+fn f30_an_old_entry_is_replaced_where_it_stands_and_doubles_go() {
     let file =
         br#"{"plugins": [{"type":"gybe-cni"}, {"type":"a"}, {"type":"gybe-cni","log_level":"debug"}]}"#;
     let inside = with(file);
@@ -206,7 +206,7 @@ proptest! {
     }
 
     #[test]
-    fn any_single_conf_comes_back_byte_for_byte(rest in anything(), seed: u64) {
+    fn f33_any_single_conf_comes_back_byte_for_byte(rest in anything(), seed: u64) {
         let single = spread(&json!({ "name": "n", "cniVersion": "0.4.0", "type": "x", "rest": rest }).to_string(), seed);
         let list = listed(single.as_bytes(), &ours()).unwrap();
         prop_assert_eq!(unlisted(&list, "gybe-cni"), Some(single.into_bytes()));

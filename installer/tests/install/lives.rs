@@ -161,7 +161,7 @@ fn f06_every_prefix_of_the_primarys_own_write_is_left_alone() {
 }
 
 #[test]
-fn the_primary_is_waited_for_and_never_made_up() {
+fn f06_the_primary_is_waited_for_and_never_made_up() {
     let ground = Ground::with(&[("YYY-istio-cni.conf", r#"{"name":"istio-cni","type":"istio-cni"}"#)]);
     let before = ground.files();
     let pass = ground.pass(&chained(&ground.root));

@@ -107,7 +107,7 @@ fn f09_a_program_is_replaced_while_others_run_it() {
 }
 
 #[test]
-fn a_program_others_may_write_is_replaced_though_its_bytes_are_right() {
+fn a08_a_program_others_may_write_is_replaced_though_its_bytes_are_right() {
     let ground = Ground::with(&[("10-a.conflist", LIST)]);
     ground.settle(&chained(&ground.root));
     let plugin = ground.root.join("bin/gybe-cni");

@@ -18,7 +18,7 @@ fn standalone_is_a_network_of_its_own_and_nobody_elses_file() {
     ground.settle(&installed(&ground.root, shape.clone()));
     assert_eq!(ground.text("10-calico.conflist"), LIST, "chained no more");
     let ours: serde_json::Value = serde_json::from_str(&ground.text("YYY-gybe-cni.conf")).unwrap();
-    assert_eq!((&ours["type"], &ours["name"]), (&"gybe-cni".into(), &"gybe-cni".into()));
+    assert_eq!((&ours["type"], &ours["name"]), (&"gybe-cni".into(), &"istio-cni".into()));
     let mode = fs::metadata(ground.conf("YYY-gybe-cni.conf")).unwrap().permissions().mode();
     assert_eq!(mode & 0o7777, 0o600);
     ground.put("YYY-gybe-cni.conf", SINGLE);
@@ -56,7 +56,7 @@ fn a_drop_in_never_touches_the_primarys_file_and_follows_its_network() {
 }
 
 #[test]
-fn a_link_is_read_as_the_runtime_reads_it_and_never_written_through() {
+fn a08_a_link_is_read_as_the_runtime_reads_it_and_never_written_through() {
     let ground = Ground::new();
     let elsewhere = ground.root.join("elsewhere");
     fs::write(&elsewhere, LIST).unwrap();

@@ -77,7 +77,7 @@ fn a10_callers_that_say_nothing_do_not_keep_others_waiting_for_ever() {
 }
 
 #[test]
-fn a_hundred_and_ten_pods_at_once_are_all_answered() {
+fn f19_a_hundred_and_ten_pods_at_once_are_all_answered() {
     let agent = Agent::start(scratch("many"));
     for i in 0..110 {
         let name = format!("cart-{i}");

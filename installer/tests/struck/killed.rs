@@ -4,7 +4,7 @@ use std::os::unix::process::ExitStatusExt;
 
 use crate::scene::{Scene, calls, traced};
 
-pub(crate) fn before_every_call(scene: Scene) {
+pub(crate) fn f07_f14_killed_before_every_call_the_node_works(scene: Scene) {
     let wanted = scene.undisturbed();
     let calls = calls(&scene.prepared(), scene.act);
     let mut missed = Vec::new();

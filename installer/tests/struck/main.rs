@@ -33,11 +33,11 @@ fn main() -> ExitCode {
         // Whatever cargo passes on: all of it is one test.
         _ => {
             for scene in scene::ALL {
-                killed::before_every_call(scene);
-                refused::at_every_call(scene);
+                killed::f07_f14_killed_before_every_call_the_node_works(scene);
+                refused::f11_refused_at_every_call_that_writes_the_node_works(scene);
             }
-            synced::before_every_rename();
-            watched::without_inotify();
+            synced::f07_every_rename_is_synced_before_and_after();
+            watched::f12_without_inotify_changes_are_seen();
             ExitCode::SUCCESS
         }
     }

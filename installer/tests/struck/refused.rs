@@ -5,7 +5,7 @@ use crate::scene::{Scene, calls, traced};
 
 const WRITING: [&str; 7] = ["write", "fsync", "fchmod", "renameat2", "renameat", "unlinkat", "mkdirat"];
 
-pub(crate) fn at_every_call(scene: Scene) {
+pub(crate) fn f11_refused_at_every_call_that_writes_the_node_works(scene: Scene) {
     let wanted = scene.undisturbed();
     let mut calls = calls(&scene.prepared(), scene.act);
     calls.retain(|call| WRITING.contains(&call.name()));

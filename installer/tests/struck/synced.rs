@@ -2,7 +2,7 @@
 
 use crate::scene::{ALL, calls};
 
-pub(crate) fn before_every_rename() {
+pub(crate) fn f07_every_rename_is_synced_before_and_after() {
     let mut renames = 0;
     for scene in ALL {
         let calls = calls(&scene.prepared(), scene.act);
@@ -18,13 +18,13 @@ pub(crate) fn before_every_rename() {
             let then = (n + 1..next.unwrap_or(calls.len())).any(|n| is(n, "fsync"));
             assert!(then, "{}: not synced after {}", scene.name, calls[n].text);
         }
-        prefixes(scene);
+        f07_any_part_of_an_unsynced_file_does_no_harm(scene);
     }
     println!("{renames} renames, each synced before and after");
 }
 
 /// What a power cut leaves of a file that was never synced: any part of it, under the temporary name.
-fn prefixes(scene: crate::scene::Scene) {
+fn f07_any_part_of_an_unsynced_file_does_no_harm(scene: crate::scene::Scene) {
     let wanted = scene.undisturbed();
     let longest = wanted.0.iter().map(|(_, bytes)| bytes.as_slice()).max_by_key(|bytes| bytes.len()).unwrap();
     for end in 0..=longest.len() {

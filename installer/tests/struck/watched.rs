@@ -19,7 +19,7 @@ pub(crate) fn watch(root: &Path) -> ExitCode {
     if woken == Woken::Changed && !told { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-pub(crate) fn without_inotify() {
+pub(crate) fn f12_without_inotify_changes_are_seen() {
     for inject in ["inject=inotify_init1:error=EMFILE", "inject=inotify_add_watch:error=ENOSPC"] {
         let ground = Ground::new();
         let output = traced(&ground, &["watch"], &["-o", "/dev/null", "-e", inject]);

@@ -121,7 +121,7 @@ fn every_backend_over_every_other_with_the_policies_that_differ_most() {
 }
 
 #[test]
-fn what_others_have_there_stays_to_the_byte_whatever_comes_and_goes() {
+fn f26_what_others_have_there_stays_to_the_byte_whatever_comes_and_goes() {
     let redirections = redirections();
     in_new_namespace(|| {
         sh("nft add table inet theirs; nft add chain inet theirs out '{ type nat hook output priority -100; }'
@@ -218,7 +218,7 @@ fn an_add_looks_for_stale_routes_only_where_rules_of_ours_were() {
 }
 
 #[test]
-fn a_foreign_mesh_is_refused_by_every_backend_before_anything_is_written() {
+fn f18_a_foreign_mesh_is_refused_by_every_backend_before_anything_is_written() {
     let redirections = redirections();
     for (by, whose) in [
         ("iptables-nft -t nat -N ISTIO_OUTPUT", "ISTIO_OUTPUT in table nat"),

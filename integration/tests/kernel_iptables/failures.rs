@@ -89,7 +89,7 @@ fn a_failure_that_cannot_be_undone_names_both_failures_and_the_next_apply_repair
 }
 
 #[test]
-fn a_program_that_does_not_end_is_killed_and_named() {
+fn a10_a_program_that_does_not_end_is_killed_and_named() {
     for variant in VARIANTS {
         let name = variant.name().trim_start_matches("iptables-");
         let programs = Programs::with(variant, &format!("iptables-{name}-restore"), "exec sleep 60");
@@ -136,7 +136,7 @@ fn programs_see_no_users_and_the_host_still_does() {
 }
 
 #[test]
-fn missing_ipv6_programs_are_missed_before_anything_is_written() {
+fn f24_f40_missing_ipv6_programs_are_missed_before_anything_is_written() {
     for variant in VARIANTS {
         let name = variant.name().trim_start_matches("iptables-");
         let programs = Programs::with(variant, &format!("ip6tables-{name}-restore"), "");

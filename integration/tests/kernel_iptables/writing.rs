@@ -65,7 +65,7 @@ fn f18_the_second_apply_of_the_same_rules_writes_nothing() {
 }
 
 #[test]
-fn rules_of_others_stay_as_they_are_to_the_byte() {
+fn f26_rules_of_others_stay_as_they_are_to_the_byte() {
     let theirs = [
         "iptables -t nat -N DOCKER",
         "iptables -t nat -A OUTPUT ! -d 127.0.0.0/8 -m addrtype --dst-type LOCAL -j DOCKER",

@@ -119,7 +119,7 @@ fn f21_a_chain_that_hangs_elsewhere_is_named() {
 }
 
 #[test]
-fn applying_mends_whatever_was_done() {
+fn a11_applying_mends_whatever_was_done() {
     in_new_namespace(|| {
         Nft.apply(&redirect()).unwrap();
         nft(&[

@@ -30,7 +30,11 @@ pub(crate) struct ChainPlace {
 
 /// Lists them; none where the kernel has no nftables.
 pub(crate) fn chains() -> Result<Vec<ChainPlace>, NftError> {
-    chains_over(&mut Connection::open()?)
+    match Connection::open() {
+        Ok(mut connection) => chains_over(&mut connection),
+        Err(error) if error.is_kernel_without() => Ok(Vec::new()),
+        Err(error) => Err(error),
+    }
 }
 
 /// The same over a socket that is open already.

@@ -110,9 +110,7 @@ impl NftError {
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::Refused { lacking: Some(part), .. } => Some(part.advice()),
-            Self::Talk { source: Failure::Open { source: Errno::EPROTONOSUPPORT } } => {
-                Some(KernelPart::NF_TABLES.advice())
-            }
+            _ if self.is_kernel_without() => Some(KernelPart::NF_TABLES.advice()),
             Self::Refused { source: Errno::EPERM, .. } | Self::List { source: Errno::EPERM, .. } => {
                 Some("it takes CAP_NET_ADMIN in the user namespace that owns this network namespace".into())
             }
@@ -125,6 +123,12 @@ impl NftError {
             Self::Unsettled { .. } => Some("applying again is safe".into()),
             _ => None,
         }
+    }
+
+    /// Has this kernel no netfilter to talk to? Then nobody has registered the socket's protocol
+    /// (`netlink_create`, net/netlink/af_netlink.c, v6.18).
+    pub(super) fn is_kernel_without(&self) -> bool {
+        matches!(self, Self::Talk { source: Failure::Open { source: Errno::EPROTONOSUPPORT } })
     }
 
     /// Was it refused because there is a table of ours already?

@@ -3,9 +3,10 @@
 use serde_json::{Map, Value};
 
 /// Every key of ours that means something in an entry.
-const KNOWN: [&str; 15] = [
+const KNOWN: [&str; 16] = [
     "log_level",
     "backend",
+    "probed",
     "exclude_namespaces",
     "pod_namespace",
     "gates",
@@ -43,6 +44,9 @@ const PROTOCOL: [&str; 14] = [
 /// Every key that means something under `facts`.
 const KNOWN_FACTS: [&str; 4] = ["socket", "directory", "kubeconfig", "deadline_ms"];
 
+/// Every key that means something under `probed`.
+const KNOWN_PROBED: [&str; 2] = ["backend", "kernel"];
+
 /// Every key that means something under `kubernetes`, in the incumbent's older form.
 const KNOWN_KUBERNETES: [&str; 5] =
     ["kubeconfig", "cni_bin_dir", "exclude_namespaces", "k8s_api_root", "node_name"];
@@ -53,7 +57,9 @@ pub fn unknown_keys(members: &Map<String, Value>) -> Vec<String> {
     let protocol = |key: &str| PROTOCOL.iter().any(|known| known.eq_ignore_ascii_case(key));
     let top = members.keys().filter(|key| !KNOWN.contains(&key.as_str()) && !protocol(key));
     let mut unknown: Vec<_> = top.cloned().collect();
-    for (under, known) in [("facts", KNOWN_FACTS.as_slice()), ("kubernetes", &KNOWN_KUBERNETES)] {
+    for (under, known) in
+        [("facts", KNOWN_FACTS.as_slice()), ("probed", &KNOWN_PROBED), ("kubernetes", &KNOWN_KUBERNETES)]
+    {
         let inside = members.get(under).and_then(Value::as_object).into_iter().flat_map(Map::keys);
         let inside = inside.filter(|key| !known.contains(&key.as_str()));
         unknown.extend(inside.map(|key| format!("{under}.{key}")));

@@ -1,6 +1,7 @@
 //! What may stand in the plugin's entry, as tables.
 
 use super::*;
+use gybe_netfilter::backend::BackendKind;
 use serde_json::json;
 
 fn read(entry: &Value) -> Result<PluginConf, ConfError> {
@@ -27,11 +28,13 @@ fn every_key_is_read() {
         "log_level": "debug", "backend": "iptables-legacy", "exclude_namespaces": ["b", "a", "a"],
         "pod_namespace": "gybe-system", "gates": "strict", "inboundDefault": "containerPorts", "ipv6": "reject",
         "facts": { "socket": "/run/s", "directory": "/d", "kubeconfig": "/k", "deadline_ms": 150 },
+        "probed": { "backend": "iptables-legacy", "kernel": "5.4.0" },
     }))
     .unwrap();
     let want = PluginConf {
         log_level: LogLevel::Debug,
         backend: BackendChoice::IptablesLegacy,
+        probed: Probed { backend: Some(BackendKind::IptablesLegacy), kernel: "5.4.0".to_owned() },
         exclude_namespaces: ["a", "b"].map(str::to_owned).into(),
         pod_namespace: "gybe-system".to_owned(),
         gates: Gates::Strict,
@@ -169,4 +172,53 @@ fn ambient_mode_is_refused_with_the_reason() {
     let fault = read(&json!({ "ambient_enabled": true })).unwrap_err().to_string();
     assert!(fault.contains("ambient_enabled is true") && fault.contains("no ambient mode"), "{fault}");
     assert!(read(&json!({ "enablement_selectors": {} })).is_err());
+}
+
+#[test]
+fn what_is_written_is_what_is_read() {
+    let all = read(&json!({
+        "log_level": "none", "backend": "iptables-nft", "exclude_namespaces": ["b", "a\"\\"],
+        "pod_namespace": "gybe-system", "gates": "strict", "inboundDefault": "containerPorts", "ipv6": "leave",
+        "probed": { "backend": "nft", "kernel": "6.18.1" },
+        "facts": { "socket": "/run/s", "directory": "/d", "kubeconfig": "/k", "deadline_ms": 1 },
+    }))
+    .unwrap();
+    let deaf = FactsConf { socket: None, ..FactsConf::default() };
+    let alone = FactsConf { socket: None, directory: Some("/d".into()), ..FactsConf::default() };
+    let with = |facts| PluginConf { facts, ..PluginConf::default() };
+    for conf in [PluginConf::default(), all, with(deaf), with(alone)] {
+        let members = conf.to_members();
+        assert_eq!(PluginConf::read(&members), Ok(conf));
+        assert_eq!(unknown_keys(&members), [""; 0]);
+    }
+    for (words, key) in
+        [(LOG_LEVELS.map(|(word, _)| word).to_vec(), "log_level"), (IPV6.map(|it| it.0).to_vec(), "ipv6")]
+    {
+        for word in words.into_iter().filter(|word| !word.is_empty()) {
+            assert_eq!(read(&json!({ key: word })).unwrap().to_members()[key], word);
+        }
+    }
+}
+
+/// Two versions ahead have keys that this one never heard of, and two behind lack some of ours.
+#[test]
+fn f30_entries_of_other_versions_are_read() {
+    let ahead =
+        json!({ "log_level": "warn", "facts": { "socket": "/s", "quic": { "port": 1 } }, "zones": [1] });
+    let conf = read(&ahead).unwrap();
+    assert_eq!((conf.log_level, conf.facts.socket), (LogLevel::Warn, Some("/s".into())));
+    assert_eq!(unknown_keys(ahead.as_object().unwrap()), ["zones", "facts.quic"]);
+    let behind = json!({ "log_level": "warn" });
+    let want = PluginConf { log_level: LogLevel::Warn, ..PluginConf::default() };
+    assert_eq!(read(&behind), Ok(want));
+}
+
+#[test]
+fn f30_a_word_of_a_version_to_come_and_another_kernels_are_no_place_to_begin() {
+    let probed =
+        |backend: &str| read(&json!({ "probed": { "backend": backend, "kernel": "6.1.0" } })).unwrap().probed;
+    assert_eq!(probed("nft").on("6.1.0"), Some(BackendKind::Nft));
+    assert_eq!(probed("nft").on("6.1.1"), None);
+    assert_eq!(probed("ebpf").on("6.1.0"), None);
+    assert_eq!(Probed::default().on(""), None);
 }

@@ -86,7 +86,7 @@ fn annotations_reach_their_place_in_the_policy() {
 }
 
 #[test]
-fn the_proxys_ids_are_those_it_runs_as_unless_root_or_unsaid() {
+fn a05_the_proxys_ids_are_those_it_runs_as_unless_root_or_unsaid() {
     for (said, want) in [
         (None, Some(1337)),
         (Some(0), Some(1337)),

@@ -71,7 +71,7 @@ fn a_pod_nobody_knows_is_told_with_the_place_looked_at() {
 }
 
 #[test]
-fn facts_of_another_pod_are_not_used() {
+fn f39_facts_of_another_pod_are_not_used() {
     let scratch = Scratch::new("another");
     for (metadata, told) in [
         (r#""uid": "u0""#, "uid"),

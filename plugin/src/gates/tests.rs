@@ -160,7 +160,7 @@ fn strict_gates_want_two_containers_and_a_clear_yes() {
 }
 
 #[test]
-fn an_agents_name_opens_no_door_elsewhere() {
+fn a06_an_agents_name_opens_no_door_elsewhere() {
     for (home, namespace, name) in [
         ("gybe-system", "shop", "gybe-node-x"),
         ("gybe-system", "gybe-system", "my-gybe-node-x"),

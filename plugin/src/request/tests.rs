@@ -36,7 +36,7 @@ fn an_empty_variable_is_a_missing_one() {
 }
 
 #[test]
-fn names_that_could_leave_their_place_are_refused() {
+fn a07_names_that_could_leave_their_place_are_refused() {
     for (variable, value) in [
         ("CNI_CONTAINERID", ".."),
         ("CNI_CONTAINERID", "a/b"),

@@ -1,7 +1,9 @@
 //! Bad input: refused with a name and a cause, before anything is changed, and never on DEL.
 
 use crate::pods::{Pods, meshed};
-use crate::program::{Outcome, exit_logging_to, exit_writing_to, run, run_held_open, run_reading};
+use crate::program::{
+    Outcome, exit_logging_to, exit_writing_to, run, run_held_open, run_reading, run_without,
+};
 use serde_json::{Value, json};
 use std::io::Write;
 use std::sync::mpsc;
@@ -68,7 +70,7 @@ fn a_bad_annotation_is_refused_with_its_item() {
 }
 
 #[test]
-fn an_annotation_of_a_quarter_megabyte_is_answered_in_a_sentence() {
+fn a03_f34_an_annotation_of_a_quarter_megabyte_is_answered_in_a_sentence() {
     let pods = Pods::new("huge");
     let scattered: Vec<_> = (0..32768).map(|i| (i * 2).to_string()).collect();
     for value in [scattered.join(","), ",".repeat(262_144), "\u{1b}".repeat(60_000)] {
@@ -176,7 +178,7 @@ fn pods_that_are_not_ours_pass_with_their_result_untouched() {
 }
 
 #[test]
-fn del_succeeds_whatever_is_missing_or_wrong_behind_the_protocol() {
+fn f20_f31_del_succeeds_whatever_is_missing_or_wrong_behind_the_protocol() {
     for entry in [
         json!({ "name": "net" }),
         json!({ "cniVersion": "1.0.0", "name": "net", "backend": 5, "facts": "x", "log_level": [] }),
@@ -213,7 +215,7 @@ fn f35_a_log_nobody_reads_does_not_hold_a_call() {
 }
 
 #[test]
-fn a_log_whose_reader_is_gone_changes_no_answer() {
+fn f35_a_log_whose_reader_is_gone_changes_no_answer() {
     let (reader, writer) = io::pipe().unwrap();
     drop(reader);
     assert_eq!(exit_logging_to(writer, [("CNI_COMMAND", "FOO")]), Some(1));
@@ -272,4 +274,15 @@ fn f34_a_runtime_that_closed_its_ear_is_not_told_success() {
 fn f34_a_runtime_that_does_not_listen_is_not_told_success() {
     let full = fs::File::options().write(true).open("/dev/full").unwrap();
     assert_eq!(exit_writing_to(full, [("CNI_COMMAND", "VERSION")]), Some(1));
+}
+
+/// Else the next file opened takes the number, and is read or written in its place.
+#[test]
+fn f34_a_descriptor_that_the_caller_closed_stays_nobodys() {
+    let status = [("CNI_COMMAND", "STATUS"), ("CNI_PATH", "/opt/cni/bin")];
+    let outcome = run_without("<&-", status);
+    assert_eq!((outcome.exit, outcome.code()), (Some(1), Some(6)), "an empty entry: {outcome:?}");
+    for closing in [">&-", "2>&-", "<&- >&- 2>&-"] {
+        assert_eq!(run_without(closing, [("CNI_COMMAND", "VERSION")]).exit, Some(0), "{closing}");
+    }
 }

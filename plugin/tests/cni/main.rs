@@ -5,6 +5,8 @@ mod agent;
 #[cfg(test)]
 mod bad_input;
 #[cfg(test)]
+mod kubeconfig;
+#[cfg(test)]
 mod pods;
 #[cfg(test)]
 mod program;
@@ -12,3 +14,5 @@ mod program;
 mod protocol;
 #[cfg(test)]
 mod recorded;
+#[cfg(test)]
+mod teardown;

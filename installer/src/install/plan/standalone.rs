@@ -11,8 +11,13 @@ use crate::install::wanted::{Install, TakeOver};
 /// What Multus has always been given; no result of another plugin ever comes in.
 const VERSION: &str = "0.3.1";
 
+/// What Multus is asked for: Istio's injector writes `k8s.v1.cni.cncf.io/networks: default/istio-cni` on
+/// pods (spec `istio-cni-behaviour.md` 4.8), and Multus takes the file whose network has that very name
+/// (multus-cni, `getCNIConfigFromFile`).
+const NETWORK: &str = ISTIO;
+
 pub(super) fn put(seen: &Snapshot, install: &Install, file: &FileName, plan: &mut Plan) -> Option<Kept> {
-    let mut bytes = install.entry.print_network(VERSION, &Layout::plain());
+    let mut bytes = install.entry.print_network(VERSION, NETWORK, &Layout::plain());
     bytes.push(b'\n');
     let kept = Some(Kept { files: vec![file.clone()], network: None });
     let (access, instead_of) = match seen.conf.files.get(file) {
@@ -49,8 +54,8 @@ fn may_write(install: &Install, text: &[u8]) -> bool {
     kind.as_deref() == Some(install.entry.plugin()) || of_istio
 }
 
-/// Whether a file is a network of that one plugin and named after it: nobody but us writes that.
+/// Whether a file is a network of that one plugin, with our name for it: nobody but us writes that.
 pub(super) fn is_ours(bytes: &[u8], plugin: &str) -> bool {
-    let says = |tree: &Node, key: &str| tree.member(key).and_then(Node::as_text) == Some(plugin);
-    json::parse(bytes).is_ok_and(|tree| says(&tree, "type") && says(&tree, "name"))
+    let says = |tree: &Node, key: &str, text: &str| tree.member(key).and_then(Node::as_text) == Some(text);
+    json::parse(bytes).is_ok_and(|tree| says(&tree, "type", plugin) && says(&tree, "name", NETWORK))
 }

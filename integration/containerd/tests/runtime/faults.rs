@@ -5,11 +5,12 @@ use std::io::Read;
 use std::net::Shutdown;
 use std::thread;
 
-use gybe_containerd_tests::generation::plugin_under_test;
-use gybe_containerd_tests::{Call, Chain, Generation, Hold, Node, Sandbox, calls, chain, manifest};
+use gybe_containerd_tests::{Call, Chain, Generation, Hold, Sandbox, calls, chain, manifest};
 use serde_json::{Value, json};
 
-use crate::ground::{entries, gybe_node, gybe_node_with, killed_during_add, node, on_every_generation};
+use crate::ground::{
+    assert_nothing_is_left, gybe_node, gybe_node_with, killed_during_add, node, on_every_generation, ours,
+};
 use crate::pod::{Met, Outside, Pod};
 
 const HOLD: &str = "/run/gybe/hold.sock";
@@ -18,19 +19,10 @@ fn adds(calls: &[Call]) -> Vec<&Call> {
     calls.iter().filter(|call| call.verb() == "ADD").collect()
 }
 
-/// Neither a namespace nor a device nor an address of a pod is left on the node.
-fn assert_nothing_is_left(node: &Node) {
-    assert_eq!(node.cri.list().unwrap(), [""; 0]);
-    assert_eq!(entries(node, "/run/netns"), [""; 0]);
-    assert_eq!(node.stage().pod_links().unwrap(), [""; 0]);
-    let leases = entries(node, "/var/lib/cni/networks/gybe-test");
-    assert!(leases.iter().all(|name| name == "lock" || name.starts_with("last_")), "{leases:?}");
-}
-
 /// Gybe, run by a recorder that first waits.
 fn held_gybe() -> Value {
     let mut entry = chain::gybe();
-    entry["around"] = json!(plugin_under_test().unwrap());
+    entry["around"] = json!(ours("gybe-cni"));
     entry["type"] = json!(calls::RECORDER);
     entry["calls"] = json!(calls::DIRECTORY);
     entry["hold"] = json!(HOLD);
@@ -50,7 +42,7 @@ on_every_generation! {
 }
 
 on_every_generation! {
-    fn a_pod_can_be_stopped_twice_and_removed_and_nothing_is_left(generation: Generation) {
+    fn f20_a_pod_can_be_stopped_twice_and_removed_and_nothing_is_left(generation: Generation) {
         let node = gybe_node(generation);
         let sandbox = Sandbox::injected("shop", "cart");
         let pod = Pod::start(&node, &sandbox, &manifest::injected(&sandbox));
@@ -83,7 +75,7 @@ on_every_generation! {
 }
 
 on_every_generation! {
-    fn a_pod_nobody_knows_is_refused_until_somebody_does(generation: Generation) {
+    fn f04_a_pod_nobody_knows_is_refused_until_somebody_does(generation: Generation) {
         let node = gybe_node(generation);
         let mut sandbox = Sandbox::injected("shop", "cart");
         let trouble = node.cri.run(&sandbox).unwrap_err();
@@ -97,7 +89,7 @@ on_every_generation! {
 }
 
 on_every_generation! {
-    fn after_containerd_was_killed_during_an_add_the_next_try_is_redirected(generation: Generation) {
+    fn f15_after_containerd_was_killed_during_an_add_the_next_try_is_redirected(generation: Generation) {
         let mut behind = chain::recorder();
         behind["hold"] = json!(HOLD);
         let node = gybe_node_with(generation, behind);
@@ -125,7 +117,7 @@ on_every_generation! {
 }
 
 on_every_generation! {
-    fn a_plugin_whose_containerd_was_killed_comes_to_its_end(generation: Generation) {
+    fn f15_a_plugin_whose_containerd_was_killed_comes_to_its_end(generation: Generation) {
         let node = node(generation, &Chain::of_reference_plugins(generation).then(held_gybe()));
         let hold = Hold::at(node.stage(), HOLD).unwrap();
         let sandbox = Sandbox::injected("shop", "cart");
@@ -141,12 +133,4 @@ on_every_generation! {
             node.cri.remove(&id).unwrap();
         }
     }
-}
-
-#[test]
-fn a_2_x_finds_the_network_ready_with_gybe_in_the_chain() {
-    let node = gybe_node(Generation::V2);
-    let network = node.cri.network().unwrap();
-    assert!(network.holds, "{network:?}");
-    assert!(node.calls().unwrap().iter().any(|call| call.verb() == "STATUS"));
 }

@@ -1,0 +1,65 @@
+//! The programs as the image has them: what is copied to a node, known by its hash.
+
+use crate::install::conflist::ISTIO;
+use crate::install::seen::{FileName, Hash};
+use crate::install::wanted::{Place, Program, Trial};
+use crate::settings::PLUGIN;
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// The operator's tool, and the agent.
+const TOOL: &str = "gybe";
+
+/// Both programs of one version.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Image {
+    plugin: Program,
+    tool: Program,
+}
+
+/// It lacks one.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot read the program {}", .path.display())]
+pub struct ImageError {
+    /// Which.
+    pub path: PathBuf,
+    /// Why.
+    pub source: io::Error,
+}
+
+impl Image {
+    /// Reads both programs once: an image does not change under its container.
+    pub fn look(directory: &Path) -> Result<Self, ImageError> {
+        let plugin = program(directory, PLUGIN, Trial::CniVersion)?;
+        let tool = program(directory, TOOL, Trial::Version)?;
+        Ok(Self { plugin, tool })
+    }
+
+    /// What a node needs, in the order of placing: the plugin asks the API server through `gybe`, and
+    /// the conf that names the plugin comes after both.
+    #[must_use]
+    pub fn programs(&self, also_as: &BTreeSet<FileName>) -> Vec<Program> {
+        let others = also_as.iter().map(|name| Program { name: name.clone(), ..self.tool.clone() });
+        [self.tool.clone(), self.plugin.clone()].into_iter().chain(others).collect()
+    }
+
+    /// The plugin under istio-cni's name, where nothing is: it answers DEL, CHECK and VERSION for
+    /// sandboxes that were made with istio-cni.
+    #[must_use]
+    pub fn istio_stand_in(&self) -> Option<Program> {
+        let name = FileName::new(ISTIO).ok()?;
+        Some(Program { name, place: Place::IfAbsent, ..self.plugin.clone() })
+    }
+}
+
+fn program(directory: &Path, name: &str, trial: Trial) -> Result<Program, ImageError> {
+    let path = directory.join(name);
+    let read = || {
+        let hash = Hash::of_all(File::open(&path)?)?;
+        let name = FileName::new(name).map_err(|why| io::Error::new(io::ErrorKind::InvalidInput, why))?;
+        Ok(Program { name, source: path.clone(), hash, trial, place: Place::Always })
+    };
+    read().map_err(|source| ImageError { path: path.clone(), source })
+}

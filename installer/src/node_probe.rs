@@ -1,0 +1,106 @@
+//! Findings about the node kept up to date: tried out at the start, and again when somebody has
+//! forgotten them, when they are doubtful, or when they are another kernel's. The plugin forgets them
+//! on the first "not supported"; here that is seen at once, so that the next ADD finds new ones.
+
+mod rhythm;
+
+use crate::install::watch::{Watch, Woken};
+use crate::node::Journal;
+use gybe_netfilter::backend::BackendKind;
+use gybe_netfilter::choose::{Override, choose};
+use gybe_netfilter::probe::Capabilities;
+use gybe_plugin::probe_cache::{Age, DIRECTORY, LearnError, Learnt, ProbeCache};
+use nix::sys::signalfd::SignalFd;
+use rhythm::{Kept, Rhythm};
+use serde_json::json;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+/// Nothing is due: whatever changes is told by the kernel. Waking now and then costs nothing.
+const IDLE: Duration = Duration::from_secs(3600);
+
+/// A backend that has not been tried.
+#[must_use]
+pub fn untried(known: &Capabilities) -> Option<BackendKind> {
+    BackendKind::ALL.into_iter().find(|kind| !known.backends.contains(*kind))
+}
+
+/// Tries everything out, whatever is known, and keeps what it finds.
+///
+/// # Errors
+/// When nothing can be tried here.
+pub fn afresh() -> Result<Learnt, LearnError> {
+    ProbeCache::default().learn(Age::Fresh, untried)
+}
+
+/// Keeps findings up to date until `stop` is readable. `learnt` is what has just been found out.
+pub(crate) fn watch(learnt: &Learnt, stop: &SignalFd, journal: &Journal) {
+    let mut watch = Watch::new([DIRECTORY.into()]);
+    let mut rhythm = Rhythm::start(&learnt.capabilities, Instant::now());
+    tell(journal, learnt);
+    loop {
+        // After the watch was armed: what changes from here on wakes the wait below.
+        let now = Instant::now();
+        let wait = match rhythm.due(&kept()) {
+            None => IDLE,
+            Some(due) if due > now => due - now,
+            Some(_) => {
+                rhythm.tried(again(journal).as_ref(), now);
+                continue;
+            }
+        };
+        if watch.wait(wait, Some(stop.as_fd())) == Woken::Called {
+            return;
+        }
+    }
+}
+
+/// What is in the file, as others see it.
+fn kept() -> Kept {
+    let cache = ProbeCache::default();
+    match cache.recall() {
+        Some(known) if untried(&known).is_none() => Kept::Complete,
+        Some(_) => Kept::Doubtful,
+        None if cache.is_kept() => Kept::Doubtful,
+        None => Kept::Gone,
+    }
+}
+
+fn again(journal: &Journal) -> Option<Capabilities> {
+    match ProbeCache::default().learn(Age::Any, untried) {
+        Ok(learnt) => {
+            tell(journal, &learnt);
+            Some(learnt.capabilities)
+        }
+        Err(why) => {
+            let hint = why.hint();
+            journal.tell(
+                "error",
+                "gybe probe: cannot find out again",
+                json!({ "why": why.to_string(), "hint": hint }),
+            );
+            None
+        }
+    }
+}
+
+fn tell(journal: &Journal, learnt: &Learnt) {
+    match choose(&learnt.capabilities, Override::Auto) {
+        Ok(choice) => {
+            let more =
+                json!({ "backend": choice.backend.name(), "why": choice.why, "kernel": learnt.node.kernel });
+            journal.tell("info", "gybe probe: found out", more);
+        }
+        Err(none) => {
+            let more = json!({ "why": none.to_string(), "hint": none.hint(), "kernel": learnt.node.kernel });
+            journal.tell("error", "gybe probe: no backend works", more);
+        }
+    }
+    if let Some(why) = &learnt.not_kept {
+        journal.tell(
+            "warn",
+            "gybe probe: this cannot be kept in /run/gybe",
+            json!({ "why": why.to_string() }),
+        );
+    }
+}

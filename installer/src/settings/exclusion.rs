@@ -1,0 +1,36 @@
+//! Namespaces whose pods are left alone.
+
+use super::ground::Ground;
+use super::reader::{Reader, Said, list};
+use std::collections::BTreeSet;
+
+/// What somebody said, and nothing else; an empty list is a word too. Where nobody said anything:
+/// the cluster's own pods, ours, and those of the control plane, which the mesh needs to come up.
+pub(super) fn read(reader: &mut Reader<'_>, ground: &Ground) -> BTreeSet<String> {
+    let by_key = reader.given.files.get("exclude_namespaces").map(|text| ("exclude_namespaces", text));
+    let by_variable =
+        || reader.given.environment.get("EXCLUDE_NAMESPACES").map(|text| ("EXCLUDE_NAMESPACES", text));
+    let Some((name, text)) = by_key.or_else(by_variable) else {
+        let own = [ground.namespace.as_str(), "kube-system", &ground.control_plane];
+        return own.into_iter().filter(|name| !name.is_empty()).map(str::to_owned).collect();
+    };
+    let said = Said { name, text };
+    let strange: Vec<_> = list(text).filter(|name| !is_namespace(name)).collect();
+    if !strange.is_empty() {
+        reader.refuse(said, format!("no namespace can be called {}", strange.join(", ")));
+    }
+    let named: BTreeSet<String> = list(text).map(str::to_owned).collect();
+    if !named.contains(&ground.control_plane) {
+        reader.notes.push(format!(
+            "{name} does not name {:?}, where istiod is looked for: if its pods are meshed they wait for themselves",
+            ground.control_plane
+        ));
+    }
+    named
+}
+
+/// A DNS label of RFC 1123: what Kubernetes lets a namespace be called.
+fn is_namespace(name: &str) -> bool {
+    let inside = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    name.len() <= 63 && name.bytes().all(inside) && !name.starts_with('-') && !name.ends_with('-')
+}

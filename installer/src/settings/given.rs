@@ -1,0 +1,109 @@
+//! What the settings are read from: the process's environment, and the files of the mounted ConfigMap.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use nix::dir::Dir;
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, openat};
+use nix::sys::stat::Mode;
+
+/// Where the ConfigMap is mounted when nobody says otherwise.
+pub const CONFIG: &str = "/etc/gybe";
+
+/// A ConfigMap has at most 1 MiB (`MaxSecretSize` in Kubernetes' core/v1, which is a ConfigMap's too).
+const LARGEST: u64 = 1 << 20;
+
+/// Everything the settings are made of.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Given {
+    /// Variables of the environment.
+    pub environment: BTreeMap<String, String>,
+    /// Files of the ConfigMap's directory: a key, and what it says.
+    pub files: BTreeMap<String, String>,
+    /// What the file holds that `CNI_NETWORK_CONFIG_FILE` names.
+    pub network_config: Option<String>,
+}
+
+/// Why they could not be read.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot read {}", .path.display())]
+pub struct Unread {
+    /// Which file or directory.
+    pub path: PathBuf,
+    /// Why.
+    pub source: io::Error,
+}
+
+impl Given {
+    /// Reads what the environment names. A directory that is not there is an empty one: the ConfigMap
+    /// is optional.
+    pub fn gather(environment: BTreeMap<String, String>) -> Result<Self, Unread> {
+        let files = config_map(&config_directory(&environment))?;
+        let named = environment.get("CNI_NETWORK_CONFIG_FILE").filter(|path| !path.is_empty());
+        let network_config = named.map(|path| text(Path::new(path))).transpose()?;
+        Ok(Self { environment, files, network_config })
+    }
+}
+
+/// Where the ConfigMap is mounted.
+#[must_use]
+pub fn config_directory(environment: &BTreeMap<String, String>) -> PathBuf {
+    let said = environment.get("GYBE_CONFIG_DIR").filter(|path| !path.is_empty());
+    PathBuf::from(said.map_or(CONFIG, String::as_str))
+}
+
+/// The kubelet swaps the link `..data` from one directory to the next, so all files are read from
+/// what it leads to now: never one of the old and one of the new.
+fn config_map(directory: &Path) -> Result<BTreeMap<String, String>, Unread> {
+    let data = directory.join("..data");
+    let (path, opened) = match open(&data) {
+        Err(Errno::ENOENT) => (directory, open(directory)),
+        opened => (data.as_path(), opened),
+    };
+    let unread = |name: &str| {
+        let path = path.join(name);
+        move |source| Unread { path, source }
+    };
+    let mut files = BTreeMap::new();
+    let mut held = match opened {
+        Ok(held) => held,
+        Err(Errno::ENOENT) => return Ok(files),
+        Err(why) => return Err(unread("")(why.into())),
+    };
+    let names: Result<Vec<_>, Errno> =
+        held.iter().map(|entry| entry.map(|it| it.file_name().to_owned())).collect();
+    for name in names.map_err(|why| unread("")(why.into()))? {
+        // What begins with two dots is the kubelet's, and a name that is no text is nobody's key.
+        let Some(key) = name.to_str().ok().filter(|name| !name.starts_with('.')) else { continue };
+        let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK;
+        let file = openat(&held, name.as_c_str(), flags, Mode::empty()).map_err(io::Error::from);
+        let said = file.map(File::from).and_then(bounded).map_err(unread(key))?;
+        files.extend(said.map(|said| (key.to_owned(), said)));
+    }
+    Ok(files)
+}
+
+fn open(directory: &Path) -> Result<Dir, Errno> {
+    Dir::open(directory, OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty())
+}
+
+fn text(path: &Path) -> Result<String, Unread> {
+    let read = File::open(path).and_then(bounded);
+    let unread = |source| Unread { path: path.to_owned(), source };
+    read.map_err(unread)?.ok_or_else(|| unread(io::ErrorKind::IsADirectory.into()))
+}
+
+/// None for what is no file.
+fn bounded(file: File) -> io::Result<Option<String>> {
+    if !file.metadata()?.is_file() {
+        return Ok(None);
+    }
+    let mut text = String::new();
+    match file.take(LARGEST + 1).read_to_string(&mut text)? as u64 > LARGEST {
+        true => Err(io::ErrorKind::FileTooLarge.into()),
+        false => Ok(Some(text)),
+    }
+}

@@ -1,0 +1,52 @@
+//! What the plugin's entry says, out of the settings: the plugin's own reader judges every word, so
+//! what is written here is what it reads there.
+
+use super::ground::Ground;
+use super::logging;
+use super::reader::{Reader, Said, truth};
+use gybe_plugin::conf::PluginConf;
+use serde_json::{Map, Value, json};
+
+/// A ConfigMap's key, and the entry's key of the same meaning.
+const WORDS: [(&str, &str); 3] =
+    [("gates", "gates"), ("ipv6", "ipv6"), ("inbound_default", "inboundDefault")];
+
+/// Without the namespaces and without a kubeconfig.
+pub(super) fn read(reader: &mut Reader<'_>, ground: &Ground) -> PluginConf {
+    let mut said: Vec<(&str, Said<'_>)> =
+        WORDS.into_iter().filter_map(|(key, ours)| Some((ours, reader.key(key)?))).collect();
+    said.extend(logging::level(reader).map(|level| ("log_level", level)));
+    said.extend(backend(reader).map(|backend| ("backend", backend)));
+    let mut members: Map<String, Value> =
+        said.iter().map(|(ours, said)| ((*ours).to_owned(), said.text.into())).collect();
+    members.insert("pod_namespace".into(), ground.namespace.as_str().into());
+    members.insert("facts".into(), json!({ "socket": ground.facts_socket() }));
+    PluginConf::read(&members).unwrap_or_else(|refused| {
+        for wrong in refused.0 {
+            match said.iter().find(|(ours, _)| *ours == wrong.key) {
+                Some((_, said)) => reader.refuse(*said, format!("must be {}", wrong.wanted)),
+                None => reader.refuse(Said { name: "CNI_AGENT_RUN_DIR", text: &wrong.value }, wrong.wanted),
+            }
+        }
+        PluginConf::default()
+    })
+}
+
+/// The ConfigMap's word, or what the incumbent's two variables come to. There, nft goes first.
+fn backend<'a>(reader: &mut Reader<'a>) -> Option<Said<'a>> {
+    let said = reader.key("backend");
+    let nft = reader.variable("NATIVE_NFTABLES");
+    let is_nft = reader.yes(nft);
+    let forced = reader.variable("FORCE_IPTABLES_BINARY");
+    let forced = forced.and_then(|forced| match forced.text {
+        "legacy" => Some(Said { text: "iptables-legacy", ..forced }),
+        "nft" => Some(Said { text: "iptables-nft", ..forced }),
+        _ => {
+            reader.refuse(forced, "must be legacy or nft");
+            None
+        }
+    });
+    let native =
+        nft.filter(|said| is_nft && truth(said.text).is_some()).map(|said| Said { text: "nft", ..said });
+    said.or(native).or(forced)
+}

@@ -1,0 +1,91 @@
+//! The mounted ConfigMap as the kubelet keeps it, and as it must not be read.
+
+use gybe_installer::settings::{CONFIG, Given, config_directory};
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+struct Mount(PathBuf);
+
+impl Mount {
+    fn new(test: &str) -> Self {
+        let path =
+            Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("mount-{test}-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&path);
+        fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+
+    /// A version of the ConfigMap, swapped in as the kubelet's AtomicWriter does it.
+    fn swap(&self, version: &str, files: &[(&str, &str)]) {
+        let data = self.0.join(format!("..{version}"));
+        fs::create_dir(&data).unwrap();
+        for (key, text) in files {
+            fs::write(data.join(key), text).unwrap();
+            let _ = symlink(Path::new("..data").join(key), self.0.join(key));
+        }
+        symlink(format!("..{version}"), self.0.join("..data_tmp")).unwrap();
+        fs::rename(self.0.join("..data_tmp"), self.0.join("..data")).unwrap();
+    }
+
+    fn environment(&self) -> BTreeMap<String, String> {
+        [("GYBE_CONFIG_DIR".to_owned(), self.0.display().to_string())].into()
+    }
+
+    fn files(&self) -> BTreeMap<String, String> {
+        Given::gather(self.environment()).unwrap().files
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn pairs(all: &[(&str, &str)]) -> BTreeMap<String, String> {
+    all.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect()
+}
+
+#[test]
+fn the_kubelets_newest_version_is_read_whole() {
+    let mount = Mount::new("swap");
+    mount.swap("one", &[("mode", "install"), ("log_level", "debug")]);
+    assert_eq!(mount.files(), pairs(&[("mode", "install"), ("log_level", "debug")]));
+    mount.swap("two", &[("mode", "leave")]);
+    assert_eq!(mount.files(), pairs(&[("mode", "leave")]), "log_level leads nowhere now");
+}
+
+#[test]
+fn a_plain_directory_will_do_and_none_is_an_empty_one() {
+    let mount = Mount::new("plain");
+    fs::write(mount.0.join("mode"), "leave\n").unwrap();
+    fs::write(mount.0.join(".swp"), "\u{0}").unwrap();
+    fs::create_dir(mount.0.join("folder")).unwrap();
+    assert_eq!(mount.files(), pairs(&[("mode", "leave\n")]));
+    fs::remove_dir_all(&mount.0).unwrap();
+    assert_eq!(mount.files(), pairs(&[]));
+    assert_eq!(config_directory(&BTreeMap::new()), Path::new(CONFIG));
+}
+
+#[test]
+fn what_no_configmap_can_hold_is_not_read() {
+    let mount = Mount::new("large");
+    fs::write(mount.0.join("mode"), vec![b' '; (1 << 20) + 1]).unwrap();
+    let told = Given::gather(mount.environment()).unwrap_err().to_string();
+    assert!(told.ends_with("/mode"), "{told}");
+    fs::write(mount.0.join("mode"), [0xff]).unwrap();
+    assert!(Given::gather(mount.environment()).is_err());
+}
+
+#[test]
+fn the_file_of_an_older_configuration_is_read_too() {
+    let mount = Mount::new("file");
+    let file = mount.0.join("entry.json");
+    let mut environment = mount.environment();
+    environment.insert("CNI_NETWORK_CONFIG_FILE".into(), file.display().to_string());
+    assert!(Given::gather(environment.clone()).is_err(), "it is not there");
+    fs::write(&file, "{}").unwrap();
+    assert_eq!(Given::gather(environment).unwrap().network_config.as_deref(), Some("{}"));
+}

@@ -1,0 +1,132 @@
+//! Every name of the incumbent's is honoured, or refused with what took its place.
+
+use crate::said::{given, read, refused};
+use gybe_installer::settings::{Fate, Given, INCUMBENTS, KEYS, OURS, Settings};
+
+/// A value that is not the default.
+fn another(name: &str) -> &'static str {
+    match name {
+        "CHAINED_CNI_PLUGIN" => "false",
+        "LOG_LEVEL" | "LOG_OUTPUT_LEVEL" | "log_level" => "debug",
+        "CNI_NETWORK_CONFIG" | "CNI_NETWORK_CONFIG_FILE" | "cni_network_config" => {
+            r#"{"type":"istio-cni","log_level":"__LOG_LEVEL__"}"#
+        }
+        "KUBECONFIG_MODE" => "0640",
+        "CNI_CONF_GROUP_READ"
+        | "SKIP_TLS_VERIFY"
+        | "NATIVE_NFTABLES"
+        | "put_back_istio"
+        | "leave_when_daemonset_gone" => "true",
+        "FORCE_IPTABLES_BINARY" => "legacy",
+        "MONITORING_PORT" | "HEALTH_PORT" => "-1",
+        "HEALTH_ADDRESS" | "MONITORING_ADDRESS" => "::1",
+        "mode" => "leave",
+        "shape" => "dropin",
+        "backend" => "iptables-nft",
+        "gates" => "strict",
+        "ipv6" => "reject",
+        "inbound_default" => "containerPorts",
+        "pod_source" => "api",
+        "take_over" => "now",
+        "also_as" => "istio-iptables",
+        name if name.contains("DIR") || name == "KUBE_CA_FILE" => "/else/where",
+        _ => "another",
+    }
+}
+
+/// The server is there in every pod.
+const POD: &[(&str, &str)] = &[("KUBERNETES_SERVICE_HOST", "10.96.0.1"), ("KUBERNETES_SERVICE_PORT", "443")];
+
+fn with(name: &str) -> Given {
+    let mut given = given(POD, &[]);
+    let value = another(name).to_owned();
+    match name {
+        "CNI_NETWORK_CONFIG_FILE" => given.network_config = Some(value),
+        key if key.chars().all(|c| c.is_lowercase() || c == '_' || c.is_numeric()) => {
+            given.files.insert(key.to_owned(), value);
+        }
+        variable => drop(given.environment.insert(variable.to_owned(), value)),
+    }
+    given
+}
+
+#[test]
+fn every_name_that_is_honoured_changes_something() {
+    let plain = Settings::read(&given(POD, &[])).unwrap();
+    for name in KEYS.iter().chain(&OURS).chain(&INCUMBENTS).filter(|name| name.fate == Fate::Honoured) {
+        let changed = Settings::read(&with(name.name)).unwrap_or_else(|why| panic!("{}: {why}", name.name));
+        let same = (&changed.ground, &changed.choices) == (&plain.ground, &plain.choices);
+        assert!(!same, "{} changes nothing", name.name);
+    }
+}
+
+#[test]
+fn every_other_name_is_refused_or_told_with_the_reason() {
+    for name in INCUMBENTS {
+        match name.fate {
+            Fate::Honoured => {}
+            Fate::Refused | Fate::RefusedIfTrue => {
+                let told = refused(&[(name.name, "true")], &[]);
+                assert!(told.contains(name.name) && told.contains(name.meaning), "{told}");
+            }
+            Fate::Mute => {
+                let notes = read(&[(name.name, "x")], &[]).notes;
+                assert!(notes.len() == 1 && notes[0].contains(name.name), "{notes:?}");
+                assert!(notes[0].contains(name.meaning), "{notes:?}");
+            }
+        }
+        if name.fate == Fate::RefusedIfTrue {
+            assert!(read(&[(name.name, "false")], &[]).notes.is_empty(), "{}", name.name);
+            refused(&[(name.name, "perhaps")], &[]);
+        }
+        // The incumbent's chart sets many of them to nothing.
+        assert_eq!(read(&[(name.name, "")], &[]).notes.len(), usize::from(name.name == "EXCLUDE_NAMESPACES"));
+    }
+}
+
+#[test]
+fn all_that_is_wrong_is_told_at_once() {
+    let environment = [
+        ("AMBIENT_ENABLED", "true"),
+        ("ISTIO_OWNED_CNI_CONFIG", "true"),
+        ("MONITORING_PORT", "http"),
+        ("KUBECONFIG_MODE", "0666"),
+        ("MOUNTED_CNI_NET_DIR", "etc"),
+    ];
+    let files =
+        [("mode", "gone"), ("ipv6", "maybe"), ("exclude_namespaces", "Kube System"), ("conf_name", "../x")];
+    let told = refused(&environment, &files);
+    for (name, value) in environment.iter().chain(&files) {
+        assert!(told.contains(&format!("{name} is {value:?}: ")), "{name}: {told}");
+    }
+    let faults = Settings::read(&given(&environment, &files)).unwrap_err().0;
+    assert_eq!(faults.len(), environment.len() + files.len(), "{told}");
+}
+
+#[test]
+fn a_key_that_may_be_misspelt_is_told_and_no_fault() {
+    let notes = read(&[], &[("exclude_namespace", "a"), ("quic_ports", "1")]).notes;
+    assert!(notes[0].contains("exclude_namespaces meant"), "{notes:?}");
+    assert!(notes[1].contains("quic_ports means nothing"), "{notes:?}");
+}
+
+/// A table of names and a page of names: one of the two would rot.
+#[test]
+fn the_page_about_the_agent_has_every_name() {
+    let page = include_str!("../../../docs/AGENT.md");
+    for (title, names) in [("key", &KEYS[..]), ("ours", &OURS), ("incumbent", &INCUMBENTS)] {
+        let table: String = names
+            .iter()
+            .map(|name| {
+                let fate = match name.fate {
+                    Fate::Honoured => "",
+                    Fate::RefusedIfTrue => "refused if true: ",
+                    Fate::Refused => "refused: ",
+                    Fate::Mute => "no effect: ",
+                };
+                format!("| `{}` | {} | {fate}{} |\n", name.name, name.default, name.meaning)
+            })
+            .collect();
+        assert!(page.contains(&table), "docs/AGENT.md lacks the table of {title} names, which is\n\n{table}");
+    }
+}

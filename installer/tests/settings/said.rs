@@ -1,0 +1,22 @@
+//! Settings out of a few words.
+
+use gybe_installer::settings::{Given, Settings};
+
+pub(crate) type Pairs<'a> = &'a [(&'a str, &'a str)];
+
+/// Given by these variables and these files of the ConfigMap.
+pub(crate) fn given(environment: Pairs<'_>, files: Pairs<'_>) -> Given {
+    let owned = |pairs: Pairs<'_>| pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+    Given { environment: owned(environment), files: owned(files), network_config: None }
+}
+
+pub(crate) fn read(environment: Pairs<'_>, files: Pairs<'_>) -> Settings {
+    Settings::read(&given(environment, files)).unwrap_or_else(|why| panic!("{why}"))
+}
+
+pub(crate) fn refused(environment: Pairs<'_>, files: Pairs<'_>) -> String {
+    match Settings::read(&given(environment, files)) {
+        Ok(settings) => panic!("{environment:?} {files:?}: {settings:?}"),
+        Err(why) => why.to_string(),
+    }
+}

@@ -1,0 +1,107 @@
+//! From the settings to the state a node is to be in.
+
+use crate::said::{Pairs, read};
+use gybe_installer::image::Image;
+use gybe_installer::install::entry::{Entry, Layout};
+use gybe_installer::install::wanted::{Install, Leave, Place, Shape, TakeOver, Wanted};
+use gybe_installer::node_backend::node_backend;
+use gybe_installer::settings::{OnNode, Settings};
+use gybe_plugin::conf::{BackendChoice, PluginConf, unknown_keys};
+use serde_json::{Value, json};
+use std::fs;
+use std::path::Path;
+
+fn image(test: &str) -> Image {
+    let directory =
+        Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("image-{test}-{}", std::process::id()));
+    fs::create_dir_all(&directory).unwrap();
+    fs::write(directory.join("gybe"), "tool").unwrap();
+    fs::write(directory.join("gybe-cni"), "plugin").unwrap();
+    let image = Image::look(&directory).unwrap();
+    fs::remove_dir_all(&directory).unwrap();
+    assert!(Image::look(&directory).unwrap_err().to_string().ends_with("gybe-cni"));
+    image
+}
+
+fn node(image: &Image) -> OnNode<'_> {
+    OnNode { image, backend: None, take_over: TakeOver::Now, stand_in: false }
+}
+
+fn installed(settings: &Settings, node: &OnNode<'_>) -> Install {
+    match settings.wanted(node).unwrap() {
+        Wanted::Installed(install) => install,
+        Wanted::Left(leave) => panic!("{leave:?}"),
+    }
+}
+
+fn left(settings: &Settings, node: &OnNode<'_>) -> Leave {
+    match settings.wanted(node).unwrap() {
+        Wanted::Left(leave) => leave,
+        Wanted::Installed(install) => panic!("{install:?}"),
+    }
+}
+
+fn json_of(entry: &Entry) -> Value {
+    serde_json::from_slice(&entry.print(&Layout::OneLine)).unwrap()
+}
+
+#[test]
+fn the_entry_says_everything_and_the_plugin_reads_it() {
+    let image = image("entry");
+    let settings =
+        read(&[("POD_NAMESPACE", "gybe-system")], &[("log_level", "debug"), ("backend", "iptables")]);
+    let install = installed(&settings, &node(&image));
+    let want = json!({
+        "type": "gybe-cni", "log_level": "debug", "backend": "iptables",
+        "exclude_namespaces": ["gybe-system", "istio-system", "kube-system"], "pod_namespace": "gybe-system",
+        "gates": "istio", "inboundDefault": "all", "ipv6": "auto",
+        "facts": { "socket": "/run/gybe/facts.sock", "directory": "", "kubeconfig": "", "deadline_ms": 2000 },
+        "capabilities": { "io.kubernetes.cri.pod-annotations": true },
+    });
+    let entry = json_of(&install.entry);
+    assert_eq!(entry, want);
+    let members = entry.as_object().unwrap();
+    assert_eq!(PluginConf::read(members).unwrap(), settings.choices.conf);
+    assert_eq!(unknown_keys(members), [""; 0]);
+    assert!(install.entry.print(&Layout::OneLine).starts_with(br#"{"type":"gybe-cni""#));
+}
+
+#[test]
+fn the_nodes_own_backend_goes_into_its_entry_but_not_into_an_operators_own() {
+    let image = image("backend");
+    let label = node_backend(BackendChoice::Auto, Some("iptables-legacy"), None);
+    let node = OnNode { backend: Some(&label), ..node(&image) };
+    let backend = |files: Pairs<'_>| json_of(&installed(&read(&[], files), &node).entry)["backend"].clone();
+    assert_eq!(backend(&[]), "iptables-legacy");
+    assert_eq!(backend(&[("backend", "nft")]), "iptables-legacy", "a node's label is for that node");
+    assert_eq!(backend(&[("cni_network_config", r#"{"type":"gybe-cni","backend":"nft"}"#)]), "nft");
+}
+
+#[test]
+fn programs_come_in_order_and_under_the_names_asked_for() {
+    let image = image("programs");
+    let names = |install: &Install| -> Vec<String> {
+        install.programs.iter().map(|program| program.name.to_string()).collect()
+    };
+    assert_eq!(names(&installed(&read(&[], &[]), &node(&image))), ["gybe", "gybe-cni"]);
+    let files = [("also_as", "istio-cni-taint, istio-iptables"), ("shape", "standalone")];
+    let stand_in = OnNode { stand_in: true, ..node(&image) };
+    let install = installed(&read(&[("CNI_CONF_GROUP_READ", "true")], &files), &stand_in);
+    assert_eq!(names(&install), ["gybe", "gybe-cni", "istio-cni-taint", "istio-iptables", "istio-cni"]);
+    assert_eq!(install.programs.last().unwrap().place, Place::IfAbsent);
+    assert_eq!(install.programs[3].hash, install.programs[0].hash);
+    assert_eq!(install.mode, 0o640);
+    assert!(matches!(install.shape, Shape::Standalone { .. }));
+}
+
+#[test]
+fn f29_leaving_takes_all_we_placed_and_buries_what_may_still_be_called() {
+    let image = image("leaving");
+    let files = [("mode", "leave"), ("also_as", "istio-iptables"), ("conf_name", "x.conf")];
+    let leave = left(&read(&[], &files), &node(&image));
+    let programs: Vec<_> = leave.programs.iter().map(ToString::to_string).collect();
+    assert_eq!(programs, ["gybe", "gybe-cni", "istio-iptables"]);
+    let buried: Vec<_> = leave.tombstones.iter().map(|it| (it.name.to_string(), it.place)).collect();
+    assert_eq!(buried, [("gybe-cni".to_owned(), Place::Always), ("istio-cni".to_owned(), Place::IfAbsent)]);
+    assert_eq!((leave.plugin.as_str(), leave.pinned.unwrap().to_string()), ("gybe-cni", "x.conf".to_owned()));
+}

@@ -1,0 +1,148 @@
+//! Pods on a node that writes with iptables-legacy: because its kernel has nothing else, or because
+//! its label says so.
+
+use crate::kernel::without_nf_tables;
+use gybe_installer::node_backend::{Found, node_backend};
+use gybe_integration::add::{Call, Place};
+use gybe_integration::complaint::Complaint;
+use gybe_integration::programs::{Run, path_of_ours, run};
+use gybe_integration::run::{Rules, Until, differences};
+use gybe_integration::topology::Topology;
+use gybe_integration::vectors::{Flow, Place as At};
+use gybe_netfilter::policy::Mode;
+use gybe_netfilter::trace::{Owner, Transport};
+use gybe_plugin::conf::{BackendChoice, PluginConf};
+use gybe_plugin::probe_cache::ProbeCache;
+use serde_json::{Map, Value, json};
+
+const APP: Owner = Owner { uid: 1000, gid: 1000 };
+const PROXY: Owner = Owner { uid: 1337, gid: 1337 };
+
+/// Out and in, of both families, by the application and by the proxy.
+fn flows() -> Result<Vec<Flow>, Complaint> {
+    let table = [
+        (At::Pod, APP, "10.1.2.3:80", "10.244.0.10", "ext-peer", "envoy:15001"),
+        (At::Pod, APP, "[2001:db8::7]:80", "fd00:10::10", "ext-peer", "envoy:15001"),
+        (At::Pod, APP, "10.1.2.3:3306", "10.244.0.10", "ext-peer", "ext-peer"),
+        (At::Pod, PROXY, "10.1.2.3:80", "10.244.0.10", "ext-peer", "ext-peer"),
+        (At::Peer, APP, "10.244.0.10:8080", "10.244.0.1", "app:8080", "envoy:15006"),
+        (At::Peer, APP, "[fd00:10::10]:8080", "fd00:10::1", "app:8080", "envoy:15006"),
+        (At::Peer, APP, "10.244.0.10:15020", "10.244.0.1", "envoy:15020", "envoy:15020"),
+    ];
+    let flow = |(from, owner, to, source, without, with): (At, Owner, &str, &str, &str, &str)| {
+        let told = |by: &str| match by == "envoy:15001" || by == "envoy:15006" {
+            true => format!("{by} orig={to} src={source}"),
+            false => format!("{by} src={source}"),
+        };
+        Ok(Flow {
+            id: format!("{from:?} {owner:?} {to}"),
+            from,
+            transport: Transport::Tcp,
+            to: to.parse()?,
+            owner,
+            source: None,
+            source_port: None,
+            mark: None,
+            without_rules: told(without).parse()?,
+            with_rules: told(with).parse()?,
+        })
+    };
+    table.into_iter().map(flow).collect()
+}
+
+/// A pod in a world with somebody to talk to.
+struct Pod {
+    world: Topology,
+    flows: Vec<Flow>,
+}
+
+impl Pod {
+    fn new() -> Result<Self, Complaint> {
+        let flows = flows()?;
+        let world = Topology::raise(Mode::Redirect, &flows)?;
+        let control = differences(&world, &flows, Rules::NotThere, Until::TheEnd)?;
+        assert!(control.is_empty(), "without rules: {control:#?}");
+        Ok(Self { world, flows })
+    }
+
+    /// The ADD of its sandbox, with these members in the plugin's entry.
+    fn call(&self, place: &Place, members: &Map<String, Value>) -> Result<Call, Complaint> {
+        let mut call = Call::add(self.world.at(At::Pod), place)?;
+        call.stdin.as_object_mut().unwrap().extend(members.clone());
+        Ok(call)
+    }
+
+    /// The rules are those of legacy tables, and every connection meets its fate.
+    fn assert_redirected_by_legacy(&self, ran: &Run) -> Result<(), Complaint> {
+        assert_eq!(ran.code, Some(0), "{ran:#?}");
+        assert!(ran.err.contains(r#""tool":"iptables-legacy""#), "{}", ran.err);
+        let found = differences(&self.world, &self.flows, Rules::There, Until::TheEnd)?;
+        assert!(found.is_empty(), "{found:#?}");
+        let listed = |program: &str| self.world.at(At::Pod).run(|| run(program, &["-t", "nat"], ""));
+        assert!(listed("iptables-legacy-save")??.out.contains("-A ISTIO_OUTPUT"));
+        assert!(listed("ip6tables-legacy-save")??.out.contains("-A ISTIO_OUTPUT"));
+        let nft = self.world.at(At::Pod).run(|| run("nft", &["list", "ruleset"], ""))??;
+        assert_eq!(nft.out, "");
+        Ok(())
+    }
+}
+
+fn probe(place: &Place) -> Result<Value, Complaint> {
+    let ran = place.sh(&format!("exec {} probe --json", path_of_ours("gybe")?.display()), "")?;
+    assert_eq!(ran.code, Some(0), "{ran:#?}");
+    Ok(serde_json::from_str(&ran.out)?)
+}
+
+#[test]
+fn f23_on_a_kernel_without_nf_tables_legacy_is_found_written_and_does_its_work() -> Result<(), Complaint> {
+    let (place, pod) = (Place::new("legacy-kernel")?, Pod::new()?);
+    let auto = pod.call(&place, &Map::new())?.by("auto");
+    let (told, ran, again) = without_nf_tables(|| {
+        let told = probe(&place)?;
+        let ran = auto.make(&place, "")?;
+        Ok::<_, Complaint>((told, ran, auto.clone().of("CHECK").make(&place, "")?))
+    })?;
+    assert_eq!(told["chosen"]["backend"], "iptables-legacy", "{told:#}");
+    for backend in ["nft", "iptables-nft"] {
+        assert_eq!(told["backends"][backend]["v4"]["finding"], "refused", "{told:#}");
+    }
+    pod.assert_redirected_by_legacy(&ran)?;
+    assert_eq!(again.code, Some(0), "{again:#?}");
+    Ok(())
+}
+
+/// As the agent does it: findings of the node, the label, the entry.
+#[test]
+fn a_node_whose_label_says_legacy_gets_legacy_rules() -> Result<(), Complaint> {
+    let (place, pod) = (Place::new("legacy-label")?, Pod::new()?);
+    let told = probe(&place)?;
+    let known = ProbeCache::at(&place.run().join("gybe")).recall();
+    let capabilities = known.ok_or_else(|| Complaint::that("nothing is known"))?;
+    let kernel = told["kernel"].as_str().unwrap_or_default().to_owned();
+    let found = Found { kernel, capabilities };
+    let forced = node_backend(BackendChoice::Auto, Some("iptables-legacy"), Some(&found));
+    let mut conf = PluginConf::default();
+    forced.write_into(&mut conf);
+    let members =
+        conf.to_members().into_iter().filter(|(key, _)| key == "backend" || key == "probed").collect();
+    assert_eq!(Value::Object(Map::clone(&members)), json!({ "backend": "iptables-legacy" }));
+    pod.assert_redirected_by_legacy(&pod.call(&place, &members)?.make(&place, "")?)
+}
+
+/// After a boot nothing is known, and the entry says where to begin: on this kernel only.
+#[test]
+fn f04_what_the_entry_says_was_found_is_tried_first_and_on_this_kernel_only() -> Result<(), Complaint> {
+    let kernel = nix::sys::utsname::uname()?.release().to_string_lossy().into_owned();
+    for (of, tool) in [(kernel.as_str(), "iptables-legacy"), ("2.6.32", "nft")] {
+        let (place, pod) = (Place::new(&format!("legacy-hint-{tool}"))?, Pod::new()?);
+        let probed = json!({ "backend": "auto", "probed": { "backend": "iptables-legacy", "kernel": of } });
+        let ran = pod.call(&place, probed.as_object().unwrap())?.make(&place, "")?;
+        assert_eq!(ran.code, Some(0), "{ran:#?}");
+        assert!(ran.err.contains(&format!(r#""tool":"{tool}""#)), "{}", ran.err);
+        let known: Value =
+            serde_json::from_str(&std::fs::read_to_string(place.run().join("gybe/probe.json"))?)?;
+        let tried: Vec<&String> = known["backends"].as_object().unwrap().keys().collect();
+        assert_eq!(tried, [tool], "{known}");
+    }
+    Ok(())
+}

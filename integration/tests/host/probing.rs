@@ -1,0 +1,76 @@
+//! `gybe probe --host`: whose programs are tried, where it is kept, what it takes.
+
+use crate::world::{CAPABILITIES, Container, Host};
+use gybe_integration::programs::ours;
+use serde_json::Value;
+
+const NFT: &str = "/usr/sbin/xtables-nft-multi";
+
+#[test]
+fn f23_the_hosts_own_programs_are_tried_and_its_findings_kept_there() {
+    let (host, container) = (Host::without("programs", &[NFT]), Container::new("programs"));
+    let ran = container.sh(&(container.probe(&host, &CAPABILITIES) + " --keep --json"));
+    assert_eq!((ran.code, ran.err.as_str()), (Some(0), ""), "{ran:#?}");
+    let told: Value = serde_json::from_str(&ran.out).unwrap();
+    for profile in ["v4", "v4+v6", "dns", "tproxy", "lists"] {
+        for backend in ["nft", "iptables-legacy"] {
+            assert_eq!(
+                told["backends"][backend][profile]["finding"], "works",
+                "{backend} {profile}: {told:#}"
+            );
+        }
+        let why = told["backends"]["iptables-nft"][profile]["why"].as_str().unwrap_or_default();
+        assert_eq!(why, "no iptables-nft programs for IPv4 on this node", "{profile}");
+    }
+    assert_eq!(told["untried"], serde_json::json!([]));
+    assert_eq!(host.findings()["backends"], told["backends"]);
+    assert!(container.has_kept_nothing());
+}
+
+#[test]
+fn what_is_known_there_is_tried_all_the_same() {
+    let (host, container) = (Host::without("fresh", &[NFT]), Container::new("fresh"));
+    container.sh(&container.probe(&host, &CAPABILITIES));
+    let mut doctored = host.findings();
+    doctored["backends"]["nft"]["v4"] = serde_json::json!({ "finding": "misbehaves", "what": "of before" });
+    std::fs::write(host.kept(), doctored.to_string()).unwrap();
+    assert_eq!(container.sh(&container.probe(&host, &CAPABILITIES)).code, Some(0));
+    assert_eq!(host.findings()["backends"]["nft"]["v4"]["finding"], "works");
+}
+
+#[test]
+fn f36_every_capability_that_is_lacking_is_named_and_nothing_found_out_without_it() {
+    let (host, container) = (Host::without("caps", &[]), Container::new("caps"));
+    for lacking in CAPABILITIES {
+        let rest: Vec<&str> = CAPABILITIES.into_iter().filter(|name| *name != lacking).collect();
+        let ran = container.sh(&container.probe(&host, &rest));
+        assert_eq!(ran.code, Some(2), "{lacking}: {ran:#?}");
+        let name = lacking.to_uppercase();
+        assert!(ran.err.contains(&format!("this process may: CAP_{name} (")), "{}", ran.err);
+        assert!(ran.err.ends_with(&format!("capabilities: {name}\n")), "{}", ran.err);
+    }
+    assert!(!host.kept().exists() && container.has_kept_nothing());
+}
+
+#[test]
+fn without_the_hosts_processes_it_says_what_to_set() {
+    let ran = ours("gybe", &["probe", "--host", "--mount-namespace", "/proc/self/ns/mnt"], "").unwrap();
+    assert_eq!(ran.code, Some(2), "{ran:#?}");
+    assert!(ran.err.contains("is the mount namespace that gybe itself runs in"), "{}", ran.err);
+    assert!(ran.err.contains("hint: in a pod set hostPID: true"), "{}", ran.err);
+}
+
+#[test]
+fn f11_what_has_to_be_kept_and_cannot_be_is_a_failure() {
+    let host = Host::without("unkept", &[]);
+    let container = Container::new("unkept");
+    // A directory's name taken by a file: what a host without a writable /run looks like to us.
+    std::fs::write(host.kept().parent().unwrap(), "").unwrap();
+    let probe = container.probe(&host, &CAPABILITIES);
+    let ran = container.sh(&format!("{probe} --keep"));
+    assert_eq!(ran.code, Some(2), "{ran:#?}");
+    assert!(ran.err.starts_with("gybe: what was found out cannot be kept in /run/gybe: "), "{}", ran.err);
+    let ran = container.sh(&probe);
+    assert_eq!(ran.code, Some(0), "{ran:#?}");
+    assert!(ran.err.contains("note: this cannot be kept in /run/gybe"), "{}", ran.err);
+}

@@ -1,0 +1,69 @@
+//! `gybe probe --host --watch`: it stays, and finds out again.
+
+use crate::world::{CAPABILITIES, Container, Host};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::process::{Child, ChildStderr};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+/// A probe that stays, ended with the test.
+struct Watcher {
+    child: Child,
+    lines: Receiver<Value>,
+}
+
+impl Watcher {
+    fn start(host: &Host, container: &Container) -> Self {
+        let mut child = container.start(&(container.probe(host, &CAPABILITIES) + " --watch --keep"));
+        let stderr = BufReader::new(child.stderr.take().unwrap());
+        Self { child, lines: lines_of(stderr) }
+    }
+
+    fn next(&self) -> Value {
+        self.lines.recv_timeout(Duration::from_secs(60)).unwrap()
+    }
+}
+
+/// Read beside the test, which waits for each with a deadline.
+fn lines_of(stderr: BufReader<ChildStderr>) -> Receiver<Value> {
+    let (tell, told) = channel();
+    std::thread::spawn(move || {
+        for line in stderr.lines().map_while(Result::ok) {
+            let line = serde_json::from_str(&line).unwrap_or(Value::String(line));
+            if tell.send(line).is_err() {
+                return;
+            }
+        }
+    });
+    told
+}
+
+impl Drop for Watcher {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn what_the_plugin_forgets_is_found_out_again_until_it_is_told_to_stop() {
+    let (host, container) = (Host::without("watch", &[]), Container::new("watch"));
+    let mut watcher = Watcher::start(&host, &container);
+    let first = watcher.next();
+    assert_eq!(
+        (&first["msg"], &first["backend"]),
+        (&"gybe probe: found out".into(), &"nft".into()),
+        "{first}"
+    );
+    // On the first "not supported" the plugin forgets.
+    fs::remove_file(host.kept()).unwrap();
+    assert_eq!(watcher.next()["msg"], "gybe probe: found out");
+    assert_eq!(host.findings()["backends"].as_object().unwrap().len(), 3);
+    kill(Pid::from_raw(watcher.child.id().try_into().unwrap()), Signal::SIGTERM).unwrap();
+    assert_eq!(watcher.child.wait().unwrap().code(), Some(0));
+    assert!(watcher.lines.recv().is_err(), "nothing else was told");
+}

@@ -1,0 +1,98 @@
+//! A host and a container: two mount namespaces that see different programs and another `/run`.
+
+use gybe_integration::add::Place;
+use gybe_integration::programs::{Run, path_of_ours};
+use serde_json::Value;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+
+/// As an image without iptables looks, whatever this machine has.
+const NO_IPTABLES: [&str; 2] = ["/usr/sbin/xtables-nft-multi", "/usr/sbin/xtables-legacy-multi"];
+
+/// What a container of the DaemonSet is given, and no more.
+pub(crate) const CAPABILITIES: [&str; 7] =
+    ["setuid", "net_bind_service", "net_admin", "net_raw", "sys_chroot", "sys_ptrace", "sys_admin"];
+
+/// A mount namespace that lives as long as this value.
+pub(crate) struct Host {
+    place: Place,
+    child: Child,
+}
+
+impl Host {
+    /// One where these programs are not to be run.
+    pub(crate) fn without(test: &str, programs: &[&str]) -> Self {
+        let place = Place::new(&format!("host-{test}")).unwrap();
+        let mounts = format!("mount --bind {} /run && {}", place.run().display(), hide(programs));
+        let script = format!("{mounts} && echo ready && exec cat");
+        #[allow(clippy::disallowed_methods, reason = "it lives beside the test")]
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "--propagation", "private", "sh", "-c", &script]);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line, "ready\n");
+        Self { place, child }
+    }
+
+    pub(crate) fn namespace(&self) -> String {
+        format!("/proc/{}/ns/mnt", self.child.id())
+    }
+
+    pub(crate) fn kept(&self) -> PathBuf {
+        self.place.run().join("gybe/probe.json")
+    }
+
+    pub(crate) fn findings(&self) -> Value {
+        serde_json::from_str(&fs::read_to_string(self.kept()).unwrap()).unwrap()
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A container without iptables, with a `/run` of its own.
+pub(crate) struct Container(Place);
+
+impl Container {
+    pub(crate) fn new(test: &str) -> Self {
+        Self(Place::new(&format!("container-{test}")).unwrap())
+    }
+
+    /// The command of `gybe probe --host` for that host, with these capabilities.
+    pub(crate) fn probe(&self, host: &Host, capabilities: &[&str]) -> String {
+        let set: String = capabilities.iter().map(|name| format!(",+{name}")).collect();
+        let gybe = path_of_ours("gybe").unwrap();
+        let limited = format!("setpriv --inh-caps=-all --bounding-set=-all{set}");
+        let probe = format!("{} probe --host --mount-namespace {}", gybe.display(), host.namespace());
+        format!("{} && exec {limited} {probe}", hide(&NO_IPTABLES))
+    }
+
+    pub(crate) fn sh(&self, command: &str) -> Run {
+        self.0.sh(command, "").unwrap()
+    }
+
+    /// The same, beside the test.
+    pub(crate) fn start(&self, command: &str) -> Child {
+        let inside = format!("mount --bind {} /run && {command}", self.0.run().display());
+        #[allow(clippy::disallowed_methods, reason = "it runs beside the test, not to its end")]
+        let mut unshare = Command::new("unshare");
+        unshare.args(["--mount", "--propagation", "private", "sh", "-c", &inside]);
+        unshare.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    }
+
+    pub(crate) fn has_kept_nothing(&self) -> bool {
+        !self.0.run().join("gybe").exists()
+    }
+}
+
+/// Nothing to run under these names: not missing from this machine, and not to be executed.
+fn hide(programs: &[&str]) -> String {
+    programs.iter().fold("true".to_owned(), |all, path| format!("{all} && mount --bind /dev/null {path}"))
+}

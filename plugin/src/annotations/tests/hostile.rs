@@ -1,0 +1,72 @@
+//! Values written to be misread, and values of a size nobody needs.
+
+use super::*;
+
+/// Nothing is kept of how a value was written, so nothing of it can be used later.
+#[test]
+fn a02_a_value_is_what_was_read_and_not_how_it_was_written() {
+    for (annotation, written, read) in [
+        (EXCLUDE_INBOUND, " 080 ,\t81, 80\n", "80,81"),
+        (INCLUDE_INBOUND, "82,80-81 , 80", "80-82"),
+        (EXCLUDE_OUTBOUND, "\n22\n", "22"),
+        (INCLUDE_OUTBOUND, "8000-8050,8051-8100", "8000-8100"),
+        (INCLUDE_TO, "10.1.2.3/8 , 10.0.0.0/8", "10.0.0.0/8"),
+        (EXCLUDE_TO, "FD00:0::1/8", "fd00::/8"),
+        (EXCLUDE_INTERFACES, " eth0 , eth0", "eth0"),
+    ] {
+        let all = |value| traffic(&pod(&[(annotation, value)])).unwrap();
+        assert_eq!(all(written), all(read), "{annotation}: {written:?}");
+        assert!(!format!("{:?}", all(written)).contains(written), "{annotation}: {written:?}");
+    }
+}
+
+#[test]
+fn a09_an_item_is_told_escaped_and_cut_short() {
+    for said in ["9".repeat(200_000), format!("{}80", "0".repeat(200_000)), "\u{1b}[31m".repeat(90_000)] {
+        let told = traffic(&pod(&[(EXCLUDE_INBOUND, &said)])).unwrap_err().to_string();
+        assert!(told.len() < 400 && !told.contains('\u{1b}'), "{told}");
+    }
+}
+
+#[test]
+fn a03_a_list_is_bounded_by_the_intervals_it_comes_to() {
+    let scattered = |n: u32| (0..n).map(|i| (i * 2).to_string()).collect::<Vec<_>>().join(",");
+    let dense = (0..=65535).map(|i| i.to_string()).collect::<Vec<_>>().join(",");
+    let subnets =
+        |n: u32| (0..n).map(|i| format!("10.{}.{}.0/25", i / 256, i % 256)).collect::<Vec<_>>().join(",");
+    for (annotation, said, works) in [
+        (EXCLUDE_OUTBOUND, scattered(4096), true),
+        (EXCLUDE_OUTBOUND, scattered(4097), false),
+        (EXCLUDE_OUTBOUND, dense, true),
+        (EXCLUDE_TO, subnets(4096), true),
+        (EXCLUDE_TO, subnets(4097), false),
+    ] {
+        assert_eq!(traffic(&pod(&[(annotation, &said)])).is_ok(), works, "{annotation} {}", said.len());
+    }
+}
+
+/// What this thread computed, so that a busy machine changes nothing.
+fn cpu_milliseconds(work: impl FnOnce()) -> i64 {
+    let spent = || nix::time::clock_gettime(nix::time::ClockId::CLOCK_THREAD_CPUTIME_ID).unwrap();
+    let before = spent();
+    work();
+    nix::sys::time::TimeValLike::num_milliseconds(&(spent() - before))
+}
+
+#[test]
+fn a03_a_quarter_megabyte_is_read_and_merged_in_no_time() {
+    // What is not optimised is some ten times slower.
+    let most = if cfg!(debug_assertions) { 150 } else { 10 };
+    let every: Vec<_> = (1..=45_000).map(|port| port.to_string()).collect();
+    let every = every.join(",");
+    assert!(every.len() > 250_000);
+    let networks: Vec<_> = (0..18_000).map(|i| format!("10.{}.{}.0/24", i / 256 % 256, i % 256)).collect();
+    let networks = networks.join(",");
+    let cpu = cpu_milliseconds(|| assert_eq!(lists::ports(&every).unwrap().ranges().len(), 1));
+    assert!(cpu <= most, "ports: {cpu} ms");
+    let cpu = cpu_milliseconds(|| assert!(lists::networks(&networks).unwrap().v4().len() < 100));
+    assert!(cpu <= most, "networks: {cpu} ms");
+    let scattered: Vec<_> = (0..32_768).map(|i| (2 * i).to_string()).collect();
+    let cpu = cpu_milliseconds(|| assert!(lists::ports(&scattered.join(",")).is_err()));
+    assert!(cpu <= most, "scattered: {cpu} ms");
+}

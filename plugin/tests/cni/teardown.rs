@@ -1,0 +1,82 @@
+//! DEL with whatever a runtime has kept since the ADD: entries of long ago, results that a crash cut.
+
+use crate::program::run;
+use serde_json::{Value, json};
+use std::fs;
+
+const VERSIONS: [&str; 8] = ["", "0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
+
+/// Every form an entry of ours, or one that was moved over from istio-cni, ever had; and one it might have.
+fn old_entries() -> Vec<(String, Value)> {
+    let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/cni/old_entries");
+    let files = fs::read_dir(directory).unwrap().map(|file| file.unwrap().path());
+    let read = |path: std::path::PathBuf| {
+        (path.display().to_string(), serde_json::from_slice(&fs::read(path).unwrap()).unwrap())
+    };
+    files.map(read).collect()
+}
+
+/// As on stop, on removal, and after an ADD that failed (spec `runtimes.md`).
+fn assert_torn_down(entry: &Value, told: &str) {
+    let result = json!({ "cniVersion": entry["cniVersion"], "ips": [], "dns": {} });
+    for (netns, prev_result) in
+        [("/nonexistent", Some(&result)), ("", None), ("/nonexistent", None), ("", Some(&Value::Null))]
+    {
+        let mut entry = entry.clone();
+        if let Some(prev_result) = prev_result {
+            entry["prevResult"] = prev_result.clone();
+        }
+        let env = [
+            ("CNI_COMMAND", "DEL"),
+            ("CNI_CONTAINERID", "c1"),
+            ("CNI_NETNS", netns),
+            ("CNI_IFNAME", "eth0"),
+            ("CNI_PATH", "/opt/cni/bin"),
+            ("CNI_ARGS", "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=cart-0"),
+        ];
+        let outcome = run(env, &entry.to_string());
+        assert_eq!((outcome.exit, outcome.stdout.as_str()), (Some(0), ""), "{told}: {outcome:?}");
+    }
+}
+
+#[test]
+fn f32_every_entry_there_ever_was_is_torn_down() {
+    let entries = old_entries();
+    assert!(entries.len() >= 7, "{}", entries.len());
+    for (file, entry) in entries {
+        for version in VERSIONS {
+            let mut entry = entry.clone();
+            entry["cniVersion"] = version.into();
+            assert_torn_down(&entry, &format!("{file} of {version:?}"));
+        }
+        let mut undeclared = entry;
+        undeclared.as_object_mut().unwrap().remove("cniVersion");
+        assert_torn_down(&undeclared, &format!("{file} without a version"));
+    }
+}
+
+/// A list that is deleted by an older runtime comes with the name and version of the list, and with
+/// its own keys as they stand in the file.
+#[test]
+fn f32_an_entry_of_the_list_it_was_part_of_is_torn_down() {
+    for (file, entry) in old_entries() {
+        let whole = json!({ "cniVersion": "0.4.0", "name": "k8s-pod-network", "plugins": [entry] });
+        assert_torn_down(&whole, &format!("{file} in its list"));
+    }
+}
+
+#[test]
+fn f31_any_part_of_a_cached_result_is_no_hindrance() {
+    let (_, entry) = old_entries().into_iter().find(|(file, _)| file.contains("gybe-0.1")).unwrap();
+    let result = json!({ "cniVersion": "1.0.0", "interfaces": [{ "name": "eth0" }], "ips": [], "dns": {} });
+    let whole = result.to_string();
+    // A runtime that reads the cut file as text hands on what it has; one that cannot hands on nothing.
+    for end in 0..whole.len() {
+        let mut entry = entry.clone();
+        entry["prevResult"] = serde_json::from_str(&whole[..end]).unwrap_or_else(|_| whole[..end].into());
+        let env =
+            [("CNI_COMMAND", "DEL"), ("CNI_CONTAINERID", "c1"), ("CNI_IFNAME", "eth0"), ("CNI_PATH", "/x")];
+        let outcome = run(env, &entry.to_string());
+        assert_eq!((outcome.exit, outcome.stdout.as_str()), (Some(0), ""), "{end}: {outcome:?}");
+    }
+}
