@@ -4,4 +4,8 @@
 #[cfg(test)]
 mod ground;
 #[cfg(test)]
+mod trouble;
+#[cfg(test)]
+mod unseen;
+#[cfg(test)]
 mod watch;
