@@ -111,6 +111,15 @@ pub(crate) fn exit_logging_to<'a>(
     gybe_cni(env).stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr).status().unwrap().code()
 }
 
+/// A call by somebody who closed descriptors before: `closing` as a shell writes it, `<&-`.
+#[expect(clippy::disallowed_methods, reason = "a shell can close what std's Command cannot")]
+pub(crate) fn run_without<'a>(closing: &str, env: impl IntoIterator<Item = (&'a str, &'a str)>) -> Outcome {
+    let script = format!("exec \"$0\" {closing}");
+    let mut shell = Command::new("/bin/sh");
+    shell.args(["-c", &script, env!("CARGO_BIN_EXE_gybe-cni")]).env_clear().envs(env);
+    ended(shell.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
+}
+
 fn gybe_cni<'a>(env: impl IntoIterator<Item = (&'a str, &'a str)>) -> Command {
     command(Path::new(GYBE_CNI), env)
 }
