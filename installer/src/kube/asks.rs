@@ -9,6 +9,7 @@ use gybe_plugin::facts::wire::Answer;
 use kube::Client;
 use std::sync::Arc;
 use std::time::Instant;
+use tokio::sync::Semaphore;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::timeout_at;
 
@@ -19,18 +20,23 @@ pub(super) struct Errand {
     pub(super) until: Instant,
 }
 
+/// So many are asked at once, on as many connections: a handshake costs more than the question.
+const AT_ONCE: usize = 8;
+
 /// Answers what is asked until nobody can ask any more.
 pub(super) async fn serve(known: Arc<Known>, client: Client, mut asked: UnboundedReceiver<Errand>) {
+    let turns = Arc::new(Semaphore::new(AT_ONCE));
     while let Some(Errand { pod, until }) = asked.recv().await {
-        let (known, client) = (Arc::clone(&known), client.clone());
+        let (known, client, turns) = (Arc::clone(&known), client.clone(), Arc::clone(&turns));
         tokio::spawn(async move {
-            let answer = timeout_at(until.into(), get(&client, &pod)).await;
+            let answer = timeout_at(until.into(), get(&client, &turns, &pod)).await;
             known.answer(&pod, answer.unwrap_or_else(|_| late()));
         });
     }
 }
 
-async fn get(client: &Client, pod: &PodRef) -> Answer {
+async fn get(client: &Client, turns: &Semaphore, pod: &PodRef) -> Answer {
+    let _turn = turns.acquire().await;
     let asked = match pods::one(pod) {
         Ok(request) => line::object::<Pod>(client, request).await,
         Err(fault) => Err(fault),

@@ -1,7 +1,12 @@
 //! What is known of this node's pods, and how well: filled by the watch, read by who asks, who may wait
 //! here for what is not known yet. When the API server is away all stays as it was.
 
+mod awaited;
+
+pub(super) use awaited::{Patience, late};
+
 use super::error::ApiError;
+use awaited::{Awaited, life};
 use gybe_plugin::args::PodRef;
 use gybe_plugin::facts::means;
 use gybe_plugin::facts::wire::Answer;
@@ -56,25 +61,6 @@ struct Now {
     openings: u64,
 }
 
-/// How long a pod is waited for.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Patience {
-    /// How long the watch alone: then the API server is asked.
-    pub(super) lag: Duration,
-    /// Until when at all.
-    pub(super) until: Instant,
-}
-
-/// A pod that somebody waits for.
-#[derive(Debug)]
-struct Awaited {
-    since: Instant,
-    waiting: usize,
-    /// Whether the API server was asked for it alone.
-    asked: bool,
-    answer: Option<Answer>,
-}
-
 impl Default for Known {
     fn default() -> Self {
         let now = Now {
@@ -125,11 +111,20 @@ impl Known {
         self.changed.notify_all();
     }
 
-    /// The list is whole: nothing else is there.
-    pub(super) fn replace(&self, pods: Pods) {
+    /// The list is whole: nothing else is there. Says whether it is the first.
+    pub(super) fn replace(&self, pods: Pods) -> bool {
         self.change(|now| {
             now.pods = pods;
-            now.synced = true;
+            !std::mem::replace(&mut now.synced, true)
+        })
+    }
+
+    /// A pod of a list that is not whole yet: until the first is, it is better than nothing.
+    pub(super) fn hold_first(&self, facts: &PodFacts) {
+        self.change(|now| {
+            if !now.synced {
+                now.pods.insert(key(facts), facts.clone());
+            }
         });
     }
 
@@ -184,12 +179,13 @@ impl Known {
         }
     }
 
-    fn change(&self, change: impl FnOnce(&mut Now)) {
+    fn change<T>(&self, change: impl FnOnce(&mut Now) -> T) -> T {
         let mut now = self.lock();
-        change(&mut now);
+        let changed = change(&mut now);
         now.heard = Instant::now();
         drop(now);
         self.changed.notify_all();
+        changed
     }
 
     fn lock(&self) -> MutexGuard<'_, Now> {
@@ -210,43 +206,6 @@ impl Now {
         self.awaited.retain(|_, awaited| awaited.waiting > 0);
         answer
     }
-}
-
-impl Awaited {
-    fn new() -> Self {
-        Self { since: Instant::now(), waiting: 0, asked: false, answer: None }
-    }
-
-    /// How long to wait for news, or what is to be answered. The first whose patience with the watch
-    /// ends asks.
-    fn wait(
-        &mut self,
-        Patience { lag, until }: Patience,
-        ask: &mut Option<impl FnOnce()>,
-    ) -> Result<Duration, Answer> {
-        let (now, asking) = (Instant::now(), self.since + lag);
-        if let Some(answer) = self.answer.clone() {
-            return Err(answer);
-        }
-        if now >= until {
-            return Err(late());
-        }
-        if !self.asked && now >= asking {
-            self.asked = true;
-            ask.take().into_iter().for_each(|ask| ask());
-        }
-        let next = if self.asked { until } else { until.min(asking) };
-        Ok(next.saturating_duration_since(now))
-    }
-}
-
-/// One life of a pod of that name.
-fn life(pod: &PodRef) -> String {
-    format!("{pod}/{}", pod.uid.as_deref().unwrap_or_default())
-}
-
-pub(super) fn late() -> Answer {
-    Answer::Fault("not seen yet, and the API server did not answer in time".to_owned())
 }
 
 #[cfg(test)]
