@@ -12,7 +12,7 @@ TABLES := -C force-unwind-tables=no -C link-arg=-Wl,-T,plugin/no-unwinding.ld
 FLAGS  := -C target-feature=+crt-static $(TABLES) $(PACKED)
 
 .DEFAULT_GOAL := help
-.PHONY: help build image demo test test-unit test-kernel differential test-user test-containerd test-shared test-manifests faults referees bench lint deny advisories setup clean
+.PHONY: help build image demo test test-unit test-kernel differential test-user test-containerd test-node bench-containerd test-shared test-manifests faults referees bench lint deny advisories setup clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 17
@@ -32,7 +32,7 @@ demo: build ## the main job, watched: a pod's connections with and without Gybe 
 test: setup test-unit test-struck test-kernel ## all tests of a bare clone   (needs: root, or a user namespace; Debian packages, see setup)
 
 test-unit: ## tests that need no privilege
-	cargo test --locked -p gybe-netfilter -p gybe-plugin -p gybe-installer
+	cargo test --locked -p gybe-netfilter -p gybe-plugin -p gybe-installer -p gybe-api-server
 
 test-kernel: ## real packets in throw-away network namespaces   (needs: root, or unshare and newuidmap)
 	cargo build --locked
@@ -63,8 +63,12 @@ test-shared: ## tests that read the reference material in $$GYBE_SHARED (default
 test-containerd: ## real sandboxes by containerd 1.6, 1.7 and 2.x   (needs: root; Debian packages, see integration/containerd/setup.sh)
 	integration/containerd/setup.sh
 	cargo clippy --locked -p gybe-containerd-tests --no-deps --all-targets -- -D warnings
-	cargo build --locked -p gybe-plugin
-	cargo test --locked -p gybe-containerd-tests
+	cargo build --locked -p gybe-plugin -p gybe-installer
+	cargo test --locked -p gybe-containerd-tests --lib --bins --test runtime
+
+test-node: build ## the installer on a node at work: rewrites, upgrades, crashes, leaving   (needs: as test-containerd; some minutes)
+	integration/containerd/setup.sh
+	cargo test --locked -p gybe-containerd-tests --test node -- --nocapture
 
 referees: ## our nftables encoder against other people's   (needs: as test-kernel, and libclang, libnftnl, libmnl to build: see setup)
 	integration/setup.sh referees

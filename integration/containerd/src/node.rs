@@ -5,8 +5,9 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
+use crate::agent::{Errand, Place};
 use crate::stage::starting;
-use crate::{Call, Chain, Containerd, Cri, Generation, Stage, Trouble, calls, config, pause_image};
+use crate::{Agent, Call, Chain, Containerd, Cri, Generation, Stage, Trouble, calls, config, pause_image};
 
 /// The programs of this crate, which only its tests know by path.
 #[derive(Debug, Clone, Copy)]
@@ -36,7 +37,9 @@ impl Node {
         chain: &Chain,
         log: PathBuf,
     ) -> Result<Node, Trouble> {
-        let _ = fs::remove_file(&log);
+        for old in [log.as_path(), &log_of_agent(&log)] {
+            let _ = fs::remove_file(old);
+        }
         let stage = Stage::open(programs.stage)?;
         furnish(&stage, generation, programs.plugins)?;
         configure(&stage, chain)?;
@@ -50,6 +53,31 @@ impl Node {
     /// Its namespaces.
     pub fn stage(&self) -> &Stage {
         &self.stage
+    }
+
+    /// Starts the node agent, which knows the pods whose manifests are published.
+    pub fn start_agent(&self) -> Result<Agent, Trouble> {
+        Agent::with_manifests(&self.stage, &log_of_agent(&self.log))
+    }
+
+    /// Starts the node agent that changes the node; it has done what can be done when this returns.
+    pub fn start_installer(&self, errand: &Errand<'_>) -> Result<Agent, Trouble> {
+        Agent::installing(&Place { stage: &self.stage, log: &log_of_agent(&self.log) }, errand)
+    }
+
+    /// The same without waiting for it.
+    pub fn begin_installer(&self, errand: &Errand<'_>) -> Result<Agent, Trouble> {
+        Agent::beginning(&Place { stage: &self.stage, log: &log_of_agent(&self.log) }, errand)
+    }
+
+    /// What containerd has logged so far.
+    pub fn containerds_log(&self) -> Result<String, Trouble> {
+        fs::read_to_string(&self.log).map_err(Trouble::file(&self.log))
+    }
+
+    /// Its containerd.
+    pub fn containerd(&self) -> &Containerd {
+        &self.containerd
     }
 
     /// One more connection, for calls that another thread makes.
@@ -96,6 +124,11 @@ impl LostNode {
     }
 }
 
+/// The agent's lines stand beside containerd's.
+fn log_of_agent(log: &Path) -> PathBuf {
+    log.with_extension("agent.log")
+}
+
 fn connect(stage: &Stage) -> Result<Cri, Trouble> {
     let cri = Cri::connect(&stage.path(config::SOCKET), stage.cgroup())?;
     cri.wait_until_serving()?;
@@ -117,9 +150,12 @@ fn furnish(stage: &Stage, generation: Generation, more: &[&Path]) -> Result<(), 
     Ok(())
 }
 
+/// The primary's file.
+pub const CONFLIST: &str = "10-gybe-test.conflist";
+
 fn configure(stage: &Stage, chain: &Chain) -> Result<(), Trouble> {
-    let path = stage.path(config::CONF_DIR).join("10-gybe-test.conflist");
-    fs::write(&path, chain.text()).map_err(Trouble::file(path))
+    let path = stage.path(config::CONF_DIR).join(CONFLIST);
+    fs::write(&path, chain.written(0)).map_err(Trouble::file(path))
 }
 
 /// `ctr` imports into the namespace the CRI service looks in.
