@@ -12,7 +12,7 @@ TABLES := -C force-unwind-tables=no -C link-arg=-Wl,-T,plugin/no-unwinding.ld
 FLAGS  := -C target-feature=+crt-static $(TABLES) $(PACKED)
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-unit test-kernel differential test-user test-containerd test-node bench-containerd test-shared faults referees bench lint deny advisories setup clean
+.PHONY: help build image demo test test-unit test-kernel differential test-user test-containerd test-node bench-containerd test-shared test-manifests faults referees bench lint deny advisories setup clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 17
@@ -23,13 +23,16 @@ build: ## both programs, static, in dist/   (needs: the Rust toolchain, a C link
 	@install -m 0755 $(STATIC)/gybe $(STATIC)/gybe-cni dist/
 	@dist/gybe-cni && dist/gybe --version
 
+image: build ## an image of both programs, gybe:VERSION   (needs: docker, podman or another BUILDER that is called like them)
+	$(or $(BUILDER),docker) build --file manifests/Dockerfile --tag gybe:$(shell dist/gybe --version | cut -d' ' -f2) .
+
 demo: build ## the main job, watched: a pod's connections with and without Gybe   (needs: root, or unshare and newuidmap)
 	@integration/as-root.sh dist/gybe demo
 
 test: setup test-unit test-struck test-kernel ## all tests of a bare clone   (needs: root, or a user namespace; Debian packages, see setup)
 
 test-unit: ## tests that need no privilege
-	cargo test --locked -p gybe-netfilter -p gybe-plugin -p gybe-installer
+	cargo test --locked -p gybe-netfilter -p gybe-plugin -p gybe-installer -p gybe-api-server
 
 test-kernel: ## real packets in throw-away network namespaces   (needs: root, or unshare and newuidmap)
 	cargo build --locked
@@ -45,6 +48,10 @@ test-user: ## the kernel tests once more, as a plain user in a user namespace   
 
 test-struck: ## the installer killed before, and refused at, every one of its system calls   (needs: strace; some minutes)
 	cargo test --locked -p gybe-installer --test struck
+
+test-manifests: ## every platform's manifests, as kustomize makes them   (needs: kustomize, or Go to build it)
+	manifests/made.sh
+	cargo test --locked -p gybe-installer --test overlays
 
 faults: ## docs/FAULTS.md, made anew from the names of the tests
 	@cargo run --quiet --locked -p gybe-integration --bin gybe-faults >docs/.FAULTS.md

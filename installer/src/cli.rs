@@ -1,6 +1,6 @@
 //! The command line: which sub-command is meant, and how its answer leaves the program.
 //!
-//! Exit codes, the same for all: 0 done, or yes; 1 the answer is no (`verify`); 2 wrong arguments,
+//! Exit codes, the same for all: 0 done, or yes; 1 the answer is no (`verify`, `doctor`); 2 wrong arguments,
 //! or it could not be done; 126 the pod is not redirected (`validate`).
 
 mod answer;
@@ -8,6 +8,8 @@ mod apply;
 mod backend;
 mod called;
 mod demo;
+mod directories;
+mod doctor;
 mod file;
 mod init;
 mod inspect;
@@ -36,7 +38,7 @@ use std::ffi::OsString;
 #[derive(Debug, Parser)]
 #[command(name = "gybe", version, max_term_width = 100)]
 #[command(
-    after_help = "Exit codes: 0 done, or yes; 1 no (verify); 2 wrong arguments, or it could not be done; \
+    after_help = "Exit codes: 0 done, or yes; 1 no (verify, doctor); 2 wrong arguments, or it could not be done; \
                   126 not redirected (validate)."
 )]
 struct Gybe {
@@ -58,6 +60,7 @@ enum Command {
     Remove(remove::RemoveArgs),
     Node(node::NodeArgs),
     PodFacts(pod_facts::PodFactsArgs),
+    Doctor(doctor::DoctorArgs),
     Init(init::InitCommand),
     Validate(validate::ValidateArgs),
     Demo(demo::DemoArgs),
@@ -75,6 +78,7 @@ impl Command {
             Self::Remove(args) => args.run(),
             Self::Node(args) => args.run(surroundings),
             Self::PodFacts(args) => args.run(),
+            Self::Doctor(args) => args.run(),
             Self::Init(args) => args.run(surroundings),
             Self::Validate(args) => args.run(surroundings),
             Self::Demo(args) => args.run(),

@@ -126,8 +126,10 @@ fn bound(address: SocketAddr) -> io::Result<TcpSocket> {
 
 async fn accept(listener: Arc<TcpListener>, guest: Guest) {
     loop {
-        if let Ok((stream, _)) = listener.accept().await {
-            tokio::spawn(guest.clone().entertain(stream));
+        match listener.accept().await {
+            Ok((stream, _)) => drop(tokio::spawn(guest.clone().entertain(stream))),
+            // No file descriptor is left; the next try would fail as fast.
+            Err(_) => tokio::time::sleep(MADE_WITHIN).await,
         }
     }
 }

@@ -1,0 +1,7 @@
+//! The agent and a cluster: its watch, its answers, and what becomes of them when the API server is
+//! slow, away, forgetful, or has never heard of us.
+
+#[cfg(test)]
+mod ground;
+#[cfg(test)]
+mod watch;
