@@ -85,6 +85,11 @@ bench: build ## what an ADD, a list and a connection cost: all, or PARTS="add cr
 	RUSTFLAGS='$(FLAGS)' cargo build --release --locked --target $(HOST) -p gybe-bench
 	$(STATIC)/gybe-bench $(PARTS) $(ARGS)
 
+bench-containerd: build ## what Gybe adds to a sandbox of containerd's: ARGS="--times 101"   (needs: as test-containerd; a quiet machine)
+	integration/containerd/setup.sh
+	cargo build --locked -p gybe-containerd-tests --bins
+	target/debug/gybe-containerd-bench $(ARGS)
+
 lint: ## formatting and clippy, warnings are errors
 	cargo fmt --all --check
 	cargo clippy --locked --all-targets -- -D warnings
