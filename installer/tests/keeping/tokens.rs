@@ -109,8 +109,7 @@ fn f02_a_token_that_ends_is_told_before_it_hurts_and_no_line_holds_one() {
     let told_before = token(1, 0).split('.').next().unwrap().to_owned();
     assert!(told_token(&node).unwrap().starts_with(&told_before), "the last one stays");
     assert!(node.entry(FILE).is_some(), "a token's fault keeps nobody from the chain");
-    let text = agent.get("/readyz").1;
-    assert!(text.contains("is empty"), "{text}");
+    eventually("a word", || agent.get("/readyz").1.contains("is empty"));
     rotates(&node, 3, &token(3, 3600));
     eventually("peace", || agent.is_ready());
     assert!(!agent_text(&mut agent).contains("eyJ"), "no secret is told");
