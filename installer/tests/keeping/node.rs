@@ -165,7 +165,11 @@ impl Node {
     #[expect(clippy::disallowed_methods, reason = "the program under test is a program")]
     pub(crate) fn command(&self) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_gybe"));
-        command.args(["node", "--install", "--pods-from"]).arg(self.root.join("pods"));
+        command.arg("node");
+        // As a pod of a cluster it is told where that is; else manifests take its place.
+        if !self.environment.contains_key("KUBERNETES_NODE_NAME") {
+            command.args(["--install", "--pods-from"]).arg(self.root.join("pods"));
+        }
         command.env_clear().envs(&self.environment).stdout(Stdio::null()).stderr(Stdio::piped());
         command
     }
