@@ -1,6 +1,7 @@
 //! The whole agent, as a pod of a cluster: its pods by a watch, its node's label, its DaemonSet.
 
-use crate::node::{Agent, Node, PRIMARY, eventually};
+use crate::agent::{Agent, eventually};
+use crate::node::{Node, PRIMARY};
 use gybe_api_server::{ApiServer, ServiceAccount, Validity, Verb};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -28,12 +29,12 @@ impl Cluster {
             node.sets(name, &value);
         }
         let cluster = Self { server, account, node };
-        cluster.labels(json!({}));
+        cluster.labels(&json!({}));
         cluster.node.puts(FILE, PRIMARY);
         cluster
     }
 
-    fn labels(&self, labels: Value) {
+    fn labels(&self, labels: &Value) {
         let node =
             json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": "node-1", "labels": labels } });
         self.server.put(node).unwrap();
@@ -90,7 +91,7 @@ fn f02_ready_is_a_list_of_pods_and_does_not_flap_while_tokens_change() {
 #[test]
 fn a_nodes_label_goes_into_its_entry_and_stays_there_while_nobody_can_be_asked() {
     let cluster = Cluster::new("cluster-label");
-    cluster.labels(json!({ "gybe.dev/backend": "iptables-legacy" }));
+    cluster.labels(&json!({ "gybe.dev/backend": "iptables-legacy" }));
     drop(cluster.ready());
     assert_eq!(cluster.backend(), "iptables-legacy");
     let before = cluster.node.text(FILE);
@@ -101,7 +102,7 @@ fn a_nodes_label_goes_into_its_entry_and_stays_there_while_nobody_can_be_asked()
     assert_eq!(cluster.node.text(FILE), before, "nothing is written for what is not known");
     drop(agent);
     cluster.server.tokens().believe_all();
-    cluster.labels(json!({ "gybe.dev/backend": "nfq" }));
+    cluster.labels(&json!({ "gybe.dev/backend": "nfq" }));
     let mut agent = cluster.ready();
     agent.tells("gybe.dev/backend");
     assert_eq!(cluster.backend(), "auto", "what names no backend counts for nothing");
@@ -146,7 +147,7 @@ fn f29_where_nobody_may_say_whether_the_daemonset_is_gone_everything_stays() {
     cluster.node.configures(&[("leave_when_daemonset_gone", "true")]);
     for refuse in
         [(|server: &ApiServer| server.forbid(Verb::Get, "daemonsets")) as fn(&ApiServer), |server| {
-            server.tokens().revoke_all()
+            server.tokens().revoke_all();
         }]
     {
         let mut agent = cluster.ready();

@@ -2,6 +2,8 @@
 //! other agents and operators meet it.
 
 #[cfg(test)]
+mod agent;
+#[cfg(test)]
 mod clustered;
 #[cfg(test)]
 mod ends;

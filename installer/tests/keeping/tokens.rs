@@ -1,6 +1,7 @@
 //! A kubeconfig on the host, only when it is asked for, and as fresh as its token.
 
-use crate::node::{Agent, Node, PRIMARY, eventually};
+use crate::agent::{Agent, eventually};
+use crate::node::{Node, PRIMARY};
 use base64::prelude::{BASE64_URL_SAFE_NO_PAD, Engine as _};
 use serde_json::Value;
 use std::fs;
