@@ -36,7 +36,11 @@ fn read(path: &str) -> Value {
 }
 
 fn node() -> String {
-    let any = || read("/api/v1/nodes?limit=1")["items"][0]["metadata"]["name"].as_str().unwrap().to_owned();
+    let any = || {
+        let pods = read("/api/v1/pods?limit=100");
+        let node = pods["items"].as_array().unwrap().iter().find_map(|pod| pod["spec"]["nodeName"].as_str());
+        node.expect("some pod of the cluster runs on a node").to_owned()
+    };
     std::env::var("GYBE_NODE").unwrap_or_else(|_| any())
 }
 
