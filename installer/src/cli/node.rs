@@ -55,8 +55,8 @@ impl NodeArgs {
         let names = ["KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"];
         match names.map(|name| surroundings.environment.get(name).cloned()) {
             [Some(host), Some(port)] => {
-                let directory = surroundings.environment.get("GYBE_SERVICE_ACCOUNT_DIR");
-                let directory = directory.map_or(SERVICE_ACCOUNT, String::as_str).into();
+                let told = surroundings.environment.get("GYBE_SERVICE_ACCOUNT_DIR");
+                let directory = told.map_or(SERVICE_ACCOUNT, String::as_str).into();
                 Ok(Cluster::Own(ServiceAccount { host, port, directory }))
             }
             _ => Err(Failure::new("nobody to ask about pods: this runs in no pod of a cluster")
