@@ -1,6 +1,6 @@
 //! The command line: which sub-command is meant, and how its answer leaves the program.
 //!
-//! Exit codes, the same for all: 0 done, or yes; 1 the answer is no (`verify`); 2 wrong arguments,
+//! Exit codes, the same for all: 0 done, or yes; 1 the answer is no (`verify`, `doctor`); 2 wrong arguments,
 //! or it could not be done; 126 the pod is not redirected (`validate`).
 
 mod answer;
@@ -8,12 +8,16 @@ mod apply;
 mod backend;
 mod called;
 mod demo;
+mod directories;
+mod doctor;
 mod file;
 mod init;
 mod inspect;
+mod install;
 mod namespace;
 mod node;
 mod packet;
+mod passed;
 mod plugin_conf;
 mod pod_facts;
 mod print;
@@ -21,6 +25,7 @@ mod probe;
 mod remove;
 mod render;
 mod trace;
+mod uninstall;
 mod validate;
 mod verify;
 mod wish;
@@ -36,7 +41,7 @@ use std::ffi::OsString;
 #[derive(Debug, Parser)]
 #[command(name = "gybe", version, max_term_width = 100)]
 #[command(
-    after_help = "Exit codes: 0 done, or yes; 1 no (verify); 2 wrong arguments, or it could not be done; \
+    after_help = "Exit codes: 0 done, or yes; 1 no (verify, doctor); 2 wrong arguments, or it could not be done; \
                   126 not redirected (validate)."
 )]
 struct Gybe {
@@ -58,6 +63,9 @@ enum Command {
     Remove(remove::RemoveArgs),
     Node(node::NodeArgs),
     PodFacts(pod_facts::PodFactsArgs),
+    Install(install::InstallArgs),
+    Uninstall(uninstall::UninstallArgs),
+    Doctor(doctor::DoctorArgs),
     Init(init::InitCommand),
     Validate(validate::ValidateArgs),
     Demo(demo::DemoArgs),
@@ -75,6 +83,9 @@ impl Command {
             Self::Remove(args) => args.run(),
             Self::Node(args) => args.run(surroundings),
             Self::PodFacts(args) => args.run(),
+            Self::Install(args) => args.run(),
+            Self::Uninstall(args) => args.run(),
+            Self::Doctor(args) => args.run(),
             Self::Init(args) => args.run(surroundings),
             Self::Validate(args) => args.run(surroundings),
             Self::Demo(args) => args.run(),
@@ -88,6 +99,10 @@ pub fn run(
     args: impl IntoIterator<Item = OsString>,
     environment: impl IntoIterator<Item = (OsString, OsString)>,
 ) -> Exit {
+    let args: Vec<OsString> = args.into_iter().collect();
+    if called::is_taint(&args) {
+        return print::failure(&called::no_taint());
+    }
     let (called, args) = called::read(args);
     let text =
         |(name, value): (OsString, OsString)| Some((name.into_string().ok()?, value.into_string().ok()?));

@@ -1,7 +1,9 @@
 //! What `gybe`, the node agent and the operator's command line, is made of.
 
+pub mod by_hand;
 pub mod cli;
 pub mod demo;
+pub mod doctor;
 mod facts_socket;
 pub mod families;
 pub mod host;
@@ -14,6 +16,7 @@ pub mod node;
 pub mod node_backend;
 pub mod node_probe;
 pub mod own_namespace;
+pub mod platform;
 pub mod policy_file;
 pub mod resolv_conf;
 pub mod settings;

@@ -8,31 +8,11 @@
 use gybe_netfilter::backend::BackendKind;
 use gybe_netfilter::choose::{Choice, NoBackend, Override, choose};
 use gybe_netfilter::probe::Capabilities;
-use serde_json::{Map, Value, json};
+use gybe_plugin::conf::{BackendChoice, PluginConf, Probed};
 use std::fmt;
 
 /// The node label that overrides the cluster's setting.
 pub const LABEL: &str = "gybe.dev/backend";
-
-const WORDS: [Override; 5] = [
-    Override::Auto,
-    Override::Only(BackendKind::Nft),
-    Override::Only(BackendKind::IptablesNft),
-    Override::Only(BackendKind::IptablesLegacy),
-    Override::Iptables,
-];
-
-/// What a word means, if it means anything.
-#[must_use]
-pub fn word(text: &str) -> Option<Override> {
-    WORDS.into_iter().find(|wish| wish.to_string() == text)
-}
-
-/// All words, for people.
-#[must_use]
-pub fn words() -> String {
-    WORDS.map(|wish| wish.to_string()).join(", ")
-}
 
 /// What was found out about the node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -69,7 +49,7 @@ pub enum Verdict {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeBackend {
     /// The word for the entry.
-    pub word: Override,
+    pub word: BackendChoice,
     /// Whose it is.
     pub by: By,
     /// What it comes to.
@@ -83,15 +63,15 @@ pub struct NodeBackend {
 /// Decides. Findings are forgotten for a moment now and then: whoever writes the entry hands in the
 /// last ones meanwhile, so that the entry is not written for that.
 #[must_use]
-pub fn node_backend(cluster: Override, label: Option<&str>, found: Option<&Found>) -> NodeBackend {
-    let by_label = label.and_then(word);
+pub fn node_backend(cluster: BackendChoice, label: Option<&str>, found: Option<&Found>) -> NodeBackend {
+    let by_label = label.and_then(BackendChoice::from_word);
     let unknown_label = label.filter(|_| by_label.is_none()).map(str::to_owned);
     let (word, by) = match by_label {
         Some(word) => (word, By::Label),
-        None if cluster == Override::Auto => (cluster, By::Nobody),
+        None if cluster == BackendChoice::Auto => (cluster, By::Nobody),
         None => (cluster, By::Cluster),
     };
-    let verdict = found.map_or(Verdict::Unknown, |found| judge(&found.capabilities, word));
+    let verdict = found.map_or(Verdict::Unknown, |found| judge(&found.capabilities, word.wish()));
     NodeBackend { word, by, verdict, kernel: found.map(|found| found.kernel.clone()), unknown_label }
 }
 
@@ -107,21 +87,21 @@ impl NodeBackend {
     /// The backend that writes, as far as it is known.
     #[must_use]
     pub fn writes(&self) -> Option<BackendKind> {
-        match (&self.verdict, self.word) {
+        match (&self.verdict, self.word.wish()) {
             (_, Override::Only(kind)) => Some(kind),
             (Verdict::Works(choice), _) => Some(choice.backend),
             _ => None,
         }
     }
 
-    /// Puts it into the plugin's entry.
-    pub fn write_into(&self, entry: &mut Map<String, Value>) {
-        entry.insert("backend".to_owned(), self.word.to_string().into());
-        entry.remove("probed");
-        let choice_is_ours = !matches!(self.word, Override::Only(_));
-        if let (true, Some(kind), Some(kernel)) = (choice_is_ours, self.writes(), &self.kernel) {
-            entry.insert("probed".to_owned(), json!({ "backend": kind.name(), "kernel": kernel }));
-        }
+    /// Puts it into what the plugin's entry is to say.
+    pub fn write_into(&self, conf: &mut PluginConf) {
+        conf.backend = self.word;
+        let choice_is_ours = !matches!(self.word.wish(), Override::Only(_));
+        conf.probed = match (choice_is_ours, self.writes(), &self.kernel) {
+            (true, Some(kind), Some(kernel)) => Probed { backend: Some(kind), kernel: kernel.clone() },
+            _ => Probed::default(),
+        };
     }
 
     /// What an operator should know about the label.
@@ -129,7 +109,7 @@ impl NodeBackend {
     pub fn note(&self) -> Option<String> {
         let label = self.unknown_label.as_ref()?;
         let label: String = label.chars().take(64).collect();
-        Some(format!("node label {LABEL} is {label:?}, which is none of {}; it is ignored", words()))
+        Some(format!("node label {LABEL} is {label:?}, which names no backend; it is ignored"))
     }
 }
 
@@ -137,8 +117,8 @@ impl NodeBackend {
 impl fmt::Display for NodeBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.by {
-            By::Label => write!(f, "node label {LABEL} says {}", self.word)?,
-            By::Cluster => write!(f, "the setting says {}", self.word)?,
+            By::Label => write!(f, "node label {LABEL} says {}", self.word.as_str())?,
+            By::Cluster => write!(f, "the setting says {}", self.word.as_str())?,
             By::Nobody => write!(f, "the choice is the plugin's")?,
         }
         match &self.verdict {
@@ -171,30 +151,31 @@ mod tests {
         Found { kernel: "4.18.0".into(), capabilities }
     }
 
-    fn entry(backend: &NodeBackend) -> Value {
-        let mut entry = Map::from_iter([("probed".to_owned(), json!("of before"))]);
-        backend.write_into(&mut entry);
-        entry.into()
+    fn entry(backend: &NodeBackend) -> (&'static str, Probed) {
+        let before = Probed { backend: Some(BackendKind::Nft), kernel: "of before".to_owned() };
+        let mut conf = PluginConf { probed: before, ..PluginConf::default() };
+        backend.write_into(&mut conf);
+        (conf.backend.as_str(), conf.probed)
     }
 
     #[test]
     fn the_label_counts_for_more_than_the_cluster_and_an_unknown_one_for_nothing() {
-        let nft = Override::Only(BackendKind::Nft);
+        let nft = BackendChoice::Nft;
         for (cluster, label, word, by) in [
-            (Override::Auto, None, "auto", By::Nobody),
+            (BackendChoice::Auto, None, "auto", By::Nobody),
             (nft, None, "nft", By::Cluster),
             (nft, Some("iptables-legacy"), "iptables-legacy", By::Label),
             (nft, Some("auto"), "auto", By::Label),
             (nft, Some("legacy"), "nft", By::Cluster),
-            (Override::Auto, Some(""), "auto", By::Nobody),
+            (BackendChoice::Auto, Some(""), "auto", By::Nobody),
         ] {
             let decided = node_backend(cluster, label, None);
-            assert_eq!((decided.word.to_string().as_str(), decided.by), (word, by), "{label:?}");
+            assert_eq!((decided.word.as_str(), decided.by), (word, by), "{label:?}");
             assert_eq!(decided.note().is_some(), decided.by != By::Label && label.is_some(), "{label:?}");
         }
         let told = node_backend(nft, Some("nfq\n"), None).note().unwrap();
         assert!(
-            told.starts_with("node label gybe.dev/backend is \"nfq\\n\", which is none of auto, nft,"),
+            told.starts_with("node label gybe.dev/backend is \"nfq\\n\", which names no backend"),
             "{told}"
         );
     }
@@ -202,29 +183,29 @@ mod tests {
     #[test]
     fn f23_what_the_probe_found_is_written_beside_the_word_with_its_kernel() {
         let found = legacy_only();
-        let auto = node_backend(Override::Auto, None, Some(&found));
-        let probed = json!({ "backend": "iptables-legacy", "kernel": "4.18.0" });
-        assert_eq!(entry(&auto), json!({ "backend": "auto", "probed": probed }));
+        let auto = node_backend(BackendChoice::Auto, None, Some(&found));
+        let probed = Probed { backend: Some(BackendKind::IptablesLegacy), kernel: "4.18.0".to_owned() };
+        assert_eq!(entry(&auto), ("auto", probed));
         assert_eq!(auto.writes(), Some(BackendKind::IptablesLegacy));
         assert!(
             auto.to_string().contains("auto: iptables-legacy does everything; nft: v4 refused: no nf_tables")
         );
-        assert_eq!(entry(&node_backend(Override::Auto, None, None)), json!({ "backend": "auto" }));
-        let forced = node_backend(Override::Auto, Some("iptables-legacy"), Some(&found));
-        assert_eq!(entry(&forced), json!({ "backend": "iptables-legacy" }));
+        assert_eq!(entry(&node_backend(BackendChoice::Auto, None, None)), ("auto", Probed::default()));
+        let forced = node_backend(BackendChoice::Auto, Some("iptables-legacy"), Some(&found));
+        assert_eq!(entry(&forced), ("iptables-legacy", Probed::default()));
     }
 
     #[test]
     fn f23_a_word_that_cannot_work_here_is_known_before_a_pod_fails() {
         let found = legacy_only();
-        let nft = node_backend(Override::Only(BackendKind::Nft), None, Some(&found));
+        let nft = node_backend(BackendChoice::Nft, None, Some(&found));
         let Verdict::Fails(none) = &nft.verdict else { panic!("{nft:?}") };
         assert!(none.hint().unwrap().contains("iptables-legacy works on this node"));
         assert_eq!(nft.writes(), Some(BackendKind::Nft), "the word is the operator's all the same");
         // The plugin tries what it needs and no more: the rest is not known to fail.
         let mut partly = legacy_only();
         partly.capabilities.backends = [(BackendKind::Nft, findings(&Finding::Works))].into_iter().collect();
-        let iptables = node_backend(Override::Iptables, None, Some(&partly));
+        let iptables = node_backend(BackendChoice::Iptables, None, Some(&partly));
         assert_eq!((iptables.verdict, iptables.by), (Verdict::Unknown, By::Cluster));
     }
 }

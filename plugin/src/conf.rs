@@ -15,6 +15,8 @@ pub use known::unknown_keys;
 pub use probed::Probed;
 
 use entry::Entry;
+use gybe_netfilter::backend::BackendKind;
+use gybe_netfilter::choose::Override;
 use serde_json::{Map, Value};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -165,6 +167,22 @@ impl BackendChoice {
     /// The word for it in an entry.
     pub fn as_str(self) -> &'static str {
         BACKENDS.iter().find(|(_, choice)| *choice == self).map_or("", |(word, _)| word)
+    }
+
+    /// What that word means.
+    pub fn from_word(word: &str) -> Option<Self> {
+        BACKENDS.iter().find(|(known, _)| *known == word).map(|(_, choice)| *choice)
+    }
+
+    /// What it asks for.
+    pub fn wish(self) -> Override {
+        match self {
+            Self::Auto => Override::Auto,
+            Self::Iptables => Override::Iptables,
+            Self::Nft => Override::Only(BackendKind::Nft),
+            Self::IptablesNft => Override::Only(BackendKind::IptablesNft),
+            Self::IptablesLegacy => Override::Only(BackendKind::IptablesLegacy),
+        }
     }
 }
 

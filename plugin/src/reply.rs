@@ -42,6 +42,10 @@ pub struct Failure {
 /// The kubelet puts both into one event and cuts long ones; the cause must not be what is cut.
 const MOST: usize = 300;
 
+/// So much of a long message stays before a hint: it begins with the cause, and goes on with details
+/// that are in the log too. What would help is nowhere else.
+const CAUSE: usize = 180;
+
 /// CNI's code for "no ADD would succeed here".
 const UNAVAILABLE: u32 = 50;
 
@@ -57,10 +61,11 @@ impl Reply {
         };
         let id = format!("GYBE-{}-{number:03}", verb.map_or("CNI", Verb::as_str));
         let who = verb.map_or(String::new(), |verb| format!(" {}", command(verb)));
-        let message = cut(&format!("gybe-cni{who} {id}: {}", fault.chain()), MOST);
-        let left = MOST - message.chars().count();
+        let message = format!("gybe-cni{who} {id}: {}", fault.chain());
+        let room = MOST - message.chars().count().min(CAUSE);
         // A hint that does not fit is no help.
-        let details = fault.hint().filter(|hint| hint.chars().count() <= left).unwrap_or_default();
+        let details = fault.hint().filter(|hint| hint.chars().count() <= room).unwrap_or_default();
+        let message = cut(&message, MOST - details.chars().count());
         let spoken = version.filter(|version| SUPPORTED.contains(version)).unwrap_or(NEWEST);
         Self::Failure(Failure { version: spoken.to_owned(), code, id, message, details })
     }
@@ -165,7 +170,8 @@ fn known_facts(fault: &FactsError) -> (u16, u32) {
         // Perhaps half written: the next try may find it whole.
         FactsError::Directory(_) => (19, 11),
         FactsError::Agent(_) => (32, 11),
-        FactsError::Kubeconfig(_) => (33, 7),
+        // Who is to be asked is the operator's word; whether they answer may change.
+        FactsError::Kubeconfig(fault) => (33, if fault.is_configured_wrong() { 7 } else { 11 }),
         FactsError::Several { first, .. } => known_facts(first),
     }
 }

@@ -24,7 +24,7 @@ impl Tool {
     /// The one to write with.
     pub(crate) fn to_write(conf: &PluginConf) -> Result<Self, PluginError> {
         let word = conf.backend;
-        let wish = match wish(word) {
+        let wish = match word.wish() {
             Override::Only(kind) => return at_their_word(word, kind),
             wish => wish,
         };
@@ -42,7 +42,7 @@ impl Tool {
     /// The one to read with, in the namespace of the calling thread: where the operator leaves the
     /// choice, it is whichever has written there.
     pub(crate) fn to_read(word: BackendChoice) -> Result<Self, PluginError> {
-        let wish = match wish(word) {
+        let wish = match word.wish() {
             Override::Only(kind) => return at_their_word(word, kind),
             wish => wish,
         };
@@ -68,7 +68,7 @@ impl Tool {
         let PluginError::Redirection(error) = refusal else { return };
         // What a program of iptables' complains of may be the kernel's lack; its text decides nothing.
         let by_iptables = matches!(error, RedirectionError::Rules(BackendError::Iptables(_)));
-        if (error.is_unsupported() || by_iptables) && !matches!(wish(choice), Override::Only(_)) {
+        if (error.is_unsupported() || by_iptables) && !matches!(choice.wish(), Override::Only(_)) {
             ProbeCache::default().forget();
         }
     }
@@ -81,16 +81,6 @@ fn begin(known: &Capabilities, wish: Override, conf: &PluginConf) -> Option<Back
     }
     let kernel = nix::sys::utsname::uname().ok()?.release().to_string_lossy().into_owned();
     conf.probed.on(&kernel).filter(|kind| wish.order().contains(kind))
-}
-
-fn wish(word: BackendChoice) -> Override {
-    match word {
-        BackendChoice::Auto => Override::Auto,
-        BackendChoice::Iptables => Override::Iptables,
-        BackendChoice::Nft => Override::Only(BackendKind::Nft),
-        BackendChoice::IptablesNft => Override::Only(BackendKind::IptablesNft),
-        BackendChoice::IptablesLegacy => Override::Only(BackendKind::IptablesLegacy),
-    }
 }
 
 fn at_their_word(word: BackendChoice, kind: BackendKind) -> Result<Tool, PluginError> {

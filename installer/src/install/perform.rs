@@ -17,7 +17,7 @@ use nix::fcntl::{Flock, FlockArg, OFlag};
 use nix::sys::stat::Mode;
 
 pub use error::PerformError;
-pub use trial::TrialError;
+pub use trial::{TrialError, run as try_program};
 
 use super::change::{Change, Directory, Over};
 use super::seen::Places;

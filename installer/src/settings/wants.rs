@@ -4,15 +4,15 @@ use super::{Mode, PLUGIN, Settings};
 use crate::image::Image;
 use crate::install::entry::{Entry, EntryError};
 use crate::install::wanted::{Install, Leave, Shape, TakeOver, Wanted};
-use gybe_plugin::conf::BackendChoice;
+use crate::node_backend::NodeBackend;
 
 /// What is known of the node.
 #[derive(Debug, Clone)]
 pub struct OnNode<'a> {
     /// The programs to be placed.
     pub image: &'a Image,
-    /// What this node's label or its probe came to; none is what the settings say for every node.
-    pub backend: Option<BackendChoice>,
+    /// What this node's label and its probe came to; none is what the settings say for every node.
+    pub backend: Option<&'a NodeBackend>,
     /// Whether an istio-cni entry may be replaced now.
     pub take_over: TakeOver,
     /// Whether something has to answer under istio-cni's name, if nothing does.
@@ -61,12 +61,14 @@ impl Settings {
     }
 
     /// An operator's own entry, letter by letter; else ours, with this node's backend.
-    fn entry(&self, backend: Option<BackendChoice>) -> Result<Entry, EntryError> {
+    fn entry(&self, backend: Option<&NodeBackend>) -> Result<Entry, EntryError> {
         if let Some(entry) = &self.choices.entry {
             return Ok(entry.clone());
         }
         let mut conf = self.choices.conf.clone();
-        conf.backend = backend.unwrap_or(conf.backend);
+        if let Some(backend) = backend {
+            backend.write_into(&mut conf);
+        }
         let mut members = conf.to_members();
         let capabilities = serde_json::json!({ "io.kubernetes.cri.pod-annotations": true });
         members.insert("capabilities".to_owned(), capabilities);

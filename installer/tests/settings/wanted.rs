@@ -4,6 +4,7 @@ use crate::said::{Pairs, read};
 use gybe_installer::image::Image;
 use gybe_installer::install::entry::{Entry, Layout};
 use gybe_installer::install::wanted::{Install, Leave, Place, Shape, TakeOver, Wanted};
+use gybe_installer::node_backend::node_backend;
 use gybe_installer::settings::{OnNode, Settings};
 use gybe_plugin::conf::{BackendChoice, PluginConf, unknown_keys};
 use serde_json::{Value, json};
@@ -68,7 +69,8 @@ fn the_entry_says_everything_and_the_plugin_reads_it() {
 #[test]
 fn the_nodes_own_backend_goes_into_its_entry_but_not_into_an_operators_own() {
     let image = image("backend");
-    let node = OnNode { backend: Some(BackendChoice::IptablesLegacy), ..node(&image) };
+    let label = node_backend(BackendChoice::Auto, Some("iptables-legacy"), None);
+    let node = OnNode { backend: Some(&label), ..node(&image) };
     let backend = |files: Pairs<'_>| json_of(&installed(&read(&[], files), &node).entry)["backend"].clone();
     assert_eq!(backend(&[]), "iptables-legacy");
     assert_eq!(backend(&[("backend", "nft")]), "iptables-legacy", "a node's label is for that node");

@@ -51,7 +51,7 @@ impl TrialError {
 }
 
 /// Runs it once.
-pub(super) fn run(program: &Path, trial: Trial) -> Result<(), TrialError> {
+pub fn run(program: &Path, trial: Trial) -> Result<(), TrialError> {
     let (success, status, said) = answer(start(program, trial)?)?;
     match trial {
         _ if !success => Err(TrialError::Failed(status)),

@@ -1,0 +1,150 @@
+//! What there is to be seen on a node: one look, bounded in time, that changes nothing.
+
+mod mounts;
+mod runtimes;
+mod sockets;
+
+pub use mounts::{Room, Space};
+pub use runtimes::{RuntimeSeen, Watches};
+pub(crate) use sockets::ask as ask_agent;
+pub use sockets::{AgentSeen, LogSocketSeen};
+
+use super::chain::Ours;
+use super::entry;
+use crate::install::perform::{TrialError, try_program};
+use crate::install::seen::{FileName, Hashes, Interest, Places, Sandboxes, Snapshot, look};
+use crate::install::wanted::Trial;
+use crate::install::watch::{Watch, WatchMode};
+use crate::node_backend::Found;
+use crate::platform::Platform;
+use crate::settings::PLUGIN;
+use gybe_plugin::conf::PluginConf;
+use gybe_plugin::probe_cache::{ProbeCache, this_node};
+use nix::errno::Errno;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Programs that are ours, or may have been put there for us.
+pub const PROGRAMS: [&str; 5] = [PLUGIN, "gybe", "istio-cni", "istio-iptables", "istio-cni-taint"];
+
+/// Where to look.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ground {
+    /// The runtime's directories.
+    pub places: Places,
+    /// Sockets and findings.
+    pub run: PathBuf,
+    /// Where the host's root is seen.
+    pub root: PathBuf,
+    /// The programs this `gybe` would bring, if they are not the installed ones themselves.
+    pub image: Option<PathBuf>,
+}
+
+/// Everything that was seen.
+#[derive(Debug)]
+pub struct Sight {
+    /// Where it was looked for.
+    pub ground: Ground,
+    /// What kind of node it is.
+    pub platform: Platform,
+    /// The runtime's directories.
+    pub snapshot: Snapshot,
+    /// The file systems they are on: conf, programs, and where we run.
+    pub spaces: Vec<Space>,
+    /// Where the conf directory leads, if it is a link.
+    pub conf_link: Option<PathBuf>,
+    /// What the plugin did when it was asked for its version, where there is one.
+    pub trial: Option<Result<(), TrialError>>,
+    /// The plugin that this `gybe` would bring.
+    pub image: Option<crate::install::seen::Hash>,
+    /// What the agent says, where the entry names one.
+    pub agent: Option<AgentSeen>,
+    /// Its other socket.
+    pub log: Option<LogSocketSeen>,
+    /// The entry names a kubeconfig that cannot be read.
+    pub no_kubeconfig: Option<(PathBuf, Errno)>,
+    /// What was found out about backends.
+    pub found: Option<Found>,
+    /// Whether changes of the conf directory are told.
+    pub watch: WatchMode,
+    /// The runtimes that run here, and what they watch.
+    pub runtimes: Vec<RuntimeSeen>,
+    /// Who may have said no.
+    pub guard: Guard,
+    /// Files of istio-cni's agent.
+    pub of_istio: Vec<PathBuf>,
+}
+
+/// A security module that refuses root.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Guard {
+    /// None that shows itself.
+    None,
+    /// Enforcing.
+    SeLinux,
+    /// This process has a profile.
+    AppArmor,
+}
+
+/// Looks.
+#[must_use]
+pub fn see(ground: Ground) -> Sight {
+    let names = PROGRAMS.iter().filter_map(|name| FileName::new(*name).ok());
+    let interest = Interest { programs: names.collect(), sandboxes: Sandboxes::Asked, ..Interest::default() };
+    let snapshot = look(&ground.places, &interest, &mut Hashes::default());
+    let conf = entry::conf(&Ours::find(&snapshot.conf));
+    let directories =
+        [("conf", &ground.places.conf), ("program", &ground.places.programs), ("run", &ground.run)];
+    let plugin = ground.places.programs.join(PLUGIN);
+    let sockets = conf.as_ref().and_then(|conf| conf.facts.socket.clone());
+    Sight {
+        platform: Platform::of_host(&ground.root),
+        spaces: mounts::of(directories),
+        conf_link: fs::read_link(&ground.places.conf).ok(),
+        trial: plugin.exists().then(|| try_program(&plugin, Trial::CniVersion)),
+        image: ground.image.as_deref().and_then(hash_of_plugin),
+        agent: sockets.as_deref().map(ask_agent),
+        log: conf.as_ref().and_then(|conf| conf.facts.log_socket()).map(|path| sockets::knock(&path)),
+        no_kubeconfig: conf.as_ref().and_then(unreadable),
+        found: found(&ground.run),
+        watch: Watch::new([ground.places.conf.clone()]).mode(),
+        runtimes: runtimes::running(&ground.root.join("proc"), &ground.places.conf),
+        guard: guard(),
+        of_istio: of_istio(&ground),
+        snapshot,
+        ground,
+    }
+}
+
+fn hash_of_plugin(directory: &Path) -> Option<crate::install::seen::Hash> {
+    crate::install::seen::Hash::of_all(fs::File::open(directory.join(PLUGIN)).ok()?).ok()
+}
+
+fn unreadable(conf: &PluginConf) -> Option<(PathBuf, Errno)> {
+    let path = conf.facts.kubeconfig.as_ref()?;
+    let why = fs::File::open(path).err()?;
+    Some((path.clone(), Errno::from_raw(why.raw_os_error().unwrap_or_default())))
+}
+
+fn found(run: &Path) -> Option<Found> {
+    let capabilities = ProbeCache::at(run).recall()?;
+    Some(Found { kernel: this_node().ok()?.kernel, capabilities })
+}
+
+/// selinux(8), apparmor(7): what each shows of itself.
+fn guard() -> Guard {
+    let says = |path: &str| fs::read_to_string(path).unwrap_or_default();
+    if says("/sys/fs/selinux/enforce").trim() == "1" {
+        return Guard::SeLinux;
+    }
+    let confined = says("/proc/self/attr/apparmor/current");
+    if matches!(confined.trim(), "" | "unconfined") { Guard::None } else { Guard::AppArmor }
+}
+
+/// What istio-cni's agent keeps on a node (spec `istio-cni-behaviour.md` 4.2, 4.7).
+fn of_istio(ground: &Ground) -> Vec<PathBuf> {
+    let kept = ["log.sock", "istio-cni-kubeconfig", "pluginevent.sock"];
+    let kept = kept.map(|name| ground.root.join("var/run/istio-cni").join(name));
+    let older = ground.places.conf.join("ZZZ-istio-cni-kubeconfig");
+    kept.into_iter().chain([older]).filter(|path| path.symlink_metadata().is_ok()).collect()
+}

@@ -1,0 +1,85 @@
+//! The file system a directory is on: how much room it has, and what it forbids (statvfs(3), proc_pid_mountinfo(5)).
+
+use nix::errno::Errno;
+use nix::sys::stat::{major, minor, stat};
+use nix::sys::statvfs::{FsFlags, statvfs};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// One directory's.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Space {
+    /// Which directory: `conf`, `program`, `run`.
+    pub of: &'static str,
+    /// Its path.
+    pub path: PathBuf,
+    /// Where its file system is mounted, and what it is: `/opt (ext4)`.
+    pub mount: String,
+    /// What can be told of it.
+    pub room: Result<Room, Errno>,
+}
+
+/// What fits, and what may be done there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Room {
+    /// Bytes that root may still write.
+    pub bytes: u64,
+    /// Files that may still be made; none where the file system has no such number.
+    pub inodes: Option<u64>,
+    /// Whether nothing may be written.
+    pub read_only: bool,
+    /// Whether no program may be run.
+    pub no_exec: bool,
+}
+
+pub(super) fn of(directories: [(&'static str, &PathBuf); 3]) -> Vec<Space> {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let space = |(of, path): (&'static str, &PathBuf)| Space {
+        of,
+        path: path.clone(),
+        mount: mount_of(&mounts, path).unwrap_or_else(|| "its file system".to_owned()),
+        room: room(path),
+    };
+    directories.into_iter().map(space).collect()
+}
+
+fn room(path: &Path) -> Result<Room, Errno> {
+    let found = statvfs(path)?;
+    Ok(Room {
+        bytes: found.blocks_free().saturating_mul(found.fragment_size()),
+        inodes: (found.files() > 0).then(|| found.files_free()),
+        read_only: found.flags().contains(FsFlags::ST_RDONLY),
+        no_exec: found.flags().contains(FsFlags::ST_NOEXEC),
+    })
+}
+
+/// The mount with the directory's device and the longest path above it; of several on one path the
+/// last, which covers the others.
+fn mount_of(mounts: &str, path: &Path) -> Option<String> {
+    let real = path.canonicalize().ok()?;
+    let device = stat(&real).ok()?.st_dev;
+    let device = format!("{}:{}", major(device), minor(device));
+    let of_line = |line: &str| -> Option<(usize, String)> {
+        let (left, right) = line.split_once(" - ")?;
+        let mut fields = left.split(' ').skip(2);
+        let (number, point) = (fields.next()?, fields.nth(1)?);
+        let is_it = number == device && real.starts_with(point);
+        let kind = right.split(' ').next()?;
+        is_it.then(|| (point.len(), format!("{point} ({kind})")))
+    };
+    mounts.lines().filter_map(of_line).max_by_key(|(length, _)| *length).map(|(_, mount)| mount)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn f11_the_mount_of_a_directory_is_named() {
+        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let proc = mount_of(&mounts, Path::new("/proc/self/net")).unwrap();
+        assert_eq!(proc, "/proc (proc)");
+        assert_eq!(mount_of(&mounts, Path::new("/nowhere")), None);
+        assert!(room(Path::new("/nowhere")).is_err());
+    }
+}

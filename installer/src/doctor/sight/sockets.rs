@@ -1,0 +1,55 @@
+//! The node agent, asked as the plugin asks it: about a pod that there is not.
+
+use gybe_plugin::args::{Namespace, PodName, PodRef};
+use gybe_plugin::conf::FactsConf;
+use gybe_plugin::facts::{self, FactsError};
+use nix::errno::Errno;
+use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// As long as an ADD waits.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// What the agent says.
+#[derive(Debug)]
+pub struct AgentSeen {
+    /// Its socket.
+    pub socket: PathBuf,
+    /// None when it answered as it should: that it knows no such pod.
+    pub fault: Option<FactsError>,
+}
+
+/// The socket for log lines.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LogSocketSeen {
+    /// Its path.
+    pub socket: PathBuf,
+    /// Why nobody hears there.
+    pub fault: Option<Errno>,
+}
+
+pub(crate) fn ask(socket: &Path) -> AgentSeen {
+    let conf =
+        FactsConf { socket: Some(socket.to_owned()), directory: None, kubeconfig: None, deadline: PATIENCE };
+    let fault = nobody().and_then(|pod| match facts::ask(&conf, &pod) {
+        Ok(_) | Err(FactsError::Unknown(_)) => None,
+        Err(fault) => Some(fault),
+    });
+    AgentSeen { socket: socket.to_owned(), fault }
+}
+
+/// A name that Kubernetes would take and nobody gives, since the agent understands no other; and no
+/// pod has that uid.
+fn nobody() -> Option<PodRef> {
+    let namespace = Namespace::parse("gybe-doctor").ok()?;
+    let name = PodName::parse("a-pod-that-there-is-not").ok()?;
+    Some(PodRef { namespace, name, uid: Some("00000000-0000-0000-0000-000000000000".to_owned()) })
+}
+
+/// A datagram socket that is connected to has somebody to hear; nothing is sent.
+pub(super) fn knock(path: &Path) -> LogSocketSeen {
+    let knocked = UnixDatagram::unbound().and_then(|socket| socket.connect(path));
+    let fault = knocked.err().map(|why| Errno::from_raw(why.raw_os_error().unwrap_or_default()));
+    LogSocketSeen { socket: path.to_owned(), fault }
+}
