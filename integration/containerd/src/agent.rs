@@ -4,8 +4,8 @@ use std::path::Path;
 use std::process::Command;
 
 use nix::sys::signal::Signal;
+use nix::unistd::Pid;
 
-use crate::generation::program_under_test;
 use crate::service::Service;
 use crate::{Stage, Trouble, manifest};
 
@@ -47,10 +47,10 @@ pub struct Agent(Service);
 
 impl Agent {
     /// One that needs no cluster: it knows the pods whose manifests are published on the stage.
-    pub fn with_manifests(stage: &Stage, log: &Path) -> Result<Agent, Trouble> {
-        let mut command = stage.command(Path::new("/nonexistent"), program_under_test("gybe")?);
+    pub(crate) fn with_manifests(place: &Place<'_>, program: &Path) -> Result<Agent, Trouble> {
+        let mut command = place.stage.command(Path::new("/nonexistent"), program);
         command.args(["node", "--pods-from", manifest::DIRECTORY, "--socket", SOCKET]);
-        Service::start(command, SERVING, log).map(Self)
+        Service::start(command, SERVING, place.log).map(Self)
     }
 
     /// One that changes the node, and has done what can be done now.
@@ -61,6 +61,11 @@ impl Agent {
     /// One that is on its way.
     pub(crate) fn beginning(place: &Place<'_>, errand: &Errand<'_>) -> Result<Agent, Trouble> {
         Service::begin(place.command(errand), SERVING, place.log).map(|(service, _)| Self(service))
+    }
+
+    /// Its number outside the stage.
+    pub fn pid(&self) -> Result<Pid, Trouble> {
+        self.0.pid()
     }
 
     /// Ends it by that signal, and returns when it is gone.

@@ -26,6 +26,8 @@ pub struct Node {
     containerd: Containerd,
     generation: Generation,
     log: PathBuf,
+    /// The agent's lines stand beside containerd's.
+    log_of_agent: PathBuf,
     stage: Stage,
 }
 
@@ -37,7 +39,8 @@ impl Node {
         chain: &Chain,
         log: PathBuf,
     ) -> Result<Node, Trouble> {
-        for old in [log.as_path(), &log_of_agent(&log)] {
+        let log_of_agent = log.with_extension("agent.log");
+        for old in [&log, &log_of_agent] {
             let _ = fs::remove_file(old);
         }
         let stage = Stage::open(programs.stage)?;
@@ -47,7 +50,7 @@ impl Node {
         import(&stage, generation)?;
         let cri = connect(&stage)?;
         cri.wait_for_image(config::PAUSE_IMAGE)?;
-        Ok(Node { cri, containerd, generation, log, stage })
+        Ok(Node { cri, containerd, generation, log, log_of_agent, stage })
     }
 
     /// Its namespaces.
@@ -55,19 +58,23 @@ impl Node {
         &self.stage
     }
 
-    /// Starts the node agent, which knows the pods whose manifests are published.
-    pub fn start_agent(&self) -> Result<Agent, Trouble> {
-        Agent::with_manifests(&self.stage, &log_of_agent(&self.log))
+    /// Starts a node agent that knows the pods whose manifests are published.
+    pub fn start_agent(&self, program: &Path) -> Result<Agent, Trouble> {
+        Agent::with_manifests(&self.place(), program)
     }
 
     /// Starts the node agent that changes the node; it has done what can be done when this returns.
     pub fn start_installer(&self, errand: &Errand<'_>) -> Result<Agent, Trouble> {
-        Agent::installing(&Place { stage: &self.stage, log: &log_of_agent(&self.log) }, errand)
+        Agent::installing(&self.place(), errand)
     }
 
     /// The same without waiting for it.
     pub fn begin_installer(&self, errand: &Errand<'_>) -> Result<Agent, Trouble> {
-        Agent::beginning(&Place { stage: &self.stage, log: &log_of_agent(&self.log) }, errand)
+        Agent::beginning(&self.place(), errand)
+    }
+
+    fn place(&self) -> Place<'_> {
+        Place { stage: &self.stage, log: &self.log_of_agent }
     }
 
     /// What containerd has logged so far.
@@ -118,15 +125,11 @@ impl LostNode {
             cri: connect(&self.stage)?,
             containerd,
             generation: self.generation,
+            log_of_agent: self.log.with_extension("agent.log"),
             log: self.log,
             stage: self.stage,
         })
     }
-}
-
-/// The agent's lines stand beside containerd's.
-fn log_of_agent(log: &Path) -> PathBuf {
-    log.with_extension("agent.log")
 }
 
 fn connect(stage: &Stage) -> Result<Cri, Trouble> {
