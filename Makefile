@@ -12,7 +12,7 @@ TABLES := -C force-unwind-tables=no -C link-arg=-Wl,-T,plugin/no-unwinding.ld
 FLAGS  := -C target-feature=+crt-static $(TABLES) $(PACKED)
 
 .DEFAULT_GOAL := help
-.PHONY: help build image demo test test-unit test-kernel differential test-user test-containerd test-node bench-containerd test-shared test-manifests faults referees bench lint deny advisories setup clean
+.PHONY: help build image demo test test-unit test-kernel differential fault-runs test-user test-containerd test-node bench-containerd test-shared test-manifests faults referees bench lint deny advisories setup clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 17
@@ -42,6 +42,11 @@ test-kernel: ## real packets in throw-away network namespaces   (needs: root, or
 differential: ## random policies, by nft, iptables-legacy and trace: POLICIES=2000 SEED=1   (needs: as test-kernel)
 	cargo test --locked --no-run -p gybe-integration --test differential
 	GYBE_POLICIES=$(POLICIES) GYBE_SEED=$(SEED) integration/as-root.sh cargo test --locked -p gybe-integration --test differential -- --nocapture
+
+fault-runs: build ## how many ADDs fail when the cluster or the agent does, of ADDS=1000 for each fault and kind of pod: a table   (needs: as test-kernel; some minutes)
+	cargo test --locked --no-run -p gybe-integration --test cluster_faults
+	GYBE_ADDS=$(or $(ADDS),1000) GYBE_PROGRAMS=dist integration/as-root.sh \
+	    cargo test --locked -p gybe-integration --test cluster_faults -- --nocapture --test-threads=1
 
 test-user: ## the kernel tests once more, as a plain user in a user namespace   (needs: root, to make that user)
 	integration/as-user.sh

@@ -55,7 +55,9 @@ impl NodeArgs {
         let names = ["KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"];
         match names.map(|name| surroundings.environment.get(name).cloned()) {
             [Some(host), Some(port)] => {
-                Ok(Cluster::Own(ServiceAccount { host, port, directory: SERVICE_ACCOUNT.into() }))
+                let directory = surroundings.environment.get("GYBE_SERVICE_ACCOUNT_DIR");
+                let directory = directory.map_or(SERVICE_ACCOUNT, String::as_str).into();
+                Ok(Cluster::Own(ServiceAccount { host, port, directory }))
             }
             _ => Err(Failure::new("nobody to ask about pods: this runs in no pod of a cluster")
                 .hinting(Some("name a cluster by --kubeconfig, or manifests by --pods-from".to_owned()))),

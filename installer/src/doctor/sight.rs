@@ -6,6 +6,7 @@ mod sockets;
 
 pub use mounts::{Room, Space};
 pub use runtimes::{RuntimeSeen, Watches};
+pub(crate) use sockets::ask as ask_agent;
 pub use sockets::{AgentSeen, LogSocketSeen};
 
 use super::chain::Ours;
@@ -102,7 +103,7 @@ pub fn see(ground: Ground) -> Sight {
         conf_link: fs::read_link(&ground.places.conf).ok(),
         trial: plugin.exists().then(|| try_program(&plugin, Trial::CniVersion)),
         image: ground.image.as_deref().and_then(hash_of_plugin),
-        agent: sockets.as_deref().map(sockets::ask),
+        agent: sockets.as_deref().map(ask_agent),
         log: conf.as_ref().and_then(|conf| conf.facts.log_socket()).map(|path| sockets::knock(&path)),
         no_kubeconfig: conf.as_ref().and_then(unreadable),
         found: found(&ground.run),

@@ -101,16 +101,18 @@ pub(super) fn cut(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(LONGEST).collect()
 }
 
-/// The innermost layers say it; the outer ones only repeat that something failed.
+/// The inner layers say it; the outermost only that something failed, some repeat the next one's words,
+/// and rustls recommends a page to read.
 fn told(fault: &(dyn Error + 'static)) -> String {
-    let all: Vec<String> = layers(fault).map(ToString::to_string).collect();
-    let mut said: Vec<&String> = Vec::new();
-    for layer in &all {
-        if said.last().is_none_or(|before| !before.contains(layer.as_str())) {
-            said.push(layer);
+    let mut said: Vec<String> = Vec::new();
+    for layer in layers(fault).map(ToString::to_string) {
+        let words = layer.split(": http").next().unwrap_or_default();
+        let news = said.last().is_none_or(|before| !before.contains(words));
+        if news && !(words.starts_with("client error") && fault.source().is_some()) {
+            said.push(words.to_owned());
         }
     }
-    cut(&said.into_iter().map(String::as_str).collect::<Vec<_>>().join(": "))
+    cut(&said.join(": "))
 }
 
 fn layers<'a>(fault: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {

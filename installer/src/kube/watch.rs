@@ -144,8 +144,10 @@ impl Watch {
             let page = self.page(answer.into_body(), &mut found).await?;
             next = page.next().map(str::to_owned);
             if next.is_none() {
-                let version = page.version()?;
-                self.known.replace(found);
+                let (version, pods) = (page.version()?, found.len());
+                if self.known.replace(found) {
+                    self.journal.tell("info", "gybe node: pods are known", json!({ "pods": pods }));
+                }
                 return Ok(version);
             }
         }
@@ -158,6 +160,7 @@ impl Watch {
             self.known.heard();
             let cut = items.feed(&bytes, |item| {
                 let facts = serde_json::from_slice::<Pod>(item).ok().and_then(|pod| pod.facts().ok());
+                facts.iter().for_each(|facts| self.known.hold_first(facts));
                 found.extend(facts.map(|facts| (key(&facts), facts)));
             });
             cut.map_err(|_| ApiError::Nonsense("has an object that is longer than any"))?;

@@ -1,9 +1,9 @@
 //! This node's pods, by a watch of the cluster: what is asked about them, and where that is answered
 //! from. Never from further away than need be.
 
-use super::asks::{Asks, Errand};
+use super::asks::{self, Errand};
 use super::cluster::{Cluster, ClusterError};
-use super::known::{Known, WatchState};
+use super::known::{Known, Patience, WatchState};
 use super::watch::Watch;
 use crate::node::{Journal, Pods};
 use gybe_plugin::args::PodRef;
@@ -22,7 +22,6 @@ const LAG: Duration = Duration::from_millis(300);
 #[derive(Debug)]
 pub struct WatchedPods {
     known: Arc<Known>,
-    asks: Arc<Asks>,
     /// None while it is being dropped.
     to: Option<UnboundedSender<Errand>>,
     thread: Option<JoinHandle<()>>,
@@ -37,7 +36,7 @@ impl WatchedPods {
         let runtime = runtime::Builder::new_current_thread().enable_io().enable_time().build();
         let runtime = runtime.map_err(ClusterError::Thread)?;
         let client = runtime.block_on(cluster.client())?;
-        let (known, asks) = (Arc::<Known>::default(), Arc::<Asks>::default());
+        let known = Arc::<Known>::default();
         let (to, asked) = unbounded_channel();
         let watch = Watch {
             client: client.clone(),
@@ -45,14 +44,14 @@ impl WatchedPods {
             known: Arc::clone(&known),
             journal: Journal::default(),
         };
-        let serve = Arc::clone(&asks).serve(client, asked);
+        let serve = asks::serve(Arc::clone(&known), client, asked);
         let thread = without_signals(|| {
             thread::Builder::new().name("cluster".to_owned()).spawn(move || {
                 let _watching = runtime.spawn(watch.run());
                 runtime.block_on(serve);
             })
         })?;
-        Ok(Self { known, asks, to: Some(to), thread: Some(thread) })
+        Ok(Self { known, to: Some(to), thread: Some(thread) })
     }
 
     /// How the watch is.
@@ -72,14 +71,13 @@ fn without_signals<T>(make: impl FnOnce() -> std::io::Result<T>) -> Result<T, Cl
 
 impl Pods for WatchedPods {
     fn answer(&self, pod: &PodRef, until: Instant) -> Answer {
-        // The runtime may be faster than the watch, which has the pod from the same source as the
-        // kubelet: it is about to come.
-        let soon = until.min(Instant::now() + LAG);
-        match (self.known.wait_for(pod, soon), &self.to) {
-            (Some(facts), _) => Answer::Pod(Box::new(facts)),
-            (None, Some(to)) => self.asks.ask(pod, until, to),
-            (None, None) => Answer::Unknown,
-        }
+        // The watch has its pods from where the kubelet has them, so one that is not there yet is about
+        // to come.
+        self.known.learn(pod, Patience { lag: LAG, until }, || {
+            let errand = Errand { pod: pod.clone(), until };
+            // The thread ends after the last who could ask.
+            let _ = self.to.as_ref().map(|to| to.send(errand));
+        })
     }
 }
 

@@ -2,6 +2,16 @@
 //! slow, away, forgetful, or has never heard of us.
 
 #[cfg(test)]
+mod agent;
+#[cfg(test)]
+mod errands;
+#[cfg(test)]
 mod ground;
+#[cfg(test)]
+mod pod_facts;
+#[cfg(test)]
+mod trouble;
+#[cfg(test)]
+mod unseen;
 #[cfg(test)]
 mod watch;
