@@ -12,7 +12,7 @@ TABLES := -C force-unwind-tables=no -C link-arg=-Wl,-T,plugin/no-unwinding.ld
 FLAGS  := -C target-feature=+crt-static $(TABLES) $(PACKED)
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-unit test-kernel differential test-user test-containerd test-shared faults referees bench lint deny advisories setup clean
+.PHONY: help build image demo test test-unit test-kernel differential fault-runs test-user test-cluster adds test-containerd test-node bench-containerd test-shared test-manifests faults referees bench lint deny advisories setup clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 17
@@ -23,13 +23,16 @@ build: ## both programs, static, in dist/   (needs: the Rust toolchain, a C link
 	@install -m 0755 $(STATIC)/gybe $(STATIC)/gybe-cni dist/
 	@dist/gybe-cni && dist/gybe --version
 
+image: build ## an image of both programs, gybe:VERSION   (needs: docker, podman or another BUILDER that is called like them)
+	$(or $(BUILDER),docker) build --file manifests/Dockerfile --tag gybe:$(shell dist/gybe --version | cut -d' ' -f2) .
+
 demo: build ## the main job, watched: a pod's connections with and without Gybe   (needs: root, or unshare and newuidmap)
 	@integration/as-root.sh dist/gybe demo
 
 test: setup test-unit test-struck test-kernel ## all tests of a bare clone   (needs: root, or a user namespace; Debian packages, see setup)
 
 test-unit: ## tests that need no privilege
-	cargo test --locked -p gybe-netfilter -p gybe-plugin -p gybe-installer
+	cargo test --locked -p gybe-netfilter -p gybe-plugin -p gybe-installer -p gybe-api-server
 
 test-kernel: ## real packets in throw-away network namespaces   (needs: root, or unshare and newuidmap)
 	cargo build --locked
@@ -40,11 +43,20 @@ differential: ## random policies, by nft, iptables-legacy and trace: POLICIES=20
 	cargo test --locked --no-run -p gybe-integration --test differential
 	GYBE_POLICIES=$(POLICIES) GYBE_SEED=$(SEED) integration/as-root.sh cargo test --locked -p gybe-integration --test differential -- --nocapture
 
+fault-runs: build ## how many ADDs fail when the cluster or the agent does, of ADDS=1000 for each fault and kind of pod: a table   (needs: as test-kernel; some minutes)
+	cargo test --locked --no-run -p gybe-integration --test cluster_faults
+	GYBE_ADDS=$(or $(ADDS),1000) GYBE_PROGRAMS=dist integration/as-root.sh \
+	    cargo test --locked -p gybe-integration --test cluster_faults -- --nocapture --test-threads=1
+
 test-user: ## the kernel tests once more, as a plain user in a user namespace   (needs: root, to make that user)
 	integration/as-user.sh
 
 test-struck: ## the installer killed before, and refused at, every one of its system calls   (needs: strace; some minutes)
 	cargo test --locked -p gybe-installer --test struck
+
+test-manifests: ## every platform's manifests, as kustomize makes them   (needs: kustomize, or Go to build it)
+	manifests/made.sh
+	cargo test --locked -p gybe-installer --test overlays
 
 faults: ## docs/FAULTS.md, made anew from the names of the tests
 	@cargo run --quiet --locked -p gybe-integration --bin gybe-faults >docs/.FAULTS.md
@@ -53,11 +65,23 @@ faults: ## docs/FAULTS.md, made anew from the names of the tests
 test-shared: ## tests that read the reference material in $$GYBE_SHARED (default ../shared)
 	cargo test --locked -p gybe-installer --test shared_injected --test shared_install
 
+test-cluster: ## the agent's client against a real cluster, which it only reads: KUBECONFIG=FILE, and GYBE_NODE=NAME for one node of it
+	cargo test --locked -p gybe-installer --test real_cluster
+
+adds: ## 1,000 ADDs per kind of pod for each thing that can be wrong with agent and API server, and how many fail: ADDS=1000   (needs: as test-kernel)
+	cargo build --locked
+	cargo test --locked --no-run -p gybe-integration --test cluster
+	GYBE_ADDS=$(or $(ADDS),1000) integration/as-root.sh cargo test --locked -p gybe-integration --test cluster -- --nocapture
+
 test-containerd: ## real sandboxes by containerd 1.6, 1.7 and 2.x   (needs: root; Debian packages, see integration/containerd/setup.sh)
 	integration/containerd/setup.sh
 	cargo clippy --locked -p gybe-containerd-tests --no-deps --all-targets -- -D warnings
-	cargo build --locked -p gybe-plugin
-	cargo test --locked -p gybe-containerd-tests
+	cargo build --locked -p gybe-plugin -p gybe-installer
+	cargo test --locked -p gybe-containerd-tests --lib --bins --test runtime
+
+test-node: build ## the installer on a node at work: rewrites, upgrades, crashes, leaving   (needs: as test-containerd; some minutes)
+	integration/containerd/setup.sh
+	cargo test --locked -p gybe-containerd-tests --test node -- --nocapture
 
 referees: ## our nftables encoder against other people's   (needs: as test-kernel, and libclang, libnftnl, libmnl to build: see setup)
 	integration/setup.sh referees
@@ -68,6 +92,11 @@ referees: ## our nftables encoder against other people's   (needs: as test-kerne
 bench: build ## what an ADD, a list and a connection cost: all, or PARTS="add crowd" ARGS="--times 31"   (needs: root, nftables, iptables; valgrind to count instructions)
 	RUSTFLAGS='$(FLAGS)' cargo build --release --locked --target $(HOST) -p gybe-bench
 	$(STATIC)/gybe-bench $(PARTS) $(ARGS)
+
+bench-containerd: build ## what Gybe adds to a sandbox of containerd's: ARGS="--times 101"   (needs: as test-containerd; a quiet machine)
+	integration/containerd/setup.sh
+	cargo build --locked -p gybe-containerd-tests --bins
+	target/debug/gybe-containerd-bench $(ARGS)
 
 lint: ## formatting and clippy, warnings are errors
 	cargo fmt --all --check

@@ -12,4 +12,7 @@ if ! unshare --user --map-root-user --map-auto true 2>/dev/null; then
     echo "  sudo sysctl -w kernel.unprivileged_userns_clone=1   (where that setting exists)" >&2
     exit 1
 fi
-exec unshare --user --map-root-user --map-auto --net "$@"
+# A new network namespace has its loopback down, and the tests' API server listens there.
+# shellcheck disable=SC2016 # expanded inside
+exec unshare --user --map-root-user --map-auto --net \
+    sh -euc 'PATH="$PATH:/usr/sbin:/sbin" ip link set lo up; exec "$@"' as-root "$@"

@@ -17,12 +17,21 @@ fn allow_many_sockets() {
 
 /// Does `work` on every item, several at a time, and returns what came of each, in their order.
 pub fn side_by_side<T: Send, R: Send>(items: Vec<T>, work: impl Fn(T) -> R + Sync) -> Vec<R> {
+    so_many_at_a_time(AT_A_TIME, items, work)
+}
+
+/// The same, so many at a time.
+pub fn so_many_at_a_time<T: Send, R: Send>(
+    at_a_time: usize,
+    items: Vec<T>,
+    work: impl Fn(T) -> R + Sync,
+) -> Vec<R> {
     allow_many_sockets();
     let queue = Mutex::new(items.into_iter().enumerate());
     let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
     let mut done: Vec<(usize, R)> = thread::scope(|scope| {
         let one = || std::iter::from_fn(next).map(|(place, item)| (place, work(item))).collect::<Vec<_>>();
-        let threads: Vec<_> = (0..AT_A_TIME).map(|_| scope.spawn(one)).collect();
+        let threads: Vec<_> = (0..at_a_time).map(|_| scope.spawn(one)).collect();
         let join = |thread: thread::ScopedJoinHandle<'_, Vec<(usize, R)>>| {
             thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         };

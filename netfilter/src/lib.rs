@@ -28,6 +28,7 @@ pub mod nft;
 pub mod policy;
 pub mod presence;
 pub mod probe;
+pub mod program;
 pub mod redirection;
 pub mod routes;
 pub mod ruleset;

@@ -5,7 +5,7 @@ mod kind;
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, open};
 use nix::sched::{CloneFlags, setns};
-use nix::sys::stat::{FileStat, Mode, SFlag, fstat};
+use nix::sys::stat::{FileStat, Mode, SFlag, fstat, stat};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::{io, panic, thread};
@@ -19,7 +19,39 @@ const OWN: &str = "/proc/thread-self/ns/net";
 #[derive(Debug)]
 pub struct Netns {
     fd: OwnedFd,
-    identity: (u64, u64),
+    identity: Identity,
+}
+
+/// Which namespace: its device and inode, whatever its path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Identity {
+    device: u64,
+    inode: u64,
+}
+
+impl Identity {
+    /// Of whatever is at `path`. It need be no namespace; then it is the same as none.
+    ///
+    /// # Errors
+    /// When nothing is there, or it cannot be looked at.
+    pub fn at(path: &Path) -> Result<Self, NetnsError> {
+        stat(path).map(|found| Self::of(&found)).map_err(|source| NetnsError::unopened(path, source))
+    }
+
+    /// Of the namespace that the process's first thread is in.
+    ///
+    /// Not of `thread-self`, which the kernel takes half as long again to look up: for a program of one
+    /// thread.
+    ///
+    /// # Errors
+    /// When `/proc` is not there.
+    pub fn of_the_first_thread() -> Result<Self, NetnsError> {
+        Self::at(Path::new("/proc/self/ns/net"))
+    }
+
+    fn of(found: &FileStat) -> Self {
+        Self { device: found.st_dev, inode: found.st_ino }
+    }
 }
 
 /// Why a network namespace cannot be had.
@@ -78,6 +110,15 @@ pub enum NetnsError {
 }
 
 impl NetnsError {
+    fn unopened(path: &Path, source: Errno) -> Self {
+        let path = path.to_path_buf();
+        match source {
+            Errno::ENOENT | Errno::ENOTDIR => Self::Missing { path },
+            Errno::ENXIO => Self::NotANamespace { path, what: "a socket or a device" },
+            source => Self::Open { path, source },
+        }
+    }
+
     /// What would help, where that is known.
     pub fn hint(&self) -> Option<String> {
         match self {
@@ -107,18 +148,14 @@ impl Netns {
         // Without O_NONBLOCK the opening of a FIFO waits for a writer that never comes (A10).
         let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC | OFlag::O_NOCTTY;
         let path_buf = || path.to_path_buf();
-        let fd = open(path, flags, Mode::empty()).map_err(|source| match source {
-            Errno::ENOENT | Errno::ENOTDIR => NetnsError::Missing { path: path_buf() },
-            Errno::ENXIO => NetnsError::NotANamespace { path: path_buf(), what: "a socket or a device" },
-            source => NetnsError::Open { path: path_buf(), source },
-        })?;
+        let fd = open(path, flags, Mode::empty()).map_err(|source| NetnsError::unopened(path, source))?;
         let inspect = |source| NetnsError::Inspect { path: path_buf(), source };
         let stat = fstat(&fd).map_err(inspect)?;
         if !kind::is_namespace(fd.as_fd()).map_err(inspect)? {
             return Err(NetnsError::NotANamespace { path: path_buf(), what: nature(&stat) });
         }
         match kind::namespace_type(fd.as_fd()).map_err(inspect)? {
-            CloneFlags::CLONE_NEWNET => Ok(Self { fd, identity: (stat.st_dev, stat.st_ino) }),
+            CloneFlags::CLONE_NEWNET => Ok(Self { fd, identity: Identity::of(&stat) }),
             other => Err(NetnsError::OtherNamespace { path: path_buf(), kind: kind::name(other) }),
         }
     }
@@ -131,7 +168,12 @@ impl Netns {
         Self::open(Path::new(OWN))
     }
 
-    /// Are these the same namespace? A namespace is its device and inode, whatever its path.
+    /// Which it is.
+    pub fn identity(&self) -> Identity {
+        self.identity
+    }
+
+    /// Are these the same namespace?
     pub fn is_same_as(&self, other: &Self) -> bool {
         self.identity == other.identity
     }

@@ -10,7 +10,7 @@ pub mod wire;
 
 pub use agent::{AgentError, AgentFault};
 pub use directory::DirectoryError;
-pub use kubeconfig::KubeconfigError;
+pub use kubeconfig::{KubeconfigError, KubeconfigFault};
 
 use crate::args::PodRef;
 use crate::conf::FactsConf;
@@ -51,7 +51,7 @@ pub enum FactsError {
     /// The node agent told nothing.
     #[error(transparent)]
     Agent(#[from] AgentError),
-    /// The API server is not asked.
+    /// The API server told nothing.
     #[error(transparent)]
     Kubeconfig(#[from] KubeconfigError),
     /// The directory's manifest cannot be used.
@@ -78,7 +78,7 @@ impl FactsError {
             Self::Agent(_) => Some(
                 "see that the node agent (gybe node, DaemonSet gybe-node) runs on this node; the kubelet tries again",
             ),
-            Self::Kubeconfig(_) => Some("take kubeconfig out, and run the node agent on this node"),
+            Self::Kubeconfig(fault) => Some(fault.hint()),
             Self::Directory(_) => None,
             Self::Several { first, .. } => first.hint(),
         }
@@ -133,7 +133,7 @@ impl Source<'_> {
     fn ask(self, pod: &PodRef, until: Instant) -> Result<Option<PodFacts>, FactsError> {
         match self {
             Self::Agent(socket) => Ok(agent::ask(socket, pod, until)?),
-            Self::Kubeconfig(path) => Err(kubeconfig::ask(path).into()),
+            Self::Kubeconfig(path) => Ok(kubeconfig::ask(path, pod, until)?),
             Self::Directory(directory) => Ok(directory::read(directory, pod)?),
         }
     }

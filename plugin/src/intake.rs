@@ -7,7 +7,7 @@ use std::time::Instant;
 
 /// Most calls fit into one piece, and a larger one would be zeroed for nothing: each page of it is a
 /// page fault in every ADD.
-const PIECE: usize = 8 * 1024;
+const PIECE: usize = 4 * 1024;
 
 /// Why they were not read to their end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -28,19 +28,25 @@ pub enum Cut {
 /// # Errors
 /// When there are more than `most` bytes, or they do not end by then.
 pub fn read(from: BorrowedFd<'_>, most: usize, until: Instant) -> Result<Vec<u8>, Cut> {
-    let (mut bytes, mut buffer) = (Vec::new(), [0; PIECE]);
+    let (mut bytes, mut length) = (vec![0; PIECE], 0);
     loop {
         wait(from, until)?;
-        match nix::unistd::read(from, &mut buffer) {
-            Ok(0) => return Ok(bytes),
-            Ok(length) => bytes.extend_from_slice(buffer.get(..length).unwrap_or_default()),
+        match nix::unistd::read(from, bytes.get_mut(length..).unwrap_or_default()) {
+            Ok(0) => break,
+            Ok(more) => length += more,
             Err(Errno::EINTR | Errno::EAGAIN) => {}
             Err(fault) => return Err(Cut::Refused(fault)),
         }
-        if bytes.len() > most {
+        if length > most {
             return Err(Cut::TooLong);
         }
+        if length == bytes.len() {
+            // Never full, or the end could not be told from a buffer without room.
+            bytes.resize(length * 2, 0);
+        }
     }
+    bytes.truncate(length);
+    Ok(bytes)
 }
 
 /// Returns when there is something to read, or the end.

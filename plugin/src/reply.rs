@@ -10,7 +10,6 @@ use crate::request::{RequestError, Verb};
 use crate::version::{NEWEST, SUPPORTED, VersionError};
 use serde_json::{Value, json};
 use std::io::{self, Write};
-use std::process::ExitCode;
 
 /// The answer to a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,6 +42,10 @@ pub struct Failure {
 /// The kubelet puts both into one event and cuts long ones; the cause must not be what is cut.
 const MOST: usize = 300;
 
+/// So much of a long message stays before a hint: it begins with the cause, and goes on with details
+/// that are in the log too. What would help is nowhere else.
+const CAUSE: usize = 180;
+
 /// CNI's code for "no ADD would succeed here".
 const UNAVAILABLE: u32 = 50;
 
@@ -58,32 +61,40 @@ impl Reply {
         };
         let id = format!("GYBE-{}-{number:03}", verb.map_or("CNI", Verb::as_str));
         let who = verb.map_or(String::new(), |verb| format!(" {}", command(verb)));
-        let message = cut(&format!("gybe-cni{who} {id}: {}", fault.chain()), MOST);
-        let left = MOST - message.chars().count();
+        let message = format!("gybe-cni{who} {id}: {}", fault.chain());
+        let room = MOST - message.chars().count().min(CAUSE);
         // A hint that does not fit is no help.
-        let details = fault.hint().filter(|hint| hint.chars().count() <= left).unwrap_or_default();
+        let details = fault.hint().filter(|hint| hint.chars().count() <= room).unwrap_or_default();
+        let message = cut(&message, MOST - details.chars().count());
         let spoken = version.filter(|version| SUPPORTED.contains(version)).unwrap_or(NEWEST);
         Self::Failure(Failure { version: spoken.to_owned(), code, id, message, details })
     }
 
-    /// Writes the answer where the runtime reads it.
-    pub fn send(&self) -> ExitCode {
+    /// Writes the answer where the runtime reads it, and gives the exit status.
+    pub fn send(&self) -> i32 {
         let written = match self {
             Self::About => writeln!(io::stderr(), "{}", about()),
             Self::Nothing => Ok(()),
-            Self::Answer(result) => writeln!(io::stdout(), "{result}"),
-            Self::Failure(failure) => writeln!(io::stdout(), "{}", failure.json()),
+            Self::Answer(result) => say(result),
+            Self::Failure(failure) => say(&failure.json()),
         };
         match (self, written) {
-            (Self::Failure(_), _) => ExitCode::FAILURE,
+            (Self::Failure(_), _) => 1,
             // Nobody reads the result, so nobody can know that we succeeded.
             (_, Err(fault)) => {
                 tracing::error!(%fault, "gybe-cni: the answer cannot be written");
-                ExitCode::FAILURE
+                1
             }
-            (_, Ok(())) => ExitCode::SUCCESS,
+            (_, Ok(())) => 0,
         }
     }
+}
+
+/// In one piece: a line that is formatted into stdout's buffer is looked through at every comma.
+fn say(json: &Value) -> io::Result<()> {
+    let mut line = serde_json::to_vec(json)?;
+    line.push(b'\n');
+    io::stdout().write_all(&line)
 }
 
 impl Failure {
@@ -159,7 +170,8 @@ fn known_facts(fault: &FactsError) -> (u16, u32) {
         // Perhaps half written: the next try may find it whole.
         FactsError::Directory(_) => (19, 11),
         FactsError::Agent(_) => (32, 11),
-        FactsError::Kubeconfig(_) => (33, 7),
+        // Who is to be asked is the operator's word; whether they answer may change.
+        FactsError::Kubeconfig(fault) => (33, if fault.is_configured_wrong() { 7 } else { 11 }),
         FactsError::Several { first, .. } => known_facts(first),
     }
 }

@@ -9,6 +9,17 @@ use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::path::PathBuf;
 
+/// Every variable that is read by anybody.
+pub const VARIABLES: [&str; 7] = [
+    "CNI_COMMAND",
+    "CNI_CONTAINERID",
+    "CNI_NETNS",
+    "CNI_IFNAME",
+    "CNI_PATH",
+    "CNI_ARGS",
+    "CNI_NETNS_OVERRIDE",
+];
+
 /// The `CNI_*` variables of a call.
 #[derive(Debug, Clone, Default)]
 pub struct Environment(BTreeMap<String, OsString>);

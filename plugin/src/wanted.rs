@@ -12,7 +12,7 @@ use crate::request::{OwnNamespace, Request, Verb};
 use crate::tool::Tool;
 use gybe_netfilter::backend::Backend;
 use gybe_netfilter::choose::Way;
-use gybe_netfilter::netns::{Netns, NetnsError};
+use gybe_netfilter::netns::{Identity, Netns};
 use gybe_netfilter::policy::Families;
 use gybe_netfilter::redirection::{Redirection, RedirectionError};
 use gybe_netfilter::routes::Rtnetlink;
@@ -49,12 +49,9 @@ pub(crate) struct Done<T> {
 /// Walks the road. Nothing is changed on it.
 pub(crate) fn wanted(request: &Request, conf: &PluginConf) -> Result<Wanted, PluginError> {
     let caller = Caller::parse(&request.args)?;
-    let path = request.netns.as_deref().unwrap_or(Path::new(""));
-    let netns = Netns::open(path);
+    let theirs = Theirs::of(request)?;
     // For every pod, ours or not, as the reference does; but the reference does it after its work.
-    if request.verb == Verb::Add {
-        not_our_own(request.own_namespace, path, &netns)?;
-    }
+    theirs.is_not_our_own(Identity::at(theirs.path).ok())?;
     let pod = match caller {
         Caller::SomebodyElse => return Ok(Wanted::LeaveAlone(Reason::NotKubernetes, String::new())),
         Caller::Kubernetes(pod) => pod,
@@ -63,27 +60,50 @@ pub(crate) fn wanted(request: &Request, conf: &PluginConf) -> Result<Wanted, Plu
     if let Some(reason) = gates::at_once(conf, pod.namespace.as_str(), pod.name.as_str(), handed) {
         return Ok(Wanted::LeaveAlone(reason, pod.to_string()));
     }
+    // Before anybody is waited for: what the path leads to then may be another pod's.
+    let netns = theirs.open();
     let facts = facts::ask(&conf.facts, &pod)?;
     let wish = match decide::opinion(conf, &facts, InitContainer::Counts) {
         Opinion::LeaveAlone(reason) => return Ok(Wanted::LeaveAlone(reason, pod.to_string())),
         Opinion::Refuse(cause) => return Err(cause.into()),
         Opinion::Redirect(wish) => wish,
     };
-    let netns = netns.map_err(PluginError::Netns)?;
+    let netns = netns?;
     // Last: where nothing is known about the node it takes a probe.
     let tool = (request.verb == Verb::Add).then(|| Tool::to_write(conf)).transpose()?;
     Ok(Wanted::Redirect(Box::new(Subject { pod, facts, tool, wish, netns })))
 }
 
-/// Refuses the namespace the plugin runs in: on a node, that is the host's.
-fn not_our_own(own: OwnNamespace, path: &Path, netns: &Result<Netns, NetnsError>) -> Result<(), PluginError> {
-    let Ok(theirs) = netns else { return Ok(()) };
-    // Not `thread-self`, which the kernel takes half as long again to look up: there is one thread.
-    let ours = Netns::open(Path::new("/proc/self/ns/net")).map_err(PluginError::Netns)?;
-    if own == OwnNamespace::Refused && theirs.is_same_as(&ours) {
-        return Err(PluginError::OwnNamespace(path.to_owned()));
+/// The namespace that the runtime means, and the one that it must not be.
+struct Theirs<'r> {
+    path: &'r Path,
+    /// The plugin's own, where that is refused: on a node, it is the host's.
+    refused: Option<Identity>,
+}
+
+impl<'r> Theirs<'r> {
+    fn of(request: &'r Request) -> Result<Self, PluginError> {
+        let writes = request.verb == Verb::Add && request.own_namespace == OwnNamespace::Refused;
+        let refused = writes.then(Identity::of_the_first_thread).transpose().map_err(PluginError::Netns)?;
+        Ok(Self { path: request.netns.as_deref().unwrap_or(Path::new("")), refused })
     }
-    Ok(())
+
+    /// A namespace that cannot be looked at is nobody's: whether it is needed shows later.
+    fn is_not_our_own(&self, theirs: Option<Identity>) -> Result<(), PluginError> {
+        match (theirs, self.refused) {
+            (Some(theirs), Some(refused)) if theirs == refused => {
+                Err(PluginError::OwnNamespace(self.path.to_owned()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Looked at once more: what is open is what is written to.
+    fn open(&self) -> Result<Netns, PluginError> {
+        let netns = Netns::open(self.path).map_err(PluginError::Netns)?;
+        self.is_not_our_own(Some(netns.identity()))?;
+        Ok(netns)
+    }
 }
 
 impl Subject {

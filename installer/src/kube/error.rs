@@ -87,8 +87,6 @@ impl From<kube::Error> for ApiError {
                 Self::Refused { status: status.code, sentence: cut(&status.message), retry_after: None }
             }
             kube::Error::HyperError(fault) => Self::Unreachable(told(&fault)),
-            kube::Error::ReadEvents(fault) => Self::Unreachable(told(&fault)),
-            kube::Error::SerdeError(_) => Self::Nonsense("is no object of its kind"),
             _ => Self::Nonsense("is none that can be read"),
         }
     }
@@ -101,16 +99,18 @@ pub(super) fn cut(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(LONGEST).collect()
 }
 
-/// The innermost layers say it; the outer ones only repeat that something failed.
+/// The inner layers say it; the outermost only that something failed, some repeat the next one's words,
+/// and rustls recommends a page to read.
 fn told(fault: &(dyn Error + 'static)) -> String {
-    let all: Vec<String> = layers(fault).map(ToString::to_string).collect();
-    let mut said: Vec<&String> = Vec::new();
-    for layer in &all {
-        if said.last().is_none_or(|before| !before.contains(layer.as_str())) {
-            said.push(layer);
+    let mut said: Vec<String> = Vec::new();
+    for layer in layers(fault).map(ToString::to_string) {
+        let words = layer.split(": http").next().unwrap_or_default();
+        let news = said.last().is_none_or(|before| !before.contains(words));
+        if news && !(words.starts_with("client error") && fault.source().is_some()) {
+            said.push(words.to_owned());
         }
     }
-    cut(&said.into_iter().map(String::as_str).collect::<Vec<_>>().join(": "))
+    cut(&said.join(": "))
 }
 
 fn layers<'a>(fault: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {

@@ -1,9 +1,15 @@
-//! What is known of this node's pods, and how well: filled by the watch, read by who asks. When the API
-//! server is away it stays as it was.
+//! What is known of this node's pods, and how well: filled by the watch, read by who asks, who may wait
+//! here for what is not known yet. When the API server is away all stays as it was.
+
+mod awaited;
+
+pub(super) use awaited::{Patience, late};
 
 use super::error::ApiError;
+use awaited::{Awaited, life};
 use gybe_plugin::args::PodRef;
 use gybe_plugin::facts::means;
+use gybe_plugin::facts::wire::Answer;
 use gybe_plugin::pod::PodFacts;
 use std::collections::BTreeMap;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -47,6 +53,8 @@ pub(super) struct Known {
 #[derive(Debug)]
 struct Now {
     pods: Pods,
+    /// Pods that somebody waits for. Gone with the last who does.
+    awaited: BTreeMap<String, Awaited>,
     synced: bool,
     heard: Instant,
     trouble: Option<Trouble>,
@@ -55,7 +63,14 @@ struct Now {
 
 impl Default for Known {
     fn default() -> Self {
-        let now = Now { pods: Pods::new(), synced: false, heard: Instant::now(), trouble: None, openings: 0 };
+        let now = Now {
+            pods: Pods::new(),
+            awaited: BTreeMap::new(),
+            synced: false,
+            heard: Instant::now(),
+            trouble: None,
+            openings: 0,
+        };
         Self { now: Mutex::new(now), changed: Condvar::new() }
     }
 }
@@ -65,29 +80,51 @@ pub(super) fn key(facts: &PodFacts) -> String {
 }
 
 impl Known {
-    /// The pod that is meant, waited for until then. One of that name with another uid is an earlier
-    /// life, or a later one, and as good as none.
-    pub(super) fn wait_for(&self, pod: &PodRef, until: Instant) -> Option<PodFacts> {
-        let name = pod.to_string();
-        let found = |now: &Now| now.pods.get(&name).filter(|facts| means(facts, pod)).cloned();
-        let mut now = self.lock();
+    /// The pod that is meant. One of that name with another uid is an earlier life, or a later one, and
+    /// as good as none: then it is waited for, and asked for once however many wait.
+    pub(super) fn learn(&self, pod: &PodRef, patience: Patience, ask: impl FnOnce()) -> Answer {
+        let (name, life) = (pod.to_string(), life(pod));
+        let (mut now, mut ask) = (self.lock(), Some(ask));
+        if let Some(facts) = now.find(&name, pod) {
+            return facts;
+        }
+        let awaited = now.awaited.entry(life.clone()).or_insert_with(Awaited::new);
+        awaited.waiting = awaited.waiting.saturating_add(1);
         loop {
-            if let Some(facts) = found(&now) {
-                return Some(facts);
-            }
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return None;
-            }
+            let step = now.awaited.get_mut(&life).map_or(Err(late()), |pod| pod.wait(patience, &mut ask));
+            let left = match step {
+                Ok(left) => left,
+                Err(answer) => return now.leave(&life, answer),
+            };
             now = self.changed.wait_timeout(now, left).unwrap_or_else(PoisonError::into_inner).0;
+            if let Some(facts) = now.find(&name, pod) {
+                return now.leave(&life, facts);
+            }
         }
     }
 
-    /// The list is whole: nothing else is there.
-    pub(super) fn replace(&self, pods: Pods) {
+    /// What came of the question that was asked for it.
+    pub(super) fn answer(&self, pod: &PodRef, answer: Answer) {
+        if let Some(awaited) = self.lock().awaited.get_mut(&life(pod)) {
+            awaited.answer = Some(answer);
+        }
+        self.changed.notify_all();
+    }
+
+    /// The list is whole: nothing else is there. Says whether it is the first.
+    pub(super) fn replace(&self, pods: Pods) -> bool {
         self.change(|now| {
             now.pods = pods;
-            now.synced = true;
+            !std::mem::replace(&mut now.synced, true)
+        })
+    }
+
+    /// A pod of a list that is not whole yet: until the first is, it is better than nothing.
+    pub(super) fn hold_first(&self, facts: &PodFacts) {
+        self.change(|now| {
+            if !now.synced {
+                now.pods.insert(key(facts), facts.clone());
+            }
         });
     }
 
@@ -131,6 +168,12 @@ impl Known {
         news
     }
 
+    /// Whether there is a pod whose name begins so; none as long as the list was never whole.
+    pub(super) fn has_any_named(&self, prefix: &str) -> Option<bool> {
+        let now = self.lock();
+        now.synced.then(|| now.pods.values().any(|facts| facts.name.starts_with(prefix)))
+    }
+
     pub(super) fn state(&self) -> WatchState {
         let now = self.lock();
         WatchState {
@@ -142,12 +185,13 @@ impl Known {
         }
     }
 
-    fn change(&self, change: impl FnOnce(&mut Now)) {
+    fn change<T>(&self, change: impl FnOnce(&mut Now) -> T) -> T {
         let mut now = self.lock();
-        change(&mut now);
+        let changed = change(&mut now);
         now.heard = Instant::now();
         drop(now);
         self.changed.notify_all();
+        changed
     }
 
     fn lock(&self) -> MutexGuard<'_, Now> {
@@ -155,81 +199,20 @@ impl Known {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use gybe_plugin::facts::wire;
-    use std::thread;
-
-    fn asked(name: &str, uid: &str) -> PodRef {
-        let question = format!(r#"{{"version": 1, "namespace": "shop", "name": "{name}", "uid": "{uid}"}}"#);
-        wire::asked(question.as_bytes()).unwrap()
+impl Now {
+    fn find(&self, name: &str, pod: &PodRef) -> Option<Answer> {
+        let facts = self.pods.get(name).filter(|facts| means(facts, pod))?;
+        Some(Answer::Pod(Box::new(facts.clone())))
     }
 
-    fn facts(name: &str, uid: &str) -> PodFacts {
-        let (namespace, name, uid) = ("shop".to_owned(), name.to_owned(), uid.to_owned());
-        PodFacts { namespace, name, uid, ..PodFacts::default() }
-    }
-
-    fn uid(known: &Known, name: &str, uid: &str) -> Option<String> {
-        known.wait_for(&asked(name, uid), Instant::now()).map(|facts| facts.uid)
-    }
-
-    #[test]
-    fn f39_a_pod_of_an_earlier_or_a_later_life_is_as_good_as_none() {
-        let known = Known::default();
-        known.hold(facts("cart-0", "u1"));
-        assert_eq!((uid(&known, "cart-0", "u1"), uid(&known, "cart-0", "u2")), (Some("u1".into()), None));
-        known.hold(facts("cart-0", "u2"));
-        assert_eq!((uid(&known, "cart-0", "u1"), uid(&known, "cart-0", "u2")), (None, Some("u2".into())));
-        // The end of the first is told after the second's beginning.
-        known.forget(&facts("cart-0", "u1"));
-        assert_eq!(uid(&known, "cart-0", "u2"), Some("u2".into()));
-        known.forget(&facts("cart-0", "u2"));
-        assert_eq!((uid(&known, "cart-0", "u2"), known.state().pods), (None, 0));
-    }
-
-    #[test]
-    fn f39_a_mirror_is_found_by_the_hash_of_its_file() {
-        let known = Known::default();
-        let mut mirror = facts("proxy-node-1", "api");
-        mirror.annotations.insert("kubernetes.io/config.hash".into(), "hash".into());
-        known.hold(mirror);
-        assert_eq!(uid(&known, "proxy-node-1", "hash"), Some("api".into()));
-        assert_eq!(uid(&known, "proxy-node-1", "other"), None);
-    }
-
-    #[test]
-    fn a_list_is_the_whole_truth() {
-        let known = Known::default();
-        known.hold(facts("cart-0", "u1"));
-        known.replace(Pods::from([("shop/cart-1".to_owned(), facts("cart-1", "u2"))]));
-        assert_eq!((uid(&known, "cart-0", "u1"), uid(&known, "cart-1", "u2")), (None, Some("u2".into())));
-        assert!(known.state().synced);
-    }
-
-    #[test]
-    fn who_waits_is_woken_by_its_pod_and_by_no_other() {
-        let known = &Known::default();
-        thread::scope(|scope| {
-            let far = Instant::now() + Duration::from_secs(60);
-            let waiting = scope.spawn(move || known.wait_for(&asked("cart-0", "u2"), far));
-            for (name, uid) in [("cart-1", "u2"), ("cart-0", "u1"), ("cart-0", "u2")] {
-                assert!(!waiting.is_finished());
-                known.hold(facts(name, uid));
-            }
-            assert_eq!(waiting.join().unwrap().map(|facts| facts.uid), Some("u2".into()));
-        });
-    }
-
-    #[test]
-    fn trouble_is_news_once_and_gone_when_the_watch_is_open() {
-        let known = Known::default();
-        let refused = ApiError::Refused { status: 403, sentence: "no".into(), retry_after: None };
-        assert!(known.lost(&refused) && !known.lost(&refused));
-        assert_eq!(known.state().trouble.unwrap().status, Some(403));
-        assert!(known.lost(&ApiError::Late(Duration::from_secs(1))));
-        assert!(known.open() && !known.open());
-        assert_eq!((known.state().trouble, known.state().reconnects), (None, 1));
+    fn leave(&mut self, life: &str, answer: Answer) -> Answer {
+        if let Some(awaited) = self.awaited.get_mut(life) {
+            awaited.waiting = awaited.waiting.saturating_sub(1);
+        }
+        self.awaited.retain(|_, awaited| awaited.waiting > 0);
+        answer
     }
 }
+
+#[cfg(test)]
+mod tests;

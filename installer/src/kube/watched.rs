@@ -1,11 +1,11 @@
 //! This node's pods, by a watch of the cluster: what is asked about them, and where that is answered
 //! from. Never from further away than need be.
 
-use super::asks::{Asks, Errand};
+use super::asks::{self, Errand};
 use super::cluster::{Cluster, ClusterError};
-use super::known::{Known, WatchState};
+use super::known::{Known, Patience, WatchState};
 use super::watch::Watch;
-use crate::node::{Journal, Pods};
+use crate::node::{ISTIO_AGENT, Journal, Pods, PodsState};
 use gybe_plugin::args::PodRef;
 use gybe_plugin::facts::wire::Answer;
 use nix::sys::signal::{SigSet, SigmaskHow};
@@ -18,11 +18,13 @@ use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 /// How long the watch may lag behind the kubelet's own, before the API server is asked alone.
 const LAG: Duration = Duration::from_millis(300);
 
+/// A server gives a sign of life every minute. Silent for longer than a watch lives, it is not only slow.
+const STALE: Duration = Duration::from_secs(300);
+
 /// The watch, running on a thread of its own until it is dropped.
 #[derive(Debug)]
 pub struct WatchedPods {
     known: Arc<Known>,
-    asks: Arc<Asks>,
     /// None while it is being dropped.
     to: Option<UnboundedSender<Errand>>,
     thread: Option<JoinHandle<()>>,
@@ -37,7 +39,7 @@ impl WatchedPods {
         let runtime = runtime::Builder::new_current_thread().enable_io().enable_time().build();
         let runtime = runtime.map_err(ClusterError::Thread)?;
         let client = runtime.block_on(cluster.client())?;
-        let (known, asks) = (Arc::<Known>::default(), Arc::<Asks>::default());
+        let known = Arc::<Known>::default();
         let (to, asked) = unbounded_channel();
         let watch = Watch {
             client: client.clone(),
@@ -45,14 +47,14 @@ impl WatchedPods {
             known: Arc::clone(&known),
             journal: Journal::default(),
         };
-        let serve = Arc::clone(&asks).serve(client, asked);
+        let serve = asks::serve(Arc::clone(&known), client, asked);
         let thread = without_signals(|| {
             thread::Builder::new().name("cluster".to_owned()).spawn(move || {
                 let _watching = runtime.spawn(watch.run());
                 runtime.block_on(serve);
             })
         })?;
-        Ok(Self { known, asks, to: Some(to), thread: Some(thread) })
+        Ok(Self { known, to: Some(to), thread: Some(thread) })
     }
 
     /// How the watch is.
@@ -72,14 +74,31 @@ fn without_signals<T>(make: impl FnOnce() -> std::io::Result<T>) -> Result<T, Cl
 
 impl Pods for WatchedPods {
     fn answer(&self, pod: &PodRef, until: Instant) -> Answer {
-        // The runtime may be faster than the watch, which has the pod from the same source as the
-        // kubelet: it is about to come.
-        let soon = until.min(Instant::now() + LAG);
-        match (self.known.wait_for(pod, soon), &self.to) {
-            (Some(facts), _) => Answer::Pod(Box::new(facts)),
-            (None, Some(to)) => self.asks.ask(pod, until, to),
-            (None, None) => Answer::Unknown,
-        }
+        // The watch has its pods from where the kubelet has them, so one that is not there yet is about
+        // to come.
+        self.known.learn(pod, Patience { lag: LAG, until }, || {
+            let errand = Errand { pod: pod.clone(), until };
+            // The thread ends after the last who could ask.
+            let _ = self.to.as_ref().map(|to| to.send(errand));
+        })
+    }
+
+    fn state(&self) -> PodsState {
+        let WatchState { synced, silent, trouble, pods, .. } = self.known.state();
+        let why = trouble.map_or(String::new(), |trouble| format!(": {}", trouble.sentence));
+        let missing = match synced {
+            false => Some(format!("this node's pods are not known yet{why}")),
+            // What is known is answered however old it is; but new pods are not in it.
+            true if silent > STALE => {
+                Some(format!("the API server has been silent for {} s{why}", silent.as_secs()))
+            }
+            true => None,
+        };
+        PodsState { missing, pods, heard: Some(silent) }
+    }
+
+    fn has_istio_agent(&self) -> Option<bool> {
+        self.known.has_any_named(ISTIO_AGENT)
     }
 }
 

@@ -21,6 +21,7 @@ mod contents;
 mod credentials;
 mod crowd;
 mod faults;
+mod knobs;
 mod list;
 mod network;
 mod objects;

@@ -4,9 +4,10 @@ use crate::service::Service;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use nix::sys::socket::{Backlog, listen};
+use nix::sys::socket::{Backlog, Shutdown, listen, shutdown};
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::AsRawFd;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -102,6 +103,8 @@ impl Door {
                 State::Open(listener, accepting)
             }
             Network::Refusing => {
+                // To close it is not enough while a child of this process is on its way from fork to exec.
+                shutdown(listener.as_raw_fd(), Shutdown::Read)?;
                 drop(listener);
                 State::Reserved(bound(self.address)?)
             }
@@ -126,8 +129,10 @@ fn bound(address: SocketAddr) -> io::Result<TcpSocket> {
 
 async fn accept(listener: Arc<TcpListener>, guest: Guest) {
     loop {
-        if let Ok((stream, _)) = listener.accept().await {
-            tokio::spawn(guest.clone().entertain(stream));
+        match listener.accept().await {
+            Ok((stream, _)) => drop(tokio::spawn(guest.clone().entertain(stream))),
+            // No file descriptor is left; the next try would fail as fast.
+            Err(_) => tokio::time::sleep(MADE_WITHIN).await,
         }
     }
 }

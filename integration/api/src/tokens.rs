@@ -57,7 +57,12 @@ impl Tokens {
         self.all().iter_mut().filter(|issued| issued.token == *token).for_each(|it| it.revoked = true);
     }
 
-    /// The same for every token issued so far.
+    /// Of all tokens issued so far only these count.
+    pub fn only(&self, these: &[&Token]) {
+        self.all().iter_mut().for_each(|issued| issued.revoked = !these.contains(&&issued.token));
+    }
+
+    /// None of those issued so far counts.
     pub fn revoke_all(&self) {
         self.all().iter_mut().for_each(|issued| issued.revoked = true);
     }

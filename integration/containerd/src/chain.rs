@@ -3,7 +3,12 @@
 
 use serde_json::{Value, json};
 
-use crate::{Generation, calls, manifest};
+use crate::{Generation, agent, calls, manifest};
+
+/// The network's name.
+pub const NETWORK: &str = "gybe-test";
+/// The member that counts the primary's writings.
+pub const NTH: &str = "nth";
 
 /// A conflist in the making.
 #[derive(Debug, Clone)]
@@ -37,21 +42,31 @@ impl Chain {
         self
     }
 
-    /// The conflist's text.
-    pub fn text(&self) -> String {
+    /// The conflist's text when the primary writes it for the `nth` time: runtimes pass over the number.
+    pub fn written(&self, nth: u64) -> String {
         let Chain { version, plugins } = self;
-        json!({ "cniVersion": version, "name": "gybe-test", "plugins": plugins }).to_string()
+        let list = json!({ NTH: nth, "cniVersion": version, "name": NETWORK, "plugins": plugins });
+        format!("{list:#}\n")
     }
 }
 
 /// The entry of Gybe, as the installer would write it but for the source of facts.
 pub fn gybe() -> Value {
+    gybe_with_facts(&json!({ "directory": manifest::DIRECTORY }))
+}
+
+/// The same, asking the node agent instead.
+pub fn gybe_asking_the_agent() -> Value {
+    gybe_with_facts(&json!({ "socket": agent::SOCKET }))
+}
+
+fn gybe_with_facts(facts: &Value) -> Value {
     json!({
         "type": "gybe-cni",
         "log_level": "debug",
         "backend": "nft",
         "exclude_namespaces": ["kube-system"],
-        "facts": { "directory": manifest::DIRECTORY },
+        "facts": facts,
         "capabilities": { "io.kubernetes.cri.pod-annotations": true },
     })
 }

@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Response, Status};
 
-use crate::{Sandbox, Trouble};
+use crate::{Loaded, Sandbox, Trouble};
 
 /// Longer than any call here takes on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(120);
@@ -156,6 +156,14 @@ impl Cri {
         let found = named.find(|condition| condition.r#type == missing);
         let found = found.ok_or(Trouble::Incomplete { call, missing })?;
         Ok(Condition { holds: found.status, reason: found.reason, message: found.message })
+    }
+
+    /// What containerd has loaded as the pods' network.
+    pub fn loaded(&self) -> Result<Loaded, Trouble> {
+        let mut client = self.sandboxes.clone();
+        let request = v1::StatusRequest { verbose: true };
+        let answer = self.runtime.block_on(client.status(request));
+        Loaded::told(&taken("Status", answer)?.info)
     }
 
     /// Returns when calls are answered: the socket is there a little earlier.

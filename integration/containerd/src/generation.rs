@@ -60,12 +60,13 @@ impl fmt::Display for Generation {
     }
 }
 
-/// The built `gybe-cni`: beside the programs of this crate, one directory above the tests.
-pub fn plugin_under_test() -> Result<PathBuf, Trouble> {
+/// A built program of ours, such as `gybe-cni`: beside the programs of this crate, and a test stands
+/// one directory below them.
+pub fn program_under_test(name: &str) -> Result<PathBuf, Trouble> {
     let program = std::env::current_exe().map_err(Trouble::file("/proc/self/exe"))?;
-    let built = program.ancestors().nth(2).map(|directory| directory.join("gybe-cni"));
-    let built = built.ok_or(Trouble::NotBuilt { path: program })?;
-    if built.is_file() { Ok(built) } else { Err(Trouble::NotBuilt { path: built }) }
+    let mut above = program.ancestors().skip(1).take(2).map(|directory| directory.join(name));
+    let built = above.find(|built| built.is_file());
+    built.ok_or_else(|| Trouble::NotBuilt { path: program.with_file_name(name) })
 }
 
 /// `setup.sh` unpacks into `runtimes` of the build directory, which is above this very program.

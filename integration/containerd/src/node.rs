@@ -1,12 +1,13 @@
 //! One machine of a cluster as far as pods are concerned: a stage, a containerd on it, its plugins
 //! and the kubelet's connection; not the pods.
 
-use std::fs;
-use std::os::unix::fs::symlink;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
+use crate::agent::{Errand, Place};
 use crate::stage::starting;
-use crate::{Call, Chain, Containerd, Cri, Generation, Stage, Trouble, calls, config, pause_image};
+use crate::{Agent, Call, Chain, Containerd, Cri, Generation, Stage, Trouble, calls, config, pause_image};
 
 /// The programs of this crate, which only its tests know by path.
 #[derive(Debug, Clone, Copy)]
@@ -25,6 +26,8 @@ pub struct Node {
     containerd: Containerd,
     generation: Generation,
     log: PathBuf,
+    /// The agent's lines stand beside containerd's.
+    log_of_agent: PathBuf,
     stage: Stage,
 }
 
@@ -36,7 +39,10 @@ impl Node {
         chain: &Chain,
         log: PathBuf,
     ) -> Result<Node, Trouble> {
-        let _ = fs::remove_file(&log);
+        let log_of_agent = log.with_extension("agent.log");
+        for old in [&log, &log_of_agent] {
+            let _ = fs::remove_file(old);
+        }
         let stage = Stage::open(programs.stage)?;
         furnish(&stage, generation, programs.plugins)?;
         configure(&stage, chain)?;
@@ -44,12 +50,51 @@ impl Node {
         import(&stage, generation)?;
         let cri = connect(&stage)?;
         cri.wait_for_image(config::PAUSE_IMAGE)?;
-        Ok(Node { cri, containerd, generation, log, stage })
+        Ok(Node { cri, containerd, generation, log, log_of_agent, stage })
     }
 
     /// Its namespaces.
     pub fn stage(&self) -> &Stage {
         &self.stage
+    }
+
+    /// Starts a node agent that knows the pods whose manifests are published.
+    pub fn start_agent(&self, program: &Path) -> Result<Agent, Trouble> {
+        Agent::with_manifests(&self.place(), program)
+    }
+
+    /// Starts the node agent that changes the node; it has done what can be done when this returns.
+    pub fn start_installer(&self, errand: &Errand<'_>) -> Result<Agent, Trouble> {
+        Agent::installing(&self.place(), errand)
+    }
+
+    /// The same without waiting for it.
+    pub fn begin_installer(&self, errand: &Errand<'_>) -> Result<Agent, Trouble> {
+        Agent::beginning(&self.place(), errand)
+    }
+
+    fn place(&self) -> Place<'_> {
+        Place { stage: &self.stage, log: &self.log_of_agent }
+    }
+
+    /// What containerd has logged so far.
+    pub fn containerds_log(&self) -> Result<String, Trouble> {
+        fs::read_to_string(&self.log).map_err(Trouble::file(&self.log))
+    }
+
+    /// Makes a reference plugin begin its work a second late, as on a node that has too much to do.
+    pub fn slow_down(&self, plugin: &str) -> Result<(), Trouble> {
+        let link = self.stage.path(config::BIN_DIR).join(plugin);
+        let real = fs::read_link(&link).map_err(Trouble::file(&link))?;
+        let script = format!("#!/bin/sh\nsleep 1\nexec {}\n", real.display());
+        let written = fs::remove_file(&link).and_then(|()| fs::write(&link, script));
+        let written = written.and_then(|()| fs::set_permissions(&link, Permissions::from_mode(0o755)));
+        written.map_err(Trouble::file(link))
+    }
+
+    /// Its containerd.
+    pub fn containerd(&self) -> &Containerd {
+        &self.containerd
     }
 
     /// One more connection, for calls that another thread makes.
@@ -90,6 +135,7 @@ impl LostNode {
             cri: connect(&self.stage)?,
             containerd,
             generation: self.generation,
+            log_of_agent: self.log.with_extension("agent.log"),
             log: self.log,
             stage: self.stage,
         })
@@ -117,9 +163,12 @@ fn furnish(stage: &Stage, generation: Generation, more: &[&Path]) -> Result<(), 
     Ok(())
 }
 
+/// The primary's file.
+pub const CONFLIST: &str = "10-gybe-test.conflist";
+
 fn configure(stage: &Stage, chain: &Chain) -> Result<(), Trouble> {
-    let path = stage.path(config::CONF_DIR).join("10-gybe-test.conflist");
-    fs::write(&path, chain.text()).map_err(Trouble::file(path))
+    let path = stage.path(config::CONF_DIR).join(CONFLIST);
+    fs::write(&path, chain.written(0)).map_err(Trouble::file(path))
 }
 
 /// `ctr` imports into the namespace the CRI service looks in.

@@ -65,6 +65,27 @@ impl Stage {
         self.process_one("ns/net")
     }
 
+    /// Makes a file of the machine empty, and no program any more, as seen from inside.
+    pub fn hide(&self, path: &str) -> Result<(), Trouble> {
+        self.runs("mount", &["--bind", "/dev/null", path])
+    }
+
+    /// Brings back what was hidden.
+    pub fn show(&self, path: &str) -> Result<(), Trouble> {
+        self.runs("umount", &[path])
+    }
+
+    /// One of the machine's own programs, inside, to its end.
+    fn runs(&self, program: &str, arguments: &[&str]) -> Result<(), Trouble> {
+        let mut command = self.command(Path::new("/nonexistent"), program);
+        let output = command.args(arguments).output().map_err(starting(program))?;
+        if output.status.success() {
+            return Ok(());
+        }
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        Err(Trouble::Ended { program: program.into(), said })
+    }
+
     fn process_one(&self, of: &str) -> PathBuf {
         Path::new("/proc").join(self.pid.to_string()).join(of)
     }

@@ -10,7 +10,9 @@ use crate::backend::Foreign;
 use crate::nft::chains::ChainPlace;
 use crate::nft::uapi::{NFPROTO_IPV4, NFPROTO_IPV6};
 use crate::ruleset::{Family, Stage};
+use nix::unistd::{getpid, gettid};
 use std::io::{self, ErrorKind};
+use std::path::PathBuf;
 
 /// What one family's tables show to somebody who wants to write.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -45,21 +47,24 @@ pub(crate) fn legacy() -> Result<Vec<(Family, Found)>, IptablesError> {
 
 /// Has the kernel iptables-legacy's tables at hand, so that asking for one loads nothing?
 pub(crate) fn legacy_is_loaded() -> bool {
-    std::path::Path::new(LEGACY_V4).exists()
+    list_of(Family::V4).exists()
 }
 
-const LEGACY_V4: &str = "/proc/thread-self/net/ip_tables_names";
-const LEGACY_V6: &str = "/proc/thread-self/net/ip6_tables_names";
+/// Where the kernel names the tables of this thread's namespace. `/proc/net` is that of the thread
+/// group's leader; who is the leader looks there, because the way over `thread-self` is half as long
+/// again, and a process that has one errand goes it for the first time.
+fn list_of(family: Family) -> PathBuf {
+    let process = if gettid() == getpid() { "self" } else { "thread-self" };
+    let list = match family {
+        Family::V4 => "ip_tables_names",
+        Family::V6 => "ip6_tables_names",
+    };
+    PathBuf::from(format!("/proc/{process}/net/{list}"))
+}
 
 /// The tables of iptables-legacy that this namespace has, of those that we write.
-///
-/// `thread-self`, because `/proc/net` is that of the thread group's leader.
 pub(super) fn legacy_tables(family: Family) -> io::Result<Vec<Stage>> {
-    let list = match family {
-        Family::V4 => LEGACY_V4,
-        Family::V6 => LEGACY_V6,
-    };
-    match std::fs::read_to_string(list) {
+    match std::fs::read_to_string(list_of(family)) {
         Ok(names) => {
             Ok(TABLES.into_iter().filter(|stage| names.lines().any(|name| stage.table() == name)).collect())
         }

@@ -1,20 +1,15 @@
-//! Runs one program to its end: absolute path, empty environment, memory files for its input and
-//! output, and a deadline. Knows no rules.
+//! One call of an iptables program: absolute path, empty environment, as root of the right user
+//! namespace, and a deadline for all of them. Knows no rules.
 
 use super::error::IptablesError;
 use super::programs::Program;
 use super::user_namespace::confine;
+use crate::program::{NotRun, run};
 use nix::errno::Errno;
-use nix::sys::memfd::{MFdFlags, memfd_create};
-use nix::sys::wait::{Id, WaitPidFlag, waitid};
-use nix::unistd::Pid;
-use std::fs::File;
-use std::io::{self, Read, Seek, Write};
+use std::io;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
-use std::process::{Child, Command, ExitStatus};
-use std::sync::mpsc;
-use std::thread;
+use std::process::{Command, ExitStatus};
 use std::time::{Duration, Instant};
 
 /// Under which conditions programs run.
@@ -35,9 +30,11 @@ pub(super) struct Answer {
     pub stderr: String,
 }
 
-/// More than this no namespace of ours will ever print; the rest is cut and so cannot be judged.
+/// More than this no namespace of ours will ever print.
 const LONGEST_OUTPUT: u64 = 64 << 20;
-const LONGEST_COMPLAINT: u64 = 4 << 10;
+/// A program may complain at length; so much of it is told.
+const LONGEST_COMPLAINT: u64 = 64 << 10;
+const TOLD: usize = 4 << 10;
 
 impl Conditions<'_> {
     /// How long is left, never quite nothing.
@@ -54,26 +51,23 @@ impl Conditions<'_> {
     ) -> Result<Answer, IptablesError> {
         let not_run = |source| IptablesError::NotRun { program: program.path.clone(), source };
         let time = self.time_left();
-        let mut output = memory_file().map_err(not_run)?;
-        let mut complaint = memory_file().map_err(not_run)?;
-        let mut command = self.command(program, arguments).map_err(not_run)?;
-        command.stdin(filled(input).map_err(not_run)?);
-        command.stdout(output.try_clone().map_err(not_run)?);
-        command.stderr(complaint.try_clone().map_err(not_run)?);
-        let child = command.spawn().map_err(|source| match source.raw_os_error().map(Errno::from_raw) {
-            // What is done between fork and exec: becoming root of a user namespace that may have none.
-            Some(Errno::EINVAL | Errno::EPERM) if self.user_namespace.is_some() => {
-                IptablesError::UserNamespace(source)
-            }
-            _ => not_run(source),
+        let command = self.command(program, arguments).map_err(not_run)?;
+        let longest = (LONGEST_OUTPUT, LONGEST_COMPLAINT);
+        let ended = run(command, input.as_bytes(), time, longest).map_err(|fault| match fault {
+            NotRun::Late(after) => IptablesError::Deadline { program: program.path.clone(), after },
+            NotRun::Talk(source) => not_run(source),
+            NotRun::Start(source) => match source.raw_os_error().map(Errno::from_raw) {
+                // What is done between fork and exec: becoming root of a user namespace that may have none.
+                Some(Errno::EINVAL | Errno::EPERM) if self.user_namespace.is_some() => {
+                    IptablesError::UserNamespace(source)
+                }
+                _ => not_run(source),
+            },
         })?;
-        let status = end_of(child, time)
-            .map_err(not_run)?
-            .ok_or_else(|| IptablesError::Deadline { program: program.path.clone(), after: time })?;
         Ok(Answer {
-            status,
-            stdout: read_back(&mut output, LONGEST_OUTPUT).map_err(not_run)?,
-            stderr: read_back(&mut complaint, LONGEST_COMPLAINT).map_err(not_run)?,
+            status: ended.status,
+            stdout: String::from_utf8_lossy(&ended.stdout).into_owned(),
+            stderr: String::from_utf8_lossy(ended.stderr.get(..TOLD).unwrap_or(&ended.stderr)).into_owned(),
         })
     }
 
@@ -85,43 +79,4 @@ impl Conditions<'_> {
         confine(&mut command, self.user_namespace.map(|fd| fd.try_clone_to_owned()).transpose()?);
         Ok(command)
     }
-}
-
-/// Memory, not pipes: nobody has to read while another writes, and what the program leaves running
-/// (a modprobe) keeps nobody waiting.
-fn memory_file() -> io::Result<File> {
-    Ok(memfd_create(c"gybe-iptables", MFdFlags::MFD_CLOEXEC)?.into())
-}
-
-fn filled(text: &str) -> io::Result<File> {
-    let mut file = memory_file()?;
-    file.write_all(text.as_bytes())?;
-    file.rewind()?;
-    Ok(file)
-}
-
-fn read_back(file: &mut File, most: u64) -> io::Result<String> {
-    let mut bytes = Vec::new();
-    file.rewind()?;
-    file.take(most).read_to_end(&mut bytes)?;
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
-}
-
-/// Waits for the end, at most `time`; then kills and gives `None`.
-fn end_of(mut child: Child, time: Duration) -> io::Result<Option<ExitStatus>> {
-    let pid = Pid::from_raw(i32::try_from(child.id()).map_err(io::Error::other)?);
-    thread::scope(|scope| {
-        let (ended, end) = mpsc::channel();
-        // Looks without reaping, so that the number still means this child when it is killed.
-        scope.spawn(move || {
-            while waitid(Id::Pid(pid), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT) == Err(Errno::EINTR) {}
-            let _nobody_waits = ended.send(());
-        });
-        let in_time = end.recv_timeout(time).is_ok();
-        if !in_time {
-            child.kill()?;
-        }
-        let status = child.wait()?;
-        Ok(in_time.then_some(status))
-    })
 }

@@ -1,33 +1,133 @@
-//! Facts from the API server, for the operator who names a kubeconfig: the plugin holds no client
-//! for it, and would run `gybe pod-facts`. No `gybe` has that command yet, so this source refuses.
+//! Facts from the API server, for the operator who names a kubeconfig. The plugin holds no client for
+//! it: `gybe pod-facts` asks, the program that is installed beside the plugin.
 
+use super::wire::{self, Answer, LONGEST_ANSWER, WireError};
+use crate::args::PodRef;
+use crate::pod::PodFacts;
+use gybe_netfilter::program::{self, Ended, NotRun};
 use std::fs::OpenOptions;
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
 
-/// Why the API server is not asked.
+/// Who asks for us.
+const PROGRAM: &str = "gybe";
+
+/// What it may complain of at length, and what of that is passed on.
+const LONGEST_COMPLAINT: usize = 16 << 10;
+const TOLD: usize = 160;
+
+/// What of the time is left for its start and its end.
+const AROUND: Duration = Duration::from_millis(50);
+
+/// Why the API server told nothing.
 #[derive(Debug, thiserror::Error)]
-pub enum KubeconfigError {
+#[error("kubeconfig {} {fault}", .path.display())]
+pub struct KubeconfigError {
+    /// Which.
+    pub path: PathBuf,
+    /// What is wrong.
+    pub fault: KubeconfigFault,
+}
+
+/// What is wrong with a kubeconfig, or with asking by it.
+#[derive(Debug, thiserror::Error)]
+pub enum KubeconfigFault {
     /// The file cannot be read.
-    #[error("kubeconfig {} cannot be read", .path.display())]
-    Read {
+    #[error("cannot be read: {0}")]
+    Read(io::Error),
+    /// Who would ask by it is not there.
+    #[error("is of no use without {}, which cannot be run: {source}", .program.display())]
+    Program {
         /// Its path.
-        path: PathBuf,
+        program: PathBuf,
         /// What the kernel said.
         source: io::Error,
     },
-    /// Nobody could read it for us.
-    #[error("kubeconfig {} is set, but this release has no gybe pod-facts to ask the API server with", .0.display())]
-    NoProgram(PathBuf),
+    /// Who asks by it takes too long.
+    #[error("led to no answer within {} ms", .0.as_millis())]
+    Late(Duration),
+    /// Who asks by it gave up.
+    #[error("led to no answer: {0}")]
+    Failed(String),
+    /// Nothing we understand.
+    #[error("led to an answer that is {0}")]
+    Words(WireError),
+    /// The API server, or the way to it.
+    #[error("led to no answer: {0}")]
+    Fault(String),
 }
 
-/// Looks at the file, and refuses.
-pub(super) fn ask(path: &Path) -> KubeconfigError {
-    // Without O_NONBLOCK the open of a FIFO waits for a writer.
-    let flags = nix::fcntl::OFlag::O_NONBLOCK.bits();
-    match OpenOptions::new().read(true).custom_flags(flags).open(path) {
-        Ok(_) => KubeconfigError::NoProgram(path.to_owned()),
-        Err(source) => KubeconfigError::Read { path: path.to_owned(), source },
+impl KubeconfigError {
+    /// What would help.
+    pub fn hint(&self) -> &'static str {
+        match self.fault {
+            KubeconfigFault::Read(_) => {
+                "see that the file is there, or take kubeconfig out and run the node agent"
+            }
+            KubeconfigFault::Program { .. } => {
+                "install gybe beside gybe-cni, or take kubeconfig out and run the node agent"
+            }
+            _ => "see that the API server answers and lets this kubeconfig get pods; the kubelet tries again",
+        }
     }
+
+    /// Whether another try would end the same way until somebody changes this node.
+    pub fn is_configured_wrong(&self) -> bool {
+        matches!(self.fault, KubeconfigFault::Read(_) | KubeconfigFault::Program { .. })
+    }
+}
+
+/// Has the API server asked; `None` when it has no such pod.
+pub(super) fn ask(path: &Path, pod: &PodRef, until: Instant) -> Result<Option<PodFacts>, KubeconfigError> {
+    talk(path, pod, until).map_err(|fault| KubeconfigError { path: path.to_owned(), fault })
+}
+
+fn talk(path: &Path, pod: &PodRef, until: Instant) -> Result<Option<PodFacts>, KubeconfigFault> {
+    readable(path).map_err(KubeconfigFault::Read)?;
+    let program = beside_us();
+    let time = until.saturating_duration_since(Instant::now());
+    let ended = run(&program, path, &wire::question(pod), time).map_err(|fault| match fault {
+        NotRun::Start(source) | NotRun::Talk(source) => KubeconfigFault::Program { program, source },
+        NotRun::Late(time) => KubeconfigFault::Late(time),
+    })?;
+    if !ended.status.success() {
+        return Err(KubeconfigFault::Failed(complaint(&ended)));
+    }
+    match wire::answered(&ended.stdout).map_err(KubeconfigFault::Words)? {
+        Answer::Pod(facts) => Ok(Some(*facts)),
+        Answer::Unknown => Ok(None),
+        Answer::Fault(why) => Err(KubeconfigFault::Fault(why)),
+    }
+}
+
+/// Without `O_NONBLOCK` the open of a FIFO waits for a writer.
+fn readable(path: &Path) -> io::Result<()> {
+    let flags = nix::fcntl::OFlag::O_NONBLOCK.bits();
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+    if file.metadata()?.is_file() { Ok(()) } else { Err(io::Error::other("it is not a regular file")) }
+}
+
+/// The installer puts both into one directory. Nobody's PATH is searched.
+fn beside_us() -> PathBuf {
+    std::env::current_exe().unwrap_or_default().with_file_name(PROGRAM)
+}
+
+#[expect(clippy::disallowed_methods, reason = "the client for the API server is a program of its own")]
+fn run(program: &Path, kubeconfig: &Path, question: &str, time: Duration) -> Result<Ended, NotRun> {
+    let deadline = time.saturating_sub(AROUND).as_millis().to_string();
+    let mut command = Command::new(program);
+    command.arg("pod-facts").arg("--kubeconfig").arg(kubeconfig).args(["--deadline-ms", &deadline]);
+    command.env_clear().current_dir("/");
+    let longest = [LONGEST_ANSWER, LONGEST_COMPLAINT].map(|most| u64::try_from(most).unwrap_or(u64::MAX));
+    program::run(command, question.as_bytes(), time, longest.into())
+}
+
+/// Its first words, or how it ended.
+fn complaint(ended: &Ended) -> String {
+    let said = String::from_utf8_lossy(&ended.stderr);
+    let said: String = said.trim().chars().map(|c| if c.is_control() { ' ' } else { c }).take(TOLD).collect();
+    if said.is_empty() { format!("gybe pod-facts ended with {}", ended.status) } else { said }
 }

@@ -2,7 +2,10 @@
 
 use super::*;
 use crate::conf::BackendChoice;
+use gybe_netfilter::backend::BackendKind;
+use gybe_netfilter::choose::{Override, choose};
 use gybe_netfilter::iptables::{Iptables, Variant};
+use gybe_netfilter::probe::{Capabilities, Finding, Profile};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
@@ -49,6 +52,22 @@ fn message_and_details_together_fit_an_event() {
         let told = failure(Some(Verb::Add), &fault);
         assert!(told.message.chars().count() + told.details.chars().count() <= 300, "{told:?}");
     }
+}
+
+#[test]
+fn a_long_cause_leaves_room_for_what_would_help() {
+    let found = (Profile::V4, Finding::Misbehaves("it ".repeat(200)));
+    let findings = |kind| (kind, [found.clone()].into_iter().collect());
+    let known =
+        Capabilities { backends: BackendKind::ALL.map(findings).into_iter().collect(), untried: Vec::new() };
+    let fault = PluginError::NoBackend(choose(&known, Override::Auto).unwrap_err());
+    let told = failure(Some(Verb::Status), &fault);
+    assert_eq!(Some(told.details), fault.hint());
+    assert!(
+        told.message.contains("no backend works on this node for auto: nft: v4 misbehaves"),
+        "{}",
+        told.message
+    );
 }
 
 #[test]

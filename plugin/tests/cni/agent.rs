@@ -215,28 +215,6 @@ fn sources_behind_a_silent_agent_get_their_share_of_the_time() {
 }
 
 #[test]
-fn a_kubeconfig_is_named_in_the_refusal_and_only_then() {
-    let pods = Pods::new("agent-kubeconfig");
-    let kubeconfig = pods.0.join("kubeconfig");
-    let mut older = entry(&pods, Some(json!({ STATUS: "" })));
-    older["kubernetes"] =
-        json!({ "kubeconfig": kubeconfig, "cni_bin_dir": "/opt/cni/bin", "exclude_namespaces": ["bank"] });
-    let told = call("ADD", "shop/cart-0", &older).message();
-    assert!(told.contains("ADD-032") && told.contains("kubeconfig cannot be read: No such file"), "{told}");
-    nix::unistd::mkfifo(&kubeconfig, nix::sys::stat::Mode::S_IRWXU).unwrap();
-    older["facts"]["socket"] = "".into();
-    let outcome = call("ADD", "shop/cart-0", &older);
-    assert_eq!(outcome.code(), Some(7), "{outcome:?}");
-    let told = outcome.message();
-    assert!(told.contains("ADD-033") && told.contains("no gybe pod-facts"), "{told}");
-    assert_eq!(call("ADD", "bank/cart-0", &older).exit, Some(0));
-    older["kubernetes"]["kubeconfig"] = "__KUBECONFIG_FILEPATH__".into();
-    let told = call("ADD", "shop/cart-0", &older).message();
-    assert!(told.contains("ADD-009") && told.contains("the installer left its placeholder"), "{told}");
-    assert_eq!(call("DEL", "shop/cart-0", &older).exit, Some(0));
-}
-
-#[test]
 fn f35_log_lines_reach_the_agent_and_never_hold_a_call() {
     let pods = Pods::new("agent-log");
     let journal = std::os::unix::net::UnixDatagram::bind(pods.0.join("log.sock")).unwrap();

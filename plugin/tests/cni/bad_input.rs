@@ -1,7 +1,9 @@
 //! Bad input: refused with a name and a cause, before anything is changed, and never on DEL.
 
 use crate::pods::{Pods, meshed};
-use crate::program::{Outcome, exit_logging_to, exit_writing_to, run, run_held_open, run_reading};
+use crate::program::{
+    Outcome, exit_logging_to, exit_writing_to, run, run_held_open, run_reading, run_without,
+};
 use serde_json::{Value, json};
 use std::io::Write;
 use std::sync::mpsc;
@@ -272,4 +274,15 @@ fn f34_a_runtime_that_closed_its_ear_is_not_told_success() {
 fn f34_a_runtime_that_does_not_listen_is_not_told_success() {
     let full = fs::File::options().write(true).open("/dev/full").unwrap();
     assert_eq!(exit_writing_to(full, [("CNI_COMMAND", "VERSION")]), Some(1));
+}
+
+/// Else the next file opened takes the number, and is read or written in its place.
+#[test]
+fn f34_a_descriptor_that_the_caller_closed_stays_nobodys() {
+    let status = [("CNI_COMMAND", "STATUS"), ("CNI_PATH", "/opt/cni/bin")];
+    let outcome = run_without("<&-", status);
+    assert_eq!((outcome.exit, outcome.code()), (Some(1), Some(6)), "an empty entry: {outcome:?}");
+    for closing in [">&-", "2>&-", "<&- >&- 2>&-"] {
+        assert_eq!(run_without(closing, [("CNI_COMMAND", "VERSION")]).exit, Some(0), "{closing}");
+    }
 }

@@ -5,6 +5,8 @@ mod agent;
 #[cfg(test)]
 mod bad_input;
 #[cfg(test)]
+mod kubeconfig;
+#[cfg(test)]
 mod pods;
 #[cfg(test)]
 mod program;

@@ -3,7 +3,11 @@
 use serde_json::Value;
 use std::fs::File;
 use std::io::{PipeWriter, Write};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
+
+/// The program, as it was built.
+pub(crate) const GYBE_CNI: &str = env!("CARGO_BIN_EXE_gybe-cni");
 
 /// What a call came to.
 #[derive(Debug)]
@@ -40,6 +44,27 @@ pub(crate) fn run<'a>(env: impl IntoIterator<Item = (&'a str, &'a str)>, stdin: 
     // A call refused for its environment is answered before anybody reads stdin.
     let _ = child.stdin.take().unwrap().write_all(stdin.as_bytes());
     ended(child)
+}
+
+/// The same of a copy of it that stands elsewhere.
+pub(crate) fn run_at<'a>(
+    program: &Path,
+    env: impl IntoIterator<Item = (&'a str, &'a str)>,
+    stdin: &str,
+) -> Outcome {
+    let mut command = command(program, env);
+    let mut child =
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let _ = child.stdin.take().unwrap().write_all(stdin.as_bytes());
+    ended(child)
+}
+
+/// Puts a program somewhere. A child does it: what this process holds open for writing, another test's
+/// child holds for a moment as well, and a program that is open for writing cannot be run.
+#[expect(clippy::disallowed_methods, reason = "see above")]
+pub(crate) fn install(from: &Path, to: &Path) {
+    let copied = Command::new("cp").args(["--preserve=mode", "--"]).args([from, to]).status().unwrap();
+    assert!(copied.success(), "{} to {}", from.display(), to.display());
 }
 
 /// The same, but stdin is not closed before the program has ended.
@@ -86,9 +111,22 @@ pub(crate) fn exit_logging_to<'a>(
     gybe_cni(env).stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr).status().unwrap().code()
 }
 
-#[expect(clippy::disallowed_methods, reason = "the program under test is a program")]
+/// A call by somebody who closed descriptors before: `closing` as a shell writes it, `<&-`.
+#[expect(clippy::disallowed_methods, reason = "a shell can close what std's Command cannot")]
+pub(crate) fn run_without<'a>(closing: &str, env: impl IntoIterator<Item = (&'a str, &'a str)>) -> Outcome {
+    let script = format!("exec \"$0\" {closing}");
+    let mut shell = Command::new("/bin/sh");
+    shell.args(["-c", &script, env!("CARGO_BIN_EXE_gybe-cni")]).env_clear().envs(env);
+    ended(shell.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
+}
+
 fn gybe_cni<'a>(env: impl IntoIterator<Item = (&'a str, &'a str)>) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_gybe-cni"));
+    command(Path::new(GYBE_CNI), env)
+}
+
+#[expect(clippy::disallowed_methods, reason = "the program under test is a program")]
+fn command<'a>(program: &Path, env: impl IntoIterator<Item = (&'a str, &'a str)>) -> Command {
+    let mut command = Command::new(program);
     command.env_clear().envs(env);
     command
 }

@@ -61,7 +61,8 @@ impl<'a> Client<'a> {
         let head = format!(
             "GET {path} HTTP/1.1\r\nHost: kubernetes\r\nUser-Agent: {agent}\r\nConnection: close\r\n"
         );
-        write!(stream, "{head}{}\r\n", token.unwrap_or_default())?;
+        // In one piece: the kernel would keep a second one back until the first is acknowledged.
+        stream.write_all(format!("{head}{}\r\n", token.unwrap_or_default()).as_bytes())?;
         Answer::read(BufReader::new(stream))
     }
 

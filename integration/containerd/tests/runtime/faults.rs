@@ -5,11 +5,12 @@ use std::io::Read;
 use std::net::Shutdown;
 use std::thread;
 
-use gybe_containerd_tests::generation::plugin_under_test;
-use gybe_containerd_tests::{Call, Chain, Generation, Hold, Node, Sandbox, calls, chain, manifest};
+use gybe_containerd_tests::{Call, Chain, Generation, Hold, Sandbox, calls, chain, manifest};
 use serde_json::{Value, json};
 
-use crate::ground::{entries, gybe_node, gybe_node_with, killed_during_add, node, on_every_generation};
+use crate::ground::{
+    assert_nothing_is_left, gybe_node, gybe_node_with, killed_during_add, node, on_every_generation, ours,
+};
 use crate::pod::{Met, Outside, Pod};
 
 const HOLD: &str = "/run/gybe/hold.sock";
@@ -18,19 +19,10 @@ fn adds(calls: &[Call]) -> Vec<&Call> {
     calls.iter().filter(|call| call.verb() == "ADD").collect()
 }
 
-/// Neither a namespace nor a device nor an address of a pod is left on the node.
-fn assert_nothing_is_left(node: &Node) {
-    assert_eq!(node.cri.list().unwrap(), [""; 0]);
-    assert_eq!(entries(node, "/run/netns"), [""; 0]);
-    assert_eq!(node.stage().pod_links().unwrap(), [""; 0]);
-    let leases = entries(node, "/var/lib/cni/networks/gybe-test");
-    assert!(leases.iter().all(|name| name == "lock" || name.starts_with("last_")), "{leases:?}");
-}
-
 /// Gybe, run by a recorder that first waits.
 fn held_gybe() -> Value {
     let mut entry = chain::gybe();
-    entry["around"] = json!(plugin_under_test().unwrap());
+    entry["around"] = json!(ours("gybe-cni"));
     entry["type"] = json!(calls::RECORDER);
     entry["calls"] = json!(calls::DIRECTORY);
     entry["hold"] = json!(HOLD);
@@ -141,12 +133,4 @@ on_every_generation! {
             node.cri.remove(&id).unwrap();
         }
     }
-}
-
-#[test]
-fn a_2_x_finds_the_network_ready_with_gybe_in_the_chain() {
-    let node = gybe_node(Generation::V2);
-    let network = node.cri.network().unwrap();
-    assert!(network.holds, "{network:?}");
-    assert!(node.calls().unwrap().iter().any(|call| call.verb() == "STATUS"));
 }

@@ -7,11 +7,12 @@ use std::thread;
 
 use serde_json::Value;
 
-use gybe_containerd_tests::generation::plugin_under_test;
+use gybe_containerd_tests::generation::program_under_test;
 use gybe_containerd_tests::{Chain, Generation, Hold, LostNode, Node, Programs, Sandbox, Trouble, chain};
 
 const STAGE: &str = env!("CARGO_BIN_EXE_gybe-stage");
 const RECORDER: &str = env!("CARGO_BIN_EXE_gybe-recorder");
+const STRIKER: &str = env!("CARGO_BIN_EXE_gybe-striker");
 
 /// A node with that chain. Its log has the test's name and outlives it.
 pub(crate) fn node(generation: Generation, chain: &Chain) -> Node {
@@ -25,10 +26,25 @@ pub(crate) fn gybe_node(generation: Generation) -> Node {
 
 /// The same with another entry for the recorder behind.
 pub(crate) fn gybe_node_with(generation: Generation, behind: Value) -> Node {
-    let plugin = plugin_under_test().unwrap_or_else(|trouble| panic!("{}", told(&trouble)));
     let chain = Chain::of_reference_plugins(generation);
     let chain = chain.then(chain::recorder()).then(chain::gybe()).then(behind);
-    node_with(generation, &chain, &[Path::new(RECORDER), &plugin])
+    node_of(generation, &chain)
+}
+
+/// A node whose pods nobody knows but the node agent, which does not run yet.
+pub(crate) fn agents_node(generation: Generation) -> Node {
+    node_of(generation, &Chain::of_reference_plugins(generation).then(chain::gybe_asking_the_agent()))
+}
+
+/// A node with that chain, in which Gybe may be.
+pub(crate) fn node_of(generation: Generation, chain: &Chain) -> Node {
+    let plugin = ours("gybe-cni");
+    node_with(generation, chain, &[Path::new(RECORDER), Path::new(STRIKER), &plugin])
+}
+
+/// A built program of ours.
+pub(crate) fn ours(name: &str) -> PathBuf {
+    program_under_test(name).unwrap_or_else(|trouble| panic!("{}", told(&trouble)))
 }
 
 fn node_with(generation: Generation, chain: &Chain, plugins: &[&Path]) -> Node {
@@ -91,6 +107,17 @@ macro_rules! on_every_generation {
     };
 }
 pub(crate) use on_every_generation;
+
+/// No sandbox, and of a pod neither a namespace nor a device nor an address nor a cached result is
+/// left on the node.
+pub(crate) fn assert_nothing_is_left(node: &Node) {
+    assert_eq!(node.cri.list().unwrap(), [""; 0]);
+    assert_eq!(entries(node, "/run/netns"), [""; 0]);
+    assert_eq!(node.stage().pod_links().unwrap(), [""; 0]);
+    assert_eq!(entries(node, "/var/lib/cni/results"), [""; 0]);
+    let leases = entries(node, "/var/lib/cni/networks/gybe-test");
+    assert!(leases.iter().all(|name| name == "lock" || name.starts_with("last_")), "{leases:?}");
+}
 
 /// The names in a directory of the stage, sorted; none when there is no such directory.
 pub(crate) fn entries(node: &Node, inside: &str) -> Vec<String> {

@@ -1,0 +1,156 @@
+//! `gybe node` in a cluster, the built program, asked at its socket.
+
+use crate::ground::{Ground, NODE, meshed};
+use serde_json::{Value, json};
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
+use std::thread;
+
+/// A running agent, gone when the test ends.
+pub(crate) struct Agent {
+    socket: PathBuf,
+    child: Child,
+    stderr: BufReader<ChildStderr>,
+}
+
+/// The program to run: another build of it by `GYBE_PROGRAM`.
+#[expect(clippy::disallowed_methods, reason = "the program under test is a program")]
+fn gybe_node(ground: &Ground) -> Command {
+    let program = std::env::var_os("GYBE_PROGRAM").unwrap_or_else(|| env!("CARGO_BIN_EXE_gybe").into());
+    let mut command = Command::new(program);
+    command.env_clear().arg("node").arg("--socket").arg(ground.directory.join("run/facts.sock"));
+    command.stdout(Stdio::null()).stderr(Stdio::piped());
+    command
+}
+
+impl Agent {
+    /// Starts one with a kubeconfig, and waits until it serves.
+    pub(crate) fn start(ground: &Ground) -> Self {
+        let kubeconfig = ground.server.kubeconfig(&ground.directory).unwrap();
+        let mut command = gybe_node(ground);
+        command.arg("--kubeconfig").arg(kubeconfig).env("KUBERNETES_NODE_NAME", NODE);
+        let mut child = command.spawn().unwrap();
+        let stderr = BufReader::new(child.stderr.take().unwrap());
+        let mut agent = Self { socket: ground.directory.join("run/facts.sock"), child, stderr };
+        agent.tells("gybe node: serving");
+        agent
+    }
+
+    /// Waits for that line.
+    pub(crate) fn tells(&mut self, message: &str) -> Value {
+        loop {
+            let mut line = String::new();
+            assert!(self.stderr.read_line(&mut line).unwrap() > 0, "it ended without {message:?}");
+            let line: Value = serde_json::from_str(&line).unwrap_or_else(|fault| panic!("{fault}: {line}"));
+            if line["msg"] == message {
+                return line;
+            }
+        }
+    }
+
+    /// Asks as the plugin does.
+    pub(crate) fn asked(&self, name: &str, uid: &str) -> Value {
+        let question = json!({ "version": 1, "namespace": "shop", "name": name, "uid": uid });
+        let mut call = UnixStream::connect(&self.socket).unwrap();
+        call.write_all(format!("{question}\n").as_bytes()).unwrap();
+        let mut answer = String::new();
+        call.read_to_string(&mut answer).unwrap();
+        serde_json::from_str(&answer).unwrap()
+    }
+
+    /// Memory of its own, in KiB: what no file backs.
+    pub(crate) fn anonymous(&self) -> u64 {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+        line.trim().strip_suffix(" kB").unwrap().parse().unwrap()
+    }
+
+    fn terminate(&mut self) -> ExitStatus {
+        let pid = nix::unistd::Pid::from_raw(self.child.id().try_into().unwrap());
+        nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).unwrap();
+        self.child.wait().unwrap()
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn the_agent_answers_from_its_cluster_tells_of_its_trouble_and_ends_cleanly() {
+    let ground = Ground::new("agent");
+    ground.put("cart-0", "u0");
+    let mut agent = Agent::start(&ground);
+    assert_eq!(agent.tells("gybe node: pods are known")["pods"], 1);
+    assert_eq!(agent.asked("cart-0", "u0")["pod"]["metadata"]["uid"], "u0");
+    assert_eq!(agent.asked("cart-1", "u1"), json!({ "version": 1 }));
+    ground.server.tokens().revoke_all();
+    ground.server.cut_watches();
+    let told = agent.tells("gybe node: pods are not watched; those known are answered");
+    assert!(told["cause"].as_str().unwrap().contains("401") && told["pods"] == 1, "{told}");
+    assert_eq!(agent.asked("cart-0", "u0")["pod"]["metadata"]["uid"], "u0");
+    let fault = agent.asked("cart-1", "u1")["fault"].to_string();
+    assert!(fault.contains("401"), "{fault}");
+    ground.server.tokens().believe_all();
+    agent.tells("gybe node: pods are watched again");
+    assert!(agent.terminate().success());
+    agent.tells("gybe node: stopped");
+    assert_eq!(fs::read_dir(ground.directory.join("run")).unwrap().count(), 0);
+}
+
+#[test]
+fn without_a_kubeconfig_that_can_be_read_the_agent_says_so() {
+    let ground = Ground::new("agent-nobody");
+    let output = gybe_node(&ground).args(["--kubeconfig", "/nonexistent/kubeconfig"]).output().unwrap();
+    let told = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{told}");
+    assert!(told.contains("/nonexistent/kubeconfig cannot be read"), "{told}");
+}
+
+/// As injected pods come from a server: some 15 KiB each, of which next to nothing is needed.
+fn large(i: usize, life: usize) -> Value {
+    let mut pod = meshed(&format!("cart-{i}"), &format!("u{i}-{life}"));
+    let filler = |n: usize| json!({ "manager": "kubelet", "fieldsV1": { "f:status": "x".repeat(n) } });
+    pod["metadata"]["managedFields"] = json!([filler(2000), filler(2000), filler(4000)]);
+    pod["metadata"]["annotations"]["sidecar.istio.io/status"] = json!("y".repeat(500)).to_string().into();
+    let variable = |n: usize| json!({ "name": format!("VARIABLE_{n}"), "value": "z".repeat(60) });
+    pod["spec"]["containers"][0]["env"] = (0..30).map(variable).collect();
+    pod["spec"]["containers"][1]["env"] = (0..25).map(variable).collect();
+    pod["status"]["containerStatuses"] = json!("s".repeat(2000));
+    pod
+}
+
+#[test]
+fn f38_an_agent_with_250_pods_in_a_cluster_of_100_000_stays_small() {
+    let ground = Ground::new("agent-memory");
+    ground.server.crowd(100_000);
+    let fill = |life| (0..250).map(|i| ground.server.put_pod(large(i, life))).max();
+    fill(0);
+    let mut agent = Agent::start(&ground);
+    assert_eq!(agent.tells("gybe node: pods are known")["pods"], 250);
+    let (agent, mut seen) = (&agent, Vec::new());
+    for life in 0..4 {
+        thread::scope(|scope| {
+            for i in 0..110 {
+                scope.spawn(move || {
+                    let uid = format!("u{i}-{life}");
+                    assert_eq!(agent.asked(&format!("cart-{i}"), &uid)["pod"]["metadata"]["uid"], *uid);
+                });
+            }
+        });
+        seen.push(agent.anonymous());
+        fill(life + 1);
+        ground.server.compact();
+        ground.server.expire_watches();
+        ground
+            .asked(|requests| requests.iter().filter(|request| request.is_list_of_pods()).count() > life + 1);
+    }
+    println!("KiB of anonymous memory: {seen:?}");
+    assert!(seen.iter().all(|kib| *kib <= 12 << 10), "{seen:?}");
+}

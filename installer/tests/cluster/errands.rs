@@ -1,0 +1,91 @@
+//! Single questions: about the own node, and what has become of the own DaemonSet.
+
+use crate::ground::{CALL, Ground, NODE};
+use gybe_api_server::{Fault, Network, Trouble, Verb};
+use gybe_installer::kube::{Cluster, Fate, ServiceAccount, daemonset_fate, node_labels};
+use serde_json::{Value, json};
+use std::time::{Duration, Instant};
+
+fn soon() -> Instant {
+    Instant::now() + CALL
+}
+
+fn daemonset() -> Value {
+    json!({ "kind": "DaemonSet", "metadata": { "namespace": "gybe-system", "name": "gybe-node" } })
+}
+
+fn fate(ground: &Ground) -> Fate {
+    let before = Instant::now();
+    let fate = daemonset_fate(&ground.cluster(), "gybe-system", "gybe-node", soon());
+    assert!(before.elapsed() < CALL + Duration::from_secs(5), "{:?}: {fate:?}", before.elapsed());
+    fate
+}
+
+#[test]
+fn a_nodes_labels_are_told() {
+    let ground = Ground::new("labels");
+    let node = |labels: Value| json!({ "kind": "Node", "metadata": { "name": NODE, "labels": labels } });
+    ground.server.put(node(json!({ "gybe.dev/backend": "nft", "kubernetes.io/os": "linux" }))).unwrap();
+    let labels = node_labels(&ground.cluster(), NODE, soon()).unwrap();
+    assert_eq!((labels.len(), labels["gybe.dev/backend"].as_str()), (2, "nft"));
+    ground.server.put(node(Value::Null)).unwrap();
+    assert!(node_labels(&ground.cluster(), NODE, soon()).unwrap().is_empty());
+    let missing = node_labels(&ground.cluster(), "node-2", soon()).unwrap_err().to_string();
+    assert!(missing.contains("404") && missing.contains("node-2"), "{missing}");
+    let nonsense = node_labels(&ground.cluster(), "a b", soon()).unwrap_err().to_string();
+    assert!(nonsense.contains("a name in the question is none"), "{nonsense}");
+    let paths: Vec<_> = ground.server.requests().into_iter().map(|request| request.path).collect();
+    assert_eq!(paths, ["/api/v1/nodes/node-1", "/api/v1/nodes/node-1", "/api/v1/nodes/node-2"]);
+}
+
+#[test]
+fn a_daemonset_is_there_or_on_its_way_out_or_gone() {
+    let ground = Ground::new("daemonset");
+    assert_eq!(fate(&ground), Fate::Gone);
+    ground.server.put(daemonset()).unwrap();
+    assert_eq!(fate(&ground), Fate::Present);
+    let mut leaving = daemonset();
+    leaving["metadata"]["deletionTimestamp"] = "2026-01-02T00:00:00Z".into();
+    ground.server.put(leaving).unwrap();
+    assert_eq!(fate(&ground), Fate::BeingDeleted);
+    ground.server.delete(&daemonset());
+    assert_eq!(fate(&ground), Fate::Gone);
+}
+
+#[test]
+fn nobody_who_does_not_say_so_makes_a_daemonset_gone() {
+    let ground = Ground::new("not-gone");
+    ground.server.put(daemonset()).unwrap();
+    ground.server.tokens().revoke_all();
+    assert!(matches!(fate(&ground), Fate::Refused(why) if why.contains("401")));
+    ground.rotate();
+    ground.server.forbid(Verb::Get, "daemonsets");
+    assert!(matches!(fate(&ground), Fate::Refused(why) if why.contains("403")));
+    ground.server.permit(Verb::Get, "daemonsets");
+    for trouble in [Trouble::Fails(500), Trouble::TooManyRequests(1), Trouble::Silent, Trouble::Disconnects] {
+        ground.server.fault(Fault::always(trouble));
+        assert!(matches!(fate(&ground), Fate::Unknown(_)), "{trouble:?}");
+        ground.server.mend();
+    }
+    for network in [Network::Unreachable, Network::Mute, Network::Refusing] {
+        ground.server.network(network).unwrap();
+        assert!(matches!(fate(&ground), Fate::Unknown(_)), "{network:?}");
+    }
+    ground.server.network(Network::Open).unwrap();
+    assert_eq!(fate(&ground), Fate::Present);
+}
+
+#[test]
+fn what_is_missing_to_ask_is_named() {
+    let ground = Ground::new("missing");
+    let told = |cluster: &Cluster| node_labels(cluster, NODE, soon()).unwrap_err();
+    let Cluster::Own(account) = ground.cluster() else { unreachable!("it is made so") };
+    let nowhere = ServiceAccount { directory: ground.directory.join("nowhere"), ..account.clone() };
+    let fault = told(&Cluster::Own(nowhere)).to_string();
+    assert!(fault.contains("nowhere/ca.crt cannot be read"), "{fault}");
+    std::fs::remove_file(account.directory.join("token")).unwrap();
+    let fault = told(&Cluster::Own(account.clone())).to_string();
+    assert!(fault.contains("serviceaccount/token cannot be used: No such file"), "{fault}");
+    let fault = told(&Cluster::Own(ServiceAccount { port: "none".into(), ..account })).to_string();
+    assert!(fault.contains("no address"), "{fault}");
+}

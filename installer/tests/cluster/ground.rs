@@ -1,0 +1,128 @@
+//! A cluster of a test's own, its service account's directory, and who watches it. Gone with the test.
+
+use gybe_api_server::{ApiServer, Request, ServiceAccount, Validity};
+use gybe_installer::kube::{self, Cluster, WatchState, WatchedPods};
+use gybe_installer::node::Pods;
+use gybe_plugin::facts::wire::{self, Answer};
+use serde_json::{Value, json};
+use std::path::PathBuf;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Longer than anything takes that comes at all.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+/// What a caller at the facts socket has.
+pub(crate) const CALL: Duration = Duration::from_millis(950);
+pub(crate) const NODE: &str = "node-1";
+
+pub(crate) struct Ground {
+    pub(crate) server: ApiServer,
+    pub(crate) account: ServiceAccount,
+    pub(crate) directory: PathBuf,
+}
+
+impl Ground {
+    pub(crate) fn new(test: &str) -> Self {
+        let directory = std::env::temp_dir().join(format!("gybe-cluster-{test}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&directory);
+        std::fs::create_dir_all(&directory).unwrap();
+        let server = ApiServer::start().unwrap();
+        let account = server.service_account(&directory.join("serviceaccount")).unwrap();
+        Self { server, account, directory }
+    }
+
+    /// As a pod sees it.
+    pub(crate) fn cluster(&self) -> Cluster {
+        let address = self.server.address();
+        let (host, port) = (address.ip().to_string(), address.port().to_string());
+        Cluster::Own(kube::ServiceAccount { host, port, directory: self.account.path().to_owned() })
+    }
+
+    /// A watch that has its list.
+    pub(crate) fn watched(&self) -> WatchedPods {
+        let watched = WatchedPods::start(&self.cluster(), NODE).unwrap();
+        becomes(&watched, |state| state.synced);
+        watched
+    }
+
+    /// A pod of this node as Istio's injector leaves it, with that uid.
+    pub(crate) fn put(&self, name: &str, uid: &str) {
+        self.server.put_pod(meshed(name, uid));
+    }
+
+    /// Another token in place of the one that is there, which counts no more.
+    pub(crate) fn rotate(&self) {
+        self.account.write(&self.server.tokens().issue(Validity::Now)).unwrap();
+    }
+
+    /// How often one pod was asked for alone.
+    pub(crate) fn gets(&self, name: &str) -> usize {
+        let path = format!("/pods/{name}");
+        self.server.requests().iter().filter(|request| request.path.ends_with(&path)).count()
+    }
+
+    pub(crate) fn watches(&self) -> usize {
+        self.server.requests().iter().filter(|request| request.is_watch()).count()
+    }
+
+    pub(crate) fn lists(&self) -> usize {
+        self.server.requests().iter().filter(|request| request.is_list_of_pods()).count()
+    }
+
+    /// Waits for requests.
+    pub(crate) fn asked(&self, wanted: impl Fn(&[Request]) -> bool) {
+        assert!(self.server.requests_become(PATIENCE, wanted), "{:#?}", self.server.requests());
+    }
+}
+
+impl Drop for Ground {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.directory);
+    }
+}
+
+pub(crate) fn meshed(name: &str, uid: &str) -> Value {
+    json!({
+        "kind": "Pod",
+        "metadata": {
+            "namespace": "shop", "name": name, "uid": uid,
+            "annotations": { "sidecar.istio.io/status": "{}", "example.com/other": "x" },
+            "managedFields": [{ "manager": "kubelet" }],
+        },
+        "spec": {
+            "nodeName": NODE,
+            "containers": [
+                { "name": "app", "env": [{ "name": "PASSWORD", "value": "hunter2" }] },
+                { "name": "istio-proxy", "args": ["proxy", "sidecar"] },
+            ],
+        },
+        "status": { "phase": "Running" },
+    })
+}
+
+/// Asks as the plugin does; tells the uid that was answered, or the answer that was none.
+pub(crate) fn asked(pods: &WatchedPods, name: &str, uid: &str) -> Result<String, Answer> {
+    let question = json!({ "version": 1, "namespace": "shop", "name": name, "uid": uid }).to_string();
+    let pod = wire::asked(question.as_bytes()).unwrap();
+    let before = Instant::now();
+    let answer = pods.answer(&pod, before + CALL);
+    assert!(before.elapsed() < CALL + Duration::from_secs(5), "{:?}: {answer:?}", before.elapsed());
+    match answer {
+        Answer::Pod(facts) => Ok(facts.uid),
+        other => Err(other),
+    }
+}
+
+/// The same, of a pod that is known: at once, and from memory.
+pub(crate) fn knows(pods: &WatchedPods, name: &str, uid: &str) {
+    assert_eq!(asked(pods, name, uid), Ok(uid.to_owned()), "{name} {uid} {:?}", pods.state());
+}
+
+/// Waits for the watch to be so. There is nothing to be woken by: the state is read by who serves it.
+pub(crate) fn becomes(pods: &WatchedPods, wanted: impl Fn(&WatchState) -> bool) {
+    let until = Instant::now() + PATIENCE;
+    while !wanted(&pods.state()) {
+        assert!(Instant::now() < until, "{:?}", pods.state());
+        thread::sleep(Duration::from_millis(5));
+    }
+}

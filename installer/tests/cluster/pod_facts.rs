@@ -1,0 +1,135 @@
+//! `gybe pod-facts`, the built program: a question line in, an answer line out, and no credential in
+//! anything it says.
+
+use crate::ground::Ground;
+use gybe_api_server::{Network, Validity, Verb};
+use gybe_plugin::facts::wire::{self, Answer};
+use serde_json::{Value, json};
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+const QUESTION: &str = "{\"version\": 1, \"namespace\": \"shop\", \"name\": \"cart-0\", \"uid\": \"u0\"}\n";
+
+#[expect(clippy::disallowed_methods, reason = "the program under test is a program")]
+fn run(kubeconfig: &Path, deadline: u32, question: &str) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gybe"));
+    command.env_clear().current_dir("/").arg("pod-facts").arg("--kubeconfig").arg(kubeconfig);
+    command.args(["--deadline-ms", &deadline.to_string()]);
+    let before = Instant::now();
+    let mut child =
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let _ = child.stdin.take().unwrap().write_all(question.as_bytes());
+    let output = child.wait_with_output().unwrap();
+    assert!(before.elapsed() < Duration::from_millis(deadline.into()) + Duration::from_secs(5));
+    output
+}
+
+fn answer(kubeconfig: &Path) -> Answer {
+    let output = run(kubeconfig, 2000, QUESTION);
+    let said = [output.stdout.as_slice(), &output.stderr].concat();
+    assert!(!String::from_utf8_lossy(&said).contains("eyJ"), "{output:?}");
+    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+    wire::answered(&output.stdout).unwrap()
+}
+
+fn fault(kubeconfig: &Path) -> String {
+    match answer(kubeconfig) {
+        Answer::Fault(why) => why,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_pod_is_told_and_one_that_is_not_there_is_unknown() {
+    let ground = Ground::new("facts");
+    let kubeconfig = ground.server.kubeconfig(&ground.directory).unwrap();
+    assert_eq!(answer(&kubeconfig), Answer::Unknown);
+    ground.put("cart-0", "u0");
+    let Answer::Pod(facts) = answer(&kubeconfig) else { panic!("it is there") };
+    assert_eq!((facts.uid.as_str(), facts.containers.len()), ("u0", 2));
+    let requests = ground.server.requests();
+    assert_eq!(requests.len(), 2);
+    assert!(requests.iter().all(|request| request.path == "/api/v1/namespaces/shop/pods/cart-0"));
+}
+
+#[test]
+fn what_the_server_says_is_told() {
+    let ground = Ground::new("facts-said");
+    let late = ground.server.tokens().issue(Validity::UntilTwoDaysAgo);
+    let kubeconfig = ground.server.kubeconfig_with(&ground.directory, &late).unwrap();
+    assert!(fault(&kubeconfig).contains("said 401"));
+    let kubeconfig = ground.server.kubeconfig(&ground.directory).unwrap();
+    ground.server.forbid(Verb::Get, "pods");
+    assert!(fault(&kubeconfig).contains("said 403"));
+    ground.server.network(Network::Refusing).unwrap();
+    assert!(fault(&kubeconfig).contains("Connection refused"));
+    for network in [Network::Unreachable, Network::Mute] {
+        ground.server.network(network).unwrap();
+        assert!(fault(&kubeconfig).contains("did not answer within"), "{network:?}");
+    }
+}
+
+#[test]
+fn a_kubeconfig_that_is_none_is_named_and_not_quoted() {
+    let ground = Ground::new("facts-none");
+    let path = ground.directory.join("kubeconfig");
+    assert!(fault(&path).contains("kubeconfig cannot be read: No such file"));
+    let good = ground.server.kubeconfig(&ground.directory).unwrap();
+    let good: Value = serde_json::from_slice(&fs::read(good).unwrap()).unwrap();
+    let with = |pointer: &str, value: Value| {
+        let mut config = good.clone();
+        *config.pointer_mut(pointer).unwrap() = value;
+        config.to_string()
+    };
+    for (text, told) in [
+        ("{ eyJ: [ eyJ".to_owned(), "is not YAML of that kind"),
+        ("[]".to_owned(), "is not YAML of that kind"),
+        ("kind: Config".to_owned(), "has no current-context"),
+        (with("/current-context", "other".into()), "has no context \"other\""),
+        (with("/contexts/0/context/cluster", "other".into()), "has no cluster \"other\""),
+        (with("/clusters/0/cluster/server", Value::Null), "has no server"),
+        (with("/clusters/0/cluster/certificate-authority-data", "%".into()), "has no certificate-authority"),
+        (
+            with("/clusters/0/cluster", json!({ "server": "https://x", "proxy-url": "http://y" })),
+            "names a proxy",
+        ),
+    ] {
+        fs::write(&path, &text).unwrap();
+        let why = fault(&path);
+        assert!(why.contains(told), "{told}: {why}");
+    }
+}
+
+#[test]
+fn a_token_in_a_file_beside_the_kubeconfig_is_found() {
+    let ground = Ground::new("facts-file");
+    ground.put("cart-0", "u0");
+    let path = ground.server.kubeconfig(&ground.directory).unwrap();
+    let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    config["users"][0]["user"] = json!({ "tokenFile": "serviceaccount/token" });
+    fs::write(&path, config.to_string()).unwrap();
+    assert!(matches!(answer(&path), Answer::Pod(_)));
+    fs::remove_file(ground.account.path().join("token")).unwrap();
+    assert!(fault(&path).contains("serviceaccount/token cannot be used"));
+}
+
+#[test]
+fn a10_what_is_no_question_is_refused() {
+    let ground = Ground::new("facts-question");
+    let kubeconfig = ground.server.kubeconfig(&ground.directory).unwrap();
+    for (question, told) in [
+        ("", "nonsense"),
+        ("{\"version\": 2}", "version 2"),
+        ("{\"version\": 1, \"namespace\": \"..\", \"name\": \"x\"}", "Kubernetes would not give"),
+        (&"x".repeat(5000), "more than anybody would say"),
+    ] {
+        let output = run(&kubeconfig, 2000, question);
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!((output.status.code(), output.stdout.len()), (Some(2), 0), "{said}");
+        assert!(said.contains(told), "{said}");
+    }
+    assert!(ground.server.requests().is_empty());
+}

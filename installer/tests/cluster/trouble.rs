@@ -1,0 +1,269 @@
+//! The watch when something is wrong: it comes back by itself, it never spins, and what is known is
+//! answered all the while.
+
+use crate::ground::{Ground, asked, becomes, knows, meshed};
+use gybe_api_server::{Fault, Network, Trouble, Validity, Verb};
+use gybe_installer::kube::{WatchState, WatchedPods};
+use gybe_plugin::facts::wire::Answer;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+fn well(state: &WatchState) -> bool {
+    state.trouble.is_none()
+}
+
+fn status(state: &WatchState) -> Option<u16> {
+    state.trouble.as_ref().and_then(|trouble| trouble.status)
+}
+
+/// A cluster with one pod, and its watch, open.
+fn scene(test: &str) -> (Ground, WatchedPods) {
+    let ground = Ground::new(test);
+    ground.put("cart-0", "u0");
+    let watched = ground.watched();
+    ground.asked(|requests| requests.iter().any(|request| request.is_watch() && request.code == Some(200)));
+    knows(&watched, "cart-0", "u0");
+    (ground, watched)
+}
+
+/// It is as if nothing had been.
+fn is_back(ground: &Ground, watched: &WatchedPods, name: &str) {
+    becomes(watched, well);
+    ground.put(name, "new");
+    knows(watched, name, "new");
+    knows(watched, "cart-0", "u0");
+}
+
+#[test]
+fn what_happened_while_history_was_forgotten_is_found_by_a_list() {
+    let (ground, watched) = scene("gone");
+    ground.put("cart-1", "u1");
+    knows(&watched, "cart-1", "u1");
+    ground.server.fault(Fault::always(Trouble::Fails(503)).at(Verb::Watch));
+    ground.server.cut_watches();
+    becomes(&watched, |state| status(state) == Some(503));
+    // While nobody watches, one pod goes and another comes; then nobody can tell any more.
+    ground.server.delete_pod("shop", "cart-1");
+    ground.put("cart-2", "u2");
+    ground.server.compact();
+    knows(&watched, "cart-0", "u0");
+    ground.server.mend();
+    // The watch is opened, and then told that it is too late.
+    ground.asked(|requests| requests.iter().filter(|request| request.is_list_of_pods()).count() == 2);
+    knows(&watched, "cart-2", "u2");
+    assert_eq!(asked(&watched, "cart-1", "u1"), Err(Answer::Unknown));
+    assert_eq!(ground.gets("cart-2"), 0);
+    is_back(&ground, &watched, "cart-3");
+}
+
+#[test]
+fn a_watch_that_is_told_410_goes_on_after_a_list() {
+    let (ground, watched) = scene("expired");
+    ground.put("cart-1", "u1");
+    ground.server.compact();
+    ground.server.expire_watches();
+    ground.asked(|requests| requests.iter().filter(|request| request.is_list_of_pods()).count() == 2);
+    is_back(&ground, &watched, "cart-2");
+}
+
+#[test]
+fn a_watch_that_breaks_off_or_ends_goes_on_where_it_was() {
+    let (ground, watched) = scene("breaks");
+    for (round, end) in [false, true].into_iter().enumerate() {
+        let before = watched.state().reconnects;
+        if end {
+            ground.server.end_watches();
+        } else {
+            ground.server.cut_watches();
+        }
+        becomes(&watched, |state| state.reconnects > before);
+        is_back(&ground, &watched, &format!("cart-{}", round + 1));
+    }
+    assert_eq!((ground.lists(), ground.watches()), (1, 3));
+}
+
+#[test]
+fn a_server_that_fails_is_tried_again_and_what_is_known_is_answered() {
+    for trouble in [Trouble::Fails(500), Trouble::Fails(502), Trouble::Fails(503), Trouble::Disconnects] {
+        let (ground, watched) = scene(&format!("fails-{trouble:?}"));
+        ground.server.fault(Fault::always(trouble));
+        ground.server.cut_watches();
+        becomes(&watched, |state| !well(state));
+        knows(&watched, "cart-0", "u0");
+        ground.server.mend();
+        is_back(&ground, &watched, "cart-1");
+    }
+}
+
+#[test]
+fn a_server_that_asks_for_patience_gets_it() {
+    let (ground, watched) = scene("patience");
+    ground.server.fault(Fault::always(Trouble::TooManyRequests(1)).times(2));
+    let before = Instant::now();
+    ground.server.cut_watches();
+    becomes(&watched, |state| status(state) == Some(429));
+    knows(&watched, "cart-0", "u0");
+    becomes(&watched, well);
+    assert!(before.elapsed() >= Duration::from_secs(2), "{:?}", before.elapsed());
+}
+
+#[test]
+fn the_watch_never_spins() {
+    let (ground, watched) = scene("spins");
+    let stop = AtomicBool::new(false);
+    let before = ground.server.requests().len();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::SeqCst) {
+                ground.server.end_watches();
+                thread::sleep(Duration::from_millis(5));
+            }
+        });
+        thread::sleep(Duration::from_secs(2));
+        stop.store(true, Ordering::SeqCst);
+    });
+    let requests = ground.server.requests().len() - before;
+    assert!((2..=8).contains(&requests), "{requests} in two seconds");
+    is_back(&ground, &watched, "cart-1");
+}
+
+#[test]
+fn f02_ten_rotations_under_load_fail_nobody() {
+    let (ground, watched) = scene("rotations");
+    for i in 0..8 {
+        let mut elsewhere = meshed(&format!("far-{i}"), "u1");
+        elsewhere["spec"]["nodeName"] = "node-2".into();
+        ground.server.put_pod(elsewhere);
+    }
+    let (stop, watched) = (&AtomicBool::new(false), &watched);
+    thread::scope(|scope| {
+        for i in 0..8 {
+            scope.spawn(move || {
+                while !stop.load(Ordering::SeqCst) {
+                    // The first is known, the second is asked for with the token of the moment.
+                    knows(watched, "cart-0", "u0");
+                    knows(watched, &format!("far-{i}"), "u1");
+                }
+            });
+        }
+        for _ in 0..10 {
+            let gets = ground.server.requests().len();
+            ground.rotate();
+            ground.server.cut_watches();
+            ground.asked(|requests| requests.len() > gets + 16);
+        }
+        stop.store(true, Ordering::SeqCst);
+    });
+    is_back(&ground, watched, "cart-1");
+    let requests = ground.server.requests();
+    let refused = requests.iter().filter(|request| request.code == Some(401)).count();
+    println!("{} requests, {refused} of them refused once and repeated with the new token", requests.len());
+    assert!(requests.len() > 160, "{}", requests.len());
+}
+
+#[test]
+fn f03_a_token_that_is_not_valid_yet_is_told_and_the_next_is_taken() {
+    let (ground, watched) = scene("not-yet");
+    ground.server.tokens().revoke_all();
+    ground.account.write(&ground.server.tokens().issue(Validity::InTwoDays)).unwrap();
+    ground.server.cut_watches();
+    becomes(&watched, |state| status(state) == Some(401));
+    knows(&watched, "cart-0", "u0");
+    let told = format!("{:?}", asked(&watched, "cart-1", "u1").unwrap_err());
+    assert!(told.contains("401"), "{told}");
+    ground.rotate();
+    is_back(&ground, &watched, "cart-1");
+}
+
+#[test]
+fn f03_a_certificate_that_is_days_off_is_told_and_the_next_is_trusted() {
+    let (ground, watched) = scene("certificate");
+    for off in [Validity::InTwoDays, Validity::UntilTwoDaysAgo] {
+        ground.server.present(off).unwrap();
+        ground.server.network(Network::Refusing).unwrap();
+        ground.server.network(Network::Open).unwrap();
+        becomes(&watched, |state| {
+            state.trouble.as_ref().is_some_and(|trouble| trouble.sentence.contains("certificate"))
+        });
+        knows(&watched, "cart-0", "u0");
+        ground.server.present(Validity::Now).unwrap();
+        becomes(&watched, well);
+    }
+    is_back(&ground, &watched, "cart-1");
+}
+
+#[test]
+fn a_right_that_is_taken_away_is_told_and_waited_for() {
+    for verb in [Verb::List, Verb::Watch] {
+        let (ground, watched) = scene(&format!("right-{verb:?}"));
+        ground.server.forbid(verb, "pods");
+        ground.server.compact();
+        ground.put("cart-1", "u1");
+        ground.server.expire_watches();
+        becomes(&watched, |state| status(state) == Some(403));
+        knows(&watched, "cart-0", "u0");
+        let sentence = watched.state().trouble.unwrap().sentence;
+        assert!(sentence.contains("gybe-node") && sentence.contains("pods"), "{sentence}");
+        ground.server.permit(verb, "pods");
+        is_back(&ground, &watched, "cart-2");
+    }
+}
+
+#[test]
+fn f01_a_black_hole_changes_no_answer_and_refuses_what_is_new_in_time() {
+    for network in [Network::Unreachable, Network::Mute, Network::Refusing] {
+        let (ground, watched) = scene(&format!("hole-{network:?}"));
+        ground.server.network(network).unwrap();
+        for _ in 0..100 {
+            let before = Instant::now();
+            knows(&watched, "cart-0", "u0");
+            assert!(before.elapsed() < Duration::from_millis(250), "{network:?}: {:?}", before.elapsed());
+        }
+        ground.put("cart-1", "u1");
+        let answer = asked(&watched, "cart-1", "u1").unwrap_err();
+        assert!(matches!(&answer, Answer::Fault(why) if why.contains("the API server")), "{answer:?}");
+        ground.server.network(Network::Open).unwrap();
+        knows(&watched, "cart-0", "u0");
+        becomes(&watched, |state| well(state) && state.pods == 2);
+        knows(&watched, "cart-1", "u1");
+    }
+}
+
+#[test]
+fn a_server_that_is_away_at_the_start_is_waited_for() {
+    let ground = Ground::new("start");
+    ground.put("cart-0", "u0");
+    ground.server.network(Network::Refusing).unwrap();
+    let watched = WatchedPods::start(&ground.cluster(), crate::ground::NODE).unwrap();
+    becomes(&watched, |state| !well(state));
+    assert!(!watched.state().synced && watched.state().pods == 0);
+    let answer = asked(&watched, "cart-0", "u0").unwrap_err();
+    assert!(matches!(&answer, Answer::Fault(why) if why.contains("cannot be reached")), "{answer:?}");
+    ground.server.network(Network::Open).unwrap();
+    becomes(&watched, |state| state.synced);
+    is_back(&ground, &watched, "cart-1");
+}
+
+#[test]
+fn one_pod_that_cannot_be_read_hides_no_other() {
+    let (ground, watched) = scene("odd");
+    let odd = |name: &str, pointer: &str, value: serde_json::Value| {
+        let mut pod = meshed(name, "odd");
+        *pod.pointer_mut(pointer).unwrap() = value;
+        ground.server.put_pod(pod);
+    };
+    odd("odd-0", "/spec/containers/0/name", 5.into());
+    odd("odd-1", "/spec/containers", serde_json::Value::Null);
+    odd("odd-2", "/metadata/annotations", "none".into());
+    ground.put("cart-1", "u1");
+    knows(&watched, "cart-1", "u1");
+    let answer = asked(&watched, "odd-0", "odd").unwrap_err();
+    assert!(matches!(&answer, Answer::Fault(why) if why.contains("no object of its kind")), "{answer:?}");
+    // The same in a list, and the watch is not begun anew because of it.
+    assert_eq!((ground.lists(), ground.watches()), (1, 1));
+    let again = ground.watched();
+    knows(&again, "cart-0", "u0");
+    knows(&again, "cart-1", "u1");
+    assert_eq!(again.state().pods, 2);
+}

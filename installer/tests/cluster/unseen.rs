@@ -1,0 +1,109 @@
+//! Pods that the watch has not told of: waited for, then asked for once.
+
+use crate::ground::{CALL, Ground, asked, becomes, knows, meshed};
+use gybe_api_server::{Fault, Trouble, Verb};
+use gybe_plugin::facts::wire::Answer;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// A pod that no watch of this node tells of, so that only the API server knows it.
+fn put_elsewhere(ground: &Ground, name: &str, uid: &str) {
+    let mut pod = meshed(name, uid);
+    pod["spec"]["nodeName"] = "node-2".into();
+    ground.server.put_pod(pod);
+}
+
+#[test]
+fn a_pod_that_comes_while_it_is_waited_for_is_not_asked_for() {
+    let ground = Ground::new("comes");
+    let watched = &ground.watched();
+    thread::scope(|scope| {
+        let waiting = scope.spawn(move || asked(watched, "cart-0", "u0"));
+        ground.put("cart-0", "u0");
+        assert_eq!(waiting.join().unwrap(), Ok("u0".to_owned()));
+    });
+    assert_eq!(ground.gets("cart-0"), 0);
+}
+
+#[test]
+fn an_unseen_pod_is_asked_for_once_however_many_want_to_know() {
+    let ground = Ground::new("once");
+    put_elsewhere(&ground, "cart-0", "u0");
+    let watched = &ground.watched();
+    thread::scope(|scope| {
+        for _ in 0..30 {
+            scope.spawn(|| knows(watched, "cart-0", "u0"));
+        }
+    });
+    assert_eq!(ground.gets("cart-0"), 1);
+    // It is kept nowhere: who asks later asks the API server again.
+    assert_eq!(watched.state().pods, 0);
+    knows(watched, "cart-0", "u0");
+    assert_eq!(ground.gets("cart-0"), 2);
+}
+
+#[test]
+fn a_pod_nobody_has_is_unknown() {
+    let ground = Ground::new("nobody");
+    assert_eq!(asked(&ground.watched(), "cart-0", "u0"), Err(Answer::Unknown));
+    assert_eq!(ground.gets("cart-0"), 1);
+}
+
+#[test]
+fn f39_an_earlier_life_is_not_answered_and_the_new_one_is_asked_for() {
+    let ground = Ground::new("life");
+    ground.put("cart-0", "u1");
+    let watched = ground.watched();
+    knows(&watched, "cart-0", "u1");
+    ground.server.fault(Fault::always(Trouble::Fails(503)).at(Verb::Watch));
+    ground.server.cut_watches();
+    becomes(&watched, |state| state.trouble.is_some());
+    ground.server.delete_pod("shop", "cart-0");
+    ground.put("cart-0", "u2");
+    knows(&watched, "cart-0", "u2");
+    assert_eq!(ground.gets("cart-0"), 1);
+    ground.server.mend();
+    becomes(&watched, |state| state.trouble.is_none());
+    knows(&watched, "cart-0", "u2");
+    assert_eq!(ground.gets("cart-0"), 1);
+}
+
+#[test]
+fn f39_a_static_pod_is_found_by_the_hash_that_its_mirror_tells() {
+    let ground = Ground::new("mirror");
+    let mut mirror = meshed("proxy-node-1", "api");
+    mirror["metadata"]["annotations"]["kubernetes.io/config.hash"] = "hash".into();
+    ground.server.put_pod(mirror);
+    let watched = ground.watched();
+    assert_eq!(asked(&watched, "proxy-node-1", "hash"), Ok("api".to_owned()));
+    assert_eq!(ground.gets("proxy-node-1"), 0);
+}
+
+#[test]
+fn f01_an_api_server_that_is_silent_holds_a_caller_no_longer_than_its_deadline() {
+    let ground = Ground::new("silent");
+    let watched = ground.watched();
+    ground.server.fault(Fault::always(Trouble::Silent).at(Verb::Get));
+    let before = Instant::now();
+    let answer = asked(&watched, "cart-0", "u0").unwrap_err();
+    assert!(matches!(&answer, Answer::Fault(why) if why.contains("did not answer in time")), "{answer:?}");
+    assert!(before.elapsed() < CALL + Duration::from_secs(1), "{:?}", before.elapsed());
+}
+
+#[test]
+fn what_the_server_says_to_a_question_is_told_and_no_credential() {
+    let ground = Ground::new("said");
+    let watched = ground.watched();
+    ground.server.forbid(Verb::Get, "pods");
+    let told = |name: &str| format!("{:?}", asked(&watched, name, "u").unwrap_err());
+    let forbidden = told("cart-0");
+    assert!(forbidden.contains("said 403") && forbidden.contains("is forbidden"), "{forbidden}");
+    ground.server.permit(Verb::Get, "pods");
+    ground.server.fault(Fault::always(Trouble::TooManyRequests(100)).at(Verb::Get));
+    let too_many = told("cart-1");
+    assert!(too_many.contains("said 429"), "{too_many}");
+    ground.server.mend();
+    ground.server.tokens().revoke_all();
+    let unauthorized = told("cart-2");
+    assert!(unauthorized.contains("said 401") && !unauthorized.contains("eyJ"), "{unauthorized}");
+}

@@ -1,0 +1,104 @@
+//! What is known when all is well, and what it costs the API server.
+
+use crate::ground::{Ground, NODE, asked, becomes, knows, meshed};
+use gybe_installer::kube::WatchedPods;
+use gybe_installer::node::Pods;
+use gybe_plugin::facts::wire::{self, Answer};
+use std::thread;
+use std::time::{Duration, Instant};
+
+#[test]
+fn pods_of_the_node_are_known_by_list_and_by_watch_and_forgotten_when_they_go() {
+    let ground = Ground::new("watch");
+    ground.put("cart-0", "u0");
+    let mut elsewhere = meshed("cart-9", "u9");
+    elsewhere["spec"]["nodeName"] = "node-2".into();
+    ground.server.put_pod(elsewhere);
+    let watched = ground.watched();
+    knows(&watched, "cart-0", "u0");
+    ground.put("cart-1", "u1");
+    knows(&watched, "cart-1", "u1");
+    assert_eq!(watched.state().pods, 2);
+    ground.server.delete_pod("shop", "cart-0");
+    becomes(&watched, |state| state.pods == 1);
+    assert_eq!(asked(&watched, "cart-0", "u0"), Err(Answer::Unknown));
+    assert_eq!(
+        (ground.gets("cart-0"), ground.gets("cart-1"), ground.lists(), ground.watches()),
+        (1, 0, 1, 1)
+    );
+}
+
+#[test]
+fn the_server_is_asked_for_this_node_alone_from_memory_and_with_bookmarks() {
+    let ground = Ground::new("asked");
+    let _watched = ground.watched();
+    ground.asked(|requests| requests.len() == 2);
+    let queries: Vec<_> = ground.server.requests().into_iter().map(|request| request.query).collect();
+    let of_the_node = format!("fieldSelector=spec.nodeName%3D{NODE}");
+    assert!(queries.iter().all(|query| query.contains(&of_the_node)), "{queries:?}");
+    assert!(queries[0].contains("resourceVersion=0") && queries[0].contains("limit="), "{queries:?}");
+    assert!(queries[1].contains("allowWatchBookmarks=true"), "{queries:?}");
+}
+
+#[test]
+fn what_is_answered_is_trimmed_to_what_the_decision_needs() {
+    let ground = Ground::new("trimmed");
+    ground.put("cart-0", "u0");
+    let question = br#"{"version": 1, "namespace": "shop", "name": "cart-0", "uid": "u0"}"#;
+    let pod = wire::asked(question).unwrap();
+    let answer = ground.watched().answer(&pod, Instant::now() + Duration::from_secs(1));
+    let Answer::Pod(facts) = &answer else { panic!("{answer:?}") };
+    assert_eq!(facts.annotations.keys().collect::<Vec<_>>(), ["sidecar.istio.io/status"]);
+    assert_eq!(facts.containers[1].args, ["proxy", "sidecar"]);
+    assert!(!wire::answer(&answer).contains("hunter2"), "{answer:?}");
+}
+
+#[test]
+fn a_hundred_and_ten_pods_at_once_are_answered_from_memory() {
+    let ground = Ground::new("many");
+    let watched = ground.watched();
+    for i in 0..110 {
+        ground.put(&format!("cart-{i}"), &format!("u{i}"));
+    }
+    let watched: &WatchedPods = &watched;
+    thread::scope(|scope| {
+        for i in 0..110 {
+            scope.spawn(move || knows(watched, &format!("cart-{i}"), &format!("u{i}")));
+        }
+    });
+    let gets = ground.server.requests().iter().filter(|request| request.path.contains("/pods/")).count();
+    assert_eq!((gets, ground.lists(), ground.watches()), (0, 1, 1));
+}
+
+#[test]
+fn f38_a_large_clusters_other_pods_are_not_even_sent() {
+    let ground = Ground::new("large");
+    ground.server.crowd(100_000);
+    ground.put("cart-0", "u0");
+    let watched = ground.watched();
+    knows(&watched, "cart-0", "u0");
+    assert_eq!(watched.state().pods, 1);
+}
+
+#[test]
+fn a_bookmark_saves_the_list_when_history_is_forgotten() {
+    let ground = Ground::new("bookmark");
+    ground.put("cart-0", "u0");
+    let watched = ground.watched();
+    ground.asked(|requests| requests.iter().any(|request| request.is_watch() && request.code == Some(200)));
+    for i in 0..20 {
+        let mut elsewhere = meshed(&format!("other-{i}"), "x");
+        elsewhere["spec"]["nodeName"] = "node-2".into();
+        ground.server.put_pod(elsewhere);
+    }
+    becomes(&watched, |state| state.silent > Duration::from_millis(500));
+    ground.server.bookmark();
+    becomes(&watched, |state| state.silent < Duration::from_millis(300));
+    ground.server.cut_watches();
+    ground.server.compact();
+    becomes(&watched, |state| state.reconnects == 1);
+    ground.put("cart-1", "u1");
+    knows(&watched, "cart-1", "u1");
+    knows(&watched, "cart-0", "u0");
+    assert_eq!((ground.lists(), ground.watches()), (1, 2));
+}

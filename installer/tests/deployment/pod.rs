@@ -1,0 +1,129 @@
+//! What the pod may do on a node, and whether its parts know each other.
+
+use crate::objects::Objects;
+use gybe_installer::host::NEEDED;
+use k8s_openapi::api::core::v1::{ConfigMap, Container, Namespace, SecurityContext, ServiceAccount, Volume};
+
+pub(crate) fn assert_confined(objects: &Objects) {
+    let pod = objects.pod();
+    let told =
+        |part: &str| format!("{part} of {:?}", pod.containers.iter().map(|it| &it.name).collect::<Vec<_>>());
+    assert!(pod.host_network == Some(true), "{}", told("hostNetwork"));
+    assert_eq!((pod.host_pid, pod.host_ipc, pod.share_process_namespace), (None, None, None));
+    assert_eq!(pod.automount_service_account_token, Some(false));
+    let account: ServiceAccount = objects.one("ServiceAccount");
+    assert_eq!(account.automount_service_account_token, Some(false));
+    assert!(pod.init_containers.is_none() && pod.ephemeral_containers.is_none());
+    let seccomp = pod.security_context.clone().unwrap().seccomp_profile.unwrap();
+    assert_eq!(seccomp.type_, "RuntimeDefault");
+    assert_eq!(pod.containers.len(), 2);
+    added(&objects.container("install"), &[]);
+    // What the probe asks for when it lacks something, and no more; the agent takes none.
+    let mut needed = NEEDED.map(|(_, name, _)| name.strip_prefix("CAP_").unwrap());
+    needed.sort_unstable();
+    added(&objects.container("probe"), &needed);
+    tokens(&pod.containers, &pod.volumes.unwrap());
+}
+
+fn added(container: &Container, wanted: &[&str]) {
+    let context: SecurityContext = container.security_context.clone().unwrap();
+    let capabilities = context.capabilities.unwrap();
+    assert_eq!(capabilities.drop, Some(vec!["ALL".to_owned()]), "{}", container.name);
+    let mut added = capabilities.add.unwrap_or_default();
+    added.sort();
+    assert_eq!(added, wanted, "{}", container.name);
+    assert_eq!((context.privileged, context.allow_privilege_escalation), (Some(false), Some(false)));
+    assert_eq!(context.read_only_root_filesystem, Some(true), "{}", container.name);
+    // Files in the host's directories belong to root.
+    assert_eq!((context.run_as_user, context.run_as_group), (Some(0), Some(0)), "{}", container.name);
+    assert!(context.seccomp_profile.is_none() && context.proc_mount.is_none());
+    // No variable, and no file of a mount of one file, ever changes in a living pod.
+    assert!(container.env_from.is_none(), "{}", container.name);
+    for variable in container.env.iter().flatten() {
+        let from = variable.value_from.as_ref();
+        let from_map =
+            from.is_some_and(|from| from.config_map_key_ref.is_some() || from.secret_key_ref.is_some());
+        assert!(!from_map, "{}", variable.name);
+    }
+    for mount in container.volume_mounts.iter().flatten() {
+        assert!(mount.sub_path.is_none() && mount.sub_path_expr.is_none(), "{}", mount.name);
+        assert!(mount.mount_propagation.is_none(), "{}", mount.name);
+    }
+}
+
+/// A short-lived token, for the one container that asks the API server; and no host path but those
+/// that are needed, each a directory of its own.
+fn tokens(containers: &[Container], volumes: &[Volume]) {
+    let mounts = |name: &str| -> Vec<(String, bool)> {
+        let of = |container: &Container| {
+            let mounts = container.volume_mounts.clone().unwrap_or_default();
+            let ours = mounts.into_iter().filter(|mount| mount.name == name);
+            ours.map(|mount| (container.name.clone(), mount.read_only == Some(true))).collect::<Vec<_>>()
+        };
+        containers.iter().flat_map(of).collect()
+    };
+    let only = |container: &str, read_only| vec![(container.to_owned(), read_only)];
+    for volume in volumes {
+        let by = mounts(&volume.name);
+        match volume.name.as_str() {
+            "token" => {
+                let projected = volume.projected.as_ref().unwrap();
+                let sources = projected.sources.clone().unwrap();
+                let token = sources.iter().find_map(|source| source.service_account_token.clone()).unwrap();
+                assert!(token.expiration_seconds.unwrap() <= 3600);
+                assert_eq!(by, only("install", true));
+            }
+            "config" | "cni-cache" => assert_eq!(by, only("install", true)),
+            "proc" => assert_eq!(by, only("probe", true)),
+            "cni-conf" | "cni-bin" | "run" => assert_eq!(by, only("install", false)),
+            other => panic!("nobody needs {other}"),
+        }
+        assert!(volume.secret.is_none());
+        if let Some(path) = volume.host_path.as_ref().map(|host| host.path.as_str()) {
+            assert!(!["/", "/etc", "/run", "/var", "/var/run", "/var/lib", "/opt"].contains(&path), "{path}");
+        }
+    }
+}
+
+pub(crate) fn assert_consistent(objects: &Objects) {
+    let set = objects.daemon_set();
+    let (metadata, spec) = (set.metadata, set.spec);
+    let template = spec.template.metadata.unwrap();
+    let labels = template.labels.unwrap();
+    let selector = spec.selector.match_labels.unwrap();
+    assert!(selector.iter().all(|(key, value)| labels.get(key) == Some(value)), "{selector:?}");
+    for (key, value) in [("k8s-app", "istio-cni-node"), ("sidecar.istio.io/inject", "false")] {
+        assert_eq!(labels.get(key).map(String::as_str), Some(value), "{key}");
+    }
+    let pod = spec.template.spec.unwrap();
+    let account: ServiceAccount = objects.one("ServiceAccount");
+    assert_eq!(pod.service_account_name, account.metadata.name);
+    let namespace: Namespace = objects.one("Namespace");
+    assert_eq!(
+        (&metadata.namespace, &account.metadata.namespace),
+        (&namespace.metadata.name, &namespace.metadata.name)
+    );
+    let level = namespace.metadata.labels.unwrap()["pod-security.kubernetes.io/enforce"].clone();
+    assert_eq!(level, "privileged");
+    let volumes = pod.volumes.unwrap();
+    let config: ConfigMap = objects.one("ConfigMap");
+    let mounted = volumes.iter().find_map(|volume| volume.config_map.clone()).unwrap();
+    assert_eq!((Some(mounted.name), config.metadata.namespace), (config.metadata.name, metadata.namespace));
+    for container in &pod.containers {
+        for mount in container.volume_mounts.iter().flatten() {
+            assert!(volumes.iter().any(|volume| volume.name == mount.name), "{}", mount.name);
+        }
+        let requests = container.resources.clone().unwrap().requests.unwrap();
+        assert!(requests.contains_key("cpu") && requests.contains_key("memory"), "{}", container.name);
+    }
+    let annotations = template.annotations.unwrap();
+    let ports = objects.container("install").ports.unwrap();
+    let port =
+        |name: &str| ports.iter().find(|port| port.name.as_deref() == Some(name)).unwrap().container_port;
+    assert_eq!(annotations["prometheus.io/port"], port("metrics").to_string());
+    let effects: Vec<_> =
+        pod.tolerations.unwrap().into_iter().map(|it| it.effect.or(it.key).unwrap()).collect();
+    assert_eq!(effects, ["NoSchedule", "NoExecute", "CriticalAddonsOnly"]);
+    assert_eq!(pod.priority_class_name.as_deref(), Some("system-node-critical"));
+    assert_eq!(pod.node_selector.unwrap()["kubernetes.io/os"], "linux");
+}

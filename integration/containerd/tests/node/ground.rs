@@ -1,0 +1,113 @@
+//! A node without Gybe, two versions of the programs beside it, and waiting; and what is left at the end.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use gybe_containerd_tests::agent::Errand;
+use gybe_containerd_tests::{Agent, Chain, Generation, Node, Programs, config};
+
+/// Longer than anything here takes on a busy machine.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+
+const STAGE: &str = env!("CARGO_BIN_EXE_gybe-stage");
+const HEALER: &str = env!("CARGO_BIN_EXE_gybe-healer");
+
+/// A version of the image, as the agent sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Image {
+    One,
+    Two,
+}
+
+impl Image {
+    pub(crate) fn directory(self) -> &'static str {
+        match self {
+            Image::One => "/run/gybe/image-1",
+            Image::Two => "/run/gybe/image-2",
+        }
+    }
+}
+
+/// A node whose primary has written its conf, and nobody else.
+pub(crate) fn node(generation: Generation) -> Node {
+    let programs = Programs { stage: Path::new(STAGE), plugins: &[] };
+    let thread = thread::current();
+    let test = thread.name().unwrap_or("unnamed").replace("::", ".");
+    let log = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{test}.log"));
+    let node = Node::start(programs, generation, &chain(generation), log).unwrap();
+    for image in [Image::One, Image::Two] {
+        furnish(&node, image);
+    }
+    node
+}
+
+pub(crate) fn chain(generation: Generation) -> Chain {
+    Chain::of_reference_plugins(generation)
+}
+
+/// The shipped programs; another version is other bytes that do the same.
+fn furnish(node: &Node, image: Image) {
+    let directory = node.stage().path(image.directory());
+    fs::create_dir_all(&directory).unwrap();
+    for name in ["gybe", "gybe-cni"] {
+        let built = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../dist").join(name);
+        let mut bytes =
+            fs::read(&built).unwrap_or_else(|why| panic!("{}: {why}; run:  make test-node", built.display()));
+        if image == Image::Two {
+            bytes.extend_from_slice(b"version two");
+        }
+        let path = directory.join(name);
+        fs::write(&path, bytes).unwrap();
+        fs::set_permissions(path, Permissions::from_mode(0o755)).unwrap();
+    }
+}
+
+/// An agent that puts this version in, and has done so.
+pub(crate) fn install(node: &Node, image: Image) -> Agent {
+    node.start_installer(&errand(image, "install")).unwrap()
+}
+
+/// The same, still at it.
+pub(crate) fn begin(node: &Node, image: Image) -> Agent {
+    node.begin_installer(&errand(image, "install")).unwrap()
+}
+
+/// An agent that takes Gybe out, and has done what can be done now.
+pub(crate) fn leave(node: &Node, image: Image) -> Agent {
+    node.start_installer(&errand(image, "leave")).unwrap()
+}
+
+fn errand(image: Image, mode: &'static str) -> Errand<'static> {
+    Errand { program: Path::new(HEALER), image: image.directory(), mode }
+}
+
+/// Everything that came is gone, and nothing is left of it.
+pub(crate) fn assert_nothing_is_stuck(node: &Node) {
+    assert_eq!(node.cri.list().unwrap(), [""; 0]);
+    assert_eq!(node.stage().pod_links().unwrap(), [""; 0]);
+}
+
+/// A program on the node, as the runtime finds it.
+pub(crate) fn placed(node: &Node, name: &str) -> Option<Vec<u8>> {
+    fs::read(node.stage().path(config::BIN_DIR).join(name)).ok()
+}
+
+/// The same in an image.
+pub(crate) fn of_image(node: &Node, image: Image, name: &str) -> Vec<u8> {
+    fs::read(node.stage().path(image.directory()).join(name)).unwrap()
+}
+
+/// Asks until it is so. The question takes a while itself; between two of them others get to work.
+pub(crate) fn until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(answer) = ask() {
+            return answer;
+        }
+        assert!(start.elapsed() < PATIENCE, "{what} did not happen");
+        thread::sleep(Duration::from_millis(5));
+    }
+}

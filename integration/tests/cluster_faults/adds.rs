@@ -1,0 +1,145 @@
+//! ADDs in numbers: each by a process of its own and, for a pod in the mesh, into a namespace of its own,
+//! which is looked into afterwards.
+
+use crate::kind::{Call, Kind};
+use crate::meanwhile::Times;
+use crate::row::{Added, Row};
+use crate::site::{Site, programs};
+use gybe_installer::demo::add::Add;
+use gybe_installer::demo::namespace::Namespace;
+use gybe_integration::crowd::so_many_at_a_time;
+use gybe_integration::programs::{ours, run};
+use gybe_netfilter::backend::Backend;
+use gybe_netfilter::nft::Nft;
+use gybe_netfilter::redirection::Redirection;
+use serde_json::Value;
+use std::io::{Write, pipe};
+use std::process::{Command, Stdio};
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+
+/// As many as two processors do without one waiting for the other.
+const FEW: usize = 4;
+
+/// As many as a node may start at once, where most of the time is waiting: more than the agent answers
+/// at a time.
+const MANY: usize = 100;
+
+/// What a namespace holds when its pod is redirected.
+static REDIRECTION: LazyLock<Redirection> = LazyLock::new(|| {
+    let addresses = ["10.244.0.10", "fd00:10::10"].map(|address| address.parse().unwrap());
+    Redirection::of(&Add::recorded().unwrap().policy(&addresses).unwrap())
+});
+
+/// Makes so many ADDs of a kind; `waits` says that each is expected to wait for somebody.
+pub(crate) fn adds(site: &Site, (fault, kind): (&'static str, Kind), count: usize, waits: bool) -> Row {
+    let calls = (0..count).map(|number| (kind, number)).collect();
+    Row::of(fault, kind, batch(site, calls, if waits { MANY } else { FEW }))
+}
+
+/// Makes so many ADDs of each kind in turn, and more until something has happened so often.
+pub(crate) fn adds_until(
+    site: &Site,
+    (fault, kinds): (&'static str, &[Kind]),
+    count: usize,
+    (times, often): (&Times, usize),
+) -> Vec<Row> {
+    let mut added = vec![Vec::new(); kinds.len()];
+    let each: Vec<_> =
+        (0..count.min(10)).flat_map(|number| kinds.iter().map(move |kind| (*kind, number))).collect();
+    while added[0].len() < count || times.load(Ordering::Relaxed) < often {
+        for (place, one) in batch(site, each.clone(), FEW).into_iter().enumerate() {
+            added[place % kinds.len()].push(one);
+        }
+    }
+    kinds.iter().zip(added).map(|(kind, added)| Row::of(fault, *kind, added)).collect()
+}
+
+/// Makes these ADDs, so many at a time. The number is that of a pod the agent knows.
+fn batch(site: &Site, calls: Vec<(Kind, usize)>, at_a_time: usize) -> Vec<Added> {
+    // Nothing is written for a pod in no mesh, so one namespace shows it for all of them.
+    let shared = pod();
+    let added = so_many_at_a_time(at_a_time, calls, |(kind, number)| {
+        let name = if kind == Kind::Known { format!("known-{number}") } else { fresh_name() };
+        let call = kind.call(site, &name);
+        if kind.is_meshed() { meshed(&call) } else { add(&call, &shared) }
+    });
+    assert!(is_untouched(&shared), "the namespace of pods in no mesh was touched");
+    added
+}
+
+fn fresh_name() -> String {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    format!("pod-{}", NEXT.fetch_add(1, Ordering::Relaxed))
+}
+
+/// One pod in the mesh: it is redirected, wholly, or it is refused and nothing was written.
+fn meshed(call: &Call) -> Added {
+    let pod = pod();
+    let added = add(call, &pod);
+    if added.refused.is_none() {
+        let differences = pod.run(|| REDIRECTION.differences(&Nft)).unwrap().unwrap();
+        assert!(differences.is_empty(), "passed and not redirected: {differences:?}");
+    } else {
+        assert!(is_untouched(&pod), "refused and touched: {added:?}");
+    }
+    added
+}
+
+fn is_untouched(pod: &Namespace) -> bool {
+    pod.run(|| Nft.inspect()).unwrap().unwrap().is_empty()
+}
+
+/// A namespace with the example's addresses, of both families.
+pub(crate) fn pod() -> Namespace {
+    let pod = Namespace::new().unwrap();
+    let lines = "address add 10.244.0.10/32 dev lo\naddress add fd00:10::10/128 dev lo nodad\n";
+    let added = pod.run(|| run("ip", &["-batch", "-"], lines)).unwrap().unwrap();
+    assert_eq!(added.code, Some(0), "{added:?}");
+    pod
+}
+
+/// The process, from its start to its end.
+#[expect(clippy::disallowed_methods, reason = "the plugin is a program, and what it costs is measured")]
+fn add(call: &Call, pod: &Namespace) -> Added {
+    static PLUGIN: LazyLock<std::path::PathBuf> = LazyLock::new(|| programs("gybe-cni"));
+    let (stdin, mut writer) = pipe().unwrap();
+    writer.write_all(call.stdin.to_string().as_bytes()).unwrap();
+    drop(writer);
+    let mut command = Command::new(&*PLUGIN);
+    command.env_clear().envs(call.env.iter().cloned()).env("CNI_NETNS", pod.path());
+    command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let begun = Instant::now();
+    let output = command.output().unwrap();
+    let took = begun.elapsed();
+    let answer: Value =
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|why| panic!("{why}: {output:?}"));
+    if output.status.success() {
+        assert_eq!(answer["ips"], call.stdin["prevResult"]["ips"]);
+        return Added { took, refused: None };
+    }
+    Added {
+        took,
+        refused: Some((answer["code"].as_u64(), answer["msg"].as_str().unwrap_or_default().to_owned())),
+    }
+}
+
+/// What an operator sees of one pod of each kind, with the operator's own program.
+pub(crate) fn seen_by_an_operator(site: &Site) {
+    let manifest = site.place.manifest().display().to_string();
+    for (number, kind) in Kind::ALL.into_iter().enumerate() {
+        let (pod, name) =
+            (pod(), if kind == Kind::Known { "known-0".to_owned() } else { format!("seen-{number}") });
+        assert_eq!(add(&kind.call(site, &name), &pod).refused, None, "{kind:?}");
+        let netns = pod.path().display().to_string();
+        let inspected = ours("gybe", &["inspect", "--netns", &netns], "").unwrap();
+        let verified = ours("gybe", &["verify", "--netns", &netns, "--pod", &manifest], "").unwrap();
+        let nothing = inspected.out.starts_with("nothing of ours");
+        assert_eq!(
+            (nothing, verified.code),
+            (!kind.is_meshed(), Some(i32::from(!kind.is_meshed()))),
+            "{inspected:?}"
+        );
+    }
+}

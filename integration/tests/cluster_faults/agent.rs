@@ -1,0 +1,67 @@
+//! The node agent as a process of its own: `gybe node` in a cluster, started and killed.
+
+use crate::site::{NODE, PATIENCE, programs};
+use gybe_api_server::ApiServer;
+use gybe_integration::add::Place;
+use std::io::{BufRead, BufReader};
+use std::process::{Child, ChildStderr, Command, Stdio};
+use std::sync::mpsc::{Sender, channel};
+use std::thread::{self, JoinHandle};
+
+/// A running agent, killed with the value.
+pub(crate) struct Agent {
+    child: Child,
+    /// Reads what it tells, all the time: a full pipe would stop it.
+    reader: Option<JoinHandle<()>>,
+}
+
+impl Agent {
+    /// Starts one and waits until it serves. What it sees at `/run` is the place's own, with its service
+    /// account in it; `/var/run` is a link there.
+    pub(crate) fn start(place: &Place, server: &ApiServer) -> Self {
+        let mut child = gybe_node(place, server);
+        let (serving, served) = channel();
+        let stderr = child.stderr.take().unwrap();
+        let reader = Some(thread::spawn(move || follow(stderr, &serving)));
+        let agent = Self { child, reader };
+        served.recv_timeout(PATIENCE).unwrap_or_else(|why| panic!("the agent does not serve: {why}"));
+        agent
+    }
+
+    /// Ends it as a crash or the kernel would.
+    pub(crate) fn kill(mut self) {
+        self.end();
+    }
+
+    fn end(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let _ = self.reader.take().map(JoinHandle::join);
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+fn follow(stderr: ChildStderr, serving: &Sender<()>) {
+    for line in BufReader::new(stderr).lines().map_while(Result::ok) {
+        if line.contains("gybe node: serving") {
+            let _ = serving.send(());
+        }
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "an agent runs beside the test, not to its end")]
+fn gybe_node(place: &Place, server: &ApiServer) -> Child {
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--propagation", "private", "sh", "-c"]);
+    command.arg("mount --bind \"$1\" /run && exec \"$2\" node --socket \"$3\"").arg("agent");
+    command.arg(place.run()).arg(programs("gybe")).arg(place.run().join("facts.sock"));
+    command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("KUBERNETES_NODE_NAME", NODE);
+    command.env("KUBERNETES_SERVICE_HOST", server.address().ip().to_string());
+    command.env("KUBERNETES_SERVICE_PORT", server.address().port().to_string());
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
+}

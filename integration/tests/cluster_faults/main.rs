@@ -1,0 +1,169 @@
+//! How many ADDs fail when the cluster or the agent does: real plugin processes, a real agent, and an API
+//! server that a test breaks. `make fault-runs` makes 1,000 ADDs for each row of the table and prints it;
+//! `GYBE_ADDS` says how many otherwise.
+#![allow(clippy::print_stdout, reason = "the table is what the full run is for")]
+#![allow(
+    clippy::indexing_slicing,
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test that meets what it did not expect has nothing better to do"
+)]
+
+mod adds;
+mod agent;
+mod kind;
+mod meanwhile;
+mod row;
+mod site;
+
+use adds::{adds, adds_until, seen_by_an_operator};
+use gybe_api_server::{Fault, Network, Trouble, Validity};
+use kind::Kind;
+use meanwhile::{restarting, rotating};
+use row::Row;
+use site::Site;
+use std::time::Duration;
+
+/// What becomes of the two kinds of pods that are in the mesh.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Meshed {
+    Pass,
+    /// Those pass that the agent has seen.
+    PassWhenSeen,
+    AreRefused,
+}
+
+/// So many ADDs of each kind.
+fn count() -> usize {
+    std::env::var("GYBE_ADDS").ok().map_or(20, |text| text.parse().unwrap())
+}
+
+/// ADDs of every kind while the fault lasts.
+fn hold(site: &Site, fault: &'static str, meshed: Meshed) {
+    for kind in Kind::ALL {
+        let refused = match kind {
+            Kind::Unmeshed | Kind::Excluded | Kind::Own => false,
+            Kind::Known => meshed == Meshed::AreRefused,
+            Kind::New => meshed != Meshed::Pass,
+        };
+        let row = adds(site, (fault, kind), count(), refused);
+        if refused { row.all_are_refused() } else { row.none_fails() }
+    }
+}
+
+/// Afterwards pods start that nobody had seen before.
+fn heals(site: &Site, fault: &'static str) {
+    adds(site, (fault, Kind::New), count().min(50), false).none_fails();
+}
+
+#[test]
+fn with_nothing_wrong_no_add_fails_and_an_operator_sees_why() {
+    let site = Site::with_agent("sound", count());
+    hold(&site, "nothing", Meshed::Pass);
+    seen_by_an_operator(&site);
+}
+
+#[test]
+fn f01_with_the_api_unreachable_only_pods_that_nobody_has_seen_are_refused() {
+    let site = Site::with_agent("unreachable", count());
+    site.server.network(Network::Unreachable).unwrap();
+    hold(&site, "F01 API: packets get lost", Meshed::PassWhenSeen);
+    site.server.network(Network::Open).unwrap();
+    heals(&site, "F01 API: packets come through again");
+}
+
+#[test]
+fn f01_with_the_api_black_holed_only_pods_that_nobody_has_seen_are_refused() {
+    let site = Site::with_agent("mute", count());
+    site.server.network(Network::Mute).unwrap();
+    hold(&site, "F01 API: accepts and never answers", Meshed::PassWhenSeen);
+    site.server.network(Network::Open).unwrap();
+    heals(&site, "F01 API: answers again");
+}
+
+#[test]
+fn f01_with_the_api_slow_no_add_fails() {
+    let site = Site::with_agent("slow", count());
+    site.server.fault(Fault::always(Trouble::Slow(Duration::from_millis(400))));
+    site.cut_connections();
+    hold(&site, "F01 API: answers after 400 ms, watch cut", Meshed::Pass);
+}
+
+#[test]
+fn f02_with_all_tokens_revoked_only_pods_that_nobody_has_seen_are_refused() {
+    let site = Site::with_agent("revoked", count());
+    site.server.tokens().revoke_all();
+    site.cut_connections();
+    hold(&site, "F02 tokens revoked, watch cut", Meshed::PassWhenSeen);
+    site.only_token(Validity::Now);
+    heals(&site, "F02 another token in the file");
+}
+
+#[test]
+fn f02_while_tokens_rotate_no_add_fails() {
+    let site = Site::with_agent("rotated", count());
+    let kinds = ("F02 tokens rotated in a loop, watch cut each time", &[Kind::Known, Kind::New][..]);
+    let rows = rotating(&site, |times| adds_until(&site, kinds, count(), (times, 10)));
+    rows.iter().for_each(Row::none_fails);
+}
+
+#[test]
+fn f03_with_tokens_two_days_off_only_pods_that_nobody_has_seen_are_refused() {
+    let site = Site::with_agent("token-days", count());
+    site.only_token(Validity::InTwoDays);
+    hold(&site, "F03 token valid in two days", Meshed::PassWhenSeen);
+    site.only_token(Validity::UntilTwoDaysAgo);
+    hold(&site, "F03 token valid until two days ago", Meshed::PassWhenSeen);
+    site.only_token(Validity::Now);
+    heals(&site, "F03 token valid now");
+}
+
+#[test]
+fn f03_with_certificates_two_days_off_only_pods_that_nobody_has_seen_are_refused() {
+    let site = Site::with_agent("certificate-days", count());
+    for (validity, fault) in [
+        (Validity::InTwoDays, "F03 certificate valid in two days"),
+        (Validity::UntilTwoDaysAgo, "F03 certificate valid until two days ago"),
+    ] {
+        site.server.present(validity).unwrap();
+        site.cut_connections();
+        hold(&site, fault, Meshed::PassWhenSeen);
+    }
+    site.server.present(Validity::Now).unwrap();
+    heals(&site, "F03 certificate valid now");
+}
+
+#[test]
+fn f04_before_the_agent_is_there_only_pods_in_the_mesh_are_refused() {
+    let mut site = Site::new("reboot", count());
+    hold(&site, "F04 no agent yet", Meshed::AreRefused);
+    site.server.network(Network::Unreachable).unwrap();
+    site.start_agent();
+    hold(&site, "F04 an agent, and no API yet", Meshed::AreRefused);
+    site.server.network(Network::Open).unwrap();
+    heals(&site, "F04 the API is there");
+}
+
+#[test]
+fn f14_without_the_agent_only_pods_in_the_mesh_are_refused() {
+    let mut site = Site::with_agent("killed", count());
+    site.kill_agent();
+    hold(&site, "F14 agent killed", Meshed::AreRefused);
+    site.start_agent();
+    heals(&site, "F14 agent started again");
+}
+
+#[test]
+fn f14_f27_while_the_agent_restarts_in_a_loop_a_pod_is_redirected_or_refused() {
+    let site = Site::new("restarts", count());
+    let kinds = ("F14 agent killed and started in a loop", &Kind::ALL[..]);
+    let rows = restarting(&site, |times| adds_until(&site, kinds, count(), (times, 5)));
+    for row in rows {
+        if row.kind.is_meshed() {
+            row.refusals_are_clear();
+            row.some_pass();
+        } else {
+            row.none_fails();
+        }
+    }
+}
