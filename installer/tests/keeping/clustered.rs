@@ -90,7 +90,7 @@ fn f02_ready_is_a_list_of_pods_and_does_not_flap_while_tokens_change() {
 
 #[test]
 fn a_nodes_label_goes_into_its_entry_and_stays_there_while_nobody_can_be_asked() {
-    let cluster = Cluster::new("cluster-label");
+    let mut cluster = Cluster::new("cluster-label");
     cluster.labels(&json!({ "gybe.dev/backend": "iptables-legacy" }));
     drop(cluster.ready());
     assert_eq!(cluster.backend(), "iptables-legacy");
@@ -100,6 +100,10 @@ fn a_nodes_label_goes_into_its_entry_and_stays_there_while_nobody_can_be_asked()
     agent.tells("the node's label cannot be read");
     eventually("turns", || agent.number("gybe_passes_total") >= 1.0);
     assert_eq!(cluster.node.text(FILE), before, "nothing is written for what is not known");
+    // What an operator says now counts for more than what a label said once.
+    cluster.node.configures(&[("backend", "nft")]);
+    eventually("the cluster's word", || cluster.backend() == "nft");
+    cluster.node.configures(&[]);
     drop(agent);
     cluster.server.tokens().believe_all();
     cluster.labels(&json!({ "gybe.dev/backend": "nfq" }));
