@@ -20,7 +20,7 @@ mod metrics;
 mod page;
 mod place;
 mod pods_from;
-mod stand_in;
+pub(crate) mod stand_in;
 mod token;
 mod view;
 

@@ -7,6 +7,7 @@ use crate::decide::unclear_variables;
 use crate::error::PluginError;
 use crate::families::ipv6_left_alone;
 use crate::log::brief;
+use crate::loopback;
 use crate::reply::Reply;
 use crate::request::Request;
 use crate::result;
@@ -14,6 +15,7 @@ use crate::tool::Tool;
 use crate::wanted::{self, Subject, Wanted};
 use gybe_netfilter::choose::Way;
 use gybe_netfilter::policy::Families;
+use std::path::Path;
 
 pub(crate) fn add(request: &Request) -> Result<Reply, PluginError> {
     let members = request.network.members();
@@ -28,17 +30,20 @@ pub(crate) fn add(request: &Request) -> Result<Reply, PluginError> {
         Wanted::LeaveAlone(reason, pod) => {
             tracing::info!(pod, decision = "leave alone", reason = %reason, "gybe-cni cmdAdd");
         }
-        Wanted::Redirect(subject) => redirect(*subject, &conf)?,
+        Wanted::Redirect(subject) => redirect(*subject, &conf, request.netns.as_deref())?,
     }
     Ok(Reply::Answer(answer))
 }
 
-fn redirect(subject: Subject, conf: &PluginConf) -> Result<(), PluginError> {
+fn redirect(subject: Subject, conf: &PluginConf, netns: Option<&Path>) -> Result<(), PluginError> {
     let pod = subject.pod.to_string();
     for variable in unclear_variables(&subject.facts) {
         tracing::warn!(pod, variable, "gybe-cni cmdAdd: a variable of istio-proxy is neither true nor false");
     }
-    let done = subject.inside(conf, |redirection, routes, backend| redirection.apply_over(routes, backend));
+    let done = subject.inside(conf, |redirection, routes, backend| {
+        loopback::settle(redirection, routes, netns.unwrap_or(Path::new("")));
+        redirection.apply_over(routes, backend)
+    });
     let done = done.inspect_err(|refusal| Tool::note(conf.backend, refusal))?;
     for beside in &done.outcome.beside {
         tracing::warn!(pod, %beside, "gybe-cni cmdAdd: somebody else translates addresses in the pod");

@@ -244,3 +244,26 @@ fn a_server_that_is_away_at_the_start_is_waited_for() {
     becomes(&watched, |state| state.synced);
     is_back(&ground, &watched, "cart-1");
 }
+
+#[test]
+fn one_pod_that_cannot_be_read_hides_no_other() {
+    let (ground, watched) = scene("odd");
+    let odd = |name: &str, pointer: &str, value: serde_json::Value| {
+        let mut pod = meshed(name, "odd");
+        *pod.pointer_mut(pointer).unwrap() = value;
+        ground.server.put_pod(pod);
+    };
+    odd("odd-0", "/spec/containers/0/name", 5.into());
+    odd("odd-1", "/spec/containers", serde_json::Value::Null);
+    odd("odd-2", "/metadata/annotations", "none".into());
+    ground.put("cart-1", "u1");
+    knows(&watched, "cart-1", "u1");
+    let answer = asked(&watched, "odd-0", "odd").unwrap_err();
+    assert!(matches!(&answer, Answer::Fault(why) if why.contains("no object of its kind")), "{answer:?}");
+    // The same in a list, and the watch is not begun anew because of it.
+    assert_eq!((ground.lists(), ground.watches()), (1, 1));
+    let again = ground.watched();
+    knows(&again, "cart-0", "u0");
+    knows(&again, "cart-1", "u1");
+    assert_eq!(again.state().pods, 2);
+}

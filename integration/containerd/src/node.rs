@@ -1,8 +1,8 @@
 //! One machine of a cluster as far as pods are concerned: a stage, a containerd on it, its plugins
 //! and the kubelet's connection; not the pods.
 
-use std::fs;
-use std::os::unix::fs::symlink;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use crate::agent::{Errand, Place};
@@ -88,6 +88,16 @@ impl Node {
     /// What containerd has logged so far.
     pub fn containerds_log(&self) -> Result<String, Trouble> {
         fs::read_to_string(&self.log).map_err(Trouble::file(&self.log))
+    }
+
+    /// Makes a reference plugin begin its work a second late, as on a node that has too much to do.
+    pub fn slow_down(&self, plugin: &str) -> Result<(), Trouble> {
+        let link = self.stage.path(config::BIN_DIR).join(plugin);
+        let real = fs::read_link(&link).map_err(Trouble::file(&link))?;
+        let script = format!("#!/bin/sh\nsleep 1\nexec {}\n", real.display());
+        let written = fs::remove_file(&link).and_then(|()| fs::write(&link, script));
+        let written = written.and_then(|()| fs::set_permissions(&link, Permissions::from_mode(0o755)));
+        written.map_err(Trouble::file(link))
     }
 
     /// Its containerd.
