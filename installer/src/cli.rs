@@ -13,9 +13,11 @@ mod doctor;
 mod file;
 mod init;
 mod inspect;
+mod install;
 mod namespace;
 mod node;
 mod packet;
+mod passed;
 mod plugin_conf;
 mod pod_facts;
 mod print;
@@ -23,6 +25,7 @@ mod probe;
 mod remove;
 mod render;
 mod trace;
+mod uninstall;
 mod validate;
 mod verify;
 mod wish;
@@ -60,6 +63,8 @@ enum Command {
     Remove(remove::RemoveArgs),
     Node(node::NodeArgs),
     PodFacts(pod_facts::PodFactsArgs),
+    Install(install::InstallArgs),
+    Uninstall(uninstall::UninstallArgs),
     Doctor(doctor::DoctorArgs),
     Init(init::InitCommand),
     Validate(validate::ValidateArgs),
@@ -78,6 +83,8 @@ impl Command {
             Self::Remove(args) => args.run(),
             Self::Node(args) => args.run(surroundings),
             Self::PodFacts(args) => args.run(),
+            Self::Install(args) => args.run(),
+            Self::Uninstall(args) => args.run(),
             Self::Doctor(args) => args.run(),
             Self::Init(args) => args.run(surroundings),
             Self::Validate(args) => args.run(surroundings),
@@ -92,6 +99,10 @@ pub fn run(
     args: impl IntoIterator<Item = OsString>,
     environment: impl IntoIterator<Item = (OsString, OsString)>,
 ) -> Exit {
+    let args: Vec<OsString> = args.into_iter().collect();
+    if called::is_taint(&args) {
+        return print::failure(&called::no_taint());
+    }
     let (called, args) = called::read(args);
     let text =
         |(name, value): (OsString, OsString)| Some((name.into_string().ok()?, value.into_string().ok()?));

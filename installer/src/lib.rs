@@ -1,5 +1,6 @@
 //! What `gybe`, the node agent and the operator's command line, is made of.
 
+pub mod by_hand;
 pub mod cli;
 pub mod demo;
 pub mod doctor;

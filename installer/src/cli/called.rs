@@ -1,6 +1,7 @@
 //! By which name and with which first word the program was called. A pod's init container calls it
 //! as it would call Istio's image; both become `gybe init`.
 
+use super::answer::Failure;
 use crate::init_args::InitArgs;
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
@@ -12,6 +13,20 @@ pub(super) enum Called {
     Gybe,
     /// The bare one of Istio before 1.3, whose image was given flags and no command.
     BareFlags,
+}
+
+/// Under this name nothing else is ever done: a caller that waits for a taint to go must not take
+/// another command's success for it.
+pub(super) fn is_taint(args: &[OsString]) -> bool {
+    let name = args.first().and_then(|program| Path::new(program).file_name());
+    name == Some(OsStr::new("istio-cni-taint"))
+}
+
+/// What is said then.
+pub(super) fn no_taint() -> Failure {
+    let hint = "istiod's own controller removes the taint when the node agent is ready (PILOT_ENABLE_NODE_UNTAINT_CONTROLLERS)";
+    Failure::new("istio-cni-taint is not part of this version of gybe, and no node's taint was changed")
+        .hinting(Some(hint.to_owned()))
 }
 
 /// The command line in our own form.

@@ -168,6 +168,12 @@ impl Known {
         news
     }
 
+    /// Whether there is a pod whose name begins so; none as long as the list was never whole.
+    pub(super) fn has_any_named(&self, prefix: &str) -> Option<bool> {
+        let now = self.lock();
+        now.synced.then(|| now.pods.values().any(|facts| facts.name.starts_with(prefix)))
+    }
+
     pub(super) fn state(&self) -> WatchState {
         let now = self.lock();
         WatchState {

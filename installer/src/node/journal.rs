@@ -1,5 +1,6 @@
 //! What the agent tells on stderr, one JSON object a line: its own news, and what plugins sent.
 
+use super::calls::Calls;
 use super::place::{Place, PlaceError};
 use nix::sys::socket::{MsgFlags, SockType, recv};
 use serde_json::{Map, Value};
@@ -30,9 +31,11 @@ impl Journal {
     }
 
     fn write(&self, line: &Value) {
+        // Formatted into stderr, which has no buffer, each of its words and commas is a write of its own.
+        let line = format!("{line}\n");
         let _whole = self.0.lock();
         // There is nobody left to tell when stderr is closed.
-        let _ = writeln!(io::stderr(), "{line}");
+        let _ = io::stderr().write_all(line.as_bytes());
     }
 }
 
@@ -49,8 +52,9 @@ impl LogSocket {
         Ok(Self { socket, _place: place })
     }
 
-    /// Tells what has arrived. What is no JSON object is not ours to print: it is dropped.
-    pub(crate) fn receive(&self, journal: &Journal) {
+    /// Counts and tells what has arrived. What is no JSON object is not ours to print: it is dropped.
+    /// A line without a message is below the plugin's level, and only to be counted.
+    pub(crate) fn receive(&self, journal: &Journal, calls: &Calls) {
         let mut buffer = vec![0; LONGEST];
         for _ in 0..AT_ONCE {
             let Ok(length) = recv(self.socket.as_raw_fd(), &mut buffer, MsgFlags::MSG_DONTWAIT) else {
@@ -58,7 +62,10 @@ impl LogSocket {
             };
             if let Ok(Value::Object(line)) = serde_json::from_slice(buffer.get(..length).unwrap_or_default())
             {
-                journal.write(&Value::Object(line));
+                calls.heard(&line);
+                if line.contains_key("msg") {
+                    journal.write(&Value::Object(line));
+                }
             }
         }
     }

@@ -1,6 +1,6 @@
 //! Pods from a directory of manifests: no cluster at all. Files are read again when they change.
 
-use super::Pods;
+use super::{ISTIO_AGENT, Pods, PodsState};
 use crate::manifest;
 use gybe_plugin::args::PodRef;
 use gybe_plugin::facts::means;
@@ -76,6 +76,21 @@ impl Pods for PodsFrom {
             }
             _ => Answer::Unknown,
         }
+    }
+
+    fn state(&self) -> PodsState {
+        let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        let looked = self.look(&mut files);
+        let missing = looked.err().map(|why| format!("{}: {why}", self.directory.display()));
+        let pods = files.values().filter_map(|file| file.pods.as_ref().ok()).map(Vec::len).sum();
+        PodsState { missing, pods, heard: None }
+    }
+
+    fn has_istio_agent(&self) -> Option<bool> {
+        let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        self.look(&mut files).ok()?;
+        let mut known = files.values().filter_map(|file| file.pods.as_ref().ok()).flatten();
+        Some(known.any(|facts| facts.name.starts_with(ISTIO_AGENT)))
     }
 }
 

@@ -42,7 +42,7 @@ pub fn measure(times: usize) -> Result<Report, Complaint> {
 /// When a program is missing.
 pub fn contenders() -> Result<Vec<Contender>, Complaint> {
     let call = Call::prepared()?;
-    let mut all = vec![Contender::noop(&call)?, Contender::gybe(&call)?];
+    let mut all = vec![Contender::noop(&call)?, Contender::gybe("gybe-cni ADD", &call)?];
     all.extend(Contender::others()?);
     Ok(all)
 }

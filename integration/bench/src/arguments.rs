@@ -7,6 +7,8 @@ use clap::{Parser, ValueEnum};
 pub enum Part {
     /// One ADD, from the start of the process to its end.
     Add,
+    /// One call of the other kinds, likewise, and its memory.
+    Verbs,
     /// Many ADDs at once.
     Crowd,
     /// What a connection costs afterwards.
@@ -23,7 +25,7 @@ pub enum Part {
 pub struct Arguments {
     /// Only these; all when none is named
     parts: Vec<Part>,
-    /// How often each program is run by `add`
+    /// How often each program is run by `add` and `verbs`
     #[arg(long, default_value_t = 101)]
     pub times: usize,
     /// How often the other parts measure each thing

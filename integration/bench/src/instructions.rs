@@ -28,13 +28,19 @@ pub fn measure() -> Result<Report, Complaint> {
 
 fn counted(valgrind: &Path) -> Result<Vec<Vec<String>>, Complaint> {
     let call = Call::prepared()?;
-    let count = |name: &str, shown: &str| {
-        Ok(vec![shown.to_owned(), count(valgrind, &ours(name)?, &call)?.to_string()])
+    let unmeshed = call.clone().unannotated();
+    let count = |(program, shown, call): (&str, &str, &Call)| {
+        Ok(vec![shown.to_owned(), count(valgrind, &ours(program)?, call)?.to_string()])
     };
-    [("gybe-noop", "no-op"), ("gybe-cni", "gybe-cni ADD")]
-        .map(|(name, shown)| count(name, shown))
-        .into_iter()
-        .collect()
+    [
+        ("gybe-noop", "no-op", &call),
+        ("gybe-cni", "gybe-cni ADD", &call),
+        ("gybe-cni", "gybe-cni ADD of an unmeshed pod", &unmeshed),
+        ("gybe-cni", "gybe-cni DEL", &call.clone().of("DEL")),
+    ]
+    .map(count)
+    .into_iter()
+    .collect()
 }
 
 fn count(valgrind: &Path, program: &Path, call: &Call) -> Result<u64, Complaint> {

@@ -5,11 +5,13 @@
 //! ratios: the machine's mood is in both halves of a ratio.
 
 pub mod add;
+pub mod agent;
 pub mod arguments;
 pub mod connections;
 pub mod crowd;
 pub mod instructions;
 pub mod lists;
+pub mod memory;
 pub mod pod;
 pub mod policies;
 pub mod print;
@@ -17,6 +19,7 @@ pub mod programs;
 pub mod report;
 pub mod sample;
 pub mod seclusion;
+pub mod verbs;
 
 use arguments::{Arguments, Part};
 use gybe_integration::complaint::Complaint;
@@ -39,6 +42,7 @@ pub fn run(arguments: &Arguments) -> ExitCode {
 fn measured(part: Part, arguments: &Arguments) -> Result<Report, Complaint> {
     let report = match part {
         Part::Add => add::measure(arguments.times),
+        Part::Verbs => verbs::measure(arguments.times),
         Part::Crowd => crowd::measure(arguments.rounds),
         Part::Connections => connections::measure(arguments.rounds),
         Part::Lists => lists::measure(arguments.rounds),

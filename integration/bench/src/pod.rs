@@ -65,7 +65,7 @@ fn one() -> Result<Namespace, Complaint> {
 #[derive(Debug, Clone)]
 pub struct Call {
     env: Vec<(String, String)>,
-    stdin: String,
+    stdin: Value,
 }
 
 impl Call {
@@ -79,16 +79,44 @@ impl Call {
             annotations.remove("traffic.sidecar.istio.io/excludeOutboundPorts");
             annotations.remove("traffic.sidecar.istio.io/excludeInboundPorts");
         }
-        let shop = Path::new(PLACE).join("pods/shop");
+        let shop = pods().join("shop");
         fs::create_dir_all(&shop)?;
         fs::write(shop.join("cart-0.json"), pod.to_string())?;
         let mut add: Value = serde_json::from_str(include_str!("../../../examples/add.json"))?;
         if let Some(facts) = add.pointer_mut("/stdin/facts") {
-            *facts = json!({ "directory": Path::new(PLACE).join("pods") });
+            *facts = json!({ "directory": pods() });
         }
         let env = add.get("env").and_then(Value::as_object).into_iter().flatten();
         let env = env.map(|(name, value)| (name.clone(), value.as_str().unwrap_or_default().to_owned()));
-        Ok(Self { env: env.collect(), stdin: add.get("stdin").map(Value::to_string).unwrap_or_default() })
+        Ok(Self { env: env.collect(), stdin: add.get("stdin").cloned().unwrap_or_default() })
+    }
+
+    /// The same for another verb.
+    #[must_use]
+    pub fn of(mut self, verb: &str) -> Self {
+        let own = self.env.iter_mut().find(|(name, _)| name == "CNI_COMMAND");
+        own.into_iter().for_each(|(_, own)| verb.clone_into(own));
+        self
+    }
+
+    /// The same for a pod of which the runtime says that it has no annotations.
+    #[must_use]
+    pub fn unannotated(mut self) -> Self {
+        let handed = self.stdin.pointer_mut("/runtimeConfig/io.kubernetes.cri.pod-annotations");
+        handed.into_iter().for_each(|handed| *handed = Value::Null);
+        self
+    }
+
+    /// The same, with an agent at this socket to ask instead of a directory.
+    #[must_use]
+    pub fn asking(mut self, socket: &Path) -> Self {
+        self.stdin.pointer_mut("/facts").into_iter().for_each(|facts| *facts = json!({ "socket": socket }));
+        self
+    }
+
+    /// Where the manifests are.
+    pub fn pods(&self) -> PathBuf {
+        pods()
     }
 
     /// The environment of the call for this namespace.
@@ -102,7 +130,11 @@ impl Call {
     }
 
     /// What the runtime writes to stdin.
-    pub fn stdin(&self) -> &str {
-        &self.stdin
+    pub fn stdin(&self) -> String {
+        self.stdin.to_string()
     }
+}
+
+fn pods() -> PathBuf {
+    Path::new(PLACE).join("pods")
 }

@@ -8,9 +8,9 @@ use gybe_netfilter::compile::compile;
 use gybe_netfilter::iptables::script;
 use gybe_netfilter::ruleset::Family;
 use gybe_netfilter::show::show;
-use std::io::{Read, Write, pipe};
+use std::io::{PipeReader, PipeWriter, Read, Write, pipe};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// One way to have the rules in a namespace.
@@ -76,12 +76,12 @@ impl Contender {
         Ok(Self { name: "no-op", runs: vec![run], stands: Stands::Outside })
     }
 
-    /// The plugin.
+    /// The plugin, called so.
     ///
     /// # Errors
     /// When it is not built.
-    pub fn gybe(call: &Call) -> Result<Self, Complaint> {
-        Ok(Self { name: "gybe-cni ADD", runs: vec![Run::cni(call)?], stands: Stands::Outside })
+    pub fn gybe(name: &'static str, call: &Call) -> Result<Self, Complaint> {
+        Ok(Self { name, runs: vec![Run::cni(call)?], stands: Stands::Outside })
     }
 
     /// Those who write the same rules with the system's programs.
@@ -143,6 +143,43 @@ impl Contender {
     }
 }
 
+impl Contender {
+    /// Starts it for this namespace, without its stdin.
+    ///
+    /// # Errors
+    /// When it cannot be started, or is none that reads its stdin.
+    pub fn begun(&self, pod: &Pod) -> Result<Waiting<'_>, Complaint> {
+        let [run] = self.runs.as_slice() else { return Err(Complaint::that("more than one program")) };
+        let (reader, writer) = pipe()?;
+        let child = run.command(pod, reader).spawn()?;
+        Ok(Waiting { child, writer: Some(writer), stdin: &run.stdin })
+    }
+}
+
+/// A program that waits for its stdin.
+#[derive(Debug)]
+pub struct Waiting<'r> {
+    child: Child,
+    /// Closed when all is written, or the program would wait for more.
+    writer: Option<PipeWriter>,
+    stdin: &'r [u8],
+}
+
+impl Waiting<'_> {
+    /// Its process.
+    pub fn process(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Gives it its stdin. Whoever watches it waits for it, too.
+    ///
+    /// # Errors
+    /// When it does not listen.
+    pub fn go_on(&mut self) -> Result<(), Complaint> {
+        Ok(self.writer.take().map_or(Ok(()), |mut writer| writer.write_all(self.stdin))?)
+    }
+}
+
 /// When it was.
 #[derive(Debug, Clone, Copy)]
 pub struct Ran {
@@ -161,7 +198,7 @@ impl Ran {
 
 impl Run {
     fn cni(call: &Call) -> Result<Self, Complaint> {
-        let (program, stdin) = (ours("gybe-cni")?, call.stdin().as_bytes().to_vec());
+        let (program, stdin) = (ours("gybe-cni")?, call.stdin().into_bytes());
         Ok(Self { program, arguments: Vec::new(), env: Env::Cni(call.clone()), stdin })
     }
 
@@ -169,14 +206,18 @@ impl Run {
     fn prepared(&self, pod: &Pod) -> Result<Command, Complaint> {
         let (reader, mut writer) = pipe()?;
         writer.write_all(&self.stdin)?;
+        Ok(self.command(pod, reader))
+    }
+
+    fn command(&self, pod: &Pod, stdin: PipeReader) -> Command {
         let mut command = command(&self.program);
         command.args(&self.arguments).env_clear();
         match &self.env {
             Env::Cni(call) => command.envs(call.env(pod)),
             Env::OwnLock => command.env("XTABLES_LOCKFILE", "/proc/self/ns/net"),
         };
-        command.stdin(reader).stdout(Stdio::piped()).stderr(Stdio::piped());
-        Ok(command)
+        command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
     }
 }
 

@@ -1,11 +1,11 @@
 //! One machine of a cluster as far as pods are concerned: a stage, a containerd on it, its plugins
 //! and the kubelet's connection; not the pods.
 
-use std::fs;
-use std::os::unix::fs::symlink;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
-use crate::agent::{Errand, Place};
+use crate::agent::Place;
 use crate::stage::starting;
 use crate::{Agent, Call, Chain, Containerd, Cri, Generation, Stage, Trouble, calls, config, pause_image};
 
@@ -26,6 +26,8 @@ pub struct Node {
     containerd: Containerd,
     generation: Generation,
     log: PathBuf,
+    /// The agent's lines stand beside containerd's.
+    log_of_agent: PathBuf,
     stage: Stage,
 }
 
@@ -37,7 +39,8 @@ impl Node {
         chain: &Chain,
         log: PathBuf,
     ) -> Result<Node, Trouble> {
-        for old in [log.as_path(), &log_of_agent(&log)] {
+        let log_of_agent = log.with_extension("agent.log");
+        for old in [&log, &log_of_agent] {
             let _ = fs::remove_file(old);
         }
         let stage = Stage::open(programs.stage)?;
@@ -47,7 +50,7 @@ impl Node {
         import(&stage, generation)?;
         let cri = connect(&stage)?;
         cri.wait_for_image(config::PAUSE_IMAGE)?;
-        Ok(Node { cri, containerd, generation, log, stage })
+        Ok(Node { cri, containerd, generation, log, log_of_agent, stage })
     }
 
     /// Its namespaces.
@@ -55,24 +58,34 @@ impl Node {
         &self.stage
     }
 
-    /// Starts the node agent, which knows the pods whose manifests are published.
-    pub fn start_agent(&self) -> Result<Agent, Trouble> {
-        Agent::with_manifests(&self.stage, &log_of_agent(&self.log))
+    /// Starts a node agent that knows the pods whose manifests are published; it serves.
+    pub fn start_agent(&self, program: &Path) -> Result<Agent, Trouble> {
+        Agent::telling(&self.place(), program)
     }
 
-    /// Starts the node agent that changes the node; it has done what can be done when this returns.
-    pub fn start_installer(&self, errand: &Errand<'_>) -> Result<Agent, Trouble> {
-        Agent::installing(&Place { stage: &self.stage, log: &log_of_agent(&self.log) }, errand)
+    /// Starts one that also keeps Gybe in the chain, with the programs of this image (a directory
+    /// inside the stage); what it has done by now nobody knows.
+    pub fn begin_keeping(&self, image: &Path) -> Result<Agent, Trouble> {
+        Agent::keeping(&self.place(), image)
     }
 
-    /// The same without waiting for it.
-    pub fn begin_installer(&self, errand: &Errand<'_>) -> Result<Agent, Trouble> {
-        Agent::beginning(&Place { stage: &self.stage, log: &log_of_agent(&self.log) }, errand)
+    fn place(&self) -> Place<'_> {
+        Place { stage: &self.stage, log: &self.log_of_agent }
     }
 
     /// What containerd has logged so far.
     pub fn containerds_log(&self) -> Result<String, Trouble> {
         fs::read_to_string(&self.log).map_err(Trouble::file(&self.log))
+    }
+
+    /// Makes a reference plugin begin its work a second late, as on a node that has too much to do.
+    pub fn slow_down(&self, plugin: &str) -> Result<(), Trouble> {
+        let link = self.stage.path(config::BIN_DIR).join(plugin);
+        let real = fs::read_link(&link).map_err(Trouble::file(&link))?;
+        let script = format!("#!/bin/sh\nsleep 1\nexec {}\n", real.display());
+        let written = fs::remove_file(&link).and_then(|()| fs::write(&link, script));
+        let written = written.and_then(|()| fs::set_permissions(&link, Permissions::from_mode(0o755)));
+        written.map_err(Trouble::file(link))
     }
 
     /// Its containerd.
@@ -118,15 +131,11 @@ impl LostNode {
             cri: connect(&self.stage)?,
             containerd,
             generation: self.generation,
+            log_of_agent: self.log.with_extension("agent.log"),
             log: self.log,
             stage: self.stage,
         })
     }
-}
-
-/// The agent's lines stand beside containerd's.
-fn log_of_agent(log: &Path) -> PathBuf {
-    log.with_extension("agent.log")
 }
 
 fn connect(stage: &Stage) -> Result<Cri, Trouble> {

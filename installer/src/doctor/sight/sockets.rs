@@ -29,7 +29,7 @@ pub struct LogSocketSeen {
     pub fault: Option<Errno>,
 }
 
-pub(super) fn ask(socket: &Path) -> AgentSeen {
+pub(crate) fn ask(socket: &Path) -> AgentSeen {
     let conf =
         FactsConf { socket: Some(socket.to_owned()), directory: None, kubeconfig: None, deadline: PATIENCE };
     let fault = nobody().and_then(|pod| match facts::ask(&conf, &pod) {

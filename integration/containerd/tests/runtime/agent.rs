@@ -7,7 +7,7 @@ use std::time::Duration;
 use gybe_containerd_tests::{Generation, Node, Sandbox, Trouble, manifest};
 use nix::sys::signal::Signal;
 
-use crate::ground::{agents_node, assert_nothing_is_left, on_every_generation};
+use crate::ground::{agents_node, assert_nothing_is_left, on_every_generation, ours};
 use crate::pod::{APPLICATION, Met, OUTSIDE, Outside, Pod};
 
 /// How many pods a kubelet lets a node have, by default.
@@ -43,7 +43,7 @@ on_every_generation! {
             assert_eq!(pod.calls(APPLICATION, OUTSIDE[0], 80), *"outside", "{passes:?}");
         }
 
-        let _agent = node.start_agent().unwrap();
+        let _agent = node.start_agent(&ours("gybe")).unwrap();
         meshed.attempt = 1;
         let pod = Pod::start(&node, &meshed, &manifest::injected(&meshed));
         let address = pod.addresses[0];
@@ -71,7 +71,7 @@ fn while_agents_die<T: Send>(node: &Node, work: impl FnOnce() -> T + Send) -> (T
         });
         let mut dead = 0;
         loop {
-            let agent = node.start_agent().unwrap();
+            let agent = node.start_agent(&ours("gybe")).unwrap();
             let still = is_over.recv_timeout(A_LIFE);
             agent.end(Signal::SIGKILL).unwrap();
             dead += 1;
@@ -91,7 +91,7 @@ fn f14_a_node_full_of_pods_starts_while_its_agent_is_killed_again_and_again() {
     }
     let kubelet = node.connect().unwrap();
     let (made, dead) = while_agents_die(&node, || kubelet.run_together(&sandboxes));
-    let _agent = node.start_agent().unwrap();
+    let _agent = node.start_agent(&ours("gybe")).unwrap();
     let outside = Outside::of(&node);
     let mut refused = 0;
     for (sandbox, made) in sandboxes.iter_mut().zip(made) {

@@ -1,0 +1,63 @@
+//! Into a node and out of it by an operator's hand: the same passes as the agent's, wanted once, and
+//! without a cluster. What the agent learns from it is seen on the node, or said.
+
+mod out;
+mod run_directory;
+
+pub use out::{Out, Stays, StaysWhile, leave};
+pub use run_directory::forget_run_directory;
+
+use crate::image::Image;
+use crate::install::conflist::ISTIO;
+use crate::install::entry::EntryError;
+use crate::install::perform::{Busy, PerformError};
+use crate::install::plan::{Plan, plan};
+use crate::install::seen::{FileName, Hashes, Interest, Places, Sandboxes, look};
+use crate::install::wanted::{TakeOver, Wanted};
+use crate::install::{Memory, Pass, pass};
+use crate::node::stand_in::stand_in;
+use crate::node_backend::{Found, node_backend};
+use crate::settings::{Burial, OnNode, PLUGIN, Settings, TakeOverWish};
+
+/// So often a write of somebody else's may come between.
+const ATTEMPTS: usize = 3;
+
+/// The state a node is to be in for these settings.
+///
+/// # Errors
+/// Never with an entry that was made here; the type cannot say so.
+pub fn wanted(settings: &Settings, image: &Image, found: Option<&Found>) -> Result<Wanted, EntryError> {
+    let backend = node_backend(settings.choices.conf.backend, None, found);
+    let take_over = match settings.choices.take_over {
+        TakeOverWish::Now => TakeOver::Now,
+        TakeOverWish::Wait => TakeOver::Waits,
+    };
+    let programs = [ISTIO, PLUGIN].into_iter().filter_map(|name| FileName::new(name).ok());
+    let interest =
+        Interest { programs: programs.collect(), sandboxes: Sandboxes::Asked, ..Interest::default() };
+    let stand_in = stand_in(&look(&settings.ground.places, &interest, &mut Hashes::default()), image);
+    let burial = Burial::Now;
+    settings.wanted(&OnNode { image, backend: Some(&backend), probed: None, take_over, stand_in, burial })
+}
+
+/// What would be done, and what stands in the way.
+#[must_use]
+pub fn foreseen(places: &Places, wanted: &Wanted) -> Plan {
+    plan(&look(places, &wanted.interest(), &mut Hashes::default()), wanted)
+}
+
+/// One pass; another when somebody else wrote in the same moment.
+///
+/// # Errors
+/// When another gybe, most likely the agent, is at it.
+pub fn settle(places: &Places, wanted: &Wanted) -> Result<Pass, Busy> {
+    let mut passed = pass(places, wanted, &mut Memory::default())?;
+    for _ in 1..ATTEMPTS {
+        let was_overtaken = |why: &PerformError| matches!(why, PerformError::Overtaken { .. });
+        if passed.performed.failed.is_empty() || !passed.performed.failed.iter().all(was_overtaken) {
+            break;
+        }
+        passed = pass(places, wanted, &mut Memory::default())?;
+    }
+    Ok(passed)
+}

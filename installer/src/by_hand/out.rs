@@ -1,0 +1,205 @@
+//! Out of a node: what goes, what has to stay, and for how long.
+//!
+//! Two calls are the rule: the first takes the entry out of every file, the second takes the programs.
+//! A sandbox that was being made when the entry went is in no cache yet, and its DEL will ask for the
+//! plugin. `gybe` itself goes last, so that there is something to call again.
+
+use super::settle;
+use crate::image::Image;
+use crate::install::change::Change;
+use crate::install::conflist::{Chain, ISTIO};
+use crate::install::loads::Form;
+use crate::install::perform::Busy;
+use crate::install::plan::Plan;
+use crate::install::seen::{
+    Cached, FileName, Hash, Hashes, Interest, Places, Sandboxes, SeenProgram, Snapshot, look,
+};
+use crate::install::wanted::{Leave, Place, Program, PutBack, Trial, Wanted};
+use crate::install::{Pass, seen};
+use crate::settings::PLUGIN;
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::fs;
+use std::path::Path;
+
+const TOOL: &str = "gybe";
+/// Ours is two megabytes, and ten times that when it is built to be debugged.
+const LARGEST: u64 = 64 << 20;
+/// Names under which `gybe` may have been placed too.
+const OTHER_NAMES: [&str; 2] = ["istio-iptables", "istio-cni-taint"];
+
+/// What an uninstall came to.
+#[derive(Debug)]
+pub struct Out {
+    /// The pass that took the entry out, and the one that took the last programs, if it came to that.
+    pub passes: Vec<Pass>,
+    /// What has to stay.
+    pub stays: Vec<Stays>,
+}
+
+/// A program that has to stay.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stays {
+    /// Its name.
+    pub program: FileName,
+    /// For how long.
+    pub until: StaysWhile,
+}
+
+/// For how long a program has to stay.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum StaysWhile {
+    /// The conf has only just been changed.
+    #[error("for some minutes: a sandbox that was being made just now may still ask for it")]
+    JustOut,
+    /// The cache says so.
+    #[error("as long as sandboxes live that were made with it: each asks for it when it goes")]
+    Named,
+    /// There is no cache to look into.
+    #[error("until the node has been drained: which sandboxes were made with it cannot be seen")]
+    Unknown,
+    /// A file still names it.
+    #[error("as long as a conf file names it")]
+    InConf,
+    /// It could go, and did not.
+    #[error("because it could not be removed")]
+    Failed,
+}
+
+impl Out {
+    /// Whether no file names the plugin any more, or would have to be changed.
+    #[must_use]
+    pub fn is_out(&self) -> bool {
+        self.passes.last().is_some_and(|pass| conf_is_clean(&pass.left))
+    }
+
+    /// Whether nothing is left to do.
+    #[must_use]
+    pub fn is_finished(&self) -> bool {
+        self.is_out() && self.stays.is_empty()
+    }
+}
+
+fn conf_is_clean(left: &Plan) -> bool {
+    let touches_programs = |change: &Change| matches!(change, Change::Place { .. } | Change::Unplace(_));
+    left.changes.iter().all(touches_programs)
+        && !left.problems.iter().any(crate::install::change::Problem::blocks)
+}
+
+/// What leaving this node means: everything that is ours, under whatever name it was placed. The tool
+/// itself is named last, and apart.
+#[must_use]
+pub fn leave(
+    places: &Places,
+    image: impl FnOnce() -> Option<Image>,
+    pinned: Option<FileName>,
+    put_back: PutBack,
+) -> Leave {
+    let seen = look(places, &interest(), &mut Hashes::default());
+    let hash = |name: &str| seen.programs.files.get(OsStr::new(name)).and_then(|it| it.hash.clone().ok());
+    let tool = hash(TOOL);
+    let is_tool = |name: &&str| hash(name).is_some() && hash(name) == tool;
+    let names = [PLUGIN].into_iter().chain(OTHER_NAMES.into_iter().filter(is_tool));
+    Leave {
+        plugin: PLUGIN.to_owned(),
+        pinned: pinned.or_else(|| of_any_name(&places.conf)),
+        programs: names.filter_map(|name| FileName::new(name).ok()).collect(),
+        tombstones: tombstones(places, image),
+        put_back,
+    }
+}
+
+/// What serves on the node answers DEL, so it is its own tombstone; the image's where it cannot be read.
+/// Under istio-cni's name ours is known by being our plugin, of whatever version; what is not that is
+/// theirs, and stays. Where nothing is, nothing is ever placed.
+fn tombstones(places: &Places, image: impl FnOnce() -> Option<Image>) -> Vec<Program> {
+    let is_there = places.programs.join(PLUGIN).symlink_metadata().is_ok();
+    let of_image =
+        || image()?.programs(&BTreeSet::new()).into_iter().find(|it| it.name.as_os_str() == PLUGIN);
+    let plugin = placed(places, PLUGIN, Place::Always).or_else(|| is_there.then(of_image).flatten());
+    let stand_in = placed(places, ISTIO, Place::IfAbsent).or_else(|| {
+        let (name, source) = (FileName::new(ISTIO).ok()?, places.programs.join(ISTIO));
+        let hash = Hash::of(b"nobody's program");
+        Some(Program { name, source, hash, trial: Trial::CniVersion, place: Place::IfAbsent })
+    });
+    plugin.into_iter().chain(stand_in).collect()
+}
+
+/// Our plugin as it stands there under that name. Under its own nothing else stands; under istio-cni's
+/// it is told from theirs by its own name, which no other program has inside.
+fn placed(places: &Places, name: &str, place: Place) -> Option<Program> {
+    let source = places.programs.join(name);
+    // Theirs is a hundred megabytes, and need not be read.
+    let small = source.symlink_metadata().is_ok_and(|meta| meta.is_file() && meta.len() <= LARGEST);
+    let bytes = small.then(|| fs::read(&source).ok()).flatten()?;
+    let is_ours = name == PLUGIN || bytes.windows(PLUGIN.len()).any(|window| window == PLUGIN.as_bytes());
+    let name = FileName::new(name).ok().filter(|_| is_ours)?;
+    Some(Program { name, source, hash: Hash::of(&bytes), trial: Trial::CniVersion, place })
+}
+
+/// A pinned file may have any name, and an operator need not remember it.
+fn of_any_name(conf: &Path) -> Option<FileName> {
+    let entries = fs::read_dir(conf).ok()?.flatten();
+    let names = entries.filter_map(|entry| FileName::new(entry.file_name()).ok());
+    let mut odd = names.filter(|name| Form::of(name.as_os_str()).is_none() && !name.ends_in(seen::ORIGINAL));
+    odd.find(|name| {
+        let path = conf.join(name.as_os_str());
+        let small = path.symlink_metadata().is_ok_and(|meta| meta.is_file() && meta.len() < 1 << 20);
+        let bytes = small.then(|| fs::read(&path).ok()).flatten().unwrap_or_default();
+        Chain::read(&bytes).is_ok_and(|chain| chain.entry(PLUGIN).is_some())
+    })
+}
+
+fn interest() -> Interest {
+    let names = [PLUGIN, TOOL, ISTIO].into_iter().chain(OTHER_NAMES);
+    let programs = names.filter_map(|name| FileName::new(name).ok()).collect();
+    Interest { programs, sandboxes: Sandboxes::Asked, ..Interest::default() }
+}
+
+impl Out {
+    /// Leaves as far as can be now.
+    ///
+    /// # Errors
+    /// When another gybe is at it.
+    pub fn now(places: &Places, leave: &Leave) -> Result<Self, Busy> {
+        let first = settle(places, &Wanted::Left(leave.clone()))?;
+        let changed = first
+            .plan
+            .changes
+            .iter()
+            .any(|change| !matches!(change, Change::Place { .. } | Change::Unplace(_)));
+        let seen = look(places, &interest(), &mut Hashes::default());
+        let clean = conf_is_clean(&first.left);
+        let stays = stays(&seen, leave, (changed, clean));
+        let mut passes = vec![first];
+        if clean && stays.is_empty() {
+            let mut last = leave.clone();
+            last.programs.extend(FileName::new(TOOL).ok());
+            passes.push(settle(places, &Wanted::Left(last))?);
+        }
+        Ok(Self { passes, stays })
+    }
+}
+
+/// The tombstones that are there, and are not somebody else's program.
+fn stays(seen: &Snapshot, leave: &Leave, (changed, clean): (bool, bool)) -> Vec<Stays> {
+    let ours = |program: &&Program, there: &SeenProgram| {
+        program.name.as_os_str() == PLUGIN || there.hash == Ok(program.hash)
+    };
+    let there = leave
+        .tombstones
+        .iter()
+        .filter(|program| seen.programs.files.get(&program.name).is_some_and(|there| ours(program, there)));
+    let until = |program: &Program| match &seen.cached {
+        _ if !clean => StaysWhile::InConf,
+        Cached::Unknown => StaysWhile::Unknown,
+        Cached::Named(plugins)
+            if program.name.as_os_str().to_str().is_some_and(|name| plugins.contains(name)) =>
+        {
+            StaysWhile::Named
+        }
+        Cached::Named(_) if changed => StaysWhile::JustOut,
+        Cached::Named(_) => StaysWhile::Failed,
+    };
+    there.map(|program| Stays { program: program.name.clone(), until: until(program) }).collect()
+}

@@ -1,0 +1,179 @@
+//! `gybe install`: into this node's chain, once, without a cluster.
+
+use super::answer::{Answer, Exit, Failure, Hinted};
+use super::directories::{DirectoriesArg, of_this_program};
+use super::passed;
+use crate::by_hand;
+use crate::image::Image;
+use crate::install::perform::Busy;
+use crate::install::wanted::Wanted;
+use crate::node_backend::Found;
+use crate::settings::{Given, Mode, Settings};
+use clap::Args;
+use gybe_plugin::conf::FactsConf;
+use gybe_plugin::probe_cache::{ProbeCache, this_node};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+/// Put gybe-cni and gybe on this node and into its chain: one pass, as the node agent makes them.
+///
+/// Every setting is the ConfigMap's key of the same name, and says what it says there. The programs are
+/// those beside this gybe. Where the agent runs it goes by its own settings, and writes the node anew.
+/// Exit code 0: the node is as wanted. 1: something stands in the way. Again is the same as once.
+#[derive(Debug, Args)]
+pub(super) struct InstallArgs {
+    #[command(flatten)]
+    directories: DirectoriesArg,
+    #[command(flatten)]
+    settings: SettingsArg,
+    /// Take gybe-cni and gybe from this directory
+    #[arg(long, value_name = "DIR")]
+    from: Option<PathBuf>,
+    /// Say what would be done
+    #[arg(long)]
+    dry_run: bool,
+}
+
+/// What an operator chooses.
+#[derive(Debug, Args)]
+struct SettingsArg {
+    /// Take settings from this directory, a file for each key; a flag counts for more
+    #[arg(long, value_name = "DIR")]
+    config: Option<PathBuf>,
+    /// chained, standalone or dropin
+    #[arg(long, value_name = "SHAPE")]
+    shape: Option<String>,
+    /// The conf file to change, or (standalone) to be
+    #[arg(long, value_name = "NAME")]
+    conf_name: Option<String>,
+    /// auto, nft, iptables, iptables-nft or iptables-legacy
+    #[arg(long, value_name = "BACKEND")]
+    backend: Option<String>,
+    /// Leave pods of these namespaces alone: a comma list
+    #[arg(long, value_name = "LIST")]
+    exclude_namespaces: Option<String>,
+    /// How much the plugin tells: none, error, warn, info or debug
+    #[arg(long, value_name = "LEVEL")]
+    log_level: Option<String>,
+    /// When a pod counts as part of the mesh: istio or strict
+    #[arg(long, value_name = "GATES")]
+    gates: Option<String>,
+    /// auto, redirect, leave or reject
+    #[arg(long, value_name = "WORD")]
+    ipv6: Option<String>,
+    /// What is captured when the pod does not say: all or containerPorts
+    #[arg(long, value_name = "WORD")]
+    inbound_default: Option<String>,
+    /// What to do about an istio-cni entry: wait, or now
+    #[arg(long, value_name = "WORD")]
+    take_over: Option<String>,
+    /// Further names for gybe on the host: of istio-iptables, istio-cni-taint
+    #[arg(long, value_name = "LIST")]
+    also_as: Option<String>,
+    /// Let the plugin know pods by the manifests in this directory, and ask no agent
+    #[arg(long, value_name = "DIR")]
+    pods_from: Option<PathBuf>,
+    /// The namespace of the node agent
+    #[arg(long, value_name = "NAMESPACE", default_value = "gybe-system")]
+    agent_namespace: String,
+}
+
+impl SettingsArg {
+    fn read(&self) -> Result<Settings, Failure> {
+        let mut given = match &self.config {
+            None => Given::default(),
+            Some(directory) => {
+                let variable = ("GYBE_CONFIG_DIR".to_owned(), directory.display().to_string());
+                let gathered = Given::gather(BTreeMap::from([variable]));
+                gathered.map_err(|why| Failure::because("cannot read the settings", why))?
+            }
+        };
+        given.environment.insert("POD_NAMESPACE".to_owned(), self.agent_namespace.clone());
+        given.files.extend(self.said());
+        let mut settings = Settings::read(&given).map_err(|why| Failure::because("cannot install", why))?;
+        if let Some(directory) = &self.pods_from {
+            let directory = std::path::absolute(directory)
+                .map_err(|why| Failure::because(format!("cannot use {}", directory.display()), why))?;
+            settings.choices.conf.facts =
+                FactsConf { socket: None, directory: Some(directory), ..FactsConf::default() };
+        }
+        Ok(settings)
+    }
+
+    fn said(&self) -> impl Iterator<Item = (String, String)> {
+        let all = [
+            ("shape", &self.shape),
+            ("conf_name", &self.conf_name),
+            ("backend", &self.backend),
+            ("exclude_namespaces", &self.exclude_namespaces),
+            ("log_level", &self.log_level),
+            ("gates", &self.gates),
+            ("ipv6", &self.ipv6),
+            ("inbound_default", &self.inbound_default),
+            ("take_over", &self.take_over),
+            ("also_as", &self.also_as),
+        ];
+        all.into_iter().filter_map(|(key, said)| Some((key.to_owned(), said.clone()?)))
+    }
+}
+
+impl InstallArgs {
+    pub(super) fn run(&self) -> Result<Answer, Failure> {
+        let mut settings = self.settings.read()?;
+        if settings.choices.mode == Mode::Leave {
+            let hint = Some("gybe uninstall does that".to_owned());
+            return Err(Failure::new("the settings say mode: leave").hinting(hint));
+        }
+        settings.ground.places = self.directories.places();
+        let image = image(self.from.clone())?;
+        let wanted = by_hand::wanted(&settings, &image, found().as_ref());
+        let wanted = wanted.map_err(|why| Failure::because("cannot install", why))?;
+        self.perform(&settings, &wanted)
+    }
+
+    fn perform(&self, settings: &Settings, wanted: &Wanted) -> Result<Answer, Failure> {
+        let places = &settings.ground.places;
+        let notes = settings.notes.iter().map(|note| format!("note: {note}")).collect();
+        if self.dry_run {
+            let plan = by_hand::foreseen(places, wanted);
+            let (text, json) = passed::foreseen(&plan);
+            let exit = if plan.problems.iter().any(crate::install::change::Problem::blocks) {
+                Exit::No
+            } else {
+                Exit::Yes
+            };
+            return Ok(Answer { text, json, exit, notes });
+        }
+        let pass = by_hand::settle(places, wanted).map_err(|why| Failure::hinted("cannot install", why))?;
+        let (text, json) = passed::passed(&pass);
+        let is_in = pass.left.is_done() && pass.performed.failed.is_empty();
+        let last = if is_in { "this node is as wanted\n" } else { "this node is not as wanted\n" };
+        let exit = if is_in { Exit::Yes } else { Exit::No };
+        Ok(Answer { text: text + last, json, exit, notes })
+    }
+}
+
+/// Both programs, from where they are.
+pub(super) fn image(from: Option<PathBuf>) -> Result<Image, Failure> {
+    let directory = from.or_else(of_this_program);
+    let directory = directory.ok_or_else(|| {
+        Failure::new("cannot tell where this program is")
+            .hinting(Some("name the directory that has gybe and gybe-cni with --from".to_owned()))
+    })?;
+    let hint = Some("name the directory that has gybe and gybe-cni with --from".to_owned());
+    Image::look(&directory).map_err(|why| Failure::because("cannot install", why).hinting(hint))
+}
+
+/// What a probe has found out about this node, if one has.
+fn found() -> Option<Found> {
+    let capabilities = ProbeCache::default().recall()?;
+    Some(Found { kernel: this_node().ok()?.kernel, capabilities })
+}
+
+impl Hinted for Busy {
+    fn hint(&self) -> Option<String> {
+        Some(
+            "most likely the node agent: try again; it brings the node to what its ConfigMap says".to_owned(),
+        )
+    }
+}

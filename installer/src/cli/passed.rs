@@ -1,0 +1,75 @@
+//! What a pass over a node did and left, for a person and for a program.
+
+use crate::install::Pass;
+use crate::install::change::{Change, Problem};
+use crate::install::perform::PerformError;
+use crate::install::plan::Plan;
+use crate::manifest::printable;
+use serde_json::{Value, json};
+use std::error::Error;
+
+/// What would be done.
+pub(super) fn foreseen(plan: &Plan) -> (String, Value) {
+    let text = lines(plan.changes.iter().map(|change| format!("would {change}"))) + &problems(&plan.problems);
+    let text = if text.is_empty() { "nothing to do\n".to_owned() } else { text };
+    (
+        text,
+        json!({ "dry_run": true, "changes": steps(&plan.changes), "problems": problems_json(&plan.problems) }),
+    )
+}
+
+/// What was done, what failed and what is left.
+pub(super) fn passed(pass: &Pass) -> (String, Value) {
+    let failed: Vec<String> = pass.performed.failed.iter().map(told).collect();
+    let (planned, done) = (pass.plan.changes.len(), pass.performed.done);
+    let all = lines(pass.plan.changes.iter().map(ToString::to_string));
+    let taken = match (planned, done) {
+        (0, _) => "nothing to do\n".to_owned(),
+        (planned, done) if planned == done => all,
+        (planned, done) => format!("{done} of {planned} steps taken:\n{all}"),
+    };
+    let text = taken
+        + &lines(failed.iter().map(|failed| format!("failed: {failed}")))
+        + &problems(&pass.left.problems);
+    let json = json!({
+        "changes": steps(&pass.plan.changes),
+        "done": done,
+        "failed": failed,
+        "left": steps(&pass.left.changes),
+        "problems": problems_json(&pass.left.problems),
+    });
+    (text, json)
+}
+
+fn steps(changes: &[Change]) -> Vec<String> {
+    changes.iter().map(ToString::to_string).collect()
+}
+
+fn lines(all: impl Iterator<Item = String>) -> String {
+    all.map(|line| printable(&line) + "\n").collect()
+}
+
+fn problems(problems: &[Problem]) -> String {
+    lines(problems.iter().map(|problem| match problem.hint() {
+        Some(hint) => format!("{}; {hint}", chain(problem)),
+        None => chain(problem),
+    }))
+}
+
+fn problems_json(problems: &[Problem]) -> Vec<Value> {
+    let one = |problem: &Problem| json!({ "what": chain(problem), "hint": problem.hint(), "blocks": problem.blocks() });
+    problems.iter().map(one).collect()
+}
+
+fn told(why: &PerformError) -> String {
+    match why.hint() {
+        Some(hint) => format!("{}; {hint}", chain(why)),
+        None => chain(why),
+    }
+}
+
+/// All layers in one line.
+fn chain(error: &dyn Error) -> String {
+    let below = std::iter::successors(error.source(), |cause: &&dyn Error| (*cause).source());
+    below.fold(error.to_string(), |told, cause| format!("{told}: {cause}"))
+}

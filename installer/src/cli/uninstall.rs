@@ -1,0 +1,102 @@
+//! `gybe uninstall`: out of this node's chain, and the programs away once nothing can ask for them.
+
+use super::answer::{Answer, Exit, Failure};
+use super::directories::DirectoriesArg;
+use super::install::image;
+use super::passed;
+use crate::by_hand::{self, Out, Stays};
+use crate::doctor::sight::ask_agent;
+use crate::install::seen::{FileName, Places};
+use crate::install::wanted::{Leave, PutBack, Wanted};
+use clap::Args;
+use gybe_plugin::probe_cache::DIRECTORY;
+use serde_json::{Value, json};
+use std::path::PathBuf;
+
+/// Take gybe out of this node: first out of every conf file, each byte of the others' as it was; then,
+/// when nothing can ask for them any more, the programs.
+///
+/// The plugin stays, answering DEL, as long as a living sandbox may ask for it, and for the call that
+/// changes a conf file in any case; gybe stays with it. Called again it goes on, until it says that it is
+/// finished. Exit code 0: no conf file names gybe-cni. 1: something stands in the way.
+#[derive(Debug, Args)]
+pub(super) struct UninstallArgs {
+    #[command(flatten)]
+    directories: DirectoriesArg,
+    /// A conf file with a name of its own, as it was given to install [default: it is looked for]
+    #[arg(long, value_name = "NAME")]
+    conf_name: Option<String>,
+    /// Put back an istio-cni entry whose place gybe took, if its program is still there
+    #[arg(long)]
+    put_back_istio: bool,
+    /// Where sockets and findings are kept
+    #[arg(long, value_name = "DIR", default_value = DIRECTORY)]
+    run_dir: PathBuf,
+    /// Say what would be done
+    #[arg(long)]
+    dry_run: bool,
+}
+
+impl UninstallArgs {
+    pub(super) fn run(&self) -> Result<Answer, Failure> {
+        let places = self.directories.places();
+        let leave = self.leave(&places)?;
+        let notes = self.notes();
+        if self.dry_run {
+            let (text, json) = passed::foreseen(&by_hand::foreseen(&places, &Wanted::Left(leave)));
+            return Ok(Answer::yes(text, json).noting(notes));
+        }
+        let out = Out::now(&places, &leave).map_err(|why| Failure::hinted("cannot uninstall", why))?;
+        let kept = match out.is_out() {
+            true => by_hand::forget_run_directory(&self.run_dir, out.is_finished()),
+            false => Vec::new(),
+        };
+        let kept = kept.iter().map(|(path, why)| format!("note: {} stays: {why}", path.display()));
+        let exit = if out.is_out() { Exit::Yes } else { Exit::No };
+        let json = as_json(&out);
+        Ok(Answer { text: text(&out), json, exit, notes: notes.into_iter().chain(kept).collect() })
+    }
+
+    fn leave(&self, places: &Places) -> Result<Leave, Failure> {
+        let pinned = self.conf_name.as_ref().map(|name| FileName::new(name.as_str())).transpose();
+        let pinned = pinned.map_err(|why| Failure::because("cannot use --conf-name", why))?;
+        let put_back = if self.put_back_istio { PutBack::Istio } else { PutBack::Nothing };
+        // Where no program is, none has to stay.
+        Ok(by_hand::leave(places, || image(None).ok(), pinned, put_back))
+    }
+
+    /// An agent that lives writes its entry again.
+    fn notes(&self) -> Vec<String> {
+        let agent = ask_agent(&self.run_dir.join("facts.sock"));
+        let alive = agent.fault.is_none();
+        let note = "note: the node agent runs here and will put its entry back: set mode: leave in the ConfigMap \
+                    gybe-config, or delete the DaemonSet gybe-node";
+        alive.then(|| note.to_owned()).into_iter().collect()
+    }
+}
+
+fn text(out: &Out) -> String {
+    let passes: String =
+        out.passes.iter().map(|pass| passed::passed(pass).0).filter(|text| text != NOTHING).collect();
+    let stays = out.stays.iter().map(|Stays { program, until }| format!("{program} stays {until}\n"));
+    let end = match (out.is_finished(), out.is_out()) {
+        (true, _) => "finished: nothing of gybe is left\n",
+        (false, true) => "no conf file names gybe-cni; to finish, run gybe uninstall again then\n",
+        (false, false) => "not out: a conf file still names gybe-cni\n",
+    };
+    passes + &stays.collect::<String>() + end
+}
+
+const NOTHING: &str = "nothing to do\n";
+
+fn as_json(out: &Out) -> Value {
+    let stays = out.stays.iter().map(
+        |Stays { program, until }| json!({ "program": program.to_string(), "until": until.to_string() }),
+    );
+    json!({
+        "out": out.is_out(),
+        "finished": out.is_finished(),
+        "stays": stays.collect::<Vec<_>>(),
+        "passes": out.passes.iter().map(|pass| passed::passed(pass).1).collect::<Vec<_>>(),
+    })
+}

@@ -1,0 +1,78 @@
+//! A disk that is full: what was there stays and works, and a pass after there is room does the rest.
+
+use crate::node::{LIST, Node, add};
+use gybe_installer::install::perform::PerformError;
+use gybe_installer::install::{Memory, Pass, pass};
+use nix::errno::Errno;
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::Path;
+use std::thread;
+
+/// Runs `work` on a thread that has mounts of its own: they go with it.
+fn with_own_mounts(work: impl FnOnce() + Send) {
+    thread::scope(|scope| {
+        let own = scope.spawn(|| {
+            unshare(CloneFlags::CLONE_NEWNS).unwrap();
+            let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
+            mount(None::<&str>, "/", None::<&str>, private, None::<&str>).unwrap();
+            work();
+        });
+        own.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    });
+}
+
+fn small_disk(at: &Path, options: &str) {
+    mount(Some("small"), at, Some("tmpfs"), MsFlags::empty(), Some(options)).unwrap();
+}
+
+/// Writes until nothing more can be written.
+fn fill(directory: &Path) {
+    let mut ballast = File::create(directory.join("ballast")).unwrap();
+    while ballast.write(&[0; 4096]).is_ok_and(|written| written > 0) {}
+}
+
+fn the_disk_is_full(pass: &Pass) {
+    let [PerformError::System { why: Errno::ENOSPC, .. }] = pass.performed.failed.as_slice() else {
+        panic!("{:?}", pass.performed.failed)
+    };
+    assert!(pass.performed.failed[0].hint().is_some());
+}
+
+#[test]
+fn f11_on_a_full_disk_the_old_program_serves_until_there_is_room() {
+    let node = Node::new("full-bin");
+    with_own_mounts(|| {
+        // Room for one and a half.
+        let size = fs::metadata(node.image("1")).unwrap().len() * 3 / 2;
+        small_disk(&node.0.join("bin"), &format!("size={size}"));
+        let (places, mut memory) = (node.places(), Memory::default());
+        assert!(pass(&places, &node.wants("1"), &mut memory).unwrap().left.is_done());
+        fs::write(node.0.join("net.d/10-a.conflist"), LIST).unwrap();
+        the_disk_is_full(&pass(&places, &node.wants("2"), &mut memory).unwrap());
+        assert!(fs::read(node.plugin()).unwrap() == fs::read(node.image("1")).unwrap());
+        assert!(node.conf().contains("gybe-cni"), "the chain is healed all the same");
+        add(&node.plugin());
+        mount(None::<&str>, &places.programs, None::<&str>, MsFlags::MS_REMOUNT, Some("size=64m")).unwrap();
+        assert!(pass(&places, &node.wants("2"), &mut memory).unwrap().left.is_done());
+        assert!(fs::read(node.plugin()).unwrap() == fs::read(node.image("2")).unwrap());
+    });
+}
+
+#[test]
+fn f11_on_a_full_disk_the_primarys_file_stays_as_it_is() {
+    let node = Node::new("full-conf");
+    with_own_mounts(|| {
+        let (conf, mut memory) = (node.0.join("net.d"), Memory::default());
+        small_disk(&conf, "size=64k");
+        fs::write(conf.join("10-a.conflist"), LIST).unwrap();
+        fill(&conf);
+        the_disk_is_full(&pass(&node.places(), &node.wants("1"), &mut memory).unwrap());
+        assert_eq!(node.conf(), LIST);
+        fs::remove_file(conf.join("ballast")).unwrap();
+        assert!(pass(&node.places(), &node.wants("1"), &mut memory).unwrap().left.is_done());
+        assert!(node.conf().contains("gybe-cni"));
+    });
+}

@@ -1,0 +1,17 @@
+//! The real plugin put on a node again and again: while it runs, damaged on the way, on a full disk.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a test that meets what it did not expect has nothing better to do"
+)]
+#![allow(clippy::print_stdout, reason = "how often it was tried")]
+
+#[cfg(test)]
+mod damaged;
+#[cfg(test)]
+mod full;
+#[cfg(test)]
+mod node;
+#[cfg(test)]
+mod replaced;

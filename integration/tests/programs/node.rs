@@ -1,0 +1,114 @@
+//! A node's directories, and an image with two builds of the real plugin.
+
+use gybe_installer::install::entry::Entry;
+use gybe_installer::install::seen::{FileName, Hash, Places};
+use gybe_installer::install::wanted::{Install, Place, Program, Shape, TakeOver, Trial, Wanted};
+use gybe_integration::programs::{path_of_ours, run};
+use serde_json::json;
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// A primary's conf file.
+pub(crate) const LIST: &str =
+    "{\"name\":\"net\",\"cniVersion\":\"1.0.0\",\"plugins\":[{\"type\":\"calico\"}]}\n";
+
+/// Gone with the test.
+pub(crate) struct Node(pub(crate) PathBuf);
+
+impl Node {
+    pub(crate) fn new(test: &str) -> Self {
+        let root = std::env::temp_dir().join(format!("gybe-{test}-{}", std::process::id()));
+        for folder in ["net.d", "bin", "results", "image"] {
+            fs::create_dir_all(root.join(folder)).unwrap();
+        }
+        fs::write(root.join("net.d/10-a.conflist"), LIST).unwrap();
+        let node = Self(root);
+        // As it is shipped, without what only debuggers read: a quarter of the bytes to copy.
+        let plugin = path_of_ours("gybe-cni").unwrap();
+        let stripped = node.image("1");
+        let words = ["--strip-all", "-o", stripped.to_str().unwrap(), plugin.to_str().unwrap()];
+        assert_eq!(run("strip", &words, "").unwrap().code, Some(0), "strip comes with the C linker");
+        // What stands behind an ELF's last section is nobody's.
+        let mut other = fs::read(&stripped).unwrap();
+        other.push(b'\n');
+        fs::copy(&stripped, node.image("2")).unwrap();
+        fs::write(node.image("2"), other).unwrap();
+        node
+    }
+
+    pub(crate) fn image(&self, build: &str) -> PathBuf {
+        self.0.join("image").join(build)
+    }
+
+    pub(crate) fn plugin(&self) -> PathBuf {
+        self.0.join("bin/gybe-cni")
+    }
+
+    pub(crate) fn places(&self) -> Places {
+        let at = |folder: &str| self.0.join(folder);
+        Places { conf: at("net.d"), programs: at("bin"), results: at("results") }
+    }
+
+    /// This build of the plugin, chained.
+    pub(crate) fn wants(&self, build: &str) -> Wanted {
+        let source = self.image(build);
+        let hash = Hash::of_all(fs::File::open(&source).unwrap()).unwrap();
+        Wanted::Installed(install(Program {
+            name: FileName::new("gybe-cni").unwrap(),
+            source,
+            hash,
+            trial: Trial::CniVersion,
+            place: Place::Always,
+        }))
+    }
+
+    pub(crate) fn conf(&self) -> String {
+        fs::read_to_string(self.0.join("net.d/10-a.conflist")).unwrap()
+    }
+}
+
+fn install(program: Program) -> Install {
+    let entry = json!({ "type": "gybe-cni", "capabilities": { "io.kubernetes.cri.pod-annotations": true } });
+    Install {
+        shape: Shape::Chained { pinned: None },
+        entry: Entry::from_value(&entry).unwrap(),
+        programs: vec![program],
+        retired: Vec::new(),
+        take_over: TakeOver::Now,
+        mode: 0o600,
+    }
+}
+
+const ENVIRONMENT: [(&str, &str); 6] = [
+    ("CNI_COMMAND", "ADD"),
+    ("CNI_CONTAINERID", "c1"),
+    ("CNI_NETNS", "/nonexistent"),
+    ("CNI_IFNAME", "eth0"),
+    ("CNI_PATH", "/opt/cni/bin"),
+    ("CNI_ARGS", "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=cart-0"),
+];
+
+/// The ADD of a pod that is not in the mesh, by the program at `plugin`.
+pub(crate) fn add(plugin: &Path) {
+    let call = json!({
+        "cniVersion": "1.0.0", "name": "net", "type": "gybe-cni",
+        "runtimeConfig": { "io.kubernetes.cri.pod-annotations": {} },
+        "prevResult": { "cniVersion": "1.0.0", "ips": [], "dns": {} },
+    });
+    #[expect(clippy::disallowed_methods, reason = "as a runtime does, and twenty at a time")]
+    let mut program = Command::new(plugin);
+    let pipes = program.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = pipes.env_clear().envs(ENVIRONMENT).spawn().unwrap_or_else(|why| panic!("{why}"));
+    child.stdin.take().unwrap().write_all(call.to_string().as_bytes()).unwrap();
+    let ran = child.wait_with_output().unwrap();
+    let result: serde_json::Value = serde_json::from_slice(&ran.stdout).unwrap_or_else(|_| panic!("{ran:?}"));
+    assert_eq!((ran.status.code(), &result), (Some(0), &call["prevResult"]), "{ran:?}");
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
