@@ -4,6 +4,7 @@
 mod account;
 mod backend;
 mod following;
+mod kubeconfig;
 mod leaving;
 mod observed;
 mod told;
@@ -11,16 +12,14 @@ mod told;
 pub use leaving::REST;
 
 use super::bulletin::{Bulletin, Posted};
-use super::credentials::{self, Kept};
 use super::incumbent::IstioAgent;
 use super::label::Label;
-use super::token::Validity;
 use super::{Journal, Pods};
 use crate::image::Image;
 use crate::install::wanted::{TakeOver, Wanted};
 use crate::install::watch::{Watch, WatchMode, Woken};
 use crate::install::{Memory, pass};
-use crate::settings::{Burial, Given, Mode, OnNode, PodSource, Settings};
+use crate::settings::{Given, Mode, OnNode, Settings};
 use backend::Backend;
 use following::Following;
 use gybe_plugin::probe_cache::ProbeCache;
@@ -29,7 +28,7 @@ use observed::{Observed, take_over};
 use serde_json::json;
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 use told::{Told, chain};
 
 /// Some things tell nobody that they changed: a node's label, an agent that ended, a token's age.
@@ -189,62 +188,6 @@ impl<'a> Healing<'a> {
         let more = json!({ "hint": "remove the DaemonSet istio-cni-node" });
         self.told.state("istio", ("warn", hasty.then_some(sentence)), more);
         settings.wanted(&node)
-    }
-
-    /// Before the conf that names it. Its fault keeps nobody from the chain: the agent is asked first.
-    fn credentials(&mut self) -> Result<(), String> {
-        let settings = &self.following.good;
-        self.posted.token_ends = None;
-        if settings.choices.pod_source == PodSource::Agent || settings.choices.mode == Mode::Leave {
-            return Ok(());
-        }
-        let kept = credentials::keep(&settings.ground, SystemTime::now());
-        let (more, failed) = (json!({}), kept.as_ref().err().map(|why| chain(why)));
-        self.told.state("kubeconfig", ("error", failed.clone()), more);
-        match kept {
-            Ok(kept) => {
-                self.about_token(&kept);
-                Ok(())
-            }
-            Err(_) => {
-                self.posted.counts.kubeconfig_failures += 1;
-                Err(failed.unwrap_or_default())
-            }
-        }
-    }
-
-    fn about_token(&mut self, kept: &Kept) {
-        let path = self.following.good.ground.kubeconfig();
-        if kept.news {
-            self.told.news("info", "gybe node: wrote the kubeconfig", json!({ "path": path }));
-        }
-        self.posted.token_ends = kept.ends;
-        let sentence = match kept.validity {
-            Validity::Unlimited | Validity::For(_) => None,
-            Validity::EndsSoon(_) => Some("the token in the kubeconfig ends soon, and no newer one has come"),
-            Validity::Expired => Some("the token in the kubeconfig has expired"),
-        };
-        let hint = "the kubelet renews it: look at its log, and at the clocks of node and API server";
-        self.told.state("token", ("warn", sentence.map(str::to_owned)), json!({ "hint": hint }));
-    }
-
-    /// After the conf that named it.
-    fn forget_credentials(&mut self) {
-        let settings = &self.following.good;
-        let leaves = settings.choices.mode == Mode::Leave;
-        let asked = if leaves {
-            self.leaving.burial(Instant::now()) == Burial::Later
-        } else {
-            settings.choices.pod_source == PodSource::Api
-        };
-        if asked {
-            return;
-        }
-        match credentials::drop_it(&settings.ground) {
-            Ok(true) => self.told.news("info", "gybe node: removed the kubeconfig", json!({})),
-            Ok(false) => {}
-            Err(why) => self.told.state("kubeconfig", ("error", Some(chain(&why))), json!({})),
-        }
     }
 
     /// Waits until the next turn; yes when it is time to stop.

@@ -21,7 +21,11 @@ pub(crate) struct Agent {
 fn gybe_node(ground: &Ground) -> Command {
     let program = std::env::var_os("GYBE_PROGRAM").unwrap_or_else(|| env!("CARGO_BIN_EXE_gybe").into());
     let mut command = Command::new(program);
-    command.env_clear().arg("node").arg("--socket").arg(ground.directory.join("run/facts.sock"));
+    command
+        .env_clear()
+        .args(["node", "--install=false"])
+        .arg("--socket")
+        .arg(ground.directory.join("run/facts.sock"));
     command.stdout(Stdio::null()).stderr(Stdio::piped());
     command
 }

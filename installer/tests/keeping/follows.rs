@@ -1,6 +1,7 @@
 //! A changed ConfigMap is in the node's conf file without a restart.
 
-use crate::node::{Node, PRIMARY, eventually};
+use crate::agent::eventually;
+use crate::node::{Node, PRIMARY};
 use serde_json::json;
 
 const FILE: &str = "10-calico.conflist";
