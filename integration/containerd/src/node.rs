@@ -5,7 +5,7 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
-use crate::agent::{Errand, Place};
+use crate::agent::Place;
 use crate::image::Image;
 use crate::stage::starting;
 use crate::{Agent, Call, Chain, Containerd, Cri, Generation, Stage, Trouble, calls, config, pause_image};
@@ -66,19 +66,15 @@ impl Node {
         self.cri.wait_for_image(image.name)
     }
 
-    /// Starts a node agent that knows the pods whose manifests are published.
+    /// Starts a node agent that knows the pods whose manifests are published; it serves.
     pub fn start_agent(&self, program: &Path) -> Result<Agent, Trouble> {
-        Agent::with_manifests(&self.place(), program)
+        Agent::telling(&self.place(), program)
     }
 
-    /// Starts the node agent that changes the node; it has done what can be done when this returns.
-    pub fn start_installer(&self, errand: &Errand<'_>) -> Result<Agent, Trouble> {
-        Agent::installing(&self.place(), errand)
-    }
-
-    /// The same without waiting for it.
-    pub fn begin_installer(&self, errand: &Errand<'_>) -> Result<Agent, Trouble> {
-        Agent::beginning(&self.place(), errand)
+    /// Starts one that also keeps Gybe in the chain, with the programs of this image (a directory
+    /// inside the stage); what it has done by now nobody knows.
+    pub fn begin_keeping(&self, image: &Path) -> Result<Agent, Trouble> {
+        Agent::keeping(&self.place(), image)
     }
 
     fn place(&self) -> Place<'_> {

@@ -19,6 +19,9 @@ use crate::views::View;
 /// How many sandboxes are on their way at any time.
 const WORKERS: usize = 3;
 
+/// What the kubelet is told while no agent can be asked.
+pub(crate) const WITHOUT_AGENT: &str = "GYBE-ADD-032";
+
 /// A sandbox that came up.
 #[derive(Debug)]
 pub(crate) struct Started {
@@ -137,6 +140,11 @@ impl Tally {
             assert!(known.is_none_or(|view| view.state <= pod.by), "{pod:?} after {known:?}");
         }
         self.started.iter().filter(|pod| !pod.is_redirected).collect()
+    }
+
+    /// Nobody was refused, but for want of an agent while there was none.
+    pub(crate) fn assert_refused_only_without_agent(&self) {
+        assert!(self.refused.iter().all(|why| why.contains(WITHOUT_AGENT)), "{:?}", self.refused);
     }
 
     /// One line about it all, and one about each that is not redirected.
