@@ -53,6 +53,8 @@ impl WatchedPods {
             thread::Builder::new().name("cluster".to_owned()).spawn(move || {
                 let _watching = runtime.spawn(watch.run());
                 runtime.block_on(serve);
+                // A name that is being looked up keeps a thread; the agent's end does not wait for it.
+                runtime.shutdown_background();
             })
         })?;
         Ok(Self { known, to: Some(to), thread: Some(thread) })
