@@ -162,3 +162,21 @@ fn f29_where_nobody_may_say_whether_the_daemonset_is_gone_everything_stays() {
         assert!(cluster.node.entry(FILE).is_some());
     }
 }
+
+#[test]
+fn f38_the_whole_agent_with_250_pods_stays_small() {
+    let cluster = Cluster::new("cluster-memory");
+    (0..250).for_each(|n| cluster.pod(&format!("cart-{n}")));
+    let agent = cluster.ready();
+    assert_eq!(agent.number("gybe_pods"), 250.0);
+    for n in 1..=5_u32 {
+        cluster.node.puts(FILE, PRIMARY);
+        eventually("a heal", || agent.number("gybe_healed_total") >= f64::from(n));
+    }
+    (0..100).for_each(|_| drop((agent.get("/readyz"), agent.get("/metrics"))));
+    let status = std::fs::read_to_string(format!("/proc/{}/status", agent.pid())).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+    let kib: u64 = line.trim().trim_end_matches(" kB").parse().unwrap();
+    println!("{kib} KiB of anonymous memory");
+    assert!(kib <= 12 << 10, "{kib} KiB");
+}
