@@ -48,6 +48,7 @@ impl Agent {
         loop {
             let mut line = String::new();
             assert!(self.stderr.read_line(&mut line).unwrap() > 0, "it ended without {message:?}");
+            assert!(!line.contains("eyJ"), "a token in {line}");
             let line: Value = serde_json::from_str(&line).unwrap_or_else(|fault| panic!("{fault}: {line}"));
             if line["msg"] == message {
                 return line;
