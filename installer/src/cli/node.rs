@@ -32,24 +32,34 @@ pub(super) struct NodeArgs {
     node_name: Option<String>,
     /// Where gybe-cni asks, as its facts.socket says [default: /run/gybe/facts.sock, or in
     /// CNI_AGENT_RUN_DIR]
-    #[arg(long, value_name = "PATH", conflicts_with = "install")]
+    #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
-    /// Keep gybe-cni in this node's chain also with --pods-from or --kubeconfig
-    #[arg(long)]
-    install: bool,
+    /// Whether to keep gybe-cni in this node's chain [default: true, as a pod of the cluster; false with
+    /// --pods-from or --kubeconfig]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    install: Option<bool>,
 }
 
 impl NodeArgs {
     pub(super) fn run(&self, surroundings: &Surroundings) -> Result<Answer, Failure> {
-        let elsewhere = self.pods_from.is_some() || self.kubeconfig.is_some();
-        let keeping = (self.install || !elsewhere).then(|| keeping(surroundings)).transpose()?;
-        let run = keeping.as_ref().map(|keeping| keeping.settings.1.ground.facts_socket());
-        let facts = self.socket.clone().or(run).unwrap_or_else(|| SOCKET.into());
         let home = self.home(surroundings)?;
+        let as_a_pod = self.pods_from.is_none() && self.kubeconfig.is_none();
+        let keeping = self.install.unwrap_or(as_a_pod).then(|| keeping(surroundings)).transpose()?;
+        let facts = self.facts(keeping.as_ref())?;
         let pods = self.pods(home.as_ref())?;
         match node::serve(Agent { pods: pods.as_ref(), facts: &facts, keeping, home }) {
             Ok(()) => Ok(Answer::yes("", json!({ "stopped": true }))),
             Err(why) => Err(Failure::because("the node agent cannot run", why)),
+        }
+    }
+
+    /// What the agent writes into the entry, and where it serves, must be one.
+    fn facts(&self, keeping: Option<&Keeping>) -> Result<PathBuf, Failure> {
+        match (keeping, &self.socket) {
+            (None, socket) => Ok(socket.clone().unwrap_or_else(|| SOCKET.into())),
+            (Some(keeping), None) => Ok(keeping.settings.1.ground.facts_socket()),
+            (Some(_), Some(_)) => Err(Failure::new("--socket is for an agent that only tells about pods")
+                .hinting(Some("set CNI_AGENT_RUN_DIR: the entry names the socket there".to_owned()))),
         }
     }
 
@@ -79,8 +89,8 @@ impl NodeArgs {
         let names = ["KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"];
         match names.map(|name| surroundings.environment.get(name).cloned()) {
             [Some(host), Some(port)] => {
-                let told = surroundings.environment.get("GYBE_SERVICE_ACCOUNT_DIR");
-                let directory = told.map_or(SERVICE_ACCOUNT, String::as_str).into();
+                let directory = surroundings.environment.get("GYBE_SERVICE_ACCOUNT_DIR");
+                let directory = directory.map_or(SERVICE_ACCOUNT, String::as_str).into();
                 Ok(Cluster::Own(ServiceAccount { host, port, directory }))
             }
             _ => Err(Failure::new("nobody to ask about pods: this runs in no pod of a cluster")

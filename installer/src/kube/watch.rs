@@ -103,9 +103,10 @@ impl Watch {
     ) -> Result<(), ApiError> {
         let mut lines = Lines::default();
         while let Some(frame) = timeout(patience, body.frame()).await.map_err(|_| ApiError::Late(patience))? {
-            let bytes = frame.map_err(|fault| ApiError::broken(&fault))?.into_data().unwrap_or_default();
+            // Broken off or ended, it comes to the same: what is wrong, if anything is, the next one tells.
+            let Ok(frame) = frame else { return Ok(()) };
             self.known.heard();
-            lines.feed(&bytes);
+            lines.feed(&frame.into_data().unwrap_or_default());
             while let Some(line) = lines.next().map_err(|_| ApiError::Nonsense(TOO_LONG))? {
                 if let Some(now) = self.told(&line)? {
                     *version = Some(now);
@@ -167,7 +168,7 @@ impl Watch {
     async fn page(&self, mut body: Body, found: &mut Pods) -> Result<Page, ApiError> {
         let mut items = Items::default();
         while let Some(frame) = timeout(MORE, body.frame()).await.map_err(|_| ApiError::Late(MORE))? {
-            let bytes = frame.map_err(|fault| ApiError::broken(&fault))?.into_data().unwrap_or_default();
+            let bytes = frame.map_err(ApiError::from)?.into_data().unwrap_or_default();
             self.known.heard();
             let cut = items.feed(&bytes, |item| {
                 let facts = serde_json::from_slice::<Pod>(item).ok().and_then(|pod| pod.facts().ok());

@@ -4,23 +4,24 @@
 mod account;
 mod backend;
 mod following;
+mod kubeconfig;
 mod leaving;
 mod observed;
+#[cfg(test)]
+mod tests;
 mod told;
 
 pub use leaving::REST;
 
 use super::bulletin::{Bulletin, Posted};
-use super::credentials::{self, Kept};
 use super::incumbent::IstioAgent;
 use super::label::Label;
-use super::token::Validity;
-use super::{Journal, Pods};
+use super::{ISTIOD, Journal, Pods};
 use crate::image::Image;
 use crate::install::wanted::{TakeOver, Wanted};
 use crate::install::watch::{Watch, WatchMode, Woken};
 use crate::install::{Memory, pass};
-use crate::settings::{Burial, Given, Mode, OnNode, PodSource, Settings};
+use crate::settings::{Given, Mode, OnNode, Settings};
 use backend::Backend;
 use following::Following;
 use gybe_plugin::probe_cache::ProbeCache;
@@ -29,7 +30,7 @@ use observed::{Observed, take_over};
 use serde_json::json;
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 use told::{Told, chain};
 
 /// Some things tell nobody that they changed: a node's label, an agent that ended, a token's age.
@@ -188,63 +189,8 @@ impl<'a> Healing<'a> {
         let sentence = "istio-cni's agent is on this node too, and will write its entry again".to_owned();
         let more = json!({ "hint": "remove the DaemonSet istio-cni-node" });
         self.told.state("istio", ("warn", hasty.then_some(sentence)), more);
+        self.told.state("istiod", ("warn", meshed_istiod(self.around.pods, settings)), json!({}));
         settings.wanted(&node)
-    }
-
-    /// Before the conf that names it. Its fault keeps nobody from the chain: the agent is asked first.
-    fn credentials(&mut self) -> Result<(), String> {
-        let settings = &self.following.good;
-        self.posted.token_ends = None;
-        if settings.choices.pod_source == PodSource::Agent || settings.choices.mode == Mode::Leave {
-            return Ok(());
-        }
-        let kept = credentials::keep(&settings.ground, SystemTime::now());
-        let (more, failed) = (json!({}), kept.as_ref().err().map(|why| chain(why)));
-        self.told.state("kubeconfig", ("error", failed.clone()), more);
-        match kept {
-            Ok(kept) => {
-                self.about_token(&kept);
-                Ok(())
-            }
-            Err(_) => {
-                self.posted.counts.kubeconfig_failures += 1;
-                Err(failed.unwrap_or_default())
-            }
-        }
-    }
-
-    fn about_token(&mut self, kept: &Kept) {
-        let path = self.following.good.ground.kubeconfig();
-        if kept.news {
-            self.told.news("info", "gybe node: wrote the kubeconfig", json!({ "path": path }));
-        }
-        self.posted.token_ends = kept.ends;
-        let sentence = match kept.validity {
-            Validity::Unlimited | Validity::For(_) => None,
-            Validity::EndsSoon(_) => Some("the token in the kubeconfig ends soon, and no newer one has come"),
-            Validity::Expired => Some("the token in the kubeconfig has expired"),
-        };
-        let hint = "the kubelet renews it: look at its log, and at the clocks of node and API server";
-        self.told.state("token", ("warn", sentence.map(str::to_owned)), json!({ "hint": hint }));
-    }
-
-    /// After the conf that named it.
-    fn forget_credentials(&mut self) {
-        let settings = &self.following.good;
-        let leaves = settings.choices.mode == Mode::Leave;
-        let asked = if leaves {
-            self.leaving.burial(Instant::now()) == Burial::Later
-        } else {
-            settings.choices.pod_source == PodSource::Api
-        };
-        if asked {
-            return;
-        }
-        match credentials::drop_it(&settings.ground) {
-            Ok(true) => self.told.news("info", "gybe node: removed the kubeconfig", json!({})),
-            Ok(false) => {}
-            Err(why) => self.told.state("kubeconfig", ("error", Some(chain(&why))), json!({})),
-        }
     }
 
     /// Waits until the next turn; yes when it is time to stop.
@@ -277,6 +223,13 @@ impl Next {
             Self::Wakes(time) | Self::Deaf(time) => time,
         }
     }
+}
+
+/// Istiod's own pods must start before anybody knows a mesh.
+fn meshed_istiod(pods: &dyn Pods, settings: &Settings) -> Option<String> {
+    let excluded = &settings.choices.conf.exclude_namespaces;
+    let namespace = pods.namespaces_of(ISTIOD)?.into_iter().find(|name| !excluded.contains(name))?;
+    Some(format!("istiod runs in namespace {namespace}, which is not among those left alone"))
 }
 
 /// The host's directories may come yet; the other two are mounts, there from the start or never.

@@ -31,9 +31,11 @@ impl Journal {
     }
 
     fn write(&self, line: &Value) {
+        // Formatted into stderr, which has no buffer, each of its words and commas is a write of its own.
+        let line = format!("{line}\n");
         let _whole = self.0.lock();
         // There is nobody left to tell when stderr is closed.
-        let _ = writeln!(io::stderr(), "{line}");
+        let _ = io::stderr().write_all(line.as_bytes());
     }
 }
 

@@ -21,7 +21,11 @@ pub(crate) struct Agent {
 fn gybe_node(ground: &Ground) -> Command {
     let program = std::env::var_os("GYBE_PROGRAM").unwrap_or_else(|| env!("CARGO_BIN_EXE_gybe").into());
     let mut command = Command::new(program);
-    command.env_clear().arg("node").arg("--socket").arg(ground.directory.join("run/facts.sock"));
+    command
+        .env_clear()
+        .args(["node", "--install=false"])
+        .arg("--socket")
+        .arg(ground.directory.join("run/facts.sock"));
     command.stdout(Stdio::null()).stderr(Stdio::piped());
     command
 }
@@ -44,6 +48,7 @@ impl Agent {
         loop {
             let mut line = String::new();
             assert!(self.stderr.read_line(&mut line).unwrap() > 0, "it ended without {message:?}");
+            assert!(!line.contains("eyJ"), "a token in {line}");
             let line: Value = serde_json::from_str(&line).unwrap_or_else(|fault| panic!("{fault}: {line}"));
             if line["msg"] == message {
                 return line;

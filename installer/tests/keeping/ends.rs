@@ -1,6 +1,7 @@
 //! However the agent ends, the node is as it was; and the next one goes on from there.
 
-use crate::node::{Agent, Node, PRIMARY, eventually};
+use crate::agent::{Agent, eventually};
+use crate::node::{Node, PRIMARY};
 use nix::sys::signal::Signal;
 use std::fs;
 use std::os::unix::fs::MetadataExt;

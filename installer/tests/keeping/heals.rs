@@ -1,6 +1,7 @@
 //! What others do to a node's directories, and how soon it is undone.
 
-use crate::node::{Node, PRIMARY, eventually};
+use crate::agent::eventually;
+use crate::node::{Node, PRIMARY};
 use std::fs;
 use std::time::{Duration, Instant};
 

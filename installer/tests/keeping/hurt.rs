@@ -1,6 +1,7 @@
 //! Directories that cannot be written, full disks: told with what helps, and what is there goes on.
 
-use crate::node::{Node, PRIMARY, eventually};
+use crate::agent::eventually;
+use crate::node::{Node, PRIMARY};
 use std::fs;
 use std::os::unix::fs::symlink;
 

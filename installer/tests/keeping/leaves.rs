@@ -1,6 +1,7 @@
 //! Out of the chain because the ConfigMap says so, in the order that hurts nobody.
 
-use crate::node::{Node, PRIMARY, eventually};
+use crate::agent::eventually;
+use crate::node::{Node, PRIMARY};
 
 const FILE: &str = "10-calico.conflist";
 

@@ -2,6 +2,10 @@
 //! other agents and operators meet it.
 
 #[cfg(test)]
+mod agent;
+#[cfg(test)]
+mod clustered;
+#[cfg(test)]
 mod ends;
 #[cfg(test)]
 mod follows;

@@ -1,6 +1,7 @@
 //! A node that istio-cni keeps becomes ours, and no sandbox of its time is stuck for it.
 
-use crate::node::{Node, PRIMARY, eventually};
+use crate::agent::eventually;
+use crate::node::{Node, PRIMARY};
 use std::fs;
 use std::os::unix::net::UnixListener;
 

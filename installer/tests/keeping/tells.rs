@@ -1,6 +1,7 @@
 //! Health and metrics, as a kubelet, Prometheus and somebody who means harm ask for them.
 
-use crate::node::{Node, PRIMARY, asks, eventually};
+use crate::agent::{asks, eventually};
+use crate::node::{Node, PRIMARY};
 use serde_json::json;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};

@@ -1,6 +1,7 @@
 //! A kubeconfig on the host, only when it is asked for, and as fresh as its token.
 
-use crate::node::{Agent, Node, PRIMARY, eventually};
+use crate::agent::{Agent, eventually};
+use crate::node::{Node, PRIMARY};
 use base64::prelude::{BASE64_URL_SAFE_NO_PAD, Engine as _};
 use serde_json::Value;
 use std::fs;
@@ -109,8 +110,7 @@ fn f02_a_token_that_ends_is_told_before_it_hurts_and_no_line_holds_one() {
     let told_before = token(1, 0).split('.').next().unwrap().to_owned();
     assert!(told_token(&node).unwrap().starts_with(&told_before), "the last one stays");
     assert!(node.entry(FILE).is_some(), "a token's fault keeps nobody from the chain");
-    let text = agent.get("/readyz").1;
-    assert!(text.contains("is empty"), "{text}");
+    eventually("a word", || agent.get("/readyz").1.contains("is empty"));
     rotates(&node, 3, &token(3, 3600));
     eventually("peace", || agent.is_ready());
     assert!(!agent_text(&mut agent).contains("eyJ"), "no secret is told");

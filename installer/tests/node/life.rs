@@ -1,10 +1,11 @@
 //! How the agent starts, stops, and gives its place to the next.
 
 use crate::agent::{Agent, gybe_node, scratch};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::fs;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
@@ -27,6 +28,21 @@ fn the_sockets_are_the_owners_alone_and_gone_after_a_clean_end() {
     assert!(before.elapsed() < Duration::from_secs(10), "{:?}", before.elapsed());
     assert_eq!(fs::read_dir(run).unwrap().count(), 0);
     assert_eq!(agent.line()["msg"], "gybe node: stopped");
+}
+
+/// A line in pieces costs a call for each, and mixes with what others write to the same journal.
+#[test]
+fn a_line_is_told_in_one_write() {
+    let directory = scratch("whole");
+    let (told, stderr) = UnixDatagram::pair().unwrap();
+    told.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    let mut agent = gybe_node(&directory).stderr(OwnedFd::from(stderr)).spawn().unwrap();
+    let mut line = [0; 4096];
+    let length = told.recv(&mut line);
+    agent.kill().and_then(|()| agent.wait()).unwrap();
+    let line: Value = serde_json::from_slice(&line[..length.unwrap()]).unwrap();
+    assert_eq!(line["msg"], "gybe node: serving");
+    fs::remove_dir_all(directory).unwrap();
 }
 
 #[test]

@@ -23,7 +23,7 @@ fn found(told: &Value, about: &str, state: &str) -> Vec<(String, String)> {
 
 /// The one thing that is wrong: about what, what is said, what to do.
 fn wrong(node: &Node, words: &str) -> (String, String, String) {
-    let said = node.doctor(&format!("{words} --json").trim_start().to_owned());
+    let said = node.doctor(format!("{words} --json").trim_start());
     assert_eq!(said.code, 1, "{said:?}");
     let told = said.json();
     let all = told["findings"].as_array().unwrap().iter();

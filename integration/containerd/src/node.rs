@@ -96,6 +96,11 @@ impl Node {
         written.map_err(Trouble::file(link))
     }
 
+    /// What its agents have said so far.
+    pub fn agents_log(&self) -> Result<String, Trouble> {
+        fs::read_to_string(&self.log_of_agent).map_err(Trouble::file(&self.log_of_agent))
+    }
+
     /// Its containerd.
     pub fn containerd(&self) -> &Containerd {
         &self.containerd
