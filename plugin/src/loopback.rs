@@ -87,8 +87,8 @@ mod tests {
         command.env("CNI_NETNS", "/run/netns/a").stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().unwrap();
         // Once it answers it has become the program, and has its environment.
-        child.stdin.as_ref().unwrap().write_all(b"x").unwrap();
-        child.stdout.as_ref().unwrap().read_exact(&mut [0]).unwrap();
+        child.stdin.as_mut().unwrap().write_all(b"x").unwrap();
+        child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
         let us = std::process::id();
         let found = [(us, "/run/netns/a"), (us, "/run/netns/b"), (us, "/run/netns"), (1, "/run/netns/a")]
             .map(|(runtime, netns)| is_at_work(runtime, Path::new(netns)));
