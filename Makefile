@@ -12,7 +12,7 @@ TABLES := -C force-unwind-tables=no -C link-arg=-Wl,-T,plugin/no-unwinding.ld
 FLAGS  := -C target-feature=+crt-static $(TABLES) $(PACKED)
 
 .DEFAULT_GOAL := help
-.PHONY: help build image demo test test-unit test-kernel differential fault-runs test-user test-cluster adds test-containerd test-node bench-containerd test-shared test-manifests faults referees bench lint deny advisories setup clean
+.PHONY: help build image demo test test-unit test-kernel differential fault-runs test-user test-cluster test-containerd test-node bench-containerd test-shared test-manifests faults referees bench lint deny advisories setup clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 17
@@ -68,11 +68,6 @@ test-shared: ## tests that read the reference material in $$GYBE_SHARED (default
 test-cluster: ## the agent's client against a real cluster, which it only reads: KUBECONFIG=FILE, and GYBE_NODE=NAME for one node of it
 	cargo test --locked -p gybe-installer --test real_cluster
 
-adds: ## 1,000 ADDs per kind of pod for each thing that can be wrong with agent and API server, and how many fail: ADDS=1000   (needs: as test-kernel)
-	cargo build --locked
-	cargo test --locked --no-run -p gybe-integration --test cluster
-	GYBE_ADDS=$(or $(ADDS),1000) integration/as-root.sh cargo test --locked -p gybe-integration --test cluster -- --nocapture
-
 test-containerd: ## real sandboxes by containerd 1.6, 1.7 and 2.x   (needs: root; Debian packages, see integration/containerd/setup.sh)
 	integration/containerd/setup.sh
 	cargo clippy --locked -p gybe-containerd-tests --no-deps --all-targets -- -D warnings
@@ -82,6 +77,7 @@ test-containerd: ## real sandboxes by containerd 1.6, 1.7 and 2.x   (needs: root
 test-node: build ## the installer on a node at work: rewrites, upgrades, crashes, leaving   (needs: as test-containerd; some minutes)
 	integration/containerd/setup.sh
 	cargo test --locked -p gybe-containerd-tests --test node -- --nocapture
+	cargo test --locked -p gybe-containerd-tests --test deployed
 
 referees: ## our nftables encoder against other people's   (needs: as test-kernel, and libclang, libnftnl, libmnl to build: see setup)
 	integration/setup.sh referees

@@ -43,6 +43,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use serde_json::json;
+use std::collections::BTreeSet;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -57,9 +58,9 @@ pub trait Pods: Sync {
     /// How well they are known.
     fn state(&self) -> PodsState;
 
-    /// Whether a pod of istio-cni's agent is among them, also one that is ending; none while they are
+    /// The namespaces of those whose name begins so, also of pods that are ending; none while they are
     /// not known.
-    fn has_istio_agent(&self) -> Option<bool>;
+    fn namespaces_of(&self, prefix: &str) -> Option<BTreeSet<String>>;
 }
 
 /// How well the pods are known.
@@ -76,6 +77,8 @@ pub struct PodsState {
 /// How the pods of istio-cni's DaemonSet begin; its name is fixed (spec `istio-cni-behaviour.md` 7).
 /// Ours has its label, because istiod's untaint controller looks for that, but not its name.
 pub(crate) const ISTIO_AGENT: &str = "istio-cni-node-";
+/// How those of istiod's Deployment do.
+pub(crate) const ISTIOD: &str = "istiod-";
 
 /// Why the agent cannot start, or go on.
 #[derive(Debug, thiserror::Error)]

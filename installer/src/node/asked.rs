@@ -3,6 +3,7 @@
 use super::{Pods, PodsState};
 use gybe_plugin::args::PodRef;
 use gybe_plugin::facts::wire::Answer;
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
@@ -42,7 +43,7 @@ impl Pods for Asked<'_> {
         self.pods.state()
     }
 
-    fn has_istio_agent(&self) -> Option<bool> {
-        self.pods.has_istio_agent()
+    fn namespaces_of(&self, prefix: &str) -> Option<BTreeSet<String>> {
+        self.pods.namespaces_of(prefix)
     }
 }

@@ -7,6 +7,8 @@ mod following;
 mod kubeconfig;
 mod leaving;
 mod observed;
+#[cfg(test)]
+mod tests;
 mod told;
 
 pub use leaving::REST;
@@ -14,7 +16,7 @@ pub use leaving::REST;
 use super::bulletin::{Bulletin, Posted};
 use super::incumbent::IstioAgent;
 use super::label::Label;
-use super::{Journal, Pods};
+use super::{ISTIOD, Journal, Pods};
 use crate::image::Image;
 use crate::install::wanted::{TakeOver, Wanted};
 use crate::install::watch::{Watch, WatchMode, Woken};
@@ -187,6 +189,7 @@ impl<'a> Healing<'a> {
         let sentence = "istio-cni's agent is on this node too, and will write its entry again".to_owned();
         let more = json!({ "hint": "remove the DaemonSet istio-cni-node" });
         self.told.state("istio", ("warn", hasty.then_some(sentence)), more);
+        self.told.state("istiod", ("warn", meshed_istiod(self.around.pods, settings)), json!({}));
         settings.wanted(&node)
     }
 
@@ -220,6 +223,13 @@ impl Next {
             Self::Wakes(time) | Self::Deaf(time) => time,
         }
     }
+}
+
+/// Istiod's own pods must start before anybody knows a mesh.
+fn meshed_istiod(pods: &dyn Pods, settings: &Settings) -> Option<String> {
+    let excluded = &settings.choices.conf.exclude_namespaces;
+    let namespace = pods.namespaces_of(ISTIOD)?.into_iter().find(|name| !excluded.contains(name))?;
+    Some(format!("istiod runs in namespace {namespace}, which is not among those left alone"))
 }
 
 /// The host's directories may come yet; the other two are mounts, there from the start or never.

@@ -1,7 +1,7 @@
 //! Whether istio-cni's agent lives on this node. While it does it would write its entry again, and as
 //! it ends it takes its entry and its program away: so an entry, or a program, is no sign of it.
 
-use super::Pods;
+use super::{ISTIO_AGENT, Pods};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
 use std::os::fd::AsRawFd;
 use std::path::Path;
@@ -22,7 +22,7 @@ pub(crate) enum IstioAgent {
 impl IstioAgent {
     /// Looks. The pod is there before the socket is, and longer; the socket needs no API server.
     pub(crate) fn look(pods: &dyn Pods, run: &Path) -> Self {
-        match pods.has_istio_agent() {
+        match pods.namespaces_of(ISTIO_AGENT).map(|namespaces| !namespaces.is_empty()) {
             Some(true) => Self::HasPod,
             _ if listens(&run.join("log.sock")) => Self::Listens,
             Some(false) => Self::Gone,

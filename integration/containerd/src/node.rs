@@ -6,6 +6,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use crate::agent::Place;
+use crate::image::Image;
 use crate::stage::starting;
 use crate::{Agent, Call, Chain, Containerd, Cri, Generation, Stage, Trouble, calls, config, pause_image};
 
@@ -47,7 +48,7 @@ impl Node {
         furnish(&stage, generation, programs.plugins)?;
         configure(&stage, chain)?;
         let containerd = Containerd::start(&stage, generation, &log)?;
-        import(&stage, generation)?;
+        import(&stage, generation, pause_image::archive().map_err(Trouble::file("the pause image"))?)?;
         let cri = connect(&stage)?;
         cri.wait_for_image(config::PAUSE_IMAGE)?;
         Ok(Node { cri, containerd, generation, log, log_of_agent, stage })
@@ -56,6 +57,13 @@ impl Node {
     /// Its namespaces.
     pub fn stage(&self) -> &Stage {
         &self.stage
+    }
+
+    /// Brings one more image, so that containers can be made of it.
+    pub fn import(&self, image: &Image<'_>) -> Result<(), Trouble> {
+        let archive = image.archive().map_err(Trouble::file(image.name))?;
+        import(&self.stage, self.generation, archive)?;
+        self.cri.wait_for_image(image.name)
     }
 
     /// Starts a node agent that knows the pods whose manifests are published; it serves.
@@ -86,6 +94,11 @@ impl Node {
         let written = fs::remove_file(&link).and_then(|()| fs::write(&link, script));
         let written = written.and_then(|()| fs::set_permissions(&link, Permissions::from_mode(0o755)));
         written.map_err(Trouble::file(link))
+    }
+
+    /// What its agents have said so far.
+    pub fn agents_log(&self) -> Result<String, Trouble> {
+        fs::read_to_string(&self.log_of_agent).map_err(Trouble::file(&self.log_of_agent))
     }
 
     /// Its containerd.
@@ -168,11 +181,10 @@ fn configure(stage: &Stage, chain: &Chain) -> Result<(), Trouble> {
 }
 
 /// `ctr` imports into the namespace the CRI service looks in.
-fn import(stage: &Stage, generation: Generation) -> Result<(), Trouble> {
-    let archive = "/run/gybe/pause.tar";
+fn import(stage: &Stage, generation: Generation, image: impl AsRef<[u8]>) -> Result<(), Trouble> {
+    let archive = "/run/gybe/image.tar";
     let outside = stage.path(archive);
-    let written = pause_image::archive().and_then(|tar| fs::write(&outside, tar));
-    written.map_err(Trouble::file(outside))?;
+    fs::write(&outside, image).map_err(Trouble::file(outside))?;
     let programs = generation.programs()?;
     let program = programs.join("ctr");
     let mut command = stage.command(&programs, &program);

@@ -43,16 +43,16 @@ pub(crate) struct Tally {
 /// How far a load has got, for whoever waits for it.
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
-    made: AtomicUsize,
+    answered: AtomicUsize,
     over: AtomicBool,
 }
 
 impl Progress {
-    /// Returns when so many more sandboxes have come up.
+    /// Returns when so many more sandboxes have come up, or been refused.
     pub(crate) fn wait_for(&self, more: usize) {
-        let wanted = self.made.load(Ordering::Acquire) + more;
-        crate::ground::until("sandboxes' coming", || {
-            (self.made.load(Ordering::Acquire) >= wanted).then_some(())
+        let wanted = self.answered.load(Ordering::Acquire) + more;
+        crate::ground::until("sandboxes' coming, or being refused", || {
+            (self.answered.load(Ordering::Acquire) >= wanted).then_some(())
         });
     }
 }
@@ -97,12 +97,12 @@ fn come_and_go(node: &Node, worker: usize, progress: &Progress) -> Tally {
         match cri.run(&sandbox) {
             Ok(id) => {
                 tally.started.push(look(node, &cri, &sandbox, (&id, begun)));
-                progress.made.fetch_add(1, Ordering::AcqRel);
                 cri.stop(&id).unwrap();
                 cri.remove(&id).unwrap();
             }
             Err(trouble) => tally.refused.push(format!("{}: {}", sandbox.name, trouble.message())),
         }
+        progress.answered.fetch_add(1, Ordering::AcqRel);
     }
     tally
 }
