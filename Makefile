@@ -12,7 +12,7 @@ TABLES := -C force-unwind-tables=no -C link-arg=-Wl,-T,plugin/no-unwinding.ld
 FLAGS  := -C target-feature=+crt-static $(TABLES) $(PACKED)
 
 .DEFAULT_GOAL := help
-.PHONY: help build image demo test test-unit test-kernel differential fault-runs test-user test-containerd test-node bench-containerd test-shared test-manifests faults referees fuzz bench lint deny advisories setup clean
+.PHONY: help build image demo test test-unit test-kernel differential fault-runs test-user test-cluster test-containerd test-node bench-containerd test-shared test-manifests faults referees fuzz bench lint deny advisories setup clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 17
@@ -64,6 +64,9 @@ faults: ## docs/FAULTS.md, made anew from the names of the tests
 
 test-shared: ## tests that read the reference material in $$GYBE_SHARED (default ../shared)
 	cargo test --locked -p gybe-installer --test shared_injected --test shared_install
+
+test-cluster: ## the agent's client against a real cluster, which it only reads: KUBECONFIG=FILE, and GYBE_NODE=NAME for one node of it
+	cargo test --locked -p gybe-installer --test real_cluster
 
 test-containerd: ## real sandboxes by containerd 1.6, 1.7 and 2.x   (needs: root; Debian packages, see integration/containerd/setup.sh)
 	integration/containerd/setup.sh

@@ -8,15 +8,16 @@ pub use out::{Out, Stays, StaysWhile, leave};
 pub use run_directory::forget_run_directory;
 
 use crate::image::Image;
-use crate::install::conflist::{Chain, ISTIO};
+use crate::install::conflist::ISTIO;
 use crate::install::entry::EntryError;
 use crate::install::perform::{Busy, PerformError};
 use crate::install::plan::{Plan, plan};
-use crate::install::seen::{Cached, Hashes, Interest, Places, Sandboxes, Snapshot, look};
+use crate::install::seen::{FileName, Hashes, Interest, Places, Sandboxes, look};
 use crate::install::wanted::{TakeOver, Wanted};
 use crate::install::{Memory, Pass, pass};
+use crate::node::stand_in::stand_in;
 use crate::node_backend::{Found, node_backend};
-use crate::settings::{OnNode, Settings, TakeOverWish};
+use crate::settings::{Burial, OnNode, PLUGIN, Settings, TakeOverWish};
 
 /// So often a write of somebody else's may come between.
 const ATTEMPTS: usize = 3;
@@ -31,16 +32,12 @@ pub fn wanted(settings: &Settings, image: &Image, found: Option<&Found>) -> Resu
         TakeOverWish::Now => TakeOver::Now,
         TakeOverWish::Wait => TakeOver::Waits,
     };
-    let interest = Interest { sandboxes: Sandboxes::Asked, ..Interest::default() };
-    let stand_in = asks_for_istio(&look(&settings.ground.places, &interest, &mut Hashes::default()));
-    settings.wanted(&OnNode { image, backend: Some(&backend), take_over, stand_in })
-}
-
-/// Whether a sandbox that was made with istio-cni lives, or may be being made.
-fn asks_for_istio(seen: &Snapshot) -> bool {
-    let chains = seen.conf.files.values().filter_map(|file| Chain::read(file.content.as_ref().ok()?).ok());
-    let cached = matches!(&seen.cached, Cached::Named(plugins) if plugins.contains(ISTIO));
-    cached || chains.into_iter().any(|chain| chain.entry(ISTIO).is_some())
+    let programs = [ISTIO, PLUGIN].into_iter().filter_map(|name| FileName::new(name).ok());
+    let interest =
+        Interest { programs: programs.collect(), sandboxes: Sandboxes::Asked, ..Interest::default() };
+    let stand_in = stand_in(&look(&settings.ground.places, &interest, &mut Hashes::default()), image);
+    let burial = Burial::Now;
+    settings.wanted(&OnNode { image, backend: Some(&backend), probed: None, take_over, stand_in, burial })
 }
 
 /// What would be done, and what stands in the way.

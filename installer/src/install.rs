@@ -25,8 +25,8 @@ use std::time::{Duration, Instant};
 use change::Change;
 use conflist::Chain;
 use pace::rivals::{Rival, likely};
-use pace::{Go, Pace};
-use perform::{Busy, Performed, Turn, perform};
+use pace::{Go, Pace, Went};
+use perform::{Busy, PerformError, Performed, Turn, perform};
 use plan::{Plan, plan};
 use seen::{FileName, Hashes, Places, Snapshot, look};
 use wanted::Wanted;
@@ -36,6 +36,19 @@ use wanted::Wanted;
 pub struct Memory {
     hashes: Hashes,
     pace: Pace,
+}
+
+impl Memory {
+    /// Something else is wanted from now on: to write it undoes nobody's work, and is nobody's rewrite.
+    pub fn wants_anew(&mut self) {
+        self.pace.begin_anew();
+    }
+
+    /// How often somebody undid what we did, as far as it was seen.
+    #[must_use]
+    pub fn undone(&self) -> u64 {
+        self.pace.total()
+    }
 }
 
 /// What one pass found, did and left.
@@ -77,7 +90,9 @@ pub fn pass(places: &Places, wanted: &Wanted, memory: &mut Memory) -> Result<Pas
     }
     let performed = perform(&planned.changes, places);
     let left = plan(&look(places, &interest, &mut memory.hashes), wanted);
-    memory.pace.wrote(&left, Instant::now());
+    let overtaken = |why: &PerformError| matches!(why, PerformError::Overtaken { .. });
+    let went = if performed.failed.iter().all(overtaken) { Went::Well } else { Went::Badly };
+    memory.pace.wrote(went, &left, Instant::now());
     Ok(Pass { plan: planned, performed, left, fight })
 }
 

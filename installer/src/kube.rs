@@ -17,6 +17,7 @@ mod error;
 mod items;
 mod known;
 mod line;
+mod lines;
 mod pod_facts;
 mod pods;
 mod token;

@@ -2,18 +2,39 @@
 //!
 //! One loop waits for callers, log lines and the signal to stop; each caller is answered on a thread
 //! of its own, and there is a bound on both their number and their time. Who knows the pods stands
-//! behind [`Pods`]: today a directory of manifests.
+//! behind [`Pods`]. What keeps the node, and tells about it, runs beside: `beside.rs`.
 
+mod asked;
+mod beside;
+mod bulletin;
+mod calls;
+mod credentials;
+mod healing;
+mod health;
+mod http;
+mod incumbent;
 mod journal;
+pub mod kubeconfig;
+mod label;
+mod metrics;
+mod page;
 mod place;
 mod pods_from;
+pub(crate) mod stand_in;
+mod token;
+mod view;
 
+pub use healing::{Keeping, REST};
 pub(crate) use journal::Journal;
+pub use label::Home;
 pub(crate) use place::Place;
 pub use place::PlaceError;
 pub use pods_from::PodsFrom;
 
 use crate::facts_socket::FactsSocket;
+use asked::Asked;
+use beside::Beside;
+use calls::Calls;
 use gybe_plugin::args::PodRef;
 use gybe_plugin::facts::wire::Answer;
 use journal::LogSocket;
@@ -22,17 +43,42 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use serde_json::json;
+use std::collections::BTreeSet;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Somebody who knows this node's pods.
 pub trait Pods: Sync {
     /// What is known of a pod, at the latest `until` then.
     fn answer(&self, pod: &PodRef, until: Instant) -> Answer;
+
+    /// How well they are known.
+    fn state(&self) -> PodsState;
+
+    /// The namespaces of those whose name begins so, also of pods that are ending; none while they are
+    /// not known.
+    fn namespaces_of(&self, prefix: &str) -> Option<BTreeSet<String>>;
 }
+
+/// How well the pods are known.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodsState {
+    /// Why questions cannot be answered as they should; none when they can.
+    pub missing: Option<String>,
+    /// How many are known.
+    pub pods: usize,
+    /// How long ago the cluster last gave a sign of life; none where there is no cluster.
+    pub heard: Option<Duration>,
+}
+
+/// How the pods of istio-cni's DaemonSet begin; its name is fixed (spec `istio-cni-behaviour.md` 7).
+/// Ours has its label, because istiod's untaint controller looks for that, but not its name.
+pub(crate) const ISTIO_AGENT: &str = "istio-cni-node-";
+/// How those of istiod's Deployment do.
+pub(crate) const ISTIOD: &str = "istiod-";
 
 /// Why the agent cannot start, or go on.
 #[derive(Debug, thiserror::Error)]
@@ -59,23 +105,43 @@ pub enum NodeError {
 /// some hundreds, and an answer takes less than a millisecond.
 const CALLERS: usize = 64;
 
-/// Serves until the process is told to end by SIGTERM or SIGINT.
+/// All that one agent is.
+pub struct Agent<'a> {
+    /// Who knows the pods.
+    pub pods: &'a dyn Pods,
+    /// Where the plugin asks; log.sock stands beside it.
+    pub facts: &'a Path,
+    /// What it takes to keep the node; none only tells about pods.
+    pub keeping: Option<Keeping>,
+    /// Whom to ask about node and DaemonSet; none where there is no cluster.
+    pub home: Option<Home>,
+}
+
+/// Serves until the process is told to end by SIGTERM or SIGINT, and leaves everything in place then.
 ///
 /// # Errors
 /// When the sockets cannot be made, or waiting fails.
-pub fn serve(pods: &dyn Pods, facts: &Path) -> Result<(), NodeError> {
+pub fn serve(agent: Agent<'_>) -> Result<(), NodeError> {
     // Blocked before the first thread is made, so that every thread blocks it (signal(7)).
     let stop = stop_signal().map_err(|source| NodeError::Wait { what: "signals", source })?;
     let failed = |path: &Path| {
         let path = path.to_owned();
         move |source| NodeError::Serve { path, source }
     };
-    let callers = FactsSocket::open(facts).map_err(failed(facts))?;
-    let log = facts.with_file_name("log.sock");
+    let callers = FactsSocket::open(agent.facts).map_err(failed(agent.facts))?;
+    let log = agent.facts.with_file_name("log.sock");
     let lines = LogSocket::open(&log).map_err(failed(&log))?;
     let journal = Journal::default();
-    journal.tell("info", "gybe node: serving", json!({ "socket": facts.display().to_string() }));
-    let served = wait_and_serve(pods, &stop, (&callers, &lines), &journal);
+    journal.tell("info", "gybe node: serving", json!({ "socket": agent.facts.display().to_string() }));
+    let (pods, calls) = (Asked::of(agent.pods), Calls::default());
+    let serving = || wait_and_serve(&pods, &stop, (&callers, &lines), (&journal, &calls));
+    let served = match agent.keeping {
+        Some(keeping) => {
+            let beside = Beside { pods: &pods, calls: &calls, journal: &journal, home: agent.home };
+            beside.run(keeping, serving)
+        }
+        None => serving(),
+    };
     journal.tell("info", "gybe node: stopped", json!({}));
     served
 }
@@ -95,7 +161,7 @@ fn wait_and_serve(
     pods: &dyn Pods,
     stop: &SignalFd,
     (callers, lines): (&FactsSocket, &LogSocket),
-    journal: &Journal,
+    (journal, calls): (&Journal, &Calls),
 ) -> Result<(), NodeError> {
     let (busy, done) = (AtomicUsize::new(0), std::io::pipe());
     let (freed, free) = done.map_err(|why| NodeError::Wait { what: "callers", source: errno(&why) })?;
@@ -103,18 +169,18 @@ fn wait_and_serve(
         loop {
             // With no room for one more, whoever calls waits in the backlog.
             let room = busy.load(Ordering::Acquire) < CALLERS;
-            let calls = if room { PollFlags::POLLIN } else { PollFlags::empty() };
+            let for_calls = if room { PollFlags::POLLIN } else { PollFlags::empty() };
             let [stop, line, room_again, caller] = woken([
                 PollFd::new(stop.as_fd(), PollFlags::POLLIN),
                 PollFd::new(lines.as_fd(), PollFlags::POLLIN),
                 PollFd::new(freed.as_fd(), PollFlags::POLLIN),
-                PollFd::new(callers.as_fd(), calls),
+                PollFd::new(callers.as_fd(), for_calls),
             ])?;
             if stop {
                 return Ok(());
             }
             if line {
-                lines.receive(journal);
+                lines.receive(journal, calls);
             }
             if room_again {
                 drop(std::io::Read::read(&mut &freed, &mut [0; CALLERS]));

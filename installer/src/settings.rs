@@ -23,7 +23,7 @@ pub use given::{CONFIG, Given, Unread, config_directory};
 pub use ground::{ApiServer, Ground, SERVICE_ACCOUNT, Trust};
 pub use listen::Listen;
 pub use names::{Fate, INCUMBENTS, KEYS, Name, OURS};
-pub use wants::OnNode;
+pub use wants::{Burial, OnNode, StandIn};
 
 use reader::Reader;
 

@@ -94,3 +94,17 @@ fn an_add_into_a_fresh_namespace_is_one_batch_and_deletes_nothing() -> Result<()
     assert!(!others.iter().any(|kind| is_routing_delete(*kind) || DELETES.contains(kind)), "{others:x?}");
     Ok(())
 }
+
+/// So a disk that is full or read-only (F11) is nobody's concern who starts a pod.
+#[test]
+fn f11_an_add_writes_nothing_to_a_disk() -> Result<(), Complaint> {
+    let changing = "open,openat,openat2,creat,mkdir,mkdirat,rename,renameat,renameat2,unlink,unlinkat,link,linkat,\
+                    symlink,symlinkat,truncate,ftruncate,fsync,fdatasync";
+    let record = recorded("writes", changing)?;
+    let opened =
+        |line: &&str| line.contains("open") && !line.contains("O_WRONLY") && !line.contains("O_RDWR");
+    let changes: Vec<_> = record.lines().filter(|line| !opened(line) || line.contains("O_CREAT")).collect();
+    assert_eq!(changes, [""; 0], "{record}");
+    assert!(record.contains("O_RDONLY"), "what is opened is seen: {record}");
+    Ok(())
+}

@@ -58,6 +58,11 @@ impl Routes {
         self.entries.is_empty()
     }
 
+    /// Does `lo` get an address?
+    pub fn add_to_loopback(&self) -> bool {
+        self.entries.contains(&Entry::PassthroughAddress)
+    }
+
     /// Adds what is not there. Twice is the same as once.
     ///
     /// # Errors

@@ -6,7 +6,8 @@ use crate::conf::{PluginConf, unknown_keys};
 use crate::decide::unclear_variables;
 use crate::error::PluginError;
 use crate::families::ipv6_left_alone;
-use crate::log::brief;
+use crate::log::{CALL, brief, micros};
+use crate::loopback;
 use crate::reply::Reply;
 use crate::request::Request;
 use crate::result;
@@ -14,6 +15,8 @@ use crate::tool::Tool;
 use crate::wanted::{self, Subject, Wanted};
 use gybe_netfilter::choose::Way;
 use gybe_netfilter::policy::Families;
+use std::path::Path;
+use std::time::Instant;
 
 pub(crate) fn add(request: &Request) -> Result<Reply, PluginError> {
     let members = request.network.members();
@@ -26,19 +29,23 @@ pub(crate) fn add(request: &Request) -> Result<Reply, PluginError> {
     }
     match wanted::wanted(request, &conf)? {
         Wanted::LeaveAlone(reason, pod) => {
-            tracing::info!(pod, decision = "leave alone", reason = %reason, "gybe-cni cmdAdd");
+            tracing::info!(target: CALL, pod, decision = "leave alone", reason = %reason, "gybe-cni cmdAdd");
         }
-        Wanted::Redirect(subject) => redirect(*subject, &conf)?,
+        Wanted::Redirect(subject) => redirect(*subject, &conf, request.netns.as_deref())?,
     }
     Ok(Reply::Answer(answer))
 }
 
-fn redirect(subject: Subject, conf: &PluginConf) -> Result<(), PluginError> {
+fn redirect(subject: Subject, conf: &PluginConf, netns: Option<&Path>) -> Result<(), PluginError> {
     let pod = subject.pod.to_string();
     for variable in unclear_variables(&subject.facts) {
         tracing::warn!(pod, variable, "gybe-cni cmdAdd: a variable of istio-proxy is neither true nor false");
     }
-    let done = subject.inside(conf, |redirection, routes, backend| redirection.apply_over(routes, backend));
+    let (facts_us, began) = (subject.facts_us, Instant::now());
+    let done = subject.inside(conf, |redirection, routes, backend| {
+        loopback::settle(redirection, routes, netns.unwrap_or(Path::new("")));
+        redirection.apply_over(routes, backend)
+    });
     let done = done.inspect_err(|refusal| Tool::note(conf.backend, refusal))?;
     for beside in &done.outcome.beside {
         tracing::warn!(pod, %beside, "gybe-cni cmdAdd: somebody else translates addresses in the pod");
@@ -54,7 +61,7 @@ fn redirect(subject: Subject, conf: &PluginConf) -> Result<(), PluginError> {
         Families::V4Only => "ipv4",
         Families::V4AndV6 => "ipv4 and ipv6",
     };
-    let tool = done.tool;
-    tracing::info!(pod, decision = "redirect", tool, families, "gybe-cni cmdAdd");
+    let (tool, rules_us) = (done.tool, micros(began));
+    tracing::info!(target: CALL, pod, decision = "redirect", tool, families, facts_us, rules_us, "gybe-cni cmdAdd");
     Ok(())
 }

@@ -2,16 +2,20 @@
 
 use crate::conf;
 use crate::error::PluginError;
+use crate::log::{CALL, Called};
 use crate::reply::{Reply, command};
 use crate::request::{self, Environment, Request, Verb};
 use crate::{add, check, del, gc, log, status, stdin, version};
 use std::mem::ManuallyDrop;
 use std::os::fd::BorrowedFd;
+use std::time::Instant;
 
 /// Answers a runtime's call.
 pub fn answer(env: &Environment, stdin: BorrowedFd<'_>) -> Reply {
+    let began = Instant::now();
     let Some(name) = env.text("CNI_COMMAND") else { return Reply::About };
     let verb = Verb::parse(&name);
+    let called = Called { verb: verb.map_or("", Verb::as_str), began };
     // VERSION is asked to learn what may be written to stdin, so stdin is not read for it.
     if verb == Some(Verb::Version) {
         return Reply::Answer(version::answer());
@@ -21,9 +25,9 @@ pub fn answer(env: &Environment, stdin: BorrowedFd<'_>) -> Reply {
             // The process ends with its answer: to free the entry piece by piece takes half as long as
             // to read it did.
             let request = ManuallyDrop::new(request);
-            perform(&request).unwrap_or_else(|fault| fail(verb, Some(&request), &fault))
+            perform(&request, called).unwrap_or_else(|fault| fail(called, Some(&request), &fault))
         }
-        Err(fault) => fail(verb, None, &fault),
+        Err(fault) => fail(called, None, &fault),
     }
 }
 
@@ -36,28 +40,33 @@ fn read(name: &str, env: &Environment, from: BorrowedFd<'_>) -> Result<Request, 
     Ok(Request::parse(name, env, &bytes)?)
 }
 
-fn perform(request: &Request) -> Result<Reply, PluginError> {
+fn perform(request: &Request, called: Called) -> Result<Reply, PluginError> {
     let (level, agent) = conf::logging(request.network.members());
-    log::start(level, agent);
+    log::start(level, agent, called);
     version::gate(request.verb, request.network.version())?;
-    match request.verb {
-        Verb::Add => add::add(request),
-        Verb::Check => check::check(request),
-        Verb::Del => Ok(del::del(request)),
-        Verb::Gc => Ok(gc::gc(request)?),
-        Verb::Status => status::status(request),
-        Verb::Version => Ok(Reply::Answer(version::answer())),
-    }
+    let reply = match request.verb {
+        // It says itself what it decided.
+        Verb::Add => return add::add(request),
+        Verb::Check => check::check(request)?,
+        Verb::Del => del::del(request),
+        Verb::Gc => gc::gc(request)?,
+        Verb::Status => status::status(request)?,
+        Verb::Version => Reply::Answer(version::answer()),
+    };
+    tracing::debug!(target: CALL, decision = "nothing", "gybe-cni {}", command(request.verb));
+    Ok(reply)
 }
 
-fn fail(verb: Option<Verb>, request: Option<&Request>, fault: &PluginError) -> Reply {
-    log::start(conf::LogLevel::Info, None);
+fn fail(called: Called, request: Option<&Request>, fault: &PluginError) -> Reply {
+    log::start(conf::LogLevel::Info, None, called);
+    let verb = Verb::parse(called.verb);
     let reply = Reply::failure(verb, request.map(|request| request.network.version()), fault);
     if let Reply::Failure(failure) = &reply {
         let args = log::brief(request.map_or("", |request| &request.args));
         let cause = log::brief(&fault.chain());
         let (id, code, hint) = (&failure.id, failure.code, &failure.details);
-        tracing::error!(id, code, cause, hint, args, "gybe-cni {} error", verb.map_or("", command));
+        let verb = verb.map_or("", command);
+        tracing::error!(target: CALL, decision = "error", id, code, cause, hint, args, "gybe-cni {verb} error");
     }
     reply
 }

@@ -8,6 +8,5 @@ use crate::reply::Reply;
 use crate::request::Request;
 
 pub(crate) fn del(_request: &Request) -> Reply {
-    tracing::debug!("gybe-cni cmdDel");
     Reply::Nothing
 }

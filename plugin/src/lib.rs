@@ -28,6 +28,7 @@ pub mod gates;
 pub mod gc;
 pub mod intake;
 mod log;
+mod loopback;
 pub mod network;
 pub mod pod;
 pub mod probe_cache;

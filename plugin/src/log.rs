@@ -12,15 +12,31 @@ use std::io::{self, Write as _};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
+/// The target of the one event that ends a call. It goes to the agent whatever the level is, there to
+/// be counted: with verb and microseconds, and below the level with no message.
+pub(crate) const CALL: &str = "call";
+
+/// What is called, and since when.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Called {
+    pub(crate) verb: &'static str,
+    pub(crate) began: Instant,
+}
+
+/// Microseconds for a line.
+pub(crate) fn micros(since: Instant) -> u64 {
+    u64::try_from(since.elapsed().as_micros()).unwrap_or(u64::MAX)
+}
+
 /// Lines from this level on go to stderr and to the agent from now on; the first call of a process
 /// counts.
-pub(crate) fn start(level: LogLevel, agent: Option<PathBuf>) {
+pub(crate) fn start(level: LogLevel, agent: Option<PathBuf>, called: Called) {
     let least = match level {
         LogLevel::None => LevelFilter::OFF,
         LogLevel::Error => LevelFilter::ERROR,
@@ -29,7 +45,7 @@ pub(crate) fn start(level: LogLevel, agent: Option<PathBuf>) {
         LogLevel::Debug => LevelFilter::DEBUG,
     };
     // Another subscriber is there already only where somebody uses this crate as a library.
-    let _ = tracing::subscriber::set_global_default(Lines { least, agent });
+    let _ = tracing::subscriber::set_global_default(Lines { least, agent, called });
 }
 
 /// What of a text goes into a line: cut where nobody reads on. JSON escapes the rest.
@@ -41,21 +57,42 @@ pub(crate) fn brief(text: &str) -> String {
 struct Lines {
     least: LevelFilter,
     agent: Option<PathBuf>,
+    called: Called,
+}
+
+impl Lines {
+    fn is_told(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() <= self.least
+    }
+
+    fn is_counted(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.target() == CALL && self.agent.is_some()
+    }
 }
 
 impl Subscriber for Lines {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        *metadata.level() <= self.least
+        self.is_told(metadata) || self.is_counted(metadata)
     }
 
     fn max_level_hint(&self) -> Option<LevelFilter> {
-        Some(self.least)
+        // Some calls end in a debug line.
+        let counted = if self.agent.is_some() { LevelFilter::DEBUG } else { LevelFilter::OFF };
+        Some(self.least.max(counted))
     }
 
     fn event(&self, event: &Event<'_>) {
         let level = event.metadata().level().as_str().to_ascii_lowercase();
         let mut line = Line { message: String::new(), fields: String::new() };
         event.record(&mut line);
+        if event.metadata().target() == CALL {
+            let (verb, took) = (self.called.verb, micros(self.called.began));
+            // A String takes whatever is written to it.
+            let _ = write!(line.fields, ",\"verb\":\"{verb}\",\"took_us\":{took}");
+        }
+        if let (false, Some(agent)) = (self.is_told(event.metadata()), &self.agent) {
+            return send(&format!("{{{}}}", line.fields.trim_start_matches(',')), agent);
+        }
         let (time, message) = (timestamp(SystemTime::now()), Value::from(line.message));
         let line =
             format!("{{\"time\":\"{time}\",\"level\":\"{level}\",\"msg\":{message}{}}}\n", line.fields);

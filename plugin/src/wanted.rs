@@ -7,6 +7,7 @@ use crate::error::PluginError;
 use crate::facts;
 use crate::families;
 use crate::gates::{self, InitContainer, Reason};
+use crate::log::micros;
 use crate::pod::PodFacts;
 use crate::request::{OwnNamespace, Request, Verb};
 use crate::tool::Tool;
@@ -18,6 +19,7 @@ use gybe_netfilter::redirection::{Redirection, RedirectionError};
 use gybe_netfilter::routes::Rtnetlink;
 use std::net::IpAddr;
 use std::path::Path;
+use std::time::Instant;
 
 /// What a call comes to.
 pub(crate) enum Wanted {
@@ -31,6 +33,8 @@ pub(crate) enum Wanted {
 pub(crate) struct Subject {
     pub(crate) pod: PodRef,
     pub(crate) facts: PodFacts,
+    /// How long it took to learn them.
+    pub(crate) facts_us: u64,
     /// Known before the namespace is entered where something is to be written.
     tool: Option<Tool>,
     wish: Wish,
@@ -62,7 +66,9 @@ pub(crate) fn wanted(request: &Request, conf: &PluginConf) -> Result<Wanted, Plu
     }
     // Before anybody is waited for: what the path leads to then may be another pod's.
     let netns = theirs.open();
+    let asked = Instant::now();
     let facts = facts::ask(&conf.facts, &pod)?;
+    let facts_us = micros(asked);
     let wish = match decide::opinion(conf, &facts, InitContainer::Counts) {
         Opinion::LeaveAlone(reason) => return Ok(Wanted::LeaveAlone(reason, pod.to_string())),
         Opinion::Refuse(cause) => return Err(cause.into()),
@@ -71,7 +77,7 @@ pub(crate) fn wanted(request: &Request, conf: &PluginConf) -> Result<Wanted, Plu
     let netns = netns?;
     // Last: where nothing is known about the node it takes a probe.
     let tool = (request.verb == Verb::Add).then(|| Tool::to_write(conf)).transpose()?;
-    Ok(Wanted::Redirect(Box::new(Subject { pod, facts, tool, wish, netns })))
+    Ok(Wanted::Redirect(Box::new(Subject { pod, facts, facts_us, tool, wish, netns })))
 }
 
 /// The namespace that the runtime means, and the one that it must not be.

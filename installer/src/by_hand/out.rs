@@ -23,6 +23,8 @@ use std::fs;
 use std::path::Path;
 
 const TOOL: &str = "gybe";
+/// Ours is two megabytes, and ten times that when it is built to be debugged.
+const LARGEST: u64 = 64 << 20;
 /// Names under which `gybe` may have been placed too.
 const OTHER_NAMES: [&str; 2] = ["istio-iptables", "istio-cni-taint"];
 
@@ -87,7 +89,12 @@ fn conf_is_clean(left: &Plan) -> bool {
 /// What leaving this node means: everything that is ours, under whatever name it was placed. The tool
 /// itself is named last, and apart.
 #[must_use]
-pub fn leave(places: &Places, image: Option<&Image>, pinned: Option<FileName>, put_back: PutBack) -> Leave {
+pub fn leave(
+    places: &Places,
+    image: impl FnOnce() -> Option<Image>,
+    pinned: Option<FileName>,
+    put_back: PutBack,
+) -> Leave {
     let seen = look(places, &interest(), &mut Hashes::default());
     let hash = |name: &str| seen.programs.files.get(OsStr::new(name)).and_then(|it| it.hash.clone().ok());
     let tool = hash(TOOL);
@@ -102,33 +109,32 @@ pub fn leave(places: &Places, image: Option<&Image>, pinned: Option<FileName>, p
     }
 }
 
-/// What serves on the node answers DEL, so it is its own tombstone; else the image's. A stand-in for
-/// istio-cni is known by being our plugin, of whatever version.
-fn tombstones(places: &Places, image: Option<&Image>) -> Vec<Program> {
-    let plugin = placed(places, PLUGIN, Place::Always).or_else(|| {
-        let all = image?.programs(&BTreeSet::new());
-        all.into_iter().find(|program| program.name.as_os_str() == PLUGIN)
+/// What serves on the node answers DEL, so it is its own tombstone; the image's where it cannot be read.
+/// Under istio-cni's name ours is known by being our plugin, of whatever version; what is not that is
+/// theirs, and stays. Where nothing is, nothing is ever placed.
+fn tombstones(places: &Places, image: impl FnOnce() -> Option<Image>) -> Vec<Program> {
+    let is_there = places.programs.join(PLUGIN).symlink_metadata().is_ok();
+    let of_image =
+        || image()?.programs(&BTreeSet::new()).into_iter().find(|it| it.name.as_os_str() == PLUGIN);
+    let plugin = placed(places, PLUGIN, Place::Always).or_else(|| is_there.then(of_image).flatten());
+    let stand_in = placed(places, ISTIO, Place::IfAbsent).or_else(|| {
+        let (name, source) = (FileName::new(ISTIO).ok()?, places.programs.join(ISTIO));
+        let hash = Hash::of(b"nobody's program");
+        Some(Program { name, source, hash, trial: Trial::CniVersion, place: Place::IfAbsent })
     });
-    plugin.into_iter().chain(placed(places, ISTIO, Place::IfAbsent)).collect()
+    plugin.into_iter().chain(stand_in).collect()
 }
 
-/// Our plugin as it stands there under that name.
+/// Our plugin as it stands there under that name. Under its own nothing else stands; under istio-cni's
+/// it is told from theirs by its own name, which no other program has inside.
 fn placed(places: &Places, name: &str, place: Place) -> Option<Program> {
     let source = places.programs.join(name);
-    let hash = our_plugin(&source)?;
-    Some(Program { name: FileName::new(name).ok()?, source, hash, trial: Trial::CniVersion, place })
-}
-
-/// The plugin's errors have stable ids: no other program has that text.
-fn our_plugin(path: &Path) -> Option<Hash> {
-    const MARK: &[u8] = b"GYBE-";
-    /// Ours is a few megabytes; the incumbent's is a hundred.
-    const LARGEST: u64 = 16 << 20;
-    if !path.symlink_metadata().is_ok_and(|meta| meta.is_file() && meta.len() <= LARGEST) {
-        return None;
-    }
-    let bytes = fs::read(path).ok()?;
-    bytes.windows(MARK.len()).any(|window| window == MARK).then(|| Hash::of(&bytes))
+    // Theirs is a hundred megabytes, and need not be read.
+    let small = source.symlink_metadata().is_ok_and(|meta| meta.is_file() && meta.len() <= LARGEST);
+    let bytes = small.then(|| fs::read(&source).ok()).flatten()?;
+    let is_ours = name == PLUGIN || bytes.windows(PLUGIN.len()).any(|window| window == PLUGIN.as_bytes());
+    let name = FileName::new(name).ok().filter(|_| is_ours)?;
+    Some(Program { name, source, hash: Hash::of(&bytes), trial: Trial::CniVersion, place })
 }
 
 /// A pinned file may have any name, and an operator need not remember it.

@@ -2,18 +2,23 @@
 
 use super::answer::{Answer, Failure};
 use super::init::Surroundings;
+use crate::image::Image;
 use crate::kube::{Cluster, SERVICE_ACCOUNT, ServiceAccount, WatchedPods};
-use crate::node::{self, Pods, PodsFrom};
+use crate::node::{self, Agent, Home, Keeping, Pods, PodsFrom, REST};
+use crate::settings::{Given, Settings};
 use clap::Args;
 use gybe_plugin::conf::SOCKET;
+use gybe_plugin::probe_cache::ProbeCache;
 use serde_json::json;
 use std::path::PathBuf;
 
-/// Run the node agent: tell gybe-cni about this node's pods, and print its log lines on stderr.
+/// Run the node agent: keep gybe-cni in this node's chain, tell it about this node's pods, and print
+/// its log lines on stderr.
 ///
 /// Knows pods by a watch of the cluster it runs in as a pod, or of another by --kubeconfig, or by
-/// manifests in files. Serves until SIGTERM. Beside the socket for facts stands log.sock, to which
-/// gybe-cni sends its log.
+/// manifests in files; with one of these two it only tells about pods, unless --install. Serves until
+/// SIGTERM, and leaves everything in place then. Beside the socket for facts stands log.sock, to which
+/// gybe-cni sends its log. Settings: docs/AGENT.md.
 #[derive(Debug, Args)]
 pub(super) struct NodeArgs {
     /// Know pods by the manifests in this directory, read again when they change; needs no cluster
@@ -25,27 +30,56 @@ pub(super) struct NodeArgs {
     /// Whose pods [default: KUBERNETES_NODE_NAME, or NODE_NAME, or this host's name]
     #[arg(long, value_name = "NAME")]
     node_name: Option<String>,
-    /// Where gybe-cni asks, as its facts.socket says
-    #[arg(long, value_name = "PATH", default_value = SOCKET)]
-    socket: PathBuf,
+    /// Where gybe-cni asks, as its facts.socket says [default: /run/gybe/facts.sock, or in
+    /// CNI_AGENT_RUN_DIR]
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+    /// Whether to keep gybe-cni in this node's chain [default: true, as a pod of the cluster; false with
+    /// --pods-from or --kubeconfig]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    install: Option<bool>,
 }
 
 impl NodeArgs {
     pub(super) fn run(&self, surroundings: &Surroundings) -> Result<Answer, Failure> {
-        let pods = self.pods(surroundings)?;
-        match node::serve(pods.as_ref(), &self.socket) {
+        let home = self.home(surroundings)?;
+        let as_a_pod = self.pods_from.is_none() && self.kubeconfig.is_none();
+        let keeping = self.install.unwrap_or(as_a_pod).then(|| keeping(surroundings)).transpose()?;
+        let facts = self.facts(keeping.as_ref())?;
+        let pods = self.pods(home.as_ref())?;
+        match node::serve(Agent { pods: pods.as_ref(), facts: &facts, keeping, home }) {
             Ok(()) => Ok(Answer::yes("", json!({ "stopped": true }))),
             Err(why) => Err(Failure::because("the node agent cannot run", why)),
         }
     }
 
-    fn pods(&self, surroundings: &Surroundings) -> Result<Box<dyn Pods>, Failure> {
-        if let Some(directory) = &self.pods_from {
-            return Ok(Box::new(PodsFrom::new(directory)));
+    /// What the agent writes into the entry, and where it serves, must be one.
+    fn facts(&self, keeping: Option<&Keeping>) -> Result<PathBuf, Failure> {
+        match (keeping, &self.socket) {
+            (None, socket) => Ok(socket.clone().unwrap_or_else(|| SOCKET.into())),
+            (Some(keeping), None) => Ok(keeping.settings.1.ground.facts_socket()),
+            (Some(_), Some(_)) => Err(Failure::new("--socket is for an agent that only tells about pods")
+                .hinting(Some("set CNI_AGENT_RUN_DIR: the entry names the socket there".to_owned()))),
         }
-        let (cluster, node) = (self.cluster(surroundings)?, self.node(surroundings)?);
-        let watched = WatchedPods::start(&cluster, &node);
-        Ok(Box::new(watched.map_err(|why| Failure::because("the node agent cannot ask its cluster", why))?))
+    }
+
+    fn pods(&self, home: Option<&Home>) -> Result<Box<dyn Pods>, Failure> {
+        match (&self.pods_from, home) {
+            (Some(directory), _) => Ok(Box::new(PodsFrom::new(directory))),
+            (None, Some(Home { cluster, node })) => match WatchedPods::start(cluster, node) {
+                Ok(watched) => Ok(Box::new(watched)),
+                Err(why) => Err(Failure::because("the node agent cannot ask its cluster", why)),
+            },
+            (None, None) => Err(Failure::new("nobody to ask about pods")),
+        }
+    }
+
+    /// None where manifests take a cluster's place.
+    fn home(&self, surroundings: &Surroundings) -> Result<Option<Home>, Failure> {
+        if self.pods_from.is_some() {
+            return Ok(None);
+        }
+        Ok(Some(Home { cluster: self.cluster(surroundings)?, node: self.node(surroundings)? }))
     }
 
     fn cluster(&self, surroundings: &Surroundings) -> Result<Cluster, Failure> {
@@ -75,4 +109,16 @@ impl NodeArgs {
                 .hinting(Some("name the node by --node-name, or KUBERNETES_NODE_NAME".to_owned()))
         })
     }
+}
+
+/// What it takes to keep the node. Whatever is wrong with the settings is told at once, and nothing is
+/// done to the node by half of them.
+fn keeping(surroundings: &Surroundings) -> Result<Keeping, Failure> {
+    let cannot = "the node agent cannot start";
+    let environment = surroundings.environment.clone().into_iter().collect();
+    let given = Given::gather(environment).map_err(|why| Failure::because(cannot, why))?;
+    let settings = Settings::read(&given).map_err(|why| Failure::because(cannot, why))?;
+    let image = Image::look(&settings.ground.image).map_err(|why| Failure::because(cannot, why))?;
+    let probe = ProbeCache::at(&settings.ground.probe);
+    Ok(Keeping { settings: (given, settings), image, probe, rest: REST })
 }

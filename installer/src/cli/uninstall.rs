@@ -62,8 +62,7 @@ impl UninstallArgs {
         let pinned = pinned.map_err(|why| Failure::because("cannot use --conf-name", why))?;
         let put_back = if self.put_back_istio { PutBack::Istio } else { PutBack::Nothing };
         // Where no program is, none has to stay.
-        let image = image(None).ok();
-        Ok(by_hand::leave(places, image.as_ref(), pinned, put_back))
+        Ok(by_hand::leave(places, || image(None).ok(), pinned, put_back))
     }
 
     /// An agent that lives writes its entry again.

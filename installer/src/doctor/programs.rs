@@ -88,8 +88,6 @@ fn told(why: &TrialError) -> String {
 
 /// Nothing is wrong with another version; an operator who expects this one should know.
 fn another(sight: &Sight) -> Option<Finding> {
-    let there = program(sight, PLUGIN)?.hash.clone().ok()?;
     let says = format!("{PLUGIN} is another build than the one beside this gybe");
-    (sight.image? != there)
-        .then(|| Finding::note(About::Programs, says, Some("gybe install brings this one")))
+    sight.brings_another.then(|| Finding::note(About::Programs, says, Some("gybe install brings this one")))
 }

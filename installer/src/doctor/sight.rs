@@ -12,7 +12,7 @@ pub use sockets::{AgentSeen, LogSocketSeen};
 use super::chain::Ours;
 use super::entry;
 use crate::install::perform::{TrialError, try_program};
-use crate::install::seen::{FileName, Hashes, Interest, Places, Sandboxes, Snapshot, look};
+use crate::install::seen::{FileName, Hash, Hashes, Interest, Places, Sandboxes, Snapshot, look};
 use crate::install::wanted::Trial;
 use crate::install::watch::{Watch, WatchMode};
 use crate::node_backend::Found;
@@ -55,8 +55,8 @@ pub struct Sight {
     pub conf_link: Option<PathBuf>,
     /// What the plugin did when it was asked for its version, where there is one.
     pub trial: Option<Result<(), TrialError>>,
-    /// The plugin that this `gybe` would bring.
-    pub image: Option<crate::install::seen::Hash>,
+    /// Whether the plugin that this `gybe` would bring is another one.
+    pub brings_another: bool,
     /// What the agent says, where the entry names one.
     pub agent: Option<AgentSeen>,
     /// Its other socket.
@@ -102,7 +102,7 @@ pub fn see(ground: Ground) -> Sight {
         spaces: mounts::of(directories),
         conf_link: fs::read_link(&ground.places.conf).ok(),
         trial: plugin.exists().then(|| try_program(&plugin, Trial::CniVersion)),
-        image: ground.image.as_deref().and_then(hash_of_plugin),
+        brings_another: ground.image.as_deref().is_some_and(|image| is_another(&plugin, &image.join(PLUGIN))),
         agent: sockets.as_deref().map(ask_agent),
         log: conf.as_ref().and_then(|conf| conf.facts.log_socket()).map(|path| sockets::knock(&path)),
         no_kubeconfig: conf.as_ref().and_then(unreadable),
@@ -116,8 +116,15 @@ pub fn see(ground: Ground) -> Sight {
     }
 }
 
-fn hash_of_plugin(directory: &Path) -> Option<crate::install::seen::Hash> {
-    crate::install::seen::Hash::of_all(fs::File::open(directory.join(PLUGIN)).ok()?).ok()
+/// Whether both are there, and are not the same.
+fn is_another(one: &Path, other: &Path) -> bool {
+    let length = |path: &Path| fs::metadata(path).ok().map(|meta| meta.len());
+    let hash = |path: &Path| Hash::of_all(fs::File::open(path).ok()?).ok();
+    match (length(one), length(other)) {
+        (Some(one), Some(other)) if one != other => true,
+        (Some(_), Some(_)) => hash(one) != hash(other),
+        _ => false,
+    }
 }
 
 fn unreadable(conf: &PluginConf) -> Option<(PathBuf, Errno)> {

@@ -2,6 +2,7 @@
 
 use super::sight::{RuntimeSeen, Sight, Watches};
 use super::{About, Finding};
+use crate::install::seen::Standing;
 use crate::install::watch::WatchMode;
 use nix::errno::Errno;
 
@@ -16,8 +17,8 @@ fn own(sight: &Sight) -> Option<Finding> {
         WatchMode::Told => {
             Some(Finding::well(About::Watching, "changes of the conf directory are told at once"))
         }
-        // That it is not there is said already.
-        WatchMode::Asking(Errno::ENOENT) => None,
+        // That it is not there, or not to be read, is said already.
+        WatchMode::Asking(_) if sight.snapshot.conf.standing != Standing::There => None,
         WatchMode::Asking(why) => {
             let setting = match why {
                 Errno::EMFILE => "fs.inotify.max_user_instances",

@@ -21,6 +21,7 @@ pub struct Pace {
     /// When we last left all as wanted, and nobody has undone it since.
     was_done: bool,
     wrote: Option<Instant>,
+    total: u64,
 }
 
 /// Whether to write now.
@@ -32,12 +33,21 @@ pub enum Go {
     Later(Duration),
 }
 
+/// How the writing went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Went {
+    /// All of it, up to where somebody else was faster.
+    Well,
+    /// Something was refused.
+    Badly,
+}
+
 impl Pace {
     /// Judges a plan made now.
     pub fn judge(&mut self, plan: &Plan, now: Instant) -> Go {
         let writes = plan.changes.iter().any(is_conf);
         if self.was_done && writes {
-            self.undone.push_back(now);
+            self.undo(now);
         }
         self.was_done = plan.is_done();
         self.undone.retain(|at| now.saturating_duration_since(*at) < MINUTE);
@@ -48,10 +58,30 @@ impl Pace {
         }
     }
 
-    /// What was planned has been written, and is there.
-    pub fn wrote(&mut self, left: &Plan, now: Instant) {
+    /// What was planned has been written, unless something was refused. If it is not there all the
+    /// same, somebody was so fast that no look found it done in between.
+    pub fn wrote(&mut self, went: Went, left: &Plan, now: Instant) {
         self.wrote = Some(now);
         self.was_done = left.is_done();
+        if went == Went::Well && left.changes.iter().any(is_conf) {
+            self.undo(now);
+        }
+    }
+
+    fn undo(&mut self, now: Instant) {
+        self.undone.push_back(now);
+        self.total += 1;
+    }
+
+    /// How often since the start.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.total
+    }
+
+    /// Something else is wanted than was: what differs now, nobody has undone.
+    pub fn begin_anew(&mut self) {
+        self.was_done = false;
     }
 
     /// Whether somebody keeps undoing what we do.
@@ -87,11 +117,11 @@ mod tests {
     #[test]
     fn f05_five_rewrites_a_minute_are_healed_at_once_and_the_sixth_is_a_fight() {
         let (mut pace, start) = (Pace::default(), Instant::now());
-        pace.wrote(&Plan::default(), start);
+        pace.wrote(Went::Well, &Plan::default(), start);
         for n in 1..=5 {
             let now = start + Duration::from_secs(n);
             assert_eq!(pace.judge(&undone(), now), Go::Now);
-            pace.wrote(&Plan::default(), now);
+            pace.wrote(Went::Well, &Plan::default(), now);
         }
         let now = start + Duration::from_secs(6);
         assert_eq!(pace.judge(&undone(), now), Go::Later(Duration::from_secs(4)));
@@ -102,9 +132,29 @@ mod tests {
         );
         assert_eq!(pace.undone(), 6);
         assert_eq!(pace.judge(&undone(), start + Duration::from_secs(10)), Go::Now);
-        pace.wrote(&Plan::default(), start + Duration::from_secs(10));
+        pace.wrote(Went::Well, &Plan::default(), start + Duration::from_secs(10));
         assert_eq!(pace.judge(&Plan::default(), start + Duration::from_secs(90)), Go::Now);
         assert!(!pace.is_fight(), "a quiet minute is peace");
+    }
+
+    #[test]
+    fn what_is_wanted_anew_is_nobodys_rewrite() {
+        let (mut pace, start) = (Pace::default(), Instant::now());
+        for n in 0..20 {
+            pace.wrote(Went::Well, &Plan::default(), start + Duration::from_secs(n));
+            pace.begin_anew();
+            assert_eq!(pace.judge(&undone(), start + Duration::from_secs(n)), Go::Now);
+        }
+    }
+
+    #[test]
+    fn f05_who_undoes_it_before_we_look_again_is_seen_too() {
+        let (mut pace, start) = (Pace::default(), Instant::now());
+        for n in 1..=6 {
+            assert_eq!(pace.judge(&undone(), start), Go::Now, "{n}");
+            pace.wrote(Went::Well, &undone(), start);
+        }
+        assert_eq!((pace.judge(&undone(), start), pace.total()), (Go::Later(SLOW), 6));
     }
 
     #[test]
@@ -112,7 +162,7 @@ mod tests {
         let (mut pace, start) = (Pace::default(), Instant::now());
         for n in 0..20 {
             assert_eq!(pace.judge(&undone(), start + Duration::from_secs(n)), Go::Now);
-            pace.wrote(&undone(), start + Duration::from_secs(n));
+            pace.wrote(Went::Badly, &undone(), start + Duration::from_secs(n));
         }
     }
 }

@@ -23,6 +23,8 @@ pub struct Install {
     pub entry: Entry,
     /// What the host needs for it, in the order of placing.
     pub programs: Vec<Program>,
+    /// What it needs no more: taken away where it is still the very same.
+    pub retired: Vec<Program>,
     /// What to do about an istio-cni entry.
     pub take_over: TakeOver,
     /// Permission bits of files that are ours alone: 0600, or 0640 where a group reads them.
@@ -120,7 +122,8 @@ impl Wanted {
     pub fn interest(&self) -> Interest {
         let (pinned, programs, sandboxes): (_, Vec<&FileName>, _) = match self {
             Self::Installed(install) => {
-                let programs = install.programs.iter().map(|program| &program.name).collect();
+                let all = install.programs.iter().chain(&install.retired);
+                let programs = all.map(|program| &program.name).collect();
                 (install.shape.file(), programs, Sandboxes::Unasked)
             }
             Self::Left(leave) => {

@@ -87,8 +87,6 @@ impl From<kube::Error> for ApiError {
                 Self::Refused { status: status.code, sentence: cut(&status.message), retry_after: None }
             }
             kube::Error::HyperError(fault) => Self::Unreachable(told(&fault)),
-            kube::Error::ReadEvents(fault) => Self::Unreachable(told(&fault)),
-            kube::Error::SerdeError(_) => Self::Nonsense("is no object of its kind"),
             _ => Self::Nonsense("is none that can be read"),
         }
     }

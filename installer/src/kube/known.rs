@@ -11,7 +11,7 @@ use gybe_plugin::args::PodRef;
 use gybe_plugin::facts::means;
 use gybe_plugin::facts::wire::Answer;
 use gybe_plugin::pod::PodFacts;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -166,6 +166,13 @@ impl Known {
         let news = now.trouble.as_ref() != Some(&trouble);
         now.trouble = Some(trouble);
         news
+    }
+
+    /// The namespaces of pods whose name begins so; none as long as the list was never whole.
+    pub(super) fn namespaces_of(&self, prefix: &str) -> Option<BTreeSet<String>> {
+        let now = self.lock();
+        let named = now.pods.values().filter(|facts| facts.name.starts_with(prefix));
+        now.synced.then(|| named.map(|facts| facts.namespace.clone()).collect())
     }
 
     pub(super) fn state(&self) -> WatchState {

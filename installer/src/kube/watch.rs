@@ -8,9 +8,9 @@ use super::backoff::{Backoff, dice};
 use super::error::ApiError;
 use super::items::Items;
 use super::known::{Known, Pods, key};
+use super::lines::Lines;
 use super::pods::{self, Page, Pod};
 use crate::node::Journal;
-use futures::{Stream, StreamExt};
 use http_body_util::BodyExt;
 use kube::Client;
 use kube::client::Body;
@@ -34,6 +34,8 @@ const STEADY: Duration = Duration::from_secs(5);
 /// After so many failures in a row the list is begun anew: a server that was restored from a backup
 /// knows no version of ours, and need not say so.
 const BEGIN_ANEW: u32 = 5;
+
+const TOO_LONG: &str = "has an object that is longer than any";
 
 /// The watch, and what it fills.
 pub(super) struct Watch {
@@ -84,40 +86,50 @@ impl Watch {
         let seconds = LIFE + SPREAD * (dice() - 0.5);
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "some hundred seconds")]
         let request = pods::watch(&self.node, &from, seconds as u32)?;
-        let events = self.client.request_events::<Pod>(request).await?;
+        let answer = self.client.send(request.map(Body::from)).await?;
         if self.known.open() {
             self.journal.tell("info", "gybe node: pods are watched again", json!({}));
         }
         let patience = Duration::from_secs_f64(seconds) + GRACE;
-        self.follow(Box::pin(events), patience, version).await
+        self.follow(answer.into_body(), patience, version).await
     }
 
+    /// Events, one a line, until the server ends them.
     async fn follow(
         &self,
-        mut events: impl Stream<Item = kube::Result<WatchEvent<Pod>>> + Unpin,
+        mut body: Body,
         patience: Duration,
         version: &mut Option<String>,
     ) -> Result<(), ApiError> {
-        loop {
-            let event = timeout(patience, events.next()).await.map_err(|_| ApiError::Late(patience))?;
-            let event = match event.transpose() {
-                Ok(Some(event)) => event,
-                Ok(None) => return Ok(()),
-                // One object that is none of its kind must not keep the others from being seen.
-                Err(kube::Error::SerdeError(_)) => {
-                    self.journal.tell("warn", "gybe node: an event about a pod cannot be read", json!({}));
-                    continue;
-                }
-                Err(fault) => return Err(fault.into()),
-            };
+        let mut lines = Lines::default();
+        while let Some(frame) = timeout(patience, body.frame()).await.map_err(|_| ApiError::Late(patience))? {
+            // Broken off or ended, it comes to the same: what is wrong, if anything is, the next one tells.
+            let Ok(frame) = frame else { return Ok(()) };
             self.known.heard();
-            if let Some(now) = self.happened(event)? {
-                *version = Some(now);
+            lines.feed(&frame.into_data().unwrap_or_default());
+            while let Some(line) = lines.next().map_err(|_| ApiError::Nonsense(TOO_LONG))? {
+                if let Some(now) = self.told(&line)? {
+                    *version = Some(now);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes note of what a line says; tells the version it came with.
+    fn told(&self, line: &[u8]) -> Result<Option<String>, ApiError> {
+        match serde_json::from_slice(line) {
+            Ok(event) => self.happened(event),
+            // One object that is none of its kind must not keep the others from being seen. (kube takes
+            // any such line for a refusal, and ends there.)
+            Err(_) => {
+                self.journal.tell("warn", "gybe node: an event about a pod cannot be read", json!({}));
+                Ok(None)
             }
         }
     }
 
-    /// Takes note of an event; tells the version it came with.
+    /// Takes note of an event; tells its version.
     fn happened(&self, event: WatchEvent<Pod>) -> Result<Option<String>, ApiError> {
         let (pod, gone) = match event {
             WatchEvent::Added(pod) | WatchEvent::Modified(pod) => (pod, false),
@@ -156,14 +168,14 @@ impl Watch {
     async fn page(&self, mut body: Body, found: &mut Pods) -> Result<Page, ApiError> {
         let mut items = Items::default();
         while let Some(frame) = timeout(MORE, body.frame()).await.map_err(|_| ApiError::Late(MORE))? {
-            let bytes = frame.map_err(|fault| ApiError::broken(&fault))?.into_data().unwrap_or_default();
+            let bytes = frame.map_err(ApiError::from)?.into_data().unwrap_or_default();
             self.known.heard();
             let cut = items.feed(&bytes, |item| {
                 let facts = serde_json::from_slice::<Pod>(item).ok().and_then(|pod| pod.facts().ok());
                 facts.iter().for_each(|facts| self.known.hold_first(facts));
                 found.extend(facts.map(|facts| (key(&facts), facts)));
             });
-            cut.map_err(|_| ApiError::Nonsense("has an object that is longer than any"))?;
+            cut.map_err(|_| ApiError::Nonsense(TOO_LONG))?;
         }
         serde_json::from_slice(&items.rest()).map_err(|_| ApiError::Nonsense("is no list"))
     }

@@ -5,10 +5,11 @@ use super::asks::{self, Errand};
 use super::cluster::{Cluster, ClusterError};
 use super::known::{Known, Patience, WatchState};
 use super::watch::Watch;
-use crate::node::{Journal, Pods};
+use crate::node::{Journal, Pods, PodsState};
 use gybe_plugin::args::PodRef;
 use gybe_plugin::facts::wire::Answer;
 use nix::sys::signal::{SigSet, SigmaskHow};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -17,6 +18,9 @@ use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 
 /// How long the watch may lag behind the kubelet's own, before the API server is asked alone.
 const LAG: Duration = Duration::from_millis(300);
+
+/// A server gives a sign of life every minute. Silent for longer than a watch lives, it is not only slow.
+const STALE: Duration = Duration::from_secs(300);
 
 /// The watch, running on a thread of its own until it is dropped.
 #[derive(Debug)]
@@ -49,6 +53,8 @@ impl WatchedPods {
             thread::Builder::new().name("cluster".to_owned()).spawn(move || {
                 let _watching = runtime.spawn(watch.run());
                 runtime.block_on(serve);
+                // A name that is being looked up keeps a thread; the agent's end does not wait for it.
+                runtime.shutdown_background();
             })
         })?;
         Ok(Self { known, to: Some(to), thread: Some(thread) })
@@ -78,6 +84,24 @@ impl Pods for WatchedPods {
             // The thread ends after the last who could ask.
             let _ = self.to.as_ref().map(|to| to.send(errand));
         })
+    }
+
+    fn state(&self) -> PodsState {
+        let WatchState { synced, silent, trouble, pods, .. } = self.known.state();
+        let why = trouble.map_or(String::new(), |trouble| format!(": {}", trouble.sentence));
+        let missing = match synced {
+            false => Some(format!("this node's pods are not known yet{why}")),
+            // What is known is answered however old it is; but new pods are not in it.
+            true if silent > STALE => {
+                Some(format!("the API server has been silent for {} s{why}", silent.as_secs()))
+            }
+            true => None,
+        };
+        PodsState { missing, pods, heard: Some(silent) }
+    }
+
+    fn namespaces_of(&self, prefix: &str) -> Option<BTreeSet<String>> {
+        self.known.namespaces_of(prefix)
     }
 }
 

@@ -1,5 +1,6 @@
 //! What the agent tells on stderr, one JSON object a line: its own news, and what plugins sent.
 
+use super::calls::Calls;
 use super::place::{Place, PlaceError};
 use nix::sys::socket::{MsgFlags, SockType, recv};
 use serde_json::{Map, Value};
@@ -51,8 +52,9 @@ impl LogSocket {
         Ok(Self { socket, _place: place })
     }
 
-    /// Tells what has arrived. What is no JSON object is not ours to print: it is dropped.
-    pub(crate) fn receive(&self, journal: &Journal) {
+    /// Counts and tells what has arrived. What is no JSON object is not ours to print: it is dropped.
+    /// A line without a message is below the plugin's level, and only to be counted.
+    pub(crate) fn receive(&self, journal: &Journal, calls: &Calls) {
         let mut buffer = vec![0; LONGEST];
         for _ in 0..AT_ONCE {
             let Ok(length) = recv(self.socket.as_raw_fd(), &mut buffer, MsgFlags::MSG_DONTWAIT) else {
@@ -60,7 +62,10 @@ impl LogSocket {
             };
             if let Ok(Value::Object(line)) = serde_json::from_slice(buffer.get(..length).unwrap_or_default())
             {
-                journal.write(&Value::Object(line));
+                calls.heard(&line);
+                if line.contains_key("msg") {
+                    journal.write(&Value::Object(line));
+                }
             }
         }
     }

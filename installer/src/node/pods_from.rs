@@ -1,12 +1,12 @@
 //! Pods from a directory of manifests: no cluster at all. Files are read again when they change.
 
-use super::Pods;
+use super::{Pods, PodsState};
 use crate::manifest;
 use gybe_plugin::args::PodRef;
 use gybe_plugin::facts::means;
 use gybe_plugin::facts::wire::Answer;
 use gybe_plugin::pod::PodFacts;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, Metadata};
 use std::io::{self, Read};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -76,6 +76,22 @@ impl Pods for PodsFrom {
             }
             _ => Answer::Unknown,
         }
+    }
+
+    fn state(&self) -> PodsState {
+        let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        let looked = self.look(&mut files);
+        let missing = looked.err().map(|why| format!("{}: {why}", self.directory.display()));
+        let pods = files.values().filter_map(|file| file.pods.as_ref().ok()).map(Vec::len).sum();
+        PodsState { missing, pods, heard: None }
+    }
+
+    fn namespaces_of(&self, prefix: &str) -> Option<BTreeSet<String>> {
+        let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        self.look(&mut files).ok()?;
+        let known = files.values().filter_map(|file| file.pods.as_ref().ok()).flatten();
+        let named = known.filter(|facts| facts.name.starts_with(prefix));
+        Some(named.map(|facts| facts.namespace.clone()).collect())
     }
 }
 

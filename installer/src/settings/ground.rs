@@ -4,7 +4,8 @@ use super::given::config_directory;
 use super::listen::{self, Listen};
 use super::reader::Reader;
 use crate::install::seen::Places;
-use std::path::{Path, PathBuf};
+use gybe_plugin::probe_cache::DIRECTORY;
+use std::path::PathBuf;
 
 /// Where things are and who we are.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -17,6 +18,10 @@ pub struct Ground {
     pub image: PathBuf,
     /// Where the sockets are, and a kubeconfig: the same path here and on the host.
     pub run: PathBuf,
+    /// Where the probe keeps what it finds out.
+    pub probe: PathBuf,
+    /// Where istio-cni's agent has its sockets, as it is mounted here.
+    pub istio_run: PathBuf,
     /// This node's name; empty when nobody said.
     pub node: String,
     /// The agent's namespace; empty when nobody said.
@@ -78,6 +83,8 @@ pub(super) fn read(reader: &mut Reader<'_>) -> Ground {
         places,
         image: reader.path("GYBE_PROGRAMS_DIR", "/opt/gybe/bin"),
         run: reader.path("CNI_AGENT_RUN_DIR", "/run/gybe"),
+        probe: reader.path("GYBE_PROBE_DIR", DIRECTORY),
+        istio_run: reader.path("GYBE_ISTIO_RUN_DIR", "/var/run/istio-cni"),
         node: node.map_or(String::new(), |said| said.text.to_owned()),
         namespace: reader.text("POD_NAMESPACE"),
         pod: reader.text("POD_NAME"),
@@ -138,13 +145,5 @@ impl Ground {
     #[must_use]
     pub fn kubeconfig(&self) -> PathBuf {
         self.run.join("kubeconfig")
-    }
-
-    /// What a change of wakes the agent.
-    #[must_use]
-    pub fn watched(&self) -> Vec<PathBuf> {
-        let account = self.api.service_account.as_path();
-        let all = [self.places.conf.as_path(), &self.places.programs, &self.config, account];
-        all.map(Path::to_owned).to_vec()
     }
 }

@@ -81,7 +81,7 @@ pub const KEYS: [Name; 15] = [
 ];
 
 /// Variables of ours.
-pub const OURS: [Name; 9] = [
+pub const OURS: [Name; 11] = [
     honoured("GYBE_CONFIG_DIR", "/etc/gybe", "where the ConfigMap is mounted"),
     honoured("GYBE_PROGRAMS_DIR", "/opt/gybe/bin", "where the image has `gybe` and `gybe-cni`"),
     honoured(
@@ -94,6 +94,12 @@ pub const OURS: [Name; 9] = [
         "MOUNTED_CNI_CACHE_DIR",
         "/host/var/lib/cni",
         "libcni's cache, as mounted; without it nobody knows which sandboxes live, and a program too many stays",
+    ),
+    honoured("GYBE_PROBE_DIR", "/run/gybe", "where the probe keeps what it finds out, as mounted"),
+    honoured(
+        "GYBE_ISTIO_RUN_DIR",
+        "/var/run/istio-cni",
+        "where istio-cni's agent has its log socket, as mounted; a sign of life beside its pod",
     ),
     honoured("HEALTH_ADDRESS", "every one", "an IP address for `/healthz`, `/readyz` and `/left`"),
     honoured("HEALTH_PORT", "8000", "their port; 0 for none"),

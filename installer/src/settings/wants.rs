@@ -3,20 +3,51 @@
 use super::{Mode, PLUGIN, Settings};
 use crate::image::Image;
 use crate::install::entry::{Entry, EntryError};
-use crate::install::wanted::{Install, Leave, Shape, TakeOver, Wanted};
+use crate::install::seen::Hash;
+use crate::install::wanted::{Install, Leave, Place, Program, Shape, TakeOver, Wanted};
 use crate::node_backend::NodeBackend;
+use gybe_plugin::conf::Probed;
+use serde_json::{Value, json};
 
 /// What is known of the node.
 #[derive(Debug, Clone)]
 pub struct OnNode<'a> {
     /// The programs to be placed.
     pub image: &'a Image,
-    /// What this node's label and its probe came to; none is what the settings say for every node.
+    /// What this node's label or its probe came to; none is what the settings say for every node.
     pub backend: Option<&'a NodeBackend>,
+    /// What goes beside it while nobody has found out anything.
+    pub probed: Option<&'a Probed>,
     /// Whether an istio-cni entry may be replaced now.
     pub take_over: TakeOver,
-    /// Whether something has to answer under istio-cni's name, if nothing does.
-    pub stand_in: bool,
+    /// What to do under istio-cni's name.
+    pub stand_in: StandIn,
+    /// Which of our programs may go when we leave.
+    pub burial: Burial,
+}
+
+/// What to do under istio-cni's name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum StandIn {
+    /// Nothing: the name is free, and nobody asks; or the program is istio-cni's own.
+    #[default]
+    None,
+    /// Nobody is there, and sandboxes will ask: our plugin answers them.
+    IfAbsent,
+    /// Our plugin is there, and goes on, also as a newer one.
+    Ours,
+    /// Our plugin is there, and nobody asks any more: this very one goes.
+    Over(Hash),
+}
+
+/// Which of our programs may go when we leave.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Burial {
+    /// The plugin stays, asked for or not: a sandbox may be on its way that is in no cache yet.
+    Later,
+    /// All that no living sandbox asks for.
+    #[default]
+    Now,
 }
 
 impl Settings {
@@ -32,12 +63,19 @@ impl Settings {
     }
 
     fn installed(&self, node: &OnNode<'_>) -> Result<Install, EntryError> {
-        let stand_in = node.image.istio_stand_in().filter(|_| node.stand_in);
+        let place = |place| node.image.istio_stand_in().map(|program| Program { place, ..program });
+        let (stand_in, retired) = match node.stand_in {
+            StandIn::None => (None, None),
+            StandIn::IfAbsent => (place(Place::IfAbsent), None),
+            StandIn::Ours => (place(Place::Always), None),
+            StandIn::Over(hash) => (None, place(Place::IfAbsent).map(|program| Program { hash, ..program })),
+        };
         let programs = node.image.programs(&self.choices.also_as).into_iter().chain(stand_in);
         Ok(Install {
             shape: self.choices.shape.clone(),
-            entry: self.entry(node.backend)?,
+            entry: self.entry(node)?,
             programs: programs.collect(),
+            retired: retired.into_iter().collect(),
             take_over: node.take_over,
             mode: self.ground.conf_mode,
         })
@@ -49,8 +87,12 @@ impl Settings {
             Shape::Standalone { file } => Some(file.clone()),
             Shape::DropIn => None,
         };
-        let programs = node.image.programs(&self.choices.also_as);
-        let tombstones = programs.iter().filter(|program| program.name.as_os_str() == PLUGIN).cloned();
+        let mut programs = node.image.programs(&self.choices.also_as);
+        let is_plugin = |program: &Program| program.name.as_os_str() == PLUGIN;
+        if node.burial == Burial::Later {
+            programs.retain(|program| !is_plugin(program));
+        }
+        let tombstones = programs.iter().filter(|program| is_plugin(program)).cloned();
         Leave {
             plugin: PLUGIN.to_owned(),
             pinned,
@@ -61,18 +103,21 @@ impl Settings {
     }
 
     /// An operator's own entry, letter by letter; else ours, with this node's backend.
-    fn entry(&self, backend: Option<&NodeBackend>) -> Result<Entry, EntryError> {
+    fn entry(&self, node: &OnNode<'_>) -> Result<Entry, EntryError> {
         if let Some(entry) = &self.choices.entry {
             return Ok(entry.clone());
         }
         let mut conf = self.choices.conf.clone();
-        if let Some(backend) = backend {
+        if let Some(backend) = node.backend {
             backend.write_into(&mut conf);
         }
+        if let Some(probed) = node.probed.filter(|_| conf.probed == Probed::default()) {
+            conf.probed = probed.clone();
+        }
         let mut members = conf.to_members();
-        let capabilities = serde_json::json!({ "io.kubernetes.cri.pod-annotations": true });
+        let capabilities = json!({ "io.kubernetes.cri.pod-annotations": true });
         members.insert("capabilities".to_owned(), capabilities);
-        let rest = serde_json::Value::Object(members).to_string();
+        let rest = Value::Object(members).to_string();
         // The type first, where a person looks for it.
         let text = format!("{{\"type\":\"{PLUGIN}\",{}", rest.trim_start_matches('{'));
         Entry::parse(text.as_bytes())

@@ -10,6 +10,10 @@ mod ground;
 #[cfg(test)]
 mod pod_facts;
 #[cfg(test)]
+mod refused;
+#[cfg(test)]
+mod scene;
+#[cfg(test)]
 mod trouble;
 #[cfg(test)]
 mod unseen;

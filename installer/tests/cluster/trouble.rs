@@ -1,39 +1,14 @@
 //! The watch when something is wrong: it comes back by itself, it never spins, and what is known is
 //! answered all the while.
 
-use crate::ground::{Ground, asked, becomes, knows, meshed};
-use gybe_api_server::{Fault, Network, Trouble, Validity, Verb};
-use gybe_installer::kube::{WatchState, WatchedPods};
+use crate::ground::{Ground, NODE, asked, becomes, knows, meshed};
+use crate::scene::{is_back, scene, status, well};
+use gybe_api_server::{Fault, Network, Trouble, Verb};
+use gybe_installer::kube::WatchedPods;
 use gybe_plugin::facts::wire::Answer;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
-
-fn well(state: &WatchState) -> bool {
-    state.trouble.is_none()
-}
-
-fn status(state: &WatchState) -> Option<u16> {
-    state.trouble.as_ref().and_then(|trouble| trouble.status)
-}
-
-/// A cluster with one pod, and its watch, open.
-fn scene(test: &str) -> (Ground, WatchedPods) {
-    let ground = Ground::new(test);
-    ground.put("cart-0", "u0");
-    let watched = ground.watched();
-    ground.asked(|requests| requests.iter().any(|request| request.is_watch() && request.code == Some(200)));
-    knows(&watched, "cart-0", "u0");
-    (ground, watched)
-}
-
-/// It is as if nothing had been.
-fn is_back(ground: &Ground, watched: &WatchedPods, name: &str) {
-    becomes(watched, well);
-    ground.put(name, "new");
-    knows(watched, name, "new");
-    knows(watched, "cart-0", "u0");
-}
 
 #[test]
 fn what_happened_while_history_was_forgotten_is_found_by_a_list() {
@@ -129,88 +104,6 @@ fn the_watch_never_spins() {
 }
 
 #[test]
-fn f02_ten_rotations_under_load_fail_nobody() {
-    let (ground, watched) = scene("rotations");
-    for i in 0..8 {
-        let mut elsewhere = meshed(&format!("far-{i}"), "u1");
-        elsewhere["spec"]["nodeName"] = "node-2".into();
-        ground.server.put_pod(elsewhere);
-    }
-    let (stop, watched) = (&AtomicBool::new(false), &watched);
-    thread::scope(|scope| {
-        for i in 0..8 {
-            scope.spawn(move || {
-                while !stop.load(Ordering::SeqCst) {
-                    // The first is known, the second is asked for with the token of the moment.
-                    knows(watched, "cart-0", "u0");
-                    knows(watched, &format!("far-{i}"), "u1");
-                }
-            });
-        }
-        for _ in 0..10 {
-            let gets = ground.server.requests().len();
-            ground.rotate();
-            ground.server.cut_watches();
-            ground.asked(|requests| requests.len() > gets + 16);
-        }
-        stop.store(true, Ordering::SeqCst);
-    });
-    is_back(&ground, watched, "cart-1");
-    let requests = ground.server.requests();
-    let refused = requests.iter().filter(|request| request.code == Some(401)).count();
-    println!("{} requests, {refused} of them refused once and repeated with the new token", requests.len());
-    assert!(requests.len() > 160, "{}", requests.len());
-}
-
-#[test]
-fn f03_a_token_that_is_not_valid_yet_is_told_and_the_next_is_taken() {
-    let (ground, watched) = scene("not-yet");
-    ground.server.tokens().revoke_all();
-    ground.account.write(&ground.server.tokens().issue(Validity::InTwoDays)).unwrap();
-    ground.server.cut_watches();
-    becomes(&watched, |state| status(state) == Some(401));
-    knows(&watched, "cart-0", "u0");
-    let told = format!("{:?}", asked(&watched, "cart-1", "u1").unwrap_err());
-    assert!(told.contains("401"), "{told}");
-    ground.rotate();
-    is_back(&ground, &watched, "cart-1");
-}
-
-#[test]
-fn f03_a_certificate_that_is_days_off_is_told_and_the_next_is_trusted() {
-    let (ground, watched) = scene("certificate");
-    for off in [Validity::InTwoDays, Validity::UntilTwoDaysAgo] {
-        ground.server.present(off).unwrap();
-        ground.server.network(Network::Refusing).unwrap();
-        ground.server.network(Network::Open).unwrap();
-        becomes(&watched, |state| {
-            state.trouble.as_ref().is_some_and(|trouble| trouble.sentence.contains("certificate"))
-        });
-        knows(&watched, "cart-0", "u0");
-        ground.server.present(Validity::Now).unwrap();
-        becomes(&watched, well);
-    }
-    is_back(&ground, &watched, "cart-1");
-}
-
-#[test]
-fn a_right_that_is_taken_away_is_told_and_waited_for() {
-    for verb in [Verb::List, Verb::Watch] {
-        let (ground, watched) = scene(&format!("right-{verb:?}"));
-        ground.server.forbid(verb, "pods");
-        ground.server.compact();
-        ground.put("cart-1", "u1");
-        ground.server.expire_watches();
-        becomes(&watched, |state| status(state) == Some(403));
-        knows(&watched, "cart-0", "u0");
-        let sentence = watched.state().trouble.unwrap().sentence;
-        assert!(sentence.contains("gybe-node") && sentence.contains("pods"), "{sentence}");
-        ground.server.permit(verb, "pods");
-        is_back(&ground, &watched, "cart-2");
-    }
-}
-
-#[test]
 fn f01_a_black_hole_changes_no_answer_and_refuses_what_is_new_in_time() {
     for network in [Network::Unreachable, Network::Mute, Network::Refusing] {
         let (ground, watched) = scene(&format!("hole-{network:?}"));
@@ -235,7 +128,7 @@ fn a_server_that_is_away_at_the_start_is_waited_for() {
     let ground = Ground::new("start");
     ground.put("cart-0", "u0");
     ground.server.network(Network::Refusing).unwrap();
-    let watched = WatchedPods::start(&ground.cluster(), crate::ground::NODE).unwrap();
+    let watched = WatchedPods::start(&ground.cluster(), NODE).unwrap();
     becomes(&watched, |state| !well(state));
     assert!(!watched.state().synced && watched.state().pods == 0);
     let answer = asked(&watched, "cart-0", "u0").unwrap_err();
@@ -243,4 +136,27 @@ fn a_server_that_is_away_at_the_start_is_waited_for() {
     ground.server.network(Network::Open).unwrap();
     becomes(&watched, |state| state.synced);
     is_back(&ground, &watched, "cart-1");
+}
+
+#[test]
+fn one_pod_that_cannot_be_read_hides_no_other() {
+    let (ground, watched) = scene("odd");
+    let odd = |name: &str, pointer: &str, value: serde_json::Value| {
+        let mut pod = meshed(name, "odd");
+        *pod.pointer_mut(pointer).unwrap() = value;
+        ground.server.put_pod(pod);
+    };
+    odd("odd-0", "/spec/containers/0/name", 5.into());
+    odd("odd-1", "/spec/containers", serde_json::Value::Null);
+    odd("odd-2", "/metadata/annotations", "none".into());
+    ground.put("cart-1", "u1");
+    knows(&watched, "cart-1", "u1");
+    let answer = asked(&watched, "odd-0", "odd").unwrap_err();
+    assert!(matches!(&answer, Answer::Fault(why) if why.contains("no object of its kind")), "{answer:?}");
+    // The same in a list, and the watch is not begun anew because of it.
+    assert_eq!((ground.lists(), ground.watches()), (1, 1));
+    let again = ground.watched();
+    knows(&again, "cart-0", "u0");
+    knows(&again, "cart-1", "u1");
+    assert_eq!(again.state().pods, 2);
 }

@@ -47,6 +47,7 @@ pub(crate) fn install(root: &Path, shape: Shape, build: &str) -> Install {
         shape,
         entry: entry(if build == "1" { "info" } else { "debug" }),
         programs: vec![program(root, "gybe-cni", build), program(root, "gybe", build)],
+        retired: Vec::new(),
         take_over: TakeOver::Now,
         mode: 0o600,
     }

@@ -5,7 +5,7 @@ use gybe_installer::image::Image;
 use gybe_installer::install::entry::{Entry, Layout};
 use gybe_installer::install::wanted::{Install, Leave, Place, Shape, TakeOver, Wanted};
 use gybe_installer::node_backend::node_backend;
-use gybe_installer::settings::{OnNode, Settings};
+use gybe_installer::settings::{Burial, OnNode, Settings, StandIn};
 use gybe_plugin::conf::{BackendChoice, PluginConf, unknown_keys};
 use serde_json::{Value, json};
 use std::fs;
@@ -24,7 +24,14 @@ fn image(test: &str) -> Image {
 }
 
 fn node(image: &Image) -> OnNode<'_> {
-    OnNode { image, backend: None, take_over: TakeOver::Now, stand_in: false }
+    OnNode {
+        image,
+        backend: None,
+        probed: None,
+        take_over: TakeOver::Now,
+        stand_in: StandIn::None,
+        burial: Burial::Now,
+    }
 }
 
 fn installed(settings: &Settings, node: &OnNode<'_>) -> Install {
@@ -69,8 +76,8 @@ fn the_entry_says_everything_and_the_plugin_reads_it() {
 #[test]
 fn the_nodes_own_backend_goes_into_its_entry_but_not_into_an_operators_own() {
     let image = image("backend");
-    let label = node_backend(BackendChoice::Auto, Some("iptables-legacy"), None);
-    let node = OnNode { backend: Some(&label), ..node(&image) };
+    let said = node_backend(BackendChoice::Auto, Some("iptables-legacy"), None);
+    let node = OnNode { backend: Some(&said), ..node(&image) };
     let backend = |files: Pairs<'_>| json_of(&installed(&read(&[], files), &node).entry)["backend"].clone();
     assert_eq!(backend(&[]), "iptables-legacy");
     assert_eq!(backend(&[("backend", "nft")]), "iptables-legacy", "a node's label is for that node");
@@ -85,11 +92,18 @@ fn programs_come_in_order_and_under_the_names_asked_for() {
     };
     assert_eq!(names(&installed(&read(&[], &[]), &node(&image))), ["gybe", "gybe-cni"]);
     let files = [("also_as", "istio-cni-taint, istio-iptables"), ("shape", "standalone")];
-    let stand_in = OnNode { stand_in: true, ..node(&image) };
+    let stand_in = OnNode { stand_in: StandIn::IfAbsent, ..node(&image) };
     let install = installed(&read(&[("CNI_CONF_GROUP_READ", "true")], &files), &stand_in);
     assert_eq!(names(&install), ["gybe", "gybe-cni", "istio-cni-taint", "istio-iptables", "istio-cni"]);
     assert_eq!(install.programs.last().unwrap().place, Place::IfAbsent);
     assert_eq!(install.programs[3].hash, install.programs[0].hash);
+    let own = OnNode { stand_in: StandIn::Ours, ..node(&image) };
+    let own = installed(&read(&[], &[]), &own);
+    assert_eq!((own.programs[2].place, own.programs[2].hash), (Place::Always, own.programs[1].hash));
+    let over = OnNode { stand_in: StandIn::Over(install.programs[0].hash), ..node(&image) };
+    let over = installed(&read(&[], &[]), &over);
+    assert_eq!((names(&over).len(), over.retired[0].hash), (2, install.programs[0].hash));
+    assert_eq!(over.retired[0].name.to_string(), "istio-cni");
     assert_eq!(install.mode, 0o640);
     assert!(matches!(install.shape, Shape::Standalone { .. }));
 }
@@ -101,6 +115,8 @@ fn f29_leaving_takes_all_we_placed_and_buries_what_may_still_be_called() {
     let leave = left(&read(&[], &files), &node(&image));
     let programs: Vec<_> = leave.programs.iter().map(ToString::to_string).collect();
     assert_eq!(programs, ["gybe", "gybe-cni", "istio-iptables"]);
+    let later = left(&read(&[], &files), &OnNode { burial: Burial::Later, ..node(&image) });
+    assert_eq!((later.programs.len(), later.tombstones.len()), (2, 1), "the plugin is nobody's business yet");
     let buried: Vec<_> = leave.tombstones.iter().map(|it| (it.name.to_string(), it.place)).collect();
     assert_eq!(buried, [("gybe-cni".to_owned(), Place::Always), ("istio-cni".to_owned(), Place::IfAbsent)]);
     assert_eq!((leave.plugin.as_str(), leave.pinned.unwrap().to_string()), ("gybe-cni", "x.conf".to_owned()));

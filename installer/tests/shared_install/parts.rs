@@ -6,7 +6,10 @@ use gybe_installer::install::conflist::{Chain, ConflistError, Istio};
 use gybe_installer::install::entry::Entry;
 use gybe_installer::install::loads::{Form, network};
 use gybe_installer::install::network_config::{Facts, TemplateError, entry};
-use gybe_installer::install::wanted::Shape;
+use gybe_installer::install::wanted::{PutBack, Shape};
+use gybe_installer::node::kubeconfig::{Credentials, render};
+use gybe_installer::settings::{ApiServer, Given, Settings, Trust};
+use serde_json::Value;
 
 use crate::ground::Ground;
 use crate::{json, less, shared, text, wants, with_ours};
@@ -136,4 +139,72 @@ fn an_older_template_is_filled_in_or_refused_by_name() {
     assert!(filled.says_the_same(want.as_bytes()), "{filled:?}");
     let foreign = entry(&text("linkerd/cni-src.json"), &facts, "gybe-cni");
     assert!(matches!(foreign, Err(TemplateError::Foreign { .. })));
+}
+
+/// Less the names, which are ours: `gybe` for user and context, where theirs are `istio-cni` and
+/// `istio-cni-context`.
+fn kubeconfig(text: &str) -> Value {
+    let text = text.replace("istio-cni-context", "gybe").replace("istio-cni", "gybe");
+    serde_saphyr::from_str(&text).unwrap()
+}
+
+#[test]
+fn a_kubeconfig_says_what_theirs_says() {
+    let ca = unit("kube-ca.crt");
+    let with = Credentials { token: "service_account_token_string", ca: &ca };
+    for (host, trust, file) in [
+        ("10.96.0.1", Trust::Ca("ca.crt".into()), "kubeconfig-tls"),
+        ("10.96.0.1", Trust::Anybody, "kubeconfig-skip-tls"),
+        ("50.76.2.1", Trust::Ca("ca.crt".into()), "kubeconfig-newhost"),
+    ] {
+        let api = ApiServer {
+            protocol: "https".into(),
+            host: host.into(),
+            port: "443".into(),
+            trust,
+            service_account: "/nonexistent".into(),
+        };
+        let theirs = kubeconfig(&text(&format!("install-unit/{file}")));
+        assert_eq!(kubeconfig(&render(&api, with)), theirs, "{file}");
+    }
+    for lacking in ["KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"] {
+        let mut given = Given::default();
+        given.files.insert("pod_source".into(), "api".into());
+        for name in ["KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"] {
+            let value = if name == lacking { "" } else { "10" };
+            given.environment.insert(name.into(), value.into());
+        }
+        assert!(Settings::read(&given).unwrap_err().to_string().contains(lacking));
+    }
+}
+
+/// Theirs copies the primary's chain into a file of its own that sorts first, and so goes on with an
+/// old chain when the primary changes its own. Ours is a drop-in: the primary's file is left alone
+/// too, and nothing is copied. So the setting is refused, and says so.
+#[test]
+fn an_owned_conf_is_a_drop_in_here() {
+    let mut given = Given::default();
+    given.environment.insert("ISTIO_OWNED_CNI_CONFIG".into(), "true".into());
+    assert!(Settings::read(&given).unwrap_err().to_string().contains("set `shape: dropin`"));
+    for (file, network) in
+        [("list.conflist", "dbnet"), ("install-e2e/pre/calico.conflist", "k8s-pod-network")]
+    {
+        let primary = if file.contains('/') { shared(file) } else { unit(file) };
+        let ground = Ground::new();
+        ground.put("10-primary.conflist", &primary);
+        ground.settle(&wants::installed(&ground.root, Shape::DropIn));
+        let ours = format!("{network}/zz-gybe-cni.conf");
+        assert_eq!(
+            ground.files().keys().cloned().collect::<Vec<_>>(),
+            ["10-primary.conflist", ours.as_str()]
+        );
+        assert_eq!(ground.text("10-primary.conflist").as_bytes(), primary);
+        assert!(wants::entry("info").says_the_same(ground.text(&ours).as_bytes()), "{}", ground.text(&ours));
+        // The primary changes its chain, and there is nothing to bring up to date.
+        let changed = String::from_utf8(primary).unwrap().replace("bridge", "other");
+        ground.put("10-primary.conflist", &changed);
+        assert!(ground.pass(&wants::installed(&ground.root, Shape::DropIn)).plan.is_done());
+        ground.settle(&wants::left(&ground.root, PutBack::Nothing));
+        assert_eq!(ground.files().keys().cloned().collect::<Vec<_>>(), ["10-primary.conflist"]);
+    }
 }

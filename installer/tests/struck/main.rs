@@ -38,6 +38,7 @@ fn main() -> ExitCode {
             }
             synced::f07_every_rename_is_synced_before_and_after();
             watched::f12_without_inotify_changes_are_seen();
+            watched::f12_where_the_kernel_grants_no_inotify_changes_are_seen();
             ExitCode::SUCCESS
         }
     }

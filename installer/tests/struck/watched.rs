@@ -1,7 +1,7 @@
 //! F12: without inotify a change is still seen.
 
 use std::path::Path;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 use gybe_installer::install::watch::{Watch, WatchMode, Woken};
@@ -26,4 +26,17 @@ pub(crate) fn f12_without_inotify_changes_are_seen() {
         assert!(output.status.success(), "{inject}: {output:?}");
     }
     println!("without inotify: changes are seen by asking");
+}
+
+/// The same where the kernel really gives none: `user.max_inotify_instances` is each user namespace's own.
+pub(crate) fn f12_where_the_kernel_grants_no_inotify_changes_are_seen() {
+    let ground = Ground::new();
+    let limited = "echo 0 > /proc/sys/user/max_inotify_instances && exec \"$0\" watch \"$1\"";
+    #[expect(clippy::disallowed_methods, reason = "unshare makes the namespace")]
+    let mut unshare = Command::new("unshare");
+    unshare.args(["--user", "--map-root-user", "sh", "-c", limited]);
+    let output = unshare.arg(std::env::current_exe().unwrap()).arg(&ground.root).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), "Asking(EMFILE)\n");
+    println!("with no inotify granted: changes are seen by asking");
 }

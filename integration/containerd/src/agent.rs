@@ -7,24 +7,19 @@ use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 
 use crate::service::Service;
-use crate::{Stage, Trouble, manifest};
+use crate::{Stage, Trouble, config, manifest};
 
 /// Where it answers the plugin, inside the stage.
 pub const SOCKET: &str = "/run/gybe/facts.sock";
 
+/// Its settings, as a ConfigMap mounts them, inside the stage.
+pub const SETTINGS: &str = "/run/gybe/settings";
+
+/// Where libcni keeps what it knows of living sandboxes.
+const CACHE: &str = "/var/lib/cni";
+
 /// What it says when its sockets are there.
 const SERVING: &str = "gybe node: serving";
-
-/// What an agent is to do on its node.
-#[derive(Debug, Clone, Copy)]
-pub struct Errand<'e> {
-    /// The agent.
-    pub program: &'e Path,
-    /// Where its programs are.
-    pub image: &'e str,
-    /// `install`, or `leave`.
-    pub mode: &'e str,
-}
 
 /// Where an agent runs, and where its lines go.
 #[derive(Debug, Clone, Copy)]
@@ -34,9 +29,9 @@ pub(crate) struct Place<'p> {
 }
 
 impl Place<'_> {
-    fn command(&self, errand: &Errand<'_>) -> Command {
-        let mut command = self.stage.command(Path::new("/nonexistent"), errand.program);
-        command.arg(errand.image).arg(errand.mode);
+    fn command(&self, program: &Path) -> Command {
+        let mut command = self.stage.command(Path::new("/nonexistent"), program);
+        command.args(["node", "--pods-from", manifest::DIRECTORY]);
         command
     }
 }
@@ -46,21 +41,18 @@ impl Place<'_> {
 pub struct Agent(Service);
 
 impl Agent {
-    /// One that needs no cluster: it knows the pods whose manifests are published on the stage.
-    pub(crate) fn with_manifests(place: &Place<'_>, program: &Path) -> Result<Agent, Trouble> {
-        let mut command = place.stage.command(Path::new("/nonexistent"), program);
-        command.args(["node", "--pods-from", manifest::DIRECTORY, "--socket", SOCKET]);
-        Service::start(command, SERVING, place.log).map(Self)
+    /// One that knows the pods whose manifests are published on the stage, and changes nothing.
+    pub(crate) fn telling(place: &Place<'_>, program: &Path) -> Result<Agent, Trouble> {
+        Service::start(place.command(program), SERVING, place.log).map(Self)
     }
 
-    /// One that changes the node, and has done what can be done now.
-    pub(crate) fn installing(place: &Place<'_>, errand: &Errand<'_>) -> Result<Agent, Trouble> {
-        Service::start(place.command(errand), SERVING, place.log).map(Self)
-    }
-
-    /// One that is on its way.
-    pub(crate) fn beginning(place: &Place<'_>, errand: &Errand<'_>) -> Result<Agent, Trouble> {
-        Service::begin(place.command(errand), SERVING, place.log).map(|(service, _)| Self(service))
+    /// One that also keeps its node, with the programs beside its own.
+    pub(crate) fn keeping(place: &Place<'_>, image: &Path) -> Result<Agent, Trouble> {
+        let mut command = place.command(&image.join("gybe"));
+        command.arg("--install").env("GYBE_PROGRAMS_DIR", image);
+        command.env("MOUNTED_CNI_NET_DIR", config::CONF_DIR).env("MOUNTED_CNI_BIN_DIR", config::BIN_DIR);
+        command.env("GYBE_CONFIG_DIR", SETTINGS).env("MOUNTED_CNI_CACHE_DIR", CACHE);
+        Service::begin(command, SERVING, place.log).map(|(service, _)| Self(service))
     }
 
     /// Its number outside the stage.

@@ -1,5 +1,7 @@
 //! The kubelet's calls over containerd's socket; not what their answers ought to be.
 
+mod containers;
+
 use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -12,6 +14,8 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinSet;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Response, Status};
+
+pub use containers::Lived;
 
 use crate::{Loaded, Sandbox, Trouble};
 

@@ -1,11 +1,12 @@
 //! One machine of a cluster as far as pods are concerned: a stage, a containerd on it, its plugins
 //! and the kubelet's connection; not the pods.
 
-use std::fs;
-use std::os::unix::fs::symlink;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
-use crate::agent::{Errand, Place};
+use crate::agent::Place;
+use crate::image::Image;
 use crate::stage::starting;
 use crate::{Agent, Call, Chain, Containerd, Cri, Generation, Stage, Trouble, calls, config, pause_image};
 
@@ -47,7 +48,7 @@ impl Node {
         furnish(&stage, generation, programs.plugins)?;
         configure(&stage, chain)?;
         let containerd = Containerd::start(&stage, generation, &log)?;
-        import(&stage, generation)?;
+        import(&stage, generation, pause_image::archive().map_err(Trouble::file("the pause image"))?)?;
         let cri = connect(&stage)?;
         cri.wait_for_image(config::PAUSE_IMAGE)?;
         Ok(Node { cri, containerd, generation, log, log_of_agent, stage })
@@ -58,19 +59,22 @@ impl Node {
         &self.stage
     }
 
-    /// Starts a node agent that knows the pods whose manifests are published.
+    /// Brings one more image, so that containers can be made of it.
+    pub fn import(&self, image: &Image<'_>) -> Result<(), Trouble> {
+        let archive = image.archive().map_err(Trouble::file(image.name))?;
+        import(&self.stage, self.generation, archive)?;
+        self.cri.wait_for_image(image.name)
+    }
+
+    /// Starts a node agent that knows the pods whose manifests are published; it serves.
     pub fn start_agent(&self, program: &Path) -> Result<Agent, Trouble> {
-        Agent::with_manifests(&self.place(), program)
+        Agent::telling(&self.place(), program)
     }
 
-    /// Starts the node agent that changes the node; it has done what can be done when this returns.
-    pub fn start_installer(&self, errand: &Errand<'_>) -> Result<Agent, Trouble> {
-        Agent::installing(&self.place(), errand)
-    }
-
-    /// The same without waiting for it.
-    pub fn begin_installer(&self, errand: &Errand<'_>) -> Result<Agent, Trouble> {
-        Agent::beginning(&self.place(), errand)
+    /// Starts one that also keeps Gybe in the chain, with the programs of this image (a directory
+    /// inside the stage); what it has done by now nobody knows.
+    pub fn begin_keeping(&self, image: &Path) -> Result<Agent, Trouble> {
+        Agent::keeping(&self.place(), image)
     }
 
     fn place(&self) -> Place<'_> {
@@ -80,6 +84,21 @@ impl Node {
     /// What containerd has logged so far.
     pub fn containerds_log(&self) -> Result<String, Trouble> {
         fs::read_to_string(&self.log).map_err(Trouble::file(&self.log))
+    }
+
+    /// Makes a reference plugin begin its work a second late, as on a node that has too much to do.
+    pub fn slow_down(&self, plugin: &str) -> Result<(), Trouble> {
+        let link = self.stage.path(config::BIN_DIR).join(plugin);
+        let real = fs::read_link(&link).map_err(Trouble::file(&link))?;
+        let script = format!("#!/bin/sh\nsleep 1\nexec {}\n", real.display());
+        let written = fs::remove_file(&link).and_then(|()| fs::write(&link, script));
+        let written = written.and_then(|()| fs::set_permissions(&link, Permissions::from_mode(0o755)));
+        written.map_err(Trouble::file(link))
+    }
+
+    /// What its agents have said so far.
+    pub fn agents_log(&self) -> Result<String, Trouble> {
+        fs::read_to_string(&self.log_of_agent).map_err(Trouble::file(&self.log_of_agent))
     }
 
     /// Its containerd.
@@ -162,11 +181,10 @@ fn configure(stage: &Stage, chain: &Chain) -> Result<(), Trouble> {
 }
 
 /// `ctr` imports into the namespace the CRI service looks in.
-fn import(stage: &Stage, generation: Generation) -> Result<(), Trouble> {
-    let archive = "/run/gybe/pause.tar";
+fn import(stage: &Stage, generation: Generation, image: impl AsRef<[u8]>) -> Result<(), Trouble> {
+    let archive = "/run/gybe/image.tar";
     let outside = stage.path(archive);
-    let written = pause_image::archive().and_then(|tar| fs::write(&outside, tar));
-    written.map_err(Trouble::file(outside))?;
+    fs::write(&outside, image).map_err(Trouble::file(outside))?;
     let programs = generation.programs()?;
     let program = programs.join("ctr");
     let mut command = stage.command(&programs, &program);

@@ -17,6 +17,8 @@ pub struct Sandbox {
     pub host_ports: Vec<(u16, u16)>,
     /// In whose user namespace it runs.
     pub users: Users,
+    /// In whose network namespace.
+    pub network: Network,
     /// How often the kubelet has tried before.
     pub attempt: u32,
 }
@@ -30,6 +32,29 @@ pub enum Users {
     /// The pod's own (`hostUsers: false`), mapped to 65536 ids of the node from this one on.
     From(u32),
 }
+
+/// Whose network the pod's is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Network {
+    /// Its own, which CNI plugins make.
+    #[default]
+    OfThePod,
+    /// The node's (`hostNetwork: true`), and no plugin is called.
+    OfTheNode,
+}
+
+impl Network {
+    /// The CRI's word for it.
+    pub(crate) fn mode(self) -> i32 {
+        match self {
+            Network::OfThePod => v1::NamespaceMode::Pod.into(),
+            Network::OfTheNode => v1::NamespaceMode::Node.into(),
+        }
+    }
+}
+
+/// Where a sandbox's containers log, inside the stage.
+pub const LOGS: &str = "/run/gybe/logs";
 
 impl Sandbox {
     /// A pod without annotations.
@@ -83,9 +108,10 @@ impl Sandbox {
             port_mappings: self.host_ports.iter().copied().map(mapping).collect(),
             labels: labels.map(|(key, value)| (key.into(), value)).into(),
             annotations: self.annotations.clone(),
+            log_directory: LOGS.into(),
             linux: Some(v1::LinuxPodSandboxConfig {
                 cgroup_parent: cgroup.into(),
-                security_context: Some(security(self.users)),
+                security_context: Some(security(self.users, self.network)),
                 ..v1::LinuxPodSandboxConfig::default()
             }),
             ..v1::PodSandboxConfig::default()
@@ -93,7 +119,7 @@ impl Sandbox {
     }
 }
 
-fn security(users: Users) -> v1::LinuxSandboxSecurityContext {
+fn security(users: Users, network: Network) -> v1::LinuxSandboxSecurityContext {
     let own = match users {
         Users::OfTheNode => None,
         Users::From(first) => {
@@ -104,6 +130,7 @@ fn security(users: Users) -> v1::LinuxSandboxSecurityContext {
     v1::LinuxSandboxSecurityContext {
         namespace_options: Some(v1::NamespaceOption {
             userns_options: own,
+            network: network.mode(),
             ..v1::NamespaceOption::default()
         }),
         ..v1::LinuxSandboxSecurityContext::default()

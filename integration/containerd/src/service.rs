@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -14,6 +15,9 @@ use nix::unistd::Pid;
 use crate::Trouble;
 use crate::cri::PATIENCE;
 use crate::stage::starting;
+
+/// Longer than nsenter takes to start the program.
+const FORKED: Duration = Duration::from_secs(10);
 
 /// A program at work. It ends with its stage, if not before.
 #[derive(Debug)]
@@ -60,12 +64,18 @@ impl Service {
     pub(crate) fn pid(&self) -> Result<Pid, Trouble> {
         let nsenter = self.process.id();
         let list = PathBuf::from(format!("/proc/{nsenter}/task/{nsenter}/children"));
-        let children = fs::read_to_string(&list).map_err(Trouble::file(&list))?;
-        let child = children.split_whitespace().next().and_then(|number| number.parse().ok());
-        child.map(Pid::from_raw).ok_or_else(|| Trouble::Ended {
-            program: self.program.clone(),
-            said: "it is not running any more".into(),
-        })
+        let gone =
+            || Trouble::Ended { program: self.program.clone(), said: "it is not running any more".into() };
+        let start = Instant::now();
+        // A zombie has no children, and nsenter has none yet in its first milliseconds.
+        while start.elapsed() < FORKED {
+            let children = fs::read_to_string(&list).map_err(Trouble::file(&list))?;
+            if let Some(child) = children.split_whitespace().next() {
+                return child.parse().map(Pid::from_raw).map_err(|_| gone());
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        Err(gone())
     }
 
     /// Sends it a signal and returns when it has ended. What it started lives on.

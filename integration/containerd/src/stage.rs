@@ -67,23 +67,23 @@ impl Stage {
 
     /// Makes a file of the machine empty, and no program any more, as seen from inside.
     pub fn hide(&self, path: &str) -> Result<(), Trouble> {
-        self.runs("mount", &["--bind", "/dev/null", path])
+        self.run(Path::new("mount"), &["--bind", "/dev/null", path]).map(drop)
     }
 
     /// Brings back what was hidden.
     pub fn show(&self, path: &str) -> Result<(), Trouble> {
-        self.runs("umount", &[path])
+        self.run(Path::new("umount"), &[path]).map(drop)
     }
 
-    /// One of the machine's own programs, inside, to its end.
-    fn runs(&self, program: &str, arguments: &[&str]) -> Result<(), Trouble> {
+    /// Runs a program inside, to its good end, and tells what it printed.
+    pub fn run(&self, program: &Path, arguments: &[&str]) -> Result<String, Trouble> {
         let mut command = self.command(Path::new("/nonexistent"), program);
         let output = command.args(arguments).output().map_err(starting(program))?;
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         if output.status.success() {
-            return Ok(());
+            return Ok(text(&output.stdout));
         }
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        Err(Trouble::Ended { program: program.into(), said })
+        Err(Trouble::Ended { program: program.into(), said: text(&output.stderr) })
     }
 
     fn process_one(&self, of: &str) -> PathBuf {

@@ -1,29 +1,32 @@
-//! ADDs in numbers: each by a process of its own and, for a pod in the mesh, into a namespace of its own,
-//! which is looked into afterwards.
+//! ADDs in numbers: each by a process of its own. A pod in the mesh has a namespace to itself as long as its
+//! ADD takes; that is looked into afterwards, emptied, and used again: to make and free thousands would
+//! keep the kernel busy, and every other call waiting.
 
 use crate::kind::{Call, Kind};
 use crate::meanwhile::Times;
 use crate::row::{Added, Row};
-use crate::site::{Site, programs};
+use crate::site::{Site, known, programs};
 use gybe_installer::demo::add::Add;
 use gybe_installer::demo::namespace::Namespace;
 use gybe_integration::crowd::so_many_at_a_time;
 use gybe_integration::programs::{ours, run};
 use gybe_netfilter::backend::Backend;
 use gybe_netfilter::nft::Nft;
-use gybe_netfilter::redirection::Redirection;
+use gybe_netfilter::redirection::{self, Redirection};
 use serde_json::Value;
 use std::io::{Write, pipe};
 use std::process::{Command, Stdio};
-use std::sync::LazyLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{LazyLock, Mutex};
 use std::time::Instant;
 
 /// As many as two processors do without one waiting for the other.
 const FEW: usize = 4;
 
-/// As many as a node may start at once, where most of the time is waiting: more than the agent answers
-/// at a time.
+/// More, where some of them wait for an answer and others do not.
+const SOME: usize = 8;
+
+/// As many as a node may start at once, where all wait: more than the agent answers at a time.
 const MANY: usize = 100;
 
 /// What a namespace holds when its pod is redirected.
@@ -47,9 +50,9 @@ pub(crate) fn adds_until(
 ) -> Vec<Row> {
     let mut added = vec![Vec::new(); kinds.len()];
     let each: Vec<_> =
-        (0..count.min(10)).flat_map(|number| kinds.iter().map(move |kind| (*kind, number))).collect();
+        (0..count.min(20)).flat_map(|number| kinds.iter().map(move |kind| (*kind, number))).collect();
     while added[0].len() < count || times.load(Ordering::Relaxed) < often {
-        for (place, one) in batch(site, each.clone(), FEW).into_iter().enumerate() {
+        for (place, one) in batch(site, each.clone(), SOME).into_iter().enumerate() {
             added[place % kinds.len()].push(one);
         }
     }
@@ -61,9 +64,13 @@ fn batch(site: &Site, calls: Vec<(Kind, usize)>, at_a_time: usize) -> Vec<Added>
     // Nothing is written for a pod in no mesh, so one namespace shows it for all of them.
     let shared = pod();
     let added = so_many_at_a_time(at_a_time, calls, |(kind, number)| {
-        let name = if kind == Kind::Known { format!("known-{number}") } else { fresh_name() };
+        let name = if kind == Kind::Known { known(number) } else { fresh_name() };
         let call = kind.call(site, &name);
-        if kind.is_meshed() { meshed(&call) } else { add(&call, &shared) }
+        let added = if kind.is_meshed() { meshed(&call) } else { add(&call, &shared) };
+        if kind == Kind::New {
+            site.server.delete_pod("shop", &name);
+        }
+        added
     });
     assert!(is_untouched(&shared), "the namespace of pods in no mesh was touched");
     added
@@ -76,14 +83,17 @@ fn fresh_name() -> String {
 
 /// One pod in the mesh: it is redirected, wholly, or it is refused and nothing was written.
 fn meshed(call: &Call) -> Added {
-    let pod = pod();
+    static FREE: Mutex<Vec<Namespace>> = Mutex::new(Vec::new());
+    let free = FREE.lock().unwrap().pop();
+    let pod = free.unwrap_or_else(pod);
     let added = add(call, &pod);
     if added.refused.is_none() {
         let differences = pod.run(|| REDIRECTION.differences(&Nft)).unwrap().unwrap();
         assert!(differences.is_empty(), "passed and not redirected: {differences:?}");
-    } else {
-        assert!(is_untouched(&pod), "refused and touched: {added:?}");
+        pod.run(|| redirection::remove(&Nft)).unwrap().unwrap();
     }
+    assert!(is_untouched(&pod), "something is left: {added:?}");
+    FREE.lock().unwrap().push(pod);
     added
 }
 
@@ -92,7 +102,7 @@ fn is_untouched(pod: &Namespace) -> bool {
 }
 
 /// A namespace with the example's addresses, of both families.
-pub(crate) fn pod() -> Namespace {
+fn pod() -> Namespace {
     let pod = Namespace::new().unwrap();
     let lines = "address add 10.244.0.10/32 dev lo\naddress add fd00:10::10/128 dev lo nodad\n";
     let added = pod.run(|| run("ip", &["-batch", "-"], lines)).unwrap().unwrap();
@@ -129,8 +139,7 @@ fn add(call: &Call, pod: &Namespace) -> Added {
 pub(crate) fn seen_by_an_operator(site: &Site) {
     let manifest = site.place.manifest().display().to_string();
     for (number, kind) in Kind::ALL.into_iter().enumerate() {
-        let (pod, name) =
-            (pod(), if kind == Kind::Known { "known-0".to_owned() } else { format!("seen-{number}") });
+        let (pod, name) = (pod(), if kind == Kind::Known { known(0) } else { format!("seen-{number}") });
         assert_eq!(add(&kind.call(site, &name), &pod).refused, None, "{kind:?}");
         let netns = pod.path().display().to_string();
         let inspected = ours("gybe", &["inspect", "--netns", &netns], "").unwrap();

@@ -31,21 +31,21 @@ pub(crate) fn programs(name: &str) -> PathBuf {
 }
 
 impl Site {
-    /// A cluster with so many pods on this node, and 100,000 on others.
-    pub(crate) fn new(test: &str, known: usize) -> Self {
+    /// A cluster with a node full of pods, and 100,000 on others.
+    pub(crate) fn new(test: &str) -> Self {
         let (server, place) = (ApiServer::start().unwrap(), Place::new(test).unwrap());
         let account = place.run().join("secrets/kubernetes.io/serviceaccount");
         let account = server.service_account(&account).unwrap();
         server.crowd(100_000);
-        for number in 0..known {
-            server.put_pod(meshed(&format!("known-{number}")));
+        for number in 0..KNOWN {
+            server.put_pod(meshed(&known(number)));
         }
         Self { server, account, place, agent: None }
     }
 
     /// The same with an agent that has seen them.
-    pub(crate) fn with_agent(test: &str, known: usize) -> Self {
-        let mut site = Self::new(test, known);
+    pub(crate) fn with_agent(test: &str) -> Self {
+        let mut site = Self::new(test);
         site.start_agent();
         site.see_a_watch(0);
         site
@@ -107,6 +107,13 @@ impl Site {
 fn watches(requests: &[Request]) -> usize {
     requests.iter().filter(|request| request.is_watch() && request.code == Some(200)).count()
 }
+
+/// The name of a pod that is there from the beginning. There are as many as the kubelet allows by default.
+pub(crate) fn known(number: usize) -> String {
+    format!("known-{}", number % KNOWN)
+}
+
+const KNOWN: usize = 110;
 
 /// The example's pod by another name, on this node.
 pub(crate) fn meshed(name: &str) -> Value {

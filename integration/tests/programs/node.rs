@@ -75,6 +75,7 @@ fn install(program: Program) -> Install {
         shape: Shape::Chained { pinned: None },
         entry: Entry::from_value(&entry).unwrap(),
         programs: vec![program],
+        retired: Vec::new(),
         take_over: TakeOver::Now,
         mode: 0o600,
     }

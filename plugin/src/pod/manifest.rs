@@ -8,13 +8,13 @@ use std::collections::BTreeMap;
 
 /// A pod, or a pod template, as far as anybody here reads it: what else is written there is skipped
 /// while it is read, and takes no memory.
-#[derive(Clone, Deserialize)]
+#[derive(Deserialize)]
 pub struct Manifest {
     metadata: Option<Metadata>,
     spec: Option<Spec>,
 }
 
-#[derive(Clone, Deserialize, Default)]
+#[derive(Deserialize, Default)]
 struct Metadata {
     name: Option<String>,
     namespace: Option<String>,
@@ -25,14 +25,14 @@ struct Metadata {
     labels: Option<BTreeMap<String, String>>,
 }
 
-#[derive(Clone, Deserialize, Default)]
+#[derive(Deserialize, Default)]
 #[serde(rename_all = "camelCase")]
 struct Spec {
     containers: Option<Vec<WrittenContainer>>,
     init_containers: Option<Vec<WrittenContainer>>,
 }
 
-#[derive(Clone, Deserialize)]
+#[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct WrittenContainer {
     name: Option<String>,
@@ -43,20 +43,20 @@ struct WrittenContainer {
     restart_policy: Option<String>,
 }
 
-#[derive(Clone, Deserialize)]
+#[derive(Deserialize)]
 struct Variable {
     name: String,
     value: Option<String>,
 }
 
-#[derive(Clone, Deserialize)]
+#[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct DeclaredPort {
     container_port: u16,
     protocol: Option<String>,
 }
 
-#[derive(Clone, Deserialize, Default)]
+#[derive(Deserialize, Default)]
 #[serde(rename_all = "camelCase")]
 struct SecurityContext {
     run_as_user: Option<i64>,

@@ -203,7 +203,8 @@ fn a10_a_fifo_or_a_file_where_the_socket_should_be_is_no_agent() {
 
 #[test]
 fn sources_behind_a_silent_agent_get_their_share_of_the_time() {
-    let pods = Pods::new("agent-behind");
+    // A short name: what the second has to say must not be what is cut.
+    let pods = Pods::new("behind");
     agent(&pods, |call, _| std::mem::forget(call));
     let mut entry = entry(&pods, Some(json!({ STATUS: "" })));
     entry["facts"]["directory"] = json!(pods.0);
@@ -229,4 +230,36 @@ fn f35_log_lines_reach_the_agent_and_never_hold_a_call() {
     full.set_nonblocking(true).unwrap();
     while full.send_to(b"x", pods.0.join("log.sock")).is_ok() {}
     assert_eq!(call("ADD", "shop/cart-0", &unmeshed).exit, Some(0));
+}
+
+/// What an agent hears of a call, with log lines from this level on.
+fn heard(test: &str, level: &str, verb: &str, annotations: Value) -> Value {
+    let pods = Pods::new(test);
+    let journal = std::os::unix::net::UnixDatagram::bind(pods.0.join("log.sock")).unwrap();
+    journal.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let mut entry = entry(&pods, Some(annotations));
+    entry["log_level"] = level.into();
+    call(verb, "shop/cart-0", &entry);
+    let mut line = [0; 4096];
+    let length = journal.recv(&mut line).unwrap();
+    serde_json::from_slice(&line[..length]).unwrap()
+}
+
+#[test]
+fn every_call_is_told_to_the_agent_with_verb_decision_and_time_whatever_the_level() {
+    for (level, verb, annotations, decision, has_message) in [
+        ("info", "ADD", Value::Null, "leave alone", true),
+        ("warn", "ADD", Value::Null, "leave alone", false),
+        ("none", "ADD", Value::Null, "leave alone", false),
+        ("warn", "ADD", json!({ STATUS: "{}" }), "error", true),
+        ("none", "ADD", json!({ STATUS: "{}" }), "error", false),
+        ("info", "DEL", Value::Null, "nothing", false),
+        ("debug", "DEL", Value::Null, "nothing", true),
+        ("error", "CHECK", Value::Null, "nothing", false),
+    ] {
+        let line = heard(&format!("told-{level}-{verb}-{decision}"), level, verb, annotations);
+        assert_eq!((&line["verb"], &line["decision"]), (&json!(verb), &json!(decision)), "{level}: {line}");
+        assert!(line["took_us"].as_u64().is_some_and(|took| took < 20_000_000), "{line}");
+        assert_eq!(line.get("msg").is_some(), has_message, "{level} {verb}: {line}");
+    }
 }

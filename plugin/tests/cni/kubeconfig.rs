@@ -16,7 +16,7 @@ struct Place(Pods);
 
 impl Place {
     fn new(test: &str) -> Self {
-        let pods = Pods::new(&format!("kubeconfig-{test}"));
+        let pods = Pods::new(&format!("kc-{test}"));
         install(GYBE_CNI.as_ref(), &pods.0.join("gybe-cni"));
         fs::write(pods.0.join("kubeconfig"), "kind: Config").unwrap();
         Self(pods)
@@ -97,7 +97,7 @@ fn a_kubeconfig_behind_an_agent_is_named_too() {
     let mut entry = place.entry();
     entry["facts"]["socket"] = json!(place.0.0.join("facts.sock"));
     let told = place.call("ADD", "shop", &entry).message();
-    assert!(told.contains("ADD-032") && told.contains("kubeconfig cannot be read: No such file"), "{told}");
+    assert!(told.contains("ADD-032") && told.contains("kubeconfig cannot be read"), "{told}");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! DEL with whatever a runtime has kept since the ADD: entries of long ago, results that a crash cut.
 
-use crate::program::run;
+use crate::program::{install, run, run_at};
 use serde_json::{Value, json};
 use std::fs;
 
@@ -79,4 +79,42 @@ fn f31_any_part_of_a_cached_result_is_no_hindrance() {
         let outcome = run(env, &entry.to_string());
         assert_eq!((outcome.exit, outcome.stdout.as_str()), (Some(0), ""), "{end}: {outcome:?}");
     }
+}
+
+/// istio-cni's agent takes its program away when it goes. Ours stands in under that name: it answers
+/// every verb with which a sandbox of before may come, whatever its entry says.
+#[test]
+fn f29_under_istio_cnis_name_it_answers_for_sandboxes_that_were_made_with_that() {
+    let directory = std::env::temp_dir().join(format!("gybe-stand-in-{}", std::process::id()));
+    fs::create_dir_all(&directory).unwrap();
+    let program = directory.join("istio-cni");
+    install(std::path::Path::new(env!("CARGO_BIN_EXE_gybe-cni")), &program);
+    let call = |verb: &str, entry: &Value| {
+        let pod = "IgnoreUnknown=1;K8S_POD_NAMESPACE=kube-system;K8S_POD_NAME=dns";
+        let env = [
+            ("CNI_COMMAND", verb),
+            ("CNI_CONTAINERID", "c1"),
+            ("CNI_NETNS", "/nonexistent"),
+            ("CNI_IFNAME", "eth0"),
+            ("CNI_PATH", "/opt/cni/bin"),
+            ("CNI_ARGS", pod),
+        ];
+        run_at(&program, env, &entry.to_string())
+    };
+    for (file, entry) in old_entries().into_iter().filter(|(file, _)| file.contains("istio-cni")) {
+        let mut entry = entry;
+        entry["cniVersion"] = "1.0.0".into();
+        entry["type"] = "istio-cni".into();
+        assert_eq!(call("DEL", &entry).exit, Some(0), "{file}");
+        assert!(call("VERSION", &entry).stdout.contains("supportedVersions"), "{file}");
+        // Its agent may have put its entry back: an ADD is ours then, and an excluded pod passes.
+        entry["exclude_namespaces"] = json!(["kube-system"]);
+        entry["prevResult"] = json!({ "cniVersion": "1.0.0", "ips": [{ "address": "10.0.0.1/24" }] });
+        let is_ambient = entry["ambient_enabled"] == true;
+        for verb in ["ADD", "CHECK"] {
+            let outcome = call(verb, &entry);
+            assert_eq!(outcome.exit, Some(i32::from(is_ambient)), "{file}: {verb}: {outcome:?}");
+        }
+    }
+    fs::remove_dir_all(directory).unwrap();
 }

@@ -11,6 +11,15 @@ pub(super) fn place(seen: &Snapshot, install: &Install, plan: &mut Plan) {
     plan.changes.extend(install.programs.iter().filter_map(|program| placed(seen, program)));
 }
 
+/// Stand-ins that nobody asks any more. No conf names them, so their order does not matter.
+pub(super) fn retire(seen: &Snapshot, install: &Install, plan: &mut Plan) {
+    let is_there = |program: &&Program| {
+        seen.programs.files.get(&program.name).is_some_and(|there| there.hash == Ok(program.hash))
+    };
+    let gone = install.retired.iter().filter(is_there).map(|program| Change::Unplace(program.name.clone()));
+    plan.changes.extend(gone);
+}
+
 fn placed(seen: &Snapshot, program: &Program) -> Option<Change> {
     let over = match seen.programs.files.get(&program.name) {
         None => Over::Nothing,

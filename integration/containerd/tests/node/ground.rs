@@ -2,18 +2,20 @@
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use gybe_containerd_tests::agent::Errand;
-use gybe_containerd_tests::{Agent, Chain, Generation, Node, Programs, config};
+use gybe_containerd_tests::node::CONFLIST;
+use gybe_containerd_tests::{Agent, Chain, Generation, Node, Programs, agent, config};
+
+use crate::state::State;
 
 /// Longer than anything here takes on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
 const STAGE: &str = env!("CARGO_BIN_EXE_gybe-stage");
-const HEALER: &str = env!("CARGO_BIN_EXE_gybe-healer");
 
 /// A version of the image, as the agent sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,6 +40,7 @@ pub(crate) fn node(generation: Generation) -> Node {
     let test = thread.name().unwrap_or("unnamed").replace("::", ".");
     let log = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{test}.log"));
     let node = Node::start(programs, generation, &chain(generation), log).unwrap();
+    fs::create_dir_all(node.stage().path(agent::SETTINGS)).unwrap();
     for image in [Image::One, Image::Two] {
         furnish(&node, image);
     }
@@ -65,23 +68,31 @@ fn furnish(node: &Node, image: Image) {
     }
 }
 
-/// An agent that puts this version in, and has done so.
+/// An agent that keeps this version in, and has come to it.
 pub(crate) fn install(node: &Node, image: Image) -> Agent {
-    node.start_installer(&errand(image, "install")).unwrap()
+    let agent = begin(node, image);
+    until("the agent's work", || has_come_to(node, image).then_some(()));
+    agent
 }
 
 /// The same, still at it.
 pub(crate) fn begin(node: &Node, image: Image) -> Agent {
-    node.begin_installer(&errand(image, "install")).unwrap()
+    node.begin_keeping(Path::new(image.directory())).unwrap()
 }
 
-/// An agent that takes Gybe out, and has done what can be done now.
-pub(crate) fn leave(node: &Node, image: Image) -> Agent {
-    node.start_installer(&errand(image, "leave")).unwrap()
+/// Programs in place, Gybe in the conf, and somebody to ask about pods.
+fn has_come_to(node: &Node, image: Image) -> bool {
+    let conf = node.stage().path(config::CONF_DIR).join(CONFLIST);
+    let state = State::of(&serde_json::from_slice(&fs::read(conf).unwrap()).unwrap());
+    let in_place = |name| placed(node, name) == Some(of_image(node, image, name));
+    state.gybe
+        && ["gybe", "gybe-cni"].into_iter().all(in_place)
+        && UnixStream::connect(node.stage().path(agent::SOCKET)).is_ok()
 }
 
-fn errand(image: Image, mode: &'static str) -> Errand<'static> {
-    Errand { program: Path::new(HEALER), image: image.directory(), mode }
+/// An operator changes the ConfigMap.
+pub(crate) fn set(node: &Node, key: &str, value: &str) {
+    fs::write(node.stage().path(agent::SETTINGS).join(key), value).unwrap();
 }
 
 /// Everything that came is gone, and nothing is left of it.

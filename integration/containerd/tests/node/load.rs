@@ -19,6 +19,9 @@ use crate::views::View;
 /// How many sandboxes are on their way at any time.
 const WORKERS: usize = 3;
 
+/// What the kubelet is told while no agent can be asked.
+pub(crate) const WITHOUT_AGENT: &str = "GYBE-ADD-032";
+
 /// A sandbox that came up.
 #[derive(Debug)]
 pub(crate) struct Started {
@@ -40,16 +43,16 @@ pub(crate) struct Tally {
 /// How far a load has got, for whoever waits for it.
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
-    made: AtomicUsize,
+    answered: AtomicUsize,
     over: AtomicBool,
 }
 
 impl Progress {
-    /// Returns when so many more sandboxes have come up.
+    /// Returns when so many more sandboxes have come up, or been refused.
     pub(crate) fn wait_for(&self, more: usize) {
-        let wanted = self.made.load(Ordering::Acquire) + more;
-        crate::ground::until("sandboxes' coming", || {
-            (self.made.load(Ordering::Acquire) >= wanted).then_some(())
+        let wanted = self.answered.load(Ordering::Acquire) + more;
+        crate::ground::until("sandboxes' coming, or being refused", || {
+            (self.answered.load(Ordering::Acquire) >= wanted).then_some(())
         });
     }
 }
@@ -94,12 +97,12 @@ fn come_and_go(node: &Node, worker: usize, progress: &Progress) -> Tally {
         match cri.run(&sandbox) {
             Ok(id) => {
                 tally.started.push(look(node, &cri, &sandbox, (&id, begun)));
-                progress.made.fetch_add(1, Ordering::AcqRel);
                 cri.stop(&id).unwrap();
                 cri.remove(&id).unwrap();
             }
             Err(trouble) => tally.refused.push(format!("{}: {}", sandbox.name, trouble.message())),
         }
+        progress.answered.fetch_add(1, Ordering::AcqRel);
     }
     tally
 }
@@ -137,6 +140,11 @@ impl Tally {
             assert!(known.is_none_or(|view| view.state <= pod.by), "{pod:?} after {known:?}");
         }
         self.started.iter().filter(|pod| !pod.is_redirected).collect()
+    }
+
+    /// Nobody was refused, but for want of an agent while there was none.
+    pub(crate) fn assert_refused_only_without_agent(&self) {
+        assert!(self.refused.iter().all(|why| why.contains(WITHOUT_AGENT)), "{:?}", self.refused);
     }
 
     /// One line about it all, and one about each that is not redirected.

@@ -14,6 +14,9 @@ use crate::views::{assert_always_loadable, until_loaded, watched};
 /// Enough sandboxes to see what becomes of them.
 const SOME: usize = 8;
 
+/// What the agent says of a fight.
+const FIGHT: &str = "is undone again and again";
+
 /// The primary writes at this rhythm, for that long.
 fn writes_every(primary: &mut Primary, rhythm: Duration, lasting: Duration) {
     // Nobody sends: what is waited for is the time itself.
@@ -62,6 +65,8 @@ fn rewritten(rhythm: Duration, lasting: Duration) {
             load.wait_for(SOME);
         })
     });
+    let told = node.agents_log().unwrap().matches(FIGHT).count();
+    assert!(told > 0, "more than five writings in a minute, and nobody told of a fight");
     tally.report(&format!("rewritten every {rhythm:?} for {lasting:?}"), &views);
     assert_eq!(tally.refused, [""; 0]);
     assert_always_loadable(&node);

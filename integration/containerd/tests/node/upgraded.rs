@@ -1,15 +1,15 @@
-//! One version after the other, and agents that die on the way, while pods start: none is refused and
-//! none passes the proxy by.
+//! One version after the other, and agents that die on the way, while pods start: what only an agent
+//! can tell is waited for, and no pod passes the proxy by.
 
 use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use gybe_containerd_tests::{Generation, Node, Sandbox};
+use gybe_containerd_tests::{Generation, Node, Sandbox, Trouble};
 use nix::sys::signal::Signal;
 
-use crate::ground::{Image, assert_nothing_is_stuck, begin, install, node, of_image, placed};
-use crate::load::{look, meshed, under_load};
+use crate::ground::{Image, assert_nothing_is_stuck, begin, install, node};
+use crate::load::{WITHOUT_AGENT, look, meshed, under_load};
 use crate::state::State;
 use crate::views::{assert_always_loadable, until_loaded, watched};
 
@@ -18,47 +18,61 @@ const TOGETHER: usize = 20;
 const UPGRADES: usize = 6;
 const DEATHS: u64 = 12;
 
-/// They start, are looked at, and go, all at once.
-fn a_crowd(node: &Node, round: usize) {
-    let pods: Vec<Sandbox> =
-        (0..TOGETHER).map(|number| meshed(node, &format!("cart-{round}-{number}"))).collect();
-    let kubelet = node.connect().unwrap();
-    let begun = Instant::now();
-    let made: Vec<String> = kubelet.run_together(&pods).into_iter().map(Result::unwrap).collect();
-    for (pod, id) in pods.iter().zip(&made) {
-        let started = look(node, &kubelet, pod, (id, begun));
-        assert!(started.is_redirected, "{started:?}");
-    }
-    kubelet.stop_together(&made).into_iter().for_each(Result::unwrap);
-    made.iter().for_each(|id| kubelet.remove(id).unwrap());
+/// Pods to be started at once.
+fn a_crowd(node: &Node, round: usize) -> Vec<Sandbox> {
+    (0..TOGETHER).map(|number| meshed(node, &format!("cart-{round}-{number}"))).collect()
 }
 
-fn assert_version(node: &Node, image: Image) {
-    for name in ["gybe", "gybe-cni"] {
-        assert!(placed(node, name) == Some(of_image(node, image, name)), "{name} is not of {image:?}");
+/// Whoever was refused, for want of an agent, is tried again now that there is one; each is looked at,
+/// and goes. Tells how many that were.
+fn settle(
+    node: &Node,
+    pods: &mut [Sandbox],
+    (begun, made): (Instant, Vec<Result<String, Trouble>>),
+) -> usize {
+    let mut refused = 0;
+    for (pod, made) in pods.iter_mut().zip(made) {
+        let id = made.or_else(|trouble| {
+            assert!(trouble.message().contains(WITHOUT_AGENT), "{}: {trouble}", pod.name);
+            refused += 1;
+            pod.attempt = 1;
+            node.cri.run(pod)
+        });
+        let id = id.unwrap();
+        let started = look(node, &node.cri, pod, (&id, begun));
+        assert!(started.is_redirected, "{started:?}");
+        node.cri.stop(&id).unwrap();
+        node.cri.remove(&id).unwrap();
     }
+    refused
 }
 
 #[test]
-fn f09_upgraded_while_twenty_pods_start_none_fails_and_each_is_redirected() {
+fn f09_upgraded_while_twenty_pods_start_each_is_redirected() {
     let node = node(Generation::V2);
     let mut agent = install(&node, Image::One);
     until_loaded(&node, State { nth: 0, gybe: true });
+    let mut refused = 0;
     let (_, views) = watched(&node, || {
         for round in 0..UPGRADES {
             let image = [Image::Two, Image::One][round % 2];
-            agent = thread::scope(|scope| {
-                let crowd = scope.spawn(|| a_crowd(&node, round));
+            let (mut pods, begun) = (a_crowd(&node, round), Instant::now());
+            let kubelet = node.connect().unwrap();
+            let (next, made) = thread::scope(|scope| {
+                let starting = scope.spawn(|| kubelet.run_together(&pods));
                 // As a DaemonSet rolls: the old one is told to go, then the new one comes.
                 agent.end(Signal::SIGTERM).unwrap();
                 let next = install(&node, image);
-                assert_version(&node, image);
-                crowd.join().unwrap();
-                next
+                (next, starting.join().unwrap())
             });
+            agent = next;
+            refused += settle(&node, &mut pods, (begun, made));
         }
     });
-    println!("{UPGRADES} upgrades, each while {TOGETHER} pods start: all redirected");
+    let all = UPGRADES * TOGETHER;
+    println!(
+        "{UPGRADES} upgrades, {all} pods on their way: {refused} refused between two agents, all redirected"
+    );
     assert!(views.iter().all(|view| view.state.gybe), "Gybe never left the chain: {views:?}");
     assert_always_loadable(&node);
     assert_nothing_is_stuck(&node);
@@ -82,13 +96,14 @@ fn f14_agents_killed_and_told_to_stop_at_any_moment_of_an_upgrade_leave_all_in_p
                 load.wait_for(1);
             }
             let agent = install(&node, Image::Two);
-            assert_version(&node, Image::Two);
-            load.wait_for(3);
+            // Those on their way may have been refused before; those after them are not.
+            load.wait_for(8);
             agent
         })
     });
     tally.report(&format!("{DEATHS} agents ended on the way to another version"), &views);
-    assert_eq!(tally.refused, [""; 0]);
+    tally.assert_refused_only_without_agent();
+    assert!(!tally.started.is_empty());
     assert!(tally.in_a_window(&views).is_empty() && views.iter().all(|view| view.state.gybe));
     assert_always_loadable(&node);
     assert_nothing_is_stuck(&node);

@@ -123,3 +123,18 @@ fn a_pod_of_1_7_with_users_of_its_own_meets_its_proxy() {
 fn a_pod_of_2_x_with_users_of_its_own_meets_its_proxy() {
     a_pod_with_users_of_its_own_meets_its_proxy(Generation::V2);
 }
+
+on_every_generation! {
+    /// containerd runs the plugin `loopback` beside the chain, and it refuses a `lo` that has an address
+    /// of somebody else's. On a busy node it comes last.
+    fn f19_a_loopback_plugin_that_looks_late_refuses_nothing_of_ours(generation: Generation) {
+        let node = gybe_node(generation);
+        node.slow_down("loopback").unwrap();
+        let sandbox = Sandbox::injected("shop", "cart");
+        let pod = Pod::start(&node, &sandbox, &manifest::injected(&sandbox));
+        let outside = Outside::of(&node);
+        for address in pod.addresses.iter().copied() {
+            assert_eq!(outside.calls(address, 8080), Met::proxy(15006, address, 8080));
+        }
+    }
+}

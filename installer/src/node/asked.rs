@@ -1,0 +1,49 @@
+//! Questions about pods counted by their answers, whoever knows the pods.
+
+use super::{Pods, PodsState};
+use gybe_plugin::args::PodRef;
+use gybe_plugin::facts::wire::Answer;
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+/// Whoever knows the pods, and how often they were asked.
+pub(crate) struct Asked<'a> {
+    pods: &'a dyn Pods,
+    known: AtomicU64,
+    unknown: AtomicU64,
+    faults: AtomicU64,
+}
+
+impl<'a> Asked<'a> {
+    pub(crate) fn of(pods: &'a dyn Pods) -> Self {
+        Self { pods, known: AtomicU64::new(0), unknown: AtomicU64::new(0), faults: AtomicU64::new(0) }
+    }
+
+    /// By HTTP's number for such an answer, as the incumbent counts its plugin's requests.
+    pub(crate) fn counts(&self) -> [(u16, u64); 3] {
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        [(200, count(&self.known)), (404, count(&self.unknown)), (503, count(&self.faults))]
+    }
+}
+
+impl Pods for Asked<'_> {
+    fn answer(&self, pod: &PodRef, until: Instant) -> Answer {
+        let answer = self.pods.answer(pod, until);
+        let counter = match answer {
+            Answer::Pod(_) => &self.known,
+            Answer::Unknown => &self.unknown,
+            Answer::Fault(_) => &self.faults,
+        };
+        counter.fetch_add(1, Ordering::Relaxed);
+        answer
+    }
+
+    fn state(&self) -> PodsState {
+        self.pods.state()
+    }
+
+    fn namespaces_of(&self, prefix: &str) -> Option<BTreeSet<String>> {
+        self.pods.namespaces_of(prefix)
+    }
+}

@@ -1,0 +1,131 @@
+//! What runs beside the sockets of an agent that keeps its node: the healing loop, HTTP, and whoever
+//! asks about the node's label. They begin before the sockets' loop, and end after it.
+
+use super::asked::Asked;
+use super::bulletin::Bulletin;
+use super::calls::Calls;
+use super::healing::{Around, Healing, Keeping};
+use super::label::{Home, Label};
+use super::page::Page;
+use super::view::View;
+use super::{Journal, NodeError, health, http, metrics};
+use crate::kube::{Fate, daemonset_fate};
+use crate::settings::{Ground, Settings};
+use serde_json::json;
+use std::io::{PipeReader, pipe};
+use std::os::fd::AsFd;
+use std::thread;
+use std::time::{Duration, Instant};
+use tokio::sync::oneshot;
+
+/// Our DaemonSet's name, as the manifests and our rights have it.
+const DAEMON_SET: &str = "gybe-node";
+/// The kubelet gives us ten seconds to end.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// What they share.
+pub(super) struct Beside<'a> {
+    pub(super) pods: &'a Asked<'a>,
+    pub(super) calls: &'a Calls,
+    pub(super) journal: &'a Journal,
+    pub(super) home: Option<Home>,
+}
+
+impl Beside<'_> {
+    /// Runs them for as long as `serving` takes.
+    pub(super) fn run(
+        &self,
+        keeping: Keeping,
+        serving: impl FnOnce() -> Result<(), NodeError>,
+    ) -> Result<(), NodeError> {
+        let wait = |what| move |why: std::io::Error| NodeError::Wait { what, source: super::errno(&why) };
+        let (stop, running) = pipe().map_err(wait("the end"))?;
+        let (bulletin, label) = (Bulletin::default(), Label::default());
+        let ground = keeping.settings.1.ground.clone();
+        let (end_http, http_ends) = oneshot::channel();
+        let around = Around {
+            pods: self.pods,
+            journal: self.journal,
+            bulletin: &bulletin,
+            label: self.home.as_ref().map(|_| &label),
+        };
+        let healing = Healing::new(keeping, around);
+        thread::scope(|scope| {
+            let healing = scope.spawn(|| healing.run(stop.as_fd()));
+            scope.spawn(|| self.label(&label, &stop));
+            scope.spawn(|| self.http(&ground, &bulletin, http_ends));
+            let served = serving();
+            // Whoever polls the other end wakes.
+            drop(running);
+            if let Ok(healing) = healing.join() {
+                self.end(healing);
+            }
+            drop(end_http);
+            served
+        })
+    }
+
+    fn label(&self, label: &Label, stop: &PipeReader) {
+        if let Some(home) = &self.home {
+            label.follow(home, stop.as_fd(), self.journal);
+        }
+    }
+
+    fn http(&self, ground: &Ground, bulletin: &Bulletin, ends: oneshot::Receiver<()>) {
+        let view = View { bulletin, pods: self.pods, calls: self.calls, started: Instant::now() };
+        let health = |path: &str| health::page(path, &view.look()).unwrap_or_else(Page::unknown);
+        let numbers = |path: &str| match path {
+            "/metrics" => Page::metrics(metrics::text(&view.look())),
+            _ => Page::unknown(),
+        };
+        let health = ground.health.map(|listen| (listen, &health as http::Answer<'_>, "health"));
+        let numbers = ground.metrics.map(|listen| (listen, &numbers as http::Answer<'_>, "metrics"));
+        let places: Vec<http::Place<'_>> = health.into_iter().chain(numbers).collect();
+        if let Err(why) = http::serve(&places, ends, self.journal) {
+            self.journal.tell(
+                "error",
+                "gybe node: nothing is served over HTTP",
+                json!({ "why": why.to_string() }),
+            );
+        }
+    }
+
+    /// Everything stays in place, unless the operator wants us gone with our DaemonSet, and it is.
+    fn end(&self, mut healing: Healing<'_>) {
+        let settings = healing.settings();
+        let Some(home) = self.home.as_ref().filter(|_| settings.choices.leave_when_daemonset_gone) else {
+            return;
+        };
+        let fate = self.fate(home, settings);
+        let told = |level, message, cause: &str| {
+            let hint = "to take the node out of the chain, run gybe uninstall on it";
+            self.journal.tell(level, message, json!({ "cause": cause, "hint": hint }));
+        };
+        match fate {
+            Fate::Gone | Fate::BeingDeleted => {
+                self.journal.tell("info", "gybe node: the DaemonSet is gone, and so are we", json!({}));
+                healing.leave();
+            }
+            Fate::Present => {}
+            Fate::Refused(cause) => {
+                told(
+                    "warn",
+                    "gybe node: nobody may say whether the DaemonSet is gone; everything stays",
+                    &cause,
+                );
+            }
+            Fate::Unknown(cause) => {
+                told(
+                    "warn",
+                    "gybe node: nobody says whether the DaemonSet is gone; everything stays",
+                    &cause,
+                );
+            }
+        }
+    }
+
+    fn fate(&self, home: &Home, settings: &Settings) -> Fate {
+        let namespace = &settings.ground.namespace;
+        daemonset_fate(&home.cluster, namespace, DAEMON_SET, Instant::now() + PATIENCE)
+    }
+}

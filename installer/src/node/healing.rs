@@ -1,0 +1,241 @@
+//! The loop that keeps a node as it is wanted: wakes when something may have changed, looks, and does
+//! what one pass can do. Nothing that goes wrong in a turn ends it.
+
+mod account;
+mod backend;
+mod following;
+mod kubeconfig;
+mod leaving;
+mod observed;
+#[cfg(test)]
+mod tests;
+mod told;
+
+pub use leaving::REST;
+
+use super::bulletin::{Bulletin, Posted};
+use super::incumbent::IstioAgent;
+use super::label::Label;
+use super::{ISTIOD, Journal, Pods};
+use crate::image::Image;
+use crate::install::wanted::{TakeOver, Wanted};
+use crate::install::watch::{Watch, WatchMode, Woken};
+use crate::install::{Memory, pass};
+use crate::settings::{Given, Mode, OnNode, Settings};
+use backend::Backend;
+use following::Following;
+use gybe_plugin::probe_cache::ProbeCache;
+use leaving::Leaving;
+use observed::{Observed, take_over};
+use serde_json::json;
+use std::os::fd::BorrowedFd;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+use told::{Told, chain};
+
+/// Some things tell nobody that they changed: a node's label, an agent that ended, a token's age.
+const EVERY: Duration = Duration::from_secs(10);
+/// After a step that failed, or while another `gybe` is at it: our own attempts make events too, and
+/// must not wake us to the next at once.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// What it takes to keep a node.
+#[derive(Debug)]
+pub struct Keeping {
+    /// The settings, and what they were read from.
+    pub settings: (Given, Settings),
+    /// The programs to be placed.
+    pub image: Image,
+    /// Where the probe keeps what it finds out.
+    pub probe: ProbeCache,
+    /// How long the plugin outlives the conf when we leave; [`REST`] but in tests.
+    pub rest: Duration,
+}
+
+/// The loop's own.
+pub(crate) struct Healing<'a> {
+    following: Following,
+    image: Image,
+    watch: Watch,
+    memory: Memory,
+    wanted: Option<Wanted>,
+    /// Since when it is undone.
+    undone: Option<Instant>,
+    observed: Observed,
+    backend: Backend,
+    leaving: Leaving,
+    around: Around<'a>,
+    posted: Posted,
+    told: Told<'a>,
+}
+
+/// Whom it knows, and where it tells.
+#[derive(Clone, Copy)]
+pub(crate) struct Around<'a> {
+    pub(crate) pods: &'a dyn Pods,
+    pub(crate) bulletin: &'a Bulletin,
+    pub(crate) journal: &'a Journal,
+    /// None where there is no cluster.
+    pub(crate) label: Option<&'a Label>,
+}
+
+impl<'a> Healing<'a> {
+    /// Watches from here on; nothing is done before `run`.
+    pub(crate) fn new(keeping: Keeping, around: Around<'a>) -> Self {
+        let (given, settings) = keeping.settings;
+        for note in &settings.notes {
+            around.journal.tell("warn", "gybe node: a setting", json!({ "note": note }));
+        }
+        Self {
+            watch: Watch::new(watched(&settings)),
+            following: Following::new(given, settings),
+            image: keeping.image,
+            memory: Memory::default(),
+            wanted: None,
+            undone: None,
+            observed: Observed::default(),
+            backend: Backend::new(keeping.probe),
+            leaving: Leaving::new(keeping.rest),
+            around,
+            posted: Posted::default(),
+            told: Told::new(around.journal),
+        }
+    }
+
+    /// Turns until `stop` is readable, and leaves everything in place then.
+    pub(crate) fn run(mut self, stop: BorrowedFd<'_>) -> Self {
+        let mut woken = Instant::now();
+        loop {
+            let next = self.turn(woken);
+            if self.rest(&next, stop) {
+                return self;
+            }
+            woken = Instant::now();
+        }
+    }
+
+    /// The settings that hold.
+    pub(crate) fn settings(&self) -> &Settings {
+        &self.following.good
+    }
+
+    /// Goes out of the chain, once: nobody will be here to do more.
+    pub(crate) fn leave(&mut self) {
+        self.following.good.choices.mode = Mode::Leave;
+        self.keep(Instant::now());
+    }
+
+    /// One turn: what is wanted now, and as much of it as can be done now.
+    fn turn(&mut self, woken: Instant) -> Next {
+        self.following.follow(&mut self.told);
+        self.posted.settings.clone_from(&self.following.fault);
+        self.posted.is_told = self.watch.mode() == WatchMode::Told;
+        let next = self.keep(woken);
+        let now = Instant::now();
+        self.posted.counts.turns += 1;
+        self.posted.turned = Some(now);
+        self.posted.stamp(now);
+        self.around.bulletin.post(&self.posted);
+        next
+    }
+
+    fn keep(&mut self, woken: Instant) -> Next {
+        let ready = self.credentials();
+        let wanted = match self.wanted() {
+            Ok(wanted) => wanted,
+            Err(why) => {
+                self.posted.missing = vec![chain(&why)];
+                return Next::Wakes(EVERY);
+            }
+        };
+        let is_new = self.wanted.as_ref() != Some(&wanted);
+        if is_new {
+            self.memory.wants_anew();
+        }
+        let places = &self.following.good.ground.places;
+        let next = match pass(places, &wanted, &mut self.memory) {
+            Ok(pass) => self.account(&pass, woken),
+            Err(busy) => {
+                self.told.state("busy", ("info", Some(busy.to_string())), json!({}));
+                if self.wanted.is_none() {
+                    self.posted.missing = vec![busy.to_string()];
+                }
+                return Next::Deaf(AGAIN);
+            }
+        };
+        self.told.state("busy", ("info", None), json!({}));
+        self.wanted = Some(wanted);
+        self.posted.missing.extend(ready.err());
+        self.forget_credentials();
+        next
+    }
+
+    fn wanted(&mut self) -> Result<Wanted, crate::install::entry::EntryError> {
+        let (settings, now) = (&self.following.good, Instant::now());
+        let istio = IstioAgent::look(self.around.pods, &settings.ground.istio_run);
+        self.observed.look(&settings.ground.places, &self.image, now);
+        self.posted.istio = Some(istio);
+        let backend = self.backend.look(settings, self.around.label, &mut self.told);
+        self.posted.backend = Some(backend.clone());
+        let node = OnNode {
+            image: &self.image,
+            backend: Some(&backend),
+            probed: self.backend.probed(),
+            take_over: take_over(settings.choices.take_over, istio),
+            stand_in: self.observed.stand_in,
+            burial: self.leaving.burial(now),
+        };
+        let hasty = node.take_over == TakeOver::Now && istio == IstioAgent::HasPod;
+        let sentence = "istio-cni's agent is on this node too, and will write its entry again".to_owned();
+        let more = json!({ "hint": "remove the DaemonSet istio-cni-node" });
+        self.told.state("istio", ("warn", hasty.then_some(sentence)), more);
+        self.told.state("istiod", ("warn", meshed_istiod(self.around.pods, settings)), json!({}));
+        settings.wanted(&node)
+    }
+
+    /// Waits until the next turn; yes when it is time to stop.
+    fn rest(&mut self, next: &Next, stop: BorrowedFd<'_>) -> bool {
+        let until = Instant::now() + next.time();
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            let woken = self.watch.wait(left, Some(stop));
+            match (woken, next) {
+                (Woken::Called, _) => return true,
+                (Woken::Changed, Next::Deaf(_)) if !left.is_zero() => {}
+                _ => return false,
+            }
+        }
+    }
+}
+
+/// What comes after a turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Next {
+    /// A turn when something changes, and after so long at the latest.
+    Wakes(Duration),
+    /// None before so long has passed, whatever changes.
+    Deaf(Duration),
+}
+
+impl Next {
+    fn time(self) -> Duration {
+        match self {
+            Self::Wakes(time) | Self::Deaf(time) => time,
+        }
+    }
+}
+
+/// Istiod's own pods must start before anybody knows a mesh.
+fn meshed_istiod(pods: &dyn Pods, settings: &Settings) -> Option<String> {
+    let excluded = &settings.choices.conf.exclude_namespaces;
+    let namespace = pods.namespaces_of(ISTIOD)?.into_iter().find(|name| !excluded.contains(name))?;
+    Some(format!("istiod runs in namespace {namespace}, which is not among those left alone"))
+}
+
+/// The host's directories may come yet; the other two are mounts, there from the start or never.
+fn watched(settings: &Settings) -> Vec<PathBuf> {
+    let ground = &settings.ground;
+    let mounts = [&ground.config, &ground.api.service_account];
+    let mounts = mounts.into_iter().filter(|path| path.is_dir());
+    [&ground.places.conf, &ground.places.programs].into_iter().chain(mounts).cloned().collect()
+}

@@ -1,0 +1,121 @@
+//! What a pass comes to: what is posted of it, what is told, and when the next is due.
+
+use super::told::in_words;
+use super::{AGAIN, EVERY, Healing, Next};
+use crate::install::change::Change;
+use crate::install::perform::PerformError;
+use crate::install::{Fight, Pass};
+use crate::node::bulletin::Stage;
+use crate::settings::{Mode, PLUGIN};
+use serde_json::json;
+use std::time::{Duration, Instant};
+
+impl Healing<'_> {
+    /// `woken` is when this turn began.
+    pub(super) fn account(&mut self, pass: &Pass, woken: Instant) -> Next {
+        self.posted.missing = missing(pass);
+        let notes = pass.left.problems.iter().filter(|problem| !problem.blocks());
+        self.posted.notes = notes.map(ToString::to_string).collect();
+        let healed = self.healed(pass, woken);
+        self.count(pass);
+        self.tell(pass, healed);
+        self.stage(pass);
+        self.next(pass)
+    }
+
+    /// How long it was undone, when it is no more.
+    fn healed(&mut self, pass: &Pass, woken: Instant) -> Option<Duration> {
+        let counts = &mut self.posted.counts;
+        if self.memory.undone() > counts.undone {
+            counts.undone = self.memory.undone();
+            self.undone.get_or_insert(woken);
+        }
+        if !pass.left.is_done() {
+            return None;
+        }
+        let took = self.undone.take()?.elapsed();
+        counts.healed += 1;
+        counts.healing += took;
+        counts.longest = counts.longest.max(took);
+        Some(took)
+    }
+
+    fn count(&mut self, pass: &Pass) {
+        let (is_first, counts) = (self.posted.turned.is_none(), &mut self.posted.counts);
+        let is_program =
+            |why: &PerformError| matches!(why, PerformError::Damaged { .. } | PerformError::Trial { .. });
+        let of_programs = pass.performed.failed.iter().any(is_program);
+        let of_conf = !of_programs && failed(pass);
+        counts.program_failures += u64::from(of_programs);
+        counts.conf_failures += u64::from(of_conf);
+        counts.successes += u64::from(pass.left.is_done() && (is_first || pass.performed.done > 0));
+    }
+
+    fn tell(&mut self, pass: &Pass, healed: Option<Duration>) {
+        if pass.performed.done > 0 {
+            let micros = |took: Duration| u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
+            let more = healed.map_or(json!({}), |took| json!({ "healed_in_us": micros(took) }));
+            self.told.done(pass, more);
+        }
+        self.told.failures(&pass.performed.failed);
+        self.told.problems(&pass.left.problems);
+        self.told.fight(pass.fight.as_ref());
+        let fight = pass.fight.as_ref().map(in_words);
+        self.posted.counts.fights += u64::from(fight.is_some() && self.posted.fight.is_none());
+        self.posted.fight = fight;
+    }
+
+    fn stage(&mut self, pass: &Pass) {
+        let settings = &self.following.good;
+        if settings.choices.mode == Mode::Install {
+            self.leaving.stays();
+            self.posted.stage = Stage::In;
+            return;
+        }
+        let is_out = pass.left.is_done();
+        let wrote = pass.plan.changes.iter().any(is_conf);
+        self.leaving.passed(is_out, wrote, Instant::now());
+        let plugin_stays = settings.ground.places.programs.join(PLUGIN).symlink_metadata().is_ok();
+        self.posted.stage = if is_out { Stage::Left { plugin_stays } } else { Stage::Leaving };
+        let sentence = match self.posted.stage {
+            Stage::Left { plugin_stays: true } => {
+                Some("left; the plugin stays for sandboxes that live".to_owned())
+            }
+            Stage::Left { plugin_stays: false } => Some("left; nothing stays".to_owned()),
+            _ => None,
+        };
+        self.told.state("left", ("info", sentence), json!({}));
+    }
+
+    fn next(&self, pass: &Pass) -> Next {
+        let wait = match &pass.fight {
+            Some(Fight { wait: Some(wait), .. }) => return Next::Deaf(*wait),
+            _ if failed(pass) => return Next::Deaf(AGAIN),
+            _ => self.leaving.rests(Instant::now()).filter(|rest| !rest.is_zero()),
+        };
+        Next::Wakes(wait.map_or(EVERY, |rest| rest.min(EVERY)))
+    }
+}
+
+/// Whether something was refused. Where somebody else was faster, their write wakes us.
+fn failed(pass: &Pass) -> bool {
+    pass.performed.failed.iter().any(|why| !matches!(why, PerformError::Overtaken { .. }))
+}
+
+/// In sentences; empty when the node is as wanted.
+fn missing(pass: &Pass) -> Vec<String> {
+    let problems = pass.left.problems.iter().filter(|problem| problem.blocks()).map(ToString::to_string);
+    let undone = pass.left.changes.iter().map(|change| format!("still to do: {change}"));
+    problems.chain(undone).collect()
+}
+
+fn is_conf(change: &Change) -> bool {
+    matches!(
+        change,
+        Change::Write { .. }
+            | Change::Move { .. }
+            | Change::Remove { .. }
+            | Change::DropIn { .. }
+            | Change::TakeOut { .. }
+    )
+}

@@ -1,0 +1,94 @@
+//! Which backend the entry names: the node's label, the settings' word, and the last findings there were.
+
+use super::told::Told;
+use crate::install::conflist::Chain;
+use crate::install::seen::{Hashes, Interest, Places, look};
+use crate::node::label::{Known, Label};
+use crate::node_backend::{Found, NodeBackend, node_backend};
+use crate::settings::{PLUGIN, Settings};
+use gybe_plugin::conf::{BackendChoice, PluginConf, Probed};
+use gybe_plugin::probe_cache::{ProbeCache, this_node};
+use serde_json::json;
+use std::time::Duration;
+
+/// How long the first turn waits for the label: the API server is near, and if it is away the entry
+/// that is there says what the label said.
+const FIRST: Duration = Duration::from_secs(2);
+
+/// The last findings, and the label.
+#[derive(Debug)]
+pub(super) struct Backend {
+    cache: ProbeCache,
+    found: Option<Found>,
+    label: Known,
+    /// What our entry said before we started.
+    before: Option<Before>,
+}
+
+/// What our entry said.
+#[derive(Debug, Default)]
+struct Before {
+    word: Option<BackendChoice>,
+    probed: Option<Probed>,
+}
+
+impl Backend {
+    pub(super) fn new(cache: ProbeCache) -> Self {
+        Self { cache, found: None, label: Known::Nothing, before: None }
+    }
+
+    /// What it comes to now.
+    pub(super) fn look(
+        &mut self,
+        settings: &Settings,
+        label: Option<&Label>,
+        told: &mut Told<'_>,
+    ) -> NodeBackend {
+        let recalled = self.cache.recall();
+        // Findings are forgotten for a moment now and then, and the last ones hold meanwhile.
+        if let (Some(capabilities), Ok(node)) = (recalled, this_node()) {
+            self.found = Some(Found { kernel: node.kernel, capabilities });
+        }
+        self.ask(label, &settings.ground.places);
+        let label = match &self.label {
+            Known::Says(label) => label.as_deref(),
+            Known::Nothing => label.and(self.before.as_ref()).and_then(|before| Some(before.word?.as_str())),
+        };
+        let backend = node_backend(settings.choices.conf.backend, label, self.found.as_ref());
+        told.state("label", ("warn", backend.note()), json!({}));
+        backend
+    }
+
+    /// What the entry said of the probe, while nobody has found out anything: true for a kernel it
+    /// names, and so harmless, where to drop it would be a write at every boot.
+    pub(super) fn probed(&self) -> Option<&Probed> {
+        self.before.as_ref().filter(|_| self.found.is_none())?.probed.as_ref()
+    }
+
+    fn ask(&mut self, label: Option<&Label>, places: &Places) {
+        let is_first = self.before.is_none();
+        if is_first {
+            self.before = Some(Before::look(places));
+        }
+        self.label = match label {
+            Some(label) if is_first => label.wait(FIRST),
+            Some(label) => label.read(),
+            None => Known::Nothing,
+        };
+    }
+}
+
+impl Before {
+    /// Until the label is known, the word that is in the entry is the best anybody has: written over,
+    /// it would be another backend's for the moment until it is.
+    fn look(places: &Places) -> Self {
+        let seen = look(places, &Interest::default(), &mut Hashes::default());
+        let contents = seen.conf.files.values().filter_map(|file| file.content.as_ref().ok());
+        let entries = contents.filter_map(|bytes| {
+            let chain = Chain::read(bytes).ok()?;
+            PluginConf::read(&serde_json::from_slice(chain.entry(PLUGIN)?).ok()?).ok()
+        });
+        let before = entries.into_iter().next();
+        before.map_or_else(Self::default, |conf| Self { word: Some(conf.backend), probed: Some(conf.probed) })
+    }
+}

@@ -1,0 +1,110 @@
+//! HTTP for health and metrics: one thread, few callers at once, and none for long.
+
+use super::page::Page;
+use crate::node::Journal;
+use crate::settings::Listen;
+use futures::future::{Either, join_all, pending, select};
+use futures::stream::{FuturesUnordered, StreamExt};
+use http_body_util::Full;
+use hyper::body::{Bytes, Incoming};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use serde_json::json;
+use std::convert::Infallible;
+use std::io;
+use std::pin::pin;
+use std::time::Duration;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::oneshot;
+
+/// So many callers at once for each place; more wait in the backlog.
+const CALLERS: usize = 16;
+/// A caller who has not asked, or not read, by then is hung up on.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// hyper's smallest: a request of ours is two lines.
+const LONGEST: usize = 8192;
+/// Between two attempts at a port that somebody else has.
+const TAKEN: Duration = Duration::from_secs(5);
+
+/// What is answered at a path.
+pub(crate) type Answer<'a> = &'a (dyn Fn(&str) -> Page + Sync);
+
+/// Where, what is answered there, and what it is called.
+pub(crate) type Place<'a> = (Listen, Answer<'a>, &'static str);
+
+/// Serves each place until `stop`, or its sender is gone. What cannot be bound now is tried again:
+/// a node without its health page is still to be healed.
+pub(crate) fn serve(places: &[Place<'_>], stop: oneshot::Receiver<()>, journal: &Journal) -> io::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
+    let all = join_all(places.iter().map(|at| place(*at, journal)));
+    runtime.block_on(select(pin!(all), stop));
+    Ok(())
+}
+
+async fn place((listen, answer, name): Place<'_>, journal: &Journal) {
+    let listener = bound((listen, name), journal).await;
+    let mut calls = FuturesUnordered::new();
+    loop {
+        let room = calls.len() < CALLERS;
+        let caller = async { if room { listener.accept().await } else { pending().await } };
+        // With nobody there its end comes at once, and would again and again.
+        let ended = async { if calls.is_empty() { pending().await } else { calls.next().await } };
+        match select(pin!(caller), pin!(ended)).await {
+            Either::Left((Ok((caller, _)), _)) => calls.push(call(caller, answer)),
+            // No descriptors left, most likely: they come back when somebody hangs up.
+            Either::Left((Err(_), _)) => tokio::time::sleep(Duration::from_millis(100)).await,
+            Either::Right(_) => {}
+        }
+    }
+}
+
+async fn bound((listen, name): (Listen, &str), journal: &Journal) -> TcpListener {
+    let mut told = false;
+    loop {
+        let mut last = None;
+        for address in listen.addresses() {
+            match TcpListener::bind(address).await {
+                Ok(listener) => {
+                    let address = listener.local_addr().unwrap_or(address).to_string();
+                    journal.tell("info", "gybe node: listens", json!({ "for": name, "address": address }));
+                    return listener;
+                }
+                Err(why) => last = Some((address, why)),
+            }
+        }
+        if let Some((address, why)) = last.filter(|_| !told) {
+            let more = json!({ "for": name, "address": address.to_string(), "why": why.to_string() });
+            journal.tell("error", "gybe node: cannot listen, and tries on", more);
+            told = true;
+        }
+        tokio::time::sleep(TAKEN).await;
+    }
+}
+
+/// One request a connection.
+async fn call(caller: TcpStream, answer: Answer<'_>) {
+    let service = service_fn(|request: Request<Incoming>| async move {
+        Ok::<_, Infallible>(response(match *request.method() {
+            Method::GET | Method::HEAD => answer(request.uri().path()),
+            _ => Page::not_so(),
+        }))
+    });
+    let served = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(PATIENCE)
+        .keep_alive(false)
+        .max_buf_size(LONGEST)
+        .serve_connection(TokioIo::new(caller), service);
+    // Whoever hung up, or was hung up on, is nobody to tell.
+    let _ = tokio::time::timeout(PATIENCE, served).await;
+}
+
+fn response(page: Page) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(Bytes::from(page.text)));
+    *response.status_mut() = StatusCode::from_u16(page.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let media = hyper::header::HeaderValue::from_static(page.media);
+    response.headers_mut().insert(hyper::header::CONTENT_TYPE, media);
+    response
+}

@@ -1,0 +1,50 @@
+//! Whether istio-cni's agent lives on this node. While it does it would write its entry again, and as
+//! it ends it takes its entry and its program away: so an entry, or a program, is no sign of it.
+
+use super::{ISTIO_AGENT, Pods};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
+use std::os::fd::AsRawFd;
+use std::path::Path;
+
+/// What is known of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum IstioAgent {
+    /// One of its pods is on this node, also one that is ending.
+    HasPod,
+    /// Somebody listens where it takes log lines.
+    Listens,
+    /// Neither.
+    Gone,
+    /// Nobody listens, and this node's pods are not known yet.
+    Unknown,
+}
+
+impl IstioAgent {
+    /// Looks. The pod is there before the socket is, and longer; the socket needs no API server.
+    pub(crate) fn look(pods: &dyn Pods, run: &Path) -> Self {
+        match pods.namespaces_of(ISTIO_AGENT).map(|namespaces| !namespaces.is_empty()) {
+            Some(true) => Self::HasPod,
+            _ if listens(&run.join("log.sock")) => Self::Listens,
+            Some(false) => Self::Gone,
+            None => Self::Unknown,
+        }
+    }
+
+    /// Whether it may still write.
+    #[must_use]
+    pub(crate) fn may_live(self) -> bool {
+        self != Self::Gone
+    }
+}
+
+/// Its agent serves HTTP there, and a caller that hangs up at once is nobody to it.
+fn listens(path: &Path) -> bool {
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    let Ok(caller) = socket(AddressFamily::Unix, SockType::Stream, flags, None) else { return false };
+    let Ok(address) = UnixAddr::new(path) else { return false };
+    match connect(caller.as_raw_fd(), &address) {
+        // A full backlog is somebody's (unix(7)).
+        Ok(()) | Err(nix::errno::Errno::EAGAIN) => true,
+        Err(_) => false,
+    }
+}

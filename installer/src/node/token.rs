@@ -1,0 +1,78 @@
+//! What a service account's token says of itself: when it expires. Not whether it is genuine, which
+//! only the API server can tell.
+
+use base64::prelude::{BASE64_URL_SAFE_NO_PAD, Engine as _};
+use serde_json::Value;
+use std::time::{Duration, SystemTime};
+
+/// The kubelet renews a token after four fifths of its life, so one of an hour has twelve minutes
+/// left at the least (kubelet, `requiresRefresh` in token_manager.go).
+pub(crate) const SOON: Duration = Duration::from_secs(300);
+
+/// How a token stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Validity {
+    /// It says nothing of an end: a token of the old kind, or none of JWT's form (RFC 7519).
+    Unlimited,
+    /// Good for so long.
+    For(Duration),
+    /// Its end is near, and no newer one has come.
+    EndsSoon(Duration),
+    /// Over.
+    Expired,
+}
+
+/// When the token's life ends, as its claim `exp` has it.
+#[must_use]
+pub(crate) fn expiry(token: &str) -> Option<SystemTime> {
+    let claims = token.trim().split('.').nth(1)?;
+    let claims = BASE64_URL_SAFE_NO_PAD.decode(claims.trim_end_matches('=')).ok()?;
+    let claims: Value = serde_json::from_slice(&claims).ok()?;
+    // A number with or without a fraction (RFC 7519, NumericDate).
+    let exp = claims.get("exp")?;
+    let seconds = exp.as_u64().map(Duration::from_secs);
+    let seconds = seconds.or_else(|| Duration::try_from_secs_f64(exp.as_f64()?).ok())?;
+    SystemTime::UNIX_EPOCH.checked_add(seconds)
+}
+
+/// How it stands now.
+#[must_use]
+pub(crate) fn validity(token: &str, now: SystemTime) -> Validity {
+    match expiry(token).map(|end| end.duration_since(now)) {
+        None => Validity::Unlimited,
+        Some(Ok(left)) if left > SOON => Validity::For(left),
+        Some(Ok(left)) => Validity::EndsSoon(left),
+        Some(Err(_)) => Validity::Expired,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn token(claims: &str) -> String {
+        format!("eyJhbGciOiJSUzI1NiJ9.{}.c2ln\n", BASE64_URL_SAFE_NO_PAD.encode(claims))
+    }
+
+    #[test]
+    fn f02_a_token_says_when_it_ends() {
+        let now = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000);
+        for (claims, want) in [
+            (r#"{"exp":1003600}"#, Validity::For(Duration::from_secs(3600))),
+            (r#"{"exp":1003600.0}"#, Validity::For(Duration::from_secs(3600))),
+            (r#"{"exp":1000300}"#, Validity::EndsSoon(Duration::from_secs(300))),
+            (r#"{"exp":1000000}"#, Validity::EndsSoon(Duration::ZERO)),
+            (r#"{"exp":999999}"#, Validity::Expired),
+            (r#"{"exp":"soon"}"#, Validity::Unlimited),
+            (r#"{"exp":-1}"#, Validity::Unlimited),
+            (r#"{"exp":1e300}"#, Validity::Unlimited),
+            (r"{}", Validity::Unlimited),
+            ("?", Validity::Unlimited),
+        ] {
+            assert_eq!(validity(&token(claims), now), want, "{claims}");
+        }
+        for odd in ["", "a.b", "service_account_token_string", "..", "a.!.c"] {
+            assert_eq!(validity(odd, now), Validity::Unlimited, "{odd}");
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! Everything that is told about the agent over HTTP, gathered at the moment somebody asks.
+
+use super::asked::Asked;
+use super::bulletin::{Bulletin, Posted, Stage};
+use super::calls::{Calls, Counted};
+use super::{Pods, PodsState};
+use crate::node_backend::Verdict;
+use std::time::{Duration, Instant};
+
+/// A turn takes milliseconds. One may wait for a disk, and for a program that is tried: 10 s each.
+const HUNG: Duration = Duration::from_secs(120);
+
+/// Where to look.
+#[derive(Clone, Copy)]
+pub(crate) struct View<'a> {
+    pub(crate) bulletin: &'a Bulletin,
+    pub(crate) pods: &'a Asked<'a>,
+    pub(crate) calls: &'a Calls,
+    /// When the agent started.
+    pub(crate) started: Instant,
+}
+
+/// What was seen.
+#[derive(Debug)]
+pub(crate) struct Seen {
+    pub(crate) posted: Posted,
+    pub(crate) pods: PodsState,
+    pub(crate) answers: [(u16, u64); 3],
+    pub(crate) calls: Counted,
+    /// How long no turn of the loop has ended.
+    pub(crate) idle: Duration,
+}
+
+impl View<'_> {
+    pub(crate) fn look(&self) -> Seen {
+        let posted = self.bulletin.read();
+        Seen {
+            idle: posted.turned.unwrap_or(self.started).elapsed(),
+            posted,
+            pods: self.pods.state(),
+            answers: self.pods.counts(),
+            calls: self.calls.read(),
+        }
+    }
+}
+
+impl Seen {
+    /// Whether the loop lives.
+    pub(crate) fn hangs(&self) -> Option<String> {
+        (self.idle > HUNG).then(|| format!("the loop has ended no turn for {} s", self.idle.as_secs()))
+    }
+
+    /// What keeps the agent from being ready, in sentences.
+    pub(crate) fn missing(&self) -> Vec<String> {
+        let stage = match self.posted.stage {
+            Stage::In => None,
+            Stage::Starting => Some("the first pass has not ended".to_owned()),
+            Stage::Leaving => Some("leaving".to_owned()),
+            Stage::Left { .. } => Some("left, as the ConfigMap's mode says".to_owned()),
+        };
+        let backend = match self.posted.backend.as_ref().map(|backend| &backend.verdict) {
+            Some(Verdict::Works(_)) => None,
+            Some(Verdict::Fails(why)) => Some(why.to_string()),
+            Some(Verdict::Unknown) | None => Some("nobody has found out what works on this node".to_owned()),
+        };
+        let all = self.hangs().into_iter().chain(stage).chain(self.posted.lacks().iter().cloned());
+        all.chain(backend).chain(self.pods.missing.clone()).collect()
+    }
+}

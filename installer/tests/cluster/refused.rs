@@ -1,0 +1,89 @@
+//! The watch when the server does not know us, or we not the server: tokens, certificates, rights.
+
+use crate::ground::{asked, becomes, knows, meshed};
+use crate::scene::{is_back, scene, status, well};
+use gybe_api_server::{Network, Validity, Verb};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+#[test]
+fn f02_ten_rotations_under_load_fail_nobody() {
+    let (ground, watched) = scene("rotations");
+    for i in 0..8 {
+        let mut elsewhere = meshed(&format!("far-{i}"), "u1");
+        elsewhere["spec"]["nodeName"] = "node-2".into();
+        ground.server.put_pod(elsewhere);
+    }
+    let (stop, watched) = (&AtomicBool::new(false), &watched);
+    thread::scope(|scope| {
+        for i in 0..8 {
+            scope.spawn(move || {
+                while !stop.load(Ordering::SeqCst) {
+                    // The first is known, the second is asked for with the token of the moment.
+                    knows(watched, "cart-0", "u0");
+                    knows(watched, &format!("far-{i}"), "u1");
+                }
+            });
+        }
+        for _ in 0..10 {
+            let gets = ground.server.requests().len();
+            ground.rotate();
+            ground.server.cut_watches();
+            ground.asked(|requests| requests.len() > gets + 16);
+        }
+        stop.store(true, Ordering::SeqCst);
+    });
+    is_back(&ground, watched, "cart-1");
+    let requests = ground.server.requests();
+    let refused = requests.iter().filter(|request| request.code == Some(401)).count();
+    println!("{} requests, {refused} of them refused once and repeated with the new token", requests.len());
+    assert!(requests.len() > 160, "{}", requests.len());
+}
+
+#[test]
+fn f03_a_token_that_is_not_valid_yet_is_told_and_the_next_is_taken() {
+    let (ground, watched) = scene("not-yet");
+    ground.server.tokens().revoke_all();
+    ground.account.write(&ground.server.tokens().issue(Validity::InTwoDays)).unwrap();
+    ground.server.cut_watches();
+    becomes(&watched, |state| status(state) == Some(401));
+    knows(&watched, "cart-0", "u0");
+    let told = format!("{:?}", asked(&watched, "cart-1", "u1").unwrap_err());
+    assert!(told.contains("401"), "{told}");
+    ground.rotate();
+    is_back(&ground, &watched, "cart-1");
+}
+
+#[test]
+fn f03_a_certificate_that_is_days_off_is_told_and_the_next_is_trusted() {
+    let (ground, watched) = scene("certificate");
+    for off in [Validity::InTwoDays, Validity::UntilTwoDaysAgo] {
+        ground.server.present(off).unwrap();
+        ground.server.network(Network::Refusing).unwrap();
+        ground.server.network(Network::Open).unwrap();
+        becomes(&watched, |state| {
+            state.trouble.as_ref().is_some_and(|trouble| trouble.sentence.contains("certificate"))
+        });
+        knows(&watched, "cart-0", "u0");
+        ground.server.present(Validity::Now).unwrap();
+        becomes(&watched, well);
+    }
+    is_back(&ground, &watched, "cart-1");
+}
+
+#[test]
+fn a_right_that_is_taken_away_is_told_and_waited_for() {
+    for verb in [Verb::List, Verb::Watch] {
+        let (ground, watched) = scene(&format!("right-{verb:?}"));
+        ground.server.forbid(verb, "pods");
+        ground.server.compact();
+        ground.put("cart-1", "u1");
+        ground.server.expire_watches();
+        becomes(&watched, |state| status(state) == Some(403));
+        knows(&watched, "cart-0", "u0");
+        let sentence = watched.state().trouble.unwrap().sentence;
+        assert!(sentence.contains("gybe-node") && sentence.contains("pods"), "{sentence}");
+        ground.server.permit(verb, "pods");
+        is_back(&ground, &watched, "cart-2");
+    }
+}

@@ -1,0 +1,30 @@
+//! A watch that is well, and whether it is so again.
+
+use crate::ground::{Ground, becomes, knows};
+use gybe_installer::kube::{WatchState, WatchedPods};
+
+pub(crate) fn well(state: &WatchState) -> bool {
+    state.trouble.is_none()
+}
+
+pub(crate) fn status(state: &WatchState) -> Option<u16> {
+    state.trouble.as_ref().and_then(|trouble| trouble.status)
+}
+
+/// A cluster with one pod, and its watch, open.
+pub(crate) fn scene(test: &str) -> (Ground, WatchedPods) {
+    let ground = Ground::new(test);
+    ground.put("cart-0", "u0");
+    let watched = ground.watched();
+    ground.asked(|requests| requests.iter().any(|request| request.is_watch() && request.code == Some(200)));
+    knows(&watched, "cart-0", "u0");
+    (ground, watched)
+}
+
+/// It is as if nothing had been.
+pub(crate) fn is_back(ground: &Ground, watched: &WatchedPods, name: &str) {
+    becomes(watched, well);
+    ground.put(name, "new");
+    knows(watched, name, "new");
+    knows(watched, "cart-0", "u0");
+}

@@ -1,0 +1,160 @@
+//! The whole agent, as a pod of a cluster: its pods by a watch, its node's label, its DaemonSet.
+
+use crate::agent::{Agent, eventually};
+use crate::node::{Node, PRIMARY};
+use gybe_api_server::{ApiServer, ServiceAccount, Validity, Verb};
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+
+const FILE: &str = "10-calico.conflist";
+
+struct Cluster {
+    server: ApiServer,
+    account: ServiceAccount,
+    node: Node,
+}
+
+impl Cluster {
+    fn new(test: &str) -> Self {
+        let mut node = Node::new(test);
+        let server = ApiServer::start().unwrap();
+        let account = server.service_account(&node.root.join("account")).unwrap();
+        let address = server.address();
+        for (name, value) in [
+            ("KUBERNETES_SERVICE_HOST", address.ip().to_string()),
+            ("KUBERNETES_SERVICE_PORT", address.port().to_string()),
+            ("KUBERNETES_NODE_NAME", "node-1".to_owned()),
+            ("GYBE_SERVICE_ACCOUNT_DIR", account.path().display().to_string()),
+        ] {
+            node.sets(name, &value);
+        }
+        let cluster = Self { server, account, node };
+        cluster.labels(&json!({}));
+        cluster.node.puts(FILE, PRIMARY);
+        cluster
+    }
+
+    fn labels(&self, labels: &Value) {
+        let node =
+            json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": "node-1", "labels": labels } });
+        self.server.put(node).unwrap();
+    }
+
+    fn pod(&self, name: &str) {
+        let metadata = json!({ "namespace": "istio-system", "name": name, "uid": name });
+        self.server.put_pod(json!({ "kind": "Pod", "metadata": metadata, "spec": { "nodeName": "node-1", "containers": [] } }));
+    }
+
+    fn ready(&self) -> Agent {
+        let agent = self.node.agent();
+        eventually("peace", || agent.is_ready());
+        agent
+    }
+
+    fn backend(&self) -> Value {
+        self.node.entry(FILE).map_or(Value::Null, |entry| entry["backend"].clone())
+    }
+}
+
+fn daemonset() -> Value {
+    json!({ "apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": { "namespace": "gybe-system", "name": "gybe-node" } })
+}
+
+#[test]
+fn f02_ready_is_a_list_of_pods_and_does_not_flap_while_tokens_change() {
+    let cluster = Cluster::new("cluster-ready");
+    cluster.pod("cart-0");
+    let agent = cluster.ready();
+    assert_eq!((agent.number("gybe_pods"), agent.number("gybe_pods_known")), (1.0, 1.0));
+    for _ in 0..10 {
+        let old = cluster.server.tokens().issue(Validity::Now);
+        cluster.account.write(&old).unwrap();
+        cluster.server.tokens().only(&[&old]);
+        cluster.server.cut_watches();
+        assert!(agent.is_ready(), "{:?}", agent.get("/readyz"));
+    }
+    assert!(agent.number("gybe_watch_age_seconds") < 60.0);
+    // Nobody lets the next one in: it keeps the node, and says what it lacks.
+    drop(agent);
+    cluster.server.tokens().revoke_all();
+    cluster.node.puts(FILE, PRIMARY);
+    let agent = cluster.node.agent();
+    eventually("an entry", || cluster.node.entry(FILE).is_some());
+    eventually("a reason", || {
+        agent.get("/readyz").1.contains("this node's pods are not known yet: the API server said 401")
+    });
+    assert_eq!(agent.get("/healthz").0, 200);
+    cluster.server.tokens().believe_all();
+    eventually("peace", || agent.is_ready());
+}
+
+#[test]
+fn a_nodes_label_goes_into_its_entry_and_stays_there_while_nobody_can_be_asked() {
+    let cluster = Cluster::new("cluster-label");
+    cluster.labels(&json!({ "gybe.dev/backend": "iptables-legacy" }));
+    drop(cluster.ready());
+    assert_eq!(cluster.backend(), "iptables-legacy");
+    let before = cluster.node.text(FILE);
+    cluster.server.tokens().revoke_all();
+    let mut agent = cluster.node.agent();
+    agent.tells("the node's label cannot be read");
+    eventually("turns", || agent.number("gybe_passes_total") >= 1.0);
+    assert_eq!(cluster.node.text(FILE), before, "nothing is written for what is not known");
+    drop(agent);
+    cluster.server.tokens().believe_all();
+    cluster.labels(&json!({ "gybe.dev/backend": "nfq" }));
+    let mut agent = cluster.ready();
+    agent.tells("gybe.dev/backend");
+    assert_eq!(cluster.backend(), "auto", "what names no backend counts for nothing");
+}
+
+#[test]
+fn istio_cnis_agent_is_seen_among_this_nodes_pods() {
+    let cluster = Cluster::new("cluster-istio");
+    cluster.pod("istio-cni-node-abcde");
+    let entry = PRIMARY.replace("calico\"\n    }", "calico\"\n    },\n    { \"type\": \"istio-cni\" }");
+    cluster.node.puts(FILE, &entry);
+    let mut agent = cluster.node.agent();
+    agent.tells("istio-cni's agent still runs");
+    eventually("its pod", || agent.number("gybe_pods") == 1.0);
+    assert_eq!(cluster.node.text(FILE), entry);
+    cluster.server.delete_pod("istio-system", "istio-cni-node-abcde");
+    eventually("our entry", || cluster.node.entry(FILE).is_some());
+}
+
+#[test]
+fn with_the_daemonset_it_goes_only_when_that_is_wanted_and_true() {
+    let mut cluster = Cluster::new("cluster-gone");
+    for (wanted, set, leaves) in
+        [("false", None, false), ("true", Some(daemonset()), false), ("true", None, true)]
+    {
+        cluster.node.configures(&[("leave_when_daemonset_gone", wanted)]);
+        match &set {
+            Some(set) => drop(cluster.server.put(set.clone()).unwrap()),
+            None => drop(cluster.server.delete(&daemonset())),
+        }
+        let mut agent = cluster.ready();
+        assert!(agent.kill(Signal::SIGTERM).success());
+        assert_eq!(cluster.node.entry(FILE).is_none(), leaves, "{wanted} {set:?}");
+        assert!(cluster.node.program("gybe-cni").exists(), "whoever was on the way still asks it");
+    }
+    assert_eq!(cluster.node.text(FILE), PRIMARY);
+}
+
+#[test]
+fn f29_where_nobody_may_say_whether_the_daemonset_is_gone_everything_stays() {
+    let mut cluster = Cluster::new("cluster-refused");
+    cluster.node.configures(&[("leave_when_daemonset_gone", "true")]);
+    for refuse in
+        [(|server: &ApiServer| server.forbid(Verb::Get, "daemonsets")) as fn(&ApiServer), |server| {
+            server.tokens().revoke_all();
+        }]
+    {
+        let mut agent = cluster.ready();
+        refuse(&cluster.server);
+        assert!(agent.kill(Signal::SIGTERM).success());
+        let told = agent.tells("nobody may say whether the DaemonSet is gone; everything stays");
+        assert!(told["hint"].as_str().unwrap().contains("gybe uninstall"), "{told}");
+        assert!(cluster.node.entry(FILE).is_some());
+    }
+}

@@ -1,0 +1,99 @@
+//! However the agent ends, the node is as it was; and the next one goes on from there.
+
+use crate::agent::{Agent, eventually};
+use crate::node::{Node, PRIMARY};
+use nix::sys::signal::Signal;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+
+const FILE: &str = "10-calico.conflist";
+
+/// What a write or a rename would change.
+fn stamps(node: &Node) -> Vec<(u64, i64, i64)> {
+    let files = [node.conf(FILE), node.program("gybe-cni"), node.program("gybe")];
+    let of = |path: &std::path::PathBuf| {
+        let meta = fs::metadata(path).unwrap();
+        (meta.ino(), meta.ctime(), meta.ctime_nsec())
+    };
+    files.iter().map(of).collect()
+}
+
+fn installed(node: &Node) -> Agent {
+    let agent = node.agent();
+    eventually("peace", || agent.is_ready());
+    agent
+}
+
+#[test]
+fn f14_whatever_ends_the_agent_leaves_everything_in_place_and_the_next_writes_nothing() {
+    let node = Node::new("ends");
+    node.puts(FILE, PRIMARY);
+    drop(installed(&node));
+    let before = stamps(&node);
+    for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGKILL, Signal::SIGABRT] {
+        let mut agent = installed(&node);
+        let status = agent.kill(signal);
+        let clean = matches!(signal, Signal::SIGTERM | Signal::SIGINT);
+        assert_eq!(status.success(), clean, "{signal}: {status}");
+        assert_eq!(stamps(&node), before, "{signal}");
+    }
+}
+
+#[test]
+fn f14_killed_at_any_moment_of_its_first_pass_it_leaves_what_loads() {
+    let node = Node::new("killed");
+    for n in 0..40_u64 {
+        node.puts(FILE, PRIMARY);
+        let _ = fs::remove_file(node.program("gybe-cni"));
+        let mut child = node.command().stderr(std::process::Stdio::null()).spawn().unwrap();
+        std::thread::sleep(std::time::Duration::from_micros(1500 * n));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let text = node.text(FILE);
+        let chain: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(chain["plugins"][0]["type"], "calico", "{n}");
+        // Whoever is named can be run.
+        assert!(node.entry(FILE).is_none() || node.build("gybe-cni") == "gybe-cni 1", "{n}: {text}");
+    }
+    let agent = installed(&node);
+    assert!(node.entry(FILE).is_some());
+    drop(agent);
+    let names: Vec<_> =
+        fs::read_dir(node.root.join("bin")).unwrap().map(|it| it.unwrap().file_name()).collect();
+    assert_eq!(names.len(), 2, "nothing of the killed ones is left: {names:?}");
+}
+
+#[test]
+fn f30_a_new_version_replaces_what_is_there_and_an_old_one_puts_it_back() {
+    let node = Node::new("upgrade");
+    // An entry of a version to come, and a program of it.
+    let ahead = r#"{ "type": "gybe-cni", "zones": [1], "facts": { "quic": true } }"#;
+    node.puts(
+        FILE,
+        &PRIMARY
+            .replace("{\n      \"type\": \"calico\"\n    }", &format!("{{ \"type\": \"calico\" }}, {ahead}")),
+    );
+    node.brings("3");
+    let agent = installed(&node);
+    assert_eq!(node.build("gybe-cni"), "gybe-cni 3");
+    let entry = node.entry(FILE).unwrap();
+    assert!(entry.get("zones").is_none() && entry["facts"].get("quic").is_none(), "{entry}");
+    assert_eq!(node.text(FILE).matches("gybe-cni").count(), 1);
+    drop(agent);
+    node.brings("2");
+    let _back = installed(&node);
+    assert_eq!((node.build("gybe-cni"), node.build("gybe")), ("gybe-cni 2".into(), "gybe 2".into()));
+    assert_eq!(node.entry(FILE), Some(entry));
+}
+
+#[test]
+fn two_agents_at_once_do_no_harm() {
+    let node = Node::new("two");
+    node.puts(FILE, PRIMARY);
+    let (one, two) = (node.agent(), node.agent());
+    for _ in 0..5 {
+        node.puts(FILE, PRIMARY);
+        eventually("a heal", || node.text(FILE).matches("\"gybe-cni\"").count() == 1);
+    }
+    eventually("peace", || one.is_ready() && two.is_ready());
+}

@@ -1,0 +1,98 @@
+//! A changed ConfigMap is in the node's conf file without a restart.
+
+use crate::agent::eventually;
+use crate::node::{Node, PRIMARY};
+use serde_json::json;
+
+const FILE: &str = "10-calico.conflist";
+
+#[test]
+fn a_changed_configmap_is_followed_in_one_write() {
+    let mut node = Node::new("follows");
+    node.configures(&[("log_level", "info")]);
+    node.puts(FILE, PRIMARY);
+    let agent = node.agent();
+    eventually("an entry", || node.entry(FILE).is_some_and(|entry| entry["log_level"] == "info"));
+    let before = agent.number("istio_cni_installs_total{result=\"SUCCESS\"}");
+    let files = [
+        ("log_level", "debug"),
+        ("exclude_namespaces", "kube-system,istio-system,extra"),
+        ("backend", "iptables-legacy"),
+        ("ipv6", "reject"),
+    ];
+    node.configures(&files);
+    eventually("the other entry", || node.entry(FILE).is_some_and(|entry| entry["log_level"] == "debug"));
+    let entry = node.entry(FILE).unwrap();
+    assert_eq!(entry["exclude_namespaces"], json!(["extra", "istio-system", "kube-system"]));
+    assert_eq!((&entry["backend"], &entry["ipv6"]), (&json!("iptables-legacy"), &json!("reject")));
+    let writes = "istio_cni_installs_total{result=\"SUCCESS\"}";
+    eventually("a count", || agent.number(writes) > before);
+    assert_eq!(agent.number(writes), before + 1.0);
+    assert_eq!(agent.number("gybe_undone_total"), 0.0, "an operator is nobody's rival");
+    // Another shape: the entry moves, and the primary's file is what it was.
+    node.configures(&[("shape", "standalone")]);
+    eventually("its own file", || node.conf("YYY-gybe-cni.conf").exists() && node.text(FILE) == PRIMARY);
+    node.configures(&[]);
+    eventually("the chain again", || node.entry(FILE).is_some() && !node.conf("YYY-gybe-cni.conf").exists());
+}
+
+#[test]
+fn a_configmap_that_makes_no_sense_is_told_once_and_the_one_before_holds() {
+    let mut node = Node::new("senseless");
+    node.configures(&[("log_level", "debug")]);
+    node.puts(FILE, PRIMARY);
+    let mut agent = node.agent();
+    eventually("an entry", || node.entry(FILE).is_some());
+    node.configures(&[("log_level", "loud"), ("mode", "leave")]);
+    let told = agent.tells("cannot be followed");
+    assert!(told["why"].as_str().unwrap().contains("log_level is \"loud\""), "{told}");
+    node.puts(FILE, PRIMARY);
+    eventually("a heal", || node.entry(FILE).is_some_and(|entry| entry["log_level"] == "debug"));
+    eventually("its count", || agent.number("gybe_settings_followed") == 0.0);
+    let (status, text) = agent.get("/readyz");
+    assert!(status == 200 && text.contains("note: the ConfigMap is not followed"), "{status} {text}");
+    let times = agent.all().iter().filter(|line| line["why"] == told["why"]).count();
+    assert_eq!(times, 1);
+    node.configures(&[("log_level", "warn")]);
+    eventually("sense", || node.entry(FILE).is_some_and(|entry| entry["log_level"] == "warn"));
+    eventually("its count", || agent.number("gybe_settings_followed") == 1.0);
+}
+
+#[test]
+fn settings_that_make_no_sense_at_the_start_are_told_at_once_and_nothing_is_done() {
+    let mut node = Node::new("refused");
+    node.puts(FILE, PRIMARY);
+    node.sets("AMBIENT_ENABLED", "true");
+    node.sets("ISTIO_OWNED_CNI_CONFIG", "true");
+    node.configures(&[("ipv6", "perhaps")]);
+    let output = node.command().output().unwrap();
+    let told = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{told}");
+    for part in ["AMBIENT_ENABLED", "shape: dropin", "ipv6 is \"perhaps\""] {
+        assert!(told.contains(part), "{part}: {told}");
+    }
+    assert_eq!(node.text(FILE), PRIMARY);
+}
+
+#[test]
+fn what_the_probe_finds_out_is_in_the_entry_and_stays_when_it_is_forgotten_for_a_moment() {
+    let node = Node::new("probed");
+    node.puts(FILE, PRIMARY);
+    let agent = node.agent();
+    let probed = |node: &Node| node.entry(FILE).map(|entry| entry["probed"]["backend"].clone());
+    eventually("findings", || probed(&node) == Some(json!("nft")));
+    assert_eq!(agent.number("gybe_backend{backend=\"nft\"}"), 1.0);
+    std::fs::remove_file(node.root.join("probe/probe.json")).unwrap();
+    node.puts(FILE, PRIMARY);
+    eventually("a heal", || probed(&node) == Some(json!("nft")));
+    assert!(agent.is_ready());
+    // A new agent, and nothing known yet, as after a reboot: nothing is written.
+    drop(agent);
+    let agent = node.agent();
+    assert_eq!(probed(&node), Some(json!("nft")));
+    let (status, text) = agent.get("/readyz");
+    assert!(status == 503 && text.contains("nobody has found out"), "{status} {text}");
+    node.found("a connection was late");
+    node.puts(FILE, PRIMARY);
+    eventually("a verdict", || agent.get("/readyz").1.contains("a connection was late"));
+}

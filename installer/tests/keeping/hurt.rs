@@ -1,0 +1,55 @@
+//! Directories that cannot be written, full disks: told with what helps, and what is there goes on.
+
+use crate::agent::eventually;
+use crate::node::{Node, PRIMARY};
+use std::fs;
+use std::os::unix::fs::symlink;
+
+const FILE: &str = "10-calico.conflist";
+
+#[test]
+fn f37_a_conf_directory_that_is_elsewhere_is_named_with_what_helps() {
+    let mut node = Node::new("elsewhere");
+    node.sets("MOUNTED_CNI_NET_DIR", &node.root.join("none").display().to_string());
+    let mut agent = node.agent();
+    let told = agent.tells("there is no conf directory");
+    assert!(told["hint"].as_str().unwrap().contains("cniConfDir"), "{told}");
+    assert!(node.program("gybe-cni").exists(), "what can be done is done");
+}
+
+#[test]
+fn f13_a_conf_directory_behind_a_link_is_followed_when_the_link_moves() {
+    let mut node = Node::new("link");
+    for folder in ["blue", "green"] {
+        fs::create_dir(node.root.join(folder)).unwrap();
+        fs::write(node.root.join(folder).join(FILE), PRIMARY).unwrap();
+    }
+    let link = node.root.join("link");
+    symlink("blue", &link).unwrap();
+    node.sets("MOUNTED_CNI_NET_DIR", &link.display().to_string());
+    let agent = node.agent();
+    let has_entry = |folder: &str| {
+        fs::read_to_string(node.root.join(folder).join(FILE)).is_ok_and(|text| text.contains("gybe-cni"))
+    };
+    eventually("an entry", || has_entry("blue"));
+    symlink("green", node.root.join("link.new")).unwrap();
+    fs::rename(node.root.join("link.new"), &link).unwrap();
+    eventually("an entry in the other", || has_entry("green"));
+    eventually("peace", || agent.is_ready());
+}
+
+#[test]
+fn f37_a_name_that_is_a_directory_is_told_and_tried_again_without_haste() {
+    let node = Node::new("occupied");
+    node.puts(FILE, PRIMARY);
+    fs::create_dir_all(node.program("gybe-cni").join("not-empty")).unwrap();
+    let mut agent = node.agent();
+    agent.hears(|line| line["level"] == "error");
+    let turns = agent.number("gybe_passes_total");
+    std::thread::sleep(std::time::Duration::from_secs(3));
+    let more = agent.number("gybe_passes_total") - turns;
+    assert!(more <= 6.0, "{more} turns in 3 s: our own attempts wake us");
+    assert!(agent.number("istio_cni_installs_total{result=\"CREATE_CNI_CONFIG_FAILURE\"}") > 0.0);
+    fs::remove_dir_all(node.program("gybe-cni")).unwrap();
+    eventually("peace", || agent.is_ready());
+}

@@ -1,0 +1,65 @@
+//! Out of the chain because the ConfigMap says so, in the order that hurts nobody.
+
+use crate::agent::eventually;
+use crate::node::{Node, PRIMARY};
+
+const FILE: &str = "10-calico.conflist";
+
+#[test]
+fn f29_mode_leave_takes_the_node_out_and_says_when_it_is_done() {
+    let mut node = Node::new("leaves");
+    node.configures(&[("also_as", "istio-iptables")]);
+    node.puts(FILE, PRIMARY);
+    node.sandbox("one", &["calico", "gybe-cni"]);
+    let mut agent = node.agent();
+    eventually("peace", || agent.is_ready() && node.program("istio-iptables").exists());
+    assert_eq!(agent.get("/left"), (503, "not asked to leave\n".to_owned()));
+    assert_eq!(agent.number("gybe_left"), 0.0);
+    node.configures(&[("mode", "leave"), ("also_as", "istio-iptables")]);
+    eventually("the end", || agent.get("/left").0 == 200);
+    assert_eq!(node.text(FILE), PRIMARY, "byte for byte");
+    assert_eq!(node.build("gybe-cni"), "gybe-cni 1", "a sandbox lives, and more may be on their way");
+    assert!(!node.program("gybe").exists() && !node.program("istio-iptables").exists());
+    assert!(agent.get("/left").1.contains("gybe-cni stays"));
+    let (status, text) = agent.get("/readyz");
+    assert!(status == 503 && text.contains("left"), "{status} {text}");
+    assert_eq!(agent.number("gybe_left"), 1.0);
+    agent.tells("left; the plugin stays for sandboxes that live");
+    // The plugin is asked by pods that were on their way, and answered about them.
+    assert!(node.root.join("run/facts.sock").exists());
+    // What somebody puts back goes again.
+    let entry =
+        PRIMARY.replace("calico\"\n    }", "calico\"\n    },\n    {\n      \"type\": \"gybe-cni\"\n    }");
+    node.puts(FILE, &entry);
+    eventually("its end", || node.text(FILE) == PRIMARY);
+    // And all of it can be wanted again.
+    node.configures(&[("mode", "install")]);
+    eventually("peace", || agent.is_ready());
+    assert!(node.entry(FILE).is_some() && node.program("gybe").exists());
+}
+
+#[test]
+fn a_converted_conf_and_a_file_of_our_own_come_back_to_what_was() {
+    let mut node = Node::new("leaves-conf");
+    let single = r#"{"cniVersion":"0.4.0","name":"n","type":"bridge"}"#;
+    node.puts("10-net.conf", single);
+    let agent = node.agent();
+    eventually("a list", || node.entry("10-net.conflist").is_some());
+    node.configures(&[("mode", "leave")]);
+    eventually("the end", || agent.get("/left").0 == 200);
+    assert_eq!(node.text("10-net.conf"), single);
+    let names: Vec<_> =
+        std::fs::read_dir(node.root.join("net.d")).unwrap().map(|it| it.unwrap().file_name()).collect();
+    assert_eq!(names, ["10-net.conf"]);
+}
+
+#[test]
+fn nothing_ours_was_there_and_that_is_left_too() {
+    let mut node = Node::new("leaves-nothing");
+    node.configures(&[("mode", "leave")]);
+    node.puts(FILE, PRIMARY);
+    let agent = node.agent();
+    eventually("the end", || agent.get("/left").0 == 200);
+    assert_eq!(agent.get("/left").1, "left; nothing stays\n");
+    assert_eq!(node.text(FILE), PRIMARY);
+}

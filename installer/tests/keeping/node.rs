@@ -1,0 +1,190 @@
+//! A node of directories, gone when the test ends.
+
+use crate::agent::{Agent, eventually};
+use gybe_installer::install::conflist::Chain;
+use gybe_plugin::probe_cache::this_node;
+use gybe_plugin::probed::{self, VERSION};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+pub(crate) const PRIMARY: &str = "{\n  \"cniVersion\": \"1.0.0\",\n  \"name\": \"k8s-pod-network\",\n  \"plugins\": [\n    {\n      \"type\": \"calico\"\n    }\n  ]\n}\n";
+
+/// Directories of a node, and what an agent on it is given.
+pub(crate) struct Node {
+    pub(crate) root: PathBuf,
+    versions: u32,
+    pub(crate) environment: BTreeMap<String, String>,
+}
+
+impl Node {
+    pub(crate) fn new(test: &str) -> Self {
+        let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("kept-{test}-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&root);
+        for folder in ["net.d", "bin", "cache/results", "image", "config", "account", "probe", "pods"] {
+            fs::create_dir_all(root.join(folder)).unwrap();
+        }
+        let mut node = Self { root, versions: 0, environment: BTreeMap::new() };
+        for (name, folder) in [
+            ("MOUNTED_CNI_NET_DIR", "net.d"),
+            ("MOUNTED_CNI_BIN_DIR", "bin"),
+            ("MOUNTED_CNI_CACHE_DIR", "cache"),
+            ("GYBE_PROGRAMS_DIR", "image"),
+            ("GYBE_CONFIG_DIR", "config"),
+            ("GYBE_SERVICE_ACCOUNT_DIR", "account"),
+            ("GYBE_PROBE_DIR", "probe"),
+            ("GYBE_ISTIO_RUN_DIR", "istio"),
+            ("CNI_AGENT_RUN_DIR", "run"),
+        ] {
+            node.sets(name, &node.root.join(folder).display().to_string());
+        }
+        for (name, value) in [
+            ("HEALTH_ADDRESS", "127.0.0.1:0"),
+            ("MONITORING_ADDRESS", "127.0.0.1:0"),
+            ("POD_NAMESPACE", "gybe-system"),
+        ] {
+            node.sets(name, value);
+        }
+        node.brings("1");
+        node.found("works");
+        node
+    }
+
+    pub(crate) fn sets(&mut self, name: &str, value: &str) {
+        self.environment.insert(name.to_owned(), value.to_owned());
+    }
+
+    /// The image of a version: programs that answer as real ones do, and say which build they are.
+    pub(crate) fn brings(&self, build: &str) {
+        for program in ["gybe", "gybe-cni"] {
+            let path = self.root.join("image").join(program);
+            let answer = r#"{"cniVersion":"1.0.0","supportedVersions":["1.0.0"]}"#;
+            fs::write(&path, format!("#!/bin/sh\n# {program} {build}\necho '{answer}'\n")).unwrap();
+            fs::set_permissions(path, Permissions::from_mode(0o755)).unwrap();
+        }
+    }
+
+    /// What the probe has kept: every backend's plain profile with this finding.
+    pub(crate) fn found(&self, finding: &str) {
+        let node = this_node().unwrap();
+        let profiles: Vec<&str> = gybe_netfilter::probe::Profile::EVERY.iter().map(|it| it.name()).collect();
+        let finding = match finding {
+            "works" => json!({ "finding": "works" }),
+            what => json!({ "finding": "misbehaves", "what": what }),
+        };
+        let of: serde_json::Map<_, _> =
+            profiles.iter().map(|name| ((*name).to_owned(), finding.clone())).collect();
+        let text = json!({
+            "version": VERSION, "boot_id": node.boot, "kernel": node.kernel,
+            "backends": { "nft": of, "iptables-nft": of, "iptables-legacy": of }, "untried": [],
+        });
+        assert!(probed::from_json(&text, &node).is_some(), "{text}");
+        fs::write(self.root.join("probe/probe.json"), text.to_string()).unwrap();
+    }
+
+    /// A version of the ConfigMap, swapped in as the kubelet does it.
+    pub(crate) fn configures(&mut self, files: &[(&str, &str)]) {
+        self.versions += 1;
+        let (config, data) = (self.root.join("config"), format!("..version-{}", self.versions));
+        fs::create_dir(config.join(&data)).unwrap();
+        for (key, text) in files {
+            fs::write(config.join(&data).join(key), text).unwrap();
+            let _ = symlink(Path::new("..data").join(key), config.join(key));
+        }
+        symlink(&data, config.join("..data_tmp")).unwrap();
+        fs::rename(config.join("..data_tmp"), config.join("..data")).unwrap();
+    }
+
+    /// A file of the conf directory, put there in one step, as agents do.
+    pub(crate) fn puts(&self, name: &str, text: &str) {
+        let new = self.root.join("net.d/.another.tmp");
+        fs::write(&new, text).unwrap();
+        fs::rename(new, self.conf(name)).unwrap();
+    }
+
+    pub(crate) fn conf(&self, name: &str) -> PathBuf {
+        self.root.join("net.d").join(name)
+    }
+
+    pub(crate) fn text(&self, name: &str) -> String {
+        fs::read_to_string(self.conf(name)).unwrap_or_default()
+    }
+
+    /// Our entry in a file.
+    pub(crate) fn entry(&self, name: &str) -> Option<Value> {
+        let text = self.text(name);
+        let entry = Chain::read(text.as_bytes()).ok()?.entry("gybe-cni")?.to_vec();
+        serde_json::from_slice(&entry).ok()
+    }
+
+    pub(crate) fn program(&self, name: &str) -> PathBuf {
+        self.root.join("bin").join(name)
+    }
+
+    /// Which build of a program is there.
+    pub(crate) fn build(&self, name: &str) -> String {
+        let text = fs::read_to_string(self.program(name)).unwrap_or_default();
+        text.lines().nth(1).unwrap_or_default().trim_start_matches("# ").to_owned()
+    }
+
+    /// A living sandbox that was made with these plugins, as libcni caches it.
+    pub(crate) fn sandbox(&self, id: &str, plugins: &[&str]) {
+        use base64::prelude::{BASE64_STANDARD, Engine as _};
+        let types: Vec<_> = plugins.iter().map(|plugin| json!({ "type": plugin })).collect();
+        let config =
+            json!({ "cniVersion": "1.0.0", "name": "k8s-pod-network", "plugins": types }).to_string();
+        let result =
+            json!({ "kind": "cniCacheV1", "containerId": id, "config": BASE64_STANDARD.encode(config) });
+        fs::write(self.result(id), result.to_string()).unwrap();
+    }
+
+    pub(crate) fn result(&self, id: &str) -> PathBuf {
+        self.root.join("cache/results").join(format!("k8s-pod-network-{id}-eth0"))
+    }
+
+    /// A pod of this node.
+    pub(crate) fn pod(&self, name: &str) -> PathBuf {
+        let path = self.root.join("pods").join(format!("{name}.json"));
+        let pod = json!({
+            "apiVersion": "v1", "kind": "Pod", "metadata": { "namespace": "istio-system", "name": name, "uid": name },
+            "spec": { "containers": [{ "name": "install-cni" }] },
+        });
+        fs::write(&path, pod.to_string()).unwrap();
+        path
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "the program under test is a program")]
+    pub(crate) fn command(&self) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_gybe"));
+        command.arg("node");
+        // As a pod of a cluster it is told where that is; else manifests take its place.
+        if !self.environment.contains_key("KUBERNETES_NODE_NAME") {
+            command.args(["--install", "--pods-from"]).arg(self.root.join("pods"));
+        }
+        command.env_clear().envs(&self.environment).stdout(Stdio::null()).stderr(Stdio::piped());
+        command
+    }
+
+    /// An agent that has begun.
+    pub(crate) fn started(&self) -> Agent {
+        Agent::of(self.command().spawn().unwrap())
+    }
+
+    /// An agent that has ended its first pass.
+    pub(crate) fn agent(&self) -> Agent {
+        let mut agent = self.started();
+        agent.hears(|line| line["msg"] == "gybe node: listens" && line["for"] == "health");
+        agent.hears(|line| line["msg"] == "gybe node: listens" && line["for"] == "metrics");
+        eventually("a first pass", || !agent.get("/readyz").1.contains("first pass"));
+        agent
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.root);
+    }
+}

@@ -1,0 +1,112 @@
+//! A node that istio-cni keeps becomes ours, and no sandbox of its time is stuck for it.
+
+use crate::agent::eventually;
+use crate::node::{Node, PRIMARY};
+use std::fs;
+use std::os::unix::net::UnixListener;
+
+const FILE: &str = "10-calico.conflist";
+const ISTIO: &str = r#"{ "type": "istio-cni", "plugin_log_level": "info", "ambient_enabled": false }"#;
+
+fn istio(entry: &str) -> String {
+    PRIMARY.replace("calico\"\n    }", &format!("calico\"\n    }},\n    {entry}"))
+}
+
+fn node(test: &str) -> Node {
+    let node = Node::new(test);
+    node.puts(FILE, &istio(ISTIO));
+    fs::write(node.program("istio-cni"), "#!/bin/sh\n# istio-cni 1.30\n").unwrap();
+    node
+}
+
+#[test]
+fn while_istio_cnis_agent_has_a_pod_here_it_is_waited_for_and_then_replaced_in_one_write() {
+    let node = node("take-wait");
+    let pod = node.pod("istio-cni-node-x7x2p");
+    let mut agent = node.agent();
+    agent.tells("istio-cni's agent still runs");
+    let text = agent.get("/readyz").1;
+    assert!(text.contains("istio-cni's agent still runs"), "{text}");
+    assert_eq!((node.text(FILE), agent.number("gybe_istio_cni_agent")), (istio(ISTIO), 1.0));
+    fs::remove_file(pod).unwrap();
+    node.puts("99-other.conf", "{}");
+    eventually("our entry", || node.entry(FILE).is_some());
+    assert!(!node.text(FILE).contains("\"istio-cni\""));
+    assert_eq!(node.build("istio-cni"), "istio-cni 1.30", "what is there is not ours");
+}
+
+#[test]
+fn a_socket_that_listens_is_a_sign_of_life_too() {
+    let node = node("take-socket");
+    fs::create_dir(node.root.join("istio")).unwrap();
+    let socket = node.root.join("istio/log.sock");
+    let listener = UnixListener::bind(&socket).unwrap();
+    let mut agent = node.agent();
+    agent.tells("istio-cni's agent still runs");
+    // A socket that nobody listens at is what a killed one leaves.
+    drop(listener);
+    node.puts("99-other.conf", "{}");
+    eventually("our entry", || node.entry(FILE).is_some());
+    assert!(socket.exists());
+}
+
+#[test]
+fn take_over_now_does_not_wait_and_says_what_will_come_of_it() {
+    let mut node = node("take-now");
+    node.pod("istio-cni-node-x7x2p");
+    node.configures(&[("take_over", "now")]);
+    let mut agent = node.agent();
+    eventually("our entry", || node.entry(FILE).is_some());
+    agent.tells("will write its entry again");
+}
+
+#[test]
+fn f29_when_its_program_goes_ours_answers_for_its_sandboxes_as_long_as_they_live() {
+    let node = node("take-stand-in");
+    node.sandbox("old", &["calico", "istio-cni"]);
+    let agent = node.agent();
+    eventually("our entry", || node.entry(FILE).is_some());
+    // Its agent ends, and takes its program away: somebody has to answer DEL.
+    fs::remove_file(node.program("istio-cni")).unwrap();
+    eventually("a stand-in", || node.build("istio-cni") == "gybe-cni 1");
+    drop(agent);
+    // A newer version of ours is a newer stand-in.
+    node.brings("2");
+    let agent = node.agent();
+    eventually("a newer one", || node.build("istio-cni") == "gybe-cni 2");
+    // The last of its sandboxes is gone.
+    fs::remove_file(node.result("old")).unwrap();
+    drop(agent);
+    let agent = node.agent();
+    eventually("its end", || !node.program("istio-cni").exists());
+    eventually("peace", || agent.is_ready());
+    // The real one comes back, for whatever reason: it is nobody's to touch.
+    fs::write(node.program("istio-cni"), "#!/bin/sh\n# istio-cni 1.31\n").unwrap();
+    node.sandbox("new", &["calico", "istio-cni"]);
+    drop(agent);
+    let agent = node.agent();
+    eventually("peace", || agent.is_ready());
+    assert_eq!(node.build("istio-cni"), "istio-cni 1.31");
+}
+
+#[test]
+fn an_entry_of_the_ambient_mode_is_refused_with_the_reason() {
+    let node = node("take-ambient");
+    let ambient = istio(&ISTIO.replace("false", "true"));
+    node.puts(FILE, &ambient);
+    let mut agent = node.agent();
+    let told = agent.tells("ambient mode");
+    assert!(told["hint"].as_str().unwrap().contains("keep istio-cni"), "{told}");
+    assert_eq!(node.text(FILE), ambient);
+    assert!(!agent.is_ready());
+}
+
+#[test]
+fn put_back_on_request() {
+    let mut node = node("take-back");
+    let agent = node.agent();
+    eventually("our entry", || node.entry(FILE).is_some());
+    node.configures(&[("mode", "leave"), ("put_back_istio", "true")]);
+    eventually("the end", || agent.get("/left").0 == 200);
+    assert_eq!(node.text(FILE), istio(ISTIO), "byte for byte");
+}

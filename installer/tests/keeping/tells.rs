@@ -1,0 +1,137 @@
+//! Health and metrics, as a kubelet, Prometheus and somebody who means harm ask for them.
+
+use crate::agent::{asks, eventually};
+use crate::node::{Node, PRIMARY};
+use serde_json::json;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::net::UnixDatagram;
+use std::time::Instant;
+
+const FILE: &str = "10-calico.conflist";
+
+#[test]
+fn ready_is_a_node_as_wanted_a_probe_that_found_something_and_pods_that_are_known() {
+    let node = Node::new("ready");
+    let agent = node.agent();
+    let missing = |part: &str| {
+        let (status, text) = agent.get("/readyz");
+        status == 503 && text.starts_with("not ready\n") && text.contains(part)
+    };
+    eventually("a reason", || missing("- waiting for the primary plugin's conf file\n"));
+    assert_eq!(agent.get("/healthz"), (200, "ok\n".to_owned()), "to wait is healthy");
+    assert_eq!(agent.number("istio_cni_install_ready"), 0.0);
+    node.puts(FILE, PRIMARY);
+    eventually("peace", || agent.get("/readyz") == (200, "ready\n".to_owned()));
+    assert_eq!(agent.number("istio_cni_install_ready"), 1.0);
+    std::fs::remove_dir_all(node.root.join("pods")).unwrap();
+    assert!(missing("pods"), "{:?}", agent.get("/readyz"));
+    assert_eq!(agent.number("gybe_pods_known"), 0.0);
+}
+
+#[test]
+fn f05_ready_does_not_flap_while_an_ordinary_rewrite_is_healed() {
+    let node = Node::new("flap");
+    node.puts(FILE, PRIMARY);
+    let agent = node.agent();
+    eventually("peace", || agent.is_ready());
+    for n in 0..4 {
+        node.puts(FILE, PRIMARY);
+        while node.entry(FILE).is_none() {
+            assert!(agent.is_ready(), "{n}: {:?}", agent.get("/readyz"));
+        }
+    }
+}
+
+#[test]
+fn what_plugins_tell_of_their_calls_becomes_numbers() {
+    let node = Node::new("numbers");
+    node.puts(FILE, PRIMARY);
+    let mut agent = node.agent();
+    let plugin = UnixDatagram::unbound().unwrap();
+    let log = node.root.join("run/log.sock");
+    for line in [
+        json!({ "msg": "gybe-cni cmdAdd", "level": "info", "verb": "ADD", "decision": "redirect", "took_us": 7000, "facts_us": 400, "rules_us": 5000 }),
+        json!({ "verb": "DEL", "decision": "nothing", "took_us": 300 }),
+        json!({ "verb": "ADD\",pod=\"x", "decision": "redirect", "took_us": 1 }),
+    ] {
+        plugin.send_to(line.to_string().as_bytes(), &log).unwrap();
+    }
+    eventually("a call", || agent.get("/metrics").1.contains("verb=\"DEL\""));
+    assert_eq!(agent.number("gybe_plugin_calls_total{verb=\"ADD\",decision=\"redirect\"}"), 1.0);
+    assert_eq!(agent.number("gybe_plugin_call_seconds_bucket{verb=\"ADD\",phase=\"all\",le=\"0.008\"}"), 1.0);
+    assert_eq!(agent.number("gybe_plugin_call_seconds_sum{verb=\"ADD\",phase=\"rules\"}"), 0.005);
+    agent.tells("gybe-cni cmdAdd");
+    let silent = agent.all().iter().filter(|line| line["verb"] == "DEL").count();
+    assert_eq!(silent, 0, "a line without a message is to be counted only");
+}
+
+#[test]
+fn every_metric_has_its_help_its_type_and_one_value_for_its_labels() {
+    let node = Node::new("format");
+    node.puts(FILE, PRIMARY);
+    let agent = node.agent();
+    let text = agent.get("/metrics").1;
+    let (mut family, mut seen) = (String::new(), std::collections::BTreeSet::new());
+    for line in text.lines() {
+        if let Some(rest) = line.strip_prefix("# HELP ") {
+            family = rest.split(' ').next().unwrap().to_owned();
+            assert!(rest.len() > family.len() + 1, "{line}");
+        } else if let Some(rest) = line.strip_prefix("# TYPE ") {
+            assert!(rest.starts_with(&format!("{family} ")), "{line}");
+        } else {
+            let (name, value) = line.rsplit_once(' ').unwrap();
+            assert!(name.starts_with(&family) && value.parse::<f64>().is_ok(), "{line}");
+            assert!(seen.insert(name.to_owned()), "{name} twice");
+        }
+    }
+    for name in ["istio_cni_installs_total", "istio_cni_install_ready", "istio_cni_plugin_requests_total"] {
+        assert!(seen.iter().any(|there| there.starts_with(name)), "{name}");
+    }
+    let head = asks(&agent.address("metrics"), "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
+    assert!(head.contains("content-type: text/plain; version=0.0.4"), "{head}");
+}
+
+#[test]
+fn a10_callers_that_say_nothing_or_nonsense_keep_nobody_waiting_for_long() {
+    let node = Node::new("callers");
+    node.puts(FILE, PRIMARY);
+    let agent = node.agent();
+    let address = agent.address("health");
+    for (request, status) in [
+        ("POST /readyz HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n", "405"),
+        ("GET /etc/passwd HTTP/1.1\r\nHost: x\r\n\r\n", "404"),
+        ("GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n", "404"),
+        ("nonsense\r\n\r\n", "400"),
+    ] {
+        assert!(asks(&address, request).starts_with(&format!("HTTP/1.1 {status}")), "{request}");
+    }
+    assert!(!asks(&address, &format!("GET /{} HTTP/1.1\r\n\r\n", "x".repeat(20_000))).contains(" 200 "));
+    // More than are answered at once, and none of them asks.
+    let silent: Vec<_> = (0..40).map(|_| TcpStream::connect(&address).unwrap()).collect();
+    let before = Instant::now();
+    assert_eq!(agent.get("/healthz").0, 200);
+    assert!(before.elapsed().as_secs() < 25, "{:?}", before.elapsed());
+    // One that trickles is hung up on as well.
+    let mut slow = TcpStream::connect(&address).unwrap();
+    slow.write_all(b"GET /healthz").unwrap();
+    let mut rest = Vec::new();
+    let _ = slow.read_to_end(&mut rest);
+    drop(silent);
+}
+
+#[test]
+fn a_port_that_somebody_else_has_is_told_and_the_node_is_kept_all_the_same() {
+    let mut node = Node::new("taken");
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    node.sets("HEALTH_ADDRESS", &taken.local_addr().unwrap().to_string());
+    node.sets("MONITORING_PORT", "0");
+    node.sets("MONITORING_ADDRESS", "");
+    node.puts(FILE, PRIMARY);
+    let mut agent = node.started();
+    agent.tells("cannot listen, and tries on");
+    eventually("an entry", || node.entry(FILE).is_some());
+    drop(taken);
+    agent.hears(|line| line["msg"] == "gybe node: listens");
+    eventually("peace", || agent.is_ready());
+}

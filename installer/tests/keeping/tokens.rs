@@ -1,0 +1,121 @@
+//! A kubeconfig on the host, only when it is asked for, and as fresh as its token.
+
+use crate::agent::{Agent, eventually};
+use crate::node::{Node, PRIMARY};
+use base64::prelude::{BASE64_URL_SAFE_NO_PAD, Engine as _};
+use serde_json::Value;
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+const FILE: &str = "10-calico.conflist";
+
+/// A token that is good for so many seconds, and its number.
+fn token(n: u32, seconds: i64) -> String {
+    let now = i64::try_from(SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs()).unwrap();
+    let claims = format!(r#"{{"exp":{},"n":{n}}}"#, now + seconds);
+    format!("eyJhbGciOiJSUzI1NiJ9.{}.c2ln", BASE64_URL_SAFE_NO_PAD.encode(claims))
+}
+
+/// A service account's directory as the kubelet keeps it: swapped whole.
+fn rotates(node: &Node, n: u32, token: &str) {
+    let account = node.root.join("account");
+    let data = account.join(format!("..{n}"));
+    fs::create_dir(&data).unwrap();
+    fs::write(data.join("token"), token).unwrap();
+    fs::write(data.join("ca.crt"), "-----BEGIN CERTIFICATE-----\n").unwrap();
+    for file in ["token", "ca.crt"] {
+        let _ = symlink(format!("..data/{file}"), account.join(file));
+    }
+    symlink(format!("..{n}"), account.join("..data_tmp")).unwrap();
+    fs::rename(account.join("..data_tmp"), account.join("..data")).unwrap();
+}
+
+fn node(test: &str, source: &str) -> Node {
+    let mut node = Node::new(test);
+    node.sets("KUBERNETES_SERVICE_HOST", "fd00::1");
+    node.sets("KUBERNETES_SERVICE_PORT", "6443");
+    node.configures(&[("pod_source", source)]);
+    node.puts(FILE, PRIMARY);
+    node
+}
+
+fn kubeconfig(node: &Node) -> Option<Value> {
+    let text = fs::read_to_string(node.root.join("run/kubeconfig")).ok()?;
+    serde_saphyr::from_str(&text).ok()
+}
+
+fn told_token(node: &Node) -> Option<String> {
+    Some(kubeconfig(node)?["users"][0]["user"]["token"].as_str()?.to_owned())
+}
+
+fn is_named(node: &Node) -> bool {
+    let path = node.root.join("run/kubeconfig").display().to_string();
+    node.entry(FILE).is_some_and(|entry| entry["facts"]["kubeconfig"] == path)
+}
+
+#[test]
+fn f02_a_rotated_token_is_in_the_kubeconfig_at_once_and_ready_does_not_flap() {
+    let node = node("token", "api");
+    rotates(&node, 0, &token(0, 3600));
+    let agent = node.agent();
+    eventually("peace", || agent.is_ready() && is_named(&node));
+    let mode = fs::metadata(node.root.join("run/kubeconfig")).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode, 0o600);
+    assert_eq!(kubeconfig(&node).unwrap()["clusters"][0]["cluster"]["server"], "https://[fd00::1]:6443");
+    let before = node.text(FILE);
+    for n in 1..=10 {
+        let fresh = token(n, 3600);
+        rotates(&node, n, &fresh);
+        eventually("the fresh token", || {
+            assert!(agent.is_ready());
+            told_token(&node).as_ref() == Some(&fresh)
+        });
+    }
+    assert_eq!(node.text(FILE), before, "the chain has nothing to do with it");
+    assert!(agent.number("gybe_kubeconfig_token_seconds") > 3000.0);
+}
+
+#[test]
+fn no_token_is_on_the_host_unless_it_is_asked_for() {
+    let mut node = node("no-token", "agent");
+    rotates(&node, 0, &token(0, 3600));
+    let agent = node.agent();
+    eventually("peace", || agent.is_ready());
+    assert_eq!(kubeconfig(&node), None);
+    node.configures(&[("pod_source", "api")]);
+    eventually("a kubeconfig", || kubeconfig(&node).is_some() && is_named(&node));
+    node.configures(&[("pod_source", "agent")]);
+    eventually("none", || kubeconfig(&node).is_none() && !is_named(&node));
+    node.configures(&[("pod_source", "api")]);
+    eventually("a kubeconfig", || kubeconfig(&node).is_some());
+    drop(agent);
+    assert!(kubeconfig(&node).is_some(), "it serves while nobody is there");
+    // A cut-off one, whoever did it, is whole again after the start.
+    fs::write(node.root.join("run/kubeconfig"), "").unwrap();
+    let _agent = node.agent();
+    eventually("a kubeconfig", || kubeconfig(&node).is_some());
+}
+
+#[test]
+fn f02_a_token_that_ends_is_told_before_it_hurts_and_no_line_holds_one() {
+    let node = node("ends-token", "api");
+    rotates(&node, 0, &token(0, 200));
+    let mut agent = node.agent();
+    agent.tells("ends soon, and no newer one has come");
+    rotates(&node, 1, &token(1, -5));
+    agent.tells("has expired");
+    rotates(&node, 2, "");
+    agent.tells("is empty");
+    let told_before = token(1, 0).split('.').next().unwrap().to_owned();
+    assert!(told_token(&node).unwrap().starts_with(&told_before), "the last one stays");
+    assert!(node.entry(FILE).is_some(), "a token's fault keeps nobody from the chain");
+    eventually("a word", || agent.get("/readyz").1.contains("is empty"));
+    rotates(&node, 3, &token(3, 3600));
+    eventually("peace", || agent.is_ready());
+    assert!(!agent_text(&mut agent).contains("eyJ"), "no secret is told");
+}
+
+fn agent_text(agent: &mut Agent) -> String {
+    agent.all().iter().map(ToString::to_string).collect()
+}

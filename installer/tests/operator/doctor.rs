@@ -1,0 +1,262 @@
+//! What `gybe doctor` says of nodes that are well, and of nodes that are not: each case one thing wrong.
+
+use crate::node::{LIST, Node, SINGLE};
+use serde_json::Value;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::net::UnixListener;
+
+/// Installed, with pods known by manifests: such a node needs no agent.
+fn well() -> Node {
+    let node = Node::with(&[("10-calico.conflist", LIST)]);
+    assert_eq!(node.install("--pods-from /etc/gybe/pods").code, 0);
+    node
+}
+
+/// What is said about that, with this word for how it is.
+fn found(told: &Value, about: &str, state: &str) -> Vec<(String, String)> {
+    let all = told["findings"].as_array().unwrap().iter();
+    let these = all.filter(|it| it["about"] == about && it["state"] == state);
+    let text = |it: &Value, key: &str| it[key].as_str().unwrap_or_default().to_owned();
+    these.map(|it| (text(it, "says"), text(it, "remedy"))).collect()
+}
+
+/// The one thing that is wrong: about what, what is said, what to do.
+fn wrong(node: &Node, words: &str) -> (String, String, String) {
+    let said = node.doctor(format!("{words} --json").trim_start());
+    assert_eq!(said.code, 1, "{said:?}");
+    let told = said.json();
+    let all = told["findings"].as_array().unwrap().iter();
+    let wrong: Vec<&Value> = all.filter(|it| it["state"] == "wrong").collect();
+    assert_eq!(wrong.len(), 1, "{wrong:#?}");
+    let text = |key: &str| wrong[0][key].as_str().unwrap().to_owned();
+    (text("about"), text("says"), text("remedy"))
+}
+
+#[test]
+fn a_node_that_is_well_is_explained_and_nothing_is_wrong() {
+    let node = well();
+    let before = (node.networks(), node.programs(), node.files("run"));
+    let said = node.doctor("");
+    assert_eq!((said.code, said.err.as_str()), (0, ""), "{said:?}");
+    for line in [
+        "ok     containerd and CRI-O take 10-calico.conflist: network k8s-pod-network of calico, portmap, gybe-cni\n",
+        "ok     gybe-cni is last in 10-calico.conflist, as wanted\n",
+        "ok     gybe-cni answers VERSION\n",
+        "note   no agent is asked: pods are known by the manifests in /etc/gybe/pods\n",
+        "note   the entry says auto; nothing has been found out yet\n",
+        "\nnothing is wrong\n",
+    ] {
+        assert!(said.out.contains(line), "{line} in {}", said.out);
+    }
+    assert_eq!((node.networks(), node.programs(), node.files("run")), before, "it changes nothing");
+    let told = node.doctor("--json").json();
+    assert_eq!(told["well"], true);
+    assert_eq!(found(&told, "programs", "ok").len(), 3);
+}
+
+#[test]
+fn every_shape_is_known_as_well() {
+    for (shape, says) in [
+        ("dropin", "gybe-cni is last in 10-calico.conflist (as a drop-in), as wanted"),
+        ("standalone", "gybe-cni is a network of its own in YYY-gybe-cni.conf, for Multus to call"),
+    ] {
+        let node = Node::with(&[("10-calico.conflist", LIST)]);
+        assert_eq!(node.install(&format!("--shape {shape} --pods-from /p")).code, 0);
+        let said = node.doctor("--json");
+        assert_eq!(said.code, 0, "{shape}: {said:?}");
+        assert!(found(&said.json(), "chain", "ok").iter().any(|(it, _)| it == says), "{shape}: {said:?}");
+    }
+}
+
+#[test]
+fn what_is_wrong_with_the_chain_is_told_with_what_to_do() {
+    let node = well();
+    node.put("00-new.conflist", LIST);
+    let (about, says, remedy) = wrong(&node, "");
+    assert_eq!(about, "chain");
+    assert_eq!(says, "gybe-cni is in 10-calico.conflist, and the runtime takes 00-new.conflist");
+    assert!(remedy.contains("run gybe install"), "{remedy}");
+    fs::remove_file(node.conf("00-new.conflist")).unwrap();
+
+    node.put("10-calico.conflist", &LIST.replace("calico\"", "cilium-cni\""));
+    let (_, says, remedy) = wrong(&node, "");
+    assert_eq!(says, "gybe-cni is not in 10-calico.conflist: new pods are not redirected");
+    assert!(remedy.contains("cni.exclusive=false"), "{remedy}");
+
+    let behind = r#"{"name":"n","plugins":[{"type":"a"},{"type":"gybe-cni","facts":{"directory":"/p"},"capabilities":{"io.kubernetes.cri.pod-annotations":true}},{"type":"bandwidth"}]}"#;
+    node.put("10-calico.conflist", behind);
+    let (_, says, _) = wrong(&node, "");
+    assert_eq!(says, "gybe-cni is wanted last in 10-calico.conflist, and bandwidth comes behind it");
+}
+
+#[test]
+fn f06_a_file_that_stops_containerd_is_named_and_one_behind_is_a_note() {
+    let node = well();
+    node.put("99-broken.conflist", "{");
+    let told = node.doctor("--json");
+    assert_eq!(told.code, 0, "{told:?}");
+    let notes = found(&told.json(), "chain", "note");
+    assert!(notes[0].0.starts_with("99-broken.conflist cannot be loaded: it is not JSON"), "{notes:?}");
+    node.put("00-broken.conf", "{}");
+    let told = node.doctor("--json").json();
+    let wrong = found(&told, "chain", "wrong");
+    assert_eq!(wrong[0].0, "00-broken.conf cannot be loaded: its plugin 0 has no type");
+    assert!(wrong[0].1.starts_with("containerd loads nothing while it is there"), "{wrong:?}");
+    assert!(wrong[1].0.starts_with("containerd has no network"), "{wrong:?}");
+    let taken = found(&told, "chain", "ok");
+    assert!(taken[0].0.starts_with("CRI-O takes 10-calico.conflist"), "{taken:?}");
+}
+
+#[test]
+fn what_the_plugin_would_refuse_in_its_entry_is_found_before_a_pod_is() {
+    let node = well();
+    let text = fs::read_to_string(node.conf("10-calico.conflist")).unwrap();
+    node.put("10-calico.conflist", &text.replace("\"auto\"", "\"nftt\""));
+    let (about, says, _) = wrong(&node, "");
+    assert_eq!(about, "entry");
+    assert!(says.contains("backend is \"nftt\"") && says.contains("GYBE-ADD-009"), "{says}");
+    node.put("10-calico.conflist", &text.replace("io.kubernetes.cri.pod-annotations", "portMappings"));
+    let (_, says, _) = wrong(&node, "");
+    assert!(says.contains("does not ask for io.kubernetes.cri.pod-annotations"), "{says}");
+    node.put("10-calico.conflist", &text.replace("\"kubeconfig\": \"\"", "\"kubeconfig\": \"/no/such\""));
+    let (_, says, _) = wrong(&node, "");
+    assert_eq!(says, "the kubeconfig /no/such cannot be read: No such file or directory");
+}
+
+#[test]
+fn f10_a_plugin_that_does_not_run_or_that_others_may_write_is_told() {
+    let node = well();
+    node.program("opt/cni/bin/gybe-cni", "#!/bin/sh\nexit 1\n");
+    let (about, says, _) = wrong(&node, "");
+    assert_eq!(about, "programs");
+    assert_eq!(says, "gybe-cni does not run: it ended with exit status: 1");
+    node.program("opt/cni/bin/gybe-cni", "\u{7f}ELF cut off");
+    let (_, says, _) = wrong(&node, "");
+    assert!(says.starts_with("gybe-cni does not run: it cannot be run"), "{says}");
+    assert_eq!(node.install("--pods-from /p").code, 0);
+    let plugin = node.root.join("opt/cni/bin/gybe-cni");
+    fs::set_permissions(&plugin, Permissions::from_mode(0o777)).unwrap();
+    let (_, says, remedy) = wrong(&node, "");
+    assert!(says.starts_with("gybe-cni may be written by others: mode 0777"), "{says}");
+    assert!(remedy.contains("root on this node"), "{remedy}");
+    fs::remove_file(plugin).unwrap();
+    let (_, says, _) = wrong(&node, "");
+    assert_eq!(says, "there is no program gybe-cni, and a conf file or a living sandbox may name it");
+}
+
+#[test]
+fn an_agent_that_is_away_gone_or_talks_nonsense_is_told_apart() {
+    let node = Node::with(&[("10-calico.conflist", LIST)]);
+    assert_eq!(node.install("").code, 0);
+    let socket = node.root.join("run/gybe/facts.sock");
+    let text = fs::read_to_string(node.conf("10-calico.conflist")).unwrap();
+    node.put("10-calico.conflist", &text.replace("/run/gybe/facts.sock", &socket.display().to_string()));
+    let (about, says, remedy) = wrong(&node, "");
+    assert_eq!(about, "agent");
+    assert!(says.contains("is not there, so new pods of the mesh are refused for now"), "{says}");
+    assert!(remedy.contains("gybe-node"), "{remedy}");
+    drop(UnixListener::bind(&socket).unwrap());
+    assert!(wrong(&node, "").1.contains("is gone"));
+    fs::remove_file(&socket).unwrap();
+    let listener = UnixListener::bind(&socket).unwrap();
+    let nonsense = std::thread::spawn(move || {
+        let (mut caller, _) = listener.accept().unwrap();
+        std::io::Write::write_all(&mut caller, b"HTTP/1.1 400 Bad Request\n").unwrap();
+    });
+    assert!(wrong(&node, "").1.contains("does not answer as it should"));
+    nonsense.join().unwrap();
+}
+
+#[test]
+fn f37_directories_of_another_kind_of_node_are_told_with_its_own() {
+    let node = well();
+    fs::create_dir_all(node.root.join("etc")).unwrap();
+    fs::write(node.root.join("etc/os-release"), "ID=cos\n").unwrap();
+    let said = node.doctor("--json");
+    assert_eq!(said.code, 1, "{said:?}");
+    let told = said.json();
+    let wrong = found(&told, "directories", "wrong");
+    assert!(wrong[0].0.ends_with("home/kubernetes/bin"), "{wrong:?}");
+    assert!(wrong[0].1.contains(
+        "on GKE's Container-Optimized OS the runtime looks in /etc/cni/net.d and /home/kubernetes/bin"
+    ));
+    let said = node.doctor("--bin-dir ROOT/opt/cni/bin --json");
+    assert_eq!(said.code, 0, "{said:?}");
+    let notes = found(&said.json(), "directories", "note");
+    assert!(notes[0].0.starts_with("these are not the directories of GKE's"), "{notes:?}");
+}
+
+#[test]
+fn f13_a_linked_conf_directory_and_a_runtime_that_lost_its_watch_are_told() {
+    let node = well();
+    fs::rename(node.root.join("etc/cni/net.d"), node.root.join("etc/cni/real")).unwrap();
+    symlink("real", node.root.join("etc/cni/net.d")).unwrap();
+    let notes = found(&node.doctor("--json").json(), "directories", "note");
+    assert!(notes[0].0.ends_with("net.d is a link to real") && notes[0].1.contains("restart"), "{notes:?}");
+    // As /proc shows a containerd, whose watch is on this inode.
+    let process = node.root.join("proc/77");
+    for folder in ["fd", "fdinfo"] {
+        fs::create_dir_all(process.join(folder)).unwrap();
+    }
+    fs::write(process.join("comm"), "containerd\n").unwrap();
+    symlink("anon_inode:inotify", process.join("fd/9")).unwrap();
+    let inode = std::os::unix::fs::MetadataExt::ino(&fs::metadata(node.root.join("etc/cni/net.d")).unwrap());
+    let watches = |inode: u64| {
+        fs::write(
+            process.join("fdinfo/9"),
+            format!("pos:\t0\nflags:\t02004000\ninotify wd:1 ino:{inode:x} sdev:800001\n"),
+        )
+        .unwrap();
+    };
+    watches(inode);
+    let told = node.doctor("--json").json();
+    assert_eq!(found(&told, "watching", "ok")[1].0, "containerd (process 77) watches the conf directory");
+    watches(inode + 1);
+    let (about, says, remedy) = wrong(&node, "");
+    assert_eq!(about, "watching");
+    assert!(
+        says.contains("it was removed and made anew") && remedy.starts_with("restart containerd"),
+        "{says}"
+    );
+}
+
+#[test]
+fn another_meshs_leavings_are_told() {
+    let node = well();
+    fs::create_dir_all(node.root.join("var/run/istio-cni")).unwrap();
+    fs::write(node.root.join("var/run/istio-cni/istio-cni-kubeconfig"), "token: x").unwrap();
+    node.program("opt/cni/bin/istio-cni", "#!/bin/sh\n");
+    let told = node.doctor("--json").json();
+    let notes = found(&told, "others", "note");
+    assert!(notes[0].0.contains("istio-cni-kubeconfig") && notes[0].1.contains("token"), "{notes:?}");
+    assert_eq!(notes[1].0, "the program istio-cni is there");
+    let text = fs::read_to_string(node.conf("10-calico.conflist")).unwrap();
+    node.put("10-calico.conflist", &text.replace("\"portmap\"", "\"istio-cni\""));
+    let (about, says, _) = wrong(&node, "");
+    assert_eq!(about, "others");
+    assert!(says.contains("has an istio-cni entry beside ours: both redirect"), "{says}");
+}
+
+#[test]
+fn f29_what_an_uninstall_has_left_is_told_with_how_to_finish() {
+    let node = Node::with(&[("10-db.conf", SINGLE)]);
+    let nothing = node.doctor("--json");
+    assert_eq!(nothing.code, 0, "{nothing:?}");
+    assert_eq!(
+        found(&nothing.json(), "chain", "note")[0].0,
+        "gybe-cni is in no conf file: Gybe is not installed on this node"
+    );
+    node.install("--pods-from /p");
+    node.sandbox("n-cart-eth0", &["bridge", "gybe-cni"]);
+    node.uninstall("");
+    let left = |says: &str| {
+        let notes = found(&node.doctor("--json").json(), "leftovers", "note");
+        assert!(notes[0].0.contains(says) && notes[0].1.contains("gybe uninstall"), "{notes:?}");
+    };
+    left("has to stay: sandboxes of before still name it");
+    node.end_sandbox("n-cart-eth0");
+    left("no sandbox names it");
+    fs::remove_dir(node.root.join("var/lib/cni/results")).unwrap();
+    left("which sandboxes still name it cannot be told");
+}

@@ -1,0 +1,67 @@
+//! Taking istio-cni's place by hand, and giving it back.
+
+use crate::node::Node;
+use std::fs;
+
+const THEIRS: &str = "{\n  \"name\": \"net\",\n  \"plugins\": [\n    {\n      \"type\": \"calico\"\n    },\n    {\n      \"type\": \"istio-cni\",\n      \"log_level\": \"info\"\n    }\n  ]\n}\n";
+
+#[test]
+fn an_istio_cni_entry_is_replaced_when_the_operator_says_so_and_comes_back_on_request() {
+    let node = Node::with(&[("10-calico.conflist", THEIRS)]);
+    node.program("opt/cni/bin/istio-cni", "#!/bin/sh\necho theirs\n");
+    let waits = node.install("");
+    assert_eq!(waits.code, 1, "{waits:?}");
+    assert!(waits.out.contains("10-calico.conflist has an istio-cni entry"), "{}", waits.out);
+    assert_eq!(node.install("--take-over now").code, 0);
+    let ours = fs::read_to_string(node.conf("10-calico.conflist")).unwrap();
+    assert!(ours.contains("gybe-cni") && !ours.contains("istio-cni\""), "{ours}");
+    assert_eq!(node.uninstall("--put-back-istio").code, 0);
+    assert_eq!(fs::read_to_string(node.conf("10-calico.conflist")).unwrap(), THEIRS);
+    assert_eq!(node.networks().len(), 1);
+    assert_eq!(node.uninstall("--put-back-istio --json").json()["finished"], true);
+    assert_eq!(node.programs(), ["istio-cni"]);
+}
+
+/// Its agent takes its program along, and sandboxes of before will ask for it.
+#[test]
+fn f29_a_stand_in_answers_for_istio_cni_and_goes_with_the_last_sandbox() {
+    let node = Node::with(&[("10-calico.conflist", THEIRS)]);
+    node.sandbox("n-old-eth0", &["calico", "istio-cni"]);
+    assert_eq!(node.install("--take-over now").code, 0);
+    assert_eq!(node.programs(), ["gybe", "gybe-cni", "istio-cni"]);
+    // An upgrade replaces the plugin, and not what stands in.
+    node.program("image/gybe-cni", &crate::node::plugin("2"));
+    assert_eq!(node.install("--take-over now").code, 0);
+    let told = node.uninstall("--json").json();
+    let stays: Vec<&str> =
+        told["stays"].as_array().unwrap().iter().filter_map(|it| it["program"].as_str()).collect();
+    assert_eq!(stays, ["gybe-cni", "istio-cni"], "{told}");
+    let told = node.uninstall("--json").json();
+    assert_eq!(
+        (&told["finished"], &told["stays"][0]["program"]),
+        (&false.into(), &"istio-cni".into()),
+        "{told}"
+    );
+    node.end_sandbox("n-old-eth0");
+    assert_eq!(node.uninstall("--json").json()["finished"], true);
+    assert!(node.programs().is_empty());
+}
+
+#[test]
+fn under_the_name_istio_cni_taint_nothing_is_done_and_that_is_said() {
+    let node = Node::new();
+    let path = node.root.join("istio-cni-taint");
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_gybe"), &path).unwrap();
+    for words in [&[][..], &["--help"], &["doctor"], &["istio-iptables", "-p", "15001"]] {
+        #[allow(clippy::disallowed_methods, reason = "the program under test, by another name")]
+        let ran = std::process::Command::new(&path).args(words).output().unwrap();
+        assert_eq!((ran.status.code(), ran.stdout.len()), (Some(2), 0), "{words:?}");
+        let err = String::from_utf8(ran.stderr).unwrap();
+        assert!(
+            err.starts_with(
+                "gybe: istio-cni-taint is not part of this version of gybe, and no node's taint was changed\n"
+            ),
+            "{err}"
+        );
+    }
+}

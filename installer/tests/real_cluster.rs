@@ -1,0 +1,89 @@
+//! The agent's client against a real cluster, which it only reads: the one that `KUBECONFIG` means, and
+//! of that the node `GYBE_NODE`, or any. `make test-cluster`.
+#![cfg(test)]
+
+use gybe_installer::kube::{Cluster, Fate, WatchedPods, daemonset_fate, node_labels, pod_facts};
+use gybe_installer::node::Pods;
+use gybe_plugin::facts::wire::{self, Answer};
+use serde_json::{Value, json};
+use std::path::PathBuf;
+use std::thread;
+use std::time::{Duration, Instant};
+
+fn kubeconfig() -> PathBuf {
+    std::env::var_os("KUBECONFIG").map(PathBuf::from).unwrap_or_else(|| {
+        panic!("these tests need a cluster to read: KUBECONFIG=$HOME/.kube/config make test-cluster")
+    })
+}
+
+fn cluster() -> Cluster {
+    Cluster::Kubeconfig(kubeconfig())
+}
+
+fn soon() -> Instant {
+    Instant::now() + Duration::from_secs(10)
+}
+
+/// What another client reads.
+fn read(path: &str) -> Value {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build().unwrap();
+    runtime.block_on(async {
+        let kubeconfig = kube::config::Kubeconfig::read_from(kubeconfig()).unwrap();
+        let config = kube::Config::from_custom_kubeconfig(kubeconfig, &Default::default()).await.unwrap();
+        let client = kube::Client::try_from(config).unwrap();
+        client.request(hyper::Request::get(path).body(Vec::new()).unwrap()).await.unwrap()
+    })
+}
+
+fn node() -> String {
+    let any = || {
+        let pods = read("/api/v1/pods?limit=100");
+        let node = pods["items"].as_array().unwrap().iter().find_map(|pod| pod["spec"]["nodeName"].as_str());
+        node.expect("some pod of the cluster runs on a node").to_owned()
+    };
+    std::env::var("GYBE_NODE").unwrap_or_else(|_| any())
+}
+
+fn question(pod: &Value) -> String {
+    let metadata = &pod["metadata"];
+    let [namespace, name, uid] = ["namespace", "name", "uid"].map(|key| metadata[key].clone());
+    json!({ "version": 1, "namespace": namespace, "name": name, "uid": uid }).to_string()
+}
+
+#[test]
+fn every_pod_of_a_node_is_known_and_told_as_the_api_server_has_it() {
+    let node = node();
+    let watched = WatchedPods::start(&cluster(), &node).unwrap();
+    let until = soon();
+    while !watched.state().synced {
+        assert!(Instant::now() < until, "{:?}", watched.state());
+        thread::sleep(Duration::from_millis(10));
+    }
+    let pods = read(&format!("/api/v1/pods?fieldSelector=spec.nodeName%3D{node}"));
+    let pods = pods["items"].as_array().unwrap();
+    assert!(!pods.is_empty(), "node {node} has no pod to ask about");
+    for pod in pods {
+        let asked = wire::asked(question(pod).as_bytes()).unwrap();
+        let before = Instant::now();
+        let answer = watched.answer(&asked, soon());
+        assert!(before.elapsed() < Duration::from_millis(250), "{asked}: {:?}", before.elapsed());
+        let alone = pod_facts(&cluster(), question(pod).as_bytes(), soon()).unwrap();
+        assert_eq!(answer, wire::answered(alone.as_bytes()).unwrap(), "{asked}");
+        assert!(matches!(answer, Answer::Pod(facts) if pod["metadata"]["uid"] == facts.uid), "{asked}");
+    }
+}
+
+#[test]
+fn what_is_not_there_is_not_told() {
+    let watched = WatchedPods::start(&cluster(), &node()).unwrap();
+    let nobody = json!({ "metadata": { "namespace": "default", "name": "gybe-test-nobody", "uid": "u" } });
+    let asked = wire::asked(question(&nobody).as_bytes()).unwrap();
+    assert_eq!(watched.answer(&asked, soon()), Answer::Unknown);
+    assert_eq!(daemonset_fate(&cluster(), "default", "gybe-test-nobody", soon()), Fate::Gone);
+}
+
+#[test]
+fn a_node_tells_its_labels() {
+    let labels = node_labels(&cluster(), &node(), soon()).unwrap();
+    assert_eq!(labels.get("kubernetes.io/os").map(String::as_str), Some("linux"), "{labels:?}");
+}

@@ -1,0 +1,193 @@
+//! Nodes that are ill in ways a directory of files cannot show: mounts, limits, refusals; and one that
+//! is well, with the real programs and a living agent.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a test that meets what it did not expect has nothing better to do; JSON that lacks a member is null"
+)]
+
+use gybe_integration::add::Place;
+use gybe_integration::programs::{Run, path_of_ours};
+use serde_json::Value;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+
+const LIST: &str = r#"{"cniVersion":"1.0.0","name":"net","plugins":[{"type":"bridge"}]}"#;
+
+/// A node's root directory, with the primary's file in it; the programs are the real ones.
+struct Node(Place);
+
+impl Node {
+    fn new(test: &str) -> Self {
+        let place = Place::new(&format!("doctor-{test}")).unwrap();
+        for folder in ["etc/cni/net.d", "opt/cni/bin", "var/lib/cni/results"] {
+            fs::create_dir_all(place.path().join("root").join(folder)).unwrap();
+        }
+        fs::write(place.path().join("root/etc/cni/net.d/10-net.conflist"), LIST).unwrap();
+        Self(place)
+    }
+
+    /// Runs a shell command: `ROOT` is the node's root, `GYBE` the program, `/run` its own.
+    fn sh(&self, command: &str) -> Run {
+        let root = self.0.path().join("root").display().to_string();
+        let gybe = path_of_ours("gybe").unwrap().display().to_string();
+        self.0.sh(&command.replace("ROOT", &root).replace("GYBE", &gybe), "").unwrap()
+    }
+
+    fn installed(test: &str) -> Self {
+        let node = Self::new(test);
+        let ran = node.sh("exec GYBE install --root ROOT --pods-from /pods");
+        assert_eq!(ran.code, Some(0), "{ran:#?}");
+        node
+    }
+
+    /// What is wrong, said with what to do, after that has been done to the node.
+    fn wrong_after(&self, done: &str) -> Vec<String> {
+        let ran = self.sh(&format!("{done} GYBE doctor --root ROOT --json"));
+        assert_eq!(ran.code, Some(1), "{ran:#?}");
+        let told: Value = serde_json::from_str(&ran.out).unwrap();
+        let wrong = told["findings"].as_array().unwrap().iter().filter(|it| it["state"] == "wrong");
+        wrong
+            .map(|it| format!("{} -> {}", it["says"].as_str().unwrap(), it["remedy"].as_str().unwrap()))
+            .collect()
+    }
+}
+
+fn assert_only(wrong: &[String], parts: &[&str]) {
+    assert_eq!(wrong.len(), 1, "{wrong:#?}");
+    for part in parts {
+        assert!(wrong[0].contains(part), "{part} in {wrong:#?}");
+    }
+}
+
+#[test]
+fn f11_a_mount_that_is_read_only_full_or_noexec_is_named() {
+    let node = Node::installed("mounts");
+    // The same files on a file system of the test's own, which is then made unfit.
+    let on = |folder: &str, options: &str, then: &str| {
+        format!(
+            "cp -a ROOT/{folder} ROOT/kept && mount -t tmpfs -o {options} ill ROOT/{folder} && cp -a ROOT/kept/. ROOT/{folder} \
+             && rm -r ROOT/kept && {then};"
+        )
+    };
+    let read_only = on("opt/cni/bin", "size=512m", "mount -o remount,ro ROOT/opt/cni/bin");
+    let wrong = node.wrong_after(&read_only);
+    assert_only(
+        &wrong,
+        &["root/opt/cni/bin (tmpfs), which is read-only", "name others with --conf-dir and --bin-dir"],
+    );
+    let wrong = node.wrong_after(&on("etc/cni/net.d", "size=64k", "true"));
+    assert_only(&wrong, &["root/etc/cni/net.d (tmpfs) has ", "KiB left", "make room"]);
+    let wrong = node.wrong_after(&on("etc/cni/net.d", "nr_inodes=3", "touch ROOT/etc/cni/net.d/x"));
+    assert_only(&wrong, &["has no inodes left", "df -i"]);
+    let wrong = node.wrong_after(&on("opt/cni/bin", "size=512m", "mount -o remount,noexec ROOT/opt/cni/bin"));
+    assert_eq!(wrong.len(), 2, "{wrong:#?}");
+    assert!(wrong[0].contains("(tmpfs), which is mounted noexec"), "{wrong:#?}");
+    assert!(wrong[1].starts_with("gybe-cni does not run: it cannot be run: Permission denied"), "{wrong:#?}");
+}
+
+/// The install keeps what is there, and says which mount to look at.
+#[test]
+fn f11_an_install_onto_a_full_mount_keeps_what_serves_and_says_so() {
+    let node = Node::new("full");
+    let ran = node.sh("mount -t tmpfs -o size=64k full ROOT/opt/cni/bin && exec GYBE install --root ROOT");
+    assert_eq!(ran.code, Some(1), "{ran:#?}");
+    assert!(ran.out.contains("opt/cni/bin") && ran.out.contains("file system is full"), "{}", ran.out);
+    assert!(ran.out.ends_with("this node is not as wanted\n"), "{}", ran.out);
+    assert_eq!(fs::read_to_string(node.0.path().join("root/etc/cni/net.d/10-net.conflist")).unwrap(), LIST);
+}
+
+/// The limit of a user namespace of the test's own.
+#[test]
+fn f12_exhausted_inotify_is_told_with_the_limit_to_raise() {
+    let node = Node::installed("inotify");
+    let inside = "echo 0 > /proc/sys/user/max_inotify_instances && GYBE doctor --root ROOT --json";
+    let ran = node.sh(&format!("exec unshare --user --map-root-user sh -c '{inside}'"));
+    let told: Value = serde_json::from_str(&ran.out).unwrap();
+    let wrong = told["findings"].as_array().unwrap().iter().find(|it| it["about"] == "watching").unwrap();
+    assert_eq!(wrong["state"], "wrong", "{told:#}");
+    assert!(wrong["says"].as_str().unwrap().starts_with("inotify is exhausted"), "{wrong}");
+    assert_eq!(wrong["remedy"], "raise fs.inotify.max_user_instances; the runtime needs it too");
+}
+
+/// Root without CAP_DAC_OVERRIDE is refused as by a security module.
+#[test]
+fn f36_what_root_is_refused_is_told_as_a_security_modules_doing() {
+    let node = Node::installed("refused");
+    let refused =
+        "chown 1000 ROOT/etc/cni/net.d && chmod 0700 ROOT/etc/cni/net.d && exec setpriv --bounding-set=-all";
+    let wrong = node.wrong_after(refused);
+    assert_only(&wrong, &["conf directory", "cannot be read: Permission denied", "SELinux", "AppArmor"]);
+}
+
+/// An agent beside the test, gone with it.
+struct Agent(Child);
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn agent(node: &Node) -> Agent {
+    let socket = node.0.run().join("gybe/facts.sock");
+    #[expect(clippy::disallowed_methods, reason = "an agent runs beside the test, not to its end")]
+    let mut command = Command::new(path_of_ours("gybe").unwrap());
+    command.args(["node", "--pods-from"]).arg(node.0.path()).arg("--socket").arg(socket);
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut first = String::new();
+    BufReader::new(child.stderr.take().unwrap()).read_line(&mut first).unwrap();
+    assert!(first.contains("serving"), "{first}");
+    Agent(child)
+}
+
+#[test]
+fn a_node_with_everything_in_its_place_is_well() {
+    let node = Node::new("well");
+    fs::create_dir_all(node.0.run().join("gybe")).unwrap();
+    let agent = agent(&node);
+    let ran =
+        node.sh("GYBE probe >&2 && GYBE install --root ROOT --backend auto && exec GYBE doctor --root ROOT");
+    assert_eq!(ran.code, Some(0), "{ran:#?}");
+    for line in [
+        "ok     the node agent answers at /run/gybe/facts.sock\n",
+        "ok     the plugin's log is heard at /run/gybe/log.sock\n",
+        "ok     the entry says auto; nft writes: auto: nft does everything\n",
+        "ok     gybe-cni answers VERSION\n",
+        "\nnothing is wrong\n",
+    ] {
+        assert!(ran.out.contains(line), "{line} in {}", ran.out);
+    }
+    let entry = fs::read_to_string(node.0.path().join("root/etc/cni/net.d/10-net.conflist")).unwrap();
+    assert!(entry.contains(r#""probed":{"backend":"nft","kernel":"#), "{entry}");
+    // What the installed tool says of the node it was installed on.
+    let own = node.sh("exec ROOT/opt/cni/bin/gybe doctor --root ROOT");
+    assert_eq!(own.code, Some(0), "{own:#?}");
+    let still = node.sh("exec GYBE uninstall --root ROOT");
+    assert!(still.err.contains("the node agent runs here and will put its entry back"), "{}", still.err);
+    drop(agent);
+    let gone = node.sh("GYBE install --root ROOT; exec GYBE doctor --root ROOT");
+    assert_eq!(gone.code, Some(1), "{gone:#?}");
+    assert!(gone.out.contains("WRONG  the node agent at /run/gybe/facts.sock is gone"), "{}", gone.out);
+}
+
+#[test]
+fn f23_a_word_that_cannot_work_on_this_node_is_told() {
+    let node = Node::new("word");
+    let ran = node.sh("GYBE probe >&2 && exec GYBE install --root ROOT --backend iptables --pods-from /p");
+    assert_eq!(ran.code, Some(0), "{ran:#?}");
+    let kept = node.0.run().join("gybe/probe.json");
+    let mut known: Value = serde_json::from_str(&fs::read_to_string(&kept).unwrap()).unwrap();
+    for backend in ["iptables-nft", "iptables-legacy"] {
+        known["backends"][backend]["v4"] = serde_json::json!({ "finding": "misbehaves", "what": "it rests" });
+    }
+    fs::write(&kept, known.to_string()).unwrap();
+    let wrong = node.wrong_after("");
+    assert_only(
+        &wrong,
+        &["the entry says iptables, and every pod of the mesh is refused", "set backend to nft"],
+    );
+}
