@@ -171,7 +171,8 @@ fn known_facts(fault: &FactsError) -> (u16, u32) {
         FactsError::Directory(_) => (19, 11),
         FactsError::Agent(_) => (32, 11),
         // Who is to be asked is the operator's word; whether they answer may change.
-        FactsError::Kubeconfig(fault) => (33, if fault.is_configured_wrong() { 7 } else { 11 }),
+        FactsError::Kubeconfig(fault) if fault.is_configured_wrong() => (33, 7),
+        FactsError::Kubeconfig(_) => (33, 11),
         FactsError::Several { first, .. } => known_facts(first),
     }
 }

@@ -90,7 +90,7 @@ fn f02_ready_is_a_list_of_pods_and_does_not_flap_while_tokens_change() {
 
 #[test]
 fn a_nodes_label_goes_into_its_entry_and_stays_there_while_nobody_can_be_asked() {
-    let cluster = Cluster::new("cluster-label");
+    let mut cluster = Cluster::new("cluster-label");
     cluster.labels(&json!({ "gybe.dev/backend": "iptables-legacy" }));
     drop(cluster.ready());
     assert_eq!(cluster.backend(), "iptables-legacy");
@@ -100,6 +100,10 @@ fn a_nodes_label_goes_into_its_entry_and_stays_there_while_nobody_can_be_asked()
     agent.tells("the node's label cannot be read");
     eventually("turns", || agent.number("gybe_passes_total") >= 1.0);
     assert_eq!(cluster.node.text(FILE), before, "nothing is written for what is not known");
+    // What an operator says now counts for more than what a label said once.
+    cluster.node.configures(&[("backend", "nft")]);
+    eventually("the cluster's word", || cluster.backend() == "nft");
+    cluster.node.configures(&[]);
     drop(agent);
     cluster.server.tokens().believe_all();
     cluster.labels(&json!({ "gybe.dev/backend": "nfq" }));
@@ -157,4 +161,22 @@ fn f29_where_nobody_may_say_whether_the_daemonset_is_gone_everything_stays() {
         assert!(told["hint"].as_str().unwrap().contains("gybe uninstall"), "{told}");
         assert!(cluster.node.entry(FILE).is_some());
     }
+}
+
+#[test]
+fn f38_the_whole_agent_with_250_pods_stays_small() {
+    let cluster = Cluster::new("cluster-memory");
+    (0..250).for_each(|n| cluster.pod(&format!("cart-{n}")));
+    let agent = cluster.ready();
+    assert_eq!(agent.number("gybe_pods"), 250.0);
+    for n in 1..=5_u32 {
+        cluster.node.puts(FILE, PRIMARY);
+        eventually("a heal", || agent.number("gybe_healed_total") >= f64::from(n));
+    }
+    (0..100).for_each(|_| drop((agent.get("/readyz"), agent.get("/metrics"))));
+    let status = std::fs::read_to_string(format!("/proc/{}/status", agent.pid())).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+    let kib: u64 = line.trim().trim_end_matches(" kB").parse().unwrap();
+    println!("{kib} KiB of anonymous memory");
+    assert!(kib <= 12 << 10, "{kib} KiB");
 }

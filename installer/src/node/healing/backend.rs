@@ -25,9 +25,10 @@ pub(super) struct Backend {
     before: Option<Before>,
 }
 
-/// What our entry said.
-#[derive(Debug, Default)]
+/// What our entry said, and the cluster's setting then.
+#[derive(Debug)]
 struct Before {
+    cluster: BackendChoice,
     word: Option<BackendChoice>,
     probed: Option<Probed>,
 }
@@ -49,12 +50,13 @@ impl Backend {
         if let (Some(capabilities), Ok(node)) = (recalled, this_node()) {
             self.found = Some(Found { kernel: node.kernel, capabilities });
         }
-        self.ask(label, &settings.ground.places);
+        let cluster = settings.choices.conf.backend;
+        self.ask(label, &settings.ground.places, cluster);
         let label = match &self.label {
             Known::Says(label) => label.as_deref(),
-            Known::Nothing => label.and(self.before.as_ref()).and_then(|before| Some(before.word?.as_str())),
+            Known::Nothing => label.and(self.before.as_ref()).and_then(|before| before.word(cluster)),
         };
-        let backend = node_backend(settings.choices.conf.backend, label, self.found.as_ref());
+        let backend = node_backend(cluster, label, self.found.as_ref());
         told.state("label", ("warn", backend.note()), json!({}));
         backend
     }
@@ -65,10 +67,10 @@ impl Backend {
         self.before.as_ref().filter(|_| self.found.is_none())?.probed.as_ref()
     }
 
-    fn ask(&mut self, label: Option<&Label>, places: &Places) {
+    fn ask(&mut self, label: Option<&Label>, places: &Places, cluster: BackendChoice) {
         let is_first = self.before.is_none();
         if is_first {
-            self.before = Some(Before::look(places));
+            self.before = Some(Before::look(places, cluster));
         }
         self.label = match label {
             Some(label) if is_first => label.wait(FIRST),
@@ -81,14 +83,20 @@ impl Backend {
 impl Before {
     /// Until the label is known, the word that is in the entry is the best anybody has: written over,
     /// it would be another backend's for the moment until it is.
-    fn look(places: &Places) -> Self {
+    fn look(places: &Places, cluster: BackendChoice) -> Self {
         let seen = look(places, &Interest::default(), &mut Hashes::default());
         let contents = seen.conf.files.values().filter_map(|file| file.content.as_ref().ok());
         let entries = contents.filter_map(|bytes| {
             let chain = Chain::read(bytes).ok()?;
             PluginConf::read(&serde_json::from_slice(chain.entry(PLUGIN)?).ok()?).ok()
         });
-        let before = entries.into_iter().next();
-        before.map_or_else(Self::default, |conf| Self { word: Some(conf.backend), probed: Some(conf.probed) })
+        let entry = entries.into_iter().next();
+        let (word, probed) = entry.map(|conf| (conf.backend, conf.probed)).unzip();
+        Self { cluster, word, probed }
+    }
+
+    /// The word, unless the operator has chosen anew since.
+    fn word(&self, cluster: BackendChoice) -> Option<&'static str> {
+        self.word.filter(|_| self.cluster == cluster).map(BackendChoice::as_str)
     }
 }
