@@ -12,7 +12,7 @@ TABLES := -C force-unwind-tables=no -C link-arg=-Wl,-T,plugin/no-unwinding.ld
 FLAGS  := -C target-feature=+crt-static $(TABLES) $(PACKED)
 
 .DEFAULT_GOAL := help
-.PHONY: help build image demo test test-unit test-kernel differential fault-runs test-user test-cluster test-containerd test-node bench-containerd test-shared test-manifests faults referees bench lint deny advisories setup clean
+.PHONY: help build image demo test test-unit test-kernel differential fault-runs test-user test-cluster test-containerd test-node bench-containerd test-shared test-manifests faults referees fuzz bench lint deny advisories setup clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 17
@@ -84,6 +84,9 @@ referees: ## our nftables encoder against other people's   (needs: as test-kerne
 	cargo clippy --locked -p gybe-referees --no-deps --all-targets -- -D warnings
 	cargo test --locked --no-run -p gybe-referees
 	integration/as-root.sh cargo test --locked -p gybe-referees
+
+fuzz: ## what strangers write, thrown at each who reads it: SECONDS=60   (needs: a C++ compiler; installs cargo-fuzz)
+	integration/fuzz/run.sh $(or $(SECONDS),60)
 
 bench: build ## what an ADD, a list and a connection cost: all, or PARTS="add crowd" ARGS="--times 31"   (needs: root, nftables, iptables; valgrind to count instructions)
 	RUSTFLAGS='$(FLAGS)' cargo build --release --locked --target $(HOST) -p gybe-bench

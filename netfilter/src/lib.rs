@@ -21,6 +21,7 @@
 pub mod backend;
 pub mod choose;
 pub mod compile;
+pub mod heard;
 pub mod iptables;
 mod netlink;
 pub mod netns;

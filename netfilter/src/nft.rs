@@ -5,12 +5,12 @@
 pub mod batch;
 mod chain;
 pub(crate) mod chains;
-mod dump;
+pub(crate) mod dump;
 mod error;
 mod expr;
 mod key;
 mod set;
-mod socket;
+pub(crate) mod socket;
 pub(crate) mod uapi;
 mod value;
 

@@ -13,6 +13,7 @@ mod loopback;
 mod rtnetlink;
 mod uapi;
 
+pub(crate) use address::read_all as addresses_in;
 pub use address::{Address, addresses};
 pub use entry::Entry;
 pub use error::RoutesError;

@@ -129,7 +129,7 @@ impl Batch {
     }
 
     /// The sequence number of the last message that makes something: the one that is acknowledged.
-    pub(super) fn last(&self) -> u32 {
+    pub(crate) fn last(&self) -> u32 {
         u32::try_from(self.objects.len().saturating_sub(1)).unwrap_or(u32::MAX)
     }
 }

@@ -46,7 +46,7 @@ pub(super) fn chains_over(connection: &mut Connection) -> Result<Vec<ChainPlace>
         writer.message(header, &[NFPROTO_UNSPEC, 0, 0, 0], |_| ());
         let request = writer.finish().ok_or(TooLong)?;
         match connection.0.list(&request, sequence)? {
-            Listed::Whole(entries) => return Ok(entries.iter().filter_map(|entry| place(entry)).collect()),
+            Listed::Whole(entries) => return Ok(places(&entries)),
             Listed::Changed => {}
             // No such subsystem (`nfnetlink_rcv_msg`).
             Listed::Refused(Errno::EINVAL | Errno::EOPNOTSUPP | Errno::ENOENT) => return Ok(Vec::new()),
@@ -55,6 +55,11 @@ pub(super) fn chains_over(connection: &mut Connection) -> Result<Vec<ChainPlace>
         }
     }
     Err(NftError::Restless { attempts: ATTEMPTS })
+}
+
+/// What such a list says.
+pub(crate) fn places(entries: &[Vec<u8>]) -> Vec<ChainPlace> {
+    entries.iter().filter_map(|entry| place(entry)).collect()
 }
 
 /// `struct nfgenmsg` begins with the family; four bytes later the attributes do.

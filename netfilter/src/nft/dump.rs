@@ -17,6 +17,7 @@ use crate::backend::{Inventory, Item, Part, PartKind};
 use crate::netlink::attr::Writer;
 use crate::netlink::list::Listed;
 use crate::netlink::message::{DUMP, Header, REQUEST};
+use crate::netlink::socket::Failure;
 use crate::ruleset::{Chain, NamedList, Ruleset};
 use found::FoundSet;
 use nix::errno::Errno;
@@ -57,17 +58,25 @@ fn wanted_set(list: &NamedList<'_>) -> Part {
 
 /// What is there. Nothing when there is no table of ours.
 pub(super) fn inventory(connection: &mut Connection) -> Result<Inventory, NftError> {
+    told(&mut |request, sequence| connection.0.list(request, sequence))
+}
+
+/// The same by whoever answers a request of this sequence number with a list.
+pub(crate) fn told(lister: &mut Lister<'_>) -> Result<Inventory, NftError> {
     for _ in 0..ATTEMPTS {
-        if let Some(inventory) = attempt(connection)? {
+        if let Some(inventory) = attempt(lister)? {
             return Ok(inventory);
         }
     }
     Err(NftError::Restless { attempts: ATTEMPTS })
 }
 
+/// The kernel, or a recording of it.
+pub(crate) type Lister<'l> = dyn FnMut(&[u8], u32) -> Result<Listed, Failure> + 'l;
+
 /// One attempt; `None` when something changed meanwhile.
-fn attempt(connection: &mut Connection) -> Result<Option<Inventory>, NftError> {
-    let mut lists = Lists { connection, generation: None, sequence: 0 };
+fn attempt(lister: &mut Lister<'_>) -> Result<Option<Inventory>, NftError> {
+    let mut lists = Lists { lister, generation: None, sequence: 0 };
     let sets = match lists.ask("the sets", NFT_MSG_GETSET, |w| w.text(NFTA_SET_TABLE, TABLE)) {
         Ok(sets) => sets,
         Err(NftError::List { source: Errno::ENOENT, .. }) => return Ok(Some(Inventory::default())),
@@ -89,8 +98,8 @@ fn attempt(connection: &mut Connection) -> Result<Option<Inventory>, NftError> {
 }
 
 /// Several lists that are to show the same generation of the rules.
-struct Lists<'c> {
-    connection: &'c mut Connection,
+struct Lists<'a, 'l> {
+    lister: &'a mut Lister<'l>,
     /// The generation's lower bits, which every entry bears (`nfnl_msg_put`, `res_id`).
     generation: Option<[u8; 2]>,
     sequence: u32,
@@ -99,7 +108,7 @@ struct Lists<'c> {
 /// The attributes of each entry.
 type Entries = Vec<Vec<u8>>;
 
-impl Lists<'_> {
+impl Lists<'_, '_> {
     fn elements(&mut self, set: &FoundSet) -> Result<Option<Entries>, NftError> {
         let elements = self.ask("the elements of a set", NFT_MSG_GETSETELEM, |w| {
             w.text(NFTA_SET_ELEM_LIST_TABLE, TABLE);
@@ -125,7 +134,7 @@ impl Lists<'_> {
         let header = Header { kind, flags: REQUEST | DUMP, sequence: self.sequence };
         writer.message(header, &[NFPROTO_INET, 0, 0, 0], filter);
         let request = writer.finish().ok_or(TooLong)?;
-        match self.connection.0.list(&request, self.sequence)? {
+        match (self.lister)(&request, self.sequence)? {
             Listed::Whole(entries) => Ok(self.of_one_generation(entries)),
             Listed::Changed => Ok(None),
             Listed::Refused(source) => Err(NftError::List { what, source }),

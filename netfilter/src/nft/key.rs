@@ -137,7 +137,9 @@ impl Range {
     pub(super) fn until(first: u128, end: Option<u128>, length: u8) -> Self {
         let shift = shift(usize::from(length));
         let last = end.map_or(u128::MAX, |end| end.wrapping_sub(1));
-        Self { first, last: last >> shift << shift }
+        // A key of no bytes, of which no set of the kernel's is, leaves none of them.
+        let cut = last.checked_shr(shift).and_then(|kept| kept.checked_shl(shift));
+        Self { first, last: cut.unwrap_or_default() }
     }
 }
 
@@ -165,4 +167,17 @@ pub(super) fn ranges(elements: &Elements<'_>) -> Vec<Range> {
     };
     all.sort_unstable();
     all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_ends_before_the_key_that_ends_it() {
+        let port = |number: u128| number << 112;
+        assert_eq!(Range::until(port(80), Some(port(90)), 2), Range { first: port(80), last: port(89) });
+        assert_eq!(Range::until(port(80), None, 2).last, port(0xffff));
+        assert_eq!(Range::until(0, None, 0), Range { first: 0, last: 0 }, "a key of no bytes");
+    }
 }

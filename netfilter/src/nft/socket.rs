@@ -25,7 +25,7 @@ impl Connection {
 }
 
 /// What the outcome means for the batch.
-fn verdict(batch: &Batch, outcome: Outcome) -> Result<(), NftError> {
+pub(crate) fn verdict(batch: &Batch, outcome: Outcome) -> Result<(), NftError> {
     match outcome {
         Outcome::Done => Ok(()),
         Outcome::Unknown(source) => Err(NftError::Unsettled { source }),

@@ -36,8 +36,13 @@ impl Rtnetlink {
     /// When the kernel does not list them.
     pub fn addresses(&mut self) -> Result<Vec<Address>, RoutesError> {
         let listed = self.ask("addresses", RTM_GETADDR, &[0; ADDRESS_HEADER])?;
-        Ok(listed.iter().filter_map(|entry| read(entry)).collect())
+        Ok(read_all(&listed))
     }
+}
+
+/// What such a list says.
+pub(crate) fn read_all(entries: &[Vec<u8>]) -> Vec<Address> {
+    entries.iter().filter_map(|entry| read(entry)).collect()
 }
 
 /// Reads `struct ifaddrmsg` and its attributes.

@@ -1,14 +1,9 @@
 //! Bad input: refused with a name and a cause, before anything is changed, and never on DEL.
 
 use crate::pods::{Pods, meshed};
-use crate::program::{
-    Outcome, exit_logging_to, exit_writing_to, run, run_held_open, run_reading, run_without,
-};
+use crate::program::{Outcome, run};
 use serde_json::{Value, json};
-use std::io::Write;
-use std::sync::mpsc;
-use std::time::Duration;
-use std::{fs, io};
+use std::fs;
 
 const PORTS: &str = "traffic.sidecar.istio.io/excludeInboundPorts";
 
@@ -130,6 +125,11 @@ fn a_pod_nobody_knows_is_refused_for_now() {
     let mut nobody = entry(&pods);
     nobody["facts"] = json!({ "socket": "" });
     refused(&call("ADD", "/nonexistent", &nobody), 7, "GYBE-ADD-016", &["facts.directory"]);
+}
+
+#[test]
+fn a10_a_fifo_where_a_manifest_should_be_is_not_waited_for() {
+    let pods = Pods::new("fifo");
     fs::create_dir_all(pods.0.join("shop")).unwrap();
     nix::unistd::mkfifo(&pods.0.join("shop/cart-0.json"), nix::sys::stat::Mode::S_IRWXU).unwrap();
     refused(&call("ADD", "/nonexistent", &entry(&pods)), 11, "GYBE-ADD-019", &["not a regular file"]);
@@ -205,23 +205,6 @@ fn f20_f31_del_succeeds_whatever_is_missing_or_wrong_behind_the_protocol() {
 }
 
 #[test]
-fn f35_a_log_nobody_reads_does_not_hold_a_call() {
-    let (_reader, mut writer) = io::pipe().unwrap();
-    // A pipe holds 64 KiB (pipe(7)); now it holds no line more.
-    writer.write_all(&[b'x'; 65536]).unwrap();
-    let (tell, told) = mpsc::channel();
-    std::thread::spawn(move || tell.send(exit_logging_to(writer, [("CNI_COMMAND", "FOO")])));
-    assert_eq!(told.recv_timeout(Duration::from_secs(20)), Ok(Some(1)));
-}
-
-#[test]
-fn f35_a_log_whose_reader_is_gone_changes_no_answer() {
-    let (reader, writer) = io::pipe().unwrap();
-    drop(reader);
-    assert_eq!(exit_logging_to(writer, [("CNI_COMMAND", "FOO")]), Some(1));
-}
-
-#[test]
 fn f28_status_judges_the_node_and_never_the_agent() {
     let status = |change: Value| {
         let mut entry = json!({ "cniVersion": "1.1.0", "name": "net", "type": "gybe-cni", "backend": "nft" });
@@ -240,49 +223,5 @@ fn f28_status_judges_the_node_and_never_the_agent() {
         let outcome = status(wrong.clone());
         assert_eq!((outcome.exit, outcome.code()), (Some(1), Some(50)), "{wrong}: {outcome:?}");
         assert!(outcome.message().starts_with("gybe-cni cmdStatus GYBE-STATUS-009: "), "{outcome:?}");
-    }
-}
-
-#[test]
-fn a10_stdin_that_never_ends_is_not_waited_for() {
-    let env = [
-        ("CNI_COMMAND", "ADD"),
-        ("CNI_CONTAINERID", "c1"),
-        ("CNI_NETNS", "/nonexistent"),
-        ("CNI_IFNAME", "eth0"),
-        ("CNI_PATH", "/opt/cni/bin"),
-    ];
-    let before = std::time::Instant::now();
-    let outcome = run_held_open(env, r#"{"cniVersion": "1.0.0", "name": "net""#);
-    assert!(before.elapsed() < Duration::from_secs(20), "{:?}", before.elapsed());
-    assert_eq!((outcome.exit, outcome.code()), (Some(1), Some(5)), "{outcome:?}");
-    assert!(outcome.message().contains("GYBE-ADD-003: stdin did not end within"), "{outcome:?}");
-    let endless = fs::File::open("/dev/zero").unwrap();
-    let outcome = run_reading(env, endless);
-    assert!(outcome.message().contains("GYBE-ADD-003: stdin holds more than"), "{outcome:?}");
-}
-
-#[test]
-fn f34_a_runtime_that_closed_its_ear_is_not_told_success() {
-    let (reader, writer) = io::pipe().unwrap();
-    drop(reader);
-    let closed = fs::File::from(std::os::fd::OwnedFd::from(writer));
-    assert_eq!(exit_writing_to(closed, [("CNI_COMMAND", "VERSION")]), Some(1));
-}
-
-#[test]
-fn f34_a_runtime_that_does_not_listen_is_not_told_success() {
-    let full = fs::File::options().write(true).open("/dev/full").unwrap();
-    assert_eq!(exit_writing_to(full, [("CNI_COMMAND", "VERSION")]), Some(1));
-}
-
-/// Else the next file opened takes the number, and is read or written in its place.
-#[test]
-fn f34_a_descriptor_that_the_caller_closed_stays_nobodys() {
-    let status = [("CNI_COMMAND", "STATUS"), ("CNI_PATH", "/opt/cni/bin")];
-    let outcome = run_without("<&-", status);
-    assert_eq!((outcome.exit, outcome.code()), (Some(1), Some(6)), "an empty entry: {outcome:?}");
-    for closing in [">&-", "2>&-", "<&- >&- 2>&-"] {
-        assert_eq!(run_without(closing, [("CNI_COMMAND", "VERSION")]).exit, Some(0), "{closing}");
     }
 }

@@ -7,6 +7,8 @@ mod bad_input;
 #[cfg(test)]
 mod kubeconfig;
 #[cfg(test)]
+mod pipes;
+#[cfg(test)]
 mod pods;
 #[cfg(test)]
 mod program;

@@ -1,0 +1,60 @@
+//! A pod's manifest with whatever annotations, up to the rules: what is taken has bounds, and says the
+//! same when it is written down and read again.
+#![no_main]
+
+use gybe_netfilter::compile::compile;
+use gybe_netfilter::nft::{Batch, Start};
+use gybe_netfilter::policy::Families;
+use gybe_plugin::conf::PluginConf;
+use gybe_plugin::decide::{Opinion, opinion};
+use gybe_plugin::gates::InitContainer;
+use gybe_plugin::pod::PodFacts;
+use libfuzzer_sys::fuzz_target;
+use serde_json::json;
+
+const KEYS: [&str; 10] = [
+    "sidecar.istio.io/interceptionMode",
+    "traffic.sidecar.istio.io/includeOutboundIPRanges",
+    "traffic.sidecar.istio.io/excludeOutboundIPRanges",
+    "traffic.sidecar.istio.io/includeInboundPorts",
+    "traffic.sidecar.istio.io/excludeInboundPorts",
+    "traffic.sidecar.istio.io/includeOutboundPorts",
+    "traffic.sidecar.istio.io/excludeOutboundPorts",
+    "traffic.sidecar.istio.io/excludeInterfaces",
+    "istio.io/reroute-virtual-interfaces",
+    "traffic.sidecar.istio.io/kubevirtInterfaces",
+];
+
+fuzz_target!(|input: &[u8]| {
+    // A manifest as it is, or lines that are the values of annotations, one after the other.
+    let facts = match PodFacts::from_json(input) {
+        Ok(facts) => facts,
+        Err(_) => annotated(&String::from_utf8_lossy(input)),
+    };
+    assert_eq!(PodFacts::from_manifest(&facts.to_manifest()).as_ref(), Ok(&facts));
+    match opinion(&PluginConf::default(), &facts, InitContainer::Counts) {
+        Opinion::LeaveAlone(reason) => assert!(!reason.to_string().is_empty()),
+        // Whoever reads it reads one line of a bounded length.
+        Opinion::Refuse(cause) => {
+            let told = cause.to_string();
+            assert!(told.chars().count() < 400 && !told.contains('\n'), "{told}");
+        }
+        Opinion::Redirect(wish) => {
+            for families in [Families::V4Only, Families::V4AndV6] {
+                let rules = compile(&wish.clone().policy(families));
+                Batch::apply(&rules, Start::Fresh).expect("every wish can be written");
+            }
+        }
+    }
+});
+
+fn annotated(lines: &str) -> PodFacts {
+    let mut pod = json!({
+        "metadata": { "namespace": "n", "name": "p", "annotations": { "sidecar.istio.io/status": "{}" } },
+        "spec": { "containers": [{ "name": "app" }, { "name": "istio-proxy", "args": ["proxy", "sidecar"] }] },
+    });
+    for (key, line) in KEYS.iter().zip(lines.lines()).filter(|(_, line)| !line.is_empty()) {
+        pod["metadata"]["annotations"][*key] = line.into();
+    }
+    PodFacts::from_manifest(&pod).expect("a manifest")
+}

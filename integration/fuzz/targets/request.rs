@@ -1,0 +1,42 @@
+//! A runtime's call: variables as lines `NAME=value`, an empty line, and the bytes of stdin.
+#![no_main]
+
+use gybe_plugin::conf::{PluginConf, unknown_keys};
+use gybe_plugin::request::{Environment, Request};
+use gybe_plugin::{result, version};
+use libfuzzer_sys::fuzz_target;
+use serde_json::Value;
+
+/// What a version has no word for, or says in another place.
+const OF_A_VERSION: [&str; 7] = ["cniVersion", "ip4", "ip6", "ips", "routes", "interfaces", "dns"];
+
+fuzz_target!(|input: &[u8]| {
+    let cut = input.windows(2).position(|two| two == b"\n\n").unwrap_or(input.len());
+    let variables = String::from_utf8_lossy(&input[..cut]).into_owned();
+    let env: Environment = variables.lines().filter_map(|line| line.split_once('=')).collect();
+    let command = env.text("CNI_COMMAND").unwrap_or_default();
+    let Ok(request) = Request::parse(&command, &env, input.get(cut + 2..).unwrap_or_default()) else {
+        return;
+    };
+    assert_eq!(request.verb.as_str(), command);
+    let members = request.network.members();
+    let _ = unknown_keys(members);
+    if version::gate(request.verb, request.network.version()).is_err() {
+        return;
+    }
+    if let (Ok(conf), Ok(again)) = (PluginConf::read(members), PluginConf::read(members)) {
+        assert_eq!(conf, again);
+    }
+    if let Ok(handed_on) = result::to_hand_on(&request.network) {
+        nothing_is_lost(request.network.member("prevResult"), &handed_on);
+    }
+});
+
+/// Every member that no version knows is there again, as it was.
+fn nothing_is_lost(before: Option<&Value>, after: &Value) {
+    for (key, value) in before.and_then(Value::as_object).into_iter().flatten() {
+        if !OF_A_VERSION.contains(&key.as_str()) {
+            assert_eq!(after.get(key), Some(value), "{key}");
+        }
+    }
+}
