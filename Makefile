@@ -77,6 +77,7 @@ test-containerd: ## real sandboxes by containerd 1.6, 1.7 and 2.x   (needs: root
 test-node: build ## the installer on a node at work: rewrites, upgrades, crashes, leaving   (needs: as test-containerd; some minutes)
 	integration/containerd/setup.sh
 	cargo test --locked -p gybe-containerd-tests --test node -- --nocapture
+	cargo test --locked -p gybe-containerd-tests --test deployed
 
 referees: ## our nftables encoder against other people's   (needs: as test-kernel, and libclang, libnftnl, libmnl to build: see setup)
 	integration/setup.sh referees

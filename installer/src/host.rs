@@ -65,13 +65,13 @@ impl HostError {
         let hint = match self {
             Self::Lacking(lacking) => return Some(lacking.hint()),
             Self::Open { source: Errno::EACCES | Errno::EPERM, .. } => {
-                "it takes CAP_SYS_PTRACE to open another process's mount namespace, and hostUsers must not be false"
+                "it takes CAP_SYS_PTRACE to open another process's mount namespace, with AppArmor the profile unconfined, and hostUsers must not be false"
             }
             Self::Open { source: Errno::ENOENT, .. } => {
-                "set hostPID: true, or name the namespace with --mount-namespace"
+                "set hostPID: true; or mount the host's /proc, and name /host/proc/1/ns/mnt with --mount-namespace"
             }
             Self::SameAsOurs { .. } => {
-                "in a pod set hostPID: true; on the node itself there is nothing to enter: leave --host out"
+                "in a pod set hostPID: true, or mount the host's /proc and name /host/proc/1/ns/mnt with --mount-namespace; on the node itself there is nothing to enter: leave --host out"
             }
             Self::Enter { source: Errno::EPERM, .. } => {
                 "it takes CAP_SYS_ADMIN and CAP_SYS_CHROOT, and the host's user namespace (hostUsers must not be false)"

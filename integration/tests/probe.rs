@@ -133,8 +133,13 @@ fn f28_what_is_known_costs_an_add_the_reading_of_two_small_files() -> Result<(),
         let place = known.iter().position(|opened| opened == file);
         known.remove(place.ok_or_else(|| Complaint::that(format!("{file}: {known:?}")))?);
     }
+    // Who called is looked for by its number, which is another each time.
+    let numberless = |file: String| {
+        let parts = file.split(|letter: char| letter.is_ascii_digit()).filter(|part| !part.is_empty());
+        parts.collect::<Vec<_>>().join("#")
+    };
     let named = |files: Vec<String>| -> Vec<String> {
-        files.into_iter().filter(|file| !file.contains("/fd/")).collect()
+        files.into_iter().filter(|file| !file.contains("/fd/")).map(numberless).collect()
     };
     assert_eq!(named(known), named(word));
     Ok(())

@@ -73,6 +73,7 @@ fn is_loopback(pid: &str, meant: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::{Read, Write};
     use std::process::{Command, Stdio};
 
     #[test]
@@ -83,8 +84,11 @@ mod tests {
         fs::copy("/bin/cat", &program).unwrap();
         #[expect(clippy::disallowed_methods, reason = "the plugin it looks for is a program")]
         let mut command = Command::new(&program);
-        command.env("CNI_NETNS", "/run/netns/a").stdin(Stdio::piped()).stdout(Stdio::null());
+        command.env("CNI_NETNS", "/run/netns/a").stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().unwrap();
+        // Once it answers it has become the program, and has its environment.
+        child.stdin.as_mut().unwrap().write_all(b"x").unwrap();
+        child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
         let us = std::process::id();
         let found = [(us, "/run/netns/a"), (us, "/run/netns/b"), (us, "/run/netns"), (1, "/run/netns/a")]
             .map(|(runtime, netns)| is_at_work(runtime, Path::new(netns)));

@@ -4,7 +4,7 @@
 //! A sandbox that was being made when the entry went is in no cache yet, and its DEL will ask for the
 //! plugin. `gybe` itself goes last, so that there is something to call again.
 
-use super::settle;
+use super::{foreseen, settle};
 use crate::image::Image;
 use crate::install::change::Change;
 use crate::install::conflist::{Chain, ISTIO};
@@ -157,6 +157,19 @@ fn interest() -> Interest {
 }
 
 impl Out {
+    /// What leaving would come to now.
+    #[must_use]
+    pub fn foreseen(places: &Places, leave: &Leave) -> Plan {
+        let mut plan = foreseen(places, &Wanted::Left(leave.clone()));
+        let seen = look(places, &interest(), &mut Hashes::default());
+        let goes = |stays: &Stays| plan.changes.contains(&Change::Unplace(stays.program.clone()));
+        if conf_is_clean(&plan) && stays(&seen, leave, (false, true)).iter().all(goes) {
+            let tool = FileName::new(TOOL).ok().filter(|tool| seen.programs.files.contains_key(tool));
+            plan.changes.extend(tool.map(Change::Unplace));
+        }
+        plan
+    }
+
     /// Leaves as far as can be now.
     ///
     /// # Errors

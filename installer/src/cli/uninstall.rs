@@ -7,7 +7,7 @@ use super::passed;
 use crate::by_hand::{self, Out, Stays};
 use crate::doctor::sight::ask_agent;
 use crate::install::seen::{FileName, Places};
-use crate::install::wanted::{Leave, PutBack, Wanted};
+use crate::install::wanted::{Leave, PutBack};
 use clap::Args;
 use gybe_plugin::probe_cache::DIRECTORY;
 use serde_json::{Value, json};
@@ -43,7 +43,7 @@ impl UninstallArgs {
         let leave = self.leave(&places)?;
         let notes = self.notes();
         if self.dry_run {
-            let (text, json) = passed::foreseen(&by_hand::foreseen(&places, &Wanted::Left(leave)));
+            let (text, json) = passed::foreseen(&Out::foreseen(&places, &leave));
             return Ok(Answer::yes(text, json).noting(notes));
         }
         let out = Out::now(&places, &leave).map_err(|why| Failure::hinted("cannot uninstall", why))?;

@@ -93,6 +93,10 @@ fn a_dry_run_says_what_it_would_do_and_does_nothing() {
     let would = "would rename 10-db.conf.gybe-original to 10-db.conf\nwould remove 10-db.conflist\n";
     assert_eq!((out.code, out.out.as_str()), (0, would));
     assert_eq!(node.networks().len(), 2);
+    assert_eq!(node.uninstall("").code, 0);
+    let out = node.uninstall("--dry-run");
+    assert_eq!(out.out, "would remove program gybe-cni\nwould remove program gybe\n");
+    assert_eq!(node.programs(), ["gybe", "gybe-cni"]);
 }
 
 #[test]

@@ -13,3 +13,4 @@ mod going;
 mod istio;
 mod node;
 mod property;
+mod surroundings;

@@ -99,7 +99,11 @@ impl Sandbox {
                 uid: self.uid(),
                 attempt: self.attempt,
             }),
-            hostname: self.name.clone(),
+            // A pod in the node's network has the node's name.
+            hostname: match self.network {
+                Network::OfThePod => self.name.clone(),
+                Network::OfTheNode => String::new(),
+            },
             dns_config: Some(v1::DnsConfig {
                 servers: vec!["10.96.0.10".into()],
                 searches: vec![format!("{}.svc.cluster.local", self.namespace)],

@@ -24,22 +24,16 @@ pub const CATALOGUE: [Fault; 51] = [
         "the API server is away or slow during an ADD",
         "an ADD opens no connection to it: the runtime's annotations and the agent's cache decide",
     ),
-    Fault {
-        untested: Some("no cluster is watched yet"),
-        ..fault(
-            "F02",
-            "the agent's token expires or is rotated",
-            "it is read again from its file; no token is on the host",
-        )
-    },
-    Fault {
-        untested: Some("no token is used yet"),
-        ..fault(
-            "F03",
-            "a clock is days off",
-            "deadlines are counted on the monotonic clock; a token the server will not take is told with its reason",
-        )
-    },
+    fault(
+        "F02",
+        "the agent's token expires or is rotated",
+        "it is read again from its file; no token is on the host",
+    ),
+    fault(
+        "F03",
+        "a clock is days off",
+        "deadlines are counted on the monotonic clock; a token the server will not take is told with its reason",
+    ),
     fault(
         "F04",
         "the node starts, and the agent is not up yet",
@@ -60,14 +54,11 @@ pub const CATALOGUE: [Fault; 51] = [
         "a write of ours is cut by a crash or a power loss",
         "temporary file, fsync, rename, fsync of the directory: the old file or the new one, never a part",
     ),
-    Fault {
-        untested: Some("files are written so, but no runtime is asked yet"),
-        ..fault(
-            "F08",
-            "the runtime does not notice a new conf file",
-            "it is written in the runtime's own directory, in the one way that every generation notices",
-        )
-    },
+    fault(
+        "F08",
+        "the runtime does not notice a new conf file",
+        "it is written in the runtime's own directory, in the one way that every generation notices",
+    ),
     fault(
         "F09",
         "a program is replaced while the runtime executes it",
@@ -146,14 +137,11 @@ pub const CATALOGUE: [Fault; 51] = [
         "somebody flushes or has tables beside ours",
         "tables of others are neither read nor touched",
     ),
-    Fault {
-        untested: Some("not yet"),
-        ..fault(
-            "F27",
-            "runtime, kubelet or agent restart over and over",
-            "nothing is remembered between calls but files that are whole at any time",
-        )
-    },
+    fault(
+        "F27",
+        "runtime, kubelet or agent restart over and over",
+        "nothing is remembered between calls but files that are whole at any time",
+    ),
     fault(
         "F28",
         "STATUS says ready though no pod could start",
@@ -182,27 +170,21 @@ pub const CATALOGUE: [Fault; 51] = [
         "sizes and time are bounded; an answer that was not delivered is no success",
     ),
     fault("F35", "the log's reader is stuck or gone", "a line is dropped; no call waits for its log"),
-    Fault {
-        untested: Some("not yet"),
-        ..fault(
-            "F36",
-            "SELinux, AppArmor or seccomp denies",
-            "the refusal says what was denied and what would allow it",
-        )
-    },
+    fault(
+        "F36",
+        "SELinux, AppArmor or seccomp denies",
+        "the refusal says what was denied and what would allow it",
+    ),
     fault(
         "F37",
         "directories are missing, read-only or elsewhere",
         "told with the setting that names them; never made up",
     ),
-    Fault {
-        untested: Some("no cluster is watched yet"),
-        ..fault(
-            "F38",
-            "the cluster has very many pods",
-            "the agent asks for its own node's, in pages, and keeps only what decides",
-        )
-    },
+    fault(
+        "F38",
+        "the cluster has very many pods",
+        "the agent asks for its own node's, in pages, and keeps only what decides",
+    ),
     fault("F39", "a pod of the same name lived before", "pods are told apart by UID"),
     fault(
         "F40",

@@ -55,8 +55,11 @@ fn hold(site: &Site, fault: &'static str, meshed: Meshed) {
     }
 }
 
-/// Afterwards pods start that nobody had seen before.
+/// Afterwards the watch comes back, and pods start that nobody had seen before.
 fn heals(site: &Site, fault: &'static str) {
+    let before = site.watches();
+    site.cut_connections();
+    site.see_a_watch(before);
     adds(site, (fault, Kind::New), count().min(50), false).none_fails();
 }
 

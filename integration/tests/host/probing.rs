@@ -28,6 +28,15 @@ fn f23_the_hosts_own_programs_are_tried_and_its_findings_kept_there() {
 }
 
 #[test]
+fn without_the_hosts_processes_a_mounted_proc_shows_the_way() {
+    let (host, container) = (Host::without("proc", &[NFT]), Container::new("proc"));
+    let ran = container.sh(&(container.probe_by_mounted_proc(&host, &CAPABILITIES) + " --keep"));
+    assert_eq!((ran.code, ran.err.as_str()), (Some(0), ""), "{ran:#?}");
+    assert_eq!(host.findings()["backends"]["iptables-legacy"]["v4"]["finding"], "works");
+    assert!(container.has_kept_nothing());
+}
+
+#[test]
 fn what_is_known_there_is_tried_all_the_same() {
     let (host, container) = (Host::without("fresh", &[NFT]), Container::new("fresh"));
     container.sh(&container.probe(&host, &CAPABILITIES));
@@ -57,7 +66,7 @@ fn without_the_hosts_processes_it_says_what_to_set() {
     let ran = ours("gybe", &["probe", "--host", "--mount-namespace", "/proc/self/ns/mnt"], "").unwrap();
     assert_eq!(ran.code, Some(2), "{ran:#?}");
     assert!(ran.err.contains("is the mount namespace that gybe itself runs in"), "{}", ran.err);
-    assert!(ran.err.contains("hint: in a pod set hostPID: true"), "{}", ran.err);
+    assert!(ran.err.contains("hint: in a pod set hostPID: true, or mount the host's /proc"), "{}", ran.err);
 }
 
 #[test]

@@ -74,6 +74,15 @@ impl Container {
         format!("{} && exec {limited} {probe}", hide(&NO_IPTABLES))
     }
 
+    /// The same from a PID namespace of its own, without `hostPID`: the host's `/proc` is mounted for it.
+    pub(crate) fn probe_by_mounted_proc(&self, host: &Host, capabilities: &[&str]) -> String {
+        let mounted = self.0.path().join("proc").display().to_string();
+        let alone = "exec unshare --pid --fork --mount-proc";
+        let probe = self.probe(host, capabilities).replace("exec setpriv", &format!("{alone} setpriv"));
+        let probe = probe.replace(" /proc/", &format!(" {mounted}/"));
+        format!("mkdir -p {mounted} && mount --rbind /proc {mounted} && {probe}")
+    }
+
     pub(crate) fn sh(&self, command: &str) -> Run {
         self.0.sh(command, "").unwrap()
     }

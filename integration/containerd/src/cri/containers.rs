@@ -48,7 +48,7 @@ impl Cri {
         Ok(Lived {
             running: status.state == i32::from(v1::ContainerState::ContainerRunning),
             exit_code: status.exit_code,
-            pid: told.and_then(|told| told["pid"].as_u64()),
+            pid: told.and_then(|told| told.get("pid")?.as_u64()),
         })
     }
 

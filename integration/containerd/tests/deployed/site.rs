@@ -9,7 +9,7 @@ use gybe_containerd_tests::{Chain, Generation, Image, Node, Programs, Sandbox, m
 use gybe_installer::demo::namespace::Namespace;
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::ConfigMap;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 const STAGE: &str = env!("CARGO_BIN_EXE_gybe-stage");
 /// From this package's directory.
@@ -31,6 +31,8 @@ impl Site {
         let node = Node::start(programs, generation, &Chain::of_reference_plugins(generation), log).unwrap();
         let network = Namespace::open(&node.stage().netns()).unwrap();
         let api = network.run(ApiServer::start).unwrap().unwrap();
+        let of_the_cluster = json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": NODE } });
+        api.put(of_the_cluster).unwrap();
         let copied = instructions();
         let programs: Vec<_> = copied.iter().map(read).collect();
         let files: Vec<_> = programs.iter().map(|(inside, bytes)| (*inside, bytes.as_slice())).collect();

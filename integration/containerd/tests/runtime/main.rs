@@ -10,6 +10,7 @@
 )]
 
 mod agent;
+mod cached;
 mod calls;
 mod faults;
 mod ground;

@@ -1,0 +1,80 @@
+//! What `gybe doctor` says of what is around us: links, runtimes, other meshes, earlier lives.
+
+use crate::doctor::{found, well, wrong};
+use crate::node::{Node, SINGLE};
+use std::fs;
+use std::os::unix::fs::symlink;
+
+#[test]
+fn f13_a_linked_conf_directory_and_a_runtime_that_lost_its_watch_are_told() {
+    let node = well();
+    fs::rename(node.root.join("etc/cni/net.d"), node.root.join("etc/cni/real")).unwrap();
+    symlink("real", node.root.join("etc/cni/net.d")).unwrap();
+    let notes = found(&node.doctor("--json").json(), "directories", "note");
+    assert!(notes[0].0.ends_with("net.d is a link to real") && notes[0].1.contains("restart"), "{notes:?}");
+    // As /proc shows a containerd, whose watch is on this inode.
+    let process = node.root.join("proc/77");
+    for folder in ["fd", "fdinfo"] {
+        fs::create_dir_all(process.join(folder)).unwrap();
+    }
+    fs::write(process.join("comm"), "containerd\n").unwrap();
+    symlink("anon_inode:inotify", process.join("fd/9")).unwrap();
+    let inode = std::os::unix::fs::MetadataExt::ino(&fs::metadata(node.root.join("etc/cni/net.d")).unwrap());
+    let watches = |inode: u64| {
+        fs::write(
+            process.join("fdinfo/9"),
+            format!("pos:\t0\nflags:\t02004000\ninotify wd:1 ino:{inode:x} sdev:800001\n"),
+        )
+        .unwrap();
+    };
+    watches(inode);
+    let told = node.doctor("--json").json();
+    assert_eq!(found(&told, "watching", "ok")[1].0, "containerd (process 77) watches the conf directory");
+    watches(inode + 1);
+    let (about, says, remedy) = wrong(&node, "");
+    assert_eq!(about, "watching");
+    assert!(
+        says.contains("it was removed and made anew") && remedy.starts_with("restart containerd"),
+        "{says}"
+    );
+}
+
+#[test]
+fn another_meshs_leavings_are_told() {
+    let node = well();
+    fs::create_dir_all(node.root.join("var/run/istio-cni")).unwrap();
+    fs::write(node.root.join("var/run/istio-cni/istio-cni-kubeconfig"), "token: x").unwrap();
+    node.program("opt/cni/bin/istio-cni", "#!/bin/sh\n");
+    let told = node.doctor("--json").json();
+    let notes = found(&told, "others", "note");
+    assert!(notes[0].0.contains("istio-cni-kubeconfig") && notes[0].1.contains("token"), "{notes:?}");
+    assert_eq!(notes[1].0, "the program istio-cni is there");
+    let text = fs::read_to_string(node.conf("10-calico.conflist")).unwrap();
+    node.put("10-calico.conflist", &text.replace("\"portmap\"", "\"istio-cni\""));
+    let (about, says, _) = wrong(&node, "");
+    assert_eq!(about, "others");
+    assert!(says.contains("has an istio-cni entry beside ours: both redirect"), "{says}");
+}
+
+#[test]
+fn f29_what_an_uninstall_has_left_is_told_with_how_to_finish() {
+    let node = Node::with(&[("10-db.conf", SINGLE)]);
+    let nothing = node.doctor("--json");
+    assert_eq!(nothing.code, 0, "{nothing:?}");
+    assert_eq!(
+        found(&nothing.json(), "chain", "note")[0].0,
+        "gybe-cni is in no conf file: Gybe is not installed on this node"
+    );
+    node.install("--pods-from /p");
+    node.sandbox("n-cart-eth0", &["bridge", "gybe-cni"]);
+    node.uninstall("");
+    let left = |says: &str| {
+        let notes = found(&node.doctor("--json").json(), "leftovers", "note");
+        assert!(notes[0].0.contains(says) && notes[0].1.contains("gybe uninstall"), "{notes:?}");
+    };
+    left("has to stay: sandboxes of before still name it");
+    node.end_sandbox("n-cart-eth0");
+    left("no sandbox names it");
+    fs::remove_dir(node.root.join("var/lib/cni/results")).unwrap();
+    left("which sandboxes still name it cannot be told");
+}
