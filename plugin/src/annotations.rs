@@ -5,6 +5,7 @@
 
 mod lists;
 
+use crate::conf::MaxIntervals;
 use crate::pod::PodFacts;
 use gybe_netfilter::policy::istio::{PROXY_PORTS, TELEMETRY_PORT};
 use gybe_netfilter::policy::{CidrSet, Destinations, InterfaceName, PortRange, PortSet};
@@ -91,60 +92,71 @@ pub fn interception(pod: &PodFacts) -> Result<Interception, AnnotationError> {
     }
 }
 
-/// Reads all of a pod's traffic annotations; the first that cannot be meant is told.
+/// Reads all of a pod's traffic annotations; the first that cannot be meant is told. No list may come
+/// to more than `most` intervals.
 ///
 /// # Errors
 /// Names the annotation, the item in it, and what would be right.
-pub fn traffic(pod: &PodFacts) -> Result<Traffic, AnnotationError> {
+pub fn traffic(pod: &PodFacts, most: MaxIntervals) -> Result<Traffic, AnnotationError> {
+    let lists = Lists { pod, most: most.get() };
     Ok(Traffic {
         interception: interception(pod)?,
-        included_to: included_to(pod)?,
-        excluded_to: read(pod, EXCLUDE_TO, lists::networks)?.unwrap_or_default(),
-        excluded_inbound: excluded_inbound(pod)?,
-        included_inbound: included_inbound(pod)?,
-        excluded_outbound: read(pod, EXCLUDE_OUTBOUND, lists::ports)?
+        included_to: lists.included_to()?,
+        excluded_to: lists.read(EXCLUDE_TO, lists::networks)?.unwrap_or_default(),
+        excluded_inbound: lists.excluded_inbound()?,
+        included_inbound: lists.included_inbound()?,
+        excluded_outbound: lists
+            .read(EXCLUDE_OUTBOUND, lists::ports)?
             .unwrap_or_else(|| [TELEMETRY_PORT].into_iter().collect()),
-        included_outbound: read(pod, INCLUDE_OUTBOUND, lists::ports)?.unwrap_or_default(),
-        excluded_interfaces: read(pod, EXCLUDE_INTERFACES, lists::interfaces)?.unwrap_or_default(),
-        virtual_interfaces: virtual_interfaces(pod)?,
+        included_outbound: lists.read(INCLUDE_OUTBOUND, lists::ports)?.unwrap_or_default(),
+        excluded_interfaces: lists.read(EXCLUDE_INTERFACES, lists::interfaces)?.unwrap_or_default(),
+        virtual_interfaces: lists.virtual_interfaces()?,
     })
 }
 
-fn read<T>(
-    pod: &PodFacts,
-    annotation: &'static str,
-    list: fn(&str) -> Result<T, Fault>,
-) -> Result<Option<T>, AnnotationError> {
-    let value = pod.annotation(annotation).map(list).transpose();
-    value.map_err(|fault| AnnotationError { annotation, fault })
+/// A pod's lists, and how long each may be.
+struct Lists<'p> {
+    pod: &'p PodFacts,
+    most: usize,
 }
 
-fn included_to(pod: &PodFacts) -> Result<Destinations, AnnotationError> {
-    match pod.annotation(INCLUDE_TO).map(str::trim) {
-        None | Some("*") => Ok(Destinations::All),
-        Some(_) => Ok(Destinations::Only(read(pod, INCLUDE_TO, lists::networks)?.unwrap_or_default())),
+impl Lists<'_> {
+    fn read<T>(
+        &self,
+        annotation: &'static str,
+        list: fn(&str, usize) -> Result<T, Fault>,
+    ) -> Result<Option<T>, AnnotationError> {
+        let value = self.pod.annotation(annotation).map(|value| list(value, self.most)).transpose();
+        value.map_err(|fault| AnnotationError { annotation, fault })
     }
-}
 
-fn included_inbound(pod: &PodFacts) -> Result<InboundPorts, AnnotationError> {
-    match pod.annotation(INCLUDE_INBOUND).map(str::trim) {
-        None => Ok(InboundPorts::Unsaid),
-        Some("*") => Ok(InboundPorts::All),
-        Some(_) => Ok(InboundPorts::Only(read(pod, INCLUDE_INBOUND, lists::ports)?.unwrap_or_default())),
+    fn included_to(&self) -> Result<Destinations, AnnotationError> {
+        match self.pod.annotation(INCLUDE_TO).map(str::trim) {
+            None | Some("*") => Ok(Destinations::All),
+            Some(_) => Ok(Destinations::Only(self.read(INCLUDE_TO, lists::networks)?.unwrap_or_default())),
+        }
     }
-}
 
-fn excluded_inbound(pod: &PodFacts) -> Result<PortSet, AnnotationError> {
-    let said = read(pod, EXCLUDE_INBOUND, lists::ports)?.unwrap_or_default();
-    let proxy = PROXY_PORTS.into_iter().filter_map(|port| PortRange::new(port, port));
-    Ok(said.ranges().iter().copied().chain(proxy).collect())
-}
+    fn included_inbound(&self) -> Result<InboundPorts, AnnotationError> {
+        match self.pod.annotation(INCLUDE_INBOUND).map(str::trim) {
+            None => Ok(InboundPorts::Unsaid),
+            Some("*") => Ok(InboundPorts::All),
+            Some(_) => Ok(InboundPorts::Only(self.read(INCLUDE_INBOUND, lists::ports)?.unwrap_or_default())),
+        }
+    }
 
-/// The older name counts only where the newer is absent.
-fn virtual_interfaces(pod: &PodFacts) -> Result<BTreeSet<InterfaceName>, AnnotationError> {
-    match read(pod, VIRTUAL_INTERFACES, lists::interfaces)? {
-        Some(said) => Ok(said),
-        None => Ok(read(pod, KUBEVIRT_INTERFACES, lists::interfaces)?.unwrap_or_default()),
+    fn excluded_inbound(&self) -> Result<PortSet, AnnotationError> {
+        let said = self.read(EXCLUDE_INBOUND, lists::ports)?.unwrap_or_default();
+        let proxy = PROXY_PORTS.into_iter().filter_map(|port| PortRange::new(port, port));
+        Ok(said.ranges().iter().copied().chain(proxy).collect())
+    }
+
+    /// The older name counts only where the newer is absent.
+    fn virtual_interfaces(&self) -> Result<BTreeSet<InterfaceName>, AnnotationError> {
+        match self.read(VIRTUAL_INTERFACES, lists::interfaces)? {
+            Some(said) => Ok(said),
+            None => Ok(self.read(KUBEVIRT_INTERFACES, lists::interfaces)?.unwrap_or_default()),
+        }
     }
 }
 

@@ -41,6 +41,8 @@ pub struct PluginConf {
     pub inbound_default: InboundDefault,
     /// What becomes of IPv6.
     pub ipv6: Ipv6Choice,
+    /// How many intervals a list in an annotation may come to.
+    pub max_intervals: MaxIntervals,
     /// Where to learn about a pod.
     pub facts: FactsConf,
 }
@@ -109,6 +111,25 @@ pub enum Ipv6Choice {
     Leave,
     /// A pod whose IPv6 would be left alone is refused.
     Reject,
+}
+
+/// How many intervals (ports in a row, networks, interfaces) a list in an annotation may come to, 1 to
+/// 65,536: whoever owns a pod must not make its node slow. 4,096 unless the operator says otherwise.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MaxIntervals(u32);
+
+impl MaxIntervals {
+    /// As a length.
+    #[must_use]
+    pub fn get(self) -> usize {
+        usize::try_from(self.0).unwrap_or(usize::MAX)
+    }
+}
+
+impl Default for MaxIntervals {
+    fn default() -> Self {
+        Self(4096)
+    }
 }
 
 /// Where to learn about a pod.
@@ -202,6 +223,7 @@ impl PluginConf {
             gates: entry.word("gates", &GATES),
             inbound_default: entry.word("inboundDefault", &INBOUND),
             ipv6: entry.word("ipv6", &IPV6),
+            max_intervals: entry.intervals("max_intervals").unwrap_or_default(),
             facts: entry.inside("facts", FactsConf::read),
         };
         incumbent::read(&mut entry, &mut conf);

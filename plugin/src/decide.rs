@@ -115,7 +115,7 @@ fn wish(conf: &PluginConf, pod: &PodFacts) -> Result<Wish, Cause> {
     let proxy = pod.proxy().unwrap_or(&nobody);
     let uid = proxy_id("runAsUser", proxy.run_as_user)?;
     let gid = proxy_id("runAsGroup", proxy.run_as_group)?;
-    let traffic = annotations::traffic(pod)?;
+    let traffic = annotations::traffic(pod, conf.max_intervals)?;
     let inbound = inbound(conf.inbound_default, &traffic, pod);
     let yes = |variable| proxy.says(variable) == Some(true);
     let dns = if yes(DNS_CAPTURE) { Dns::All } else { Dns::Off };

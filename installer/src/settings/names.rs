@@ -38,7 +38,7 @@ const fn other(fate: Fate, name: &'static str, meaning: &'static str) -> Name {
 }
 
 /// Keys of the ConfigMap. A changed one is followed without a restart.
-pub const KEYS: [Name; 15] = [
+pub const KEYS: [Name; 16] = [
     honoured("mode", "install", "`install`, or `leave`: out of the chain, and nothing left behind"),
     honoured("shape", "chained", "`chained`, `standalone` or `dropin`: where the entry goes"),
     honoured(
@@ -59,6 +59,11 @@ pub const KEYS: [Name; 15] = [
         "inbound_default",
         "all",
         "`all` or `containerPorts`: what is captured when the pod does not say",
+    ),
+    honoured(
+        "max_intervals",
+        "4096",
+        "1 to 65536: how many ports in a row, networks or interfaces a list in an annotation may come to",
     ),
     honoured(
         "pod_source",

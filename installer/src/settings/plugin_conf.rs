@@ -19,6 +19,12 @@ pub(super) fn read(reader: &mut Reader<'_>, ground: &Ground) -> PluginConf {
     said.extend(backend(reader).map(|backend| ("backend", backend)));
     let mut members: Map<String, Value> =
         said.iter().map(|(ours, said)| ((*ours).to_owned(), said.text.into())).collect();
+    if let Some(most) = reader.key("max_intervals") {
+        // What is no number is told as what it is.
+        let number = most.text.parse::<u32>().map_or(most.text.into(), Value::from);
+        members.insert("max_intervals".into(), number);
+        said.push(("max_intervals", most));
+    }
     members.insert("pod_namespace".into(), ground.namespace.as_str().into());
     members.insert("facts".into(), json!({ "socket": ground.facts_socket() }));
     PluginConf::read(&members).unwrap_or_else(|refused| {

@@ -26,6 +26,7 @@ fn another(name: &str) -> &'static str {
         "gates" => "strict",
         "ipv6" => "reject",
         "inbound_default" => "containerPorts",
+        "max_intervals" => "65536",
         "pod_source" => "api",
         "take_over" => "now",
         "also_as" => "istio-iptables",

@@ -61,7 +61,7 @@ fn the_entry_says_everything_and_the_plugin_reads_it() {
     let want = json!({
         "type": "gybe-cni", "log_level": "debug", "backend": "iptables",
         "exclude_namespaces": ["gybe-system", "istio-system", "kube-system"], "pod_namespace": "gybe-system",
-        "gates": "istio", "inboundDefault": "all", "ipv6": "auto",
+        "gates": "istio", "inboundDefault": "all", "ipv6": "auto", "max_intervals": 4096,
         "facts": { "socket": "/run/gybe/facts.sock", "directory": "", "kubeconfig": "", "deadline_ms": 2000 },
         "capabilities": { "io.kubernetes.cri.pod-annotations": true },
     });

@@ -8,9 +8,6 @@ use ipnet::IpNet;
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-/// A list longer than this, after merging, is no list anybody wrote by hand.
-const MOST: usize = 4096;
-
 /// What is wrong with a value, and what would be right.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Fault {
@@ -33,8 +30,13 @@ pub(super) enum Fault {
     #[error("an item is missing beside a comma")]
     Empty,
     /// More than anybody can mean.
-    #[error("{0} items, where at most {MOST} are allowed")]
-    TooMany(usize),
+    #[error("{intervals} items, where at most {most} are allowed (the operator's max_intervals)")]
+    TooMany {
+        /// What the list comes to, neighbours merged.
+        intervals: usize,
+        /// What the operator allows.
+        most: usize,
+    },
 }
 
 impl Fault {
@@ -44,7 +46,7 @@ impl Fault {
 }
 
 /// Ports and ranges of ports.
-pub(super) fn ports(value: &str) -> Result<PortSet, Fault> {
+pub(super) fn ports(value: &str, most: usize) -> Result<PortSet, Fault> {
     let set: PortSet = items(value)
         .map(|item| {
             // The longest range is 11 bytes; what is longer is leading zeros at best.
@@ -53,19 +55,19 @@ pub(super) fn ports(value: &str) -> Result<PortSet, Fault> {
             range.ok_or_else(|| if item == "*" { Fault::EveryPort } else { refused(item, Fault::Port) })
         })
         .collect::<Result<_, _>>()?;
-    bounded(set.ranges().len(), set)
+    bounded(set.ranges().len(), most, set)
 }
 
 /// Networks of either family. Bits behind the prefix do not matter, the prefix length must be there.
-pub(super) fn networks(value: &str) -> Result<CidrSet, Fault> {
+pub(super) fn networks(value: &str, most: usize) -> Result<CidrSet, Fault> {
     let set: CidrSet = items(value)
         .map(|item| network(item).ok_or_else(|| refused(item, Fault::Network)))
         .collect::<Result<_, _>>()?;
-    bounded(set.v4().len() + set.v6().len(), set)
+    bounded(set.v4().len() + set.v6().len(), most, set)
 }
 
 /// Names of interfaces.
-pub(super) fn interfaces(value: &str) -> Result<BTreeSet<InterfaceName>, Fault> {
+pub(super) fn interfaces(value: &str, most: usize) -> Result<BTreeSet<InterfaceName>, Fault> {
     let set: BTreeSet<_> = items(value)
         .map(|item| {
             InterfaceName::parse(item).map_err(|fault| match fault {
@@ -74,7 +76,7 @@ pub(super) fn interfaces(value: &str) -> Result<BTreeSet<InterfaceName>, Fault> 
             })
         })
         .collect::<Result<_, _>>()?;
-    bounded(set.len(), set)
+    bounded(set.len(), most, set)
 }
 
 fn network(item: &str) -> Option<IpNet> {
@@ -97,8 +99,8 @@ fn refused(item: &str, fault: fn(String) -> Fault) -> Fault {
     if item.is_empty() { Fault::Empty } else { fault(short(item)) }
 }
 
-fn bounded<T>(intervals: usize, set: T) -> Result<T, Fault> {
-    if intervals <= MOST { Ok(set) } else { Err(Fault::TooMany(intervals)) }
+fn bounded<T>(intervals: usize, most: usize, set: T) -> Result<T, Fault> {
+    if intervals <= most { Ok(set) } else { Err(Fault::TooMany { intervals, most }) }
 }
 
 fn short(text: &str) -> String {

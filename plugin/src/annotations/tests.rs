@@ -9,6 +9,11 @@ fn pod(annotations: &[(&str, &str)]) -> PodFacts {
     PodFacts { annotations: annotations.collect(), ..PodFacts::default() }
 }
 
+/// With as many intervals as are allowed unless somebody says otherwise.
+fn traffic_of(pod: &PodFacts) -> Result<Traffic, AnnotationError> {
+    traffic(pod, MaxIntervals::default())
+}
+
 fn ports(text: &str) -> PortSet {
     text.split(',').filter(|t| !t.is_empty()).map(|t| t.parse::<PortRange>().unwrap()).collect()
 }
@@ -34,7 +39,7 @@ fn a_pod_that_says_nothing_has_istios_defaults() {
         excluded_interfaces: BTreeSet::new(),
         virtual_interfaces: BTreeSet::new(),
     };
-    assert_eq!(traffic(&pod(&[])), Ok(want));
+    assert_eq!(traffic_of(&pod(&[])), Ok(want));
 }
 
 #[test]
@@ -48,7 +53,7 @@ fn the_proxys_ports_are_always_excluded_on_the_way_in() {
         ("80,81\n", "80,81,15020,15021,15090"),
         ("0,65535", "0,65535,15020,15021,15090"),
     ] {
-        let read = traffic(&pod(&[(EXCLUDE_INBOUND, said)])).unwrap();
+        let read = traffic_of(&pod(&[(EXCLUDE_INBOUND, said)])).unwrap();
         assert_eq!(read.excluded_inbound, ports(want), "{said:?}");
     }
 }
@@ -61,14 +66,14 @@ fn inbound_ports_may_be_all_some_none_or_unsaid() {
         ("", InboundPorts::Only(PortSet::default())),
         ("80,443", InboundPorts::Only(ports("80,443"))),
     ] {
-        assert_eq!(traffic(&pod(&[(INCLUDE_INBOUND, said)])).unwrap().included_inbound, want, "{said:?}");
+        assert_eq!(traffic_of(&pod(&[(INCLUDE_INBOUND, said)])).unwrap().included_inbound, want, "{said:?}");
     }
 }
 
 #[test]
 fn outbound_ports_that_are_said_replace_the_default() {
     for (said, want) in [("", ""), ("25,587", "25,587"), ("15020", "15020")] {
-        let read = traffic(&pod(&[(EXCLUDE_OUTBOUND, said), (INCLUDE_OUTBOUND, said)])).unwrap();
+        let read = traffic_of(&pod(&[(EXCLUDE_OUTBOUND, said), (INCLUDE_OUTBOUND, said)])).unwrap();
         assert_eq!((read.excluded_outbound, read.included_outbound), (ports(want), ports(want)), "{said:?}");
     }
 }
@@ -83,9 +88,9 @@ fn networks_may_be_of_both_families_and_have_host_bits() {
         ("::ffff:10.0.0.0/104", Destinations::Only(networks("::ffff:a00:0/104"))),
         ("127.0.0.1/32", Destinations::Only(networks("127.0.0.1/32"))),
     ] {
-        assert_eq!(traffic(&pod(&[(INCLUDE_TO, said)])).unwrap().included_to, want, "{said:?}");
+        assert_eq!(traffic_of(&pod(&[(INCLUDE_TO, said)])).unwrap().included_to, want, "{said:?}");
     }
-    let read = traffic(&pod(&[(EXCLUDE_TO, "10.0.0.0/9,10.128.0.0/9")])).unwrap();
+    let read = traffic_of(&pod(&[(EXCLUDE_TO, "10.0.0.0/9,10.128.0.0/9")])).unwrap();
     assert_eq!(read.excluded_to, networks("10.0.0.0/8"));
 }
 
@@ -104,7 +109,7 @@ fn a04_interface_lists_are_as_istio_takes_them() {
         "eth0 ",
         "eth0 , eth1",
     ] {
-        let read = traffic(&pod(&[(EXCLUDE_INTERFACES, said)]));
+        let read = traffic_of(&pod(&[(EXCLUDE_INTERFACES, said)]));
         assert_eq!(read.unwrap().excluded_interfaces, names(&said.replace(' ', "")), "{said:?}");
     }
     for said in [
@@ -128,7 +133,7 @@ fn a04_interface_lists_are_as_istio_takes_them() {
         "eth0\n,eth1",
     ] {
         for annotation in [EXCLUDE_INTERFACES, VIRTUAL_INTERFACES, KUBEVIRT_INTERFACES] {
-            let fault = traffic(&pod(&[(annotation, said)])).unwrap_err();
+            let fault = traffic_of(&pod(&[(annotation, said)])).unwrap_err();
             assert_eq!(fault.annotation, annotation, "{said:?}");
         }
     }
@@ -139,7 +144,7 @@ fn the_older_name_for_virtual_interfaces_counts_only_alone() {
     for (newer, want) in [(None, "old0"), (Some("new0"), "new0"), (Some(""), "")] {
         let mut said = vec![(KUBEVIRT_INTERFACES, "old0")];
         said.extend(newer.map(|value| (VIRTUAL_INTERFACES, value)));
-        assert_eq!(traffic(&pod(&said)).unwrap().virtual_interfaces, names(want), "{newer:?}");
+        assert_eq!(traffic_of(&pod(&said)).unwrap().virtual_interfaces, names(want), "{newer:?}");
     }
 }
 
@@ -186,7 +191,7 @@ fn a01_a_value_that_cannot_be_meant_is_refused_with_its_place_and_item() {
         (EXCLUDE_TO, "10.0.0.0/8\n", "", ""),
         (EXCLUDE_INTERFACES, "eth0 -j ACCEPT", "\"eth0 -j ACCEPT\"", "a letter first"),
     ] {
-        let read = traffic(&pod(&[(annotation, said)]));
+        let read = traffic_of(&pod(&[(annotation, said)]));
         if item.is_empty() {
             assert!(read.is_ok(), "{said:?}");
             continue;

@@ -1,5 +1,6 @@
 //! Reading typed values out of JSON keys: every wrong one is collected, none stops the reading.
 
+use super::MaxIntervals;
 use serde_json::{Map, Value};
 use std::collections::BTreeSet;
 use std::fmt;
@@ -128,6 +129,15 @@ impl<'a> Entry<'a> {
         match value.as_u64().filter(|ms| (1..=60_000).contains(ms)) {
             Some(ms) => Some(Duration::from_millis(ms)),
             None => self.wrong(key, value, "a whole number of milliseconds from 1 to 60000"),
+        }
+    }
+
+    /// How long a list may be.
+    pub(super) fn intervals(&mut self, key: &str) -> Option<MaxIntervals> {
+        let value = self.get(key)?;
+        match value.as_u64().and_then(|n| u32::try_from(n).ok()).filter(|n| (1..=65_536).contains(n)) {
+            Some(most) => Some(MaxIntervals(most)),
+            None => self.wrong(key, value, "a whole number from 1 to 65536"),
         }
     }
 

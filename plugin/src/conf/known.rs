@@ -3,7 +3,7 @@
 use serde_json::{Map, Value};
 
 /// Every key of ours that means something in an entry.
-const KNOWN: [&str; 16] = [
+const KNOWN: [&str; 17] = [
     "log_level",
     "backend",
     "probed",
@@ -12,6 +12,7 @@ const KNOWN: [&str; 16] = [
     "gates",
     "inboundDefault",
     "ipv6",
+    "max_intervals",
     "facts",
     // The incumbent's.
     "kubernetes",

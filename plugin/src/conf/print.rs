@@ -20,6 +20,7 @@ impl PluginConf {
         let texts = texts.map(|(key, text)| (key.to_owned(), text.into()));
         let lists = [
             ("exclude_namespaces".to_owned(), json!(self.exclude_namespaces)),
+            ("max_intervals".to_owned(), self.max_intervals.0.into()),
             ("facts".to_owned(), self.facts.to_json()),
         ];
         let probed = self.probed.to_json().map(|json| ("probed".to_owned(), json));

@@ -28,7 +28,7 @@ fn every_key_is_read() {
         "log_level": "debug", "backend": "iptables-legacy", "exclude_namespaces": ["b", "a", "a"],
         "pod_namespace": "gybe-system", "gates": "strict", "inboundDefault": "containerPorts", "ipv6": "reject",
         "facts": { "socket": "/run/s", "directory": "/d", "kubeconfig": "/k", "deadline_ms": 150 },
-        "probed": { "backend": "iptables-legacy", "kernel": "5.4.0" },
+        "probed": { "backend": "iptables-legacy", "kernel": "5.4.0" }, "max_intervals": 65_536,
     }))
     .unwrap();
     let want = PluginConf {
@@ -40,6 +40,7 @@ fn every_key_is_read() {
         gates: Gates::Strict,
         inbound_default: InboundDefault::ContainerPorts,
         ipv6: Ipv6Choice::Reject,
+        max_intervals: MaxIntervals(65_536),
         facts: FactsConf {
             socket: Some("/run/s".into()),
             directory: Some("/d".into()),
@@ -54,6 +55,9 @@ fn every_key_is_read() {
 fn a_wrong_value_is_an_error_that_names_key_and_value() {
     for (entry, key, value) in [
         (json!({ "backend": "nftt" }), "backend", "\"nftt\""),
+        (json!({ "max_intervals": 0 }), "max_intervals", "0"),
+        (json!({ "max_intervals": 65_537 }), "max_intervals", "65537"),
+        (json!({ "max_intervals": "9" }), "max_intervals", "\"9\""),
         (json!({ "backend": 1 }), "backend", "1"),
         (json!({ "backend": "" }), "backend", "\"\""),
         (json!({ "log_level": "loud" }), "log_level", "\"loud\""),
@@ -179,7 +183,7 @@ fn what_is_written_is_what_is_read() {
     let all = read(&json!({
         "log_level": "none", "backend": "iptables-nft", "exclude_namespaces": ["b", "a\"\\"],
         "pod_namespace": "gybe-system", "gates": "strict", "inboundDefault": "containerPorts", "ipv6": "leave",
-        "probed": { "backend": "nft", "kernel": "6.18.1" },
+        "probed": { "backend": "nft", "kernel": "6.18.1" }, "max_intervals": 1,
         "facts": { "socket": "/run/s", "directory": "/d", "kubeconfig": "/k", "deadline_ms": 1 },
     }))
     .unwrap();

@@ -14,7 +14,7 @@ fn a02_a_value_is_what_was_read_and_not_how_it_was_written() {
         (EXCLUDE_TO, "FD00:0::1/8", "fd00::/8"),
         (EXCLUDE_INTERFACES, " eth0 , eth0", "eth0"),
     ] {
-        let all = |value| traffic(&pod(&[(annotation, value)])).unwrap();
+        let all = |value| traffic_of(&pod(&[(annotation, value)])).unwrap();
         assert_eq!(all(written), all(read), "{annotation}: {written:?}");
         assert!(!format!("{:?}", all(written)).contains(written), "{annotation}: {written:?}");
     }
@@ -23,7 +23,7 @@ fn a02_a_value_is_what_was_read_and_not_how_it_was_written() {
 #[test]
 fn a09_an_item_is_told_escaped_and_cut_short() {
     for said in ["9".repeat(200_000), format!("{}80", "0".repeat(200_000)), "\u{1b}[31m".repeat(90_000)] {
-        let told = traffic(&pod(&[(EXCLUDE_INBOUND, &said)])).unwrap_err().to_string();
+        let told = traffic_of(&pod(&[(EXCLUDE_INBOUND, &said)])).unwrap_err().to_string();
         assert!(told.len() < 400 && !told.contains('\u{1b}'), "{told}");
     }
 }
@@ -41,8 +41,20 @@ fn a03_a_list_is_bounded_by_the_intervals_it_comes_to() {
         (EXCLUDE_TO, subnets(4096), true),
         (EXCLUDE_TO, subnets(4097), false),
     ] {
-        assert_eq!(traffic(&pod(&[(annotation, &said)])).is_ok(), works, "{annotation} {}", said.len());
+        assert_eq!(traffic_of(&pod(&[(annotation, &said)])).is_ok(), works, "{annotation} {}", said.len());
     }
+}
+
+#[test]
+fn a03_the_operator_says_how_long_a_list_may_be() {
+    let conf = |most: u32| {
+        let entry = serde_json::json!({ "max_intervals": most });
+        crate::conf::PluginConf::read(entry.as_object().unwrap()).unwrap().max_intervals
+    };
+    let said = pod(&[(EXCLUDE_OUTBOUND, "80,82,84-90")]);
+    assert!(traffic(&said, conf(3)).is_ok());
+    let told = traffic(&said, conf(2)).unwrap_err().to_string();
+    assert!(told.contains("3 items, where at most 2 are allowed (the operator's max_intervals)"), "{told}");
 }
 
 /// What this thread computed, so that a busy machine changes nothing.
@@ -62,11 +74,11 @@ fn a03_a_quarter_megabyte_is_read_and_merged_in_no_time() {
     assert!(every.len() > 250_000);
     let networks: Vec<_> = (0..18_000).map(|i| format!("10.{}.{}.0/24", i / 256 % 256, i % 256)).collect();
     let networks = networks.join(",");
-    let cpu = cpu_milliseconds(|| assert_eq!(lists::ports(&every).unwrap().ranges().len(), 1));
+    let cpu = cpu_milliseconds(|| assert_eq!(lists::ports(&every, 4096).unwrap().ranges().len(), 1));
     assert!(cpu <= most, "ports: {cpu} ms");
-    let cpu = cpu_milliseconds(|| assert!(lists::networks(&networks).unwrap().v4().len() < 100));
+    let cpu = cpu_milliseconds(|| assert!(lists::networks(&networks, 4096).unwrap().v4().len() < 100));
     assert!(cpu <= most, "networks: {cpu} ms");
     let scattered: Vec<_> = (0..32_768).map(|i| (2 * i).to_string()).collect();
-    let cpu = cpu_milliseconds(|| assert!(lists::ports(&scattered.join(",")).is_err()));
+    let cpu = cpu_milliseconds(|| assert!(lists::ports(&scattered.join(","), 4096).is_err()));
     assert!(cpu <= most, "scattered: {cpu} ms");
 }
