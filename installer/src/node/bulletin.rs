@@ -23,6 +23,8 @@ pub(crate) struct Posted {
     pub(crate) missing_since: Option<Instant>,
     /// Whether all was as wanted once.
     pub(crate) was_well: bool,
+    /// A directory that is mounted here and was deleted on the host, in a sentence.
+    pub(crate) cut_off: Option<String>,
     /// What stands in nobody's way, and should be known.
     pub(crate) notes: Vec<String>,
     /// What is wrong with the ConfigMap, while that from before holds.

@@ -9,7 +9,8 @@ use std::fmt::Write as _;
 pub(crate) fn page(path: &str, seen: &Seen) -> Option<Page> {
     match path {
         "/healthz" => {
-            Some(seen.hangs().map_or_else(|| Page::good("ok\n"), |why| Page::bad(format!("{why}\n"))))
+            let ends = seen.is_beyond_help();
+            Some(ends.map_or_else(|| Page::good("ok\n"), |why| Page::bad(format!("{why}\n"))))
         }
         "/readyz" => Some(ready(seen)),
         "/left" => Some(left(seen)),

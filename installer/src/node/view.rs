@@ -46,8 +46,14 @@ impl View<'_> {
 
 impl Seen {
     /// Whether the loop lives.
-    pub(crate) fn hangs(&self) -> Option<String> {
+    fn hangs(&self) -> Option<String> {
         (self.idle > HUNG).then(|| format!("the loop has ended no turn for {} s", self.idle.as_secs()))
+    }
+
+    /// Why only another start of the container can help: its loop hangs, or a directory that it holds is
+    /// gone, and the host has another in its place (F13). A mount follows an inode, not a path.
+    pub(crate) fn is_beyond_help(&self) -> Option<String> {
+        self.hangs().or_else(|| self.posted.cut_off.clone())
     }
 
     /// What keeps the agent from being ready, in sentences.

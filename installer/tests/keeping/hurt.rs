@@ -38,6 +38,28 @@ fn f13_a_conf_directory_behind_a_link_is_followed_when_the_link_moves() {
     eventually("peace", || agent.is_ready());
 }
 
+/// As a mount holds it: by the inode, whatever stands at its path now.
+#[test]
+fn f13_a_conf_directory_that_was_deleted_under_its_mount_ends_the_agents_health() {
+    let mut node = Node::new("deleted");
+    node.puts(FILE, PRIMARY);
+    let directory = node.root.join("net.d");
+    let held = fs::File::open(&directory).unwrap();
+    let mount = format!("/proc/{}/fd/{}", std::process::id(), std::os::fd::AsRawFd::as_raw_fd(&held));
+    node.sets("MOUNTED_CNI_NET_DIR", &mount);
+    let mut agent = node.agent();
+    eventually("an entry", || node.entry(FILE).is_some() && agent.is_ready());
+    assert_eq!(agent.get("/healthz").0, 200);
+    fs::remove_dir_all(&directory).unwrap();
+    fs::create_dir(&directory).unwrap();
+    node.puts(FILE, PRIMARY);
+    eventually("an end of its health", || agent.get("/healthz").0 == 503);
+    let text = agent.get("/healthz").1;
+    assert!(text.contains("the conf directory was deleted on the host"), "{text}");
+    agent.tells("the conf directory was deleted on the host");
+    assert!(node.entry(FILE).is_none(), "it cannot be reached from here");
+}
+
 #[test]
 fn f37_a_name_that_is_a_directory_is_told_and_tried_again_without_haste() {
     let node = Node::new("occupied");

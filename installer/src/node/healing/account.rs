@@ -2,7 +2,7 @@
 
 use super::told::in_words;
 use super::{AGAIN, EVERY, Healing, Next};
-use crate::install::change::Change;
+use crate::install::change::{Change, Problem};
 use crate::install::perform::PerformError;
 use crate::install::{Fight, Pass};
 use crate::node::bulletin::Stage;
@@ -14,6 +14,8 @@ impl Healing<'_> {
     /// `woken` is when this turn began.
     pub(super) fn account(&mut self, pass: &Pass, woken: Instant) -> Next {
         self.posted.missing = missing(pass);
+        let mut problems = pass.left.problems.iter();
+        self.posted.cut_off = problems.find(|it| matches!(it, Problem::Deleted(_))).map(ToString::to_string);
         let notes = pass.left.problems.iter().filter(|problem| !problem.blocks());
         self.posted.notes = notes.map(ToString::to_string).collect();
         let healed = self.healed(pass, woken);
