@@ -4,10 +4,12 @@
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::signal::{Signal, killpg};
 use nix::sys::wait::{Id, WaitPidFlag, waitid};
 use nix::unistd::Pid;
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
+use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus};
 use std::sync::mpsc;
 use std::thread;
@@ -51,7 +53,8 @@ pub fn run(
 ) -> Result<Ended, NotRun> {
     let (mut output, mut complaint) = (bounded(output)?, bounded(complaint)?);
     command.stdin(filled(input)?).stdout(output.try_clone()?).stderr(complaint.try_clone()?);
-    let child = command.spawn().map_err(NotRun::Start)?;
+    // A group of its own, so that what it has started ends with it when it takes too long.
+    let child = command.process_group(0).spawn().map_err(NotRun::Start)?;
     let status = end_of(child, time)?.ok_or(NotRun::Late(time))?;
     Ok(Ended { status, stdout: written(&mut output)?, stderr: written(&mut complaint)? })
 }
@@ -93,16 +96,16 @@ fn end_of(mut child: Child, time: Duration) -> io::Result<Option<ExitStatus>> {
     thread::scope(|scope| {
         let (ended, end) = mpsc::channel();
         // Looks without reaping, so that the number still means this child when it is killed.
-        scope.spawn(move || {
+        let looks = thread::Builder::new().spawn_scoped(scope, move || {
             while waitid(Id::Pid(pid), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT) == Err(Errno::EINTR) {}
             let _nobody_waits = ended.send(());
         });
-        let in_time = end.recv_timeout(time).is_ok();
+        let in_time = looks.is_ok() && end.recv_timeout(time).is_ok();
         if !in_time {
-            child.kill()?;
+            killpg(pid, Signal::SIGKILL)?;
         }
         let status = child.wait()?;
-        Ok(in_time.then_some(status))
+        looks.map(|_| in_time.then_some(status))
     })
 }
 

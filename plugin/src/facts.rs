@@ -71,7 +71,9 @@ impl FactsError {
     /// What would help.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
-            Self::NobodyToAsk => Some("set facts.socket or facts.directory in the plugin's configuration"),
+            Self::NobodyToAsk => {
+                Some("set facts.socket, facts.kubeconfig or facts.directory in the plugin's configuration")
+            }
             Self::Unknown(_) | Self::Another { .. } => Some(
                 "the kubelet tries again; if it stays so, look at the agent's log, or at who writes facts.directory",
             ),
@@ -80,7 +82,8 @@ impl FactsError {
             ),
             Self::Kubeconfig(fault) => Some(fault.hint()),
             Self::Directory(_) => None,
-            Self::Several { first, .. } => first.hint(),
+            // Room for what each had to say: advice about the first would cut off the second.
+            Self::Several { .. } => None,
         }
     }
 }

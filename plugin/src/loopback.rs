@@ -36,10 +36,12 @@ pub(crate) fn settle(redirection: &Redirection, rtnetlink: &mut Rtnetlink, netns
     let start = Instant::now();
     let mut unseen_since = start;
     loop {
+        // First: whoever has raised it is a program by now, and is seen as long as it runs.
+        let is_down = is_down(rtnetlink);
         if is_at_work(parent_id(), netns) {
             // Becoming a program it has no environment for a moment, and is not known.
             unseen_since = Instant::now();
-        } else if !is_down(rtnetlink) {
+        } else if !is_down {
             return;
         }
         if start.elapsed() >= AT_WORK || unseen_since.elapsed() >= DOWN {

@@ -45,7 +45,7 @@ fn ambient(entry: &mut Entry<'_>) {
 
 impl Kubernetes {
     fn read(entry: &mut Entry<'_>) -> Self {
-        // Where `gybe pod-facts` would be looked for; read so that a wrong one is told.
+        // Means nothing here; read so that a wrong one is told.
         let _ = entry.path("cni_bin_dir");
         Self { kubeconfig: entry.path("kubeconfig"), exclude_namespaces: entry.texts("exclude_namespaces") }
     }

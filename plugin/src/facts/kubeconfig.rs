@@ -5,6 +5,7 @@ use super::wire::{self, Answer, LONGEST_ANSWER, WireError};
 use crate::args::PodRef;
 use crate::pod::PodFacts;
 use gybe_netfilter::program::{self, Ended, NotRun};
+use nix::errno::Errno;
 use std::fs::OpenOptions;
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
@@ -67,7 +68,7 @@ impl KubeconfigError {
             KubeconfigFault::Read(_) => {
                 "see that the file is there, or take kubeconfig out and run the node agent"
             }
-            KubeconfigFault::Program { .. } => {
+            KubeconfigFault::Program { .. } if self.is_configured_wrong() => {
                 "install gybe beside gybe-cni, or take kubeconfig out and run the node agent"
             }
             _ => "see that the API server answers and lets this kubeconfig get pods; the kubelet tries again",
@@ -76,7 +77,15 @@ impl KubeconfigError {
 
     /// Whether another try would end the same way until somebody changes this node.
     pub fn is_configured_wrong(&self) -> bool {
-        matches!(self.fault, KubeconfigFault::Read(_) | KubeconfigFault::Program { .. })
+        match &self.fault {
+            KubeconfigFault::Read(_) => true,
+            // Anything else is a shortage of the moment: of processes, of memory, of descriptors.
+            KubeconfigFault::Program { source, .. } => {
+                let errno = source.raw_os_error().map(Errno::from_raw);
+                matches!(errno, Some(Errno::ENOENT | Errno::ENOTDIR | Errno::EACCES | Errno::ENOEXEC))
+            }
+            _ => false,
+        }
     }
 }
 
