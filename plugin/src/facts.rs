@@ -81,9 +81,9 @@ impl FactsError {
                 "see that the node agent (gybe node, DaemonSet gybe-node) runs on this node; the kubelet tries again",
             ),
             Self::Kubeconfig(fault) => Some(fault.hint()),
-            Self::Directory(_) => None,
-            // Room for what each had to say: advice about the first would cut off the second.
-            Self::Several { .. } => None,
+            // Of several there has to be room for what each had to say: advice about the first would cut
+            // off the second.
+            Self::Directory(_) | Self::Several { .. } => None,
         }
     }
 }
