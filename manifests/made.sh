@@ -1,6 +1,6 @@
 #!/bin/sh
-# Writes what kustomize makes of each overlay to target/manifests/PLATFORM.yaml. Takes the kustomize
-# that is installed, or kubectl's, when it is of version 5; where there is neither, builds one with Go:
+# Writes what kustomize makes of each overlay to target/manifests/PLATFORM.yaml, and of the default one
+# with each component to with-COMPONENT.yaml. Takes the kustomize that is installed, or kubectl's, when it is of version 5; where there is neither, builds one with Go:
 # the one installed, or Debian 13's, unpacked below target/tools.
 set -eu
 cd "$(dirname "$0")/.."
@@ -36,4 +36,16 @@ rm -f target/manifests/*.yaml
 for overlay in manifests/overlays/*/; do
     platform=$(basename "$overlay")
     build "$overlay" >"target/manifests/$platform.yaml"
+done
+for component in manifests/components/*/; do
+    name=$(basename "$component")
+    mkdir -p "target/components/$name"
+    # As an operator's own overlay does.
+    cat >"target/components/$name/kustomization.yaml" <<END
+apiVersion: kustomize.config.k8s.io/v1beta1
+kind: Kustomization
+resources: [../../../manifests/overlays/default]
+components: [../../../$component]
+END
+    build "target/components/$name" >"target/manifests/with-$name.yaml"
 done
