@@ -11,8 +11,16 @@ trap 'rm -rf "$scratch"' EXIT
 trap 'exit 1' INT TERM HUP
 
 # A package state of our own beside the machine's: its mirror, its keys, other suites.
-mirror=$(apt-get indextargets --format '$(REPO_URI)' \
-    'Created-By: Packages' 'Origin: Debian' 'Label: Debian' | head -n 1)
+find_mirror() {
+    apt-get indextargets --format '$(REPO_URI)' \
+        'Created-By: Packages' 'Origin: Debian' 'Label: Debian' | head -n 1
+}
+mirror=$(find_mirror)
+# An image without package lists does not know whose mirrors its are.
+if [ -z "$mirror" ] && [ "$(id -u)" = 0 ]; then
+    apt-get update -qq
+    mirror=$(find_mirror)
+fi
 if [ -z "$mirror" ]; then
     echo "no Debian mirror among this machine's package sources (apt-get indextargets names none)" >&2
     echo "add one and run apt-get update, then do this again" >&2
