@@ -155,15 +155,9 @@ impl<'a> Healing<'a> {
         let places = &self.following.good.ground.places;
         let next = match pass(places, &wanted, &mut self.memory) {
             Ok(pass) => self.account(&pass, woken),
-            Err(busy) => {
-                self.told.state("busy", ("info", Some(busy.to_string())), json!({}));
-                if self.wanted.is_none() {
-                    self.posted.missing = vec![busy.to_string()];
-                }
-                return Next::Deaf(AGAIN);
-            }
+            Err(busy) => return self.waits_for(&busy),
         };
-        self.told.state("busy", ("info", None), json!({}));
+        self.told.state("busy", ("warn", None), json!({}));
         self.wanted = Some(wanted);
         self.posted.missing.extend(ready.err());
         self.forget_credentials();

@@ -3,7 +3,7 @@
 use super::told::in_words;
 use super::{AGAIN, EVERY, Healing, Next};
 use crate::install::change::{Change, Problem};
-use crate::install::perform::PerformError;
+use crate::install::perform::{Busy, PerformError};
 use crate::install::{Fight, Pass};
 use crate::node::bulletin::Stage;
 use crate::settings::{Mode, PLUGIN};
@@ -23,6 +23,16 @@ impl Healing<'_> {
         self.tell(pass, healed);
         self.stage(pass);
         self.next(pass)
+    }
+
+    /// Nothing could be looked at, so what was known before holds no more.
+    pub(super) fn waits_for(&mut self, busy: &Busy) -> Next {
+        self.posted.missing = vec![busy.to_string()];
+        if self.following.good.choices.mode == Mode::Leave {
+            self.posted.stage = Stage::Leaving;
+        }
+        self.told.state("busy", ("warn", Some(busy.to_string())), json!({}));
+        Next::Deaf(AGAIN)
     }
 
     /// How long it was undone, when it is no more.
