@@ -1,6 +1,7 @@
 //! The loop turned by hand, for what would take minutes to wait for.
 
 use super::*;
+use crate::install::perform::Turn;
 use crate::node::PodsFrom;
 use crate::node::bulletin::Stage;
 use serde_json::Value;
@@ -69,13 +70,18 @@ impl Drop for Ground {
 
 /// Turns a loop of its own, which rests as long, as often as it is told.
 fn turns(ground: &Ground, rest: Duration, work: impl FnOnce(&mut dyn FnMut() -> Stage)) {
+    posts(ground, rest, |turn| work(&mut || turn().stage));
+}
+
+/// The same, for who reads all that is posted.
+fn posts(ground: &Ground, rest: Duration, work: impl FnOnce(&mut dyn FnMut() -> Posted)) {
     let pods = PodsFrom::new(&ground.0.join("pods"));
     let (bulletin, journal) = (Bulletin::default(), Journal::default());
     let around = Around { pods: &pods, bulletin: &bulletin, journal: &journal, label: None };
     let mut healing = Healing::new(ground.keeping(rest), around);
     work(&mut || {
         healing.turn(Instant::now());
-        bulletin.read().stage
+        bulletin.read()
     });
 }
 
@@ -122,6 +128,35 @@ fn f29_without_the_cache_nobody_knows_who_lives_and_the_plugin_stays() {
         for _ in 0..3 {
             assert_eq!(turn(), Stage::Left { plugin_stays: true });
         }
+    });
+}
+
+#[test]
+fn while_another_gybe_is_at_it_nothing_is_said_to_be_as_wanted() {
+    let ground = Ground::new("busy");
+    posts(&ground, REST, |turn| {
+        assert!(turn().missing.is_empty());
+        let other = Turn::take(&ground.0.join("bin")).unwrap();
+        let told = turn().missing;
+        assert!(told.len() == 1 && told[0].starts_with("another gybe is changing"), "{told:?}");
+        ground.asks("leave");
+        assert_eq!(turn().stage, Stage::Leaving);
+        drop(other);
+        let posted = turn();
+        assert!(posted.missing.is_empty() && posted.stage == Stage::Left { plugin_stays: true });
+    });
+}
+
+#[test]
+fn a_configmap_that_can_be_read_again_is_followed_again_though_it_says_the_same() {
+    let ground = Ground::new("unread");
+    ground.asks("install");
+    posts(&ground, REST, |turn| {
+        assert_eq!(turn().settings, None);
+        fs::write(ground.0.join("config/mode"), [0xff]).unwrap();
+        assert!(turn().settings.is_some_and(|why| why.contains("config/mode")));
+        ground.asks("install");
+        assert_eq!(turn().settings, None);
     });
 }
 
