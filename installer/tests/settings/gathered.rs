@@ -25,8 +25,12 @@ impl Mount {
             fs::write(data.join(key), text).unwrap();
             let _ = symlink(Path::new("..data").join(key), self.0.join(key));
         }
+        let old = fs::read_link(self.0.join("..data")).map(|old| self.0.join(old));
         symlink(format!("..{version}"), self.0.join("..data_tmp")).unwrap();
         fs::rename(self.0.join("..data_tmp"), self.0.join("..data")).unwrap();
+        if let Ok(old) = old {
+            fs::remove_dir_all(old).unwrap();
+        }
     }
 
     fn environment(&self) -> BTreeMap<String, String> {
@@ -55,6 +59,24 @@ fn the_kubelets_newest_version_is_read_whole() {
     assert_eq!(mount.files(), pairs(&[("mode", "install"), ("log_level", "debug")]));
     mount.swap("two", &[("mode", "leave")]);
     assert_eq!(mount.files(), pairs(&[("mode", "leave")]), "log_level leads nowhere now");
+}
+
+#[test]
+fn a_version_that_is_removed_while_it_is_read_never_passes_for_a_poorer_one() {
+    let mount = Mount::new("removed");
+    let keys: Vec<_> = (0..50).map(|n| format!("key-{n}")).collect();
+    let files: Vec<_> = keys.iter().map(|key| (key.as_str(), "x")).collect();
+    mount.swap("first", &files);
+    std::thread::scope(|scope| {
+        let swaps = scope.spawn(|| (0..300).for_each(|n| mount.swap(&n.to_string(), &files)));
+        while !swaps.is_finished() {
+            // Where the kubelet is that fast, to say so is right.
+            if let Ok(given) = Given::gather(mount.environment()) {
+                assert_eq!(given.files.len(), keys.len());
+            }
+        }
+    });
+    assert_eq!(mount.files().len(), keys.len());
 }
 
 #[test]
