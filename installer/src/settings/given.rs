@@ -64,16 +64,21 @@ pub fn config_directory(environment: &BTreeMap<String, String>) -> PathBuf {
 /// file: what was read counts only if the link still leads there.
 fn config_map(directory: &Path) -> Result<BTreeMap<String, String>, Unread> {
     for _ in 0..ATTEMPTS {
-        let held = current(directory)?;
-        let read = held.as_ref().map_or_else(|| Ok(BTreeMap::new()), |held| files(directory, held));
-        if identity(held.as_ref(), directory)? == identity(current(directory)?.as_ref(), directory)? {
-            return read;
+        if let Some(files) = whole(directory, current(directory)?.as_ref())? {
+            return Ok(files);
         }
     }
     Err(Unread {
         path: directory.to_owned(),
         source: io::Error::other("it changes faster than it can be read"),
     })
+}
+
+/// None when the link leads elsewhere by the time all is read, however that went.
+fn whole(directory: &Path, held: Option<&OwnedFd>) -> Result<Option<BTreeMap<String, String>>, Unread> {
+    let read = held.map_or_else(|| Ok(BTreeMap::new()), |held| files(directory, held));
+    let stays = identity(held, directory)? == identity(current(directory)?.as_ref(), directory)?;
+    if stays { read.map(Some) } else { Ok(None) }
 }
 
 /// What the link leads to; the directory itself where there is no link.
@@ -136,5 +141,35 @@ fn bounded(file: File) -> io::Result<Option<String>> {
     match file.take(LARGEST + 1).read_to_string(&mut text)? as u64 > LARGEST {
         true => Err(io::ErrorKind::FileTooLarge.into()),
         false => Ok(Some(text)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn what_the_kubelet_removes_while_it_is_read_never_passes_for_a_poorer_configmap() {
+        let root = std::env::temp_dir().join(format!("gybe-given-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&root);
+        fs::create_dir_all(&root).unwrap();
+        let nothing = whole(&root, None);
+        for version in ["..1", "..2"] {
+            fs::create_dir(root.join(version)).unwrap();
+            fs::write(root.join(version).join("mode"), "leave").unwrap();
+        }
+        symlink("..1", root.join("..data")).unwrap();
+        let held = current(&root).unwrap();
+        let before = whole(&root, held.as_ref());
+        symlink("..2", root.join("..data_tmp")).unwrap();
+        fs::rename(root.join("..data_tmp"), root.join("..data")).unwrap();
+        fs::remove_dir_all(root.join("..1")).unwrap();
+        let (removed, again) = (whole(&root, held.as_ref()), config_map(&root));
+        fs::remove_dir_all(&root).unwrap();
+        let leave = BTreeMap::from([("mode".to_owned(), "leave".to_owned())]);
+        assert_eq!((nothing.unwrap(), removed.unwrap()), (None, None));
+        assert_eq!((before.unwrap(), again.unwrap()), (Some(leave.clone()), leave));
     }
 }

@@ -62,24 +62,6 @@ fn the_kubelets_newest_version_is_read_whole() {
 }
 
 #[test]
-fn a_version_that_is_removed_while_it_is_read_never_passes_for_a_poorer_one() {
-    let mount = Mount::new("removed");
-    let keys: Vec<_> = (0..50).map(|n| format!("key-{n}")).collect();
-    let files: Vec<_> = keys.iter().map(|key| (key.as_str(), "x")).collect();
-    mount.swap("first", &files);
-    std::thread::scope(|scope| {
-        let swaps = scope.spawn(|| (0..300).for_each(|n| mount.swap(&n.to_string(), &files)));
-        while !swaps.is_finished() {
-            // Where the kubelet is that fast, to say so is right.
-            if let Ok(given) = Given::gather(mount.environment()) {
-                assert_eq!(given.files.len(), keys.len());
-            }
-        }
-    });
-    assert_eq!(mount.files().len(), keys.len());
-}
-
-#[test]
 fn a_plain_directory_will_do_and_none_is_an_empty_one() {
     let mount = Mount::new("plain");
     fs::write(mount.0.join("mode"), "leave\n").unwrap();
