@@ -159,8 +159,11 @@ impl<'a> Healing<'a> {
         };
         self.told.state("busy", ("warn", None), json!({}));
         self.wanted = Some(wanted);
+        // What is left to do may be the conf that names it.
+        if self.posted.missing.is_empty() {
+            self.forget_credentials();
+        }
         self.posted.missing.extend(ready.err());
-        self.forget_credentials();
         next
     }
 

@@ -161,6 +161,20 @@ fn a_configmap_that_can_be_read_again_is_followed_again_though_it_says_the_same(
 }
 
 #[test]
+fn the_kubeconfig_goes_only_after_the_conf_is_as_wanted() {
+    let ground = Ground::new("kubeconfig");
+    let conf = ground.0.join("net.d/10.conflist");
+    let primary = fs::read(&conf).unwrap();
+    fs::write(&conf, "{").unwrap();
+    fs::write(ground.0.join("run/kubeconfig"), "").unwrap();
+    posts(&ground, REST, |turn| {
+        assert!(!turn().missing.is_empty() && ground.has("run/kubeconfig"));
+        fs::write(&conf, primary).unwrap();
+        assert!(turn().missing.is_empty() && !ground.has("run/kubeconfig"));
+    });
+}
+
+#[test]
 fn istiod_in_a_namespace_that_is_not_left_alone_is_told_on_its_node() {
     let ground = Ground::new("istiod");
     let (pods, keeping) = (PodsFrom::new(&ground.0.join("pods")), ground.keeping(REST));
