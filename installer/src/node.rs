@@ -9,6 +9,7 @@ mod beside;
 mod bulletin;
 mod calls;
 mod credentials;
+mod daemonset;
 mod healing;
 mod health;
 mod http;

@@ -141,7 +141,12 @@ fn a_refusal_is_no_news_of_pods() {
     while known.state().silent < some {
         thread::sleep(Duration::from_millis(1));
     }
-    known.lost(&ApiError::Refused { status: 401, sentence: "no".into(), retry_after: None });
+    known.lost(&ApiError::Refused {
+        status: 401,
+        reason: String::new(),
+        sentence: "no".into(),
+        retry_after: None,
+    });
     assert!(known.state().silent >= some);
     known.open();
     assert!(known.state().silent < some);
@@ -150,7 +155,8 @@ fn a_refusal_is_no_news_of_pods() {
 #[test]
 fn trouble_is_news_once_and_gone_when_the_watch_is_open() {
     let known = Known::default();
-    let refused = ApiError::Refused { status: 403, sentence: "no".into(), retry_after: None };
+    let refused =
+        ApiError::Refused { status: 403, reason: String::new(), sentence: "no".into(), retry_after: None };
     assert!(known.lost(&refused) && !known.lost(&refused));
     assert_eq!(known.state().trouble.unwrap().status, Some(403));
     assert!(known.lost(&ApiError::Late(Duration::from_secs(1))));
