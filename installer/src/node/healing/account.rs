@@ -102,7 +102,7 @@ impl Healing<'_> {
     fn next(&self, pass: &Pass) -> Next {
         let wait = match &pass.fight {
             Some(Fight { wait: Some(wait), .. }) => return Next::Deaf(*wait),
-            _ if failed(pass) => return Next::Deaf(AGAIN),
+            _ if failed(pass) || is_in_vain(pass) => return Next::Deaf(AGAIN),
             _ => self.leaving.rests(Instant::now()).filter(|rest| !rest.is_zero()),
         };
         Next::Wakes(wait.map_or(EVERY, |rest| rest.min(EVERY)))
@@ -112,6 +112,22 @@ impl Healing<'_> {
 /// Whether something was refused. Where somebody else was faster, their write wakes us.
 fn failed(pass: &Pass) -> bool {
     pass.performed.failed.iter().any(|why| !matches!(why, PerformError::Overtaken { .. }))
+}
+
+/// Whether a program that was placed is to be placed again: the file system keeps no modes, or somebody
+/// wants that name as much as we do. Our own write wakes us, and would without end.
+fn is_in_vain(pass: &Pass) -> bool {
+    let mut placed = pass.plan.changes.iter().filter(|change| matches!(change, Change::Place { .. }));
+    pass.performed.done > 0 && placed.any(|change| is_left(change, pass))
+}
+
+/// What serves under a program's name by now makes no difference.
+fn is_left(change: &Change, pass: &Pass) -> bool {
+    let name = |change: &Change| match change {
+        Change::Place { program, .. } => Some(program.name.clone()),
+        _ => None,
+    };
+    pass.left.changes.iter().any(|left| name(left) == name(change))
 }
 
 /// In sentences; empty when the node is as wanted.

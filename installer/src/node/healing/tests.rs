@@ -1,6 +1,7 @@
 //! The loop turned by hand, for what would take minutes to wait for.
 
 use super::*;
+use crate::install::change::Change;
 use crate::install::perform::Turn;
 use crate::node::PodsFrom;
 use crate::node::bulletin::Stage;
@@ -172,6 +173,24 @@ fn the_kubeconfig_goes_only_after_the_conf_is_as_wanted() {
         fs::write(&conf, primary).unwrap();
         assert!(turn().missing.is_empty() && !ground.has("run/kubeconfig"));
     });
+}
+
+#[test]
+fn a_program_that_does_not_stay_is_placed_again_after_a_while_and_not_without_end() {
+    let ground = Ground::new("in-vain");
+    let pods = PodsFrom::new(&ground.0.join("pods"));
+    let (bulletin, journal) = (Bulletin::default(), Journal::default());
+    let around = Around { pods: &pods, bulletin: &bulletin, journal: &journal, label: None };
+    let mut healing = Healing::new(ground.keeping(REST), around);
+    let (wanted, now) = (healing.wanted().unwrap(), Instant::now());
+    let places = healing.following.good.ground.places.clone();
+    let mut pass = pass(&places, &wanted, &mut Memory::default()).unwrap();
+    assert!(pass.left.is_done());
+    assert_eq!(healing.account(&pass, now), Next::Wakes(EVERY));
+    pass.left.changes = pass.plan.changes.clone();
+    pass.left.changes.retain(|change| matches!(change, Change::Place { .. }));
+    assert!(!pass.left.changes.is_empty());
+    assert_eq!(healing.account(&pass, now), Next::Deaf(AGAIN));
 }
 
 #[test]
