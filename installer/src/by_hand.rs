@@ -2,6 +2,7 @@
 //! without a cluster. What the agent learns from it is seen on the node, or said.
 
 mod out;
+mod rest;
 mod run_directory;
 
 pub use out::{Out, Stays, StaysWhile, leave};

@@ -10,7 +10,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 /// The operator's tool, and the agent.
-const TOOL: &str = "gybe";
+pub const TOOL: &str = "gybe";
 
 /// Both programs of one version.
 #[derive(Debug, Clone, PartialEq, Eq)]

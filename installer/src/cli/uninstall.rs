@@ -16,8 +16,8 @@ use std::path::PathBuf;
 /// Take gybe out of this node: first out of every conf file, each byte of the others' as it was; then,
 /// when nothing can ask for them any more, the programs.
 ///
-/// The plugin stays, answering DEL, as long as a living sandbox may ask for it, and for the call that
-/// changes a conf file in any case; gybe stays with it. Called again it goes on, until it says that it is
+/// The plugin stays, answering DEL, as long as a living sandbox may ask for it, and for five minutes
+/// after a change of the conf directory in any case; gybe stays with it. Called again it goes on, until it says that it is
 /// finished. Exit code 0: no conf file names gybe-cni. 1: something stands in the way.
 #[derive(Debug, Args)]
 pub(super) struct UninstallArgs {

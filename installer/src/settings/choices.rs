@@ -38,7 +38,7 @@ pub enum Mode {
     /// In the chain.
     #[default]
     Install,
-    /// Out of it, and nothing left behind.
+    /// Out of it; the programs go when no sandbox needs them.
     Leave,
 }
 

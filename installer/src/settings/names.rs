@@ -39,7 +39,11 @@ const fn other(fate: Fate, name: &'static str, meaning: &'static str) -> Name {
 
 /// Keys of the ConfigMap. A changed one is followed without a restart.
 pub const KEYS: [Name; 16] = [
-    honoured("mode", "install", "`install`, or `leave`: out of the chain, and nothing left behind"),
+    honoured(
+        "mode",
+        "install",
+        "`install`, or `leave`: out of the chain; the programs go when no sandbox needs them",
+    ),
     honoured("shape", "chained", "`chained`, `standalone` or `dropin`: where the entry goes"),
     honoured(
         "conf_name",

@@ -1,7 +1,7 @@
 //! From the settings, and what is known of the node, to the state the node is to be in: pure.
 
 use super::{Mode, PLUGIN, Settings};
-use crate::image::Image;
+use crate::image::{Image, TOOL};
 use crate::install::entry::{Entry, EntryError};
 use crate::install::seen::Hash;
 use crate::install::wanted::{Install, Leave, Place, Program, Shape, TakeOver, Wanted};
@@ -87,16 +87,17 @@ impl Settings {
             Shape::Standalone { file } => Some(file.clone()),
             Shape::DropIn => None,
         };
-        let mut programs = node.image.programs(&self.choices.also_as);
-        let is_plugin = |program: &Program| program.name.as_os_str() == PLUGIN;
-        if node.burial == Burial::Later {
-            programs.retain(|program| !is_plugin(program));
-        }
-        let tombstones = programs.iter().filter(|program| is_plugin(program)).cloned();
+        let programs = node.image.programs(&self.choices.also_as);
+        let is = |program: &Program, name: &str| program.name.as_os_str() == name;
+        let tombstones = programs.iter().filter(|program| is(program, PLUGIN)).cloned();
+        let (last, others): (Vec<_>, Vec<_>) =
+            programs.iter().map(|program| program.name.clone()).partition(|name| name.as_os_str() == TOOL);
         Leave {
             plugin: PLUGIN.to_owned(),
             pinned,
-            programs: programs.iter().map(|program| program.name.clone()).collect(),
+            programs: others,
+            last: last.into_iter().next(),
+            rests: node.burial == Burial::Later,
             tombstones: tombstones.chain(node.image.istio_stand_in()).collect(),
             put_back: self.choices.put_back,
         }

@@ -18,7 +18,7 @@ fn an_istio_cni_entry_is_replaced_when_the_operator_says_so_and_comes_back_on_re
     assert_eq!(node.uninstall("--put-back-istio").code, 0);
     assert_eq!(fs::read_to_string(node.conf("10-calico.conflist")).unwrap(), THEIRS);
     assert_eq!(node.networks().len(), 1);
-    assert_eq!(node.uninstall("--put-back-istio --json").json()["finished"], true);
+    assert_eq!(node.minutes_later().uninstall("--put-back-istio --json").json()["finished"], true);
     assert_eq!(node.programs(), ["istio-cni"]);
 }
 
@@ -36,14 +36,14 @@ fn f29_a_stand_in_answers_for_istio_cni_and_goes_with_the_last_sandbox() {
     let stays: Vec<&str> =
         told["stays"].as_array().unwrap().iter().filter_map(|it| it["program"].as_str()).collect();
     assert_eq!(stays, ["gybe-cni", "istio-cni"], "{told}");
-    let told = node.uninstall("--json").json();
+    let told = node.minutes_later().uninstall("--json").json();
     assert_eq!(
         (&told["finished"], &told["stays"][0]["program"]),
         (&false.into(), &"istio-cni".into()),
         "{told}"
     );
     node.end_sandbox("n-old-eth0");
-    assert_eq!(node.uninstall("--json").json()["finished"], true);
+    assert_eq!(node.minutes_later().uninstall("--json").json()["finished"], true);
     assert!(node.programs().is_empty());
 }
 

@@ -43,20 +43,27 @@ fn placed(seen: &Snapshot, program: &Program) -> Option<Change> {
 pub(super) fn take_away(seen: &Snapshot, leave: &Leave, plan: &mut Plan) {
     let conf_is_clean = plan.changes.is_empty();
     let asked_for = |name: &FileName| {
-        !conf_is_clean || name.as_os_str().to_str().is_none_or(|name| seen.cached.may_name(name))
+        !conf_is_clean
+            || leave.rests
+            || name.as_os_str().to_str().is_none_or(|name| seen.cached.may_name(name))
     };
+    let mut stays = false;
     for tombstone in &leave.tombstones {
-        let there = seen.programs.files.contains_key(&tombstone.name);
-        match (there, asked_for(&tombstone.name)) {
-            // A stand-in for somebody else's program gives way to the real one.
-            (true, true) => plan.changes.extend(placed(seen, tombstone)),
-            (true, false) if is_theirs(seen, tombstone) => {}
-            (true, false) => plan.changes.push(Change::Unplace(tombstone.name.clone())),
-            (false, _) => {}
+        let Some(there) = seen.programs.files.get(&tombstone.name) else { continue };
+        // A stand-in for somebody else's program gives way to the real one.
+        let theirs = is_theirs(seen, tombstone);
+        stays |= !theirs && asked_for(&tombstone.name);
+        match asked_for(&tombstone.name) {
+            // What is whole answers for some minutes, whichever version it is.
+            true if conf_is_clean && leave.rests && there.hash.is_ok() => {}
+            true => plan.changes.extend(placed(seen, tombstone)),
+            false if theirs => {}
+            false => plan.changes.push(Change::Unplace(tombstone.name.clone())),
         }
     }
     let buried = |name: &FileName| leave.tombstones.iter().any(|tombstone| tombstone.name == *name);
-    for name in leave.programs.iter().filter(|name| !buried(name)) {
+    let last = leave.last.iter().filter(|_| !stays);
+    for name in leave.programs.iter().filter(|name| !buried(name)).chain(last) {
         if seen.programs.files.contains_key(name) {
             plan.changes.push(Change::Unplace(name.clone()));
         }
