@@ -41,8 +41,14 @@ impl Image {
     /// the conf that names the plugin comes after both.
     #[must_use]
     pub fn programs(&self, also_as: &BTreeSet<FileName>) -> Vec<Program> {
-        let others = also_as.iter().map(|name| Program { name: name.clone(), ..self.tool.clone() });
+        let others = also_as.iter().map(|name| self.also_as(name));
         [self.tool.clone(), self.plugin.clone()].into_iter().chain(others).collect()
+    }
+
+    /// The tool under a further name.
+    #[must_use]
+    pub fn also_as(&self, name: &FileName) -> Program {
+        Program { name: name.clone(), ..self.tool.clone() }
     }
 
     /// Whether a program of that hash is our plugin, of this version.

@@ -16,7 +16,7 @@ use crate::install::seen::{
 };
 use crate::install::wanted::{Leave, Place, Program, PutBack, Trial, Wanted};
 use crate::install::{Memory, Pass, pass, seen};
-use crate::settings::PLUGIN;
+use crate::settings::{OTHER_NAMES, PLUGIN};
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fs;
@@ -25,8 +25,6 @@ use std::time::{Duration, SystemTime};
 
 /// Ours is two megabytes, and ten times that when it is built to be debugged.
 const LARGEST: u64 = 64 << 20;
-/// Names under which `gybe` may have been placed too.
-const OTHER_NAMES: [&str; 2] = ["istio-iptables", "istio-cni-taint"];
 
 /// What an uninstall came to.
 #[derive(Debug)]
@@ -106,6 +104,8 @@ pub fn leave(
         plugin: PLUGIN.to_owned(),
         pinned: pinned.or_else(|| of_any_name(&places.conf)),
         programs: names.filter_map(|name| FileName::new(name).ok()).collect(),
+        // Looked at above: without the image, by what is there.
+        retired: Vec::new(),
         last: FileName::new(TOOL).ok(),
         rests: rest::left(&places.conf, SystemTime::now()).is_some(),
         tombstones: tombstones(places, image),

@@ -66,6 +66,8 @@ pub struct Leave {
     pub pinned: Option<FileName>,
     /// Every program we may have placed, but for the last.
     pub programs: Vec<FileName>,
+    /// Further names of ours: taken away where it is our program, and no namesake.
+    pub retired: Vec<Program>,
     /// The tool: as long as a tombstone stays it does, so that there is something to finish with.
     pub last: Option<FileName>,
     /// Whether tombstones stay, asked for or not: the conf has only just been changed.
@@ -132,6 +134,7 @@ impl Wanted {
             }
             Self::Left(leave) => {
                 let kept = leave.tombstones.iter().map(|program| &program.name);
+                let kept = kept.chain(leave.retired.iter().map(|program| &program.name));
                 let programs = leave.programs.iter().chain(&leave.last).chain(kept);
                 (leave.pinned.as_ref(), programs.collect(), Sandboxes::Asked)
             }

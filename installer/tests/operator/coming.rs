@@ -139,3 +139,14 @@ fn f37_on_a_node_of_another_kind_its_own_directories_are_used() {
     assert_eq!(node.install("--conf-dir ROOT/etc/cni/net.d --bin-dir ROOT/opt/cni/bin").code, 0);
     assert_eq!(node.programs(), ["gybe", "gybe-cni"]);
 }
+
+#[test]
+fn a_further_name_that_is_asked_for_no_more_goes_and_a_namesake_stays() {
+    let node = Node::with(&[("10-calico.conflist", LIST)]);
+    assert_eq!(node.install("--also-as istio-iptables").code, 0);
+    node.program("opt/cni/bin/istio-cni-taint", "#!/bin/sh\necho theirs\n");
+    // Dropped with an upgrade: what is there is the version before.
+    node.program("image/gybe", "#!/bin/sh\necho gybe 2\n");
+    assert_eq!(node.install("").code, 0);
+    assert_eq!(node.programs(), ["gybe", "gybe-cni", "istio-cni-taint"]);
+}
