@@ -12,7 +12,7 @@ mod credentials;
 mod healing;
 mod health;
 mod http;
-mod incumbent;
+pub(crate) mod incumbent;
 mod journal;
 pub mod kubeconfig;
 mod label;

@@ -125,6 +125,7 @@ impl InstallArgs {
             return Err(Failure::new("the settings say mode: leave").hinting(hint));
         }
         settings.ground.places = self.directories.places();
+        settings.ground.istio_run = self.directories.root().join("var/run/istio-cni");
         let image = image(self.from.clone())?;
         let wanted = by_hand::wanted(&settings, &image, found().as_ref());
         let wanted = wanted.map_err(|why| Failure::because("cannot install", why))?;
