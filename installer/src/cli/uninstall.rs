@@ -32,7 +32,7 @@ pub(super) struct UninstallArgs {
     /// Where sockets and findings are kept
     #[arg(long, value_name = "DIR", default_value = DIRECTORY)]
     run_dir: PathBuf,
-    /// Say what would be done
+    /// Say what would be done, and what stands in the way (exit code 1)
     #[arg(long)]
     dry_run: bool,
 }
@@ -43,8 +43,7 @@ impl UninstallArgs {
         let leave = self.leave(&places)?;
         let notes = self.notes();
         if self.dry_run {
-            let (text, json) = passed::foreseen(&Out::foreseen(&places, &leave));
-            return Ok(Answer::yes(text, json).noting(notes));
+            return Ok(passed::foreseen(&Out::foreseen(&places, &leave)).noting(notes));
         }
         let out = Out::now(&places, &leave).map_err(|why| Failure::hinted("cannot uninstall", why))?;
         let kept = match out.is_out() {

@@ -101,6 +101,16 @@ fn a_dry_run_says_what_it_would_do_and_does_nothing() {
 }
 
 #[test]
+fn a_dry_run_of_either_says_no_when_something_stands_in_the_way() {
+    let node = Node::new();
+    let said = node.install("--dry-run");
+    assert!(said.code == 1 && said.out.contains("waiting for the primary"), "{said:?}");
+    node.put("90-x.conflist", "{\"plugins\":[{\"type\":\"gybe-cni\"},]}");
+    let said = node.uninstall("--dry-run");
+    assert!(said.code == 1 && said.out.contains("90-x.conflist still names gybe-cni"), "{said:?}");
+}
+
+#[test]
 fn f04_without_the_primarys_file_the_programs_wait_for_it() {
     let node = Node::new();
     let said = node.install("--json");
