@@ -31,10 +31,9 @@ const ATTEMPTS: usize = 3;
 pub fn wanted(settings: &Settings, image: &Image, found: Option<&Found>) -> Result<Wanted, EntryError> {
     let backend = node_backend(settings.choices.conf.backend, None, found);
     let take_over = match settings.choices.take_over {
-        TakeOverWish::Now => TakeOver::Now,
         // Who may still write the entry again listens; pods are not asked about here.
         TakeOverWish::Wait if listens(&settings.ground.istio_run) => TakeOver::Waits,
-        TakeOverWish::Wait => TakeOver::Now,
+        TakeOverWish::Now | TakeOverWish::Wait => TakeOver::Now,
     };
     let programs = [ISTIO, PLUGIN].into_iter().filter_map(|name| FileName::new(name).ok());
     let interest =

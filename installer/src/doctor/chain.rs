@@ -108,7 +108,7 @@ fn broken(sight: &Sight) -> Vec<Finding> {
         match candidate {
             Ok(_) => behind_a_good_one = true,
             Err(broken) if behind_a_good_one || is_crio(sight) => {
-                found.push(Finding::note(About::Chain, told(&broken), None))
+                found.push(Finding::note(About::Chain, told(&broken), None));
             }
             Err(broken) => {
                 let remedy = match &broken.why {
