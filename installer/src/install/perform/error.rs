@@ -73,8 +73,9 @@ fn of_errno(why: Errno) -> Option<&'static str> {
         Errno::ENOSPC => "the file system is full, or has no inodes left (df, df -i); what was there is kept",
         Errno::EDQUOT => "a disk quota is used up; what was there is kept",
         Errno::EACCES | Errno::EPERM => {
-            "the agent must be root on the host's directory; with SELinux it needs seLinuxOptions.type spc_t, \
-             with AppArmor the profile unconfined"
+            "a directory that belongs to another user (ls -ld) has to be given to root, or the agent needs \
+             manifests/components/foreign-owner; with SELinux it needs seLinuxOptions.type spc_t, with \
+             AppArmor the profile unconfined"
         }
         Errno::ENOENT => "the directory is gone; it is waited for",
         Errno::ENAMETOOLONG => "the file's name leaves no room for an ending; rename it, or use drop-in mode",
