@@ -9,10 +9,11 @@ mod beside;
 mod bulletin;
 mod calls;
 mod credentials;
+mod daemonset;
 mod healing;
 mod health;
 mod http;
-mod incumbent;
+pub(crate) mod incumbent;
 mod journal;
 pub mod kubeconfig;
 mod label;
@@ -47,7 +48,7 @@ use std::collections::BTreeSet;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
+use std::thread::{self, Scope};
 use std::time::{Duration, Instant};
 
 /// Somebody who knows this node's pods.
@@ -163,13 +164,14 @@ fn wait_and_serve(
     (callers, lines): (&FactsSocket, &LogSocket),
     (journal, calls): (&Journal, &Calls),
 ) -> Result<(), NodeError> {
-    let (busy, done) = (AtomicUsize::new(0), std::io::pipe());
+    let done = std::io::pipe();
     let (freed, free) = done.map_err(|why| NodeError::Wait { what: "callers", source: errno(&why) })?;
+    let room = Room { busy: AtomicUsize::new(0), free };
     thread::scope(|scope| {
         loop {
             // With no room for one more, whoever calls waits in the backlog.
-            let room = busy.load(Ordering::Acquire) < CALLERS;
-            let for_calls = if room { PollFlags::POLLIN } else { PollFlags::empty() };
+            let has_room = room.busy.load(Ordering::Acquire) < CALLERS;
+            let for_calls = if has_room { PollFlags::POLLIN } else { PollFlags::empty() };
             let [stop, line, room_again, caller] = woken([
                 PollFd::new(stop.as_fd(), PollFlags::POLLIN),
                 PollFd::new(lines.as_fd(), PollFlags::POLLIN),
@@ -186,18 +188,45 @@ fn wait_and_serve(
                 drop(std::io::Read::read(&mut &freed, &mut [0; CALLERS]));
             }
             if caller && let Some(call) = callers.accept(journal) {
-                busy.fetch_add(1, Ordering::AcqRel);
-                let (busy, mut free) = (&busy, &free);
-                scope.spawn(move || {
-                    call.answer(pods, journal);
-                    // The loop may have found no room.
-                    if busy.fetch_sub(1, Ordering::AcqRel) == CALLERS {
-                        drop(std::io::Write::write(&mut free, &[0]));
-                    }
-                });
+                room.serve(scope, journal, move || call.answer(pods, journal));
             }
         }
     })
+}
+
+/// For callers that are answered now.
+struct Room {
+    busy: AtomicUsize,
+    free: std::io::PipeWriter,
+}
+
+impl Room {
+    /// Answers on a thread of its own. Where the kernel has none, the caller is hung up on and asks again,
+    /// and the node is kept all the same.
+    fn serve<'scope>(
+        &'scope self,
+        scope: &'scope Scope<'scope, '_>,
+        journal: &Journal,
+        answer: impl FnOnce() + Send + 'scope,
+    ) {
+        self.busy.fetch_add(1, Ordering::AcqRel);
+        let answering = thread::Builder::new().spawn_scoped(scope, move || {
+            answer();
+            self.leave();
+        });
+        if let Err(why) = answering {
+            self.leave();
+            let more = json!({ "why": why.to_string() });
+            journal.tell("error", "gybe node: there is no thread for a caller", more);
+        }
+    }
+
+    fn leave(&self) {
+        // The loop may have found no room.
+        if self.busy.fetch_sub(1, Ordering::AcqRel) == CALLERS {
+            drop(std::io::Write::write(&mut &self.free, &[0]));
+        }
+    }
 }
 
 /// Waits, and says for which something came.

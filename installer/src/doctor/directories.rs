@@ -82,7 +82,7 @@ fn elsewhere(sight: &Sight) -> Option<Finding> {
         "these are not the directories of {}: it has {} and {}",
         sight.platform, directories.conf, directories.programs
     );
-    let remedy = "set cniConfDir and cniBinDir (or the platform) unless its runtime is set up otherwise";
+    let remedy = "unless its runtime is set up otherwise, use the platform's overlay of the DaemonSet, or --conf-dir and --bin-dir";
     Some(Finding::note(About::Directories, says, Some(remedy)))
 }
 

@@ -69,12 +69,16 @@ pub fn node_labels(
 
 /// What has become of a DaemonSet. Needs `get` on it by its name.
 pub fn daemonset_fate(cluster: &Cluster, namespace: &str, name: &str, until: Instant) -> Fate {
+    // Without one it would be another question, and 404 its answer.
+    if namespace.is_empty() {
+        return Fate::Unknown("nobody said which namespace is ours".to_owned());
+    }
     let sets = Question::new(format!("/apis/apps/v1/namespaces/{namespace}/daemonsets"));
     let request = sets.get(name, &GetParams::default()).map_err(|_| ErrandError::from(unfit()));
     match request.and_then(|request| ask::<Object>(cluster, request, until)) {
         Ok(Object { metadata }) if metadata.deletion_timestamp.is_some() => Fate::BeingDeleted,
         Ok(_) => Fate::Present,
-        Err(ErrandError::Api(fault)) if fault.is_missing() => Fate::Gone,
+        Err(ErrandError::Api(fault)) if fault.is_not_found() => Fate::Gone,
         Err(ErrandError::Api(fault)) if fault.is_forbidden() => Fate::Refused(fault.to_string()),
         Err(fault) => Fate::Unknown(fault.to_string()),
     }

@@ -21,6 +21,8 @@ pub enum ApiError {
     Refused {
         /// HTTP's status code.
         status: u16,
+        /// The reason in its `Status`, a word for programs; empty where it sent none.
+        reason: String,
         /// Its own words, cut.
         sentence: String,
         /// How long it wants to be left alone (RFC 9110, Retry-After, in seconds).
@@ -51,6 +53,12 @@ impl ApiError {
     /// Whether it is asked about something that is not there.
     pub fn is_missing(&self) -> bool {
         self.status() == Some(StatusCode::NOT_FOUND.as_u16())
+    }
+
+    /// Whether the API server itself says so. Something in between, or a server that lacks the whole kind,
+    /// says 404 too, but not that (apimachinery's `StatusReasonNotFound`, with details of the object).
+    pub fn is_not_found(&self) -> bool {
+        self.is_missing() && matches!(self, Self::Refused { reason, .. } if reason == "NotFound")
     }
 
     /// Whether it does not know us, or does not let us.
@@ -84,7 +92,8 @@ impl From<kube::Error> for ApiError {
                 Err(other) => Self::Unreachable(told(&*other)),
             },
             kube::Error::Api(status) => {
-                Self::Refused { status: status.code, sentence: cut(&status.message), retry_after: None }
+                let (reason, sentence) = (cut(&status.reason), cut(&status.message));
+                Self::Refused { status: status.code, reason, sentence, retry_after: None }
             }
             kube::Error::HyperError(fault) => Self::Unreachable(told(&fault)),
             _ => Self::Nonsense("is none that can be read"),

@@ -20,8 +20,9 @@ use std::time::{Duration, Instant};
 pub struct WatchState {
     /// Whether the list was whole at least once: from then on it answers, however old it is.
     pub synced: bool,
-    /// How long ago the API server last gave a sign of life: an answer, an event, a bookmark. A server
-    /// sends a bookmark about every minute; before the first sign it counts from the start.
+    /// How long ago the API server last told of pods: a list, an opened watch, an event, a bookmark. A
+    /// server sends a bookmark about every minute; before the first it counts from the start. A refusal
+    /// is none of them: with it, nobody hears of new pods.
     pub silent: Duration,
     /// What stands in the way of the watch now; none while it is open.
     pub trouble: Option<Trouble>,
@@ -143,7 +144,7 @@ impl Known {
         });
     }
 
-    /// The server gave a sign of life.
+    /// The server told something of pods.
     pub(super) fn heard(&self) {
         self.lock().heard = Instant::now();
     }
@@ -160,9 +161,6 @@ impl Known {
     pub(super) fn lost(&self, fault: &ApiError) -> bool {
         let trouble = Trouble { status: fault.status(), sentence: fault.to_string() };
         let mut now = self.lock();
-        if fault.status().is_some() {
-            now.heard = Instant::now();
-        }
         let news = now.trouble.as_ref() != Some(&trouble);
         now.trouble = Some(trouble);
         news

@@ -111,11 +111,13 @@ async fn refusal(answer: Response<Incoming>) -> ApiError {
     let retry_after = answer.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
     let body = timeout(SENTENCE, Limited::new(answer.into_body(), LONGEST_REFUSAL).collect()).await;
     let body = body.ok().and_then(Result::ok).map(Collected::to_bytes).unwrap_or_default();
-    let said = serde_json::from_slice(&body).map(|status: Status| status.message);
-    let said = said.unwrap_or_else(|_| String::from_utf8_lossy(&body).trim().to_owned());
+    let said = serde_json::from_slice(&body).map(|status: Status| (status.message, status.reason));
+    let text = |_| (String::from_utf8_lossy(&body).trim().to_owned(), String::new());
+    let (said, reason) = said.unwrap_or_else(text);
     let named = status.canonical_reason().unwrap_or("no reason");
     ApiError::Refused {
         status: status.as_u16(),
+        reason: cut(&reason),
         sentence: cut(if said.is_empty() { named } else { &said }),
         retry_after: retry_after.map(Duration::from_secs),
     }

@@ -19,7 +19,8 @@ use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 /// How long the watch may lag behind the kubelet's own, before the API server is asked alone.
 const LAG: Duration = Duration::from_millis(300);
 
-/// A server gives a sign of life every minute. Silent for longer than a watch lives, it is not only slow.
+/// A server tells something every minute. Silent for longer than a watch lives, it is not only slow, and
+/// no token is only being changed.
 const STALE: Duration = Duration::from_secs(300);
 
 /// The watch, running on a thread of its own until it is dropped.
@@ -93,7 +94,7 @@ impl Pods for WatchedPods {
             false => Some(format!("this node's pods are not known yet{why}")),
             // What is known is answered however old it is; but new pods are not in it.
             true if silent > STALE => {
-                Some(format!("the API server has been silent for {} s{why}", silent.as_secs()))
+                Some(format!("the API server has told nothing of pods for {} s{why}", silent.as_secs()))
             }
             true => None,
         };

@@ -4,24 +4,20 @@
 use super::asked::Asked;
 use super::bulletin::Bulletin;
 use super::calls::Calls;
+use super::daemonset::DaemonSet;
 use super::healing::{Around, Healing, Keeping};
 use super::label::{Home, Label};
 use super::page::Page;
 use super::view::View;
 use super::{Journal, NodeError, health, http, metrics};
-use crate::kube::{Fate, daemonset_fate};
-use crate::settings::{Ground, Settings};
+use crate::kube::Fate;
+use crate::settings::Ground;
 use serde_json::json;
 use std::io::{PipeReader, pipe};
 use std::os::fd::AsFd;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use tokio::sync::oneshot;
-
-/// Our DaemonSet's name, as the manifests and our rights have it.
-const DAEMON_SET: &str = "gybe-node";
-/// The kubelet gives us ten seconds to end.
-const PATIENCE: Duration = Duration::from_secs(3);
 
 /// What they share.
 pub(super) struct Beside<'a> {
@@ -42,6 +38,7 @@ impl Beside<'_> {
         let (stop, running) = pipe().map_err(wait("the end"))?;
         let (bulletin, label) = (Bulletin::default(), Label::default());
         let ground = keeping.settings.1.ground.clone();
+        let set = DaemonSet::new(self.home.as_ref(), &ground.namespace);
         let (end_http, http_ends) = oneshot::channel();
         let around = Around {
             pods: self.pods,
@@ -52,13 +49,14 @@ impl Beside<'_> {
         let healing = Healing::new(keeping, around);
         thread::scope(|scope| {
             let healing = scope.spawn(|| healing.run(stop.as_fd()));
+            let seen = scope.spawn(|| set.look(stop.as_fd()));
             scope.spawn(|| self.label(&label, &stop));
             scope.spawn(|| self.http(&ground, &bulletin, http_ends));
             let served = serving();
             // Whoever polls the other end wakes.
             drop(running);
-            if let Ok(healing) = healing.join() {
-                self.end(healing);
+            if let (Ok(healing), Ok(())) = (healing.join(), seen.join()) {
+                self.end(healing, &set);
             }
             drop(end_http);
             served
@@ -91,12 +89,9 @@ impl Beside<'_> {
     }
 
     /// Everything stays in place, unless the operator wants us gone with our DaemonSet, and it is.
-    fn end(&self, mut healing: Healing<'_>) {
-        let settings = healing.settings();
-        let Some(home) = self.home.as_ref().filter(|_| settings.choices.leave_when_daemonset_gone) else {
-            return;
-        };
-        let fate = self.fate(home, settings);
+    fn end(&self, mut healing: Healing<'_>, set: &DaemonSet<'_>) {
+        let is_wanted = healing.settings().choices.leave_when_daemonset_gone;
+        let Some(fate) = is_wanted.then(|| set.fate()).flatten() else { return };
         let told = |level, message, cause: &str| {
             let hint = "to take the node out of the chain, run gybe uninstall on it";
             self.journal.tell(level, message, json!({ "cause": cause, "hint": hint }));
@@ -122,10 +117,5 @@ impl Beside<'_> {
                 );
             }
         }
-    }
-
-    fn fate(&self, home: &Home, settings: &Settings) -> Fate {
-        let namespace = &settings.ground.namespace;
-        daemonset_fate(&home.cluster, namespace, DAEMON_SET, Instant::now() + PATIENCE)
     }
 }

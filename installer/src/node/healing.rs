@@ -155,18 +155,15 @@ impl<'a> Healing<'a> {
         let places = &self.following.good.ground.places;
         let next = match pass(places, &wanted, &mut self.memory) {
             Ok(pass) => self.account(&pass, woken),
-            Err(busy) => {
-                self.told.state("busy", ("info", Some(busy.to_string())), json!({}));
-                if self.wanted.is_none() {
-                    self.posted.missing = vec![busy.to_string()];
-                }
-                return Next::Deaf(AGAIN);
-            }
+            Err(busy) => return self.waits_for(&busy),
         };
-        self.told.state("busy", ("info", None), json!({}));
+        self.told.state("busy", ("warn", None), json!({}));
         self.wanted = Some(wanted);
+        // What is left to do may be the conf that names it.
+        if self.posted.missing.is_empty() {
+            self.forget_credentials();
+        }
         self.posted.missing.extend(ready.err());
-        self.forget_credentials();
         next
     }
 

@@ -3,8 +3,7 @@
 use super::page::Page;
 use crate::node::Journal;
 use crate::settings::Listen;
-use futures::future::{Either, join_all, pending, select};
-use futures::stream::{FuturesUnordered, StreamExt};
+use futures::future::{join_all, poll_fn, select};
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
 use hyper::server::conn::http1;
@@ -12,14 +11,16 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use serde_json::json;
+use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::io;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
 
-/// So many callers at once for each place; more wait in the backlog.
+/// So many callers at once for each place. For one more the oldest has to go: who asks is answered in
+/// no time, and who only holds the line must not keep a probe waiting.
 const CALLERS: usize = 16;
 /// A caller who has not asked, or not read, by then is hung up on.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -34,6 +35,9 @@ pub(crate) type Answer<'a> = &'a (dyn Fn(&str) -> Page + Sync);
 /// Where, what is answered there, and what it is called.
 pub(crate) type Place<'a> = (Listen, Answer<'a>, &'static str);
 
+/// A caller who is being answered.
+type Call<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
+
 /// Serves each place until `stop`, or its sender is gone. What cannot be bound now is tried again:
 /// a node without its health page is still to be healed.
 pub(crate) fn serve(places: &[Place<'_>], stop: oneshot::Receiver<()>, journal: &Journal) -> io::Result<()> {
@@ -45,17 +49,23 @@ pub(crate) fn serve(places: &[Place<'_>], stop: oneshot::Receiver<()>, journal: 
 
 async fn place((listen, answer, name): Place<'_>, journal: &Journal) {
     let listener = bound((listen, name), journal).await;
-    let mut calls = FuturesUnordered::new();
+    let mut calls: VecDeque<Call<'_>> = VecDeque::with_capacity(CALLERS);
     loop {
-        let room = calls.len() < CALLERS;
-        let caller = async { if room { listener.accept().await } else { pending().await } };
-        // With nobody there its end comes at once, and would again and again.
-        let ended = async { if calls.is_empty() { pending().await } else { calls.next().await } };
-        match select(pin!(caller), pin!(ended)).await {
-            Either::Left((Ok((caller, _)), _)) => calls.push(call(caller, answer)),
+        let caller = poll_fn(|context| {
+            calls.retain_mut(|call| call.as_mut().poll(context).is_pending());
+            listener.poll_accept(context)
+        });
+        match caller.await {
+            Ok((caller, _)) => {
+                if calls.len() == CALLERS {
+                    drop(calls.pop_front());
+                }
+                calls.push_back(Box::pin(call(caller, answer)));
+                // What this one has asked already is seen before the next one comes.
+                tokio::task::yield_now().await;
+            }
             // No descriptors left, most likely: they come back when somebody hangs up.
-            Either::Left((Err(_), _)) => tokio::time::sleep(Duration::from_millis(100)).await,
-            Either::Right(_) => {}
+            Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
         }
     }
 }

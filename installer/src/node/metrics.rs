@@ -91,7 +91,7 @@ fn facts(seen: &Seen, out: &mut Exposition) {
     out.family("gybe_pods_known", Kind::Gauge, "Whether questions about pods can be answered.");
     out.sample(&[], u64::from(seen.pods.missing.is_none()));
     if let Some(heard) = seen.pods.heard {
-        out.family("gybe_watch_age_seconds", Kind::Gauge, "Since the last sign of life of the watch.");
+        out.family("gybe_watch_age_seconds", Kind::Gauge, "Since the API server last told of pods.");
         out.sample(&[], heard.as_secs_f64());
     }
 }

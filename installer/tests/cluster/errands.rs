@@ -62,7 +62,14 @@ fn nobody_who_does_not_say_so_makes_a_daemonset_gone() {
     ground.server.forbid(Verb::Get, "daemonsets");
     assert!(matches!(fate(&ground), Fate::Refused(why) if why.contains("403")));
     ground.server.permit(Verb::Get, "daemonsets");
-    for trouble in [Trouble::Fails(500), Trouble::TooManyRequests(1), Trouble::Silent, Trouble::Disconnects] {
+    // Something in between has no page of that name, and knows nothing of DaemonSets.
+    for trouble in [
+        Trouble::Fails(404),
+        Trouble::Fails(500),
+        Trouble::TooManyRequests(1),
+        Trouble::Silent,
+        Trouble::Disconnects,
+    ] {
         ground.server.fault(Fault::always(trouble));
         assert!(matches!(fate(&ground), Fate::Unknown(_)), "{trouble:?}");
         ground.server.mend();
@@ -73,6 +80,8 @@ fn nobody_who_does_not_say_so_makes_a_daemonset_gone() {
     }
     ground.server.network(Network::Open).unwrap();
     assert_eq!(fate(&ground), Fate::Present);
+    let nowhere = daemonset_fate(&ground.cluster(), "", "gybe-node", soon());
+    assert!(matches!(nowhere, Fate::Unknown(_)), "{nowhere:?}");
 }
 
 #[test]

@@ -45,6 +45,20 @@ impl Cluster {
         self.server.put_pod(json!({ "kind": "Pod", "metadata": metadata, "spec": { "nodeName": "node-1", "containers": [] } }));
     }
 
+    /// The DaemonSet is there, or is not.
+    fn sets(&self, is_there: bool) {
+        match is_there {
+            true => drop(self.server.put(daemonset()).unwrap()),
+            false => drop(self.server.delete(&daemonset())),
+        }
+    }
+
+    /// How often it was asked for, and answered.
+    fn looks(&self) -> usize {
+        let is_look = |path: &str| path.ends_with("/daemonsets/gybe-node");
+        self.server.requests().iter().filter(|it| is_look(&it.path) && it.code.is_some()).count()
+    }
+
     fn ready(&self) -> Agent {
         let agent = self.node.agent();
         eventually("peace", || agent.is_ready());
@@ -129,17 +143,24 @@ fn istio_cnis_agent_is_seen_among_this_nodes_pods() {
 #[test]
 fn with_the_daemonset_it_goes_only_when_that_is_wanted_and_true() {
     let mut cluster = Cluster::new("cluster-gone");
-    for (wanted, set, leaves) in
-        [("false", None, false), ("true", Some(daemonset()), false), ("true", None, true)]
-    {
+    for (wanted, before, after, leaves) in [
+        ("false", true, false, false),
+        ("true", true, true, false),
+        // One that never was there has another name, or another home.
+        ("true", false, false, false),
+        ("true", true, false, true),
+    ] {
         cluster.node.configures(&[("leave_when_daemonset_gone", wanted)]);
-        match &set {
-            Some(set) => drop(cluster.server.put(set.clone()).unwrap()),
-            None => drop(cluster.server.delete(&daemonset())),
-        }
+        cluster.sets(before);
+        let looks = cluster.looks();
         let mut agent = cluster.ready();
+        eventually("a look", || cluster.looks() > looks);
+        cluster.sets(after);
         assert!(agent.kill(Signal::SIGTERM).success());
-        assert_eq!(cluster.node.entry(FILE).is_none(), leaves, "{wanted} {set:?}");
+        assert_eq!(cluster.node.entry(FILE).is_none(), leaves, "{wanted} {before} {after}");
+        if !before {
+            agent.tells("nobody says whether the DaemonSet is gone; everything stays");
+        }
         assert!(cluster.node.program("gybe-cni").exists(), "whoever was on the way still asks it");
     }
     assert_eq!(cluster.node.text(FILE), PRIMARY);

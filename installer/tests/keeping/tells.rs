@@ -111,7 +111,7 @@ fn a10_callers_that_say_nothing_or_nonsense_keep_nobody_waiting_for_long() {
     let silent: Vec<_> = (0..40).map(|_| TcpStream::connect(&address).unwrap()).collect();
     let before = Instant::now();
     assert_eq!(agent.get("/healthz").0, 200);
-    assert!(before.elapsed().as_secs() < 25, "{:?}", before.elapsed());
+    assert!(before.elapsed().as_secs() < 3, "{:?}", before.elapsed());
     // One that trickles is hung up on as well.
     let mut slow = TcpStream::connect(&address).unwrap();
     slow.write_all(b"GET /healthz").unwrap();

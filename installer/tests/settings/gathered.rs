@@ -25,8 +25,12 @@ impl Mount {
             fs::write(data.join(key), text).unwrap();
             let _ = symlink(Path::new("..data").join(key), self.0.join(key));
         }
+        let old = fs::read_link(self.0.join("..data")).map(|old| self.0.join(old));
         symlink(format!("..{version}"), self.0.join("..data_tmp")).unwrap();
         fs::rename(self.0.join("..data_tmp"), self.0.join("..data")).unwrap();
+        if let Ok(old) = old {
+            fs::remove_dir_all(old).unwrap();
+        }
     }
 
     fn environment(&self) -> BTreeMap<String, String> {

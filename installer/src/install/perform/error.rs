@@ -66,8 +66,9 @@ impl PerformError {
 fn of_errno(why: Errno) -> Option<&'static str> {
     Some(match why {
         Errno::EROFS => {
-            "the directory is mounted read-only; set cniBinDir and cniConfDir for this platform \
-             (GKE: /home/kubernetes/bin, k3s and microk8s: their own)"
+            "the directory is mounted read-only; use this platform's overlay of the DaemonSet, which mounts \
+             others as cni-bin and cni-conf, or --bin-dir and --conf-dir (GKE: /home/kubernetes/bin, k3s and \
+             microk8s: their own)"
         }
         Errno::ENOSPC => "the file system is full, or has no inodes left (df, df -i); what was there is kept",
         Errno::EDQUOT => "a disk quota is used up; what was there is kept",

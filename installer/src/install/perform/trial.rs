@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::waitpid;
 use nix::unistd::Pid;
 
 use super::file::errno;
@@ -100,13 +101,22 @@ fn answer(mut child: Child) -> Result<(bool, String, Vec<u8>), TrialError> {
     let pid = Pid::from_raw(i32::try_from(child.id()).map_err(|_| TrialError::NotRun(Errno::ESRCH))?);
     let (tell, told) = mpsc::channel();
     // A thread waits, since only it can be waited for with a deadline.
-    let waiting = thread::spawn(move || {
+    let waiting = thread::Builder::new().spawn(move || {
         let mut said = Vec::new();
         if let Some(stdout) = child.stdout.take() {
             let _ = stdout.take(LONGEST).read_to_end(&mut said);
         }
         let _ = tell.send((child.wait(), said));
     });
+    let waiting = match waiting {
+        Ok(waiting) => waiting,
+        // Nobody else will reap it.
+        Err(why) => {
+            let _ = kill(pid, Signal::SIGKILL);
+            let _ = waitpid(pid, None);
+            return Err(TrialError::NotRun(errno(&why)));
+        }
+    };
     let (ended, hung) = match told.recv_timeout(PATIENCE) {
         Err(RecvTimeoutError::Timeout) => {
             // It is not reaped before the thread says so, so the number is still its own.

@@ -134,9 +134,29 @@ fn the_watch_may_still_be_faster_than_the_answer() {
 }
 
 #[test]
+fn a_refusal_is_no_news_of_pods() {
+    let known = Known::default();
+    known.hold(facts("cart-0", "u1"));
+    let some = Duration::from_millis(20);
+    while known.state().silent < some {
+        thread::sleep(Duration::from_millis(1));
+    }
+    known.lost(&ApiError::Refused {
+        status: 401,
+        reason: String::new(),
+        sentence: "no".into(),
+        retry_after: None,
+    });
+    assert!(known.state().silent >= some);
+    known.open();
+    assert!(known.state().silent < some);
+}
+
+#[test]
 fn trouble_is_news_once_and_gone_when_the_watch_is_open() {
     let known = Known::default();
-    let refused = ApiError::Refused { status: 403, sentence: "no".into(), retry_after: None };
+    let refused =
+        ApiError::Refused { status: 403, reason: String::new(), sentence: "no".into(), retry_after: None };
     assert!(known.lost(&refused) && !known.lost(&refused));
     assert_eq!(known.state().trouble.unwrap().status, Some(403));
     assert!(known.lost(&ApiError::Late(Duration::from_secs(1))));

@@ -3,7 +3,7 @@
 use super::told::in_words;
 use super::{AGAIN, EVERY, Healing, Next};
 use crate::install::change::{Change, Problem};
-use crate::install::perform::PerformError;
+use crate::install::perform::{Busy, PerformError};
 use crate::install::{Fight, Pass};
 use crate::node::bulletin::Stage;
 use crate::settings::{Mode, PLUGIN};
@@ -17,12 +17,23 @@ impl Healing<'_> {
         let mut problems = pass.left.problems.iter();
         self.posted.cut_off = problems.find(|it| matches!(it, Problem::Deleted(_))).map(ToString::to_string);
         let notes = pass.left.problems.iter().filter(|problem| !problem.blocks());
-        self.posted.notes = notes.map(ToString::to_string).collect();
+        let of_settings = self.following.good.notes.iter().cloned();
+        self.posted.notes = notes.map(ToString::to_string).chain(of_settings).collect();
         let healed = self.healed(pass, woken);
         self.count(pass);
         self.tell(pass, healed);
         self.stage(pass);
         self.next(pass)
+    }
+
+    /// Nothing could be looked at, so what was known before holds no more.
+    pub(super) fn waits_for(&mut self, busy: &Busy) -> Next {
+        self.posted.missing = vec![busy.to_string()];
+        if self.following.good.choices.mode == Mode::Leave {
+            self.posted.stage = Stage::Leaving;
+        }
+        self.told.state("busy", ("warn", Some(busy.to_string())), json!({}));
+        Next::Deaf(AGAIN)
     }
 
     /// How long it was undone, when it is no more.
@@ -92,7 +103,7 @@ impl Healing<'_> {
     fn next(&self, pass: &Pass) -> Next {
         let wait = match &pass.fight {
             Some(Fight { wait: Some(wait), .. }) => return Next::Deaf(*wait),
-            _ if failed(pass) => return Next::Deaf(AGAIN),
+            _ if failed(pass) || is_in_vain(pass) => return Next::Deaf(AGAIN),
             _ => self.leaving.rests(Instant::now()).filter(|rest| !rest.is_zero()),
         };
         Next::Wakes(wait.map_or(EVERY, |rest| rest.min(EVERY)))
@@ -102,6 +113,22 @@ impl Healing<'_> {
 /// Whether something was refused. Where somebody else was faster, their write wakes us.
 fn failed(pass: &Pass) -> bool {
     pass.performed.failed.iter().any(|why| !matches!(why, PerformError::Overtaken { .. }))
+}
+
+/// Whether a program that was placed is to be placed again: the file system keeps no modes, or somebody
+/// wants that name as much as we do. Our own write wakes us, and would without end.
+fn is_in_vain(pass: &Pass) -> bool {
+    let mut placed = pass.plan.changes.iter().filter(|change| matches!(change, Change::Place { .. }));
+    pass.performed.done > 0 && placed.any(|change| is_left(change, pass))
+}
+
+/// What serves under a program's name by now makes no difference.
+fn is_left(change: &Change, pass: &Pass) -> bool {
+    let name = |change: &Change| match change {
+        Change::Place { program, .. } => Some(program.name.clone()),
+        _ => None,
+    };
+    pass.left.changes.iter().any(|left| name(left) == name(change))
 }
 
 /// In sentences; empty when the node is as wanted.

@@ -10,7 +10,8 @@ use std::collections::BTreeMap;
 #[derive(Debug)]
 pub(super) struct Following {
     environment: BTreeMap<String, String>,
-    seen: Given,
+    /// None after one that could not be read: whatever comes next is to be judged anew.
+    seen: Option<Given>,
     pub(super) good: Settings,
     /// Why the ConfigMap as it is now cannot be followed.
     pub(super) fault: Option<String>,
@@ -19,15 +20,18 @@ pub(super) struct Following {
 impl Following {
     /// From settings that were read from this.
     pub(super) fn new(given: Given, good: Settings) -> Self {
-        Self { environment: given.environment.clone(), seen: given, good, fault: None }
+        Self { environment: given.environment.clone(), seen: Some(given), good, fault: None }
     }
 
     /// Looks whether something else is said now.
     pub(super) fn follow(&mut self, told: &mut Told<'_>) {
         let given = match Given::gather(self.environment.clone()) {
-            Ok(given) if given == self.seen => return,
+            Ok(given) if self.seen.as_ref() == Some(&given) => return,
             Ok(given) => given,
-            Err(why) => return self.keep(format!("{why}: {}", why.source), told),
+            Err(why) => {
+                self.seen = None;
+                return self.keep(format!("{why}: {}", why.source), told);
+            }
         };
         match Settings::read(&given) {
             Ok(settings) => {
@@ -43,7 +47,7 @@ impl Following {
             }
             Err(why) => self.keep(why.to_string(), told),
         }
-        self.seen = given;
+        self.seen = Some(given);
     }
 
     fn keep(&mut self, why: String, told: &mut Told<'_>) {

@@ -1,6 +1,8 @@
 //! The loop turned by hand, for what would take minutes to wait for.
 
 use super::*;
+use crate::install::change::Change;
+use crate::install::perform::Turn;
 use crate::node::PodsFrom;
 use crate::node::bulletin::Stage;
 use serde_json::Value;
@@ -69,13 +71,18 @@ impl Drop for Ground {
 
 /// Turns a loop of its own, which rests as long, as often as it is told.
 fn turns(ground: &Ground, rest: Duration, work: impl FnOnce(&mut dyn FnMut() -> Stage)) {
+    posts(ground, rest, |turn| work(&mut || turn().stage));
+}
+
+/// The same, for who reads all that is posted.
+fn posts(ground: &Ground, rest: Duration, work: impl FnOnce(&mut dyn FnMut() -> Posted)) {
     let pods = PodsFrom::new(&ground.0.join("pods"));
     let (bulletin, journal) = (Bulletin::default(), Journal::default());
     let around = Around { pods: &pods, bulletin: &bulletin, journal: &journal, label: None };
     let mut healing = Healing::new(ground.keeping(rest), around);
     work(&mut || {
         healing.turn(Instant::now());
-        bulletin.read().stage
+        bulletin.read()
     });
 }
 
@@ -94,7 +101,7 @@ fn f29_the_plugin_goes_minutes_after_the_conf_and_after_the_last_sandbox() {
         ground.asks("leave");
         for _ in 0..3 {
             assert_eq!(turn(), Stage::Left { plugin_stays: true });
-            assert!(!ground.is_in() && ground.has("bin/gybe-cni") && !ground.has("bin/gybe"));
+            assert!(!ground.is_in() && ground.has("bin/gybe-cni") && ground.has("bin/gybe"));
         }
     });
     let living = ground.0.join("cache/results/n-one-eth0");
@@ -105,7 +112,7 @@ fn f29_the_plugin_goes_minutes_after_the_conf_and_after_the_last_sandbox() {
         }
         fs::remove_file(&living).unwrap();
         assert_eq!(turn(), Stage::Left { plugin_stays: false });
-        assert!(!ground.has("bin/gybe-cni"));
+        assert!(!ground.has("bin/gybe-cni") && !ground.has("bin/gybe"));
         ground.asks("install");
         assert_eq!(turn(), Stage::In);
         assert!(ground.is_in() && ground.has("bin/gybe-cni"));
@@ -123,6 +130,67 @@ fn f29_without_the_cache_nobody_knows_who_lives_and_the_plugin_stays() {
             assert_eq!(turn(), Stage::Left { plugin_stays: true });
         }
     });
+}
+
+#[test]
+fn while_another_gybe_is_at_it_nothing_is_said_to_be_as_wanted() {
+    let ground = Ground::new("busy");
+    posts(&ground, REST, |turn| {
+        assert!(turn().missing.is_empty());
+        let other = Turn::take(&ground.0.join("bin")).unwrap();
+        let told = turn().missing;
+        assert!(told.len() == 1 && told[0].starts_with("another gybe is changing"), "{told:?}");
+        ground.asks("leave");
+        assert_eq!(turn().stage, Stage::Leaving);
+        drop(other);
+        let posted = turn();
+        assert!(posted.missing.is_empty() && posted.stage == Stage::Left { plugin_stays: true });
+    });
+}
+
+#[test]
+fn a_configmap_that_can_be_read_again_is_followed_again_though_it_says_the_same() {
+    let ground = Ground::new("unread");
+    ground.asks("install");
+    posts(&ground, REST, |turn| {
+        assert_eq!(turn().settings, None);
+        fs::write(ground.0.join("config/mode"), [0xff]).unwrap();
+        assert!(turn().settings.is_some_and(|why| why.contains("config/mode")));
+        ground.asks("install");
+        assert_eq!(turn().settings, None);
+    });
+}
+
+#[test]
+fn the_kubeconfig_goes_only_after_the_conf_is_as_wanted() {
+    let ground = Ground::new("kubeconfig");
+    let conf = ground.0.join("net.d/10.conflist");
+    let primary = fs::read(&conf).unwrap();
+    fs::write(&conf, "{").unwrap();
+    fs::write(ground.0.join("run/kubeconfig"), "").unwrap();
+    posts(&ground, REST, |turn| {
+        assert!(!turn().missing.is_empty() && ground.has("run/kubeconfig"));
+        fs::write(&conf, primary).unwrap();
+        assert!(turn().missing.is_empty() && !ground.has("run/kubeconfig"));
+    });
+}
+
+#[test]
+fn a_program_that_does_not_stay_is_placed_again_after_a_while_and_not_without_end() {
+    let ground = Ground::new("in-vain");
+    let pods = PodsFrom::new(&ground.0.join("pods"));
+    let (bulletin, journal) = (Bulletin::default(), Journal::default());
+    let around = Around { pods: &pods, bulletin: &bulletin, journal: &journal, label: None };
+    let mut healing = Healing::new(ground.keeping(REST), around);
+    let (wanted, now) = (healing.wanted().unwrap(), Instant::now());
+    let places = healing.following.good.ground.places.clone();
+    let mut pass = pass(&places, &wanted, &mut Memory::default()).unwrap();
+    assert!(pass.left.is_done());
+    assert_eq!(healing.account(&pass, now), Next::Wakes(EVERY));
+    pass.left.changes = pass.plan.changes.clone();
+    pass.left.changes.retain(|change| matches!(change, Change::Place { .. }));
+    assert!(!pass.left.changes.is_empty());
+    assert_eq!(healing.account(&pass, now), Next::Deaf(AGAIN));
 }
 
 #[test]
