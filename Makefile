@@ -12,7 +12,7 @@ TABLES := -C force-unwind-tables=no -C link-arg=-Wl,-T,plugin/no-unwinding.ld
 FLAGS  := -C target-feature=+crt-static $(TABLES) $(PACKED)
 
 .DEFAULT_GOAL := help
-.PHONY: help build image demo test test-unit test-kernel differential fault-runs test-user test-cluster test-containerd test-node bench-containerd test-shared test-manifests faults referees fuzz bench lint deny advisories setup clean
+.PHONY: help build image demo test test-unit test-kernel differential fault-runs test-user test-struck test-cluster test-containerd test-node bench-containerd test-shared test-manifests faults referees fuzz bench lint deny advisories setup clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 17
@@ -54,7 +54,7 @@ test-user: ## the kernel tests once more, as a plain user in a user namespace   
 test-struck: ## the installer killed before, and refused at, every one of its system calls   (needs: strace; some minutes)
 	cargo test --locked -p gybe-installer --test struck
 
-test-manifests: ## every platform's manifests, as kustomize makes them   (needs: kustomize, or Go to build it)
+test-manifests: ## every platform's manifests, as kustomize makes them   (needs: kustomize or kubectl with one of version 5, or Go or Debian's mirror to build it)
 	manifests/made.sh
 	cargo test --locked -p gybe-installer --test overlays
 
@@ -85,7 +85,8 @@ referees: ## our nftables encoder against other people's   (needs: as test-kerne
 	cargo test --locked --no-run -p gybe-referees
 	integration/as-root.sh cargo test --locked -p gybe-referees
 
-fuzz: ## what strangers write, thrown at each who reads it: SECONDS=60   (needs: a C++ compiler; installs cargo-fuzz)
+fuzz: ## what strangers write, thrown at each who reads it: SECONDS=60   (needs: a C++ compiler, see setup; installs cargo-fuzz)
+	integration/setup.sh fuzz
 	integration/fuzz/run.sh $(or $(SECONDS),60)
 
 bench: build ## what an ADD, a list and a connection cost: all, or PARTS="add crowd" ARGS="--times 31"   (needs: root, nftables, iptables; valgrind to count instructions)

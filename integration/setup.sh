@@ -1,10 +1,13 @@
 #!/bin/sh
 # Installs the Debian packages whose programs the tests compare with or are run by; says what is
-# missing where it may not install. With the word `referees`: also what those are built from.
+# missing where it may not install. With the word `referees`: also what those are built from; with
+# `fuzz`: what links the fuzzers.
 set -eu
 
 # program:package
-needed="nft:nftables iptables-nft-restore:iptables strace:strace unshare:util-linux newuidmap:uidmap ip:iproute2"
+needed="nft:nftables iptables-nft-restore:iptables strace:strace unshare:util-linux newuidmap:uidmap ip:iproute2
+    strip:binutils readelf:binutils"
+[ "${1:-}" != fuzz ] || needed="g++:g++"
 
 missing=""
 for pair in $needed; do

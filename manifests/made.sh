@@ -1,25 +1,33 @@
 #!/bin/sh
-# Writes what kustomize makes of each overlay to target/manifests/PLATFORM.yaml. Takes the kustomize
-# that is installed, or kubectl's; where there is neither, builds one with Go.
+# Writes what kustomize makes of each overlay to target/manifests/PLATFORM.yaml, and of the default one
+# with each component to with-COMPONENT.yaml. Takes the kustomize that is installed, or kubectl's, when it is of version 5; where there is neither, builds one with Go:
+# the one installed, or Debian 13's, unpacked below target/tools.
 set -eu
 cd "$(dirname "$0")/.."
 
 version=v5.7.1
+# Its go.mod asks for 1.22.7; Debian 12 has 1.19.
+go_wanted='go1\.(2[3-9]|[3-9][0-9])'
 tools="$PWD/target/tools"
+of_version_5='v([5-9]|[1-9][0-9]+)\.'
 
-if command -v kustomize >/dev/null 2>&1; then
+go_of_debian() {
+    go="$tools/debian/usr/lib/go-1.24/bin/go"
+    [ -x "$go" ] || integration/debian-unpack.sh "$tools/debian" trixie golang-1.24-go golang-1.24-src
+}
+
+build_kustomize() {
+    go=go
+    go version 2>/dev/null | grep -Eq "$go_wanted" || go_of_debian
+    GOBIN="$tools" GOFLAGS=-buildvcs=false "$go" install "sigs.k8s.io/kustomize/kustomize/v5@$version"
+}
+
+if kustomize version 2>/dev/null | grep -Eq "$of_version_5"; then
     build() { kustomize build "$1"; }
-elif kubectl kustomize --help >/dev/null 2>&1; then
+elif kubectl version --client 2>/dev/null | grep -Eq "^Kustomize Version: $of_version_5"; then
     build() { kubectl kustomize "$1"; }
 else
-    if [ ! -x "$tools/kustomize" ]; then
-        if ! command -v go >/dev/null 2>&1; then
-            echo "these tests need kustomize, kubectl, or Go to build kustomize with" >&2
-            echo "install one: https://kubectl.docs.kubernetes.io/installation/kustomize" >&2
-            exit 1
-        fi
-        GOBIN="$tools" GOFLAGS=-buildvcs=false go install "sigs.k8s.io/kustomize/kustomize/v5@$version"
-    fi
+    [ -x "$tools/kustomize" ] || build_kustomize
     build() { "$tools/kustomize" build "$1"; }
 fi
 
@@ -28,4 +36,16 @@ rm -f target/manifests/*.yaml
 for overlay in manifests/overlays/*/; do
     platform=$(basename "$overlay")
     build "$overlay" >"target/manifests/$platform.yaml"
+done
+for component in manifests/components/*/; do
+    name=$(basename "$component")
+    mkdir -p "target/components/$name"
+    # As an operator's own overlay does.
+    cat >"target/components/$name/kustomization.yaml" <<END
+apiVersion: kustomize.config.k8s.io/v1beta1
+kind: Kustomization
+resources: [../../../manifests/overlays/default]
+components: [../../../$component]
+END
+    build "target/components/$name" >"target/manifests/with-$name.yaml"
 done

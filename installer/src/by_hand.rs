@@ -2,6 +2,7 @@
 //! without a cluster. What the agent learns from it is seen on the node, or said.
 
 mod out;
+mod rest;
 mod run_directory;
 
 pub use out::{Out, Stays, StaysWhile, leave};
@@ -15,6 +16,7 @@ use crate::install::plan::{Plan, plan};
 use crate::install::seen::{FileName, Hashes, Interest, Places, Sandboxes, look};
 use crate::install::wanted::{TakeOver, Wanted};
 use crate::install::{Memory, Pass, pass};
+use crate::node::incumbent::listens;
 use crate::node::stand_in::stand_in;
 use crate::node_backend::{Found, node_backend};
 use crate::settings::{Burial, OnNode, PLUGIN, Settings, TakeOverWish};
@@ -29,8 +31,9 @@ const ATTEMPTS: usize = 3;
 pub fn wanted(settings: &Settings, image: &Image, found: Option<&Found>) -> Result<Wanted, EntryError> {
     let backend = node_backend(settings.choices.conf.backend, None, found);
     let take_over = match settings.choices.take_over {
-        TakeOverWish::Now => TakeOver::Now,
-        TakeOverWish::Wait => TakeOver::Waits,
+        // Who may still write the entry again listens; pods are not asked about here.
+        TakeOverWish::Wait if listens(&settings.ground.istio_run) => TakeOver::Waits,
+        TakeOverWish::Now | TakeOverWish::Wait => TakeOver::Now,
     };
     let programs = [ISTIO, PLUGIN].into_iter().filter_map(|name| FileName::new(name).ok());
     let interest =

@@ -124,7 +124,7 @@ pub fn examine(sight: &Sight) -> Vec<Finding> {
     let mut found = directories::examine(sight);
     found.extend(chain::examine(sight, &ours));
     found.extend(others::examine(sight));
-    found.extend(watching::examine(sight));
+    found.extend(watching::examine(sight, &ours));
     // Without an entry and without programs there is nothing of ours to explain.
     if ours.is_anywhere() || programs::are_there(sight) {
         found.extend(entry::examine(sight, &ours));

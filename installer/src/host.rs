@@ -13,7 +13,7 @@ use std::{io, panic, thread};
 
 pub use capabilities::{Lacking, NEEDED, lacking};
 
-/// Where the node's own mount namespace is found with `hostPID: true`.
+/// Where the node's own mount namespace is found by whoever sees the host's processes.
 pub const OF_PROCESS_1: &str = "/proc/1/ns/mnt";
 
 /// This thread's. Not `/proc/self`: that is the thread group leader's.
@@ -68,10 +68,10 @@ impl HostError {
                 "it takes CAP_SYS_PTRACE to open another process's mount namespace, with AppArmor the profile unconfined, and hostUsers must not be false"
             }
             Self::Open { source: Errno::ENOENT, .. } => {
-                "set hostPID: true; or mount the host's /proc, and name /host/proc/1/ns/mnt with --mount-namespace"
+                "mount the host's /proc, and name /host/proc/1/ns/mnt with --mount-namespace; hostPID: true would do, but gives every container of the pod the host's processes"
             }
             Self::SameAsOurs { .. } => {
-                "in a pod set hostPID: true, or mount the host's /proc and name /host/proc/1/ns/mnt with --mount-namespace; on the node itself there is nothing to enter: leave --host out"
+                "in a pod mount the host's /proc and name /host/proc/1/ns/mnt with --mount-namespace; on the node itself there is nothing to enter: leave --host out"
             }
             Self::Enter { source: Errno::EPERM, .. } => {
                 "it takes CAP_SYS_ADMIN and CAP_SYS_CHROOT, and the host's user namespace (hostUsers must not be false)"
@@ -139,7 +139,7 @@ mod tests {
     fn ones_own_namespace_and_what_is_none_are_refused_with_what_to_do() {
         let own = HostMounts::open(Path::new(OWN)).unwrap_err();
         assert!(matches!(own, HostError::SameAsOurs { .. }), "{own}");
-        assert!(own.hint().unwrap().contains("hostPID: true"));
+        assert!(own.hint().unwrap().contains("mount the host's /proc"));
         let missing = HostMounts::open(Path::new("/proc/1/ns/mount")).unwrap_err();
         assert_eq!(missing.to_string(), "cannot open the mount namespace /proc/1/ns/mount");
         let other = HostMounts::open(Path::new("/dev/null")).unwrap().run(|| ()).unwrap_err();

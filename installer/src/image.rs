@@ -10,7 +10,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 /// The operator's tool, and the agent.
-const TOOL: &str = "gybe";
+pub const TOOL: &str = "gybe";
 
 /// Both programs of one version.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,8 +41,14 @@ impl Image {
     /// the conf that names the plugin comes after both.
     #[must_use]
     pub fn programs(&self, also_as: &BTreeSet<FileName>) -> Vec<Program> {
-        let others = also_as.iter().map(|name| Program { name: name.clone(), ..self.tool.clone() });
+        let others = also_as.iter().map(|name| self.also_as(name));
         [self.tool.clone(), self.plugin.clone()].into_iter().chain(others).collect()
+    }
+
+    /// The tool under a further name.
+    #[must_use]
+    pub fn also_as(&self, name: &FileName) -> Program {
+        Program { name: name.clone(), ..self.tool.clone() }
     }
 
     /// Whether a program of that hash is our plugin, of this version.

@@ -13,7 +13,7 @@ mod daemonset;
 mod healing;
 mod health;
 mod http;
-mod incumbent;
+pub(crate) mod incumbent;
 mod journal;
 pub mod kubeconfig;
 mod label;

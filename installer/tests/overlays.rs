@@ -74,6 +74,31 @@ fn every_overlay_is_a_platform_that_is_looked_at() {
 }
 
 #[test]
+fn a_foreign_owner_s_directories_cost_three_capabilities_and_nothing_else() {
+    let (usual, mut pod) = (made("default").pod(), made("with-foreign-owner").pod());
+    let install = pod.containers.iter_mut().find(|container| container.name == "install").unwrap();
+    let capabilities = install.security_context.as_mut().unwrap().capabilities.as_mut().unwrap();
+    let added = capabilities.add.take().unwrap();
+    assert_eq!(added, ["DAC_OVERRIDE", "CHOWN", "FOWNER"]);
+    assert_eq!(pod, usual);
+}
+
+#[test]
+fn on_selinux_the_pod_gets_a_type_and_nothing_else() {
+    let (usual, mut pod) = (made("default").pod(), made("with-selinux").pod());
+    let options = pod.security_context.as_mut().unwrap().se_linux_options.take().unwrap();
+    assert_eq!(options.type_.as_deref(), Some("spc_t"));
+    assert_eq!(pod, usual);
+}
+
+#[test]
+fn every_component_is_tried() {
+    let components = fs::read_dir("../manifests/components").unwrap().map(|entry| entry.unwrap().file_name());
+    let components: BTreeSet<_> = components.map(|name| name.into_string().unwrap()).collect();
+    assert_eq!(components, ["foreign-owner", "selinux"].map(str::to_owned).into());
+}
+
+#[test]
 fn on_openshift_the_entry_is_the_network_that_multus_is_asked_for() {
     let objects = made("openshift");
     let networks: Vec<serde_json::Value> = objects.of("NetworkAttachmentDefinition");

@@ -71,33 +71,8 @@ if [ -n "$missing" ]; then
 fi
 [ -n "$wanted" ] || exit 0
 
-# A package state of our own beside the machine's: its mirror, its keys, other suites.
-mirror=$(apt-get indextargets --format '$(REPO_URI)' \
-    'Created-By: Packages' 'Origin: Debian' 'Label: Debian' | head -n 1)
-if [ -z "$mirror" ]; then
-    echo "no Debian mirror among this machine's package sources (apt-get indextargets names none)" >&2
-    echo "add one and run apt-get update, then run integration/containerd/setup.sh again" >&2
-    exit 1
-fi
-mkdir -p "$scratch/state/lists/partial" "$scratch/cache/archives/partial"
-: >"$scratch/status"
-for entry in $wanted; do
-    suite=${entry#*:}
-    echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror ${suite%%:*} main"
-done | sort -u >"$scratch/sources.list"
-
-private_apt() {
-    apt-get -qq -o "Dir::State=$scratch/state" -o "Dir::State::Status=$scratch/status" \
-        -o "Dir::Cache=$scratch/cache" -o "Dir::Etc::SourceList=$scratch/sources.list" \
-        -o Dir::Etc::SourceParts=/dev/null -o Acquire::Languages=none \
-        -o Acquire::Check-Valid-Until=false -o APT::Sandbox::User=root "$@"
-}
-private_apt update
 for entry in $wanted; do
     generation=${entry%%:*} package=${entry##*:} suite=${entry#*:}
-    suite=${suite%%:*}
-    mkdir -p "$scratch/$suite" "$runtimes/$generation"
-    (cd "$scratch/$suite" && private_apt download "$package/$suite")
-    dpkg-deb -x "$scratch/$suite/${package}"_*.deb "$runtimes/$generation"
+    integration/debian-unpack.sh "$runtimes/$generation" "${suite%%:*}" "$package"
     touch "$(stamp "$generation" "$package")"
 done

@@ -122,6 +122,24 @@ fn f36_what_root_is_refused_is_told_as_a_security_modules_doing() {
     assert_only(&wrong, &["conf directory", "cannot be read: Permission denied", "SELinux", "AppArmor"]);
 }
 
+/// Root without capabilities, as the agent is, and then with the three of components/foreign-owner.
+#[test]
+fn f36_another_users_directory_is_told_and_three_capabilities_are_enough_for_it() {
+    let node = Node::new("foreign");
+    let install = "GYBE install --root ROOT --pods-from /pods";
+    let bare = node.sh(&format!(
+        "chown 1000 ROOT/opt/cni/bin ROOT/etc/cni/net.d && exec setpriv --bounding-set=-all {install}"
+    ));
+    assert_eq!(bare.code, Some(1), "{bare:#?}");
+    assert!((bare.out + &bare.err).contains("components/foreign-owner"));
+    let told = node.sh("exec GYBE doctor --root ROOT");
+    assert!(told.out.contains("opt/cni/bin belongs to user 1000\n"), "{told:#?}");
+    let ran = node.sh(&format!("exec setpriv --bounding-set=-all,+dac_override,+chown,+fowner {install}"));
+    assert_eq!(ran.code, Some(0), "{ran:#?}");
+    let entry = fs::read_to_string(node.0.path().join("root/etc/cni/net.d/10-net.conflist")).unwrap();
+    assert!(entry.contains("gybe-cni"), "{entry}");
+}
+
 /// An agent beside the test, gone with it.
 struct Agent(Child);
 

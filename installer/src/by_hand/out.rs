@@ -1,11 +1,11 @@
 //! Out of a node: what goes, what has to stay, and for how long.
 //!
-//! Two calls are the rule: the first takes the entry out of every file, the second takes the programs.
-//! A sandbox that was being made when the entry went is in no cache yet, and its DEL will ask for the
-//! plugin. `gybe` itself goes last, so that there is something to call again.
+//! Two calls are the rule: the first takes the entry out of every file, one some minutes later takes
+//! the programs. A sandbox that was being made when the entry went is in no cache yet, and its DEL will
+//! ask for the plugin. `gybe` itself goes last, so that there is something to call again.
 
-use super::{foreseen, settle};
-use crate::image::Image;
+use super::{foreseen, rest, settle};
+use crate::image::{Image, TOOL};
 use crate::install::change::Change;
 use crate::install::conflist::{Chain, ISTIO};
 use crate::install::loads::Form;
@@ -15,18 +15,16 @@ use crate::install::seen::{
     Cached, FileName, Hash, Hashes, Interest, Places, Sandboxes, SeenProgram, Snapshot, look,
 };
 use crate::install::wanted::{Leave, Place, Program, PutBack, Trial, Wanted};
-use crate::install::{Pass, seen};
-use crate::settings::PLUGIN;
+use crate::install::{Memory, Pass, pass, seen};
+use crate::settings::{OTHER_NAMES, PLUGIN};
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fs;
 use std::path::Path;
+use std::time::{Duration, SystemTime};
 
-const TOOL: &str = "gybe";
 /// Ours is two megabytes, and ten times that when it is built to be debugged.
 const LARGEST: u64 = 64 << 20;
-/// Names under which `gybe` may have been placed too.
-const OTHER_NAMES: [&str; 2] = ["istio-iptables", "istio-cni-taint"];
 
 /// What an uninstall came to.
 #[derive(Debug)]
@@ -50,8 +48,11 @@ pub struct Stays {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum StaysWhile {
     /// The conf has only just been changed.
-    #[error("for some minutes: a sandbox that was being made just now may still ask for it")]
-    JustOut,
+    #[error("for {seconds} s yet: a sandbox that was being made just now may still ask for it")]
+    JustOut {
+        /// Until a sandbox that was being made then is made, or given up.
+        seconds: u64,
+    },
     /// The cache says so.
     #[error("as long as sandboxes live that were made with it: each asks for it when it goes")]
     Named,
@@ -86,8 +87,7 @@ fn conf_is_clean(left: &Plan) -> bool {
         && !left.problems.iter().any(crate::install::change::Problem::blocks)
 }
 
-/// What leaving this node means: everything that is ours, under whatever name it was placed. The tool
-/// itself is named last, and apart.
+/// What leaving this node means: everything that is ours, under whatever name it was placed.
 #[must_use]
 pub fn leave(
     places: &Places,
@@ -104,6 +104,10 @@ pub fn leave(
         plugin: PLUGIN.to_owned(),
         pinned: pinned.or_else(|| of_any_name(&places.conf)),
         programs: names.filter_map(|name| FileName::new(name).ok()).collect(),
+        // Looked at above: without the image, by what is there.
+        retired: Vec::new(),
+        last: FileName::new(TOOL).ok(),
+        rests: rest::left(&places.conf, SystemTime::now()).is_some(),
         tombstones: tombstones(places, image),
         put_back,
     }
@@ -160,14 +164,7 @@ impl Out {
     /// What leaving would come to now.
     #[must_use]
     pub fn foreseen(places: &Places, leave: &Leave) -> Plan {
-        let mut plan = foreseen(places, &Wanted::Left(leave.clone()));
-        let seen = look(places, &interest(), &mut Hashes::default());
-        let goes = |stays: &Stays| plan.changes.contains(&Change::Unplace(stays.program.clone()));
-        if conf_is_clean(&plan) && stays(&seen, leave, (false, true)).iter().all(goes) {
-            let tool = FileName::new(TOOL).ok().filter(|tool| seen.programs.files.contains_key(tool));
-            plan.changes.extend(tool.map(Change::Unplace));
-        }
-        plan
+        foreseen(places, &Wanted::Left(leave.clone()))
     }
 
     /// Leaves as far as can be now.
@@ -175,27 +172,24 @@ impl Out {
     /// # Errors
     /// When another gybe is at it.
     pub fn now(places: &Places, leave: &Leave) -> Result<Self, Busy> {
-        let first = settle(places, &Wanted::Left(leave.clone()))?;
-        let changed = first
-            .plan
-            .changes
-            .iter()
-            .any(|change| !matches!(change, Change::Place { .. } | Change::Unplace(_)));
-        let seen = look(places, &interest(), &mut Hashes::default());
+        // It may take several passes until the conf is without us, and no program goes in any of them.
+        let first = settle(places, &Wanted::Left(Leave { rests: true, ..leave.clone() }))?;
         let clean = conf_is_clean(&first.left);
-        let stays = stays(&seen, leave, (changed, clean));
         let mut passes = vec![first];
-        if clean && stays.is_empty() {
-            let mut last = leave.clone();
-            last.programs.extend(FileName::new(TOOL).ok());
-            passes.push(settle(places, &Wanted::Left(last))?);
+        let resting = || rest::left(&places.conf, SystemTime::now());
+        if clean && resting().is_none() {
+            let over = Leave { rests: false, ..leave.clone() };
+            // Once: where somebody else comes between, the conf is not what it was.
+            passes.push(pass(places, &Wanted::Left(over), &mut Memory::default())?);
         }
-        Ok(Self { passes, stays })
+        let seen = look(places, &interest(), &mut Hashes::default());
+        let clean = passes.last().is_some_and(|pass| conf_is_clean(&pass.left));
+        Ok(Self { passes, stays: stays(&seen, leave, (clean, resting())) })
     }
 }
 
 /// The tombstones that are there, and are not somebody else's program.
-fn stays(seen: &Snapshot, leave: &Leave, (changed, clean): (bool, bool)) -> Vec<Stays> {
+fn stays(seen: &Snapshot, leave: &Leave, (clean, rest): (bool, Option<Duration>)) -> Vec<Stays> {
     let ours = |program: &&Program, there: &SeenProgram| {
         program.name.as_os_str() == PLUGIN || there.hash == Ok(program.hash)
     };
@@ -211,8 +205,10 @@ fn stays(seen: &Snapshot, leave: &Leave, (changed, clean): (bool, bool)) -> Vec<
         {
             StaysWhile::Named
         }
-        Cached::Named(_) if changed => StaysWhile::JustOut,
-        Cached::Named(_) => StaysWhile::Failed,
+        Cached::Named(_) => rest.map_or(StaysWhile::Failed, |rest| StaysWhile::JustOut {
+            // The next second it may go.
+            seconds: rest.as_secs() + 1,
+        }),
     };
     there.map(|program| Stays { program: program.name.clone(), until: until(program) }).collect()
 }

@@ -29,7 +29,7 @@ pub(super) struct InstallArgs {
     /// Take gybe-cni and gybe from this directory
     #[arg(long, value_name = "DIR")]
     from: Option<PathBuf>,
-    /// Say what would be done
+    /// Say what would be done, and what stands in the way (exit code 1)
     #[arg(long)]
     dry_run: bool,
 }
@@ -125,6 +125,7 @@ impl InstallArgs {
             return Err(Failure::new("the settings say mode: leave").hinting(hint));
         }
         settings.ground.places = self.directories.places();
+        settings.ground.istio_run = self.directories.root().join("var/run/istio-cni");
         let image = image(self.from.clone())?;
         let wanted = by_hand::wanted(&settings, &image, found().as_ref());
         let wanted = wanted.map_err(|why| Failure::because("cannot install", why))?;
@@ -133,16 +134,9 @@ impl InstallArgs {
 
     fn perform(&self, settings: &Settings, wanted: &Wanted) -> Result<Answer, Failure> {
         let places = &settings.ground.places;
-        let notes = settings.notes.iter().map(|note| format!("note: {note}")).collect();
+        let notes = settings.notes.iter().map(|note| format!("note: {note}")).collect::<Vec<_>>();
         if self.dry_run {
-            let plan = by_hand::foreseen(places, wanted);
-            let (text, json) = passed::foreseen(&plan);
-            let exit = if plan.problems.iter().any(crate::install::change::Problem::blocks) {
-                Exit::No
-            } else {
-                Exit::Yes
-            };
-            return Ok(Answer { text, json, exit, notes });
+            return Ok(passed::foreseen(&by_hand::foreseen(places, wanted)).noting(notes));
         }
         let pass = by_hand::settle(places, wanted).map_err(|why| Failure::hinted("cannot install", why))?;
         let (text, json) = passed::passed(&pass);

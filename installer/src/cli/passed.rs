@@ -1,5 +1,6 @@
 //! What a pass over a node did and left, for a person and for a program.
 
+use super::answer::{Answer, Exit};
 use crate::install::Pass;
 use crate::install::change::{Change, Problem};
 use crate::install::perform::PerformError;
@@ -8,14 +9,13 @@ use crate::manifest::printable;
 use serde_json::{Value, json};
 use std::error::Error;
 
-/// What would be done.
-pub(super) fn foreseen(plan: &Plan) -> (String, Value) {
+/// What would be done; no when something stands in the way.
+pub(super) fn foreseen(plan: &Plan) -> Answer {
     let text = lines(plan.changes.iter().map(|change| format!("would {change}"))) + &problems(&plan.problems);
     let text = if text.is_empty() { "nothing to do\n".to_owned() } else { text };
-    (
-        text,
-        json!({ "dry_run": true, "changes": steps(&plan.changes), "problems": problems_json(&plan.problems) }),
-    )
+    let json = json!({ "dry_run": true, "changes": steps(&plan.changes), "problems": problems_json(&plan.problems) });
+    let exit = if plan.problems.iter().any(Problem::blocks) { Exit::No } else { Exit::Yes };
+    Answer { text, json, exit, notes: Vec::new() }
 }
 
 /// What was done, what failed and what is left.

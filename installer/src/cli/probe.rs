@@ -21,8 +21,8 @@ use std::path::{Path, PathBuf};
 /// boot. Exit code 0: a backend works. 1: none does, or not the one that was named. 2: it could not be
 /// found out. iptables-legacy is tried only where its part of the kernel is loaded.
 ///
-/// In a container that has capabilities and the host's processes (hostPID), `--host --watch --keep` finds
-/// out for the plugin and the node agent, and goes on doing so.
+/// In a container that has capabilities and the host's /proc, `--host --watch --keep` with
+/// `--mount-namespace=/host/proc/1/ns/mnt` finds out for the plugin and the node agent, and goes on doing so.
 #[derive(Debug, Args)]
 pub(super) struct ProbeArgs {
     #[command(flatten)]

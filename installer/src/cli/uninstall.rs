@@ -16,8 +16,8 @@ use std::path::PathBuf;
 /// Take gybe out of this node: first out of every conf file, each byte of the others' as it was; then,
 /// when nothing can ask for them any more, the programs.
 ///
-/// The plugin stays, answering DEL, as long as a living sandbox may ask for it, and for the call that
-/// changes a conf file in any case; gybe stays with it. Called again it goes on, until it says that it is
+/// The plugin stays, answering DEL, as long as a living sandbox may ask for it, and for five minutes
+/// after a change of the conf directory in any case; gybe stays with it. Called again it goes on, until it says that it is
 /// finished. Exit code 0: no conf file names gybe-cni. 1: something stands in the way.
 #[derive(Debug, Args)]
 pub(super) struct UninstallArgs {
@@ -32,7 +32,7 @@ pub(super) struct UninstallArgs {
     /// Where sockets and findings are kept
     #[arg(long, value_name = "DIR", default_value = DIRECTORY)]
     run_dir: PathBuf,
-    /// Say what would be done
+    /// Say what would be done, and what stands in the way (exit code 1)
     #[arg(long)]
     dry_run: bool,
 }
@@ -43,8 +43,7 @@ impl UninstallArgs {
         let leave = self.leave(&places)?;
         let notes = self.notes();
         if self.dry_run {
-            let (text, json) = passed::foreseen(&Out::foreseen(&places, &leave));
-            return Ok(Answer::yes(text, json).noting(notes));
+            return Ok(passed::foreseen(&Out::foreseen(&places, &leave)).noting(notes));
         }
         let out = Out::now(&places, &leave).map_err(|why| Failure::hinted("cannot uninstall", why))?;
         let kept = match out.is_out() {

@@ -8,6 +8,7 @@ use crate::install::json::{self, Node};
 use crate::install::loads::choice::{Broken, Choice, NoChoice, Runtime, Why, candidates, choose};
 use crate::install::pace::rivals;
 use crate::install::seen::{ConfDirectory, DROP_IN, FileName, ORIGINAL, Standing, Unreadable};
+use crate::platform::Platform;
 use crate::settings::PLUGIN;
 use nix::errno::Errno;
 use std::ffi::OsStr;
@@ -38,6 +39,14 @@ impl<'a> Ours<'a> {
         ours
     }
 
+    /// Whether no runtime but Multus takes our file, by its name: in a directory of Multus' own on
+    /// OpenShift, or as a network of its own elsewhere.
+    pub(super) fn is_for_multus(&self, sight: &Sight) -> bool {
+        let of_openshift = || sight.platform.places(&sight.ground.root).conf == sight.ground.places.conf;
+        let named = !self.alone.is_empty() || (sight.platform == Platform::OpenShift && of_openshift());
+        named && self.listed.is_empty() && self.dropped_in.is_empty()
+    }
+
     pub(super) fn is_anywhere(&self) -> bool {
         self.entries().next().is_some()
     }
@@ -57,6 +66,9 @@ pub(super) fn examine(sight: &Sight, ours: &Ours<'_>) -> Vec<Finding> {
     if conf.standing != Standing::There {
         return Vec::new();
     }
+    if ours.is_for_multus(sight) {
+        return vec![alone(sight, ours)];
+    }
     let mut found = broken(sight);
     match (choose(conf, Runtime::Containerd), choose(conf, Runtime::CriO)) {
         (Ok(containerd), Ok(crio)) if containerd == crio => {
@@ -67,7 +79,8 @@ pub(super) fn examine(sight: &Sight, ours: &Ours<'_>) -> Vec<Finding> {
             found.push(nothing("the runtime", &NoChoice::Nothing));
         }
         (containerd, crio) => {
-            found.extend(containerd.err().map(|why| nothing("containerd", &why)));
+            let counts = !is_crio(sight);
+            found.extend(containerd.err().filter(|_| counts).map(|why| nothing("containerd", &why)));
             // CRI-O's is containerd's as soon as no broken file stands before it.
             match crio {
                 Ok(choice) => {
@@ -81,6 +94,12 @@ pub(super) fn examine(sight: &Sight, ours: &Ours<'_>) -> Vec<Finding> {
     found
 }
 
+/// CRI-O runs here, and passes over what containerd stops at.
+fn is_crio(sight: &Sight) -> bool {
+    let runs = |name: &str| sight.runtimes.iter().any(|runtime| runtime.name == name);
+    runs("crio") && !runs("containerd")
+}
+
 /// The first good file ends containerd's search; what is broken before it ends everything.
 fn broken(sight: &Sight) -> Vec<Finding> {
     let mut found = Vec::new();
@@ -88,7 +107,9 @@ fn broken(sight: &Sight) -> Vec<Finding> {
     for candidate in candidates(&sight.snapshot.conf) {
         match candidate {
             Ok(_) => behind_a_good_one = true,
-            Err(broken) if behind_a_good_one => found.push(Finding::note(About::Chain, told(&broken), None)),
+            Err(broken) if behind_a_good_one || is_crio(sight) => {
+                found.push(Finding::note(About::Chain, told(&broken), None));
+            }
             Err(broken) => {
                 let remedy = match &broken.why {
                     Why::Unreadable(Unreadable::Refused(Errno::EACCES | Errno::EPERM)) => of_security(sight),
@@ -135,17 +156,8 @@ fn entry(sight: &Sight, choice: &Choice, ours: &Ours<'_>) -> Finding {
         );
         return Finding::wrong(About::Chain, says, heal(&plugins));
     }
-    if let Some((name, _)) = ours.alone.first() {
-        let says = format!("{PLUGIN} is a network of its own in {name}, for Multus to call");
-        return Finding::well(About::Chain, says);
-    }
-    if !ours.is_anywhere() && program(sight, "gybe").is_none() {
-        let says = format!("{PLUGIN} is in no conf file: Gybe is not installed on this node");
-        return Finding::note(
-            About::Chain,
-            says,
-            Some("gybe install, or the DaemonSet gybe-node, puts it there"),
-        );
+    if let Some(found) = not_installed(sight, ours) {
+        return found;
     }
     if !ours.is_anywhere() {
         let says = format!("{PLUGIN} is not in {file}: new pods are not redirected");
@@ -157,6 +169,25 @@ fn entry(sight: &Sight, choice: &Choice, ours: &Ours<'_>) -> Finding {
     let says =
         format!("{PLUGIN} is in {}, and the runtime takes {file}", others.collect::<Vec<_>>().join(", "));
     Finding::wrong(About::Chain, says, heal(&plugins))
+}
+
+/// What Multus calls is judged by itself: which network a runtime takes is Multus' own business there.
+fn alone(sight: &Sight, ours: &Ours<'_>) -> Finding {
+    if let Some((name, _)) = ours.alone.first() {
+        let says = format!("{PLUGIN} is a network of its own in {name}, for Multus to call");
+        return Finding::well(About::Chain, says);
+    }
+    not_installed(sight, ours).unwrap_or_else(|| {
+        let says = format!("{PLUGIN} is in no conf file, and Multus has no network to call");
+        Finding::wrong(About::Chain, says, "the agent writes it within a second with shape: standalone: look at its log, or run gybe install --shape standalone")
+    })
+}
+
+fn not_installed(sight: &Sight, ours: &Ours<'_>) -> Option<Finding> {
+    let says = format!("{PLUGIN} is in no conf file: Gybe is not installed on this node");
+    let remedy = "gybe install, or the DaemonSet gybe-node, puts it there";
+    let is_there = ours.is_anywhere() || program(sight, "gybe").is_some();
+    (!is_there).then(|| Finding::note(About::Chain, says, Some(remedy)))
 }
 
 fn heal(plugins: &[&str]) -> String {

@@ -23,6 +23,7 @@ pub(super) fn examine(sight: &Sight) -> Vec<Finding> {
             "a runtime watches what the link led to when it started: restart it after the link is changed";
         found.push(Finding::note(About::Directories, says, Some(remedy)));
     }
+    found.extend(sight.spaces.iter().filter_map(foreign));
     found.extend(sight.spaces.iter().flat_map(|space| of_space(sight, space)));
     found
 }
@@ -81,12 +82,20 @@ fn elsewhere(sight: &Sight) -> Option<Finding> {
         "these are not the directories of {}: it has {} and {}",
         sight.platform, directories.conf, directories.programs
     );
-    let remedy = "set cniConfDir and cniBinDir (or the platform) unless its runtime is set up otherwise";
+    let remedy = "unless its runtime is set up otherwise, use the platform's overlay of the DaemonSet, or --conf-dir and --bin-dir";
+    Some(Finding::note(About::Directories, says, Some(remedy)))
+}
+
+/// To root without capabilities, as the agent is, the user is a stranger there like any other.
+fn foreign(space: &Space) -> Option<Finding> {
+    let owner = space.stranger?;
+    let says = format!("the {} directory {} belongs to user {owner}", space.of, space.path.display());
+    let remedy = "an agent without capabilities cannot write there: give it to root, or add manifests/components/foreign-owner";
     Some(Finding::note(About::Directories, says, Some(remedy)))
 }
 
 fn of_space(sight: &Sight, space: &Space) -> Vec<Finding> {
-    let Space { of, path, mount, room } = space;
+    let Space { of, path, mount, room, .. } = space;
     let wrong = |says: String, remedy: &str| Finding::wrong(About::Directories, says, remedy);
     let Room { bytes, inodes, read_only, no_exec } = match room {
         Ok(room) => *room,

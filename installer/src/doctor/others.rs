@@ -35,8 +35,7 @@ fn istio(sight: &Sight) -> Vec<Finding> {
             }
             false => format!("{name} has an istio-cni entry"),
         };
-        let remedy =
-            "remove the DaemonSet istio-cni-node, then gybe install takes its place; or take_over: now";
+        let remedy = "remove the DaemonSet istio-cni-node, then gybe install takes its place; or set take_over: now (--take-over now)";
         found.push(match beside {
             true => Finding::wrong(About::Others, says, remedy),
             false => Finding::note(About::Others, says, Some(remedy)),

@@ -49,7 +49,7 @@ fn of_program(sight: &Sight, name: &str, program: &SeenProgram) -> Finding {
             return Finding::wrong(About::Programs, says, "remove it, and run gybe install");
         }
     };
-    if access.mode & 0o022 != 0 || access.uid != sight.snapshot.us {
+    if access.mode & 0o022 != 0 || (access.uid != 0 && access.uid != sight.snapshot.us) {
         let says = format!("{name} may be written by others: mode {:04o}, owner {}", access.mode, access.uid);
         return Finding::wrong(
             About::Programs,

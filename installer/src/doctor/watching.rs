@@ -1,14 +1,18 @@
 //! How a change of the conf directory becomes known: to our agent, and to the runtime.
 
+use super::chain::Ours;
 use super::sight::{RuntimeSeen, Sight, Watches};
 use super::{About, Finding};
 use crate::install::seen::Standing;
 use crate::install::watch::WatchMode;
 use nix::errno::Errno;
 
-pub(super) fn examine(sight: &Sight) -> Vec<Finding> {
+pub(super) fn examine(sight: &Sight, ours: &Ours<'_>) -> Vec<Finding> {
     let mut found: Vec<Finding> = own(sight).into_iter().collect();
-    found.extend(sight.runtimes.iter().map(of_runtime));
+    // Multus reads a network's file when it is asked for it, and no runtime watches for that.
+    if !ours.is_for_multus(sight) {
+        found.extend(sight.runtimes.iter().map(of_runtime));
+    }
     found
 }
 

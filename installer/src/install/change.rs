@@ -191,9 +191,12 @@ impl Problem {
     pub fn hint(&self) -> Option<&'static str> {
         Some(match self {
             Self::Missing(Directory::Conf) => {
-                "it comes with the primary plugin; else set cniConfDir to where the runtime looks"
+                "it comes with the primary plugin; else let the DaemonSet's mount cni-conf, or --conf-dir, be \
+                 where the runtime looks"
             }
-            Self::Missing(Directory::Programs) => "set cniBinDir to where the container runtime looks",
+            Self::Missing(Directory::Programs) => {
+                "let the DaemonSet's mount cni-bin, or --bin-dir, be where the container runtime looks"
+            }
             Self::Deleted(_) => {
                 "restart this pod, and the container runtime: neither sees a directory made anew"
             }
@@ -208,7 +211,9 @@ impl Problem {
             Self::Unchangeable { why: ConflistError::NoPlugins, .. } => {
                 "drop-in mode does not need a list in the file"
             }
-            Self::IstioLives(_) => "remove the DaemonSet istio-cni-node, or set takeOver: now",
+            Self::IstioLives(_) => {
+                "remove the DaemonSet istio-cni-node, or set take_over: now (--take-over now)"
+            }
             Self::NoDropIns(_) => "use chained mode",
             Self::StillNamed(..) => "take the entry out by hand; the plugin stays there until then",
             _ => return None,

@@ -62,7 +62,7 @@ fn into(seen: &Snapshot, install: &Install, plan: &mut Plan) {
         return;
     }
     programs::place(seen, install, plan);
-    programs::retire(seen, install, plan);
+    programs::retire(seen, &install.retired, plan);
     if seen.conf.standing != Standing::There {
         return;
     }

@@ -64,8 +64,14 @@ pub struct Leave {
     pub plugin: String,
     /// A pinned file, which may have any name.
     pub pinned: Option<FileName>,
-    /// Every program we may have placed.
+    /// Every program we may have placed, but for the last.
     pub programs: Vec<FileName>,
+    /// Further names of ours: taken away where it is our program, and no namesake.
+    pub retired: Vec<Program>,
+    /// The tool: as long as a tombstone stays it does, so that there is something to finish with.
+    pub last: Option<FileName>,
+    /// Whether tombstones stay, asked for or not: the conf has only just been changed.
+    pub rests: bool,
     /// What stays under a plugin's name for as long as a living sandbox may ask for it. An ADD that
     /// began under the old conf is in no cache yet: so it goes in a later pass than the conf, and
     /// whoever wants to be sure lets some minutes pass between the two.
@@ -128,7 +134,9 @@ impl Wanted {
             }
             Self::Left(leave) => {
                 let kept = leave.tombstones.iter().map(|program| &program.name);
-                (leave.pinned.as_ref(), leave.programs.iter().chain(kept).collect(), Sandboxes::Asked)
+                let kept = kept.chain(leave.retired.iter().map(|program| &program.name));
+                let programs = leave.programs.iter().chain(&leave.last).chain(kept);
+                (leave.pinned.as_ref(), programs.collect(), Sandboxes::Asked)
             }
         };
         let files = pinned.cloned().into_iter().collect();

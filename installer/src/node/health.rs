@@ -39,9 +39,10 @@ fn ready(seen: &Seen) -> Page {
 fn left(seen: &Seen) -> Page {
     match seen.posted.stage {
         Stage::Left { plugin_stays: false } => Page::good("left; nothing stays\n"),
-        Stage::Left { plugin_stays: true } => {
-            Page::good("left; gybe-cni stays, to answer for sandboxes that live; gybe uninstall removes it\n")
-        }
+        Stage::Left { plugin_stays: true } => Page::good(
+            "left; gybe-cni stays, to answer for sandboxes that live or were being made; when they are gone this \
+                 agent removes it, or gybe uninstall on the node\n",
+        ),
         Stage::Leaving => Page::bad(format!("leaving\n- {}\n", seen.posted.missing.join("\n- "))),
         Stage::In | Stage::Starting => Page::bad("not asked to leave\n"),
     }

@@ -24,7 +24,7 @@ impl IstioAgent {
     pub(crate) fn look(pods: &dyn Pods, run: &Path) -> Self {
         match pods.namespaces_of(ISTIO_AGENT).map(|namespaces| !namespaces.is_empty()) {
             Some(true) => Self::HasPod,
-            _ if listens(&run.join("log.sock")) => Self::Listens,
+            _ if listens(run) => Self::Listens,
             Some(false) => Self::Gone,
             None => Self::Unknown,
         }
@@ -37,11 +37,12 @@ impl IstioAgent {
     }
 }
 
-/// Its agent serves HTTP there, and a caller that hangs up at once is nobody to it.
-fn listens(path: &Path) -> bool {
+/// Whether somebody takes log lines in its directory. Its agent serves HTTP there, and a caller that
+/// hangs up at once is nobody to it.
+pub(crate) fn listens(run: &Path) -> bool {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let Ok(caller) = socket(AddressFamily::Unix, SockType::Stream, flags, None) else { return false };
-    let Ok(address) = UnixAddr::new(path) else { return false };
+    let Ok(address) = UnixAddr::new(&run.join("log.sock")) else { return false };
     match connect(caller.as_raw_fd(), &address) {
         // A full backlog is somebody's (unix(7)).
         Ok(()) | Err(nix::errno::Errno::EAGAIN) => true,

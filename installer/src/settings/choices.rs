@@ -38,7 +38,7 @@ pub enum Mode {
     /// In the chain.
     #[default]
     Install,
-    /// Out of it, and nothing left behind.
+    /// Out of it; the programs go when no sandbox needs them.
     Leave,
 }
 
@@ -63,7 +63,8 @@ pub enum TakeOverWish {
 }
 
 /// Names a caller may know `gybe` by.
-const OTHER_NAMES: [&str; 2] = ["istio-iptables", "istio-cni-taint"];
+/// Further names that `gybe` may have on a host.
+pub const OTHER_NAMES: [&str; 2] = ["istio-iptables", "istio-cni-taint"];
 /// Multus calls a network by its name, and it is to sort behind every primary's file.
 const STANDALONE: &str = "YYY-gybe-cni.conf";
 

@@ -1,6 +1,7 @@
 //! Every name a setting may have, ours and the incumbent's (spec `istio-cni-behaviour.md` 4.1): what it
 //! means here, and what is said of one that means nothing.
 
+use super::faults::Fault;
 use super::reader::{Reader, truth};
 
 /// A name, and what becomes of it.
@@ -39,7 +40,11 @@ const fn other(fate: Fate, name: &'static str, meaning: &'static str) -> Name {
 
 /// Keys of the ConfigMap. A changed one is followed without a restart.
 pub const KEYS: [Name; 16] = [
-    honoured("mode", "install", "`install`, or `leave`: out of the chain, and nothing left behind"),
+    honoured(
+        "mode",
+        "install",
+        "`install`, or `leave`: out of the chain; the programs go when no sandbox needs them",
+    ),
     honoured("shape", "chained", "`chained`, `standalone` or `dropin`: where the entry goes"),
     honoured(
         "conf_name",
@@ -218,13 +223,19 @@ pub(super) fn judge(reader: &mut Reader<'_>) {
     unknown_keys(reader);
 }
 
-/// A later version's ConfigMap may have keys this one does not know, so they are no faults; but one
-/// may be a known key misspelt.
+/// A later version's ConfigMap may have keys this one does not know, so they are no faults; a known
+/// key misspelt is one, or the node would be ready without what was asked of it.
 fn unknown_keys(reader: &mut Reader<'_>) {
     let known = |key: &str| KEYS.iter().any(|name| name.name == key);
-    for key in reader.given.files.keys().filter(|key| !known(key)) {
+    let given = reader.given;
+    for (key, text) in given.files.iter().filter(|(key, _)| !known(key)) {
         let near = KEYS.iter().find(|name| strsim::damerau_levenshtein(name.name, key) <= 2);
-        let near = near.map_or(String::new(), |near| format!("; is {} meant?", near.name));
-        reader.notes.push(format!("the ConfigMap's key {key} means nothing to this version{near}"));
+        match near {
+            Some(near) => {
+                let why = format!("no key of ours; did you mean {}?", near.name);
+                reader.faults.push(Fault::new(key, text, why));
+            }
+            None => reader.notes.push(format!("the ConfigMap's key {key} means nothing to this version")),
+        }
     }
 }

@@ -1,13 +1,14 @@
 //! From the settings, and what is known of the node, to the state the node is to be in: pure.
 
-use super::{Mode, PLUGIN, Settings};
-use crate::image::Image;
+use super::{Mode, OTHER_NAMES, PLUGIN, Settings};
+use crate::image::{Image, TOOL};
 use crate::install::entry::{Entry, EntryError};
-use crate::install::seen::Hash;
+use crate::install::seen::{FileName, Hash};
 use crate::install::wanted::{Install, Leave, Place, Program, Shape, TakeOver, Wanted};
 use crate::node_backend::NodeBackend;
 use gybe_plugin::conf::Probed;
 use serde_json::{Value, json};
+use std::collections::BTreeSet;
 
 /// What is known of the node.
 #[derive(Debug, Clone)]
@@ -50,6 +51,11 @@ pub enum Burial {
     Now,
 }
 
+/// `gybe` under every further name it may have had.
+fn further_names(image: &Image) -> impl Iterator<Item = Program> {
+    OTHER_NAMES.into_iter().filter_map(|name| FileName::new(name).ok()).map(|name| image.also_as(&name))
+}
+
 impl Settings {
     /// The state the node is to be in.
     ///
@@ -64,18 +70,20 @@ impl Settings {
 
     fn installed(&self, node: &OnNode<'_>) -> Result<Install, EntryError> {
         let place = |place| node.image.istio_stand_in().map(|program| Program { place, ..program });
-        let (stand_in, retired) = match node.stand_in {
+        let (stand_in, stood_in) = match node.stand_in {
             StandIn::None => (None, None),
             StandIn::IfAbsent => (place(Place::IfAbsent), None),
             StandIn::Ours => (place(Place::Always), None),
             StandIn::Over(hash) => (None, place(Place::IfAbsent).map(|program| Program { hash, ..program })),
         };
         let programs = node.image.programs(&self.choices.also_as).into_iter().chain(stand_in);
+        let dropped = further_names(node.image);
+        let dropped = dropped.filter(|program| !self.choices.also_as.contains(&program.name));
         Ok(Install {
             shape: self.choices.shape.clone(),
             entry: self.entry(node)?,
             programs: programs.collect(),
-            retired: retired.into_iter().collect(),
+            retired: stood_in.into_iter().chain(dropped).collect(),
             take_over: node.take_over,
             mode: self.ground.conf_mode,
         })
@@ -87,17 +95,18 @@ impl Settings {
             Shape::Standalone { file } => Some(file.clone()),
             Shape::DropIn => None,
         };
-        let mut programs = node.image.programs(&self.choices.also_as);
-        let is_plugin = |program: &Program| program.name.as_os_str() == PLUGIN;
-        if node.burial == Burial::Later {
-            programs.retain(|program| !is_plugin(program));
-        }
-        let tombstones = programs.iter().filter(|program| is_plugin(program)).cloned();
+        let programs = node.image.programs(&BTreeSet::new());
+        let (last, plugin): (Vec<_>, Vec<_>) =
+            programs.into_iter().partition(|program| program.name.as_os_str() == TOOL);
         Leave {
             plugin: PLUGIN.to_owned(),
             pinned,
-            programs: programs.iter().map(|program| program.name.clone()).collect(),
-            tombstones: tombstones.chain(node.image.istio_stand_in()).collect(),
+            programs: plugin.iter().map(|program| program.name.clone()).collect(),
+            // Also what an `also_as` of before has named.
+            retired: further_names(node.image).collect(),
+            last: last.into_iter().map(|program| program.name).next(),
+            rests: node.burial == Burial::Later,
+            tombstones: plugin.into_iter().chain(node.image.istio_stand_in()).collect(),
             put_back: self.choices.put_back,
         }
     }

@@ -66,6 +66,9 @@ pub(crate) fn left(root: &Path, put_back: PutBack) -> Wanted {
         plugin: "gybe-cni".into(),
         pinned: None,
         programs: vec![name("gybe-cni"), name("gybe"), name("istio-cni")],
+        retired: Vec::new(),
+        last: None,
+        rests: false,
         tombstones: vec![program(root, "gybe-cni", "tombstone"), program(root, "istio-cni", "tombstone")],
         put_back,
     })

@@ -96,3 +96,14 @@ fn what_the_probe_finds_out_is_in_the_entry_and_stays_when_it_is_forgotten_for_a
     node.puts(FILE, PRIMARY);
     eventually("a verdict", || agent.get("/readyz").1.contains("a connection was late"));
 }
+
+#[test]
+fn what_is_worth_knowing_of_the_settings_stands_below_ready() {
+    let mut node = Node::new("noted");
+    node.configures(&[("quic_ports", "443")]);
+    node.puts(FILE, PRIMARY);
+    let agent = node.agent();
+    eventually("peace", || agent.is_ready());
+    let (status, text) = agent.get("/readyz");
+    assert!(status == 200 && text.contains("note: the ConfigMap's key quic_ports means nothing"), "{text}");
+}

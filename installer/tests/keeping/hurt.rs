@@ -13,7 +13,7 @@ fn f37_a_conf_directory_that_is_elsewhere_is_named_with_what_helps() {
     node.sets("MOUNTED_CNI_NET_DIR", &node.root.join("none").display().to_string());
     let mut agent = node.agent();
     let told = agent.tells("there is no conf directory");
-    assert!(told["hint"].as_str().unwrap().contains("cniConfDir"), "{told}");
+    assert!(told["hint"].as_str().unwrap().contains("cni-conf"), "{told}");
     assert!(node.program("gybe-cni").exists(), "what can be done is done");
 }
 

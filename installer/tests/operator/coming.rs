@@ -94,9 +94,20 @@ fn a_dry_run_says_what_it_would_do_and_does_nothing() {
     assert_eq!((out.code, out.out.as_str()), (0, would));
     assert_eq!(node.networks().len(), 2);
     assert_eq!(node.uninstall("").code, 0);
-    let out = node.uninstall("--dry-run");
+    assert_eq!(node.uninstall("--dry-run").out, "nothing to do\n", "a sandbox may be being made");
+    let out = node.minutes_later().uninstall("--dry-run");
     assert_eq!(out.out, "would remove program gybe-cni\nwould remove program gybe\n");
     assert_eq!(node.programs(), ["gybe", "gybe-cni"]);
+}
+
+#[test]
+fn a_dry_run_of_either_says_no_when_something_stands_in_the_way() {
+    let node = Node::new();
+    let said = node.install("--dry-run");
+    assert!(said.code == 1 && said.out.contains("waiting for the primary"), "{said:?}");
+    node.put("90-x.conflist", "{\"plugins\":[{\"type\":\"gybe-cni\"},]}");
+    let said = node.uninstall("--dry-run");
+    assert!(said.code == 1 && said.out.contains("90-x.conflist still names gybe-cni"), "{said:?}");
 }
 
 #[test]
@@ -137,4 +148,15 @@ fn f37_on_a_node_of_another_kind_its_own_directories_are_used() {
     node.put("10-calico.conflist", LIST);
     assert_eq!(node.install("--conf-dir ROOT/etc/cni/net.d --bin-dir ROOT/opt/cni/bin").code, 0);
     assert_eq!(node.programs(), ["gybe", "gybe-cni"]);
+}
+
+#[test]
+fn a_further_name_that_is_asked_for_no_more_goes_and_a_namesake_stays() {
+    let node = Node::with(&[("10-calico.conflist", LIST)]);
+    assert_eq!(node.install("--also-as istio-iptables").code, 0);
+    node.program("opt/cni/bin/istio-cni-taint", "#!/bin/sh\necho theirs\n");
+    // Dropped with an upgrade: what is there is the version before.
+    node.program("image/gybe", "#!/bin/sh\necho gybe 2\n");
+    assert_eq!(node.install("").code, 0);
+    assert_eq!(node.programs(), ["gybe", "gybe-cni", "istio-cni-taint"]);
 }

@@ -2,6 +2,7 @@
 
 use crate::node::Node;
 use std::fs;
+use std::os::unix::net::UnixListener;
 
 const THEIRS: &str = "{\n  \"name\": \"net\",\n  \"plugins\": [\n    {\n      \"type\": \"calico\"\n    },\n    {\n      \"type\": \"istio-cni\",\n      \"log_level\": \"info\"\n    }\n  ]\n}\n";
 
@@ -9,17 +10,33 @@ const THEIRS: &str = "{\n  \"name\": \"net\",\n  \"plugins\": [\n    {\n      \"
 fn an_istio_cni_entry_is_replaced_when_the_operator_says_so_and_comes_back_on_request() {
     let node = Node::with(&[("10-calico.conflist", THEIRS)]);
     node.program("opt/cni/bin/istio-cni", "#!/bin/sh\necho theirs\n");
+    let run = node.root.join("var/run/istio-cni");
+    fs::create_dir_all(&run).unwrap();
+    let agent = UnixListener::bind(run.join("log.sock")).unwrap();
     let waits = node.install("");
     assert_eq!(waits.code, 1, "{waits:?}");
     assert!(waits.out.contains("10-calico.conflist has an istio-cni entry"), "{}", waits.out);
+    assert!(waits.out.contains("--take-over now"), "{}", waits.out);
     assert_eq!(node.install("--take-over now").code, 0);
+    drop(agent);
     let ours = fs::read_to_string(node.conf("10-calico.conflist")).unwrap();
     assert!(ours.contains("gybe-cni") && !ours.contains("istio-cni\""), "{ours}");
     assert_eq!(node.uninstall("--put-back-istio").code, 0);
     assert_eq!(fs::read_to_string(node.conf("10-calico.conflist")).unwrap(), THEIRS);
     assert_eq!(node.networks().len(), 1);
-    assert_eq!(node.uninstall("--put-back-istio --json").json()["finished"], true);
+    assert_eq!(node.minutes_later().uninstall("--put-back-istio --json").json()["finished"], true);
     assert_eq!(node.programs(), ["istio-cni"]);
+}
+
+/// A killed agent leaves its entry and its socket, at which nobody listens.
+#[test]
+fn an_istio_cni_entry_whose_agent_is_gone_is_replaced() {
+    let node = Node::with(&[("10-calico.conflist", THEIRS)]);
+    fs::create_dir_all(node.root.join("var/run/istio-cni")).unwrap();
+    drop(UnixListener::bind(node.root.join("var/run/istio-cni/log.sock")).unwrap());
+    assert_eq!(node.install("").code, 0);
+    let ours = fs::read_to_string(node.conf("10-calico.conflist")).unwrap();
+    assert!(ours.contains("gybe-cni") && !ours.contains("istio-cni\""), "{ours}");
 }
 
 /// Its agent takes its program along, and sandboxes of before will ask for it.
@@ -36,14 +53,14 @@ fn f29_a_stand_in_answers_for_istio_cni_and_goes_with_the_last_sandbox() {
     let stays: Vec<&str> =
         told["stays"].as_array().unwrap().iter().filter_map(|it| it["program"].as_str()).collect();
     assert_eq!(stays, ["gybe-cni", "istio-cni"], "{told}");
-    let told = node.uninstall("--json").json();
+    let told = node.minutes_later().uninstall("--json").json();
     assert_eq!(
         (&told["finished"], &told["stays"][0]["program"]),
         (&false.into(), &"istio-cni".into()),
         "{told}"
     );
     node.end_sandbox("n-old-eth0");
-    assert_eq!(node.uninstall("--json").json()["finished"], true);
+    assert_eq!(node.minutes_later().uninstall("--json").json()["finished"], true);
     assert!(node.programs().is_empty());
 }
 

@@ -7,6 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, SystemTime};
 
 pub(crate) const LIST: &str = "{\n  \"name\": \"k8s-pod-network\",\n  \"cniVersion\": \"0.3.1\",\n  \"plugins\": [\n    {\n      \"type\": \"calico\",\n      \"mtu\": 1500\n    },\n    {\n      \"type\": \"portmap\"\n    }\n  ]\n}\n";
 pub(crate) const SINGLE: &str = "{\n  \"cniVersion\": \"0.4.0\",\n  \"name\": \"dbnet\",\n  \"type\": \"bridge\",\n  \"bridge\": \"cni0\"\n}\n";
@@ -114,6 +115,17 @@ impl Node {
 
     pub(crate) fn uninstall(&self, words: &str) -> Said {
         self.gybe(format!("uninstall --root ROOT --run-dir ROOT/run/gybe {words}").trim_end())
+    }
+
+    /// As if the conf directory had not been changed for more than the five minutes that the plugin rests.
+    pub(crate) fn minutes_later(&self) -> &Self {
+        let conf = self.root.join("etc/cni/net.d");
+        let networks = fs::read_dir(&conf).unwrap().map(|entry| entry.unwrap().path());
+        let long_ago = SystemTime::now() - Duration::from_secs(301);
+        for path in networks.filter(|path| path.is_dir()).chain([conf.clone()]) {
+            fs::File::open(path).unwrap().set_modified(long_ago).unwrap();
+        }
+        self
     }
 
     pub(crate) fn doctor(&self, words: &str) -> Said {

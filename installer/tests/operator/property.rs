@@ -60,7 +60,7 @@ proptest! {
         prop_assert_ne!(&node.networks(), &before);
         prop_assert_eq!(node.uninstall("").code, 0);
         prop_assert_eq!(node.networks(), before);
-        prop_assert_eq!(node.uninstall("--json").json()["finished"].clone(), serde_json::json!(true));
+        prop_assert_eq!(node.minutes_later().uninstall("--json").json()["finished"].clone(), serde_json::json!(true));
         prop_assert!(node.programs().is_empty());
     }
 }

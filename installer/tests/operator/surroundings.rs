@@ -78,3 +78,48 @@ fn f29_what_an_uninstall_has_left_is_told_with_how_to_finish() {
     fs::remove_dir(node.root.join("var/lib/cni/results")).unwrap();
     left("which sandboxes still name it cannot be told");
 }
+
+/// A runtime as /proc shows it, which watches some directory.
+fn runs(node: &Node, name: &str) {
+    let process = node.root.join("proc/77");
+    for folder in ["fd", "fdinfo"] {
+        fs::create_dir_all(process.join(folder)).unwrap();
+    }
+    fs::write(process.join("comm"), format!("{name}\n")).unwrap();
+    symlink("anon_inode:inotify", process.join("fd/9")).unwrap();
+    fs::write(process.join("fdinfo/9"), "inotify wd:1 ino:1 sdev:800001\n").unwrap();
+}
+
+#[test]
+fn f37_on_openshift_only_the_network_that_multus_calls_is_judged() {
+    let node = Node::new();
+    for folder in ["etc/cni/multus/net.d", "var/lib/cni/bin"] {
+        fs::create_dir_all(node.root.join(folder)).unwrap();
+    }
+    fs::write(node.root.join("etc/os-release"), "ID=\"rhcos\"\n").unwrap();
+    runs(&node, "crio");
+    let nothing = node.doctor("--json");
+    assert_eq!(nothing.code, 0, "{nothing:?}");
+    assert!(found(&nothing.json(), "chain", "note")[0].0.contains("is not installed"), "{nothing:?}");
+    assert_eq!(node.install("--shape standalone --pods-from /p").code, 0);
+    let said = node.doctor("--json");
+    assert_eq!(said.code, 0, "{said:?}");
+    let chain = found(&said.json(), "chain", "ok");
+    assert!(chain.len() == 1 && chain[0].0.ends_with("YYY-gybe-cni.conf, for Multus to call"), "{chain:?}");
+    assert!(!said.out.contains("restart crio"), "{}", said.out);
+    fs::remove_file(node.root.join("etc/cni/multus/net.d/YYY-gybe-cni.conf")).unwrap();
+    let told = node.doctor("--json").json();
+    assert!(found(&told, "chain", "wrong")[0].0.contains("Multus has no network to call"), "{told}");
+}
+
+#[test]
+fn f06_what_stops_containerd_is_a_note_where_cri_o_runs() {
+    let node = well();
+    node.put("00-broken.conf", "{}");
+    runs(&node, "crio");
+    let told = node.doctor("--json").json();
+    assert!(found(&told, "chain", "wrong").is_empty(), "{told}");
+    assert!(found(&told, "chain", "note")[0].0.starts_with("00-broken.conf cannot be loaded"), "{told}");
+    fs::write(node.root.join("proc/77/comm"), "containerd\n").unwrap();
+    assert_eq!(found(&node.doctor("--json").json(), "chain", "wrong").len(), 2);
+}

@@ -105,10 +105,14 @@ fn all_that_is_wrong_is_told_at_once() {
 }
 
 #[test]
-fn a_key_that_may_be_misspelt_is_told_and_no_fault() {
-    let notes = read(&[], &[("exclude_namespace", "a"), ("quic_ports", "1")]).notes;
-    assert!(notes[0].contains("exclude_namespaces meant"), "{notes:?}");
-    assert!(notes[1].contains("quic_ports means nothing"), "{notes:?}");
+fn a_key_that_may_be_misspelt_is_refused_and_another_one_is_told() {
+    let told = refused(&[], &[("exclude_namespace", "a")]);
+    assert!(
+        told.contains("exclude_namespace is \"a\"") && told.contains("mean exclude_namespaces?"),
+        "{told}"
+    );
+    let notes = read(&[], &[("quic_ports", "1")]).notes;
+    assert!(notes[0].contains("quic_ports means nothing"), "{notes:?}");
 }
 
 /// A table of names and a page of names: one of the two would rot.

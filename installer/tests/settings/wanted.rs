@@ -103,6 +103,8 @@ fn programs_come_in_order_and_under_the_names_asked_for() {
     let over = OnNode { stand_in: StandIn::Over(install.programs[0].hash), ..node(&image) };
     let over = installed(&read(&[], &[]), &over);
     assert_eq!((names(&over).len(), over.retired[0].hash), (2, install.programs[0].hash));
+    let dropped: Vec<_> = over.retired.iter().map(|it| it.name.to_string()).collect();
+    assert_eq!(dropped, ["istio-cni", "istio-iptables", "istio-cni-taint"]);
     assert_eq!(over.retired[0].name.to_string(), "istio-cni");
     assert_eq!(install.mode, 0o640);
     assert!(matches!(install.shape, Shape::Standalone { .. }));
@@ -114,9 +116,12 @@ fn f29_leaving_takes_all_we_placed_and_buries_what_may_still_be_called() {
     let files = [("mode", "leave"), ("also_as", "istio-iptables"), ("conf_name", "x.conf")];
     let leave = left(&read(&[], &files), &node(&image));
     let programs: Vec<_> = leave.programs.iter().map(ToString::to_string).collect();
-    assert_eq!(programs, ["gybe", "gybe-cni", "istio-iptables"]);
+    assert_eq!(programs, ["gybe-cni"]);
+    let retired: Vec<_> = leave.retired.iter().map(|it| it.name.to_string()).collect();
+    assert_eq!(retired, ["istio-iptables", "istio-cni-taint"], "whatever also_as said before");
+    assert!(!leave.rests && leave.last.as_ref().is_some_and(|name| name.to_string() == "gybe"));
     let later = left(&read(&[], &files), &OnNode { burial: Burial::Later, ..node(&image) });
-    assert_eq!((later.programs.len(), later.tombstones.len()), (2, 1), "the plugin is nobody's business yet");
+    assert!(later.rests, "the plugin is nobody's business yet");
     let buried: Vec<_> = leave.tombstones.iter().map(|it| (it.name.to_string(), it.place)).collect();
     assert_eq!(buried, [("gybe-cni".to_owned(), Place::Always), ("istio-cni".to_owned(), Place::IfAbsent)]);
     assert_eq!((leave.plugin.as_str(), leave.pinned.unwrap().to_string()), ("gybe-cni", "x.conf".to_owned()));

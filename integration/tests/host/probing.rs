@@ -66,7 +66,7 @@ fn without_the_hosts_processes_it_says_what_to_set() {
     let ran = ours("gybe", &["probe", "--host", "--mount-namespace", "/proc/self/ns/mnt"], "").unwrap();
     assert_eq!(ran.code, Some(2), "{ran:#?}");
     assert!(ran.err.contains("is the mount namespace that gybe itself runs in"), "{}", ran.err);
-    assert!(ran.err.contains("hint: in a pod set hostPID: true, or mount the host's /proc"), "{}", ran.err);
+    assert!(ran.err.contains("hint: in a pod mount the host's /proc"), "{}", ran.err);
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use nix::errno::Errno;
 use nix::sys::stat::{major, minor, stat};
 use nix::sys::statvfs::{FsFlags, statvfs};
+use nix::unistd::geteuid;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -15,6 +16,8 @@ pub struct Space {
     pub path: PathBuf,
     /// Where its file system is mounted, and what it is: `/opt (ext4)`.
     pub mount: String,
+    /// The user it belongs to, if that is neither root nor this process's.
+    pub stranger: Option<u32>,
     /// What can be told of it.
     pub room: Result<Room, Errno>,
 }
@@ -38,9 +41,15 @@ pub(super) fn of(directories: [(&'static str, &PathBuf); 3]) -> Vec<Space> {
         of,
         path: path.clone(),
         mount: mount_of(&mounts, path).unwrap_or_else(|| "its file system".to_owned()),
+        stranger: stranger(path),
         room: room(path),
     };
     directories.into_iter().map(space).collect()
+}
+
+fn stranger(path: &Path) -> Option<u32> {
+    let owner = stat(path).ok()?.st_uid;
+    (![0, geteuid().as_raw()].contains(&owner)).then_some(owner)
 }
 
 fn room(path: &Path) -> Result<Room, Errno> {

@@ -16,7 +16,7 @@ const KNOWN: [(&str, Rival); 5] = [
         "istio-cni",
         Rival {
             name: "istio-cni's agent",
-            setting: "remove the DaemonSet istio-cni-node, or set takeOver: now",
+            setting: "remove the DaemonSet istio-cni-node, or set take_over: now (--take-over now)",
         },
     ),
     (

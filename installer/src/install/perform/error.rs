@@ -66,14 +66,16 @@ impl PerformError {
 fn of_errno(why: Errno) -> Option<&'static str> {
     Some(match why {
         Errno::EROFS => {
-            "the directory is mounted read-only; set cniBinDir and cniConfDir for this platform \
-             (GKE: /home/kubernetes/bin, k3s and microk8s: their own)"
+            "the directory is mounted read-only; use this platform's overlay of the DaemonSet, which mounts \
+             others as cni-bin and cni-conf, or --bin-dir and --conf-dir (GKE: /home/kubernetes/bin, k3s and \
+             microk8s: their own)"
         }
         Errno::ENOSPC => "the file system is full, or has no inodes left (df, df -i); what was there is kept",
         Errno::EDQUOT => "a disk quota is used up; what was there is kept",
         Errno::EACCES | Errno::EPERM => {
-            "the agent must be root on the host's directory; with SELinux it needs seLinuxOptions.type spc_t, \
-             with AppArmor the profile unconfined"
+            "a directory that belongs to another user (ls -ld) has to be given to root, or the agent needs \
+             manifests/components/foreign-owner; with SELinux it needs seLinuxOptions.type spc_t, with \
+             AppArmor the profile unconfined"
         }
         Errno::ENOENT => "the directory is gone; it is waited for",
         Errno::ENAMETOOLONG => "the file's name leaves no room for an ending; rename it, or use drop-in mode",

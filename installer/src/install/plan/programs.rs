@@ -4,6 +4,7 @@ use super::Plan;
 use crate::install::change::{Change, Over};
 use crate::install::seen::{FileName, Snapshot};
 use crate::install::wanted::{Install, Leave, Place, Program};
+use std::ffi::OsStr;
 
 const MODE: u32 = 0o755;
 
@@ -11,13 +12,18 @@ pub(super) fn place(seen: &Snapshot, install: &Install, plan: &mut Plan) {
     plan.changes.extend(install.programs.iter().filter_map(|program| placed(seen, program)));
 }
 
-/// Stand-ins that nobody asks any more. No conf names them, so their order does not matter.
-pub(super) fn retire(seen: &Snapshot, install: &Install, plan: &mut Plan) {
-    let is_there = |program: &&Program| {
-        seen.programs.files.get(&program.name).is_some_and(|there| there.hash == Ok(program.hash))
-    };
-    let gone = install.retired.iter().filter(is_there).map(|program| Change::Unplace(program.name.clone()));
-    plan.changes.extend(gone);
+/// Stand-ins and further names that nobody asks for any more. No conf names them, so their order does
+/// not matter.
+pub(super) fn retire(seen: &Snapshot, retired: &[Program], plan: &mut Plan) {
+    let gone = retired.iter().filter(|program| is_ours(seen, program));
+    plan.changes.extend(gone.map(|program| Change::Unplace(program.name.clone())));
+}
+
+/// Whether under that name is what we bring, or a copy of what an older version has placed.
+fn is_ours(seen: &Snapshot, program: &Program) -> bool {
+    let hash = |name: &OsStr| seen.programs.files.get(name).and_then(|there| there.hash.as_ref().ok());
+    let of_before = program.source.file_name().and_then(hash);
+    hash(program.name.as_os_str()).is_some_and(|it| *it == program.hash || Some(it) == of_before)
 }
 
 fn placed(seen: &Snapshot, program: &Program) -> Option<Change> {
@@ -43,20 +49,28 @@ fn placed(seen: &Snapshot, program: &Program) -> Option<Change> {
 pub(super) fn take_away(seen: &Snapshot, leave: &Leave, plan: &mut Plan) {
     let conf_is_clean = plan.changes.is_empty();
     let asked_for = |name: &FileName| {
-        !conf_is_clean || name.as_os_str().to_str().is_none_or(|name| seen.cached.may_name(name))
+        !conf_is_clean
+            || leave.rests
+            || name.as_os_str().to_str().is_none_or(|name| seen.cached.may_name(name))
     };
+    let mut stays = false;
     for tombstone in &leave.tombstones {
-        let there = seen.programs.files.contains_key(&tombstone.name);
-        match (there, asked_for(&tombstone.name)) {
-            // A stand-in for somebody else's program gives way to the real one.
-            (true, true) => plan.changes.extend(placed(seen, tombstone)),
-            (true, false) if is_theirs(seen, tombstone) => {}
-            (true, false) => plan.changes.push(Change::Unplace(tombstone.name.clone())),
-            (false, _) => {}
+        let Some(there) = seen.programs.files.get(&tombstone.name) else { continue };
+        // A stand-in for somebody else's program gives way to the real one.
+        let theirs = is_theirs(seen, tombstone);
+        stays |= !theirs && asked_for(&tombstone.name);
+        match asked_for(&tombstone.name) {
+            // What is whole answers for some minutes, whichever version it is.
+            true if conf_is_clean && leave.rests && there.hash.is_ok() => {}
+            true => plan.changes.extend(placed(seen, tombstone)),
+            false if theirs => {}
+            false => plan.changes.push(Change::Unplace(tombstone.name.clone())),
         }
     }
     let buried = |name: &FileName| leave.tombstones.iter().any(|tombstone| tombstone.name == *name);
-    for name in leave.programs.iter().filter(|name| !buried(name)) {
+    retire(seen, &leave.retired, plan);
+    let last = leave.last.iter().filter(|_| !stays);
+    for name in leave.programs.iter().filter(|name| !buried(name)).chain(last) {
         if seen.programs.files.contains_key(name) {
             plan.changes.push(Change::Unplace(name.clone()));
         }

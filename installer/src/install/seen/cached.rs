@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::io::ErrorKind;
 use std::path::Path;
 
 use crate::install::json::{self, Node};
@@ -31,17 +32,39 @@ impl Cached {
     }
 }
 
+/// Multus runs its delegates with a cache of its own, beside libcni's usual one
+/// (`cniDir` of its configuration, `/var/lib/cni/multus`): in `standalone` only that one names us.
 pub(super) fn look(results: &Path) -> Cached {
     let mut named = BTreeSet::new();
     // A node that never ran a sandbox has no directory; one we cannot see looks the same. Better a
     // program too many than a pod that cannot be deleted.
-    let Ok(entries) = fs::read_dir(results) else { return Cached::Unknown };
+    let usual = gather(results, &mut named);
+    match (usual, gather(&results.with_file_name("multus").join("results"), &mut named)) {
+        (Seen::Whole, Seen::Whole | Seen::Absent) => Cached::Named(named),
+        _ => Cached::Unknown,
+    }
+}
+
+/// How much of a directory was seen.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Seen {
+    Whole,
+    Absent,
+    InPart,
+}
+
+fn gather(results: &Path, named: &mut BTreeSet<String>) -> Seen {
+    let entries = match fs::read_dir(results) {
+        Ok(entries) => entries,
+        Err(why) if why.kind() == ErrorKind::NotFound => return Seen::Absent,
+        Err(_) => return Seen::InPart,
+    };
     for (n, entry) in entries.enumerate() {
-        let Ok(entry) = entry else { return Cached::Unknown };
+        let Ok(entry) = entry else { return Seen::InPart };
         match entry.metadata() {
-            _ if n == MOST => return Cached::Unknown,
+            _ if n == MOST => return Seen::InPart,
             Ok(meta) if meta.is_file() && meta.len() <= LARGEST => {}
-            Ok(meta) if meta.is_file() => return Cached::Unknown,
+            Ok(meta) if meta.is_file() => return Seen::InPart,
             _ => continue,
         }
         // Deleted meanwhile is deleted. Cut off by a crash (F31) names nobody: libcni cannot read it either.
@@ -49,7 +72,7 @@ pub(super) fn look(results: &Path) -> Cached {
             named.extend(plugins(&bytes));
         }
     }
-    Cached::Named(named)
+    Seen::Whole
 }
 
 /// A result names its plugins in `config`: the conf file it was made with, in base64.
@@ -87,6 +110,15 @@ fn base64(text: &str) -> Option<Vec<u8>> {
 mod tests {
     use super::*;
 
+    /// A directory, gone with the value.
+    struct Scratch(std::path::PathBuf);
+
+    impl Drop for Scratch {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
     #[test]
     fn the_plugins_of_a_cached_result_are_found() {
         // {"name":"n","plugins":[{"type":"a"},{"type":"gybe-cni"}]}
@@ -96,6 +128,26 @@ mod tests {
         assert!(plugins(b"").is_empty());
         assert!(plugins(br#"{"cniVersion":"0.3.1","ips":[]}"#).is_empty());
         assert!(plugins(br#"{"config":"?"}"#).is_empty());
+    }
+
+    #[test]
+    fn the_cache_of_multus_counts_too() {
+        let root = Scratch(std::env::temp_dir().join(format!("gybe-cached-{}", std::process::id())));
+        fs::create_dir(&root.0).unwrap();
+        let (usual, multus) = (root.0.join("results"), root.0.join("multus/results"));
+        assert_eq!(look(&usual), Cached::Unknown);
+        fs::create_dir(&usual).unwrap();
+        assert_eq!(look(&usual), Cached::Named(BTreeSet::new()), "a node without Multus");
+        fs::create_dir_all(&multus).unwrap();
+        // {"name":"n","plugins":[{"type":"a"},{"type":"gybe-cni"}]}
+        let config = "eyJuYW1lIjoibiIsInBsdWdpbnMiOlt7InR5cGUiOiJhIn0seyJ0eXBlIjoiZ3liZS1jbmkifV19";
+        fs::write(multus.join("gybe-1-net1"), format!("{{\"config\":\"{config}\"}}")).unwrap();
+        let named = look(&usual);
+        assert_ne!(named, Cached::Unknown);
+        assert!(named.may_name("gybe-cni"));
+        fs::remove_dir_all(&multus).unwrap();
+        fs::write(&multus, "").unwrap();
+        assert_eq!(look(&usual), Cached::Unknown, "it is there, and cannot be read");
     }
 
     #[test]

@@ -17,7 +17,8 @@ impl Healing<'_> {
         let mut problems = pass.left.problems.iter();
         self.posted.cut_off = problems.find(|it| matches!(it, Problem::Deleted(_))).map(ToString::to_string);
         let notes = pass.left.problems.iter().filter(|problem| !problem.blocks());
-        self.posted.notes = notes.map(ToString::to_string).collect();
+        let of_settings = self.following.good.notes.iter().cloned();
+        self.posted.notes = notes.map(ToString::to_string).chain(of_settings).collect();
         let healed = self.healed(pass, woken);
         self.count(pass);
         self.tell(pass, healed);

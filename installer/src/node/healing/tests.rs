@@ -101,7 +101,7 @@ fn f29_the_plugin_goes_minutes_after_the_conf_and_after_the_last_sandbox() {
         ground.asks("leave");
         for _ in 0..3 {
             assert_eq!(turn(), Stage::Left { plugin_stays: true });
-            assert!(!ground.is_in() && ground.has("bin/gybe-cni") && !ground.has("bin/gybe"));
+            assert!(!ground.is_in() && ground.has("bin/gybe-cni") && ground.has("bin/gybe"));
         }
     });
     let living = ground.0.join("cache/results/n-one-eth0");
@@ -112,7 +112,7 @@ fn f29_the_plugin_goes_minutes_after_the_conf_and_after_the_last_sandbox() {
         }
         fs::remove_file(&living).unwrap();
         assert_eq!(turn(), Stage::Left { plugin_stays: false });
-        assert!(!ground.has("bin/gybe-cni"));
+        assert!(!ground.has("bin/gybe-cni") && !ground.has("bin/gybe"));
         ground.asks("install");
         assert_eq!(turn(), Stage::In);
         assert!(ground.is_in() && ground.has("bin/gybe-cni"));

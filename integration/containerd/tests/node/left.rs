@@ -80,6 +80,9 @@ fn f29_uninstalled_with_a_hundred_pods_alive_every_one_can_be_deleted() {
     assert!(said.contains("no conf file names gybe-cni"), "{said}");
     alive.assert_they_stay_redirected(&node);
     alive.assert_each_can_be_deleted(&node);
+    // As if five minutes had passed.
+    let touch = ["--date=301 seconds ago", config::CONF_DIR];
+    node.stage().run(Path::new("/usr/bin/touch"), &touch).unwrap();
     let said = uninstall(&node);
     assert!(said.contains("finished: nothing of gybe is left"), "{said}");
     assert_eq!((placed(&node, "gybe-cni"), placed(&node, "gybe")), (None, None));
