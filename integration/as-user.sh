@@ -26,8 +26,9 @@ grep -q "^$user:" /etc/subgid || usermod --add-subgids 3000000-3065535 "$user"
 chmod 0755 "$place"
 
 cargo build --locked
+# What stands in deps/ is a test; a program of the package's own is not.
 programs="$(cargo test --locked --no-run -p gybe-integration --message-format=json |
-    sed -n 's/.*"executable":"\([^"]*\)".*/\1/p')"
+    sed -n 's|.*"executable":"\([^"]*/deps/[^"]*\)".*|\1|p')"
 
 # The user may not be able to reach this directory; in a mount namespace of its own it is put where
 # everybody can. cargo runs a test in its package's directory, so this does too.
