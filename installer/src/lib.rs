@@ -11,6 +11,7 @@ pub mod image;
 pub mod init_args;
 pub mod install;
 pub mod kube;
+mod layers;
 pub mod manifest;
 pub mod node;
 pub mod node_backend;

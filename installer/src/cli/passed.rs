@@ -5,9 +5,9 @@ use crate::install::Pass;
 use crate::install::change::{Change, Problem};
 use crate::install::perform::PerformError;
 use crate::install::plan::Plan;
+use crate::layers::chain;
 use crate::manifest::printable;
 use serde_json::{Value, json};
-use std::error::Error;
 
 /// What would be done; no when something stands in the way.
 pub(super) fn foreseen(plan: &Plan) -> Answer {
@@ -66,10 +66,4 @@ fn told(why: &PerformError) -> String {
         Some(hint) => format!("{}; {hint}", chain(why)),
         None => chain(why),
     }
-}
-
-/// All layers in one line.
-fn chain(error: &dyn Error) -> String {
-    let below = std::iter::successors(error.source(), |cause: &&dyn Error| (*cause).source());
-    below.fold(error.to_string(), |told, cause| format!("{told}: {cause}"))
 }

@@ -5,6 +5,7 @@ use super::asks;
 use super::cluster::Cluster;
 use super::errands::{ErrandError, ask};
 use super::pods;
+use crate::layers::chain;
 use gybe_plugin::facts::wire::{self, Answer, WireError};
 use std::time::Instant;
 
@@ -21,9 +22,4 @@ pub fn pod_facts(cluster: &Cluster, question: &[u8], until: Instant) -> Result<S
         Err(ErrandError::Cluster(fault)) => Answer::Fault(chain(&fault)),
     };
     Ok(wire::answer(&answer))
-}
-
-fn chain(fault: &dyn std::error::Error) -> String {
-    let below = std::iter::successors(fault.source(), |fault| fault.source());
-    below.fold(fault.to_string(), |told, fault| format!("{told}: {fault}"))
 }

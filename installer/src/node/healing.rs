@@ -21,6 +21,7 @@ use crate::image::Image;
 use crate::install::wanted::{TakeOver, Wanted};
 use crate::install::watch::{Watch, WatchMode, Woken};
 use crate::install::{Memory, pass};
+use crate::layers::chain;
 use crate::settings::{Given, Mode, OnNode, Settings};
 use backend::Backend;
 use following::Following;
@@ -31,7 +32,7 @@ use serde_json::json;
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
-use told::{Told, chain};
+use told::Told;
 
 /// Some things tell nobody that they changed: a node's label, an agent that ended, a token's age.
 const EVERY: Duration = Duration::from_secs(10);

@@ -5,9 +5,9 @@ use super::ground::Ground;
 use super::reader::{Reader, Said};
 use crate::install::entry::Entry;
 use crate::install::network_config::{Facts, entry};
+use crate::layers::chain;
 use gybe_plugin::conf::PluginConf;
 use serde_json::Value;
-use std::error::Error;
 
 /// The template, if anybody gave one: filled in, and such that the plugin can read it.
 pub(super) fn read(reader: &mut Reader<'_>, ground: &Ground, conf: &PluginConf) -> Option<Entry> {
@@ -36,14 +36,4 @@ fn readable(entry: &Entry) -> Result<(), String> {
     let value = serde_json::from_slice::<Value>(&entry.print(&crate::install::entry::Layout::OneLine));
     let members = value.ok().and_then(|value| value.as_object().cloned()).unwrap_or_default();
     PluginConf::read(&members).map(|_| ()).map_err(|why| why.to_string())
-}
-
-fn chain(why: &dyn Error) -> String {
-    let mut text = why.to_string();
-    let mut next = why.source();
-    while let Some(cause) = next {
-        text = format!("{text}: {cause}");
-        next = cause.source();
-    }
-    text
 }

@@ -1,7 +1,7 @@
 //! The kubeconfig in the loop: written before the conf that names it, and gone after the last that did.
 
 use super::Healing;
-use super::told::chain;
+use crate::layers::chain;
 use crate::node::credentials::{self, Kept};
 use crate::node::token::Validity;
 use crate::settings::{Burial, Mode, PodSource};

@@ -3,10 +3,10 @@
 use crate::install::change::Problem;
 use crate::install::perform::PerformError;
 use crate::install::{Fight, Pass};
+use crate::layers::chain;
 use crate::node::Journal;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::error::Error;
 
 /// The journal, and what has been told and still holds.
 #[derive(Debug)]
@@ -88,15 +88,4 @@ pub(super) fn in_words(fight: &Fight) -> String {
         }
         None => format!("{file} is undone again and again, by a plugin's agent that we do not know"),
     }
-}
-
-/// All layers in one line.
-pub(super) fn chain(why: &dyn Error) -> String {
-    let mut text = why.to_string();
-    let mut next = why.source();
-    while let Some(cause) = next {
-        text = format!("{text}: {cause}");
-        next = cause.source();
-    }
-    text
 }
