@@ -61,6 +61,11 @@ impl Inventory {
         self.parts.is_empty()
     }
 
+    /// Does it hold two parts of one kind and name, as no namespace can?
+    pub(crate) fn has_twins(&self) -> bool {
+        self.parts.windows(2).any(|pair| matches!(pair, [a, b] if (&a.name, a.kind) == (&b.name, b.kind)))
+    }
+
     /// What has to change in `found` to be as `self`; empty when they are the same but for counters.
     pub fn differences(&self, found: &Self) -> Vec<Difference> {
         difference::between(self, found)

@@ -49,9 +49,9 @@ impl Writer {
     }
 
     /// A text with the final NUL that `nla_strscpy` and `nft` expect.
-    pub(crate) fn text(&mut self, kind: u16, value: &str) {
+    pub(crate) fn text(&mut self, kind: u16, value: impl AsRef<[u8]>) {
         self.enclose(kind, |w| {
-            w.bytes.extend_from_slice(value.as_bytes());
+            w.bytes.extend_from_slice(value.as_ref());
             w.bytes.push(0);
         });
     }
@@ -109,6 +109,12 @@ impl<'b> Attribute<'b> {
     /// A text, without its final NUL.
     pub(crate) fn text(&self) -> &'b [u8] {
         self.value.split(|byte| *byte == 0).next().unwrap_or_default()
+    }
+
+    /// A text of whoever may write in this namespace, fit for one line of a log. What is not printable
+    /// ASCII is escaped, the backslash too, so that two texts never become one.
+    pub(crate) fn name(&self) -> String {
+        self.text().escape_ascii().to_string()
     }
 
     /// A 32-bit number in network byte order; `None` when it has another length.
@@ -184,6 +190,13 @@ mod tests {
         assert_eq!(attributes.get(2).unwrap().text(), b"gybe");
         assert_eq!(Attributes::of(attributes.get(3).unwrap().value).get(1).unwrap().ne32(), Some(8));
         assert_eq!(attributes.count(), 3);
+    }
+
+    #[test]
+    fn a09_names_that_differ_stay_different_and_drive_no_terminal() {
+        let names = [&b"\xff"[..], b"\xfe", b"\\xff", b"\x1b[2J", b"a\nb", b"nat-output"];
+        let read = names.map(|value| Attribute { kind: 1, value }.name());
+        assert_eq!(read, [r"\xff", r"\xfe", r"\\xff", r"\x1b[2J", r"a\nb", "nat-output"]);
     }
 
     #[test]

@@ -67,7 +67,7 @@ fn place(entry: &[u8]) -> Option<ChainPlace> {
     let (header, attributes) = entry.split_first_chunk::<4>()?;
     let [family, ..] = *header;
     let attributes = Attributes::of(attributes);
-    let text = |kind| attributes.get(kind).map(|name| String::from_utf8_lossy(name.text()).into_owned());
+    let text = |kind| attributes.get(kind).map(|name| name.name());
     let uses = attributes.get(NFTA_CHAIN_USE).and_then(|uses| uses.be32()).unwrap_or_default();
     let translates_at = Base::read(&attributes).and_then(|base| base.translates_at());
     let (table, chain) = (text(NFTA_CHAIN_TABLE)?, text(NFTA_CHAIN_NAME)?);

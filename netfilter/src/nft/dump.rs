@@ -94,7 +94,9 @@ fn attempt(lister: &mut Lister<'_>) -> Result<Option<Inventory>, NftError> {
         let Some(elements) = lists.elements(&set)? else { return Ok(None) };
         parts.push(set.part(&elements));
     }
-    Ok(Some(Inventory::of(parts)))
+    let inventory = Inventory::of(parts);
+    // A name stands twice only in a list that changed between two of its datagrams.
+    Ok((!inventory.has_twins()).then_some(inventory))
 }
 
 /// Several lists that are to show the same generation of the rules.
@@ -151,5 +153,57 @@ impl Lists<'_, '_> {
             entry.drain(..GENERIC);
         }
         Some(entries)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::netlink::message::HEADER;
+
+    /// An entry as a lister gives it: `struct nfgenmsg` of generation 7, then attributes.
+    fn entry(attributes: &[(u16, &[u8])]) -> Vec<u8> {
+        let mut writer = Writer::default();
+        let header = Header { kind: 0, flags: 0, sequence: 0 };
+        writer.message(header, &[NFPROTO_INET, 0, 0, 7], |w| {
+            for (kind, name) in attributes {
+                w.text(*kind, name);
+            }
+        });
+        writer.finish().unwrap().split_off(HEADER)
+    }
+
+    /// A namespace whose table has these chains and sets, and no rules; with what was asked of it.
+    fn namespace(chains: &[&[u8]], sets: &[&[u8]]) -> (Result<Inventory, NftError>, Vec<Vec<u8>>) {
+        let table = TABLE.as_bytes();
+        let mut asked = Vec::new();
+        let told = told(&mut |request, sequence| {
+            asked.push(request.to_vec());
+            Ok(Listed::Whole(match sequence {
+                1 => sets.iter().map(|n| entry(&[(NFTA_SET_TABLE, table), (NFTA_SET_NAME, n)])).collect(),
+                2 => {
+                    chains.iter().map(|n| entry(&[(NFTA_CHAIN_TABLE, table), (NFTA_CHAIN_NAME, n)])).collect()
+                }
+                _ => Vec::new(),
+            }))
+        });
+        (told, asked)
+    }
+
+    #[test]
+    fn a11_chains_and_sets_of_whatever_name_are_told_apart_and_asked_for_by_that_name() {
+        let (told, asked) = namespace(&[b"\xff", b"\xfe", b"nat-output"], &[b"\x1b[2J"]);
+        let told = told.unwrap();
+        let names: Vec<&str> = told.parts.iter().map(|part| part.name.as_str()).collect();
+        assert_eq!(names, [r"\x1b[2J", r"\xfe", r"\xff", "nat-output"]);
+        assert!(told.differences(&told).is_empty());
+        assert!(asked[4].windows(5).any(|bytes| bytes == b"\x1b[2J\0"), "{asked:x?}");
+    }
+
+    #[test]
+    fn f25_a_list_that_says_one_name_twice_is_read_again_and_then_refused() {
+        let (told, asked) = namespace(&[b"nat-output", b"nat-output"], &[]);
+        assert!(matches!(told, Err(NftError::Restless { attempts: ATTEMPTS })), "{told:?}");
+        assert!(asked.len() > 4);
     }
 }

@@ -93,7 +93,7 @@ impl KeyType {
             Self::Interface => {
                 let bytes = key.to_be_bytes();
                 let name = bytes.split(|byte| *byte == 0).next().unwrap_or_default();
-                String::from_utf8_lossy(name).into_owned()
+                name.escape_ascii().to_string()
             }
         };
         match range.first == range.last {

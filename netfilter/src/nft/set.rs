@@ -22,7 +22,7 @@ const HOST_ORDER: [u8; 6] = {
 pub(super) fn describe(w: &mut Writer, list: &NamedList<'_>, id: u32) {
     let key = KeyType::of(&list.elements);
     w.text(NFTA_SET_TABLE, TABLE);
-    w.text(NFTA_SET_NAME, &list.name);
+    w.text(NFTA_SET_NAME, &*list.name);
     w.be32(NFTA_SET_FLAGS, flags(key));
     w.be32(NFTA_SET_KEY_TYPE, key.number());
     w.be32(NFTA_SET_KEY_LEN, u32::from(key.length()));

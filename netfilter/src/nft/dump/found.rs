@@ -54,7 +54,7 @@ fn name_of(rule: &Attributes<'_>) -> String {
         _ => None,
     });
     let handle = || rule.get(NFTA_RULE_HANDLE).and_then(|handle| handle.be64()).unwrap_or_default();
-    comment.map_or_else(|| format!("handle {}", handle()), |text| String::from_utf8_lossy(text).into_owned())
+    comment.map_or_else(|| format!("handle {}", handle()), |text| text.escape_ascii().to_string())
 }
 
 /// The flags of our table (`enum nft_table_flags`, include/uapi/linux/netfilter/nf_tables.h, v6.18).
@@ -78,7 +78,8 @@ pub(super) fn table_flags(tables: &[Vec<u8>]) -> Vec<Part> {
 /// A set of our table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct FoundSet {
-    pub(super) name: String,
+    /// As the kernel has it, to ask for its elements by.
+    pub(super) name: Vec<u8>,
     number: u32,
     length: u32,
     flags: u32,
@@ -92,7 +93,7 @@ pub(super) fn sets(entries: &[Vec<u8>]) -> Vec<FoundSet> {
     sets.filter(|set| is_ours(set, NFTA_SET_TABLE))
         .filter_map(|set| {
             Some(FoundSet {
-                name: text(&set, NFTA_SET_NAME)?,
+                name: set.get(NFTA_SET_NAME)?.text().to_vec(),
                 number: number(&set, NFTA_SET_KEY_TYPE),
                 length: number(&set, NFTA_SET_KEY_LEN),
                 flags: number(&set, NFTA_SET_FLAGS),
@@ -113,7 +114,7 @@ impl FoundSet {
         Part {
             kind: PartKind::Set,
             form: set_form(self.number, self.length, self.flags),
-            name: self.name,
+            name: self.name.escape_ascii().to_string(),
             items: ranges.into_iter().map(|range| element(key, range)).collect(),
         }
     }
@@ -163,5 +164,5 @@ fn is_ours(object: &Attributes<'_>, table: u16) -> bool {
 }
 
 fn text(object: &Attributes<'_>, kind: u16) -> Option<String> {
-    object.get(kind).map(|name| String::from_utf8_lossy(name.text()).into_owned())
+    object.get(kind).map(|name| name.name())
 }
