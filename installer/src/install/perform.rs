@@ -19,7 +19,8 @@ use nix::sys::stat::Mode;
 pub use error::PerformError;
 pub use trial::{TrialError, run as try_program};
 
-use super::change::{Change, Directory, Over};
+use super::change::Change;
+use super::directory::Directory;
 use super::seen::Places;
 use file::Folder;
 
@@ -42,7 +43,7 @@ pub fn perform(changes: &[Change], places: &Places) -> Performed {
             Ok(()) => performed.done += 1,
             Err(why) => {
                 performed.failed.push(why);
-                if !matches!(change, Change::Place { over: Over::Another, .. }) {
+                if !change.stops_nothing() {
                     break;
                 }
             }
