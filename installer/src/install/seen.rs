@@ -43,6 +43,15 @@ pub struct Interest {
     pub sandboxes: Sandboxes,
 }
 
+impl Interest {
+    /// In programs of these names, and in the sandboxes that may ask for them.
+    #[must_use]
+    pub fn in_programs(names: impl IntoIterator<Item = &'static str>) -> Self {
+        let programs = names.into_iter().filter_map(|name| FileName::new(name).ok()).collect();
+        Self { files: BTreeSet::new(), programs, sandboxes: Sandboxes::Asked }
+    }
+}
+
 /// Whether living sandboxes matter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Sandboxes {
