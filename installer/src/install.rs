@@ -28,7 +28,7 @@ use change::Change;
 use directory::{Directory, Each};
 use fight::{Fight, Matter};
 use pace::{Go, Pace, Tally, Went};
-use perform::{Busy, PerformError, Performed, Turn, perform};
+use perform::{Busy, PerformError, Performed, Turn, perform, works_without};
 use plan::{Plan, plan};
 use seen::{Hashes, Places, Snapshot, look};
 use wanted::Wanted;
@@ -107,7 +107,7 @@ pub fn pass(places: &Places, wanted: &Wanted, memory: &mut Memory) -> Result<Pas
     let seen = look(places, &interest, &mut memory.hashes);
     let whole = plan(&seen, wanted);
     let fights = memory.judge(&seen, &whole, Instant::now());
-    let planned = Plan { changes: due(&whole.changes, &fights), problems: whole.problems.clone() };
+    let planned = Plan { changes: due(&whole.changes, &fights, places), problems: whole.problems.clone() };
     if planned.changes.is_empty() {
         return Ok(Pass { left: whole, plan: planned, performed: Performed::default(), fights });
     }
@@ -118,13 +118,16 @@ pub fn pass(places: &Places, wanted: &Wanted, memory: &mut Memory) -> Result<Pas
 }
 
 /// Those that need not wait. One that has to is as one that fails: what comes after it is not done
-/// either, unless another program serves meanwhile.
-fn due(changes: &[Change], fights: &Each<Option<Fight>>) -> Vec<Change> {
+/// either, unless a program that works serves meanwhile.
+fn due(changes: &[Change], fights: &Each<Option<Fight>>, places: &Places) -> Vec<Change> {
     let waits = |change: &Change| {
         let fight = fights.of(change.directory()).as_ref();
         change.puts() && fight.is_some_and(|fight| fight.wait.is_some())
     };
-    let until_stopped = changes.iter().take_while(|change| !waits(change) || change.stops_nothing());
+    if changes.iter().all(waits) {
+        return Vec::new();
+    }
+    let until_stopped = changes.iter().take_while(|change| !waits(change) || works_without(change, places));
     until_stopped.filter(|change| !waits(change)).cloned().collect()
 }
 

@@ -19,7 +19,7 @@ use nix::sys::stat::Mode;
 pub use error::PerformError;
 pub use trial::{TrialError, run as try_program};
 
-use super::change::Change;
+use super::change::{Change, Over};
 use super::directory::Directory;
 use super::seen::Places;
 use file::Folder;
@@ -43,13 +43,19 @@ pub fn perform(changes: &[Change], places: &Places) -> Performed {
             Ok(()) => performed.done += 1,
             Err(why) => {
                 performed.failed.push(why);
-                if !change.stops_nothing() {
+                if !matches!(change, Change::Place { over: Over::Another, .. }) {
                     break;
                 }
             }
         }
     }
     performed
+}
+
+/// Whether what stands in a program's place, of whatever version, runs here.
+pub(super) fn works_without(change: &Change, places: &Places) -> bool {
+    let Change::Place { program, .. } = change else { return false };
+    try_program(&places.programs.join(program.name.as_os_str()), program.trial).is_ok()
 }
 
 fn step(change: &Change, places: &Places) -> Result<(), PerformError> {

@@ -65,10 +65,19 @@ fn f05_a_program_that_keeps_going_is_slowed_and_told_with_the_likely_rival_and_w
     }
 }
 
-/// Where another program serves, the chain does not wait; a chain that would name none does.
+/// As another version of ours does it: theirs answers VERSION too.
+fn bring_another(program: &Path) {
+    replace(program);
+    fs::write(program, "#!/bin/sh\necho '{\"supportedVersions\":[\"1.0.0\"]}'\n").unwrap();
+    fs::set_permissions(program, Permissions::from_mode(0o755)).unwrap();
+}
+
+/// A chain that names what does not run would refuse every pod.
 #[test]
-fn f05_while_a_program_waits_the_chain_is_healed_if_any_program_serves() {
-    for (undo, is_healed) in [(replace as Undo, true), (remove, false)] {
+fn f05_while_a_program_waits_the_chain_is_healed_if_one_that_works_serves() {
+    for (undo, is_healed) in
+        [(bring_another as Undo, true), (open_to_all, true), (replace, false), (remove, false)]
+    {
         let ground = Ground::with(&[("10-a.conflist", LIST)]);
         let wanted = Wanted::Installed(install(&ground.root, Shape::Chained { pinned: None }, "1"));
         let (places, mut memory) = (ground.places(), Memory::default());
