@@ -169,8 +169,6 @@ fn found() -> Option<Found> {
 
 impl Hinted for Busy {
     fn hint(&self) -> Option<String> {
-        Some(
-            "most likely the node agent: try again; it brings the node to what its ConfigMap says".to_owned(),
-        )
+        Some(self.hint().to_owned())
     }
 }
