@@ -16,6 +16,8 @@ pub use programs::{Hash, Hashes, SeenProgram};
 
 /// What a file beside its original is called, so that no runtime loads it.
 pub const ORIGINAL: &str = ".gybe-original";
+/// A conf file is never longer, in bytes; real ones have a few thousand.
+pub const LARGEST: u64 = 1 << 20;
 /// What a dead run may have left in a directory. There is one writer at a time, so one name is enough.
 pub const TEMPORARY: &str = ".gybe.tmp";
 /// Our file in a network's own directory; it sorts behind everybody else's.
