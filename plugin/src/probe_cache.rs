@@ -145,9 +145,7 @@ impl ProbeCache {
 
     /// What is kept, as far as it is to be believed.
     fn known(&self, node: &Node) -> Option<Capabilities> {
-        // A FIFO's opening waits for a writer without O_NONBLOCK; a link is nothing we wrote.
-        let flags = OFlag::O_NONBLOCK | OFlag::O_NOFOLLOW | OFlag::O_NOCTTY;
-        let file = OpenOptions::new().read(true).custom_flags(flags.bits()).open(self.file()).ok()?;
+        let file = at_once(OpenOptions::new().read(true)).open(self.file()).ok()?;
         let mut text = Vec::new();
         (&file).take(MOST + 1).read_to_end(&mut text).ok().filter(|read| *read as u64 <= MOST)?;
         let metadata = file.metadata().ok()?;
@@ -168,7 +166,8 @@ impl ProbeCache {
     /// Written beside it and put in its place, so that nobody reads a part; readable for everybody.
     fn keep(&self, text: &str) -> io::Result<()> {
         let new = self.directory.join(".probe.json.new");
-        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o644).open(&new)?;
+        let mut file =
+            at_once(OpenOptions::new().write(true).create(true).truncate(true).mode(0o644)).open(&new)?;
         file.set_permissions(Permissions::from_mode(0o644))?;
         file.write_all(text.as_bytes())?;
         fs::rename(new, self.file())
@@ -202,8 +201,13 @@ impl ProbeCache {
             _ => {}
         }
         let path = self.directory.join("probe.lock");
-        OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path)
+        at_once(OpenOptions::new().write(true).create(true).truncate(false).mode(0o600)).open(path)
     }
+}
+
+/// Without `O_NONBLOCK` the opening of a FIFO waits for its other end; a link is nothing we wrote.
+fn at_once(options: &mut OpenOptions) -> &mut OpenOptions {
+    options.custom_flags((OFlag::O_NONBLOCK | OFlag::O_NOFOLLOW | OFlag::O_NOCTTY).bits())
 }
 
 /// This boot of this kernel.

@@ -123,6 +123,29 @@ fn where_nothing_can_be_kept_it_is_said_and_no_failure() {
     assert!(learnt.not_kept.is_some());
 }
 
+/// Whatever stands there waits for nobody: a call that hangs keeps its pod, or the node, for ever.
+#[test]
+fn a08_a10_a_fifo_or_a_link_in_place_of_lock_or_file_keeps_nobody_waiting() {
+    for name in ["probe.lock", ".probe.json.new"] {
+        for is_fifo in [true, false] {
+            let place = Place::new();
+            fs::create_dir(&place.0).unwrap();
+            let (stranger, elsewhere) = (place.0.join(name), place.0.join("elsewhere"));
+            match is_fifo {
+                true => nix::unistd::mkfifo(&stranger, nix::sys::stat::Mode::S_IRWXU).unwrap(),
+                false => std::os::unix::fs::symlink(&elsewhere, &stranger).unwrap(),
+            }
+            let (cache, (tell, told)) = (place.cache(), mpsc::channel());
+            thread::spawn(move || {
+                let lock = cache.lock();
+                tell.send(lock.unwrap().and_then(|_held| cache.keep("{}")).is_err()).unwrap();
+            });
+            let not_kept = told.recv_timeout(Duration::from_secs(20));
+            assert_eq!((not_kept, elsewhere.exists()), (Ok(true), false), "{name}, a FIFO: {is_fifo}");
+        }
+    }
+}
+
 #[test]
 fn who_waits_for_the_lock_reads_what_the_other_has_found() {
     let place = Place::new();
