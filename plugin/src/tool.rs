@@ -7,17 +7,25 @@ use crate::conf::{BackendChoice, PluginConf, Probed};
 use crate::error::PluginError;
 use crate::probe_cache::{Age, Learnt, ProbeCache};
 use gybe_netfilter::backend::{Backend, BackendError, BackendKind};
-use gybe_netfilter::choose::{Choice, Override, Way, choose, next};
+use gybe_netfilter::choose::{Choice, Override, Way, choose, does, next};
 use gybe_netfilter::policy::RedirectPolicy;
 use gybe_netfilter::presence::Presence;
-use gybe_netfilter::probe::Capabilities;
+use gybe_netfilter::probe::{Capabilities, Profile};
 use gybe_netfilter::redirection::{Redirection, RedirectionError};
 
-/// A backend, and what is known about it.
+/// A backend, and how it writes a policy.
 pub(crate) struct Tool {
     pub(crate) backend: Box<dyn Backend>,
-    /// None where the operator's word was taken.
-    choice: Option<Choice>,
+    how: How,
+}
+
+enum How {
+    /// Whole: at the operator's word, or because it is known to.
+    Whole,
+    /// As far as that works here.
+    By(Choice),
+    /// It has written, and by what was known then: that is kept nowhere.
+    AsFound,
 }
 
 impl Tool {
@@ -25,7 +33,8 @@ impl Tool {
     pub(crate) fn to_write(conf: &PluginConf) -> Result<Self, PluginError> {
         let word = conf.backend;
         let wish = match word.wish() {
-            Override::Only(kind) => return at_their_word(word, kind),
+            // At their word.
+            Override::Only(kind) => return Ok(Self { backend: find(word, kind)?, how: How::Whole }),
             wish => wish,
         };
         let Learnt { capabilities, not_kept, .. } = ProbeCache::default()
@@ -36,31 +45,27 @@ impl Tool {
         let choice = choose(&capabilities, wish)?;
         // Its programs were there when it was chosen: the next call chooses anew.
         let backend = find(word, choice.backend).inspect_err(|_| ProbeCache::default().forget())?;
-        Ok(Self { backend, choice: Some(choice) })
+        Ok(Self { backend, how: How::By(choice) })
     }
 
-    /// The one to read with, in the namespace of the calling thread: where the operator leaves the
-    /// choice, it is whichever has written there.
+    /// The one to read with, in the namespace of the calling thread: whichever has written there,
+    /// whatever the word is by now; where none has, the one that the word names first.
     pub(crate) fn to_read(word: BackendChoice) -> Result<Self, PluginError> {
-        let wish = match word.wish() {
-            Override::Only(kind) => return at_their_word(word, kind),
-            wish => wish,
-        };
-        let there = Presence::look().map_err(PluginError::Presence)?.ours.into_iter().next();
-        let kind = there.unwrap_or(BackendKind::Nft);
+        let there = Presence::look().map_err(PluginError::Presence)?.ours;
+        let kind = *there.first().or(word.wish().order().first()).unwrap_or(&BackendKind::Nft);
         let known = ProbeCache::default().recall();
-        let choice =
-            known.and_then(|known| choose(&known, wish).ok()).filter(|choice| choice.backend == kind);
-        Ok(Self { backend: find(word, kind)?, choice })
+        let does_zones = known.is_some_and(|known| does(&known, kind, Profile::Dns));
+        Ok(Self { backend: find(word, kind)?, how: if does_zones { How::Whole } else { How::AsFound } })
     }
 
     /// What makes `policy` true here, and whether anything was left out.
     pub(crate) fn redirection(&self, policy: &RedirectPolicy) -> Result<(Redirection, Way), PluginError> {
-        let redirection = Redirection::of(policy);
-        match self.choice.as_ref().map_or(Ok(Way::Whole), |choice| choice.way(policy))? {
-            Way::Whole => Ok((redirection, Way::Whole)),
-            Way::WithoutZones => Ok((redirection.without_zones(), Way::WithoutZones)),
-        }
+        let way = match &self.how {
+            How::Whole => Way::Whole,
+            How::By(choice) => choice.way(policy)?,
+            How::AsFound => Redirection::way_written(policy, &*self.backend)?,
+        };
+        Ok((Redirection::by_way(policy, way), way))
     }
 
     /// Takes note that the kernel would not have rules that were to work here: what is known is wrong.
@@ -81,10 +86,6 @@ fn begin(known: &Capabilities, wish: Override, conf: &PluginConf) -> Option<Back
     }
     let kernel = nix::sys::utsname::uname().ok()?.release().to_string_lossy().into_owned();
     conf.probed.on(&kernel).filter(|kind| wish.order().contains(kind))
-}
-
-fn at_their_word(word: BackendChoice, kind: BackendKind) -> Result<Tool, PluginError> {
-    Ok(Tool { backend: find(word, kind)?, choice: None })
 }
 
 fn find(choice: BackendChoice, kind: BackendKind) -> Result<Box<dyn Backend>, PluginError> {
