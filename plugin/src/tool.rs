@@ -62,7 +62,10 @@ impl Tool {
     pub(crate) fn redirection(&self, policy: &RedirectPolicy) -> Result<(Redirection, Way), PluginError> {
         let way = match &self.how {
             How::Whole => Way::Whole,
-            How::By(choice) => choice.way(policy)?,
+            How::By(choice) => match choice.way(policy) {
+                Ok(way) => way,
+                Err(_) => ask_again(choice.backend)?.way(policy)?,
+            },
             How::AsFound => Redirection::way_written(policy, &*self.backend)?,
         };
         Ok((Redirection::by_way(policy, way), way))
@@ -77,6 +80,13 @@ impl Tool {
             ProbeCache::default().forget();
         }
     }
+}
+
+/// What a backend cannot do is asked again by whom it refuses, unless that was just found out.
+fn ask_again(kind: BackendKind) -> Result<Choice, PluginError> {
+    let wish = Override::Only(kind);
+    let learnt = ProbeCache::default().learn(Age::Recent, |known| next(known, wish))?;
+    Ok(choose(&learnt.capabilities, wish)?)
 }
 
 /// Where to begin when nothing is known. Only where: it is tried out like any other.

@@ -53,7 +53,11 @@ fn f23_rules_written_without_zones_are_as_add_left_them_whatever_is_known_since(
         let holds = |since: &str| -> Result<(), Complaint> {
             for word in ["auto", "iptables", "nft"] {
                 let ran = check.clone().by(word).make(&place, "")?;
-                assert_eq!((ran.code, ran.out.as_str()), (Some(0), ""), "{backend}, {word}, {since}: {ran:#?}");
+                assert_eq!(
+                    (ran.code, ran.out.as_str()),
+                    (Some(0), ""),
+                    "{backend}, {word}, {since}: {ran:#?}"
+                );
             }
             assert_eq!(verify(&place, &pod, "")?, Some(0), "{backend}, {since}");
             Ok(())

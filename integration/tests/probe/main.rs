@@ -7,6 +7,7 @@
 
 mod checking;
 mod knowing;
+mod status;
 
 use gybe_integration::add::{Call, Place};
 use gybe_integration::complaint::Complaint;

@@ -53,22 +53,39 @@ fn what_was_kept_is_known_until_it_is_forgotten() {
     assert_eq!(place.cache().recall(), None);
 }
 
-/// One profile without memory for a moment would otherwise cost every pod that needs it the boot.
+fn age(place: &Place, by: Duration) {
+    let file = File::options().write(true).open(place.0.join("probe.json")).unwrap();
+    file.set_modified(SystemTime::now() - by).unwrap();
+}
+
+/// One profile without memory for a moment would otherwise cost every pod that needs it the boot; and
+/// asked again by everybody it would cost every ADD behind it, for ever on a kernel that lacks it.
 #[test]
-fn what_does_not_work_is_believed_for_a_moment_and_what_works_for_the_boot() {
-    let fault = Finding::Misbehaves("a connection was late".to_owned());
-    let finding = |profile| if profile == Profile::V4AndV6 { fault.clone() } else { Finding::Works };
-    let findings = Profile::ALL.map(|profile| (profile, finding(profile))).into_iter().collect();
-    let backends = [(BackendKind::Nft, findings)].into_iter().collect();
-    let flawed = Capabilities { backends, ..Capabilities::default() };
-    for (capabilities, later) in [(flawed, false), (found(&Finding::Works), true)] {
-        let place = Place::new();
-        place.write(&capabilities);
-        assert_eq!(place.cache().recall(), Some(capabilities.clone()));
-        let file = File::options().write(true).open(place.0.join("probe.json")).unwrap();
-        file.set_modified(SystemTime::now() - 2 * BELIEVED).unwrap();
-        assert_eq!(place.cache().recall().is_some(), later);
+fn what_does_not_work_is_asked_again_by_whom_it_refuses_and_what_works_is_believed_for_the_boot() {
+    let fault = |profile| Finding::Misbehaves(format!("{profile} was late"));
+    let but = |flaw| {
+        let finding = |profile| if Some(profile) == flaw { fault(profile) } else { Finding::Works };
+        Profile::ALL.map(|profile| (profile, finding(profile))).into_iter().collect()
+    };
+    let (nft, iptables, legacy) = (BackendKind::Nft, BackendKind::IptablesNft, BackendKind::IptablesLegacy);
+    let backends =
+        [(nft, but(Some(Profile::Lists))), (iptables, but(Some(Profile::V4AndV6))), (legacy, but(None))];
+    let kept = Capabilities { backends: backends.into_iter().collect(), ..Capabilities::default() };
+    let place = Place::new();
+    place.write(&kept);
+    for (later, age_of_it, believed) in [
+        (Duration::ZERO, Age::Any, &[nft, iptables, legacy][..]),
+        (Duration::ZERO, Age::Recent, &[nft, iptables, legacy]),
+        (BELIEVED, Age::Any, &[iptables, legacy]),
+        (BELIEVED, Age::Recent, &[legacy]),
+        (BELIEVED, Age::Fresh, &[]),
+    ] {
+        age(&place, later);
+        let learnt = place.cache().learn(age_of_it, nothing_lacks).unwrap().capabilities.backends;
+        let found: Vec<_> = learnt.iter().map(|(kind, _)| kind).collect();
+        assert_eq!(found, believed, "{age_of_it:?} after {later:?}");
     }
+    assert_eq!(place.cache().recall(), Some(kept), "for people all of it");
 }
 
 #[test]
@@ -84,15 +101,14 @@ fn that_nothing_works_is_believed_for_half_a_minute_only() {
     let place = Place::new();
     place.write(&found(&Finding::Refused(Refusal::default())));
     assert!(place.cache().recall().is_some());
-    let file = OpenOptions::new().write(true).open(place.0.join("probe.json")).unwrap();
-    file.set_modified(SystemTime::now() - Duration::from_secs(31)).unwrap();
+    age(&place, Duration::from_secs(31));
     assert_eq!(place.cache().recall(), None);
     // A clock that was set back says nothing about age.
+    let file = File::options().write(true).open(place.0.join("probe.json")).unwrap();
     file.set_modified(SystemTime::now() + Duration::from_secs(3600)).unwrap();
     assert_eq!(place.cache().recall(), None);
     place.write(&found(&Finding::Works));
-    let file = OpenOptions::new().write(true).open(place.0.join("probe.json")).unwrap();
-    file.set_modified(SystemTime::now() - Duration::from_secs(86_400)).unwrap();
+    age(&place, Duration::from_secs(86_400));
     assert!(place.cache().recall().is_some());
 }
 
