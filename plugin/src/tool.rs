@@ -31,21 +31,22 @@ enum How {
 impl Tool {
     /// The one to write with.
     pub(crate) fn to_write(conf: &PluginConf) -> Result<Self, PluginError> {
-        let word = conf.backend;
-        let wish = match word.wish() {
+        match conf.backend.wish() {
             // At their word.
-            Override::Only(kind) => return Ok(Self { backend: find(word, kind)?, how: How::Whole }),
-            wish => wish,
-        };
-        let Learnt { capabilities, not_kept, .. } = ProbeCache::default()
-            .learn(Age::Any, |known| begin(known, wish, conf).or_else(|| next(known, wish)))?;
-        if let Some(cause) = not_kept {
-            tracing::warn!(%cause, "gybe-cni: what was found out about this node cannot be kept");
+            Override::Only(kind) => Ok(Self { backend: find(kind)?, how: How::Whole }),
+            wish => Self::chosen(conf, wish),
         }
-        let choice = choose(&capabilities, wish)?;
-        // Its programs were there when it was chosen: the next call chooses anew.
-        let backend = find(word, choice.backend).inspect_err(|_| ProbeCache::default().forget())?;
-        Ok(Self { backend, how: How::By(choice) })
+    }
+
+    /// The one that is known to work here. Its programs were there when it was tried out: where they have
+    /// gone since, what is known is wrong.
+    fn chosen(conf: &PluginConf, wish: Override) -> Result<Self, PluginError> {
+        let choice = decided(conf, wish, Age::Any)?;
+        if let Ok(backend) = choice.backend.find() {
+            return Ok(Self { backend, how: How::By(choice) });
+        }
+        let choice = decided(conf, wish, Age::Fresh)?;
+        Ok(Self { backend: find(choice.backend)?, how: How::By(choice) })
     }
 
     /// The one to read with, in the namespace of the calling thread: whichever has written there,
@@ -55,7 +56,7 @@ impl Tool {
         let kind = *there.first().or(word.wish().order().first()).unwrap_or(&BackendKind::Nft);
         let known = ProbeCache::default().recall();
         let does_zones = known.is_some_and(|known| does(&known, kind, Profile::Dns));
-        Ok(Self { backend: find(word, kind)?, how: if does_zones { How::Whole } else { How::AsFound } })
+        Ok(Self { backend: find(kind)?, how: if does_zones { How::Whole } else { How::AsFound } })
     }
 
     /// What makes `policy` true here, and whether anything was left out.
@@ -82,6 +83,16 @@ impl Tool {
     }
 }
 
+/// What is chosen by what is known here, found out first where it is not.
+fn decided(conf: &PluginConf, wish: Override, age: Age) -> Result<Choice, PluginError> {
+    let lacking = |known: &Capabilities| begin(known, wish, conf).or_else(|| next(known, wish));
+    let Learnt { capabilities, not_kept, .. } = ProbeCache::default().learn(age, lacking)?;
+    if let Some(cause) = not_kept {
+        tracing::warn!(%cause, "gybe-cni: what was found out about this node cannot be kept");
+    }
+    Ok(choose(&capabilities, wish)?)
+}
+
 /// What a backend cannot do is asked again by whom it refuses, unless that was just found out.
 fn ask_again(kind: BackendKind) -> Result<Choice, PluginError> {
     let wish = Override::Only(kind);
@@ -98,6 +109,6 @@ fn begin(known: &Capabilities, wish: Override, conf: &PluginConf) -> Option<Back
     conf.probed.on(&kernel).filter(|kind| wish.order().contains(kind))
 }
 
-fn find(choice: BackendChoice, kind: BackendKind) -> Result<Box<dyn Backend>, PluginError> {
-    kind.find().map_err(|source: BackendError| PluginError::Backend { choice, source })
+fn find(kind: BackendKind) -> Result<Box<dyn Backend>, PluginError> {
+    kind.find().map_err(|source| PluginError::Backend { kind, source })
 }

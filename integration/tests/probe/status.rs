@@ -7,6 +7,15 @@ use gybe_integration::programs::Run;
 use gybe_netfilter::probe::Profile;
 use serde_json::Value;
 
+const NFT: &str = "/usr/sbin/xtables-nft-multi";
+const LEGACY: &str = "/usr/sbin/xtables-legacy-multi";
+
+/// What to put in front of the plugin so that it meets `instead` under these names.
+fn in_place_of(programs: &[&str], instead: &str) -> String {
+    let mounts: String = programs.iter().map(|path| format!("mount --bind {instead} {path} && ")).collect();
+    format!("sh -c '{mounts}exec \"$0\" \"$@\"'")
+}
+
 fn told(ran: &Run) -> (Option<i32>, Value) {
     (ran.code, serde_json::from_str(&ran.out).unwrap_or_default())
 }
@@ -46,5 +55,26 @@ fn f23_what_refuses_a_pod_is_asked_again_by_that_pod() -> Result<(), Complaint> 
     let (attempts, ran) = attempted(&place, &call)?;
     assert_eq!((ran.code, attempts), (Some(0), 5), "{ran:#?}");
     assert!(ran.err.contains("ipv4 and ipv6"), "{}", ran.err);
+    Ok(())
+}
+
+#[test]
+fn f24_programs_that_have_gone_since_they_were_chosen_are_chosen_anew_at_once() -> Result<(), Complaint> {
+    for verb in ["STATUS", "ADD"] {
+        let (place, pod) = (Place::new(&format!("status-gone-{verb}"))?, pod()?);
+        gybe(&place, "probe", "")?;
+        let call = Call::add(&pod, &place)?.of(verb).by("iptables");
+        let ran = call.make(&place, &in_place_of(&[NFT], "/dev/null"))?;
+        assert_eq!(ran.code, Some(0), "{verb}: {ran:#?}");
+        assert!(verb == "STATUS" || ran.err.contains(r#""tool":"iptables-legacy""#), "{}", ran.err);
+        let neither = in_place_of(&[NFT, LEGACY], "/dev/null");
+        let (_, said) = told(&call.make(&place, &neither)?);
+        assert_eq!(said["code"], 50, "{said:#}");
+        let msg = said["msg"].as_str().unwrap_or_default();
+        assert!(
+            msg.contains("-027: no backend works on this node for iptables: iptables-nft: v4 refused: no"),
+            "{msg}"
+        );
+    }
     Ok(())
 }
