@@ -42,9 +42,9 @@ fn redirect(subject: Subject, conf: &PluginConf, netns: Option<&Path>) -> Result
         tracing::warn!(pod, variable, "gybe-cni cmdAdd: a variable of istio-proxy is neither true nor false");
     }
     let (facts_us, began) = (subject.facts_us, Instant::now());
-    let done = subject.inside(conf, |redirection, routes, backend| {
-        loopback::settle(redirection, routes, netns.unwrap_or(Path::new("")));
-        redirection.apply_over(routes, backend)
+    let done = subject.inside(conf, |redirection, backend, met| {
+        loopback::settle(redirection, met.routes, met.addresses, netns.unwrap_or(Path::new("")));
+        redirection.apply_over(met.routes, backend)
     });
     let done = done.inspect_err(|refusal| Tool::note(conf.backend, refusal))?;
     for beside in &done.outcome.beside {
