@@ -18,9 +18,10 @@ use gybe_netfilter::policy::Families;
 use std::path::Path;
 use std::time::Instant;
 
-pub(crate) fn add(request: &Request) -> Result<Reply, PluginError> {
+pub(crate) fn add(request: &mut Request) -> Result<Reply, PluginError> {
+    let before = request.network.take_prev_result();
+    let answer = result::to_hand_on(before, request.network.version())?;
     let members = request.network.members();
-    let answer = result::to_hand_on(&request.network)?;
     let conf = PluginConf::read(members)?;
     let unknown = unknown_keys(members);
     if !unknown.is_empty() {
