@@ -43,7 +43,7 @@ fn an_unseen_pod_is_asked_for_once_however_many_want_to_know() {
 }
 
 #[test]
-fn a_connection_that_is_closed_just_when_it_is_used_again_fails_no_pod() {
+fn f01_a_connection_that_is_closed_just_when_it_is_used_again_fails_no_pod() {
     let ground = Ground::new("kept");
     let pods: Vec<_> = (0..8).map(|i| (format!("cart-{i}"), format!("u{i}"))).collect();
     pods.iter().for_each(|(name, uid)| put_elsewhere(&ground, name, uid));

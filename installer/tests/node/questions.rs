@@ -67,7 +67,7 @@ fn what_is_no_question_is_told_so_or_hung_up_on() {
 
 /// As a ConfigMap's volume does, and as editors do: no file is written to, and yet each says something else.
 #[test]
-fn what_a_file_says_is_never_told_after_another_took_its_place() {
+fn f39_what_a_file_says_is_never_told_after_another_took_its_place() {
     let agent = Agent::start(scratch("swapped"));
     let pods = agent.directory.join("pods");
     for life in ["u1", "u2"] {
@@ -152,7 +152,7 @@ fn a10_a_long_answer_is_given_as_it_is_taken_and_who_does_not_take_it_holds_nobo
 }
 
 #[test]
-fn a_journal_that_nobody_reads_holds_no_caller() {
+fn f35_a_journal_that_nobody_reads_holds_no_caller() {
     let agent = Agent::start(scratch("stuck"));
     agent.holds("shop/cart-0.json", &meshed("cart-0", "u1").to_string());
     let plugin = UnixDatagram::unbound().unwrap();

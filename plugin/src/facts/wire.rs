@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_question_of_an_older_or_a_newer_release_is_understood_as_far_as_it_goes() {
+    fn f30_a_question_of_an_older_or_a_newer_release_is_understood_as_far_as_it_goes() {
         let patience = OTHERS.map(|words| asked(words.as_bytes()).unwrap().patience);
         assert_eq!(patience, [None, Some(Duration::from_millis(1950))]);
         // What the first agents make of ours: they look at these and at nothing else.
