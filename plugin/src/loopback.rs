@@ -33,7 +33,7 @@ const PAUSE: Duration = Duration::from_millis(2);
 ///
 /// `listed` is what the namespace had for addresses a moment ago.
 pub(crate) fn settle(redirection: &Redirection, rtnetlink: &mut Rtnetlink, listed: &[Address], netns: &Path) {
-    if !redirection.routes.add_to_loopback() {
+    if !redirection.routes.needs_passthrough_address() {
         return;
     }
     let start = Instant::now();
