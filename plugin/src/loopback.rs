@@ -87,7 +87,7 @@ mod tests {
 
     #[test]
     fn a_loopback_plugin_is_known_by_its_name_its_parent_and_its_namespace() {
-        let place = std::env::temp_dir().join(format!("gybe-loopback-{}", std::process::id()));
+        let place = std::env::temp_dir().join(format!("gybe-loopback-{}", process::id()));
         fs::create_dir_all(&place).unwrap();
         let program = place.join("loopback");
         fs::copy("/bin/cat", &program).unwrap();
@@ -98,7 +98,7 @@ mod tests {
         // Once it answers it has become the program, and has its environment.
         child.stdin.as_mut().unwrap().write_all(b"x").unwrap();
         child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
-        let us = std::process::id();
+        let us = process::id();
         let found = [(us, "/run/netns/a"), (us, "/run/netns/b"), (us, "/run/netns"), (1, "/run/netns/a")]
             .map(|(runtime, netns)| is_at_work(runtime, Path::new(netns)));
         drop(child.stdin.take());
