@@ -161,7 +161,10 @@ pub enum Problem {
     #[error("the network of {0} takes no drop-in files")]
     NoDropIns(FileName),
     /// An older runtime passes over a drop-in without a word.
-    #[error("whether the runtime reads {0}/{DROP_IN} cannot be seen from here")]
+    #[error(
+        "whether the runtime reads {0}/{DROP_IN} cannot be seen from here: libcni 1.3 does (containerd 2.1, CRI-O \
+         1.34), an older one starts pods without it"
+    )]
     UnseenDropIn(FileName),
     /// Going back to nothing.
     #[error("istio-cni's entry in {0} does not come back: its program is gone")]
@@ -214,10 +217,7 @@ impl Problem {
                 "remove the DaemonSet istio-cni-node, or set take_over: now (--take-over now)"
             }
             Self::NoDropIns(_) => "use chained mode",
-            Self::UnseenDropIn(_) => {
-                "those with libcni 1.3 do (containerd 2.1, CRI-O 1.34), an older one starts pods without us: ask \
-                 gybe doctor on the node, or use chained mode"
-            }
+            Self::UnseenDropIn(_) => "gybe doctor on the node tells; chained mode works with every runtime",
             Self::StillNamed(..) => "take the entry out by hand; the plugin stays there until then",
             _ => return None,
         })

@@ -42,6 +42,7 @@ impl Beside<'_> {
         let (end_http, http_ends) = oneshot::channel();
         let around = Around {
             pods: self.pods,
+            calls: self.calls,
             journal: self.journal,
             bulletin: &bulletin,
             label: self.home.as_ref().map(|_| &label),

@@ -14,6 +14,7 @@ mod told;
 pub use leaving::REST;
 
 use super::bulletin::{Bulletin, Posted};
+use super::calls::Calls;
 use super::incumbent::IstioAgent;
 use super::label::Label;
 use super::{ISTIOD, Journal, Pods};
@@ -60,6 +61,7 @@ pub(crate) struct Healing<'a> {
     watch: Watch,
     memory: Memory,
     wanted: Option<Wanted>,
+    wanted_since: Instant,
     /// Since when it is undone.
     undone: Option<Instant>,
     observed: Observed,
@@ -74,6 +76,7 @@ pub(crate) struct Healing<'a> {
 #[derive(Clone, Copy)]
 pub(crate) struct Around<'a> {
     pub(crate) pods: &'a dyn Pods,
+    pub(crate) calls: &'a Calls,
     pub(crate) bulletin: &'a Bulletin,
     pub(crate) journal: &'a Journal,
     /// None where there is no cluster.
@@ -93,6 +96,7 @@ impl<'a> Healing<'a> {
             image: keeping.image,
             memory: Memory::default(),
             wanted: None,
+            wanted_since: Instant::now(),
             undone: None,
             observed: Observed::default(),
             backend: Backend::new(keeping.probe),
@@ -152,6 +156,7 @@ impl<'a> Healing<'a> {
         let is_new = self.wanted.as_ref() != Some(&wanted);
         if is_new {
             self.memory.wants_anew();
+            self.wanted_since = Instant::now();
         }
         let places = &self.following.good.ground.places;
         let next = match pass(places, &wanted, &mut self.memory) {

@@ -16,7 +16,8 @@ impl Healing<'_> {
         self.posted.missing = missing(pass);
         let mut problems = pass.left.problems.iter();
         self.posted.cut_off = problems.find(|it| matches!(it, Problem::Deleted(_))).map(ToString::to_string);
-        let notes = pass.left.problems.iter().filter(|problem| !problem.blocks());
+        let open = |problem: &&Problem| !problem.blocks() && !self.is_seen(problem);
+        let notes = pass.left.problems.iter().filter(open);
         let of_settings = self.following.good.notes.iter().cloned();
         self.posted.notes = notes.map(ToString::to_string).chain(of_settings).collect();
         let healed = self.healed(pass, woken);
@@ -24,6 +25,13 @@ impl Healing<'_> {
         self.tell(pass, healed);
         self.stage(pass);
         self.next(pass)
+    }
+
+    /// A runtime that calls us reads the drop-in, for by then no sandbox is on its way that was begun
+    /// under another conf.
+    fn is_seen(&self, problem: &Problem) -> bool {
+        let calls = || self.around.calls.added_after(self.wanted_since + self.leaving.rest);
+        matches!(problem, Problem::UnseenDropIn(_)) && calls()
     }
 
     /// Nothing could be looked at, so what was known before holds no more.
