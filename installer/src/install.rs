@@ -28,17 +28,25 @@ use pace::rivals::{Rival, likely};
 use pace::{Go, Pace, Went};
 use perform::{Busy, PerformError, Performed, Turn, perform};
 use plan::{Plan, plan};
-use seen::{FileName, Hashes, Places, Snapshot, look};
+use seen::mounted::Mounts;
+use seen::{FileName, Hashes, Interest, Places, Snapshot, look};
 use wanted::Wanted;
 
 /// What an agent remembers from pass to pass. A fresh one is right too, and only slower.
 #[derive(Debug, Default)]
 pub struct Memory {
     hashes: Hashes,
+    mounts: Mounts,
     pace: Pace,
 }
 
 impl Memory {
+    fn look(&mut self, places: &Places, interest: &Interest) -> Snapshot {
+        let mut seen = look(places, interest, &mut self.hashes);
+        self.mounts.judge(places, &mut seen);
+        seen
+    }
+
     /// Something else is wanted from now on: to write it undoes nobody's work, and is nobody's rewrite.
     pub fn wants_anew(&mut self) {
         self.pace.begin_anew();
@@ -81,7 +89,7 @@ pub struct Fight {
 pub fn pass(places: &Places, wanted: &Wanted, memory: &mut Memory) -> Result<Pass, Busy> {
     let _turn = Turn::take(&places.programs)?;
     let interest = wanted.interest();
-    let seen = look(places, &interest, &mut memory.hashes);
+    let seen = memory.look(places, &interest);
     let planned = plan(&seen, wanted);
     let go = memory.pace.judge(&planned, Instant::now());
     let fight = memory.pace.is_fight().then(|| fight(&seen, &planned, &memory.pace, go));
@@ -89,7 +97,7 @@ pub fn pass(places: &Places, wanted: &Wanted, memory: &mut Memory) -> Result<Pas
         return Ok(Pass { left: planned.clone(), plan: planned, performed: Performed::default(), fight });
     }
     let performed = perform(&planned.changes, places);
-    let left = plan(&look(places, &interest, &mut memory.hashes), wanted);
+    let left = plan(&memory.look(places, &interest), wanted);
     let overtaken = |why: &PerformError| matches!(why, PerformError::Overtaken { .. });
     let went = if performed.failed.iter().all(overtaken) { Went::Well } else { Went::Badly };
     memory.pace.wrote(went, &left, Instant::now());

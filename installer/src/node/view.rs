@@ -51,7 +51,7 @@ impl Seen {
     }
 
     /// Why only another start of the container can help: its loop hangs, or a directory that it holds is
-    /// gone, and the host has another in its place (F13). A mount follows an inode, not a path.
+    /// gone or renamed, and the host has another in its place (F13). A mount follows an inode, not a path.
     pub(crate) fn is_beyond_help(&self) -> Option<String> {
         self.hangs().or_else(|| self.posted.cut_off.clone())
     }
