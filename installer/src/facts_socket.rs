@@ -23,7 +23,7 @@ const WAY_BACK: Duration = Duration::from_millis(50);
 #[derive(Debug)]
 pub(crate) struct FactsSocket {
     socket: UnixListener,
-    _place: Place,
+    place: Place,
 }
 
 /// Somebody who called, and may.
@@ -34,7 +34,12 @@ impl FactsSocket {
     pub(crate) fn open(path: &Path) -> Result<Self, PlaceError> {
         // 110 pods may start at once; the kernel bounds this by net.core.somaxconn.
         let (place, socket) = Place::take(path, SockType::Stream, |socket| listen(socket, Backlog::MAXCONN))?;
-        Ok(Self { socket: socket.into(), _place: place })
+        Ok(Self { socket: socket.into(), place })
+    }
+
+    /// Whether who asks there is answered.
+    pub(crate) fn stands(&self) -> bool {
+        self.place.stands()
     }
 
     /// Takes the next caller. Only root, or the user we are, is told about pods.
@@ -56,6 +61,10 @@ impl Call {
     pub(crate) fn answer(&self, pods: &dyn Pods, journal: &Journal) {
         let until = Instant::now() + PATIENCE;
         let Ok(question) = self.question(until) else { return };
+        if question.is_empty() {
+            // Who only wanted to know whether somebody is here.
+            return;
+        }
         let answer = match wire::asked(&question) {
             Ok(pod) => pods.answer(&pod, until - WAY_BACK),
             Err(why) => wire::Answer::Fault(why.to_string()),

@@ -21,6 +21,7 @@ mod metrics;
 mod page;
 mod place;
 mod pods_from;
+mod sockets;
 pub(crate) mod stand_in;
 mod token;
 mod view;
@@ -28,22 +29,21 @@ mod view;
 pub use healing::{Keeping, REST};
 pub(crate) use journal::Journal;
 pub use label::Home;
-pub(crate) use place::Place;
 pub use place::PlaceError;
+pub(crate) use place::{Place, is_served};
 pub use pods_from::PodsFrom;
 
-use crate::facts_socket::FactsSocket;
 use asked::Asked;
 use beside::Beside;
 use calls::Calls;
 use gybe_plugin::args::PodRef;
 use gybe_plugin::facts::wire::Answer;
-use journal::LogSocket;
 use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use serde_json::json;
+use sockets::{Sockets, Unserved};
 use std::collections::BTreeSet;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
@@ -106,6 +106,9 @@ pub enum NodeError {
 /// some hundreds, and an answer takes less than a millisecond.
 const CALLERS: usize = 64;
 
+/// How soon a socket of ours that was taken away is made anew, at the latest. Milliseconds.
+const SECOND: u16 = 1_000;
+
 /// All that one agent is.
 pub struct Agent<'a> {
     /// Who knows the pods.
@@ -125,20 +128,15 @@ pub struct Agent<'a> {
 pub fn serve(agent: Agent<'_>) -> Result<(), NodeError> {
     // Blocked before the first thread is made, so that every thread blocks it (signal(7)).
     let stop = stop_signal().map_err(|source| NodeError::Wait { what: "signals", source })?;
-    let failed = |path: &Path| {
-        let path = path.to_owned();
-        move |source| NodeError::Serve { path, source }
-    };
-    let callers = FactsSocket::open(agent.facts).map_err(failed(agent.facts))?;
-    let log = agent.facts.with_file_name("log.sock");
-    let lines = LogSocket::open(&log).map_err(failed(&log))?;
+    let (mut sockets, unserved) = (Sockets::open(agent.facts)?, Unserved::default());
     let journal = Journal::default();
     journal.tell("info", "gybe node: serving", json!({ "socket": agent.facts.display().to_string() }));
     let (pods, calls) = (Asked::of(agent.pods), Calls::default());
-    let serving = || wait_and_serve(&pods, &stop, (&callers, &lines), (&journal, &calls));
+    let mut serving = || wait_and_serve(&pods, &stop, (&mut sockets, &unserved), (&journal, &calls));
     let served = match agent.keeping {
         Some(keeping) => {
-            let beside = Beside { pods: &pods, calls: &calls, journal: &journal, home: agent.home };
+            let (pods, calls, unserved) = (&pods, &calls, &unserved);
+            let beside = Beside { pods, calls, unserved, journal: &journal, home: agent.home };
             beside.run(keeping, serving)
         }
         None => serving(),
@@ -161,7 +159,7 @@ pub(crate) fn stop_signal() -> Result<SignalFd, Errno> {
 fn wait_and_serve(
     pods: &dyn Pods,
     stop: &SignalFd,
-    (callers, lines): (&FactsSocket, &LogSocket),
+    (sockets, unserved): (&mut Sockets, &Unserved),
     (journal, calls): (&Journal, &Calls),
 ) -> Result<(), NodeError> {
     let done = std::io::pipe();
@@ -174,22 +172,23 @@ fn wait_and_serve(
             let for_calls = if has_room { PollFlags::POLLIN } else { PollFlags::empty() };
             let [stop, line, room_again, caller] = woken([
                 PollFd::new(stop.as_fd(), PollFlags::POLLIN),
-                PollFd::new(lines.as_fd(), PollFlags::POLLIN),
+                PollFd::new(sockets.log.as_fd(), PollFlags::POLLIN),
                 PollFd::new(freed.as_fd(), PollFlags::POLLIN),
-                PollFd::new(callers.as_fd(), for_calls),
+                PollFd::new(sockets.facts.as_fd(), for_calls),
             ])?;
             if stop {
                 return Ok(());
             }
             if line {
-                lines.receive(journal, calls);
+                sockets.log.receive(journal, calls);
             }
             if room_again {
                 drop(std::io::Read::read(&mut &freed, &mut [0; CALLERS]));
             }
-            if caller && let Some(call) = callers.accept(journal) {
+            if caller && let Some(call) = sockets.facts.accept(journal) {
                 room.serve(scope, journal, move || call.answer(pods, journal));
             }
+            sockets.stand(unserved, journal);
         }
     })
 }
@@ -229,9 +228,9 @@ impl Room {
     }
 }
 
-/// Waits, and says for which something came.
+/// Waits, for as long as our sockets may go unlooked at, and says for which something came.
 fn woken<const N: usize>(mut fds: [PollFd<'_>; N]) -> Result<[bool; N], NodeError> {
-    match poll(&mut fds, PollTimeout::NONE) {
+    match poll(&mut fds, SECOND) {
         Ok(_) => Ok(fds.map(|fd| fd.any().unwrap_or(false))),
         Err(Errno::EINTR) => Ok([false; N]),
         Err(source) => Err(NodeError::Wait { what: "callers", source }),

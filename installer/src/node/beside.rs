@@ -8,6 +8,7 @@ use super::daemonset::DaemonSet;
 use super::healing::{Around, Healing, Keeping};
 use super::label::{Home, Label};
 use super::page::Page;
+use super::sockets::Unserved;
 use super::view::View;
 use super::{Journal, NodeError, health, http, metrics};
 use crate::kube::Fate;
@@ -23,6 +24,7 @@ use tokio::sync::oneshot;
 pub(super) struct Beside<'a> {
     pub(super) pods: &'a Asked<'a>,
     pub(super) calls: &'a Calls,
+    pub(super) unserved: &'a Unserved,
     pub(super) journal: &'a Journal,
     pub(super) home: Option<Home>,
 }
@@ -71,7 +73,8 @@ impl Beside<'_> {
     }
 
     fn http(&self, ground: &Ground, bulletin: &Bulletin, ends: oneshot::Receiver<()>) {
-        let view = View { bulletin, pods: self.pods, calls: self.calls, started: Instant::now() };
+        let (pods, calls, unserved) = (self.pods, self.calls, self.unserved);
+        let view = View { bulletin, pods, calls, unserved, started: Instant::now() };
         let health = |path: &str| health::page(path, &view.look()).unwrap_or_else(Page::unknown);
         let numbers = |path: &str| match path {
             "/metrics" => Page::metrics(metrics::text(&view.look())),

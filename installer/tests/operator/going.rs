@@ -2,6 +2,7 @@
 
 use crate::node::{LIST, Node, SINGLE, plugin};
 use std::fs;
+use std::os::unix::net::{UnixDatagram, UnixListener};
 
 /// In, in that shape, and the node before that.
 fn installed(files: &[(&str, &str)], words: &str) -> (Node, std::collections::BTreeMap<String, Vec<u8>>) {
@@ -174,4 +175,19 @@ fn f29_who_took_the_entry_out_a_moment_ago_does_not_matter() {
     node.uninstall("");
     assert_eq!(node.programs(), ["gybe", "gybe-cni"]);
     assert_eq!(node.minutes_later().uninstall("--json").json()["finished"], true);
+}
+
+#[test]
+fn f32_the_sockets_of_an_agent_that_lives_stay_and_those_of_a_dead_one_go() {
+    let (node, _) = installed(&[("10-calico.conflist", LIST)], "");
+    let run = node.root.join("run/gybe");
+    let (facts, log) = (run.join("facts.sock"), run.join("log.sock"));
+    let alive = (UnixListener::bind(&facts).unwrap(), UnixDatagram::bind(&log).unwrap());
+    fs::write(run.join("probe.json"), "{}").unwrap();
+    node.uninstall("");
+    let finished = || node.minutes_later().uninstall("--json").json()["finished"] == true;
+    assert!(finished());
+    assert!(facts.exists() && log.exists() && !run.join("probe.json").exists());
+    drop(alive);
+    assert!(finished() && !run.exists());
 }
