@@ -26,7 +26,7 @@ pub(crate) mod stand_in;
 mod token;
 mod view;
 
-pub use healing::{Keeping, REST};
+pub use healing::{Following, Keeping, NoSettings, REST};
 pub(crate) use journal::Journal;
 pub use label::Home;
 pub use place::PlaceError;

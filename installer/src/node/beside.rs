@@ -39,7 +39,7 @@ impl Beside<'_> {
         let wait = |what| move |why: std::io::Error| NodeError::Wait { what, source: super::errno(&why) };
         let (stop, running) = pipe().map_err(wait("the end"))?;
         let (bulletin, label) = (Bulletin::default(), Label::default());
-        let ground = keeping.settings.1.ground.clone();
+        let ground = keeping.settings.ground().clone();
         let set = DaemonSet::new(self.home.as_ref(), &ground.namespace);
         let (end_http, http_ends) = oneshot::channel();
         let around = Around {

@@ -23,9 +23,10 @@ use crate::install::wanted::{TakeOver, Wanted};
 use crate::install::watch::{Watch, WatchMode, Woken};
 use crate::install::{Memory, pass};
 use crate::layers::chain;
-use crate::settings::{Given, Mode, OnNode, Settings};
+use crate::settings::{Mode, OnNode, Settings};
 use backend::Backend;
-use following::Following;
+use following::Chosen;
+pub use following::{Following, NoSettings};
 use gybe_plugin::probe_cache::ProbeCache;
 use leaving::Leaving;
 use observed::{Observed, take_over};
@@ -44,8 +45,8 @@ const AGAIN: Duration = Duration::from_secs(1);
 /// What it takes to keep a node.
 #[derive(Debug)]
 pub struct Keeping {
-    /// The settings, and what they were read from.
-    pub settings: (Given, Settings),
+    /// What an operator wants, now and later.
+    pub settings: Following,
     /// The programs to be placed.
     pub image: Image,
     /// Where the probe keeps what it finds out.
@@ -86,13 +87,13 @@ pub(crate) struct Around<'a> {
 impl<'a> Healing<'a> {
     /// Watches from here on; nothing is done before `run`.
     pub(crate) fn new(keeping: Keeping, around: Around<'a>) -> Self {
-        let (given, settings) = keeping.settings;
+        let settings = &keeping.settings.good;
         for note in &settings.notes {
             around.journal.tell("warn", "gybe node: a setting", json!({ "note": note }));
         }
         Self {
-            watch: Watch::new(watched(&settings)),
-            following: Following::new(given, settings),
+            watch: Watch::new(watched(settings)),
+            following: keeping.settings,
             image: keeping.image,
             memory: Memory::default(),
             wanted: None,
@@ -135,7 +136,10 @@ impl<'a> Healing<'a> {
         self.following.follow(&mut self.told);
         self.posted.settings.clone_from(&self.following.fault);
         self.posted.is_told = self.watch.mode() == WatchMode::Told;
-        let next = self.keep(woken);
+        let next = match self.following.chosen {
+            Chosen::Yes => self.keep(woken),
+            Chosen::NotYet => self.waits_for_choices(),
+        };
         let now = Instant::now();
         self.posted.counts.turns += 1;
         self.posted.turned = Some(now);

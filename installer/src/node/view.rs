@@ -66,14 +66,20 @@ impl Seen {
     pub(crate) fn missing(&self) -> Vec<String> {
         let stage = match self.posted.stage {
             Stage::In => None,
-            Stage::Starting => Some("the first pass has not ended".to_owned()),
+            Stage::Starting if self.posted.turned.is_none() => {
+                Some("the first pass has not ended".to_owned())
+            }
+            // Why there was no pass is among what is missing.
+            Stage::Starting => None,
             Stage::Leaving => Some("leaving".to_owned()),
             Stage::Left { .. } => Some("left, as the ConfigMap's mode says".to_owned()),
         };
         let backend = match self.posted.backend.as_ref().map(|backend| &backend.verdict) {
             Some(Verdict::Works(_)) => None,
             Some(Verdict::Fails(why)) => Some(why.to_string()),
-            Some(Verdict::Unknown) | None => Some("nobody has found out what works on this node".to_owned()),
+            Some(Verdict::Unknown) => Some("nobody has found out what works on this node".to_owned()),
+            // No pass has been tried.
+            None => None,
         };
         let all = self.hangs().into_iter().chain(stage).chain(self.posted.lacks().iter().cloned());
         all.chain(backend).chain(self.pods.missing.clone()).chain(self.unserved.clone()).collect()

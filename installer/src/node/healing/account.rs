@@ -44,6 +44,12 @@ impl Healing<'_> {
         Next::Deaf(AGAIN)
     }
 
+    /// Nobody has said what is wanted, and nothing is done by what nobody said.
+    pub(super) fn waits_for_choices(&mut self) -> Next {
+        self.posted.missing = vec!["the node stays as it is until the ConfigMap can be followed".to_owned()];
+        Next::Wakes(EVERY)
+    }
+
     /// How long it was undone, when it is no more.
     fn healed(&mut self, pass: &Pass, woken: Instant) -> Option<Duration> {
         let counts = &mut self.posted.counts;

@@ -44,10 +44,9 @@ impl Ground {
         ]
         .map(|(name, value)| (name.to_owned(), value))
         .into();
-        let given = Given::gather(environment).unwrap();
-        let settings = Settings::read(&given).unwrap();
+        let settings = Following::start(environment).unwrap();
         let image = Image::look(&self.0.join("image")).unwrap();
-        Keeping { settings: (given, settings), image, probe: ProbeCache::at(&self.0), rest }
+        Keeping { settings, image, probe: ProbeCache::at(&self.0), rest }
     }
 
     fn asks(&self, mode: &str) {
@@ -229,9 +228,9 @@ fn istiod_in_a_namespace_that_is_not_left_alone_is_told_on_its_node() {
             json!({ "apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": { "containers": [] } });
         fs::write(ground.0.join("pods/istiod.json"), pod.to_string()).unwrap();
     };
-    assert_eq!(meshed(&keeping.settings.1), None);
+    assert_eq!(meshed(&keeping.settings.good), None);
     place("istio-system");
-    assert_eq!(meshed(&keeping.settings.1), None);
+    assert_eq!(meshed(&keeping.settings.good), None);
     place("mesh-control");
-    assert!(meshed(&keeping.settings.1).is_some_and(|told| told.contains("mesh-control")));
+    assert!(meshed(&keeping.settings.good).is_some_and(|told| told.contains("mesh-control")));
 }
