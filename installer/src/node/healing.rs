@@ -19,6 +19,7 @@ use super::incumbent::IstioAgent;
 use super::label::Label;
 use super::{ISTIOD, Journal, Pods};
 use crate::image::Image;
+use crate::install::directory::Each;
 use crate::install::wanted::{TakeOver, Wanted};
 use crate::install::watch::{Watch, WatchMode, Woken};
 use crate::install::{Memory, pass};
@@ -64,7 +65,7 @@ pub(crate) struct Healing<'a> {
     wanted: Option<Wanted>,
     wanted_since: Instant,
     /// Since when it is undone.
-    undone: Option<Instant>,
+    undone: Each<Option<Instant>>,
     observed: Observed,
     backend: Backend,
     leaving: Leaving,
@@ -98,7 +99,7 @@ impl<'a> Healing<'a> {
             memory: Memory::default(),
             wanted: None,
             wanted_since: Instant::now(),
-            undone: None,
+            undone: Each::default(),
             observed: Observed::default(),
             backend: Backend::new(keeping.probe),
             leaving: Leaving::new(keeping.rest),

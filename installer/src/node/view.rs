@@ -65,21 +65,19 @@ impl Seen {
     /// What keeps the agent from being ready, in sentences.
     pub(crate) fn missing(&self) -> Vec<String> {
         let stage = match self.posted.stage {
-            Stage::In => None,
             Stage::Starting if self.posted.turned.is_none() => {
                 Some("the first pass has not ended".to_owned())
             }
-            // Why there was no pass is among what is missing.
-            Stage::Starting => None,
+            // Why there has been no pass is among what is missing.
+            Stage::In | Stage::Starting => None,
             Stage::Leaving => Some("leaving".to_owned()),
             Stage::Left { .. } => Some("left, as the ConfigMap's mode says".to_owned()),
         };
         let backend = match self.posted.backend.as_ref().map(|backend| &backend.verdict) {
-            Some(Verdict::Works(_)) => None,
+            // None before the first pass.
+            Some(Verdict::Works(_)) | None => None,
             Some(Verdict::Fails(why)) => Some(why.to_string()),
             Some(Verdict::Unknown) => Some("nobody has found out what works on this node".to_owned()),
-            // No pass has been tried.
-            None => None,
         };
         let all = self.hangs().into_iter().chain(stage).chain(self.posted.lacks().iter().cloned());
         all.chain(backend).chain(self.pods.missing.clone()).chain(self.unserved.clone()).collect()

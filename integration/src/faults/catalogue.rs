@@ -42,7 +42,7 @@ pub const CATALOGUE: [Fault; 51] = [
     fault(
         "F05",
         "the primary CNI rewrites its conf file",
-        "the entry is put back, one write for each of theirs; a fight is slowed and told with the other side's name",
+        "the entry is put back, one write for each of theirs; a fight over it or over a program is slowed and told with the other side's name",
     ),
     fault(
         "F06",
