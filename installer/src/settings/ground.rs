@@ -66,6 +66,11 @@ pub enum Trust {
     Anybody,
 }
 
+/// The socket's name in its directory.
+pub const FACTS_SOCKET: &str = "facts.sock";
+/// The kubeconfig's, in the same.
+pub const KUBECONFIG: &str = "kubeconfig";
+
 /// Where a pod finds its service account.
 pub const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
@@ -136,7 +141,7 @@ impl Ground {
     /// Where the plugin asks.
     #[must_use]
     pub fn facts_socket(&self) -> PathBuf {
-        self.run.join("facts.sock")
+        self.run.join(FACTS_SOCKET)
     }
 
     /// Where the kubeconfig is, if there is one. Not on a disk: no token outlives the boot it was
@@ -144,6 +149,6 @@ impl Ground {
     /// before anybody could need it.
     #[must_use]
     pub fn kubeconfig(&self) -> PathBuf {
-        self.run.join("kubeconfig")
+        self.run.join(KUBECONFIG)
     }
 }
