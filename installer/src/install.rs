@@ -19,18 +19,20 @@ pub mod pace;
 pub mod perform;
 pub mod plan;
 pub mod seen;
+mod setback;
 pub mod wanted;
 pub mod watch;
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use change::Change;
 use directory::{Directory, Each};
 use fight::{Fight, Matter};
 use pace::{Go, Pace, Tally, Went};
-use perform::{Busy, PerformError, Performed, Turn, perform};
+use perform::{Busy, Failed, Performed, Turn, perform};
 use plan::{Plan, plan};
 use seen::{Hashes, Places, Snapshot, look};
+use setback::Setbacks;
 use wanted::Wanted;
 
 /// What an agent remembers from pass to pass. A fresh one is right too, and only slower.
@@ -40,17 +42,20 @@ pub struct Memory {
     paces: Each<Pace>,
     /// What was undone the last time: a fight is over something, also while nothing has to be done.
     matters: Each<Matter>,
+    setbacks: Setbacks,
 }
 
 impl Default for Memory {
     fn default() -> Self {
-        Self { hashes: Hashes::default(), paces: Each::made(Pace::of), matters: Each::default() }
+        let (hashes, setbacks) = (Hashes::default(), Setbacks::default());
+        Self { hashes, paces: Each::made(Pace::of), matters: Each::default(), setbacks }
     }
 }
 
 impl Memory {
     /// Something else is wanted from now on: to write it undoes nobody's work, and is nobody's rewrite.
     pub fn wants_anew(&mut self) {
+        self.setbacks.forget();
         for directory in Directory::BOTH {
             self.paces.of_mut(directory).begin_anew();
         }
@@ -90,7 +95,7 @@ impl Memory {
 /// What one pass found, did and left.
 #[derive(Debug)]
 pub struct Pass {
-    /// What had to be done, but for what waits because it is fought over.
+    /// What had to be done, but for what waits: it is fought over, or failed a moment ago.
     pub plan: Plan,
     /// What became of it.
     pub performed: Performed,
@@ -98,6 +103,10 @@ pub struct Pass {
     pub left: Plan,
     /// Where somebody keeps undoing it.
     pub fights: Each<Option<Fight>>,
+    /// What failed before, and was not tried again in this pass.
+    pub waiting: Vec<Failed>,
+    /// How long it is until the first of that is due.
+    pub due: Option<Duration>,
 }
 
 /// Brings a node as near to what is wanted as can be now. Called again, it goes on from there.
@@ -106,33 +115,44 @@ pub fn pass(places: &Places, wanted: &Wanted, memory: &mut Memory) -> Result<Pas
     let interest = wanted.interest();
     let seen = look(places, &interest, &mut memory.hashes);
     let whole = plan(&seen, wanted);
-    let fights = memory.judge(&seen, &whole, Instant::now());
-    let planned = Plan { changes: due(&whole.changes, &fights), problems: whole.problems.clone() };
+    let now = Instant::now();
+    let fights = memory.judge(&seen, &whole, now);
+    memory.setbacks.judge(&whole.changes, &places.programs);
+    let waits = |change: &Change| {
+        let fight = fights.of(change.directory()).as_ref();
+        let is_fought_over = change.puts() && fight.is_some_and(|fight| fight.wait.is_some());
+        is_fought_over || memory.setbacks.delays(change, now)
+    };
+    let planned = Plan { changes: due(&whole.changes, waits), problems: whole.problems.clone() };
+    let (waiting, due) = memory.setbacks.waiting(now);
     if planned.changes.is_empty() {
-        return Ok(Pass { left: whole, plan: planned, performed: Performed::default(), fights });
+        return Ok(Pass {
+            left: whole,
+            plan: planned,
+            performed: Performed::default(),
+            fights,
+            waiting,
+            due,
+        });
     }
     let performed = perform(&planned.changes, places);
     let left = plan(&look(places, &interest, &mut memory.hashes), wanted);
     memory.performed(&planned.changes, went(&performed), &left);
-    Ok(Pass { plan: planned, performed, left, fights })
+    memory.setbacks.tried(&planned.changes, &performed.failed, &places.programs);
+    Ok(Pass { plan: planned, performed, left, fights, waiting, due: memory.setbacks.waiting(now).1 })
 }
 
 /// Those that need not wait. One that has to is as one that fails: what comes after it is not done
 /// either, unless another program serves meanwhile.
-fn due(changes: &[Change], fights: &Each<Option<Fight>>) -> Vec<Change> {
-    let waits = |change: &Change| {
-        let fight = fights.of(change.directory()).as_ref();
-        change.puts() && fight.is_some_and(|fight| fight.wait.is_some())
-    };
+fn due(changes: &[Change], waits: impl Fn(&Change) -> bool) -> Vec<Change> {
     let until_stopped = changes.iter().take_while(|change| !waits(change) || change.stops_nothing());
     until_stopped.filter(|change| !waits(change)).cloned().collect()
 }
 
 fn went(performed: &Performed) -> Went {
-    let overtaken = |why: &PerformError| matches!(why, PerformError::Overtaken { .. });
     match performed.failed.as_slice() {
         [] => Went::Well,
-        failed if failed.iter().all(overtaken) => Went::Overtaken,
+        failed if failed.iter().all(Failed::is_overtaken) => Went::Overtaken,
         _ => Went::Badly,
     }
 }

@@ -25,6 +25,7 @@ pub(crate) mod stand_in;
 mod token;
 mod view;
 
+pub(crate) use credentials::KUBECONFIG_NEW;
 pub use healing::{Keeping, REST};
 pub(crate) use journal::Journal;
 pub use label::Home;
@@ -32,11 +33,13 @@ pub(crate) use place::Place;
 pub use place::PlaceError;
 pub use pods_from::PodsFrom;
 
+use crate::errno::errno;
 use crate::facts_socket::FactsSocket;
 use asked::Asked;
 use beside::Beside;
 use calls::Calls;
 use gybe_plugin::args::PodRef;
+use gybe_plugin::conf::LOG_SOCKET;
 use gybe_plugin::facts::wire::Answer;
 use journal::LogSocket;
 use nix::errno::Errno;
@@ -130,7 +133,7 @@ pub fn serve(agent: Agent<'_>) -> Result<(), NodeError> {
         move |source| NodeError::Serve { path, source }
     };
     let callers = FactsSocket::open(agent.facts).map_err(failed(agent.facts))?;
-    let log = agent.facts.with_file_name("log.sock");
+    let log = agent.facts.with_file_name(LOG_SOCKET);
     let lines = LogSocket::open(&log).map_err(failed(&log))?;
     let journal = Journal::default();
     journal.tell("info", "gybe node: serving", json!({ "socket": agent.facts.display().to_string() }));
@@ -236,8 +239,4 @@ fn woken<const N: usize>(mut fds: [PollFd<'_>; N]) -> Result<[bool; N], NodeErro
         Err(Errno::EINTR) => Ok([false; N]),
         Err(source) => Err(NodeError::Wait { what: "callers", source }),
     }
-}
-
-fn errno(fault: &std::io::Error) -> Errno {
-    fault.raw_os_error().map_or(Errno::EIO, Errno::from_raw)
 }

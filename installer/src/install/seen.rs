@@ -98,6 +98,8 @@ pub struct ConfDirectory {
 pub struct ProgramDirectory {
     /// Whether it is there.
     pub standing: Standing,
+    /// The names of all that is there.
+    pub names: BTreeSet<FileName>,
     /// The programs asked for, if there.
     pub files: BTreeMap<FileName, SeenProgram>,
     /// Whether a dead run left its temporary file.

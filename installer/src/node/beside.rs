@@ -10,6 +10,7 @@ use super::label::{Home, Label};
 use super::page::Page;
 use super::view::View;
 use super::{Journal, NodeError, health, http, metrics};
+use crate::errno::errno;
 use crate::kube::Fate;
 use crate::settings::Ground;
 use serde_json::json;
@@ -34,7 +35,7 @@ impl Beside<'_> {
         keeping: Keeping,
         serving: impl FnOnce() -> Result<(), NodeError>,
     ) -> Result<(), NodeError> {
-        let wait = |what| move |why: std::io::Error| NodeError::Wait { what, source: super::errno(&why) };
+        let wait = |what| move |why: std::io::Error| NodeError::Wait { what, source: errno(&why) };
         let (stop, running) = pipe().map_err(wait("the end"))?;
         let (bulletin, label) = (Bulletin::default(), Label::default());
         let ground = keeping.settings.1.ground.clone();

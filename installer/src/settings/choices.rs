@@ -62,7 +62,6 @@ pub enum TakeOverWish {
     Now,
 }
 
-/// Names a caller may know `gybe` by.
 /// Further names that `gybe` may have on a host.
 pub const OTHER_NAMES: [&str; 2] = ["istio-iptables", "istio-cni-taint"];
 /// Multus calls a network by its name, and it is to sort behind every primary's file.

@@ -2,6 +2,7 @@
 //! ConfigMap that makes none is told once, and what was good before holds.
 
 use super::told::Told;
+use crate::layers::chain;
 use crate::settings::{Given, Settings};
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -30,7 +31,7 @@ impl Following {
             Ok(given) => given,
             Err(why) => {
                 self.seen = None;
-                return self.keep(format!("{why}: {}", why.source), told);
+                return self.keep(chain(&why), told);
             }
         };
         match Settings::read(&given) {
