@@ -14,7 +14,7 @@ use crate::image::Image;
 use crate::install::entry::EntryError;
 use crate::install::perform::{Busy, Failed};
 use crate::install::plan::{Plan, plan};
-use crate::install::seen::{Hashes, Interest, Places, Sandboxes, look};
+use crate::install::seen::{Hashes, Interest, Places, look};
 use crate::install::wanted::{TakeOver, Wanted};
 use crate::install::{Memory, Pass, pass};
 use crate::node::incumbent::listens;
@@ -36,9 +36,9 @@ pub fn wanted(settings: &Settings, image: &Image, found: Option<&Found>) -> Resu
         TakeOverWish::Wait if listens(&settings.ground.istio_run) => TakeOver::Waits,
         TakeOverWish::Now | TakeOverWish::Wait => TakeOver::Now,
     };
-    let interest = Interest { sandboxes: Sandboxes::Asked, ..Interest::default() };
     let places = &settings.ground.places;
-    let stand_in = stand_in(&look(places, &interest, &mut Hashes::default()), ours(&places.programs));
+    let stand_in =
+        stand_in(&look(places, &Interest::in_programs([]), &mut Hashes::default()), ours(&places.programs));
     let burial = Burial::Now;
     settings.wanted(&OnNode { image, backend: Some(&backend), probed: None, take_over, stand_in, burial })
 }

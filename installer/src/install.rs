@@ -29,7 +29,7 @@ use change::Change;
 use directory::{Directory, Each};
 use fight::{Fight, Matter};
 use pace::{Go, Pace, Tally, Went};
-use perform::{Busy, Failed, Performed, Turn, perform};
+use perform::{Busy, Failed, Performed, Turn, perform, works_without};
 use plan::{Plan, plan};
 use seen::{Hashes, Places, Snapshot, look};
 use setback::Setbacks;
@@ -123,7 +123,7 @@ pub fn pass(places: &Places, wanted: &Wanted, memory: &mut Memory) -> Result<Pas
         let is_fought_over = change.puts() && fight.is_some_and(|fight| fight.wait.is_some());
         is_fought_over || memory.setbacks.delays(change, now)
     };
-    let planned = Plan { changes: due(&whole.changes, waits), problems: whole.problems.clone() };
+    let planned = Plan { changes: due(&whole.changes, waits, places), problems: whole.problems.clone() };
     let (waiting, due) = memory.setbacks.waiting(now);
     if planned.changes.is_empty() {
         return Ok(Pass {
@@ -143,9 +143,12 @@ pub fn pass(places: &Places, wanted: &Wanted, memory: &mut Memory) -> Result<Pas
 }
 
 /// Those that need not wait. One that has to is as one that fails: what comes after it is not done
-/// either, unless another program serves meanwhile.
-fn due(changes: &[Change], waits: impl Fn(&Change) -> bool) -> Vec<Change> {
-    let until_stopped = changes.iter().take_while(|change| !waits(change) || change.stops_nothing());
+/// either, unless a program that works serves meanwhile.
+fn due(changes: &[Change], waits: impl Fn(&Change) -> bool, places: &Places) -> Vec<Change> {
+    if changes.iter().all(&waits) {
+        return Vec::new();
+    }
+    let until_stopped = changes.iter().take_while(|change| !waits(change) || works_without(change, places));
     until_stopped.filter(|change| !waits(change)).cloned().collect()
 }
 

@@ -30,7 +30,7 @@ const PAUSE: Duration = Duration::from_millis(2);
 /// tries the pod again. At once where none is to be added, and nearly so where the runtime has no such
 /// plugin at work.
 pub(crate) fn settle(redirection: &Redirection, rtnetlink: &mut Rtnetlink, netns: &Path) {
-    if !redirection.routes.add_to_loopback() {
+    if !redirection.routes.needs_passthrough_address() {
         return;
     }
     let start = Instant::now();

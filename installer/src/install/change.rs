@@ -101,12 +101,6 @@ impl Change {
     pub fn puts(&self) -> bool {
         matches!(self, Self::Place { .. } | Self::Write { .. } | Self::Move { .. } | Self::DropIn { .. })
     }
-
-    /// Whether what comes after it may come without it: another program serves under that name.
-    #[must_use]
-    pub fn stops_nothing(&self) -> bool {
-        matches!(self, Self::Place { over: Over::Another, .. })
-    }
 }
 
 impl fmt::Display for Change {

@@ -102,9 +102,8 @@ impl Pace {
         }
         match (again, went) {
             (true, Went::Well | Went::Overtaken) => self.undo(now),
-            (true, Went::Badly) => {}
             (false, _) if self.is_well(left) => self.last = Last::Well,
-            (false, _) => {}
+            (true, Went::Badly) | (false, _) => {}
         }
     }
 

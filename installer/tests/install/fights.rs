@@ -12,6 +12,8 @@ use crate::wants::{install, program};
 
 const LIST: &str = "{\"name\":\"net\",\"plugins\":[{\"type\":\"calico\"}]}";
 
+type Undo = fn(&Path);
+
 /// As an installer of theirs does it: whole, by rename.
 fn replace(program: &Path) {
     let theirs = program.with_file_name(".theirs");
@@ -29,7 +31,7 @@ fn open_to_all(program: &Path) {
 
 #[test]
 fn f05_a_program_that_keeps_going_is_slowed_and_told_with_the_likely_rival_and_what_stops_it() {
-    let cases: [(&str, fn(&Path), &str, &str); 6] = [
+    let cases: [(&str, Undo, &str, &str); 6] = [
         ("gybe-cni", replace, "replaced", "another agent of Gybe, of another version: one DaemonSet of Gybe"),
         ("gybe-cni", remove, "removed", "configuration management or malware scanner"),
         ("gybe-cni", open_to_all, "given another mode or owner", "root's, with mode 0755"),
@@ -63,10 +65,19 @@ fn f05_a_program_that_keeps_going_is_slowed_and_told_with_the_likely_rival_and_w
     }
 }
 
-/// Where another program serves, the chain does not wait; a chain that would name none does.
+/// As another version of ours does it: theirs answers VERSION too.
+fn bring_another(program: &Path) {
+    replace(program);
+    fs::write(program, "#!/bin/sh\necho '{\"supportedVersions\":[\"1.0.0\"]}'\n").unwrap();
+    fs::set_permissions(program, Permissions::from_mode(0o755)).unwrap();
+}
+
+/// A chain that names what does not run would refuse every pod.
 #[test]
-fn f05_while_a_program_waits_the_chain_is_healed_if_any_program_serves() {
-    for (undo, is_healed) in [(replace as fn(&Path), true), (remove, false)] {
+fn f05_while_a_program_waits_the_chain_is_healed_if_one_that_works_serves() {
+    for (undo, is_healed) in
+        [(bring_another as Undo, true), (open_to_all, true), (replace, false), (remove, false)]
+    {
         let ground = Ground::with(&[("10-a.conflist", LIST)]);
         let wanted = Wanted::Installed(install(&ground.root, Shape::Chained { pinned: None }, "1"));
         let (places, mut memory) = (ground.places(), Memory::default());

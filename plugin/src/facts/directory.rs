@@ -48,7 +48,10 @@ pub(super) fn read(directory: &Path, pod: &PodRef) -> Result<Option<PodFacts>, D
     let path = path(directory, pod);
     let file = match open(&path) {
         Ok(file) => file,
-        Err(fault) if fault.kind() == io::ErrorKind::NotFound => return Ok(None),
+        // A pod's name may be longer than any file's (253 and ".json" against NAME_MAX): then there is none.
+        Err(fault) if matches!(fault.kind(), io::ErrorKind::NotFound | io::ErrorKind::InvalidFilename) => {
+            return Ok(None);
+        }
         Err(source) => return Err(DirectoryError::Read { path, source }),
     };
     let bytes = contents(&file, &path)?;

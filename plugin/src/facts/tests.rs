@@ -70,6 +70,17 @@ fn a_pod_nobody_knows_is_told_with_the_place_looked_at() {
     assert!(matches!(ask(&nobody, &pod("cart-0")), Err(FactsError::NobodyToAsk)));
 }
 
+/// Kubernetes lets a name be longer than a file's; such a pod may be known elsewhere.
+#[test]
+fn a_pod_whose_name_no_file_can_have_is_one_nobody_knows() {
+    let scratch = Scratch::new("long");
+    let longest = "a".repeat(250);
+    scratch.holds(&format!("{longest}.json"), &manifest(""));
+    assert_eq!(scratch.ask(&longest).unwrap().containers.len(), 1);
+    let fault = scratch.ask(&"a".repeat(251)).unwrap_err();
+    assert!(matches!(fault, FactsError::Unknown(_)), "{fault}");
+}
+
 #[test]
 fn f39_facts_of_another_pod_are_not_used() {
     let scratch = Scratch::new("another");

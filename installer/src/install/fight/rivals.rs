@@ -2,9 +2,9 @@
 //! became of it; and the setting that stops it.
 
 use super::Loss;
+use crate::image::OTHER_NAMES;
 use crate::install::conflist::ISTIO;
 use crate::install::seen::FileName;
-use crate::settings::OTHER_NAMES;
 
 /// Somebody else who writes into a node's directories.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

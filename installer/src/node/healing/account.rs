@@ -33,7 +33,7 @@ impl Healing<'_> {
         if self.following.good.choices.mode == Mode::Leave {
             self.posted.stage = Stage::Leaving;
         }
-        self.told.state("busy", ("warn", Some(busy.to_string())), json!({}));
+        self.told.state("busy", ("warn", Some(busy.to_string())), json!({ "hint": busy.hint() }));
         Next::Deaf(AGAIN)
     }
 

@@ -1,7 +1,7 @@
 //! What the loop knows of the node beside its directories: who else is there, and who will still ask.
 
 use crate::install::conflist::ISTIO;
-use crate::install::seen::{Hashes, Interest, Places, Sandboxes, look};
+use crate::install::seen::{Hashes, Interest, Places, look};
 use crate::install::wanted::TakeOver;
 use crate::node::incumbent::IstioAgent;
 use crate::node::stand_in::{ours, stand_in};
@@ -34,8 +34,7 @@ impl Observed {
             return;
         }
         (self.looked, self.program) = (Some(now), there);
-        let interest = Interest { sandboxes: Sandboxes::Asked, ..Interest::default() };
-        let seen = look(places, &interest, &mut Hashes::default());
+        let seen = look(places, &Interest::in_programs([]), &mut Hashes::default());
         self.stand_in = stand_in(&seen, ours(&places.programs));
     }
 }

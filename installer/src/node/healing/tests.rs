@@ -200,10 +200,13 @@ fn a_program_that_does_not_stay_is_placed_again_after_a_while_and_not_without_en
 #[test]
 fn f37_a_program_that_cannot_be_placed_is_tried_ever_more_seldom_and_the_chain_is_healed_meanwhile() {
     let ground = Ground::new("setback");
-    let (occupied, conf) = (ground.0.join("bin/gybe-cni"), ground.0.join("net.d/10.conflist"));
-    let primary = fs::read(&conf).unwrap();
-    fs::create_dir_all(occupied.join("not-empty")).unwrap();
+    let (image, conf) = (ground.0.join("image/gybe-cni"), ground.0.join("net.d/10.conflist"));
+    let (whole, primary) = (fs::read(&image).unwrap(), fs::read(&conf).unwrap());
+    fs::copy(&image, ground.0.join("bin/gybe-cni")).unwrap();
     posts(&ground, REST, |turn| {
+        // The one that serves is another's to write, so it is to be replaced; and the image is damaged.
+        fs::set_permissions(ground.0.join("bin/gybe-cni"), Permissions::from_mode(0o777)).unwrap();
+        fs::write(&image, "cut off").unwrap();
         let mut failures = 0;
         for n in 0..20 {
             // More would be a fight.
@@ -223,7 +226,10 @@ fn f37_a_program_that_cannot_be_placed_is_tried_ever_more_seldom_and_the_chain_i
         let failures = turn().counts.program_failures;
         ground.asks("install");
         assert_eq!(turn().counts.program_failures, failures + 1, "something else is wanted");
-        fs::remove_dir_all(&occupied).unwrap();
+        fs::write(&image, &whole).unwrap();
+        ground.asks("leave");
+        turn();
+        ground.asks("install");
         assert!(turn().missing.is_empty());
     });
 }
