@@ -31,7 +31,8 @@ use fight::{Fight, Matter};
 use pace::{Go, Pace, Tally, Went};
 use perform::{Busy, Failed, Performed, Turn, perform, works_without};
 use plan::{Plan, plan};
-use seen::{Hashes, Places, Snapshot, look};
+use seen::mounted::Mounts;
+use seen::{Hashes, Interest, Places, Snapshot, look};
 use setback::Setbacks;
 use wanted::Wanted;
 
@@ -39,6 +40,7 @@ use wanted::Wanted;
 #[derive(Debug)]
 pub struct Memory {
     hashes: Hashes,
+    mounts: Mounts,
     paces: Each<Pace>,
     /// What was undone the last time: a fight is over something, also while nothing has to be done.
     matters: Each<Matter>,
@@ -47,12 +49,18 @@ pub struct Memory {
 
 impl Default for Memory {
     fn default() -> Self {
-        let (hashes, setbacks) = (Hashes::default(), Setbacks::default());
-        Self { hashes, paces: Each::made(Pace::of), matters: Each::default(), setbacks }
+        let (hashes, mounts, matters, setbacks) = Default::default();
+        Self { hashes, mounts, paces: Each::made(Pace::of), matters, setbacks }
     }
 }
 
 impl Memory {
+    fn look(&mut self, places: &Places, interest: &Interest) -> Snapshot {
+        let mut seen = look(places, interest, &mut self.hashes);
+        self.mounts.judge(places, &mut seen);
+        seen
+    }
+
     /// Something else is wanted from now on: to write it undoes nobody's work, and is nobody's rewrite.
     pub fn wants_anew(&mut self) {
         self.setbacks.forget();
@@ -113,7 +121,7 @@ pub struct Pass {
 pub fn pass(places: &Places, wanted: &Wanted, memory: &mut Memory) -> Result<Pass, Busy> {
     let _turn = Turn::take(&places.programs)?;
     let interest = wanted.interest();
-    let seen = look(places, &interest, &mut memory.hashes);
+    let seen = memory.look(places, &interest);
     let whole = plan(&seen, wanted);
     let now = Instant::now();
     let fights = memory.judge(&seen, &whole, now);
@@ -136,7 +144,7 @@ pub fn pass(places: &Places, wanted: &Wanted, memory: &mut Memory) -> Result<Pas
         });
     }
     let performed = perform(&planned.changes, places);
-    let left = plan(&look(places, &interest, &mut memory.hashes), wanted);
+    let left = plan(&memory.look(places, &interest), wanted);
     memory.performed(&planned.changes, went(&performed), &left);
     memory.setbacks.tried(&planned.changes, &performed.failed, &places.programs);
     Ok(Pass { plan: planned, performed, left, fights, waiting, due: memory.setbacks.waiting(now).1 })
