@@ -16,8 +16,8 @@ const SOCKETS: [(&str, SockType); 2] = [(FACTS_SOCKET, SockType::Stream), (LOG_S
 /// Removes it; what could not be removed, and why. What is not there is no failure.
 #[must_use]
 pub fn forget_run_directory(directory: &Path, finished: bool) -> Vec<(PathBuf, io::Error)> {
-    let sockets = SOCKETS.iter().filter(|(name, kind)| !is_served(&directory.join(name), *kind));
-    let rest = sockets.map(|(name, _)| name).chain(&FILES).filter(|_| finished);
+    let silent = SOCKETS.iter().filter(|(name, kind)| !is_served(&directory.join(name), *kind));
+    let rest = silent.map(|(name, _)| name).chain(&FILES).filter(|_| finished);
     let names = TOKENS.iter().chain(rest);
     let removed = names.map(|name| directory.join(name)).map(|path| (fs::remove_file(&path), path));
     let failed = removed.filter_map(|(removed, path)| Some((path, removed.err()?)));

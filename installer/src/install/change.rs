@@ -195,8 +195,7 @@ impl Problem {
     /// Whether pods are not redirected, or we are not out, because of it.
     #[must_use]
     pub fn blocks(&self) -> bool {
-        let harmless = matches!(self, Self::Broken(_) | Self::UnseenDropIn(_) | Self::Alone { .. });
-        !harmless && !matches!(self, Self::IstioGone(_))
+        !matches!(self, Self::Broken(_) | Self::Alone { .. } | Self::UnseenDropIn(_) | Self::IstioGone(_))
     }
 
     /// In which directory it stands in the way.

@@ -178,21 +178,6 @@ fn f29_who_took_the_entry_out_a_moment_ago_does_not_matter() {
 }
 
 #[test]
-fn f32_the_sockets_of_an_agent_that_lives_stay_and_those_of_a_dead_one_go() {
-    let (node, _) = installed(&[("10-calico.conflist", LIST)], "");
-    let run = node.root.join("run/gybe");
-    let (facts, log) = (run.join("facts.sock"), run.join("log.sock"));
-    let alive = (UnixListener::bind(&facts).unwrap(), UnixDatagram::bind(&log).unwrap());
-    fs::write(run.join("probe.json"), "{}").unwrap();
-    node.uninstall("");
-    let finished = || node.minutes_later().uninstall("--json").json()["finished"] == true;
-    assert!(finished());
-    assert!(facts.exists() && log.exists() && !run.join("probe.json").exists());
-    drop(alive);
-    assert!(finished() && !run.exists());
-}
-
-#[test]
 fn f37_what_is_in_the_directories_of_another_kind_of_node_is_not_called_gone() {
     let (node, _) = installed(&[("10-calico.conflist", LIST)], "");
     // Whoever made it, it makes no OpenShift.
@@ -219,4 +204,19 @@ fn f37_what_is_in_the_directories_of_another_kind_of_node_is_not_called_gone() {
     let said =
         node.minutes_later().uninstall("--conf-dir ROOT/etc/cni/net.d --bin-dir ROOT/opt/cni/bin --json");
     assert_eq!(said.json()["finished"], true, "{said:?}");
+}
+
+#[test]
+fn f32_the_sockets_of_an_agent_that_lives_stay_and_those_of_a_dead_one_go() {
+    let (node, _) = installed(&[("10-calico.conflist", LIST)], "");
+    let run = node.root.join("run/gybe");
+    let (facts, log) = (run.join("facts.sock"), run.join("log.sock"));
+    let alive = (UnixListener::bind(&facts).unwrap(), UnixDatagram::bind(&log).unwrap());
+    fs::write(run.join("probe.json"), "{}").unwrap();
+    node.uninstall("");
+    let finished = || node.minutes_later().uninstall("--json").json()["finished"] == true;
+    assert!(finished());
+    assert!(facts.exists() && log.exists() && !run.join("probe.json").exists());
+    drop(alive);
+    assert!(finished() && !run.exists());
 }

@@ -197,31 +197,6 @@ fn a_program_that_does_not_stay_is_placed_again_after_a_while_and_not_without_en
 }
 
 #[test]
-fn whether_the_runtime_reads_a_drop_in_is_open_until_an_add_is_heard_that_only_it_can_have_led_to() {
-    let ground = Ground::new("drop-in");
-    fs::write(ground.0.join("config/shape"), "dropin").unwrap();
-    let pods = PodsFrom::new(&ground.0.join("pods"));
-    for (rest, is_seen) in [(Duration::ZERO, true), (REST, false)] {
-        let (bulletin, calls, journal) = <(Bulletin, Calls, Journal)>::default();
-        let around =
-            Around { pods: &pods, calls: &calls, bulletin: &bulletin, journal: &journal, label: None };
-        let mut healing = Healing::new(ground.keeping(rest), around);
-        let mut notes = || {
-            healing.turn(Instant::now());
-            let posted = bulletin.read();
-            assert!(posted.missing.is_empty(), "{:?}", posted.missing);
-            posted.notes
-        };
-        let open = "whether the runtime reads n/zz-gybe-cni.conf cannot be seen from here";
-        assert!(notes()[0].starts_with(open));
-        calls.heard(json!({ "verb": "DEL", "decision": "nothing" }).as_object().unwrap());
-        assert!(notes()[0].starts_with(open));
-        calls.heard(json!({ "verb": "ADD", "decision": "leave alone" }).as_object().unwrap());
-        assert_eq!(notes().is_empty(), is_seen);
-    }
-}
-
-#[test]
 fn f37_a_program_that_cannot_be_placed_is_tried_ever_more_seldom_and_the_chain_is_healed_meanwhile() {
     let ground = Ground::new("setback");
     let (image, conf) = (ground.0.join("image/gybe-cni"), ground.0.join("net.d/10.conflist"));
@@ -288,6 +263,31 @@ fn f29_who_leaves_as_the_agent_ends_waits_for_another_gybe_to_let_it() {
         drop(other);
     });
     assert!(!ground.is_in());
+}
+
+#[test]
+fn whether_the_runtime_reads_a_drop_in_is_open_until_an_add_is_heard_that_only_it_can_have_led_to() {
+    let ground = Ground::new("drop-in");
+    fs::write(ground.0.join("config/shape"), "dropin").unwrap();
+    let pods = PodsFrom::new(&ground.0.join("pods"));
+    for (rest, is_seen) in [(Duration::ZERO, true), (REST, false)] {
+        let (bulletin, calls, journal) = <(Bulletin, Calls, Journal)>::default();
+        let around =
+            Around { pods: &pods, calls: &calls, bulletin: &bulletin, journal: &journal, label: None };
+        let mut healing = Healing::new(ground.keeping(rest), around);
+        let mut notes = || {
+            healing.turn(Instant::now());
+            let posted = bulletin.read();
+            assert!(posted.missing.is_empty(), "{:?}", posted.missing);
+            posted.notes
+        };
+        let open = "whether the runtime reads n/zz-gybe-cni.conf cannot be seen from here";
+        assert!(notes()[0].starts_with(open));
+        calls.heard(json!({ "verb": "DEL", "decision": "nothing" }).as_object().unwrap());
+        assert!(notes()[0].starts_with(open));
+        calls.heard(json!({ "verb": "ADD", "decision": "leave alone" }).as_object().unwrap());
+        assert_eq!(notes().is_empty(), is_seen);
+    }
 }
 
 #[test]
