@@ -178,7 +178,7 @@ fn f29_who_took_the_entry_out_a_moment_ago_does_not_matter() {
 }
 
 #[test]
-fn f32_the_sockets_of_an_agent_that_lives_stay_and_those_of_a_dead_one_go() {
+fn f29_the_sockets_of_an_agent_that_lives_stay_and_those_of_a_dead_one_go() {
     let (node, _) = installed(&[("10-calico.conflist", LIST)], "");
     let run = node.root.join("run/gybe");
     let (facts, log) = (run.join("facts.sock"), run.join("log.sock"));
