@@ -42,9 +42,14 @@ impl Sockets {
         Ok(Self { facts: facts(path)?, log: log(path)?, path: path.to_owned() })
     }
 
+    /// Whether who speaks to either is heard.
+    pub(super) fn stand(&self) -> bool {
+        self.facts.stands() && self.log.stands()
+    }
+
     /// Makes anew what was taken away. Where that cannot be done, because the directory that is mounted
     /// here was deleted on the host, only another start helps.
-    pub(super) fn stand(&mut self, unserved: &Unserved, journal: &Journal) {
+    pub(super) fn keep(&mut self, unserved: &Unserved, journal: &Journal) {
         let made = self.anew();
         if let Ok(true) = made {
             journal.tell("warn", "gybe node: its sockets had been taken away; serving again", json!({}));

@@ -114,7 +114,8 @@ fn what_is_no_manifest_is_refused_and_never_waited_for() {
         ("empty", "of no use"),
     ] {
         let fault = scratch.ask(name).unwrap_err();
-        let cause = fault.source().unwrap().to_string();
+        let causes = std::iter::successors(fault.source(), |&cause| cause.source());
+        let cause: String = causes.map(|cause| format!(": {cause}")).collect();
         assert!(cause.contains(told) && cause.contains(name), "{name}: {cause}");
     }
 }

@@ -57,7 +57,10 @@ fn nobody_else_waits(pods: &Pods) {
 fn a_meshed_pod_is_decided_by_what_the_agent_knows() {
     let pods = Pods::new("agent-knows");
     agent(&pods, |mut call, question| {
-        let asked: Value = serde_json::from_str(&question).unwrap();
+        let mut asked: Value = serde_json::from_str(&question).unwrap();
+        // What is left of the entry's 400 ms.
+        let left = asked.as_object_mut().unwrap().remove("deadline_ms").unwrap();
+        assert!(left.as_u64().is_some_and(|left| (1..=400).contains(&left)), "{left}");
         assert_eq!(asked, json!({ "version": 1, "namespace": "shop", "name": "cart-0", "uid": "u1" }));
         let mut pod = meshed(&[]);
         pod["metadata"]["uid"] = "u1".into();
