@@ -207,7 +207,7 @@ fn f37_what_is_in_the_directories_of_another_kind_of_node_is_not_called_gone() {
 }
 
 #[test]
-fn f32_the_sockets_of_an_agent_that_lives_stay_and_those_of_a_dead_one_go() {
+fn f29_the_sockets_of_an_agent_that_lives_stay_and_those_of_a_dead_one_go() {
     let (node, _) = installed(&[("10-calico.conflist", LIST)], "");
     let run = node.root.join("run/gybe");
     let (facts, log) = (run.join("facts.sock"), run.join("log.sock"));

@@ -78,7 +78,7 @@ pub const CATALOGUE: [Fault; 51] = [
     fault(
         "F13",
         "the conf directory is removed, renamed, made anew, or a link leads elsewhere",
-        "the watch is set again where the path leads now",
+        "the watch is set again where the path leads now; where a mount holds another, health ends, for only a new start mounts it",
     ),
     fault(
         "F14",
