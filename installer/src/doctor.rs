@@ -5,6 +5,7 @@ mod agent;
 mod backend;
 mod chain;
 mod directories;
+mod drop_in;
 mod entry;
 mod leftovers;
 mod others;
@@ -123,6 +124,7 @@ pub fn examine(sight: &Sight) -> Vec<Finding> {
     let ours = Ours::find(&sight.snapshot.conf);
     let mut found = directories::examine(sight);
     found.extend(chain::examine(sight, &ours));
+    found.extend(drop_in::examine(sight, &ours));
     found.extend(others::examine(sight));
     found.extend(watching::examine(sight, &ours));
     // Without an entry and without programs there is nothing of ours to explain.

@@ -30,13 +30,15 @@ use fight::{Fight, Matter};
 use pace::{Go, Pace, Tally, Went};
 use perform::{Busy, PerformError, Performed, Turn, perform, works_without};
 use plan::{Plan, plan};
-use seen::{Hashes, Places, Snapshot, look};
+use seen::mounted::Mounts;
+use seen::{Hashes, Interest, Places, Snapshot, look};
 use wanted::Wanted;
 
 /// What an agent remembers from pass to pass. A fresh one is right too, and only slower.
 #[derive(Debug)]
 pub struct Memory {
     hashes: Hashes,
+    mounts: Mounts,
     paces: Each<Pace>,
     /// What was undone the last time: a fight is over something, also while nothing has to be done.
     matters: Each<Matter>,
@@ -44,11 +46,18 @@ pub struct Memory {
 
 impl Default for Memory {
     fn default() -> Self {
-        Self { hashes: Hashes::default(), paces: Each::made(Pace::of), matters: Each::default() }
+        let (hashes, mounts, matters) = Default::default();
+        Self { hashes, mounts, paces: Each::made(Pace::of), matters }
     }
 }
 
 impl Memory {
+    fn look(&mut self, places: &Places, interest: &Interest) -> Snapshot {
+        let mut seen = look(places, interest, &mut self.hashes);
+        self.mounts.judge(places, &mut seen);
+        seen
+    }
+
     /// Something else is wanted from now on: to write it undoes nobody's work, and is nobody's rewrite.
     pub fn wants_anew(&mut self) {
         for directory in Directory::BOTH {
@@ -104,7 +113,7 @@ pub struct Pass {
 pub fn pass(places: &Places, wanted: &Wanted, memory: &mut Memory) -> Result<Pass, Busy> {
     let _turn = Turn::take(&places.programs)?;
     let interest = wanted.interest();
-    let seen = look(places, &interest, &mut memory.hashes);
+    let seen = memory.look(places, &interest);
     let whole = plan(&seen, wanted);
     let fights = memory.judge(&seen, &whole, Instant::now());
     let planned = Plan { changes: due(&whole.changes, &fights, places), problems: whole.problems.clone() };
@@ -112,7 +121,7 @@ pub fn pass(places: &Places, wanted: &Wanted, memory: &mut Memory) -> Result<Pas
         return Ok(Pass { left: whole, plan: planned, performed: Performed::default(), fights });
     }
     let performed = perform(&planned.changes, places);
-    let left = plan(&look(places, &interest, &mut memory.hashes), wanted);
+    let left = plan(&memory.look(places, &interest), wanted);
     memory.performed(&planned.changes, went(&performed), &left);
     Ok(Pass { plan: planned, performed, left, fights })
 }

@@ -7,7 +7,7 @@
 
 use crate::backend::BackendKind;
 use crate::policy::{Dns, Families, Mode, RedirectPolicy};
-use crate::probe::{Capabilities, Finding, Findings, Profile, Table};
+use crate::probe::{Capabilities, Finding, Findings, Profile, Table, is_not_loaded};
 use std::fmt;
 
 /// What the operator wants.
@@ -92,7 +92,10 @@ impl fmt::Display for Override {
 
 /// The backend that must be tried out before anything can be chosen; none when enough is known.
 pub fn next(known: &Capabilities, wish: Override) -> Option<BackendKind> {
-    let tried = |kind: &BackendKind| known.backends.get(*kind);
+    // Who names a backend wants its part of the kernel loaded, as the first pod does it.
+    let is_named = matches!(wish, Override::Only(_));
+    let is_enough = |findings: &&Findings| !(is_named && is_not_loaded(findings));
+    let tried = |kind: &BackendKind| known.backends.get(*kind).filter(is_enough);
     let settled = wish.order().iter().filter_map(tried).any(suffices);
     if settled { None } else { wish.order().iter().copied().find(|kind| tried(kind).is_none()) }
 }
@@ -172,10 +175,7 @@ fn hint(known: &Capabilities, wish: Override) -> Option<String> {
         return Some(format!("{other} works on this node: set backend to {other} or to auto"));
     }
     let findings = wish.order().iter().filter_map(|kind| known.backends.get(*kind));
-    let mut hints = findings.flat_map(Table::values).filter_map(|finding| match finding {
-        Finding::Refused(refusal) => refusal.hint.clone(),
-        _ => None,
-    });
+    let mut hints = findings.flat_map(Table::values).filter_map(Finding::hint);
     hints.next().or_else(|| Some("gybe probe --fresh says what was tried".to_owned()))
 }
 

@@ -38,6 +38,16 @@ impl Tool {
         }
     }
 
+    /// The same for who only asks: a word is good where it is known to work.
+    pub(crate) fn known(conf: &PluginConf) -> Result<Self, PluginError> {
+        let wish = conf.backend.wish();
+        if let Override::Only(kind) = wish {
+            // Programs that are not there say more than what was found out with them.
+            find(kind)?;
+        }
+        Self::chosen(conf, wish)
+    }
+
     /// The one that is known to work here. Its programs were there when it was tried out: where they have
     /// gone since, what is known is wrong.
     fn chosen(conf: &PluginConf, wish: Override) -> Result<Self, PluginError> {

@@ -19,7 +19,7 @@ use nix::sys::stat::Mode;
 pub use error::PerformError;
 pub use trial::{TrialError, run as try_program};
 
-use super::change::{Change, Over};
+use super::change::Change;
 use super::directory::Directory;
 use super::seen::Places;
 use file::Folder;
@@ -34,7 +34,8 @@ pub struct Performed {
 }
 
 /// Takes the steps in their order, up to the first that fails. Only a program that could not replace
-/// one that serves stops nothing: the chain matters more than the newest version.
+/// one that works stops nothing: the chain matters more than the newest version, and a chain that
+/// names a program which does not run refuses every pod.
 #[must_use]
 pub fn perform(changes: &[Change], places: &Places) -> Performed {
     let mut performed = Performed::default();
@@ -43,7 +44,7 @@ pub fn perform(changes: &[Change], places: &Places) -> Performed {
             Ok(()) => performed.done += 1,
             Err(why) => {
                 performed.failed.push(why);
-                if !matches!(change, Change::Place { over: Over::Another, .. }) {
+                if !works_without(change, places) {
                     break;
                 }
             }
@@ -54,14 +55,14 @@ pub fn perform(changes: &[Change], places: &Places) -> Performed {
 
 /// Whether what stands in a program's place, of whatever version, runs here.
 pub(super) fn works_without(change: &Change, places: &Places) -> bool {
-    let Change::Place { program, .. } = change else { return false };
+    let Change::Place { program } = change else { return false };
     try_program(&places.programs.join(program.name.as_os_str()), program.trial).is_ok()
 }
 
 fn step(change: &Change, places: &Places) -> Result<(), PerformError> {
     let conf = || Folder::open(&places.conf);
     match change {
-        Change::Place { program, .. } => programs::place(&Folder::open(&places.programs)?, program),
+        Change::Place { program } => programs::place(&Folder::open(&places.programs)?, program),
         Change::Unplace(name) => Folder::open(&places.programs)?.unlink(name.as_os_str()),
         Change::Write { file, bytes, access, instead_of } => {
             conf::write(&conf()?, file, (bytes, *access), instead_of.as_deref())

@@ -8,6 +8,7 @@ use super::daemonset::DaemonSet;
 use super::healing::{Around, Healing, Keeping};
 use super::label::{Home, Label};
 use super::page::Page;
+use super::sockets::Unserved;
 use super::view::View;
 use super::{Journal, NodeError, health, http, metrics};
 use crate::kube::Fate;
@@ -23,6 +24,7 @@ use tokio::sync::oneshot;
 pub(super) struct Beside<'a> {
     pub(super) pods: &'a Asked<'a>,
     pub(super) calls: &'a Calls,
+    pub(super) unserved: &'a Unserved,
     pub(super) journal: &'a Journal,
     pub(super) home: Option<Home>,
 }
@@ -37,11 +39,12 @@ impl Beside<'_> {
         let wait = |what| move |why: std::io::Error| NodeError::Wait { what, source: super::errno(&why) };
         let (stop, running) = pipe().map_err(wait("the end"))?;
         let (bulletin, label) = (Bulletin::default(), Label::default());
-        let ground = keeping.settings.1.ground.clone();
+        let ground = keeping.settings.ground().clone();
         let set = DaemonSet::new(self.home.as_ref(), &ground.namespace);
         let (end_http, http_ends) = oneshot::channel();
         let around = Around {
             pods: self.pods,
+            calls: self.calls,
             journal: self.journal,
             bulletin: &bulletin,
             label: self.home.as_ref().map(|_| &label),
@@ -70,7 +73,8 @@ impl Beside<'_> {
     }
 
     fn http(&self, ground: &Ground, bulletin: &Bulletin, ends: oneshot::Receiver<()>) {
-        let view = View { bulletin, pods: self.pods, calls: self.calls, started: Instant::now() };
+        let (pods, calls, unserved) = (self.pods, self.calls, self.unserved);
+        let view = View { bulletin, pods, calls, unserved, started: Instant::now() };
         let health = |path: &str| health::page(path, &view.look()).unwrap_or_else(Page::unknown);
         let numbers = |path: &str| match path {
             "/metrics" => Page::metrics(metrics::text(&view.look())),

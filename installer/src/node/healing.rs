@@ -14,6 +14,7 @@ mod told;
 pub use leaving::REST;
 
 use super::bulletin::{Bulletin, Posted};
+use super::calls::Calls;
 use super::incumbent::IstioAgent;
 use super::label::Label;
 use super::{ISTIOD, Journal, Pods};
@@ -23,9 +24,10 @@ use crate::install::wanted::{TakeOver, Wanted};
 use crate::install::watch::{Watch, WatchMode, Woken};
 use crate::install::{Memory, pass};
 use crate::layers::chain;
-use crate::settings::{Given, Mode, OnNode, Settings};
+use crate::settings::{Mode, OnNode, Settings};
 use backend::Backend;
-use following::Following;
+use following::Chosen;
+pub use following::{Following, NoSettings};
 use gybe_plugin::probe_cache::ProbeCache;
 use leaving::Leaving;
 use observed::{Observed, take_over};
@@ -44,8 +46,8 @@ const AGAIN: Duration = Duration::from_secs(1);
 /// What it takes to keep a node.
 #[derive(Debug)]
 pub struct Keeping {
-    /// The settings, and what they were read from.
-    pub settings: (Given, Settings),
+    /// What an operator wants, now and later.
+    pub settings: Following,
     /// The programs to be placed.
     pub image: Image,
     /// Where the probe keeps what it finds out.
@@ -61,6 +63,7 @@ pub(crate) struct Healing<'a> {
     watch: Watch,
     memory: Memory,
     wanted: Option<Wanted>,
+    wanted_since: Instant,
     /// Since when it is undone.
     undone: Each<Option<Instant>>,
     observed: Observed,
@@ -75,6 +78,7 @@ pub(crate) struct Healing<'a> {
 #[derive(Clone, Copy)]
 pub(crate) struct Around<'a> {
     pub(crate) pods: &'a dyn Pods,
+    pub(crate) calls: &'a Calls,
     pub(crate) bulletin: &'a Bulletin,
     pub(crate) journal: &'a Journal,
     /// None where there is no cluster.
@@ -84,16 +88,17 @@ pub(crate) struct Around<'a> {
 impl<'a> Healing<'a> {
     /// Watches from here on; nothing is done before `run`.
     pub(crate) fn new(keeping: Keeping, around: Around<'a>) -> Self {
-        let (given, settings) = keeping.settings;
+        let settings = &keeping.settings.good;
         for note in &settings.notes {
             around.journal.tell("warn", "gybe node: a setting", json!({ "note": note }));
         }
         Self {
-            watch: Watch::new(watched(&settings)),
-            following: Following::new(given, settings),
+            watch: Watch::new(watched(settings)),
+            following: keeping.settings,
             image: keeping.image,
             memory: Memory::default(),
             wanted: None,
+            wanted_since: Instant::now(),
             undone: Each::default(),
             observed: Observed::default(),
             backend: Backend::new(keeping.probe),
@@ -132,7 +137,10 @@ impl<'a> Healing<'a> {
         self.following.follow(&mut self.told);
         self.posted.settings.clone_from(&self.following.fault);
         self.posted.is_told = self.watch.mode() == WatchMode::Told;
-        let next = self.keep(woken);
+        let next = match self.following.chosen {
+            Chosen::Yes => self.keep(woken),
+            Chosen::NotYet => self.waits_for_choices(),
+        };
         let now = Instant::now();
         self.posted.counts.turns += 1;
         self.posted.turned = Some(now);
@@ -153,6 +161,7 @@ impl<'a> Healing<'a> {
         let is_new = self.wanted.as_ref() != Some(&wanted);
         if is_new {
             self.memory.wants_anew();
+            self.wanted_since = Instant::now();
         }
         let places = &self.following.good.ground.places;
         let next = match pass(places, &wanted, &mut self.memory) {

@@ -87,6 +87,25 @@ fn f30_a_new_version_replaces_what_is_there_and_an_old_one_puts_it_back() {
 }
 
 #[test]
+fn f14_an_agent_whose_socket_cannot_stand_is_neither_ready_nor_healthy() {
+    let node = Node::new("unserved");
+    node.puts(FILE, PRIMARY);
+    let mut agent = installed(&node);
+    let socket = node.root.join("run/facts.sock");
+    // In one step, or the agent is faster.
+    fs::write(node.root.join("run/theirs"), "precious").unwrap();
+    fs::rename(node.root.join("run/theirs"), &socket).unwrap();
+    eventually("an end of its health", || agent.get("/healthz").0 == 503);
+    let (status, text) = agent.get("/readyz");
+    let why = format!("cannot serve at {}: there is something that is no socket", socket.display());
+    assert!(status == 503 && text.contains(&why), "{status} {text}");
+    agent.tells("nobody can ask the agent");
+    fs::remove_file(&socket).unwrap();
+    eventually("peace", || agent.is_ready() && agent.get("/healthz").0 == 200);
+    assert!(std::os::unix::net::UnixStream::connect(socket).is_ok());
+}
+
+#[test]
 fn two_agents_at_once_do_no_harm() {
     let node = Node::new("two");
     node.puts(FILE, PRIMARY);

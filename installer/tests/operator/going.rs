@@ -2,6 +2,7 @@
 
 use crate::node::{LIST, Node, SINGLE, plugin};
 use std::fs;
+use std::os::unix::net::{UnixDatagram, UnixListener};
 
 /// In, in that shape, and the node before that.
 fn installed(files: &[(&str, &str)], words: &str) -> (Node, std::collections::BTreeMap<String, Vec<u8>>) {
@@ -72,7 +73,7 @@ fn f32_every_shape_and_name_it_may_have_been_given_is_found_again() {
         (&[("10-calico.conflist", LIST)], "--shape standalone --conf-name 99-mesh.conf"),
         (&[("10-db.conf", SINGLE)], ""),
         (&[("10-db.json", SINGLE)], ""),
-        (&[("odd.file", LIST), ("20-b.conf", SINGLE)], "--conf-name odd.file"),
+        (&[("odd.file", LIST)], "--conf-name odd.file"),
         (&[("10-a.conf", SINGLE), ("10-a.conflist", LIST)], ""),
     ] {
         let (node, before) = installed(files, words);
@@ -174,4 +175,19 @@ fn f29_who_took_the_entry_out_a_moment_ago_does_not_matter() {
     node.uninstall("");
     assert_eq!(node.programs(), ["gybe", "gybe-cni"]);
     assert_eq!(node.minutes_later().uninstall("--json").json()["finished"], true);
+}
+
+#[test]
+fn f32_the_sockets_of_an_agent_that_lives_stay_and_those_of_a_dead_one_go() {
+    let (node, _) = installed(&[("10-calico.conflist", LIST)], "");
+    let run = node.root.join("run/gybe");
+    let (facts, log) = (run.join("facts.sock"), run.join("log.sock"));
+    let alive = (UnixListener::bind(&facts).unwrap(), UnixDatagram::bind(&log).unwrap());
+    fs::write(run.join("probe.json"), "{}").unwrap();
+    node.uninstall("");
+    let finished = || node.minutes_later().uninstall("--json").json()["finished"] == true;
+    assert!(finished());
+    assert!(facts.exists() && log.exists() && !run.join("probe.json").exists());
+    drop(alive);
+    assert!(finished() && !run.exists());
 }

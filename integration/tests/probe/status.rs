@@ -1,11 +1,12 @@
-//! STATUS: would an ADD work here, and at which cost.
+//! STATUS: would an ADD work here, whatever the operator's word is, and at which cost.
 
-use crate::{attempted, change, gybe, later, refused};
+use crate::{attempted, change, gybe, kept, later, refused};
 use gybe_integration::add::{Call, Place, pod};
 use gybe_integration::complaint::Complaint;
 use gybe_integration::programs::Run;
 use gybe_netfilter::probe::Profile;
-use serde_json::Value;
+use serde_json::{Value, json};
+use std::fs;
 
 const NFT: &str = "/usr/sbin/xtables-nft-multi";
 const LEGACY: &str = "/usr/sbin/xtables-legacy-multi";
@@ -24,6 +25,59 @@ fn told(ran: &Run) -> (Option<i32>, Value) {
 fn all(place: &Place, backend: &str, finding: &Value) -> Result<(), Complaint> {
     let findings = Profile::ALL.map(|profile| (profile.name().to_owned(), finding.clone()));
     change(place, &format!("/backends/{backend}"), Value::Object(findings.into_iter().collect()))
+}
+
+#[test]
+fn f28_a_named_backend_whose_programs_do_not_work_is_told_before_a_pod_fails() -> Result<(), Complaint> {
+    let (place, pod) = (Place::new("status-named")?, pod()?);
+    let call = Call::add(&pod, &place)?;
+    let broken = in_place_of(&[NFT, LEGACY], "/bin/false");
+    for word in ["iptables-nft", "iptables-legacy", "iptables"] {
+        let (code, said) = told(&call.clone().of("STATUS").by(word).make(&place, &broken)?);
+        assert_eq!((code, &said["code"]), (Some(1), &json!(50)), "{word}: {said:#}");
+        let msg = said["msg"].as_str().unwrap_or_default();
+        let begins =
+            format!("gybe-cni cmdStatus GYBE-STATUS-027: no backend works on this node for {word}: ");
+        assert!(msg.starts_with(&begins), "{msg}");
+    }
+    // Once they do it is as good as before: at the latest when what failed is asked again.
+    later(&place)?;
+    for word in ["iptables-nft", "iptables-legacy", "iptables", "nft"] {
+        let (attempts, ran) = attempted(&place, &call.clone().of("STATUS").by(word))?;
+        assert_eq!((ran.code, ran.out.as_str()), (Some(0), ""), "{word}: {ran:#?}");
+        assert_eq!(attempts, if word == "iptables" { 0 } else { 5 }, "{word}");
+        let (attempts, ran) = attempted(&place, &call.clone().of("STATUS").by(word))?;
+        assert_eq!((ran.code, attempts), (Some(0), 0), "{word}: once it is known it is read");
+    }
+    Ok(())
+}
+
+/// ADD takes the word, also against what is known: the operator may know better.
+#[test]
+fn an_add_takes_the_word_that_status_doubts() -> Result<(), Complaint> {
+    let (place, pod) = (Place::new("status-word")?, pod()?);
+    gybe(&place, "probe", "")?;
+    all(&place, "nft", &refused("no NAT"))?;
+    let call = Call::add(&pod, &place)?.by("nft");
+    let (_, said) = told(&call.clone().of("STATUS").make(&place, "")?);
+    assert_eq!(said["details"], "iptables-nft works on this node: set backend to iptables-nft or to auto");
+    let (attempts, ran) = attempted(&place, &call)?;
+    assert_eq!((ran.code, attempts), (Some(0), 0), "{ran:#?}");
+    Ok(())
+}
+
+/// For being asked by the probe `ip_tables` is not loaded; the first pod of a node that names it loads it.
+#[test]
+fn f28_a_named_iptables_legacy_that_is_not_loaded_yet_is_tried_out() -> Result<(), Complaint> {
+    let (place, pod) = (Place::new("status-unloaded")?, pod()?);
+    gybe(&place, "probe", "")?;
+    all(&place, "iptables-legacy", &json!({ "finding": "not loaded" }))?;
+    let call = Call::add(&pod, &place)?.of("STATUS").by("iptables-legacy");
+    let (attempts, ran) = attempted(&place, &call)?;
+    assert_eq!((ran.code, ran.out.as_str(), attempts), (Some(0), "", 5), "{ran:#?}");
+    let known: Value = serde_json::from_str(&fs::read_to_string(kept(&place))?)?;
+    assert_eq!(known["backends"]["iptables-legacy"]["v4"]["finding"], "works", "{known:#}");
+    Ok(())
 }
 
 #[test]

@@ -22,12 +22,7 @@ use crate::install::loads::Form;
 const MOST: usize = 65_536;
 
 pub(super) fn conf_directory(path: &Path, also: &BTreeSet<FileName>) -> ConfDirectory {
-    let nothing = |standing| ConfDirectory {
-        standing,
-        files: BTreeMap::new(),
-        networks: BTreeMap::new(),
-        litter: false,
-    };
+    let nothing = ConfDirectory::not_there;
     let (fd, entries) = match open_directory(path).and_then(|(fd, standing)| Ok((list(&fd)?, fd, standing))) {
         Ok((_, _, standing)) if standing != Standing::There => return nothing(standing),
         Ok((entries, fd, _)) => (fd, entries),

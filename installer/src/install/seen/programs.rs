@@ -1,6 +1,6 @@
 //! Programs known by what they are, not by their names: hash, mode and owner.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap};
 use std::ffi::OsStr;
 use std::fmt;
 use std::fs::File;
@@ -96,7 +96,7 @@ impl Hashes {
 }
 
 pub(super) fn look(path: &Path, names: &BTreeSet<FileName>, hashes: &mut Hashes) -> ProgramDirectory {
-    let nothing = |standing| ProgramDirectory { standing, files: BTreeMap::new(), litter: false };
+    let nothing = ProgramDirectory::not_there;
     match open_directory(path) {
         Ok((fd, Standing::There)) => ProgramDirectory {
             standing: Standing::There,

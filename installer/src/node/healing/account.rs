@@ -17,7 +17,8 @@ impl Healing<'_> {
         self.posted.missing = missing(pass);
         let mut problems = pass.left.problems.iter();
         self.posted.cut_off = problems.find(|it| matches!(it, Problem::Deleted(_))).map(ToString::to_string);
-        let notes = pass.left.problems.iter().filter(|problem| !problem.blocks());
+        let open = |problem: &&Problem| !problem.blocks() && !self.is_seen(problem);
+        let notes = pass.left.problems.iter().filter(open);
         let of_settings = self.following.good.notes.iter().cloned();
         self.posted.notes = notes.map(ToString::to_string).chain(of_settings).collect();
         let healed = self.healed(woken);
@@ -25,6 +26,13 @@ impl Healing<'_> {
         self.tell(pass, healed);
         self.stage(pass);
         self.next(pass)
+    }
+
+    /// A runtime that calls us reads the drop-in, for by then no sandbox is on its way that was begun
+    /// under another conf.
+    fn is_seen(&self, problem: &Problem) -> bool {
+        let calls = || self.around.calls.added_after(self.wanted_since + self.leaving.rest);
+        matches!(problem, Problem::UnseenDropIn(_)) && calls()
     }
 
     /// Nothing could be looked at, so what was known before holds no more.
@@ -35,6 +43,12 @@ impl Healing<'_> {
         }
         self.told.state("busy", ("warn", Some(busy.to_string())), json!({ "hint": busy.hint() }));
         Next::Deaf(AGAIN)
+    }
+
+    /// Nobody has said what is wanted, and nothing is done by what nobody said.
+    pub(super) fn waits_for_choices(&mut self) -> Next {
+        self.posted.missing = vec!["the node stays as it is until the ConfigMap can be followed".to_owned()];
+        Next::Wakes(EVERY)
     }
 
     /// How long what this pass put back was undone.
@@ -135,16 +149,7 @@ fn failed(pass: &Pass) -> bool {
 /// wants that name as much as we do. Our own write wakes us, and would without end.
 fn is_in_vain(pass: &Pass) -> bool {
     let mut placed = pass.plan.changes.iter().filter(|change| matches!(change, Change::Place { .. }));
-    pass.performed.done > 0 && placed.any(|change| is_left(change, pass))
-}
-
-/// What serves under a program's name by now makes no difference.
-fn is_left(change: &Change, pass: &Pass) -> bool {
-    let name = |change: &Change| match change {
-        Change::Place { program, .. } => Some(program.name.clone()),
-        _ => None,
-    };
-    pass.left.changes.iter().any(|left| name(left) == name(change))
+    pass.performed.done > 0 && placed.any(|change| pass.left.changes.contains(change))
 }
 
 /// In sentences; empty when the node is as wanted.

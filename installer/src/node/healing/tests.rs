@@ -44,10 +44,9 @@ impl Ground {
         ]
         .map(|(name, value)| (name.to_owned(), value))
         .into();
-        let given = Given::gather(environment).unwrap();
-        let settings = Settings::read(&given).unwrap();
+        let settings = Following::start(environment).unwrap();
         let image = Image::look(&self.0.join("image")).unwrap();
-        Keeping { settings: (given, settings), image, probe: ProbeCache::at(&self.0), rest }
+        Keeping { settings, image, probe: ProbeCache::at(&self.0), rest }
     }
 
     fn asks(&self, mode: &str) {
@@ -77,8 +76,8 @@ fn turns(ground: &Ground, rest: Duration, work: impl FnOnce(&mut dyn FnMut() -> 
 /// The same, for who reads all that is posted.
 fn posts(ground: &Ground, rest: Duration, work: impl FnOnce(&mut dyn FnMut() -> Posted)) {
     let pods = PodsFrom::new(&ground.0.join("pods"));
-    let (bulletin, journal) = (Bulletin::default(), Journal::default());
-    let around = Around { pods: &pods, bulletin: &bulletin, journal: &journal, label: None };
+    let (bulletin, calls, journal) = Default::default();
+    let around = Around { pods: &pods, calls: &calls, bulletin: &bulletin, journal: &journal, label: None };
     let mut healing = Healing::new(ground.keeping(rest), around);
     work(&mut || {
         healing.turn(Instant::now());
@@ -179,8 +178,8 @@ fn the_kubeconfig_goes_only_after_the_conf_is_as_wanted() {
 fn a_program_that_does_not_stay_is_placed_again_after_a_while_and_not_without_end() {
     let ground = Ground::new("in-vain");
     let pods = PodsFrom::new(&ground.0.join("pods"));
-    let (bulletin, journal) = (Bulletin::default(), Journal::default());
-    let around = Around { pods: &pods, bulletin: &bulletin, journal: &journal, label: None };
+    let (bulletin, calls, journal) = Default::default();
+    let around = Around { pods: &pods, calls: &calls, bulletin: &bulletin, journal: &journal, label: None };
     let mut healing = Healing::new(ground.keeping(REST), around);
     let (wanted, now) = (healing.wanted().unwrap(), Instant::now());
     let places = healing.following.good.ground.places.clone();
@@ -194,6 +193,31 @@ fn a_program_that_does_not_stay_is_placed_again_after_a_while_and_not_without_en
 }
 
 #[test]
+fn whether_the_runtime_reads_a_drop_in_is_open_until_an_add_is_heard_that_only_it_can_have_led_to() {
+    let ground = Ground::new("drop-in");
+    fs::write(ground.0.join("config/shape"), "dropin").unwrap();
+    let pods = PodsFrom::new(&ground.0.join("pods"));
+    for (rest, is_seen) in [(Duration::ZERO, true), (REST, false)] {
+        let (bulletin, calls, journal) = <(Bulletin, Calls, Journal)>::default();
+        let around =
+            Around { pods: &pods, calls: &calls, bulletin: &bulletin, journal: &journal, label: None };
+        let mut healing = Healing::new(ground.keeping(rest), around);
+        let mut notes = || {
+            healing.turn(Instant::now());
+            let posted = bulletin.read();
+            assert!(posted.missing.is_empty(), "{:?}", posted.missing);
+            posted.notes
+        };
+        let open = "whether the runtime reads n/zz-gybe-cni.conf cannot be seen from here";
+        assert!(notes()[0].starts_with(open));
+        calls.heard(json!({ "verb": "DEL", "decision": "nothing" }).as_object().unwrap());
+        assert!(notes()[0].starts_with(open));
+        calls.heard(json!({ "verb": "ADD", "decision": "leave alone" }).as_object().unwrap());
+        assert_eq!(notes().is_empty(), is_seen);
+    }
+}
+
+#[test]
 fn istiod_in_a_namespace_that_is_not_left_alone_is_told_on_its_node() {
     let ground = Ground::new("istiod");
     let (pods, keeping) = (PodsFrom::new(&ground.0.join("pods")), ground.keeping(REST));
@@ -204,9 +228,9 @@ fn istiod_in_a_namespace_that_is_not_left_alone_is_told_on_its_node() {
             json!({ "apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": { "containers": [] } });
         fs::write(ground.0.join("pods/istiod.json"), pod.to_string()).unwrap();
     };
-    assert_eq!(meshed(&keeping.settings.1), None);
+    assert_eq!(meshed(&keeping.settings.good), None);
     place("istio-system");
-    assert_eq!(meshed(&keeping.settings.1), None);
+    assert_eq!(meshed(&keeping.settings.good), None);
     place("mesh-control");
-    assert!(meshed(&keeping.settings.1).is_some_and(|told| told.contains("mesh-control")));
+    assert!(meshed(&keeping.settings.good).is_some_and(|told| told.contains("mesh-control")));
 }
