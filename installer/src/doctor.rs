@@ -13,6 +13,7 @@ mod programs;
 pub mod sight;
 mod watching;
 
+use crate::install::seen::ConfDirectory;
 use chain::Ours;
 use serde_json::{Value, json};
 use sight::Sight;
@@ -139,6 +140,11 @@ pub fn examine(sight: &Sight) -> Vec<Finding> {
     }
     found.sort_by_key(|finding| finding.about);
     found
+}
+
+/// Whether a conf directory has an entry of ours, in whatever shape.
+pub(crate) fn is_named(conf: &ConfDirectory) -> bool {
+    Ours::find(conf).is_anywhere()
 }
 
 /// Whether nothing is wrong.

@@ -26,6 +26,7 @@ pub(crate) mod stand_in;
 mod token;
 mod view;
 
+pub(crate) use credentials::KUBECONFIG_NEW;
 pub use healing::{Following, Keeping, NoSettings, REST};
 pub(crate) use journal::Journal;
 pub use label::Home;
@@ -33,6 +34,7 @@ pub use place::PlaceError;
 pub(crate) use place::{Place, is_served};
 pub use pods_from::PodsFrom;
 
+use crate::errno::errno;
 use crate::facts_socket::Ended;
 use asked::Asked;
 use beside::Beside;
@@ -183,8 +185,4 @@ fn answer_and_tell(
         let told = telling.join().unwrap_or(Err(Errno::EIO)).map_err(wait("log lines"));
         told.and(served)
     })
-}
-
-fn errno(fault: &std::io::Error) -> Errno {
-    fault.raw_os_error().map_or(Errno::EIO, Errno::from_raw)
 }

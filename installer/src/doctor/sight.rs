@@ -12,6 +12,7 @@ pub use sockets::{AgentSeen, LogSocketSeen};
 
 use super::chain::Ours;
 use super::entry;
+use crate::errno::errno;
 use crate::image::every_name;
 use crate::install::perform::{TrialError, try_program};
 use crate::install::seen::{Hash, Hashes, Interest, Places, Snapshot, look};
@@ -129,7 +130,7 @@ fn is_another(one: &Path, other: &Path) -> bool {
 fn unreadable(conf: &PluginConf) -> Option<(PathBuf, Errno)> {
     let path = conf.facts.kubeconfig.as_ref()?;
     let why = fs::File::open(path).err()?;
-    Some((path.clone(), Errno::from_raw(why.raw_os_error().unwrap_or_default())))
+    Some((path.clone(), errno(&why)))
 }
 
 fn found(run: &Path) -> Option<Found> {

@@ -130,6 +130,22 @@ pub enum Problem {
     /// Somebody else's broken file.
     #[error(transparent)]
     Broken(Broken),
+    /// A runtime reads it, whatever its size, and would take it (Go's `os.ReadFile` has no limit).
+    #[error("{file} is {length} bytes long, too many to be read here, and the runtime may take it")]
+    TooLarge {
+        /// Which.
+        file: FileName,
+        /// Bytes.
+        length: u64,
+    },
+    /// Of the primary's plugins none is where ours are.
+    #[error("of the plugins of {file} ({}) none is in the program directory", .plugins.join(", "))]
+    Alone {
+        /// The primary's file.
+        file: FileName,
+        /// Its plugins.
+        plugins: Vec<String>,
+    },
     /// The pinned file is not the one the runtime takes: its pods never meet us.
     #[error("the runtime takes {by}, not {file}")]
     Preempted {
@@ -179,7 +195,8 @@ impl Problem {
     /// Whether pods are not redirected, or we are not out, because of it.
     #[must_use]
     pub fn blocks(&self) -> bool {
-        !matches!(self, Self::Broken(_) | Self::UnseenDropIn(_) | Self::IstioGone(_))
+        let harmless = matches!(self, Self::Broken(_) | Self::UnseenDropIn(_) | Self::Alone { .. });
+        !harmless && !matches!(self, Self::IstioGone(_))
     }
 
     /// In which directory it stands in the way.
@@ -209,6 +226,13 @@ impl Problem {
             }
             Self::Broken(_) => {
                 "containerd loads nothing while it is there; remove it, or let its owner write it again"
+            }
+            Self::TooLarge { .. } => {
+                "conf files have some kilobytes: remove it, or let its owner write it again"
+            }
+            Self::Alone { .. } => {
+                "let the DaemonSet's mount cni-bin, or --bin-dir, be where the container runtime looks for \
+                 plugins; nothing is wrong where it looks in several directories, and this is one of them"
             }
             Self::Preempted { .. } => {
                 "unset CNI_CONF_NAME (conf_name), to follow the runtime's choice, or let it name that file"

@@ -30,7 +30,24 @@ pub struct Performed {
     /// Steps taken.
     pub done: usize,
     /// What failed; all but the last stopped nothing.
-    pub failed: Vec<PerformError>,
+    pub failed: Vec<Failed>,
+}
+
+/// A step that failed, and why.
+#[derive(Debug, Clone)]
+pub struct Failed {
+    /// The step.
+    pub change: Change,
+    /// Why.
+    pub why: PerformError,
+}
+
+impl Failed {
+    /// Whether somebody else was faster, and nothing was refused.
+    #[must_use]
+    pub fn is_overtaken(&self) -> bool {
+        matches!(self.why, PerformError::Overtaken { .. })
+    }
 }
 
 /// Takes the steps in their order, up to the first that fails. Only a program that could not replace
@@ -43,7 +60,7 @@ pub fn perform(changes: &[Change], places: &Places) -> Performed {
         match step(change, places) {
             Ok(()) => performed.done += 1,
             Err(why) => {
-                performed.failed.push(why);
+                performed.failed.push(Failed { change: change.clone(), why });
                 if !works_without(change, places) {
                     break;
                 }

@@ -116,6 +116,8 @@ impl ConfDirectory {
 pub struct ProgramDirectory {
     /// Whether it is there.
     pub standing: Standing,
+    /// The names of all that is there.
+    pub names: BTreeSet<FileName>,
     /// The programs asked for, if there.
     pub files: BTreeMap<FileName, SeenProgram>,
     /// Whether a dead run left its temporary file.
@@ -124,7 +126,7 @@ pub struct ProgramDirectory {
 
 impl ProgramDirectory {
     fn not_there(standing: Standing) -> Self {
-        Self { standing, files: BTreeMap::new(), litter: false }
+        Self { standing, names: BTreeSet::new(), files: BTreeMap::new(), litter: false }
     }
 }
 

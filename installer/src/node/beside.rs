@@ -11,6 +11,7 @@ use super::page::Page;
 use super::sockets::Unserved;
 use super::view::View;
 use super::{Journal, NodeError, health, http, metrics};
+use crate::errno::errno;
 use crate::kube::Fate;
 use crate::settings::Ground;
 use serde_json::json;
@@ -36,7 +37,7 @@ impl Beside<'_> {
         keeping: Keeping,
         serving: impl FnOnce() -> Result<(), NodeError>,
     ) -> Result<(), NodeError> {
-        let wait = |what| move |why: std::io::Error| NodeError::Wait { what, source: super::errno(&why) };
+        let wait = |what| move |why: std::io::Error| NodeError::Wait { what, source: errno(&why) };
         let (stop, running) = pipe().map_err(wait("the end"))?;
         let (bulletin, label) = (Bulletin::default(), Label::default());
         let ground = keeping.settings.ground().clone();

@@ -6,6 +6,7 @@ use super::journal::{Journal, LogSocket};
 use super::place::PlaceError;
 use crate::facts_socket::FactsSocket;
 use crate::layers::chain;
+use gybe_plugin::conf::LOG_SOCKET;
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -79,7 +80,7 @@ fn facts(path: &Path) -> Result<FactsSocket, NodeError> {
 }
 
 fn log(facts: &Path) -> Result<LogSocket, NodeError> {
-    let path = facts.with_file_name("log.sock");
+    let path = facts.with_file_name(LOG_SOCKET);
     LogSocket::open(&path).map_err(failed(&path))
 }
 

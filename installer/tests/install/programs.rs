@@ -31,7 +31,7 @@ fn refused(ground: &Ground, wanted: Install) -> PerformError {
     let pass = ground.pass(&Wanted::Installed(wanted));
     let mut failed = pass.performed.failed;
     assert_eq!(failed.len(), 1, "{failed:?}");
-    failed.remove(0)
+    failed.remove(0).why
 }
 
 #[test]

@@ -143,7 +143,7 @@ fn another_programs_namesake_is_left_alone() {
 #[test]
 fn the_kubeconfig_goes_at_once_and_the_rest_of_the_run_directory_at_the_end() {
     let (node, _) = installed(&[("10-calico.conflist", LIST)], "");
-    for name in ["kubeconfig", "probe.json", "theirs"] {
+    for name in ["kubeconfig", ".kubeconfig.gybe.tmp", "probe.json", "theirs"] {
         fs::write(node.root.join("run/gybe").join(name), "x").unwrap();
     }
     node.uninstall("");
@@ -190,4 +190,33 @@ fn f32_the_sockets_of_an_agent_that_lives_stay_and_those_of_a_dead_one_go() {
     assert!(facts.exists() && log.exists() && !run.join("probe.json").exists());
     drop(alive);
     assert!(finished() && !run.exists());
+}
+
+#[test]
+fn f37_what_is_in_the_directories_of_another_kind_of_node_is_not_called_gone() {
+    let (node, _) = installed(&[("10-calico.conflist", LIST)], "");
+    // Whoever made it, it makes no OpenShift.
+    fs::create_dir_all(node.root.join("etc/cni/multus/net.d")).unwrap();
+    let dry = node.uninstall("--dry-run");
+    assert!(dry.out.contains("write 10-calico.conflist"), "{dry:?}");
+    fs::write(node.root.join("etc/os-release"), "ID=rhcos\n").unwrap();
+    fs::create_dir_all(node.root.join("var/lib/cni/bin")).unwrap();
+    let (conf, bin) = (node.root.join("etc/cni/net.d"), node.root.join("opt/cni/bin"));
+    for words in ["", "--dry-run"] {
+        let said = node.uninstall(words);
+        for place in [&conf, &bin] {
+            assert!(said.err.contains(&place.display().to_string()), "{said:?}");
+        }
+    }
+    let said = node.uninstall("");
+    assert_eq!(said.code, 1, "{said:?}");
+    assert!(said.out.ends_with("not out: a conf file still names gybe-cni\n"), "{said:?}");
+    node.uninstall("--conf-dir ROOT/etc/cni/net.d");
+    let said = node.uninstall("--json");
+    let told = said.json();
+    assert_eq!((said.code, &told["finished"]), (0, &false.into()), "{told}");
+    assert_eq!(told["elsewhere"]["programs"][0], bin.display().to_string());
+    let said =
+        node.minutes_later().uninstall("--conf-dir ROOT/etc/cni/net.d --bin-dir ROOT/opt/cni/bin --json");
+    assert_eq!(said.json()["finished"], true, "{said:?}");
 }

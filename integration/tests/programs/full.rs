@@ -1,7 +1,7 @@
 //! A disk that is full: what was there stays and works, and a pass after there is room does the rest.
 
 use crate::node::{LIST, Node, add, with_own_mounts};
-use gybe_installer::install::perform::PerformError;
+use gybe_installer::install::perform::{Failed, PerformError};
 use gybe_installer::install::{Memory, Pass, pass};
 use nix::errno::Errno;
 use nix::mount::{MsFlags, mount};
@@ -20,10 +20,12 @@ fn fill(directory: &Path) {
 }
 
 fn the_disk_is_full(pass: &Pass) {
-    let [PerformError::System { why: Errno::ENOSPC, .. }] = pass.performed.failed.as_slice() else {
+    let [Failed { why: PerformError::System { why: Errno::ENOSPC, .. }, .. }] =
+        pass.performed.failed.as_slice()
+    else {
         panic!("{:?}", pass.performed.failed)
     };
-    assert!(pass.performed.failed[0].hint().is_some());
+    assert!(pass.performed.failed[0].why.hint().is_some());
 }
 
 #[test]

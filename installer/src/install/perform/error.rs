@@ -8,7 +8,7 @@ use super::trial::TrialError;
 use crate::install::seen::Hash;
 
 /// A step failed; what was there is there still.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, Clone, thiserror::Error)]
 pub enum PerformError {
     /// The kernel said no.
     #[error("cannot {step} {}", .path.display())]

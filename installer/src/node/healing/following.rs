@@ -3,6 +3,7 @@
 //! the agent has only just started, the node stays as it is until there is one.
 
 use super::told::Told;
+use crate::layers::chain;
 use crate::settings::{Given, Ground, Settings, SettingsError, Unread};
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -76,7 +77,7 @@ impl Following {
             Ok(given) => given,
             Err(why) => {
                 self.seen = None;
-                return self.keep(format!("{why}: {}", why.source), told);
+                return self.keep(chain(&why), told);
             }
         };
         match Settings::read(&given) {
