@@ -4,14 +4,13 @@
 use crate::probed::{self, Node};
 use gybe_netfilter::backend::BackendKind;
 use gybe_netfilter::choose::{flawless, suffices};
+use gybe_netfilter::lock::lock;
 use gybe_netfilter::probe::{Capabilities, ProbeError};
 use nix::fcntl::OFlag;
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions, TryLockError};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::mpsc;
-use std::thread;
 use std::time::{Duration, SystemTime};
 
 /// Where a node keeps it: memory that is empty after a boot.
@@ -184,20 +183,11 @@ impl ProbeCache {
             Ok(file) => file,
             Err(why) => return Ok(Err(why)),
         };
-        match file.try_lock() {
-            Ok(()) => return Ok(Ok(file)),
-            Err(TryLockError::Error(why)) => return Ok(Err(why)),
-            Err(TryLockError::WouldBlock) => {}
+        match lock(&file, PATIENCE) {
+            Ok(()) => Ok(Ok(file)),
+            Err(TryLockError::WouldBlock) => Err(LearnError::Busy(PATIENCE)),
+            Err(TryLockError::Error(why)) => Ok(Err(why)),
         }
-        // Waiting has no deadline of its own, so somebody else waits: a thread that nobody needs any
-        // more when it is late. The lock belongs to the opened file, which both have.
-        let waiting = match file.try_clone() {
-            Ok(waiting) => waiting,
-            Err(why) => return Ok(Err(why)),
-        };
-        let (tell, told) = mpsc::channel();
-        thread::spawn(move || waiting.lock().is_ok_and(|()| tell.send(()).is_ok()));
-        told.recv_timeout(PATIENCE).map_err(|_| LearnError::Busy(PATIENCE)).map(|()| Ok(file))
     }
 
     fn lock_file(&self) -> io::Result<File> {
