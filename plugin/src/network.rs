@@ -176,6 +176,21 @@ mod tests {
     }
 
     #[test]
+    fn the_result_before_is_moved_out_in_whatever_case_it_is_written() {
+        for (json, taken) in [
+            (r#"{"name": "n", "prevResult": {"ips": []}}"#, Some(r#"{"ips":[]}"#)),
+            (r#"{"name": "n", "PREVRESULT": 5}"#, Some("5")),
+            (r#"{"name": "n", "prevResult": null, "prevresult": 5}"#, None),
+            (r#"{"name": "n"}"#, None),
+        ] {
+            let mut network = Network::parse(json.as_bytes()).unwrap();
+            let before = network.member("prevResult").map(Value::to_string);
+            assert_eq!(network.take_prev_result().map(|value| value.to_string()), before, "{json}");
+            assert_eq!(before.as_deref(), taken, "{json}");
+        }
+    }
+
+    #[test]
     fn a10_a_bottomless_document_is_refused_not_recursed_into() {
         let deep = format!("{}{}", "[".repeat(200_000), "]".repeat(200_000));
         assert!(Network::parse(deep.as_bytes()).is_err());
