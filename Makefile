@@ -7,9 +7,9 @@ STATIC := target/$(HOST)/release
 PACKED := $(shell getconf GNU_LIBC_VERSION 2>/dev/null | \
             awk '{ split($$2, v, "."); if (v[1] > 2 || v[2] >= 36) print "-C link-arg=-Wl,-z,pack-relative-relocs" }')
 # Nobody unwinds: a panic ends a program at once, so tables for it are weight, also those that came
-# with std and libc.
-TABLES := -C force-unwind-tables=no -C link-arg=-Wl,-T,plugin/no-unwinding.ld
-FLAGS  := -C target-feature=+crt-static $(TABLES) $(PACKED)
+# with std and libc. And what a call of the plugin's runs stands together.
+LAYOUT := -C force-unwind-tables=no -C link-arg=-Wl,-T,plugin/layout.ld
+FLAGS  := -C target-feature=+crt-static $(LAYOUT) $(PACKED)
 
 .DEFAULT_GOAL := help
 .PHONY: help build image demo test test-unit test-kernel differential fault-runs test-user test-struck test-cluster test-containerd test-node bench-containerd test-shared test-manifests faults referees fuzz bench lint deny advisories setup clean

@@ -6,7 +6,7 @@
 //! outlive its kernel by a reboot, and every ADD until the agent is back would be refused for it.
 
 use gybe_netfilter::backend::BackendKind;
-use gybe_netfilter::choose::{Choice, NoBackend, Override, choose};
+use gybe_netfilter::choose::{Choice, NoBackend, Override, choose, next};
 use gybe_netfilter::probe::Capabilities;
 use gybe_plugin::conf::{BackendChoice, PluginConf, Probed};
 use std::fmt;
@@ -78,7 +78,7 @@ pub fn node_backend(cluster: BackendChoice, label: Option<&str>, found: Option<&
 fn judge(known: &Capabilities, wish: Override) -> Verdict {
     match choose(known, wish) {
         Ok(choice) => Verdict::Works(choice),
-        Err(_) if wish.order().iter().any(|kind| !known.backends.contains(*kind)) => Verdict::Unknown,
+        Err(_) if next(known, wish).is_some() => Verdict::Unknown,
         Err(none) => Verdict::Fails(none),
     }
 }
@@ -207,5 +207,9 @@ mod tests {
         partly.capabilities.backends = [(BackendKind::Nft, findings(&Finding::Works))].into_iter().collect();
         let iptables = node_backend(BackendChoice::Iptables, None, Some(&partly));
         assert_eq!((iptables.verdict, iptables.by), (Verdict::Unknown, By::Cluster));
+        // The probe loads no ip_tables, and the first pod of a node that names it does.
+        partly.capabilities.backends.insert(BackendKind::IptablesLegacy, findings(&Finding::NotLoaded));
+        let legacy = node_backend(BackendChoice::IptablesLegacy, None, Some(&partly));
+        assert_eq!(legacy.verdict, Verdict::Unknown);
     }
 }

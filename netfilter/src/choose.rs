@@ -7,7 +7,7 @@
 
 use crate::backend::BackendKind;
 use crate::policy::{Dns, Families, Mode, RedirectPolicy};
-use crate::probe::{Capabilities, Finding, Findings, Profile, Table};
+use crate::probe::{Capabilities, Finding, Findings, Profile, Table, is_not_loaded};
 use std::fmt;
 
 /// What the operator wants.
@@ -92,7 +92,10 @@ impl fmt::Display for Override {
 
 /// The backend that must be tried out before anything can be chosen; none when enough is known.
 pub fn next(known: &Capabilities, wish: Override) -> Option<BackendKind> {
-    let tried = |kind: &BackendKind| known.backends.get(*kind);
+    // Who names a backend wants its part of the kernel loaded, as the first pod does it.
+    let is_named = matches!(wish, Override::Only(_));
+    let is_enough = |findings: &&Findings| !(is_named && is_not_loaded(findings));
+    let tried = |kind: &BackendKind| known.backends.get(*kind).filter(is_enough);
     let settled = wish.order().iter().filter_map(tried).any(suffices);
     if settled { None } else { wish.order().iter().copied().find(|kind| tried(kind).is_none()) }
 }
@@ -117,6 +120,16 @@ pub fn choose(known: &Capabilities, wish: Override) -> Result<Choice, NoBackend>
 /// Does it do what every policy is made of?
 pub fn suffices(findings: &Findings) -> bool {
     ESSENTIAL.iter().all(|profile| findings.get(*profile).is_some_and(Finding::works))
+}
+
+/// Does it do all that was tried?
+pub fn flawless(findings: &Findings) -> bool {
+    findings.values().all(Finding::works)
+}
+
+/// Is `backend` known to do that here?
+pub fn does(known: &Capabilities, backend: BackendKind, profile: Profile) -> bool {
+    known.backends.get(backend).and_then(|findings| findings.get(profile)).is_some_and(Finding::works)
 }
 
 /// What is the matter, by the first essential profile that does not work.
@@ -162,10 +175,7 @@ fn hint(known: &Capabilities, wish: Override) -> Option<String> {
         return Some(format!("{other} works on this node: set backend to {other} or to auto"));
     }
     let findings = wish.order().iter().filter_map(|kind| known.backends.get(*kind));
-    let mut hints = findings.flat_map(Table::values).filter_map(|finding| match finding {
-        Finding::Refused(refusal) => refusal.hint.clone(),
-        _ => None,
-    });
+    let mut hints = findings.flat_map(Table::values).filter_map(Finding::hint);
     hints.next().or_else(|| Some("gybe probe --fresh says what was tried".to_owned()))
 }
 

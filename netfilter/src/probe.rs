@@ -38,6 +38,9 @@ pub enum Finding {
     Refused(Refusal),
     /// They were taken, and do not do what they say.
     Misbehaves(String),
+    /// Nothing was written: the backend's part of the kernel, `ip_tables`, is not loaded, and is not for
+    /// being tried out.
+    NotLoaded,
 }
 
 /// Why rules were not taken.
@@ -58,6 +61,15 @@ impl Finding {
     pub fn works(&self) -> bool {
         *self == Self::Works
     }
+
+    /// What would help, where that is known.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            Self::Refused(refusal) => refusal.hint.clone(),
+            Self::NotLoaded => Some("load it (modprobe ip_tables), then probe again".to_owned()),
+            Self::Works | Self::Misbehaves(_) => None,
+        }
+    }
 }
 
 impl fmt::Display for Finding {
@@ -66,6 +78,7 @@ impl fmt::Display for Finding {
             Self::Works => f.write_str("works"),
             Self::Refused(refusal) => write!(f, "refused: {}", refusal.why),
             Self::Misbehaves(what) => write!(f, "misbehaves: {what}"),
+            Self::NotLoaded => f.write_str("not tried: this kernel has no ip_tables loaded"),
         }
     }
 }
@@ -83,46 +96,46 @@ pub struct Capabilities {
 }
 
 impl Capabilities {
-    /// Tries a backend out, and takes in what is found.
+    /// Tries a backend out, and takes in what is found. iptables-legacy's part of the kernel is not loaded
+    /// for that, unless it was found [`Finding::NotLoaded`] before: who asks again means it.
     ///
     /// # Errors
     /// When nothing can be tried: this process may make no network namespace.
     pub fn learn(&mut self, kind: BackendKind) -> Result<(), ProbeError> {
-        let mut findings = Findings::default();
-        match ready(kind) {
-            Err(refusal) => {
-                for profile in Profile::ALL {
-                    findings.insert(profile, Finding::Refused(refusal.clone()));
-                }
+        let may_load = self.backends.get(kind).is_some_and(is_not_loaded);
+        let findings = match kind.find() {
+            _ if kind == BackendKind::IptablesLegacy && !may_load && !legacy_is_loaded() => {
+                all(&Finding::NotLoaded)
             }
-            Ok(backend) => {
-                for profile in Profile::ALL {
-                    let (finding, untried) = attempt(&*backend, profile)?;
-                    self.untried.extend(untried.filter(|what| !self.untried.contains(what)));
-                    let degraded = profile.degraded().filter(|_| !finding.works());
-                    findings.insert(profile, finding);
-                    if let Some(degraded) = degraded {
-                        findings.insert(degraded, attempt(&*backend, degraded)?.0);
-                    }
-                }
-            }
-        }
+            Err(error) => all(&Finding::Refused(refusal(&error.into()))),
+            Ok(backend) => self.tried(&*backend)?,
+        };
         self.backends.insert(kind, findings);
         Ok(())
     }
+
+    fn tried(&mut self, backend: &dyn Backend) -> Result<Findings, ProbeError> {
+        let mut findings = Findings::default();
+        for profile in Profile::ALL {
+            let (finding, untried) = attempt(backend, profile)?;
+            self.untried.extend(untried.filter(|what| !self.untried.contains(what)));
+            let degraded = profile.degraded().filter(|_| !finding.works());
+            findings.insert(profile, finding);
+            if let Some(degraded) = degraded {
+                findings.insert(degraded, attempt(backend, degraded)?.0);
+            }
+        }
+        Ok(findings)
+    }
 }
 
-/// The backend, when there is something to try: its programs, and for iptables-legacy its part of the
-/// kernel. That part is not loaded for being asked: whoever wants it names the backend.
-fn ready(kind: BackendKind) -> Result<Box<dyn Backend>, Refusal> {
-    if kind == BackendKind::IptablesLegacy && !legacy_is_loaded() {
-        return Err(Refusal {
-            why: "this kernel has no ip_tables loaded".to_owned(),
-            hint: Some("load it (modprobe ip_tables), then probe again".to_owned()),
-            ..Refusal::default()
-        });
-    }
-    kind.find().map_err(|error| refusal(&error.into()))
+/// Was nothing tried because its part of the kernel is not loaded?
+pub fn is_not_loaded(findings: &Findings) -> bool {
+    findings.values().any(|finding| *finding == Finding::NotLoaded)
+}
+
+fn all(finding: &Finding) -> Findings {
+    Profile::ALL.map(|profile| (profile, finding.clone())).into_iter().collect()
 }
 
 /// Tries one profile with one backend, in a namespace made for it.

@@ -24,14 +24,14 @@ pub fn answer(env: &Environment, stdin: BorrowedFd<'_>) -> Reply {
         Ok(request) => {
             // The process ends with its answer: to free the entry piece by piece takes half as long as
             // to read it did.
-            let request = ManuallyDrop::new(request);
-            perform(&request, called).unwrap_or_else(|fault| fail(called, Some(&request), &fault))
+            let mut request = ManuallyDrop::new(request);
+            perform(&mut request, called).unwrap_or_else(|fault| fail(called, Some(&request), &fault))
         }
         Err(fault) => fail(called, None, &fault),
     }
 }
 
-fn perform(request: &Request, called: Called) -> Result<Reply, PluginError> {
+fn perform(request: &mut Request, called: Called) -> Result<Reply, PluginError> {
     let (level, agent) = conf::logging(request.network.members());
     log::start(level, agent, called);
     version::gate(request.verb, request.network.version())?;

@@ -46,6 +46,7 @@ fn object<'n>(members: impl Iterator<Item = (&'n str, Value)>) -> Value {
 fn of_profile(finding: &Finding) -> Value {
     match finding {
         Finding::Works => json!({ "finding": "works" }),
+        Finding::NotLoaded => json!({ "finding": "not loaded" }),
         Finding::Misbehaves(what) => json!({ "finding": "misbehaves", "what": what }),
         Finding::Refused(Refusal { why, errno, object, hint }) => {
             json!({ "finding": "refused", "why": why, "errno": errno, "object": object, "hint": hint })
@@ -92,6 +93,7 @@ fn to_profile(value: &Value) -> Option<Finding> {
     let text = |key: &str| value.get(key).and_then(Value::as_str).map(str::to_owned);
     match text("finding")?.as_str() {
         "works" => Some(Finding::Works),
+        "not loaded" => Some(Finding::NotLoaded),
         "misbehaves" => Some(Finding::Misbehaves(text("what")?)),
         "refused" => {
             let errno =
@@ -130,7 +132,7 @@ mod tests {
         Capabilities {
             backends: [
                 (BackendKind::Nft, nft.into_iter().collect()),
-                (BackendKind::IptablesLegacy, Findings::default()),
+                (BackendKind::IptablesLegacy, [(Profile::V4, Finding::NotLoaded)].into_iter().collect()),
             ]
             .into_iter()
             .collect(),

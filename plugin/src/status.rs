@@ -11,11 +11,12 @@ use crate::reply::Reply;
 use crate::request::Request;
 use crate::tool::Tool;
 
-/// Reads what ADD would read first, and finds what it would write with. Where the choice is left to
-/// us that is what was found out about this node, and kept: asked every 5 s it reads two small files.
+/// Reads what ADD would read first, and asks what is known about what it would write with: tried out on
+/// this node, and kept. Asked every 5 s it reads two small files. ADD takes the operator's word; here it
+/// is doubted, since a node whose word does not work refuses every pod of the mesh.
 pub(crate) fn status(request: &Request) -> Result<Reply, PluginError> {
     let conf = PluginConf::read(request.network.members())?;
-    match Tool::to_write(&conf) {
+    match Tool::known(&conf) {
         Ok(_) => Ok(Reply::Nothing),
         // Nobody could try it out, or somebody is at it: nothing is known against the node.
         Err(PluginError::Learn(fault)) => {

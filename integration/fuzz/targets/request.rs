@@ -26,8 +26,9 @@ fuzz_target!(|input: &[u8]| {
     if let (Ok(conf), Ok(again)) = (PluginConf::read(members), PluginConf::read(members)) {
         assert_eq!(conf, again);
     }
-    if let Ok(handed_on) = result::to_hand_on(&request.network) {
-        nothing_is_lost(request.network.member("prevResult"), &handed_on);
+    let before = request.network.member("prevResult");
+    if let Ok(handed_on) = result::to_hand_on(before.cloned(), request.network.version()) {
+        nothing_is_lost(before, &handed_on);
     }
 });
 

@@ -3,7 +3,7 @@
 
 use crate::kernel::without_nf_tables;
 use gybe_installer::node_backend::{Found, node_backend};
-use gybe_integration::add::{Call, Place};
+use gybe_integration::add::{Call, Place, pod};
 use gybe_integration::complaint::Complaint;
 use gybe_integration::programs::{Run, path_of_ours, run};
 use gybe_integration::run::{Rules, Until, differences};
@@ -108,6 +108,22 @@ fn f23_on_a_kernel_without_nf_tables_legacy_is_found_written_and_does_its_work()
     }
     pod.assert_redirected_by_legacy(&ran)?;
     assert_eq!(again.code, Some(0), "{again:#?}");
+    Ok(())
+}
+
+/// No program is missed for that word, so only a trial tells.
+#[test]
+fn f28_on_a_kernel_without_nf_tables_the_word_nft_makes_the_node_unfit() -> Result<(), Complaint> {
+    let (place, pod) = (Place::new("legacy-word")?, pod()?);
+    let call = Call::add(&pod, &place)?.of("STATUS").by("nft");
+    let ran = without_nf_tables(|| call.make(&place, ""))?;
+    let told: Value = serde_json::from_str(&ran.out)?;
+    assert_eq!((ran.code, &told["code"]), (Some(1), &json!(50)), "{ran:#?}");
+    let said = told["msg"].as_str().unwrap_or_default();
+    assert!(
+        said.contains("GYBE-STATUS-027: no backend works on this node for nft: nft: v4 refused"),
+        "{said}"
+    );
     Ok(())
 }
 

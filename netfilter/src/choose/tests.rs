@@ -58,6 +58,7 @@ fn the_first_that_does_what_is_essential_is_chosen() {
 #[test]
 fn no_more_is_tried_than_the_choice_needs() {
     let (all, none) = (|| findings(&[]), || findings(&[(Profile::V4, refused("v4"))]));
+    let not_loaded = || Profile::ALL.map(|profile| (profile, Finding::NotLoaded)).into_iter().collect();
     for (backends, wish, tried) in [
         (vec![], Override::Auto, Some(Nft)),
         (vec![(Nft, all())], Override::Auto, None),
@@ -67,6 +68,10 @@ fn no_more_is_tried_than_the_choice_needs() {
         (vec![(Nft, all())], Override::Iptables, Some(IptablesNft)),
         (vec![(Nft, all()), (IptablesNft, all())], Override::Iptables, None),
         (vec![(Nft, all())], Override::Only(IptablesLegacy), Some(IptablesLegacy)),
+        // What is not loaded is not loaded for a choice, but for whoever names it.
+        (vec![(Nft, none()), (IptablesNft, none()), (IptablesLegacy, not_loaded())], Override::Auto, None),
+        (vec![(IptablesLegacy, not_loaded())], Override::Only(IptablesLegacy), Some(IptablesLegacy)),
+        (vec![(IptablesLegacy, none())], Override::Only(IptablesLegacy), None),
     ] {
         assert_eq!(next(&known(&backends), wish), tried, "{wish} {backends:?}");
     }
@@ -80,6 +85,10 @@ fn a_choice_says_why_and_a_refusal_what_to_do() {
     let refusal = choose(&known(&[(Nft, broken())]), Override::Only(Nft)).unwrap_err();
     assert_eq!(refusal.to_string(), "no backend works on this node for nft: nft: v4 refused: no nat");
     assert_eq!(refusal.hint().unwrap(), "mend no nat");
+    let not_loaded = known(&[(IptablesLegacy, findings(&[(Profile::V4, Finding::NotLoaded)]))]);
+    let refusal = choose(&not_loaded, Override::Auto).unwrap_err();
+    assert!(refusal.to_string().ends_with("v4 not tried: this kernel has no ip_tables loaded"), "{refusal}");
+    assert!(refusal.hint().unwrap().contains("modprobe ip_tables"), "{refusal:?}");
     let works_elsewhere = known(&[(Nft, findings(&[])), (IptablesNft, broken())]);
     let refusal = choose(&works_elsewhere, Override::Only(IptablesNft)).unwrap_err();
     assert!(refusal.hint().unwrap().contains("set backend to nft"), "{refusal:?}");

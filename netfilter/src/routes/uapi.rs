@@ -21,12 +21,15 @@ pub(super) const IFF_UP: u32 = 1;
 pub(super) const IFA_ADDRESS: u16 = 1;
 pub(super) const IFA_LOCAL: u16 = 2;
 pub(super) const IFA_PROTO: u16 = 11;
-/// No duplicate address detection: nobody else is on `lo`, and the address is usable at once.
+/// No duplicate address detection: nobody else is on `lo`, and packets may bear the address at once.
 pub(super) const IFA_F_NODAD: u8 = 0x02;
 
+pub(super) const RTA_DST: u16 = 1;
 pub(super) const RTA_OIF: u16 = 4;
 pub(super) const RTA_TABLE: u16 = 15;
 pub(super) const RT_TABLE_UNSPEC: u8 = 0;
+pub(super) const RT_TABLE_LOCAL: u8 = 255;
+pub(super) const RTPROT_STATIC: u8 = 4;
 pub(super) const RT_SCOPE_UNIVERSE: u8 = 0;
 pub(super) const RT_SCOPE_HOST: u8 = 254;
 pub(super) const RTN_LOCAL: u8 = 2;

@@ -1,7 +1,7 @@
 //! Bad input: refused with a name and a cause, before anything is changed, and never on DEL.
 
 use crate::pods::{Pods, meshed};
-use crate::program::{Outcome, run};
+use crate::program::{Outcome, run, run_apart};
 use serde_json::{Value, json};
 use std::fs;
 
@@ -209,7 +209,7 @@ fn f28_status_judges_the_node_and_never_the_agent() {
     let status = |change: Value| {
         let mut entry = json!({ "cniVersion": "1.1.0", "name": "net", "type": "gybe-cni", "backend": "nft" });
         entry.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
-        run([("CNI_COMMAND", "STATUS"), ("CNI_PATH", "/opt/cni/bin")], &entry.to_string())
+        run_apart([("CNI_COMMAND", "STATUS"), ("CNI_PATH", "/opt/cni/bin")], &entry.to_string())
     };
     for away in [
         json!({}),

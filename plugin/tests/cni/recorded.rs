@@ -1,10 +1,10 @@
 //! Calls as containerd, kubelet and libcni really made them: every one of every recording, answered.
 //!
-//! What is not recorded, because it is ours, is put in: who knows the pod, and for STATUS a backend,
-//! so that the machine the test runs on is not tried out.
+//! What is not recorded, because it is ours, is put in: who knows the pod. What STATUS finds out about the
+//! machine the test runs on does not stay.
 
 use crate::pods::{Pods, meshed};
-use crate::program::{Outcome, run};
+use crate::program::{Outcome, run_apart};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fs;
@@ -67,10 +67,9 @@ impl Call {
         let mut entry = self.stdin.clone();
         match self.verb.as_str() {
             "ADD" | "CHECK" => entry["facts"] = pods.facts(),
-            "STATUS" => entry["backend"] = json!("nft"),
             _ => {}
         }
-        run(self.env.iter().map(|(name, value)| (name.as_str(), value.as_str())), &entry.to_string())
+        run_apart(self.env.iter().map(|(name, value)| (name.as_str(), value.as_str())), &entry.to_string())
     }
 
     /// The same for a pod in the mesh, if the runtime says anything about its annotations.
