@@ -16,6 +16,11 @@ use std::time::{Duration, SystemTime};
 
 /// Where a node keeps it: memory that is empty after a boot.
 pub const DIRECTORY: &str = "/run/gybe";
+/// What may be there of it.
+pub const FILES: [&str; 3] = [KEPT, NEW, LOCK];
+const KEPT: &str = "probe.json";
+const NEW: &str = ".probe.json.new";
+const LOCK: &str = "probe.lock";
 
 /// Far more than three backends have to say.
 const MOST: u64 = 64 * 1024;
@@ -144,7 +149,7 @@ impl ProbeCache {
     }
 
     fn file(&self) -> PathBuf {
-        self.directory.join("probe.json")
+        self.directory.join(KEPT)
     }
 
     /// What is kept about this node.
@@ -165,7 +170,7 @@ impl ProbeCache {
 
     /// Written beside it and put in its place, so that nobody reads a part; readable for everybody.
     fn keep(&self, text: &str) -> io::Result<()> {
-        let new = self.directory.join(".probe.json.new");
+        let new = self.directory.join(NEW);
         let mut file =
             at_once(OpenOptions::new().write(true).create(true).truncate(true).mode(0o644)).open(&new)?;
         file.set_permissions(Permissions::from_mode(0o644))?;
@@ -200,7 +205,7 @@ impl ProbeCache {
             Err(why) if why.kind() != io::ErrorKind::AlreadyExists => return Err(why),
             _ => {}
         }
-        let path = self.directory.join("probe.lock");
+        let path = self.directory.join(LOCK);
         at_once(OpenOptions::new().write(true).create(true).truncate(false).mode(0o600)).open(path)
     }
 }
