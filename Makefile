@@ -87,7 +87,7 @@ referees: ## our nftables encoder against other people's   (needs: as test-kerne
 	cargo test --locked --no-run $(OUTSIDE) --test agreement
 	integration/as-root.sh cargo test --locked $(OUTSIDE) --test agreement
 
-fuzz: ## what strangers write, thrown at each who reads it: SECONDS=60 SEED=1; another seed hunts where none has been   (needs: a C++ compiler, see setup; installs cargo-fuzz)
+fuzz: ## what strangers write, thrown at each who reads it: SECONDS=60 SEED=1   (needs: a C++ compiler, see setup; installs cargo-fuzz)
 	integration/setup.sh fuzz
 	integration/fuzz/run.sh $(or $(SECONDS),60) $(or $(SEED),1)
 
@@ -104,11 +104,11 @@ lint: ## formatting and clippy, warnings are errors
 	cargo fmt --all --check
 	cargo clippy --locked --all-targets -- -D warnings
 
-lint-all: ## the same over every crate   (needs: what test-containerd and referees build with)
+lint-all: ## the same of every crate   (needs: what test-containerd and referees build with)
 	cargo fmt --all --check
 	cargo clippy --locked --workspace --all-targets -- -D warnings
 
-test-outside: ## what the crates outside the default members test of themselves   (needs: what test-containerd and referees build with)
+test-outside: ## unit tests of the crates outside the default members   (needs: what test-containerd and referees build with)
 	cargo test --locked $(OUTSIDE) --lib --bins
 
 deny: ## licences, bans and sources of every dependency   (needs: cargo-deny)

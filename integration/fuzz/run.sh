@@ -14,16 +14,20 @@ build=(--fuzz-dir . --sanitizer none)
 cargo fmt --check
 cargo fuzz build "${build[@]}"
 
+# What a seed throws depends on addresses too: so they are not drawn at random, where that may be asked
+# for. What is left to chance is the keys of std's hash maps, and what a machine's environment weighs.
+still=(setarch --addr-no-randomize)
+"${still[@]}" true 2>/dev/null || still=()
+
 found=$(mktemp -d)
 trap 'rm -rf "$found"' EXIT
 
-# A log is often all that is left of a machine that tested, so the input is in it.
+# A log is often all that is left of a machine that tested, so a small input is in it.
 show_inputs() {
     local input
-    find artifacts/"$1" -type f -newer "$found/$1.begun" 2>/dev/null | while read -r input; do
-        if [ "$(stat -c %s "$input")" -le 8192 ]; then
-            printf 'to have this input again: base64 -d >integration/fuzz/%s <<END\n%s\nEND\n' "$input" "$(base64 "$input")"
-        fi
+    find "artifacts/$1" -type f -newer "$found/$1.begun" -size -9k | while read -r input; do
+        printf '\n%s again:\nbase64 -d >input <<END\n%s\nEND\n' "${input##*/}" "$(base64 "$input")"
+        printf 'cargo fuzz run --fuzz-dir integration/fuzz --sanitizer none %s input\n' "$1"
     done
 }
 
@@ -31,9 +35,9 @@ throw_at() {
     local target=$1 log=$found/$1.log
     mkdir "$found/$target"
     touch "$found/$target.begun"
-    # New inputs go to the first directory; the committed ones are only read. What one seed throws is
-    # always the same, so nobody looks at what other processes may have put there meanwhile.
-    if ! cargo fuzz run "${build[@]}" "$target" "$found/$target" "corpus/$target" -- \
+    # New inputs go to the first directory; the committed ones are only read. Nobody else writes there:
+    # to look again now and then would only make one run unlike the next.
+    if ! "${still[@]}" cargo fuzz run "${build[@]}" "$target" "$found/$target" "corpus/$target" -- \
         -seed="$seed" -reload=0 -max_total_time="$seconds" -max_len=65536 -timeout=10 -rss_limit_mb=1024 \
         -print_final_stats=1 >"$log" 2>&1; then
         printf '\n--- %s failed, seed %s\n' "$target" "$seed"
