@@ -3,7 +3,7 @@
 //! Layout: `include/uapi/linux/netlink.h`, `struct nlmsgerr` and what follows it.
 
 use super::attr::Attributes;
-use super::message::{ERROR, HEADER, Message, align};
+use super::message::{ERROR, HEADER, Header, Message, align};
 use nix::errno::Errno;
 
 /// `NLM_F_CAPPED`: the answer repeats only the header of what was asked.
@@ -44,17 +44,17 @@ impl<'b> Answer<'b> {
             return None;
         }
         let (errno, asked) = message.body.split_first_chunk::<4>()?;
-        let (length, _) = asked.split_first_chunk::<4>()?;
-        let sequence = asked.get(8..12)?.try_into().map(u32::from_ne_bytes).ok()?;
+        // The header of what was asked is always there, and whole (`netlink_ack`).
+        let (header, length) = Header::read(asked)?;
         let repeated = match message.header.flags & CAPPED {
-            0 => align(usize::try_from(u32::from_ne_bytes(*length)).ok()?),
+            0 => align(length),
             _ => HEADER,
         };
         let attributes = match message.header.flags & ATTRIBUTES {
             0 => &[][..],
             _ => asked.get(repeated..)?,
         };
-        Some(Self { sequence, errno: i32::from_ne_bytes(*errno), attributes })
+        Some(Self { sequence: header.sequence, errno: i32::from_ne_bytes(*errno), attributes })
     }
 
     /// The refusal, unless it is an acknowledgement.

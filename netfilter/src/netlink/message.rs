@@ -46,6 +46,17 @@ impl Header {
         bytes[8..12].copy_from_slice(&self.sequence.to_ne_bytes());
         bytes
     }
+
+    /// The header that `bytes` begin with, and how many bytes it says the whole message has.
+    pub(super) fn read(bytes: &[u8]) -> Option<(Self, usize)> {
+        let [l0, l1, l2, l3, k0, k1, f0, f1, s0, s1, s2, s3, ..] = *bytes.first_chunk::<HEADER>()?;
+        let header = Self {
+            kind: u16::from_ne_bytes([k0, k1]),
+            flags: u16::from_ne_bytes([f0, f1]),
+            sequence: u32::from_ne_bytes([s0, s1, s2, s3]),
+        };
+        Some((header, usize::try_from(u32::from_ne_bytes([l0, l1, l2, l3])).ok()?))
+    }
 }
 
 /// A message that was received.
@@ -81,18 +92,9 @@ impl<'b> Iterator for Messages<'b> {
 
 impl<'b> Messages<'b> {
     fn cut(&mut self) -> Option<Message<'b>> {
-        let (length, fields) = self.0.split_first_chunk::<4>()?;
-        let (kind, fields) = fields.split_first_chunk::<2>()?;
-        let (flags, fields) = fields.split_first_chunk::<2>()?;
-        let (sequence, _) = fields.split_first_chunk::<4>()?;
-        let length = usize::try_from(u32::from_ne_bytes(*length)).ok()?;
+        let (header, length) = Header::read(self.0)?;
         let body = self.0.get(HEADER..length)?;
         self.0 = self.0.get(align(length)..).unwrap_or_default();
-        let header = Header {
-            kind: u16::from_ne_bytes(*kind),
-            flags: u16::from_ne_bytes(*flags),
-            sequence: u32::from_ne_bytes(*sequence),
-        };
         Some(Message { header, body })
     }
 }

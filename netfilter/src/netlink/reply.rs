@@ -179,7 +179,9 @@ mod tests {
     fn f25_an_answer_that_cannot_be_read_never_counts_as_done() {
         let last = answer(LAST, 0, |_| ());
         let other = Header { kind: 99, flags: 0, sequence: LAST }.to_bytes();
-        for garbled in [&[1, 2, 3][..], &[0; 40], &last[..20], &other] {
+        // An acknowledgement that says so itself, and ends within the header of what it answers.
+        let short = [&35_u32.to_ne_bytes(), &last[4..6], &[0, 0], &last[8..35]].concat();
+        for garbled in [&[1, 2, 3][..], &[0; 40], &last[..20], &other, &short] {
             let all = outcome(&[Received::Datagram(garbled), Received::Datagram(&last)]);
             assert_eq!(all, Outcome::Unknown(Unknown::Unreadable), "{garbled:?}");
         }
