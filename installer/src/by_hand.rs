@@ -13,7 +13,7 @@ use crate::install::conflist::ISTIO;
 use crate::install::entry::EntryError;
 use crate::install::perform::{Busy, PerformError};
 use crate::install::plan::{Plan, plan};
-use crate::install::seen::{FileName, Hashes, Interest, Places, Sandboxes, look};
+use crate::install::seen::{Hashes, Interest, Places, look};
 use crate::install::wanted::{TakeOver, Wanted};
 use crate::install::{Memory, Pass, pass};
 use crate::node::incumbent::listens;
@@ -35,9 +35,7 @@ pub fn wanted(settings: &Settings, image: &Image, found: Option<&Found>) -> Resu
         TakeOverWish::Wait if listens(&settings.ground.istio_run) => TakeOver::Waits,
         TakeOverWish::Now | TakeOverWish::Wait => TakeOver::Now,
     };
-    let programs = [ISTIO, PLUGIN].into_iter().filter_map(|name| FileName::new(name).ok());
-    let interest =
-        Interest { programs: programs.collect(), sandboxes: Sandboxes::Asked, ..Interest::default() };
+    let interest = Interest::in_programs([ISTIO, PLUGIN]);
     let stand_in = stand_in(&look(&settings.ground.places, &interest, &mut Hashes::default()), image);
     let burial = Burial::Now;
     settings.wanted(&OnNode { image, backend: Some(&backend), probed: None, take_over, stand_in, burial })

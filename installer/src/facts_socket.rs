@@ -1,109 +1,116 @@
-//! The socket at which the plugin asks about pods. What is said there is in `gybe_plugin`'s
-//! `facts::wire`; who knows the pods is behind `node::Pods`.
+//! The socket at which the plugin asks about pods: who is let in, and in which order. What is said there
+//! is in `gybe_plugin`'s `facts::wire`; who knows the pods is behind `node::Pods`.
+//!
+//! One thread hears all callers, and answers at once what is known, which is nearly every question: a
+//! thread for each caller costs more than its answer. What has to be waited for is in `waiting`. Whoever
+//! says nothing costs a place among those who are about to speak, and loses it to others.
+
+mod caller;
+mod desk;
+mod waiting;
 
 use crate::node::{Journal, Place, PlaceError, Pods};
-use gybe_plugin::facts::wire::{self, LONGEST_QUESTION};
+use caller::Caller;
+use desk::Desk;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::socket::{Backlog, MsgFlags, SockType, getsockopt, listen, recv, send, sockopt};
+use nix::sys::socket::{Backlog, SockType, getsockopt, listen, sockopt};
 use nix::unistd::geteuid;
 use serde_json::json;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixListener;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::thread;
+use std::time::Instant;
+use waiting::Waiting;
 
-/// How long a caller may take to ask and to hear: less than the plugin itself waits.
-const PATIENCE: Duration = Duration::from_secs(1);
-
-/// What is left of it for the answer's way back.
-const WAY_BACK: Duration = Duration::from_millis(50);
+/// So many may be about to speak; for one more, whoever has been silent for longest is hung up on. The
+/// plugin speaks as soon as it is connected, and a node has 110 pods, or some hundreds.
+const SPEAKERS: usize = 256;
 
 /// The socket, listening.
 #[derive(Debug)]
 pub(crate) struct FactsSocket {
     socket: UnixListener,
+    us: u32,
     _place: Place,
 }
 
-/// Somebody who called, and may.
-#[derive(Debug)]
-pub(crate) struct Call(UnixStream);
+/// For what something came.
+struct Woken {
+    stop: bool,
+    caller: bool,
+    speakers: Vec<bool>,
+}
 
 impl FactsSocket {
     pub(crate) fn open(path: &Path) -> Result<Self, PlaceError> {
         // 110 pods may start at once; the kernel bounds this by net.core.somaxconn.
         let (place, socket) = Place::take(path, SockType::Stream, |socket| listen(socket, Backlog::MAXCONN))?;
-        Ok(Self { socket: socket.into(), _place: place })
+        Ok(Self { socket: socket.into(), us: geteuid().as_raw(), _place: place })
+    }
+
+    /// Answers callers until `stop` is readable; those who wait for a pod then are still answered, and
+    /// none of them waits longer than it said.
+    pub(crate) fn serve(
+        &self,
+        stop: BorrowedFd<'_>,
+        pods: &dyn Pods,
+        journal: &Journal,
+    ) -> Result<(), Errno> {
+        let (waiting, mut speakers) = (Waiting::default(), VecDeque::new());
+        thread::scope(|scope| {
+            let desk = Desk { pods, journal, waiting: &waiting, scope };
+            loop {
+                let woken = self.wait(stop, &speakers)?;
+                if woken.stop {
+                    return Ok(());
+                }
+                let spoken = speakers.drain(..).zip(woken.speakers);
+                let still =
+                    spoken.filter_map(|(caller, spoke)| if spoke { desk.hear(caller) } else { Some(caller) });
+                speakers = still.filter(Caller::has_time).collect();
+                if woken.caller
+                    && let Some(caller) = self.accept(journal).and_then(|caller| desk.hear(caller))
+                {
+                    speakers.push_back(caller);
+                    speakers.drain(..speakers.len().saturating_sub(SPEAKERS));
+                }
+            }
+        })
+    }
+
+    /// Waits until somebody comes, speaks, or has been silent for too long.
+    fn wait(&self, stop: BorrowedFd<'_>, speakers: &VecDeque<Caller>) -> Result<Woken, Errno> {
+        let readable = |fd| PollFd::new(fd, PollFlags::POLLIN);
+        let mut fds = vec![readable(stop), readable(self.socket.as_fd())];
+        fds.extend(speakers.iter().map(|caller| readable(caller.as_fd())));
+        // All have the same time, so the first who came is the first whose time is up.
+        let timeout = speakers.front().map_or(Ok(PollTimeout::NONE), |first| first.left().try_into());
+        match poll(&mut fds, timeout.map_err(|_| Errno::EINVAL)?) {
+            Ok(_) => {
+                let mut came = fds.iter().map(|fd| fd.any().unwrap_or(false));
+                let [stop, caller] = [came.next(), came.next()].map(Option::unwrap_or_default);
+                Ok(Woken { stop, caller, speakers: came.collect() })
+            }
+            Err(Errno::EINTR) => {
+                Ok(Woken { stop: false, caller: false, speakers: vec![false; speakers.len()] })
+            }
+            Err(why) => Err(why),
+        }
     }
 
     /// Takes the next caller. Only root, or the user we are, is told about pods.
-    pub(crate) fn accept(&self, journal: &Journal) -> Option<Call> {
+    fn accept(&self, journal: &Journal) -> Option<Caller> {
         let (caller, _) = self.socket.accept().ok()?;
         match getsockopt(&caller, sockopt::PeerCredentials).map(|peer| peer.uid()) {
-            Ok(uid) if uid == 0 || uid == geteuid().as_raw() => Some(Call(caller)),
+            Ok(uid) if uid == 0 || uid == self.us => Some(Caller::new(caller, Instant::now())),
             Ok(uid) => {
                 journal.tell("warn", "gybe node: a caller was refused", json!({ "uid": uid }));
                 None
             }
             Err(_) => None,
         }
-    }
-}
-
-impl Call {
-    /// Hears the question and answers it, or hangs up on who takes too long.
-    pub(crate) fn answer(&self, pods: &dyn Pods, journal: &Journal) {
-        let until = Instant::now() + PATIENCE;
-        let Ok(question) = self.question(until) else { return };
-        let answer = match wire::asked(&question) {
-            Ok(pod) => pods.answer(&pod, until - WAY_BACK),
-            Err(why) => wire::Answer::Fault(why.to_string()),
-        };
-        if let wire::Answer::Fault(why) = &answer {
-            journal.tell("warn", "gybe node: a question could not be answered", json!({ "cause": why }));
-        }
-        // A caller that went away has decided without us.
-        let _ = self.say(wire::answer(&answer).as_bytes(), until);
-    }
-
-    /// One line.
-    fn question(&self, until: Instant) -> Result<Vec<u8>, Errno> {
-        let (mut question, mut buffer) = (Vec::new(), [0; LONGEST_QUESTION]);
-        loop {
-            self.wait(PollFlags::POLLIN, until)?;
-            let length = recv(self.0.as_raw_fd(), &mut buffer, MsgFlags::MSG_DONTWAIT)?;
-            question.extend(buffer.iter().take(length));
-            if length == 0 || question.contains(&b'\n') {
-                return Ok(question);
-            }
-            if question.len() > LONGEST_QUESTION {
-                return Err(Errno::EMSGSIZE);
-            }
-        }
-    }
-
-    fn say(&self, mut words: &[u8], until: Instant) -> Result<(), Errno> {
-        while !words.is_empty() {
-            self.wait(PollFlags::POLLOUT, until)?;
-            let sent = send(self.0.as_raw_fd(), words, MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL)?;
-            words = words.get(sent..).unwrap_or_default();
-        }
-        Ok(())
-    }
-
-    fn wait(&self, what: PollFlags, until: Instant) -> Result<(), Errno> {
-        let left = until.saturating_duration_since(Instant::now());
-        let timeout = PollTimeout::try_from(left).map_err(|_| Errno::EINVAL)?;
-        match poll(&mut [PollFd::new(self.0.as_fd(), what)], timeout)? {
-            0 => Err(Errno::ETIMEDOUT),
-            _ => Ok(()),
-        }
-    }
-}
-
-impl AsFd for FactsSocket {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
     }
 }

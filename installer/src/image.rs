@@ -11,6 +11,17 @@ use std::path::{Path, PathBuf};
 
 /// The operator's tool, and the agent.
 pub const TOOL: &str = "gybe";
+/// The tool as a pod's init container calls it.
+pub const ISTIO_IPTABLES: &str = "istio-iptables";
+/// A name under which the tool does nothing, and says so.
+pub const ISTIO_CNI_TAINT: &str = "istio-cni-taint";
+/// Further names that the tool may have on a host: those that `also_as` takes.
+pub const OTHER_NAMES: [&str; 2] = [ISTIO_IPTABLES, ISTIO_CNI_TAINT];
+
+/// Every name under which a program of ours may stand on a host.
+pub fn every_name() -> impl Iterator<Item = &'static str> {
+    [PLUGIN, TOOL, ISTIO].into_iter().chain(OTHER_NAMES)
+}
 
 /// Both programs of one version.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -9,7 +9,9 @@
 
 pub mod change;
 pub mod conflist;
+pub mod directory;
 pub mod entry;
+pub mod fight;
 pub mod json;
 pub mod loads;
 pub mod network_config;
@@ -20,61 +22,82 @@ pub mod seen;
 pub mod wanted;
 pub mod watch;
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use change::Change;
-use conflist::Chain;
-use pace::rivals::{Rival, likely};
-use pace::{Go, Pace, Went};
-use perform::{Busy, PerformError, Performed, Turn, perform};
+use directory::{Directory, Each};
+use fight::{Fight, Matter};
+use pace::{Go, Pace, Tally, Went};
+use perform::{Busy, PerformError, Performed, Turn, perform, works_without};
 use plan::{Plan, plan};
-use seen::{FileName, Hashes, Places, Snapshot, look};
+use seen::{Hashes, Places, Snapshot, look};
 use wanted::Wanted;
 
 /// What an agent remembers from pass to pass. A fresh one is right too, and only slower.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Memory {
     hashes: Hashes,
-    pace: Pace,
+    paces: Each<Pace>,
+    /// What was undone the last time: a fight is over something, also while nothing has to be done.
+    matters: Each<Matter>,
+}
+
+impl Default for Memory {
+    fn default() -> Self {
+        Self { hashes: Hashes::default(), paces: Each::made(Pace::of), matters: Each::default() }
+    }
 }
 
 impl Memory {
     /// Something else is wanted from now on: to write it undoes nobody's work, and is nobody's rewrite.
     pub fn wants_anew(&mut self) {
-        self.pace.begin_anew();
+        for directory in Directory::BOTH {
+            self.paces.of_mut(directory).begin_anew();
+        }
     }
 
-    /// How often somebody undid what we did, as far as it was seen.
+    /// How often somebody undid what we did in a directory, and how often it was put back.
     #[must_use]
-    pub fn undone(&self) -> u64 {
-        self.pace.total()
+    pub fn tally(&self, directory: Directory) -> Tally {
+        self.paces.of(directory).tally()
+    }
+
+    /// Which directories are fought over, and how long what is planned has to wait there.
+    fn judge(&mut self, seen: &Snapshot, plan: &Plan, now: Instant) -> Each<Option<Fight>> {
+        Each::made(|directory| {
+            if let Some(matter) = Matter::seen(seen, plan, directory) {
+                *self.matters.of_mut(directory) = matter;
+            }
+            let pace = self.paces.of_mut(directory);
+            let wait = match pace.judge(plan, now) {
+                Go::Now => None,
+                Go::Later(wait) => Some(wait),
+            };
+            let matter = self.matters.of(directory).clone();
+            pace.is_fight().then(|| Fight { matter, undone: pace.undone(), wait })
+        })
+    }
+
+    fn performed(&mut self, changes: &[Change], went: Went, left: &Plan) {
+        for directory in Directory::BOTH {
+            if changes.iter().any(|change| change.puts() && change.directory() == directory) {
+                self.paces.of_mut(directory).wrote(went, left, Instant::now());
+            }
+        }
     }
 }
 
 /// What one pass found, did and left.
 #[derive(Debug)]
 pub struct Pass {
-    /// What had to be done.
+    /// What had to be done, but for what waits because it is fought over.
     pub plan: Plan,
     /// What became of it.
     pub performed: Performed,
     /// What is still to be done: read from the disk again, not believed.
     pub left: Plan,
-    /// Somebody keeps undoing it.
-    pub fight: Option<Fight>,
-}
-
-/// More than five foreign writes in a minute.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Fight {
-    /// Over which file, where it is one.
-    pub file: Option<FileName>,
-    /// How often in the last minute.
-    pub undone: usize,
-    /// With whom, most likely.
-    pub rival: Option<Rival>,
-    /// When to try again; at once when this pass has written.
-    pub wait: Option<Duration>,
+    /// Where somebody keeps undoing it.
+    pub fights: Each<Option<Fight>>,
 }
 
 /// Brings a node as near to what is wanted as can be now. Called again, it goes on from there.
@@ -82,31 +105,37 @@ pub fn pass(places: &Places, wanted: &Wanted, memory: &mut Memory) -> Result<Pas
     let _turn = Turn::take(&places.programs)?;
     let interest = wanted.interest();
     let seen = look(places, &interest, &mut memory.hashes);
-    let planned = plan(&seen, wanted);
-    let go = memory.pace.judge(&planned, Instant::now());
-    let fight = memory.pace.is_fight().then(|| fight(&seen, &planned, &memory.pace, go));
-    if planned.changes.is_empty() || go != Go::Now {
-        return Ok(Pass { left: planned.clone(), plan: planned, performed: Performed::default(), fight });
+    let whole = plan(&seen, wanted);
+    let fights = memory.judge(&seen, &whole, Instant::now());
+    let planned = Plan { changes: due(&whole.changes, &fights, places), problems: whole.problems.clone() };
+    if planned.changes.is_empty() {
+        return Ok(Pass { left: whole, plan: planned, performed: Performed::default(), fights });
     }
     let performed = perform(&planned.changes, places);
     let left = plan(&look(places, &interest, &mut memory.hashes), wanted);
-    let overtaken = |why: &PerformError| matches!(why, PerformError::Overtaken { .. });
-    let went = if performed.failed.iter().all(overtaken) { Went::Well } else { Went::Badly };
-    memory.pace.wrote(went, &left, Instant::now());
-    Ok(Pass { plan: planned, performed, left, fight })
+    memory.performed(&planned.changes, went(&performed), &left);
+    Ok(Pass { plan: planned, performed, left, fights })
 }
 
-fn fight(seen: &Snapshot, plan: &Plan, pace: &Pace, go: Go) -> Fight {
-    let file = plan.changes.iter().find_map(|change| match change {
-        Change::Write { file, .. } | Change::Move { from: file, .. } => Some(file.clone()),
-        _ => None,
-    });
-    let bytes = file.as_ref().and_then(|file| seen.conf.files.get(file)?.content.as_ref().ok());
-    let chain = bytes.and_then(|bytes| Chain::read(bytes).ok());
-    let rival = chain.and_then(|chain| likely(&chain.plugins()));
-    let wait = match go {
-        Go::Now => None,
-        Go::Later(wait) => Some(wait),
+/// Those that need not wait. One that has to is as one that fails: what comes after it is not done
+/// either, unless a program that works serves meanwhile.
+fn due(changes: &[Change], fights: &Each<Option<Fight>>, places: &Places) -> Vec<Change> {
+    let waits = |change: &Change| {
+        let fight = fights.of(change.directory()).as_ref();
+        change.puts() && fight.is_some_and(|fight| fight.wait.is_some())
     };
-    Fight { file, undone: pace.undone(), rival, wait }
+    if changes.iter().all(waits) {
+        return Vec::new();
+    }
+    let until_stopped = changes.iter().take_while(|change| !waits(change) || works_without(change, places));
+    until_stopped.filter(|change| !waits(change)).cloned().collect()
+}
+
+fn went(performed: &Performed) -> Went {
+    let overtaken = |why: &PerformError| matches!(why, PerformError::Overtaken { .. });
+    match performed.failed.as_slice() {
+        [] => Went::Well,
+        failed if failed.iter().all(overtaken) => Went::Overtaken,
+        _ => Went::Badly,
+    }
 }

@@ -1,8 +1,8 @@
 //! The node agent's life: what runs beside what, and how it stops.
 //!
-//! One loop waits for callers, log lines and the signal to stop; each caller is answered on a thread
-//! of its own, and there is a bound on both their number and their time. Who knows the pods stands
-//! behind [`Pods`]. What keeps the node, and tells about it, runs beside: `beside.rs`.
+//! One thread answers callers (`facts_socket`) until the signal to stop, and one tells log lines: a journal
+//! that nobody reads holds up no pod. Who knows the pods stands behind [`Pods`]. What keeps the node, and
+//! tells about it, runs beside: `beside.rs`.
 
 mod asked;
 mod beside;
@@ -40,19 +40,20 @@ use gybe_plugin::args::PodRef;
 use gybe_plugin::facts::wire::Answer;
 use journal::LogSocket;
 use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use serde_json::json;
 use std::collections::BTreeSet;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread::{self, Scope};
+use std::thread;
 use std::time::{Duration, Instant};
 
 /// Somebody who knows this node's pods.
 pub trait Pods: Sync {
+    /// What can be said of a pod now; none when it may be about to come.
+    fn at_once(&self, pod: &PodRef) -> Option<Answer>;
+
     /// What is known of a pod, at the latest `until` then.
     fn answer(&self, pod: &PodRef, until: Instant) -> Answer;
 
@@ -102,10 +103,6 @@ pub enum NodeError {
     },
 }
 
-/// So many callers are answered at once; more wait in the socket's backlog. A node has 110 pods, or
-/// some hundreds, and an answer takes less than a millisecond.
-const CALLERS: usize = 64;
-
 /// All that one agent is.
 pub struct Agent<'a> {
     /// Who knows the pods.
@@ -135,7 +132,7 @@ pub fn serve(agent: Agent<'_>) -> Result<(), NodeError> {
     let journal = Journal::default();
     journal.tell("info", "gybe node: serving", json!({ "socket": agent.facts.display().to_string() }));
     let (pods, calls) = (Asked::of(agent.pods), Calls::default());
-    let serving = || wait_and_serve(&pods, &stop, (&callers, &lines), (&journal, &calls));
+    let serving = || answer_and_tell(&pods, &stop, (&callers, &lines), (&journal, &calls));
     let served = match agent.keeping {
         Some(keeping) => {
             let beside = Beside { pods: &pods, calls: &calls, journal: &journal, home: agent.home };
@@ -157,85 +154,23 @@ pub(crate) fn stop_signal() -> Result<SignalFd, Errno> {
     SignalFd::with_flags(&signals, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)
 }
 
-/// The scope ends when the last caller has been answered, and none takes longer than its deadline.
-fn wait_and_serve(
+/// Ends when the last caller has been answered, and none takes longer than its deadline.
+fn answer_and_tell(
     pods: &dyn Pods,
     stop: &SignalFd,
     (callers, lines): (&FactsSocket, &LogSocket),
     (journal, calls): (&Journal, &Calls),
 ) -> Result<(), NodeError> {
-    let done = std::io::pipe();
-    let (freed, free) = done.map_err(|why| NodeError::Wait { what: "callers", source: errno(&why) })?;
-    let room = Room { busy: AtomicUsize::new(0), free };
+    let wait = |what| move |source| NodeError::Wait { what, source };
+    let (ended, running) = std::io::pipe().map_err(|why| wait("the end")(errno(&why)))?;
     thread::scope(|scope| {
-        loop {
-            // With no room for one more, whoever calls waits in the backlog.
-            let has_room = room.busy.load(Ordering::Acquire) < CALLERS;
-            let for_calls = if has_room { PollFlags::POLLIN } else { PollFlags::empty() };
-            let [stop, line, room_again, caller] = woken([
-                PollFd::new(stop.as_fd(), PollFlags::POLLIN),
-                PollFd::new(lines.as_fd(), PollFlags::POLLIN),
-                PollFd::new(freed.as_fd(), PollFlags::POLLIN),
-                PollFd::new(callers.as_fd(), for_calls),
-            ])?;
-            if stop {
-                return Ok(());
-            }
-            if line {
-                lines.receive(journal, calls);
-            }
-            if room_again {
-                drop(std::io::Read::read(&mut &freed, &mut [0; CALLERS]));
-            }
-            if caller && let Some(call) = callers.accept(journal) {
-                room.serve(scope, journal, move || call.answer(pods, journal));
-            }
-        }
+        let telling = scope.spawn(|| lines.serve(ended.as_fd(), journal, calls));
+        let served = callers.serve(stop.as_fd(), pods, journal).map_err(wait("callers"));
+        // Whoever polls the other end wakes.
+        drop(running);
+        let told = telling.join().unwrap_or(Err(Errno::EIO)).map_err(wait("log lines"));
+        served.and(told)
     })
-}
-
-/// For callers that are answered now.
-struct Room {
-    busy: AtomicUsize,
-    free: std::io::PipeWriter,
-}
-
-impl Room {
-    /// Answers on a thread of its own. Where the kernel has none, the caller is hung up on and asks again,
-    /// and the node is kept all the same.
-    fn serve<'scope>(
-        &'scope self,
-        scope: &'scope Scope<'scope, '_>,
-        journal: &Journal,
-        answer: impl FnOnce() + Send + 'scope,
-    ) {
-        self.busy.fetch_add(1, Ordering::AcqRel);
-        let answering = thread::Builder::new().spawn_scoped(scope, move || {
-            answer();
-            self.leave();
-        });
-        if let Err(why) = answering {
-            self.leave();
-            let more = json!({ "why": why.to_string() });
-            journal.tell("error", "gybe node: there is no thread for a caller", more);
-        }
-    }
-
-    fn leave(&self) {
-        // The loop may have found no room.
-        if self.busy.fetch_sub(1, Ordering::AcqRel) == CALLERS {
-            drop(std::io::Write::write(&mut &self.free, &[0]));
-        }
-    }
-}
-
-/// Waits, and says for which something came.
-fn woken<const N: usize>(mut fds: [PollFd<'_>; N]) -> Result<[bool; N], NodeError> {
-    match poll(&mut fds, PollTimeout::NONE) {
-        Ok(_) => Ok(fds.map(|fd| fd.any().unwrap_or(false))),
-        Err(Errno::EINTR) => Ok([false; N]),
-        Err(source) => Err(NodeError::Wait { what: "callers", source }),
-    }
 }
 
 fn errno(fault: &std::io::Error) -> Errno {

@@ -11,7 +11,7 @@ use gybe_netfilter::choose::{Override, choose};
 use gybe_netfilter::probe::Capabilities;
 use gybe_plugin::probe_cache::{Age, DIRECTORY, LearnError, Learnt, ProbeCache};
 use nix::sys::signalfd::SignalFd;
-use rhythm::{Kept, Rhythm};
+use rhythm::{Kept, Rhythm, is_flawless};
 use serde_json::json;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
@@ -41,7 +41,7 @@ pub(crate) fn watch(learnt: &Learnt, stop: &SignalFd, journal: &Journal) {
     loop {
         // After the watch was armed: what changes from here on wakes the wait below.
         let now = Instant::now();
-        let wait = match rhythm.due(&kept()) {
+        let wait = match rhythm.due(&kept(&ProbeCache::default())) {
             None => IDLE,
             Some(due) if due > now => due - now,
             Some(_) => {
@@ -56,10 +56,9 @@ pub(crate) fn watch(learnt: &Learnt, stop: &SignalFd, journal: &Journal) {
 }
 
 /// What is in the file, as others see it.
-fn kept() -> Kept {
-    let cache = ProbeCache::default();
+fn kept(cache: &ProbeCache) -> Kept {
     match cache.recall() {
-        Some(known) if untried(&known).is_none() => Kept::Complete,
+        Some(known) if untried(&known).is_none() && is_flawless(&known) => Kept::Complete,
         Some(_) => Kept::Doubtful,
         None if cache.is_kept() => Kept::Doubtful,
         None => Kept::Gone,
@@ -67,7 +66,7 @@ fn kept() -> Kept {
 }
 
 fn again(journal: &Journal) -> Option<Capabilities> {
-    match ProbeCache::default().learn(Age::Any, untried) {
+    match ProbeCache::default().learn(Age::Recent, untried) {
         Ok(learnt) => {
             tell(journal, &learnt);
             Some(learnt.capabilities)
@@ -102,5 +101,40 @@ fn tell(journal: &Journal, learnt: &Learnt) {
             "gybe probe: this cannot be kept in /run/gybe",
             json!({ "why": why.to_string() }),
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gybe_netfilter::probe::{Finding, Profile, Refusal};
+    use gybe_plugin::probe_cache::this_node;
+    use gybe_plugin::probed;
+    use std::fs;
+
+    /// What the plugin goes by for the boot is asked again here, and nowhere on the path of a pod.
+    #[test]
+    fn what_does_not_work_is_doubtful_though_another_backend_does_everything() {
+        let place = std::env::temp_dir().join(format!("gybe-node-probe-{}", std::process::id()));
+        fs::create_dir(&place).unwrap();
+        let cache = ProbeCache::at(&place);
+        assert_eq!(kept(&cache), Kept::Gone);
+        for (of_legacy, found) in [
+            (Some(Finding::Works), Kept::Complete),
+            (Some(Finding::Refused(Refusal::default())), Kept::Doubtful),
+            (None, Kept::Doubtful),
+        ] {
+            let all = |finding: Finding| {
+                Profile::ALL.map(|profile| (profile, finding.clone())).into_iter().collect()
+            };
+            let findings = [Some(Finding::Works), Some(Finding::Works), of_legacy];
+            let backends = BackendKind::ALL.into_iter().zip(findings);
+            let backends = backends.filter_map(|(kind, finding)| Some((kind, all(finding?)))).collect();
+            let capabilities = Capabilities { backends, ..Capabilities::default() };
+            let json = probed::to_json(&this_node().unwrap(), &capabilities);
+            fs::write(place.join("probe.json"), json.to_string()).unwrap();
+            assert_eq!(kept(&cache), found);
+        }
+        fs::remove_dir_all(&place).unwrap();
     }
 }

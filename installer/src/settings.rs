@@ -17,10 +17,10 @@ mod reader;
 mod template;
 mod wants;
 
-pub use choices::{Choices, Mode, OTHER_NAMES, PodSource, TakeOverWish};
+pub use choices::{Choices, Mode, PodSource, TakeOverWish};
 pub use faults::{Fault, SettingsError};
 pub use given::{CONFIG, Given, Unread, config_directory};
-pub use ground::{ApiServer, Ground, SERVICE_ACCOUNT, Trust};
+pub use ground::{ApiServer, Ground, Trust};
 pub use listen::Listen;
 pub use names::{Fate, INCUMBENTS, KEYS, Name, OURS};
 pub use wants::{Burial, OnNode, StandIn};

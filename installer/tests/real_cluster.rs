@@ -63,7 +63,7 @@ fn every_pod_of_a_node_is_known_and_told_as_the_api_server_has_it() {
     let pods = pods["items"].as_array().unwrap();
     assert!(!pods.is_empty(), "node {node} has no pod to ask about");
     for pod in pods {
-        let asked = wire::asked(question(pod).as_bytes()).unwrap();
+        let asked = wire::asked(question(pod).as_bytes()).unwrap().pod;
         let before = Instant::now();
         let answer = watched.answer(&asked, soon());
         assert!(before.elapsed() < Duration::from_millis(250), "{asked}: {:?}", before.elapsed());
@@ -77,7 +77,7 @@ fn every_pod_of_a_node_is_known_and_told_as_the_api_server_has_it() {
 fn what_is_not_there_is_not_told() {
     let watched = WatchedPods::start(&cluster(), &node()).unwrap();
     let nobody = json!({ "metadata": { "namespace": "default", "name": "gybe-test-nobody", "uid": "u" } });
-    let asked = wire::asked(question(&nobody).as_bytes()).unwrap();
+    let asked = wire::asked(question(&nobody).as_bytes()).unwrap().pod;
     assert_eq!(watched.answer(&asked, soon()), Answer::Unknown);
     assert_eq!(daemonset_fate(&cluster(), "default", "gybe-test-nobody", soon()), Fate::Gone);
 }

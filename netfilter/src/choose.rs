@@ -119,6 +119,16 @@ pub fn suffices(findings: &Findings) -> bool {
     ESSENTIAL.iter().all(|profile| findings.get(*profile).is_some_and(Finding::works))
 }
 
+/// Does it do all that was tried?
+pub fn flawless(findings: &Findings) -> bool {
+    findings.values().all(Finding::works)
+}
+
+/// Is `backend` known to do that here?
+pub fn does(known: &Capabilities, backend: BackendKind, profile: Profile) -> bool {
+    known.backends.get(backend).and_then(|findings| findings.get(profile)).is_some_and(Finding::works)
+}
+
 /// What is the matter, by the first essential profile that does not work.
 fn fault(findings: &Findings) -> String {
     let failing = ESSENTIAL.iter().filter_map(|profile| Some((profile, findings.get(*profile)?)));

@@ -26,6 +26,7 @@ pub use programs::Variant;
 pub use save::SaveError;
 
 use crate::backend::{Applied, Backend, BackendError, BackendKind, Before, Inventory};
+use crate::lock::lock;
 use crate::nft::Nft;
 use crate::ruleset::{Family, Ruleset};
 use holding::Holdings;
@@ -36,6 +37,7 @@ use restore::{render, transaction};
 use run::Conditions;
 use secluded::secluded;
 use session::{PerFamily, Session};
+use std::fs::{File, TryLockError};
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -48,13 +50,7 @@ pub struct Iptables {
     programs: Programs,
     other: Option<Programs>,
     deadline: Duration,
-    lock: PathBuf,
 }
-
-/// The network namespace itself is what legacy programs lock: nobody waits for another namespace,
-/// and no file is left behind. `flock` works on it; seen with iptables-legacy-restore 1.8.9. Before
-/// 1.8.6 the file cannot be chosen, and all namespaces wait for /run/xtables.lock.
-const NAMESPACE_LOCK: &str = "/proc/self/ns/net";
 
 /// An apply takes some 10 ms; this is for a node in trouble.
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -75,7 +71,7 @@ impl Iptables {
     pub fn find_in(variant: Variant, directories: &[PathBuf]) -> Result<Self, IptablesError> {
         let programs = Programs::find(variant, directories)?;
         let other = Programs::find(variant.other(), directories).ok();
-        Ok(Self { variant, programs, other, deadline: DEADLINE, lock: NAMESPACE_LOCK.into() })
+        Ok(Self { variant, programs, other, deadline: DEADLINE })
     }
 
     /// The same, with this much time for one apply, remove or inspect.
@@ -84,39 +80,35 @@ impl Iptables {
         Self { deadline, ..self }
     }
 
-    /// The same, with a file that legacy programs lock in place of the network namespace.
-    #[must_use]
-    pub fn with_lock(self, lock: PathBuf) -> Self {
-        Self { lock, ..self }
-    }
-
     /// Which variant it is.
     pub fn variant(&self) -> Variant {
         self.variant
     }
 
     /// Writes the rules, and tells what was met and which other backends' rules are to go now.
-    fn apply_rules(&self, rules: &Ruleset) -> Result<(Applied, Vec<BackendKind>), IptablesError> {
+    fn written(
+        &self,
+        session: &Session<'_>,
+        rules: &Ruleset,
+    ) -> Result<(Applied, Vec<BackendKind>), IptablesError> {
         let wanted = wanted_by(rules);
-        self.at_work(|session| {
-            let mut presence = session.presence()?;
-            let found = session.ours_among(&mut presence)?;
-            let others = presence.others_than(self.variant.into())?;
-            session.can_write(&wanted)?;
-            self.can_clear(&others)?;
-            // Two families are two transactions: when one is refused everything is taken back.
-            FAMILIES.into_iter().try_for_each(|family| {
-                let written = session.write(family, held(&found, family), held(&wanted, family));
-                written.map_err(|refusal| self.taken_back(session, &found, (family, refusal)))
-            })?;
-            let before = match (found == wanted, found.values().all(Holdings::is_empty)) {
-                _ if !others.is_empty() => Before::Others,
-                (true, _) => Before::TheSame,
-                (false, true) => Before::Nothing,
-                (false, false) => Before::Others,
-            };
-            Ok((Applied { before, beside: presence.beside }, others))
-        })
+        let mut presence = session.presence()?;
+        let found = session.ours_among(&mut presence)?;
+        let others = presence.others_than(self.variant.into())?;
+        session.can_write(&wanted)?;
+        self.can_clear(&others)?;
+        // Two families are two transactions: when one is refused everything is taken back.
+        FAMILIES.into_iter().try_for_each(|family| {
+            let written = session.write(family, held(&found, family), held(&wanted, family));
+            written.map_err(|refusal| self.taken_back(session, &found, (family, refusal)))
+        })?;
+        let before = match (found == wanted, found.values().all(Holdings::is_empty)) {
+            _ if !others.is_empty() => Before::Others,
+            (true, _) => Before::TheSame,
+            (false, true) => Before::Nothing,
+            (false, false) => Before::Others,
+        };
+        Ok((Applied { before, beside: presence.beside }, others))
     }
 
     /// Are there programs to take the rules of these backends away? Asked before anything is written.
@@ -126,14 +118,6 @@ impl Iptables {
             return Err(IptablesError::ProgramMissing { variant: other.name(), family: Family::V4 });
         }
         Ok(())
-    }
-
-    /// Takes away what another backend of ours has written.
-    fn clear(&self, kind: BackendKind) -> Result<(), BackendError> {
-        match kind {
-            BackendKind::Nft => Nft.remove(),
-            _ => Ok(self.at_work(|session| session.other().map_or(Ok(()), |other| other.clear()))?),
-        }
     }
 
     /// Puts everything back as it was `before`, with time of its own: the deadline may be what
@@ -157,20 +141,39 @@ impl Iptables {
         }
     }
 
-    /// On a thread of its own in the caller's network namespace, with one deadline for all.
-    fn at_work<T: Send>(
+    /// On a thread of its own in the caller's network namespace, alone there, with one deadline for all.
+    fn at_work<T: Send, E: From<IptablesError> + Send>(
         &self,
-        work: impl FnOnce(&Session<'_>) -> Result<T, IptablesError> + Send,
-    ) -> Result<T, IptablesError> {
+        work: impl FnOnce(&Session<'_>) -> Result<T, E> + Send,
+    ) -> Result<T, E> {
         let deadline = Instant::now() + self.deadline;
         let done = secluded(|| {
+            let _alone = alone(self.deadline)?;
             let owner = foreign_owner().map_err(IptablesError::UserNamespace)?;
             let user_namespace = owner.as_ref().map(AsFd::as_fd);
-            let conditions = Conditions { deadline, lock: &self.lock, user_namespace };
+            let conditions = Conditions { deadline, user_namespace };
             let (programs, other) = (&self.programs, self.other.as_ref());
             work(&Session { variant: self.variant, programs, other, conditions })
         });
         done.map_err(IptablesError::NoThread)?
+    }
+}
+
+/// Keeps others of ours from reading and writing in this thread's network namespace, until the file is
+/// closed.
+///
+/// What is written is made of what was read, and a reading is several programs, as a writing is: of two
+/// calls at once each would write its jumps, or put back what the other has replaced. The namespace
+/// itself is what is locked: nobody waits for another namespace, and no file is left behind. Whoever
+/// takes it for an xtables lock (istio-cni does) waits for all of ours and not for each of its programs.
+/// A pod may lock its own namespace, and keeps nobody from writing in it but those it asks itself: an
+/// ADD comes before its first process.
+fn alone(time: Duration) -> Result<File, IptablesError> {
+    let namespace = File::open("/proc/thread-self/ns/net").map_err(IptablesError::NoLock)?;
+    match lock(&namespace, time) {
+        Ok(()) => Ok(namespace),
+        Err(TryLockError::WouldBlock) => Err(IptablesError::Busy { after: time }),
+        Err(TryLockError::Error(why)) => Err(IptablesError::NoLock(why)),
     }
 }
 
@@ -180,19 +183,25 @@ impl Backend for Iptables {
     }
 
     fn apply(&self, rules: &Ruleset) -> Result<Applied, BackendError> {
-        let (applied, others) = self.apply_rules(rules)?;
-        for kind in others {
-            self.clear(kind).map_err(|source| BackendError::Left { kind, source: Box::new(source) })?;
-        }
-        Ok(applied)
+        self.at_work(|session| {
+            let (applied, others) = self.written(session, rules)?;
+            for kind in others {
+                let cleared = match kind {
+                    BackendKind::Nft => Nft.remove(),
+                    _ => session.other().map_or(Ok(()), |other| other.clear()).map_err(BackendError::from),
+                };
+                cleared.map_err(|source| BackendError::Left { kind, source: Box::new(source) })?;
+            }
+            Ok(applied)
+        })
     }
 
     fn remove(&self) -> Result<(), BackendError> {
-        Ok(self.at_work(|session| -> Result<_, IptablesError> { session.clear() })?)
+        self.at_work(|session| Ok(session.clear()?))
     }
 
     fn inspect(&self) -> Result<Inventory, BackendError> {
-        Ok(self.at_work(|session| Ok(inventory(&session.ours()?)))?)
+        self.at_work(|session| Ok(inventory(&session.ours()?)))
     }
 
     fn wanted(&self, rules: &Ruleset) -> Inventory {

@@ -23,6 +23,7 @@ pub mod choose;
 pub mod compile;
 pub mod heard;
 pub mod iptables;
+pub mod lock;
 mod netlink;
 pub mod netns;
 pub mod nft;

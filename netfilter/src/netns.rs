@@ -195,9 +195,7 @@ impl Netns {
             errand.join().unwrap_or_else(|panic| panic::resume_unwind(panic))
         })
     }
-}
 
-impl Netns {
     /// Moves the calling thread into the namespace, for the rest of its life.
     ///
     /// For a program with one errand: a thread made for it ([`Netns::run`]) has a stack, an

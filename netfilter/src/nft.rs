@@ -49,6 +49,11 @@ impl Nft {
     }
 
     /// Rules that are there already stay: replacing them would cost a delete and their counters.
+    ///
+    /// No lock, however many calls there are at once: the kernel carries out one transaction at a time
+    /// (`commit_mutex`, net/netfilter/nf_tables_api.c, v6.18), and what a batch leaves behind hangs on
+    /// nothing that was read before. One that makes the table is refused where there is one (`EEXIST`),
+    /// and one that replaces it makes, deletes and makes it.
     fn settle(&self, connection: &mut Connection, rules: &Ruleset) -> Result<Before, NftError> {
         match connection.transact(&Batch::apply(rules, Start::Fresh)?) {
             Err(error) if error.is_table_there() => {}

@@ -1,6 +1,7 @@
 //! All that a namespace must hold for a policy to be true: packet rules and routes, as one.
 
 use crate::backend::{Applied, Backend, BackendError, BackendKind, Before, Difference};
+use crate::choose::Way;
 use crate::compile::compile;
 use crate::nft::NftError;
 use crate::policy::RedirectPolicy;
@@ -81,6 +82,25 @@ impl Redirection {
     pub fn without_zones(mut self) -> Self {
         self.rules.chains.retain(|chain| chain.name.stage() != Stage::Raw);
         self
+    }
+
+    /// The same written that way.
+    pub fn by_way(policy: &RedirectPolicy, way: Way) -> Self {
+        match way {
+            Way::Whole => Self::of(policy),
+            Way::WithoutZones => Self::of(policy).without_zones(),
+        }
+    }
+
+    /// In which way `backend` has written `policy` here: the one that is nearer to what is there.
+    ///
+    /// # Errors
+    /// When the namespace cannot be asked.
+    pub fn way_written(policy: &RedirectPolicy, backend: &dyn Backend) -> Result<Way, RedirectionError> {
+        let found = backend.inspect()?;
+        let apart = |way| backend.wanted(&Self::by_way(policy, way).rules).differences(&found).len();
+        let without_zones = apart(Way::WithoutZones) < apart(Way::Whole);
+        Ok(if without_zones { Way::WithoutZones } else { Way::Whole })
     }
 
     /// Makes the namespace hold exactly this of ours. Twice is the same as once.

@@ -58,8 +58,8 @@ impl Routes {
         self.entries.is_empty()
     }
 
-    /// Does `lo` get an address?
-    pub fn add_to_loopback(&self) -> bool {
+    /// Is `::6` on `lo` needed, where IPv6 has but one address?
+    pub fn needs_passthrough_address(&self) -> bool {
         self.entries.contains(&Entry::PassthroughAddress)
     }
 

@@ -18,9 +18,10 @@ use gybe_netfilter::policy::Families;
 use std::path::Path;
 use std::time::Instant;
 
-pub(crate) fn add(request: &Request) -> Result<Reply, PluginError> {
+pub(crate) fn add(request: &mut Request) -> Result<Reply, PluginError> {
+    let before = request.network.take_prev_result();
+    let answer = result::to_hand_on(before, request.network.version())?;
     let members = request.network.members();
-    let answer = result::to_hand_on(&request.network)?;
     let conf = PluginConf::read(members)?;
     let unknown = unknown_keys(members);
     if !unknown.is_empty() {
@@ -42,9 +43,9 @@ fn redirect(subject: Subject, conf: &PluginConf, netns: Option<&Path>) -> Result
         tracing::warn!(pod, variable, "gybe-cni cmdAdd: a variable of istio-proxy is neither true nor false");
     }
     let (facts_us, began) = (subject.facts_us, Instant::now());
-    let done = subject.inside(conf, |redirection, routes, backend| {
-        loopback::settle(redirection, routes, netns.unwrap_or(Path::new("")));
-        redirection.apply_over(routes, backend)
+    let done = subject.inside(conf, |redirection, backend, met| {
+        loopback::settle(redirection, met.routes, met.addresses, netns.unwrap_or(Path::new("")));
+        redirection.apply_over(met.routes, backend)
     });
     let done = done.inspect_err(|refusal| Tool::note(conf.backend, refusal))?;
     for beside in &done.outcome.beside {

@@ -28,11 +28,14 @@ impl fmt::Display for PodRef {
     }
 }
 
-/// A namespace's name: a DNS label, so never `..` and never with a `/`.
+/// A namespace's name: an RFC 1123 label, so never `..` and never with a `/`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Namespace(String);
 
-/// A pod's name: DNS labels joined by dots, so never `..` and never with a `/`.
+/// A pod's name: an RFC 1123 subdomain, so never `..` and never with a `/`.
+///
+/// Its parts are as long as they like, unlike DNS's labels: Kubernetes bounds the whole alone
+/// (`dns1123SubdomainFmt`, `DNS1123SubdomainMaxLength`, k8s.io/apimachinery/pkg/util/validation).
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PodName(String);
 
@@ -42,7 +45,8 @@ impl Namespace {
     /// # Errors
     /// When Kubernetes would not take it for a namespace.
     pub fn parse(text: &str) -> Result<Self, ArgsError> {
-        if is_label(text) { Ok(Self(text.to_owned())) } else { Err(bad_name("K8S_POD_NAMESPACE", text)) }
+        let fits = text.len() <= 63 && is_part(text);
+        if fits { Ok(Self(text.to_owned())) } else { Err(bad_name("K8S_POD_NAMESPACE", text)) }
     }
 
     /// The name as text.
@@ -57,7 +61,7 @@ impl PodName {
     /// # Errors
     /// When Kubernetes would not take it for a pod.
     pub fn parse(text: &str) -> Result<Self, ArgsError> {
-        let fits = text.len() <= 253 && text.split('.').all(is_label);
+        let fits = text.len() <= 253 && text.split('.').all(is_part);
         if fits { Ok(Self(text.to_owned())) } else { Err(bad_name("K8S_POD_NAME", text)) }
     }
 
@@ -155,10 +159,11 @@ fn yes_or_no(word: &str) -> Result<bool, ArgsError> {
     }
 }
 
-fn is_label(text: &str) -> bool {
-    let inner = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
-    (1..=63).contains(&text.len())
-        && text.bytes().all(|b| inner(b) || b == b'-')
+/// What stands between two dots: never empty, and a dash only between others (`dns1123LabelFmt`).
+fn is_part(text: &str) -> bool {
+    let outer = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
+    !text.is_empty()
+        && text.bytes().all(|b| outer(b) || b == b'-')
         && !text.starts_with('-')
         && !text.ends_with('-')
 }
@@ -227,6 +232,21 @@ mod tests {
             }
         }
         assert!(Namespace::parse("a.b").is_err() && PodName::parse("a.b").is_ok());
-        assert!(Namespace::parse(&"a".repeat(64)).is_err() && PodName::parse(&"a".repeat(254)).is_err());
+    }
+
+    #[test]
+    fn a_name_is_as_long_as_kubernetes_lets_it_be() {
+        let (long, dotted) = ("a".repeat(64), format!("{}.b", "a".repeat(251)));
+        for (name, namespace, pod) in [
+            (&*"a".repeat(63), true, true),
+            (&*long, false, true),
+            (&*"a".repeat(253), false, true),
+            (&*dotted, false, true),
+            (&*"a".repeat(254), false, false),
+            ("", false, false),
+        ] {
+            let parsed = (Namespace::parse(name).is_ok(), PodName::parse(name).is_ok());
+            assert_eq!(parsed, (namespace, pod), "{} characters: {name:?}", name.len());
+        }
     }
 }

@@ -4,7 +4,7 @@ use crate::conf;
 use crate::error::PluginError;
 use crate::log::{CALL, Called};
 use crate::reply::{Reply, command};
-use crate::request::{self, Environment, Request, Verb};
+use crate::request::{Environment, Request, Verb};
 use crate::{add, check, del, gc, log, status, stdin, version};
 use std::mem::ManuallyDrop;
 use std::os::fd::BorrowedFd;
@@ -20,27 +20,18 @@ pub fn answer(env: &Environment, stdin: BorrowedFd<'_>) -> Reply {
     if verb == Some(Verb::Version) {
         return Reply::Answer(version::answer());
     }
-    match read(&name, env, stdin) {
+    match Request::parse(&name, env, || Ok(stdin::read(stdin, stdin::DEADLINE)?)) {
         Ok(request) => {
             // The process ends with its answer: to free the entry piece by piece takes half as long as
             // to read it did.
-            let request = ManuallyDrop::new(request);
-            perform(&request, called).unwrap_or_else(|fault| fail(called, Some(&request), &fault))
+            let mut request = ManuallyDrop::new(request);
+            perform(&mut request, called).unwrap_or_else(|fault| fail(called, Some(&request), &fault))
         }
         Err(fault) => fail(called, None, &fault),
     }
 }
 
-fn read(name: &str, env: &Environment, from: BorrowedFd<'_>) -> Result<Request, PluginError> {
-    // A call that lacks a variable is refused whatever stdin says, so nobody waits for stdin.
-    if let Some(verb) = Verb::parse(name) {
-        request::require(verb, env)?;
-    }
-    let bytes = stdin::read(from, stdin::DEADLINE)?;
-    Ok(Request::parse(name, env, &bytes)?)
-}
-
-fn perform(request: &Request, called: Called) -> Result<Reply, PluginError> {
+fn perform(request: &mut Request, called: Called) -> Result<Reply, PluginError> {
     let (level, agent) = conf::logging(request.network.members());
     log::start(level, agent, called);
     version::gate(request.verb, request.network.version())?;

@@ -11,7 +11,7 @@ pub(crate) fn check(request: &Request) -> Result<Reply, PluginError> {
     match wanted::wanted(request, &conf)? {
         Wanted::LeaveAlone(..) => Ok(Reply::Nothing),
         Wanted::Redirect(subject) => {
-            let found = subject.inside(&conf, |redirection, _, backend| redirection.differences(backend))?;
+            let found = subject.inside(&conf, |redirection, backend, _| redirection.differences(backend))?;
             let differences: Vec<_> = found.outcome.iter().map(ToString::to_string).collect();
             if differences.is_empty() { Ok(Reply::Nothing) } else { Err(PluginError::Drifted(differences)) }
         }

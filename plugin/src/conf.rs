@@ -17,6 +17,7 @@ pub use probed::Probed;
 use entry::Entry;
 use gybe_netfilter::backend::BackendKind;
 use gybe_netfilter::choose::Override;
+use incumbent::Kubernetes;
 use serde_json::{Map, Value};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -214,6 +215,7 @@ impl PluginConf {
     /// Names every key that has a wrong value, with the value and what would be right.
     pub fn read(members: &Map<String, Value>) -> Result<Self, ConfError> {
         let mut entry = Entry::top(members);
+        let older = entry.inside("kubernetes", Kubernetes::read);
         let mut conf = Self {
             log_level: entry.word("log_level", &LOG_LEVELS),
             backend: entry.word("backend", &BACKENDS),
@@ -224,25 +226,29 @@ impl PluginConf {
             inbound_default: entry.word("inboundDefault", &INBOUND),
             ipv6: entry.word("ipv6", &IPV6),
             max_intervals: entry.intervals("max_intervals").unwrap_or_default(),
-            facts: entry.inside("facts", FactsConf::read),
+            facts: entry.inside("facts", |facts| FactsConf::read(facts, &older)),
         };
-        incumbent::read(&mut entry, &mut conf);
+        incumbent::read(&mut entry, older, &mut conf);
         entry.finish(conf)
     }
 }
 
 impl FactsConf {
-    fn read(entry: &mut Entry<'_>) -> Self {
+    fn read(entry: &mut Entry<'_>, older: &Kubernetes) -> Self {
         let default = Self::default();
         let directory = entry.path("directory");
-        // Somebody with a directory and no word about an agent has none.
-        let alone = directory.is_some() && !entry.says("kubeconfig");
+        let kubeconfig = match entry.says("kubeconfig") {
+            true => entry.path("kubeconfig"),
+            false => older.kubeconfig.clone(),
+        };
+        // Somebody with a directory and no word about a cluster has no agent.
+        let alone = directory.is_some() && kubeconfig.is_none();
         let socket = match entry.says("socket") {
             true => entry.path("socket"),
             false => default.socket.filter(|_| !alone),
         };
         let deadline = entry.milliseconds("deadline_ms").unwrap_or(default.deadline);
-        Self { socket, directory, kubeconfig: entry.path("kubeconfig"), deadline }
+        Self { socket, directory, kubeconfig, deadline }
     }
 
     /// The node agent's other socket, for log lines, which stands beside the one for facts.
@@ -258,7 +264,8 @@ pub fn logging(members: &Map<String, Value>) -> (LogLevel, Option<PathBuf>) {
         true => entry.word("log_level", &LOG_LEVELS),
         false => entry.word("plugin_log_level", &LOG_LEVELS),
     };
-    (level, entry.inside("facts", FactsConf::read).log_socket())
+    let older = entry.inside("kubernetes", Kubernetes::read);
+    (level, entry.inside("facts", |facts| FactsConf::read(facts, &older)).log_socket())
 }
 
 #[cfg(test)]

@@ -1,8 +1,10 @@
-//! DEL: nothing to do, and nothing that could fail.
+//! DEL: nothing to do.
 //!
 //! The rules live in the pod's namespace and die with it. Runtimes send DEL two to five times,
 //! without a namespace, without prevResult, for pods never added; a DEL that fails keeps a pod
-//! Terminating for ever (spec `runtimes.md`). So none of our keys is read here.
+//! Terminating for ever (spec `runtimes.md`). So no key of ours can make it fail: logging reads two
+//! and refuses none. What makes it fail is a call that is none by the protocol, with a variable
+//! missing, an entry that is no JSON or has no name, or a version that is none (001 to 008).
 
 use crate::reply::Reply;
 use crate::request::Request;

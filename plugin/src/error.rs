@@ -3,7 +3,7 @@
 //! What a runtime is told about it, and under which number, is in `reply`.
 
 use crate::args::ArgsError;
-use crate::conf::{BackendChoice, ConfError};
+use crate::conf::ConfError;
 use crate::decide::Cause;
 use crate::facts::FactsError;
 use crate::gc::AttachmentsError;
@@ -12,7 +12,7 @@ use crate::request::RequestError;
 use crate::result::ResultError;
 use crate::stdin::StdinError;
 use crate::version::VersionError;
-use gybe_netfilter::backend::BackendError;
+use gybe_netfilter::backend::{BackendError, BackendKind};
 use gybe_netfilter::choose::{NoBackend, Unserved};
 use gybe_netfilter::netns::NetnsError;
 use gybe_netfilter::redirection::RedirectionError;
@@ -46,11 +46,11 @@ pub enum PluginError {
     /// What the pod wants.
     #[error(transparent)]
     Refused(#[from] Cause),
-    /// A way of writing rules that this node has not.
-    #[error("backend is {:?}, which this node has not", .choice.as_str())]
+    /// A way of writing rules that this node has not: named by the operator, or met in the pod.
+    #[error("this node cannot use backend {kind}")]
     Backend {
-        /// The operator's word.
-        choice: BackendChoice,
+        /// Which one.
+        kind: BackendKind,
         /// What is missing.
         source: BackendError,
     },

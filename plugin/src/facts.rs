@@ -5,6 +5,7 @@
 
 mod agent;
 mod directory;
+pub mod file;
 mod kubeconfig;
 pub mod wire;
 

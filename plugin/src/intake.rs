@@ -28,6 +28,24 @@ pub enum Cut {
 /// # Errors
 /// When there are more than `most` bytes, or they do not end by then.
 pub fn read(from: BorrowedFd<'_>, most: usize, until: Instant) -> Result<Vec<u8>, Cut> {
+    gather(from, (most, until), |_| false)
+}
+
+/// Reads one line, from somebody who says no more than that: nobody waits for the closing that follows.
+/// Without an end of its line it is what came until the other side closed.
+///
+/// # Errors
+/// When there are more than `most` bytes, or they do not end by then.
+pub fn line(from: BorrowedFd<'_>, most: usize, until: Instant) -> Result<Vec<u8>, Cut> {
+    gather(from, (most, until), |came| came.ends_with(b"\n"))
+}
+
+/// Reads until what came is whole, or the other side closes.
+fn gather(
+    from: BorrowedFd<'_>,
+    (most, until): (usize, Instant),
+    is_whole: impl Fn(&[u8]) -> bool,
+) -> Result<Vec<u8>, Cut> {
     let (mut bytes, mut length) = (vec![0; PIECE], 0);
     loop {
         wait(from, until)?;
@@ -39,6 +57,9 @@ pub fn read(from: BorrowedFd<'_>, most: usize, until: Instant) -> Result<Vec<u8>
         }
         if length > most {
             return Err(Cut::TooLong);
+        }
+        if is_whole(bytes.get(..length).unwrap_or_default()) {
+            break;
         }
         if length == bytes.len() {
             // Never full, or the end could not be told from a buffer without room.

@@ -10,8 +10,10 @@
 //!                                                                      namespace ─► prevResult
 //! ```
 //!
-//! Left of the arrows into `netfilter` everything is pure but `facts`, `intake` and `stdin`. What redirecting
-//! means to the kernel is not known here.
+//! What reads bytes, decides or renders is pure. What acts is few: `stdin` by `intake` and `reply` (the
+//! runtime's pipe), `facts` (files, sockets, a program), `wanted` (the pod's namespace), `loopback`
+//! (another plugin there), `tool` by `probe_cache` (what works on this node), and `log`. A verb's file
+//! calls both. What redirecting means to the kernel is not known here.
 
 mod add;
 pub mod annotations;

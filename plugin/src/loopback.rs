@@ -7,11 +7,12 @@
 //! <https://github.com/containernetworking/plugins/blob/v1.1.1/plugins/main/loopback/loopback.go>.
 
 use gybe_netfilter::redirection::Redirection;
-use gybe_netfilter::routes::Rtnetlink;
+use gybe_netfilter::routes::{Address, Rtnetlink};
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::parent_id;
 use std::path::Path;
+use std::process;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -29,15 +30,17 @@ const PAUSE: Duration = Duration::from_millis(2);
 /// Returns when nobody minds another address on `lo`, or when that took too long: then the runtime
 /// tries the pod again. At once where none is to be added, and nearly so where the runtime has no such
 /// plugin at work.
-pub(crate) fn settle(redirection: &Redirection, rtnetlink: &mut Rtnetlink, netns: &Path) {
-    if !redirection.routes.add_to_loopback() {
+///
+/// `listed` is what the namespace had for addresses a moment ago.
+pub(crate) fn settle(redirection: &Redirection, rtnetlink: &mut Rtnetlink, listed: &[Address], netns: &Path) {
+    if !redirection.routes.needs_passthrough_address() {
         return;
     }
     let start = Instant::now();
-    let mut unseen_since = start;
+    let (mut unseen_since, mut is_down) = (start, is_down_by(listed));
     loop {
-        // First: whoever has raised it is a program by now, and is seen as long as it runs.
-        let is_down = is_down(rtnetlink);
+        // Behind the list: whoever has raised it by then is a program by now, and is seen as long as it
+        // runs.
         if is_at_work(parent_id(), netns) {
             // Becoming a program it has no environment for a moment, and is not known.
             unseen_since = Instant::now();
@@ -49,12 +52,13 @@ pub(crate) fn settle(redirection: &Redirection, rtnetlink: &mut Rtnetlink, netns
             return;
         }
         thread::sleep(PAUSE);
+        is_down = rtnetlink.addresses().is_ok_and(|listed| is_down_by(&listed));
     }
 }
 
 /// The kernel gives `lo` its addresses as it comes up.
-fn is_down(rtnetlink: &mut Rtnetlink) -> bool {
-    rtnetlink.addresses().is_ok_and(|all| all.iter().all(|address| address.index != 1))
+fn is_down_by(listed: &[Address]) -> bool {
+    listed.iter().all(|address| address.index != 1)
 }
 
 /// Whether a child of `runtime` is the plugin `loopback`, for this namespace. A /proc that does not
@@ -64,7 +68,10 @@ fn is_at_work(runtime: u32, netns: &Path) -> bool {
     let lists = threads.into_iter().flatten().flatten();
     let lists = lists.filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok());
     let meant = [b"CNI_NETNS=", netns.as_os_str().as_bytes()].concat();
-    lists.into_iter().any(|list| list.split_whitespace().any(|child| is_loopback(child, &meant)))
+    // This process is one of them, and to look at itself is half of what an ADD spends here.
+    let own = process::id().to_string();
+    let is_one = |child: &str| child != own && is_loopback(child, &meant);
+    lists.into_iter().any(|list| list.split_whitespace().any(is_one))
 }
 
 fn is_loopback(pid: &str, meant: &[u8]) -> bool {
@@ -80,7 +87,7 @@ mod tests {
 
     #[test]
     fn a_loopback_plugin_is_known_by_its_name_its_parent_and_its_namespace() {
-        let place = std::env::temp_dir().join(format!("gybe-loopback-{}", std::process::id()));
+        let place = std::env::temp_dir().join(format!("gybe-loopback-{}", process::id()));
         fs::create_dir_all(&place).unwrap();
         let program = place.join("loopback");
         fs::copy("/bin/cat", &program).unwrap();
@@ -91,7 +98,7 @@ mod tests {
         // Once it answers it has become the program, and has its environment.
         child.stdin.as_mut().unwrap().write_all(b"x").unwrap();
         child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
-        let us = std::process::id();
+        let us = process::id();
         let found = [(us, "/run/netns/a"), (us, "/run/netns/b"), (us, "/run/netns"), (1, "/run/netns/a")]
             .map(|(runtime, netns)| is_at_work(runtime, Path::new(netns)));
         drop(child.stdin.take());

@@ -103,16 +103,25 @@ impl Network {
     pub fn member(&self, key: &str) -> Option<&Value> {
         member(&self.members, key)
     }
+
+    /// The result of the plugin before, moved out: it is handed on, and most of the entry.
+    pub fn take_prev_result(&mut self) -> Option<Value> {
+        let key = written(&self.members, "prevResult")?.0.clone();
+        self.members.remove(&key).filter(|value| !value.is_null())
+    }
 }
 
 /// The capability by which a runtime is asked for a pod's annotations.
 const ANNOTATIONS: &str = "io.kubernetes.cri.pod-annotations";
 
-/// The key as written, else in another case: Go's decoder, which all runtimes and most plugins
-/// are built on, does not mind the case of keys.
 fn member<'a>(members: &'a Map<String, Value>, key: &str) -> Option<&'a Value> {
-    let in_any_case = || members.iter().find(|(k, _)| k.eq_ignore_ascii_case(key)).map(|(_, v)| v);
-    members.get(key).or_else(in_any_case).filter(|value| !value.is_null())
+    written(members, key).map(|(_, value)| value).filter(|value| !value.is_null())
+}
+
+/// The key as given, else in another case: Go's decoder, which all runtimes and most plugins are built
+/// on, does not mind the case of keys.
+fn written<'a>(members: &'a Map<String, Value>, key: &str) -> Option<(&'a String, &'a Value)> {
+    members.get_key_value(key).or_else(|| members.iter().find(|(other, _)| other.eq_ignore_ascii_case(key)))
 }
 
 fn text(members: &Map<String, Value>, key: &'static str) -> Result<Option<String>, NetworkError> {

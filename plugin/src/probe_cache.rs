@@ -3,8 +3,8 @@
 
 use crate::probed::{self, Node};
 use gybe_netfilter::backend::BackendKind;
-use gybe_netfilter::choose::suffices;
-use gybe_netfilter::probe::{Capabilities, Finding, ProbeError};
+use gybe_netfilter::choose::{flawless, suffices};
+use gybe_netfilter::probe::{Capabilities, ProbeError};
 use nix::fcntl::OFlag;
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions, TryLockError};
 use std::io::{self, Read, Write};
@@ -24,8 +24,9 @@ const MOST: u64 = 64 * 1024;
 /// and some seconds where programs are tried on a busy node.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// How long it is believed that nothing works: a module may be loaded any time, and every ADD that
-/// fails meanwhile is tried again.
+/// How long it is believed that something does not work, by whoever needs it: a module may be loaded
+/// any time, a fault may have been a moment's (no memory, a late answer), and every ADD that fails
+/// meanwhile is tried again. What works does so until the next boot.
 const BELIEVED: Duration = Duration::from_secs(30);
 
 /// The place where findings are kept.
@@ -45,11 +46,13 @@ pub struct Learnt {
     pub not_kept: Option<io::Error>,
 }
 
-/// Which findings will do.
+/// How old findings may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Age {
-    /// Those that were kept.
+    /// Any age, of a backend that can write: what else it cannot do, or others cannot, nobody waits for.
     Any,
+    /// Any age, of a backend that does everything.
+    Recent,
     /// Only those made now.
     Fresh,
 }
@@ -103,13 +106,13 @@ impl ProbeCache {
         lacking: impl Fn(&Capabilities) -> Option<BackendKind>,
     ) -> Result<Learnt, LearnError> {
         let node = this_node().map_err(LearnError::Node)?;
-        let kept = |age| if age == Age::Fresh { None } else { self.known(&node) };
-        if let Some(capabilities) = kept(age).filter(|known| lacking(known).is_none()) {
+        let kept = || self.kept(&node).and_then(|kept| kept.believed(age));
+        if let Some(capabilities) = kept().filter(|known| lacking(known).is_none()) {
             return Ok(Learnt { capabilities, node, not_kept: None });
         }
         let lock = self.lock()?;
         // Somebody else may have found out while this call waited.
-        let mut capabilities = kept(age).unwrap_or_default();
+        let mut capabilities = kept().unwrap_or_default();
         let mut news = false;
         while let Some(kind) = lacking(&capabilities) {
             capabilities.learn(kind)?;
@@ -123,9 +126,10 @@ impl ProbeCache {
         Ok(Learnt { capabilities, node, not_kept: kept.err() })
     }
 
-    /// What is known without trying anything.
+    /// What is known without trying anything: all that is kept, as long as any of it is believed.
     pub fn recall(&self) -> Option<Capabilities> {
-        self.known(&this_node().ok()?)
+        let Kept { capabilities, is_recent } = self.kept(&this_node().ok()?)?;
+        (is_recent || capabilities.backends.values().any(suffices)).then_some(capabilities)
     }
 
     /// Whether anything is kept, to be believed or not.
@@ -143,11 +147,9 @@ impl ProbeCache {
         self.directory.join("probe.json")
     }
 
-    /// What is kept, as far as it is to be believed.
-    fn known(&self, node: &Node) -> Option<Capabilities> {
-        // A FIFO's opening waits for a writer without O_NONBLOCK; a link is nothing we wrote.
-        let flags = OFlag::O_NONBLOCK | OFlag::O_NOFOLLOW | OFlag::O_NOCTTY;
-        let file = OpenOptions::new().read(true).custom_flags(flags.bits()).open(self.file()).ok()?;
+    /// What is kept about this node.
+    fn kept(&self, node: &Node) -> Option<Kept> {
+        let file = at_once(OpenOptions::new().read(true)).open(self.file()).ok()?;
         let mut text = Vec::new();
         (&file).take(MOST + 1).read_to_end(&mut text).ok().filter(|read| *read as u64 <= MOST)?;
         let metadata = file.metadata().ok()?;
@@ -155,20 +157,17 @@ impl ProbeCache {
         if metadata.uid() != nix::unistd::geteuid().as_raw() {
             return None;
         }
-        let known = probed::from_json(&serde_json::from_slice(&text).ok()?, node)?;
-        let is_recent =
-            || SystemTime::now().duration_since(metadata.modified().ok()?).ok().map(|age| age < BELIEVED);
-        // A fault may have been a moment's (no memory, a late answer), so what does not work is asked
-        // again; what works does so until the next boot.
-        let flawless = known.backends.values().all(|findings| findings.values().all(Finding::works));
-        let does = flawless && known.backends.values().any(suffices);
-        (does || is_recent().unwrap_or(false)).then_some(known)
+        let capabilities = probed::from_json(&serde_json::from_slice(&text).ok()?, node)?;
+        // One from the future is none: a clock that was set back says nothing about age.
+        let age = metadata.modified().ok().and_then(|written| SystemTime::now().duration_since(written).ok());
+        Some(Kept { capabilities, is_recent: age.is_some_and(|age| age < BELIEVED) })
     }
 
     /// Written beside it and put in its place, so that nobody reads a part; readable for everybody.
     fn keep(&self, text: &str) -> io::Result<()> {
         let new = self.directory.join(".probe.json.new");
-        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o644).open(&new)?;
+        let mut file =
+            at_once(OpenOptions::new().write(true).create(true).truncate(true).mode(0o644)).open(&new)?;
         file.set_permissions(Permissions::from_mode(0o644))?;
         file.write_all(text.as_bytes())?;
         fs::rename(new, self.file())
@@ -202,8 +201,34 @@ impl ProbeCache {
             _ => {}
         }
         let path = self.directory.join("probe.lock");
-        OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path)
+        at_once(OpenOptions::new().write(true).create(true).truncate(false).mode(0o600)).open(path)
     }
+}
+
+/// What the file says.
+struct Kept {
+    capabilities: Capabilities,
+    is_recent: bool,
+}
+
+impl Kept {
+    /// Without what has to be found out again; nothing where that is everything.
+    fn believed(mut self, age: Age) -> Option<Capabilities> {
+        let lasts = match age {
+            Age::Any => suffices,
+            Age::Recent => flawless,
+            Age::Fresh => return None,
+        };
+        if !self.is_recent {
+            self.capabilities.backends.retain(lasts);
+        }
+        Some(self.capabilities)
+    }
+}
+
+/// Without `O_NONBLOCK` the opening of a FIFO waits for its other end; a link is nothing we wrote.
+fn at_once(options: &mut OpenOptions) -> &mut OpenOptions {
+    options.custom_flags((OFlag::O_NONBLOCK | OFlag::O_NOFOLLOW | OFlag::O_NOCTTY).bits())
 }
 
 /// This boot of this kernel.

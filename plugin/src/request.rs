@@ -1,6 +1,6 @@
 //! A runtime's call as a value: the verb, where the container lives, and the network's entry.
 //!
-//! Pure: takes the environment and the bytes of stdin, reads neither. What a verb does with the
+//! Pure: takes the environment, and the bytes of stdin from whoever reads them. What a verb does with the
 //! call is in that verb's file; which versions a verb answers is in `version`.
 
 use crate::network::{Network, NetworkError};
@@ -151,11 +151,8 @@ pub enum RequestError {
     Network(#[from] NetworkError),
 }
 
-/// Looks whether every variable that `verb` needs is there.
-///
-/// # Errors
-/// Names all that are missing.
-pub fn require(verb: Verb, env: &Environment) -> Result<(), RequestError> {
+/// Looks whether every variable that `verb` needs is there; names all that are missing.
+fn require(verb: Verb, env: &Environment) -> Result<(), RequestError> {
     let missing: Vec<_> = verb.required().iter().copied().filter(|name| env.get(name).is_none()).collect();
     if missing.is_empty() { Ok(()) } else { Err(RequestError::Missing(missing)) }
 }
@@ -164,15 +161,25 @@ impl Request {
     /// Reads the call from its environment and stdin.
     ///
     /// The order of the checks is the reference library's, so that a call with two faults is
-    /// answered with the same code: variables, stdin, then the container's names.
+    /// answered with the same code: variables, stdin, then the container's names. A call that lacks a
+    /// variable is refused whatever stdin says, so nobody waits for stdin.
     ///
     /// # Errors
-    /// When a variable is missing or has a value that nobody should pass on, or stdin is no entry.
-    pub fn parse(command: &str, env: &Environment, stdin: &[u8]) -> Result<Self, RequestError> {
+    /// When a variable is missing or has a value that nobody should pass on, or stdin cannot be read or
+    /// is no entry.
+    pub fn parse<B: AsRef<[u8]>, E: From<RequestError>>(
+        command: &str,
+        env: &Environment,
+        stdin: impl FnOnce() -> Result<B, E>,
+    ) -> Result<Self, E> {
         let verb = Verb::parse(command);
         if let Some(verb) = verb {
             require(verb, env)?;
         }
+        Ok(Self::of(command, verb, env, stdin()?.as_ref())?)
+    }
+
+    fn of(command: &str, verb: Option<Verb>, env: &Environment, stdin: &[u8]) -> Result<Self, RequestError> {
         let network = Network::parse(stdin)?;
         if verb.is_none_or(Verb::names_a_container) {
             check_container_id(&env.text("CNI_CONTAINERID").unwrap_or_default())?;

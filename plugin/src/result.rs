@@ -5,7 +5,6 @@
 
 pub mod convert;
 
-use crate::network::Network;
 use convert::{ConvertError, Form, convert};
 use serde_json::{Value, json};
 
@@ -51,15 +50,17 @@ impl ResultError {
     }
 }
 
-/// The result ADD answers with.
+/// The result ADD answers with: what was there before, in the version of the configuration.
 ///
 /// # Errors
 /// When there is a prevResult that is none, or of a version that is written otherwise, or when
 /// there is none and the version knows no empty result.
-pub fn to_hand_on(network: &Network) -> Result<Value, ResultError> {
-    let config = network.version();
-    let Some(before) = network.member("prevResult") else { return empty(config) };
-    let before = before.as_object().ok_or(ResultError::NotAnObject)?;
+pub fn to_hand_on(before: Option<Value>, config: &str) -> Result<Value, ResultError> {
+    let before = match before {
+        None => return empty(config),
+        Some(Value::Object(before)) => before,
+        Some(_) => return Err(ResultError::NotAnObject),
+    };
     let found = match before.get("cniVersion") {
         None | Some(Value::Null) => config,
         Some(version) => version.as_str().ok_or(ResultError::VersionNotText)?,
@@ -67,9 +68,7 @@ pub fn to_hand_on(network: &Network) -> Result<Value, ResultError> {
     // Runtimes convert before they call; a result in other words is another plugin's mistake, and
     // the reference refuses it.
     match Form::of(config) {
-        Some(form) if form.versions().contains(&found) => {
-            Ok(Value::Object(convert(before.clone(), form, config)?))
-        }
+        Some(form) if form.versions().contains(&found) => Ok(Value::Object(convert(before, form, config)?)),
         form => Err(ResultError::OtherFamily {
             found: found.chars().take(32).collect(),
             config: config.to_owned(),
@@ -90,10 +89,12 @@ fn empty(version: &str) -> Result<Value, ResultError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::network::Network;
 
     fn answer(config: &str, before: &str) -> Result<Value, ResultError> {
         let entry = format!(r#"{{"cniVersion": "{config}", "name": "n", "prevResult": {before}}}"#);
-        to_hand_on(&Network::parse(entry.as_bytes()).unwrap())
+        let mut network = Network::parse(entry.as_bytes()).unwrap();
+        to_hand_on(network.take_prev_result(), network.version())
     }
 
     #[test]

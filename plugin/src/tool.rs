@@ -7,60 +7,69 @@ use crate::conf::{BackendChoice, PluginConf, Probed};
 use crate::error::PluginError;
 use crate::probe_cache::{Age, Learnt, ProbeCache};
 use gybe_netfilter::backend::{Backend, BackendError, BackendKind};
-use gybe_netfilter::choose::{Choice, Override, Way, choose, next};
+use gybe_netfilter::choose::{Choice, Override, Way, choose, does, next};
 use gybe_netfilter::policy::RedirectPolicy;
 use gybe_netfilter::presence::Presence;
-use gybe_netfilter::probe::Capabilities;
+use gybe_netfilter::probe::{Capabilities, Profile};
 use gybe_netfilter::redirection::{Redirection, RedirectionError};
 
-/// A backend, and what is known about it.
+/// A backend, and how it writes a policy.
 pub(crate) struct Tool {
     pub(crate) backend: Box<dyn Backend>,
-    /// None where the operator's word was taken.
-    choice: Option<Choice>,
+    how: How,
+}
+
+enum How {
+    /// Whole: at the operator's word, or because it is known to.
+    Whole,
+    /// As far as that works here.
+    By(Choice),
+    /// It has written, and by what was known then: that is kept nowhere.
+    AsFound,
 }
 
 impl Tool {
     /// The one to write with.
     pub(crate) fn to_write(conf: &PluginConf) -> Result<Self, PluginError> {
-        let word = conf.backend;
-        let wish = match word.wish() {
-            Override::Only(kind) => return at_their_word(word, kind),
-            wish => wish,
-        };
-        let Learnt { capabilities, not_kept, .. } = ProbeCache::default()
-            .learn(Age::Any, |known| begin(known, wish, conf).or_else(|| next(known, wish)))?;
-        if let Some(cause) = not_kept {
-            tracing::warn!(%cause, "gybe-cni: what was found out about this node cannot be kept");
+        match conf.backend.wish() {
+            // At their word.
+            Override::Only(kind) => Ok(Self { backend: find(kind)?, how: How::Whole }),
+            wish => Self::chosen(conf, wish),
         }
-        let choice = choose(&capabilities, wish)?;
-        // Its programs were there when it was chosen: the next call chooses anew.
-        let backend = find(word, choice.backend).inspect_err(|_| ProbeCache::default().forget())?;
-        Ok(Self { backend, choice: Some(choice) })
     }
 
-    /// The one to read with, in the namespace of the calling thread: where the operator leaves the
-    /// choice, it is whichever has written there.
+    /// The one that is known to work here. Its programs were there when it was tried out: where they have
+    /// gone since, what is known is wrong.
+    fn chosen(conf: &PluginConf, wish: Override) -> Result<Self, PluginError> {
+        let choice = decided(conf, wish, Age::Any)?;
+        if let Ok(backend) = choice.backend.find() {
+            return Ok(Self { backend, how: How::By(choice) });
+        }
+        let choice = decided(conf, wish, Age::Fresh)?;
+        Ok(Self { backend: find(choice.backend)?, how: How::By(choice) })
+    }
+
+    /// The one to read with, in the namespace of the calling thread: whichever has written there,
+    /// whatever the word is by now; where none has, the one that the word names first.
     pub(crate) fn to_read(word: BackendChoice) -> Result<Self, PluginError> {
-        let wish = match word.wish() {
-            Override::Only(kind) => return at_their_word(word, kind),
-            wish => wish,
-        };
-        let there = Presence::look().map_err(PluginError::Presence)?.ours.into_iter().next();
-        let kind = there.unwrap_or(BackendKind::Nft);
+        let there = Presence::look().map_err(PluginError::Presence)?.ours;
+        let kind = *there.first().or(word.wish().order().first()).unwrap_or(&BackendKind::Nft);
         let known = ProbeCache::default().recall();
-        let choice =
-            known.and_then(|known| choose(&known, wish).ok()).filter(|choice| choice.backend == kind);
-        Ok(Self { backend: find(word, kind)?, choice })
+        let does_zones = known.is_some_and(|known| does(&known, kind, Profile::Dns));
+        Ok(Self { backend: find(kind)?, how: if does_zones { How::Whole } else { How::AsFound } })
     }
 
     /// What makes `policy` true here, and whether anything was left out.
     pub(crate) fn redirection(&self, policy: &RedirectPolicy) -> Result<(Redirection, Way), PluginError> {
-        let redirection = Redirection::of(policy);
-        match self.choice.as_ref().map_or(Ok(Way::Whole), |choice| choice.way(policy))? {
-            Way::Whole => Ok((redirection, Way::Whole)),
-            Way::WithoutZones => Ok((redirection.without_zones(), Way::WithoutZones)),
-        }
+        let way = match &self.how {
+            How::Whole => Way::Whole,
+            How::By(choice) => match choice.way(policy) {
+                Ok(way) => way,
+                Err(_) => ask_again(choice.backend)?.way(policy)?,
+            },
+            How::AsFound => Redirection::way_written(policy, &*self.backend)?,
+        };
+        Ok((Redirection::by_way(policy, way), way))
     }
 
     /// Takes note that the kernel would not have rules that were to work here: what is known is wrong.
@@ -74,6 +83,23 @@ impl Tool {
     }
 }
 
+/// What is chosen by what is known here, found out first where it is not.
+fn decided(conf: &PluginConf, wish: Override, age: Age) -> Result<Choice, PluginError> {
+    let lacking = |known: &Capabilities| begin(known, wish, conf).or_else(|| next(known, wish));
+    let Learnt { capabilities, not_kept, .. } = ProbeCache::default().learn(age, lacking)?;
+    if let Some(cause) = not_kept {
+        tracing::warn!(%cause, "gybe-cni: what was found out about this node cannot be kept");
+    }
+    Ok(choose(&capabilities, wish)?)
+}
+
+/// What a backend cannot do is asked again by whom it refuses, unless that was just found out.
+fn ask_again(kind: BackendKind) -> Result<Choice, PluginError> {
+    let wish = Override::Only(kind);
+    let learnt = ProbeCache::default().learn(Age::Recent, |known| next(known, wish))?;
+    Ok(choose(&learnt.capabilities, wish)?)
+}
+
 /// Where to begin when nothing is known. Only where: it is tried out like any other.
 fn begin(known: &Capabilities, wish: Override, conf: &PluginConf) -> Option<BackendKind> {
     if !known.backends.is_empty() || conf.probed == Probed::default() {
@@ -83,10 +109,6 @@ fn begin(known: &Capabilities, wish: Override, conf: &PluginConf) -> Option<Back
     conf.probed.on(&kernel).filter(|kind| wish.order().contains(kind))
 }
 
-fn at_their_word(word: BackendChoice, kind: BackendKind) -> Result<Tool, PluginError> {
-    Ok(Tool { backend: find(word, kind)?, choice: None })
-}
-
-fn find(choice: BackendChoice, kind: BackendKind) -> Result<Box<dyn Backend>, PluginError> {
-    kind.find().map_err(|source: BackendError| PluginError::Backend { choice, source })
+fn find(kind: BackendKind) -> Result<Box<dyn Backend>, PluginError> {
+    kind.find().map_err(|source| PluginError::Backend { kind, source })
 }

@@ -16,7 +16,7 @@ use gybe_netfilter::choose::Way;
 use gybe_netfilter::netns::{Identity, Netns};
 use gybe_netfilter::policy::Families;
 use gybe_netfilter::redirection::{Redirection, RedirectionError};
-use gybe_netfilter::routes::Rtnetlink;
+use gybe_netfilter::routes::{Address, Rtnetlink};
 use std::net::IpAddr;
 use std::path::Path;
 use std::time::Instant;
@@ -39,6 +39,13 @@ pub(crate) struct Subject {
     tool: Option<Tool>,
     wish: Wish,
     netns: Netns,
+}
+
+/// What is at hand inside a namespace.
+pub(crate) struct Met<'a> {
+    pub(crate) routes: &'a mut Rtnetlink,
+    /// As they were listed on the way in.
+    pub(crate) addresses: &'a [Address],
 }
 
 /// What was met and done inside a namespace.
@@ -115,25 +122,22 @@ impl<'r> Theirs<'r> {
 impl Subject {
     /// Goes into the pod's namespace, completes the wish there, and does `work` with it.
     ///
-    /// One routing socket serves both the look at the addresses and the work.
-    pub(crate) fn inside<T: Send>(
+    /// One routing socket serves both the look at the addresses and the work, and so does one list.
+    pub(crate) fn inside<T>(
         self,
         conf: &PluginConf,
-        work: impl FnOnce(&Redirection, &mut Rtnetlink, &dyn Backend) -> Result<T, RedirectionError> + Send,
+        work: impl FnOnce(&Redirection, &dyn Backend, Met<'_>) -> Result<T, RedirectionError>,
     ) -> Result<Done<T>, PluginError> {
-        let stack = families::stack(&self.facts);
-        let (wish, tool) = (self.wish, self.tool);
-        let errand = move || {
-            let mut rtnetlink = Rtnetlink::open().map_err(PluginError::Addresses)?;
-            let listed = rtnetlink.addresses().map_err(PluginError::Addresses)?;
-            let addresses: Vec<_> = listed.iter().map(|address| address.ip).collect();
-            let families = families::choose(conf.ipv6, stack, &addresses).map_err(Cause::Families)?;
-            let tool = tool.map_or_else(|| Tool::to_read(conf.backend), Ok)?;
-            let (redirection, way) = tool.redirection(&wish.policy(families))?;
-            let outcome = work(&redirection, &mut rtnetlink, tool.backend.as_ref())?;
-            Ok(Done { addresses, families, tool: tool.backend.name(), way, outcome })
-        };
         self.netns.enter().map_err(PluginError::Netns)?;
-        errand()
+        let mut routes = Rtnetlink::open().map_err(PluginError::Addresses)?;
+        let listed = routes.addresses().map_err(PluginError::Addresses)?;
+        let addresses: Vec<_> = listed.iter().map(|address| address.ip).collect();
+        let stack = families::stack(&self.facts);
+        let families = families::choose(conf.ipv6, stack, &addresses).map_err(Cause::Families)?;
+        let tool = self.tool.map_or_else(|| Tool::to_read(conf.backend), Ok)?;
+        let (redirection, way) = tool.redirection(&self.wish.policy(families))?;
+        let met = Met { routes: &mut routes, addresses: &listed };
+        let outcome = work(&redirection, tool.backend.as_ref(), met)?;
+        Ok(Done { addresses, families, tool: tool.backend.name(), way, outcome })
     }
 }

@@ -5,18 +5,16 @@
 //! ask for the plugin. `gybe` itself goes last, so that there is something to call again.
 
 use super::{foreseen, rest, settle};
-use crate::image::{Image, TOOL};
+use crate::image::{Image, OTHER_NAMES, TOOL, every_name};
 use crate::install::change::Change;
 use crate::install::conflist::{Chain, ISTIO};
 use crate::install::loads::Form;
 use crate::install::perform::Busy;
 use crate::install::plan::Plan;
-use crate::install::seen::{
-    Cached, FileName, Hash, Hashes, Interest, Places, Sandboxes, SeenProgram, Snapshot, look,
-};
+use crate::install::seen::{Cached, FileName, Hash, Hashes, Interest, Places, SeenProgram, Snapshot, look};
 use crate::install::wanted::{Leave, Place, Program, PutBack, Trial, Wanted};
 use crate::install::{Memory, Pass, pass, seen};
-use crate::settings::{OTHER_NAMES, PLUGIN};
+use crate::settings::PLUGIN;
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fs;
@@ -155,9 +153,7 @@ fn of_any_name(conf: &Path) -> Option<FileName> {
 }
 
 fn interest() -> Interest {
-    let names = [PLUGIN, TOOL, ISTIO].into_iter().chain(OTHER_NAMES);
-    let programs = names.filter_map(|name| FileName::new(name).ok()).collect();
-    Interest { programs, sandboxes: Sandboxes::Asked, ..Interest::default() }
+    Interest::in_programs(every_name())
 }
 
 impl Out {

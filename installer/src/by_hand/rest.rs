@@ -14,6 +14,6 @@ pub(super) fn left(conf: &Path, now: SystemTime) -> Option<Duration> {
     let all = networks.map(|entry| entry.path()).chain([conf.to_owned()]);
     let changed = all.filter_map(|path| path.metadata().ok()?.modified().ok()).max()?;
     // A clock that was set back makes it longer, and nobody's pod is worse for it.
-    let over = changed + REST;
+    let over = changed.checked_add(REST)?;
     over.duration_since(now).ok().filter(|left| !left.is_zero())
 }

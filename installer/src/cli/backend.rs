@@ -5,10 +5,11 @@ use super::namespace::Opened;
 use crate::init_args;
 use clap::{Args, ValueEnum};
 use gybe_netfilter::backend::{Backend, BackendKind, Translator};
-use gybe_netfilter::choose::{Choice, NoBackend, Override, Unserved, Way, choose, next};
+use gybe_netfilter::choose::{Choice, NoBackend, Override, Unserved, Way, choose, does, next};
 use gybe_netfilter::policy::RedirectPolicy;
 use gybe_netfilter::presence::Presence;
-use gybe_netfilter::redirection::Redirection;
+use gybe_netfilter::probe::Profile;
+use gybe_netfilter::redirection::{Redirection, RedirectionError};
 use gybe_plugin::probe_cache::{Age, LearnError, ProbeCache};
 
 /// Which tool writes and reads the rules.
@@ -34,8 +35,15 @@ enum BackendWord {
 /// A backend, and what is known about it.
 pub(super) struct Chosen {
     pub(super) backend: Box<dyn Backend>,
-    /// None where the operator's word was taken, or nothing is known.
+    /// None where the operator's word was taken.
     choice: Option<Choice>,
+}
+
+/// A backend that has written.
+pub(super) struct Reader {
+    pub(super) backend: Box<dyn Backend>,
+    /// It is known to leave nothing out here, or is to be compared with that.
+    writes_whole: bool,
 }
 
 impl BackendArg {
@@ -67,39 +75,43 @@ impl BackendArg {
 
     /// Those to read with: the one that was named, else all that have written there, and nftables
     /// where none has. Never none.
-    pub(super) fn readers(&self, there: &Opened<'_>) -> Result<Vec<Chosen>, Failure> {
-        let wish = self.wish();
-        let (kinds, known) = match wish {
-            Override::Only(kind) => (vec![kind], None),
+    pub(super) fn readers(&self, there: &Opened<'_>) -> Result<Vec<Reader>, Failure> {
+        let (kinds, known) = match self.wish() {
+            Override::Only(kind) => return Ok(vec![Reader { backend: find(kind)?, writes_whole: true }]),
             _ => (presence(there)?.ours, ProbeCache::default().recall()),
         };
         let kinds = if kinds.is_empty() { vec![BackendKind::Nft] } else { kinds };
-        let choice = known.and_then(|known| choose(&known, wish).ok());
-        let tool = |kind| {
-            let choice = choice.clone().filter(|choice| choice.backend == kind);
-            Ok(Chosen { backend: find(kind)?, choice })
+        let reader = |kind| {
+            let writes_whole = known.as_ref().is_some_and(|known| does(known, kind, Profile::Dns));
+            Ok(Reader { backend: find(kind)?, writes_whole })
         };
-        kinds.into_iter().map(tool).collect()
+        kinds.into_iter().map(reader).collect()
     }
 }
 
 impl Chosen {
     /// What makes `policy` true here, and what an operator should know about it.
     pub(super) fn redirection(&self, policy: &RedirectPolicy) -> Result<(Redirection, Vec<String>), Failure> {
-        let redirection = Redirection::of(policy);
         let way = self.choice.as_ref().map_or(Ok(Way::Whole), |choice| choice.way(policy));
-        match way.map_err(|why| Failure::hinted("cannot redirect", why))? {
-            Way::Whole => Ok((redirection, Vec::new())),
+        let way = way.map_err(|why| Failure::hinted("cannot redirect", why))?;
+        let notes = match way {
+            Way::Whole => Vec::new(),
             Way::WithoutZones => {
-                let note = "note: this kernel has no conntrack zones, so DNS is captured without".to_owned();
-                Ok((redirection.without_zones(), vec![note]))
+                vec!["note: this kernel has no conntrack zones, so DNS is captured without".to_owned()]
             }
-        }
+        };
+        Ok((Redirection::by_way(policy, way), notes))
     }
+}
 
-    /// What it would have written for `policy`.
-    pub(super) fn written(&self, policy: &RedirectPolicy) -> Redirection {
-        self.redirection(policy).map_or_else(|_| Redirection::of(policy), |(redirection, _)| redirection)
+impl Reader {
+    /// What it has written for `policy` in the namespace of the calling thread, as far as that can be told.
+    pub(super) fn written(&self, policy: &RedirectPolicy) -> Result<Redirection, RedirectionError> {
+        let way = match self.writes_whole {
+            true => Way::Whole,
+            false => Redirection::way_written(policy, &*self.backend)?,
+        };
+        Ok(Redirection::by_way(policy, way))
     }
 }
 

@@ -2,6 +2,7 @@
 //! as it would call Istio's image; both become `gybe init`.
 
 use super::answer::Failure;
+use crate::image::{ISTIO_CNI_TAINT, ISTIO_IPTABLES};
 use crate::init_args::InitArgs;
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
@@ -19,14 +20,16 @@ pub(super) enum Called {
 /// another command's success for it.
 pub(super) fn is_taint(args: &[OsString]) -> bool {
     let name = args.first().and_then(|program| Path::new(program).file_name());
-    name == Some(OsStr::new("istio-cni-taint"))
+    name == Some(OsStr::new(ISTIO_CNI_TAINT))
 }
 
 /// What is said then.
 pub(super) fn no_taint() -> Failure {
     let hint = "istiod's own controller removes the taint when the node agent is ready (PILOT_ENABLE_NODE_UNTAINT_CONTROLLERS)";
-    Failure::new("istio-cni-taint is not part of this version of gybe, and no node's taint was changed")
-        .hinting(Some(hint.to_owned()))
+    Failure::new(format!(
+        "{ISTIO_CNI_TAINT} is not part of this version of gybe, and no node's taint was changed"
+    ))
+    .hinting(Some(hint.to_owned()))
 }
 
 /// The command line in our own form.
@@ -51,7 +54,7 @@ pub(super) fn read(args: impl IntoIterator<Item = OsString>) -> (Called, Vec<OsS
 }
 
 fn is_istio_iptables(word: Option<&OsStr>) -> bool {
-    word == Some(OsStr::new("istio-iptables"))
+    word == Some(OsStr::new(ISTIO_IPTABLES))
 }
 
 fn as_init(program: OsString, rest: Vec<OsString>) -> Vec<OsString> {

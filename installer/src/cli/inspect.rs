@@ -1,7 +1,7 @@
 //! `gybe inspect`: what of ours a namespace holds, with counters.
 
 use super::answer::{Answer, Failure};
-use super::backend::{self, BackendArg, Chosen};
+use super::backend::{self, BackendArg, Reader};
 use super::namespace::NetnsArg;
 use clap::Args;
 use gybe_netfilter::backend::{BackendError, Inventory, Item, Part, PartKind};
@@ -36,7 +36,7 @@ impl InspectArgs {
 /// What each has written, by its name.
 type Inspected = Vec<(&'static str, Inventory)>;
 
-fn inspected(tools: &[Chosen]) -> Result<Inspected, BackendError> {
+fn inspected(tools: &[Reader]) -> Result<Inspected, BackendError> {
     tools.iter().map(|tool| Ok((tool.backend.name(), tool.backend.inspect()?))).collect()
 }
 

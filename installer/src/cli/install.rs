@@ -4,7 +4,7 @@ use super::answer::{Answer, Exit, Failure, Hinted};
 use super::directories::{DirectoriesArg, of_this_program};
 use super::passed;
 use crate::by_hand;
-use crate::image::Image;
+use crate::image::{Image, OTHER_NAMES};
 use crate::install::perform::Busy;
 use crate::install::wanted::Wanted;
 use crate::node_backend::Found;
@@ -64,11 +64,13 @@ struct SettingsArg {
     /// What is captured when the pod does not say: all or containerPorts
     #[arg(long, value_name = "WORD")]
     inbound_default: Option<String>,
+    /// How many ports in a row, networks or interfaces a list in an annotation may come to
+    #[arg(long, value_name = "NUMBER")]
+    max_intervals: Option<String>,
     /// What to do about an istio-cni entry: wait, or now
     #[arg(long, value_name = "WORD")]
     take_over: Option<String>,
-    /// Further names for gybe on the host: of istio-iptables, istio-cni-taint
-    #[arg(long, value_name = "LIST")]
+    #[arg(long, value_name = "LIST", help = format!("Further names for gybe on the host: of {}", OTHER_NAMES.join(", ")))]
     also_as: Option<String>,
     /// Let the plugin know pods by the manifests in this directory, and ask no agent
     #[arg(long, value_name = "DIR")]
@@ -110,6 +112,7 @@ impl SettingsArg {
             ("gates", &self.gates),
             ("ipv6", &self.ipv6),
             ("inbound_default", &self.inbound_default),
+            ("max_intervals", &self.max_intervals),
             ("take_over", &self.take_over),
             ("also_as", &self.also_as),
         ];
@@ -166,8 +169,6 @@ fn found() -> Option<Found> {
 
 impl Hinted for Busy {
     fn hint(&self) -> Option<String> {
-        Some(
-            "most likely the node agent: try again; it brings the node to what its ConfigMap says".to_owned(),
-        )
+        Some(self.hint().to_owned())
     }
 }

@@ -1,10 +1,10 @@
 //! `gybe node`: the node agent, in the foreground.
 
-use super::answer::{Answer, Failure};
+use super::answer::{Answer, Failure, Hinted};
 use super::init::Surroundings;
 use crate::image::Image;
 use crate::kube::{Cluster, SERVICE_ACCOUNT, ServiceAccount, WatchedPods};
-use crate::node::{self, Agent, Home, Keeping, Pods, PodsFrom, REST};
+use crate::node::{self, Agent, Home, Keeping, NodeError, Pods, PodsFrom, REST};
 use crate::settings::{Given, Settings};
 use clap::Args;
 use gybe_plugin::conf::SOCKET;
@@ -49,7 +49,7 @@ impl NodeArgs {
         let pods = self.pods(home.as_ref())?;
         match node::serve(Agent { pods: pods.as_ref(), facts: &facts, keeping, home }) {
             Ok(()) => Ok(Answer::yes("", json!({ "stopped": true }))),
-            Err(why) => Err(Failure::because("the node agent cannot run", why)),
+            Err(why) => Err(Failure::hinted("the node agent cannot run", why)),
         }
     }
 
@@ -111,6 +111,15 @@ impl NodeArgs {
     }
 }
 
+impl Hinted for NodeError {
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::Serve { source, .. } => source.hint().map(str::to_owned),
+            Self::Wait { .. } => None,
+        }
+    }
+}
+
 /// What it takes to keep the node. Whatever is wrong with the settings is told at once, and nothing is
 /// done to the node by half of them.
 fn keeping(surroundings: &Surroundings) -> Result<Keeping, Failure> {
@@ -118,7 +127,9 @@ fn keeping(surroundings: &Surroundings) -> Result<Keeping, Failure> {
     let environment = surroundings.environment.clone().into_iter().collect();
     let given = Given::gather(environment).map_err(|why| Failure::because(cannot, why))?;
     let settings = Settings::read(&given).map_err(|why| Failure::because(cannot, why))?;
-    let image = Image::look(&settings.ground.image).map_err(|why| Failure::because(cannot, why))?;
+    let hint = "let GYBE_PROGRAMS_DIR be the directory of the image that has gybe and gybe-cni";
+    let image = Image::look(&settings.ground.image)
+        .map_err(|why| Failure::because(cannot, why).hinting(Some(hint.to_owned())))?;
     let probe = ProbeCache::at(&settings.ground.probe);
     Ok(Keeping { settings: (given, settings), image, probe, rest: REST })
 }

@@ -6,6 +6,7 @@ use crate::host::{self, HostError, HostMounts};
 use crate::node::{Journal, stop_signal};
 use crate::node_probe::{self, untried};
 use clap::Args;
+use gybe_netfilter::backend::BackendKind;
 use gybe_netfilter::choose::{Choice, NoBackend, Override, choose};
 use gybe_netfilter::probe::{Capabilities, Finding, Findings};
 use gybe_plugin::probe_cache::{Age, Learnt, ProbeCache};
@@ -110,7 +111,8 @@ fn answer(learnt: &Learnt, wish: Override) -> Answer {
 
 /// One line for each finding, in columns: `nft  v4+v6  works`.
 fn listing(found: &Capabilities) -> String {
-    let rows = found.backends.iter().flat_map(|(kind, findings)| match all_alike(findings) {
+    let known = BackendKind::ALL.into_iter().filter_map(|kind| Some((kind, found.backends.get(kind)?)));
+    let rows = known.flat_map(|(kind, findings)| match all_alike(findings) {
         Some(finding) => vec![(kind.name(), "all", finding)],
         None => findings.iter().map(|(profile, finding)| (kind.name(), profile.name(), finding)).collect(),
     });

@@ -1,7 +1,7 @@
 //! `gybe verify`: does a namespace hold exactly the rules a wish asks for?
 
 use super::answer::{Answer, Exit, Failure};
-use super::backend::{self, BackendArg, Chosen};
+use super::backend::{self, BackendArg, Reader};
 use super::namespace::{NetnsArg, Opened};
 use super::wish::{Asked, Place, WishArgs};
 use clap::Args;
@@ -45,17 +45,16 @@ impl VerifyArgs {
 /// By the first of them: what others have written beside it is among the differences.
 fn differences(
     there: &Opened<'_>,
-    tools: &[Chosen],
+    tools: &[Reader],
     policy: &RedirectPolicy,
 ) -> Result<Vec<String>, Failure> {
     let Some(tool) = tools.first() else { return Ok(Vec::new()) };
-    let redirection = tool.written(policy);
-    let found = there.inside(|| redirection.differences(&*tool.backend))?;
+    let found = there.inside(|| tool.written(policy)?.differences(&*tool.backend))?;
     let found = found.map_err(|why| Failure::hinted(cannot_read(there), why))?;
     Ok(found.iter().map(ToString::to_string).collect())
 }
 
-fn leftovers(there: &Opened<'_>, tools: &[Chosen]) -> Result<Vec<String>, Failure> {
+fn leftovers(there: &Opened<'_>, tools: &[Reader]) -> Result<Vec<String>, Failure> {
     let mut all = Vec::new();
     for tool in tools {
         let found = there.inside(|| tool.backend.inspect())?;

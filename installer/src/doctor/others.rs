@@ -4,8 +4,8 @@ use super::programs::program;
 use super::sight::Sight;
 use super::{About, Finding};
 use crate::install::conflist::{Chain, ISTIO};
+use crate::install::fight::rivals::likely;
 use crate::install::loads::choice::{Runtime, choose};
-use crate::install::pace::rivals::likely;
 use crate::install::seen::ORIGINAL;
 use crate::settings::PLUGIN;
 

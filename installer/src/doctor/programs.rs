@@ -1,8 +1,10 @@
 //! The programs in the runtime's directory: there, whole, running, and nobody else's to change.
 
 use super::chain::Ours;
-use super::sight::{PROGRAMS, Sight};
+use super::sight::Sight;
 use super::{About, Finding, of_security};
+use crate::image::{TOOL, every_name};
+use crate::install::conflist::ISTIO;
 use crate::install::perform::TrialError;
 use crate::install::seen::{SeenProgram, Unreadable};
 use crate::settings::PLUGIN;
@@ -11,7 +13,7 @@ use std::ffi::OsStr;
 
 /// Whether any program of ours by its own name is there.
 pub(super) fn are_there(sight: &Sight) -> bool {
-    [PLUGIN, "gybe"].iter().any(|name| program(sight, name).is_some())
+    [PLUGIN, TOOL].iter().any(|name| program(sight, name).is_some())
 }
 
 pub(super) fn program<'a>(sight: &'a Sight, name: &str) -> Option<&'a SeenProgram> {
@@ -19,16 +21,15 @@ pub(super) fn program<'a>(sight: &'a Sight, name: &str) -> Option<&'a SeenProgra
 }
 
 pub(super) fn examine(sight: &Sight, ours: &Ours<'_>) -> Vec<Finding> {
-    let mut found: Vec<Finding> = PROGRAMS
-        .iter()
-        .filter(|name| **name != "istio-cni")
+    let mut found: Vec<Finding> = every_name()
+        .filter(|name| *name != ISTIO)
         .filter_map(|name| Some(of_program(sight, name, program(sight, name)?)))
         .collect();
     if program(sight, PLUGIN).is_none() {
         let says = format!("there is no program {PLUGIN}, and a conf file or a living sandbox may name it");
         let remedy = "every ADD and DEL that names it fails, and CRI-O drops the network: run gybe install";
         found.push(Finding::wrong(About::Programs, says, remedy));
-    } else if ours.is_anywhere() && program(sight, "gybe").is_none() {
+    } else if ours.is_anywhere() && program(sight, TOOL).is_none() {
         let says = "there is no program gybe beside the plugin: pods are not asked of the API server";
         found.push(Finding::note(About::Programs, says, Some("run gybe install")));
     }

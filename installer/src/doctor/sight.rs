@@ -11,8 +11,9 @@ pub use sockets::{AgentSeen, LogSocketSeen};
 
 use super::chain::Ours;
 use super::entry;
+use crate::image::every_name;
 use crate::install::perform::{TrialError, try_program};
-use crate::install::seen::{FileName, Hash, Hashes, Interest, Places, Sandboxes, Snapshot, look};
+use crate::install::seen::{Hash, Hashes, Interest, Places, Snapshot, look};
 use crate::install::wanted::Trial;
 use crate::install::watch::{Watch, WatchMode};
 use crate::node_backend::Found;
@@ -23,9 +24,6 @@ use gybe_plugin::probe_cache::{ProbeCache, this_node};
 use nix::errno::Errno;
 use std::fs;
 use std::path::{Path, PathBuf};
-
-/// Programs that are ours, or may have been put there for us.
-pub const PROGRAMS: [&str; 5] = [PLUGIN, "gybe", "istio-cni", "istio-iptables", "istio-cni-taint"];
 
 /// Where to look.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -89,9 +87,7 @@ pub enum Guard {
 /// Looks.
 #[must_use]
 pub fn see(ground: Ground) -> Sight {
-    let names = PROGRAMS.iter().filter_map(|name| FileName::new(*name).ok());
-    let interest = Interest { programs: names.collect(), sandboxes: Sandboxes::Asked, ..Interest::default() };
-    let snapshot = look(&ground.places, &interest, &mut Hashes::default());
+    let snapshot = look(&ground.places, &Interest::in_programs(every_name()), &mut Hashes::default());
     let conf = entry::conf(&Ours::find(&snapshot.conf));
     let directories =
         [("conf", &ground.places.conf), ("program", &ground.places.programs), ("run", &ground.run)];

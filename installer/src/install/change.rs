@@ -5,6 +5,7 @@ use std::fmt;
 use nix::errno::Errno;
 
 use super::conflist::ConflistError;
+use super::directory::Directory;
 use super::loads::choice::Broken;
 use super::seen::{Access, DROP_IN, FileName};
 use super::wanted::Program;
@@ -75,24 +76,6 @@ pub enum Over {
     Another,
 }
 
-/// Which of the two directories.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Directory {
-    /// Of networks.
-    Conf,
-    /// Of plugins.
-    Programs,
-}
-
-impl fmt::Display for Directory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Conf => "conf",
-            Self::Programs => "program",
-        })
-    }
-}
-
 /// Mode and owners of a file to be written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NewAccess {
@@ -100,6 +83,24 @@ pub enum NewAccess {
     Like(Access),
     /// Ours, with these permission bits.
     Ours(u32),
+}
+
+impl Change {
+    /// Where it takes place.
+    #[must_use]
+    pub fn directory(&self) -> Directory {
+        match self {
+            Self::Place { .. } | Self::Unplace(_) => Directory::Programs,
+            Self::Sweep(directory) => *directory,
+            _ => Directory::Conf,
+        }
+    }
+
+    /// Whether it puts something in place, which somebody may have taken away.
+    #[must_use]
+    pub fn puts(&self) -> bool {
+        matches!(self, Self::Place { .. } | Self::Write { .. } | Self::Move { .. } | Self::DropIn { .. })
+    }
 }
 
 impl fmt::Display for Change {
@@ -184,6 +185,17 @@ impl Problem {
     #[must_use]
     pub fn blocks(&self) -> bool {
         !matches!(self, Self::Broken(_) | Self::Preempted { .. } | Self::IstioGone(_))
+    }
+
+    /// In which directory it stands in the way.
+    #[must_use]
+    pub fn directory(&self) -> Directory {
+        match self {
+            Self::Missing(directory) | Self::Deleted(directory) | Self::Unreadable(directory, _) => {
+                *directory
+            }
+            _ => Directory::Conf,
+        }
     }
 
     /// What helps.

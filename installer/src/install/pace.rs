@@ -1,27 +1,48 @@
-//! How fast to heal: at once, unless somebody undoes it again and again.
-
-pub mod rivals;
+//! How fast to heal a directory: at once, unless somebody undoes it again and again.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use super::change::Change;
+use super::directory::Directory;
 use super::plan::Plan;
 
 /// More foreign writes than this in a minute are a fight.
 const PEACE: usize = 5;
 const MINUTE: Duration = Duration::from_secs(60);
-/// In a fight we write this seldom: every write makes the runtime load its networks anew.
+/// In a fight we write this seldom: every write of a conf makes the runtime load its networks anew, and
+/// every program is tried first.
 const SLOW: Duration = Duration::from_secs(5);
 
-/// What happened lately.
-#[derive(Debug, Default)]
+/// What happened lately in one directory.
+#[derive(Debug)]
 pub struct Pace {
+    directory: Directory,
     undone: VecDeque<Instant>,
-    /// When we last left all as wanted, and nobody has undone it since.
-    was_done: bool,
+    last: Last,
     wrote: Option<Instant>,
-    total: u64,
+    tally: Tally,
+}
+
+/// How it was found or left the last time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Last {
+    /// What is wanted now never was there.
+    Unknown,
+    /// As wanted.
+    Well,
+    /// Undone by somebody, and not put back yet.
+    Undone,
+}
+
+/// What was counted since the start.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Foreign writes that undid what we did, as far as they were seen.
+    pub undone: u64,
+    /// Passes that put it back.
+    pub healed: u64,
+    /// Whether it is undone now.
+    pub is_undone: bool,
 }
 
 /// Whether to write now.
@@ -36,24 +57,36 @@ pub enum Go {
 /// How the writing went.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Went {
-    /// All of it, up to where somebody else was faster.
+    /// All of it.
     Well,
+    /// Up to where somebody else was faster.
+    Overtaken,
     /// Something was refused.
     Badly,
 }
 
 impl Pace {
+    /// Of this directory, of which nothing is known yet.
+    #[must_use]
+    pub fn of(directory: Directory) -> Self {
+        let (undone, tally) = (VecDeque::new(), Tally::default());
+        Self { directory, undone, last: Last::Unknown, wrote: None, tally }
+    }
+
     /// Judges a plan made now.
     pub fn judge(&mut self, plan: &Plan, now: Instant) -> Go {
-        let writes = plan.changes.iter().any(is_conf);
-        if self.was_done && writes {
-            self.undo(now);
+        let puts = self.puts(plan);
+        match self.last {
+            Last::Well if puts => self.undo(now),
+            // Where something else stands in the way, such as a primary's file that has gone, nothing
+            // is put back yet; what comes next shows whether it was undone.
+            _ if !puts && self.is_well(plan) => self.last = Last::Well,
+            _ => {}
         }
-        self.was_done = plan.is_done();
         self.undone.retain(|at| now.saturating_duration_since(*at) < MINUTE);
         let since = self.wrote.map(|at| now.saturating_duration_since(at));
         match since {
-            Some(since) if writes && self.is_fight() && since < SLOW => Go::Later(SLOW - since),
+            Some(since) if puts && self.is_fight() && since < SLOW => Go::Later(SLOW - since),
             _ => Go::Now,
         }
     }
@@ -62,26 +95,43 @@ impl Pace {
     /// same, somebody was so fast that no look found it done in between.
     pub fn wrote(&mut self, went: Went, left: &Plan, now: Instant) {
         self.wrote = Some(now);
-        self.was_done = left.is_done();
-        if went == Went::Well && left.changes.iter().any(is_conf) {
-            self.undo(now);
+        let again = self.puts(left);
+        if self.last == Last::Undone && (went == Went::Well || !again) {
+            self.tally.healed += 1;
+            self.last = Last::Well;
+        }
+        match (again, went) {
+            (true, Went::Well | Went::Overtaken) => self.undo(now),
+            (false, _) if self.is_well(left) => self.last = Last::Well,
+            (true, Went::Badly) | (false, _) => {}
         }
     }
 
     fn undo(&mut self, now: Instant) {
         self.undone.push_back(now);
-        self.total += 1;
+        self.tally.undone += 1;
+        self.last = Last::Undone;
     }
 
-    /// How often since the start.
+    fn puts(&self, plan: &Plan) -> bool {
+        plan.changes.iter().any(|change| change.puts() && change.directory() == self.directory)
+    }
+
+    fn is_well(&self, plan: &Plan) -> bool {
+        !plan.problems.iter().any(|problem| problem.blocks() && problem.directory() == self.directory)
+    }
+
+    /// What was counted since the start.
     #[must_use]
-    pub fn total(&self) -> u64 {
-        self.total
+    pub fn tally(&self) -> Tally {
+        Tally { is_undone: self.last == Last::Undone, ..self.tally }
     }
 
     /// Something else is wanted than was: what differs now, nobody has undone.
     pub fn begin_anew(&mut self) {
-        self.was_done = false;
+        if self.last == Last::Well {
+            self.last = Last::Unknown;
+        }
     }
 
     /// Whether somebody keeps undoing what we do.
@@ -97,72 +147,5 @@ impl Pace {
     }
 }
 
-fn is_conf(change: &Change) -> bool {
-    matches!(change, Change::Write { .. } | Change::Move { .. } | Change::DropIn { .. })
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::install::seen::FileName;
-
-    fn undone() -> Plan {
-        let network = FileName::new("n").unwrap();
-        Plan {
-            changes: vec![Change::DropIn { network, bytes: Vec::new(), mode: 0o600 }],
-            problems: Vec::new(),
-        }
-    }
-
-    #[test]
-    fn f05_five_rewrites_a_minute_are_healed_at_once_and_the_sixth_is_a_fight() {
-        let (mut pace, start) = (Pace::default(), Instant::now());
-        pace.wrote(Went::Well, &Plan::default(), start);
-        for n in 1..=5 {
-            let now = start + Duration::from_secs(n);
-            assert_eq!(pace.judge(&undone(), now), Go::Now);
-            pace.wrote(Went::Well, &Plan::default(), now);
-        }
-        let now = start + Duration::from_secs(6);
-        assert_eq!(pace.judge(&undone(), now), Go::Later(Duration::from_secs(4)));
-        assert_eq!(
-            pace.judge(&undone(), now),
-            Go::Later(Duration::from_secs(4)),
-            "seen twice is not written twice"
-        );
-        assert_eq!(pace.undone(), 6);
-        assert_eq!(pace.judge(&undone(), start + Duration::from_secs(10)), Go::Now);
-        pace.wrote(Went::Well, &Plan::default(), start + Duration::from_secs(10));
-        assert_eq!(pace.judge(&Plan::default(), start + Duration::from_secs(90)), Go::Now);
-        assert!(!pace.is_fight(), "a quiet minute is peace");
-    }
-
-    #[test]
-    fn what_is_wanted_anew_is_nobodys_rewrite() {
-        let (mut pace, start) = (Pace::default(), Instant::now());
-        for n in 0..20 {
-            pace.wrote(Went::Well, &Plan::default(), start + Duration::from_secs(n));
-            pace.begin_anew();
-            assert_eq!(pace.judge(&undone(), start + Duration::from_secs(n)), Go::Now);
-        }
-    }
-
-    #[test]
-    fn f05_who_undoes_it_before_we_look_again_is_seen_too() {
-        let (mut pace, start) = (Pace::default(), Instant::now());
-        for n in 1..=6 {
-            assert_eq!(pace.judge(&undone(), start), Go::Now, "{n}");
-            pace.wrote(Went::Well, &undone(), start);
-        }
-        assert_eq!((pace.judge(&undone(), start), pace.total()), (Go::Later(SLOW), 6));
-    }
-
-    #[test]
-    fn what_we_could_not_do_is_nobodys_rewrite() {
-        let (mut pace, start) = (Pace::default(), Instant::now());
-        for n in 0..20 {
-            assert_eq!(pace.judge(&undone(), start + Duration::from_secs(n)), Go::Now);
-            pace.wrote(Went::Badly, &undone(), start + Duration::from_secs(n));
-        }
-    }
-}
+mod tests;

@@ -19,7 +19,8 @@ use nix::sys::stat::Mode;
 pub use error::PerformError;
 pub use trial::{TrialError, run as try_program};
 
-use super::change::{Change, Directory, Over};
+use super::change::{Change, Over};
+use super::directory::Directory;
 use super::seen::Places;
 use file::Folder;
 
@@ -51,6 +52,12 @@ pub fn perform(changes: &[Change], places: &Places) -> Performed {
     performed
 }
 
+/// Whether what stands in a program's place, of whatever version, runs here.
+pub(super) fn works_without(change: &Change, places: &Places) -> bool {
+    let Change::Place { program, .. } = change else { return false };
+    try_program(&places.programs.join(program.name.as_os_str()), program.trial).is_ok()
+}
+
 fn step(change: &Change, places: &Places) -> Result<(), PerformError> {
     let conf = || Folder::open(&places.conf);
     match change {
@@ -69,6 +76,12 @@ fn step(change: &Change, places: &Places) -> Result<(), PerformError> {
 }
 
 /// Only one process changes a node at a time: the agent, or `gybe` in an operator's hands.
+///
+/// The lock is on the directory of plugins itself, since that is what agent and operator have in common
+/// by whatever path and whichever settings: the run directory is a setting, and two with different ones
+/// would write at once, through one temporary name. A file to lock beside the programs would wake every
+/// agent that makes it, and would have to stay when all else of ours has gone. The price: whoever may
+/// read the directory can hold everybody off. It is told, and the agent is not ready meanwhile.
 #[derive(Debug)]
 pub struct Turn {
     // Held, not read; the kernel lets go of it with the process, however that ends.
@@ -79,6 +92,15 @@ pub struct Turn {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("another gybe is changing {}", .0.display())]
 pub struct Busy(pub PathBuf);
+
+impl Busy {
+    /// What helps.
+    #[must_use]
+    pub fn hint(&self) -> &'static str {
+        "most likely the node agent, or an operator's gybe: try again; where it stays so, lslocks on the host \
+         names the process that holds this directory's lock, which any that may read it can take"
+    }
+}
 
 impl Turn {
     /// Ours until dropped. A directory that cannot be locked is not: some file systems have no locks.

@@ -11,7 +11,8 @@ mod programs;
 mod standalone;
 mod target;
 
-use super::change::{Change, Directory, Problem};
+use super::change::{Change, Problem};
+use super::directory::Directory;
 use super::seen::{FileName, Snapshot, Standing};
 use super::wanted::{Install, Leave, PutBack, Shape, Wanted};
 

@@ -16,6 +16,8 @@ pub use programs::{Hash, Hashes, SeenProgram};
 
 /// What a file beside its original is called, so that no runtime loads it.
 pub const ORIGINAL: &str = ".gybe-original";
+/// A conf file is never longer, in bytes; real ones have a few thousand.
+pub const LARGEST: u64 = 1 << 20;
 /// What a dead run may have left in a directory. There is one writer at a time, so one name is enough.
 pub const TEMPORARY: &str = ".gybe.tmp";
 /// Our file in a network's own directory; it sorts behind everybody else's.
@@ -41,6 +43,15 @@ pub struct Interest {
     pub programs: BTreeSet<FileName>,
     /// Whether living sandboxes matter: it takes a file for each.
     pub sandboxes: Sandboxes,
+}
+
+impl Interest {
+    /// In programs of these names, and in the sandboxes that may ask for them.
+    #[must_use]
+    pub fn in_programs(names: impl IntoIterator<Item = &'static str>) -> Self {
+        let programs = names.into_iter().filter_map(|name| FileName::new(name).ok()).collect();
+        Self { files: BTreeSet::new(), programs, sandboxes: Sandboxes::Asked }
+    }
 }
 
 /// Whether living sandboxes matter.

@@ -3,14 +3,12 @@
 
 use super::line;
 use super::token::TokenFile;
+use gybe_plugin::facts::file;
 use hyper::Uri;
 use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Client, Config};
-use nix::fcntl::OFlag;
-use std::fs::OpenOptions;
 use std::io;
 use std::net::IpAddr;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 /// A cluster, and who we are in it.
@@ -130,10 +128,7 @@ async fn kubeconfig(path: &Path) -> Result<(Config, Option<TokenFile>), ClusterE
 
 /// kube reads its files whole, and waits for who writes to a FIFO.
 fn readable(path: &Path) -> Result<(), ClusterError> {
-    let flags = OFlag::O_NONBLOCK.bits();
-    let file = OpenOptions::new().read(true).custom_flags(flags).open(path);
-    let there = file.and_then(|file| file.metadata()).and_then(|there| match there.len() {
-        _ if !there.is_file() => Err(io::Error::other("it is not a regular file")),
+    let there = file::open(path).and_then(|(_, length)| match length {
         0..LONGEST => Ok(()),
         _ => Err(io::Error::other(format!("it has more than {LONGEST} bytes"))),
     });

@@ -4,7 +4,9 @@
 
 use http_body_util::LengthLimitError;
 use hyper::StatusCode;
+use hyper_util::client::legacy;
 use std::error::Error;
+use std::io;
 use std::time::Duration;
 
 /// Why a question to the API server has no answer.
@@ -99,6 +101,18 @@ impl From<kube::Error> for ApiError {
             _ => Self::Nonsense("is none that can be read"),
         }
     }
+}
+
+/// Whether the other side closed a connection that stood, with no answer begun that can be read.
+pub(super) fn has_hung_up(fault: &legacy::Error) -> bool {
+    let closed = |layer: &(dyn Error + 'static)| match layer.downcast_ref::<hyper::Error>() {
+        Some(fault) => fault.is_incomplete_message() || fault.is_canceled() || fault.is_closed(),
+        None => layer.downcast_ref::<io::Error>().is_some_and(|fault| {
+            use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
+            matches!(fault.kind(), BrokenPipe | ConnectionAborted | ConnectionReset | UnexpectedEof)
+        }),
+    };
+    !fault.is_connect() && layers(fault).any(closed)
 }
 
 /// So much of a sentence goes on; the plugin passes on even less.

@@ -3,8 +3,8 @@
 //! A server may answer with a node's whole list at once, megabytes of it; what is kept of a pod is a
 //! few hundred bytes. So no more of a list is ever in memory than one item.
 
-/// No object is longer: etcd ends at 1.5 MiB, and the API server at 3.
-const LONGEST_ITEM: usize = 4 << 20;
+use super::pods::LONGEST_OBJECT;
+
 /// What is around the items: kind, version, the way to the next page.
 const LONGEST_REST: usize = 64 << 10;
 
@@ -67,7 +67,7 @@ impl Items {
             // The bracket that opens the array belongs to the list.
             (true, 2) if byte == b'[' && self.item.is_empty() => push(&mut self.rest, byte, LONGEST_REST),
             (true, _) if between && self.item.is_empty() => Ok(()),
-            (true, _) => push(&mut self.item, byte, LONGEST_ITEM),
+            (true, _) => push(&mut self.item, byte, LONGEST_OBJECT),
             (false, _) => push(&mut self.rest, byte, LONGEST_REST),
         }
     }
@@ -146,7 +146,7 @@ mod tests {
             items.feed(start.as_bytes(), |_| unreachable!("nothing ends")).unwrap();
             (0..=most).any(|_| items.feed(b"x", |_| unreachable!("nothing ends")).is_err())
         };
-        assert!(endless(r#"{"items": [{"a": ""#, LONGEST_ITEM));
+        assert!(endless(r#"{"items": [{"a": ""#, LONGEST_OBJECT));
         assert!(endless(r#"{"metadata": ""#, LONGEST_REST));
     }
 

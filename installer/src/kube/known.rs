@@ -81,6 +81,11 @@ pub(super) fn key(facts: &PodFacts) -> String {
 }
 
 impl Known {
+    /// The pod that is meant, if it is known.
+    pub(super) fn find(&self, pod: &PodRef) -> Option<Answer> {
+        self.lock().find(&pod.to_string(), pod)
+    }
+
     /// The pod that is meant. One of that name with another uid is an earlier life, or a later one, and
     /// as good as none: then it is waited for, and asked for once however many wait.
     pub(super) fn learn(&self, pod: &PodRef, patience: Patience, ask: impl FnOnce()) -> Answer {

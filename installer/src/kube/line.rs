@@ -4,14 +4,15 @@
 //! kube's own stack is not taken because it repeats a refused request up to fifteen times for as long as
 //! a server asks for, and shows a token for up to a minute after it was replaced.
 
-use super::error::{ApiError, cut};
+use super::error::{ApiError, cut, has_hung_up};
+use super::pods::LONGEST_OBJECT;
 use super::token::TokenFile;
 use http_body_util::{BodyExt, Collected, Limited};
 use hyper::body::Incoming;
 use hyper::header::{AUTHORIZATION, RETRY_AFTER};
 use hyper::{Request, Response, StatusCode};
 use hyper_util::client::legacy;
-use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::client::legacy::connect::{Connect, HttpConnector};
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use kube::client::{Body, ConfigExt};
 use kube::core::Status;
@@ -37,8 +38,6 @@ const UNACKNOWLEDGED: Duration = Duration::from_secs(30);
 const IDLE: Duration = Duration::from_secs(5);
 /// What a connection reads at once, at most: a node has better uses for memory.
 const BUFFER: usize = 64 << 10;
-/// Nothing we ask for alone is longer.
-const LONGEST: usize = 4 << 20;
 /// Nothing that is said with a refusal is.
 const LONGEST_REFUSAL: usize = 16 << 10;
 
@@ -48,12 +47,17 @@ type Carrier = BoxCloneService<Request<Body>, Response<Incoming>, BoxError>;
 /// kube's client, on a line of ours. To be called where a runtime is.
 pub(super) fn client(config: &Config, token: Option<TokenFile>) -> Result<Client, kube::Error> {
     let https = config.rustls_https_connector_with_connector(tcp())?;
-    let http = legacy::Client::builder(TokioExecutor::new())
-        .pool_timer(TokioTimer::new())
-        .pool_idle_timeout(IDLE)
-        .http1_max_buf_size(BUFFER)
-        .build::<_, Body>(https);
-    let headers = config.extra_headers_layer()?.layer(http.map_err(|fault| -> BoxError { fault.into() }));
+    let connections = |idle| {
+        legacy::Client::builder(TokioExecutor::new())
+            .pool_timer(TokioTimer::new())
+            .pool_idle_timeout(IDLE)
+            .pool_max_idle_per_host(idle)
+            .http1_max_buf_size(BUFFER)
+            .build::<_, Body>(https.clone())
+    };
+    let (kept, new) = (connections(usize::MAX), connections(0));
+    let http = service_fn(move |request| carry(kept.clone(), new.clone(), request));
+    let headers = config.extra_headers_layer()?.layer(http);
     // A kubeconfig's password, token or program; a token in a file is ours to read.
     let authorized = BoxCloneService::new(option_layer(config.auth_layer()?).layer(headers));
     let token = Arc::new(token);
@@ -77,13 +81,32 @@ fn tcp() -> HttpConnector {
     tcp
 }
 
+/// Carries a question over a connection that was kept, if there is one; and once more over a new one when
+/// it was closed before a word came back: a server may do that at any moment, and with that very one.
+async fn carry<C>(
+    kept: legacy::Client<C, Body>,
+    new: legacy::Client<C, Body>,
+    request: Request<Body>,
+) -> Result<Response<Incoming>, BoxError>
+where
+    C: Connect + Clone + Send + Sync + 'static,
+{
+    // Only GETs leave this program: there is no body, and to ask twice is to ask once.
+    let (question, _) = request.into_parts();
+    let asked =
+        |by: legacy::Client<C, Body>| by.request(Request::from_parts(question.clone(), Body::empty()));
+    match asked(kept).await {
+        Err(fault) if has_hung_up(&fault) => Ok(asked(new).await?),
+        answer => Ok(answer?),
+    }
+}
+
 /// Asks, and asks once more when the token was refused and the file has another by now.
 async fn ask(
     carrier: Carrier,
     token: Option<&TokenFile>,
     request: Request<Body>,
 ) -> Result<Response<Incoming>, ApiError> {
-    // Only GETs leave this program: there is no body.
     let (mut question, _) = request.into_parts();
     let mut shown = None;
     loop {
@@ -129,7 +152,7 @@ pub(super) async fn object<T: DeserializeOwned>(
     request: Request<Vec<u8>>,
 ) -> Result<T, ApiError> {
     let answer = client.send(request.map(Body::from)).await?;
-    let body = Limited::new(answer.into_body(), LONGEST).collect().await;
+    let body = Limited::new(answer.into_body(), LONGEST_OBJECT).collect().await;
     let bytes = body.map_err(|fault| ApiError::broken(&*fault))?.to_bytes();
     serde_json::from_slice(&bytes).map_err(|_| ApiError::Nonsense("is no object of its kind"))
 }

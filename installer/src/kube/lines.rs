@@ -1,7 +1,6 @@
 //! Lines out of bytes as they come, each bounded. Pure.
 
-/// No object is longer: etcd ends at 1.5 MiB, and the API server at 3.
-const LONGEST: usize = 4 << 20;
+use super::pods::LONGEST_OBJECT;
 
 /// What has come and was not yet handed on.
 #[derive(Debug, Default)]
@@ -27,7 +26,7 @@ impl Lines {
             let unseen = self.bytes.get(self.looked..).unwrap_or_default();
             let Some(end) = unseen.iter().position(|byte| *byte == b'\n') else {
                 self.looked = self.bytes.len();
-                return if self.looked > LONGEST { Err(TooLong) } else { Ok(None) };
+                return if self.looked > LONGEST_OBJECT { Err(TooLong) } else { Ok(None) };
             };
             let mut line: Vec<u8> = self.bytes.drain(..=self.looked.saturating_add(end)).collect();
             self.looked = 0;
@@ -70,6 +69,6 @@ mod tests {
             lines.feed(&piece);
             lines.next().is_err()
         });
-        assert!(ended && lines.bytes.len() <= LONGEST + piece.len());
+        assert!(ended && lines.bytes.len() <= LONGEST_OBJECT + piece.len());
     }
 }

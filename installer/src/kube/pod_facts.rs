@@ -14,7 +14,7 @@ use std::time::Instant;
 /// # Errors
 /// When it is no question. What goes wrong with a question is its answer.
 pub fn pod_facts(cluster: &Cluster, question: &[u8], until: Instant) -> Result<String, WireError> {
-    let pod = wire::asked(question)?;
+    let pod = wire::asked(question)?.pod;
     let asked = pods::one(&pod).map_err(ErrandError::from);
     let answer = match asked.and_then(|request| ask(cluster, request, until)) {
         Ok(manifest) => asks::answer(Ok(manifest), ""),

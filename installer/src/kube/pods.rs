@@ -11,6 +11,9 @@ use serde::Deserialize;
 
 const PODS: &str = "/api/v1/pods";
 
+/// No object is longer: etcd ends at 1.5 MiB, and the API server at 3.
+pub(super) const LONGEST_OBJECT: usize = 4 << 20;
+
 /// So many of a list at once, where the server cuts it: one page is parsed and forgotten.
 const PAGE: u32 = 100;
 

@@ -4,11 +4,9 @@
 //! it meanwhile. A request is rare here, and a read of tmpfs takes microseconds.
 
 use super::error::ApiError;
+use gybe_plugin::facts::file;
 use hyper::header::HeaderValue;
-use nix::fcntl::OFlag;
-use std::fs::OpenOptions;
 use std::io::{self, Read};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
@@ -41,9 +39,7 @@ impl TokenFile {
     }
 
     fn read(&self) -> io::Result<HeaderValue> {
-        // Without O_NONBLOCK the open of a FIFO waits for a writer.
-        let flags = OFlag::O_NONBLOCK.bits();
-        let file = OpenOptions::new().read(true).custom_flags(flags).open(&self.path)?;
+        let (file, _) = file::open(&self.path)?;
         let mut text = String::new();
         file.take(LONGEST).read_to_string(&mut text)?;
         let token = text.trim();

@@ -25,17 +25,25 @@ impl<'a> Asked<'a> {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         [(200, count(&self.known)), (404, count(&self.unknown)), (503, count(&self.faults))]
     }
-}
 
-impl Pods for Asked<'_> {
-    fn answer(&self, pod: &PodRef, until: Instant) -> Answer {
-        let answer = self.pods.answer(pod, until);
+    fn count(&self, answer: &Answer) {
         let counter = match answer {
             Answer::Pod(_) => &self.known,
             Answer::Unknown => &self.unknown,
             Answer::Fault(_) => &self.faults,
         };
         counter.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl Pods for Asked<'_> {
+    fn at_once(&self, pod: &PodRef) -> Option<Answer> {
+        self.pods.at_once(pod).inspect(|answer| self.count(answer))
+    }
+
+    fn answer(&self, pod: &PodRef, until: Instant) -> Answer {
+        let answer = self.pods.answer(pod, until);
+        self.count(&answer);
         answer
     }
 

@@ -2,6 +2,8 @@
 //! that nobody holds for longer than a copy takes.
 
 use super::incumbent::IstioAgent;
+use crate::install::directory::Each;
+use crate::install::pace::Tally;
 use crate::node_backend::NodeBackend;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -29,8 +31,8 @@ pub(crate) struct Posted {
     pub(crate) notes: Vec<String>,
     /// What is wrong with the ConfigMap, while that from before holds.
     pub(crate) settings: Option<String>,
-    /// Whether somebody keeps undoing it.
-    pub(crate) fight: Option<String>,
+    /// Where somebody keeps undoing it, and who, in sentences.
+    pub(crate) fights: Each<Option<String>>,
     /// Whether the kernel tells of changes; if not, they are looked for.
     pub(crate) is_told: bool,
     /// When the token in the kubeconfig ends.
@@ -73,12 +75,17 @@ pub(crate) struct Counts {
     pub(crate) kubeconfig_failures: u64,
     /// Passes in which the conf could not be written.
     pub(crate) conf_failures: u64,
-    /// How often somebody undid it, as far as it was seen.
-    pub(crate) undone: u64,
-    /// How often it was put back, and how long that took from the wake-up on.
-    pub(crate) healed: u64,
-    /// Of all of these together.
-    pub(crate) healing: Duration,
+    /// What others undid in each directory, and we put back.
+    pub(crate) healing: Each<Healed>,
+}
+
+/// What others undid in one directory, and we put back, since the start.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(crate) struct Healed {
+    /// How often they did, as far as it was seen, and how often we did.
+    pub(crate) tally: Tally,
+    /// How long it took from the wake-up on, all together.
+    pub(crate) took: Duration,
     /// The longest of them.
     pub(crate) longest: Duration,
     /// How often it became a fight.

@@ -18,6 +18,7 @@ use super::incumbent::IstioAgent;
 use super::label::Label;
 use super::{ISTIOD, Journal, Pods};
 use crate::image::Image;
+use crate::install::directory::Each;
 use crate::install::wanted::{TakeOver, Wanted};
 use crate::install::watch::{Watch, WatchMode, Woken};
 use crate::install::{Memory, pass};
@@ -61,7 +62,7 @@ pub(crate) struct Healing<'a> {
     memory: Memory,
     wanted: Option<Wanted>,
     /// Since when it is undone.
-    undone: Option<Instant>,
+    undone: Each<Option<Instant>>,
     observed: Observed,
     backend: Backend,
     leaving: Leaving,
@@ -93,7 +94,7 @@ impl<'a> Healing<'a> {
             image: keeping.image,
             memory: Memory::default(),
             wanted: None,
-            undone: None,
+            undone: Each::default(),
             observed: Observed::default(),
             backend: Backend::new(keeping.probe),
             leaving: Leaving::new(keeping.rest),

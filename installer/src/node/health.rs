@@ -28,7 +28,9 @@ fn ready(seen: &Seen) -> Page {
         false => writeln!(text, "not ready\n- {}", missing.join("\n- ")),
     };
     let settings = seen.posted.settings.iter().map(|why| format!("the ConfigMap is not followed: {why}"));
-    for note in settings.chain(seen.posted.fight.clone()).chain(seen.posted.notes.iter().cloned()) {
+    let fights = &seen.posted.fights;
+    let fights = fights.conf.iter().chain(&fights.programs).cloned();
+    for note in settings.chain(fights).chain(seen.posted.notes.iter().cloned()) {
         let _ = writeln!(text, "note: {note}");
     }
     if missing.is_empty() { Page::good(text) } else { Page::bad(text) }

@@ -2,6 +2,8 @@
 
 use super::calls::Calls;
 use super::place::{Place, PlaceError};
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{MsgFlags, SockType, recv};
 use serde_json::{Map, Value};
 use std::io::{self, Write};
@@ -12,7 +14,7 @@ use std::sync::Mutex;
 /// A plugin's line is shorter than a pipe's atomic write.
 const LONGEST: usize = 4096;
 
-/// After so many lines the callers have their turn again.
+/// After so many lines it is looked whether the agent ends.
 const AT_ONCE: usize = 256;
 
 /// Writes lines whole.
@@ -52,9 +54,28 @@ impl LogSocket {
         Ok(Self { socket, _place: place })
     }
 
+    /// Counts and tells lines until `end` wakes.
+    pub(crate) fn serve(&self, end: BorrowedFd<'_>, journal: &Journal, calls: &Calls) -> Result<(), Errno> {
+        loop {
+            let readable = |fd| PollFd::new(fd, PollFlags::POLLIN);
+            let mut fds = [readable(end), readable(self.socket.as_fd())];
+            match poll(&mut fds, PollTimeout::NONE) {
+                Ok(_) | Err(Errno::EINTR) => {}
+                Err(why) => return Err(why),
+            }
+            let [ended, lines] = fds.map(|fd| fd.any().unwrap_or(false));
+            if lines {
+                self.receive(journal, calls);
+            }
+            if ended {
+                return Ok(());
+            }
+        }
+    }
+
     /// Counts and tells what has arrived. What is no JSON object is not ours to print: it is dropped.
     /// A line without a message is below the plugin's level, and only to be counted.
-    pub(crate) fn receive(&self, journal: &Journal, calls: &Calls) {
+    fn receive(&self, journal: &Journal, calls: &Calls) {
         let mut buffer = vec![0; LONGEST];
         for _ in 0..AT_ONCE {
             let Ok(length) = recv(self.socket.as_raw_fd(), &mut buffer, MsgFlags::MSG_DONTWAIT) else {
@@ -68,11 +89,5 @@ impl LogSocket {
                 }
             }
         }
-    }
-}
-
-impl AsFd for LogSocket {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
     }
 }

@@ -2,10 +2,11 @@
 
 mod exposition;
 
-use super::bulletin::{Posted, Stage};
+use super::bulletin::{Healed, Posted, Stage};
 use super::calls::Counted;
 use super::incumbent::IstioAgent;
 use super::view::Seen;
+use crate::install::directory::Directory;
 use crate::node_backend::{NodeBackend, Verdict};
 use exposition::{Exposition, Kind};
 use gybe_netfilter::backend::BackendKind;
@@ -16,6 +17,7 @@ pub(crate) fn text(seen: &Seen) -> String {
     let mut out = Exposition::default();
     incumbents(seen, &mut out);
     node(&seen.posted, &mut out);
+    turns(&seen.posted, &mut out);
     healing(&seen.posted, &mut out);
     facts(seen, &mut out);
     backend(seen.posted.backend.as_ref(), &mut out);
@@ -64,23 +66,43 @@ fn node(posted: &Posted, out: &mut Exposition) {
     }
 }
 
+/// By what it happened to: the entry in the chain, or the programs.
 fn healing(posted: &Posted, out: &mut Exposition) {
-    let counts = &posted.counts;
+    let mut family = |name, kind, help, value: &dyn Fn(Directory) -> String| {
+        out.family(name, kind, help);
+        for (what, directory) in [("conf", Directory::Conf), ("programs", Directory::Programs)] {
+            out.sample(&[("what", what)], value(directory));
+        }
+    };
+    let healing = |directory| *posted.counts.healing.of(directory);
     for (name, help, count) in [
-        ("gybe_passes_total", "Turns of the loop that keeps the node.", counts.turns),
-        ("gybe_undone_total", "How often somebody undid it, as far as it was seen.", counts.undone),
-        ("gybe_healed_total", "How often it was put back.", counts.healed),
-        ("gybe_fights_total", "How often it was undone more than five times in a minute.", counts.fights),
+        (
+            "gybe_undone_total",
+            "Writes of others that undid it, as far as they were seen.",
+            (|it| it.tally.undone) as fn(Healed) -> u64,
+        ),
+        ("gybe_healed_total", "Passes that put it back.", |it| it.tally.healed),
+        ("gybe_fights_total", "How often it was undone more than five times in a minute.", |it| it.fights),
     ] {
-        out.family(name, Kind::Counter, help);
-        out.sample(&[], count);
+        family(name, Kind::Counter, help, &|directory| count(healing(directory)).to_string());
     }
-    out.family("gybe_healing_seconds_total", Kind::Counter, "How long putting it back took, all together.");
-    out.sample(&[], counts.healing.as_secs_f64());
-    out.family("gybe_healing_longest_seconds", Kind::Gauge, "The longest of them.");
-    out.sample(&[], counts.longest.as_secs_f64());
-    out.family("gybe_fight", Kind::Gauge, "Whether somebody keeps undoing it.");
-    out.sample(&[], u64::from(posted.fight.is_some()));
+    family(
+        "gybe_healing_seconds_total",
+        Kind::Counter,
+        "How long putting it back took, all together.",
+        &|directory| healing(directory).took.as_secs_f64().to_string(),
+    );
+    family("gybe_healing_longest_seconds", Kind::Gauge, "The longest of them.", &|directory| {
+        healing(directory).longest.as_secs_f64().to_string()
+    });
+    family("gybe_fight", Kind::Gauge, "Whether somebody keeps undoing it.", &|directory| {
+        u64::from(posted.fights.of(directory).is_some()).to_string()
+    });
+}
+
+fn turns(posted: &Posted, out: &mut Exposition) {
+    out.family("gybe_passes_total", Kind::Counter, "Turns of the loop that keeps the node.");
+    out.sample(&[], posted.counts.turns);
     out.family("gybe_watch_told", Kind::Gauge, "1: the kernel tells of changes. 0: a look every second.");
     out.sample(&[], u64::from(posted.is_told));
 }

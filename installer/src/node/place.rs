@@ -42,6 +42,28 @@ pub enum PlaceError {
     File(#[from] io::Error),
 }
 
+impl PlaceError {
+    /// What helps.
+    #[must_use]
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            Self::Open { .. } => {
+                Some("give the directory to root, and take write permission from all others")
+            }
+            Self::Occupied => {
+                Some("see what it is, and remove it; or serve elsewhere: CNI_AGENT_RUN_DIR, --socket")
+            }
+            Self::Directory { .. } => Some(
+                "mount the host's /run/gybe there, to be written to; or serve elsewhere: CNI_AGENT_RUN_DIR, --socket",
+            ),
+            Self::Socket(Errno::ENAMETOOLONG) => Some(
+                "shorten its path: with what is added while it is made it has 107 bytes at most (unix(7))",
+            ),
+            Self::Socket(_) | Self::File(_) => None,
+        }
+    }
+}
+
 /// Where a socket of ours stands; dropped, it is taken away.
 #[derive(Debug)]
 pub(crate) struct Place {

@@ -3,13 +3,13 @@
 use super::{Pods, PodsState};
 use crate::manifest;
 use gybe_plugin::args::PodRef;
-use gybe_plugin::facts::means;
 use gybe_plugin::facts::wire::Answer;
+use gybe_plugin::facts::{file, means};
 use gybe_plugin::pod::PodFacts;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, Metadata};
 use std::io::{self, Read};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
@@ -52,16 +52,18 @@ impl PodsFrom {
         *known = there;
         Ok(())
     }
-}
 
-impl Pods for PodsFrom {
-    fn answer(&self, pod: &PodRef, _: Instant) -> Answer {
+    /// What the files say now. To look at each of them costs a walk, so it is spared where the one that
+    /// tells of the pod that is meant is as it was.
+    fn find(&self, pod: &PodRef) -> Answer {
         let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(facts) = still_told(&files, pod) {
+            return Answer::Pod(Box::new(facts));
+        }
         if let Err(why) = self.look(&mut files) {
             return Answer::Fault(format!("{}: {why}", self.directory.display()));
         }
-        let named =
-            |facts: &&PodFacts| facts.namespace == pod.namespace.as_str() && facts.name == pod.name.as_str();
+        let named = |facts: &&PodFacts| is_named(facts, pod);
         let mut found = files.values().filter_map(|file| file.pods.as_ref().ok()).flatten().filter(named);
         let first = found.clone().next();
         if let Some(facts) = found.find(|facts| means(facts, pod)).or(first) {
@@ -76,6 +78,32 @@ impl Pods for PodsFrom {
             }
             _ => Answer::Unknown,
         }
+    }
+}
+
+/// The pod that is meant, where it is known and its file is as it was when it was read.
+fn still_told(files: &BTreeMap<PathBuf, Manifest>, pod: &PodRef) -> Option<PodFacts> {
+    let told = |file: &Manifest| {
+        let mut pods = file.pods.iter().flatten();
+        pods.find(|facts| is_named(facts, pod) && means(facts, pod)).cloned()
+    };
+    let (path, file, facts) = files.iter().find_map(|(path, file)| Some((path, file, told(file)?)))?;
+    let there = fs::metadata(path).ok()?;
+    (there.is_file() && stamp(&there) == file.stamp).then_some(facts)
+}
+
+fn is_named(facts: &PodFacts, pod: &PodRef) -> bool {
+    facts.namespace == pod.namespace.as_str() && facts.name == pod.name.as_str()
+}
+
+impl Pods for PodsFrom {
+    /// A file is there or not: there is nobody to wait for.
+    fn at_once(&self, pod: &PodRef) -> Option<Answer> {
+        Some(self.find(pod))
+    }
+
+    fn answer(&self, pod: &PodRef, _: Instant) -> Answer {
+        self.find(pod)
     }
 
     fn state(&self) -> PodsState {
@@ -125,11 +153,10 @@ fn stamp(file: &Metadata) -> Stamp {
 
 /// Only pods: a template's pods have names that it does not know.
 fn read(path: &Path) -> Result<Vec<PodFacts>, String> {
-    let flags = nix::fcntl::OFlag::O_NONBLOCK.bits();
-    let file = fs::OpenOptions::new().read(true).custom_flags(flags).open(path);
     let mut text = String::new();
     let most = u64::try_from(manifest::LONGEST).unwrap_or(u64::MAX).saturating_add(1);
-    file.and_then(|file| file.take(most).read_to_string(&mut text)).map_err(|why| why.to_string())?;
+    let read = file::open(path).and_then(|(file, _)| file.take(most).read_to_string(&mut text));
+    read.map_err(|why| why.to_string())?;
     let pods = match manifest::pods(&text) {
         Ok(pods) => pods,
         Err(manifest::ManifestError::NoPod { .. }) => return Ok(Vec::new()),

@@ -1,6 +1,7 @@
 //! When to try again: at once for findings that are gone, ever more seldom for those that stay doubtful. Pure.
 
-use gybe_netfilter::probe::{Capabilities, Finding};
+use gybe_netfilter::choose::flawless;
+use gybe_netfilter::probe::Capabilities;
 use std::time::{Duration, Instant};
 
 /// Between two trials, however often pods fail: each takes some tenths of a second of a processor.
@@ -15,7 +16,7 @@ const LONGEST: Duration = Duration::from_secs(600);
 pub(super) enum Kept {
     /// Every backend's findings, to be believed.
     Complete,
-    /// Too old for what does not work, another kernel's or version's, or not of every backend.
+    /// With something that does not work, another kernel's or version's, or not of every backend.
     Doubtful,
     /// Nothing.
     Gone,
@@ -52,15 +53,16 @@ impl Rhythm {
     }
 }
 
-fn is_flawless(found: &Capabilities) -> bool {
-    found.backends.values().all(|findings| findings.values().all(Finding::works))
+/// Is there nothing to try again for?
+pub(super) fn is_flawless(found: &Capabilities) -> bool {
+    found.backends.values().all(flawless)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use gybe_netfilter::backend::BackendKind;
-    use gybe_netfilter::probe::{Profile, Refusal};
+    use gybe_netfilter::probe::{Finding, Profile, Refusal};
 
     fn found(finding: &Finding) -> Capabilities {
         let findings = [(Profile::V4, finding.clone())].into_iter().collect();

@@ -3,6 +3,7 @@
 use super::ground::Ground;
 use super::reader::{Reader, Said, list};
 use super::{exclusion, plugin_conf, template};
+use crate::image::OTHER_NAMES;
 use crate::install::entry::Entry;
 use crate::install::seen::FileName;
 use crate::install::wanted::{PutBack, Shape};
@@ -62,9 +63,6 @@ pub enum TakeOverWish {
     Now,
 }
 
-/// Names a caller may know `gybe` by.
-/// Further names that `gybe` may have on a host.
-pub const OTHER_NAMES: [&str; 2] = ["istio-iptables", "istio-cni-taint"];
 /// Multus calls a network by its name, and it is to sort behind every primary's file.
 const STANDALONE: &str = "YYY-gybe-cni.conf";
 

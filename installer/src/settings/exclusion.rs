@@ -2,6 +2,7 @@
 
 use super::ground::Ground;
 use super::reader::{Reader, Said, list};
+use gybe_plugin::args::Namespace;
 use std::collections::BTreeSet;
 
 /// What somebody said, and nothing else; an empty list is a word too. Where nobody said anything:
@@ -15,7 +16,7 @@ pub(super) fn read(reader: &mut Reader<'_>, ground: &Ground) -> BTreeSet<String>
         return own.into_iter().filter(|name| !name.is_empty()).map(str::to_owned).collect();
     };
     let said = Said { name, text };
-    let strange: Vec<_> = list(text).filter(|name| !is_namespace(name)).collect();
+    let strange: Vec<_> = list(text).filter(|name| Namespace::parse(name).is_err()).collect();
     if !strange.is_empty() {
         reader.refuse(said, format!("no namespace can be called {}", strange.join(", ")));
     }
@@ -27,10 +28,4 @@ pub(super) fn read(reader: &mut Reader<'_>, ground: &Ground) -> BTreeSet<String>
         ));
     }
     named
-}
-
-/// A DNS label of RFC 1123: what Kubernetes lets a namespace be called.
-fn is_namespace(name: &str) -> bool {
-    let inside = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-    name.len() <= 63 && name.bytes().all(inside) && !name.starts_with('-') && !name.ends_with('-')
 }

@@ -4,6 +4,7 @@ use super::given::config_directory;
 use super::listen::{self, Listen};
 use super::reader::Reader;
 use crate::install::seen::Places;
+use crate::kube::SERVICE_ACCOUNT;
 use gybe_plugin::probe_cache::DIRECTORY;
 use std::path::PathBuf;
 
@@ -65,9 +66,6 @@ pub enum Trust {
     /// Anybody.
     Anybody,
 }
-
-/// Where a pod finds its service account.
-pub const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
 pub(super) fn read(reader: &mut Reader<'_>) -> Ground {
     let cache = reader.path("MOUNTED_CNI_CACHE_DIR", "/host/var/lib/cni");

@@ -3,6 +3,7 @@
 
 use super::faults::Fault;
 use super::reader::{Reader, truth};
+use crate::kube::SERVICE_ACCOUNT;
 
 /// A name, and what becomes of it.
 #[derive(Debug, Clone, Copy)]
@@ -94,11 +95,7 @@ pub const KEYS: [Name; 16] = [
 pub const OURS: [Name; 11] = [
     honoured("GYBE_CONFIG_DIR", "/etc/gybe", "where the ConfigMap is mounted"),
     honoured("GYBE_PROGRAMS_DIR", "/opt/gybe/bin", "where the image has `gybe` and `gybe-cni`"),
-    honoured(
-        "GYBE_SERVICE_ACCOUNT_DIR",
-        "/var/run/secrets/kubernetes.io/serviceaccount",
-        "token and CA of the service account",
-    ),
+    honoured("GYBE_SERVICE_ACCOUNT_DIR", SERVICE_ACCOUNT, "token and CA of the service account"),
     honoured("MOUNTED_CNI_BIN_DIR", "/host/opt/cni/bin", "the host's directory of plugins, as mounted"),
     honoured(
         "MOUNTED_CNI_CACHE_DIR",

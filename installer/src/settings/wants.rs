@@ -1,7 +1,7 @@
 //! From the settings, and what is known of the node, to the state the node is to be in: pure.
 
-use super::{Mode, OTHER_NAMES, PLUGIN, Settings};
-use crate::image::{Image, TOOL};
+use super::{Mode, PLUGIN, Settings};
+use crate::image::{Image, OTHER_NAMES, TOOL};
 use crate::install::entry::{Entry, EntryError};
 use crate::install::seen::{FileName, Hash};
 use crate::install::wanted::{Install, Leave, Place, Program, Shape, TakeOver, Wanted};

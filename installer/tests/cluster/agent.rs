@@ -1,6 +1,7 @@
 //! `gybe node` in a cluster, the built program, asked at its socket.
 
 use crate::ground::{Ground, NODE, meshed};
+use gybe_api_server::{Fault, Trouble, Verb};
 use serde_json::{Value, json};
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -8,6 +9,7 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
 use std::thread;
+use std::time::{Duration, Instant};
 
 /// A running agent, gone when the test ends.
 pub(crate) struct Agent {
@@ -56,9 +58,12 @@ impl Agent {
         }
     }
 
-    /// Asks as the plugin does.
+    /// Asks as the plugin does that does not say how long it waits.
     pub(crate) fn asked(&self, name: &str, uid: &str) -> Value {
-        let question = json!({ "version": 1, "namespace": "shop", "name": name, "uid": uid });
+        self.hears(&json!({ "version": 1, "namespace": "shop", "name": name, "uid": uid }))
+    }
+
+    fn hears(&self, question: &Value) -> Value {
         let mut call = UnixStream::connect(&self.socket).unwrap();
         call.write_all(format!("{question}\n").as_bytes()).unwrap();
         let mut answer = String::new();
@@ -107,6 +112,60 @@ fn the_agent_answers_from_its_cluster_tells_of_its_trouble_and_ends_cleanly() {
     assert!(agent.terminate().success());
     agent.tells("gybe node: stopped");
     assert_eq!(fs::read_dir(ground.directory.join("run")).unwrap().count(), 0);
+}
+
+#[test]
+fn f01_a_caller_is_waited_with_for_as_long_as_it_says_within_bounds() {
+    let ground = Ground::new("agent-deadline");
+    let mut agent = Agent::start(&ground);
+    agent.tells("gybe node: pods are known");
+    ground.server.fault(Fault::always(Trouble::Silent).at(Verb::Get));
+    for (deadline, least, most) in [
+        (json!(400), 300, 900),
+        (Value::Null, 900, 1900),
+        (json!(2000), 1900, 4000),
+        (json!(3_600_000), 4900, 8000),
+    ] {
+        let name = format!("cart-{deadline}");
+        let before = Instant::now();
+        let said =
+            agent.hears(&json!({ "version": 1, "namespace": "shop", "name": name, "deadline_ms": deadline }));
+        let took = before.elapsed().as_millis();
+        assert!(said["fault"].as_str().unwrap().contains("did not answer in time"), "{deadline}: {said}");
+        assert!((least..most).contains(&took), "{deadline}: {took} ms");
+    }
+}
+
+/// What can be said is said, however many wait for what cannot.
+#[test]
+fn f01_a_crowd_that_waits_for_unseen_pods_holds_nobody_whose_pod_is_known() {
+    let ground = Ground::new("agent-crowd");
+    ground.put("cart-0", "u0");
+    let mut agent = Agent::start(&ground);
+    agent.tells("gybe node: pods are known");
+    ground.server.fault(Fault::always(Trouble::Silent).at(Verb::Get));
+    let (agent, before) = (&agent, Instant::now());
+    thread::scope(|scope| {
+        let unseen = (0..150).map(|i| {
+            let question = json!({
+                "version": 1, "namespace": "shop", "name": format!("new-{i}"), "deadline_ms": 5000,
+            });
+            scope.spawn(move || agent.hears(&question))
+        });
+        let unseen: Vec<_> = unseen.collect();
+        // As many as are asked about at once have a thread each by now.
+        ground.asked(|requests| {
+            requests.iter().filter(|request| request.path.contains("/pods/new-")).count() >= 8
+        });
+        assert_eq!(agent.asked("cart-0", "u0")["pod"]["metadata"]["uid"], "u0");
+        assert!(before.elapsed() < Duration::from_secs(4), "{:?}", before.elapsed());
+        for answer in unseen {
+            let answer = answer.join().unwrap();
+            assert!(answer["fault"].as_str().unwrap().contains("did not answer in time"), "{answer}");
+        }
+    });
+    println!("KiB of anonymous memory: {}", agent.anonymous());
+    assert!(agent.anonymous() <= 12 << 10);
 }
 
 #[test]

@@ -103,7 +103,7 @@ pub(crate) fn meshed(name: &str, uid: &str) -> Value {
 /// Asks as the plugin does; tells the uid that was answered, or the answer that was none.
 pub(crate) fn asked(pods: &WatchedPods, name: &str, uid: &str) -> Result<String, Answer> {
     let question = json!({ "version": 1, "namespace": "shop", "name": name, "uid": uid }).to_string();
-    let pod = wire::asked(question.as_bytes()).unwrap();
+    let pod = wire::asked(question.as_bytes()).unwrap().pod;
     let before = Instant::now();
     let answer = pods.answer(&pod, before + CALL);
     assert!(before.elapsed() < CALL + Duration::from_secs(5), "{:?}: {answer:?}", before.elapsed());

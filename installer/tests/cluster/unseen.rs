@@ -43,6 +43,36 @@ fn an_unseen_pod_is_asked_for_once_however_many_want_to_know() {
 }
 
 #[test]
+fn f01_a_connection_that_is_closed_just_when_it_is_used_again_fails_no_pod() {
+    let ground = Ground::new("kept");
+    let pods: Vec<_> = (0..8).map(|i| (format!("cart-{i}"), format!("u{i}"))).collect();
+    pods.iter().for_each(|(name, uid)| put_elsewhere(&ground, name, uid));
+    let watched = &ground.watched();
+    ground.server.fault(Fault::always(Trouble::Disconnects).on_kept().at(Verb::Get));
+    // The first make connections, and the others find every one of them kept.
+    for _ in 0..3 {
+        thread::scope(|scope| {
+            for (name, uid) in &pods {
+                scope.spawn(move || knows(watched, name, uid));
+            }
+        });
+    }
+    let gets: usize = pods.iter().map(|(name, _)| ground.gets(name)).sum();
+    assert!((3 * 8 + 1..=2 * 3 * 8).contains(&gets), "{gets}");
+}
+
+#[test]
+fn a_server_that_hangs_up_on_every_question_is_asked_once_more_and_never_again() {
+    let ground = Ground::new("hangs-up");
+    put_elsewhere(&ground, "cart-0", "u0");
+    let watched = ground.watched();
+    ground.server.fault(Fault::always(Trouble::Disconnects).at(Verb::Get));
+    let answer = asked(&watched, "cart-0", "u0").unwrap_err();
+    assert!(matches!(&answer, Answer::Fault(why) if why.contains("cannot be reached")), "{answer:?}");
+    assert_eq!(ground.gets("cart-0"), 2);
+}
+
+#[test]
 fn a_pod_nobody_has_is_unknown() {
     let ground = Ground::new("nobody");
     assert_eq!(asked(&ground.watched(), "cart-0", "u0"), Err(Answer::Unknown));

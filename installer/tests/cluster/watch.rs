@@ -45,7 +45,7 @@ fn what_is_answered_is_trimmed_to_what_the_decision_needs() {
     let ground = Ground::new("trimmed");
     ground.put("cart-0", "u0");
     let question = br#"{"version": 1, "namespace": "shop", "name": "cart-0", "uid": "u0"}"#;
-    let pod = wire::asked(question).unwrap();
+    let pod = wire::asked(question).unwrap().pod;
     let answer = ground.watched().answer(&pod, Instant::now() + Duration::from_secs(1));
     let Answer::Pod(facts) = &answer else { panic!("{answer:?}") };
     assert_eq!(facts.annotations.keys().collect::<Vec<_>>(), ["sidecar.istio.io/status"]);

@@ -10,6 +10,7 @@
 mod always;
 mod choices;
 mod conflists;
+mod fights;
 mod ground;
 mod leaving;
 mod lives;

@@ -62,6 +62,22 @@ fn f10_a_failed_upgrade_keeps_the_old_program_and_heals_the_chain_all_the_same()
     assert!(fs::read_to_string(ground.root.join("bin/gybe-cni")).unwrap().contains("# 1\n"));
 }
 
+/// The pipe of its answer is then held open by a process that nobody knows.
+#[test]
+fn a10_what_a_program_leaves_running_is_not_waited_for() {
+    let ground = Ground::with(&[("10-a.conflist", LIST)]);
+    let fifo = ground.root.join("fifo");
+    nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let answer = r#"{"supportedVersions":["1.0.0"]}"#;
+    let script = format!("#!/bin/sh\nread -r _ <'{}' &\necho '{answer}'\n", fifo.display());
+    let wanted = with_plugin(&ground, script.as_bytes());
+    let pass = ground.pass(&Wanted::Installed(wanted));
+    // It ends when somebody has opened and closed the other side.
+    drop(fs::OpenOptions::new().write(true).open(fifo).unwrap());
+    assert!(pass.performed.failed.is_empty(), "{:?}", pass.performed.failed);
+    assert_eq!(ground.chain().1, ["calico", "gybe-cni"]);
+}
+
 #[test]
 fn f10_one_flipped_bit_anywhere_is_found() {
     let ground = Ground::with(&[("10-a.conflist", LIST)]);

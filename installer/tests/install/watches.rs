@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use gybe_installer::install::conflist::Chain;
-use gybe_installer::install::pace::rivals::Rival;
+use gybe_installer::install::fight::rivals::Rival;
 use gybe_installer::install::perform::{PerformError, Turn};
 use gybe_installer::install::watch::{Watch, WatchMode, Woken};
 use gybe_installer::install::{Memory, pass};
@@ -131,10 +131,10 @@ fn f05_five_rewrites_are_healed_at_once_and_the_sixth_is_a_fight_with_a_name() {
     println!("healed at the slowest after {slowest:?}");
     write(&ground, 6);
     let slowed = pass(&places, &wanted, &mut memory).unwrap();
-    let fight = slowed.fight.unwrap();
+    let fight = slowed.fights.conf.unwrap();
     assert_eq!((slowed.performed.done, fight.undone), (0, 6));
     assert!(fight.wait.is_some());
-    assert!(matches!(fight.rival, Some(Rival { name: "the Cilium agent", .. })), "{fight:?}");
+    assert!(matches!(fight.matter.rival, Some(Rival { name: "the Cilium agent", .. })), "{fight:?}");
 }
 
 #[test]

@@ -19,13 +19,13 @@ fn f05_a_primary_that_writes_its_file_again_is_healed_at_once_and_in_one_write()
         node.puts(FILE, &PRIMARY.replace("calico", &format!("calico-{n}")));
         eventually("a healed file", || node.entry(FILE).is_some());
         times.push(written.elapsed());
-        eventually("a count", || agent.number("gybe_healed_total") == f64::from(n));
+        eventually("a count", || agent.number("gybe_healed_total{what=\"conf\"}") == f64::from(n));
         assert!(node.text(FILE).contains(&format!("calico-{n}")), "theirs is the newer one");
     }
     times.sort();
     println!(
         "re-chained after {times:?}; the longest as the agent has it: {} s",
-        agent.number("gybe_healing_longest_seconds")
+        agent.number("gybe_healing_longest_seconds{what=\"conf\"}")
     );
     // 250 ms on a node of its own; this machine is shared.
     assert!(times[2] < Duration::from_secs(2), "{times:?}");
@@ -35,35 +35,6 @@ fn f05_a_primary_that_writes_its_file_again_is_healed_at_once_and_in_one_write()
         "one write for each of theirs"
     );
     assert!(agent.is_ready());
-}
-
-#[test]
-fn f05_a_fight_is_recognised_slowed_and_reported_with_the_rival() {
-    let node = Node::new("fight");
-    let cilium = PRIMARY.replace("calico", "cilium-cni");
-    node.puts(FILE, &cilium);
-    let mut agent = node.agent();
-    let mut undone = 0;
-    while agent.number("gybe_fight") < 1.0 {
-        assert!(undone < 20, "no fight after {undone} rewrites");
-        node.puts(FILE, &cilium);
-        undone += 1;
-        eventually("the next turn", || node.entry(FILE).is_some() || agent.number("gybe_fight") == 1.0);
-    }
-    assert_eq!(undone, 6);
-    let told = agent.tells("Cilium");
-    assert!(told["msg"].as_str().unwrap().contains("cni.exclusive=false"), "{told}");
-    eventually("a word", || {
-        let (status, text) = agent.get("/readyz");
-        status == 503 && text.contains("note:") && text.contains("Cilium")
-    });
-    // Now we write every five seconds, and not for each of theirs.
-    eventually("an entry again", || node.entry(FILE).is_some());
-    let healed = Instant::now();
-    node.puts(FILE, &cilium);
-    eventually("another", || node.entry(FILE).is_some());
-    assert!(healed.elapsed() > Duration::from_secs(3), "{:?}", healed.elapsed());
-    assert_eq!(agent.number("gybe_fights_total"), 1.0);
 }
 
 #[test]
@@ -81,7 +52,7 @@ fn f06_a_file_that_somebody_else_broke_is_told_and_never_written() {
         eventually("peace", || agent.is_ready());
     }
     agent.tells(FILE);
-    assert_eq!(agent.number("gybe_undone_total"), 0.0);
+    assert_eq!(agent.number("gybe_undone_total{what=\"conf\"}"), 0.0);
 }
 
 #[test]
@@ -130,6 +101,37 @@ fn f10_a_program_that_somebody_damaged_is_placed_again() {
     fs::rename(node.root.join("bin/.theirs"), node.program("gybe-cni")).unwrap();
     eventually("the right program", || node.build("gybe-cni") == "gybe-cni 1");
     eventually("a count", || agent.number("istio_cni_installs_total{result=\"SUCCESS\"}") == 2.0);
+    let programs = |name: &str| agent.number(&format!("gybe_{name}_total{{what=\"programs\"}}"));
+    assert_eq!((programs("undone"), programs("healed")), (1.0, 1.0));
+    assert_eq!(agent.number("gybe_healed_total{what=\"conf\"}"), 0.0, "nobody touched the chain");
+}
+
+#[test]
+fn f05_a_heal_is_counted_once_for_what_was_put_back_and_settings_are_no_heal() {
+    let mut node = Node::new("counts");
+    node.puts(FILE, PRIMARY);
+    let agent = node.agent();
+    eventually("peace", || agent.is_ready());
+    let counts = |name: &str| {
+        ["conf", "programs"].map(|what| agent.number(&format!("gybe_{name}_total{{what=\"{what}\"}}")))
+    };
+    assert_eq!((counts("undone"), counts("healed")), ([0.0; 2], [0.0; 2]), "to come in is no heal");
+    // A primary that takes its file away before it writes it again has undone it once.
+    fs::remove_file(node.conf(FILE)).unwrap();
+    eventually("a turn that sees it", || !agent.is_ready());
+    node.puts(FILE, PRIMARY);
+    eventually("a heal", || counts("healed") == [1.0, 0.0]);
+    // Both programs at once, or one after the other: as often as they were put back.
+    for program in ["gybe", "gybe-cni"] {
+        fs::remove_file(node.program(program)).unwrap();
+        eventually("a program", || node.build(program) == format!("{program} 1"));
+    }
+    eventually("heals", || counts("healed") == [1.0, 2.0]);
+    node.configures(&[("log_level", "debug")]);
+    eventually("another entry", || node.entry(FILE).is_some_and(|entry| entry["log_level"] == "debug"));
+    eventually("peace", || agent.is_ready());
+    assert_eq!((counts("undone"), counts("healed")), ([1.0, 2.0], [1.0, 2.0]));
+    assert!(agent.number("gybe_healing_seconds_total{what=\"programs\"}") > 0.0);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use crate::agent::eventually;
 use crate::node::{Node, PRIMARY};
+use gybe_installer::install::perform::Turn;
 use std::fs;
 use std::os::unix::fs::symlink;
 
@@ -74,4 +75,29 @@ fn f37_a_name_that_is_a_directory_is_told_and_tried_again_without_haste() {
     assert!(agent.number("istio_cni_installs_total{result=\"CREATE_CNI_CONFIG_FAILURE\"}") > 0.0);
     fs::remove_dir_all(node.program("gybe-cni")).unwrap();
     eventually("peace", || agent.is_ready());
+}
+
+#[test]
+fn who_holds_the_lock_is_waited_for_and_it_is_told_how_to_find_them() {
+    let node = Node::new("locked");
+    node.puts(FILE, PRIMARY);
+    let other = Turn::take(&node.root.join("bin")).unwrap();
+    let mut agent = node.started();
+    agent.hears(|line| line["msg"] == "gybe node: listens" && line["for"] == "health");
+    let told = agent.tells("another gybe is changing");
+    assert!(told["hint"].as_str().unwrap().contains("lslocks"), "{told}");
+    assert!(!agent.is_ready() && node.entry(FILE).is_none());
+    drop(other);
+    eventually("peace", || agent.is_ready());
+}
+
+#[test]
+fn a_directory_without_programs_keeps_the_agent_from_starting_and_is_named_with_what_helps() {
+    let mut node = Node::new("empty-image");
+    node.sets("GYBE_PROGRAMS_DIR", "/nonexistent");
+    let mut agent = node.started();
+    let told = agent.hears(|line| line["text"].as_str().is_some_and(|text| text.contains("cannot start")));
+    let told = told["text"].as_str().unwrap();
+    assert!(told.contains("/nonexistent/gybe") && !told.contains('\n'), "{told}");
+    agent.hears(|line| line["text"].as_str().is_some_and(|text| text.contains("GYBE_PROGRAMS_DIR")));
 }

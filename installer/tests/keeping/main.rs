@@ -8,6 +8,8 @@ mod clustered;
 #[cfg(test)]
 mod ends;
 #[cfg(test)]
+mod fights;
+#[cfg(test)]
 mod follows;
 #[cfg(test)]
 mod heals;

@@ -2,7 +2,7 @@
 
 use crate::agent::{Agent, meshed, scratch};
 use serde_json::{Value, json};
-use std::io::Write;
+use std::io::{Read, Write};
 use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -65,15 +65,111 @@ fn what_is_no_question_is_told_so_or_hung_up_on() {
     assert_eq!(agent.asked("shop", "cart-0", "u1"), json!({ "version": 1 }));
 }
 
+/// As a ConfigMap's volume does, and as editors do: no file is written to, and yet each says something else.
 #[test]
-fn a10_callers_that_say_nothing_do_not_keep_others_waiting_for_ever() {
+fn f39_what_a_file_says_is_never_told_after_another_took_its_place() {
+    let agent = Agent::start(scratch("swapped"));
+    let pods = agent.directory.join("pods");
+    for life in ["u1", "u2"] {
+        std::fs::create_dir(agent.directory.join(life)).unwrap();
+        std::fs::write(agent.directory.join(life).join("0.json"), meshed("cart-0", life).to_string())
+            .unwrap();
+    }
+    let uid = |asked: &str| agent.asked("shop", "cart-0", asked)["pod"]["metadata"]["uid"].clone();
+    let turn = |to: &str| {
+        let _ = std::fs::remove_file(pods.join("current.new"));
+        std::os::unix::fs::symlink(agent.directory.join(to), pods.join("current.new")).unwrap();
+        std::fs::rename(pods.join("current.new"), pods.join("current")).unwrap();
+    };
+    for _ in 0..3 {
+        for life in ["u1", "u2"] {
+            turn(life);
+            assert_eq!((uid(life), uid(life)), (life.into(), life.into()));
+        }
+    }
+    std::fs::remove_file(pods.join("current")).unwrap();
+    assert_eq!(uid("u2"), Value::Null);
+    // Of another name, and known from elsewhere before.
+    agent.holds("shop/cart-0.json", &meshed("cart-0", "u3").to_string());
+    assert_eq!(uid("u3"), "u3");
+    std::fs::rename(pods.join("shop/cart-0.json"), pods.join("shop/moved.json")).unwrap();
+    agent.holds("shop/new.json", &meshed("cart-0", "u4").to_string());
+    assert_eq!((uid("u3"), uid("u4")), ("u3".into(), "u4".into()));
+}
+
+#[test]
+fn a10_callers_that_say_nothing_keep_nobody_waiting() {
     let agent = Agent::start(scratch("silent"));
     agent.holds("shop/cart-0.json", &meshed("cart-0", "u1").to_string());
-    let silent: Vec<_> = (0..200).map(|_| UnixStream::connect(agent.socket()).unwrap()).collect();
+    // More than have a place among those who are about to speak: the first of them lose theirs.
+    let mut silent: Vec<_> = (0..600).map(|_| UnixStream::connect(agent.socket()).unwrap()).collect();
     let before = Instant::now();
     assert_eq!(agent.asked("shop", "cart-0", "u1")["pod"]["metadata"]["name"], "cart-0");
-    assert!(before.elapsed() < Duration::from_secs(30), "{:?}", before.elapsed());
-    drop(silent);
+    assert_eq!(silent[0].read(&mut [0]).unwrap(), 0, "hung up on");
+    assert!(before.elapsed() < Duration::from_millis(900), "{:?}", before.elapsed());
+    let last = silent.last_mut().unwrap();
+    last.write_all(b"{\"version\": 1, \"namespace\": \"shop\", ").unwrap();
+    last.write_all(b"\"name\": \"cart-0\"}\n").unwrap();
+    let mut answer = String::new();
+    last.read_to_string(&mut answer).unwrap();
+    assert!(answer.contains("istio-proxy"), "{answer}");
+}
+
+#[test]
+fn a10_a_caller_that_never_ends_its_question_is_hung_up_on_in_its_time() {
+    let agent = Agent::start(scratch("drip"));
+    let mut slow = UnixStream::connect(agent.socket()).unwrap();
+    let before = Instant::now();
+    while slow.write_all(b" ").is_ok() {
+        assert!(before.elapsed() < Duration::from_secs(10));
+        thread::sleep(Duration::from_millis(20));
+    }
+    assert!(before.elapsed() >= Duration::from_millis(900), "{:?}", before.elapsed());
+}
+
+#[test]
+fn a10_a_long_answer_is_given_as_it_is_taken_and_who_does_not_take_it_holds_nobody() {
+    let agent = Agent::start(scratch("long"));
+    let mut long = meshed("cart-0", "u1");
+    let most = "x".repeat(400 << 10);
+    long["metadata"]["annotations"]["sidecar.istio.io/status"] = most.clone().into();
+    agent.holds("shop/cart-0.json", &long.to_string());
+    agent.holds("shop/cart-1.json", &meshed("cart-1", "u1").to_string());
+    let question =
+        b"{\"version\": 1, \"namespace\": \"shop\", \"name\": \"cart-0\", \"deadline_ms\": 5000}\n";
+    let deaf: Vec<_> = (0..70)
+        .map(|_| {
+            let mut call = UnixStream::connect(agent.socket()).unwrap();
+            call.write_all(question).unwrap();
+            call
+        })
+        .collect();
+    assert_eq!(agent.asked("shop", "cart-1", "u1")["pod"]["metadata"]["name"], "cart-1");
+    // Those behind the first have their turn when the first have gone.
+    drop(deaf);
+    let answer: Value = serde_json::from_str(&agent.hears(question)).unwrap();
+    assert_eq!(answer["pod"]["metadata"]["annotations"]["sidecar.istio.io/status"], most);
+}
+
+#[test]
+fn f35_a_journal_that_nobody_reads_holds_no_caller() {
+    let agent = Agent::start(scratch("stuck"));
+    agent.holds("shop/cart-0.json", &meshed("cart-0", "u1").to_string());
+    let plugin = UnixDatagram::unbound().unwrap();
+    plugin.set_nonblocking(true).unwrap();
+    let line = json!({ "msg": "x".repeat(3000) }).to_string();
+    // A pipe holds 64 KiB, and the socket some datagrams: then nobody takes any more.
+    let mut refused = 0;
+    while refused < 20 {
+        match plugin.send_to(line.as_bytes(), agent.directory.join("run/log.sock")) {
+            Ok(_) => refused = 0,
+            Err(_) => {
+                refused += 1;
+                thread::sleep(Duration::from_millis(5));
+            }
+        }
+    }
+    assert_eq!(agent.asked("shop", "cart-0", "u1")["pod"]["metadata"]["name"], "cart-0");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Coming: what `gybe install` places, writes, says, and leaves alone.
 
 use crate::node::{LIST, Node, SINGLE, plugin};
+use gybe_installer::settings::KEYS;
 use serde_json::Value;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -32,6 +33,23 @@ fn one_call_places_the_programs_and_puts_the_entry_last() {
     assert_eq!((again.code, again.out.as_str()), (0, "nothing to do\nthis node is as wanted\n"));
 }
 
+/// Leaving is another command, and these two are an agent's who lives on; a template is a file of `--config`.
+const WITHOUT_FLAG: [&str; 5] =
+    ["mode", "put_back_istio", "leave_when_daemonset_gone", "pod_source", "cni_network_config"];
+
+#[test]
+fn every_key_of_the_config_map_has_a_flag_of_its_name_that_the_page_names() {
+    let help = Node::new().gybe("install --help").out;
+    let page = include_str!("../../../docs/BY-HAND.md");
+    for key in KEYS.iter().map(|key| key.name) {
+        let flag = format!("--{}", key.replace('_', "-"));
+        let (is_offered, is_told) =
+            (help.contains(&format!("{flag} <")), page.contains(&format!("`{flag}`")));
+        let wanted = !WITHOUT_FLAG.contains(&key);
+        assert_eq!((is_offered, is_told && wanted), (wanted, wanted), "{flag}");
+    }
+}
+
 #[test]
 fn every_setting_of_the_config_map_has_its_flag_which_counts_for_more() {
     let node = Node::with(&[("10-db.conf", SINGLE)]);
@@ -41,7 +59,7 @@ fn every_setting_of_the_config_map_has_its_flag_which_counts_for_more() {
         fs::write(config.join(key), value).unwrap();
     }
     let flags = "--config ROOT/config --backend iptables-legacy --ipv6 reject --inbound-default containerPorts \
-                 --exclude-namespaces a,b --pods-from /etc/gybe/pods --also-as istio-iptables";
+                 --exclude-namespaces a,b --pods-from /etc/gybe/pods --also-as istio-iptables --max-intervals 9000";
     let said = node.install(flags);
     assert_eq!(said.code, 0, "{said:?}");
     let entry = entry(&node, "10-db.conflist");
@@ -55,6 +73,7 @@ fn every_setting_of_the_config_map_has_its_flag_which_counts_for_more() {
         assert_eq!(entry[key], value, "{key}");
     }
     assert_eq!(entry["exclude_namespaces"], serde_json::json!(["a", "b"]));
+    assert_eq!(entry["max_intervals"], 9000);
     assert_eq!(
         (&entry["facts"]["directory"], &entry["facts"]["socket"]),
         (&"/etc/gybe/pods".into(), &"".into())

@@ -99,7 +99,7 @@ impl Node {
         self.files("opt/cni/bin").into_keys().collect()
     }
 
-    fn gybe(&self, words: &str) -> Said {
+    pub(crate) fn gybe(&self, words: &str) -> Said {
         let root = self.root.display();
         let line = words.replace("ROOT", &root.to_string());
         #[allow(clippy::disallowed_methods, reason = "the program under test")]

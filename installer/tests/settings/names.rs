@@ -1,6 +1,7 @@
 //! Every name of the incumbent's is honoured, or refused with what took its place.
 
 use crate::said::{given, read, refused};
+use gybe_installer::image::OTHER_NAMES;
 use gybe_installer::settings::{Fate, Given, INCUMBENTS, KEYS, OURS, Settings};
 
 /// A value that is not the default.
@@ -133,5 +134,15 @@ fn the_page_about_the_agent_has_every_name() {
             })
             .collect();
         assert!(page.contains(&table), "docs/AGENT.md lacks the table of {title} names, which is\n\n{table}");
+    }
+}
+
+#[test]
+fn every_further_name_of_the_tool_is_told_where_it_may_be_asked_for() {
+    let told = KEYS.iter().find(|key| key.name == "also_as").unwrap().meaning;
+    let refused = refused(&[], &[("also_as", "istio-clean-iptables")]);
+    for name in OTHER_NAMES {
+        assert!(told.contains(&format!("`{name}`")) && refused.contains(name), "{name}: {told} {refused}");
+        assert_eq!(read(&[], &[("also_as", name)]).choices.also_as.len(), 1);
     }
 }

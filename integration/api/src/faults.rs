@@ -9,6 +9,7 @@ use std::time::Duration;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fault {
     at: Option<Verb>,
+    on_kept: bool,
     trouble: Trouble,
     times: Option<u32>,
 }
@@ -31,13 +32,21 @@ pub enum Trouble {
 impl Fault {
     /// This happens to every request.
     pub fn always(trouble: Trouble) -> Self {
-        Self { at: None, trouble, times: None }
+        Self { at: None, on_kept: false, trouble, times: None }
     }
 
     /// It happens to requests of that kind alone.
     #[must_use]
     pub fn at(mut self, verb: Verb) -> Self {
         self.at = Some(verb);
+        self
+    }
+
+    /// It happens on connections alone that have carried a request before: a server closes those that are
+    /// idle, also just when one of them is used again.
+    #[must_use]
+    pub fn on_kept(mut self) -> Self {
+        self.on_kept = true;
         self
     }
 
@@ -62,11 +71,12 @@ impl Faults {
         self.all().clear();
     }
 
-    /// What happens to the next request of that kind.
-    pub(crate) fn next(&self, verb: Option<Verb>) -> Option<Trouble> {
+    /// What happens to the next request of that kind, on a connection that is kept or new.
+    pub(crate) fn next(&self, verb: Option<Verb>, kept: bool) -> Option<Trouble> {
         let mut all = self.all();
-        let applies =
-            |fault: &&mut Fault| fault.times != Some(0) && fault.at.is_none_or(|at| Some(at) == verb);
+        let applies = |fault: &&mut Fault| {
+            fault.times != Some(0) && fault.at.is_none_or(|at| Some(at) == verb) && (kept || !fault.on_kept)
+        };
         let fault = all.iter_mut().find(applies)?;
         fault.times = fault.times.map(|times| times.saturating_sub(1));
         Some(fault.trouble)

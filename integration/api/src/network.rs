@@ -10,6 +10,7 @@ use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::watch;
@@ -167,9 +168,10 @@ impl Guest {
         let _slower = stream.set_nodelay(true);
         // A client that does not trust us goes away here.
         let Ok(stream) = self.tls.accept(stream).await else { return };
+        let kept = AtomicBool::new(false);
         let service = service_fn(|request: hyper::Request<hyper::body::Incoming>| {
             let (head, _) = request.into_parts();
-            Arc::clone(&self.service).answer(head.method, head.uri, head.headers)
+            Arc::clone(&self.service).answer(head, kept.swap(true, Ordering::Relaxed))
         });
         let mut http = http1::Builder::new();
         http.timer(TokioTimer::new());

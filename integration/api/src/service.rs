@@ -8,8 +8,9 @@ use crate::requests::{Ledger, Request};
 use crate::tokens::{Bearer, SERVICE_ACCOUNT, Tokens};
 use crate::watch::{Nudge, watch};
 use crate::wish::{Verb, Wish};
+use hyper::HeaderMap;
 use hyper::header::{AUTHORIZATION, USER_AGENT};
-use hyper::{HeaderMap, Method, Uri};
+use hyper::http::request::Parts;
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::broadcast;
@@ -54,13 +55,9 @@ impl Service {
         self.rights.lock().unwrap_or_else(PoisonError::into_inner).remove(&(verb, resource));
     }
 
-    /// Answers, or cuts the connection.
-    pub(crate) async fn answer(
-        self: Arc<Self>,
-        method: Method,
-        uri: Uri,
-        headers: HeaderMap,
-    ) -> Result<Answer, Cut> {
+    /// Answers, or cuts the connection, which is kept from an earlier request or new.
+    pub(crate) async fn answer(self: Arc<Self>, request: Parts, kept: bool) -> Result<Answer, Cut> {
+        let Parts { method, uri, headers, .. } = request;
         let query = uri.query().unwrap_or_default();
         let wish = Wish::parse(&method, uri.path(), query);
         let (bearer, counts) = self.bearer(&headers);
@@ -72,7 +69,7 @@ impl Service {
             code: None,
         });
         let layout = Layout::of(headers.get(USER_AGENT));
-        let answer = match self.faults.next(wish.as_ref().map(|wish| wish.verb)) {
+        let answer = match self.faults.next(wish.as_ref().map(|wish| wish.verb), kept) {
             Some(Trouble::Disconnects) => return Err(Cut),
             Some(Trouble::Silent) => std::future::pending().await,
             Some(Trouble::Slow(delay)) => {

@@ -14,8 +14,8 @@ fuzz_target!(|words: &[u8]| {
         // No word of theirs is in what is told of it: it may be what no log should hold.
         Err(why) => assert!(why.to_string().len() < 200, "{why}"),
     }
-    if let Ok(pod) = wire::asked(words) {
-        let question = wire::question(&pod);
-        assert_eq!(wire::asked(question.as_bytes()), Ok(pod));
+    if let Ok(asked) = wire::asked(words) {
+        let question = wire::question(&asked);
+        assert_eq!(wire::asked(question.as_bytes()), Ok(asked));
     }
 });

@@ -2,7 +2,7 @@
 #![no_main]
 
 use gybe_plugin::conf::{PluginConf, unknown_keys};
-use gybe_plugin::request::{Environment, Request};
+use gybe_plugin::request::{Environment, Request, RequestError};
 use gybe_plugin::{result, version};
 use libfuzzer_sys::fuzz_target;
 use serde_json::Value;
@@ -15,9 +15,8 @@ fuzz_target!(|input: &[u8]| {
     let variables = String::from_utf8_lossy(&input[..cut]).into_owned();
     let env: Environment = variables.lines().filter_map(|line| line.split_once('=')).collect();
     let command = env.text("CNI_COMMAND").unwrap_or_default();
-    let Ok(request) = Request::parse(&command, &env, input.get(cut + 2..).unwrap_or_default()) else {
-        return;
-    };
+    let stdin = || Ok::<_, RequestError>(input.get(cut + 2..).unwrap_or_default());
+    let Ok(request) = Request::parse(&command, &env, stdin) else { return };
     assert_eq!(request.verb.as_str(), command);
     let members = request.network.members();
     let _ = unknown_keys(members);
@@ -27,8 +26,9 @@ fuzz_target!(|input: &[u8]| {
     if let (Ok(conf), Ok(again)) = (PluginConf::read(members), PluginConf::read(members)) {
         assert_eq!(conf, again);
     }
-    if let Ok(handed_on) = result::to_hand_on(&request.network) {
-        nothing_is_lost(request.network.member("prevResult"), &handed_on);
+    let before = request.network.member("prevResult");
+    if let Ok(handed_on) = result::to_hand_on(before.cloned(), request.network.version()) {
+        nothing_is_lost(before, &handed_on);
     }
 });
 

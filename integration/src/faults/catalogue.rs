@@ -42,7 +42,7 @@ pub const CATALOGUE: [Fault; 51] = [
     fault(
         "F05",
         "the primary CNI rewrites its conf file",
-        "the entry is put back, one write for each of theirs; a fight is slowed and told with the other side's name",
+        "the entry is put back, one write for each of theirs; a fight over it or over a program is slowed and told with the other side's name",
     ),
     fault(
         "F06",
@@ -103,7 +103,7 @@ pub const CATALOGUE: [Fault; 51] = [
     fault(
         "F18",
         "the same ADD comes twice, or another one for the same namespace",
-        "the same rules are left alone, others replaced in one transaction, somebody else's refused by name",
+        "the same rules are left alone, others replaced in one transaction, somebody else's refused by name; of several at once each waits for the one before",
     ),
     fault("F19", "many ADDs come at once", "no lock is shared between pods"),
     fault(

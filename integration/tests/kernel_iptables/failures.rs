@@ -2,7 +2,6 @@
 
 use super::*;
 use gybe_netfilter::ruleset::Family;
-use std::fs::File;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -102,25 +101,6 @@ fn a10_a_program_that_does_not_end_is_killed_and_named() {
             assert!(start.elapsed() < Duration::from_secs(5));
         });
     }
-}
-
-#[test]
-fn f22_a_lock_that_somebody_holds_is_waited_for_no_longer_than_the_deadline() {
-    in_new_namespace(|| {
-        let held = File::open("/proc/thread-self/ns/net").unwrap();
-        held.lock().unwrap();
-        let backend = patient(Variant::Legacy).with_deadline(Duration::from_millis(1900));
-        let start = Instant::now();
-        let error = backend.apply(&ruleset("inject-default-dual")).unwrap_err();
-        assert!(error.hint().unwrap().contains("xtables lock"), "{error:?}");
-        assert!(start.elapsed() < Duration::from_secs(5));
-        drop(held);
-        backend.apply(&ruleset("inject-default-dual")).unwrap();
-        // Another namespace's lock is another lock.
-        let held = File::open("/proc/thread-self/ns/net").unwrap();
-        held.lock().unwrap();
-        in_new_namespace(|| backend.apply(&ruleset("inject-default-dual")).unwrap());
-    });
 }
 
 #[test]

@@ -8,6 +8,7 @@
 )]
 #![allow(clippy::disallowed_methods, reason = "what the backend wrote is judged by the programs themselves")]
 
+mod at_once;
 mod failures;
 mod neighbours;
 mod repair;

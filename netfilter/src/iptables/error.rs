@@ -34,6 +34,15 @@ pub enum IptablesError {
         /// What is wrong with its output.
         source: SaveError,
     },
+    /// Somebody else is at work in this network namespace, and has not come to an end.
+    #[error("somebody else has been at work in this network namespace for {after:?}")]
+    Busy {
+        /// How long was waited.
+        after: Duration,
+    },
+    /// The kernel would not lock it.
+    #[error("cannot keep others from writing in this network namespace")]
+    NoLock(#[source] std::io::Error),
     /// The program could not be started or watched.
     #[error("cannot run {}", program.display())]
     NotRun {
@@ -105,6 +114,11 @@ impl IptablesError {
             Self::Unreadable { source: SaveError::Incompatible(_), .. } => {
                 Some("choose the backend \"nft\"".to_owned())
             }
+            Self::Busy { .. } => Some(
+                "another call holds the namespace's lock, or a program that takes it for its xtables lock: \
+                 lslocks names it"
+                    .to_owned(),
+            ),
             Self::Deadline { .. } => Some(
                 "somebody holds the xtables lock, a name service is slow, or the node is overloaded"
                     .to_owned(),
@@ -118,7 +132,7 @@ impl IptablesError {
                 Some(hint) => format!("{hint}; then apply again, which repairs what is half written"),
                 None => "apply again: it repairs what is half written".to_owned(),
             }),
-            Self::Unreadable { .. } | Self::NotRun { .. } | Self::NoThread(_) => None,
+            Self::Unreadable { .. } | Self::NotRun { .. } | Self::NoThread(_) | Self::NoLock(_) => None,
         }
     }
 }

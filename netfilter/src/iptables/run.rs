@@ -8,7 +8,6 @@ use crate::program::{NotRun, run};
 use nix::errno::Errno;
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::path::Path;
 use std::process::{Command, ExitStatus};
 use std::time::{Duration, Instant};
 
@@ -17,11 +16,15 @@ use std::time::{Duration, Instant};
 pub(super) struct Conditions<'a> {
     /// When the last of them must have ended.
     pub deadline: Instant,
-    /// The file that legacy programs lock.
-    pub lock: &'a Path,
     /// The user namespace to enter first.
     pub user_namespace: Option<BorrowedFd<'a>>,
 }
+
+/// What legacy programs lock: the network namespace is locked already, by us, so each has to have a
+/// file that nobody else locks. The mount namespace is the thread's own (`secluded`), and no file is
+/// left behind. `flock` works on it; seen with iptables-legacy-restore 1.8.9. Before 1.8.6 the file
+/// cannot be chosen, and all namespaces wait for /run/xtables.lock.
+const PROGRAMS_LOCK: &str = "/proc/self/ns/mnt";
 
 /// What a program said.
 pub(super) struct Answer {
@@ -75,7 +78,7 @@ impl Conditions<'_> {
     fn command(&self, program: &Program, arguments: &[String]) -> io::Result<Command> {
         let mut command = Command::new(&program.path);
         command.args(program.applet).args(arguments).current_dir("/");
-        command.env_clear().env("XTABLES_LOCKFILE", self.lock);
+        command.env_clear().env("XTABLES_LOCKFILE", PROGRAMS_LOCK);
         confine(&mut command, self.user_namespace.map(|fd| fd.try_clone_to_owned()).transpose()?);
         Ok(command)
     }

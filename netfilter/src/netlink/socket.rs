@@ -15,7 +15,11 @@ use std::os::fd::{AsRawFd, OwnedFd};
 /// The first datagram of a list has at most `NLMSG_GOODSIZE`, which is below 8 KiB, the others no
 /// more than what we once had room for (`netlink_dump`, `max_recvmsg_len`). Lists that ask for more
 /// (`min_dump_alloc`) are those of links with their virtual functions, and those nobody asks for.
-const LISTED: usize = 8 * 1024;
+///
+/// Before it knows whether there is a next one the kernel takes as much memory for it, and 320 bytes of
+/// its own (`struct skb_shared_info`): together the 8 KiB that `kmalloc` has at hand, and beyond which it
+/// goes and asks for pages (`KMALLOC_MAX_CACHE_SIZE`).
+const LISTED: usize = 8 * 1024 - 320;
 
 /// A capped acknowledgement has a few dozen bytes, and seldom some words of the kernel's. Small, and
 /// on the stack, as zeroing a larger buffer would cost an ADD a page fault for each of its pages.

@@ -24,6 +24,11 @@ impl<K: Copy + PartialEq, V> Table<K, V> {
         }
     }
 
+    /// Keeps the values of which `is_kept` is true.
+    pub fn retain(&mut self, is_kept: impl Fn(&V) -> bool) {
+        self.0.retain(|(_, value)| is_kept(value));
+    }
+
     /// All of them.
     pub fn iter(&self) -> impl Iterator<Item = (K, &V)> {
         self.0.iter().map(|(key, value)| (*key, value))

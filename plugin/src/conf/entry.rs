@@ -142,7 +142,7 @@ impl<'a> Entry<'a> {
     }
 
     /// What `read` makes of the object under `key`; of an empty one when the key is absent.
-    pub(super) fn inside<T>(&mut self, key: &'static str, read: fn(&mut Entry<'_>) -> T) -> T {
+    pub(super) fn inside<T>(&mut self, key: &'static str, read: impl FnOnce(&mut Entry<'_>) -> T) -> T {
         let value = self.get(key);
         if let Some(other) = value.filter(|value| !value.is_object()) {
             let () = self.wrong(key, other, "an object");

@@ -7,23 +7,21 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 /// What stood under `kubernetes` before the keys moved to the top.
-#[derive(Default)]
-struct Kubernetes {
-    kubeconfig: Option<PathBuf>,
+pub(super) struct Kubernetes {
+    /// Read with the other sources of facts.
+    pub(super) kubeconfig: Option<PathBuf>,
     exclude_namespaces: BTreeSet<String>,
 }
 
-/// Reads them, and completes what ours left open.
-pub(super) fn read(entry: &mut Entry<'_>, conf: &mut PluginConf) {
+/// Reads the others, and completes what ours left open.
+pub(super) fn read(entry: &mut Entry<'_>, older: Kubernetes, conf: &mut PluginConf) {
     let level = entry.word("plugin_log_level", &LOG_LEVELS);
     if !entry.says("log_level") {
         conf.log_level = level;
     }
-    let kubernetes = entry.inside("kubernetes", Kubernetes::read);
     if !entry.says("exclude_namespaces") {
-        conf.exclude_namespaces = kubernetes.exclude_namespaces;
+        conf.exclude_namespaces = older.exclude_namespaces;
     }
-    conf.facts.kubeconfig = conf.facts.kubeconfig.take().or(kubernetes.kubeconfig);
     // `false` asks for iptables where Istio has no third choice; here the default is better.
     if entry.yes("native_nftables") && !entry.says("backend") {
         conf.backend = BackendChoice::Nft;
@@ -44,7 +42,7 @@ fn ambient(entry: &mut Entry<'_>) {
 }
 
 impl Kubernetes {
-    fn read(entry: &mut Entry<'_>) -> Self {
+    pub(super) fn read(entry: &mut Entry<'_>) -> Self {
         // Means nothing here; read so that a wrong one is told.
         let _ = entry.path("cni_bin_dir");
         Self { kubeconfig: entry.path("kubeconfig"), exclude_namespaces: entry.texts("exclude_namespaces") }

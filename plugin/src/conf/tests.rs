@@ -105,16 +105,21 @@ fn a_key_nobody_knows_is_told_but_harmless() {
 
 #[test]
 fn the_agent_is_asked_where_nobody_says_otherwise() {
-    for (facts, socket) in [
-        (json!({}), Some(SOCKET)),
-        (json!({ "kubeconfig": "/k" }), Some(SOCKET)),
-        (json!({ "kubeconfig": "/k", "directory": "/d" }), Some(SOCKET)),
-        (json!({ "directory": "/d" }), None),
-        (json!({ "directory": "/d", "socket": "/s" }), Some("/s")),
-        (json!({ "socket": "" }), None),
+    let older = json!({ "kubeconfig": "/k" });
+    for (facts, kubernetes, socket) in [
+        (json!({}), json!({}), Some(SOCKET)),
+        (json!({ "kubeconfig": "/k" }), json!({}), Some(SOCKET)),
+        (json!({ "kubeconfig": "/k", "directory": "/d" }), json!({}), Some(SOCKET)),
+        (json!({ "directory": "/d" }), older.clone(), Some(SOCKET)),
+        (json!({ "directory": "/d", "kubeconfig": "" }), older, None),
+        (json!({ "directory": "/d" }), json!({}), None),
+        (json!({ "directory": "/d", "socket": "/s" }), json!({}), Some("/s")),
+        (json!({ "socket": "" }), json!({}), None),
     ] {
-        let conf = read(&json!({ "facts": facts })).unwrap();
-        assert_eq!(conf.facts.socket.as_deref(), socket.map(std::path::Path::new), "{facts}");
+        let entry = json!({ "facts": facts, "kubernetes": kubernetes });
+        let (asked, socket) = (read(&entry).unwrap().facts.socket, socket.map(PathBuf::from));
+        let beside = socket.as_ref().map(|socket| socket.with_file_name("log.sock"));
+        assert_eq!((asked, logging(entry.as_object().unwrap()).1), (socket, beside), "{entry}");
     }
 }
 

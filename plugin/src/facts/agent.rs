@@ -1,6 +1,6 @@
 //! Facts from the node agent, over its unix socket. What is said there is in `wire`.
 
-use super::wire::{self, Answer, LONGEST_ANSWER, WireError};
+use super::wire::{self, Answer, LONGEST_ANSWER, Question, WireError};
 use crate::args::PodRef;
 use crate::intake::{self, Cut};
 use crate::pod::PodFacts;
@@ -55,10 +55,11 @@ pub(super) fn ask(path: &Path, pod: &PodRef, until: Instant) -> Result<Option<Po
 fn talk(path: &Path, pod: &PodRef, until: Instant) -> Result<Option<PodFacts>, AgentFault> {
     let agent = call(path, until)?;
     believable(&agent)?;
-    let question = wire::question(pod);
+    let patience = Some(until.saturating_duration_since(Instant::now()));
+    let question = wire::question(&Question { pod: pod.clone(), patience });
     // A new socket's buffer holds far more than a question, so this never waits.
     write(&agent, question.as_bytes()).map_err(AgentFault::Away)?;
-    let bytes = intake::read(agent.as_fd(), LONGEST_ANSWER, until).map_err(|cut| match cut {
+    let bytes = intake::line(agent.as_fd(), LONGEST_ANSWER, until).map_err(|cut| match cut {
         Cut::Refused(fault) => AgentFault::Away(fault),
         Cut::TooLong => AgentFault::TooLong,
         Cut::Late => AgentFault::Late,

@@ -1,11 +1,10 @@
 //! Facts from a directory of manifests, `<directory>/<namespace>/<name>.json`.
 
+use super::file;
 use crate::args::PodRef;
 use crate::pod::{ManifestError, PodFacts};
-use nix::fcntl::OFlag;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{self, Read};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 /// No pod is larger: the API server takes at most 3 MiB, most of it annotations.
@@ -14,7 +13,7 @@ const MOST: u64 = 4 * 1024 * 1024;
 /// Why a manifest that is there cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum DirectoryError {
-    /// It cannot be opened or read.
+    /// It cannot be opened or read, or is no file.
     #[error("{} cannot be read", .path.display())]
     Read {
         /// Its path.
@@ -22,9 +21,6 @@ pub enum DirectoryError {
         /// What the kernel said.
         source: io::Error,
     },
-    /// A directory, a FIFO, a device.
-    #[error("{} is not a regular file", .0.display())]
-    NotAFile(PathBuf),
     /// More than any pod.
     #[error("{} is larger than {MOST} bytes", .0.display())]
     TooLarge(PathBuf),
@@ -46,33 +42,25 @@ pub(super) fn path(directory: &Path, pod: &PodRef) -> PathBuf {
 /// Reads the pod's manifest; `None` when there is none.
 pub(super) fn read(directory: &Path, pod: &PodRef) -> Result<Option<PodFacts>, DirectoryError> {
     let path = path(directory, pod);
-    let file = match open(&path) {
-        Ok(file) => file,
-        Err(fault) if fault.kind() == io::ErrorKind::NotFound => return Ok(None),
+    let (file, length) = match file::open(&path) {
+        Ok(there) => there,
+        // A pod's name may be longer than any file's (253 and ".json" against NAME_MAX): then there is none.
+        Err(fault) if matches!(fault.kind(), io::ErrorKind::NotFound | io::ErrorKind::InvalidFilename) => {
+            return Ok(None);
+        }
         Err(source) => return Err(DirectoryError::Read { path, source }),
     };
-    let bytes = contents(&file, &path)?;
+    let bytes = contents((&file, length), &path)?;
     match PodFacts::from_json(&bytes) {
         Ok(facts) => Ok(Some(facts)),
         Err(source) => Err(DirectoryError::Manifest { path, source }),
     }
 }
 
-/// Without `O_NONBLOCK` the open of a FIFO waits for a writer, and ADD with it.
-fn open(path: &Path) -> io::Result<File> {
-    let flags = OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
-    OpenOptions::new().read(true).custom_flags(flags.bits()).open(path)
-}
-
-fn contents(file: &File, path: &Path) -> Result<Vec<u8>, DirectoryError> {
+fn contents((file, length): (&File, u64), path: &Path) -> Result<Vec<u8>, DirectoryError> {
     let failed = |source| DirectoryError::Read { path: path.to_owned(), source };
-    let metadata = file.metadata().map_err(failed)?;
-    if !metadata.is_file() {
-        return Err(DirectoryError::NotAFile(path.to_owned()));
-    }
     let too_large = || DirectoryError::TooLarge(path.to_owned());
-    // The size is only a guess: who writes the file may be about to.
-    let guess = usize::try_from(metadata.len().min(MOST)).map_err(|_| too_large())?;
+    let guess = usize::try_from(length.min(MOST)).map_err(|_| too_large())?;
     let mut bytes = Vec::with_capacity(guess + 1);
     let read = file.take(MOST + 1).read_to_end(&mut bytes).map_err(failed)?;
     if u64::try_from(read).is_ok_and(|length| length <= MOST) { Ok(bytes) } else { Err(too_large()) }

@@ -1,14 +1,13 @@
 //! Facts from the API server, for the operator who names a kubeconfig. The plugin holds no client for
 //! it: `gybe pod-facts` asks, the program that is installed beside the plugin.
 
-use super::wire::{self, Answer, LONGEST_ANSWER, WireError};
+use super::file;
+use super::wire::{self, Answer, LONGEST_ANSWER, Question, WireError};
 use crate::args::PodRef;
 use crate::pod::PodFacts;
 use gybe_netfilter::program::{self, Ended, NotRun};
 use nix::errno::Errno;
-use std::fs::OpenOptions;
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -95,10 +94,12 @@ pub(super) fn ask(path: &Path, pod: &PodRef, until: Instant) -> Result<Option<Po
 }
 
 fn talk(path: &Path, pod: &PodRef, until: Instant) -> Result<Option<PodFacts>, KubeconfigFault> {
-    readable(path).map_err(KubeconfigFault::Read)?;
+    file::open(path).map_err(KubeconfigFault::Read)?;
     let program = beside_us();
     let time = until.saturating_duration_since(Instant::now());
-    let ended = run(&program, path, &wire::question(pod), time).map_err(|fault| match fault {
+    // It is told its time by an argument, the start and the end of a program taken off.
+    let question = wire::question(&Question { pod: pod.clone(), patience: None });
+    let ended = run(&program, path, &question, time).map_err(|fault| match fault {
         NotRun::Start(source) | NotRun::Talk(source) => KubeconfigFault::Program { program, source },
         NotRun::Late(time) => KubeconfigFault::Late(time),
     })?;
@@ -110,13 +111,6 @@ fn talk(path: &Path, pod: &PodRef, until: Instant) -> Result<Option<PodFacts>, K
         Answer::Unknown => Ok(None),
         Answer::Fault(why) => Err(KubeconfigFault::Fault(why)),
     }
-}
-
-/// Without `O_NONBLOCK` the open of a FIFO waits for a writer.
-fn readable(path: &Path) -> io::Result<()> {
-    let flags = nix::fcntl::OFlag::O_NONBLOCK.bits();
-    let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
-    if file.metadata()?.is_file() { Ok(()) } else { Err(io::Error::other("it is not a regular file")) }
 }
 
 /// The installer puts both into one directory. Nobody's PATH is searched.

@@ -70,6 +70,17 @@ fn a_pod_nobody_knows_is_told_with_the_place_looked_at() {
     assert!(matches!(ask(&nobody, &pod("cart-0")), Err(FactsError::NobodyToAsk)));
 }
 
+/// Kubernetes lets a name be longer than a file's; such a pod may be known elsewhere.
+#[test]
+fn a_pod_whose_name_no_file_can_have_is_one_nobody_knows() {
+    let scratch = Scratch::new("long");
+    let longest = "a".repeat(250);
+    scratch.holds(&format!("{longest}.json"), &manifest(""));
+    assert_eq!(scratch.ask(&longest).unwrap().containers.len(), 1);
+    let fault = scratch.ask(&"a".repeat(251)).unwrap_err();
+    assert!(matches!(fault, FactsError::Unknown(_)), "{fault}");
+}
+
 #[test]
 fn f39_facts_of_another_pod_are_not_used() {
     let scratch = Scratch::new("another");
@@ -103,7 +114,8 @@ fn what_is_no_manifest_is_refused_and_never_waited_for() {
         ("empty", "of no use"),
     ] {
         let fault = scratch.ask(name).unwrap_err();
-        let cause = fault.source().unwrap().to_string();
+        let causes = std::iter::successors(fault.source(), |&cause| cause.source());
+        let cause: String = causes.map(|cause| format!(": {cause}")).collect();
         assert!(cause.contains(told) && cause.contains(name), "{name}: {cause}");
     }
 }

@@ -53,22 +53,39 @@ fn what_was_kept_is_known_until_it_is_forgotten() {
     assert_eq!(place.cache().recall(), None);
 }
 
-/// One profile without memory for a moment would otherwise cost every pod that needs it the boot.
+fn age(place: &Place, by: Duration) {
+    let file = File::options().write(true).open(place.0.join("probe.json")).unwrap();
+    file.set_modified(SystemTime::now() - by).unwrap();
+}
+
+/// One profile without memory for a moment would otherwise cost every pod that needs it the boot; and
+/// asked again by everybody it would cost every ADD behind it, for ever on a kernel that lacks it.
 #[test]
-fn what_does_not_work_is_believed_for_a_moment_and_what_works_for_the_boot() {
-    let fault = Finding::Misbehaves("a connection was late".to_owned());
-    let finding = |profile| if profile == Profile::V4AndV6 { fault.clone() } else { Finding::Works };
-    let findings = Profile::ALL.map(|profile| (profile, finding(profile))).into_iter().collect();
-    let backends = [(BackendKind::Nft, findings)].into_iter().collect();
-    let flawed = Capabilities { backends, ..Capabilities::default() };
-    for (capabilities, later) in [(flawed, false), (found(&Finding::Works), true)] {
-        let place = Place::new();
-        place.write(&capabilities);
-        assert_eq!(place.cache().recall(), Some(capabilities.clone()));
-        let file = File::options().write(true).open(place.0.join("probe.json")).unwrap();
-        file.set_modified(SystemTime::now() - 2 * BELIEVED).unwrap();
-        assert_eq!(place.cache().recall().is_some(), later);
+fn what_does_not_work_is_asked_again_by_whom_it_refuses_and_what_works_is_believed_for_the_boot() {
+    let fault = |profile| Finding::Misbehaves(format!("{profile} was late"));
+    let but = |flaw| {
+        let finding = |profile| if Some(profile) == flaw { fault(profile) } else { Finding::Works };
+        Profile::ALL.map(|profile| (profile, finding(profile))).into_iter().collect()
+    };
+    let (nft, iptables, legacy) = (BackendKind::Nft, BackendKind::IptablesNft, BackendKind::IptablesLegacy);
+    let backends =
+        [(nft, but(Some(Profile::Lists))), (iptables, but(Some(Profile::V4AndV6))), (legacy, but(None))];
+    let kept = Capabilities { backends: backends.into_iter().collect(), ..Capabilities::default() };
+    let place = Place::new();
+    place.write(&kept);
+    for (later, age_of_it, believed) in [
+        (Duration::ZERO, Age::Any, &[nft, iptables, legacy][..]),
+        (Duration::ZERO, Age::Recent, &[nft, iptables, legacy]),
+        (BELIEVED, Age::Any, &[iptables, legacy]),
+        (BELIEVED, Age::Recent, &[legacy]),
+        (BELIEVED, Age::Fresh, &[]),
+    ] {
+        age(&place, later);
+        let learnt = place.cache().learn(age_of_it, nothing_lacks).unwrap().capabilities.backends;
+        let found: Vec<_> = learnt.iter().map(|(kind, _)| kind).collect();
+        assert_eq!(found, believed, "{age_of_it:?} after {later:?}");
     }
+    assert_eq!(place.cache().recall(), Some(kept), "for people all of it");
 }
 
 #[test]
@@ -84,15 +101,14 @@ fn that_nothing_works_is_believed_for_half_a_minute_only() {
     let place = Place::new();
     place.write(&found(&Finding::Refused(Refusal::default())));
     assert!(place.cache().recall().is_some());
-    let file = OpenOptions::new().write(true).open(place.0.join("probe.json")).unwrap();
-    file.set_modified(SystemTime::now() - Duration::from_secs(31)).unwrap();
+    age(&place, Duration::from_secs(31));
     assert_eq!(place.cache().recall(), None);
     // A clock that was set back says nothing about age.
+    let file = File::options().write(true).open(place.0.join("probe.json")).unwrap();
     file.set_modified(SystemTime::now() + Duration::from_secs(3600)).unwrap();
     assert_eq!(place.cache().recall(), None);
     place.write(&found(&Finding::Works));
-    let file = OpenOptions::new().write(true).open(place.0.join("probe.json")).unwrap();
-    file.set_modified(SystemTime::now() - Duration::from_secs(86_400)).unwrap();
+    age(&place, Duration::from_secs(86_400));
     assert!(place.cache().recall().is_some());
 }
 
@@ -121,6 +137,29 @@ fn where_nothing_can_be_kept_it_is_said_and_no_failure() {
     let cache = ProbeCache::at(Path::new("/proc/gybe-is-not-here"));
     let learnt = cache.learn(Age::Any, nothing_lacks).unwrap();
     assert!(learnt.not_kept.is_some());
+}
+
+/// Whatever stands there waits for nobody: a call that hangs keeps its pod, or the node, for ever.
+#[test]
+fn a08_a10_a_fifo_or_a_link_in_place_of_lock_or_file_keeps_nobody_waiting() {
+    for name in ["probe.lock", ".probe.json.new"] {
+        for is_fifo in [true, false] {
+            let place = Place::new();
+            fs::create_dir(&place.0).unwrap();
+            let (stranger, elsewhere) = (place.0.join(name), place.0.join("elsewhere"));
+            match is_fifo {
+                true => nix::unistd::mkfifo(&stranger, nix::sys::stat::Mode::S_IRWXU).unwrap(),
+                false => std::os::unix::fs::symlink(&elsewhere, &stranger).unwrap(),
+            }
+            let (cache, (tell, told)) = (place.cache(), mpsc::channel());
+            thread::spawn(move || {
+                let lock = cache.lock();
+                tell.send(lock.unwrap().and_then(|_held| cache.keep("{}")).is_err()).unwrap();
+            });
+            let not_kept = told.recv_timeout(Duration::from_secs(20));
+            assert_eq!((not_kept, elsewhere.exists()), (Ok(true), false), "{name}, a FIFO: {is_fifo}");
+        }
+    }
 }
 
 #[test]

@@ -1,7 +1,6 @@
 //! What runtimes are told, and that the book of errors knows all of it.
 
 use super::*;
-use crate::conf::BackendChoice;
 use gybe_netfilter::backend::BackendKind;
 use gybe_netfilter::choose::{Override, choose};
 use gybe_netfilter::iptables::{Iptables, Variant};
@@ -16,17 +15,18 @@ fn failure(verb: Option<Verb>, fault: &PluginError) -> Failure {
     }
 }
 
-fn no_backend(choice: BackendChoice) -> PluginError {
-    PluginError::Backend { choice, source: Iptables::find_in(Variant::Nft, &[]).unwrap_err().into() }
+fn no_backend(variant: Variant) -> PluginError {
+    let source = Iptables::find_in(variant, &[]).unwrap_err().into();
+    PluginError::Backend { kind: variant.into(), source }
 }
 
 #[test]
 fn a_message_begins_with_who_which_verb_and_which_error() {
-    let fault = no_backend(BackendChoice::Iptables);
+    let fault = no_backend(Variant::Nft);
     for (verb, begin) in [
-        (Some(Verb::Add), "gybe-cni cmdAdd GYBE-ADD-015: backend is \"iptables\""),
-        (Some(Verb::Check), "gybe-cni cmdCheck GYBE-CHECK-015: backend"),
-        (None, "gybe-cni GYBE-CNI-015: backend"),
+        (Some(Verb::Add), "gybe-cni cmdAdd GYBE-ADD-015: this node cannot use backend iptables-nft: no"),
+        (Some(Verb::Check), "gybe-cni cmdCheck GYBE-CHECK-015: this node"),
+        (None, "gybe-cni GYBE-CNI-015: this node"),
     ] {
         assert!(failure(verb, &fault).message.starts_with(begin), "{verb:?}");
     }
@@ -34,7 +34,7 @@ fn a_message_begins_with_who_which_verb_and_which_error() {
 
 #[test]
 fn f28_a_node_that_cannot_add_is_told_as_not_available() {
-    let told = failure(Some(Verb::Status), &no_backend(BackendChoice::IptablesLegacy));
+    let told = failure(Some(Verb::Status), &no_backend(Variant::Legacy));
     assert_eq!((told.code, told.id.as_str()), (50, "GYBE-STATUS-015"));
     assert!(told.details.contains("nft"), "{told:?}");
     let no_name = PluginError::Request(RequestError::Network(NetworkError::NoName));
@@ -47,7 +47,7 @@ fn message_and_details_together_fit_an_event() {
         PluginError::OwnNamespace(PathBuf::from("/ü".repeat(3000))),
         PluginError::Drifted(vec!["chain missing".to_owned(); 90]),
         PluginError::Request(RequestError::Missing(vec!["CNI_NETNS"])),
-        no_backend(BackendChoice::IptablesLegacy),
+        no_backend(Variant::Legacy),
     ] {
         let told = failure(Some(Verb::Add), &fault);
         assert!(told.message.chars().count() + told.details.chars().count() <= 300, "{told:?}");

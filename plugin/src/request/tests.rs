@@ -14,6 +14,10 @@ fn call(changes: &[(&str, &str)]) -> Environment {
     whole.into_iter().chain(changes.iter().copied()).collect()
 }
 
+fn parse(verb: &str, env: &Environment) -> Result<Request, RequestError> {
+    Request::parse(verb, env, || Ok(ENTRY))
+}
+
 #[test]
 fn every_missing_variable_is_named_at_once() {
     let none = Environment::default();
@@ -24,15 +28,15 @@ fn every_missing_variable_is_named_at_once() {
         ("GC", "[CNI_PATH]"),
         ("STATUS", "[CNI_PATH]"),
     ] {
-        let fault = Request::parse(verb, &none, ENTRY).unwrap_err();
+        let fault = parse(verb, &none).unwrap_err();
         assert_eq!(fault.to_string(), format!("required env variables {missing} missing"), "{verb}");
     }
 }
 
 #[test]
 fn an_empty_variable_is_a_missing_one() {
-    assert!(Request::parse("ADD", &call(&[("CNI_NETNS", "")]), ENTRY).is_err());
-    assert!(Request::parse("DEL", &call(&[("CNI_NETNS", "")]), ENTRY).is_ok());
+    assert!(parse("ADD", &call(&[("CNI_NETNS", "")])).is_err());
+    assert!(parse("DEL", &call(&[("CNI_NETNS", "")])).is_ok());
 }
 
 #[test]
@@ -51,7 +55,7 @@ fn a07_names_that_could_leave_their_place_are_refused() {
         ("CNI_IFNAME", "abcdefghijklmnop"),
     ] {
         for verb in ["ADD", "CHECK", "DEL"] {
-            let fault = Request::parse(verb, &call(&[(variable, value)]), ENTRY).unwrap_err();
+            let fault = parse(verb, &call(&[(variable, value)])).unwrap_err();
             assert!(fault.to_string().contains(variable), "{verb} {value:?}: {fault}");
         }
     }
@@ -61,14 +65,14 @@ fn a07_names_that_could_leave_their_place_are_refused() {
 fn a_verb_that_is_about_no_container_needs_none_named() {
     let only_path: Environment = [("CNI_PATH", "/opt/cni/bin")].into_iter().collect();
     for verb in ["GC", "STATUS"] {
-        assert!(Request::parse(verb, &only_path, ENTRY).is_ok(), "{verb}");
+        assert!(parse(verb, &only_path).is_ok(), "{verb}");
     }
 }
 
 #[test]
 fn only_upper_case_verbs_are_verbs() {
     for command in ["add", "FOO", "ADD ", "Version"] {
-        let fault = Request::parse(command, &call(&[]), ENTRY).unwrap_err();
+        let fault = parse(command, &call(&[])).unwrap_err();
         assert!(matches!(fault, RequestError::UnknownVerb(_)), "{command}");
     }
 }
@@ -83,7 +87,7 @@ fn the_plugins_own_namespace_is_allowed_only_by_the_override() {
         ("yes", OwnNamespace::Refused),
         ("", OwnNamespace::Refused),
     ] {
-        let request = Request::parse("ADD", &call(&[("CNI_NETNS_OVERRIDE", word)]), ENTRY).unwrap();
+        let request = parse("ADD", &call(&[("CNI_NETNS_OVERRIDE", word)])).unwrap();
         assert_eq!(request.own_namespace, want, "{word:?}");
     }
 }

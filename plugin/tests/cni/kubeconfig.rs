@@ -137,7 +137,10 @@ fn the_program_is_told_the_question_and_nothing_of_the_runtimes() {
     assert_eq!(lines[1], "/");
     assert!(!told.contains("SECRET") && !told.contains("CNI_"), "{told}");
     let question: Value = serde_json::from_str(lines.last().unwrap()).unwrap();
-    assert_eq!(question, json!({ "version": 1, "namespace": "shop", "name": "cart-0", "uid": "u1" }));
+    assert_eq!(
+        question,
+        json!({ "version": 1, "namespace": "shop", "name": "cart-0", "uid": "u1", "deadline_ms": null })
+    );
 }
 
 #[test]

@@ -5,6 +5,10 @@ mod agent;
 #[cfg(test)]
 mod bad_input;
 #[cfg(test)]
+mod call;
+#[cfg(test)]
+mod journal;
+#[cfg(test)]
 mod kubeconfig;
 #[cfg(test)]
 mod pipes;

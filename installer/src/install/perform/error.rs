@@ -79,6 +79,7 @@ fn of_errno(why: Errno) -> Option<&'static str> {
         }
         Errno::ENOENT => "the directory is gone; it is waited for",
         Errno::ENAMETOOLONG => "the file's name leaves no room for an ending; rename it, or use drop-in mode",
+        Errno::EISDIR => "a directory has the name; see what it is, and remove it",
         Errno::EIO => "the disk fails",
         Errno::ETXTBSY => "somebody writes to the program; it is tried again",
         _ => return None,

@@ -13,7 +13,7 @@ use nix::unistd::{Gid, Uid, UnlinkatFlags, fchown, fsync, unlinkat};
 
 use super::PerformError;
 use crate::install::change::NewAccess;
-use crate::install::seen::{FileName, TEMPORARY};
+use crate::install::seen::{FileName, LARGEST, TEMPORARY};
 
 /// A directory, by descriptor: what it is called may change meanwhile, what it is may not.
 #[derive(Debug)]
@@ -77,12 +77,13 @@ impl Folder {
         why
     }
 
-    /// What a file holds now; none when there is none, or it is no file.
+    /// What a file holds now; none when there is none, or it is no file. Of one that is longer than any
+    /// conf file (`seen` tells of those) only so much that it is no other.
     pub(super) fn read(&self, name: impl AsRef<OsStr>) -> Option<Vec<u8>> {
         let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
         let fd = openat(&self.fd, name.as_ref(), flags, Mode::empty()).ok()?;
         let mut bytes = Vec::new();
-        File::from(fd).read_to_end(&mut bytes).ok().map(|_| bytes)
+        File::from(fd).take(LARGEST + 1).read_to_end(&mut bytes).ok().map(|_| bytes)
     }
 
     /// Renames within the directory, which is the only rename containerd sees (F08).

@@ -2,12 +2,13 @@
 
 use std::io::{Read, Write};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::waitpid;
 use nix::unistd::Pid;
@@ -46,7 +47,15 @@ impl TrialError {
             Self::NotRun(Errno::EACCES | Errno::EPERM) => {
                 Some("the directory is mounted noexec, or a security module forbids running programs there")
             }
-            _ => None,
+            // Its loader: the programs of the image need none.
+            Self::NotRun(Errno::ENOENT) => Some("it is no static program; use those of the image"),
+            Self::NotRun(_) => None,
+            Self::Failed(_) | Self::NoVersions => Some(
+                "what was there is kept; look for a damaged or foreign program in the image or beside gybe",
+            ),
+            Self::Hung => Some(
+                "look at the node's load and its disk, then at what the program waits for; what was there is kept",
+            ),
         }
     }
 }
@@ -99,15 +108,10 @@ fn spawn(command: &mut Command) -> Result<Child, TrialError> {
 
 fn answer(mut child: Child) -> Result<(bool, String, Vec<u8>), TrialError> {
     let pid = Pid::from_raw(i32::try_from(child.id()).map_err(|_| TrialError::NotRun(Errno::ESRCH))?);
+    let stdout = child.stdout.take();
     let (tell, told) = mpsc::channel();
     // A thread waits, since only it can be waited for with a deadline.
-    let waiting = thread::Builder::new().spawn(move || {
-        let mut said = Vec::new();
-        if let Some(stdout) = child.stdout.take() {
-            let _ = stdout.take(LONGEST).read_to_end(&mut said);
-        }
-        let _ = tell.send((child.wait(), said));
-    });
+    let waiting = thread::Builder::new().spawn(move || tell.send(child.wait()));
     let waiting = match waiting {
         Ok(waiting) => waiting,
         // Nobody else will reap it.
@@ -128,10 +132,23 @@ fn answer(mut child: Child) -> Result<(bool, String, Vec<u8>), TrialError> {
     let _ = waiting.join();
     match ended {
         _ if hung => Err(TrialError::Hung),
-        Ok((Ok(status), said)) => Ok((status.success(), status.to_string(), said)),
-        Ok((Err(why), _)) => Err(TrialError::NotRun(errno(&why))),
+        Ok(Ok(status)) => {
+            Ok((status.success(), status.to_string(), stdout.map(what_it_said).unwrap_or_default()))
+        }
+        Ok(Err(why)) => Err(TrialError::NotRun(errno(&why))),
         Err(_) => Err(TrialError::NotRun(Errno::ECHILD)),
     }
+}
+
+/// What is in the pipe of a program that has ended. Its end is not waited for: whatever it has started
+/// and left behind may hold the other side for ever. No answer is longer than a pipe (pipe(7)).
+fn what_it_said(pipe: ChildStdout) -> Vec<u8> {
+    let mut said = Vec::new();
+    if fcntl(&pipe, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).is_ok() {
+        // What was read before "nothing more for now" counts.
+        let _ = pipe.take(LONGEST).read_to_end(&mut said);
+    }
+    said
 }
 
 fn names_versions(said: &[u8]) -> bool {

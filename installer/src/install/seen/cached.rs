@@ -1,8 +1,8 @@
 //! Which plugins libcni's cache of living sandboxes still names: their DEL will ask for those programs.
 
 use std::collections::BTreeSet;
-use std::fs;
-use std::io::ErrorKind;
+use std::fs::{self, File};
+use std::io::{ErrorKind, Read};
 use std::path::Path;
 
 use crate::install::json::{self, Node};
@@ -68,7 +68,9 @@ fn gather(results: &Path, named: &mut BTreeSet<String>) -> Seen {
             _ => continue,
         }
         // Deleted meanwhile is deleted. Cut off by a crash (F31) names nobody: libcni cannot read it either.
-        if let Ok(bytes) = fs::read(entry.path()) {
+        let mut bytes = Vec::new();
+        let read = File::open(entry.path()).and_then(|file| file.take(LARGEST).read_to_end(&mut bytes));
+        if read.is_ok() {
             named.extend(plugins(&bytes));
         }
     }

@@ -13,11 +13,11 @@ use nix::errno::Errno;
 use nix::fcntl::{OFlag, openat};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstat};
 
-use super::{Access, ConfDirectory, FileKind, FileName, ORIGINAL, SeenFile, Standing, TEMPORARY, Unreadable};
+use super::{
+    Access, ConfDirectory, FileKind, FileName, LARGEST, ORIGINAL, SeenFile, Standing, TEMPORARY, Unreadable,
+};
 use crate::install::loads::Form;
 
-/// Real ones are a few kilobytes.
-const LARGEST: u64 = 1 << 20;
 /// Real directories hold a handful; beyond this a directory is no conf directory.
 const MOST: usize = 65_536;
 

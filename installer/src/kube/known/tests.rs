@@ -10,7 +10,7 @@ const FOREVER: Duration = Duration::from_secs(600);
 
 fn asked(name: &str, uid: &str) -> PodRef {
     let question = format!(r#"{{"version": 1, "namespace": "shop", "name": "{name}", "uid": "{uid}"}}"#);
-    wire::asked(question.as_bytes()).unwrap()
+    wire::asked(question.as_bytes()).unwrap().pod
 }
 
 fn facts(name: &str, uid: &str) -> PodFacts {

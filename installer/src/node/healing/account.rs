@@ -1,10 +1,11 @@
 //! What a pass comes to: what is posted of it, what is told, and when the next is due.
 
-use super::told::in_words;
 use super::{AGAIN, EVERY, Healing, Next};
+use crate::install::Pass;
 use crate::install::change::{Change, Problem};
+use crate::install::directory::Directory;
+use crate::install::fight::Fight;
 use crate::install::perform::{Busy, PerformError};
-use crate::install::{Fight, Pass};
 use crate::node::bulletin::Stage;
 use crate::settings::{Mode, PLUGIN};
 use serde_json::json;
@@ -19,7 +20,7 @@ impl Healing<'_> {
         let notes = pass.left.problems.iter().filter(|problem| !problem.blocks());
         let of_settings = self.following.good.notes.iter().cloned();
         self.posted.notes = notes.map(ToString::to_string).chain(of_settings).collect();
-        let healed = self.healed(pass, woken);
+        let healed = self.healed(woken);
         self.count(pass);
         self.tell(pass, healed);
         self.stage(pass);
@@ -32,24 +33,31 @@ impl Healing<'_> {
         if self.following.good.choices.mode == Mode::Leave {
             self.posted.stage = Stage::Leaving;
         }
-        self.told.state("busy", ("warn", Some(busy.to_string())), json!({}));
+        self.told.state("busy", ("warn", Some(busy.to_string())), json!({ "hint": busy.hint() }));
         Next::Deaf(AGAIN)
     }
 
-    /// How long it was undone, when it is no more.
-    fn healed(&mut self, pass: &Pass, woken: Instant) -> Option<Duration> {
-        let counts = &mut self.posted.counts;
-        if self.memory.undone() > counts.undone {
-            counts.undone = self.memory.undone();
-            self.undone.get_or_insert(woken);
+    /// How long what this pass put back was undone.
+    fn healed(&mut self, woken: Instant) -> Option<Duration> {
+        Directory::BOTH.into_iter().filter_map(|directory| self.healed_in(directory, woken)).max()
+    }
+
+    fn healed_in(&mut self, directory: Directory, woken: Instant) -> Option<Duration> {
+        let healed = self.posted.counts.healing.of_mut(directory);
+        let since = self.undone.of_mut(directory);
+        let (before, tally) = (healed.tally, self.memory.tally(directory));
+        healed.tally = tally;
+        if tally.undone > before.undone {
+            since.get_or_insert(woken);
         }
-        if !pass.left.is_done() {
-            return None;
+        let took = since.filter(|_| tally.healed > before.healed).map(|since| since.elapsed());
+        if took.is_some() || !tally.is_undone {
+            // Undone once more before anybody looked, it is undone anew.
+            *since = tally.is_undone.then(Instant::now);
         }
-        let took = self.undone.take()?.elapsed();
-        counts.healed += 1;
-        counts.healing += took;
-        counts.longest = counts.longest.max(took);
+        let took = took?;
+        healed.took += took;
+        healed.longest = healed.longest.max(took);
         Some(took)
     }
 
@@ -72,10 +80,13 @@ impl Healing<'_> {
         }
         self.told.failures(&pass.performed.failed);
         self.told.problems(&pass.left.problems);
-        self.told.fight(pass.fight.as_ref());
-        let fight = pass.fight.as_ref().map(in_words);
-        self.posted.counts.fights += u64::from(fight.is_some() && self.posted.fight.is_none());
-        self.posted.fight = fight;
+        self.told.fights(&pass.fights);
+        for directory in Directory::BOTH {
+            let fight = pass.fights.of(directory).as_ref().map(ToString::to_string);
+            let before = std::mem::replace(self.posted.fights.of_mut(directory), fight);
+            let is_new = before.is_none() && pass.fights.of(directory).is_some();
+            self.posted.counts.healing.of_mut(directory).fights += u64::from(is_new);
+        }
     }
 
     fn stage(&mut self, pass: &Pass) {
@@ -101,12 +112,17 @@ impl Healing<'_> {
     }
 
     fn next(&self, pass: &Pass) -> Next {
-        let wait = match &pass.fight {
-            Some(Fight { wait: Some(wait), .. }) => return Next::Deaf(*wait),
-            _ if failed(pass) || is_in_vain(pass) => return Next::Deaf(AGAIN),
-            _ => self.leaving.rests(Instant::now()).filter(|rest| !rest.is_zero()),
-        };
-        Next::Wakes(wait.map_or(EVERY, |rest| rest.min(EVERY)))
+        let waits = |fight: &Option<Fight>| fight.as_ref().and_then(|fight| fight.wait);
+        if let Some(wait) = waits(&pass.fights.conf) {
+            return Next::Deaf(wait);
+        }
+        if failed(pass) || is_in_vain(pass) {
+            return Next::Deaf(AGAIN);
+        }
+        // A fight over programs makes nobody deaf to what becomes of the chain.
+        let rests = self.leaving.rests(Instant::now()).filter(|rest| !rest.is_zero());
+        let next = rests.into_iter().chain(waits(&pass.fights.programs)).min();
+        Next::Wakes(next.map_or(EVERY, |next| next.min(EVERY)))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::image::Image;
 use crate::install::conflist::ISTIO;
-use crate::install::seen::{FileName, Hashes, Interest, Places, Sandboxes, look};
+use crate::install::seen::{Hashes, Interest, Places, look};
 use crate::install::wanted::TakeOver;
 use crate::node::incumbent::IstioAgent;
 use crate::node::stand_in::stand_in;
@@ -36,9 +36,7 @@ impl Observed {
             return;
         }
         (self.looked, self.program) = (Some(now), there);
-        let programs = [ISTIO, PLUGIN].into_iter().filter_map(|name| FileName::new(name).ok());
-        let interest =
-            Interest { programs: programs.collect(), sandboxes: Sandboxes::Asked, ..Interest::default() };
+        let interest = Interest::in_programs([ISTIO, PLUGIN]);
         self.stand_in = stand_in(&look(places, &interest, &mut self.hashes), image);
     }
 }

@@ -1,23 +1,30 @@
 //! What the loop tells: each state once, when it begins, and not again at every turn.
 
+use crate::install::Pass;
 use crate::install::change::Problem;
+use crate::install::directory::Each;
+use crate::install::fight::Fight;
 use crate::install::perform::PerformError;
-use crate::install::{Fight, Pass};
 use crate::layers::chain;
 use crate::node::Journal;
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// So many sentences about one fight tell enough.
+const MOST: usize = 16;
 
 /// The journal, and what has been told and still holds.
 #[derive(Debug)]
 pub(super) struct Told<'a> {
     journal: &'a Journal,
     standing: BTreeMap<&'static str, String>,
+    /// What was said of the fights there are: over one thing and then another, it is still the same fight.
+    fought: BTreeSet<String>,
 }
 
 impl<'a> Told<'a> {
     pub(super) fn new(journal: &'a Journal) -> Self {
-        Self { journal, standing: BTreeMap::new() }
+        Self { journal, standing: BTreeMap::new(), fought: BTreeSet::new() }
     }
 
     /// Something that happened.
@@ -62,10 +69,22 @@ impl<'a> Told<'a> {
         self.state("failures", ("error", sentence), json!({ "hint": hints.join("; ") }));
     }
 
-    /// A fight, its end, and with whom.
-    pub(super) fn fight(&mut self, fight: Option<&Fight>) {
-        let more = fight.map_or(json!({}), |fight| json!({ "undone": fight.undone }));
-        self.state("fight", ("warn", fight.map(in_words)), more);
+    /// Fights, each with whom: each sentence once until all of them have ended.
+    pub(super) fn fights(&mut self, fights: &Each<Option<Fight>>) {
+        let all: Vec<&Fight> = fights.conf.iter().chain(&fights.programs).collect();
+        if all.is_empty() {
+            self.fought.clear();
+        }
+        for fight in all {
+            let sentence = fight.to_string();
+            if self.fought.len() < MOST && self.fought.insert(sentence.clone()) {
+                self.journal.tell(
+                    "warn",
+                    &format!("gybe node: {sentence}"),
+                    json!({ "undone": fight.undone }),
+                );
+            }
+        }
     }
 
     /// What was done to the node.
@@ -76,16 +95,5 @@ impl<'a> Told<'a> {
             about.extend(more);
         }
         self.journal.tell("info", "gybe node: changed the node", about);
-    }
-}
-
-/// Who undoes what, and what stops it.
-pub(super) fn in_words(fight: &Fight) -> String {
-    let file = fight.file.as_ref().map_or("our entry".to_owned(), |file| format!("our entry in {file}"));
-    match fight.rival {
-        Some(rival) => {
-            format!("{file} is undone again and again, most likely by {}: {}", rival.name, rival.setting)
-        }
-        None => format!("{file} is undone again and again, by a plugin's agent that we do not know"),
     }
 }

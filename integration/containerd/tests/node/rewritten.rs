@@ -14,6 +14,9 @@ use crate::views::{assert_always_loadable, until_loaded, watched};
 /// Enough sandboxes to see what becomes of them.
 const SOME: usize = 8;
 
+/// As long as foreign writes are remembered: the fight is slowed for most of it.
+const A_MINUTE: Duration = Duration::from_secs(60);
+
 /// What the agent says of a fight.
 const FIGHT: &str = "is undone again and again";
 
@@ -75,10 +78,10 @@ fn rewritten(rhythm: Duration, lasting: Duration) {
 
 #[test]
 fn f05_rewritten_every_two_seconds_only_the_windows_let_a_pod_through() {
-    rewritten(Duration::from_secs(2), Duration::from_secs(30));
+    rewritten(Duration::from_secs(2), A_MINUTE);
 }
 
 #[test]
 fn f05_in_a_fight_of_a_minute_only_the_windows_let_a_pod_through() {
-    rewritten(Duration::from_millis(50), Duration::from_secs(60));
+    rewritten(Duration::from_millis(50), A_MINUTE);
 }

@@ -1,41 +1,12 @@
-//! What is known about a node, as programs find it out, keep it and go by it. `/run` is each test's own.
-#![allow(clippy::indexing_slicing, reason = "JSON that lacks a member is null")]
+//! What is found out, how often, and what an ADD makes of it.
 
+use crate::{attempted, change, gybe, kept, later, namespaces, refused};
 use gybe_integration::add::{Call, Place, pod};
 use gybe_integration::complaint::Complaint;
-use gybe_integration::programs::{Run, path_of_ours, run};
+use gybe_integration::programs::{path_of_ours, run};
 use serde_json::{Value, json};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
-
-fn gybe(place: &Place, words: &str, stdin: &str) -> Result<Run, Complaint> {
-    place.sh(&format!("exec {} {words}", path_of_ours("gybe")?.display()), stdin)
-}
-
-fn kept(place: &Place) -> PathBuf {
-    place.run().join("gybe/probe.json")
-}
-
-fn change(place: &Place, pointer: &str, value: Value) -> Result<(), Complaint> {
-    let mut known: Value = serde_json::from_str(&fs::read_to_string(kept(place))?)?;
-    *known.pointer_mut(pointer).ok_or_else(|| Complaint::that(format!("no {pointer}")))? = value;
-    Ok(fs::write(kept(place), known.to_string())?)
-}
-
-fn refused(why: &str) -> Value {
-    json!({ "finding": "refused", "why": why, "errno": 2, "object": null, "hint": null })
-}
-
-/// How many namespaces a command makes.
-fn namespaces(place: &Place, command: &str) -> Result<usize, Complaint> {
-    let record = place.path().join("record");
-    let strace = format!("strace -f -qq -e trace=unshare -o {} ", record.display());
-    let ran = place.sh(&format!("exec {strace} {command}"), "")?;
-    assert_eq!(ran.code, Some(0), "{ran:#?}");
-    // iptables' own thread unshares its mounts.
-    Ok(fs::read_to_string(record)?.lines().filter(|line| line.contains("unshare(CLONE_NEWNET)")).count())
-}
 
 #[test]
 fn a_probe_tells_of_every_backend_what_works_and_which_one_writes() -> Result<(), Complaint> {
@@ -92,17 +63,11 @@ fn of_many_that_know_nothing_one_finds_out() -> Result<(), Complaint> {
 #[test]
 fn an_add_without_a_word_finds_out_what_it_needs_and_the_next_one_knows() -> Result<(), Complaint> {
     let place = Place::new("probe-add")?;
-    let made = |pod| -> Result<usize, Complaint> {
-        let record = place.path().join("record");
-        let strace = format!("strace -f -qq -e trace=unshare -o {}", record.display());
-        let ran = Call::add(pod, &place)?.by("auto").make(&place, &strace)?;
-        assert_eq!(ran.code, Some(0), "{ran:#?}");
+    for (pod, attempts) in [(pod()?, 5), (pod()?, 0)] {
+        let (made, ran) = attempted(&place, &Call::add(&pod, &place)?.by("auto"))?;
+        assert_eq!((ran.code, made), (Some(0), attempts), "nftables does all that is needed: {ran:#?}");
         assert!(ran.err.contains(r#""tool":"nft""#), "{}", ran.err);
-        Ok(fs::read_to_string(record)?.lines().filter(|line| line.contains("CLONE_NEWNET")).count())
-    };
-    let pods = [pod()?, pod()?];
-    assert_eq!(made(&pods[0])?, 5, "nftables does all that is needed");
-    assert_eq!(made(&pods[1])?, 0);
+    }
     let known: Value = serde_json::from_str(&fs::read_to_string(kept(&place))?)?;
     assert_eq!(known["backends"].as_object().map(serde_json::Map::len), Some(1), "{known}");
     Ok(())
@@ -161,31 +126,6 @@ fn f23_a_pod_that_needs_what_this_node_cannot_do_is_refused_and_nothing_written(
 }
 
 #[test]
-fn f23_where_there_are_no_zones_dns_goes_without_and_it_is_said() -> Result<(), Complaint> {
-    let (place, pod) = (Place::new("probe-zones")?, pod()?);
-    gybe(&place, "probe", "")?;
-    change(&place, "/backends/nft/dns", refused("zones"))?;
-    let dns = r#""value": "true" }, { "name": "ISTIO_META_DNS_CAPTURE", "value": "true" }"#;
-    let manifest = fs::read_to_string(place.manifest())?.replacen(r#""value": "true" }"#, dns, 1);
-    fs::write(place.manifest(), manifest)?;
-    let call = Call::add(&pod, &place)?.by("auto");
-    let ran = call.make(&place, "")?;
-    assert_eq!(ran.code, Some(0), "{ran:#?}");
-    assert!(ran.err.contains("DNS is captured without"), "{}", ran.err);
-    let rules = pod.run(|| run("nft", &["list", "ruleset"], ""))??.out;
-    assert!(rules.contains("dns-to-agent") && !rules.contains("zone"), "{rules}");
-    let check = call.clone().of("CHECK").make(&place, "")?;
-    assert_eq!(check.code, Some(0), "{check:#?}");
-    let word = call.by("nft").of("CHECK").make(&place, "")?;
-    assert!(word.out.contains("raw-output is missing"), "{word:#?}");
-    let manifest = place.manifest();
-    let verify = format!("verify --pod {} --netns {}", manifest.display(), pod.path().display());
-    assert_eq!(gybe(&place, &verify, "")?.code, Some(0));
-    assert_eq!(gybe(&place, &format!("{verify} --backend nft"), "")?.code, Some(1));
-    Ok(())
-}
-
-#[test]
 fn f23_that_nothing_works_is_said_with_what_to_do_and_tried_again_soon() -> Result<(), Complaint> {
     let (place, pod) = (Place::new("probe-nothing")?, pod()?);
     gybe(&place, "probe", "")?;
@@ -202,8 +142,7 @@ fn f23_that_nothing_works_is_said_with_what_to_do_and_tried_again_soon() -> Resu
     );
     let ran = gybe(&place, "probe", "")?;
     assert_eq!(ran.code, Some(1), "{ran:#?}");
-    let file = fs::OpenOptions::new().write(true).open(kept(&place))?;
-    file.set_modified(std::time::SystemTime::now() - std::time::Duration::from_secs(60))?;
+    later(&place)?;
     assert_eq!(call.make(&place, "")?.code, Some(0));
     Ok(())
 }

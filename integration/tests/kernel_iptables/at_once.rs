@@ -1,0 +1,84 @@
+//! Several calls at once in one namespace: each begins when another has ended.
+
+use super::*;
+use gybe_netfilter::backend::BackendKind;
+use gybe_netfilter::netns::Netns;
+use gybe_netfilter::presence::Presence;
+use std::fs::File;
+use std::thread;
+
+/// Enough that every round of two would have to be lucky: of pairs that do not wait for each other, most
+/// write their jumps twice.
+const ROUNDS: usize = 8;
+
+/// Does each of these in this thread's namespace, all at the same time, and gives what came of them.
+fn at_once<T: Send>(works: Vec<Box<dyn FnOnce() -> T + Send + '_>>) -> Vec<T> {
+    let namespace = Netns::of_this_thread().unwrap();
+    thread::scope(|scope| {
+        let threads: Vec<_> =
+            works.into_iter().map(|work| scope.spawn(|| namespace.run(work).unwrap())).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn f18_of_adds_at_once_for_one_namespace_each_succeeds_and_one_ones_rules_are_there_once() {
+    let rules = ["inject-default-dual", "dns-all-tproxy-dual"].map(ruleset);
+    for variant in VARIANTS {
+        let backend = patient(variant);
+        for round in 0..ROUNDS {
+            in_new_namespace(|| {
+                let apply = |which: usize| {
+                    let (backend, rules) = (&backend, &rules[which % 2]);
+                    Box::new(move || backend.apply(rules).map(drop)) as Box<dyn FnOnce() -> _ + Send>
+                };
+                // Of the same pod in even rounds, of two with other annotations in odd ones.
+                let outcomes = at_once((0..4).map(|call| apply(call * (round % 2))).collect());
+                assert!(outcomes.iter().all(Result::is_ok), "{}, {round}: {outcomes:?}", backend.name());
+                let found = backend.inspect().unwrap();
+                let whole = |rules: &Ruleset| backend.wanted(rules).differences(&found).is_empty();
+                assert!(rules.iter().any(whole), "{}, {round}: {}", backend.name(), save(variant));
+            });
+        }
+    }
+}
+
+/// Each takes the other's rules away once its own are in force: both at once would leave none.
+#[test]
+fn f18_of_adds_at_once_by_both_kinds_of_programs_one_ones_rules_are_there() {
+    let rules = ruleset("inject-default-dual");
+    let backends = VARIANTS.map(patient);
+    for round in 0..ROUNDS {
+        in_new_namespace(|| {
+            let apply = |backend: &'_ Iptables| {
+                let (backend, rules) = (backend.clone(), &rules);
+                Box::new(move || backend.apply(rules).map(drop)) as Box<dyn FnOnce() -> _ + Send>
+            };
+            let outcomes = at_once(backends.iter().map(apply).collect());
+            assert!(outcomes.iter().all(Result::is_ok), "{round}: {outcomes:?}");
+            let ours = Presence::look().unwrap().ours;
+            let [one] = ours.as_slice() else { panic!("{round}: {ours:?}") };
+            let there = backends.iter().find(|backend| BackendKind::from(backend.variant()) == *one).unwrap();
+            assert_there(there, &rules);
+        });
+    }
+}
+
+#[test]
+fn f18_f22_a_lock_that_somebody_holds_is_waited_for_no_longer_than_the_deadline() {
+    for variant in VARIANTS {
+        in_new_namespace(|| {
+            let held = File::open("/proc/thread-self/ns/net").unwrap();
+            held.lock().unwrap();
+            let rules = ruleset("inject-default-dual");
+            let late = refusal(&patient(variant).with_deadline(Duration::from_millis(50)), &rules);
+            assert!(matches!(&late, IptablesError::Busy { .. }), "{late:?}");
+            assert!(late.to_string().contains("50ms") && late.hint().unwrap().contains("lslocks"), "{late}");
+            // Another namespace's lock is another lock.
+            in_new_namespace(|| patient(variant).apply(&rules).unwrap());
+            drop(held);
+            assert!(names_nothing_of_ours(&save(variant)));
+            patient(variant).apply(&rules).unwrap();
+        });
+    }
+}

@@ -1,0 +1,113 @@
+//! CHECK and `gybe verify` ask whoever has written, and not what would be written now.
+
+use crate::{change, gybe, kept, later, refused};
+use gybe_installer::demo::namespace::Namespace;
+use gybe_integration::add::{Call, Place, pod};
+use gybe_integration::complaint::Complaint;
+use gybe_integration::programs::run;
+use serde_json::Value;
+use std::fs;
+
+/// The example pod asks for its DNS to be captured too.
+fn ask_for_dns(place: &Place) -> Result<(), Complaint> {
+    let dns = r#""value": "true" }, { "name": "ISTIO_META_DNS_CAPTURE", "value": "true" }"#;
+    let manifest = fs::read_to_string(place.manifest())?.replacen(r#""value": "true" }"#, dns, 1);
+    Ok(fs::write(place.manifest(), manifest)?)
+}
+
+fn verify(place: &Place, pod: &Namespace, more: &str) -> Result<Option<i32>, Complaint> {
+    let (manifest, netns) = (place.manifest(), pod.path());
+    let words = format!("verify --pod {} --netns {} {more}", manifest.display(), netns.display());
+    Ok(gybe(place, &words, "")?.code)
+}
+
+/// A pod whose DNS was captured without zones, because `backend` had none.
+fn without_zones(place: &Place, pod: &Namespace, backend: &str) -> Result<Call, Complaint> {
+    ask_for_dns(place)?;
+    gybe(place, "probe", "")?;
+    change(place, &format!("/backends/{backend}/dns"), refused("zones"))?;
+    let call = Call::add(pod, place)?.by(if backend == "nft" { "auto" } else { "iptables" });
+    let ran = call.make(place, "")?;
+    assert_eq!(ran.code, Some(0), "{ran:#?}");
+    assert!(ran.err.contains("DNS is captured without"), "{}", ran.err);
+    Ok(call.of("CHECK"))
+}
+
+#[test]
+fn f23_where_there_are_no_zones_dns_goes_without_and_it_is_said() -> Result<(), Complaint> {
+    let (place, pod) = (Place::new("probe-zones")?, pod()?);
+    without_zones(&place, &pod, "nft")?;
+    let rules = pod.run(|| run("nft", &["list", "ruleset"], ""))??.out;
+    assert!(rules.contains("dns-to-agent") && !rules.contains("zone"), "{rules}");
+    assert_eq!(verify(&place, &pod, "")?, Some(0));
+    assert_eq!(verify(&place, &pod, "--backend nft")?, Some(1), "that would write zones");
+    Ok(())
+}
+
+/// What becomes of the findings, or of the word, is no fault of the pods that are there.
+#[test]
+fn f23_rules_written_without_zones_are_as_add_left_them_whatever_is_known_since() -> Result<(), Complaint> {
+    for backend in ["nft", "iptables-nft"] {
+        let (place, pod) = (Place::new(&format!("probe-zones-{backend}"))?, pod()?);
+        let check = without_zones(&place, &pod, backend)?;
+        let holds = |since: &str| -> Result<(), Complaint> {
+            for word in ["auto", "iptables", "nft"] {
+                let ran = check.clone().by(word).make(&place, "")?;
+                assert_eq!(
+                    (ran.code, ran.out.as_str()),
+                    (Some(0), ""),
+                    "{backend}, {word}, {since}: {ran:#?}"
+                );
+            }
+            assert_eq!(verify(&place, &pod, "")?, Some(0), "{backend}, {since}");
+            Ok(())
+        };
+        holds("at once")?;
+        later(&place)?;
+        holds("31 s later")?;
+        change(&place, &format!("/backends/{backend}/v4"), refused("no NAT"))?;
+        holds("another backend's choice")?;
+        fs::remove_file(kept(&place))?;
+        holds("forgotten")?;
+    }
+    Ok(())
+}
+
+#[test]
+fn where_zones_work_their_chains_are_missed_and_elsewhere_other_rules_are() -> Result<(), Complaint> {
+    let (place, pod) = (Place::new("probe-zones-lost")?, pod()?);
+    ask_for_dns(&place)?;
+    let call = Call::add(&pod, &place)?.by("auto");
+    assert_eq!(call.make(&place, "")?.code, Some(0));
+    let lose = |chain: &str| pod.run(|| run("nft", &["flush", "chain", "inet", "gybe", chain], ""));
+    let missed = |what: &[&str]| -> Result<(), Complaint> {
+        let told: Value = serde_json::from_str(&call.clone().of("CHECK").make(&place, "")?.out)?;
+        let said = told["msg"].as_str().unwrap_or_default();
+        assert!(said.contains("GYBE-CHECK-025") && what.iter().all(|what| said.contains(what)), "{told:#}");
+        Ok(())
+    };
+    for chain in ["raw-output", "raw-prerouting"] {
+        assert_eq!(pod.run(|| run("nft", &["delete", "chain", "inet", "gybe", chain], ""))??.code, Some(0));
+    }
+    missed(&["raw-output"])?;
+    change(&place, "/backends/nft/dns", refused("zones"))?;
+    let told = call.clone().of("CHECK").make(&place, "")?;
+    assert_eq!(told.code, Some(0), "{told:#?}");
+    assert_eq!(lose("nat-output")??.code, Some(0));
+    missed(&["nat-output"])
+}
+
+#[test]
+fn rules_of_another_backend_than_the_word_names_by_now_are_as_add_left_them() -> Result<(), Complaint> {
+    let words = ["nft", "iptables-nft", "iptables-legacy"];
+    for wrote in words {
+        let (place, pod) = (Place::new(&format!("probe-word-{wrote}"))?, pod()?);
+        let call = Call::add(&pod, &place)?.by(wrote);
+        assert_eq!(call.make(&place, "")?.code, Some(0));
+        for word in words.into_iter().chain(["auto", "iptables"]) {
+            let ran = call.clone().of("CHECK").by(word).make(&place, "")?;
+            assert_eq!((ran.code, ran.out.as_str()), (Some(0), ""), "{wrote}, then {word}: {ran:#?}");
+        }
+    }
+    Ok(())
+}

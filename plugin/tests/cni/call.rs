@@ -1,0 +1,37 @@
+//! A call of the plugin whose entry names an agent's socket, with the annotations the runtime hands over.
+
+use crate::pods::Pods;
+use crate::program::{Outcome, run};
+use serde_json::{Value, json};
+use std::time::{Duration, Instant};
+
+/// What the injector leaves on a pod in the mesh.
+pub(crate) const STATUS: &str = "sidecar.istio.io/status";
+
+/// The entry of an agent beside these pods.
+pub(crate) fn entry(pods: &Pods, annotations: Option<Value>) -> Value {
+    let runtime = annotations.map(|these| json!({ "io.kubernetes.cri.pod-annotations": these }));
+    json!({
+        "cniVersion": "1.0.0", "name": "net", "type": "gybe-cni", "pod_namespace": "gybe-system",
+        "facts": { "socket": pods.0.join("facts.sock"), "deadline_ms": 400 },
+        "runtimeConfig": runtime, "prevResult": { "cniVersion": "1.0.0" },
+    })
+}
+
+/// What becomes of a pod, `namespace/name`; never later than its deadlines allow.
+pub(crate) fn call(verb: &str, pod: &str, entry: &Value) -> Outcome {
+    let (namespace, name) = pod.split_once('/').unwrap();
+    let args = format!("IgnoreUnknown=1;K8S_POD_NAMESPACE={namespace};K8S_POD_NAME={name};K8S_POD_UID=u1");
+    let env = [
+        ("CNI_COMMAND", verb),
+        ("CNI_CONTAINERID", "c1"),
+        ("CNI_NETNS", "/nonexistent"),
+        ("CNI_IFNAME", "eth0"),
+        ("CNI_PATH", "/opt/cni/bin"),
+        ("CNI_ARGS", &args),
+    ];
+    let before = Instant::now();
+    let outcome = run(env, &entry.to_string());
+    assert!(before.elapsed() < Duration::from_secs(20), "{:?}: {outcome:?}", before.elapsed());
+    outcome
+}
