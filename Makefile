@@ -11,8 +11,12 @@ PACKED := $(shell getconf GNU_LIBC_VERSION 2>/dev/null | \
 LAYOUT := -C force-unwind-tables=no -C link-arg=-Wl,-T,plugin/layout.ld
 FLAGS  := -C target-feature=+crt-static $(LAYOUT) $(PACKED)
 
+# Cargo gives a crate the features that all chosen ones want of it. So what is outside the default members
+# is chosen together, whichever of its tests run: else each choice would build the cluster's client anew.
+OUTSIDE := -p gybe-containerd-tests -p gybe-referees -p gybe-bench
+
 .DEFAULT_GOAL := help
-.PHONY: help build image demo test test-unit test-kernel differential fault-runs test-user test-struck test-cluster test-containerd test-node bench-containerd test-shared test-manifests faults referees fuzz bench lint deny advisories setup clean
+.PHONY: help build image demo test test-unit test-kernel differential fault-runs test-user test-struck test-cluster test-containerd test-node bench-containerd test-shared test-manifests faults referees fuzz bench lint lint-all test-outside deny advisories setup clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 17
@@ -70,24 +74,22 @@ test-cluster: ## the agent's client against a real cluster, which it only reads:
 
 test-containerd: ## real sandboxes by containerd 1.6, 1.7 and 2.x   (needs: root; Debian packages, see integration/containerd/setup.sh)
 	integration/containerd/setup.sh
-	cargo clippy --locked -p gybe-containerd-tests --no-deps --all-targets -- -D warnings
-	cargo build --locked -p gybe-plugin -p gybe-installer
-	cargo test --locked -p gybe-containerd-tests --lib --bins --test runtime
+	cargo build --locked
+	cargo test --locked $(OUTSIDE) --test runtime
 
 test-node: build ## the installer on a node at work: rewrites, upgrades, crashes, leaving   (needs: as test-containerd; some minutes)
 	integration/containerd/setup.sh
-	cargo test --locked -p gybe-containerd-tests --test node -- --nocapture
-	cargo test --locked -p gybe-containerd-tests --test deployed
+	cargo test --locked $(OUTSIDE) --test node -- --nocapture
+	cargo test --locked $(OUTSIDE) --test deployed
 
 referees: ## our nftables encoder against other people's   (needs: as test-kernel, and libclang, libnftnl, libmnl to build: see setup)
 	integration/setup.sh referees
-	cargo clippy --locked -p gybe-referees --no-deps --all-targets -- -D warnings
-	cargo test --locked --no-run -p gybe-referees
-	integration/as-root.sh cargo test --locked -p gybe-referees
+	cargo test --locked --no-run $(OUTSIDE) --test agreement
+	integration/as-root.sh cargo test --locked $(OUTSIDE) --test agreement
 
-fuzz: ## what strangers write, thrown at each who reads it: SECONDS=60   (needs: a C++ compiler, see setup; installs cargo-fuzz)
+fuzz: ## what strangers write, thrown at each who reads it: SECONDS=60 SEED=1   (needs: a C++ compiler, see setup; installs cargo-fuzz)
 	integration/setup.sh fuzz
-	integration/fuzz/run.sh $(or $(SECONDS),60)
+	integration/fuzz/run.sh $(or $(SECONDS),60) $(or $(SEED),1)
 
 bench: build ## what an ADD, a list and a connection cost: all, or PARTS="add crowd" ARGS="--times 31"   (needs: root, nftables, iptables; valgrind to count instructions)
 	RUSTFLAGS='$(FLAGS)' cargo build --release --locked --target $(HOST) -p gybe-bench
@@ -95,12 +97,19 @@ bench: build ## what an ADD, a list and a connection cost: all, or PARTS="add cr
 
 bench-containerd: build ## what Gybe adds to a sandbox of containerd's: ARGS="--times 101"   (needs: as test-containerd; a quiet machine)
 	integration/containerd/setup.sh
-	cargo build --locked -p gybe-containerd-tests --bins
+	cargo build --locked $(OUTSIDE) --bins
 	target/debug/gybe-containerd-bench $(ARGS)
 
 lint: ## formatting and clippy, warnings are errors
 	cargo fmt --all --check
 	cargo clippy --locked --all-targets -- -D warnings
+
+lint-all: ## the same of every crate   (needs: what test-containerd and referees build with)
+	cargo fmt --all --check
+	cargo clippy --locked --workspace --all-targets -- -D warnings
+
+test-outside: ## unit tests of the crates outside the default members   (needs: what test-containerd and referees build with)
+	cargo test --locked $(OUTSIDE) --lib --bins
 
 deny: ## licences, bans and sources of every dependency   (needs: cargo-deny)
 	cargo deny --locked check licenses bans sources

@@ -56,6 +56,10 @@ pub(crate) const ALL: [Scene; 12] = [
     scene("chained becomes standalone", A_SINGLE, &["chained"], "standalone"),
 ];
 
+pub(crate) fn named(name: &str) -> Scene {
+    ALL.into_iter().find(|scene| scene.name == name).unwrap_or_else(|| panic!("no scene {name}"))
+}
+
 pub(crate) fn wanted(root: &Path, act: &str) -> Wanted {
     match act {
         "chained" => wants::chained(root),

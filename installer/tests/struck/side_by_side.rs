@@ -1,0 +1,26 @@
+//! Every scene struck, as many at a time as there are processors: strace and what it traces take turns.
+
+use std::num::NonZero;
+use std::process::Command;
+use std::sync::Mutex;
+use std::thread;
+
+use crate::scene::{ALL, Scene};
+
+pub(crate) fn every_scene() {
+    let queue = Mutex::new(ALL.into_iter());
+    let next = || queue.lock().unwrap().next();
+    thread::scope(|scope| {
+        for _ in 0..thread::available_parallelism().map_or(1, NonZero::get) {
+            scope.spawn(|| std::iter::from_fn(next).for_each(in_a_process_of_its_own));
+        }
+    });
+}
+
+/// Between fork and exec, what a process starts holds all its open files: in one process with another,
+/// a scene would find its lock held and its programs busy.
+fn in_a_process_of_its_own(scene: Scene) {
+    #[expect(clippy::disallowed_methods, reason = "this very program, for one scene")]
+    let status = Command::new(std::env::current_exe().unwrap()).args(["scene", scene.name]).status().unwrap();
+    assert!(status.success(), "{}: {status}", scene.name);
+}
