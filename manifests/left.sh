@@ -10,6 +10,11 @@ agents() {
         -o jsonpath='{range .items[*]}{.metadata.name} {.spec.nodeName}{"\n"}{end}'
 }
 
+# On how many nodes there is to be one: while a pod is replaced its node has none.
+nodes() {
+    kubectl -n gybe-system get daemonset gybe-node -o jsonpath='{.status.desiredNumberScheduled}'
+}
+
 # 200 says that its node is out; anything else is an error to kubectl.
 has_left() {
     kubectl get --request-timeout=5s --raw "/api/v1/namespaces/gybe-system/pods/$1:8000/proxy/left" \
@@ -18,11 +23,17 @@ has_left() {
 
 while :; do
     all=$(agents)
+    wanted=$(nodes)
     if [ -z "$all" ]; then
         echo "there is no agent to ask: on each node, gybe uninstall takes it out" >&2
         exit 1
     fi
     waiting=$(echo "$all" | while read -r pod node; do has_left "$pod" || echo "${node:-no node yet} ($pod)"; done)
+    asked=$(echo "$all" | while read -r _ node; do echo "$node"; done | sort -u | grep -c .)
+    if [ "$asked" -lt "$wanted" ]; then
+        waiting="${waiting:+$waiting
+}those without an agent: $asked of $wanted nodes have one"
+    fi
     if [ -z "$waiting" ]; then
         echo "every node has left"
         exit 0

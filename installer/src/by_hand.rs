@@ -1,25 +1,26 @@
 //! Into a node and out of it by an operator's hand: the same passes as the agent's, wanted once, and
 //! without a cluster. What the agent learns from it is seen on the node, or said.
 
+mod elsewhere;
 mod out;
 mod rest;
 mod run_directory;
 
+pub use elsewhere::Elsewhere;
 pub use out::{Out, Stays, StaysWhile, leave};
 pub use run_directory::forget_run_directory;
 
 use crate::image::Image;
-use crate::install::conflist::ISTIO;
 use crate::install::entry::EntryError;
-use crate::install::perform::{Busy, PerformError};
+use crate::install::perform::{Busy, Failed};
 use crate::install::plan::{Plan, plan};
 use crate::install::seen::{Hashes, Interest, Places, look};
 use crate::install::wanted::{TakeOver, Wanted};
 use crate::install::{Memory, Pass, pass};
 use crate::node::incumbent::listens;
-use crate::node::stand_in::stand_in;
+use crate::node::stand_in::{ours, stand_in};
 use crate::node_backend::{Found, node_backend};
-use crate::settings::{Burial, OnNode, PLUGIN, Settings, TakeOverWish};
+use crate::settings::{Burial, OnNode, Settings, TakeOverWish};
 
 /// So often a write of somebody else's may come between.
 const ATTEMPTS: usize = 3;
@@ -35,8 +36,9 @@ pub fn wanted(settings: &Settings, image: &Image, found: Option<&Found>) -> Resu
         TakeOverWish::Wait if listens(&settings.ground.istio_run) => TakeOver::Waits,
         TakeOverWish::Now | TakeOverWish::Wait => TakeOver::Now,
     };
-    let interest = Interest::in_programs([ISTIO, PLUGIN]);
-    let stand_in = stand_in(&look(&settings.ground.places, &interest, &mut Hashes::default()), image);
+    let places = &settings.ground.places;
+    let stand_in =
+        stand_in(&look(places, &Interest::in_programs([]), &mut Hashes::default()), ours(&places.programs));
     let burial = Burial::Now;
     settings.wanted(&OnNode { image, backend: Some(&backend), probed: None, take_over, stand_in, burial })
 }
@@ -54,8 +56,7 @@ pub fn foreseen(places: &Places, wanted: &Wanted) -> Plan {
 pub fn settle(places: &Places, wanted: &Wanted) -> Result<Pass, Busy> {
     let mut passed = pass(places, wanted, &mut Memory::default())?;
     for _ in 1..ATTEMPTS {
-        let was_overtaken = |why: &PerformError| matches!(why, PerformError::Overtaken { .. });
-        if passed.performed.failed.is_empty() || !passed.performed.failed.iter().all(was_overtaken) {
+        if passed.performed.failed.is_empty() || !passed.performed.failed.iter().all(Failed::is_overtaken) {
             break;
         }
         passed = pass(places, wanted, &mut Memory::default())?;

@@ -5,6 +5,7 @@ mod agent;
 mod backend;
 mod chain;
 mod directories;
+mod drop_in;
 mod entry;
 mod leftovers;
 mod others;
@@ -12,6 +13,7 @@ mod programs;
 pub mod sight;
 mod watching;
 
+use crate::install::seen::ConfDirectory;
 use chain::Ours;
 use serde_json::{Value, json};
 use sight::Sight;
@@ -123,6 +125,7 @@ pub fn examine(sight: &Sight) -> Vec<Finding> {
     let ours = Ours::find(&sight.snapshot.conf);
     let mut found = directories::examine(sight);
     found.extend(chain::examine(sight, &ours));
+    found.extend(drop_in::examine(sight, &ours));
     found.extend(others::examine(sight));
     found.extend(watching::examine(sight, &ours));
     // Without an entry and without programs there is nothing of ours to explain.
@@ -137,6 +140,11 @@ pub fn examine(sight: &Sight) -> Vec<Finding> {
     }
     found.sort_by_key(|finding| finding.about);
     found
+}
+
+/// Whether a conf directory has an entry of ours, in whatever shape.
+pub(crate) fn is_named(conf: &ConfDirectory) -> bool {
+    Ours::find(conf).is_anywhere()
 }
 
 /// Whether nothing is wrong.

@@ -22,19 +22,31 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use waiting::Waiting;
 
 /// So many may be about to speak; for one more, whoever has been silent for longest is hung up on. The
 /// plugin speaks as soon as it is connected, and a node has 110 pods, or some hundreds.
 const SPEAKERS: usize = 256;
 
+/// How often it is asked whether all is well, at least.
+const LOOK: Duration = Duration::from_secs(1);
+
 /// The socket, listening.
 #[derive(Debug)]
 pub(crate) struct FactsSocket {
     socket: UnixListener,
     us: u32,
-    _place: Place,
+    place: Place,
+}
+
+/// Why nobody is answered any more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ended {
+    /// Told to stop.
+    Stopped,
+    /// Something is not well.
+    Unwell,
 }
 
 /// For what something came.
@@ -48,24 +60,33 @@ impl FactsSocket {
     pub(crate) fn open(path: &Path) -> Result<Self, PlaceError> {
         // 110 pods may start at once; the kernel bounds this by net.core.somaxconn.
         let (place, socket) = Place::take(path, SockType::Stream, |socket| listen(socket, Backlog::MAXCONN))?;
-        Ok(Self { socket: socket.into(), us: geteuid().as_raw(), _place: place })
+        Ok(Self { socket: socket.into(), us: geteuid().as_raw(), place })
     }
 
-    /// Answers callers until `stop` is readable; those who wait for a pod then are still answered, and
-    /// none of them waits longer than it said.
+    /// Whether who asks there is answered.
+    pub(crate) fn stands(&self) -> bool {
+        self.place.stands()
+    }
+
+    /// Answers callers until `stop` is readable, or until all is not `well`, which is asked every second
+    /// at least; those who wait for a pod then are still answered, and none of them waits longer than it
+    /// said.
     pub(crate) fn serve(
         &self,
-        stop: BorrowedFd<'_>,
+        (stop, well): (BorrowedFd<'_>, &dyn Fn() -> bool),
         pods: &dyn Pods,
         journal: &Journal,
-    ) -> Result<(), Errno> {
+    ) -> Result<Ended, Errno> {
         let (waiting, mut speakers) = (Waiting::default(), VecDeque::new());
         thread::scope(|scope| {
             let desk = Desk { pods, journal, waiting: &waiting, scope };
             loop {
                 let woken = self.wait(stop, &speakers)?;
                 if woken.stop {
-                    return Ok(());
+                    return Ok(Ended::Stopped);
+                }
+                if !well() {
+                    return Ok(Ended::Unwell);
                 }
                 let spoken = speakers.drain(..).zip(woken.speakers);
                 let still =
@@ -87,8 +108,8 @@ impl FactsSocket {
         let mut fds = vec![readable(stop), readable(self.socket.as_fd())];
         fds.extend(speakers.iter().map(|caller| readable(caller.as_fd())));
         // All have the same time, so the first who came is the first whose time is up.
-        let timeout = speakers.front().map_or(Ok(PollTimeout::NONE), |first| first.left().try_into());
-        match poll(&mut fds, timeout.map_err(|_| Errno::EINVAL)?) {
+        let timeout = speakers.front().map_or(LOOK, |first| first.left().min(LOOK));
+        match poll(&mut fds, PollTimeout::try_from(timeout).map_err(|_| Errno::EINVAL)?) {
             Ok(_) => {
                 let mut came = fds.iter().map(|fd| fd.any().unwrap_or(false));
                 let [stop, caller] = [came.next(), came.next()].map(Option::unwrap_or_default);

@@ -62,12 +62,6 @@ impl Image {
         Program { name: name.clone(), ..self.tool.clone() }
     }
 
-    /// Whether a program of that hash is our plugin, of this version.
-    #[must_use]
-    pub fn is_plugin(&self, hash: &Hash) -> bool {
-        self.plugin.hash == *hash
-    }
-
     /// The plugin under istio-cni's name, where nothing is: it answers DEL, CHECK and VERSION for
     /// sandboxes that were made with istio-cni.
     #[must_use]

@@ -19,38 +19,51 @@ pub mod pace;
 pub mod perform;
 pub mod plan;
 pub mod seen;
+mod setback;
 pub mod wanted;
 pub mod watch;
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use change::Change;
 use directory::{Directory, Each};
 use fight::{Fight, Matter};
 use pace::{Go, Pace, Tally, Went};
-use perform::{Busy, PerformError, Performed, Turn, perform, works_without};
+use perform::{Busy, Failed, Performed, Turn, perform, works_without};
 use plan::{Plan, plan};
-use seen::{Hashes, Places, Snapshot, look};
+use seen::mounted::Mounts;
+use seen::{Hashes, Interest, Places, Snapshot, look};
+use setback::Setbacks;
 use wanted::Wanted;
 
 /// What an agent remembers from pass to pass. A fresh one is right too, and only slower.
 #[derive(Debug)]
 pub struct Memory {
     hashes: Hashes,
+    mounts: Mounts,
     paces: Each<Pace>,
     /// What was undone the last time: a fight is over something, also while nothing has to be done.
     matters: Each<Matter>,
+    setbacks: Setbacks,
 }
 
 impl Default for Memory {
     fn default() -> Self {
-        Self { hashes: Hashes::default(), paces: Each::made(Pace::of), matters: Each::default() }
+        let (hashes, mounts, matters, setbacks) = Default::default();
+        Self { hashes, mounts, paces: Each::made(Pace::of), matters, setbacks }
     }
 }
 
 impl Memory {
+    fn look(&mut self, places: &Places, interest: &Interest) -> Snapshot {
+        let mut seen = look(places, interest, &mut self.hashes);
+        self.mounts.judge(places, &mut seen);
+        seen
+    }
+
     /// Something else is wanted from now on: to write it undoes nobody's work, and is nobody's rewrite.
     pub fn wants_anew(&mut self) {
+        self.setbacks.forget();
         for directory in Directory::BOTH {
             self.paces.of_mut(directory).begin_anew();
         }
@@ -90,7 +103,7 @@ impl Memory {
 /// What one pass found, did and left.
 #[derive(Debug)]
 pub struct Pass {
-    /// What had to be done, but for what waits because it is fought over.
+    /// What had to be done, but for what waits: it is fought over, or failed a moment ago.
     pub plan: Plan,
     /// What became of it.
     pub performed: Performed,
@@ -98,33 +111,49 @@ pub struct Pass {
     pub left: Plan,
     /// Where somebody keeps undoing it.
     pub fights: Each<Option<Fight>>,
+    /// What failed before, and was not tried again in this pass.
+    pub waiting: Vec<Failed>,
+    /// How long it is until the first of that is due.
+    pub due: Option<Duration>,
 }
 
 /// Brings a node as near to what is wanted as can be now. Called again, it goes on from there.
 pub fn pass(places: &Places, wanted: &Wanted, memory: &mut Memory) -> Result<Pass, Busy> {
     let _turn = Turn::take(&places.programs)?;
     let interest = wanted.interest();
-    let seen = look(places, &interest, &mut memory.hashes);
+    let seen = memory.look(places, &interest);
     let whole = plan(&seen, wanted);
-    let fights = memory.judge(&seen, &whole, Instant::now());
-    let planned = Plan { changes: due(&whole.changes, &fights, places), problems: whole.problems.clone() };
+    let now = Instant::now();
+    let fights = memory.judge(&seen, &whole, now);
+    memory.setbacks.judge(&whole.changes, &places.programs);
+    let waits = |change: &Change| {
+        let fight = fights.of(change.directory()).as_ref();
+        let is_fought_over = change.puts() && fight.is_some_and(|fight| fight.wait.is_some());
+        is_fought_over || memory.setbacks.delays(change, now)
+    };
+    let planned = Plan { changes: due(&whole.changes, waits, places), problems: whole.problems.clone() };
+    let (waiting, due) = memory.setbacks.waiting(now);
     if planned.changes.is_empty() {
-        return Ok(Pass { left: whole, plan: planned, performed: Performed::default(), fights });
+        return Ok(Pass {
+            left: whole,
+            plan: planned,
+            performed: Performed::default(),
+            fights,
+            waiting,
+            due,
+        });
     }
     let performed = perform(&planned.changes, places);
-    let left = plan(&look(places, &interest, &mut memory.hashes), wanted);
+    let left = plan(&memory.look(places, &interest), wanted);
     memory.performed(&planned.changes, went(&performed), &left);
-    Ok(Pass { plan: planned, performed, left, fights })
+    memory.setbacks.tried(&planned.changes, &performed.failed, &places.programs);
+    Ok(Pass { plan: planned, performed, left, fights, waiting, due: memory.setbacks.waiting(now).1 })
 }
 
 /// Those that need not wait. One that has to is as one that fails: what comes after it is not done
 /// either, unless a program that works serves meanwhile.
-fn due(changes: &[Change], fights: &Each<Option<Fight>>, places: &Places) -> Vec<Change> {
-    let waits = |change: &Change| {
-        let fight = fights.of(change.directory()).as_ref();
-        change.puts() && fight.is_some_and(|fight| fight.wait.is_some())
-    };
-    if changes.iter().all(waits) {
+fn due(changes: &[Change], waits: impl Fn(&Change) -> bool, places: &Places) -> Vec<Change> {
+    if changes.iter().all(&waits) {
         return Vec::new();
     }
     let until_stopped = changes.iter().take_while(|change| !waits(change) || works_without(change, places));
@@ -132,10 +161,9 @@ fn due(changes: &[Change], fights: &Each<Option<Fight>>, places: &Places) -> Vec
 }
 
 fn went(performed: &Performed) -> Went {
-    let overtaken = |why: &PerformError| matches!(why, PerformError::Overtaken { .. });
     match performed.failed.as_slice() {
         [] => Went::Well,
-        failed if failed.iter().all(overtaken) => Went::Overtaken,
+        failed if failed.iter().all(Failed::is_overtaken) => Went::Overtaken,
         _ => Went::Badly,
     }
 }

@@ -4,6 +4,7 @@ pub mod by_hand;
 pub mod cli;
 pub mod demo;
 pub mod doctor;
+mod errno;
 mod facts_socket;
 pub mod families;
 pub mod host;

@@ -21,28 +21,31 @@ mod metrics;
 mod page;
 mod place;
 mod pods_from;
+mod sockets;
 pub(crate) mod stand_in;
 mod token;
 mod view;
 
-pub use healing::{Keeping, REST};
+pub(crate) use credentials::KUBECONFIG_NEW;
+pub use healing::{Following, Keeping, NoSettings, REST};
 pub(crate) use journal::Journal;
 pub use label::Home;
-pub(crate) use place::Place;
 pub use place::PlaceError;
+pub(crate) use place::{Place, is_served};
 pub use pods_from::PodsFrom;
 
-use crate::facts_socket::FactsSocket;
+use crate::errno::errno;
+use crate::facts_socket::Ended;
 use asked::Asked;
 use beside::Beside;
 use calls::Calls;
 use gybe_plugin::args::PodRef;
 use gybe_plugin::facts::wire::Answer;
-use journal::LogSocket;
 use nix::errno::Errno;
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use serde_json::json;
+use sockets::{Sockets, Unserved};
 use std::collections::BTreeSet;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
@@ -122,20 +125,15 @@ pub struct Agent<'a> {
 pub fn serve(agent: Agent<'_>) -> Result<(), NodeError> {
     // Blocked before the first thread is made, so that every thread blocks it (signal(7)).
     let stop = stop_signal().map_err(|source| NodeError::Wait { what: "signals", source })?;
-    let failed = |path: &Path| {
-        let path = path.to_owned();
-        move |source| NodeError::Serve { path, source }
-    };
-    let callers = FactsSocket::open(agent.facts).map_err(failed(agent.facts))?;
-    let log = agent.facts.with_file_name("log.sock");
-    let lines = LogSocket::open(&log).map_err(failed(&log))?;
+    let (mut sockets, unserved) = (Sockets::open(agent.facts)?, Unserved::default());
     let journal = Journal::default();
     journal.tell("info", "gybe node: serving", json!({ "socket": agent.facts.display().to_string() }));
     let (pods, calls) = (Asked::of(agent.pods), Calls::default());
-    let serving = || answer_and_tell(&pods, &stop, (&callers, &lines), (&journal, &calls));
+    let mut serving = || serve_on(&pods, &stop, (&mut sockets, &unserved), (&journal, &calls));
     let served = match agent.keeping {
         Some(keeping) => {
-            let beside = Beside { pods: &pods, calls: &calls, journal: &journal, home: agent.home };
+            let (pods, calls, unserved) = (&pods, &calls, &unserved);
+            let beside = Beside { pods, calls, unserved, journal: &journal, home: agent.home };
             beside.run(keeping, serving)
         }
         None => serving(),
@@ -154,25 +152,37 @@ pub(crate) fn stop_signal() -> Result<SignalFd, Errno> {
     SignalFd::with_flags(&signals, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)
 }
 
+/// Until it is told to stop; with new sockets where they were taken away.
+fn serve_on(
+    pods: &dyn Pods,
+    stop: &SignalFd,
+    (sockets, unserved): (&mut Sockets, &Unserved),
+    (journal, calls): (&Journal, &Calls),
+) -> Result<(), NodeError> {
+    loop {
+        let well = || sockets.stand() && unserved.read().is_none();
+        if answer_and_tell(pods, (stop, &well), sockets, (journal, calls))? == Ended::Stopped {
+            return Ok(());
+        }
+        sockets.keep(unserved, journal);
+    }
+}
+
 /// Ends when the last caller has been answered, and none takes longer than its deadline.
 fn answer_and_tell(
     pods: &dyn Pods,
-    stop: &SignalFd,
-    (callers, lines): (&FactsSocket, &LogSocket),
+    (stop, well): (&SignalFd, &dyn Fn() -> bool),
+    sockets: &Sockets,
     (journal, calls): (&Journal, &Calls),
-) -> Result<(), NodeError> {
+) -> Result<Ended, NodeError> {
     let wait = |what| move |source| NodeError::Wait { what, source };
     let (ended, running) = std::io::pipe().map_err(|why| wait("the end")(errno(&why)))?;
     thread::scope(|scope| {
-        let telling = scope.spawn(|| lines.serve(ended.as_fd(), journal, calls));
-        let served = callers.serve(stop.as_fd(), pods, journal).map_err(wait("callers"));
+        let telling = scope.spawn(|| sockets.log.serve(ended.as_fd(), journal, calls));
+        let served = sockets.facts.serve((stop.as_fd(), well), pods, journal).map_err(wait("callers"));
         // Whoever polls the other end wakes.
         drop(running);
         let told = telling.join().unwrap_or(Err(Errno::EIO)).map_err(wait("log lines"));
-        served.and(told)
+        told.and(served)
     })
-}
-
-fn errno(fault: &std::io::Error) -> Errno {
-    fault.raw_os_error().map_or(Errno::EIO, Errno::from_raw)
 }

@@ -20,7 +20,7 @@ mod wants;
 pub use choices::{Choices, Mode, PodSource, TakeOverWish};
 pub use faults::{Fault, SettingsError};
 pub use given::{CONFIG, Given, Unread, config_directory};
-pub use ground::{ApiServer, Ground, Trust};
+pub use ground::{ApiServer, FACTS_SOCKET, Ground, KUBECONFIG, Trust};
 pub use listen::Listen;
 pub use names::{Fate, INCUMBENTS, KEYS, Name, OURS};
 pub use wants::{Burial, OnNode, StandIn};

@@ -8,8 +8,7 @@ use std::time::Duration;
 /// Locks `file` for this process alone, until it is closed.
 ///
 /// flock(2) knows no deadline, so where somebody else has the lock a thread waits for it that nobody
-/// needs any more when it comes late: the lock belongs to the opened file, which both have, and is gone
-/// with the later of them.
+/// needs any more when it comes late: the lock belongs to the opened file, which both have.
 ///
 /// # Errors
 /// `WouldBlock` when somebody else has it for all of `time`; what the kernel said when there is no lock
@@ -22,7 +21,10 @@ pub fn lock(file: &File, time: Duration) -> Result<(), TryLockError> {
     let waiting = file.try_clone().map_err(TryLockError::Error)?;
     let (tell, told) = mpsc::channel();
     let waits = thread::Builder::new().name("lock".to_owned()).spawn(move || {
-        let _nobody_waits = tell.send(waiting.lock());
+        let outcome = waiting.lock();
+        // Before it is told: who closes the file then has unlocked it.
+        drop(waiting);
+        let _nobody_waits = tell.send(outcome);
     });
     waits.map_err(TryLockError::Error)?;
     told.recv_timeout(time).map_err(|_| TryLockError::WouldBlock)?.map_err(TryLockError::Error)
@@ -31,25 +33,22 @@ pub fn lock(file: &File, time: Duration) -> Result<(), TryLockError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use nix::sys::memfd::{MFdFlags, memfd_create};
+    use std::os::fd::AsRawFd;
     use std::time::Instant;
-
-    /// Its own file, opened anew: a lock is between those who opened it, not between processes.
-    fn opened() -> File {
-        File::open(format!("/proc/{}/ns/uts", std::process::id())).unwrap()
-    }
 
     #[test]
     fn f22_a_lock_is_waited_for_until_there_is_no_more_time() {
-        // Shared by all tests of this process: no other takes it.
-        let (first, second) = (opened(), opened());
-        let long = Duration::from_secs(60);
+        let memory = File::from(memfd_create(c"gybe-lock", MFdFlags::MFD_CLOEXEC).unwrap());
+        // A lock is between those who have opened the file, also of one process.
+        let opened = || File::open(format!("/proc/self/fd/{}", memory.as_raw_fd())).unwrap();
+        let (first, second, third, long) = (opened(), opened(), opened(), Duration::from_secs(60));
         lock(&first, long).unwrap();
         let began = Instant::now();
         let late = lock(&second, Duration::from_millis(20));
-        assert!(matches!(late, Err(TryLockError::WouldBlock)) && began.elapsed() < long, "{late:?}");
-        // Whoever came late and is gone does not keep it from the next.
+        assert!(matches!(late, Err(TryLockError::WouldBlock)), "{late:?}");
+        // Who came late and has gone does not keep it from the next.
         drop(second);
-        let third = opened();
         thread::scope(|scope| {
             let waiting = scope.spawn(|| lock(&third, long));
             drop(first);

@@ -148,6 +148,8 @@ pub struct FactsConf {
 
 /// Where the node agent answers when nobody says otherwise.
 pub const SOCKET: &str = "/run/gybe/facts.sock";
+/// What the socket beside it is called, at which the agent takes log lines.
+pub const LOG_SOCKET: &str = "log.sock";
 
 impl Default for FactsConf {
     fn default() -> Self {
@@ -253,7 +255,7 @@ impl FactsConf {
 
     /// The node agent's other socket, for log lines, which stands beside the one for facts.
     pub fn log_socket(&self) -> Option<PathBuf> {
-        self.socket.as_ref().map(|socket| socket.with_file_name("log.sock"))
+        self.socket.as_ref().map(|socket| socket.with_file_name(LOG_SOCKET))
     }
 }
 

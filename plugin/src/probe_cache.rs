@@ -4,18 +4,22 @@
 use crate::probed::{self, Node};
 use gybe_netfilter::backend::BackendKind;
 use gybe_netfilter::choose::{flawless, suffices};
+use gybe_netfilter::lock::lock;
 use gybe_netfilter::probe::{Capabilities, ProbeError};
 use nix::fcntl::OFlag;
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions, TryLockError};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::mpsc;
-use std::thread;
 use std::time::{Duration, SystemTime};
 
 /// Where a node keeps it: memory that is empty after a boot.
 pub const DIRECTORY: &str = "/run/gybe";
+/// What may be there of it.
+pub const FILES: [&str; 3] = [KEPT, NEW, LOCK];
+const KEPT: &str = "probe.json";
+const NEW: &str = ".probe.json.new";
+const LOCK: &str = "probe.lock";
 
 /// Far more than three backends have to say.
 const MOST: u64 = 64 * 1024;
@@ -144,7 +148,7 @@ impl ProbeCache {
     }
 
     fn file(&self) -> PathBuf {
-        self.directory.join("probe.json")
+        self.directory.join(KEPT)
     }
 
     /// What is kept about this node.
@@ -165,7 +169,7 @@ impl ProbeCache {
 
     /// Written beside it and put in its place, so that nobody reads a part; readable for everybody.
     fn keep(&self, text: &str) -> io::Result<()> {
-        let new = self.directory.join(".probe.json.new");
+        let new = self.directory.join(NEW);
         let mut file =
             at_once(OpenOptions::new().write(true).create(true).truncate(true).mode(0o644)).open(&new)?;
         file.set_permissions(Permissions::from_mode(0o644))?;
@@ -179,20 +183,11 @@ impl ProbeCache {
             Ok(file) => file,
             Err(why) => return Ok(Err(why)),
         };
-        match file.try_lock() {
-            Ok(()) => return Ok(Ok(file)),
-            Err(TryLockError::Error(why)) => return Ok(Err(why)),
-            Err(TryLockError::WouldBlock) => {}
+        match lock(&file, PATIENCE) {
+            Ok(()) => Ok(Ok(file)),
+            Err(TryLockError::WouldBlock) => Err(LearnError::Busy(PATIENCE)),
+            Err(TryLockError::Error(why)) => Ok(Err(why)),
         }
-        // Waiting has no deadline of its own, so somebody else waits: a thread that nobody needs any
-        // more when it is late. The lock belongs to the opened file, which both have.
-        let waiting = match file.try_clone() {
-            Ok(waiting) => waiting,
-            Err(why) => return Ok(Err(why)),
-        };
-        let (tell, told) = mpsc::channel();
-        thread::spawn(move || waiting.lock().is_ok_and(|()| tell.send(()).is_ok()));
-        told.recv_timeout(PATIENCE).map_err(|_| LearnError::Busy(PATIENCE)).map(|()| Ok(file))
     }
 
     fn lock_file(&self) -> io::Result<File> {
@@ -200,7 +195,7 @@ impl ProbeCache {
             Err(why) if why.kind() != io::ErrorKind::AlreadyExists => return Err(why),
             _ => {}
         }
-        let path = self.directory.join("probe.lock");
+        let path = self.directory.join(LOCK);
         at_once(OpenOptions::new().write(true).create(true).truncate(false).mode(0o600)).open(path)
     }
 }

@@ -4,7 +4,7 @@
 //! the programs. A sandbox that was being made when the entry went is in no cache yet, and its DEL will
 //! ask for the plugin. `gybe` itself goes last, so that there is something to call again.
 
-use super::{foreseen, rest, settle};
+use super::{Elsewhere, foreseen, rest, settle};
 use crate::image::{Image, OTHER_NAMES, TOOL, every_name};
 use crate::install::change::Change;
 use crate::install::conflist::{Chain, ISTIO};
@@ -14,15 +14,13 @@ use crate::install::plan::Plan;
 use crate::install::seen::{Cached, FileName, Hash, Hashes, Interest, Places, SeenProgram, Snapshot, look};
 use crate::install::wanted::{Leave, Place, Program, PutBack, Trial, Wanted};
 use crate::install::{Memory, Pass, pass, seen};
+use crate::node::stand_in::ours;
 use crate::settings::PLUGIN;
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
-use std::fs;
+use std::fs::{self, File};
 use std::path::Path;
 use std::time::{Duration, SystemTime};
-
-/// Ours is two megabytes, and ten times that when it is built to be debugged.
-const LARGEST: u64 = 64 << 20;
 
 /// What an uninstall came to.
 #[derive(Debug)]
@@ -31,6 +29,8 @@ pub struct Out {
     pub passes: Vec<Pass>,
     /// What has to stay.
     pub stays: Vec<Stays>,
+    /// What was not looked after: it stands in directories of another kind of node.
+    pub elsewhere: Elsewhere,
 }
 
 /// A program that has to stay.
@@ -69,13 +69,13 @@ impl Out {
     /// Whether no file names the plugin any more, or would have to be changed.
     #[must_use]
     pub fn is_out(&self) -> bool {
-        self.passes.last().is_some_and(|pass| conf_is_clean(&pass.left))
+        self.passes.last().is_some_and(|pass| conf_is_clean(&pass.left)) && self.elsewhere.conf.is_empty()
     }
 
     /// Whether nothing is left to do.
     #[must_use]
     pub fn is_finished(&self) -> bool {
-        self.is_out() && self.stays.is_empty()
+        self.is_out() && self.stays.is_empty() && self.elsewhere.is_nothing()
     }
 }
 
@@ -118,29 +118,19 @@ fn tombstones(places: &Places, image: impl FnOnce() -> Option<Image>) -> Vec<Pro
     let is_there = places.programs.join(PLUGIN).symlink_metadata().is_ok();
     let of_image =
         || image()?.programs(&BTreeSet::new()).into_iter().find(|it| it.name.as_os_str() == PLUGIN);
-    let plugin = placed(places, PLUGIN, Place::Always).or_else(|| is_there.then(of_image).flatten());
-    let stand_in = placed(places, ISTIO, Place::IfAbsent).or_else(|| {
-        let (name, source) = (FileName::new(ISTIO).ok()?, places.programs.join(ISTIO));
-        let hash = Hash::of(b"nobody's program");
-        Some(Program { name, source, hash, trial: Trial::CniVersion, place: Place::IfAbsent })
-    });
-    plugin.into_iter().chain(stand_in).collect()
-}
-
-/// Our plugin as it stands there under that name. Under its own nothing else stands; under istio-cni's
-/// it is told from theirs by its own name, which no other program has inside.
-fn placed(places: &Places, name: &str, place: Place) -> Option<Program> {
-    let source = places.programs.join(name);
-    // Theirs is a hundred megabytes, and need not be read.
-    let small = source.symlink_metadata().is_ok_and(|meta| meta.is_file() && meta.len() <= LARGEST);
-    let bytes = small.then(|| fs::read(&source).ok()).flatten()?;
-    let is_ours = name == PLUGIN || bytes.windows(PLUGIN.len()).any(|window| window == PLUGIN.as_bytes());
-    let name = FileName::new(name).ok().filter(|_| is_ours)?;
-    Some(Program { name, source, hash: Hash::of(&bytes), trial: Trial::CniVersion, place })
+    let as_it_is = |name: &str, hash, place| {
+        let (name, source) = (FileName::new(name).ok()?, places.programs.join(name));
+        Some(Program { name, source, hash, trial: Trial::CniVersion, place })
+    };
+    let hash = File::open(places.programs.join(PLUGIN)).and_then(Hash::of_all).ok();
+    let plugin = hash.and_then(|hash| as_it_is(PLUGIN, hash, Place::Always));
+    let plugin = plugin.or_else(|| is_there.then(of_image).flatten());
+    let stand_in = ours(&places.programs).unwrap_or_else(|| Hash::of(b"nobody's program"));
+    plugin.into_iter().chain(as_it_is(ISTIO, stand_in, Place::IfAbsent)).collect()
 }
 
 /// A pinned file may have any name, and an operator need not remember it.
-fn of_any_name(conf: &Path) -> Option<FileName> {
+pub(super) fn of_any_name(conf: &Path) -> Option<FileName> {
     let entries = fs::read_dir(conf).ok()?.flatten();
     let names = entries.filter_map(|entry| FileName::new(entry.file_name()).ok());
     let mut odd = names.filter(|name| Form::of(name.as_os_str()).is_none() && !name.ends_in(seen::ORIGINAL));
@@ -163,11 +153,11 @@ impl Out {
         foreseen(places, &Wanted::Left(leave.clone()))
     }
 
-    /// Leaves as far as can be now.
+    /// Leaves as far as can be now; the host's root is seen at `root`.
     ///
     /// # Errors
     /// When another gybe is at it.
-    pub fn now(places: &Places, leave: &Leave) -> Result<Self, Busy> {
+    pub fn now(places: &Places, leave: &Leave, root: &Path) -> Result<Self, Busy> {
         // It may take several passes until the conf is without us, and no program goes in any of them.
         let first = settle(places, &Wanted::Left(Leave { rests: true, ..leave.clone() }))?;
         let clean = conf_is_clean(&first.left);
@@ -180,7 +170,8 @@ impl Out {
         }
         let seen = look(places, &interest(), &mut Hashes::default());
         let clean = passes.last().is_some_and(|pass| conf_is_clean(&pass.left));
-        Ok(Self { passes, stays: stays(&seen, leave, (clean, resting())) })
+        let stays = stays(&seen, leave, (clean, resting()));
+        Ok(Self { passes, stays, elsewhere: Elsewhere::than(places, root) })
     }
 }
 

@@ -4,8 +4,7 @@ use super::answer::{Answer, Failure, Hinted};
 use super::init::Surroundings;
 use crate::image::Image;
 use crate::kube::{Cluster, SERVICE_ACCOUNT, ServiceAccount, WatchedPods};
-use crate::node::{self, Agent, Home, Keeping, NodeError, Pods, PodsFrom, REST};
-use crate::settings::{Given, Settings};
+use crate::node::{self, Agent, Following, Home, Keeping, NodeError, Pods, PodsFrom, REST};
 use clap::Args;
 use gybe_plugin::conf::SOCKET;
 use gybe_plugin::probe_cache::ProbeCache;
@@ -57,7 +56,7 @@ impl NodeArgs {
     fn facts(&self, keeping: Option<&Keeping>) -> Result<PathBuf, Failure> {
         match (keeping, &self.socket) {
             (None, socket) => Ok(socket.clone().unwrap_or_else(|| SOCKET.into())),
-            (Some(keeping), None) => Ok(keeping.settings.1.ground.facts_socket()),
+            (Some(keeping), None) => Ok(keeping.settings.ground().facts_socket()),
             (Some(_), Some(_)) => Err(Failure::new("--socket is for an agent that only tells about pods")
                 .hinting(Some("set CNI_AGENT_RUN_DIR: the entry names the socket there".to_owned()))),
         }
@@ -120,16 +119,15 @@ impl Hinted for NodeError {
     }
 }
 
-/// What it takes to keep the node. Whatever is wrong with the settings is told at once, and nothing is
-/// done to the node by half of them.
+/// What it takes to keep the node. Whatever is wrong with the environment is told at once, and nothing is
+/// done to the node by half of it.
 fn keeping(surroundings: &Surroundings) -> Result<Keeping, Failure> {
     let cannot = "the node agent cannot start";
     let environment = surroundings.environment.clone().into_iter().collect();
-    let given = Given::gather(environment).map_err(|why| Failure::because(cannot, why))?;
-    let settings = Settings::read(&given).map_err(|why| Failure::because(cannot, why))?;
+    let settings = Following::start(environment).map_err(|why| Failure::because(cannot, why))?;
     let hint = "let GYBE_PROGRAMS_DIR be the directory of the image that has gybe and gybe-cni";
-    let image = Image::look(&settings.ground.image)
+    let image = Image::look(&settings.ground().image)
         .map_err(|why| Failure::because(cannot, why).hinting(Some(hint.to_owned())))?;
-    let probe = ProbeCache::at(&settings.ground.probe);
-    Ok(Keeping { settings: (given, settings), image, probe, rest: REST })
+    let probe = ProbeCache::at(&settings.ground().probe);
+    Ok(Keeping { settings, image, probe, rest: REST })
 }

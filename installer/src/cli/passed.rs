@@ -20,7 +20,7 @@ pub(super) fn foreseen(plan: &Plan) -> Answer {
 
 /// What was done, what failed and what is left.
 pub(super) fn passed(pass: &Pass) -> (String, Value) {
-    let failed: Vec<String> = pass.performed.failed.iter().map(told).collect();
+    let failed: Vec<String> = pass.performed.failed.iter().map(|failed| told(&failed.why)).collect();
     let (planned, done) = (pass.plan.changes.len(), pass.performed.done);
     let all = lines(pass.plan.changes.iter().map(ToString::to_string));
     let taken = match (planned, done) {

@@ -4,10 +4,11 @@ use super::answer::{Answer, Exit, Failure};
 use super::directories::DirectoriesArg;
 use super::install::image;
 use super::passed;
-use crate::by_hand::{self, Out, Stays};
+use crate::by_hand::{self, Elsewhere, Out, Stays};
 use crate::doctor::sight::ask_agent;
 use crate::install::seen::{FileName, Places};
 use crate::install::wanted::{Leave, PutBack};
+use crate::settings::FACTS_SOCKET;
 use clap::Args;
 use gybe_plugin::probe_cache::DIRECTORY;
 use serde_json::{Value, json};
@@ -41,16 +42,18 @@ impl UninstallArgs {
     pub(super) fn run(&self) -> Result<Answer, Failure> {
         let places = self.directories.places();
         let leave = self.leave(&places)?;
-        let notes = self.notes();
+        let (root, mut notes) = (self.directories.root(), self.notes());
         if self.dry_run {
+            notes.extend(Elsewhere::than(&places, root).note());
             return Ok(passed::foreseen(&Out::foreseen(&places, &leave)).noting(notes));
         }
-        let out = Out::now(&places, &leave).map_err(|why| Failure::hinted("cannot uninstall", why))?;
+        let out = Out::now(&places, &leave, root).map_err(|why| Failure::hinted("cannot uninstall", why))?;
         let kept = match out.is_out() {
             true => by_hand::forget_run_directory(&self.run_dir, out.is_finished()),
             false => Vec::new(),
         };
         let kept = kept.iter().map(|(path, why)| format!("note: {} stays: {why}", path.display()));
+        let kept = kept.chain(out.elsewhere.note());
         let exit = if out.is_out() { Exit::Yes } else { Exit::No };
         let json = as_json(&out);
         Ok(Answer { text: text(&out), json, exit, notes: notes.into_iter().chain(kept).collect() })
@@ -66,10 +69,11 @@ impl UninstallArgs {
 
     /// An agent that lives writes its entry again.
     fn notes(&self) -> Vec<String> {
-        let agent = ask_agent(&self.run_dir.join("facts.sock"));
+        let agent = ask_agent(&self.run_dir.join(FACTS_SOCKET));
         let alive = agent.fault.is_none();
-        let note = "note: the node agent runs here and will put its entry back: set mode: leave in the ConfigMap \
-                    gybe-config, or delete the DaemonSet gybe-node";
+        // Its socket does not say what it is told to do.
+        let note = "note: the node agent runs here, and puts its entry back unless the ConfigMap gybe-config says \
+                    mode: leave: set that, or delete the DaemonSet gybe-node";
         alive.then(|| note.to_owned()).into_iter().collect()
     }
 }
@@ -80,6 +84,7 @@ fn text(out: &Out) -> String {
     let stays = out.stays.iter().map(|Stays { program, until }| format!("{program} stays {until}\n"));
     let end = match (out.is_finished(), out.is_out()) {
         (true, _) => "finished: nothing of gybe is left\n",
+        (false, true) if out.stays.is_empty() => "not finished: something of gybe is in other directories\n",
         (false, true) => "no conf file names gybe-cni; to finish, run gybe uninstall again then\n",
         (false, false) => "not out: a conf file still names gybe-cni\n",
     };
@@ -95,6 +100,7 @@ fn as_json(out: &Out) -> Value {
     json!({
         "out": out.is_out(),
         "finished": out.is_finished(),
+        "elsewhere": { "conf": out.elsewhere.conf, "programs": out.elsewhere.programs },
         "stays": stays.collect::<Vec<_>>(),
         "passes": out.passes.iter().map(|pass| passed::passed(pass).1).collect::<Vec<_>>(),
     })

@@ -5,12 +5,14 @@ mod runtimes;
 mod sockets;
 
 pub use mounts::{Room, Space};
+use runtimes::Ask;
 pub use runtimes::{RuntimeSeen, Watches};
 pub(crate) use sockets::ask as ask_agent;
 pub use sockets::{AgentSeen, LogSocketSeen};
 
 use super::chain::Ours;
 use super::entry;
+use crate::errno::errno;
 use crate::image::every_name;
 use crate::install::perform::{TrialError, try_program};
 use crate::install::seen::{Hash, Hashes, Interest, Places, Snapshot, look};
@@ -88,7 +90,9 @@ pub enum Guard {
 #[must_use]
 pub fn see(ground: Ground) -> Sight {
     let snapshot = look(&ground.places, &Interest::in_programs(every_name()), &mut Hashes::default());
-    let conf = entry::conf(&Ours::find(&snapshot.conf));
+    let ours = Ours::find(&snapshot.conf);
+    let conf = entry::conf(&ours);
+    let ask = if ours.dropped_in.is_empty() { Ask::Nothing } else { Ask::DropIns };
     let directories =
         [("conf", &ground.places.conf), ("program", &ground.places.programs), ("run", &ground.run)];
     let plugin = ground.places.programs.join(PLUGIN);
@@ -104,7 +108,7 @@ pub fn see(ground: Ground) -> Sight {
         no_kubeconfig: conf.as_ref().and_then(unreadable),
         found: found(&ground.run),
         watch: Watch::new([ground.places.conf.clone()]).mode(),
-        runtimes: runtimes::running(&ground.root.join("proc"), &ground.places.conf),
+        runtimes: runtimes::running(&ground.root.join("proc"), &ground.places.conf, ask),
         guard: guard(),
         of_istio: of_istio(&ground),
         snapshot,
@@ -126,7 +130,7 @@ fn is_another(one: &Path, other: &Path) -> bool {
 fn unreadable(conf: &PluginConf) -> Option<(PathBuf, Errno)> {
     let path = conf.facts.kubeconfig.as_ref()?;
     let why = fs::File::open(path).err()?;
-    Some((path.clone(), Errno::from_raw(why.raw_os_error().unwrap_or_default())))
+    Some((path.clone(), errno(&why)))
 }
 
 fn found(run: &Path) -> Option<Found> {

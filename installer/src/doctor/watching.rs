@@ -39,7 +39,7 @@ fn own(sight: &Sight) -> Option<Finding> {
     }
 }
 
-fn of_runtime(RuntimeSeen { name, pid, watches }: &RuntimeSeen) -> Finding {
+fn of_runtime(RuntimeSeen { name, pid, watches, .. }: &RuntimeSeen) -> Finding {
     match watches {
         Watches::ConfDirectory => {
             Finding::well(About::Watching, format!("{name} (process {pid}) watches the conf directory"))

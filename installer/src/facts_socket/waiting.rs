@@ -40,8 +40,8 @@ struct Queue {
 }
 
 impl Desk<'_, '_> {
-    /// Has an errand done in its turn. Where nobody can do it, the caller is told so, or hung up on where
-    /// the kernel has no thread, and asks again.
+    /// Has an errand done in its turn. Where nobody will do it, the caller is told so, or hung up on where
+    /// the kernel has no thread at all, and asks again.
     pub(super) fn wait(&self, errand: Errand) {
         let mut queue = self.waiting.lock();
         if queue.errands.len() >= BEHIND {
@@ -55,7 +55,9 @@ impl Desk<'_, '_> {
             match thread::Builder::new().spawn_scoped(self.scope, move || desk.perform_all()) {
                 Ok(_) => queue.threads += 1,
                 Err(why) => {
-                    queue.errands.pop_back();
+                    if queue.threads == 0 {
+                        queue.errands.clear();
+                    }
                     let more = json!({ "why": why.to_string() });
                     self.journal.tell("error", "gybe node: there is no thread for a caller", more);
                 }

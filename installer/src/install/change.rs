@@ -17,8 +17,6 @@ pub enum Change {
     Place {
         /// Which, from where.
         program: Program,
-        /// Whether one of that name already serves: then failing to replace it stops nothing else.
-        over: Over,
     },
     /// Take a program away.
     Unplace(FileName),
@@ -67,15 +65,6 @@ pub enum Change {
     Sweep(Directory),
 }
 
-/// Whether a program is there already.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Over {
-    /// Nothing serves under that name.
-    Nothing,
-    /// Something does.
-    Another,
-}
-
 /// Mode and owners of a file to be written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NewAccess {
@@ -106,7 +95,7 @@ impl Change {
 impl fmt::Display for Change {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Place { program, .. } => write!(f, "place program {}", program.name),
+            Self::Place { program } => write!(f, "place program {}", program.name),
             Self::Unplace(name) => write!(f, "remove program {name}"),
             Self::Write { file, .. } => write!(f, "write {file}"),
             Self::Move { from, to, .. } => write!(f, "rename {from} to {to}"),
@@ -126,8 +115,8 @@ pub enum Problem {
     /// It is not there.
     #[error("there is no {0} directory")]
     Missing(Directory),
-    /// It was removed under us, and perhaps made again.
-    #[error("the {0} directory was deleted on the host while this process held it")]
+    /// It was removed or renamed under us, and perhaps made again.
+    #[error("the {0} directory was deleted on the host, or renamed, while this process held it")]
     Deleted(Directory),
     /// It cannot be read.
     #[error("the {0} directory cannot be read: {why}", why = .1.desc())]
@@ -141,7 +130,23 @@ pub enum Problem {
     /// Somebody else's broken file.
     #[error(transparent)]
     Broken(Broken),
-    /// The pinned file is not the one the runtime takes.
+    /// A runtime reads it, whatever its size, and would take it (Go's `os.ReadFile` has no limit).
+    #[error("{file} is {length} bytes long, too many to be read here, and the runtime may take it")]
+    TooLarge {
+        /// Which.
+        file: FileName,
+        /// Bytes.
+        length: u64,
+    },
+    /// Of the primary's plugins none is where ours are.
+    #[error("of the plugins of {file} ({}) none is in the program directory", .plugins.join(", "))]
+    Alone {
+        /// The primary's file.
+        file: FileName,
+        /// Its plugins.
+        plugins: Vec<String>,
+    },
+    /// The pinned file is not the one the runtime takes: its pods never meet us.
     #[error("the runtime takes {by}, not {file}")]
     Preempted {
         /// The pinned one.
@@ -172,6 +177,12 @@ pub enum Problem {
     /// The primary's network has no directory of its own.
     #[error("the network of {0} takes no drop-in files")]
     NoDropIns(FileName),
+    /// An older runtime passes over a drop-in without a word.
+    #[error(
+        "whether the runtime reads {0}/{DROP_IN} cannot be seen from here: libcni 1.3 does (containerd 2.1, CRI-O \
+         1.34), an older one starts pods without it"
+    )]
+    UnseenDropIn(FileName),
     /// Going back to nothing.
     #[error("istio-cni's entry in {0} does not come back: its program is gone")]
     IstioGone(FileName),
@@ -184,7 +195,7 @@ impl Problem {
     /// Whether pods are not redirected, or we are not out, because of it.
     #[must_use]
     pub fn blocks(&self) -> bool {
-        !matches!(self, Self::Broken(_) | Self::Preempted { .. } | Self::IstioGone(_))
+        !matches!(self, Self::Broken(_) | Self::Alone { .. } | Self::UnseenDropIn(_) | Self::IstioGone(_))
     }
 
     /// In which directory it stands in the way.
@@ -215,18 +226,33 @@ impl Problem {
             Self::Broken(_) => {
                 "containerd loads nothing while it is there; remove it, or let its owner write it again"
             }
-            Self::Link(_) => "use drop-in mode, or let CNI_CONF_NAME name a file",
+            Self::TooLarge { .. } => {
+                "conf files have some kilobytes: remove it, or let its owner write it again"
+            }
+            Self::Alone { .. } => {
+                "let the DaemonSet's mount cni-bin, or --bin-dir, be where the container runtime looks for \
+                 plugins; nothing is wrong where it looks in several directories, and this is one of them"
+            }
+            Self::Preempted { .. } => {
+                "unset CNI_CONF_NAME (conf_name), to follow the runtime's choice, or let it name that file"
+            }
+            Self::Link(_) => {
+                "let CNI_CONF_NAME name a file, or use drop-in mode, where the runtime reads drop-ins \
+                 (containerd 2.1, CRI-O 1.34)"
+            }
             Self::NotOurs(_) => "let CNI_CONF_NAME name another file",
             Self::Unchangeable { why: ConflistError::Ambient, .. } => {
                 "Gybe serves sidecars only; keep istio-cni on nodes with ambient pods"
             }
             Self::Unchangeable { why: ConflistError::NoPlugins, .. } => {
-                "drop-in mode does not need a list in the file"
+                "drop-in mode does not need a list in the file, and needs a runtime that reads drop-ins \
+                 (containerd 2.1, CRI-O 1.34)"
             }
             Self::IstioLives(_) => {
                 "remove the DaemonSet istio-cni-node, or set take_over: now (--take-over now)"
             }
             Self::NoDropIns(_) => "use chained mode",
+            Self::UnseenDropIn(_) => "gybe doctor on the node tells; chained mode works with every runtime",
             Self::StillNamed(..) => "take the entry out by hand; the plugin stays there until then",
             _ => return None,
         })

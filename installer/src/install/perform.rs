@@ -19,7 +19,7 @@ use nix::sys::stat::Mode;
 pub use error::PerformError;
 pub use trial::{TrialError, run as try_program};
 
-use super::change::{Change, Over};
+use super::change::Change;
 use super::directory::Directory;
 use super::seen::Places;
 use file::Folder;
@@ -30,11 +30,29 @@ pub struct Performed {
     /// Steps taken.
     pub done: usize,
     /// What failed; all but the last stopped nothing.
-    pub failed: Vec<PerformError>,
+    pub failed: Vec<Failed>,
+}
+
+/// A step that failed, and why.
+#[derive(Debug, Clone)]
+pub struct Failed {
+    /// The step.
+    pub change: Change,
+    /// Why.
+    pub why: PerformError,
+}
+
+impl Failed {
+    /// Whether somebody else was faster, and nothing was refused.
+    #[must_use]
+    pub fn is_overtaken(&self) -> bool {
+        matches!(self.why, PerformError::Overtaken { .. })
+    }
 }
 
 /// Takes the steps in their order, up to the first that fails. Only a program that could not replace
-/// one that serves stops nothing: the chain matters more than the newest version.
+/// one that works stops nothing: the chain matters more than the newest version, and a chain that
+/// names a program which does not run refuses every pod.
 #[must_use]
 pub fn perform(changes: &[Change], places: &Places) -> Performed {
     let mut performed = Performed::default();
@@ -42,8 +60,8 @@ pub fn perform(changes: &[Change], places: &Places) -> Performed {
         match step(change, places) {
             Ok(()) => performed.done += 1,
             Err(why) => {
-                performed.failed.push(why);
-                if !matches!(change, Change::Place { over: Over::Another, .. }) {
+                performed.failed.push(Failed { change: change.clone(), why });
+                if !works_without(change, places) {
                     break;
                 }
             }
@@ -54,14 +72,14 @@ pub fn perform(changes: &[Change], places: &Places) -> Performed {
 
 /// Whether what stands in a program's place, of whatever version, runs here.
 pub(super) fn works_without(change: &Change, places: &Places) -> bool {
-    let Change::Place { program, .. } = change else { return false };
+    let Change::Place { program } = change else { return false };
     try_program(&places.programs.join(program.name.as_os_str()), program.trial).is_ok()
 }
 
 fn step(change: &Change, places: &Places) -> Result<(), PerformError> {
     let conf = || Folder::open(&places.conf);
     match change {
-        Change::Place { program, .. } => programs::place(&Folder::open(&places.programs)?, program),
+        Change::Place { program } => programs::place(&Folder::open(&places.programs)?, program),
         Change::Unplace(name) => Folder::open(&places.programs)?.unlink(name.as_os_str()),
         Change::Write { file, bytes, access, instead_of } => {
             conf::write(&conf()?, file, (bytes, *access), instead_of.as_deref())

@@ -11,6 +11,8 @@ mod programs;
 mod standalone;
 mod target;
 
+pub(crate) use target::alone;
+
 use super::change::{Change, Problem};
 use super::directory::Directory;
 use super::seen::{FileName, Snapshot, Standing};
@@ -72,6 +74,9 @@ fn into(seen: &Snapshot, install: &Install, plan: &mut Plan) {
         Shape::Standalone { file } => standalone::put(seen, install, file, plan),
         Shape::DropIn => drop_in::put(seen, install, plan),
     };
+    if !matches!(install.shape, Shape::Standalone { .. }) {
+        plan.problems.extend(alone(seen, install.entry.plugin()));
+    }
     // While it is not known where the entry belongs, it stays wherever it is.
     let Some(kept) = kept else { return };
     let out = out::Out { seen, plugin: install.entry.plugin(), put_back: PutBack::Nothing, stand_ins: &[] };

@@ -2,6 +2,7 @@
 
 pub mod cached;
 mod files;
+pub mod mounted;
 pub mod name;
 pub mod programs;
 
@@ -84,8 +85,8 @@ pub enum Standing {
     There,
     /// Nothing of that name.
     Missing,
-    /// We hold a directory that was deleted: the host has another of the same name, or none. Only
-    /// mounting again, so a restart of the pod, brings it back.
+    /// We hold a directory that was deleted or renamed: the host has another of the same name, or none.
+    /// Only mounting again, so a restart of the pod, brings it back.
     Deleted,
     /// It cannot be read.
     Refused(Errno),
@@ -104,15 +105,29 @@ pub struct ConfDirectory {
     pub litter: bool,
 }
 
+impl ConfDirectory {
+    fn not_there(standing: Standing) -> Self {
+        Self { standing, files: BTreeMap::new(), networks: BTreeMap::new(), litter: false }
+    }
+}
+
 /// The directory of plugins.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProgramDirectory {
     /// Whether it is there.
     pub standing: Standing,
+    /// The names of all that is there.
+    pub names: BTreeSet<FileName>,
     /// The programs asked for, if there.
     pub files: BTreeMap<FileName, SeenProgram>,
     /// Whether a dead run left its temporary file.
     pub litter: bool,
+}
+
+impl ProgramDirectory {
+    fn not_there(standing: Standing) -> Self {
+        Self { standing, names: BTreeSet::new(), files: BTreeMap::new(), litter: false }
+    }
 }
 
 /// A conf file.

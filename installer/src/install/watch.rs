@@ -64,6 +64,15 @@ impl Watch {
         self.armed.mode
     }
 
+    /// From now on these directories, where they are others than before. To be called before a look, not
+    /// after: what changed until then is not told.
+    pub fn turn_to(&mut self, paths: Vec<PathBuf>) {
+        if self.paths != paths {
+            self.paths = paths;
+            self.arm();
+        }
+    }
+
     /// Waits for a change, for `call` to become readable, or for the time to be up.
     pub fn wait(&mut self, at_most: Duration, call: Option<BorrowedFd<'_>>) -> Woken {
         let until = Instant::now() + at_most;
@@ -91,6 +100,10 @@ impl Watch {
         if self.armed.mode == WatchMode::Told && self.armed.standing == standing(&self.paths) {
             return;
         }
+        self.arm();
+    }
+
+    fn arm(&mut self) {
         // The old one first: instances are what there may be too few of.
         self.armed.inotify = None;
         self.armed = Armed::now(&self.paths);

@@ -11,6 +11,9 @@ const LONGEST: Duration = Duration::from_secs(30);
 /// longer misses that the server is back.
 const OBEYED: Duration = Duration::from_secs(60);
 
+/// A watch that was open for less did not go well, however it ended.
+const STEADY: Duration = Duration::from_secs(5);
+
 /// How often in a row it went wrong.
 #[derive(Debug, Default)]
 pub(super) struct Backoff {
@@ -18,9 +21,12 @@ pub(super) struct Backoff {
 }
 
 impl Backoff {
-    /// It went well.
-    pub(super) fn reset(&mut self) {
-        self.failures = 0;
+    /// A watch has ended that was open for so long, or was never opened: however long that took to be
+    /// refused, it did not go well.
+    pub(super) fn ended(&mut self, open: Option<Duration>) {
+        if open.is_some_and(|open| open >= STEADY) {
+            self.failures = 0;
+        }
     }
 
     /// How often it went wrong since it last went well.
@@ -56,7 +62,11 @@ mod tests {
             let (wait, whole) = (backoff.next(None), FIRST * 2u32.pow(failure.min(8)));
             assert!(wait >= whole.min(LONGEST) / 2 && wait <= whole.min(LONGEST), "{failure}: {wait:?}");
         }
-        backoff.reset();
+        for open in [None, Some(Duration::ZERO), Some(Duration::from_millis(4_999))] {
+            backoff.ended(open);
+            assert!(backoff.failures() >= 40, "{open:?} is no success");
+        }
+        backoff.ended(Some(STEADY));
         assert!(backoff.next(None) <= FIRST);
     }
 

@@ -29,8 +29,6 @@ const SPREAD: f64 = 50.0;
 const GRACE: Duration = Duration::from_secs(10);
 /// Until more of a list comes.
 const MORE: Duration = Duration::from_secs(30);
-/// A watch that lived shorter did not go well, however it ended.
-const STEADY: Duration = Duration::from_secs(5);
 /// After so many failures in a row the list is begun anew: a server that was restored from a backup
 /// knows no version of ours, and need not say so.
 const BEGIN_ANEW: u32 = 5;
@@ -50,11 +48,9 @@ impl Watch {
     pub(super) async fn run(self) -> Infallible {
         let (mut backoff, mut version) = (Backoff::default(), None);
         loop {
-            let began = Instant::now();
-            let fault = self.live(&mut version).await.err();
-            if began.elapsed() >= STEADY {
-                backoff.reset();
-            }
+            let mut opened = None;
+            let fault = self.live(&mut version, &mut opened).await.err();
+            backoff.ended(opened.map(|at: Instant| at.elapsed()));
             let wait = backoff.next(fault.as_ref().and_then(ApiError::retry_after));
             if let Some(fault) = &fault {
                 self.lose(fault, wait);
@@ -77,8 +73,9 @@ impl Watch {
         }
     }
 
-    /// One life of the watch, with a list before it where there is no version to go on from.
-    async fn live(&self, version: &mut Option<String>) -> Result<(), ApiError> {
+    /// One life of the watch, with a list before it where there is no version to go on from; tells when
+    /// it was opened, if it was.
+    async fn live(&self, version: &mut Option<String>, opened: &mut Option<Instant>) -> Result<(), ApiError> {
         let from = match version {
             Some(version) => version.clone(),
             None => version.insert(self.list().await?).clone(),
@@ -87,6 +84,7 @@ impl Watch {
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "some hundred seconds")]
         let request = pods::watch(&self.node, &from, seconds as u32)?;
         let answer = self.client.send(request.map(Body::from)).await?;
+        *opened = Some(Instant::now());
         if self.known.open() {
             self.journal.tell("info", "gybe node: pods are watched again", json!({}));
         }

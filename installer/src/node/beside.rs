@@ -8,8 +8,10 @@ use super::daemonset::DaemonSet;
 use super::healing::{Around, Healing, Keeping};
 use super::label::{Home, Label};
 use super::page::Page;
+use super::sockets::Unserved;
 use super::view::View;
 use super::{Journal, NodeError, health, http, metrics};
+use crate::errno::errno;
 use crate::kube::Fate;
 use crate::settings::Ground;
 use serde_json::json;
@@ -23,6 +25,7 @@ use tokio::sync::oneshot;
 pub(super) struct Beside<'a> {
     pub(super) pods: &'a Asked<'a>,
     pub(super) calls: &'a Calls,
+    pub(super) unserved: &'a Unserved,
     pub(super) journal: &'a Journal,
     pub(super) home: Option<Home>,
 }
@@ -34,14 +37,15 @@ impl Beside<'_> {
         keeping: Keeping,
         serving: impl FnOnce() -> Result<(), NodeError>,
     ) -> Result<(), NodeError> {
-        let wait = |what| move |why: std::io::Error| NodeError::Wait { what, source: super::errno(&why) };
+        let wait = |what| move |why: std::io::Error| NodeError::Wait { what, source: errno(&why) };
         let (stop, running) = pipe().map_err(wait("the end"))?;
         let (bulletin, label) = (Bulletin::default(), Label::default());
-        let ground = keeping.settings.1.ground.clone();
+        let ground = keeping.settings.ground().clone();
         let set = DaemonSet::new(self.home.as_ref(), &ground.namespace);
         let (end_http, http_ends) = oneshot::channel();
         let around = Around {
             pods: self.pods,
+            calls: self.calls,
             journal: self.journal,
             bulletin: &bulletin,
             label: self.home.as_ref().map(|_| &label),
@@ -70,7 +74,8 @@ impl Beside<'_> {
     }
 
     fn http(&self, ground: &Ground, bulletin: &Bulletin, ends: oneshot::Receiver<()>) {
-        let view = View { bulletin, pods: self.pods, calls: self.calls, started: Instant::now() };
+        let (pods, calls, unserved) = (self.pods, self.calls, self.unserved);
+        let view = View { bulletin, pods, calls, unserved, started: Instant::now() };
         let health = |path: &str| health::page(path, &view.look()).unwrap_or_else(Page::unknown);
         let numbers = |path: &str| match path {
             "/metrics" => Page::metrics(metrics::text(&view.look())),

@@ -3,10 +3,12 @@
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
 
 /// Of everything that can stand in a line, only these words become a label: whoever could write there
 /// must not be able to make a metric for each pod.
-const VERBS: [&str; 5] = ["ADD", "CHECK", "DEL", "GC", "STATUS"];
+const VERBS: [&str; 5] = [ADD, "CHECK", "DEL", "GC", "STATUS"];
+const ADD: &str = "ADD";
 const DECISIONS: [&str; 4] = ["redirect", "leave alone", "nothing", "error"];
 /// A phase, and the field of its microseconds.
 const PHASES: [(&str, &str); 3] = [("all", "took_us"), ("facts", "facts_us"), ("rules", "rules_us")];
@@ -17,7 +19,13 @@ pub(crate) const BOUNDS: [u64; 12] =
 
 /// All calls that were heard of.
 #[derive(Debug, Default)]
-pub(crate) struct Calls(Mutex<Counted>);
+pub(crate) struct Calls(Mutex<Heard>);
+
+#[derive(Debug, Default)]
+struct Heard {
+    counted: Counted,
+    last_add: Option<Instant>,
+}
 
 /// Counters and histograms.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -49,7 +57,11 @@ impl Calls {
         let (Some(verb), Some(decision)) = (known("verb", &VERBS), known("decision", &DECISIONS)) else {
             return;
         };
-        let mut counted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut heard = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if verb == ADD {
+            heard.last_add = Some(Instant::now());
+        }
+        let counted = &mut heard.counted;
         *counted.calls.entry((verb, decision)).or_default() += 1;
         for (phase, field) in PHASES {
             if let Some(took) = line.get(field).and_then(Value::as_u64) {
@@ -59,7 +71,12 @@ impl Calls {
     }
 
     pub(crate) fn read(&self) -> Counted {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).counted.clone()
+    }
+
+    /// Whether an ADD has ended after that.
+    pub(crate) fn added_after(&self, then: Instant) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).last_add.is_some_and(|last| last > then)
     }
 }
 

@@ -13,6 +13,9 @@ use std::time::SystemTime;
 /// No token, and no bundle of certificates, is as long.
 const LONGEST: u64 = 1 << 20;
 
+/// What it is called until it is whole; a run that was cut off leaves it, with a token in it.
+pub(crate) const KUBECONFIG_NEW: &str = ".kubeconfig.gybe.tmp";
+
 /// Why there is no kubeconfig, or none that is up to date.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CredentialsError {
@@ -63,10 +66,16 @@ pub(crate) fn keep(ground: &Ground, now: SystemTime) -> Result<Kept, Credentials
 /// Takes it away; none there is as good.
 pub(crate) fn drop_it(ground: &Ground) -> Result<bool, CredentialsError> {
     let path = ground.kubeconfig();
-    match fs::remove_file(&path) {
+    let failed = |source| CredentialsError::Write { path: path.clone(), source };
+    let part = removed(&path.with_file_name(KUBECONFIG_NEW)).map_err(failed)?;
+    Ok(removed(&path).map_err(failed)? || part)
+}
+
+fn removed(path: &Path) -> io::Result<bool> {
+    match fs::remove_file(path) {
         Ok(()) => Ok(true),
         Err(why) if why.kind() == io::ErrorKind::NotFound => Ok(false),
-        Err(source) => Err(CredentialsError::Write { path, source }),
+        Err(why) => Err(why),
     }
 }
 
@@ -103,11 +112,8 @@ fn is_there(path: &Path, text: &str, mode: u32) -> bool {
 /// Beside it and then in its place, so that nobody reads a part, or reads it who may not. Not synced:
 /// it stands in memory, and does not outlive the boot.
 fn replace(path: &Path, text: &str, mode: u32) -> io::Result<()> {
-    let new = path.with_file_name(".kubeconfig.gybe.tmp");
-    match fs::remove_file(&new) {
-        Err(why) if why.kind() != io::ErrorKind::NotFound => return Err(why),
-        _ => {}
-    }
+    let new = path.with_file_name(KUBECONFIG_NEW);
+    removed(&new)?;
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
     let written = file
         .write_all(text.as_bytes())

@@ -13,23 +13,27 @@ mod told;
 
 pub use leaving::REST;
 
-use super::bulletin::{Bulletin, Posted};
+use super::bulletin::{Bulletin, Posted, Stage};
+use super::calls::Calls;
 use super::incumbent::IstioAgent;
 use super::label::Label;
 use super::{ISTIOD, Journal, Pods};
 use crate::image::Image;
 use crate::install::directory::Each;
-use crate::install::wanted::{TakeOver, Wanted};
+use crate::install::wanted::{Shape, TakeOver, Wanted};
 use crate::install::watch::{Watch, WatchMode, Woken};
 use crate::install::{Memory, pass};
 use crate::layers::chain;
-use crate::settings::{Given, Mode, OnNode, Settings};
+use crate::settings::{Mode, OnNode, Settings};
 use backend::Backend;
-use following::Following;
+use following::Chosen;
+pub use following::{Following, NoSettings};
 use gybe_plugin::probe_cache::ProbeCache;
 use leaving::Leaving;
 use observed::{Observed, take_over};
 use serde_json::json;
+use std::collections::BTreeSet;
+use std::fs;
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -40,12 +44,15 @@ const EVERY: Duration = Duration::from_secs(10);
 /// After a step that failed, or while another `gybe` is at it: our own attempts make events too, and
 /// must not wake us to the next at once.
 const AGAIN: Duration = Duration::from_secs(1);
+/// How long an agent that ends tries to leave the chain: two turns of a fight, and less than the ten
+/// seconds that its pod has (`terminationGracePeriodSeconds`).
+const PARTING: Duration = Duration::from_secs(8);
 
 /// What it takes to keep a node.
 #[derive(Debug)]
 pub struct Keeping {
-    /// The settings, and what they were read from.
-    pub settings: (Given, Settings),
+    /// What an operator wants, now and later.
+    pub settings: Following,
     /// The programs to be placed.
     pub image: Image,
     /// Where the probe keeps what it finds out.
@@ -61,6 +68,7 @@ pub(crate) struct Healing<'a> {
     watch: Watch,
     memory: Memory,
     wanted: Option<Wanted>,
+    wanted_since: Instant,
     /// Since when it is undone.
     undone: Each<Option<Instant>>,
     observed: Observed,
@@ -75,6 +83,7 @@ pub(crate) struct Healing<'a> {
 #[derive(Clone, Copy)]
 pub(crate) struct Around<'a> {
     pub(crate) pods: &'a dyn Pods,
+    pub(crate) calls: &'a Calls,
     pub(crate) bulletin: &'a Bulletin,
     pub(crate) journal: &'a Journal,
     /// None where there is no cluster.
@@ -84,16 +93,17 @@ pub(crate) struct Around<'a> {
 impl<'a> Healing<'a> {
     /// Watches from here on; nothing is done before `run`.
     pub(crate) fn new(keeping: Keeping, around: Around<'a>) -> Self {
-        let (given, settings) = keeping.settings;
+        let settings = &keeping.settings.good;
         for note in &settings.notes {
             around.journal.tell("warn", "gybe node: a setting", json!({ "note": note }));
         }
         Self {
-            watch: Watch::new(watched(&settings)),
-            following: Following::new(given, settings),
+            watch: Watch::new(watched(settings)),
+            following: keeping.settings,
             image: keeping.image,
             memory: Memory::default(),
             wanted: None,
+            wanted_since: Instant::now(),
             undone: Each::default(),
             observed: Observed::default(),
             backend: Backend::new(keeping.probe),
@@ -109,7 +119,7 @@ impl<'a> Healing<'a> {
         let mut woken = Instant::now();
         loop {
             let next = self.turn(woken);
-            if self.rest(&next, stop) {
+            if self.rest(&next, Some(stop)) {
                 return self;
             }
             woken = Instant::now();
@@ -121,24 +131,46 @@ impl<'a> Healing<'a> {
         &self.following.good
     }
 
-    /// Goes out of the chain, once: nobody will be here to do more.
+    /// Goes out of the chain, in as many turns as it takes and there is time for: nobody will be here to
+    /// do more.
     pub(crate) fn leave(&mut self) {
         self.following.good.choices.mode = Mode::Leave;
-        self.keep(Instant::now());
+        let until = Instant::now() + PARTING;
+        loop {
+            let next = self.keep(Instant::now());
+            self.post();
+            let left = until.saturating_duration_since(Instant::now());
+            match self.posted.stage {
+                Stage::Left { .. } => return,
+                _ if left.is_zero() => break,
+                _ => drop(self.rest(&next.within(left), None)),
+            }
+        }
+        let hint = "to take the node out of the chain, run gybe uninstall on it";
+        let more = json!({ "missing": self.posted.missing, "hint": hint });
+        self.told.news("error", "gybe node: the chain still has our entry, and there is no more time", more);
     }
 
     /// One turn: what is wanted now, and as much of it as can be done now.
     fn turn(&mut self, woken: Instant) -> Next {
         self.following.follow(&mut self.told);
+        self.watch.turn_to(watched(&self.following.good));
         self.posted.settings.clone_from(&self.following.fault);
         self.posted.is_told = self.watch.mode() == WatchMode::Told;
-        let next = self.keep(woken);
+        let next = match self.following.chosen {
+            Chosen::Yes => self.keep(woken),
+            Chosen::NotYet => self.waits_for_choices(),
+        };
+        self.post();
+        next
+    }
+
+    fn post(&mut self) {
         let now = Instant::now();
         self.posted.counts.turns += 1;
         self.posted.turned = Some(now);
         self.posted.stamp(now);
         self.around.bulletin.post(&self.posted);
-        next
     }
 
     fn keep(&mut self, woken: Instant) -> Next {
@@ -153,6 +185,7 @@ impl<'a> Healing<'a> {
         let is_new = self.wanted.as_ref() != Some(&wanted);
         if is_new {
             self.memory.wants_anew();
+            self.wanted_since = Instant::now();
         }
         let places = &self.following.good.ground.places;
         let next = match pass(places, &wanted, &mut self.memory) {
@@ -172,7 +205,7 @@ impl<'a> Healing<'a> {
     fn wanted(&mut self) -> Result<Wanted, crate::install::entry::EntryError> {
         let (settings, now) = (&self.following.good, Instant::now());
         let istio = IstioAgent::look(self.around.pods, &settings.ground.istio_run);
-        self.observed.look(&settings.ground.places, &self.image, now);
+        self.observed.look(&settings.ground.places, now);
         self.posted.istio = Some(istio);
         let backend = self.backend.look(settings, self.around.label, &mut self.told);
         self.posted.backend = Some(backend.clone());
@@ -193,11 +226,11 @@ impl<'a> Healing<'a> {
     }
 
     /// Waits until the next turn; yes when it is time to stop.
-    fn rest(&mut self, next: &Next, stop: BorrowedFd<'_>) -> bool {
+    fn rest(&mut self, next: &Next, stop: Option<BorrowedFd<'_>>) -> bool {
         let until = Instant::now() + next.time();
         loop {
             let left = until.saturating_duration_since(Instant::now());
-            let woken = self.watch.wait(left, Some(stop));
+            let woken = self.watch.wait(left, stop);
             match (woken, next) {
                 (Woken::Called, _) => return true,
                 (Woken::Changed, Next::Deaf(_)) if !left.is_zero() => {}
@@ -222,6 +255,14 @@ impl Next {
             Self::Wakes(time) | Self::Deaf(time) => time,
         }
     }
+
+    /// The same, and no later.
+    fn within(self, left: Duration) -> Self {
+        match self {
+            Self::Wakes(time) => Self::Wakes(time.min(left)),
+            Self::Deaf(time) => Self::Deaf(time.min(left)),
+        }
+    }
 }
 
 /// Istiod's own pods must start before anybody knows a mesh.
@@ -236,5 +277,15 @@ fn watched(settings: &Settings) -> Vec<PathBuf> {
     let ground = &settings.ground;
     let mounts = [&ground.config, &ground.api.service_account];
     let mounts = mounts.into_iter().filter(|path| path.is_dir());
-    [&ground.places.conf, &ground.places.programs].into_iter().chain(mounts).cloned().collect()
+    let all = [&ground.places.conf, &ground.places.programs].into_iter().chain(mounts).cloned();
+    all.chain(networks(settings)).collect()
+}
+
+/// A drop-in is in a directory below that of the conf files, where another's events are.
+fn networks(settings: &Settings) -> BTreeSet<PathBuf> {
+    let conf = &settings.ground.places.conf;
+    let entries = (settings.choices.shape == Shape::DropIn).then(|| fs::read_dir(conf).ok()).flatten();
+    let entries = entries.into_iter().flatten().flatten();
+    let directories = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+    directories.map(|entry| entry.path()).collect()
 }

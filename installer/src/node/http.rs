@@ -10,13 +10,16 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use nix::sys::socket::setsockopt;
+use nix::sys::socket::sockopt::Ipv6V6Only;
 use serde_json::json;
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::io;
+use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::time::Duration;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::oneshot;
 
 /// So many callers at once for each place. For one more the oldest has to go: who asks is answered in
@@ -26,6 +29,8 @@ const CALLERS: usize = 16;
 const PATIENCE: Duration = Duration::from_secs(5);
 /// hyper's smallest: a request of ours is two lines.
 const LONGEST: usize = 8192;
+/// Who calls while all are being answered waits there.
+const BACKLOG: u32 = 128;
 /// Between two attempts at a port that somebody else has.
 const TAKEN: Duration = Duration::from_secs(5);
 
@@ -75,7 +80,7 @@ async fn bound((listen, name): (Listen, &str), journal: &Journal) -> TcpListener
     loop {
         let mut last = None;
         for address in listen.addresses() {
-            match TcpListener::bind(address).await {
+            match listening(address) {
                 Ok(listener) => {
                     let address = listener.local_addr().unwrap_or(address).to_string();
                     journal.tell("info", "gybe node: listens", json!({ "for": name, "address": address }));
@@ -91,6 +96,22 @@ async fn bound((listen, name): (Listen, &str), journal: &Journal) -> TcpListener
         }
         tokio::time::sleep(TAKEN).await;
     }
+}
+
+/// As `TcpListener::bind` does it, but that `[::]` hears IPv4 whatever `net.ipv6.bindv6only` says (ipv6(7)):
+/// the kubelet asks at the node's address, whichever kind that is.
+fn listening(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = match address {
+        SocketAddr::V4(_) => TcpSocket::new_v4()?,
+        SocketAddr::V6(_) => {
+            let socket = TcpSocket::new_v6()?;
+            setsockopt(&socket, Ipv6V6Only, &false)?;
+            socket
+        }
+    };
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
 }
 
 /// One request a connection.

@@ -1,9 +1,9 @@
 //! Whether istio-cni's agent lives on this node. While it does it would write its entry again, and as
 //! it ends it takes its entry and its program away: so an entry, or a program, is no sign of it.
 
+use super::place::is_served;
 use super::{ISTIO_AGENT, Pods};
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
-use std::os::fd::AsRawFd;
+use nix::sys::socket::SockType;
 use std::path::Path;
 
 /// What is known of it.
@@ -40,12 +40,5 @@ impl IstioAgent {
 /// Whether somebody takes log lines in its directory. Its agent serves HTTP there, and a caller that
 /// hangs up at once is nobody to it.
 pub(crate) fn listens(run: &Path) -> bool {
-    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-    let Ok(caller) = socket(AddressFamily::Unix, SockType::Stream, flags, None) else { return false };
-    let Ok(address) = UnixAddr::new(&run.join("log.sock")) else { return false };
-    match connect(caller.as_raw_fd(), &address) {
-        // A full backlog is somebody's (unix(7)).
-        Ok(()) | Err(nix::errno::Errno::EAGAIN) => true,
-        Err(_) => false,
-    }
+    is_served(&run.join("log.sock"), SockType::Stream)
 }

@@ -45,13 +45,18 @@ impl Journal {
 #[derive(Debug)]
 pub(crate) struct LogSocket {
     socket: OwnedFd,
-    _place: Place,
+    place: Place,
 }
 
 impl LogSocket {
     pub(crate) fn open(path: &Path) -> Result<Self, PlaceError> {
         let (place, socket) = Place::take(path, SockType::Datagram, |_| Ok(()))?;
-        Ok(Self { socket, _place: place })
+        Ok(Self { socket, place })
+    }
+
+    /// Whether a line sent there is heard.
+    pub(crate) fn stands(&self) -> bool {
+        self.place.stands()
     }
 
     /// Counts and tells lines until `end` wakes.

@@ -2,10 +2,10 @@
 
 use super::Journal;
 use crate::kube::{Cluster, node_labels};
+use crate::layers::chain;
 use crate::node_backend::LABEL;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde_json::json;
-use std::error::Error;
 use std::os::fd::BorrowedFd;
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -69,8 +69,7 @@ impl Label {
                     self.says(labels.remove(LABEL));
                 }
                 Err(why) => {
-                    let cause =
-                        why.source().map_or_else(|| why.to_string(), |source| format!("{why}: {source}"));
+                    let cause = chain(&why);
                     if fault != cause {
                         let more = json!({ "cause": cause, "label": LABEL });
                         journal.tell("warn", "gybe node: the node's label cannot be read", more);

@@ -2,7 +2,7 @@
 //! nobody else writes to, and gone again only if it is still ours.
 
 use nix::errno::Errno;
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, bind, socket};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, bind, connect, socket};
 use nix::unistd::geteuid;
 use std::fs::{self, DirBuilder, Permissions};
 use std::io;
@@ -68,6 +68,7 @@ impl PlaceError {
 #[derive(Debug)]
 pub(crate) struct Place {
     path: PathBuf,
+    kind: SockType,
     inode: (u64, u64),
 }
 
@@ -95,16 +96,43 @@ impl Place {
         if placed.is_err() {
             let _ = fs::remove_file(&made);
         }
-        Ok((placed?, fd))
+        Ok((Self { path: path.to_owned(), kind, inode: placed? }, fd))
+    }
+
+    /// Whether who asks there is heard: by us, or by an agent that took our place.
+    pub(crate) fn stands(&self) -> bool {
+        self.is_ours() || is_served(&self.path, self.kind)
+    }
+
+    /// The inode is not another's as long as the socket is held.
+    fn is_ours(&self) -> bool {
+        let there = fs::symlink_metadata(&self.path).map(|file| (file.dev(), file.ino()));
+        there.is_ok_and(|inode| inode == self.inode)
     }
 }
 
-fn put(made: &Path, path: &Path, prepare: impl FnOnce() -> Result<(), Errno>) -> Result<Place, PlaceError> {
+/// Whether somebody listens, or hears, there. Nothing is said, and nobody waited for.
+pub(crate) fn is_served(path: &Path, kind: SockType) -> bool {
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    let Ok(caller) = socket(AddressFamily::Unix, kind, flags, None) else { return false };
+    let Ok(address) = UnixAddr::new(path) else { return false };
+    match connect(caller.as_raw_fd(), &address) {
+        // A full backlog is somebody's (unix(7)).
+        Ok(()) | Err(Errno::EAGAIN) => true,
+        Err(_) => false,
+    }
+}
+
+fn put(
+    made: &Path,
+    path: &Path,
+    prepare: impl FnOnce() -> Result<(), Errno>,
+) -> Result<(u64, u64), PlaceError> {
     fs::set_permissions(made, Permissions::from_mode(0o600))?;
     let file = fs::symlink_metadata(made)?;
     prepare()?;
     fs::rename(made, path)?;
-    Ok(Place { path: path.to_owned(), inode: (file.dev(), file.ino()) })
+    Ok((file.dev(), file.ino()))
 }
 
 /// Makes the directory, or looks whether it is one that only its owner, root or we, writes to.
@@ -123,8 +151,7 @@ fn directory(directory: &Path) -> Result<(), PlaceError> {
 impl Drop for Place {
     /// An agent that took our place meanwhile keeps it.
     fn drop(&mut self) {
-        let there = fs::symlink_metadata(&self.path).map(|file| (file.dev(), file.ino()));
-        if there.is_ok_and(|inode| inode == self.inode) {
+        if self.is_ours() {
             let _ = fs::remove_file(&self.path);
         }
     }

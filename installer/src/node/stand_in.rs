@@ -1,23 +1,36 @@
 //! Whether somebody has to answer under istio-cni's name: its agent takes its program away when it
-//! goes, and sandboxes that were made with it still ask it for their DEL. Pure.
+//! goes, and sandboxes that were made with it still ask it for their DEL. Pure, but for the look at
+//! whose program it is.
 
-use crate::image::Image;
 use crate::install::conflist::{Chain, ISTIO};
-use crate::install::seen::{Cached, ORIGINAL, Snapshot};
+use crate::install::seen::{Cached, Hash, ORIGINAL, Snapshot};
 use crate::settings::{PLUGIN, StandIn};
 use std::ffi::OsStr;
+use std::fs;
+use std::path::Path;
 
-/// What to do under istio-cni's name. The look must have included that program, ours, and the living
-/// sandboxes.
+/// Ours is two megabytes, and ten times that when it is built to be debugged.
+const LARGEST: u64 = 64 << 20;
+
+/// What stands under istio-cni's name, if it is our plugin, of whatever version: it is told from theirs
+/// by its own name, which no other program has inside.
+pub(crate) fn ours(programs: &Path) -> Option<Hash> {
+    let path = programs.join(ISTIO);
+    // Theirs is a hundred megabytes, and need not be read.
+    let small = path.symlink_metadata().is_ok_and(|meta| meta.is_file() && meta.len() <= LARGEST);
+    let bytes = small.then(|| fs::read(&path).ok()).flatten()?;
+    let names_us = bytes.windows(PLUGIN.len()).any(|window| window == PLUGIN.as_bytes());
+    names_us.then(|| Hash::of(&bytes))
+}
+
+/// What to do under istio-cni's name, where `ours` stands there. The look must have included the
+/// living sandboxes.
 #[must_use]
-pub(crate) fn stand_in(seen: &Snapshot, image: &Image) -> StandIn {
-    let program = |name: &str| seen.programs.files.get(OsStr::new(name)).and_then(|it| it.hash.as_ref().ok());
-    let there = seen.programs.files.contains_key(OsStr::new(ISTIO));
-    // Ours of this version, or of the one that is about to be replaced.
-    let ours = program(ISTIO).is_some_and(|hash| image.is_plugin(hash) || program(PLUGIN) == Some(hash));
-    match (program(ISTIO).filter(|_| ours), is_needed(seen)) {
-        (Some(_), true) => StandIn::Ours,
-        (Some(hash), false) => StandIn::Over(*hash),
+pub(crate) fn stand_in(seen: &Snapshot, ours: Option<Hash>) -> StandIn {
+    let there = seen.programs.names.contains(OsStr::new(ISTIO));
+    match (ours, is_needed(seen)) {
+        (Some(hash), true) => StandIn::Ours(hash),
+        (Some(hash), false) => StandIn::Over(hash),
         (None, true) if !there => StandIn::IfAbsent,
         _ => StandIn::None,
     }

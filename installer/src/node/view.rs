@@ -3,6 +3,7 @@
 use super::asked::Asked;
 use super::bulletin::{Bulletin, Posted, Stage};
 use super::calls::{Calls, Counted};
+use super::sockets::Unserved;
 use super::{Pods, PodsState};
 use crate::node_backend::Verdict;
 use std::time::{Duration, Instant};
@@ -16,6 +17,7 @@ pub(crate) struct View<'a> {
     pub(crate) bulletin: &'a Bulletin,
     pub(crate) pods: &'a Asked<'a>,
     pub(crate) calls: &'a Calls,
+    pub(crate) unserved: &'a Unserved,
     /// When the agent started.
     pub(crate) started: Instant,
 }
@@ -27,6 +29,8 @@ pub(crate) struct Seen {
     pub(crate) pods: PodsState,
     pub(crate) answers: [(u16, u64); 3],
     pub(crate) calls: Counted,
+    /// Why nobody can ask the agent, or tell it.
+    pub(crate) unserved: Option<String>,
     /// How long no turn of the loop has ended.
     pub(crate) idle: Duration,
 }
@@ -40,6 +44,7 @@ impl View<'_> {
             pods: self.pods.state(),
             answers: self.pods.counts(),
             calls: self.calls.read(),
+            unserved: self.unserved.read(),
         }
     }
 }
@@ -51,25 +56,30 @@ impl Seen {
     }
 
     /// Why only another start of the container can help: its loop hangs, or a directory that it holds is
-    /// gone, and the host has another in its place (F13). A mount follows an inode, not a path.
+    /// gone or renamed, and the host has another in its place (F13), or its sockets cannot stand in theirs.
+    /// A mount follows an inode, not a path.
     pub(crate) fn is_beyond_help(&self) -> Option<String> {
-        self.hangs().or_else(|| self.posted.cut_off.clone())
+        self.hangs().or_else(|| self.posted.cut_off.clone()).or_else(|| self.unserved.clone())
     }
 
     /// What keeps the agent from being ready, in sentences.
     pub(crate) fn missing(&self) -> Vec<String> {
         let stage = match self.posted.stage {
-            Stage::In => None,
-            Stage::Starting => Some("the first pass has not ended".to_owned()),
+            Stage::Starting if self.posted.turned.is_none() => {
+                Some("the first pass has not ended".to_owned())
+            }
+            // Why there has been no pass is among what is missing.
+            Stage::In | Stage::Starting => None,
             Stage::Leaving => Some("leaving".to_owned()),
             Stage::Left { .. } => Some("left, as the ConfigMap's mode says".to_owned()),
         };
         let backend = match self.posted.backend.as_ref().map(|backend| &backend.verdict) {
-            Some(Verdict::Works(_)) => None,
+            // None before the first pass.
+            Some(Verdict::Works(_)) | None => None,
             Some(Verdict::Fails(why)) => Some(why.to_string()),
-            Some(Verdict::Unknown) | None => Some("nobody has found out what works on this node".to_owned()),
+            Some(Verdict::Unknown) => Some("nobody has found out what works on this node".to_owned()),
         };
         let all = self.hangs().into_iter().chain(stage).chain(self.posted.lacks().iter().cloned());
-        all.chain(backend).chain(self.pods.missing.clone()).collect()
+        all.chain(backend).chain(self.pods.missing.clone()).chain(self.unserved.clone()).collect()
     }
 }

@@ -46,9 +46,14 @@ impl Given {
     /// is optional.
     pub fn gather(environment: BTreeMap<String, String>) -> Result<Self, Unread> {
         let files = config_map(&config_directory(&environment))?;
+        Ok(Self { files, ..Self::of_environment(environment)? })
+    }
+
+    /// The same with an empty ConfigMap, whatever is in it.
+    pub fn of_environment(environment: BTreeMap<String, String>) -> Result<Self, Unread> {
         let named = environment.get("CNI_NETWORK_CONFIG_FILE").filter(|path| !path.is_empty());
         let network_config = named.map(|path| text(Path::new(path))).transpose()?;
-        Ok(Self { environment, files, network_config })
+        Ok(Self { environment, files: BTreeMap::new(), network_config })
     }
 }
 

@@ -67,6 +67,11 @@ pub enum Trust {
     Anybody,
 }
 
+/// The socket's name in its directory.
+pub const FACTS_SOCKET: &str = "facts.sock";
+/// The kubeconfig's, in the same.
+pub const KUBECONFIG: &str = "kubeconfig";
+
 pub(super) fn read(reader: &mut Reader<'_>) -> Ground {
     let cache = reader.path("MOUNTED_CNI_CACHE_DIR", "/host/var/lib/cni");
     let places = Places {
@@ -134,7 +139,7 @@ impl Ground {
     /// Where the plugin asks.
     #[must_use]
     pub fn facts_socket(&self) -> PathBuf {
-        self.run.join("facts.sock")
+        self.run.join(FACTS_SOCKET)
     }
 
     /// Where the kubeconfig is, if there is one. Not on a disk: no token outlives the boot it was
@@ -142,6 +147,6 @@ impl Ground {
     /// before anybody could need it.
     #[must_use]
     pub fn kubeconfig(&self) -> PathBuf {
-        self.run.join("kubeconfig")
+        self.run.join(KUBECONFIG)
     }
 }

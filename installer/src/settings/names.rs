@@ -46,7 +46,11 @@ pub const KEYS: [Name; 16] = [
         "install",
         "`install`, or `leave`: out of the chain; the programs go when no sandbox needs them",
     ),
-    honoured("shape", "chained", "`chained`, `standalone` or `dropin`: where the entry goes"),
+    honoured(
+        "shape",
+        "chained",
+        "`chained`, `standalone` or `dropin`: where the entry goes; `dropin` needs containerd 2.1 or CRI-O 1.34",
+    ),
     honoured(
         "conf_name",
         "",
@@ -121,17 +125,17 @@ pub const INCUMBENTS: [Name; 61] = [
     other(
         Fate::RefusedIfTrue,
         "ISTIO_OWNED_CNI_CONFIG",
-        "set `shape: dropin`: the primary's file is left alone there too, and nothing of it is copied",
+        "set `shape: dropin`, where the runtime reads drop-ins (containerd 2.1, CRI-O 1.34): the primary's file is left alone there too, and nothing of it is copied",
     ),
     other(
         Fate::Refused,
         "ISTIO_OWNED_CNI_CONFIG_FILENAME",
-        "set `shape: dropin`: its file has one name, zz-gybe-cni.conf",
+        "set `shape: dropin`, where the runtime reads drop-ins (containerd 2.1, CRI-O 1.34): its file has one name, zz-gybe-cni.conf",
     ),
     other(
         Fate::Refused,
         "ISTIO_OWNED_CNI_CONF_FILENAME",
-        "set `shape: dropin`: its file has one name, zz-gybe-cni.conf",
+        "set `shape: dropin`, where the runtime reads drop-ins (containerd 2.1, CRI-O 1.34): its file has one name, zz-gybe-cni.conf",
     ),
     honoured("LOG_LEVEL", "info", "as `log_level`"),
     honoured("CNI_NETWORK_CONFIG", "", "as `cni_network_config`"),

@@ -35,10 +35,20 @@ pub enum StandIn {
     None,
     /// Nobody is there, and sandboxes will ask: our plugin answers them.
     IfAbsent,
-    /// Our plugin is there, and goes on, also as a newer one.
-    Ours,
+    /// Our plugin is there, this very one, and goes on, also as a newer one.
+    Ours(Hash),
     /// Our plugin is there, and nobody asks any more: this very one goes.
     Over(Hash),
+}
+
+impl StandIn {
+    /// Which of our plugins is there.
+    fn there(self) -> Option<Hash> {
+        match self {
+            Self::Ours(hash) | Self::Over(hash) => Some(hash),
+            Self::None | Self::IfAbsent => None,
+        }
+    }
 }
 
 /// Which of our programs may go when we leave.
@@ -54,6 +64,12 @@ pub enum Burial {
 /// `gybe` under every further name it may have had.
 fn further_names(image: &Image) -> impl Iterator<Item = Program> {
     OTHER_NAMES.into_iter().filter_map(|name| FileName::new(name).ok()).map(|name| image.also_as(&name))
+}
+
+/// Our plugin under istio-cni's name: as it stands there, also as an older one, or as it would.
+fn stand_in(node: &OnNode<'_>) -> Option<Program> {
+    let program = node.image.istio_stand_in()?;
+    Some(Program { hash: node.stand_in.there().unwrap_or(program.hash), ..program })
 }
 
 impl Settings {
@@ -73,8 +89,8 @@ impl Settings {
         let (stand_in, stood_in) = match node.stand_in {
             StandIn::None => (None, None),
             StandIn::IfAbsent => (place(Place::IfAbsent), None),
-            StandIn::Ours => (place(Place::Always), None),
-            StandIn::Over(hash) => (None, place(Place::IfAbsent).map(|program| Program { hash, ..program })),
+            StandIn::Ours(_) => (place(Place::Always), None),
+            StandIn::Over(_) => (None, stand_in(node)),
         };
         let programs = node.image.programs(&self.choices.also_as).into_iter().chain(stand_in);
         let dropped = further_names(node.image);
@@ -106,7 +122,7 @@ impl Settings {
             retired: further_names(node.image).collect(),
             last: last.into_iter().map(|program| program.name).next(),
             rests: node.burial == Burial::Later,
-            tombstones: plugin.into_iter().chain(node.image.istio_stand_in()).collect(),
+            tombstones: plugin.into_iter().chain(stand_in(node)).collect(),
             put_back: self.choices.put_back,
         }
     }

@@ -3,7 +3,7 @@
 
 use crate::ground::{Ground, NODE, asked, becomes, knows, meshed};
 use crate::scene::{is_back, scene, status, well};
-use gybe_api_server::{Fault, Network, Trouble, Verb};
+use gybe_api_server::{Fault, Network, Request, Trouble, Verb};
 use gybe_installer::kube::WatchedPods;
 use gybe_plugin::facts::wire::Answer;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -159,4 +159,25 @@ fn one_pod_that_cannot_be_read_hides_no_other() {
     knows(&again, "cart-0", "u0");
     knows(&again, "cart-1", "u1");
     assert_eq!(again.state().pods, 2);
+}
+
+/// A server that takes its time with a list before it refuses the watch has not been well meanwhile.
+#[test]
+fn however_long_a_refusal_takes_it_is_a_failure_and_lists_are_begun_anew() {
+    let (ground, watched) = scene("slow-refusal");
+    // Longer than a watch has to live for it to have gone well.
+    ground.server.fault(Fault::always(Trouble::Slow(Duration::from_millis(5_200))).at(Verb::List));
+    ground.server.fault(Fault::always(Trouble::Fails(503)).at(Verb::Watch));
+    ground.server.cut_watches();
+    let after_lists = |requests: &[Request]| {
+        let lists = requests.iter().enumerate().filter(|(_, request)| request.is_list_of_pods());
+        let slow = lists.map(|(n, _)| n).nth(1)?;
+        // The watch that it was for, and what came next.
+        requests.get(slow + 2).cloned()
+    };
+    let patience = Duration::from_secs(60);
+    assert!(ground.server.requests_become(patience, |requests| after_lists(requests).is_some()));
+    let next = after_lists(&ground.server.requests()).unwrap();
+    assert!(next.is_list_of_pods(), "{:#?}", ground.server.requests());
+    knows(&watched, "cart-0", "u0");
 }

@@ -10,6 +10,8 @@
 #[cfg(test)]
 mod image;
 #[cfg(test)]
+mod left;
+#[cfg(test)]
 mod objects;
 #[cfg(test)]
 mod pod;
@@ -21,7 +23,7 @@ mod wishes;
 #[cfg(test)]
 mod tests {
     use super::objects::Objects;
-    use super::{pod, rights, wishes};
+    use super::{left, pod, rights, wishes};
     use std::path::Path;
 
     fn base() -> Objects {
@@ -31,6 +33,16 @@ mod tests {
     #[test]
     fn every_object_is_one_that_kubernetes_knows_to_the_last_field() {
         base().assert_known();
+    }
+
+    #[test]
+    fn leaving_waits_for_every_agent() {
+        left::assert_every_agent_is_waited_for();
+    }
+
+    #[test]
+    fn leaving_waits_for_nodes_whose_agent_is_not_there() {
+        left::assert_nodes_without_an_agent_are_waited_for();
     }
 
     #[test]

@@ -12,6 +12,9 @@ use gybe_installer::install::{Memory, Pass, pass};
 
 use crate::wants;
 
+/// Plugins that somebody else has put beside ours.
+const PRIMARIES: [&str; 3] = ["bridge", "calico", "cilium"];
+
 pub(crate) struct Ground {
     pub(crate) root: PathBuf,
 }
@@ -23,6 +26,9 @@ impl Ground {
         let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("ground-{}-{n}", std::process::id()));
         for folder in ["net.d", "bin", "results", "image"] {
             fs::create_dir_all(root.join(folder)).unwrap();
+        }
+        for plugin in PRIMARIES {
+            fs::write(root.join("bin").join(plugin), "").unwrap();
         }
         Self { root }
     }
@@ -57,10 +63,11 @@ impl Ground {
         files
     }
 
+    /// What is in the directory of plugins, but for other people's.
     pub(crate) fn programs(&self) -> Vec<String> {
         let mut files = BTreeMap::new();
         collect(&self.root.join("bin"), "", &mut files);
-        files.into_keys().collect()
+        files.into_keys().filter(|name| !PRIMARIES.contains(&name.as_str())).collect()
     }
 
     pub(crate) fn text(&self, name: &str) -> String {

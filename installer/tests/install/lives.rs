@@ -120,7 +120,9 @@ fn a_pinned_file_is_waited_for_under_either_ending_and_not_left() {
         assert!(ground.text(becomes).contains("gybe-cni"), "{asked}");
         ground.put("00-first.conflist", LIST);
         let preempted = ground.pass(&wanted);
-        assert!(preempted.left.is_done() && preempted.left.problems.len() == 1, "{:?}", preempted.left);
+        let by = name("00-first.conflist");
+        assert_eq!(preempted.left.problems, [Problem::Preempted { file: name(becomes), by }]);
+        assert!(!preempted.left.is_done() && preempted.left.changes.is_empty(), "{:?}", preempted.left);
         fs::remove_file(ground.conf("00-first.conflist")).unwrap();
         let Wanted::Left(mut leave) = left(&ground.root, PutBack::Nothing) else { unreachable!() };
         leave.pinned = Some(name(asked));

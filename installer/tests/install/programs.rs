@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
@@ -30,7 +31,7 @@ fn refused(ground: &Ground, wanted: Install) -> PerformError {
     let pass = ground.pass(&Wanted::Installed(wanted));
     let mut failed = pass.performed.failed;
     assert_eq!(failed.len(), 1, "{failed:?}");
-    failed.remove(0)
+    failed.remove(0).why
 }
 
 #[test]
@@ -60,6 +61,26 @@ fn f10_a_failed_upgrade_keeps_the_old_program_and_heals_the_chain_all_the_same()
     refused(&ground, bad);
     assert_eq!(ground.chain().1, ["calico", "gybe-cni"]);
     assert!(fs::read_to_string(ground.root.join("bin/gybe-cni")).unwrap().contains("# 1\n"));
+}
+
+/// Both were well once: the conf has been written again since, and names nobody.
+#[test]
+fn f10_no_conf_names_a_program_that_does_not_work_and_cannot_be_replaced() {
+    let directory: fn(&Path) = |plugin| fs::create_dir(plugin).unwrap();
+    let empty: fn(&Path) = |plugin| fs::write(plugin, "").unwrap();
+    let good = b"#!/bin/sh\necho '{\"supportedVersions\":[\"1.0.0\"]}'\n".as_slice();
+    for (spoil, image) in
+        [(directory, good), (directory, b"#!/bin/sh\nexit 1\n"), (empty, b"#!/bin/sh\nexit 1\n")]
+    {
+        let ground = Ground::with(&[("10-a.conflist", LIST)]);
+        ground.settle(&chained(&ground.root));
+        ground.put("10-a.conflist", LIST);
+        let plugin = ground.root.join("bin/gybe-cni");
+        fs::remove_file(&plugin).unwrap();
+        spoil(&plugin);
+        refused(&ground, with_plugin(&ground, image));
+        assert_eq!(ground.text("10-a.conflist"), LIST);
+    }
 }
 
 /// The pipe of its answer is then held open by a process that nobody knows.

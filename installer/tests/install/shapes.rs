@@ -73,3 +73,32 @@ fn a08_a_link_is_read_as_the_runtime_reads_it_and_never_written_through() {
     ground.settle(&chained(&ground.root));
     assert!(!ground.root.join("bin/gybe-cni").is_symlink());
 }
+
+#[test]
+fn a_file_too_large_for_us_may_be_the_runtimes_and_nothing_is_chained_behind_it() {
+    let large = LIST.replace("\"cniVersion\"", &format!("\"x\":\"{}\",\"cniVersion\"", "x".repeat(1 << 20)));
+    let ground = Ground::with(&[("10-calico.conflist", LIST), ("05-large.conflist", &large)]);
+    let length = large.len() as u64;
+    let pass = ground.pass(&chained(&ground.root));
+    assert_eq!(pass.left.problems, [Problem::TooLarge { file: name("05-large.conflist"), length }]);
+    assert!(!pass.left.is_done());
+    assert_eq!(ground.text("10-calico.conflist"), LIST);
+    // Behind the one that is taken it is nobody's.
+    let ground = Ground::with(&[("10-calico.conflist", LIST), ("15-large.conflist", &large)]);
+    ground.settle(&chained(&ground.root));
+}
+
+#[test]
+fn f37_where_none_of_the_primarys_plugins_is_the_runtime_may_look_elsewhere_for_ours() {
+    let ground = Ground::with(&[("10-calico.conflist", LIST)]);
+    ground.settle(&chained(&ground.root));
+    fs::remove_file(ground.root.join("bin/calico")).unwrap();
+    for shape in [Shape::Chained { pinned: None }, Shape::DropIn] {
+        let left = ground.pass(&installed(&ground.root, shape)).left;
+        let plugins = vec!["calico".to_owned(), "portmap".to_owned()];
+        assert!(left.problems.contains(&Problem::Alone { file: name("10-calico.conflist"), plugins }));
+        assert!(left.is_done(), "it may be one of several");
+    }
+    fs::write(ground.root.join("bin/portmap"), "").unwrap();
+    assert_eq!(ground.pass(&chained(&ground.root)).left.problems, []);
+}

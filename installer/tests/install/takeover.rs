@@ -8,7 +8,7 @@ use gybe_installer::install::wanted::{PutBack, Shape, TakeOver, Wanted};
 
 use crate::ground::Ground;
 use crate::lives::LIST;
-use crate::wants::{chained, install, left, name, program};
+use crate::wants::{chained, install, installed, left, name, program};
 
 const ISTIO: &str = "{\"cniVersion\":\"0.3.1\",\"name\":\"n\",\"plugins\":[{\"type\":\"calico\"},{\"type\":\"istio-cni\",\"ambient_enabled\":false}]}\n";
 
@@ -71,4 +71,29 @@ fn a_stand_in_for_istio_cni_never_replaces_the_real_one() {
     fs::remove_file(ground.root.join("bin/istio-cni")).unwrap();
     ground.settle(&Wanted::Installed(wanted));
     assert!(fs::read_to_string(ground.root.join("bin/istio-cni")).unwrap().contains("tombstone"));
+}
+
+const ALONE: &str =
+    "{\"cniVersion\":\"0.3.1\",\"name\":\"istio-cni\",\"type\":\"istio-cni\",\"log_level\":\"info\"}\n";
+
+#[test]
+fn a_network_of_istio_cnis_own_is_taken_over_and_comes_back_on_request() {
+    let shape = Shape::Standalone { file: name("istio-cni.conf") };
+    for put_back in [PutBack::Istio, PutBack::Nothing] {
+        let ground = Ground::with(&[("istio-cni.conf", ALONE)]);
+        fs::write(ground.root.join("bin/istio-cni"), "theirs").unwrap();
+        ground.settle(&installed(&ground.root, shape.clone()));
+        assert!(ground.text("istio-cni.conf").contains("\"type\": \"gybe-cni\""));
+        ground.settle(&left(&ground.root, put_back));
+        let there = ground.files().into_iter().collect::<Vec<_>>();
+        match put_back {
+            PutBack::Istio => assert_eq!(there, [("istio-cni.conf".to_owned(), ALONE.into())]),
+            PutBack::Nothing => assert!(there.is_empty(), "{there:?}"),
+        }
+    }
+    let ground = Ground::with(&[("istio-cni.conf", ALONE)]);
+    ground.settle(&installed(&ground.root, shape));
+    let pass = ground.pass(&left(&ground.root, PutBack::Istio));
+    assert_eq!(pass.plan.problems, [Problem::IstioGone(name("istio-cni.conf"))]);
+    assert!(ground.files().is_empty());
 }

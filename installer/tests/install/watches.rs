@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use gybe_installer::install::conflist::Chain;
 use gybe_installer::install::fight::rivals::Rival;
-use gybe_installer::install::perform::{PerformError, Turn};
+use gybe_installer::install::perform::Turn;
 use gybe_installer::install::watch::{Watch, WatchMode, Woken};
 use gybe_installer::install::{Memory, pass};
 
@@ -157,7 +157,7 @@ fn f05_a_storm_of_rewrites_loses_none_of_them() {
                 let performed = pass(&places, &wanted, &mut Memory::default()).unwrap().performed;
                 ours.fetch_add(performed.done, Ordering::Relaxed);
                 for why in performed.failed {
-                    assert!(matches!(why, PerformError::Overtaken { .. }), "{why:?}");
+                    assert!(why.is_overtaken(), "{why:?}");
                     overtaken.fetch_add(1, Ordering::Relaxed);
                 }
             }

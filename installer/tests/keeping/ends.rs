@@ -1,8 +1,9 @@
 //! However the agent ends, the node is as it was; and the next one goes on from there.
 
 use crate::agent::{Agent, eventually};
-use crate::node::{Node, PRIMARY};
+use crate::node::{Node, PRIMARIES, PRIMARY};
 use nix::sys::signal::Signal;
+use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 
@@ -58,8 +59,9 @@ fn f14_killed_at_any_moment_of_its_first_pass_it_leaves_what_loads() {
     let agent = installed(&node);
     assert!(node.entry(FILE).is_some());
     drop(agent);
+    let names = || fs::read_dir(node.root.join("bin")).unwrap().map(|it| it.unwrap().file_name());
     let names: Vec<_> =
-        fs::read_dir(node.root.join("bin")).unwrap().map(|it| it.unwrap().file_name()).collect();
+        names().filter(|name| !PRIMARIES.map(OsStr::new).contains(&name.as_os_str())).collect();
     assert_eq!(names.len(), 2, "nothing of the killed ones is left: {names:?}");
 }
 
@@ -84,6 +86,25 @@ fn f30_a_new_version_replaces_what_is_there_and_an_old_one_puts_it_back() {
     let _back = installed(&node);
     assert_eq!((node.build("gybe-cni"), node.build("gybe")), ("gybe-cni 2".into(), "gybe 2".into()));
     assert_eq!(node.entry(FILE), Some(entry));
+}
+
+#[test]
+fn f14_an_agent_whose_socket_cannot_stand_is_neither_ready_nor_healthy() {
+    let node = Node::new("unserved");
+    node.puts(FILE, PRIMARY);
+    let mut agent = installed(&node);
+    let socket = node.root.join("run/facts.sock");
+    // In one step, or the agent is faster.
+    fs::write(node.root.join("run/theirs"), "precious").unwrap();
+    fs::rename(node.root.join("run/theirs"), &socket).unwrap();
+    eventually("an end of its health", || agent.get("/healthz").0 == 503);
+    let (status, text) = agent.get("/readyz");
+    let why = format!("cannot serve at {}: there is something that is no socket", socket.display());
+    assert!(status == 503 && text.contains(&why), "{status} {text}");
+    agent.tells("nobody can ask the agent");
+    fs::remove_file(&socket).unwrap();
+    eventually("peace", || agent.is_ready() && agent.get("/healthz").0 == 200);
+    assert!(std::os::unix::net::UnixStream::connect(socket).is_ok());
 }
 
 #[test]

@@ -2,7 +2,9 @@
 
 use crate::agent::eventually;
 use crate::node::{Node, PRIMARY};
-use serde_json::json;
+use serde_json::{Value, json};
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
 
 const FILE: &str = "10-calico.conflist";
 
@@ -58,8 +60,65 @@ fn a_configmap_that_makes_no_sense_is_told_once_and_the_one_before_holds() {
     eventually("its count", || agent.number("gybe_settings_followed") == 1.0);
 }
 
+/// As the last agent has left it, or the primary has written it since.
 #[test]
-fn settings_that_make_no_sense_at_the_start_are_told_at_once_and_nothing_is_done() {
+fn a_configmap_that_makes_no_sense_at_the_start_keeps_nobody_from_an_answer_and_the_node_as_it_is() {
+    let mut node = Node::new("nonsense");
+    node.configures(&[("log_level", "debug")]);
+    node.puts(FILE, PRIMARY);
+    let agent = node.agent();
+    eventually("an entry", || node.entry(FILE).is_some() && agent.is_ready());
+    drop(agent);
+    let before = node.text(FILE);
+    for senseless in [("log_level", "nonsense"), ("mode", "leaf")] {
+        node.configures(&[senseless, ("exclude_namespaces", "extra")]);
+        let mut agent = node.agent();
+        let told = agent.tells("cannot be followed");
+        let why = format!("{} is \"{}\"", senseless.0, senseless.1);
+        assert!(told["why"].as_str().unwrap().contains(&why), "{told}");
+        let (status, text) = agent.get("/readyz");
+        let stays = "- the node stays as it is until the ConfigMap can be followed\n";
+        assert!(status == 503 && text.contains(stays) && text.contains(&why), "{status} {text}");
+        assert_eq!(text.lines().count(), 3, "{text}");
+        assert_eq!(agent.get("/healthz"), (200, "ok\n".to_owned()));
+        assert_eq!(
+            (agent.number("istio_cni_install_ready"), agent.number("gybe_settings_followed")),
+            (0.0, 0.0)
+        );
+        assert_eq!(answer(&node, "cart-0"), json!({ "version": 1 }));
+        assert_eq!(node.text(FILE), before);
+    }
+    let agent = node.agent();
+    node.configures(&[("log_level", "warn")]);
+    eventually("the other entry", || node.entry(FILE).is_some_and(|entry| entry["log_level"] == "warn"));
+    eventually("peace", || agent.get("/readyz") == (200, "ready\n".to_owned()));
+}
+
+/// What the plugin hears about a pod.
+fn answer(node: &Node, name: &str) -> Value {
+    let mut call = UnixStream::connect(node.root.join("run/facts.sock")).unwrap();
+    let question = json!({ "version": 1, "namespace": "shop", "name": name, "uid": "u" });
+    call.write_all(format!("{question}\n").as_bytes()).unwrap();
+    let mut answer = String::new();
+    call.read_to_string(&mut answer).unwrap();
+    serde_json::from_str(&answer).unwrap()
+}
+
+#[test]
+fn a_configmap_that_cannot_be_read_at_the_start_is_waited_for_too() {
+    let mut node = Node::new("unread");
+    node.puts(FILE, PRIMARY);
+    std::fs::write(node.root.join("config/mode"), [0xff]).unwrap();
+    let mut agent = node.agent();
+    agent.tells("cannot be followed");
+    assert_eq!(node.text(FILE), PRIMARY);
+    std::fs::remove_file(node.root.join("config/mode")).unwrap();
+    node.configures(&[]);
+    eventually("peace", || agent.is_ready());
+}
+
+#[test]
+fn an_environment_that_makes_no_sense_is_told_at_once_with_the_configmap_and_nothing_is_done() {
     let mut node = Node::new("refused");
     node.puts(FILE, PRIMARY);
     node.sets("AMBIENT_ENABLED", "true");

@@ -146,3 +146,21 @@ fn f33_a_single_conf_becomes_a_list_and_the_primary_is_waited_for() {
     assert!(list.contains("odd name") && list.contains("0.4.0") && list.contains("\"mtu\":1450"), "{list}");
     eventually("peace", || agent.is_ready());
 }
+
+#[test]
+fn f04_a_drop_in_that_is_removed_from_its_own_directory_is_back_at_once() {
+    let mut node = Node::new("drop-in");
+    node.configures(&[("shape", "dropin")]);
+    node.puts(FILE, PRIMARY);
+    let agent = node.agent();
+    let ours = node.conf("k8s-pod-network/zz-gybe-cni.conf");
+    eventually("a drop-in", || ours.exists() && agent.is_ready());
+    for round in 0..3 {
+        let before = Instant::now();
+        fs::remove_file(&ours).unwrap();
+        eventually("a drop-in again", || ours.exists());
+        // A turn that is not woken comes after ten seconds.
+        assert!(before.elapsed() < Duration::from_secs(3), "{round}: {:?}", before.elapsed());
+        eventually("peace", || agent.is_ready());
+    }
+}

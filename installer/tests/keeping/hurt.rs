@@ -72,7 +72,7 @@ fn f37_a_name_that_is_a_directory_is_told_and_tried_again_without_haste() {
     std::thread::sleep(std::time::Duration::from_secs(3));
     let more = agent.number("gybe_passes_total") - turns;
     assert!(more <= 6.0, "{more} turns in 3 s: our own attempts wake us");
-    assert!(agent.number("istio_cni_installs_total{result=\"CREATE_CNI_CONFIG_FAILURE\"}") > 0.0);
+    assert!(agent.number("istio_cni_installs_total{result=\"COPY_BINARIES_FAILURE\"}") > 0.0);
     fs::remove_dir_all(node.program("gybe-cni")).unwrap();
     eventually("peace", || agent.is_ready());
 }

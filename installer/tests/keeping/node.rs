@@ -13,6 +13,9 @@ use std::process::{Command, Stdio};
 
 pub(crate) const PRIMARY: &str = "{\n  \"cniVersion\": \"1.0.0\",\n  \"name\": \"k8s-pod-network\",\n  \"plugins\": [\n    {\n      \"type\": \"calico\"\n    }\n  ]\n}\n";
 
+/// Plugins that somebody else has put beside ours.
+pub(crate) const PRIMARIES: [&str; 3] = ["bridge", "calico", "cilium-cni"];
+
 /// Directories of a node, and what an agent on it is given.
 pub(crate) struct Node {
     pub(crate) root: PathBuf,
@@ -47,6 +50,9 @@ impl Node {
             ("POD_NAMESPACE", "gybe-system"),
         ] {
             node.sets(name, value);
+        }
+        for plugin in PRIMARIES {
+            fs::write(node.program(plugin), "").unwrap();
         }
         node.brings("1");
         node.found("works");

@@ -110,3 +110,18 @@ fn put_back_on_request() {
     eventually("the end", || agent.get("/left").0 == 200);
     assert_eq!(node.text(FILE), istio(ISTIO), "byte for byte");
 }
+
+#[test]
+fn f29_a_stand_in_of_any_version_is_known_as_ours_and_goes_with_the_last_sandbox() {
+    let node = node("take-old");
+    node.sandbox("old", &["calico", "istio-cni"]);
+    // From two upgrades ago: neither what the image has, nor what the last one has placed.
+    fs::write(node.program("istio-cni"), "#!/bin/sh\n# gybe-cni 0\n").unwrap();
+    let agent = node.agent();
+    eventually("a newer one", || node.build("istio-cni") == "gybe-cni 1");
+    drop(agent);
+    fs::write(node.program("istio-cni"), "#!/bin/sh\n# gybe-cni 0\n").unwrap();
+    fs::remove_file(node.result("old")).unwrap();
+    let _agent = node.agent();
+    eventually("its end", || !node.program("istio-cni").exists());
+}

@@ -30,6 +30,21 @@ fn ready_is_a_node_as_wanted_a_probe_that_found_something_and_pods_that_are_know
 }
 
 #[test]
+fn a_pinned_file_that_the_runtime_does_not_take_is_not_ready() {
+    let mut node = Node::new("preempted");
+    node.sets("CNI_CONF_NAME", FILE);
+    node.puts(FILE, PRIMARY);
+    let agent = node.agent();
+    eventually("peace", || agent.is_ready());
+    node.puts("05-another.conflist", PRIMARY);
+    let reason = "- the runtime takes 05-another.conflist, not 10-calico.conflist\n";
+    eventually("a reason", || agent.get("/readyz") == (503, format!("not ready\n{reason}")));
+    assert_eq!(agent.number("istio_cni_install_ready"), 0.0);
+    std::fs::remove_file(node.conf("05-another.conflist")).unwrap();
+    eventually("peace", || agent.is_ready());
+}
+
+#[test]
 fn f05_ready_does_not_flap_while_an_ordinary_rewrite_is_healed() {
     let node = Node::new("flap");
     node.puts(FILE, PRIMARY);

@@ -3,6 +3,7 @@
 use crate::agent::{Agent, gybe_node, scratch};
 use serde_json::{Value, json};
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
@@ -62,6 +63,37 @@ fn the_next_agent_takes_the_place_without_a_gap_and_keeps_it() {
     let second = Agent::start(first.directory.clone());
     assert!(first.terminate().success());
     assert_eq!(second.asked("shop", "cart-0", "u1"), json!({ "version": 1 }));
+}
+
+#[test]
+fn f14_sockets_that_somebody_takes_away_stand_again() {
+    let mut agent = Agent::start(scratch("taken-away"));
+    let run = agent.directory.join("run");
+    for whole in [false, true] {
+        match whole {
+            true => fs::remove_dir_all(&run).unwrap(),
+            false => ["facts.sock", "log.sock"].iter().for_each(|it| fs::remove_file(run.join(it)).unwrap()),
+        }
+        assert_eq!(agent.line()["msg"], "gybe node: its sockets had been taken away; serving again");
+        assert_eq!(agent.asked("shop", "cart-0", "u1"), json!({ "version": 1 }));
+        UnixDatagram::unbound().unwrap().send_to(b"{\"msg\":\"heard\"}", run.join("log.sock")).unwrap();
+        assert_eq!(agent.line()["msg"], "heard");
+    }
+    assert!(agent.terminate().success());
+    assert_eq!(fs::read_dir(run).unwrap().count(), 0);
+}
+
+/// The second was killed, and its sockets are nobody's.
+#[test]
+fn f14_the_place_of_an_agent_that_was_killed_is_taken_back() {
+    let mut first = Agent::start(scratch("back"));
+    let mut second = gybe_node(&first.directory).stderr(Stdio::piped()).spawn().unwrap();
+    let mut told = String::new();
+    BufReader::new(second.stderr.take().unwrap()).read_line(&mut told).unwrap();
+    second.kill().and_then(|()| second.wait()).unwrap();
+    assert!(told.contains("serving"), "{told}");
+    assert_eq!(first.line()["msg"], "gybe node: its sockets had been taken away; serving again");
+    assert_eq!(first.asked("shop", "cart-0", "u1"), json!({ "version": 1 }));
 }
 
 #[test]

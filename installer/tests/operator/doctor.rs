@@ -84,7 +84,7 @@ fn what_is_wrong_with_the_chain_is_told_with_what_to_do() {
     assert_eq!(says, "gybe-cni is not in 10-calico.conflist: new pods are not redirected");
     assert!(remedy.contains("cni.exclusive=false"), "{remedy}");
 
-    let behind = r#"{"name":"n","plugins":[{"type":"a"},{"type":"gybe-cni","facts":{"directory":"/p"},"capabilities":{"io.kubernetes.cri.pod-annotations":true}},{"type":"bandwidth"}]}"#;
+    let behind = r#"{"name":"n","plugins":[{"type":"calico"},{"type":"gybe-cni","facts":{"directory":"/p"},"capabilities":{"io.kubernetes.cri.pod-annotations":true}},{"type":"bandwidth"}]}"#;
     node.put("10-calico.conflist", behind);
     let (_, says, _) = wrong(&node, "");
     assert_eq!(says, "gybe-cni is wanted last in 10-calico.conflist, and bandwidth comes behind it");
@@ -172,17 +172,34 @@ fn an_agent_that_is_away_gone_or_talks_nonsense_is_told_apart() {
 fn f37_directories_of_another_kind_of_node_are_told_with_its_own() {
     let node = well();
     fs::create_dir_all(node.root.join("etc")).unwrap();
-    fs::write(node.root.join("etc/os-release"), "ID=cos\n").unwrap();
+    fs::write(node.root.join("etc/os-release"), "ID=rhcos\n").unwrap();
     let said = node.doctor("--json");
     assert_eq!(said.code, 1, "{said:?}");
     let told = said.json();
     let wrong = found(&told, "directories", "wrong");
-    assert!(wrong[0].0.ends_with("home/kubernetes/bin"), "{wrong:?}");
-    assert!(wrong[0].1.contains(
-        "on GKE's Container-Optimized OS the runtime looks in /etc/cni/net.d and /home/kubernetes/bin"
-    ));
+    assert!(wrong[0].0.ends_with("etc/cni/multus/net.d"), "{wrong:?}");
+    assert!(
+        wrong[0].1.contains("on OpenShift the runtime looks in /etc/cni/multus/net.d and /var/lib/cni/bin")
+    );
+    // GKE's Ubuntu says it is Ubuntu.
+    fs::write(node.root.join("etc/os-release"), "ID=ubuntu\n").unwrap();
+    fs::create_dir_all(node.root.join("home/kubernetes/bin")).unwrap();
     let said = node.doctor("--bin-dir ROOT/opt/cni/bin --json");
     assert_eq!(said.code, 0, "{said:?}");
     let notes = found(&said.json(), "directories", "note");
-    assert!(notes[0].0.starts_with("these are not the directories of GKE's"), "{notes:?}");
+    assert!(notes[0].0.starts_with("these are not the directories of GKE"), "{notes:?}");
+}
+
+#[test]
+fn f37_a_directory_of_programs_without_the_primarys_is_suspected() {
+    let node = well();
+    fs::rename(node.root.join("opt/cni/bin"), node.root.join("bin-of-the-runtime")).unwrap();
+    fs::create_dir(node.root.join("opt/cni/bin")).unwrap();
+    let said = node.install("--pods-from /etc/gybe/pods");
+    assert_eq!(said.code, 0, "{said:?}");
+    assert!(said.out.contains("(calico, portmap) none is in the program directory"), "{said:?}");
+    let (about, says, remedy) = wrong(&node, "");
+    assert_eq!(about, "directories");
+    assert!(says.starts_with("of the plugins of 10-calico.conflist (calico, portmap) none is in"), "{says}");
+    assert!(remedy.contains("--bin-dir"), "{remedy}");
 }

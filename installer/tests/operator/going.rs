@@ -2,6 +2,7 @@
 
 use crate::node::{LIST, Node, SINGLE, plugin};
 use std::fs;
+use std::os::unix::net::{UnixDatagram, UnixListener};
 
 /// In, in that shape, and the node before that.
 fn installed(files: &[(&str, &str)], words: &str) -> (Node, std::collections::BTreeMap<String, Vec<u8>>) {
@@ -72,7 +73,7 @@ fn f32_every_shape_and_name_it_may_have_been_given_is_found_again() {
         (&[("10-calico.conflist", LIST)], "--shape standalone --conf-name 99-mesh.conf"),
         (&[("10-db.conf", SINGLE)], ""),
         (&[("10-db.json", SINGLE)], ""),
-        (&[("odd.file", LIST), ("20-b.conf", SINGLE)], "--conf-name odd.file"),
+        (&[("odd.file", LIST)], "--conf-name odd.file"),
         (&[("10-a.conf", SINGLE), ("10-a.conflist", LIST)], ""),
     ] {
         let (node, before) = installed(files, words);
@@ -142,7 +143,7 @@ fn another_programs_namesake_is_left_alone() {
 #[test]
 fn the_kubeconfig_goes_at_once_and_the_rest_of_the_run_directory_at_the_end() {
     let (node, _) = installed(&[("10-calico.conflist", LIST)], "");
-    for name in ["kubeconfig", "probe.json", "theirs"] {
+    for name in ["kubeconfig", ".kubeconfig.gybe.tmp", "probe.json", "theirs"] {
         fs::write(node.root.join("run/gybe").join(name), "x").unwrap();
     }
     node.uninstall("");
@@ -174,4 +175,48 @@ fn f29_who_took_the_entry_out_a_moment_ago_does_not_matter() {
     node.uninstall("");
     assert_eq!(node.programs(), ["gybe", "gybe-cni"]);
     assert_eq!(node.minutes_later().uninstall("--json").json()["finished"], true);
+}
+
+#[test]
+fn f37_what_is_in_the_directories_of_another_kind_of_node_is_not_called_gone() {
+    let (node, _) = installed(&[("10-calico.conflist", LIST)], "");
+    // Whoever made it, it makes no OpenShift.
+    fs::create_dir_all(node.root.join("etc/cni/multus/net.d")).unwrap();
+    let dry = node.uninstall("--dry-run");
+    assert!(dry.out.contains("write 10-calico.conflist"), "{dry:?}");
+    fs::write(node.root.join("etc/os-release"), "ID=rhcos\n").unwrap();
+    fs::create_dir_all(node.root.join("var/lib/cni/bin")).unwrap();
+    let (conf, bin) = (node.root.join("etc/cni/net.d"), node.root.join("opt/cni/bin"));
+    for words in ["", "--dry-run"] {
+        let said = node.uninstall(words);
+        for place in [&conf, &bin] {
+            assert!(said.err.contains(&place.display().to_string()), "{said:?}");
+        }
+    }
+    let said = node.uninstall("");
+    assert_eq!(said.code, 1, "{said:?}");
+    assert!(said.out.ends_with("not out: a conf file still names gybe-cni\n"), "{said:?}");
+    node.uninstall("--conf-dir ROOT/etc/cni/net.d");
+    let said = node.uninstall("--json");
+    let told = said.json();
+    assert_eq!((said.code, &told["finished"]), (0, &false.into()), "{told}");
+    assert_eq!(told["elsewhere"]["programs"][0], bin.display().to_string());
+    let said =
+        node.minutes_later().uninstall("--conf-dir ROOT/etc/cni/net.d --bin-dir ROOT/opt/cni/bin --json");
+    assert_eq!(said.json()["finished"], true, "{said:?}");
+}
+
+#[test]
+fn f29_the_sockets_of_an_agent_that_lives_stay_and_those_of_a_dead_one_go() {
+    let (node, _) = installed(&[("10-calico.conflist", LIST)], "");
+    let run = node.root.join("run/gybe");
+    let (facts, log) = (run.join("facts.sock"), run.join("log.sock"));
+    let alive = (UnixListener::bind(&facts).unwrap(), UnixDatagram::bind(&log).unwrap());
+    fs::write(run.join("probe.json"), "{}").unwrap();
+    node.uninstall("");
+    let finished = || node.minutes_later().uninstall("--json").json()["finished"] == true;
+    assert!(finished());
+    assert!(facts.exists() && log.exists() && !run.join("probe.json").exists());
+    drop(alive);
+    assert!(finished() && !run.exists());
 }

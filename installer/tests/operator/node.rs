@@ -12,6 +12,9 @@ use std::time::{Duration, SystemTime};
 pub(crate) const LIST: &str = "{\n  \"name\": \"k8s-pod-network\",\n  \"cniVersion\": \"0.3.1\",\n  \"plugins\": [\n    {\n      \"type\": \"calico\",\n      \"mtu\": 1500\n    },\n    {\n      \"type\": \"portmap\"\n    }\n  ]\n}\n";
 pub(crate) const SINGLE: &str = "{\n  \"cniVersion\": \"0.4.0\",\n  \"name\": \"dbnet\",\n  \"type\": \"bridge\",\n  \"bridge\": \"cni0\"\n}\n";
 
+/// Plugins that somebody else has put beside ours.
+const PRIMARIES: [&str; 3] = ["bridge", "calico", "cilium-cni"];
+
 pub(crate) struct Node {
     pub(crate) root: PathBuf,
 }
@@ -40,6 +43,9 @@ impl Node {
             fs::create_dir_all(root.join(folder)).unwrap();
         }
         let node = Self { root };
+        for plugin in PRIMARIES {
+            node.program(&format!("opt/cni/bin/{plugin}"), "#!/bin/sh\n");
+        }
         node.program("image/gybe", "#!/bin/sh\necho gybe 1\n");
         node.program("image/gybe-cni", &plugin("1"));
         node
@@ -95,8 +101,9 @@ impl Node {
         self.files("etc/cni/net.d")
     }
 
+    /// What is in the directory of plugins, but for other people's.
     pub(crate) fn programs(&self) -> Vec<String> {
-        self.files("opt/cni/bin").into_keys().collect()
+        self.files("opt/cni/bin").into_keys().filter(|name| !PRIMARIES.contains(&name.as_str())).collect()
     }
 
     pub(crate) fn gybe(&self, words: &str) -> Said {

@@ -1,7 +1,7 @@
 //! What `gybe doctor` says of what is around us: links, runtimes, other meshes, earlier lives.
 
 use crate::doctor::{found, well, wrong};
-use crate::node::{Node, SINGLE};
+use crate::node::{LIST, Node, SINGLE};
 use std::fs;
 use std::os::unix::fs::symlink;
 
@@ -122,4 +122,23 @@ fn f06_what_stops_containerd_is_a_note_where_cri_o_runs() {
     assert!(found(&told, "chain", "note")[0].0.starts_with("00-broken.conf cannot be loaded"), "{told}");
     fs::write(node.root.join("proc/77/comm"), "containerd\n").unwrap();
     assert_eq!(found(&node.doctor("--json").json(), "chain", "wrong").len(), 2);
+}
+
+#[test]
+fn a_drop_in_that_the_running_runtime_does_not_read_is_wrong() {
+    let node = Node::with(&[("10-calico.conflist", LIST)]);
+    assert_eq!(node.install("--shape dropin --pods-from /p").code, 0);
+    let of_chain = |state: &str| found(&node.doctor("--json").json(), "chain", state);
+    assert!(of_chain("note")[0].0.contains("the runtime, which is not seen, reads drop-ins cannot be told"));
+    runs(&node, "containerd");
+    assert!(of_chain("note")[0].0.contains("containerd (process 77) reads drop-ins cannot be told"));
+    let program = node.root.join("proc/77/exe");
+    fs::write(&program, "\u{7f}ELF github.com/containernetworking/cni/libcni disableGC").unwrap();
+    let (says, remedy) = of_chain("wrong").remove(0);
+    let wrong =
+        "containerd (process 77) does not read drop-ins, and gybe-cni is one: new pods are not redirected";
+    assert_eq!(says, wrong);
+    assert!(remedy.starts_with("set shape: chained, or update containerd: containerd 2.1"), "{remedy}");
+    fs::write(program, "\u{7f}ELF github.com/containernetworking/cni/libcni loadOnlyInlinedPlugins").unwrap();
+    assert!(of_chain("ok").iter().any(|(says, _)| says == "containerd (process 77) reads drop-ins"));
 }

@@ -97,7 +97,7 @@ fn programs_come_in_order_and_under_the_names_asked_for() {
     assert_eq!(names(&install), ["gybe", "gybe-cni", "istio-cni-taint", "istio-iptables", "istio-cni"]);
     assert_eq!(install.programs.last().unwrap().place, Place::IfAbsent);
     assert_eq!(install.programs[3].hash, install.programs[0].hash);
-    let own = OnNode { stand_in: StandIn::Ours, ..node(&image) };
+    let own = OnNode { stand_in: StandIn::Ours(install.programs[0].hash), ..node(&image) };
     let own = installed(&read(&[], &[]), &own);
     assert_eq!((own.programs[2].place, own.programs[2].hash), (Place::Always, own.programs[1].hash));
     let over = OnNode { stand_in: StandIn::Over(install.programs[0].hash), ..node(&image) };
@@ -124,5 +124,8 @@ fn f29_leaving_takes_all_we_placed_and_buries_what_may_still_be_called() {
     assert!(later.rests, "the plugin is nobody's business yet");
     let buried: Vec<_> = leave.tombstones.iter().map(|it| (it.name.to_string(), it.place)).collect();
     assert_eq!(buried, [("gybe-cni".to_owned(), Place::Always), ("istio-cni".to_owned(), Place::IfAbsent)]);
+    let old = leave.tombstones[0].hash;
+    let stands = left(&read(&[], &files), &OnNode { stand_in: StandIn::Ours(old), ..node(&image) });
+    assert_eq!(stands.tombstones[1].hash, old, "what stands there is known by what it is");
     assert_eq!((leave.plugin.as_str(), leave.pinned.unwrap().to_string()), ("gybe-cni", "x.conf".to_owned()));
 }

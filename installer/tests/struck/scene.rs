@@ -74,7 +74,7 @@ pub(crate) fn one_pass(root: &Path, act: &str) -> ExitCode {
     let _ = nix::unistd::getppid();
     let pass = pass(&wants::places(root), &wanted, &mut Memory::default()).unwrap();
     for error in &pass.performed.failed {
-        println!("{}", told(error));
+        println!("{}", told(&error.why));
     }
     if pass.performed.failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(3) }
 }

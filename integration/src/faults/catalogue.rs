@@ -77,8 +77,8 @@ pub const CATALOGUE: [Fault; 51] = [
     fault("F12", "inotify is exhausted", "the directory is looked at once a second instead"),
     fault(
         "F13",
-        "the conf directory is removed, made anew, or a link leads elsewhere",
-        "the watch is set again where the path leads now",
+        "the conf directory is removed, renamed, made anew, or a link leads elsewhere",
+        "the watch is set again where the path leads now; where a mount holds another, health ends, for only a new start mounts it",
     ),
     fault(
         "F14",

@@ -9,6 +9,8 @@
 #[cfg(test)]
 mod ground;
 #[cfg(test)]
+mod listens;
+#[cfg(test)]
 mod pods;
 #[cfg(test)]
 mod storm;

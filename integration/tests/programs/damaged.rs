@@ -1,7 +1,7 @@
 //! Damaged on the way: whatever bit, whatever part of it, it never gets the plugin's name.
 
 use crate::node::{LIST, Node, add};
-use gybe_installer::install::perform::PerformError;
+use gybe_installer::install::perform::{Failed, PerformError};
 use gybe_installer::install::wanted::Wanted;
 use gybe_installer::install::{Memory, pass};
 use std::fs::{self, File};
@@ -21,7 +21,7 @@ fn upgraded(test: &str) -> (Node, Memory, Wanted, Vec<u8>) {
 /// Refused for its hash, and the one before is there.
 fn refused(node: &Node, wanted: &Wanted, memory: &mut Memory) {
     let failed = pass(&node.places(), wanted, memory).unwrap().performed.failed;
-    assert!(matches!(failed.as_slice(), [PerformError::Damaged { .. }]), "{failed:?}");
+    assert!(matches!(failed.as_slice(), [Failed { why: PerformError::Damaged { .. }, .. }]), "{failed:?}");
     assert_eq!(fs::read_dir(node.0.join("bin")).unwrap().count(), 1, "nothing is left beside it");
 }
 

@@ -1,28 +1,13 @@
 //! A disk that is full: what was there stays and works, and a pass after there is room does the rest.
 
-use crate::node::{LIST, Node, add};
-use gybe_installer::install::perform::PerformError;
+use crate::node::{LIST, Node, add, with_own_mounts};
+use gybe_installer::install::perform::{Failed, PerformError};
 use gybe_installer::install::{Memory, Pass, pass};
 use nix::errno::Errno;
 use nix::mount::{MsFlags, mount};
-use nix::sched::{CloneFlags, unshare};
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::Path;
-use std::thread;
-
-/// Runs `work` on a thread that has mounts of its own: they go with it.
-fn with_own_mounts(work: impl FnOnce() + Send) {
-    thread::scope(|scope| {
-        let own = scope.spawn(|| {
-            unshare(CloneFlags::CLONE_NEWNS).unwrap();
-            let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
-            mount(None::<&str>, "/", None::<&str>, private, None::<&str>).unwrap();
-            work();
-        });
-        own.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-    });
-}
 
 fn small_disk(at: &Path, options: &str) {
     mount(Some("small"), at, Some("tmpfs"), MsFlags::empty(), Some(options)).unwrap();
@@ -35,10 +20,12 @@ fn fill(directory: &Path) {
 }
 
 fn the_disk_is_full(pass: &Pass) {
-    let [PerformError::System { why: Errno::ENOSPC, .. }] = pass.performed.failed.as_slice() else {
+    let [Failed { why: PerformError::System { why: Errno::ENOSPC, .. }, .. }] =
+        pass.performed.failed.as_slice()
+    else {
         panic!("{:?}", pass.performed.failed)
     };
-    assert!(pass.performed.failed[0].hint().is_some());
+    assert!(pass.performed.failed[0].why.hint().is_some());
 }
 
 #[test]

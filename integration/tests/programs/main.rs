@@ -1,4 +1,5 @@
-//! The real plugin put on a node again and again: while it runs, damaged on the way, on a full disk.
+//! The real plugin put on a node again and again: while it runs, damaged on the way, on a full disk, in
+//! directories that are renamed on the host.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -13,5 +14,7 @@ mod damaged;
 mod full;
 #[cfg(test)]
 mod node;
+#[cfg(test)]
+mod renamed;
 #[cfg(test)]
 mod replaced;

@@ -4,11 +4,14 @@ use gybe_installer::install::entry::Entry;
 use gybe_installer::install::seen::{FileName, Hash, Places};
 use gybe_installer::install::wanted::{Install, Place, Program, Shape, TakeOver, Trial, Wanted};
 use gybe_integration::programs::{path_of_ours, run};
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
 use serde_json::json;
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::thread;
 
 /// A primary's conf file.
 pub(crate) const LIST: &str =
@@ -105,6 +108,19 @@ pub(crate) fn add(plugin: &Path) {
     let ran = child.wait_with_output().unwrap();
     let result: serde_json::Value = serde_json::from_slice(&ran.stdout).unwrap_or_else(|_| panic!("{ran:?}"));
     assert_eq!((ran.status.code(), &result), (Some(0), &call["prevResult"]), "{ran:?}");
+}
+
+/// Runs `work` on a thread that has mounts of its own: they go with it.
+pub(crate) fn with_own_mounts(work: impl FnOnce() + Send) {
+    thread::scope(|scope| {
+        let own = scope.spawn(|| {
+            unshare(CloneFlags::CLONE_NEWNS).unwrap();
+            let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
+            mount(None::<&str>, "/", None::<&str>, private, None::<&str>).unwrap();
+            work();
+        });
+        own.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    });
 }
 
 impl Drop for Node {

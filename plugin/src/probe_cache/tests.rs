@@ -1,6 +1,8 @@
 use super::*;
 use gybe_netfilter::probe::{Finding, Profile, Refusal};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc;
+use std::thread;
 
 /// A directory of one test's own, gone with the value.
 struct Place(PathBuf);

@@ -1,13 +1,20 @@
-//! The container runtimes that run here, and whether they still watch the conf directory: a watch is on
-//! an inode, and a directory made anew has another (F13).
+//! The container runtimes that run here: whether they still watch the conf directory (a watch is on an
+//! inode, and a directory made anew has another, F13), and whether they read a network's own directory.
 
+use crate::install::loads::DropIns;
 use nix::sys::stat::stat;
 use std::collections::BTreeSet;
-use std::fs;
+use std::fs::{self, File};
+use std::io::{self, Read};
 use std::path::Path;
 
 /// More than any node has.
 const MOST_PROCESSES: usize = 65_536;
+
+/// A key of conf files, which libcni has known for as long as it has read drop-ins: since 1.3. Its
+/// name is in the program, whatever distribution built it and whatever version it calls itself; in
+/// Debian's containerd 1.6 and 1.7 it is not, in 2.1 it is.
+const KEY: &[u8] = b"loadOnlyInlinedPlugins";
 
 /// A runtime.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -18,6 +25,17 @@ pub struct RuntimeSeen {
     pub pid: u32,
     /// What it watches.
     pub watches: Watches,
+    /// What becomes of a network's drop-ins; none where its program cannot be read, or nobody asked.
+    pub drop_ins: Option<DropIns>,
+}
+
+/// Whether somebody wants to know what becomes of drop-ins: programs of 50 MB are read for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ask {
+    /// Ours is one.
+    DropIns,
+    /// There is none of ours.
+    Nothing,
 }
 
 /// What a runtime watches.
@@ -32,14 +50,14 @@ pub enum Watches {
 }
 
 /// All that `proc` shows: in a container without the host's processes, none.
-pub(super) fn running(proc: &Path, conf: &Path) -> Vec<RuntimeSeen> {
+pub(super) fn running(proc: &Path, conf: &Path, ask: Ask) -> Vec<RuntimeSeen> {
     let Ok(processes) = fs::read_dir(proc) else { return Vec::new() };
     let pids = processes.flatten().take(MOST_PROCESSES);
     let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    pids.filter_map(|pid| runtime(proc, pid, conf)).collect()
+    pids.filter_map(|pid| runtime(proc, (pid, conf), ask)).collect()
 }
 
-fn runtime(proc: &Path, pid: u32, conf: &Path) -> Option<RuntimeSeen> {
+fn runtime(proc: &Path, (pid, conf): (u32, &Path), ask: Ask) -> Option<RuntimeSeen> {
     let process = proc.join(pid.to_string());
     let name = fs::read_to_string(process.join("comm")).ok()?.trim().to_owned();
     if !matches!(name.as_str(), "containerd" | "crio") {
@@ -50,7 +68,30 @@ fn runtime(proc: &Path, pid: u32, conf: &Path) -> Option<RuntimeSeen> {
         (Some(_), Ok(_)) => Watches::Others,
         _ => Watches::Unknown,
     };
-    Some(RuntimeSeen { name, pid, watches })
+    let drop_ins = if ask == Ask::DropIns { drop_ins(&process.join("exe")) } else { None };
+    Some(RuntimeSeen { name, pid, watches, drop_ins })
+}
+
+fn drop_ins(program: &Path) -> Option<DropIns> {
+    let knows = holds(File::open(program).ok()?, KEY).ok()?;
+    Some(if knows { DropIns::Loaded } else { DropIns::Ignored })
+}
+
+/// Piece by piece: a container's memory may be smaller than the program.
+fn holds(mut source: impl Read, words: &[u8]) -> io::Result<bool> {
+    let (mut piece, mut held) = (vec![0; 1 << 16], Vec::new());
+    loop {
+        let read = source.read(&mut piece)?;
+        if read == 0 {
+            return Ok(false);
+        }
+        held.extend_from_slice(piece.get(..read).unwrap_or_default());
+        if held.windows(words.len()).any(|window| window == words) {
+            return Ok(true);
+        }
+        // They may begin here and end in the next one.
+        held.drain(..held.len().saturating_sub(words.len()));
+    }
 }
 
 /// The inodes of all its inotify watches: `inotify wd:1 ino:2a sdev:800001 …` in fdinfo
@@ -78,6 +119,23 @@ fn inode(line: &str) -> Option<u64> {
 mod tests {
     use super::*;
     use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
+
+    #[test]
+    fn words_are_found_wherever_a_piece_ends() {
+        struct Pieces<'a>(std::slice::Chunks<'a, u8>);
+        impl Read for Pieces<'_> {
+            fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+                let piece = self.0.next().unwrap_or_default();
+                into[..piece.len()].copy_from_slice(piece);
+                Ok(piece.len())
+            }
+        }
+        let program = [b"loadOnlyInlined\0".as_slice(), KEY, b"\0"].concat();
+        for length in 1..=program.len() {
+            assert!(holds(Pieces(program.chunks(length)), KEY).unwrap(), "{length}");
+            assert!(!holds(Pieces(program[..program.len() - 2].chunks(length)), KEY).unwrap(), "{length}");
+        }
+    }
 
     #[test]
     fn f13_a_watch_is_known_by_its_inode_and_a_directory_made_anew_has_another() {

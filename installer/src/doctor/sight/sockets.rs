@@ -1,5 +1,6 @@
 //! The node agent, asked as the plugin asks it: about a pod that there is not.
 
+use crate::errno::errno;
 use gybe_plugin::args::{Namespace, PodName, PodRef};
 use gybe_plugin::conf::FactsConf;
 use gybe_plugin::facts::{self, FactsError};
@@ -50,6 +51,6 @@ fn nobody() -> Option<PodRef> {
 /// A datagram socket that is connected to has somebody to hear; nothing is sent.
 pub(super) fn knock(path: &Path) -> LogSocketSeen {
     let knocked = UnixDatagram::unbound().and_then(|socket| socket.connect(path));
-    let fault = knocked.err().map(|why| Errno::from_raw(why.raw_os_error().unwrap_or_default()));
+    let fault = knocked.err().map(|why| errno(&why));
     LogSocketSeen { socket: path.to_owned(), fault }
 }

@@ -1,7 +1,7 @@
 //! Times made up, for what would take minutes to wait for.
 
 use super::*;
-use crate::install::change::{Change, Over, Problem};
+use crate::install::change::{Change, Problem};
 use crate::install::seen::{FileName, Hash};
 use crate::install::wanted::{Place, Program, Trial};
 use std::path::PathBuf;
@@ -67,7 +67,7 @@ fn lost() -> Plan {
     let (name, source) = (FileName::new("gybe-cni").unwrap(), PathBuf::new());
     let hash = Hash::of(b"");
     let program = Program { name, source, hash, trial: Trial::CniVersion, place: Place::Always };
-    Plan { changes: vec![Change::Place { program, over: Over::Another }], problems: Vec::new() }
+    Plan { changes: vec![Change::Place { program }], problems: Vec::new() }
 }
 
 #[test]

@@ -8,7 +8,7 @@ use super::trial::TrialError;
 use crate::install::seen::Hash;
 
 /// A step failed; what was there is there still.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, Clone, thiserror::Error)]
 pub enum PerformError {
     /// The kernel said no.
     #[error("cannot {step} {}", .path.display())]
@@ -78,7 +78,7 @@ fn of_errno(why: Errno) -> Option<&'static str> {
              AppArmor the profile unconfined"
         }
         Errno::ENOENT => "the directory is gone; it is waited for",
-        Errno::ENAMETOOLONG => "the file's name leaves no room for an ending; rename it, or use drop-in mode",
+        Errno::ENAMETOOLONG => "the file's name leaves no room for an ending; rename it",
         Errno::EISDIR => "a directory has the name; see what it is, and remove it",
         Errno::EIO => "the disk fails",
         Errno::ETXTBSY => "somebody writes to the program; it is tried again",

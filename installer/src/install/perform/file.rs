@@ -12,6 +12,7 @@ use nix::sys::stat::{Mode, fchmod, fstat};
 use nix::unistd::{Gid, Uid, UnlinkatFlags, fchown, fsync, unlinkat};
 
 use super::PerformError;
+use crate::errno::errno;
 use crate::install::change::NewAccess;
 use crate::install::seen::{FileName, LARGEST, TEMPORARY};
 
@@ -128,8 +129,4 @@ fn settle(file: &File, access: NewAccess) -> Result<(), Errno> {
     };
     fchmod(file, Mode::from_bits_truncate(mode))?;
     fsync(file)
-}
-
-pub(super) fn errno(why: &std::io::Error) -> Errno {
-    why.raw_os_error().map_or(Errno::EIO, Errno::from_raw)
 }

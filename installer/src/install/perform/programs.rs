@@ -9,8 +9,9 @@ use nix::sys::stat::{Mode, fchmod};
 use nix::unistd::fsync;
 
 use super::PerformError;
-use super::file::{Folder, errno};
+use super::file::Folder;
 use super::trial;
+use crate::errno::errno;
 use crate::install::seen::{Hash, TEMPORARY};
 use crate::install::wanted::Program;
 

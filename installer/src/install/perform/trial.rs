@@ -13,7 +13,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::waitpid;
 use nix::unistd::Pid;
 
-use super::file::errno;
+use crate::errno::errno;
 use crate::install::wanted::Trial;
 
 /// It takes a millisecond; on a node that swaps, longer.

@@ -77,7 +77,7 @@ impl Chaining<'_> {
         }
         if self.has_istio() {
             // Before it is replaced: uninstall can put it back.
-            steps.extend(self.write(self.target.name.with(ORIGINAL), self.target.bytes.to_vec()));
+            steps.extend(originals::set_aside(self.seen, &self.target.name));
         }
         steps.extend(self.write(self.target.name.clone(), bytes));
         steps

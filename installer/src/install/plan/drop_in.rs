@@ -27,6 +27,7 @@ pub(super) fn put(seen: &Snapshot, install: &Install, plan: &mut Plan) -> Option
         bytes.push(b'\n');
         plan.changes.push(Change::DropIn { network: network.clone(), bytes, mode: install.mode });
     }
+    plan.problems.push(Problem::UnseenDropIn(network.clone()));
     Some(Kept { files: Vec::new(), network: Some(network) })
 }
 

@@ -3,7 +3,7 @@
 //! They outlive a reboot, travel with the directory, and no runtime loads a file of that ending.
 
 use super::Plan;
-use crate::install::change::Change;
+use crate::install::change::{Change, NewAccess};
 use crate::install::conflist::{Chain, convert};
 use crate::install::seen::{FileKind, FileName, ORIGINAL, SeenFile, Snapshot};
 
@@ -51,6 +51,15 @@ pub(super) fn of_list<'a>(seen: &'a Snapshot, list: &FileName) -> Option<Origina
     let mut originals: Vec<_> = originals.collect();
     originals.sort_by_key(|original| !seen.conf.files.get(list).is_some_and(|list| original.is_inside(list)));
     originals.into_iter().next()
+}
+
+/// Lays a copy of `name` aside, before something else is written in its place.
+pub(super) fn set_aside(seen: &Snapshot, name: &FileName) -> Option<Change> {
+    let file = seen.conf.files.get(name)?;
+    let (aside, bytes) = (name.with(ORIGINAL), file.content.clone().ok()?);
+    let instead_of = seen.conf.files.get(&aside).and_then(|there| there.content.clone().ok());
+    let access = NewAccess::Like(file.access);
+    (instead_of.as_ref() != Some(&bytes)).then_some(Change::Write { file: aside, bytes, access, instead_of })
 }
 
 impl Original<'_> {

@@ -38,13 +38,46 @@ impl Out<'_> {
             let theirs = file.kind == FileKind::Link || name.ends_in(ORIGINAL) || kept(name);
             let (false, Ok(bytes)) = (theirs, &file.content) else { continue };
             if standalone::is_ours(bytes, self.plugin) {
-                plan.changes.push(Change::Remove { file: name.clone(), bytes: bytes.clone() });
+                self.of_our_own((name, file, bytes), plan);
             } else if let Ok(chain) = Chain::read(bytes)
                 && chain.entry(self.plugin).is_some()
             {
                 self.of_file(&Held { name, file, bytes, chain }, plan);
             }
         }
+    }
+
+    /// A network that is ours alone goes, or gives its place back.
+    fn of_our_own(&self, (name, file, bytes): (&FileName, &SeenFile, &Vec<u8>), plan: &mut Plan) {
+        let change = match self.of_istio(name, standalone::is_of_istio, plan) {
+            None => Change::Remove { file: name.clone(), bytes: bytes.clone() },
+            Some(theirs) => Change::Write {
+                file: name.clone(),
+                bytes: theirs.clone(),
+                access: NewAccess::Like(file.access),
+                instead_of: Some(bytes.clone()),
+            },
+        };
+        plan.changes.push(change);
+    }
+
+    /// The file as it was before we took istio-cni's place in it, where that is wanted and possible.
+    fn of_istio(
+        &self,
+        name: &FileName,
+        has_istio: impl Fn(&[u8]) -> bool,
+        plan: &mut Plan,
+    ) -> Option<&Vec<u8>> {
+        let original = originals::of(self.seen, name).filter(|original| original.is_trusted(self.seen))?;
+        let before = original.file.content.as_ref().ok()?;
+        if self.put_back != PutBack::Istio || !has_istio(before) {
+            return None;
+        }
+        if !self.istio_is_there() {
+            plan.problems.push(Problem::IstioGone(name.clone()));
+            return None;
+        }
+        Some(before)
     }
 
     fn of_file(&self, held: &Held<'_>, plan: &mut Plan) {
@@ -75,22 +108,13 @@ impl Out<'_> {
     /// Without our entry; with istio-cni's again, where that is wanted and possible.
     fn replaced(&self, held: &Held<'_>, plan: &mut Plan) -> Result<Vec<u8>, ConflistError> {
         let without = held.chain.without(self.plugin);
-        let original = originals::of(self.seen, held.name).filter(|original| original.is_trusted(self.seen));
-        let before = original.and_then(|original| original.file.content.as_ref().ok());
-        let before = before.and_then(|bytes| Some((bytes, Chain::read(bytes).ok()?)));
-        let Some((bytes, before)) = before.filter(|_| self.put_back == PutBack::Istio) else {
+        let Some(bytes) = self.of_istio(held.name, |bytes| entry_of_istio(bytes).is_some(), plan) else {
             return without;
         };
-        let Some(entry) = before.entry(ISTIO).and_then(|text| Entry::parse(text).ok()) else {
-            return without;
-        };
-        if !self.istio_is_there() {
-            plan.problems.push(Problem::IstioGone(held.name.clone()));
-            return without;
-        }
-        if without == before.without(ISTIO) {
+        if without == Chain::read(bytes)?.without(ISTIO) {
             return Ok(bytes.clone());
         }
+        let Some(entry) = entry_of_istio(bytes) else { return without };
         Chain::read(&held.chain.with(&entry, Istio::Stays)?)?.without(self.plugin)
     }
 
@@ -114,6 +138,10 @@ impl Out<'_> {
             }
         }
     }
+}
+
+fn entry_of_istio(bytes: &[u8]) -> Option<Entry> {
+    Entry::parse(Chain::read(bytes).ok()?.entry(ISTIO)?).ok()
 }
 
 fn rewrite(held: &Held<'_>, without: Result<Vec<u8>, ConflistError>, plan: &mut Plan) {

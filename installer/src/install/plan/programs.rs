@@ -1,7 +1,7 @@
 //! Which programs are to be placed, and which may go.
 
 use super::Plan;
-use crate::install::change::{Change, Over};
+use crate::install::change::Change;
 use crate::install::seen::{FileName, Snapshot};
 use crate::install::wanted::{Install, Leave, Place, Program};
 use std::ffi::OsStr;
@@ -27,21 +27,13 @@ fn is_ours(seen: &Snapshot, program: &Program) -> bool {
 }
 
 fn placed(seen: &Snapshot, program: &Program) -> Option<Change> {
-    let over = match seen.programs.files.get(&program.name) {
-        None => Over::Nothing,
-        Some(_) if program.place == Place::IfAbsent => return None,
-        Some(there) => {
-            // The right bytes in a file that others may write are not the right program.
-            let right = there.hash == Ok(program.hash)
-                && there.access.mode == MODE
-                && there.access.is_only_of(seen.us);
-            if right {
-                return None;
-            }
-            Over::Another
-        }
-    };
-    Some(Change::Place { program: program.clone(), over })
+    let stays = seen.programs.files.get(&program.name).is_some_and(|there| {
+        // The right bytes in a file that others may write are not the right program.
+        let right =
+            there.hash == Ok(program.hash) && there.access.mode == MODE && there.access.is_only_of(seen.us);
+        right || program.place == Place::IfAbsent
+    });
+    (!stays).then(|| Change::Place { program: program.clone() })
 }
 
 /// A plugin's program stays, as a tombstone, for as long as anything may ask for it. What a runtime

@@ -1,6 +1,6 @@
 //! A network of our own, for Multus to call by name.
 
-use super::{Kept, Plan};
+use super::{Kept, Plan, originals};
 use crate::install::change::{Change, NewAccess, Problem};
 use crate::install::conflist::ISTIO;
 use crate::install::entry::{Entry, Layout};
@@ -34,6 +34,10 @@ pub(super) fn put(seen: &Snapshot, install: &Install, file: &FileName, plan: &mu
             if says_the_same(&bytes, theirs) {
                 return kept;
             }
+            if is_of_istio(theirs) {
+                // Before it is replaced: uninstall can put it back.
+                plan.changes.extend(originals::set_aside(seen, file));
+            }
             (NewAccess::Like(there.access), Some(theirs.clone()))
         }
     };
@@ -46,12 +50,20 @@ fn says_the_same(ours: &[u8], theirs: &[u8]) -> bool {
 }
 
 fn may_write(install: &Install, text: &[u8]) -> bool {
-    let kind = json::parse(text).ok().and_then(|tree| tree.field("type")?.as_text().map(str::to_owned));
     let ambient = json::parse(text).is_ok_and(|tree| {
         tree.member("ambient_enabled").map(|node| &node.kind) == Some(&json::Kind::Bool(true))
     });
-    let of_istio = kind.as_deref() == Some(ISTIO) && install.take_over == TakeOver::Now && !ambient;
-    kind.as_deref() == Some(install.entry.plugin()) || of_istio
+    let of_istio = is_of_istio(text) && install.take_over == TakeOver::Now && !ambient;
+    is_of(text, install.entry.plugin()) || of_istio
+}
+
+/// Whether a file is a network of istio-cni's plugin alone.
+pub(super) fn is_of_istio(text: &[u8]) -> bool {
+    is_of(text, ISTIO)
+}
+
+fn is_of(text: &[u8], plugin: &str) -> bool {
+    json::parse(text).is_ok_and(|tree| tree.field("type").and_then(Node::as_text) == Some(plugin))
 }
 
 /// Whether a file is a network of that one plugin, with our name for it: nobody but us writes that.

@@ -16,18 +16,14 @@ use nix::sys::stat::{FileStat, Mode, SFlag, fstat};
 use super::{
     Access, ConfDirectory, FileKind, FileName, LARGEST, ORIGINAL, SeenFile, Standing, TEMPORARY, Unreadable,
 };
+use crate::errno::errno;
 use crate::install::loads::Form;
 
 /// Real directories hold a handful; beyond this a directory is no conf directory.
 const MOST: usize = 65_536;
 
 pub(super) fn conf_directory(path: &Path, also: &BTreeSet<FileName>) -> ConfDirectory {
-    let nothing = |standing| ConfDirectory {
-        standing,
-        files: BTreeMap::new(),
-        networks: BTreeMap::new(),
-        litter: false,
-    };
+    let nothing = ConfDirectory::not_there;
     let (fd, entries) = match open_directory(path).and_then(|(fd, standing)| Ok((list(&fd)?, fd, standing))) {
         Ok((_, _, standing)) if standing != Standing::There => return nothing(standing),
         Ok((entries, fd, _)) => (fd, entries),
@@ -71,7 +67,7 @@ fn open_here(directory: impl AsFd, name: &FileName, more: OFlag) -> Result<Owned
 }
 
 /// Names in the directory and, where the file system says it, what they are.
-fn list(fd: &OwnedFd) -> Result<Vec<(FileName, Option<Type>)>, Errno> {
+pub(super) fn list(fd: &OwnedFd) -> Result<Vec<(FileName, Option<Type>)>, Errno> {
     let again = openat(fd, ".", OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty())?;
     let mut names = Vec::new();
     for entry in Dir::from_fd(again)?.iter() {
@@ -131,7 +127,12 @@ fn content(fd: OwnedFd, stat: &FileStat) -> Result<Vec<u8>, Unreadable> {
     }
     let mut bytes = Vec::new();
     let read = File::from(fd).take(LARGEST + 1).read_to_end(&mut bytes);
-    read.map_err(|why| Unreadable::Refused(Errno::from_raw(why.raw_os_error().unwrap_or_default())))?;
+    read.map_err(|why| Unreadable::Refused(errno(&why)))?;
     let length = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
-    if length > LARGEST { Err(Unreadable::TooLarge(length)) } else { Ok(bytes) }
+    if length > LARGEST {
+        // No more than that was read.
+        let length = u64::try_from(stat.st_size).unwrap_or_default().max(length);
+        return Err(Unreadable::TooLarge(length));
+    }
+    Ok(bytes)
 }

@@ -1,6 +1,6 @@
 //! Programs known by what they are, not by their names: hash, mode and owner.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap};
 use std::ffi::OsStr;
 use std::fmt;
 use std::fs::File;
@@ -13,8 +13,9 @@ use nix::fcntl::{AtFlags, OFlag, openat};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstat, fstatat};
 use sha2::{Digest, Sha256};
 
-use super::files::{access, is, open_directory};
+use super::files::{access, is, list, open_directory};
 use super::{Access, FileName, ProgramDirectory, Standing, TEMPORARY, Unreadable};
+use crate::errno::errno;
 
 /// A SHA-256.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -84,8 +85,7 @@ impl Hashes {
         if let Some(hash) = self.0.get(&identity) {
             return Ok(*hash);
         }
-        let hash = Hash::of_all(File::from(fd))
-            .map_err(|why| Unreadable::Refused(Errno::from_raw(why.raw_os_error().unwrap_or_default())))?;
+        let hash = Hash::of_all(File::from(fd)).map_err(|why| Unreadable::Refused(errno(&why)))?;
         // Names are few; a node that replaces them for ever must not fill memory.
         if self.0.len() > 64 {
             self.0.clear();
@@ -96,10 +96,11 @@ impl Hashes {
 }
 
 pub(super) fn look(path: &Path, names: &BTreeSet<FileName>, hashes: &mut Hashes) -> ProgramDirectory {
-    let nothing = |standing| ProgramDirectory { standing, files: BTreeMap::new(), litter: false };
+    let nothing = ProgramDirectory::not_there;
     match open_directory(path) {
         Ok((fd, Standing::There)) => ProgramDirectory {
             standing: Standing::There,
+            names: list(&fd).into_iter().flatten().map(|(name, _)| name).collect(),
             files: names
                 .iter()
                 .filter_map(|name| Some((name.clone(), program(&fd, name, hashes)?)))

@@ -5,7 +5,7 @@ use crate::install::Pass;
 use crate::install::change::{Change, Problem};
 use crate::install::directory::Directory;
 use crate::install::fight::Fight;
-use crate::install::perform::{Busy, PerformError};
+use crate::install::perform::{Busy, Failed};
 use crate::node::bulletin::Stage;
 use crate::settings::{Mode, PLUGIN};
 use serde_json::json;
@@ -17,7 +17,8 @@ impl Healing<'_> {
         self.posted.missing = missing(pass);
         let mut problems = pass.left.problems.iter();
         self.posted.cut_off = problems.find(|it| matches!(it, Problem::Deleted(_))).map(ToString::to_string);
-        let notes = pass.left.problems.iter().filter(|problem| !problem.blocks());
+        let open = |problem: &&Problem| !problem.blocks() && !self.is_seen(problem);
+        let notes = pass.left.problems.iter().filter(open);
         let of_settings = self.following.good.notes.iter().cloned();
         self.posted.notes = notes.map(ToString::to_string).chain(of_settings).collect();
         let healed = self.healed(woken);
@@ -25,6 +26,13 @@ impl Healing<'_> {
         self.tell(pass, healed);
         self.stage(pass);
         self.next(pass)
+    }
+
+    /// A runtime that calls us reads the drop-in, for by then no sandbox is on its way that was begun
+    /// under another conf.
+    fn is_seen(&self, problem: &Problem) -> bool {
+        let calls = || self.around.calls.added_after(self.wanted_since + self.leaving.rest);
+        matches!(problem, Problem::UnseenDropIn(_)) && calls()
     }
 
     /// Nothing could be looked at, so what was known before holds no more.
@@ -35,6 +43,12 @@ impl Healing<'_> {
         }
         self.told.state("busy", ("warn", Some(busy.to_string())), json!({ "hint": busy.hint() }));
         Next::Deaf(AGAIN)
+    }
+
+    /// Nobody has said what is wanted, and nothing is done by what nobody said.
+    pub(super) fn waits_for_choices(&mut self) -> Next {
+        self.posted.missing = vec!["the node stays as it is until the ConfigMap can be followed".to_owned()];
+        Next::Wakes(EVERY)
     }
 
     /// How long what this pass put back was undone.
@@ -63,12 +77,9 @@ impl Healing<'_> {
 
     fn count(&mut self, pass: &Pass) {
         let (is_first, counts) = (self.posted.turned.is_none(), &mut self.posted.counts);
-        let is_program =
-            |why: &PerformError| matches!(why, PerformError::Damaged { .. } | PerformError::Trial { .. });
-        let of_programs = pass.performed.failed.iter().any(is_program);
-        let of_conf = !of_programs && failed(pass);
-        counts.program_failures += u64::from(of_programs);
-        counts.conf_failures += u64::from(of_conf);
+        let failed_in = |directory| refused(pass).any(|failed| failed.change.directory() == directory);
+        counts.program_failures += u64::from(failed_in(Directory::Programs));
+        counts.conf_failures += u64::from(failed_in(Directory::Conf));
         counts.successes += u64::from(pass.left.is_done() && (is_first || pass.performed.done > 0));
     }
 
@@ -78,7 +89,7 @@ impl Healing<'_> {
             let more = healed.map_or(json!({}), |took| json!({ "healed_in_us": micros(took) }));
             self.told.done(pass, more);
         }
-        self.told.failures(&pass.performed.failed);
+        self.told.failures(pass);
         self.told.problems(&pass.left.problems);
         self.told.fights(&pass.fights);
         for directory in Directory::BOTH {
@@ -97,7 +108,7 @@ impl Healing<'_> {
             return;
         }
         let is_out = pass.left.is_done();
-        let wrote = pass.plan.changes.iter().any(is_conf);
+        let wrote = pass.plan.changes.iter().any(|change| change.directory() == Directory::Conf);
         self.leaving.passed(is_out, wrote, Instant::now());
         let plugin_stays = settings.ground.places.programs.join(PLUGIN).symlink_metadata().is_ok();
         self.posted.stage = if is_out { Stage::Left { plugin_stays } } else { Stage::Leaving };
@@ -116,35 +127,27 @@ impl Healing<'_> {
         if let Some(wait) = waits(&pass.fights.conf) {
             return Next::Deaf(wait);
         }
-        if failed(pass) || is_in_vain(pass) {
+        if refused(pass).any(|failed| !matches!(failed.change, Change::Place { .. })) || is_in_vain(pass) {
             return Next::Deaf(AGAIN);
         }
-        // A fight over programs makes nobody deaf to what becomes of the chain.
+        // Neither a fight over programs nor one that cannot be placed makes anybody deaf to what becomes
+        // of the chain.
         let rests = self.leaving.rests(Instant::now()).filter(|rest| !rest.is_zero());
-        let next = rests.into_iter().chain(waits(&pass.fights.programs)).min();
+        let next = rests.into_iter().chain(waits(&pass.fights.programs)).chain(pass.due).min();
         Next::Wakes(next.map_or(EVERY, |next| next.min(EVERY)))
     }
 }
 
-/// Whether something was refused. Where somebody else was faster, their write wakes us.
-fn failed(pass: &Pass) -> bool {
-    pass.performed.failed.iter().any(|why| !matches!(why, PerformError::Overtaken { .. }))
+/// What was refused. Where somebody else was faster, their write wakes us.
+fn refused(pass: &Pass) -> impl Iterator<Item = &Failed> {
+    pass.performed.failed.iter().filter(|failed| !failed.is_overtaken())
 }
 
 /// Whether a program that was placed is to be placed again: the file system keeps no modes, or somebody
 /// wants that name as much as we do. Our own write wakes us, and would without end.
 fn is_in_vain(pass: &Pass) -> bool {
     let mut placed = pass.plan.changes.iter().filter(|change| matches!(change, Change::Place { .. }));
-    pass.performed.done > 0 && placed.any(|change| is_left(change, pass))
-}
-
-/// What serves under a program's name by now makes no difference.
-fn is_left(change: &Change, pass: &Pass) -> bool {
-    let name = |change: &Change| match change {
-        Change::Place { program, .. } => Some(program.name.clone()),
-        _ => None,
-    };
-    pass.left.changes.iter().any(|left| name(left) == name(change))
+    pass.performed.done > 0 && placed.any(|change| pass.left.changes.contains(change))
 }
 
 /// In sentences; empty when the node is as wanted.
@@ -152,15 +155,4 @@ fn missing(pass: &Pass) -> Vec<String> {
     let problems = pass.left.problems.iter().filter(|problem| problem.blocks()).map(ToString::to_string);
     let undone = pass.left.changes.iter().map(|change| format!("still to do: {change}"));
     problems.chain(undone).collect()
-}
-
-fn is_conf(change: &Change) -> bool {
-    matches!(
-        change,
-        Change::Write { .. }
-            | Change::Move { .. }
-            | Change::Remove { .. }
-            | Change::DropIn { .. }
-            | Change::TakeOut { .. }
-    )
 }

@@ -10,7 +10,7 @@ pub const REST: Duration = Duration::from_secs(300);
 /// Since when we are out of the chain.
 #[derive(Debug)]
 pub(super) struct Leaving {
-    rest: Duration,
+    pub(super) rest: Duration,
     out_since: Option<Instant>,
 }
 

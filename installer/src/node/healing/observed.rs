@@ -1,12 +1,11 @@
 //! What the loop knows of the node beside its directories: who else is there, and who will still ask.
 
-use crate::image::Image;
 use crate::install::conflist::ISTIO;
 use crate::install::seen::{Hashes, Interest, Places, look};
 use crate::install::wanted::TakeOver;
 use crate::node::incumbent::IstioAgent;
-use crate::node::stand_in::stand_in;
-use crate::settings::{PLUGIN, StandIn, TakeOverWish};
+use crate::node::stand_in::{ours, stand_in};
+use crate::settings::{StandIn, TakeOverWish};
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
@@ -20,7 +19,6 @@ type Identity = (u64, u64, i64, i64);
 /// What was found last.
 #[derive(Debug, Default)]
 pub(super) struct Observed {
-    hashes: Hashes,
     looked: Option<Instant>,
     /// Which file had istio-cni's name: another one may be its own again.
     program: Option<Identity>,
@@ -29,15 +27,15 @@ pub(super) struct Observed {
 
 impl Observed {
     /// Looks after istio-cni's program: at once when it has gone, else now and then.
-    pub(super) fn look(&mut self, places: &Places, image: &Image, now: Instant) {
+    pub(super) fn look(&mut self, places: &Places, now: Instant) {
         let there = places.programs.join(ISTIO).symlink_metadata().ok().map(|it| identity(&it));
         let is_due = self.looked.is_none_or(|at| now.saturating_duration_since(at) >= SELDOM);
         if !is_due && there == self.program {
             return;
         }
         (self.looked, self.program) = (Some(now), there);
-        let interest = Interest::in_programs([ISTIO, PLUGIN]);
-        self.stand_in = stand_in(&look(places, &interest, &mut self.hashes), image);
+        let seen = look(places, &Interest::in_programs([]), &mut Hashes::default());
+        self.stand_in = stand_in(&seen, ours(&places.programs));
     }
 }
 

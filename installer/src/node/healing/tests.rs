@@ -21,6 +21,7 @@ impl Ground {
         for folder in ["net.d", "bin", "cache/results", "image", "config", "run", "pods"] {
             fs::create_dir_all(root.join(folder)).unwrap();
         }
+        fs::write(root.join("bin/calico"), "").unwrap();
         for program in ["gybe", "gybe-cni"] {
             let file = root.join("image").join(program);
             let answer = r#"{"cniVersion":"1.0.0","supportedVersions":["1.0.0"]}"#;
@@ -44,10 +45,9 @@ impl Ground {
         ]
         .map(|(name, value)| (name.to_owned(), value))
         .into();
-        let given = Given::gather(environment).unwrap();
-        let settings = Settings::read(&given).unwrap();
+        let settings = Following::start(environment).unwrap();
         let image = Image::look(&self.0.join("image")).unwrap();
-        Keeping { settings: (given, settings), image, probe: ProbeCache::at(&self.0), rest }
+        Keeping { settings, image, probe: ProbeCache::at(&self.0), rest }
     }
 
     fn asks(&self, mode: &str) {
@@ -77,8 +77,8 @@ fn turns(ground: &Ground, rest: Duration, work: impl FnOnce(&mut dyn FnMut() -> 
 /// The same, for who reads all that is posted.
 fn posts(ground: &Ground, rest: Duration, work: impl FnOnce(&mut dyn FnMut() -> Posted)) {
     let pods = PodsFrom::new(&ground.0.join("pods"));
-    let (bulletin, journal) = (Bulletin::default(), Journal::default());
-    let around = Around { pods: &pods, bulletin: &bulletin, journal: &journal, label: None };
+    let (bulletin, calls, journal) = Default::default();
+    let around = Around { pods: &pods, calls: &calls, bulletin: &bulletin, journal: &journal, label: None };
     let mut healing = Healing::new(ground.keeping(rest), around);
     work(&mut || {
         healing.turn(Instant::now());
@@ -167,11 +167,14 @@ fn the_kubeconfig_goes_only_after_the_conf_is_as_wanted() {
     let conf = ground.0.join("net.d/10.conflist");
     let primary = fs::read(&conf).unwrap();
     fs::write(&conf, "{").unwrap();
-    fs::write(ground.0.join("run/kubeconfig"), "").unwrap();
+    let part = "run/.kubeconfig.gybe.tmp";
+    for file in ["run/kubeconfig", part] {
+        fs::write(ground.0.join(file), "").unwrap();
+    }
     posts(&ground, REST, |turn| {
         assert!(!turn().missing.is_empty() && ground.has("run/kubeconfig"));
         fs::write(&conf, primary).unwrap();
-        assert!(turn().missing.is_empty() && !ground.has("run/kubeconfig"));
+        assert!(turn().missing.is_empty() && !ground.has("run/kubeconfig") && !ground.has(part));
     });
 }
 
@@ -179,8 +182,8 @@ fn the_kubeconfig_goes_only_after_the_conf_is_as_wanted() {
 fn a_program_that_does_not_stay_is_placed_again_after_a_while_and_not_without_end() {
     let ground = Ground::new("in-vain");
     let pods = PodsFrom::new(&ground.0.join("pods"));
-    let (bulletin, journal) = (Bulletin::default(), Journal::default());
-    let around = Around { pods: &pods, bulletin: &bulletin, journal: &journal, label: None };
+    let (bulletin, calls, journal) = Default::default();
+    let around = Around { pods: &pods, calls: &calls, bulletin: &bulletin, journal: &journal, label: None };
     let mut healing = Healing::new(ground.keeping(REST), around);
     let (wanted, now) = (healing.wanted().unwrap(), Instant::now());
     let places = healing.following.good.ground.places.clone();
@@ -194,6 +197,100 @@ fn a_program_that_does_not_stay_is_placed_again_after_a_while_and_not_without_en
 }
 
 #[test]
+fn f37_a_program_that_cannot_be_placed_is_tried_ever_more_seldom_and_the_chain_is_healed_meanwhile() {
+    let ground = Ground::new("setback");
+    let (image, conf) = (ground.0.join("image/gybe-cni"), ground.0.join("net.d/10.conflist"));
+    let (whole, primary) = (fs::read(&image).unwrap(), fs::read(&conf).unwrap());
+    fs::copy(&image, ground.0.join("bin/gybe-cni")).unwrap();
+    posts(&ground, REST, |turn| {
+        // The one that serves is another's to write, so it is to be replaced; and the image is damaged.
+        fs::set_permissions(ground.0.join("bin/gybe-cni"), Permissions::from_mode(0o777)).unwrap();
+        fs::write(&image, "cut off").unwrap();
+        let mut failures = 0;
+        for n in 0..20 {
+            // More would be a fight.
+            if n < 5 {
+                fs::write(&conf, &primary).unwrap();
+            }
+            let posted = turn();
+            assert!(ground.is_in() && !posted.missing.is_empty());
+            failures = posted.counts.program_failures;
+            // The fourth comes after seven seconds.
+            assert!((1..=3).contains(&failures) && posted.counts.conf_failures == 0, "{posted:?}");
+        }
+        // Somebody has been there: it may be another matter now.
+        fs::write(ground.0.join("bin/another"), "").unwrap();
+        assert_eq!(turn().counts.program_failures, failures + 1);
+        ground.asks("leave");
+        let failures = turn().counts.program_failures;
+        ground.asks("install");
+        assert_eq!(turn().counts.program_failures, failures + 1, "something else is wanted");
+        fs::write(&image, &whole).unwrap();
+        ground.asks("leave");
+        turn();
+        ground.asks("install");
+        assert!(turn().missing.is_empty());
+    });
+}
+
+#[test]
+fn f29_a_stand_in_of_any_version_goes_when_we_leave() {
+    let ground = Ground::new("old-stand-in");
+    fs::write(ground.0.join("bin/istio-cni"), "#!/bin/sh\n# gybe-cni of another day\n").unwrap();
+    ground.asks("leave");
+    turns(&ground, Duration::ZERO, |turn| {
+        turn();
+        assert_eq!(turn(), Stage::Left { plugin_stays: false });
+        assert!(!ground.has("bin/istio-cni"));
+    });
+}
+
+#[test]
+fn f29_who_leaves_as_the_agent_ends_waits_for_another_gybe_to_let_it() {
+    let ground = Ground::new("parting");
+    let pods = PodsFrom::new(&ground.0.join("pods"));
+    let (bulletin, calls, journal) = <(Bulletin, Calls, Journal)>::default();
+    let around = Around { pods: &pods, calls: &calls, bulletin: &bulletin, journal: &journal, label: None };
+    let mut healing = Healing::new(ground.keeping(REST), around);
+    healing.turn(Instant::now());
+    assert!(ground.is_in());
+    let other = Turn::take(&ground.0.join("bin")).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| healing.leave());
+        while bulletin.read().stage != Stage::Leaving {
+            std::thread::yield_now();
+        }
+        drop(other);
+    });
+    assert!(!ground.is_in());
+}
+
+#[test]
+fn whether_the_runtime_reads_a_drop_in_is_open_until_an_add_is_heard_that_only_it_can_have_led_to() {
+    let ground = Ground::new("drop-in");
+    fs::write(ground.0.join("config/shape"), "dropin").unwrap();
+    let pods = PodsFrom::new(&ground.0.join("pods"));
+    for (rest, is_seen) in [(Duration::ZERO, true), (REST, false)] {
+        let (bulletin, calls, journal) = <(Bulletin, Calls, Journal)>::default();
+        let around =
+            Around { pods: &pods, calls: &calls, bulletin: &bulletin, journal: &journal, label: None };
+        let mut healing = Healing::new(ground.keeping(rest), around);
+        let mut notes = || {
+            healing.turn(Instant::now());
+            let posted = bulletin.read();
+            assert!(posted.missing.is_empty(), "{:?}", posted.missing);
+            posted.notes
+        };
+        let open = "whether the runtime reads n/zz-gybe-cni.conf cannot be seen from here";
+        assert!(notes()[0].starts_with(open));
+        calls.heard(json!({ "verb": "DEL", "decision": "nothing" }).as_object().unwrap());
+        assert!(notes()[0].starts_with(open));
+        calls.heard(json!({ "verb": "ADD", "decision": "leave alone" }).as_object().unwrap());
+        assert_eq!(notes().is_empty(), is_seen);
+    }
+}
+
+#[test]
 fn istiod_in_a_namespace_that_is_not_left_alone_is_told_on_its_node() {
     let ground = Ground::new("istiod");
     let (pods, keeping) = (PodsFrom::new(&ground.0.join("pods")), ground.keeping(REST));
@@ -204,9 +301,9 @@ fn istiod_in_a_namespace_that_is_not_left_alone_is_told_on_its_node() {
             json!({ "apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": { "containers": [] } });
         fs::write(ground.0.join("pods/istiod.json"), pod.to_string()).unwrap();
     };
-    assert_eq!(meshed(&keeping.settings.1), None);
+    assert_eq!(meshed(&keeping.settings.good), None);
     place("istio-system");
-    assert_eq!(meshed(&keeping.settings.1), None);
+    assert_eq!(meshed(&keeping.settings.good), None);
     place("mesh-control");
-    assert!(meshed(&keeping.settings.1).is_some_and(|told| told.contains("mesh-control")));
+    assert!(meshed(&keeping.settings.good).is_some_and(|told| told.contains("mesh-control")));
 }

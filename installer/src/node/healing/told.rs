@@ -61,10 +61,11 @@ impl<'a> Told<'a> {
         self.state("problems", (level, sentence), json!({ "hint": hints.join("; ") }));
     }
 
-    /// What failed.
-    pub(super) fn failures(&mut self, failed: &[PerformError]) {
-        let sentences: Vec<_> = failed.iter().map(|why| chain(why)).collect();
-        let hints: Vec<_> = failed.iter().filter_map(PerformError::hint).collect();
+    /// What failed, also what did before and waits to be tried again.
+    pub(super) fn failures(&mut self, pass: &Pass) {
+        let all = || pass.waiting.iter().chain(&pass.performed.failed).map(|failed| &failed.why);
+        let sentences: Vec<_> = all().map(|why| chain(why)).collect();
+        let hints: Vec<_> = all().filter_map(PerformError::hint).collect();
         let sentence = (!sentences.is_empty()).then(|| sentences.join("; "));
         self.state("failures", ("error", sentence), json!({ "hint": hints.join("; ") }));
     }

@@ -1,0 +1,87 @@
+//! Programs that could not be placed: each is tried again, but ever more seldom, since every try writes
+//! and reads megabytes.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use super::change::Change;
+use super::perform::Failed;
+
+/// After the first failure; after each further one twice as long.
+const FIRST: Duration = Duration::from_secs(1);
+const LONGEST: Duration = Duration::from_secs(60);
+
+/// All that hold.
+#[derive(Debug, Default)]
+pub(super) struct Setbacks {
+    all: Vec<Setback>,
+    directory: Option<Identity>,
+}
+
+/// A program that could not be placed, and when it may be tried again.
+#[derive(Debug, Clone)]
+struct Setback {
+    failed: Failed,
+    wait: Duration,
+    since: Instant,
+}
+
+/// Device, inode and time of change.
+type Identity = (u64, u64, i64, i64);
+
+impl Setbacks {
+    /// Those of steps that are still planned. A directory that is another, or that somebody else has
+    /// changed since, may take what it refused.
+    pub(super) fn judge(&mut self, changes: &[Change], directory: &Path) {
+        if identity(directory) != self.directory {
+            self.all.clear();
+        }
+        self.all.retain(|setback| changes.contains(&setback.failed.change));
+    }
+
+    /// Something else is wanted from now on.
+    pub(super) fn forget(&mut self) {
+        self.all.clear();
+    }
+
+    /// Whether a step is not due yet.
+    pub(super) fn delays(&self, change: &Change, now: Instant) -> bool {
+        self.all.iter().any(|setback| setback.failed.change == *change && !setback.left(now).is_zero())
+    }
+
+    /// What failed before and is not due yet, and how long it is until the first of them is.
+    pub(super) fn waiting(&self, now: Instant) -> (Vec<Failed>, Option<Duration>) {
+        let waiting = || self.all.iter().filter(|setback| !setback.left(now).is_zero());
+        let failed = waiting().map(|setback| setback.failed.clone()).collect();
+        (failed, waiting().map(|setback| setback.left(now)).min())
+    }
+
+    /// What became of the steps that were tried.
+    pub(super) fn tried(&mut self, changes: &[Change], failed: &[Failed], directory: &Path) {
+        let (before, now) = (std::mem::take(&mut self.all), Instant::now());
+        let wait = |change: &Change| {
+            let before = before.iter().find(|setback| setback.failed.change == *change);
+            before.map_or(FIRST, |setback| (setback.wait * 2).min(LONGEST))
+        };
+        let places = failed.iter().filter(|failed| matches!(failed.change, Change::Place { .. }));
+        let again =
+            places.map(|failed| Setback { failed: failed.clone(), wait: wait(&failed.change), since: now });
+        self.all = again.collect();
+        self.all.extend(before.into_iter().filter(|setback| !changes.contains(&setback.failed.change)));
+        // As our own tries have left it.
+        self.directory = identity(directory);
+    }
+}
+
+impl Setback {
+    fn left(&self, now: Instant) -> Duration {
+        self.wait.saturating_sub(now.saturating_duration_since(self.since))
+    }
+}
+
+fn identity(directory: &Path) -> Option<Identity> {
+    let there = fs::metadata(directory).ok()?;
+    Some((there.dev(), there.ino(), there.ctime(), there.ctime_nsec()))
+}

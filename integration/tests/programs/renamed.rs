@@ -1,0 +1,39 @@
+//! A directory that is renamed on the host under a mount of it, which is what an agent's pod sees of it.
+
+use crate::node::{LIST, Node, with_own_mounts};
+use gybe_installer::install::change::Problem;
+use gybe_installer::install::directory::Directory;
+use gybe_installer::install::seen::Places;
+use gybe_installer::install::{Memory, pass};
+use nix::mount::{MsFlags, mount};
+use std::fs;
+use std::path::Path;
+
+fn mounted(of: &Path, at: &Path) {
+    fs::create_dir_all(at).unwrap();
+    mount(Some(of), at, None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
+}
+
+#[test]
+fn f13_a_directory_that_is_renamed_on_the_host_is_as_good_as_deleted() {
+    let node = Node::new("renamed");
+    with_own_mounts(|| {
+        for (of, folder) in [(Directory::Conf, "net.d"), (Directory::Programs, "bin")] {
+            let pod = node.0.join(format!("pod-{folder}"));
+            let (conf, programs) = (pod.join("net.d"), pod.join("bin"));
+            mounted(&node.places().conf, &conf);
+            mounted(&node.places().programs, &programs);
+            let (places, mut memory) = (Places { conf, programs, ..node.places() }, Memory::default());
+            let mut left = || pass(&places, &node.wants("1"), &mut memory).unwrap().left;
+            assert!(left().is_done(), "{folder}");
+            let (name, aside) = (node.0.join(folder), node.0.join("aside"));
+            fs::rename(&name, &aside).unwrap();
+            fs::create_dir(&name).unwrap();
+            fs::write(name.join("20-b.conflist"), LIST).unwrap();
+            assert_eq!(left().problems, [Problem::Deleted(of)]);
+            fs::remove_dir_all(&name).unwrap();
+            fs::rename(&aside, &name).unwrap();
+            assert!(left().is_done(), "{folder} has its name again");
+        }
+    });
+}
