@@ -7,24 +7,26 @@ mod following;
 mod kubeconfig;
 mod leaving;
 mod observed;
+mod parting;
 #[cfg(test)]
 mod tests;
 mod told;
+mod watched;
 
 pub use leaving::REST;
 
-use super::bulletin::{Bulletin, Posted, Stage};
+use super::bulletin::{Bulletin, Posted};
 use super::calls::Calls;
 use super::incumbent::IstioAgent;
 use super::label::Label;
 use super::{ISTIOD, Journal, Pods};
 use crate::image::Image;
 use crate::install::directory::Each;
-use crate::install::wanted::{Shape, TakeOver, Wanted};
+use crate::install::wanted::{TakeOver, Wanted};
 use crate::install::watch::{Watch, WatchMode, Woken};
 use crate::install::{Memory, pass};
 use crate::layers::chain;
-use crate::settings::{Mode, OnNode, Settings};
+use crate::settings::{OnNode, Settings};
 use backend::Backend;
 use following::Chosen;
 pub use following::{Following, NoSettings};
@@ -32,21 +34,16 @@ use gybe_plugin::probe_cache::ProbeCache;
 use leaving::Leaving;
 use observed::{Observed, take_over};
 use serde_json::json;
-use std::collections::BTreeSet;
-use std::fs;
 use std::os::fd::BorrowedFd;
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use told::Told;
+use watched::watched;
 
 /// Some things tell nobody that they changed: a node's label, an agent that ended, a token's age.
 const EVERY: Duration = Duration::from_secs(10);
 /// After a step that failed, or while another `gybe` is at it: our own attempts make events too, and
 /// must not wake us to the next at once.
 const AGAIN: Duration = Duration::from_secs(1);
-/// How long an agent that ends tries to leave the chain: two turns of a fight, and less than the ten
-/// seconds that its pod has (`terminationGracePeriodSeconds`).
-const PARTING: Duration = Duration::from_secs(8);
 
 /// What it takes to keep a node.
 #[derive(Debug)]
@@ -129,26 +126,6 @@ impl<'a> Healing<'a> {
     /// The settings that hold.
     pub(crate) fn settings(&self) -> &Settings {
         &self.following.good
-    }
-
-    /// Goes out of the chain, in as many turns as it takes and there is time for: nobody will be here to
-    /// do more.
-    pub(crate) fn leave(&mut self) {
-        self.following.good.choices.mode = Mode::Leave;
-        let until = Instant::now() + PARTING;
-        loop {
-            let next = self.keep(Instant::now());
-            self.post();
-            let left = until.saturating_duration_since(Instant::now());
-            match self.posted.stage {
-                Stage::Left { .. } => return,
-                _ if left.is_zero() => break,
-                _ => drop(self.rest(&next.within(left), None)),
-            }
-        }
-        let hint = "to take the node out of the chain, run gybe uninstall on it";
-        let more = json!({ "missing": self.posted.missing, "hint": hint });
-        self.told.news("error", "gybe node: the chain still has our entry, and there is no more time", more);
     }
 
     /// One turn: what is wanted now, and as much of it as can be done now.
@@ -270,22 +247,4 @@ fn meshed_istiod(pods: &dyn Pods, settings: &Settings) -> Option<String> {
     let excluded = &settings.choices.conf.exclude_namespaces;
     let namespace = pods.namespaces_of(ISTIOD)?.into_iter().find(|name| !excluded.contains(name))?;
     Some(format!("istiod runs in namespace {namespace}, which is not among those left alone"))
-}
-
-/// The host's directories may come yet; the other two are mounts, there from the start or never.
-fn watched(settings: &Settings) -> Vec<PathBuf> {
-    let ground = &settings.ground;
-    let mounts = [&ground.config, &ground.api.service_account];
-    let mounts = mounts.into_iter().filter(|path| path.is_dir());
-    let all = [&ground.places.conf, &ground.places.programs].into_iter().chain(mounts).cloned();
-    all.chain(networks(settings)).collect()
-}
-
-/// A drop-in is in a directory below that of the conf files, where another's events are.
-fn networks(settings: &Settings) -> BTreeSet<PathBuf> {
-    let conf = &settings.ground.places.conf;
-    let entries = (settings.choices.shape == Shape::DropIn).then(|| fs::read_dir(conf).ok()).flatten();
-    let entries = entries.into_iter().flatten().flatten();
-    let directories = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
-    directories.map(|entry| entry.path()).collect()
 }

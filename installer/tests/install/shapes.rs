@@ -96,7 +96,8 @@ fn f37_where_none_of_the_primarys_plugins_is_the_runtime_may_look_elsewhere_for_
     for shape in [Shape::Chained { pinned: None }, Shape::DropIn] {
         let left = ground.pass(&installed(&ground.root, shape)).left;
         let plugins = vec!["calico".to_owned(), "portmap".to_owned()];
-        assert!(left.problems.contains(&Problem::Alone { file: name("10-calico.conflist"), plugins }));
+        let alone = Problem::Alone { file: name("10-calico.conflist"), plugins };
+        assert!(left.problems.contains(&alone), "{:?}", left.problems);
         assert!(left.is_done(), "it may be one of several");
     }
     fs::write(ground.root.join("bin/portmap"), "").unwrap();
