@@ -8,6 +8,7 @@ use nix::mount::{MsFlags, mount};
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::Path;
+use std::thread;
 
 fn small_disk(at: &Path, options: &str) {
     mount(Some("small"), at, Some("tmpfs"), MsFlags::empty(), Some(options)).unwrap();
@@ -38,11 +39,14 @@ fn f11_on_a_full_disk_the_old_program_serves_until_there_is_room() {
         let (places, mut memory) = (node.places(), Memory::default());
         assert!(pass(&places, &node.wants("1"), &mut memory).unwrap().left.is_done());
         fs::write(node.0.join("net.d/10-a.conflist"), LIST).unwrap();
-        the_disk_is_full(&pass(&places, &node.wants("2"), &mut memory).unwrap());
+        let full = pass(&places, &node.wants("2"), &mut memory).unwrap();
+        the_disk_is_full(&full);
         assert!(fs::read(node.plugin()).unwrap() == fs::read(node.image("1")).unwrap());
         assert!(node.conf().contains("gybe-cni"), "the chain is healed all the same");
         add(&node.plugin());
         mount(None::<&str>, &places.programs, None::<&str>, MsFlags::MS_REMOUNT, Some("size=64m")).unwrap();
+        // Nothing is tried before its time.
+        thread::sleep(full.due.unwrap());
         assert!(pass(&places, &node.wants("2"), &mut memory).unwrap().left.is_done());
         assert!(fs::read(node.plugin()).unwrap() == fs::read(node.image("2")).unwrap());
     });
