@@ -22,6 +22,8 @@ pub use trial::{TrialError, run as try_program};
 use super::change::Change;
 use super::directory::Directory;
 use super::seen::Places;
+use crate::image::TOOL;
+use crate::settings::PLUGIN;
 use file::Folder;
 
 /// What became of a plan.
@@ -70,10 +72,13 @@ pub fn perform(changes: &[Change], places: &Places) -> Performed {
     performed
 }
 
-/// Whether what stands in a program's place, of whatever version, runs here.
+/// Whether what stands in a program's place, of whatever version, runs here. Only the plugin and the tool it
+/// runs are asked: no conf of ours leads to a further name, under which may be anybody's program.
 pub(super) fn works_without(change: &Change, places: &Places) -> bool {
     let Change::Place { program } = change else { return false };
-    try_program(&places.programs.join(program.name.as_os_str()), program.trial).is_ok()
+    let name = program.name.as_os_str();
+    let is_led_to = name == PLUGIN || name == TOOL;
+    !is_led_to || try_program(&places.programs.join(name), program.trial).is_ok()
 }
 
 fn step(change: &Change, places: &Places) -> Result<(), PerformError> {

@@ -75,16 +75,25 @@ fn bring_another(program: &Path) {
 /// A chain that names what does not run would refuse every pod.
 #[test]
 fn f05_while_a_program_waits_the_chain_is_healed_if_one_that_works_serves() {
-    for (undo, is_healed) in
-        [(bring_another as Undo, true), (open_to_all, true), (replace, false), (remove, false)]
-    {
+    let cases: [(&str, Undo, bool); 6] = [
+        ("gybe-cni", bring_another, true),
+        ("gybe-cni", open_to_all, true),
+        ("gybe-cni", replace, false),
+        ("gybe-cni", remove, false),
+        // Nor does any conf lead to a further name.
+        ("istio-iptables", replace, true),
+        ("istio-iptables", remove, true),
+    ];
+    for (name, undo, is_healed) in cases {
         let ground = Ground::with(&[("10-a.conflist", LIST)]);
-        let wanted = Wanted::Installed(install(&ground.root, Shape::Chained { pinned: None }, "1"));
+        let mut wanted = install(&ground.root, Shape::Chained { pinned: None }, "1");
+        wanted.programs.push(program(&ground.root, "istio-iptables", "1"));
+        let wanted = Wanted::Installed(wanted);
         let (places, mut memory) = (ground.places(), Memory::default());
         let mut pass = || pass(&places, &wanted, &mut memory).unwrap();
         for _ in 1..=6 {
             pass();
-            undo(&places.programs.join("gybe-cni"));
+            undo(&places.programs.join(name));
         }
         ground.put("10-a.conflist", LIST);
         let slowed = pass();

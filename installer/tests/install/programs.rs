@@ -13,7 +13,7 @@ use gybe_installer::install::wanted::{Install, Shape, Wanted};
 use nix::errno::Errno;
 
 use crate::ground::{Ground, Over};
-use crate::wants::{chained, install};
+use crate::wants::{chained, install, program};
 
 const LIST: &str = "{\"name\":\"net\",\"plugins\":[{\"type\":\"calico\"}]}";
 
@@ -61,6 +61,26 @@ fn f10_a_failed_upgrade_keeps_the_old_program_and_heals_the_chain_all_the_same()
     refused(&ground, bad);
     assert_eq!(ground.chain().1, ["calico", "gybe-cni"]);
     assert!(fs::read_to_string(ground.root.join("bin/gybe-cni")).unwrap().contains("# 1\n"));
+}
+
+/// No conf leads to a further name, and what has it may be anybody's.
+#[test]
+fn f10_a_further_name_that_cannot_be_placed_keeps_no_chain_waiting_and_what_has_it_is_not_run() {
+    for is_foreign in [false, true] {
+        let ground = Ground::with(&[("10-a.conflist", LIST)]);
+        let (theirs, ran) = (ground.root.join("bin/istio-iptables"), ground.root.join("ran"));
+        if is_foreign {
+            fs::write(&theirs, format!("#!/bin/sh\n: > '{}'\n", ran.display())).unwrap();
+            fs::set_permissions(&theirs, fs::Permissions::from_mode(0o755)).unwrap();
+        }
+        let mut wanted = install(&ground.root, Shape::Chained { pinned: None }, "1");
+        let mut further = program(&ground.root, "istio-iptables", "1");
+        further.source = ground.root.join("image/none");
+        wanted.programs.push(further);
+        assert!(matches!(refused(&ground, wanted), PerformError::System { .. }));
+        assert_eq!(ground.chain().1, ["calico", "gybe-cni"]);
+        assert_eq!((theirs.exists(), ran.exists()), (is_foreign, false));
+    }
 }
 
 /// Both were well once: the conf has been written again since, and names nobody.
