@@ -146,7 +146,7 @@ pub enum Problem {
         /// Its plugins.
         plugins: Vec<String>,
     },
-    /// The pinned file is not the one the runtime takes: its pods never meet us.
+    /// The pinned file is not the one the runtime takes, whose plugins call no other: no pod meets us.
     #[error("the runtime takes {by}, not {file}")]
     Preempted {
         /// The pinned one.

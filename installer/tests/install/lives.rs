@@ -132,6 +132,17 @@ fn a_pinned_file_is_waited_for_under_either_ending_and_not_left() {
 }
 
 #[test]
+fn a_pinned_file_that_multus_calls_is_well_though_the_runtime_takes_another() {
+    for plugin in ["multus", "multus-shim"] {
+        let multus = format!(r#"{{"name":"multus-cni-network","type":"{plugin}"}}"#);
+        let ground = Ground::with(&[("00-multus.conf", multus.as_str()), ("10-calico.conflist", LIST)]);
+        ground.settle(&installed(&ground.root, pinned("10-calico.conflist")));
+        assert!(ground.text("10-calico.conflist").contains("gybe-cni"), "{plugin}");
+        assert_eq!(ground.text("00-multus.conf"), multus);
+    }
+}
+
+#[test]
 fn f06_a_file_broken_by_somebody_else_is_passed_over_and_never_written() {
     for broken in
         ["", "{", "\"text\"", "[]", "{}", r#"{"name":"x","plugins":[]}"#, r#"{"plugins":[{"type":"a"}]}"#]

@@ -10,6 +10,9 @@ use crate::install::loads::choice::candidates;
 use crate::install::seen::{FileName, ORIGINAL, SeenFile, Snapshot};
 use crate::install::wanted::{Install, TakeOver};
 
+/// Multus' plugins, which call other networks by their files or names: its thin and its thick one.
+const MULTUS: [&str; 2] = ["multus", "multus-shim"];
+
 /// None when there is no file for it, or it may not be written now.
 pub(super) fn put(
     seen: &Snapshot,
@@ -117,9 +120,12 @@ impl Chaining<'_> {
         others.any(|other| self.target.name < *other && other < list)
     }
 
+    /// Multus calls the pinned file itself, if it is told to: then its own stands first, and pods meet us.
     fn preempted(&self, list: &FileName) -> Option<Problem> {
-        let by = candidates(&self.seen.conf).flatten().next()?.file;
-        let is_another = by != *list && by != self.target.name;
-        (self.pinned.is_some() && is_another).then(|| Problem::Preempted { file: list.clone(), by })
+        self.pinned?;
+        let by = candidates(&self.seen.conf).flatten().next()?;
+        let is_another = by.file != *list && by.file != self.target.name;
+        let delegates = by.network.plugins.iter().any(|kind| MULTUS.contains(&kind.as_str()));
+        (is_another && !delegates).then(|| Problem::Preempted { file: list.clone(), by: by.file })
     }
 }
