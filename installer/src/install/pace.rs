@@ -102,6 +102,8 @@ impl Pace {
         }
         match (again, went) {
             (true, Went::Well | Went::Overtaken) => self.undo(now),
+            // All of it is there now, whatever else stands in the way beside it.
+            (false, Went::Well) => self.last = Last::Well,
             (false, _) if self.is_well(left) => self.last = Last::Well,
             (true, Went::Badly) | (false, _) => {}
         }

@@ -134,3 +134,19 @@ fn f05_a_file_that_goes_and_comes_again_was_undone_once() {
     }
     assert!(pace.is_fight());
 }
+
+#[test]
+fn f05_what_stands_in_the_way_beside_it_hides_no_fight() {
+    let (mut pace, start) = (Pace::of(Directory::Conf), Instant::now());
+    let file = || FileName::new("10.conflist").unwrap();
+    let beside = || vec![Problem::Preempted { file: file(), by: FileName::new("05.conflist").unwrap() }];
+    let (well, rewritten) =
+        (Plan { problems: beside(), ..Plan::default() }, Plan { problems: beside(), ..undone() });
+    pace.judge(&rewritten, start);
+    pace.wrote(Went::Well, &well, start);
+    for _ in 1..=5 {
+        assert_eq!(pace.judge(&rewritten, start), Go::Now);
+        pace.wrote(Went::Well, &well, start);
+    }
+    assert_eq!((pace.judge(&rewritten, start), pace.tally().healed), (Go::Later(SLOW), 5));
+}
