@@ -42,6 +42,8 @@ pub struct Failed {
     pub change: Change,
     /// Why.
     pub why: PerformError,
+    /// Whether the chain does without it: what stands in the program's place works, or no conf leads there.
+    pub works_without: bool,
 }
 
 impl Failed {
@@ -62,8 +64,9 @@ pub fn perform(changes: &[Change], places: &Places) -> Performed {
         match step(change, places) {
             Ok(()) => performed.done += 1,
             Err(why) => {
-                performed.failed.push(Failed { change: change.clone(), why });
-                if !works_without(change, places) {
+                let works_without = works_without(change, places);
+                performed.failed.push(Failed { change: change.clone(), why, works_without });
+                if !works_without {
                     break;
                 }
             }

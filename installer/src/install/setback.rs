@@ -12,6 +12,8 @@ use super::perform::Failed;
 /// After the first failure; after each further one twice as long.
 const FIRST: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(60);
+/// Where nothing works in its place every pod is refused, and nothing tells that a disk has room again.
+const LONGEST_WITHOUT: Duration = Duration::from_secs(10);
 
 /// All that hold.
 #[derive(Debug, Default)]
@@ -61,13 +63,13 @@ impl Setbacks {
     /// What became of the steps that were tried.
     pub(super) fn tried(&mut self, changes: &[Change], failed: &[Failed], directory: &Path) {
         let (before, now) = (std::mem::take(&mut self.all), Instant::now());
-        let wait = |change: &Change| {
-            let before = before.iter().find(|setback| setback.failed.change == *change);
-            before.map_or(FIRST, |setback| (setback.wait * 2).min(LONGEST))
+        let wait = |failed: &Failed| {
+            let before = before.iter().find(|setback| setback.failed.change == failed.change);
+            let longest = if failed.works_without { LONGEST } else { LONGEST_WITHOUT };
+            before.map_or(FIRST, |setback| (setback.wait * 2).min(longest))
         };
         let places = failed.iter().filter(|failed| matches!(failed.change, Change::Place { .. }));
-        let again =
-            places.map(|failed| Setback { failed: failed.clone(), wait: wait(&failed.change), since: now });
+        let again = places.map(|failed| Setback { failed: failed.clone(), wait: wait(failed), since: now });
         self.all = again.collect();
         self.all.extend(before.into_iter().filter(|setback| !changes.contains(&setback.failed.change)));
         // As our own tries have left it.
@@ -84,4 +86,33 @@ impl Setback {
 fn identity(directory: &Path) -> Option<Identity> {
     let there = fs::metadata(directory).ok()?;
     Some((there.dev(), there.ino(), there.ctime(), there.ctime_nsec()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::install::perform::PerformError;
+    use crate::install::seen::{FileName, Hash};
+    use crate::install::wanted::{Place, Program, Trial};
+    use nix::errno::Errno;
+    use std::path::PathBuf;
+
+    #[test]
+    fn f37_a_program_without_which_no_pod_starts_is_tried_every_ten_seconds_at_least() {
+        let (name, source) = (FileName::new("gybe-cni").unwrap(), PathBuf::new());
+        let (hash, trial, place) = (Hash::of(b""), Trial::CniVersion, Place::Always);
+        let change = Change::Place { program: Program { name, source, hash, trial, place } };
+        let directory = std::env::temp_dir();
+        for (works_without, waits) in
+            [(true, [1, 2, 4, 8, 16, 32, 60, 60]), (false, [1, 2, 4, 8, 10, 10, 10, 10])]
+        {
+            let why = PerformError::System { step: "write", path: PathBuf::new(), why: Errno::ENOSPC };
+            let failed = [Failed { change: change.clone(), why, works_without }];
+            let mut setbacks = Setbacks::default();
+            for seconds in waits {
+                setbacks.tried(std::slice::from_ref(&change), &failed, &directory);
+                assert_eq!(setbacks.all[0].wait.as_secs(), seconds);
+            }
+        }
+    }
 }
