@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 /// Its name, as the manifests and our rights have it.
 const NAME: &str = "gybe-node";
-/// The kubelet gives us ten seconds to end, and there may be two questions in them.
+/// The kubelet gives us thirty seconds to end, and there may be two questions in them, before we leave.
 const PATIENCE: Duration = Duration::from_secs(3);
 /// Between two questions while nobody answers. Milliseconds.
 const MINUTE: u16 = 60_000;

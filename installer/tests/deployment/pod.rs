@@ -125,5 +125,7 @@ pub(crate) fn assert_consistent(objects: &Objects) {
         pod.tolerations.unwrap().into_iter().map(|it| it.effect.or(it.key).unwrap()).collect();
     assert_eq!(effects, ["NoSchedule", "NoExecute", "CriticalAddonsOnly"]);
     assert_eq!(pod.priority_class_name.as_deref(), Some("system-node-critical"));
+    // What it may take to leave the chain as it ends (`node/healing/parting.rs`).
+    assert_eq!(pod.termination_grace_period_seconds, Some(30));
     assert_eq!(pod.node_selector.unwrap()["kubernetes.io/os"], "linux");
 }
