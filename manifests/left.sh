@@ -29,7 +29,7 @@ while :; do
         exit 1
     fi
     waiting=$(echo "$all" | while read -r pod node; do has_left "$pod" || echo "${node:-no node yet} ($pod)"; done)
-    asked=$(echo "$all" | while read -r _ node; do echo "$node"; done | sort -u | grep -c .)
+    asked=$(echo "$all" | while read -r _ node; do echo "$node"; done | sort -u | { grep -c . || true; })
     if [ "$asked" -lt "$wanted" ]; then
         waiting="${waiting:+$waiting
 }those without an agent: $asked of $wanted nodes have one"

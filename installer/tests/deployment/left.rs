@@ -71,6 +71,9 @@ pub(crate) fn assert_nodes_without_an_agent_are_waited_for() {
     }
     let (left, told) = cluster.asked();
     assert!(!left && told.contains("2 of 3 nodes"), "{told}");
+    let unplaced = Cluster::new("unplaced", "3", &[("gybe-a", "")]);
+    let (left, told) = unplaced.asked();
+    assert!(!left && told.contains("no node yet (gybe-a)") && told.contains("0 of 3 nodes"), "{told}");
     let nobody = Cluster::new("nobody", "3", &[]);
     assert!(!nobody.asked().0);
 }
