@@ -18,7 +18,7 @@ use crate::node::stand_in::ours;
 use crate::settings::PLUGIN;
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
-use std::fs::{self, File};
+use std::fs;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
@@ -106,7 +106,7 @@ pub fn leave(
         retired: Vec::new(),
         last: FileName::new(TOOL).ok(),
         rests: rest::left(&places.conf, SystemTime::now()).is_some(),
-        tombstones: tombstones(places, image),
+        tombstones: tombstones(places, hash(PLUGIN), image),
         put_back,
     }
 }
@@ -114,7 +114,7 @@ pub fn leave(
 /// What serves on the node answers DEL, so it is its own tombstone; the image's where it cannot be read.
 /// Under istio-cni's name ours is known by being our plugin, of whatever version; what is not that is
 /// theirs, and stays. Where nothing is, nothing is ever placed.
-fn tombstones(places: &Places, image: impl FnOnce() -> Option<Image>) -> Vec<Program> {
+fn tombstones(places: &Places, hash: Option<Hash>, image: impl FnOnce() -> Option<Image>) -> Vec<Program> {
     let is_there = places.programs.join(PLUGIN).symlink_metadata().is_ok();
     let of_image =
         || image()?.programs(&BTreeSet::new()).into_iter().find(|it| it.name.as_os_str() == PLUGIN);
@@ -122,7 +122,6 @@ fn tombstones(places: &Places, image: impl FnOnce() -> Option<Image>) -> Vec<Pro
         let (name, source) = (FileName::new(name).ok()?, places.programs.join(name));
         Some(Program { name, source, hash, trial: Trial::CniVersion, place })
     };
-    let hash = File::open(places.programs.join(PLUGIN)).and_then(Hash::of_all).ok();
     let plugin = hash.and_then(|hash| as_it_is(PLUGIN, hash, Place::Always));
     let plugin = plugin.or_else(|| is_there.then(of_image).flatten());
     let stand_in = ours(&places.programs).unwrap_or_else(|| Hash::of(b"nobody's program"));

@@ -141,6 +141,16 @@ fn another_programs_namesake_is_left_alone() {
 }
 
 #[test]
+fn a_pipe_in_the_plugins_place_holds_nobody_up() {
+    let (node, before) = installed(&[("10-calico.conflist", LIST)], "");
+    let plugin = node.root.join("opt/cni/bin/gybe-cni");
+    fs::remove_file(&plugin).unwrap();
+    nix::unistd::mkfifo(&plugin, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    node.uninstall("");
+    assert_eq!(node.networks(), before);
+}
+
+#[test]
 fn the_kubeconfig_goes_at_once_and_the_rest_of_the_run_directory_at_the_end() {
     let (node, _) = installed(&[("10-calico.conflist", LIST)], "");
     for name in ["kubeconfig", ".kubeconfig.gybe.tmp", "probe.json", "theirs"] {
