@@ -64,13 +64,15 @@ impl Watch {
         self.armed.mode
     }
 
-    /// From now on these directories, where they are others than before. To be called before a look, not
-    /// after: what changed until then is not told.
-    pub fn turn_to(&mut self, paths: Vec<PathBuf>) {
-        if self.paths != paths {
+    /// From now on these directories; whether they are others than before. Then what changed until now is
+    /// not told, and has to be looked at after this.
+    pub fn turn_to(&mut self, paths: Vec<PathBuf>) -> bool {
+        let is_another = self.paths != paths;
+        if is_another {
             self.paths = paths;
             self.arm();
         }
+        is_another
     }
 
     /// Waits for a change, for `call` to become readable, or for the time to be up.

@@ -131,7 +131,10 @@ impl<'a> Healing<'a> {
     /// One turn: what is wanted now, and as much of it as can be done now.
     fn turn(&mut self, woken: Instant) -> Next {
         self.following.follow(&mut self.told);
-        self.watch.turn_to(watched(&self.following.good));
+        while self.watch.turn_to(watched(&self.following.good)) {
+            // Where to watch is a setting; what changed before the new watch stood, nobody tells.
+            self.following.follow(&mut self.told);
+        }
         self.posted.settings.clone_from(&self.following.fault);
         self.posted.is_told = self.watch.mode() == WatchMode::Told;
         let next = match self.following.chosen {
