@@ -10,6 +10,7 @@ pub mod families;
 pub mod host;
 pub mod image;
 pub mod init_args;
+mod inside;
 pub mod install;
 pub mod kube;
 mod layers;

@@ -2,11 +2,13 @@
 //! goes, and sandboxes that were made with it still ask it for their DEL. Pure, but for the look at
 //! whose program it is.
 
+use crate::inside::holds;
 use crate::install::conflist::{Chain, ISTIO};
 use crate::install::seen::{Cached, Hash, ORIGINAL, Snapshot};
 use crate::settings::{PLUGIN, StandIn};
 use std::ffi::OsStr;
-use std::fs;
+use std::fs::File;
+use std::io::Seek;
 use std::path::Path;
 
 /// Ours is two megabytes, and ten times that when it is built to be debugged.
@@ -18,9 +20,12 @@ pub(crate) fn ours(programs: &Path) -> Option<Hash> {
     let path = programs.join(ISTIO);
     // Theirs is a hundred megabytes, and need not be read.
     let small = path.symlink_metadata().is_ok_and(|meta| meta.is_file() && meta.len() <= LARGEST);
-    let bytes = small.then(|| fs::read(&path).ok()).flatten()?;
-    let names_us = bytes.windows(PLUGIN.len()).any(|window| window == PLUGIN.as_bytes());
-    names_us.then(|| Hash::of(&bytes))
+    let mut program = small.then(|| File::open(&path).ok()).flatten()?;
+    if !holds(&program, PLUGIN.as_bytes()).ok()? {
+        return None;
+    }
+    program.rewind().ok()?;
+    Hash::of_all(program).ok()
 }
 
 /// What to do under istio-cni's name, where `ours` stands there. The look must have included the

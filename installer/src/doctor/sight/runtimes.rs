@@ -1,11 +1,11 @@
 //! The container runtimes that run here: whether they still watch the conf directory (a watch is on an
 //! inode, and a directory made anew has another, F13), and whether they read a network's own directory.
 
+use crate::inside::holds;
 use crate::install::loads::DropIns;
 use nix::sys::stat::stat;
 use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::io::{self, Read};
 use std::path::Path;
 
 /// More than any node has.
@@ -77,23 +77,6 @@ fn drop_ins(program: &Path) -> Option<DropIns> {
     Some(if knows { DropIns::Loaded } else { DropIns::Ignored })
 }
 
-/// Piece by piece: a container's memory may be smaller than the program.
-fn holds(mut source: impl Read, words: &[u8]) -> io::Result<bool> {
-    let (mut piece, mut held) = (vec![0; 1 << 16], Vec::new());
-    loop {
-        let read = source.read(&mut piece)?;
-        if read == 0 {
-            return Ok(false);
-        }
-        held.extend_from_slice(piece.get(..read).unwrap_or_default());
-        if held.windows(words.len()).any(|window| window == words) {
-            return Ok(true);
-        }
-        // They may begin here and end in the next one.
-        held.drain(..held.len().saturating_sub(words.len()));
-    }
-}
-
 /// The inodes of all its inotify watches: `inotify wd:1 ino:2a sdev:800001 …` in fdinfo
 /// (proc_pid_fdinfo(5)). None when it has no inotify, or we may not look.
 fn inodes(process: &Path) -> Option<BTreeSet<u64>> {
@@ -119,23 +102,6 @@ fn inode(line: &str) -> Option<u64> {
 mod tests {
     use super::*;
     use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
-
-    #[test]
-    fn words_are_found_wherever_a_piece_ends() {
-        struct Pieces<'a>(std::slice::Chunks<'a, u8>);
-        impl Read for Pieces<'_> {
-            fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-                let piece = self.0.next().unwrap_or_default();
-                into[..piece.len()].copy_from_slice(piece);
-                Ok(piece.len())
-            }
-        }
-        let program = [b"loadOnlyInlined\0".as_slice(), KEY, b"\0"].concat();
-        for length in 1..=program.len() {
-            assert!(holds(Pieces(program.chunks(length)), KEY).unwrap(), "{length}");
-            assert!(!holds(Pieces(program[..program.len() - 2].chunks(length)), KEY).unwrap(), "{length}");
-        }
-    }
 
     #[test]
     fn f13_a_watch_is_known_by_its_inode_and_a_directory_made_anew_has_another() {
