@@ -82,7 +82,7 @@ impl Memory {
                 *self.matters.of_mut(directory) = matter;
             }
             let pace = self.paces.of_mut(directory);
-            let wait = match pace.judge(plan, now) {
+            let wait = match pace.judge(plan, |change| self.setbacks.hold(change), now) {
                 Go::Now => None,
                 Go::Later(wait) => Some(wait),
             };
@@ -145,7 +145,7 @@ pub fn pass(places: &Places, wanted: &Wanted, memory: &mut Memory) -> Result<Pas
     }
     let performed = perform(&planned.changes, places);
     let left = plan(&memory.look(places, &interest), wanted);
-    memory.performed(&planned.changes, went(&performed), &left);
+    memory.performed(&planned.changes, went(&performed), &of_what_was_tried(&left, &whole, &planned));
     memory.setbacks.tried(&planned.changes, &performed.failed, &places.programs);
     Ok(Pass { plan: planned, performed, left, fights, waiting, due: memory.setbacks.waiting(now).1 })
 }
@@ -158,6 +158,13 @@ fn due(changes: &[Change], waits: impl Fn(&Change) -> bool, places: &Places) -> 
     }
     let until_stopped = changes.iter().take_while(|change| !waits(change) || works_without(change, places));
     until_stopped.filter(|change| !waits(change)).cloned().collect()
+}
+
+/// What waits has not been undone.
+fn of_what_was_tried(left: &Plan, whole: &Plan, planned: &Plan) -> Plan {
+    let was_put_off = |change: &Change| whole.changes.contains(change) && !planned.changes.contains(change);
+    let changes = left.changes.iter().filter(|change| !was_put_off(change)).cloned().collect();
+    Plan { changes, problems: left.problems.clone() }
 }
 
 fn went(performed: &Performed) -> Went {

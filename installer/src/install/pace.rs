@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use super::change::Change;
 use super::directory::Directory;
 use super::plan::Plan;
 
@@ -73,11 +74,11 @@ impl Pace {
         Self { directory, undone, last: Last::Unknown, wrote: None, tally }
     }
 
-    /// Judges a plan made now.
-    pub fn judge(&mut self, plan: &Plan, now: Instant) -> Go {
+    /// Judges a plan made now. What failed before is still to be done, and nobody has undone it.
+    pub fn judge(&mut self, plan: &Plan, failed_before: impl Fn(&Change) -> bool, now: Instant) -> Go {
         let puts = self.puts(plan);
         match self.last {
-            Last::Well if puts => self.undo(now),
+            Last::Well if self.all_put(plan).any(|change| !failed_before(change)) => self.undo(now),
             // Where something else stands in the way, such as a primary's file that has gone, nothing
             // is put back yet; what comes next shows whether it was undone.
             _ if !puts && self.is_well(plan) => self.last = Last::Well,
@@ -92,7 +93,7 @@ impl Pace {
     }
 
     /// What was planned has been written, unless something was refused. If it is not there all the
-    /// same, somebody was so fast that no look found it done in between.
+    /// same (`left` is without what was put off), somebody was so fast that no look found it done in between.
     pub fn wrote(&mut self, went: Went, left: &Plan, now: Instant) {
         self.wrote = Some(now);
         let again = self.puts(left);
@@ -116,7 +117,12 @@ impl Pace {
     }
 
     fn puts(&self, plan: &Plan) -> bool {
-        plan.changes.iter().any(|change| change.puts() && change.directory() == self.directory)
+        self.all_put(plan).next().is_some()
+    }
+
+    fn all_put<'a>(&self, plan: &'a Plan) -> impl Iterator<Item = &'a Change> {
+        let directory = self.directory;
+        plan.changes.iter().filter(move |change| change.puts() && change.directory() == directory)
     }
 
     fn is_well(&self, plan: &Plan) -> bool {

@@ -48,6 +48,11 @@ impl Setbacks {
         self.all.clear();
     }
 
+    /// Whether a step failed the last time.
+    pub(super) fn hold(&self, change: &Change) -> bool {
+        self.all.iter().any(|setback| setback.failed.change == *change)
+    }
+
     /// Whether a step is not due yet.
     pub(super) fn delays(&self, change: &Change, now: Instant) -> bool {
         self.all.iter().any(|setback| setback.failed.change == *change && !setback.left(now).is_zero())

@@ -4,6 +4,7 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
+use gybe_installer::install::directory::Directory;
 use gybe_installer::install::wanted::{Shape, Wanted};
 use gybe_installer::install::{Memory, pass};
 
@@ -100,5 +101,25 @@ fn f05_while_a_program_waits_the_chain_is_healed_if_one_that_works_serves() {
         assert!(slowed.fights.programs.unwrap().wait.is_some());
         assert_eq!(ground.chain().1.contains(&"gybe-cni".to_owned()), is_healed);
         assert_eq!(slowed.performed.done, usize::from(is_healed));
+    }
+}
+
+/// What failed is not undone, and to put another program back is not to be undone.
+#[test]
+fn f05_a_program_that_cannot_be_placed_makes_no_fight_of_the_others() {
+    let ground = Ground::with(&[("10-a.conflist", LIST)]);
+    let mut wanted = install(&ground.root, Shape::Chained { pinned: None }, "1");
+    let mut further = program(&ground.root, "istio-iptables", "1");
+    further.source = ground.root.join("image/none");
+    wanted.programs.push(further);
+    let (wanted, places, mut memory) = (Wanted::Installed(wanted), ground.places(), Memory::default());
+    assert_eq!(pass(&places, &wanted, &mut memory).unwrap().performed.failed.len(), 1);
+    for n in 1..=4 {
+        // The directory stays as it is, so what failed waits.
+        open_to_all(&places.programs.join("gybe-cni"));
+        let healed = pass(&places, &wanted, &mut memory).unwrap();
+        assert_eq!((healed.performed.done, healed.fights.programs), (1, None), "{n}");
+        let undone = memory.tally(Directory::Programs).undone;
+        assert!(undone < n, "{undone} of {n}");
     }
 }

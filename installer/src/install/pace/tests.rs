@@ -1,7 +1,7 @@
 //! Times made up, for what would take minutes to wait for.
 
 use super::*;
-use crate::install::change::{Change, Problem};
+use crate::install::change::Problem;
 use crate::install::seen::{FileName, Hash};
 use crate::install::wanted::{Place, Program, Trial};
 use std::path::PathBuf;
@@ -11,26 +11,30 @@ fn undone() -> Plan {
     Plan { changes: vec![Change::DropIn { network, bytes: Vec::new(), mode: 0o600 }], problems: Vec::new() }
 }
 
+fn judge(pace: &mut Pace, plan: &Plan, now: Instant) -> Go {
+    pace.judge(plan, |_| false, now)
+}
+
 #[test]
 fn f05_five_rewrites_a_minute_are_healed_at_once_and_the_sixth_is_a_fight() {
     let (mut pace, start) = (Pace::of(Directory::Conf), Instant::now());
     pace.wrote(Went::Well, &Plan::default(), start);
     for n in 1..=5 {
         let now = start + Duration::from_secs(n);
-        assert_eq!(pace.judge(&undone(), now), Go::Now);
+        assert_eq!(judge(&mut pace, &undone(), now), Go::Now);
         pace.wrote(Went::Well, &Plan::default(), now);
     }
     let now = start + Duration::from_secs(6);
-    assert_eq!(pace.judge(&undone(), now), Go::Later(Duration::from_secs(4)));
+    assert_eq!(judge(&mut pace, &undone(), now), Go::Later(Duration::from_secs(4)));
     assert_eq!(
-        pace.judge(&undone(), now),
+        judge(&mut pace, &undone(), now),
         Go::Later(Duration::from_secs(4)),
         "seen twice is not written twice"
     );
     assert_eq!(pace.undone(), 6);
-    assert_eq!(pace.judge(&undone(), start + Duration::from_secs(10)), Go::Now);
+    assert_eq!(judge(&mut pace, &undone(), start + Duration::from_secs(10)), Go::Now);
     pace.wrote(Went::Well, &Plan::default(), start + Duration::from_secs(10));
-    assert_eq!(pace.judge(&Plan::default(), start + Duration::from_secs(90)), Go::Now);
+    assert_eq!(judge(&mut pace, &Plan::default(), start + Duration::from_secs(90)), Go::Now);
     assert!(!pace.is_fight(), "a quiet minute is peace");
 }
 
@@ -40,7 +44,7 @@ fn what_is_wanted_anew_is_nobodys_rewrite() {
     for n in 0..20 {
         pace.wrote(Went::Well, &Plan::default(), start + Duration::from_secs(n));
         pace.begin_anew();
-        assert_eq!(pace.judge(&undone(), start + Duration::from_secs(n)), Go::Now);
+        assert_eq!(judge(&mut pace, &undone(), start + Duration::from_secs(n)), Go::Now);
     }
 }
 
@@ -48,17 +52,17 @@ fn what_is_wanted_anew_is_nobodys_rewrite() {
 fn f05_who_undoes_it_before_we_look_again_is_seen_too() {
     let (mut pace, start) = (Pace::of(Directory::Conf), Instant::now());
     for n in 1..=6 {
-        assert_eq!(pace.judge(&undone(), start), Go::Now, "{n}");
+        assert_eq!(judge(&mut pace, &undone(), start), Go::Now, "{n}");
         pace.wrote(Went::Well, &undone(), start);
     }
-    assert_eq!((pace.judge(&undone(), start), pace.tally().undone), (Go::Later(SLOW), 6));
+    assert_eq!((judge(&mut pace, &undone(), start), pace.tally().undone), (Go::Later(SLOW), 6));
 }
 
 #[test]
 fn what_we_could_not_do_is_nobodys_rewrite() {
     let (mut pace, start) = (Pace::of(Directory::Conf), Instant::now());
     for n in 0..20 {
-        assert_eq!(pace.judge(&undone(), start + Duration::from_secs(n)), Go::Now);
+        assert_eq!(judge(&mut pace, &undone(), start + Duration::from_secs(n)), Go::Now);
         pace.wrote(Went::Badly, &undone(), start + Duration::from_secs(n));
     }
 }
@@ -79,13 +83,13 @@ fn f05_each_directory_has_a_pace_of_its_own() {
         let mut pace = Pace::of(directory);
         pace.wrote(Went::Well, &others, start);
         for n in 1..=20 {
-            assert_eq!(pace.judge(&others, start), Go::Now, "{directory} {n}");
+            assert_eq!(judge(&mut pace, &others, start), Go::Now, "{directory} {n}");
         }
         for _ in 1..=5 {
-            assert_eq!(pace.judge(&mine, start), Go::Now);
+            assert_eq!(judge(&mut pace, &mine, start), Go::Now);
             pace.wrote(Went::Well, &others, start);
         }
-        assert_eq!((pace.judge(&mine, start), pace.is_fight()), (Go::Later(SLOW), true), "{directory}");
+        assert_eq!((judge(&mut pace, &mine, start), pace.is_fight()), (Go::Later(SLOW), true), "{directory}");
     }
 }
 
@@ -93,28 +97,28 @@ fn f05_each_directory_has_a_pace_of_its_own() {
 fn a_heal_is_what_puts_back_what_somebody_undid_and_nothing_else() {
     let (mut pace, start) = (Pace::of(Directory::Conf), Instant::now());
     let counts = |pace: &Pace| (pace.tally().undone, pace.tally().healed, pace.tally().is_undone);
-    pace.judge(&undone(), start);
+    judge(&mut pace, &undone(), start);
     pace.wrote(Went::Well, &Plan::default(), start);
     assert_eq!(counts(&pace), (0, 0, false), "to come in");
     pace.begin_anew();
-    pace.judge(&undone(), start);
+    judge(&mut pace, &undone(), start);
     pace.wrote(Went::Well, &Plan::default(), start);
     assert_eq!(counts(&pace), (0, 0, false), "another wish");
-    pace.judge(&undone(), start);
+    judge(&mut pace, &undone(), start);
     pace.wrote(Went::Badly, &undone(), start);
     assert_eq!(counts(&pace), (1, 0, true), "a full disk");
-    pace.judge(&undone(), start);
+    judge(&mut pace, &undone(), start);
     pace.wrote(Went::Overtaken, &undone(), start);
     assert_eq!(counts(&pace), (2, 0, true), "they were faster than our write");
-    pace.judge(&undone(), start);
+    judge(&mut pace, &undone(), start);
     pace.wrote(Went::Well, &undone(), start);
     assert_eq!(counts(&pace), (3, 1, true), "they were faster than our look");
     pace.begin_anew();
-    pace.judge(&undone(), start);
+    judge(&mut pace, &undone(), start);
     pace.wrote(Went::Well, &Plan::default(), start);
     assert_eq!(counts(&pace), (3, 2, false), "what was undone is put back, whatever else is new");
-    pace.judge(&undone(), start);
-    pace.judge(&Plan::default(), start);
+    judge(&mut pace, &undone(), start);
+    judge(&mut pace, &Plan::default(), start);
     assert_eq!(counts(&pace), (4, 2, false), "they put it back themselves");
 }
 
@@ -122,13 +126,13 @@ fn a_heal_is_what_puts_back_what_somebody_undid_and_nothing_else() {
 fn f05_a_file_that_goes_and_comes_again_was_undone_once() {
     let (mut pace, start) = (Pace::of(Directory::Conf), Instant::now());
     let waits = Plan { problems: vec![Problem::Waiting], changes: Vec::new() };
-    pace.judge(&waits, start);
-    pace.judge(&undone(), start);
+    judge(&mut pace, &waits, start);
+    judge(&mut pace, &undone(), start);
     pace.wrote(Went::Well, &Plan::default(), start);
     assert_eq!(pace.tally().undone, 0, "the first time it was waited for");
     for n in 1..=6 {
-        pace.judge(&waits, start);
-        pace.judge(&undone(), start);
+        judge(&mut pace, &waits, start);
+        judge(&mut pace, &undone(), start);
         pace.wrote(Went::Well, &Plan::default(), start);
         assert_eq!((pace.tally().undone, pace.tally().healed), (n, n));
     }
@@ -142,11 +146,11 @@ fn f05_what_stands_in_the_way_beside_it_hides_no_fight() {
     let beside = || vec![Problem::Preempted { file: file(), by: FileName::new("05.conflist").unwrap() }];
     let (well, rewritten) =
         (Plan { problems: beside(), ..Plan::default() }, Plan { problems: beside(), ..undone() });
-    pace.judge(&rewritten, start);
+    judge(&mut pace, &rewritten, start);
     pace.wrote(Went::Well, &well, start);
     for _ in 1..=5 {
-        assert_eq!(pace.judge(&rewritten, start), Go::Now);
+        assert_eq!(judge(&mut pace, &rewritten, start), Go::Now);
         pace.wrote(Went::Well, &well, start);
     }
-    assert_eq!((pace.judge(&rewritten, start), pace.tally().healed), (Go::Later(SLOW), 5));
+    assert_eq!((judge(&mut pace, &rewritten, start), pace.tally().healed), (Go::Later(SLOW), 5));
 }
