@@ -8,6 +8,7 @@ mod errno;
 mod facts_socket;
 pub mod families;
 pub mod host;
+mod identity;
 pub mod image;
 pub mod init_args;
 mod inside;

@@ -135,7 +135,7 @@ pub(super) fn of_any_name(conf: &Path) -> Option<FileName> {
     let mut odd = names.filter(|name| Form::of(name.as_os_str()).is_none() && !name.ends_in(seen::ORIGINAL));
     odd.find(|name| {
         let path = conf.join(name.as_os_str());
-        let small = path.symlink_metadata().is_ok_and(|meta| meta.is_file() && meta.len() < 1 << 20);
+        let small = path.symlink_metadata().is_ok_and(|meta| meta.is_file() && meta.len() <= seen::LARGEST);
         let bytes = small.then(|| fs::read(&path).ok()).flatten().unwrap_or_default();
         Chain::read(&bytes).is_ok_and(|chain| chain.entry(PLUGIN).is_some())
     })

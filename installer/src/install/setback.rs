@@ -2,12 +2,12 @@
 //! and reads megabytes.
 
 use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use super::change::Change;
 use super::perform::Failed;
+use crate::identity::Identity;
 
 /// After the first failure; after each further one twice as long.
 const FIRST: Duration = Duration::from_secs(1);
@@ -29,9 +29,6 @@ struct Setback {
     wait: Duration,
     since: Instant,
 }
-
-/// Device, inode and time of change.
-type Identity = (u64, u64, i64, i64);
 
 impl Setbacks {
     /// Those of steps that are still planned. A directory that is another, or that somebody else has
@@ -89,8 +86,7 @@ impl Setback {
 }
 
 fn identity(directory: &Path) -> Option<Identity> {
-    let there = fs::metadata(directory).ok()?;
-    Some((there.dev(), there.ino(), there.ctime(), there.ctime_nsec()))
+    fs::metadata(directory).ok().map(|there| Identity::of(&there))
 }
 
 #[cfg(test)]

@@ -26,7 +26,7 @@ pub(super) struct Target<'a> {
 pub(super) fn primary(seen: &Snapshot, plugin: &str, plan: &mut Plan) -> Option<Choice> {
     for candidate in candidates(&seen.conf) {
         match candidate {
-            Ok(choice) if choice.network.plugins.iter().all(|kind| kind == plugin || kind == ISTIO) => {}
+            Ok(choice) if choice.network.plugins.iter().all(|kind| is_of_a_mesh(kind, plugin)) => {}
             Ok(choice) => return Some(choice),
             Err(Broken { file, why: Why::Unreadable(Unreadable::TooLarge(length)) }) => {
                 plan.problems.push(Problem::TooLarge { file, length });
@@ -39,11 +39,16 @@ pub(super) fn primary(seen: &Snapshot, plugin: &str, plan: &mut Plan) -> Option<
     None
 }
 
+/// Whether it is ours or istio-cni's, which make no network.
+fn is_of_a_mesh(kind: &str, plugin: &str) -> bool {
+    kind == plugin || kind == ISTIO
+}
+
 /// Where none of the primary's plugins is, the runtime does not look for ours either (F37). Nothing is
 /// to be seen of a primary that Multus calls, or that has not written its file.
 pub(crate) fn alone(seen: &Snapshot, plugin: &str) -> Option<Problem> {
     let theirs = |choice: Choice| {
-        let plugins = choice.network.plugins.into_iter().filter(|kind| kind != plugin && kind != ISTIO);
+        let plugins = choice.network.plugins.into_iter().filter(|kind| !is_of_a_mesh(kind, plugin));
         (choice.file, plugins.collect::<Vec<_>>())
     };
     let mut primaries = candidates(&seen.conf).flatten().map(theirs);

@@ -1,20 +1,16 @@
 //! What the loop knows of the node beside its directories: who else is there, and who will still ask.
 
+use crate::identity::Identity;
 use crate::install::conflist::ISTIO;
 use crate::install::seen::{Hashes, Interest, Places, look};
 use crate::install::wanted::TakeOver;
 use crate::node::incumbent::IstioAgent;
 use crate::node::stand_in::{ours, stand_in};
 use crate::settings::{StandIn, TakeOverWish};
-use std::fs::Metadata;
-use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
 
 /// How often the cache of sandboxes is read while nothing says that it matters: a file for each.
 const SELDOM: Duration = Duration::from_secs(60);
-
-/// Device, inode and time of change.
-type Identity = (u64, u64, i64, i64);
 
 /// What was found last.
 #[derive(Debug, Default)]
@@ -28,7 +24,7 @@ pub(super) struct Observed {
 impl Observed {
     /// Looks after istio-cni's program: at once when it has gone, else now and then.
     pub(super) fn look(&mut self, places: &Places, now: Instant) {
-        let there = places.programs.join(ISTIO).symlink_metadata().ok().map(|it| identity(&it));
+        let there = places.programs.join(ISTIO).symlink_metadata().ok().map(|it| Identity::of(&it));
         let is_due = self.looked.is_none_or(|at| now.saturating_duration_since(at) >= SELDOM);
         if !is_due && there == self.program {
             return;
@@ -37,10 +33,6 @@ impl Observed {
         let seen = look(places, &Interest::in_programs([]), &mut Hashes::default());
         self.stand_in = stand_in(&seen, ours(&places.programs));
     }
-}
-
-fn identity(file: &Metadata) -> Identity {
-    (file.dev(), file.ino(), file.ctime(), file.ctime_nsec())
 }
 
 /// Whether an istio-cni entry may be replaced.
