@@ -166,8 +166,8 @@ impl Iptables {
 /// calls at once each would write its jumps, or put back what the other has replaced. The namespace
 /// itself is what is locked: nobody waits for another namespace, and no file is left behind. Whoever
 /// takes it for an xtables lock (istio-cni does) waits for all of ours and not for each of its programs.
-/// A pod may lock its own namespace, and keeps nobody from writing in it but those it asks itself: an
-/// ADD comes before its first process.
+/// A pod may lock its own namespace, and holds up those who read or remove there later, until their
+/// deadline: an ADD comes before its first process.
 fn alone(time: Duration) -> Result<File, IptablesError> {
     let namespace = File::open("/proc/thread-self/ns/net").map_err(IptablesError::NoLock)?;
     match lock(&namespace, time) {

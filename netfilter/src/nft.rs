@@ -103,12 +103,17 @@ impl Backend for Nft {
         // Found before anything is written: without its programs a backend's rules cannot go.
         let others = others.into_iter().map(|kind| Ok((kind, kind.find()?)));
         let others = others.collect::<Result<Vec<_>, BackendError>>()?;
-        let mut before = self.settle(&mut connection, rules)?;
+        let before = self.settle(&mut connection, rules)?;
+        if others.is_empty() {
+            return Ok(Applied { before, beside: presence.beside });
+        }
         for (kind, other) in others {
-            before = Before::Others;
             other.remove().map_err(|source| BackendError::Left { kind, source: Box::new(source) })?;
         }
-        Ok(Applied { before, beside: presence.beside })
+        // Another call by such a backend may have taken our table for an earlier one's before its own rules
+        // went just now.
+        self.settle(&mut connection, rules)?;
+        Ok(Applied { before: Before::Others, beside: presence.beside })
     }
 
     fn remove(&self) -> Result<(), BackendError> {

@@ -97,9 +97,13 @@ impl Redirection {
     /// # Errors
     /// When the namespace cannot be asked.
     pub fn way_written(policy: &RedirectPolicy, backend: &dyn Backend) -> Result<Way, RedirectionError> {
+        let [whole, without] = [Way::Whole, Way::WithoutZones].map(|way| Self::by_way(policy, way).rules);
+        if whole == without {
+            return Ok(Way::Whole);
+        }
         let found = backend.inspect()?;
-        let apart = |way| backend.wanted(&Self::by_way(policy, way).rules).differences(&found).len();
-        let without_zones = apart(Way::WithoutZones) < apart(Way::Whole);
+        let apart = |rules| backend.wanted(rules).differences(&found).len();
+        let without_zones = apart(&without) < apart(&whole);
         Ok(if without_zones { Way::WithoutZones } else { Way::Whole })
     }
 

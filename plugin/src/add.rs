@@ -47,7 +47,7 @@ fn redirect(subject: Subject, conf: &PluginConf, netns: Option<&Path>) -> Result
         loopback::settle(redirection, met.routes, met.addresses, netns.unwrap_or(Path::new("")));
         redirection.apply_over(met.routes, backend)
     });
-    let done = done.inspect_err(|refusal| Tool::note(conf.backend, refusal))?;
+    let done = done.inspect_err(Tool::note)?;
     for beside in &done.outcome.beside {
         tracing::warn!(pod, %beside, "gybe-cni cmdAdd: somebody else translates addresses in the pod");
     }

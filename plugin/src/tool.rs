@@ -8,6 +8,7 @@ use crate::error::PluginError;
 use crate::probe_cache::{Age, Learnt, ProbeCache};
 use gybe_netfilter::backend::{Backend, BackendError, BackendKind};
 use gybe_netfilter::choose::{Choice, Override, Way, choose, does, next};
+use gybe_netfilter::iptables::IptablesError;
 use gybe_netfilter::policy::RedirectPolicy;
 use gybe_netfilter::presence::Presence;
 use gybe_netfilter::probe::{Capabilities, Profile};
@@ -48,14 +49,9 @@ impl Tool {
         Self::chosen(conf, wish)
     }
 
-    /// The one that is known to work here. Its programs were there when it was tried out: where they have
-    /// gone since, what is known is wrong.
+    /// The one that is known to work here.
     fn chosen(conf: &PluginConf, wish: Override) -> Result<Self, PluginError> {
-        let choice = decided(conf, wish, Age::Any)?;
-        if let Ok(backend) = choice.backend.find() {
-            return Ok(Self { backend, how: How::By(choice) });
-        }
-        let choice = decided(conf, wish, Age::Fresh)?;
+        let choice = decided(conf, wish)?;
         Ok(Self { backend: find(choice.backend)?, how: How::By(choice) })
     }
 
@@ -83,20 +79,29 @@ impl Tool {
     }
 
     /// Takes note that the kernel would not have rules that were to work here: what is known is wrong.
-    pub(crate) fn note(choice: BackendChoice, refusal: &PluginError) {
+    pub(crate) fn note(refusal: &PluginError) {
         let PluginError::Redirection(error) = refusal else { return };
-        // What a program of iptables' complains of may be the kernel's lack; its text decides nothing.
-        let by_iptables = matches!(error, RedirectionError::Rules(BackendError::Iptables(_)));
-        if (error.is_unsupported() || by_iptables) && !matches!(choice.wish(), Override::Only(_)) {
+        let by_programs = match error {
+            // Of the kernel's abilities it says nothing that others are at work.
+            RedirectionError::Rules(BackendError::Iptables(
+                IptablesError::Busy { .. } | IptablesError::NoLock(_),
+            )) => false,
+            // What a program of iptables' complains of may be the kernel's lack; its text decides nothing.
+            RedirectionError::Rules(BackendError::Iptables(_)) => true,
+            _ => false,
+        };
+        if error.is_unsupported() || by_programs {
             ProbeCache::default().forget();
         }
     }
 }
 
 /// What is chosen by what is known here, found out first where it is not.
-fn decided(conf: &PluginConf, wish: Override, age: Age) -> Result<Choice, PluginError> {
-    let lacking = |known: &Capabilities| begin(known, wish, conf).or_else(|| next(known, wish));
-    let Learnt { capabilities, not_kept, .. } = ProbeCache::default().learn(age, lacking)?;
+fn decided(conf: &PluginConf, wish: Override) -> Result<Choice, PluginError> {
+    let lacking = |known: &Capabilities| {
+        begin(known, wish, conf).or_else(|| gone(known, wish)).or_else(|| next(known, wish))
+    };
+    let Learnt { capabilities, not_kept, .. } = ProbeCache::default().learn(Age::Any, lacking)?;
     if let Some(cause) = not_kept {
         tracing::warn!(%cause, "gybe-cni: what was found out about this node cannot be kept");
     }
@@ -117,6 +122,12 @@ fn begin(known: &Capabilities, wish: Override, conf: &PluginConf) -> Option<Back
     }
     let kernel = nix::sys::utsname::uname().ok()?.release().to_string_lossy().into_owned();
     conf.probed.on(&kernel).filter(|kind| wish.order().contains(kind))
+}
+
+/// The one that would be chosen, where the programs it was tried out with have gone since. Tried again it is
+/// refused, and another one chosen, by the first of many calls at once.
+fn gone(known: &Capabilities, wish: Override) -> Option<BackendKind> {
+    choose(known, wish).ok().map(|choice| choice.backend).filter(|kind| kind.find().is_err())
 }
 
 fn find(kind: BackendKind) -> Result<Box<dyn Backend>, PluginError> {

@@ -65,7 +65,8 @@ impl BackendArg {
             wish => wish,
         };
         let cannot = || "cannot choose a backend".to_owned();
-        let learnt = ProbeCache::default().learn(Age::Any, |known| next(known, wish));
+        // Whoever calls may just have mended what was refused.
+        let learnt = ProbeCache::default().learn(Age::Recent, |known| next(known, wish));
         let learnt = learnt.map_err(|why| Failure::hinted(cannot(), why))?;
         let choice = choose(&learnt.capabilities, wish).map_err(|why| Failure::hinted(cannot(), why))?;
         // Its programs were there when it was chosen: the next call chooses anew.
@@ -73,14 +74,15 @@ impl BackendArg {
         Ok(Chosen { backend, choice: Some(choice) })
     }
 
-    /// Those to read with: the one that was named, else all that have written there, and nftables
-    /// where none has. Never none.
+    /// Those to read with: the one that was named, else all that have written there, and where none has
+    /// the one that the word names first. Never none.
     pub(super) fn readers(&self, there: &Opened<'_>) -> Result<Vec<Reader>, Failure> {
         let (kinds, known) = match self.wish() {
             Override::Only(kind) => return Ok(vec![Reader { backend: find(kind)?, writes_whole: true }]),
             _ => (presence(there)?.ours, ProbeCache::default().recall()),
         };
-        let kinds = if kinds.is_empty() { vec![BackendKind::Nft] } else { kinds };
+        let first = self.wish().order().iter().copied().take(1);
+        let kinds = if kinds.is_empty() { first.collect() } else { kinds };
         let reader = |kind| {
             let writes_whole = known.as_ref().is_some_and(|known| does(known, kind, Profile::Dns));
             Ok(Reader { backend: find(kind)?, writes_whole })

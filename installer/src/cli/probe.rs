@@ -50,7 +50,7 @@ impl ProbeArgs {
         if self.watch {
             return self.stay();
         }
-        let age = if self.fresh || self.host { Age::Fresh } else { Age::Any };
+        let age = if self.fresh || self.host { Age::Fresh } else { Age::Recent };
         let learnt = self.there(|| ProbeCache::default().learn(age, untried))?;
         let learnt = self.kept(learnt.map_err(cannot_probe)?)?;
         Ok(answer(&learnt, self.backend.wish()))

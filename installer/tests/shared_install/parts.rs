@@ -51,7 +51,10 @@ fn a_directory_with_both_gives_the_first() {
         less(with_ours(&unit("bridge.conf.golden")))
     );
     for pinned in ["list.conflist", "list.conf"] {
-        ground.settle(&chained(Some(pinned)));
+        // Pinned it is kept, and told of: the runtime takes the first all the same.
+        let (file, by) = (wants::name("list.conflist"), wants::name("bridge.conf"));
+        assert_eq!(ground.pass(&chained(Some(pinned))).left.problems, [Problem::Preempted { file, by }]);
+        assert!(ground.pass(&chained(Some(pinned))).plan.changes.is_empty());
         assert_eq!(json(ground.text("list.conflist").as_bytes()), with_ours(&unit("list.conflist.golden")));
         assert_eq!(
             ground.text("bridge.conf").as_bytes(),

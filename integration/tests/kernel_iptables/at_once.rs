@@ -3,6 +3,7 @@
 use super::*;
 use gybe_netfilter::backend::BackendKind;
 use gybe_netfilter::netns::Netns;
+use gybe_netfilter::nft::Nft;
 use gybe_netfilter::presence::Presence;
 use std::fs::File;
 use std::thread;
@@ -61,6 +62,31 @@ fn f18_of_adds_at_once_by_both_kinds_of_programs_one_ones_rules_are_there() {
             let there = backends.iter().find(|backend| BackendKind::from(backend.variant()) == *one).unwrap();
             assert_there(there, &rules);
         });
+    }
+}
+
+/// Nftables waits for nobody. Where a pod has rules by a program, and is given the same by that program and
+/// others by nftables at once, both sets may stay, which a CHECK tells; what may not be is that none does.
+#[test]
+fn f18_of_adds_at_once_by_nftables_and_a_program_rules_are_there() {
+    let rules = ruleset("inject-default-dual");
+    for variant in VARIANTS {
+        let program = patient(variant);
+        for round in 0..ROUNDS {
+            in_new_namespace(|| {
+                program.apply(&rules).unwrap();
+                let (program, rules) = (&program, &rules);
+                let outcomes = at_once(vec![
+                    Box::new(move || program.apply(rules).map(drop)),
+                    Box::new(move || Nft.apply(rules).map(drop)),
+                ]);
+                assert!(outcomes.iter().all(Result::is_ok), "{round}: {outcomes:?}");
+                let there = |backend: &dyn Backend| {
+                    backend.wanted(rules).differences(&backend.inspect().unwrap()).is_empty()
+                };
+                assert!(there(program) || there(&Nft), "{}, {round}: none", program.name());
+            });
+        }
     }
 }
 
