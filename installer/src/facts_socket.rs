@@ -9,17 +9,18 @@ mod caller;
 mod desk;
 mod waiting;
 
-use crate::node::{Journal, Place, PlaceError, Pods};
+use crate::node::{Journal, LOOK, PlaceError, Pods, Socket, Unserved};
 use caller::Caller;
 use desk::Desk;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::socket::{Backlog, SockType, getsockopt, listen, sockopt};
+use nix::sys::socket::{SockType, getsockopt, sockopt};
 use nix::unistd::geteuid;
 use serde_json::json;
 use std::collections::VecDeque;
+use std::iter;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -29,24 +30,14 @@ use waiting::Waiting;
 /// plugin speaks as soon as it is connected, and a node has 110 pods, or some hundreds.
 const SPEAKERS: usize = 256;
 
-/// How often it is asked whether all is well, at least.
-const LOOK: Duration = Duration::from_secs(1);
+/// At the end those are heard who are there: as many as a backlog holds (net.core.somaxconn).
+const BACKLOG: usize = 4096;
 
 /// The socket, listening.
 #[derive(Debug)]
 pub(crate) struct FactsSocket {
-    socket: UnixListener,
+    socket: Socket<UnixListener>,
     us: u32,
-    place: Place,
-}
-
-/// Why nobody is answered any more.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Ended {
-    /// Told to stop.
-    Stopped,
-    /// Something is not well.
-    Unwell,
 }
 
 /// For what something came.
@@ -54,49 +45,41 @@ struct Woken {
     stop: bool,
     caller: bool,
     speakers: Vec<bool>,
+    nobody: bool,
 }
 
 impl FactsSocket {
     pub(crate) fn open(path: &Path) -> Result<Self, PlaceError> {
-        // 110 pods may start at once; the kernel bounds this by net.core.somaxconn.
-        let (place, socket) = Place::take(path, SockType::Stream, |socket| listen(socket, Backlog::MAXCONN))?;
-        Ok(Self { socket: socket.into(), us: geteuid().as_raw(), place })
+        Ok(Self { socket: Socket::open(path, SockType::Stream)?, us: geteuid().as_raw() })
     }
 
-    /// Whether who asks there is answered.
-    pub(crate) fn stands(&self) -> bool {
-        self.place.stands()
-    }
-
-    /// Answers callers until `stop` is readable, or until all is not `well`, which is asked every second
-    /// at least; those who wait for a pod then are still answered, and none of them waits longer than it
-    /// said.
+    /// Answers callers until `stop` is readable. Who has spoken by then, and who waits for a pod, is still
+    /// answered; none of them waits longer than it said.
     pub(crate) fn serve(
-        &self,
-        (stop, well): (BorrowedFd<'_>, &dyn Fn() -> bool),
+        &mut self,
+        stop: BorrowedFd<'_>,
         pods: &dyn Pods,
-        journal: &Journal,
-    ) -> Result<Ended, Errno> {
+        (journal, unserved): (&Journal, &Unserved),
+    ) -> Result<(), Errno> {
         let (waiting, mut speakers) = (Waiting::default(), VecDeque::new());
         thread::scope(|scope| {
             let desk = Desk { pods, journal, waiting: &waiting, scope };
             loop {
                 let woken = self.wait(stop, &speakers)?;
-                if woken.stop {
-                    return Ok(Ended::Stopped);
-                }
-                if !well() {
-                    return Ok(Ended::Unwell);
-                }
                 let spoken = speakers.drain(..).zip(woken.speakers);
                 let still =
                     spoken.filter_map(|(caller, spoke)| if spoke { desk.hear(caller) } else { Some(caller) });
                 speakers = still.filter(Caller::has_time).collect();
-                if woken.caller
-                    && let Some(caller) = self.accept(journal).and_then(|caller| desk.hear(caller))
-                {
-                    speakers.push_back(caller);
-                    speakers.drain(..speakers.len().saturating_sub(SPEAKERS));
+                let most = if woken.stop { BACKLOG } else { usize::from(woken.caller) };
+                let came = iter::from_fn(|| self.socket.open.accept().ok()).take(most);
+                let let_in = came.filter_map(|(caller, _)| self.let_in(caller, journal));
+                speakers.extend(let_in.filter_map(|caller| desk.hear(caller)));
+                speakers.drain(..speakers.len().saturating_sub(SPEAKERS));
+                if woken.stop {
+                    return Ok(());
+                }
+                if woken.nobody {
+                    self.socket.keep(unserved, journal);
                 }
             }
         })
@@ -107,24 +90,20 @@ impl FactsSocket {
         let readable = |fd| PollFd::new(fd, PollFlags::POLLIN);
         let mut fds = vec![readable(stop), readable(self.socket.as_fd())];
         fds.extend(speakers.iter().map(|caller| readable(caller.as_fd())));
-        // All have the same time, so the first who came is the first whose time is up.
-        let timeout = speakers.front().map_or(LOOK, |first| first.left().min(LOOK));
-        match poll(&mut fds, PollTimeout::try_from(timeout).map_err(|_| Errno::EINVAL)?) {
-            Ok(_) => {
-                let mut came = fds.iter().map(|fd| fd.any().unwrap_or(false));
-                let [stop, caller] = [came.next(), came.next()].map(Option::unwrap_or_default);
-                Ok(Woken { stop, caller, speakers: came.collect() })
-            }
-            Err(Errno::EINTR) => {
-                Ok(Woken { stop: false, caller: false, speakers: vec![false; speakers.len()] })
-            }
-            Err(why) => Err(why),
-        }
+        // All have the same time, so the first who came is the first whose time is up; poll(2) counts
+        // whole milliseconds.
+        let left = speakers.front().map_or(LOOK, |first| first.left() + Duration::from_millis(1));
+        let nobody = match poll(&mut fds, PollTimeout::try_from(left.min(LOOK)).map_err(|_| Errno::EINVAL)?) {
+            Err(Errno::EINTR) => false,
+            came => came? == 0,
+        };
+        let mut came = fds.iter().map(|fd| fd.any().unwrap_or(false));
+        let [stop, caller] = [came.next(), came.next()].map(Option::unwrap_or_default);
+        Ok(Woken { stop, caller, speakers: came.collect(), nobody })
     }
 
-    /// Takes the next caller. Only root, or the user we are, is told about pods.
-    fn accept(&self, journal: &Journal) -> Option<Caller> {
-        let (caller, _) = self.socket.accept().ok()?;
+    /// Only root, or the user we are, is told about pods.
+    fn let_in(&self, caller: UnixStream, journal: &Journal) -> Option<Caller> {
         match getsockopt(&caller, sockopt::PeerCredentials).map(|peer| peer.uid()) {
             Ok(uid) if uid == 0 || uid == self.us => Some(Caller::new(caller, Instant::now())),
             Ok(uid) => {

@@ -1,8 +1,9 @@
 //! The node agent's life: what runs beside what, and how it stops.
 //!
-//! One thread answers callers (`facts_socket`) until the signal to stop, and one tells log lines: a journal
-//! that nobody reads holds up no pod. Who knows the pods stands behind [`Pods`]. What keeps the node, and
-//! tells about it, runs beside: `beside.rs`.
+//! One thread answers callers (`facts_socket`) until the signal to stop, one hears plugins' lines
+//! (`log_socket`) until the last caller is answered, and one writes to stderr (`journal`): nobody reads it,
+//! and no pod waits for that. Who knows the pods stands behind [`Pods`]. What keeps the node, and tells
+//! about it, runs beside: `beside.rs`.
 
 mod asked;
 mod beside;
@@ -17,6 +18,7 @@ pub(crate) mod incumbent;
 mod journal;
 pub mod kubeconfig;
 mod label;
+mod log_socket;
 mod metrics;
 mod page;
 mod place;
@@ -31,21 +33,23 @@ pub use healing::{Following, Keeping, NoSettings, REST};
 pub(crate) use journal::Journal;
 pub use label::Home;
 pub use place::PlaceError;
-pub(crate) use place::{Place, is_served};
+pub(crate) use place::is_served;
 pub use pods_from::PodsFrom;
+pub(crate) use sockets::{LOOK, Socket, Unserved};
 
 use crate::errno::errno;
-use crate::facts_socket::Ended;
+use crate::facts_socket::FactsSocket;
 use asked::Asked;
 use beside::Beside;
 use calls::Calls;
 use gybe_plugin::args::PodRef;
+use gybe_plugin::conf::LOG_SOCKET;
 use gybe_plugin::facts::wire::Answer;
+use log_socket::LogSocket;
 use nix::errno::Errno;
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use serde_json::json;
-use sockets::{Sockets, Unserved};
 use std::collections::BTreeSet;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
@@ -125,11 +129,11 @@ pub struct Agent<'a> {
 pub fn serve(agent: Agent<'_>) -> Result<(), NodeError> {
     // Blocked before the first thread is made, so that every thread blocks it (signal(7)).
     let stop = stop_signal().map_err(|source| NodeError::Wait { what: "signals", source })?;
-    let (mut sockets, unserved) = (Sockets::open(agent.facts)?, Unserved::default());
+    let (sockets, unserved) = (open(agent.facts)?, Unserved::default());
     let journal = Journal::default();
     journal.tell("info", "gybe node: serving", json!({ "socket": agent.facts.display().to_string() }));
     let (pods, calls) = (Asked::of(agent.pods), Calls::default());
-    let mut serving = || serve_on(&pods, &stop, (&mut sockets, &unserved), (&journal, &calls));
+    let serving = || answer_and_tell((&pods, &calls), &stop, sockets, (&journal, &unserved));
     let served = match agent.keeping {
         Some(keeping) => {
             let (pods, calls, unserved) = (&pods, &calls, &unserved);
@@ -152,34 +156,29 @@ pub(crate) fn stop_signal() -> Result<SignalFd, Errno> {
     SignalFd::with_flags(&signals, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)
 }
 
-/// Until it is told to stop; with new sockets where they were taken away.
-fn serve_on(
-    pods: &dyn Pods,
-    stop: &SignalFd,
-    (sockets, unserved): (&mut Sockets, &Unserved),
-    (journal, calls): (&Journal, &Calls),
-) -> Result<(), NodeError> {
-    loop {
-        let well = || sockets.stand() && unserved.read().is_none();
-        if answer_and_tell(pods, (stop, &well), sockets, (journal, calls))? == Ended::Stopped {
-            return Ok(());
-        }
-        sockets.keep(unserved, journal);
-    }
+/// The socket for facts at that path, the other beside it.
+fn open(facts: &Path) -> Result<(FactsSocket, LogSocket), NodeError> {
+    let failed = |path: &Path| {
+        let path = path.to_owned();
+        move |source| NodeError::Serve { path, source }
+    };
+    let log = facts.with_file_name(LOG_SOCKET);
+    Ok((FactsSocket::open(facts).map_err(failed(facts))?, LogSocket::open(&log).map_err(failed(&log))?))
 }
 
-/// Ends when the last caller has been answered, and none takes longer than its deadline.
+/// Until it is told to stop. Ends when the last caller has been answered, and none takes longer than its
+/// deadline. The sockets are gone then, whatever else has to be done: nobody waits for an answer in vain.
 fn answer_and_tell(
-    pods: &dyn Pods,
-    (stop, well): (&SignalFd, &dyn Fn() -> bool),
-    sockets: &Sockets,
-    (journal, calls): (&Journal, &Calls),
-) -> Result<Ended, NodeError> {
+    (pods, calls): (&dyn Pods, &Calls),
+    stop: &SignalFd,
+    (mut facts, mut log): (FactsSocket, LogSocket),
+    told: (&Journal, &Unserved),
+) -> Result<(), NodeError> {
     let wait = |what| move |source| NodeError::Wait { what, source };
     let (ended, running) = std::io::pipe().map_err(|why| wait("the end")(errno(&why)))?;
     thread::scope(|scope| {
-        let telling = scope.spawn(|| sockets.log.serve(ended.as_fd(), journal, calls));
-        let served = sockets.facts.serve((stop.as_fd(), well), pods, journal).map_err(wait("callers"));
+        let telling = scope.spawn(|| log.serve(ended.as_fd(), calls, told));
+        let served = facts.serve(stop.as_fd(), pods, told).map_err(wait("callers"));
         // Whoever polls the other end wakes.
         drop(running);
         let told = telling.join().unwrap_or(Err(Errno::EIO)).map_err(wait("log lines"));

@@ -1,98 +1,102 @@
 //! What the agent tells on stderr, one JSON object a line: its own news, and what plugins sent.
+//!
+//! A pipe that nobody reads is full after 64 KiB, and whoever writes to it then waits for ever (pipe(7)).
+//! To write without waiting is no way out: O_NONBLOCK belongs to the open file, which stderr shares with
+//! others (open(2)). So a thread writes that nobody waits for, and there is a bound on what is behind it.
 
-use super::calls::Calls;
-use super::place::{Place, PlaceError};
-use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::socket::{MsgFlags, SockType, recv};
-use serde_json::{Map, Value};
+use nix::sys::signal::{SigSet, SigmaskHow};
+use serde_json::{Map, Value, json};
+use std::convert::Infallible;
 use std::io::{self, Write};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::path::Path;
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, channel, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
 
-/// A plugin's line is shorter than a pipe's atomic write.
-const LONGEST: usize = 4096;
+/// So many lines may be behind the one that is being written; a plugin's has 4 KiB at most.
+const BEHIND: usize = 1024;
 
-/// After so many lines it is looked whether the agent ends.
-const AT_ONCE: usize = 256;
+/// How long the end waits for what has been told.
+const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Writes lines whole.
-#[derive(Debug, Default)]
-pub(crate) struct Journal(Mutex<()>);
+/// Has lines written whole, and keeps nobody who tells one.
+#[derive(Debug)]
+pub(crate) struct Journal {
+    /// None when it ends.
+    lines: Option<SyncSender<String>>,
+    /// How many found no place since it was last told.
+    lost: Arc<AtomicU64>,
+    /// Hangs up when all is written.
+    written: Mutex<Receiver<Infallible>>,
+}
+
+impl Default for Journal {
+    fn default() -> Self {
+        let ((lines, told), (writing, written)) = (sync_channel(BEHIND), channel());
+        let lost = Arc::<AtomicU64>::default();
+        let missed = Arc::clone(&lost);
+        // Signals are for the agent's own loop; a thread begins with its maker's mask (signal(7)).
+        let before = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK);
+        // Where there is no thread, whoever tells writes.
+        let _ = thread::Builder::new().name("journal".to_owned()).spawn(move || {
+            let _until_all_is_written = writing;
+            write_all(&told, &missed);
+        });
+        if let Ok(before) = before {
+            let _ = before.thread_set_mask();
+        }
+        Self { lines: Some(lines), lost, written: Mutex::new(written) }
+    }
+}
 
 impl Journal {
     /// Tells something of the agent's own.
     pub(crate) fn tell(&self, level: &str, message: &str, more: Value) {
-        let mut line =
-            Map::from_iter([("level".to_owned(), level.into()), ("msg".to_owned(), message.into())]);
-        if let Value::Object(more) = more {
-            line.extend(more);
-        }
-        self.write(&Value::Object(line));
+        self.pass_on(&line(level, message, more));
     }
 
-    fn write(&self, line: &Value) {
-        // Formatted into stderr, which has no buffer, each of its words and commas is a write of its own.
-        let line = format!("{line}\n");
-        let _whole = self.0.lock();
-        // There is nobody left to tell when stderr is closed.
-        let _ = io::stderr().write_all(line.as_bytes());
+    /// Tells a line as it is.
+    pub(crate) fn pass_on(&self, line: &Value) {
+        match self.lines.as_ref().map(|lines| lines.try_send(format!("{line}\n"))) {
+            Some(Err(TrySendError::Full(_))) => drop(self.lost.fetch_add(1, Ordering::Relaxed)),
+            Some(Err(TrySendError::Disconnected(line))) => write(&line),
+            Some(Ok(())) | None => {}
+        }
     }
 }
 
-/// Where plugins send their lines.
-#[derive(Debug)]
-pub(crate) struct LogSocket {
-    socket: OwnedFd,
-    place: Place,
+impl Drop for Journal {
+    /// Waits for what has been told, but not for a reader who does not come.
+    fn drop(&mut self) {
+        self.lines = None;
+        let _ = self.written.get_mut().unwrap_or_else(PoisonError::into_inner).recv_timeout(PATIENCE);
+    }
 }
 
-impl LogSocket {
-    pub(crate) fn open(path: &Path) -> Result<Self, PlaceError> {
-        let (place, socket) = Place::take(path, SockType::Datagram, |_| Ok(()))?;
-        Ok(Self { socket, place })
-    }
-
-    /// Whether a line sent there is heard.
-    pub(crate) fn stands(&self) -> bool {
-        self.place.stands()
-    }
-
-    /// Counts and tells lines until `end` wakes.
-    pub(crate) fn serve(&self, end: BorrowedFd<'_>, journal: &Journal, calls: &Calls) -> Result<(), Errno> {
-        loop {
-            let readable = |fd| PollFd::new(fd, PollFlags::POLLIN);
-            let mut fds = [readable(end), readable(self.socket.as_fd())];
-            match poll(&mut fds, PollTimeout::NONE) {
-                Ok(_) | Err(Errno::EINTR) => {}
-                Err(why) => return Err(why),
-            }
-            let [ended, lines] = fds.map(|fd| fd.any().unwrap_or(false));
-            if lines {
-                self.receive(journal, calls);
-            }
-            if ended {
-                return Ok(());
-            }
+/// Until nobody tells any more.
+fn write_all(told: &Receiver<String>, lost: &AtomicU64) {
+    for line in told {
+        write(&line);
+        let lost = lost.swap(0, Ordering::Relaxed);
+        if lost > 0 {
+            write(&format!("{}\n", self::line("warn", LOST, json!({ "lines": lost }))));
         }
     }
+}
 
-    /// Counts and tells what has arrived. What is no JSON object is not ours to print: it is dropped.
-    /// A line without a message is below the plugin's level, and only to be counted.
-    fn receive(&self, journal: &Journal, calls: &Calls) {
-        let mut buffer = vec![0; LONGEST];
-        for _ in 0..AT_ONCE {
-            let Ok(length) = recv(self.socket.as_raw_fd(), &mut buffer, MsgFlags::MSG_DONTWAIT) else {
-                return;
-            };
-            if let Ok(Value::Object(line)) = serde_json::from_slice(buffer.get(..length).unwrap_or_default())
-            {
-                calls.heard(&line);
-                if line.contains_key("msg") {
-                    journal.write(&Value::Object(line));
-                }
-            }
-        }
+const LOST: &str = "gybe: lines were lost, because nobody read those before them";
+
+fn line(level: &str, message: &str, more: Value) -> Value {
+    let mut line = Map::from_iter([("level".to_owned(), level.into()), ("msg".to_owned(), message.into())]);
+    if let Value::Object(more) = more {
+        line.extend(more);
     }
+    Value::Object(line)
+}
+
+/// In one piece: stderr has no buffer, and each part of a line would be a write of its own.
+fn write(line: &str) {
+    // There is nobody left to tell when stderr is closed.
+    let _ = io::stderr().write_all(line.as_bytes());
 }

@@ -1,90 +1,88 @@
-//! The agent's two sockets, and that they go on standing: without them every ADD of a meshed pod is
+//! A socket of the agent's, and that it goes on standing: without them every ADD of a meshed pod is
 //! refused, and an uninstall, or whoever cleans up `/run`, may take them away at any time.
 
-use super::NodeError;
-use super::journal::{Journal, LogSocket};
-use super::place::PlaceError;
-use crate::facts_socket::FactsSocket;
+use super::place::{Place, PlaceError};
+use super::{Journal, NodeError};
 use crate::layers::chain;
-use gybe_plugin::conf::LOG_SOCKET;
+use nix::sys::socket::{Backlog, SockType, listen};
 use serde_json::json;
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
-/// Where the plugin asks, and where it sends its lines.
+/// How long nobody comes before it is looked whether the socket stands.
+pub(crate) const LOOK: Duration = Duration::from_secs(1);
+
+/// A socket in its place. Each has one thread, which hears and keeps it.
 #[derive(Debug)]
-pub(super) struct Sockets {
-    pub(super) facts: FactsSocket,
-    pub(super) log: LogSocket,
+pub(crate) struct Socket<S> {
+    pub(crate) open: S,
+    place: Place,
     path: PathBuf,
+    kind: SockType,
 }
 
-/// Why one of them does not stand, for who is asked about the agent's health.
+impl<S: From<OwnedFd>> Socket<S> {
+    /// One that blocks nobody; of a stream's it listens.
+    pub(crate) fn open(path: &Path, kind: SockType) -> Result<Self, PlaceError> {
+        let (place, socket) = Place::take(path, kind, |socket| match kind {
+            // 110 pods may start at once; the kernel bounds this by net.core.somaxconn.
+            SockType::Stream => listen(socket, Backlog::MAXCONN),
+            _ => Ok(()),
+        })?;
+        Ok(Self { open: socket.into(), place, path: path.to_owned(), kind })
+    }
+
+    /// Makes it anew where it was taken away. To be called when nobody has come for a while: who comes,
+    /// comes through the place, and who is still in the old socket's queue is lost with it. Where it
+    /// cannot be made, because the directory that is mounted here was deleted on the host, only another
+    /// start helps; what stands in the way may go by itself, so it is tried each time.
+    pub(crate) fn keep(&mut self, unserved: &Unserved, journal: &Journal) {
+        let socket = self.path.display().to_string();
+        let mut why = None;
+        if !self.place.stands() {
+            match Self::open(&self.path, self.kind) {
+                Ok(made) => {
+                    *self = made;
+                    let more = json!({ "socket": socket });
+                    journal.tell("warn", "gybe node: its socket had been taken away; serving again", more);
+                }
+                Err(source) => why = Some(chain(&NodeError::Serve { path: self.path.clone(), source })),
+            }
+        }
+        if unserved.note(&self.path, why.as_ref())
+            && let Some(why) = why
+        {
+            let more = json!({ "socket": socket, "why": why });
+            journal.tell("error", "gybe node: its socket does not stand, and cannot be made anew", more);
+        }
+    }
+}
+
+impl<S: AsFd> AsFd for Socket<S> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.open.as_fd()
+    }
+}
+
+/// Why a socket does not stand, each by its path, for who is asked about the agent's health.
 #[derive(Debug, Default)]
-pub(crate) struct Unserved(Mutex<Option<String>>);
+pub(crate) struct Unserved(Mutex<BTreeMap<PathBuf, String>>);
 
 impl Unserved {
-    pub(crate) fn read(&self) -> Option<String> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    pub(crate) fn read(&self) -> Vec<String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
     }
 
     /// Whether that is news.
-    fn note(&self, why: Option<&String>) -> bool {
+    fn note(&self, socket: &Path, why: Option<&String>) -> bool {
         let mut noted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_news = noted.as_ref() != why;
-        *noted = why.cloned();
-        is_news
+        let before = match why {
+            Some(why) => noted.insert(socket.to_owned(), why.clone()),
+            None => noted.remove(socket),
+        };
+        before.as_ref() != why
     }
-}
-
-impl Sockets {
-    /// The one for facts at that path, the other beside it.
-    pub(super) fn open(path: &Path) -> Result<Self, NodeError> {
-        Ok(Self { facts: facts(path)?, log: log(path)?, path: path.to_owned() })
-    }
-
-    /// Whether who speaks to either is heard.
-    pub(super) fn stand(&self) -> bool {
-        self.facts.stands() && self.log.stands()
-    }
-
-    /// Makes anew what was taken away. Where that cannot be done, because the directory that is mounted
-    /// here was deleted on the host, only another start helps.
-    pub(super) fn keep(&mut self, unserved: &Unserved, journal: &Journal) {
-        let made = self.anew();
-        if let Ok(true) = made {
-            journal.tell("warn", "gybe node: its sockets had been taken away; serving again", json!({}));
-        }
-        let why = made.err().map(|why| chain(&why));
-        if unserved.note(why.as_ref())
-            && let Some(why) = why
-        {
-            journal.tell("error", "gybe node: nobody can ask the agent", json!({ "why": why }));
-        }
-    }
-
-    fn anew(&mut self) -> Result<bool, NodeError> {
-        let (facts_stand, log_stands) = (self.facts.stands(), self.log.stands());
-        if !facts_stand {
-            self.facts = facts(&self.path)?;
-        }
-        if !log_stands {
-            self.log = log(&self.path)?;
-        }
-        Ok(!(facts_stand && log_stands))
-    }
-}
-
-fn facts(path: &Path) -> Result<FactsSocket, NodeError> {
-    FactsSocket::open(path).map_err(failed(path))
-}
-
-fn log(facts: &Path) -> Result<LogSocket, NodeError> {
-    let path = facts.with_file_name(LOG_SOCKET);
-    LogSocket::open(&path).map_err(failed(&path))
-}
-
-fn failed(path: &Path) -> impl FnOnce(PlaceError) -> NodeError {
-    let path = path.to_owned();
-    move |source| NodeError::Serve { path, source }
 }

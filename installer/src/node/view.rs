@@ -29,8 +29,8 @@ pub(crate) struct Seen {
     pub(crate) pods: PodsState,
     pub(crate) answers: [(u16, u64); 3],
     pub(crate) calls: Counted,
-    /// Why nobody can ask the agent, or tell it.
-    pub(crate) unserved: Option<String>,
+    /// Why nobody can ask the agent, or tell it; none when both sockets stand.
+    pub(crate) unserved: Vec<String>,
     /// How long no turn of the loop has ended.
     pub(crate) idle: Duration,
 }
@@ -59,7 +59,7 @@ impl Seen {
     /// gone or renamed, and the host has another in its place (F13), or its sockets cannot stand in theirs.
     /// A mount follows an inode, not a path.
     pub(crate) fn is_beyond_help(&self) -> Option<String> {
-        self.hangs().or_else(|| self.posted.cut_off.clone()).or_else(|| self.unserved.clone())
+        self.hangs().or_else(|| self.posted.cut_off.clone()).or_else(|| self.unserved.first().cloned())
     }
 
     /// What keeps the agent from being ready, in sentences.

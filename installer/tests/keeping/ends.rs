@@ -101,7 +101,7 @@ fn f14_an_agent_whose_socket_cannot_stand_is_neither_ready_nor_healthy() {
     let (status, text) = agent.get("/readyz");
     let why = format!("cannot serve at {}: there is something that is no socket", socket.display());
     assert!(status == 503 && text.contains(&why), "{status} {text}");
-    agent.tells("nobody can ask the agent");
+    agent.tells("its socket does not stand, and cannot be made anew");
     fs::remove_file(&socket).unwrap();
     eventually("peace", || agent.is_ready() && agent.get("/healthz").0 == 200);
     assert!(std::os::unix::net::UnixStream::connect(socket).is_ok());

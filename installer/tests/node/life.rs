@@ -1,12 +1,12 @@
 //! How the agent starts, stops, and gives its place to the next.
 
-use crate::agent::{Agent, gybe_node, scratch};
-use serde_json::{Value, json};
+use crate::agent::{Agent, gybe_node, meshed, scratch};
+use nix::sys::signal::{Signal, kill};
+use serde_json::json;
 use std::fs;
-use std::io::{BufRead, BufReader};
-use std::os::fd::OwnedFd;
+use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
@@ -31,19 +31,24 @@ fn the_sockets_are_the_owners_alone_and_gone_after_a_clean_end() {
     assert_eq!(agent.line()["msg"], "gybe node: stopped");
 }
 
-/// A line in pieces costs a call for each, and mixes with what others write to the same journal.
 #[test]
-fn a_line_is_told_in_one_write() {
-    let directory = scratch("whole");
-    let (told, stderr) = UnixDatagram::pair().unwrap();
-    told.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
-    let mut agent = gybe_node(&directory).stderr(OwnedFd::from(stderr)).spawn().unwrap();
-    let mut line = [0; 4096];
-    let length = told.recv(&mut line);
-    agent.kill().and_then(|()| agent.wait()).unwrap();
-    let line: Value = serde_json::from_slice(&line[..length.unwrap()]).unwrap();
-    assert_eq!(line["msg"], "gybe node: serving");
-    fs::remove_dir_all(directory).unwrap();
+fn who_has_spoken_when_the_agent_is_told_to_end_is_answered() {
+    let mut agent = Agent::start(scratch("spoken"));
+    agent.holds("shop/cart-0.json", &meshed("cart-0", "u1").to_string());
+    kill(agent.pid(), Signal::SIGSTOP).unwrap();
+    // The last one has nothing to say, and delays nobody.
+    let mut calls: Vec<_> = (0..3).map(|_| UnixStream::connect(agent.socket()).unwrap()).collect();
+    for call in calls.iter_mut().take(2) {
+        call.write_all(b"{\"version\": 1, \"namespace\": \"shop\", \"name\": \"cart-0\"}\n").unwrap();
+    }
+    kill(agent.pid(), Signal::SIGTERM).unwrap();
+    kill(agent.pid(), Signal::SIGCONT).unwrap();
+    for call in calls.iter_mut().take(2) {
+        let mut answer = String::new();
+        call.read_to_string(&mut answer).unwrap();
+        assert!(answer.contains("istio-proxy"), "{answer}");
+    }
+    assert!(agent.terminate().success());
 }
 
 #[test]
@@ -63,37 +68,6 @@ fn the_next_agent_takes_the_place_without_a_gap_and_keeps_it() {
     let second = Agent::start(first.directory.clone());
     assert!(first.terminate().success());
     assert_eq!(second.asked("shop", "cart-0", "u1"), json!({ "version": 1 }));
-}
-
-#[test]
-fn f14_sockets_that_somebody_takes_away_stand_again() {
-    let mut agent = Agent::start(scratch("taken-away"));
-    let run = agent.directory.join("run");
-    for whole in [false, true] {
-        match whole {
-            true => fs::remove_dir_all(&run).unwrap(),
-            false => ["facts.sock", "log.sock"].iter().for_each(|it| fs::remove_file(run.join(it)).unwrap()),
-        }
-        assert_eq!(agent.line()["msg"], "gybe node: its sockets had been taken away; serving again");
-        assert_eq!(agent.asked("shop", "cart-0", "u1"), json!({ "version": 1 }));
-        UnixDatagram::unbound().unwrap().send_to(b"{\"msg\":\"heard\"}", run.join("log.sock")).unwrap();
-        assert_eq!(agent.line()["msg"], "heard");
-    }
-    assert!(agent.terminate().success());
-    assert_eq!(fs::read_dir(run).unwrap().count(), 0);
-}
-
-/// The second was killed, and its sockets are nobody's.
-#[test]
-fn f14_the_place_of_an_agent_that_was_killed_is_taken_back() {
-    let mut first = Agent::start(scratch("back"));
-    let mut second = gybe_node(&first.directory).stderr(Stdio::piped()).spawn().unwrap();
-    let mut told = String::new();
-    BufReader::new(second.stderr.take().unwrap()).read_line(&mut told).unwrap();
-    second.kill().and_then(|()| second.wait()).unwrap();
-    assert!(told.contains("serving"), "{told}");
-    assert_eq!(first.line()["msg"], "gybe node: its sockets had been taken away; serving again");
-    assert_eq!(first.asked("shop", "cart-0", "u1"), json!({ "version": 1 }));
 }
 
 #[test]

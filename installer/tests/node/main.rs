@@ -3,6 +3,10 @@
 #[cfg(test)]
 mod agent;
 #[cfg(test)]
+mod journal;
+#[cfg(test)]
 mod life;
 #[cfg(test)]
 mod questions;
+#[cfg(test)]
+mod sockets;

@@ -152,27 +152,6 @@ fn a10_a_long_answer_is_given_as_it_is_taken_and_who_does_not_take_it_holds_nobo
 }
 
 #[test]
-fn f35_a_journal_that_nobody_reads_holds_no_caller() {
-    let agent = Agent::start(scratch("stuck"));
-    agent.holds("shop/cart-0.json", &meshed("cart-0", "u1").to_string());
-    let plugin = UnixDatagram::unbound().unwrap();
-    plugin.set_nonblocking(true).unwrap();
-    let line = json!({ "msg": "x".repeat(3000) }).to_string();
-    // A pipe holds 64 KiB, and the socket some datagrams: then nobody takes any more.
-    let mut refused = 0;
-    while refused < 20 {
-        match plugin.send_to(line.as_bytes(), agent.directory.join("run/log.sock")) {
-            Ok(_) => refused = 0,
-            Err(_) => {
-                refused += 1;
-                thread::sleep(Duration::from_millis(5));
-            }
-        }
-    }
-    assert_eq!(agent.asked("shop", "cart-0", "u1")["pod"]["metadata"]["name"], "cart-0");
-}
-
-#[test]
 fn f19_a_hundred_and_ten_pods_at_once_are_all_answered() {
     let agent = Agent::start(scratch("many"));
     for i in 0..110 {
