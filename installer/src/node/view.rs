@@ -56,10 +56,19 @@ impl Seen {
     }
 
     /// Why only another start of the container can help: its loop hangs, or a directory that it holds is
-    /// gone or renamed, and the host has another in its place (F13), or its sockets cannot stand in theirs.
+    /// gone or renamed, and the host has another in its place (F13), or neither socket can stand in theirs.
     /// A mount follows an inode, not a path.
     pub(crate) fn is_beyond_help(&self) -> Option<String> {
-        self.hangs().or_else(|| self.posted.cut_off.clone()).or_else(|| self.unserved.first().cloned())
+        self.hangs().or_else(|| self.posted.cut_off.clone()).or_else(|| self.homeless())
+    }
+
+    /// Why neither socket can stand: their directory is gone from here. What stands in the way of one of
+    /// them another start would meet as well, and lose the other one.
+    fn homeless(&self) -> Option<String> {
+        match self.unserved.as_slice() {
+            [why, _, ..] => Some(why.clone()),
+            _ => None,
+        }
     }
 
     /// What keeps the agent from being ready, in sentences.

@@ -6,6 +6,7 @@ use nix::sys::signal::Signal;
 use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 
 const FILE: &str = "10-calico.conflist";
 
@@ -89,22 +90,30 @@ fn f30_a_new_version_replaces_what_is_there_and_an_old_one_puts_it_back() {
 }
 
 #[test]
-fn f14_an_agent_whose_socket_cannot_stand_is_neither_ready_nor_healthy() {
+fn f14_an_agent_whose_socket_cannot_stand_is_not_ready_and_without_both_not_healthy() {
     let node = Node::new("unserved");
     node.puts(FILE, PRIMARY);
     let mut agent = installed(&node);
-    let socket = node.root.join("run/facts.sock");
+    let [facts, log] = ["facts.sock", "log.sock"].map(|name| node.root.join("run").join(name));
     // In one step, or the agent is faster.
-    fs::write(node.root.join("run/theirs"), "precious").unwrap();
-    fs::rename(node.root.join("run/theirs"), &socket).unwrap();
-    eventually("an end of its health", || agent.get("/healthz").0 == 503);
-    let (status, text) = agent.get("/readyz");
-    let why = format!("cannot serve at {}: there is something that is no socket", socket.display());
-    assert!(status == 503 && text.contains(&why), "{status} {text}");
+    let occupy = |socket: &Path| {
+        let theirs = node.root.join("run/theirs");
+        fs::write(&theirs, "precious").unwrap();
+        fs::rename(theirs, socket).unwrap();
+    };
+    occupy(&facts);
+    eventually("an end of its readiness", || agent.get("/readyz").0 == 503);
+    let (_, text) = agent.get("/readyz");
+    let why = format!("cannot serve at {}: there is something that is no socket", facts.display());
+    assert!(text.contains(&why), "{text}");
     agent.tells("its socket does not stand, and cannot be made anew");
-    fs::remove_file(&socket).unwrap();
+    assert_eq!(agent.get("/healthz").0, 200, "another start would meet it too");
+    occupy(&log);
+    eventually("an end of its health", || agent.get("/healthz").0 == 503);
+    fs::remove_file(&facts).unwrap();
+    fs::remove_file(&log).unwrap();
     eventually("peace", || agent.is_ready() && agent.get("/healthz").0 == 200);
-    assert!(std::os::unix::net::UnixStream::connect(socket).is_ok());
+    assert!(std::os::unix::net::UnixStream::connect(facts).is_ok());
 }
 
 #[test]
