@@ -38,15 +38,24 @@ impl Agent {
 
     /// Ends it with this signal, and starts the next one in its place.
     pub(crate) fn start_again(&mut self, after: Signal) {
-        let pid = Pid::from_raw(i32::try_from(self.child.id()).unwrap());
-        kill(pid, after).unwrap();
+        self.signal(after);
         self.child.wait().unwrap();
         (self.child, self.stderr) = serving(&self.place, 0);
     }
 
     /// Ends it as a crash would, and gives what it had told.
-    pub(crate) fn crash(&mut self) -> String {
+    pub(crate) fn crash(&mut self) {
         self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(self.child.id().try_into().unwrap()), signal).unwrap();
+    }
+
+    /// Ends it as a kubelet does; all that it told.
+    pub(crate) fn end(&mut self) -> String {
+        self.signal(Signal::SIGTERM);
         let mut told = String::new();
         self.stderr.read_to_string(&mut told).unwrap();
         told

@@ -11,7 +11,7 @@ fn a_pod_only_the_agent_knows_is_redirected_and_its_line_reaches_the_agent() {
     let ran = add(&agent, &pod, None);
     assert_eq!(ran.code, Some(0), "{ran:?}");
     assert!(inspected(&pod).contains("outbound-to-proxy"), "{}", inspected(&pod));
-    let told = agent.crash();
+    let told = agent.end();
     let line = told.lines().find(|line| line.contains("gybe-cni cmdAdd")).unwrap_or_else(|| panic!("{told}"));
     let line: Value = serde_json::from_str(line).unwrap();
     assert_eq!((line["pod"].as_str(), line["decision"].as_str()), (Some("shop/cart-0"), Some("redirect")));
@@ -53,6 +53,6 @@ fn a_stranger_that_calls_is_told_nothing_whatever_the_sockets_mode() {
     fs::set_permissions(socket, fs::Permissions::from_mode(0o666)).unwrap();
     let refused = add_as(&as_stranger, &agent.place, &pod, None);
     assert!(refused.code == Some(1) && refused.out.contains("GYBE-ADD-032"), "{refused:?}");
-    let told = agent.crash();
+    let told = agent.end();
     assert!(told.contains("a caller was refused") && told.contains("1000"), "{told}");
 }
