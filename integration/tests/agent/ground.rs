@@ -43,7 +43,7 @@ impl Agent {
         (self.child, self.stderr) = serving(&self.place, 0);
     }
 
-    /// Ends it as a crash would, and gives what it had told.
+    /// Ends it as a crash would.
     pub(crate) fn crash(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
