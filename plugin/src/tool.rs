@@ -49,9 +49,14 @@ impl Tool {
         Self::chosen(conf, wish)
     }
 
-    /// The one that is known to work here.
+    /// The one that is known to work here. Where the programs it was tried out with have gone since, it is
+    /// tried again, and refused, and another one chosen: by the first of many calls at once.
     fn chosen(conf: &PluginConf, wish: Override) -> Result<Self, PluginError> {
-        let choice = decided(conf, wish)?;
+        let choice = decided(conf, wish, |_| None)?;
+        if let Ok(backend) = choice.backend.find() {
+            return Ok(Self { backend, how: How::By(choice) });
+        }
+        let choice = decided(conf, wish, |known| gone(known, wish))?;
         Ok(Self { backend: find(choice.backend)?, how: How::By(choice) })
     }
 
@@ -81,25 +86,24 @@ impl Tool {
     /// Takes note that the kernel would not have rules that were to work here: what is known is wrong.
     pub(crate) fn note(refusal: &PluginError) {
         let PluginError::Redirection(error) = refusal else { return };
-        let by_programs = match error {
-            // Of the kernel's abilities it says nothing that others are at work.
-            RedirectionError::Rules(BackendError::Iptables(
-                IptablesError::Busy { .. } | IptablesError::NoLock(_),
-            )) => false,
-            // What a program of iptables' complains of may be the kernel's lack; its text decides nothing.
-            RedirectionError::Rules(BackendError::Iptables(_)) => true,
-            _ => false,
-        };
+        // What a program of iptables' complains of may be the kernel's lack; its text decides nothing. Of the
+        // kernel's abilities it says nothing that others are at work.
+        let by_programs = matches!(error, RedirectionError::Rules(BackendError::Iptables(fault))
+            if !matches!(fault, IptablesError::Busy { .. } | IptablesError::NoLock(_)));
         if error.is_unsupported() || by_programs {
             ProbeCache::default().forget();
         }
     }
 }
 
-/// What is chosen by what is known here, found out first where it is not.
-fn decided(conf: &PluginConf, wish: Override) -> Result<Choice, PluginError> {
+/// What is chosen by what is known here, found out first where it is not, or is `doubted`.
+fn decided(
+    conf: &PluginConf,
+    wish: Override,
+    doubted: impl Fn(&Capabilities) -> Option<BackendKind>,
+) -> Result<Choice, PluginError> {
     let lacking = |known: &Capabilities| {
-        begin(known, wish, conf).or_else(|| gone(known, wish)).or_else(|| next(known, wish))
+        begin(known, wish, conf).or_else(|| doubted(known)).or_else(|| next(known, wish))
     };
     let Learnt { capabilities, not_kept, .. } = ProbeCache::default().learn(Age::Any, lacking)?;
     if let Some(cause) = not_kept {
@@ -124,8 +128,7 @@ fn begin(known: &Capabilities, wish: Override, conf: &PluginConf) -> Option<Back
     conf.probed.on(&kernel).filter(|kind| wish.order().contains(kind))
 }
 
-/// The one that would be chosen, where the programs it was tried out with have gone since. Tried again it is
-/// refused, and another one chosen, by the first of many calls at once.
+/// The one that would be chosen, where its programs are not there.
 fn gone(known: &Capabilities, wish: Override) -> Option<BackendKind> {
     choose(known, wish).ok().map(|choice| choice.backend).filter(|kind| kind.find().is_err())
 }

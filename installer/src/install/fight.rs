@@ -90,7 +90,7 @@ impl Matter {
     pub fn seen(seen: &Snapshot, plan: &Plan, directory: Directory) -> Option<Self> {
         let mut puts = plan.changes.iter().filter(|change| change.puts() && change.directory() == directory);
         let matter = match puts.next()? {
-            Change::Place { program, .. } => {
+            Change::Place { program } => {
                 let loss = loss(seen, program);
                 let rival = Some(at_program(&program.name, loss));
                 Self { undone: Undone::Program(program.name.clone(), loss), rival }

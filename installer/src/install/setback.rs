@@ -47,12 +47,12 @@ impl Setbacks {
 
     /// Whether a step failed the last time.
     pub(super) fn hold(&self, change: &Change) -> bool {
-        self.all.iter().any(|setback| setback.failed.change == *change)
+        of(&self.all, change).is_some()
     }
 
     /// Whether a step is not due yet.
     pub(super) fn delays(&self, change: &Change, now: Instant) -> bool {
-        self.all.iter().any(|setback| setback.failed.change == *change && !setback.left(now).is_zero())
+        of(&self.all, change).is_some_and(|setback| !setback.left(now).is_zero())
     }
 
     /// What failed before and is not due yet, and how long it is until the first of them is.
@@ -66,7 +66,7 @@ impl Setbacks {
     pub(super) fn tried(&mut self, changes: &[Change], failed: &[Failed], directory: &Path) {
         let (before, now) = (std::mem::take(&mut self.all), Instant::now());
         let wait = |failed: &Failed| {
-            let before = before.iter().find(|setback| setback.failed.change == failed.change);
+            let before = of(&before, &failed.change);
             let longest = if failed.works_without { LONGEST } else { LONGEST_WITHOUT };
             before.map_or(FIRST, |setback| (setback.wait * 2).min(longest))
         };
@@ -83,6 +83,10 @@ impl Setback {
     fn left(&self, now: Instant) -> Duration {
         self.wait.saturating_sub(now.saturating_duration_since(self.since))
     }
+}
+
+fn of<'a>(all: &'a [Setback], change: &Change) -> Option<&'a Setback> {
+    all.iter().find(|setback| setback.failed.change == *change)
 }
 
 fn identity(directory: &Path) -> Option<Identity> {

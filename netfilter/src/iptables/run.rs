@@ -22,8 +22,8 @@ pub(super) struct Conditions<'a> {
 
 /// What legacy programs lock: the network namespace is locked already, by us, so each has to have a
 /// file that nobody else locks. The mount namespace is the thread's own where one may be made
-/// (`secluded`), and no file is left behind. `flock` works on it; seen with iptables-legacy-restore 1.8.9. Before 1.8.6 the file
-/// cannot be chosen, and all namespaces wait for /run/xtables.lock.
+/// (`secluded`), and no file is left behind. `flock` works on it; seen with iptables-legacy-restore
+/// 1.8.9. Before 1.8.6 the file cannot be chosen, and all namespaces wait for /run/xtables.lock.
 const PROGRAMS_LOCK: &str = "/proc/self/ns/mnt";
 
 /// What a program said.

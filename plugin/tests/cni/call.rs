@@ -18,20 +18,24 @@ pub(crate) fn entry(pods: &Pods, annotations: Option<Value>) -> Value {
     })
 }
 
-/// What becomes of a pod, `namespace/name`; never later than its deadlines allow.
-pub(crate) fn call(verb: &str, pod: &str, entry: &Value) -> Outcome {
-    let (namespace, name) = pod.split_once('/').unwrap();
-    let args = format!("IgnoreUnknown=1;K8S_POD_NAMESPACE={namespace};K8S_POD_NAME={name};K8S_POD_UID=u1");
-    let env = [
+/// The variables of a call about a pod whose namespace is not there.
+pub(crate) fn environment<'a>(verb: &'a str, args: &'a str) -> [(&'a str, &'a str); 6] {
+    [
         ("CNI_COMMAND", verb),
         ("CNI_CONTAINERID", "c1"),
         ("CNI_NETNS", "/nonexistent"),
         ("CNI_IFNAME", "eth0"),
         ("CNI_PATH", "/opt/cni/bin"),
-        ("CNI_ARGS", &args),
-    ];
+        ("CNI_ARGS", args),
+    ]
+}
+
+/// What becomes of a pod, `namespace/name`; never later than its deadlines allow.
+pub(crate) fn call(verb: &str, pod: &str, entry: &Value) -> Outcome {
+    let (namespace, name) = pod.split_once('/').unwrap();
+    let args = format!("IgnoreUnknown=1;K8S_POD_NAMESPACE={namespace};K8S_POD_NAME={name};K8S_POD_UID=u1");
     let before = Instant::now();
-    let outcome = run(env, &entry.to_string());
+    let outcome = run(environment(verb, &args), &entry.to_string());
     assert!(before.elapsed() < Duration::from_secs(20), "{:?}: {outcome:?}", before.elapsed());
     outcome
 }

@@ -1,6 +1,7 @@
 //! A kubeconfig, and the program beside the plugin that asks by it: who may stand there in its place,
 //! and never longer than the deadline.
 
+use crate::call::environment;
 use crate::pods::{Pods, meshed};
 use crate::program::{GYBE_CNI, Outcome, install, run_at};
 use serde_json::{Value, json};
@@ -38,15 +39,7 @@ impl Place {
     fn call(&self, verb: &str, namespace: &str, entry: &Value) -> Outcome {
         let args =
             format!("IgnoreUnknown=1;K8S_POD_NAMESPACE={namespace};K8S_POD_NAME=cart-0;K8S_POD_UID=u1");
-        let env = [
-            ("CNI_COMMAND", verb),
-            ("CNI_CONTAINERID", "c1"),
-            ("CNI_NETNS", "/nonexistent"),
-            ("CNI_IFNAME", "eth0"),
-            ("CNI_PATH", "/opt/cni/bin"),
-            ("CNI_ARGS", &args),
-            ("SECRET", "of the runtime"),
-        ];
+        let env = environment(verb, &args).into_iter().chain([("SECRET", "of the runtime")]);
         let before = Instant::now();
         let outcome = run_at(&self.0.0.join("gybe-cni"), env, &entry.to_string());
         assert!(before.elapsed() < Duration::from_secs(20), "{:?}: {outcome:?}", before.elapsed());

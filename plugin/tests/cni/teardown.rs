@@ -1,5 +1,6 @@
 //! DEL with whatever a runtime has kept since the ADD: entries of long ago, results that a crash cut.
 
+use crate::call::environment;
 use crate::program::{install, run, run_at};
 use serde_json::{Value, json};
 use std::fs;
@@ -91,15 +92,7 @@ fn f29_under_istio_cnis_name_it_answers_for_sandboxes_that_were_made_with_that()
     install(std::path::Path::new(env!("CARGO_BIN_EXE_gybe-cni")), &program);
     let call = |verb: &str, entry: &Value| {
         let pod = "IgnoreUnknown=1;K8S_POD_NAMESPACE=kube-system;K8S_POD_NAME=dns";
-        let env = [
-            ("CNI_COMMAND", verb),
-            ("CNI_CONTAINERID", "c1"),
-            ("CNI_NETNS", "/nonexistent"),
-            ("CNI_IFNAME", "eth0"),
-            ("CNI_PATH", "/opt/cni/bin"),
-            ("CNI_ARGS", pod),
-        ];
-        run_at(&program, env, &entry.to_string())
+        run_at(&program, environment(verb, pod), &entry.to_string())
     };
     for (file, entry) in old_entries().into_iter().filter(|(file, _)| file.contains("istio-cni")) {
         let mut entry = entry;

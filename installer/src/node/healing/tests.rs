@@ -1,5 +1,7 @@
 //! The loop turned by hand, for what would take minutes to wait for.
 
+mod leaving;
+
 use super::*;
 use crate::install::change::Change;
 use crate::install::perform::Turn;
@@ -69,67 +71,27 @@ impl Drop for Ground {
     }
 }
 
-/// Turns a loop of its own, which rests as long, as often as it is told.
-fn turns(ground: &Ground, rest: Duration, work: impl FnOnce(&mut dyn FnMut() -> Stage)) {
-    posts(ground, rest, |turn| work(&mut || turn().stage));
-}
-
-/// The same, for who reads all that is posted.
-fn posts(ground: &Ground, rest: Duration, work: impl FnOnce(&mut dyn FnMut() -> Posted)) {
+/// A loop of its own, which rests as long; with what it posts, and the calls it hears of.
+fn with_loop(ground: &Ground, rest: Duration, work: impl FnOnce(&mut Healing<'_>, &Bulletin, &Calls)) {
     let pods = PodsFrom::new(&ground.0.join("pods"));
     let (bulletin, calls, journal) = Default::default();
     let around = Around { pods: &pods, calls: &calls, bulletin: &bulletin, journal: &journal, label: None };
-    let mut healing = Healing::new(ground.keeping(rest), around);
-    work(&mut || {
-        healing.turn(Instant::now());
-        bulletin.read()
+    work(&mut Healing::new(ground.keeping(rest), around), &bulletin, &calls);
+}
+
+/// Turns it as often as it is told, for who reads all that is posted.
+fn posts(ground: &Ground, rest: Duration, work: impl FnOnce(&mut dyn FnMut() -> Posted)) {
+    with_loop(ground, rest, |healing, bulletin, _| {
+        work(&mut || {
+            healing.turn(Instant::now());
+            bulletin.read()
+        });
     });
 }
 
-/// A sandbox that was made with our plugin: `{"plugins":[{"type":"gybe-cni"}]}`.
-fn sandbox(at: &Path) {
-    let result = r#"{"config":"eyJwbHVnaW5zIjpbeyJ0eXBlIjoiZ3liZS1jbmkifV19"}"#;
-    fs::write(at, result).unwrap();
-}
-
-#[test]
-fn f29_the_plugin_goes_minutes_after_the_conf_and_after_the_last_sandbox() {
-    let ground = Ground::new("rest");
-    turns(&ground, Duration::from_secs(3600), |turn| {
-        assert_eq!(turn(), Stage::In);
-        assert!(ground.is_in() && ground.has("bin/gybe-cni") && ground.has("bin/gybe"));
-        ground.asks("leave");
-        for _ in 0..3 {
-            assert_eq!(turn(), Stage::Left { plugin_stays: true });
-            assert!(!ground.is_in() && ground.has("bin/gybe-cni") && ground.has("bin/gybe"));
-        }
-    });
-    let living = ground.0.join("cache/results/n-one-eth0");
-    sandbox(&living);
-    turns(&ground, Duration::ZERO, |turn| {
-        for _ in 0..3 {
-            assert_eq!(turn(), Stage::Left { plugin_stays: true }, "a sandbox lives");
-        }
-        fs::remove_file(&living).unwrap();
-        assert_eq!(turn(), Stage::Left { plugin_stays: false });
-        assert!(!ground.has("bin/gybe-cni") && !ground.has("bin/gybe"));
-        ground.asks("install");
-        assert_eq!(turn(), Stage::In);
-        assert!(ground.is_in() && ground.has("bin/gybe-cni"));
-    });
-}
-
-#[test]
-fn f29_without_the_cache_nobody_knows_who_lives_and_the_plugin_stays() {
-    let ground = Ground::new("no-cache");
-    fs::remove_dir_all(ground.0.join("cache")).unwrap();
-    turns(&ground, Duration::ZERO, |turn| {
-        turn();
-        ground.asks("leave");
-        for _ in 0..3 {
-            assert_eq!(turn(), Stage::Left { plugin_stays: true });
-        }
-    });
+/// The same, for who reads how far it is.
+fn turns(ground: &Ground, rest: Duration, work: impl FnOnce(&mut dyn FnMut() -> Stage)) {
+    posts(ground, rest, |turn| work(&mut || turn().stage));
 }
 
 #[test]
@@ -234,59 +196,24 @@ fn f37_a_program_that_cannot_be_placed_is_tried_ever_more_seldom_and_the_chain_i
 }
 
 #[test]
-fn f29_a_stand_in_of_any_version_goes_when_we_leave() {
-    let ground = Ground::new("old-stand-in");
-    fs::write(ground.0.join("bin/istio-cni"), "#!/bin/sh\n# gybe-cni of another day\n").unwrap();
-    ground.asks("leave");
-    turns(&ground, Duration::ZERO, |turn| {
-        turn();
-        assert_eq!(turn(), Stage::Left { plugin_stays: false });
-        assert!(!ground.has("bin/istio-cni"));
-    });
-}
-
-#[test]
-fn f29_who_leaves_as_the_agent_ends_waits_for_another_gybe_to_let_it() {
-    let ground = Ground::new("parting");
-    let pods = PodsFrom::new(&ground.0.join("pods"));
-    let (bulletin, calls, journal) = <(Bulletin, Calls, Journal)>::default();
-    let around = Around { pods: &pods, calls: &calls, bulletin: &bulletin, journal: &journal, label: None };
-    let mut healing = Healing::new(ground.keeping(REST), around);
-    healing.turn(Instant::now());
-    assert!(ground.is_in());
-    let other = Turn::take(&ground.0.join("bin")).unwrap();
-    std::thread::scope(|scope| {
-        scope.spawn(|| healing.leave());
-        while bulletin.read().stage != Stage::Leaving {
-            std::thread::yield_now();
-        }
-        drop(other);
-    });
-    assert!(!ground.is_in());
-}
-
-#[test]
 fn whether_the_runtime_reads_a_drop_in_is_open_until_an_add_is_heard_that_only_it_can_have_led_to() {
     let ground = Ground::new("drop-in");
     fs::write(ground.0.join("config/shape"), "dropin").unwrap();
-    let pods = PodsFrom::new(&ground.0.join("pods"));
     for (rest, is_seen) in [(Duration::ZERO, true), (REST, false)] {
-        let (bulletin, calls, journal) = <(Bulletin, Calls, Journal)>::default();
-        let around =
-            Around { pods: &pods, calls: &calls, bulletin: &bulletin, journal: &journal, label: None };
-        let mut healing = Healing::new(ground.keeping(rest), around);
-        let mut notes = || {
-            healing.turn(Instant::now());
-            let posted = bulletin.read();
-            assert!(posted.missing.is_empty(), "{:?}", posted.missing);
-            posted.notes
-        };
-        let open = "whether the runtime reads n/zz-gybe-cni.conf cannot be seen from here";
-        assert!(notes()[0].starts_with(open));
-        calls.heard(json!({ "verb": "DEL", "decision": "nothing" }).as_object().unwrap());
-        assert!(notes()[0].starts_with(open));
-        calls.heard(json!({ "verb": "ADD", "decision": "leave alone" }).as_object().unwrap());
-        assert_eq!(notes().is_empty(), is_seen);
+        with_loop(&ground, rest, |healing, bulletin, calls| {
+            let mut notes = || {
+                healing.turn(Instant::now());
+                let posted = bulletin.read();
+                assert!(posted.missing.is_empty(), "{:?}", posted.missing);
+                posted.notes
+            };
+            let open = "whether the runtime reads n/zz-gybe-cni.conf cannot be seen from here";
+            assert!(notes()[0].starts_with(open));
+            calls.heard(json!({ "verb": "DEL", "decision": "nothing" }).as_object().unwrap());
+            assert!(notes()[0].starts_with(open));
+            calls.heard(json!({ "verb": "ADD", "decision": "leave alone" }).as_object().unwrap());
+            assert_eq!(notes().is_empty(), is_seen);
+        });
     }
 }
 
