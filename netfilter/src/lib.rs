@@ -36,3 +36,4 @@ pub mod routes;
 pub mod ruleset;
 pub mod show;
 pub mod trace;
+pub mod verdict;
