@@ -25,6 +25,7 @@ const ENVOY_PORT: &str = "15001";
 pub struct InitArgs {
     /// The names of a policy file and the values they got.
     wish: Map<String, Value>,
+    has_policy_arguments: bool,
     orders: BTreeSet<Order>,
     settings: BTreeMap<Setting, String>,
     ignored: BTreeSet<String>,
@@ -75,6 +76,7 @@ impl InitArgs {
     pub fn read(args: &[String], environment: &BTreeMap<String, String>) -> Result<Self, InitArgsError> {
         let mut read = Self {
             wish: nothing_captured(),
+            has_policy_arguments: false,
             orders: BTreeSet::new(),
             settings: BTreeMap::new(),
             ignored: BTreeSet::new(),
@@ -131,6 +133,11 @@ impl InitArgs {
     /// Is this among the orders given?
     pub fn orders(&self, order: Order) -> bool {
         self.orders.contains(&order)
+    }
+
+    /// Reports whether an argument or variable that is part of the policy was given.
+    pub fn has_policy_arguments(&self) -> bool {
+        self.has_policy_arguments
     }
 
     /// Does the policy depend on the pod's DNS servers?
@@ -191,6 +198,7 @@ impl InitArgs {
     }
 
     fn take(&mut self, meaning: Meaning, name: &str, value: &str) -> Result<(), InitArgsError> {
+        self.has_policy_arguments |= meaning.key().is_some();
         match meaning {
             Meaning::Nothing | Meaning::NothingBare => {}
             Meaning::Ignored | Meaning::IgnoredBare

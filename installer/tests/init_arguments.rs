@@ -42,6 +42,14 @@ fn without_arguments_nothing_is_captured() {
     let nothing =
         r#"{"inbound_ports_include": [], "inbound_ports_exclude": [], "outbound_cidrs_include": []}"#;
     assert_eq!(policy("", &[]), file(nothing));
+    for line in ["", "-p 15001 -z 15006 -u 1337", "-i '' -b '' -x 10.0.0.0/8", "--redirect-dns=false"] {
+        assert!(policy(line, &[]).captures_nothing(), "{line}");
+    }
+    let no_group = [("ISTIO_OUTBOUND_OWNER_GROUPS", "")];
+    assert!(policy("-i *", &no_group).captures_nothing());
+    for line in [INJECTED, "-b 80", "-i 10.0.0.0/8", "-q 443", "--redirect-dns"] {
+        assert!(!policy(line, &[]).captures_nothing(), "{line}");
+    }
 }
 
 #[test]

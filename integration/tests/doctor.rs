@@ -185,8 +185,19 @@ fn a_node_with_everything_in_its_place_is_well() {
     // What the installed tool says of the node it was installed on.
     let own = node.sh("exec ROOT/opt/cni/bin/gybe doctor --root ROOT");
     assert_eq!(own.code, Some(0), "{own:#?}");
-    let still = node.sh("exec GYBE uninstall --root ROOT");
-    assert!(still.err.contains("the node agent runs here, and puts its entry back unless"), "{}", still.err);
+    let conf = || fs::read_to_string(node.0.path().join("root/etc/cni/net.d/10-net.conflist")).unwrap();
+    let refused = node.sh("exec GYBE uninstall --root ROOT");
+    assert_eq!((refused.code, refused.out.as_str()), (Some(2), ""), "{refused:#?}");
+    for words in ["the node agent answers at /run/gybe/facts.sock", "set mode: leave", "--force"] {
+        assert!(refused.err.contains(words), "{words} in {}", refused.err);
+    }
+    let planned = node.sh("exec GYBE uninstall --dry-run --root ROOT");
+    assert!(planned.out.contains("would write 10-net.conflist"), "{planned:#?}");
+    assert!(planned.err.contains("puts its entry back within a second"), "{planned:#?}");
+    assert_eq!(conf(), entry);
+    let forced = node.sh("exec GYBE uninstall --force --root ROOT");
+    assert_eq!(forced.code, Some(0), "{forced:#?}");
+    assert!(!conf().contains("gybe-cni"), "{forced:#?}");
     drop(agent);
     let gone = node.sh("GYBE install --root ROOT; exec GYBE doctor --root ROOT");
     assert_eq!(gone.code, Some(1), "{gone:#?}");

@@ -37,3 +37,4 @@ pub mod ruleset;
 pub mod show;
 pub mod trace;
 pub mod verdict;
+pub mod xt;

@@ -163,6 +163,19 @@ pub struct RedirectPolicy {
     pub families: Families,
 }
 
+impl RedirectPolicy {
+    /// Reports whether no connection and no DNS query is captured by this policy: no inbound port, no
+    /// outbound address or port. Istio's rules for the proxy's own connections exist all the same, so a
+    /// validation from inside the pod passes.
+    pub fn captures_nothing(&self) -> bool {
+        let no_inbound = matches!(&self.inbound, Inbound::Only(ports) if ports.is_empty());
+        let no_address = matches!(&self.outbound.included_to, Destinations::Only(nets) if nets.is_empty());
+        let no_group = matches!(&self.outbound.groups, Groups::Only(ids) if ids.is_empty());
+        let no_outbound = no_group || (no_address && self.outbound.included_ports.is_empty());
+        no_inbound && no_outbound && self.dns == Dns::Off
+    }
+}
+
 /// A name the kernel would accept for a network interface and no shell or tool would misread.
 ///
 /// 1..=15 bytes, a letter first, then letters, digits, `_`, `-` or `.` (Istio's rule; the kernel's

@@ -97,7 +97,8 @@ fn write_and_validate(args: &InitArgs) -> Result<Answer, Failure> {
         text: written.text + &validated.text,
         json: json!({ "init": written.json, "validation": validated.json }),
         exit: validated.exit,
-        notes: written.notes,
+        // Written rules have the same notes already.
+        notes: if written.notes.is_empty() { validated.notes } else { written.notes },
     })
 }
 
@@ -115,8 +116,11 @@ fn apply(args: &InitArgs) -> Result<Answer, Failure> {
         .apply(&*backend)
         .map_err(|why| Failure::hinted("cannot redirect the network namespace this runs in", why))?;
     let (rules, name) = (redirection.rules.rules().count(), backend.name());
-    let text = format!("this pod is redirected: {rules} rules, by {name}\n");
-    let json = json!({ "applied": true, "backend": name, "rules": rules });
+    let outcome = if policy.captures_nothing() { "nothing is captured" } else { "this pod is redirected" };
+    let text = format!("{outcome}: {rules} rules, by {name}\n");
+    let json = json!({
+        "applied": true, "backend": name, "rules": rules, "captures_nothing": policy.captures_nothing(),
+    });
     Ok(Answer::yes(text, json).noting(notes(&policy, &addresses)))
 }
 
@@ -196,7 +200,15 @@ fn addresses() -> Result<Vec<IpAddr>, Failure> {
 fn notes(policy: &RedirectPolicy, addresses: &[IpAddr]) -> Vec<String> {
     let left_alone = ipv6_left_alone(policy.families, addresses);
     let note = "note: the pod has an IPv6 address, and its IPv6 is left alone (ISTIO_DUAL_STACK is not true)";
-    left_alone.then(|| note.to_owned()).into_iter().collect()
+    let left_alone = left_alone.then(|| note.to_owned());
+    left_alone.into_iter().chain(captures_nothing(policy)).collect()
+}
+
+/// The note for a policy that captures nothing, as istio-iptables' own defaults do.
+pub(super) fn captures_nothing(policy: &RedirectPolicy) -> Option<String> {
+    let note = "note: these arguments capture nothing: -i (outbound addresses) and -b (inbound ports) are empty; \
+                Istio's injector gives -i '*' -b '*'";
+    policy.captures_nothing().then(|| note.to_owned())
 }
 
 fn cannot_follow(why: InitArgsError) -> Failure {

@@ -5,7 +5,7 @@ use super::directories::DirectoriesArg;
 use super::install::image;
 use super::passed;
 use crate::by_hand::{self, Elsewhere, Out, Stays};
-use crate::doctor::sight::ask_agent;
+use crate::doctor::sight::{AgentSeen, ask_agent};
 use crate::install::seen::{FileName, Places};
 use crate::install::wanted::{Leave, PutBack};
 use crate::settings::FACTS_SOCKET;
@@ -19,7 +19,9 @@ use std::path::PathBuf;
 ///
 /// The plugin stays, answering DEL, as long as a living sandbox may ask for it, and for five minutes
 /// after a change of the conf directory in any case; gybe stays with it. Called again it goes on, until it says that it is
-/// finished. Exit code 0: no conf file names gybe-cni. 1: something stands in the way.
+/// finished. Refused while the node agent answers on its socket, because the agent would put the entry back within a
+/// second. Exit code 0: no conf file names gybe-cni. 1: something stands in the way. 2: the agent answers, or it could not
+/// be done.
 #[derive(Debug, Args)]
 pub(super) struct UninstallArgs {
     #[command(flatten)]
@@ -33,6 +35,9 @@ pub(super) struct UninstallArgs {
     /// Where sockets and findings are kept
     #[arg(long, value_name = "DIR", default_value = DIRECTORY)]
     run_dir: PathBuf,
+    /// Uninstall although the node agent answers, which then puts its entry back unless it is set to mode: leave
+    #[arg(long)]
+    force: bool,
     /// Say what would be done, and what stands in the way (exit code 1)
     #[arg(long)]
     dry_run: bool,
@@ -42,7 +47,17 @@ impl UninstallArgs {
     pub(super) fn run(&self) -> Result<Answer, Failure> {
         let places = self.directories.places();
         let leave = self.leave(&places)?;
-        let (root, mut notes) = (self.directories.root(), self.notes());
+        let (root, mut notes) = (self.directories.root(), Vec::new());
+        let agent = ask_agent(&self.run_dir.join(FACTS_SOCKET));
+        if agent.is_running() {
+            if !self.dry_run && !self.force {
+                return Err(refused(&agent));
+            }
+            notes.push(format!(
+                "note: {}, and puts its entry back within a second: {BEFORE}",
+                answers(&agent)
+            ));
+        }
         if self.dry_run {
             notes.extend(Elsewhere::than(&places, root).note());
             return Ok(passed::foreseen(&Out::foreseen(&places, &leave)).noting(notes));
@@ -66,16 +81,19 @@ impl UninstallArgs {
         // Where no program is, none has to stay.
         Ok(by_hand::leave(places, || image(None).ok(), pinned, put_back))
     }
+}
 
-    /// An agent that lives writes its entry again.
-    fn notes(&self) -> Vec<String> {
-        let agent = ask_agent(&self.run_dir.join(FACTS_SOCKET));
-        let alive = agent.fault.is_none();
-        // Its socket does not say what it is told to do.
-        let note = "note: the node agent runs here, and puts its entry back unless the ConfigMap gybe-config says \
-                    mode: leave: set that, or delete the DaemonSet gybe-node";
-        alive.then(|| note.to_owned()).into_iter().collect()
-    }
+/// What an operator does before `gybe uninstall`. The agent's socket does not say which mode the agent is in.
+const BEFORE: &str = "set mode: leave in the ConfigMap gybe-config, or delete the DaemonSet gybe-node";
+
+fn answers(agent: &AgentSeen) -> String {
+    format!("the node agent answers at {}", agent.socket.display())
+}
+
+fn refused(agent: &AgentSeen) -> Failure {
+    let what = format!("cannot uninstall: {}, and would put its entry back within a second", answers(agent));
+    Failure::new(what)
+        .hinting(Some(format!("{BEFORE}; if that is done and the agent still runs: gybe uninstall --force")))
 }
 
 fn text(out: &Out) -> String {

@@ -15,7 +15,8 @@ use gybe_netfilter::ruleset::Family;
 /// It calls 127.0.0.6:15002 (::6 in a pod whose first address is IPv6) as the proxy's user and
 /// listens on the proxy's ports, so it must run before the proxy does. Exit code 0: the call
 /// arrived. 126: not within 5 s, and what happened instead is printed. Takes the arguments of
-/// istio-iptables; those that count are -p, -z, -u, --iptables-probe-port and --probe-timeout.
+/// istio-iptables; those that count are -p, -z, -u, --iptables-probe-port and --probe-timeout. Arguments
+/// that capture nothing (-i and -b empty) are named: the proxy's own call arrives all the same.
 #[derive(Debug, Args)]
 pub(super) struct ValidateArgs {
     #[command(flatten)]
@@ -25,7 +26,9 @@ pub(super) struct ValidateArgs {
 impl ValidateArgs {
     pub(super) fn run(&self, surroundings: &init::Surroundings) -> Result<Answer, Failure> {
         let args = self.istio.read(surroundings)?;
-        Ok(validate(&args)?.noting(args.notes()))
+        let answer = validate(&args)?;
+        let notes = args.notes().into_iter().chain(answer.notes.clone()).collect();
+        Ok(answer.noting(notes))
     }
 }
 
@@ -39,7 +42,10 @@ pub(super) fn validate(args: &InitArgs) -> Result<Answer, Failure> {
         Verdict::Redirected(_) => Exit::Yes,
         Verdict::NotRedirected(_) => Exit::NotRedirected,
     };
-    Ok(Answer { exit, ..Answer::yes(verdict.text(&check), verdict.json(&check)) })
+    // Called without arguments it is not told what the rules should capture.
+    let notes = args.has_policy_arguments().then(|| init::captures_nothing(&policy)).flatten();
+    let answer = Answer { exit, ..Answer::yes(verdict.text(&check), verdict.json(&check)) };
+    Ok(answer.noting(notes.into_iter().collect()))
 }
 
 /// The family of the first address that counts (spec `istio-cni-behaviour.md` 2.4). A pod that has

@@ -2,7 +2,9 @@
 
 use crate::node::{LIST, Node, SINGLE, plugin};
 use std::fs;
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::{UnixDatagram, UnixListener};
+use std::thread;
 
 /// In, in that shape, and the node before that.
 fn installed(files: &[(&str, &str)], words: &str) -> (Node, std::collections::BTreeMap<String, Vec<u8>>) {
@@ -174,6 +176,26 @@ fn while_another_gybe_is_at_it_nothing_is_done() {
     // Closing would not do: a child that another test has just made holds it open for a moment.
     held.unlock().unwrap();
     assert_eq!(node.install("").code, 0);
+}
+
+/// Its API server is away, or it is of another version: it lives, and would put the entry back.
+#[test]
+fn an_agent_that_can_say_nothing_of_a_pod_stops_an_uninstall_and_changes_nothing() {
+    for answer in [r#"{"version":1,"fault":"the API server does not answer"}"#, r#"{"version":9}"#] {
+        let (node, _) = installed(&[("10-calico.conflist", LIST)], "");
+        let before = node.networks();
+        let listener = UnixListener::bind(node.root.join("run/gybe/facts.sock")).unwrap();
+        let agent = thread::spawn(move || {
+            let (mut plugin, _) = listener.accept().unwrap();
+            BufReader::new(&plugin).read_line(&mut String::new()).unwrap();
+            plugin.write_all(format!("{answer}\n").as_bytes()).unwrap();
+        });
+        let said = node.uninstall("");
+        agent.join().unwrap();
+        assert_eq!((said.code, said.out.as_str()), (2, ""), "{answer}: {said:?}");
+        assert!(said.err.contains("mode: leave"), "{said:?}");
+        assert_eq!(node.networks(), before, "{answer}");
+    }
 }
 
 /// An ADD that found the entry before the agent left is in no cache yet, and asks for its DEL.

@@ -1,6 +1,7 @@
 //! However a pod's init container calls it, the pod ends up with the rules that were meant.
 
 use crate::pod::{INJECTED, PROXY, Pod};
+use std::fs;
 
 /// What the arguments of the injector mean, as a policy file: all that it leaves out.
 const EVERYTHING: &str = "{}";
@@ -48,6 +49,37 @@ fn flags_alone_mean_what_they_meant_to_istio_1_0() {
     assert_eq!(pod.neighbour_calls("10.244.0.10:8080"), "envoy:15001 orig=10.244.0.10:8080 src=10.244.0.1");
     pod.done("-p 15001 -z 15006 -u 1337 -m REDIRECT -i * -x '' -b * -d 15090,15021,15020");
     pod.holds_exactly(EVERYTHING);
+}
+
+#[test]
+fn arguments_that_capture_nothing_are_named_and_those_of_the_readme_capture() {
+    const NOTHING: &str =
+        "these arguments capture nothing: -i (outbound addresses) and -b (inbound ports) are empty";
+    let pod = Pod::new();
+    let _proxy = pod.listen(PROXY, "envoy", &[15001, 15006]);
+    let run = pod.gybe("istio-iptables -p 15001 -z 15006 -u 1337");
+    assert_eq!(run.code, Some(0), "{}", run.err);
+    assert!(run.err.contains(NOTHING) && run.out.starts_with("nothing is captured: "), "{run:?}");
+    assert_eq!(pod.neighbour_calls("10.244.0.10:8080"), "refused");
+    for line in ["init --dry-run -p 15001", "validate -i '' -b '' --probe-timeout 100ms"] {
+        let run = pod.gybe(line);
+        assert!(run.err.contains(NOTHING), "{line}: {run:?}");
+    }
+
+    let readme = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../README.md")).unwrap();
+    let examples: Vec<String> = readme
+        .lines()
+        .filter(|line| line.starts_with("gybe istio-iptables ") || line.starts_with("gybe init "))
+        .filter_map(|line| Some(line.split_once(" #")?.0.trim().strip_prefix("gybe ")?.replace("'*'", "*")))
+        .collect();
+    assert_eq!(examples.len(), 2, "{readme}");
+    for example in examples {
+        let run = pod.gybe(&example.replace(" --dry-run", ""));
+        assert_eq!((run.code, run.err.as_str()), (Some(0), ""), "{example}: {run:?}");
+        assert_eq!(pod.app_calls("10.1.2.3:80"), "envoy:15001 orig=10.1.2.3:80 src=10.244.0.10", "{example}");
+        let inbound = pod.neighbour_calls("10.244.0.10:8080");
+        assert_eq!(inbound, "envoy:15006 orig=10.244.0.10:8080 src=10.244.0.1", "{example}");
+    }
 }
 
 #[test]

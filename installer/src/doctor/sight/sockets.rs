@@ -3,7 +3,7 @@
 use crate::errno::errno;
 use gybe_plugin::args::{Namespace, PodName, PodRef};
 use gybe_plugin::conf::FactsConf;
-use gybe_plugin::facts::{self, FactsError};
+use gybe_plugin::facts::{self, AgentFault, FactsError};
 use nix::errno::Errno;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
@@ -19,6 +19,20 @@ pub struct AgentSeen {
     pub socket: PathBuf,
     /// None when it answered as it should: that it knows no such pod.
     pub fault: Option<FactsError>,
+}
+
+impl AgentSeen {
+    /// Reports whether an agent runs there and answers, be it with an error of its own. A listener of
+    /// another user, or one that does not answer in time, is no agent that can be relied on.
+    pub(crate) fn is_running(&self) -> bool {
+        match &self.fault {
+            None => true,
+            Some(FactsError::Agent(error)) => {
+                matches!(error.fault, AgentFault::Fault(_) | AgentFault::Words(_) | AgentFault::TooLong)
+            }
+            Some(_) => false,
+        }
+    }
 }
 
 /// The socket for log lines.
