@@ -18,6 +18,7 @@ pub mod network_config;
 pub mod pace;
 pub mod perform;
 pub mod plan;
+pub mod rate_limit;
 pub mod seen;
 mod setback;
 pub mod wanted;

@@ -127,11 +127,8 @@ impl Settings {
         }
     }
 
-    /// An operator's own entry, letter by letter; else ours, with this node's backend.
+    /// The entry with this node's backend.
     fn entry(&self, node: &OnNode<'_>) -> Result<Entry, EntryError> {
-        if let Some(entry) = &self.choices.entry {
-            return Ok(entry.clone());
-        }
         let mut conf = self.choices.conf.clone();
         if let Some(backend) = node.backend {
             backend.write_into(&mut conf);
@@ -139,7 +136,8 @@ impl Settings {
         if let Some(probed) = node.probed.filter(|_| conf.probed == Probed::default()) {
             conf.probed = probed.clone();
         }
-        let mut members = conf.to_members();
+        let mut members = self.choices.further.clone();
+        members.extend(conf.to_members());
         let capabilities = json!({ "io.kubernetes.cri.pod-annotations": true });
         members.insert("capabilities".to_owned(), capabilities);
         let rest = Value::Object(members).to_string();

@@ -174,6 +174,24 @@ impl Node {
         command
     }
 
+    /// Another command of `gybe`, about this node's directories.
+    #[expect(clippy::disallowed_methods, reason = "the program under test is a program")]
+    pub(crate) fn tool(&self, command: &str) -> Command {
+        let mut tool = Command::new(env!("CARGO_BIN_EXE_gybe"));
+        tool.arg(command);
+        let folders = [("--conf-dir", "net.d"), ("--bin-dir", "bin"), ("--results-dir", "cache/results")];
+        for (flag, folder) in folders {
+            tool.arg(flag).arg(self.root.join(folder));
+        }
+        tool
+    }
+
+    /// What `gybe doctor` finds.
+    pub(crate) fn doctor(&self) -> Value {
+        let output = self.tool("doctor").args(["--json", "--run-dir"]).arg(self.root.join("probe")).output();
+        serde_json::from_slice(&output.unwrap().stdout).unwrap()
+    }
+
     /// An agent that has begun.
     pub(crate) fn started(&self) -> Agent {
         Agent::of(self.command().spawn().unwrap())

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
 
-fn image(test: &str) -> Image {
+pub(crate) fn image(test: &str) -> Image {
     let directory =
         Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("image-{test}-{}", std::process::id()));
     fs::create_dir_all(&directory).unwrap();
@@ -23,7 +23,7 @@ fn image(test: &str) -> Image {
     image
 }
 
-fn node(image: &Image) -> OnNode<'_> {
+pub(crate) fn node(image: &Image) -> OnNode<'_> {
     OnNode {
         image,
         backend: None,
@@ -34,7 +34,7 @@ fn node(image: &Image) -> OnNode<'_> {
     }
 }
 
-fn installed(settings: &Settings, node: &OnNode<'_>) -> Install {
+pub(crate) fn installed(settings: &Settings, node: &OnNode<'_>) -> Install {
     match settings.wanted(node).unwrap() {
         Wanted::Installed(install) => install,
         Wanted::Left(leave) => panic!("{leave:?}"),
@@ -48,7 +48,7 @@ fn left(settings: &Settings, node: &OnNode<'_>) -> Leave {
     }
 }
 
-fn json_of(entry: &Entry) -> Value {
+pub(crate) fn json_of(entry: &Entry) -> Value {
     serde_json::from_slice(&entry.print(&Layout::OneLine)).unwrap()
 }
 
@@ -74,14 +74,15 @@ fn the_entry_says_everything_and_the_plugin_reads_it() {
 }
 
 #[test]
-fn the_nodes_own_backend_goes_into_its_entry_but_not_into_an_operators_own() {
+fn the_nodes_own_backend_goes_into_its_entry_also_with_an_operators_template() {
     let image = image("backend");
     let said = node_backend(BackendChoice::Auto, Some("iptables-legacy"), None);
     let node = OnNode { backend: Some(&said), ..node(&image) };
     let backend = |files: Pairs<'_>| json_of(&installed(&read(&[], files), &node).entry)["backend"].clone();
     assert_eq!(backend(&[]), "iptables-legacy");
     assert_eq!(backend(&[("backend", "nft")]), "iptables-legacy", "a node's label is for that node");
-    assert_eq!(backend(&[("cni_network_config", r#"{"type":"gybe-cni","backend":"nft"}"#)]), "nft");
+    let template = ("cni_network_config", r#"{"type":"gybe-cni","backend":"nft"}"#);
+    assert_eq!(backend(&[template]), "iptables-legacy", "also where a template has another one");
 }
 
 #[test]
