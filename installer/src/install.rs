@@ -19,6 +19,7 @@ pub mod network_config;
 pub mod pace;
 pub mod perform;
 pub mod plan;
+pub mod rate_limit;
 pub mod runtimes;
 pub mod seen;
 mod setback;

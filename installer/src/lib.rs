@@ -25,3 +25,4 @@ pub mod policy_file;
 pub mod resolv_conf;
 pub mod settings;
 pub mod validation;
+pub mod verdict;

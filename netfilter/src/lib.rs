@@ -36,3 +36,5 @@ pub mod routes;
 pub mod ruleset;
 pub mod show;
 pub mod trace;
+pub mod verdict;
+pub mod xt;

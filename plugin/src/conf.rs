@@ -11,7 +11,7 @@ mod print;
 mod probed;
 
 pub use entry::{ConfError, WrongValue};
-pub use known::unknown_keys;
+pub use known::{is_plugin_key, unknown_keys};
 pub use probed::Probed;
 
 use entry::Entry;

@@ -95,6 +95,13 @@ fn by_annotations(annotations: &Map<String, Value>) -> Option<Reason> {
     none.then_some(Reason::ModeNone)
 }
 
+/// Whether the annotations that the runtime hands over say that this reason is another pod's: the injector
+/// has been at a pod with its annotation, and adds a proxy; and a mode NONE among them ends it before.
+pub fn contradicts(handed: Handed<'_>, reason: &Reason) -> bool {
+    let is_injected = matches!(handed, Handed::These(annotations) if annotations.contains_key(STATUS));
+    is_injected && matches!(reason, Reason::NoProxy | Reason::NotInjected | Reason::ModeNone)
+}
+
 /// All gates in order; `None` means the pod is ours.
 ///
 /// # Errors

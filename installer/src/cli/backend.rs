@@ -5,11 +5,10 @@ use super::namespace::Opened;
 use crate::init_args;
 use clap::{Args, ValueEnum};
 use gybe_netfilter::backend::{Backend, BackendKind, Translator};
-use gybe_netfilter::choose::{Choice, NoBackend, Override, Unserved, Way, choose, does, next};
+use gybe_netfilter::choose::{Choice, NoBackend, Override, Unserved, Way, choose, next};
 use gybe_netfilter::policy::RedirectPolicy;
 use gybe_netfilter::presence::Presence;
-use gybe_netfilter::probe::Profile;
-use gybe_netfilter::redirection::{Redirection, RedirectionError};
+use gybe_netfilter::redirection::Redirection;
 use gybe_plugin::probe_cache::{Age, LearnError, ProbeCache};
 
 /// Which tool writes and reads the rules.
@@ -37,13 +36,6 @@ pub(super) struct Chosen {
     pub(super) backend: Box<dyn Backend>,
     /// None where the operator's word was taken.
     choice: Option<Choice>,
-}
-
-/// A backend that has written.
-pub(super) struct Reader {
-    pub(super) backend: Box<dyn Backend>,
-    /// It is known to leave nothing out here, or is to be compared with that.
-    writes_whole: bool,
 }
 
 impl BackendArg {
@@ -74,20 +66,24 @@ impl BackendArg {
         Ok(Chosen { backend, choice: Some(choice) })
     }
 
+    /// The one to read with, where a single one is named.
+    pub(super) fn reads_only(&self) -> Option<BackendKind> {
+        match self.wish() {
+            Override::Only(kind) => Some(kind),
+            Override::Auto | Override::Iptables => None,
+        }
+    }
+
     /// Those to read with: the one that was named, else all that have written there, and where none has
     /// the one that the word names first. Never none.
-    pub(super) fn readers(&self, there: &Opened<'_>) -> Result<Vec<Reader>, Failure> {
-        let (kinds, known) = match self.wish() {
-            Override::Only(kind) => return Ok(vec![Reader { backend: find(kind)?, writes_whole: true }]),
-            _ => (presence(there)?.ours, ProbeCache::default().recall()),
+    pub(super) fn readers(&self, there: &Opened<'_>) -> Result<Vec<Box<dyn Backend>>, Failure> {
+        let kinds = match self.reads_only() {
+            Some(kind) => vec![kind],
+            None => presence(there)?.ours,
         };
         let first = self.wish().order().iter().copied().take(1);
         let kinds = if kinds.is_empty() { first.collect() } else { kinds };
-        let reader = |kind| {
-            let writes_whole = known.as_ref().is_some_and(|known| does(known, kind, Profile::Dns));
-            Ok(Reader { backend: find(kind)?, writes_whole })
-        };
-        kinds.into_iter().map(reader).collect()
+        kinds.into_iter().map(find).collect()
     }
 }
 
@@ -103,17 +99,6 @@ impl Chosen {
             }
         };
         Ok((Redirection::by_way(policy, way), notes))
-    }
-}
-
-impl Reader {
-    /// What it has written for `policy` in the namespace of the calling thread, as far as that can be told.
-    pub(super) fn written(&self, policy: &RedirectPolicy) -> Result<Redirection, RedirectionError> {
-        let way = match self.writes_whole {
-            true => Way::Whole,
-            false => Redirection::way_written(policy, &*self.backend)?,
-        };
-        Ok(Redirection::by_way(policy, way))
     }
 }
 

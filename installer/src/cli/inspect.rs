@@ -1,10 +1,10 @@
 //! `gybe inspect`: what of ours a namespace holds, with counters.
 
 use super::answer::{Answer, Failure};
-use super::backend::{self, BackendArg, Reader};
+use super::backend::{self, BackendArg};
 use super::namespace::NetnsArg;
 use clap::Args;
-use gybe_netfilter::backend::{BackendError, Inventory, Item, Part, PartKind};
+use gybe_netfilter::backend::{Backend, BackendError, Inventory, Item, Part, PartKind};
 use serde_json::{Value, json};
 use std::fmt::Write;
 
@@ -36,8 +36,8 @@ impl InspectArgs {
 /// What each has written, by its name.
 type Inspected = Vec<(&'static str, Inventory)>;
 
-fn inspected(tools: &[Reader]) -> Result<Inspected, BackendError> {
-    tools.iter().map(|tool| Ok((tool.backend.name(), tool.backend.inspect()?))).collect()
+fn inspected(tools: &[Box<dyn Backend>]) -> Result<Inspected, BackendError> {
+    tools.iter().map(|tool| Ok((tool.name(), tool.inspect()?))).collect()
 }
 
 /// One backend's, as it nearly always is; what others have written beside it is a fault, and named so.

@@ -25,11 +25,11 @@ impl RemoveArgs {
         let there = self.netns.open_to_change()?;
         let tools = self.backend.readers(&there)?;
         let removed = there.inside(|| match self.backend.wish() {
-            Override::Only(_) => redirection::remove_by(tools.iter().map(|tool| &*tool.backend)),
+            Override::Only(_) => redirection::remove_by(tools.iter().map(|tool| &**tool)),
             _ => redirection::remove_all(),
         })?;
         removed.map_err(|why| Failure::hinted(format!("cannot clean up {}", there.path()), why))?;
-        let names: Vec<&str> = tools.iter().map(|tool| tool.backend.name()).collect();
+        let names: Vec<&str> = tools.iter().map(|tool| tool.name()).collect();
         let text = format!("nothing of ours is left in {}\n", there.path());
         Ok(Answer::yes(text, json!({ "removed": true, "backends": names })))
     }

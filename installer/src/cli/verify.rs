@@ -1,19 +1,19 @@
-//! `gybe verify`: does a namespace hold exactly the rules a wish asks for?
+//! `gybe verify`: are the connections of a namespace redirected as a policy or a pod asks?
 
 use super::answer::{Answer, Exit, Failure};
-use super::backend::{self, BackendArg, Reader};
-use super::namespace::{NetnsArg, Opened};
+use super::backend::BackendArg;
+use super::namespace::NetnsArg;
 use super::wish::{Asked, Place, WishArgs};
+use crate::verdict::judge;
 use clap::Args;
-use gybe_netfilter::backend::Inventory;
-use gybe_netfilter::policy::RedirectPolicy;
+use gybe_netfilter::verdict::{self, Desired, Verdict};
 use gybe_plugin::gates::InitContainer;
 use serde_json::json;
 
-/// Say whether a network namespace holds exactly the rules a policy or a pod asks for.
+/// Say whether a pod's connections are redirected as a policy or a pod asks.
 ///
-/// Exit code 0: exactly these. 1: it differs, and the differences are printed. 2: it could not be
-/// found out. A pod that is left alone asks for no rule of ours.
+/// Exit code 0: they are, and our rules are exactly those asked for. 1: they are not, or it cannot be
+/// known, with the reasons. 2: it could not be found out. A pod that is left alone asks for no rule of ours.
 #[derive(Debug, Args)]
 pub(super) struct VerifyArgs {
     #[command(flatten)]
@@ -28,52 +28,45 @@ impl VerifyArgs {
     pub(super) fn run(&self) -> Result<Answer, Failure> {
         let wish = self.wish.one()?;
         let there = self.netns.open()?;
-        let tools = self.backend.readers(&there)?;
+        let only = self.backend.reads_only();
+        let judged = |desired| {
+            let verdict = there.inside(|| judge(desired, only))?;
+            verdict.map_err(|why| Failure::hinted(format!("cannot read the rules in {}", there.path()), why))
+        };
         let place = Place::Namespace(there.addresses()?);
-        let (differences, notes) = match wish.asked(&place, InitContainer::Counts)? {
-            Asked::Redirect(policy) => (differences(&there, &tools, &policy)?, place.notes(&wish, &policy)),
+        let (verdict, notes) = match wish.asked(&place, InitContainer::Counts)? {
+            Asked::Redirect(policy) => (judged(Desired::Policy(&policy))?, place.notes(&wish, &policy)),
             Asked::LeaveAlone(reason) => {
                 let note = format!("note: {} is left alone: {reason}", wish.origin());
-                (leftovers(&there, &tools)?, vec![note])
+                (judged(Desired::LeftAlone)?, vec![note])
             }
         };
-        let beside = backend::notes(&backend::presence(&there)?.beside);
-        Ok(answer(&differences, wish.origin()).noting([notes, beside].concat()))
+        let beside = verdict.notes.iter().map(|note| format!("note: {note}")).collect();
+        Ok(answer(&verdict, wish.origin()).noting([notes, beside].concat()))
     }
 }
 
-/// By the first of them: what others have written beside it is among the differences.
-fn differences(
-    there: &Opened<'_>,
-    tools: &[Reader],
-    policy: &RedirectPolicy,
-) -> Result<Vec<String>, Failure> {
-    let Some(tool) = tools.first() else { return Ok(Vec::new()) };
-    let found = there.inside(|| tool.written(policy)?.differences(&*tool.backend))?;
-    let found = found.map_err(|why| Failure::hinted(cannot_read(there), why))?;
-    Ok(found.iter().map(ToString::to_string).collect())
-}
-
-fn leftovers(there: &Opened<'_>, tools: &[Reader]) -> Result<Vec<String>, Failure> {
-    let mut all = Vec::new();
-    for tool in tools {
-        let found = there.inside(|| tool.backend.inspect())?;
-        let found = found.map_err(|why| Failure::hinted(cannot_read(there), why))?;
-        all.extend(Inventory::default().differences(&found).iter().map(ToString::to_string));
-    }
-    Ok(all)
-}
-
-fn cannot_read(there: &Opened<'_>) -> String {
-    format!("cannot read the rules in {}", there.path())
-}
-
-fn answer(differences: &[String], origin: &str) -> Answer {
-    let holds = differences.is_empty();
+fn answer(verdict: &Verdict, origin: &str) -> Answer {
+    let holds = verdict.holds();
+    let word = match verdict.answer {
+        verdict::Answer::NotRedirected => "NOT REDIRECTED: ",
+        verdict::Answer::ByOthers => "redirected by others: ",
+        verdict::Answer::Unknown => "unknown: ",
+        verdict::Answer::Redirected | verdict::Answer::NotMeshed => "",
+    };
+    let reasons = verdict.reasons.iter().map(|reason| format!("{word}{reason}"));
     let text = match holds {
         true => format!("exactly as {origin} asks\n"),
-        false => differences.iter().map(|line| format!("{line}\n")).collect(),
+        false => reasons.chain(verdict.differences.iter().cloned()).map(|line| format!("{line}\n")).collect(),
     };
-    let exit = if holds { Exit::Yes } else { Exit::No };
-    Answer { text, json: json!({ "holds": holds, "differences": differences }), exit, notes: Vec::new() }
+    let differences =
+        if verdict.differences.is_empty() && !holds { &verdict.reasons } else { &verdict.differences };
+    let json = json!({
+        "holds": holds,
+        "verdict": verdict.answer.name(),
+        "reasons": verdict.reasons,
+        "differences": differences,
+        "notes": verdict.notes,
+    });
+    Answer { text, json, exit: if holds { Exit::Yes } else { Exit::No }, notes: Vec::new() }
 }

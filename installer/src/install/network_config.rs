@@ -1,8 +1,9 @@
 //! The older form of configuration, `CNI_NETWORK_CONFIG`: a template of the plugin's entry, filled in.
+//! What its keys mean beside the settings is in `settings/template.rs`.
 
 use std::collections::BTreeSet;
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::conflist::ISTIO;
 use super::entry::{Entry, EntryError, quoted};
@@ -57,27 +58,25 @@ impl Facts {
     }
 }
 
-/// Fills in a template and makes the entry of it: of our plugin, with the annotations asked for.
-pub fn entry(template: &str, facts: &Facts, plugin: &str) -> Result<Entry, TemplateError> {
+/// What libcni gives every plugin, and what our entry has of its own: a template's words for them do
+/// not count. Go reads keys in any case.
+const NOT_THE_TEMPLATES: [&str; 4] = ["type", "cniVersion", "name", "capabilities"];
+
+/// Fills in a template and returns its keys, without those that every entry has.
+///
+/// # Errors
+/// When a placeholder is unknown, or the text is not the entry of `plugin` or of istio-cni.
+pub fn members(template: &str, facts: &Facts, plugin: &str) -> Result<Map<String, Value>, TemplateError> {
     let filled = fill(template, facts)?;
     let found = Entry::parse(filled.as_bytes())?.plugin().to_owned();
     // The incumbent's keys are read by our plugin too, so its configuration serves as it is.
     if found != plugin && found != ISTIO {
         return Err(TemplateError::Foreign { found, wanted: plugin.to_owned() });
     }
-    let mut value: Value = serde_json::from_str(&filled).unwrap_or_default();
-    if let Some(members) = value.as_object_mut() {
-        members.insert("type".into(), plugin.into());
-        // Libcni gives every plugin the network's own.
-        members.remove("cniVersion");
-        members.remove("name");
-        let capabilities =
-            members.entry("capabilities").or_insert_with(|| Value::Object(serde_json::Map::new()));
-        if let Some(capabilities) = capabilities.as_object_mut() {
-            capabilities.insert("io.kubernetes.cri.pod-annotations".into(), true.into());
-        }
-    }
-    Ok(Entry::from_value(&value)?)
+    let value: Value = serde_json::from_str(&filled).unwrap_or_default();
+    let members = value.as_object().cloned().unwrap_or_default();
+    let is_its_own = |key: &str| !NOT_THE_TEMPLATES.iter().any(|reserved| reserved.eq_ignore_ascii_case(key));
+    Ok(members.into_iter().filter(|(key, _)| is_its_own(key)).collect())
 }
 
 fn fill(template: &str, facts: &Facts) -> Result<String, TemplateError> {
@@ -138,31 +137,30 @@ mod tests {
             "kubernetes":{"kubeconfig":"__KUBECONFIG_FILEPATH__","file":"__KUBECONFIG_FILENAME__",
             "api":"https://[__KUBERNETES_SERVICE_HOST__]:__KUBERNETES_SERVICE_PORT__",
             "port":__KUBERNETES_SERVICE_PORT__,"node":"__KUBERNETES_NODE_NAME__"}}"#;
-        let entry = entry(template, &facts(), "gybe-cni").unwrap();
-        let want = r#"{"type":"gybe-cni","log_level":"debug","capabilities":{"io.kubernetes.cri.pod-annotations":true},
-            "kubernetes":{"kubeconfig":"/etc/cni/net.d/gybe-kubeconfig","file":"gybe-kubeconfig",
+        let members = members(template, &facts(), "gybe-cni").unwrap();
+        let want = r#"{"log_level":"debug","kubernetes":{"kubeconfig":"/etc/cni/net.d/gybe-kubeconfig","file":"gybe-kubeconfig",
             "api":"https://[fd00::1]:443","port":443,"node":"node\"1\\"}}"#;
-        assert!(entry.says_the_same(want.as_bytes()), "{entry:?}");
+        assert_eq!(Value::Object(members), serde_json::from_str::<Value>(want).unwrap());
     }
 
     #[test]
     fn unknown_placeholders_are_refused_all_at_once_and_by_name() {
         let template =
             r#"{"type":"gybe-cni","a":"__ETCD_KEY__","b":"__log_level__","c":"__LOG_LEVEL__ __init__"}"#;
-        let refused = entry(template, &facts(), "gybe-cni").unwrap_err();
+        let refused = members(template, &facts(), "gybe-cni").unwrap_err();
         assert_eq!(refused.to_string(), "unknown placeholders: __ETCD_KEY__, __init__, __log_level__");
     }
 
     #[test]
     fn underscores_alone_are_no_placeholder() {
         let template = r#"{"type":"gybe-cni","a":"____","b":"__ a __","c":"__LOG_LEVEL__"}"#;
-        assert!(entry(template, &facts(), "gybe-cni").is_ok());
+        assert!(members(template, &facts(), "gybe-cni").is_ok());
     }
 
     #[test]
     fn another_plugins_configuration_is_refused() {
-        let refused = entry(r#"{"type":"linkerd-cni"}"#, &facts(), "gybe-cni");
+        let refused = members(r#"{"type":"linkerd-cni"}"#, &facts(), "gybe-cni");
         assert!(matches!(refused, Err(TemplateError::Foreign { .. })));
-        assert!(matches!(entry("{", &facts(), "gybe-cni"), Err(TemplateError::NoEntry(_))));
+        assert!(matches!(members("{", &facts(), "gybe-cni"), Err(TemplateError::NoEntry(_))));
     }
 }

@@ -1,4 +1,4 @@
-//! How fast to heal a directory: at once, unless somebody undoes it again and again.
+//! How fast to heal a directory: at once; in a conflict, within a rate limit.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -6,13 +6,21 @@ use std::time::{Duration, Instant};
 use super::change::Change;
 use super::directory::Directory;
 use super::plan::Plan;
+use super::rate_limit::RateLimit;
 
 /// More foreign writes than this in a minute are a fight.
 const PEACE: usize = 5;
 const MINUTE: Duration = Duration::from_secs(60);
-/// In a fight we write this seldom: every write of a conf makes the runtime load its networks anew, and
-/// every program is tried first.
-const SLOW: Duration = Duration::from_secs(5);
+
+/// Writes in a conflict. While the entry is missing, pods start outside the mesh, so it is restored at once
+/// for as long as the rate is bearable: every write of a conf makes the runtime load its networks anew. A
+/// program is megabytes, and is tried first.
+fn limit(directory: Directory) -> RateLimit {
+    match directory {
+        Directory::Conf => RateLimit::new(10, Duration::from_millis(500)),
+        Directory::Programs => RateLimit::new(1, Duration::from_secs(5)),
+    }
+}
 
 /// What happened lately in one directory.
 #[derive(Debug)]
@@ -20,7 +28,7 @@ pub struct Pace {
     directory: Directory,
     undone: VecDeque<Instant>,
     last: Last,
-    wrote: Option<Instant>,
+    limit: RateLimit,
     tally: Tally,
 }
 
@@ -71,7 +79,7 @@ impl Pace {
     #[must_use]
     pub fn of(directory: Directory) -> Self {
         let (undone, tally) = (VecDeque::new(), Tally::default());
-        Self { directory, undone, last: Last::Unknown, wrote: None, tally }
+        Self { directory, undone, last: Last::Unknown, limit: limit(directory), tally }
     }
 
     /// Judges a plan made now. What failed before is still to be done, and nobody has undone it.
@@ -85,9 +93,8 @@ impl Pace {
             _ => {}
         }
         self.undone.retain(|at| now.saturating_duration_since(*at) < MINUTE);
-        let since = self.wrote.map(|at| now.saturating_duration_since(at));
-        match since {
-            Some(since) if puts && self.is_fight() && since < SLOW => Go::Later(SLOW - since),
+        match self.limit.wait(now) {
+            wait if puts && self.is_fight() && !wait.is_zero() => Go::Later(wait),
             _ => Go::Now,
         }
     }
@@ -95,7 +102,7 @@ impl Pace {
     /// What was planned has been written, unless something was refused. If it is not there all the
     /// same (`left` is without what was put off), somebody was so fast that no look found it done in between.
     pub fn wrote(&mut self, went: Went, left: &Plan, now: Instant) {
-        self.wrote = Some(now);
+        self.limit.count(now);
         let again = self.puts(left);
         if self.last == Last::Undone && (went == Went::Well || !again) {
             self.tally.healed += 1;

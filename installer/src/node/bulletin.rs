@@ -92,7 +92,7 @@ pub(crate) struct Healed {
     pub(crate) fights: u64,
 }
 
-/// An ordinary rewrite is healed in a fraction of it, and is nobody's business who asks for readiness.
+/// A single rewrite is repaired in a fraction of it, and does not make the agent unready.
 const PASSING: Duration = Duration::from_secs(1);
 
 impl Posted {
@@ -106,9 +106,11 @@ impl Posted {
         };
     }
 
-    /// What is not as wanted, unless it has been for a moment only.
+    /// What is not as wanted. Outside a conflict, what has been so for a moment only is left out; in a
+    /// conflict such moments follow each other, and pods start in each of them.
     pub(crate) fn lacks(&self) -> &[String] {
-        let is_passing = self.missing_since.is_some_and(|since| since.elapsed() < PASSING);
+        let is_conflict = self.fights != Each::default();
+        let is_passing = !is_conflict && self.missing_since.is_some_and(|since| since.elapsed() < PASSING);
         if is_passing { &[] } else { &self.missing }
     }
 }
@@ -120,5 +122,25 @@ impl Bulletin {
 
     pub(crate) fn post(&self, posted: &Posted) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone_from(posted);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn f05_in_a_conflict_there_is_no_grace_period() {
+        let now = Instant::now();
+        let mut status = Posted::default();
+        status.stamp(now);
+        status.missing = vec!["still to do: write 10.conflist".to_owned()];
+        status.stamp(now);
+        assert!(status.lacks().is_empty(), "a single rewrite");
+        status.fights.conf = Some("our entry is undone again and again".to_owned());
+        assert_eq!(status.lacks(), status.missing);
+        status.missing.clear();
+        status.stamp(now);
+        assert!(status.lacks().is_empty(), "the entry stands");
     }
 }

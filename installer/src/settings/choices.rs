@@ -2,12 +2,12 @@
 
 use super::ground::Ground;
 use super::reader::{Reader, Said, list};
-use super::{exclusion, plugin_conf, template};
+use super::{plugin_conf, template};
 use crate::image::OTHER_NAMES;
-use crate::install::entry::Entry;
 use crate::install::seen::FileName;
 use crate::install::wanted::{Confirmed, PutBack, Shape};
 use gybe_plugin::conf::PluginConf;
+use serde_json::{Map, Value};
 use std::collections::BTreeSet;
 
 /// What an operator chose.
@@ -19,8 +19,8 @@ pub struct Choices {
     pub shape: Shape,
     /// What the entry says.
     pub conf: PluginConf,
-    /// The entry in the older form, letter by letter, in place of `conf`.
-    pub entry: Option<Entry>,
+    /// What an operator's template has beside the plugin's keys: it goes into the entry as it is.
+    pub further: Map<String, Value>,
     /// Where the plugin learns about pods.
     pub pod_source: PodSource,
     /// What to do while istio-cni's agent lives.
@@ -86,12 +86,12 @@ const TAKE_OVERS: [(&str, TakeOverWish); 2] = [("wait", TakeOverWish::Wait), ("n
 pub(super) fn read(reader: &mut Reader<'_>, ground: &Ground) -> Choices {
     let source = reader.key("pod_source");
     let pod_source = reader.word(source, &POD_SOURCES);
-    let mut conf = plugin_conf::read(reader, ground);
-    conf.exclude_namespaces = exclusion::read(reader, ground);
-    if pod_source == PodSource::Api {
-        conf.facts.kubeconfig = Some(ground.kubeconfig());
+    let template = template::read(reader, ground);
+    let kubeconfig = (pod_source == PodSource::Api).then(|| ground.kubeconfig());
+    if kubeconfig.is_some() {
         reachable(reader, source, ground);
     }
+    let conf = plugin_conf::read(reader, ground, kubeconfig, template.as_ref());
     let put_back = match reader.yes(reader.key("put_back_istio")) {
         true => PutBack::Istio,
         false => PutBack::Nothing,
@@ -99,8 +99,8 @@ pub(super) fn read(reader: &mut Reader<'_>, ground: &Ground) -> Choices {
     Choices {
         mode: reader.word(reader.key("mode"), &MODES),
         shape: shape(reader),
-        entry: template::read(reader, ground, &conf),
         conf,
+        further: template.map(template::Template::further).unwrap_or_default(),
         pod_source,
         take_over: reader.word(reader.key("take_over"), &TAKE_OVERS),
         put_back,

@@ -96,7 +96,11 @@ pub const KEYS: [Name; 17] = [
         "",
         "comma list of `istio-iptables`, `istio-cni-taint`: further names for `gybe` on the host",
     ),
-    honoured("cni_network_config", "", "the entry in its older form, a template; taken letter by letter"),
+    honoured(
+        "cni_network_config",
+        "",
+        "the entry in its older form, a template: what holds where the other settings are silent",
+    ),
     honoured("leave_when_daemonset_gone", "false", "whether to leave when the DaemonSet is gone"),
 ];
 

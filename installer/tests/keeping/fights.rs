@@ -22,7 +22,8 @@ fn provokes(agent: &Agent, what: &str, undo: impl Fn(), is_healed: impl Fn() -> 
         assert!(undone < 20, "no fight after {undone} times");
         undo();
         undone += 1;
-        eventually("the next turn", || is_healed() || is_fight(agent, what));
+        let counted = || agent.number(&format!("gybe_undone_total{{what=\"{what}\"}}")) >= f64::from(undone);
+        eventually("the next turn", || counted() && (is_healed() || is_fight(agent, what)));
     }
     undone
 }
@@ -42,32 +43,41 @@ fn told(agent: &mut Agent, words: &str, changes: usize) -> usize {
 }
 
 #[test]
-fn f05_a_fight_is_recognised_slowed_and_reported_with_the_rival() {
+fn f05_a_fight_over_the_chain_is_reported_with_the_rival_and_writes_are_limited() {
     let node = Node::new("fight");
     let cilium = PRIMARY.replace("calico", "cilium-cni");
     node.puts(FILE, &cilium);
     let mut agent = node.agent();
+    let installed = Instant::now();
     let is_in = || node.entry(FILE).is_some();
     assert_eq!(provokes(&agent, "conf", || node.puts(FILE, &cilium), is_in), 6);
     let sentence = agent.tells("Cilium");
     assert!(sentence["msg"].as_str().unwrap().contains("cni.exclusive=false"), "{sentence}");
-    eventually("a word", || {
-        let (status, text) = agent.get("/readyz");
-        status == 503 && text.contains("note:") && text.contains("Cilium")
+    eventually("a note", || {
+        let text = agent.get("/readyz").1;
+        text.contains("note:") && text.contains("Cilium")
     });
-    // Now we write every five seconds, and not for each of theirs.
     eventually("an entry again", is_in);
-    let healed = Instant::now();
-    node.puts(FILE, &cilium);
-    eventually("another", is_in);
-    assert!(healed.elapsed() > Duration::from_secs(3), "{:?}", healed.elapsed());
+    let was_unready = Cell::new(false);
+    for _ in 0..18 {
+        node.puts(FILE, &cilium);
+        eventually("an entry again", || {
+            let is_unready = !agent.is_ready();
+            let is_in = is_in();
+            was_unready.set(was_unready.get() || (is_unready && !is_in));
+            is_in
+        });
+    }
+    // 25 writes in all: ten at once, and 15 at two a second.
+    assert!(installed.elapsed() > Duration::from_secs(4), "{:?}", installed.elapsed());
+    assert!(was_unready.get(), "ready without an entry");
     assert_eq!(agent.number("gybe_fights_total{what=\"conf\"}"), 1.0);
     assert!(!is_fight(&agent, "programs"));
-    eventually("a count", || agent.number("gybe_healed_total{what=\"conf\"}") == 7.0);
+    eventually("a count", || agent.number("gybe_healed_total{what=\"conf\"}") == 24.0);
+    eventually("peace", || agent.is_ready());
     assert!(agent.get("/readyz").1.contains("Cilium"), "also while all is as wanted");
-    // The first pass, and seven heals.
-    assert_eq!(told(&mut agent, FIGHT, 8), 1, "{:#?}", agent.all());
-    assert_eq!(told(&mut agent, "changed the node", 8), 8);
+    assert_eq!(told(&mut agent, FIGHT, 25), 1, "{:#?}", agent.all());
+    assert_eq!(told(&mut agent, "changed the node", 25), 25);
 }
 
 #[test]
@@ -94,7 +104,7 @@ fn f05_a_fight_over_programs_is_told_with_the_rival_and_the_chain_is_healed_at_o
         status == 503 && text.contains("note: the program gybe-cni")
     });
     // The chain is nobody's fight, and every pod needs it.
-    node.puts(FILE, &PRIMARY.replace("calico", "calico-2"));
+    node.puts(FILE, &PRIMARY.replace("k8s-pod-network", "another"));
     eventually("a healed chain", || node.entry(FILE).is_some());
     assert!(!is_ours(), "the program waits");
     assert!(!is_fight(&agent, "conf"));
@@ -105,4 +115,52 @@ fn f05_a_fight_over_programs_is_told_with_the_rival_and_the_chain_is_healed_at_o
     assert!(healed.elapsed() > Duration::from_secs(3), "{:?}", healed.elapsed());
     // The first pass, seven programs, and the chain.
     assert_eq!(told(&mut agent, FIGHT, 9), 1, "{:#?}", agent.all());
+}
+
+/// The time in which the chain was without our entry, as shares of the whole.
+#[derive(Debug, Default)]
+struct Unchained {
+    all: Duration,
+    /// While `/readyz` said ready.
+    ready: Duration,
+}
+
+/// Another agent rewrites the file in this rhythm.
+fn rewritten_every(rhythm: Duration, lasting: Duration, (node, agent): (&Node, &Agent)) -> [f64; 2] {
+    let (start, mut next, mut unchained) = (Instant::now(), Duration::ZERO, Unchained::default());
+    let mut before = start;
+    while start.elapsed() < lasting {
+        if start.elapsed() >= next {
+            node.puts(FILE, PRIMARY);
+            next += rhythm;
+        }
+        let is_out = || node.entry(FILE).is_none();
+        let is_unchained = is_out();
+        let is_ready = is_unchained && agent.is_ready() && is_out();
+        let now = Instant::now();
+        unchained.all += if is_unchained { now - before } else { Duration::ZERO };
+        unchained.ready += if is_ready { now - before } else { Duration::ZERO };
+        before = now;
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    [unchained.all, unchained.ready].map(|time| 100.0 * time.as_secs_f64() / start.elapsed().as_secs_f64())
+}
+
+#[test]
+fn f05_the_unchained_time_under_a_rewriter_is_short_and_not_ready() {
+    let node = Node::new("rewriter");
+    node.puts(FILE, PRIMARY);
+    let agent = node.agent();
+    eventually("peace", || agent.is_ready());
+    let [unchained, ready] =
+        rewritten_every(Duration::from_secs(1), Duration::from_secs(30), (&node, &agent));
+    println!(
+        "rewritten every second for 30 s: unchained {unchained:.1} % of the time, ready then {ready:.1} %"
+    );
+    let [fast, fast_ready] =
+        rewritten_every(Duration::from_millis(50), Duration::from_secs(10), (&node, &agent));
+    println!("then every 50 ms for 10 s: unchained {fast:.1} % of the time, ready then {fast_ready:.1} %");
+    // A quiet machine has 1 %, and the target is 5 %; this one is shared.
+    assert!(unchained <= 25.0 && ready <= 10.0, "{unchained:.1} %, {ready:.1} %");
+    assert!(fast_ready <= 15.0, "{fast:.1} %, {fast_ready:.1} %");
 }

@@ -166,3 +166,46 @@ fn what_is_worth_knowing_of_the_settings_stands_below_ready() {
     let (status, text) = agent.get("/readyz");
     assert!(status == 200 && text.contains("note: the ConfigMap's key quic_ports means nothing"), "{text}");
 }
+
+/// The template's own words for the backend, the kubeconfig and the socket must not stand in one
+/// place and not in another.
+#[test]
+fn with_a_template_the_entry_the_metrics_and_the_doctor_name_one_backend_and_no_missing_kubeconfig() {
+    let mut node = Node::new("template");
+    let template = r#"{"type":"istio-cni","log_level":"__LOG_LEVEL__","backend":"nft",
+        "kubernetes":{"kubeconfig":"__KUBECONFIG_FILEPATH__"}}"#;
+    node.configures(&[("cni_network_config", template), ("backend", "iptables-legacy"), ("ipv6", "reject")]);
+    node.puts(FILE, PRIMARY);
+    let mut agent = node.agent();
+    eventually("peace", || agent.is_ready());
+    let entry = node.entry(FILE).unwrap();
+    assert_eq!((&entry["backend"], &entry["ipv6"]), (&json!("iptables-legacy"), &json!("reject")));
+    assert_eq!((&entry["facts"]["kubeconfig"], &entry["kubernetes"]), (&json!(""), &Value::Null));
+    assert_eq!(agent.number("gybe_backend{backend=\"iptables-legacy\"}"), 1.0);
+    let (_, ready) = agent.get("/readyz");
+    for note in ["has backend \"nft\": backend counts for more", "names a kubeconfig: left out"] {
+        assert!(ready.contains(note), "{ready}");
+        agent.hears(|line| line["note"].as_str().is_some_and(|text| text.contains(note)));
+    }
+    let findings = node.doctor();
+    let about = |name: &str| -> Vec<&Value> {
+        findings["findings"].as_array().unwrap().iter().filter(|it| it["about"] == name).collect()
+    };
+    assert!(
+        about("backend")[0]["says"].as_str().unwrap().starts_with("the entry says iptables-legacy"),
+        "{findings}"
+    );
+    assert!(about("entry").iter().all(|it| it["state"] == "ok"), "{findings}");
+    // By hand, into another node, with the same directory of settings: the same entry.
+    let other = Node::new("template-by-hand");
+    other.puts(FILE, PRIMARY);
+    let mut install = other.tool("install");
+    install.arg("--config").arg(node.root.join("config")).arg("--from").arg(node.root.join("image"));
+    let output = install.output().unwrap();
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert!(text.contains("names a kubeconfig: left out"), "{text}");
+    let mut by_hand = other.entry(FILE).unwrap();
+    assert_eq!(by_hand["facts"]["socket"], "/run/gybe/facts.sock");
+    by_hand["facts"] = entry["facts"].clone();
+    assert_eq!(by_hand, entry);
+}

@@ -51,12 +51,17 @@ impl Node {
         ] {
             node.sets(name, value);
         }
-        for plugin in PRIMARIES {
-            fs::write(node.program(plugin), "").unwrap();
-        }
+        node.has_primaries();
         node.brings("1");
         node.found("works");
         node
+    }
+
+    /// The primaries' agents have placed their plugins.
+    pub(crate) fn has_primaries(&self) {
+        for plugin in PRIMARIES {
+            fs::write(self.program(plugin), "").unwrap();
+        }
     }
 
     pub(crate) fn sets(&mut self, name: &str, value: &str) {
@@ -172,6 +177,24 @@ impl Node {
         }
         command.env_clear().envs(&self.environment).stdout(Stdio::null()).stderr(Stdio::piped());
         command
+    }
+
+    /// Another command of `gybe`, about this node's directories.
+    #[expect(clippy::disallowed_methods, reason = "the program under test is a program")]
+    pub(crate) fn tool(&self, command: &str) -> Command {
+        let mut tool = Command::new(env!("CARGO_BIN_EXE_gybe"));
+        tool.arg(command);
+        let folders = [("--conf-dir", "net.d"), ("--bin-dir", "bin"), ("--results-dir", "cache/results")];
+        for (flag, folder) in folders {
+            tool.arg(flag).arg(self.root.join(folder));
+        }
+        tool
+    }
+
+    /// What `gybe doctor` finds.
+    pub(crate) fn doctor(&self) -> Value {
+        let output = self.tool("doctor").args(["--json", "--run-dir"]).arg(self.root.join("probe")).output();
+        serde_json::from_slice(&output.unwrap().stdout).unwrap()
     }
 
     /// An agent that has begun.

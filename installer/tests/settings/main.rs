@@ -7,6 +7,8 @@ mod names;
 #[cfg(test)]
 mod said;
 #[cfg(test)]
+mod template;
+#[cfg(test)]
 mod values;
 #[cfg(test)]
 mod wanted;

@@ -10,7 +10,7 @@ fn another(name: &str) -> &'static str {
         "CHAINED_CNI_PLUGIN" => "false",
         "LOG_LEVEL" | "LOG_OUTPUT_LEVEL" | "log_level" => "debug",
         "CNI_NETWORK_CONFIG" | "CNI_NETWORK_CONFIG_FILE" | "cni_network_config" => {
-            r#"{"type":"istio-cni","log_level":"__LOG_LEVEL__"}"#
+            r#"{"type":"istio-cni","log_level":"__LOG_LEVEL__","gates":"strict"}"#
         }
         "KUBECONFIG_MODE" => "0640",
         "CNI_CONF_GROUP_READ"

@@ -2,7 +2,7 @@
 
 use crate::said::{Pairs, read, refused};
 use gybe_installer::install::wanted::{PutBack, Shape};
-use gybe_installer::settings::{Given, Mode, PodSource, Settings, TakeOverWish, Trust};
+use gybe_installer::settings::{Mode, PodSource, TakeOverWish, Trust};
 use gybe_plugin::conf::{BackendChoice, LogLevel};
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -18,7 +18,7 @@ fn nobody_says_anything() {
     let (ground, choices) = (settings.ground, settings.choices);
     assert_eq!((choices.mode, choices.shape), (Mode::Install, Shape::Chained { pinned: None }));
     assert_eq!((choices.pod_source, choices.take_over), (PodSource::Agent, TakeOverWish::Wait));
-    assert_eq!((choices.put_back, choices.entry), (PutBack::Nothing, None));
+    assert_eq!((choices.put_back, choices.further.len()), (PutBack::Nothing, 0));
     assert_eq!(choices.conf.exclude_namespaces, names(&["kube-system", "istio-system"]));
     assert_eq!(ground.places.results, Path::new("/host/var/lib/cni/results"));
     assert_eq!(choices.conf.facts.socket.as_deref(), Some(Path::new("/run/gybe/facts.sock")));
@@ -149,34 +149,4 @@ fn a_kubeconfig_needs_a_server() {
     let ca = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt";
     assert_eq!(settings.ground.api.trust, Trust::Ca(ca.into()));
     assert_eq!(read(&[("SKIP_TLS_VERIFY", "1")], &[]).ground.api.trust, Trust::Anybody);
-}
-
-#[test]
-fn a_template_is_filled_in_checked_and_beaten_by_the_key() {
-    let entry = |environment: Pairs<'_>, files: Pairs<'_>| read(environment, files).choices.entry.unwrap();
-    let template = r#"{"type":"istio-cni","plugin_log_level":"__LOG_LEVEL__","cni_agent_run_dir":"/var/run/istio-cni",
-        "exclude_namespaces":["a"],"kubernetes":{"kubeconfig":"__KUBECONFIG_FILEPATH__"}}"#;
-    let made = entry(&[("LOG_LEVEL", "debug")], &[("cni_network_config", template)]);
-    let want = r#"{"type":"gybe-cni","plugin_log_level":"debug","cni_agent_run_dir":"/var/run/istio-cni",
-        "exclude_namespaces":["a"],"kubernetes":{"kubeconfig":"/run/gybe/kubeconfig"},
-        "capabilities":{"io.kubernetes.cri.pod-annotations":true}}"#;
-    assert!(made.says_the_same(want.as_bytes()), "{made:?}");
-    let by_variable = r#"{"type":"gybe-cni","ipv6":"leave"}"#;
-    let variable = ("CNI_NETWORK_CONFIG", by_variable);
-    assert_eq!(
-        entry(&[variable], &[("cni_network_config", template)]),
-        entry(&[], &[("cni_network_config", template)])
-    );
-    let file = Given { network_config: Some(by_variable.into()), ..Given::default() };
-    assert_eq!(Settings::read(&file).unwrap().choices.entry, Some(entry(&[variable], &[])));
-    for (template, cause) in [
-        (r#"{"type":"gybe-cni","a":"__ETCD__"}"#, "unknown placeholders: __ETCD__"),
-        (r#"{"type":"istio-cni","ambient_enabled":true}"#, "no ambient mode"),
-        (r#"{"type":"gybe-cni","backend":"nftt"}"#, "must be one of auto"),
-        (r#"{"type":"calico"}"#, "of plugin \"calico\""),
-        ("{", "broken"),
-    ] {
-        let told = refused(&[("CNI_NETWORK_CONFIG", template)], &[]);
-        assert!(told.contains(cause), "{told}");
-    }
 }

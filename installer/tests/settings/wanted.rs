@@ -3,7 +3,7 @@
 use crate::said::{Pairs, read};
 use gybe_installer::image::Image;
 use gybe_installer::install::entry::{Entry, Layout};
-use gybe_installer::install::wanted::{Install, Leave, Place, Shape, TakeOver, Wanted};
+use gybe_installer::install::wanted::{Install, Leave, Need, Place, Shape, TakeOver, Wanted};
 use gybe_installer::node_backend::node_backend;
 use gybe_installer::settings::{Burial, OnNode, Settings, StandIn};
 use gybe_plugin::conf::{BackendChoice, PluginConf, unknown_keys};
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
 
-fn image(test: &str) -> Image {
+pub(crate) fn image(test: &str) -> Image {
     let directory =
         Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("image-{test}-{}", std::process::id()));
     fs::create_dir_all(&directory).unwrap();
@@ -23,7 +23,7 @@ fn image(test: &str) -> Image {
     image
 }
 
-fn node(image: &Image) -> OnNode<'_> {
+pub(crate) fn node(image: &Image) -> OnNode<'_> {
     OnNode {
         image,
         backend: None,
@@ -34,7 +34,7 @@ fn node(image: &Image) -> OnNode<'_> {
     }
 }
 
-fn installed(settings: &Settings, node: &OnNode<'_>) -> Install {
+pub(crate) fn installed(settings: &Settings, node: &OnNode<'_>) -> Install {
     match settings.wanted(node).unwrap() {
         Wanted::Installed(install) => install,
         Wanted::Left(leave) => panic!("{leave:?}"),
@@ -48,7 +48,7 @@ fn left(settings: &Settings, node: &OnNode<'_>) -> Leave {
     }
 }
 
-fn json_of(entry: &Entry) -> Value {
+pub(crate) fn json_of(entry: &Entry) -> Value {
     serde_json::from_slice(&entry.print(&Layout::OneLine)).unwrap()
 }
 
@@ -74,14 +74,28 @@ fn the_entry_says_everything_and_the_plugin_reads_it() {
 }
 
 #[test]
-fn the_nodes_own_backend_goes_into_its_entry_but_not_into_an_operators_own() {
+fn the_nodes_own_backend_goes_into_its_entry_also_with_an_operators_template() {
     let image = image("backend");
     let said = node_backend(BackendChoice::Auto, Some("iptables-legacy"), None);
     let node = OnNode { backend: Some(&said), ..node(&image) };
     let backend = |files: Pairs<'_>| json_of(&installed(&read(&[], files), &node).entry)["backend"].clone();
     assert_eq!(backend(&[]), "iptables-legacy");
     assert_eq!(backend(&[("backend", "nft")]), "iptables-legacy", "a node's label is for that node");
-    assert_eq!(backend(&[("cni_network_config", r#"{"type":"gybe-cni","backend":"nft"}"#)]), "nft");
+    let template = ("cni_network_config", r#"{"type":"gybe-cni","backend":"nft"}"#);
+    assert_eq!(backend(&[template]), "iptables-legacy", "also where a template has another one");
+}
+
+#[test]
+fn pods_depend_on_the_plugin_and_on_the_tool_only_where_it_asks_the_api_server() {
+    let image = image("needs");
+    let server = [("KUBERNETES_SERVICE_HOST", "10.96.0.1"), ("KUBERNETES_SERVICE_PORT", "443")];
+    for (source, tool) in [("agent", Need::AfterEntry), ("api", Need::BeforeEntry)] {
+        let files = [("pod_source", source), ("also_as", "istio-iptables")];
+        let stand_in = OnNode { stand_in: StandIn::IfAbsent, ..node(&image) };
+        let needs: Vec<_> =
+            installed(&read(&server, &files), &stand_in).programs.iter().map(|it| it.need).collect();
+        assert_eq!(needs, [Need::BeforeEntry, tool, Need::AfterEntry, Need::AfterEntry], "{source}");
+    }
 }
 
 #[test]
@@ -90,16 +104,16 @@ fn programs_come_in_order_and_under_the_names_asked_for() {
     let names = |install: &Install| -> Vec<String> {
         install.programs.iter().map(|program| program.name.to_string()).collect()
     };
-    assert_eq!(names(&installed(&read(&[], &[]), &node(&image))), ["gybe", "gybe-cni"]);
+    assert_eq!(names(&installed(&read(&[], &[]), &node(&image))), ["gybe-cni", "gybe"]);
     let files = [("also_as", "istio-cni-taint, istio-iptables"), ("shape", "standalone")];
     let stand_in = OnNode { stand_in: StandIn::IfAbsent, ..node(&image) };
     let install = installed(&read(&[("CNI_CONF_GROUP_READ", "true")], &files), &stand_in);
-    assert_eq!(names(&install), ["gybe", "gybe-cni", "istio-cni-taint", "istio-iptables", "istio-cni"]);
+    assert_eq!(names(&install), ["gybe-cni", "gybe", "istio-cni-taint", "istio-iptables", "istio-cni"]);
     assert_eq!(install.programs.last().unwrap().place, Place::IfAbsent);
-    assert_eq!(install.programs[3].hash, install.programs[0].hash);
+    assert_eq!(install.programs[3].hash, install.programs[1].hash);
     let own = OnNode { stand_in: StandIn::Ours(install.programs[0].hash), ..node(&image) };
     let own = installed(&read(&[], &[]), &own);
-    assert_eq!((own.programs[2].place, own.programs[2].hash), (Place::Always, own.programs[1].hash));
+    assert_eq!((own.programs[2].place, own.programs[2].hash), (Place::Always, own.programs[0].hash));
     let over = OnNode { stand_in: StandIn::Over(install.programs[0].hash), ..node(&image) };
     let over = installed(&read(&[], &[]), &over);
     assert_eq!((names(&over).len(), over.retired[0].hash), (2, install.programs[0].hash));

@@ -52,6 +52,12 @@ const KNOWN_PROBED: [&str; 2] = ["backend", "kernel"];
 const KNOWN_KUBERNETES: [&str; 5] =
     ["kubeconfig", "cni_bin_dir", "exclude_namespaces", "k8s_api_root", "node_name"];
 
+/// Whether this key of an entry is one of the plugin's own, or one of istio-cni's that it reads.
+#[must_use]
+pub fn is_plugin_key(key: &str) -> bool {
+    KNOWN.contains(&key)
+}
+
 /// Keys that mean nothing to us: worth a warning, since one may be a known key misspelt.
 pub fn unknown_keys(members: &Map<String, Value>) -> Vec<String> {
     // The protocol's keys come in any case (Go reads them so); ours are read as they are written.

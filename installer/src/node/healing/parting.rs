@@ -6,7 +6,7 @@ use crate::settings::Mode;
 use serde_json::json;
 use std::time::{Duration, Instant};
 
-/// How long an agent that ends tries to leave the chain: two turns of a fight. Its pod has 30 s
+/// How long an agent that ends tries to leave the chain, also in a conflict. Its pod has 30 s
 /// (`terminationGracePeriodSeconds`), and up to eleven are over by then: callers that wait for a pod are
 /// answered, and the API server is asked twice what has become of the DaemonSet.
 const PARTING: Duration = Duration::from_secs(8);

@@ -1,0 +1,29 @@
+//! Extensions of iptables (xtables): matches and targets as the kernel stores them, decoded.
+//!
+//! The same bytes stand in iptables-nft's compat expressions over nf_tables and in the tables of
+//! iptables-legacy; [`legacy`] reads the latter. Decoding is pure and reads only as far as the bytes
+//! reach: what it does not know, or what is shorter than its structure, is `Unknown` with its name.
+//! Everything is displayed as `iptables-save` prints it.
+//!
+//! Structures: include/uapi/linux/netfilter/x_tables.h and xt_*.h, netfilter_ipv4/ip*.h,
+//! netfilter_ipv6/ip6*.h, v6.18.
+
+mod conntrack;
+mod fields;
+pub mod legacy;
+mod matches;
+mod nat;
+mod ports;
+mod targets;
+
+pub use conntrack::{Conntrack, ConntrackTest, States};
+pub use matches::{
+    AddressTypes, IcmpTest, IdTest, IpRange, MarkTest, Multiport, Owner, SocketTest, TcpFlags, TcpTest,
+    TypeTest, UdpTest, XtMatch, decode_match,
+};
+pub use nat::Nat;
+pub use ports::{PortEnd, PortTest};
+pub use targets::{ConnectionMarkChange, Tracking, XtTarget, decode_target};
+
+#[cfg(test)]
+mod tests;
