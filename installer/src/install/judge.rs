@@ -197,7 +197,7 @@ impl Question<'_> {
             }
             Shape::Chained { pinned: Some(_) } if self.file_with_entry().is_some() => {
                 let pinned = self.file_with_entry()?.clone();
-                (!has_multus(choice)).then(|| Problem::Preempted { file: pinned, by: file })
+                (!has_multus(choice)).then_some(Problem::Preempted { file: pinned, by: file })
             }
             _ => {
                 let network = FileName::new(choice.network.name.as_str()).ok();
