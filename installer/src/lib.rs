@@ -23,6 +23,8 @@ pub mod own_namespace;
 pub mod platform;
 pub mod policy_file;
 pub mod resolv_conf;
+pub mod runtime_config;
+pub mod runtime_report;
 pub mod settings;
 pub mod validation;
 pub mod verdict;

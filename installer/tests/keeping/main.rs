@@ -5,6 +5,7 @@
 mod agent;
 #[cfg(test)]
 mod clustered;
+mod confirms;
 #[cfg(test)]
 mod ends;
 #[cfg(test)]
