@@ -5,6 +5,7 @@
 mod agent;
 #[cfg(test)]
 mod clustered;
+#[cfg(test)]
 mod confirms;
 #[cfg(test)]
 mod ends;
