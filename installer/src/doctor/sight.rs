@@ -1,6 +1,7 @@
 //! What there is to be seen on a node: one look, bounded in time, that changes nothing.
 
 mod mounts;
+mod pods;
 mod runtimes;
 mod sockets;
 
@@ -73,6 +74,8 @@ pub struct Sight {
     pub guard: Guard,
     /// Files of istio-cni's agent.
     pub of_istio: Vec<PathBuf>,
+    /// Injected pods with annotations that nobody knows, and what is said of each.
+    pub doubtful_pods: Vec<(String, Vec<String>)>,
 }
 
 /// A security module that refuses root.
@@ -111,6 +114,7 @@ pub fn see(ground: Ground) -> Sight {
         runtimes: runtimes::running(&ground.root.join("proc"), &ground.places.conf, ask),
         guard: guard(),
         of_istio: of_istio(&ground),
+        doubtful_pods: pods::doubtful(&ground.places.results),
         snapshot,
         ground,
     }
