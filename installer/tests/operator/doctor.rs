@@ -1,7 +1,7 @@
 //! What `gybe doctor` says of nodes that are well, and of nodes that are not: each case one thing wrong.
 
 use crate::node::{LIST, Node};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
@@ -53,6 +53,29 @@ fn a_node_that_is_well_is_explained_and_nothing_is_wrong() {
     let told = node.doctor("--json").json();
     assert_eq!(told["well"], true);
     assert_eq!(found(&told, "programs", "ok").len(), 3);
+}
+
+#[test]
+fn an_annotation_of_an_injected_pod_that_nobody_knows_is_noted_with_its_pod() {
+    let node = well();
+    let cached = |name: &str, annotations: Value| {
+        let args = [["K8S_POD_NAMESPACE", "shop"], ["K8S_POD_NAME", name]];
+        let capabilities = json!({ "io.kubernetes.cri.pod-annotations": annotations });
+        let cached = json!({ "kind": "cniCacheV1", "cniArgs": args, "capabilityArgs": capabilities });
+        fs::write(node.root.join("var/lib/cni/results").join(name), cached.to_string()).unwrap();
+    };
+    let misspelt = "traffic.sidecar.istio.io/excludeOutboundPort";
+    cached("cart-0", json!({ "sidecar.istio.io/status": "{}", misspelt: "80" }));
+    cached(
+        "right",
+        json!({ "sidecar.istio.io/status": "{}", "traffic.sidecar.istio.io/excludeOutboundPorts": "80" }),
+    );
+    cached("unmeshed", json!({ misspelt: "80" }));
+    cached("none", Value::Null);
+    let said = node.doctor("--json");
+    let says = format!("pod shop/cart-0: annotation {misspelt:?} is unknown: did you mean {misspelt}s?");
+    let remedy = "correct the annotation in the pod's template".to_owned();
+    assert_eq!((said.code, found(&said.json(), "pods", "note")), (0, vec![(says, remedy)]));
 }
 
 #[test]
