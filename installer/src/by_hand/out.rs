@@ -11,8 +11,9 @@ use crate::install::conflist::{Chain, ISTIO};
 use crate::install::loads::Form;
 use crate::install::perform::Busy;
 use crate::install::plan::Plan;
+use crate::install::runtimes::Runtimes;
 use crate::install::seen::{Cached, FileName, Hash, Hashes, Interest, Places, SeenProgram, Snapshot, look};
-use crate::install::wanted::{Leave, Place, Program, PutBack, Trial, Wanted};
+use crate::install::wanted::{Leave, Need, Place, Program, PutBack, Trial, Wanted};
 use crate::install::{Memory, Pass, pass, seen};
 use crate::node::stand_in::ours;
 use crate::settings::PLUGIN;
@@ -116,11 +117,15 @@ pub fn leave(
 /// theirs, and stays. Where nothing is, nothing is ever placed.
 fn tombstones(places: &Places, hash: Option<Hash>, image: impl FnOnce() -> Option<Image>) -> Vec<Program> {
     let is_there = places.programs.join(PLUGIN).symlink_metadata().is_ok();
-    let of_image =
-        || image()?.programs(&BTreeSet::new()).into_iter().find(|it| it.name.as_os_str() == PLUGIN);
+    let of_image = || {
+        image()?
+            .programs(Need::AfterEntry, &BTreeSet::new())
+            .into_iter()
+            .find(|it| it.name.as_os_str() == PLUGIN)
+    };
     let as_it_is = |name: &str, hash, place| {
         let (name, source) = (FileName::new(name).ok()?, places.programs.join(name));
-        Some(Program { name, source, hash, trial: Trial::CniVersion, place })
+        Some(Program { name, source, hash, trial: Trial::CniVersion, place, need: Need::AfterEntry })
     };
     let plugin = hash.and_then(|hash| as_it_is(PLUGIN, hash, Place::Always));
     let plugin = plugin.or_else(|| is_there.then(of_image).flatten());
@@ -149,7 +154,7 @@ impl Out {
     /// What leaving would come to now.
     #[must_use]
     pub fn foreseen(places: &Places, leave: &Leave) -> Plan {
-        foreseen(places, &Wanted::Left(leave.clone()))
+        foreseen(places, &Wanted::Left(leave.clone()), Runtimes::default())
     }
 
     /// Leaves as far as can be now; the host's root is seen at `root`.
@@ -158,7 +163,8 @@ impl Out {
     /// When another gybe is at it.
     pub fn now(places: &Places, leave: &Leave, root: &Path) -> Result<Self, Busy> {
         // It may take several passes until the conf is without us, and no program goes in any of them.
-        let first = settle(places, &Wanted::Left(Leave { rests: true, ..leave.clone() }))?;
+        let first =
+            settle(places, &Wanted::Left(Leave { rests: true, ..leave.clone() }), &Runtimes::default())?;
         let clean = conf_is_clean(&first.left);
         let mut passes = vec![first];
         let resting = || rest::left(&places.conf, SystemTime::now());

@@ -3,12 +3,12 @@
 use super::*;
 use crate::install::change::Problem;
 use crate::install::seen::{FileName, Hash};
-use crate::install::wanted::{Place, Program, Trial};
+use crate::install::wanted::{Need, Place, Program, Trial};
 use std::path::PathBuf;
 
 fn undone() -> Plan {
     let network = FileName::new("n").unwrap();
-    Plan { changes: vec![Change::DropIn { network, bytes: Vec::new(), mode: 0o600 }], problems: Vec::new() }
+    Plan { changes: vec![Change::DropIn { network, bytes: Vec::new(), mode: 0o600 }], ..Plan::default() }
 }
 
 fn judge(pace: &mut Pace, plan: &Plan, now: Instant) -> Go {
@@ -93,8 +93,9 @@ fn what_we_could_not_do_is_nobodys_rewrite() {
 fn lost() -> Plan {
     let (name, source) = (FileName::new("gybe-cni").unwrap(), PathBuf::new());
     let hash = Hash::of(b"");
-    let program = Program { name, source, hash, trial: Trial::CniVersion, place: Place::Always };
-    Plan { changes: vec![Change::Place { program }], problems: Vec::new() }
+    let (trial, place, need) = (Trial::CniVersion, Place::Always, Need::BeforeEntry);
+    let program = Program { name, source, hash, trial, place, need };
+    Plan { changes: vec![Change::Place { program }], ..Plan::default() }
 }
 
 #[test]
@@ -149,7 +150,7 @@ fn a_heal_is_what_puts_back_what_somebody_undid_and_nothing_else() {
 #[test]
 fn f05_a_file_that_goes_and_comes_again_was_undone_once() {
     let (mut pace, start) = (Pace::of(Directory::Conf), Instant::now());
-    let waits = Plan { problems: vec![Problem::Waiting], changes: Vec::new() };
+    let waits = Plan { problems: vec![Problem::Waiting], ..Plan::default() };
     judge(&mut pace, &waits, start);
     judge(&mut pace, &undone(), start);
     pace.wrote(Went::Well, &Plan::default(), start);
