@@ -120,10 +120,15 @@ pub struct Pass {
 
 /// Brings a node as near to what is wanted as can be now. Called again, it goes on from there.
 pub fn pass(places: &Places, wanted: &Wanted, memory: &mut Memory) -> Result<Pass, Busy> {
-    let _turn = Turn::take(&places.programs)?;
     let interest = wanted.interest();
-    let seen = memory.look(places, &interest);
-    let whole = plan(&seen, wanted);
+    let mut seen = memory.look(places, &interest);
+    let mut whole = plan(&seen, wanted);
+    // A node that is as wanted needs no lock. Under it another look counts.
+    let turn = if whole.changes.is_empty() { None } else { Some(Turn::take(&places.programs)?) };
+    if turn.is_some() {
+        seen = memory.look(places, &interest);
+        whole = plan(&seen, wanted);
+    }
     let now = Instant::now();
     let fights = memory.judge(&seen, &whole, now);
     memory.setbacks.judge(&whole.changes, &places.programs);

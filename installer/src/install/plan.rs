@@ -47,6 +47,9 @@ pub fn plan(seen: &Snapshot, wanted: &Wanted) -> Plan {
     }
     let litter = [(seen.conf.litter, Directory::Conf), (seen.programs.litter, Directory::Programs)];
     plan.changes.extend(litter.iter().filter(|(there, _)| *there).map(|(_, place)| Change::Sweep(*place)));
+    if let Wanted::Left(leave) = wanted {
+        programs::remove_lock(seen, leave, &mut plan);
+    }
     plan
 }
 
