@@ -9,6 +9,7 @@ mod drop_in;
 mod entry;
 mod leftovers;
 mod others;
+mod pods;
 mod programs;
 pub mod sight;
 mod watching;
@@ -52,6 +53,8 @@ pub enum About {
     Others,
     /// How changes become known, to us and to the runtime.
     Watching,
+    /// What pods ask for.
+    Pods,
     /// What is left of an earlier life.
     Leftovers,
 }
@@ -70,6 +73,7 @@ impl About {
             Self::Backend => "backend",
             Self::Others => "others",
             Self::Watching => "watching",
+            Self::Pods => "pods",
             Self::Leftovers => "leftovers",
         }
     }
@@ -137,6 +141,7 @@ pub fn examine(sight: &Sight) -> Vec<Finding> {
     if ours.is_anywhere() {
         found.extend(agent::examine(sight, &ours));
         found.extend(backend::examine(sight, &ours));
+        found.extend(pods::examine(sight));
     }
     found.sort_by_key(|finding| finding.about);
     found

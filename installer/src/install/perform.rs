@@ -18,7 +18,7 @@ pub use trial::{TrialError, run as try_program};
 
 use super::change::Change;
 use super::directory::Directory;
-use super::seen::{LOCK, Places};
+use super::seen::{FileName, LOCK, Places};
 use super::wanted::Need;
 use file::Folder;
 
@@ -47,6 +47,15 @@ impl Failed {
     #[must_use]
     pub fn is_overtaken(&self) -> bool {
         matches!(self.why, PerformError::Overtaken { .. })
+    }
+
+    /// The program that could not be replaced, and answers.
+    #[must_use]
+    pub fn answering(&self) -> Option<&FileName> {
+        match &self.change {
+            Change::Place { program } if self.works_without => Some(&program.name),
+            _ => None,
+        }
     }
 }
 
