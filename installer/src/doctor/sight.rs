@@ -20,7 +20,7 @@ use crate::install::wanted::Trial;
 use crate::install::watch::{Watch, WatchMode};
 use crate::node_backend::Found;
 use crate::platform::Platform;
-use crate::settings::PLUGIN;
+use crate::settings::{FACTS_SOCKET, PLUGIN};
 use gybe_plugin::conf::PluginConf;
 use gybe_plugin::probe_cache::{ProbeCache, this_node};
 use nix::errno::Errno;
@@ -96,7 +96,11 @@ pub fn see(ground: Ground) -> Sight {
     let directories =
         [("conf", &ground.places.conf), ("program", &ground.places.programs), ("run", &ground.run)];
     let plugin = ground.places.programs.join(PLUGIN);
-    let sockets = conf.as_ref().and_then(|conf| conf.facts.socket.clone());
+    let sockets = match &conf {
+        // Where an agent usually answers: it would put the entry back.
+        None if !ours.is_anywhere() => Some(ground.run.join(FACTS_SOCKET)),
+        conf => conf.as_ref().and_then(|conf| conf.facts.socket.clone()),
+    };
     Sight {
         platform: Platform::of_host(&ground.root),
         spaces: mounts::of(directories),
