@@ -2,7 +2,7 @@
 
 use crate::install::conflist::ISTIO;
 use crate::install::seen::{FileName, Hash};
-use crate::install::wanted::{Place, Program, Trial};
+use crate::install::wanted::{Need, Place, Program, Trial};
 use crate::settings::PLUGIN;
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -43,17 +43,17 @@ pub struct ImageError {
 impl Image {
     /// Reads both programs once: an image does not change under its container.
     pub fn look(directory: &Path) -> Result<Self, ImageError> {
-        let plugin = program(directory, PLUGIN, Trial::CniVersion)?;
-        let tool = program(directory, TOOL, Trial::Version)?;
+        let plugin = program(directory, PLUGIN, Trial::CniVersion, Need::BeforeEntry)?;
+        let tool = program(directory, TOOL, Trial::Version, Need::AfterEntry)?;
         Ok(Self { plugin, tool })
     }
 
-    /// What a node needs, in the order of placing: the plugin asks the API server through `gybe`, and
-    /// the conf that names the plugin comes after both.
+    /// The programs for a node. `tool` says whether the plugin runs the tool: it does to ask the API server.
     #[must_use]
-    pub fn programs(&self, also_as: &BTreeSet<FileName>) -> Vec<Program> {
+    pub fn programs(&self, tool: Need, also_as: &BTreeSet<FileName>) -> Vec<Program> {
+        let tool = Program { need: tool, ..self.tool.clone() };
         let others = also_as.iter().map(|name| self.also_as(name));
-        [self.tool.clone(), self.plugin.clone()].into_iter().chain(others).collect()
+        [self.plugin.clone(), tool].into_iter().chain(others).collect()
     }
 
     /// The tool under a further name.
@@ -67,16 +67,16 @@ impl Image {
     #[must_use]
     pub fn istio_stand_in(&self) -> Option<Program> {
         let name = FileName::new(ISTIO).ok()?;
-        Some(Program { name, place: Place::IfAbsent, ..self.plugin.clone() })
+        Some(Program { name, place: Place::IfAbsent, need: Need::AfterEntry, ..self.plugin.clone() })
     }
 }
 
-fn program(directory: &Path, name: &str, trial: Trial) -> Result<Program, ImageError> {
+fn program(directory: &Path, name: &str, trial: Trial, need: Need) -> Result<Program, ImageError> {
     let path = directory.join(name);
     let read = || {
         let hash = Hash::of_all(File::open(&path)?)?;
         let name = FileName::new(name).map_err(|why| io::Error::new(io::ErrorKind::InvalidInput, why))?;
-        Ok(Program { name, source: path.clone(), hash, trial, place: Place::Always })
+        Ok(Program { name, source: path.clone(), hash, trial, place: Place::Always, need })
     };
     read().map_err(|source| ImageError { path: path.clone(), source })
 }

@@ -21,7 +21,7 @@ mod user_namespace;
 
 pub use error::IptablesError;
 pub(crate) use layout::{MARK, PREFIX, TABLES};
-pub(crate) use neighbours::{Found as LegacyFound, legacy, legacy_is_loaded};
+pub(crate) use neighbours::{Found as LegacyFound, legacy};
 pub use programs::Variant;
 pub use save::SaveError;
 

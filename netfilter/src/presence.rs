@@ -1,8 +1,8 @@
 //! Who has rules in a namespace: which of our backends, which other meshes, who else translates
 //! addresses. Only looks.
 //!
-//! nftables is asked over netlink, iptables-nft's tables among it. iptables-legacy is asked by its
-//! program, and only where the kernel says that this namespace has such tables.
+//! nftables is asked over netlink, iptables-nft's tables among it. iptables-legacy's tables are read with
+//! getsockopt, and only where the kernel says that this namespace has them.
 
 use crate::backend::{BackendError, BackendKind, Foreign, Translator};
 use crate::iptables::{LegacyFound, MARK, PREFIX, TABLES, legacy};

@@ -20,9 +20,10 @@ pub use profile::Profile;
 pub use table::Table;
 
 use crate::backend::{Backend, BackendError, BackendKind};
-use crate::iptables::{IptablesError, legacy_is_loaded};
+use crate::iptables::IptablesError;
 use crate::nft::NftError;
 use crate::redirection::{Redirection, RedirectionError};
+use crate::xt::legacy;
 use arrival::{Arrival, Made};
 use call::Call;
 use place::{Prepared, in_a_throw_away};
@@ -104,7 +105,7 @@ impl Capabilities {
     pub fn learn(&mut self, kind: BackendKind) -> Result<(), ProbeError> {
         let may_load = self.backends.get(kind).is_some_and(is_not_loaded);
         let findings = match kind.find() {
-            _ if kind == BackendKind::IptablesLegacy && !may_load && !legacy_is_loaded() => {
+            _ if kind == BackendKind::IptablesLegacy && !may_load && !legacy::is_loaded() => {
                 all(&Finding::NotLoaded)
             }
             Err(error) => all(&Finding::Refused(refusal(&error.into()))),

@@ -10,6 +10,7 @@
 
 mod conntrack;
 mod fields;
+pub mod legacy;
 mod matches;
 mod nat;
 mod ports;

@@ -79,6 +79,24 @@ const EXCLUDE_INTERFACES: &str = "traffic.sidecar.istio.io/excludeInterfaces";
 const VIRTUAL_INTERFACES: &str = "istio.io/reroute-virtual-interfaces";
 const KUBEVIRT_INTERFACES: &str = "traffic.sidecar.istio.io/kubevirtInterfaces";
 
+/// Every annotation whose value is a list.
+const LISTS: [&str; 9] = [
+    INCLUDE_TO,
+    EXCLUDE_TO,
+    INCLUDE_INBOUND,
+    EXCLUDE_INBOUND,
+    INCLUDE_OUTBOUND,
+    EXCLUDE_OUTBOUND,
+    EXCLUDE_INTERFACES,
+    VIRTUAL_INTERFACES,
+    KUBEVIRT_INTERFACES,
+];
+
+/// Whether this annotation's value is a list.
+pub(crate) fn is_list(annotation: &str) -> bool {
+    LISTS.contains(&annotation)
+}
+
 /// Reads the means alone: [`Interception::None`] leaves the pod alone whatever else it says.
 ///
 /// # Errors

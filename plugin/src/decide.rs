@@ -126,6 +126,10 @@ fn wish(conf: &PluginConf, pod: &PodFacts) -> Result<Wish, Cause> {
 const DNS_CAPTURE: &str = "ISTIO_META_DNS_CAPTURE";
 const INVALID_DROP: &str = "INVALID_DROP";
 
+/// Every variable of the proxy that a decision reads. Each says yes or no.
+pub(crate) const VARIABLES: [&str; 4] =
+    [DNS_CAPTURE, INVALID_DROP, families::DUAL_STACK, gates::DISABLE_ENVOY];
+
 /// 0 counts as unsaid: the injector writes it for a proxy that runs as root (TPROXY), and Istio
 /// then takes 1337.
 fn proxy_id(field: &'static str, said: Option<i64>) -> Result<u32, Cause> {
@@ -156,7 +160,7 @@ fn container_ports(pod: &PodFacts) -> PortSet {
 /// Istio, but somebody meant something by them.
 pub fn unclear_variables(pod: &PodFacts) -> Vec<&'static str> {
     let Some(proxy) = pod.proxy() else { return Vec::new() };
-    [DNS_CAPTURE, INVALID_DROP, families::DUAL_STACK, "DISABLE_ENVOY"]
+    VARIABLES
         .into_iter()
         .filter(|variable| proxy.env.get(*variable).is_some_and(|value| !value.is_empty()))
         .filter(|variable| proxy.says(variable).is_none())

@@ -15,6 +15,7 @@ pub use kubeconfig::{KubeconfigError, KubeconfigFault};
 
 use crate::args::PodRef;
 use crate::conf::FactsConf;
+use crate::gates::Reason;
 use crate::pod::PodFacts;
 use std::path::Path;
 use std::time::Instant;
@@ -49,6 +50,14 @@ pub enum FactsError {
         /// Of the call.
         meant: String,
     },
+    /// They have no uid to tell whose they are, and the runtime's annotations say otherwise.
+    #[error(
+        "what is known has no uid and cannot be about this pod: {known}, and the runtime says that the injector was there"
+    )]
+    Contradicted {
+        /// Why the pod would be left alone.
+        known: Reason,
+    },
     /// The node agent told nothing.
     #[error(transparent)]
     Agent(#[from] AgentError),
@@ -75,7 +84,7 @@ impl FactsError {
             Self::NobodyToAsk => {
                 Some("set facts.socket, facts.kubeconfig or facts.directory in the plugin's configuration")
             }
-            Self::Unknown(_) | Self::Another { .. } => Some(
+            Self::Unknown(_) | Self::Another { .. } | Self::Contradicted { .. } => Some(
                 "the kubelet tries again; if it stays so, look at the agent's log, or at who writes facts.directory",
             ),
             Self::Agent(_) => Some(
@@ -164,6 +173,12 @@ fn sources(conf: &FactsConf) -> Vec<Source<'_>> {
 /// Do these facts mean the pod that the runtime means?
 pub fn means(facts: &PodFacts, pod: &PodRef) -> bool {
     other(facts, pod).is_none()
+}
+
+/// Whether both name a uid, and the same: without, the facts may be about an earlier pod of that name.
+pub fn same_uid(facts: &PodFacts, pod: &PodRef) -> bool {
+    let uid = pod.uid.as_deref().unwrap_or_default();
+    !uid.is_empty() && (facts.uid == uid || mirrors(facts, uid))
 }
 
 fn same_pod(facts: PodFacts, pod: &PodRef) -> Result<PodFacts, FactsError> {

@@ -66,6 +66,9 @@ const AGENTS: [&str; 2] = ["gybe-node-", "istio-cni-node-"];
 /// The annotation by which the injector says that it was there.
 const STATUS: &str = "sidecar.istio.io/status";
 
+/// The variable by which a proxy's owner switches it off.
+pub(crate) const DISABLE_ENVOY: &str = "DISABLE_ENVOY";
+
 /// The gates that need nobody to be asked: these pods never wait for anybody.
 ///
 /// The agent's own pod is known by its annotations where the runtime hands them over: it is in no
@@ -95,6 +98,13 @@ fn by_annotations(annotations: &Map<String, Value>) -> Option<Reason> {
     none.then_some(Reason::ModeNone)
 }
 
+/// Whether the annotations that the runtime hands over say that this reason is another pod's: the injector
+/// has been at a pod with its annotation, and adds a proxy; and a mode NONE among them ends it before.
+pub fn contradicts(handed: Handed<'_>, reason: &Reason) -> bool {
+    let is_injected = matches!(handed, Handed::These(annotations) if annotations.contains_key(STATUS));
+    is_injected && matches!(reason, Reason::NoProxy | Reason::NotInjected | Reason::ModeNone)
+}
+
 /// All gates in order; `None` means the pod is ours.
 ///
 /// # Errors
@@ -122,7 +132,7 @@ fn by_containers(pod: &PodFacts, init: InitContainer) -> Option<Reason> {
         return Some(Reason::IstioInit);
     }
     let Some(proxy) = pod.proxy() else { return Some(Reason::NoProxy) };
-    if proxy.says("DISABLE_ENVOY") == Some(true) {
+    if proxy.says(DISABLE_ENVOY) == Some(true) {
         return Some(Reason::EnvoyDisabled);
     }
     other_than_sidecar(proxy).map(Reason::NotASidecar)

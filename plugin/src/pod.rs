@@ -1,8 +1,9 @@
 //! What the decision needs to know of a pod, trimmed from its manifest.
 //!
-//! How a manifest is written is in `pod/manifest.rs`; what the facts mean is in `gates`,
+//! How a manifest is written is in `pod/manifest.rs`, how much of it is kept in `pod/kept.rs`; what the facts mean is in `gates`,
 //! `annotations` and `decide`; where a manifest comes from is in `facts`.
 
+mod kept;
 mod manifest;
 
 pub use manifest::Manifest;
@@ -35,9 +36,10 @@ pub struct PodFacts {
 pub struct Container {
     /// Its name.
     pub name: String,
-    /// Arguments, of the proxy alone.
+    /// The first two arguments, of the proxy alone.
     pub args: Vec<String>,
-    /// Environment, of the proxy alone and literal values only: one with `valueFrom` counts as empty.
+    /// The variables that a decision reads, of the proxy alone and literal values only: one with
+    /// `valueFrom` counts as empty.
     pub env: BTreeMap<String, String>,
     /// TCP ports it declares.
     pub tcp_ports: Vec<u16>,

@@ -166,7 +166,7 @@ fn known_facts(fault: &FactsError) -> (u16, u32) {
     match fault {
         FactsError::NobodyToAsk => (16, 7),
         FactsError::Unknown(_) => (17, 11),
-        FactsError::Another { .. } => (18, 11),
+        FactsError::Another { .. } | FactsError::Contradicted { .. } => (18, 11),
         // Perhaps half written: the next try may find it whole.
         FactsError::Directory(_) => (19, 11),
         FactsError::Agent(_) => (32, 11),

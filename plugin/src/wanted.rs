@@ -4,7 +4,7 @@ use crate::args::{Caller, PodRef};
 use crate::conf::PluginConf;
 use crate::decide::{self, Cause, Opinion, Wish};
 use crate::error::PluginError;
-use crate::facts;
+use crate::facts::{self, FactsError};
 use crate::families;
 use crate::gates::{self, InitContainer, Reason};
 use crate::log::micros;
@@ -77,6 +77,11 @@ pub(crate) fn wanted(request: &Request, conf: &PluginConf) -> Result<Wanted, Plu
     let facts = facts::ask(&conf.facts, &pod)?;
     let facts_us = micros(asked);
     let wish = match decide::opinion(conf, &facts, InitContainer::Counts) {
+        Opinion::LeaveAlone(known)
+            if gates::contradicts(handed, &known) && !facts::same_uid(&facts, &pod) =>
+        {
+            return Err(FactsError::Contradicted { known }.into());
+        }
         Opinion::LeaveAlone(reason) => return Ok(Wanted::LeaveAlone(reason, pod.to_string())),
         Opinion::Refuse(cause) => return Err(cause.into()),
         Opinion::Redirect(wish) => wish,

@@ -12,7 +12,7 @@ use crate::install::loads::Form;
 use crate::install::perform::Busy;
 use crate::install::plan::Plan;
 use crate::install::seen::{Cached, FileName, Hash, Hashes, Interest, Places, SeenProgram, Snapshot, look};
-use crate::install::wanted::{Leave, Place, Program, PutBack, Trial, Wanted};
+use crate::install::wanted::{Leave, Need, Place, Program, PutBack, Trial, Wanted};
 use crate::install::{Memory, Pass, pass, seen};
 use crate::node::stand_in::ours;
 use crate::settings::PLUGIN;
@@ -116,11 +116,15 @@ pub fn leave(
 /// theirs, and stays. Where nothing is, nothing is ever placed.
 fn tombstones(places: &Places, hash: Option<Hash>, image: impl FnOnce() -> Option<Image>) -> Vec<Program> {
     let is_there = places.programs.join(PLUGIN).symlink_metadata().is_ok();
-    let of_image =
-        || image()?.programs(&BTreeSet::new()).into_iter().find(|it| it.name.as_os_str() == PLUGIN);
+    let of_image = || {
+        image()?
+            .programs(Need::AfterEntry, &BTreeSet::new())
+            .into_iter()
+            .find(|it| it.name.as_os_str() == PLUGIN)
+    };
     let as_it_is = |name: &str, hash, place| {
         let (name, source) = (FileName::new(name).ok()?, places.programs.join(name));
-        Some(Program { name, source, hash, trial: Trial::CniVersion, place })
+        Some(Program { name, source, hash, trial: Trial::CniVersion, place, need: Need::AfterEntry })
     };
     let plugin = hash.and_then(|hash| as_it_is(PLUGIN, hash, Place::Always));
     let plugin = plugin.or_else(|| is_there.then(of_image).flatten());

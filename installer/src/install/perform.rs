@@ -22,8 +22,7 @@ pub use trial::{TrialError, run as try_program};
 use super::change::Change;
 use super::directory::Directory;
 use super::seen::Places;
-use crate::image::TOOL;
-use crate::settings::PLUGIN;
+use super::wanted::Need;
 use file::Folder;
 
 /// What became of a plan.
@@ -42,7 +41,7 @@ pub struct Failed {
     pub change: Change,
     /// Why.
     pub why: PerformError,
-    /// Whether the chain does without it: what stands in the program's place works, or no conf leads there.
+    /// Whether the chain works without it: no pod depends on it, or what stands in the program's place works.
     pub works_without: bool,
 }
 
@@ -75,13 +74,12 @@ pub fn perform(changes: &[Change], places: &Places) -> Performed {
     performed
 }
 
-/// Whether what stands in a program's place, of whatever version, runs here. Only the plugin and the tool it
-/// runs are asked: no conf of ours leads to a further name, under which may be anybody's program.
+/// Whether the chain works without this step: no pod depends on the program, or what stands in its place,
+/// of whatever version, runs here. A program that no pod depends on is not run: it may be anybody's.
 pub(super) fn works_without(change: &Change, places: &Places) -> bool {
     let Change::Place { program } = change else { return false };
-    let name = program.name.as_os_str();
-    let is_led_to = name == PLUGIN || name == TOOL;
-    !is_led_to || try_program(&places.programs.join(name), program.trial).is_ok()
+    let stands = || try_program(&places.programs.join(program.name.as_os_str()), program.trial).is_ok();
+    program.need == Need::AfterEntry || stands()
 }
 
 fn step(change: &Change, places: &Places) -> Result<(), PerformError> {

@@ -1,7 +1,8 @@
 //! From what was seen and what is wanted to the steps between: pure, and empty when all is well.
 //!
-//! Order is decided here. Going in, programs stand before any conf that names them: CRI-O drops a
-//! network whose program does not answer. Going out, no conf names a program before it is taken away.
+//! Order is decided here. Going in, the programs that the entry makes a runtime run stand before any conf
+//! that names them: CRI-O drops a network whose program does not answer. The others come after the conf,
+//! which does not wait for them. Going out, no conf names a program before it is taken away.
 
 mod chained;
 mod drop_in;
@@ -16,7 +17,7 @@ pub(crate) use target::alone;
 use super::change::{Change, Problem};
 use super::directory::Directory;
 use super::seen::{FileName, Snapshot, Standing};
-use super::wanted::{Install, Leave, PutBack, Shape, Wanted};
+use super::wanted::{Install, Leave, Need, PutBack, Shape, Wanted};
 
 /// The steps, in order, and what stands in the way.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -64,11 +65,15 @@ fn into(seen: &Snapshot, install: &Install, plan: &mut Plan) {
     if seen.programs.standing != Standing::There {
         return;
     }
-    programs::place(seen, install, plan);
+    programs::place(seen, install, Need::BeforeEntry, plan);
     programs::retire(seen, &install.retired, plan);
-    if seen.conf.standing != Standing::There {
-        return;
+    if seen.conf.standing == Standing::There {
+        into_conf(seen, install, plan);
     }
+    programs::place(seen, install, Need::AfterEntry, plan);
+}
+
+fn into_conf(seen: &Snapshot, install: &Install, plan: &mut Plan) {
     let kept = match &install.shape {
         Shape::Chained { pinned } => chained::put(seen, install, pinned.as_ref(), plan),
         Shape::Standalone { file } => standalone::put(seen, install, file, plan),

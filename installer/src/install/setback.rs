@@ -98,15 +98,16 @@ mod tests {
     use super::*;
     use crate::install::perform::PerformError;
     use crate::install::seen::{FileName, Hash};
-    use crate::install::wanted::{Place, Program, Trial};
+    use crate::install::wanted::{Need, Place, Program, Trial};
     use nix::errno::Errno;
     use std::path::PathBuf;
 
     #[test]
     fn f37_a_program_without_which_no_pod_starts_is_tried_every_ten_seconds_at_least() {
         let (name, source) = (FileName::new("gybe-cni").unwrap(), PathBuf::new());
-        let (hash, trial, place) = (Hash::of(b""), Trial::CniVersion, Place::Always);
-        let change = Change::Place { program: Program { name, source, hash, trial, place } };
+        let (hash, trial) = (Hash::of(b""), Trial::CniVersion);
+        let (place, need) = (Place::Always, Need::BeforeEntry);
+        let change = Change::Place { program: Program { name, source, hash, trial, place, need } };
         let directory = std::env::temp_dir();
         for (works_without, waits) in
             [(true, [1, 2, 4, 8, 16, 32, 60, 60]), (false, [1, 2, 4, 8, 10, 10, 10, 10])]

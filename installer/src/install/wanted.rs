@@ -21,7 +21,7 @@ pub struct Install {
     pub shape: Shape,
     /// The plugin's entry.
     pub entry: Entry,
-    /// What the host needs for it, in the order of placing.
+    /// The programs for the host; those that pods depend on are placed before the entry, in this order.
     pub programs: Vec<Program>,
     /// What it needs no more: taken away where it is still the very same.
     pub retired: Vec<Program>,
@@ -102,6 +102,17 @@ pub struct Program {
     pub trial: Trial,
     /// Whether it may replace another.
     pub place: Place,
+    /// Whether pods depend on it.
+    pub need: Need,
+}
+
+/// Whether pods depend on a program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Need {
+    /// The entry makes the runtime run it: without it no pod starts, so the entry waits for it.
+    BeforeEntry,
+    /// No pod depends on it. The entry comes first, and does not wait for it.
+    AfterEntry,
 }
 
 /// How a program shows that it runs on this node, before anything depends on it.

@@ -2,8 +2,10 @@
 //! here for what is not known yet. When the API server is away all stays as it was.
 
 mod awaited;
+mod held;
 
 pub(super) use awaited::{Patience, late};
+pub(super) use held::Held;
 
 use super::error::ApiError;
 use awaited::{Awaited, life};
@@ -42,7 +44,7 @@ pub struct Trouble {
 }
 
 /// By `<namespace>/<name>`, of which there is only one at any time.
-pub(super) type Pods = BTreeMap<String, PodFacts>;
+pub(super) type Pods = BTreeMap<String, Held>;
 
 /// What is known, shared between the watch and who asks.
 #[derive(Debug)]
@@ -129,21 +131,21 @@ impl Known {
     pub(super) fn hold_first(&self, facts: &PodFacts) {
         self.change(|now| {
             if !now.synced {
-                now.pods.insert(key(facts), facts.clone());
+                now.pods.insert(key(facts), Held::of(facts.clone()));
             }
         });
     }
 
     /// A pod is there, or another than before.
     pub(super) fn hold(&self, facts: PodFacts) {
-        self.change(|now| drop(now.pods.insert(key(&facts), facts)));
+        self.change(|now| drop(now.pods.insert(key(&facts), Held::of(facts))));
     }
 
     /// A pod is gone. A later life of its name is not.
     pub(super) fn forget(&self, facts: &PodFacts) {
         self.change(|now| {
             let name = key(facts);
-            if now.pods.get(&name).is_some_and(|known| known.uid == facts.uid) {
+            if now.pods.get(&name).is_some_and(|known| known.names().uid == facts.uid) {
                 now.pods.remove(&name);
             }
         });
@@ -174,7 +176,7 @@ impl Known {
     /// The namespaces of pods whose name begins so; none as long as the list was never whole.
     pub(super) fn namespaces_of(&self, prefix: &str) -> Option<BTreeSet<String>> {
         let now = self.lock();
-        let named = now.pods.values().filter(|facts| facts.name.starts_with(prefix));
+        let named = now.pods.values().map(Held::names).filter(|facts| facts.name.starts_with(prefix));
         now.synced.then(|| named.map(|facts| facts.namespace.clone()).collect())
     }
 
@@ -205,7 +207,7 @@ impl Known {
 
 impl Now {
     fn find(&self, name: &str, pod: &PodRef) -> Option<Answer> {
-        let facts = self.pods.get(name).filter(|facts| means(facts, pod))?;
+        let facts = self.pods.get(name)?.whole().filter(|facts| means(facts, pod))?;
         Some(Answer::Pod(Box::new(facts.clone())))
     }
 

@@ -7,7 +7,7 @@
 use super::backoff::{Backoff, dice};
 use super::error::ApiError;
 use super::items::Items;
-use super::known::{Known, Pods, key};
+use super::known::{Held, Known, Pods, key};
 use super::lines::Lines;
 use super::pods::{self, Page, Pod};
 use crate::node::Journal;
@@ -171,7 +171,7 @@ impl Watch {
             let cut = items.feed(&bytes, |item| {
                 let facts = serde_json::from_slice::<Pod>(item).ok().and_then(|pod| pod.facts().ok());
                 facts.iter().for_each(|facts| self.known.hold_first(facts));
-                found.extend(facts.map(|facts| (key(&facts), facts)));
+                found.extend(facts.map(|facts| (key(&facts), Held::of(facts))));
             });
             cut.map_err(|_| ApiError::Nonsense(TOO_LONG))?;
         }

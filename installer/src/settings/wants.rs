@@ -1,10 +1,10 @@
 //! From the settings, and what is known of the node, to the state the node is to be in: pure.
 
-use super::{Mode, PLUGIN, Settings};
+use super::{Mode, PLUGIN, PodSource, Settings};
 use crate::image::{Image, OTHER_NAMES, TOOL};
 use crate::install::entry::{Entry, EntryError};
 use crate::install::seen::{FileName, Hash};
-use crate::install::wanted::{Install, Leave, Place, Program, Shape, TakeOver, Wanted};
+use crate::install::wanted::{Install, Leave, Need, Place, Program, Shape, TakeOver, Wanted};
 use crate::node_backend::NodeBackend;
 use gybe_plugin::conf::Probed;
 use serde_json::{Value, json};
@@ -92,7 +92,11 @@ impl Settings {
             StandIn::Ours(_) => (place(Place::Always), None),
             StandIn::Over(_) => (None, stand_in(node)),
         };
-        let programs = node.image.programs(&self.choices.also_as).into_iter().chain(stand_in);
+        let tool = match self.choices.pod_source {
+            PodSource::Api => Need::BeforeEntry,
+            PodSource::Agent => Need::AfterEntry,
+        };
+        let programs = node.image.programs(tool, &self.choices.also_as).into_iter().chain(stand_in);
         let dropped = further_names(node.image);
         let dropped = dropped.filter(|program| !self.choices.also_as.contains(&program.name));
         Ok(Install {
@@ -111,7 +115,7 @@ impl Settings {
             Shape::Standalone { file } => Some(file.clone()),
             Shape::DropIn => None,
         };
-        let programs = node.image.programs(&BTreeSet::new());
+        let programs = node.image.programs(Need::AfterEntry, &BTreeSet::new());
         let (last, plugin): (Vec<_>, Vec<_>) =
             programs.into_iter().partition(|program| program.name.as_os_str() == TOOL);
         Leave {

@@ -76,7 +76,10 @@ fn bring_another(program: &Path) {
 /// A chain that names what does not run would refuse every pod.
 #[test]
 fn f05_while_a_program_waits_the_chain_is_healed_if_one_that_works_serves() {
-    let cases: [(&str, Undo, bool); 6] = [
+    let cases: [(&str, Undo, bool); 8] = [
+        // No pod depends on the tool.
+        ("gybe", remove, true),
+        ("gybe", replace, true),
         ("gybe-cni", bring_another, true),
         ("gybe-cni", open_to_all, true),
         ("gybe-cni", replace, false),

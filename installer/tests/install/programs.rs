@@ -9,7 +9,7 @@ use std::thread;
 
 use gybe_installer::install::perform::{PerformError, TrialError};
 use gybe_installer::install::seen::Hash;
-use gybe_installer::install::wanted::{Install, Shape, Wanted};
+use gybe_installer::install::wanted::{Install, Need, Shape, Wanted};
 use nix::errno::Errno;
 
 use crate::ground::{Ground, Over};
@@ -80,6 +80,22 @@ fn f10_a_further_name_that_cannot_be_placed_keeps_no_chain_waiting_and_what_has_
         assert!(matches!(refused(&ground, wanted), PerformError::System { .. }));
         assert_eq!(ground.chain().1, ["calico", "gybe-cni"]);
         assert_eq!((theirs.exists(), ran.exists()), (is_foreign, false));
+    }
+}
+
+#[test]
+fn f37_the_entry_waits_for_the_tool_only_where_the_plugin_runs_it() {
+    for (need, chain) in
+        [(Need::AfterEntry, ["calico", "gybe-cni"].as_slice()), (Need::BeforeEntry, ["calico"].as_slice())]
+    {
+        let ground = Ground::with(&[("10-a.conflist", LIST)]);
+        // As on a disk with room for the plugin and not for the tool.
+        fs::create_dir(ground.root.join("bin/gybe")).unwrap();
+        let mut wanted = install(&ground.root, Shape::Chained { pinned: None }, "1");
+        wanted.programs[1].need = need;
+        assert!(matches!(refused(&ground, wanted), PerformError::System { why: Errno::EISDIR, .. }));
+        assert_eq!(ground.chain().1, chain, "{need:?}");
+        assert!(ground.root.join("bin/gybe-cni").exists(), "the plugin is placed first");
     }
 }
 

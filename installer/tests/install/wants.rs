@@ -7,7 +7,7 @@ use std::path::Path;
 use gybe_installer::install::entry::Entry;
 use gybe_installer::install::seen::{FileName, Hash, Places};
 use gybe_installer::install::wanted::{
-    Install, Leave, Place, Program, PutBack, Shape, TakeOver, Trial, Wanted,
+    Install, Leave, Need, Place, Program, PutBack, Shape, TakeOver, Trial, Wanted,
 };
 use serde_json::json;
 
@@ -39,7 +39,8 @@ pub(crate) fn program(root: &Path, file: &str, build: &str) -> Program {
     }
     let trial = if file == "gybe" { Trial::Version } else { Trial::CniVersion };
     let place = if file == "istio-cni" { Place::IfAbsent } else { Place::Always };
-    Program { name: name(file), source, hash: Hash::of(text.as_bytes()), trial, place }
+    let need = if file == "gybe-cni" { Need::BeforeEntry } else { Need::AfterEntry };
+    Program { name: name(file), source, hash: Hash::of(text.as_bytes()), trial, place, need }
 }
 
 pub(crate) fn install(root: &Path, shape: Shape, build: &str) -> Install {

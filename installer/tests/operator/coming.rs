@@ -17,7 +17,7 @@ fn one_call_places_the_programs_and_puts_the_entry_last() {
     let said = node.install("");
     assert_eq!((said.code, said.err.as_str()), (0, ""), "{said:?}");
     let steps =
-        "place program gybe\nplace program gybe-cni\nwrite 10-calico.conflist\nthis node is as wanted\n";
+        "place program gybe-cni\nwrite 10-calico.conflist\nplace program gybe\nthis node is as wanted\n";
     assert_eq!(said.out, steps);
     assert_eq!(node.programs(), ["gybe", "gybe-cni"]);
     for program in ["gybe", "gybe-cni"] {
@@ -103,8 +103,8 @@ fn what_cannot_be_followed_is_told_at_once_and_changes_nothing() {
 fn a_dry_run_says_what_it_would_do_and_does_nothing() {
     let node = Node::with(&[("10-db.conf", SINGLE)]);
     let said = node.install("--dry-run");
-    let would = "would place program gybe\nwould place program gybe-cni\nwould write 10-db.conflist\n\
-                 would rename 10-db.conf to 10-db.conf.gybe-original\n";
+    let would = "would place program gybe-cni\nwould write 10-db.conflist\n\
+                 would rename 10-db.conf to 10-db.conf.gybe-original\nwould place program gybe\n";
     assert_eq!((said.code, said.out.as_str()), (0, would));
     assert_eq!((node.networks().len(), node.programs().len()), (1, 0));
     assert_eq!(node.install("").code, 0);

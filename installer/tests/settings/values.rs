@@ -2,7 +2,7 @@
 
 use crate::said::{Pairs, read, refused};
 use gybe_installer::install::wanted::{PutBack, Shape};
-use gybe_installer::settings::{Given, Mode, PodSource, Settings, TakeOverWish, Trust};
+use gybe_installer::settings::{Mode, PodSource, TakeOverWish, Trust};
 use gybe_plugin::conf::{BackendChoice, LogLevel};
 use std::collections::BTreeSet;
 use std::net::SocketAddr;

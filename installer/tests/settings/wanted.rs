@@ -3,7 +3,7 @@
 use crate::said::{Pairs, read};
 use gybe_installer::image::Image;
 use gybe_installer::install::entry::{Entry, Layout};
-use gybe_installer::install::wanted::{Install, Leave, Place, Shape, TakeOver, Wanted};
+use gybe_installer::install::wanted::{Install, Leave, Need, Place, Shape, TakeOver, Wanted};
 use gybe_installer::node_backend::node_backend;
 use gybe_installer::settings::{Burial, OnNode, Settings, StandIn};
 use gybe_plugin::conf::{BackendChoice, PluginConf, unknown_keys};
@@ -86,21 +86,34 @@ fn the_nodes_own_backend_goes_into_its_entry_also_with_an_operators_template() {
 }
 
 #[test]
+fn pods_depend_on_the_plugin_and_on_the_tool_only_where_it_asks_the_api_server() {
+    let image = image("needs");
+    let server = [("KUBERNETES_SERVICE_HOST", "10.96.0.1"), ("KUBERNETES_SERVICE_PORT", "443")];
+    for (source, tool) in [("agent", Need::AfterEntry), ("api", Need::BeforeEntry)] {
+        let files = [("pod_source", source), ("also_as", "istio-iptables")];
+        let stand_in = OnNode { stand_in: StandIn::IfAbsent, ..node(&image) };
+        let needs: Vec<_> =
+            installed(&read(&server, &files), &stand_in).programs.iter().map(|it| it.need).collect();
+        assert_eq!(needs, [Need::BeforeEntry, tool, Need::AfterEntry, Need::AfterEntry], "{source}");
+    }
+}
+
+#[test]
 fn programs_come_in_order_and_under_the_names_asked_for() {
     let image = image("programs");
     let names = |install: &Install| -> Vec<String> {
         install.programs.iter().map(|program| program.name.to_string()).collect()
     };
-    assert_eq!(names(&installed(&read(&[], &[]), &node(&image))), ["gybe", "gybe-cni"]);
+    assert_eq!(names(&installed(&read(&[], &[]), &node(&image))), ["gybe-cni", "gybe"]);
     let files = [("also_as", "istio-cni-taint, istio-iptables"), ("shape", "standalone")];
     let stand_in = OnNode { stand_in: StandIn::IfAbsent, ..node(&image) };
     let install = installed(&read(&[("CNI_CONF_GROUP_READ", "true")], &files), &stand_in);
-    assert_eq!(names(&install), ["gybe", "gybe-cni", "istio-cni-taint", "istio-iptables", "istio-cni"]);
+    assert_eq!(names(&install), ["gybe-cni", "gybe", "istio-cni-taint", "istio-iptables", "istio-cni"]);
     assert_eq!(install.programs.last().unwrap().place, Place::IfAbsent);
-    assert_eq!(install.programs[3].hash, install.programs[0].hash);
+    assert_eq!(install.programs[3].hash, install.programs[1].hash);
     let own = OnNode { stand_in: StandIn::Ours(install.programs[0].hash), ..node(&image) };
     let own = installed(&read(&[], &[]), &own);
-    assert_eq!((own.programs[2].place, own.programs[2].hash), (Place::Always, own.programs[1].hash));
+    assert_eq!((own.programs[2].place, own.programs[2].hash), (Place::Always, own.programs[0].hash));
     let over = OnNode { stand_in: StandIn::Over(install.programs[0].hash), ..node(&image) };
     let over = installed(&read(&[], &[]), &over);
     assert_eq!((names(&over).len(), over.retired[0].hash), (2, install.programs[0].hash));

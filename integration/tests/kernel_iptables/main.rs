@@ -10,6 +10,7 @@
 
 mod at_once;
 mod failures;
+mod legacy_tables;
 mod neighbours;
 mod repair;
 mod user_namespace;

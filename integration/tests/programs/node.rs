@@ -2,7 +2,7 @@
 
 use gybe_installer::install::entry::Entry;
 use gybe_installer::install::seen::{FileName, Hash, Places};
-use gybe_installer::install::wanted::{Install, Place, Program, Shape, TakeOver, Trial, Wanted};
+use gybe_installer::install::wanted::{Install, Need, Place, Program, Shape, TakeOver, Trial, Wanted};
 use gybe_integration::programs::{path_of_ours, run};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
@@ -64,6 +64,7 @@ impl Node {
             hash,
             trial: Trial::CniVersion,
             place: Place::Always,
+            need: Need::BeforeEntry,
         }))
     }
 

@@ -5,6 +5,7 @@ use super::save::SaveError;
 use crate::backend::{Foreign, Name};
 use crate::nft::NftError;
 use crate::ruleset::Family;
+use crate::xt::legacy::LegacyError;
 use std::path::PathBuf;
 use std::process::ExitStatus;
 use std::time::Duration;
@@ -26,6 +27,9 @@ pub enum IptablesError {
     /// Whether somebody else redirects it cannot be found out.
     #[error("cannot tell whether somebody else redirects this namespace")]
     Neighbours(#[source] NftError),
+    /// The kernel did not return iptables-legacy's rules.
+    #[error("cannot tell which rules of iptables-legacy are there")]
+    Legacy(#[from] LegacyError),
     /// The program printed what cannot be judged.
     #[error("cannot tell which rules are there from {}", program.display())]
     Unreadable {
@@ -111,6 +115,7 @@ impl IptablesError {
             )),
             Self::Foreign(foreign) => Some(foreign.hint()),
             Self::Neighbours(error) => error.hint(),
+            Self::Legacy(error) => error.hint(),
             Self::Unreadable { source: SaveError::Incompatible(_), .. } => {
                 Some("choose the backend \"nft\"".to_owned())
             }

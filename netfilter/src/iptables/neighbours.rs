@@ -1,18 +1,16 @@
 //! What stands beside ours: in iptables-legacy, for whoever asks before writing, and which tables
-//! there are to be read at all. The kernel is asked that, not a program: it is quicker, and legacy
-//! tables are made by whoever first looks at them.
+//! of iptables-nft there are to be read at all. The kernel is asked both, no program: it is quicker, and
+//! a node that lacks the programs has the rules all the same.
 
-use super::Iptables;
 use super::error::IptablesError;
 use super::layout::{FAMILIES, TABLES};
-use super::programs::Variant;
+use super::save::{self, Saved};
+use super::{DEADLINE, alone};
 use crate::backend::Foreign;
 use crate::nft::chains::ChainPlace;
 use crate::nft::uapi::{NFPROTO_IPV4, NFPROTO_IPV6};
-use crate::ruleset::{Family, Stage};
-use nix::unistd::{getpid, gettid};
-use std::io::{self, ErrorKind};
-use std::path::PathBuf;
+use crate::ruleset::Family;
+use crate::xt::legacy;
 
 /// What one family's tables show to somebody who wants to write.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -25,53 +23,23 @@ pub(crate) struct Found {
     pub(crate) translates: bool,
 }
 
-/// What iptables-legacy has in this namespace. One without such tables costs two looks into `/proc`,
-/// and runs no program.
+/// What iptables-legacy has in this namespace. One without such tables costs two looks into `/proc`.
 pub(crate) fn legacy() -> Result<Vec<(Family, Found)>, IptablesError> {
-    // A list that cannot be read: what is the matter the program shall say.
-    let worth_asking = |family: &Family| legacy_tables(*family).map_or(true, |tables| !tables.is_empty());
-    let families: Vec<Family> = FAMILIES.into_iter().filter(worth_asking).collect();
-    if families.is_empty() {
+    let mut names = FAMILIES.into_iter().map(legacy::table_names);
+    if names.all(|names| names.is_ok_and(|names| names.is_empty())) {
         return Ok(Vec::new());
     }
-    let Ok(iptables) = Iptables::find(Variant::Legacy) else {
-        // Ours are written by programs of this node, so none of ours are there. Others' may be.
-        let translates = |family| legacy_tables(family).is_ok_and(|tables| tables.contains(&Stage::Nat));
-        let unread = |family| (family, Found { translates: translates(family), ..Found::default() });
-        return Ok(families.into_iter().map(unread).collect());
-    };
-    iptables.at_work(|session| {
-        families.into_iter().map(|family| Ok((family, session.read(family)?.found(family)))).collect()
-    })
+    // A backend of ours writes several tables one after the other: nothing in between is judged.
+    let _alone = alone(DEADLINE)?;
+    FAMILIES.into_iter().map(|family| Ok((family, read_legacy(family)?.found(family)))).collect()
 }
 
-/// Has the kernel iptables-legacy's tables at hand, so that asking for one loads nothing?
-pub(crate) fn legacy_is_loaded() -> bool {
-    list_of(Family::V4).exists()
-}
-
-/// Where the kernel names the tables of this thread's namespace. `/proc/net` is that of the thread
-/// group's leader; who is the leader looks there, because the way over `thread-self` is half as long
-/// again, and a process that has one errand goes it for the first time.
-fn list_of(family: Family) -> PathBuf {
-    let process = if gettid() == getpid() { "self" } else { "thread-self" };
-    let list = match family {
-        Family::V4 => "ip_tables_names",
-        Family::V6 => "ip6_tables_names",
-    };
-    PathBuf::from(format!("/proc/{process}/net/{list}"))
-}
-
-/// The tables of iptables-legacy that this namespace has, of those that we write.
-pub(super) fn legacy_tables(family: Family) -> io::Result<Vec<Stage>> {
-    match std::fs::read_to_string(list_of(family)) {
-        Ok(names) => {
-            Ok(TABLES.into_iter().filter(|stage| names.lines().any(|name| stage.table() == name)).collect())
-        }
-        // The kernel has no such tables at all.
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(Vec::new()),
-        Err(error) => Err(error),
-    }
+/// What iptables-legacy's tables hold of ours, and of others in its place.
+pub(super) fn read_legacy(family: Family) -> Result<Saved, IptablesError> {
+    let names = legacy::table_names(family)?;
+    let written = TABLES.into_iter().filter(|stage| names.iter().any(|name| stage.table() == name));
+    let tables = written.map(|stage| Ok((stage, legacy::table(family, stage.table())?)));
+    Ok(save::of_legacy(&tables.collect::<Result<_, IptablesError>>()?))
 }
 
 /// Has iptables-nft tables of `family` to show, so that it is worth asking?

@@ -10,6 +10,7 @@ use super::layout::{MARK, PREFIX, TABLES};
 use super::neighbours::Found;
 use crate::backend::Foreign;
 use crate::ruleset::{Family, Hook, Stage};
+use crate::xt::legacy::{LegacyRule, LegacyTable};
 use lines::{logical_lines, words};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -77,6 +78,11 @@ pub(super) fn parse(text: &str) -> Result<Saved, SaveError> {
     Ok(judge(tables))
 }
 
+/// The same from tables that the kernel returned.
+pub(super) fn of_legacy(tables: &BTreeMap<Stage, LegacyTable>) -> Saved {
+    judge(tables.iter().map(|(stage, table)| (*stage, Table::from(table))).collect())
+}
+
 /// iptables-nft passes over a table it cannot show, with a remark, and succeeds.
 fn refuse_incompatible(remark: &str) -> Result<(), SaveError> {
     let hidden = |stage: &Stage| remark.contains(&format!("Table `{}' is incompatible", stage.table()));
@@ -105,6 +111,23 @@ struct Table {
     /// Chains that are not built in.
     chains: BTreeSet<String>,
     rules: BTreeMap<String, Vec<Entry>>,
+}
+
+impl From<&LegacyTable> for Table {
+    fn from(table: &LegacyTable) -> Self {
+        let user_chains = table.chains.iter().filter(|chain| chain.built_in.is_none());
+        let rules = table.chains.iter().map(|chain| {
+            let entries = chain.rules.iter().zip(1..).map(|(rule, number)| legacy_entry(rule, number));
+            (chain.name.clone(), entries.collect())
+        });
+        Self { chains: user_chains.map(|chain| chain.name.clone()).collect(), rules: rules.collect() }
+    }
+}
+
+fn legacy_entry(rule: &LegacyRule, number: usize) -> Entry {
+    let text = rule.to_string();
+    let counters = Counters { packets: rule.counted.packets, bytes: rule.counted.bytes };
+    Entry::read(words(&text).unwrap_or_else(|| vec![text]), Some(counters), number)
 }
 
 impl Table {

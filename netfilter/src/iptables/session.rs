@@ -3,7 +3,7 @@
 use super::error::IptablesError;
 use super::holding::Holdings;
 use super::layout::FAMILIES;
-use super::neighbours::{has_nft_tables, legacy_tables};
+use super::neighbours::{has_nft_tables, read_legacy};
 use super::programs::{FamilyPrograms, Program, Programs, Variant};
 use super::restore::transaction;
 use super::run::{Answer, Conditions};
@@ -28,8 +28,11 @@ pub(super) struct Session<'a> {
 impl Session<'_> {
     /// What of ours is there, and what of others is in its place.
     pub(super) fn read(&self, family: Family) -> Result<Saved, IptablesError> {
+        if self.variant == Variant::Legacy {
+            return read_legacy(family);
+        }
         let Some(programs) = self.programs.of(family) else { return Ok(Saved::default()) };
-        if !self.has_tables(family)? {
+        if !has_nft_tables(family, &chains().map_err(IptablesError::Neighbours)?) {
             return Ok(Saved::default());
         }
         // Anybody with capabilities may read; from inside the user namespace /proc may not let us
@@ -91,9 +94,9 @@ impl Session<'_> {
     /// Who else is at work in this namespace. This variant's own tables it leaves to [`Session::read`].
     pub(super) fn presence(&self) -> Result<Presence, IptablesError> {
         let mut presence = Presence::of_chains(&chains().map_err(IptablesError::Neighbours)?);
-        if let (Variant::Nft, Some(legacy)) = (self.variant, self.other()) {
+        if self.variant == Variant::Nft {
             for family in FAMILIES {
-                presence.add_legacy(family, legacy.read(family)?.found(family));
+                presence.add_legacy(family, read_legacy(family)?.found(family));
             }
         }
         Ok(presence)
@@ -130,15 +133,6 @@ impl Session<'_> {
     fn programs_of(&self, family: Family) -> Result<&FamilyPrograms, IptablesError> {
         let missing = || IptablesError::ProgramMissing { variant: self.variant.name(), family };
         self.programs.of(family).ok_or_else(missing)
-    }
-
-    /// Is there any table to read?
-    fn has_tables(&self, family: Family) -> Result<bool, IptablesError> {
-        match self.variant {
-            Variant::Nft => Ok(has_nft_tables(family, &chains().map_err(IptablesError::Neighbours)?)),
-            // A list that cannot be read: what is the matter the program shall say.
-            Variant::Legacy => Ok(legacy_tables(family).map_or(true, |tables| !tables.is_empty())),
-        }
     }
 }
 

@@ -64,6 +64,11 @@ pub(super) fn printable(bytes: &[u8]) -> String {
     })
 }
 
+/// The same without blanks, so that a name is one word.
+pub(super) fn word(bytes: &[u8]) -> String {
+    printable(bytes).replace(' ', "\\x20")
+}
+
 /// As `xtables_save_string` quotes (libxtables/xtables.c, iptables 1.8.9).
 pub(super) fn quoted(text: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';

@@ -193,3 +193,21 @@ fn a_pod_that_is_not_ours_is_never_refused_for_its_addresses_or_lists() {
     let decision = decide(&PluginConf::default(), &pod, &[], InitContainer::Counts);
     assert_eq!(decision, Decision::LeaveAlone(Reason::InjectionRefused));
 }
+
+#[test]
+fn the_hint_of_a_refusal_names_what_to_correct() {
+    let conf = PluginConf::default();
+    let (mut annotated, mut as_user) = (meshed(), meshed());
+    annotate(&mut annotated, "traffic.sidecar.istio.io/excludeOutboundPorts", "http");
+    as_user.containers[1].run_as_user = Some(-1);
+    for (pod, words) in [(annotated, "correct the annotation"), (as_user, "leave it out")] {
+        match decide(&conf, &pod, &addresses(), InitContainer::Counts) {
+            Decision::Refuse(cause) => assert!(cause.hint().unwrap().starts_with(words), "{cause}"),
+            other => panic!("not refused: {other:?}"),
+        }
+    }
+    let no_address = decide(&conf, &meshed(), &[], InitContainer::Counts);
+    assert!(
+        matches!(no_address, Decision::Refuse(cause) if cause.hint().is_some_and(|hint| hint.len() > 10))
+    );
+}

@@ -10,6 +10,8 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::thread;
 use std::time::Duration;
 
+const MODE: &str = "sidecar.istio.io/interceptionMode";
+
 /// An agent that serves one call after another as `serve` says, until the test's process ends.
 fn agent(pods: &Pods, serve: impl Fn(UnixStream, String) + Send + 'static) {
     let listener = UnixListener::bind(pods.0.join("facts.sock")).unwrap();
@@ -91,6 +93,31 @@ fn f39_someone_elses_pod_is_not_used() {
         pod["metadata"].as_object_mut().unwrap().extend(metadata.as_object().unwrap().clone());
         says(&pods, json!({ "version": 1, "pod": pod }).to_string());
         refused(&pods, "018", &["another pod", what]);
+    }
+}
+
+/// The agent of a pod that lived before under this name: its facts have no uid to tell by.
+#[test]
+fn f39_facts_without_a_uid_that_contradict_the_runtimes_annotations_leave_no_pod_alone() {
+    let (mut no_proxy, mut not_injected, none) = (meshed(&[]), meshed(&[]), meshed(&[(MODE, "NONE")]));
+    no_proxy["spec"]["containers"] = json!([{ "name": "app" }]);
+    not_injected["metadata"]["annotations"] = json!({});
+    for (name, mut pod, reason) in [
+        ("no-proxy", no_proxy, "no container istio-proxy"),
+        ("not-injected", not_injected, "no annotation sidecar.istio.io/status"),
+        ("none", none, "interceptionMode is NONE"),
+    ] {
+        let pods = Pods::new(&format!("agent-stale-{name}"));
+        says(&pods, json!({ "version": 1, "pod": pod }).to_string());
+        refused(&pods, "018", &["has no uid", reason, "the injector was there"]);
+        // Who hands over no annotations contradicts nothing.
+        assert_eq!(call("ADD", "shop/cart-0", &entry(&pods, None)).exit, Some(0), "{name}");
+        // With the uid of the call it is this very pod.
+        pod["metadata"]["uid"] = "u1".into();
+        let pods = Pods::new(&format!("agent-same-{name}"));
+        says(&pods, json!({ "version": 1, "pod": pod }).to_string());
+        let outcome = call("ADD", "shop/cart-0", &entry(&pods, Some(json!({ STATUS: "{}" }))));
+        assert_eq!(outcome.exit, Some(0), "{name}: {outcome:?}");
     }
 }
 

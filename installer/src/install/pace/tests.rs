@@ -3,7 +3,7 @@
 use super::*;
 use crate::install::change::Problem;
 use crate::install::seen::{FileName, Hash};
-use crate::install::wanted::{Place, Program, Trial};
+use crate::install::wanted::{Need, Place, Program, Trial};
 use std::path::PathBuf;
 
 fn undone() -> Plan {
@@ -93,7 +93,8 @@ fn what_we_could_not_do_is_nobodys_rewrite() {
 fn lost() -> Plan {
     let (name, source) = (FileName::new("gybe-cni").unwrap(), PathBuf::new());
     let hash = Hash::of(b"");
-    let program = Program { name, source, hash, trial: Trial::CniVersion, place: Place::Always };
+    let (trial, place, need) = (Trial::CniVersion, Place::Always, Need::BeforeEntry);
+    let program = Program { name, source, hash, trial, place, need };
     Plan { changes: vec![Change::Place { program }], problems: Vec::new() }
 }
 

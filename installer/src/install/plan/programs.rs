@@ -3,13 +3,14 @@
 use super::Plan;
 use crate::install::change::Change;
 use crate::install::seen::{FileName, Snapshot};
-use crate::install::wanted::{Install, Leave, Place, Program};
+use crate::install::wanted::{Install, Leave, Need, Place, Program};
 use std::ffi::OsStr;
 
 const MODE: u32 = 0o755;
 
-pub(super) fn place(seen: &Snapshot, install: &Install, plan: &mut Plan) {
-    plan.changes.extend(install.programs.iter().filter_map(|program| placed(seen, program)));
+pub(super) fn place(seen: &Snapshot, install: &Install, need: Need, plan: &mut Plan) {
+    let programs = install.programs.iter().filter(|program| program.need == need);
+    plan.changes.extend(programs.filter_map(|program| placed(seen, program)));
 }
 
 /// Stand-ins and further names that nobody asks for any more. No conf names them, so their order does

@@ -1,0 +1,261 @@
+//! The tables of iptables-legacy in the calling thread's network namespace, read with getsockopt.
+//!
+//! A table is read only where the kernel lists it: the kernel makes a table for the first caller who
+//! asks for it (`xt_find_table_lock`, net/netfilter/x_tables.c, v6.18), and looking must change nothing.
+//! No program is run, and no lock is taken: one call returns a whole table.
+
+mod entries;
+mod sockopt;
+mod text;
+
+use super::{XtMatch, XtTarget};
+use crate::ruleset::{Family, Is};
+use nix::errno::Errno;
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
+use nix::unistd::{getpid, gettid};
+use std::io::{self, ErrorKind};
+use std::net::IpAddr;
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+
+/// A table with all its chains.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LegacyTable {
+    /// The family it is of.
+    pub family: Family,
+    /// `nat`, `mangle`, `raw`, `filter` or `security`.
+    pub name: String,
+    /// The chains in the kernel's order: built-in chains first.
+    pub chains: Vec<LegacyChain>,
+}
+
+/// A chain of a table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LegacyChain {
+    /// Its name. What is not a printable ASCII letter is escaped.
+    pub name: String,
+    /// For a built-in chain: where it hangs and how it ends.
+    pub built_in: Option<BuiltIn>,
+    /// Its rules, first to last.
+    pub rules: Vec<LegacyRule>,
+}
+
+/// The hook of a built-in chain, and what becomes of a packet that no rule decides about.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BuiltIn {
+    /// The hook.
+    pub hook: InetHook,
+    /// The policy.
+    pub policy: XtTarget,
+    /// How much has met the policy.
+    pub counted: Counted,
+}
+
+/// The kernel's hooks, `NF_INET_*` (include/uapi/linux/netfilter.h).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum InetHook {
+    /// Everything that arrives.
+    Prerouting,
+    /// What is for this host.
+    Input,
+    /// What is passed on.
+    Forward,
+    /// What this host sends.
+    Output,
+    /// Everything that leaves.
+    Postrouting,
+}
+
+/// A rule of a chain.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LegacyRule {
+    /// Tests of the packet's IP header and interfaces.
+    pub header: Header,
+    /// The other tests.
+    pub matches: Vec<XtMatch>,
+    /// What becomes of a packet that passes all of them; `None` leaves it to the next rule.
+    pub target: Option<XtTarget>,
+    /// How much has met the rule.
+    pub counted: Counted,
+}
+
+/// What a rule or a policy has counted.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counted {
+    /// Packets.
+    pub packets: u64,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+/// `struct ipt_ip`, `struct ip6t_ip6`; `None` is passed by every packet.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Header {
+    /// The source address.
+    pub source: Option<AddressTest>,
+    /// The destination address.
+    pub destination: Option<AddressTest>,
+    /// The interface that the packet came in by.
+    pub in_interface: Option<InterfaceTest>,
+    /// The interface that the packet leaves by.
+    pub out_interface: Option<InterfaceTest>,
+    /// The transport protocol's number.
+    pub protocol: Option<(Is, u16)>,
+    /// A fragment that is not the first.
+    pub fragment: Option<Is>,
+}
+
+/// An address, masked, equals another or not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AddressTest {
+    /// Equal or not.
+    pub is: Is,
+    /// The other address.
+    pub address: IpAddr,
+    /// The bits that count.
+    pub mask: IpAddr,
+}
+
+/// An interface has a name or not.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InterfaceTest {
+    /// That name or another.
+    pub is: Is,
+    /// The name.
+    pub name: String,
+    /// Every name that begins so.
+    pub is_prefix: bool,
+}
+
+/// Why a table could not be read.
+#[derive(Debug, thiserror::Error)]
+pub enum LegacyError {
+    /// The kernel's list of tables cannot be read.
+    #[error("cannot read {}", path.display())]
+    List {
+        /// The list.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The kernel refused the table.
+    #[error("cannot read table {table} of {}tables-legacy", name_of(*family))]
+    Refused {
+        /// Of which family.
+        family: Family,
+        /// Which table.
+        table: String,
+        /// Why.
+        source: Errno,
+    },
+    /// The table is larger than Gybe reads.
+    #[error(
+        "table {table} of {}tables-legacy has {bytes} bytes of rules, more than the {LONGEST} that are read",
+        name_of(*family)
+    )]
+    TooLarge {
+        /// Of which family.
+        family: Family,
+        /// Which table.
+        table: String,
+        /// Its size.
+        bytes: u32,
+    },
+    /// The table's bytes contradict each other.
+    #[error("table {table} of {}tables-legacy has entries that do not follow each other", name_of(*family))]
+    Malformed {
+        /// Of which family.
+        family: Family,
+        /// Which table.
+        table: String,
+    },
+}
+
+impl LegacyError {
+    /// What would help, where that is known.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            Self::Refused { source: Errno::EPERM, .. } => Some(
+                "it takes CAP_NET_ADMIN in the user namespace that owns the network namespace".to_owned(),
+            ),
+            Self::Refused { source: Errno::EAGAIN, .. } => {
+                Some("another program keeps changing the table: try again".to_owned())
+            }
+            Self::TooLarge { .. } => Some("remove rules that nothing needs from the namespace".to_owned()),
+            Self::List { .. } | Self::Refused { .. } | Self::Malformed { .. } => None,
+        }
+    }
+}
+
+fn name_of(family: Family) -> &'static str {
+    match family {
+        Family::V4 => "ip",
+        Family::V6 => "ip6",
+    }
+}
+
+/// Some 20,000 rules. A pod's namespace has a few kilobytes of them.
+const LONGEST: u32 = 4 << 20;
+
+/// How often a table that changed between the question for its size and the reading is read again.
+const ATTEMPTS: usize = 10;
+
+/// Whether the kernel has legacy tables at hand, so that asking for one loads no module.
+pub(crate) fn is_loaded() -> bool {
+    list_of(Family::V4).exists()
+}
+
+/// Where the kernel names the tables of this thread's namespace. `/proc/net` is that of the thread
+/// group's leader; the leader itself looks there, because the way over `thread-self` is half as long
+/// again, and a process with one task goes it for the first time.
+fn list_of(family: Family) -> PathBuf {
+    let process = if gettid() == getpid() { "self" } else { "thread-self" };
+    PathBuf::from(format!("/proc/{process}/net/{}_tables_names", name_of(family)))
+}
+
+/// The names of the tables of this namespace; none where the kernel has no legacy tables at all.
+///
+/// # Errors
+/// When the kernel's list cannot be read.
+pub fn table_names(family: Family) -> Result<Vec<String>, LegacyError> {
+    let path = list_of(family);
+    match std::fs::read_to_string(&path) {
+        Ok(names) => Ok(names.lines().map(str::to_owned).collect()),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(Vec::new()),
+        Err(source) => Err(LegacyError::List { path, source }),
+    }
+}
+
+/// All tables of this namespace.
+///
+/// # Errors
+/// When one of them cannot be read.
+pub fn tables(family: Family) -> Result<Vec<LegacyTable>, LegacyError> {
+    table_names(family)?.iter().map(|name| table(family, name)).collect()
+}
+
+/// The table `name`, which must be one of [`table_names`].
+pub(crate) fn table(family: Family, name: &str) -> Result<LegacyTable, LegacyError> {
+    let refused = |source| LegacyError::Refused { family, table: name.to_owned(), source };
+    let address_family = match family {
+        Family::V4 => AddressFamily::Inet,
+        Family::V6 => AddressFamily::Inet6,
+    };
+    let socket = socket(address_family, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None).map_err(refused)?;
+    let mut attempts = 1..=ATTEMPTS;
+    loop {
+        let info = sockopt::info(socket.as_fd(), family, name).map_err(refused)?;
+        if info.size > LONGEST {
+            return Err(LegacyError::TooLarge { family, table: name.to_owned(), bytes: info.size });
+        }
+        match sockopt::entries(socket.as_fd(), family, name, info.size) {
+            Ok(bytes) => {
+                let chains = entries::chains(family, &info, &bytes);
+                let chains = chains.ok_or_else(|| LegacyError::Malformed { family, table: name.to_owned() });
+                return Ok(LegacyTable { family, name: name.to_owned(), chains: chains? });
+            }
+            Err(Errno::EAGAIN) if attempts.next().is_some() => {}
+            Err(source) => return Err(refused(source)),
+        }
+    }
+}

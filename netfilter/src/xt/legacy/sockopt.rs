@@ -1,0 +1,85 @@
+//! The two socket options that return a table. They read its name from the buffer that they fill, which
+//! nix's `GetSockOpt` has no way to pass in: hence one unsafe call.
+
+use crate::ruleset::Family;
+use crate::xt::fields::Fields;
+use nix::errno::Errno;
+use nix::libc;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+/// `IPT_SO_GET_INFO` and `IPT_SO_GET_ENTRIES`; the numbers of IPv6 are the same.
+const GET_INFO: i32 = 64;
+const GET_ENTRIES: i32 = 65;
+
+/// `XT_TABLE_MAXNAMELEN`.
+const NAME: usize = 32;
+/// `NF_INET_NUMHOOKS`.
+const HOOKS: usize = 5;
+
+/// `struct ipt_getinfo`, `struct ip6t_getinfo`.
+pub(super) struct Info {
+    /// The hooks that the table has a chain for: bit n for hook n.
+    pub hooks: u32,
+    /// Where the chain of each hook begins.
+    pub begins: [u32; HOOKS],
+    /// How long the entries are, in bytes.
+    pub size: u32,
+}
+
+pub(super) fn info(socket: BorrowedFd<'_>, family: Family, table: &str) -> Result<Info, Errno> {
+    const SIZE: usize = NAME + 4 + 4 * HOOKS + 4 * HOOKS + 4 + 4;
+    let answer = get(socket, family, GET_INFO, request(table, SIZE)?)?;
+    let fields = Fields(&answer);
+    let read = || {
+        let mut begins = [0; HOOKS];
+        for (hook, begin) in begins.iter_mut().enumerate() {
+            *begin = fields.u32(NAME + 4 + 4 * hook)?;
+        }
+        Some(Info { hooks: fields.u32(NAME)?, begins, size: fields.u32(SIZE - 4)? })
+    };
+    read().ok_or(Errno::EINVAL)
+}
+
+/// The entries themselves: `struct ipt_get_entries` less its head. `EAGAIN` when `size` is no longer
+/// theirs.
+pub(super) fn entries(
+    socket: BorrowedFd<'_>,
+    family: Family,
+    table: &str,
+    size: u32,
+) -> Result<Vec<u8>, Errno> {
+    // Entries are aligned to eight bytes.
+    const HEAD: usize = NAME + 8;
+    let length = usize::try_from(size).map_err(|_| Errno::EINVAL)?;
+    let mut request = request(table, HEAD + length)?;
+    request.get_mut(NAME..NAME + 4).ok_or(Errno::EINVAL)?.copy_from_slice(&size.to_ne_bytes());
+    let mut answer = get(socket, family, GET_ENTRIES, request)?;
+    answer.drain(..HEAD);
+    Ok(answer)
+}
+
+/// A buffer of `length` bytes that begins with the table's name.
+fn request(table: &str, length: usize) -> Result<Vec<u8>, Errno> {
+    let mut request = vec![0; length];
+    match request.get_mut(..table.len()) {
+        Some(name) if table.len() < NAME => name.copy_from_slice(table.as_bytes()),
+        _ => return Err(Errno::EINVAL),
+    }
+    Ok(request)
+}
+
+#[expect(unsafe_code, reason = "nix's getsockopt passes no bytes in")]
+fn get(socket: BorrowedFd<'_>, family: Family, option: i32, mut buffer: Vec<u8>) -> Result<Vec<u8>, Errno> {
+    let level = match family {
+        Family::V4 => libc::SOL_IP,
+        Family::V6 => libc::SOL_IPV6,
+    };
+    let mut length = libc::socklen_t::try_from(buffer.len()).map_err(|_| Errno::EINVAL)?;
+    // SAFETY: both pointers are to values that live through the call, and the kernel writes at most
+    // `length` bytes (`copy_to_user` after a comparison of `*len`, net/ipv4/netfilter/ip_tables.c), which
+    // is the buffer's length.
+    let answer = unsafe {
+        libc::getsockopt(socket.as_raw_fd(), level, option, buffer.as_mut_ptr().cast(), &raw mut length)
+    };
+    Errno::result(answer).map(|_| buffer)
+}
