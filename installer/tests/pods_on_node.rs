@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 
 const CART: &str = "863b91d4-4b68-4efa-917f-4b560e3e86aa";
 const HOST: &str = "11111111-4b68-4efa-917f-4b560e3e86aa";
+const GONE: &str = "33333333-4b68-4efa-917f-4b560e3e86aa";
 const LOST: &str = "22222222-4b68-4efa-917f-4b560e3e86aa";
 
 /// A host's root directory; what stands for a network namespace in it is a file. Gone with the value.
@@ -42,7 +43,8 @@ impl Host {
         symlink(self.0.join(netns), process.join("ns/net")).unwrap();
     }
 
-    fn cached(&self, file: &str, name: &str, uid: &str, netns: &str) {
+    /// A result of the pod `shop/<name>`.
+    fn cached(&self, file: &str, (name, uid): (&str, &str), netns: &str) {
         let arguments = [["K8S_POD_NAMESPACE", "shop"], ["K8S_POD_NAME", name], ["K8S_POD_UID", uid]];
         let info = json!({ "containerId": file, "netns": netns, "cniArgs": arguments });
         self.file(&format!("var/lib/cni/results/{file}"), &info.to_string());
@@ -79,9 +81,9 @@ fn a_namespace_that_several_sources_show_is_one_sandbox_and_each_is_named_as_wel
         host.file(&format!("run/netns/{namespace}"), "");
     }
     // The loopback's network is in the cache too, and a sandbox that is gone has left its file.
-    host.cached("net-cart-eth0", "cart-0", CART, "/var/run/netns/cni-cart");
-    host.cached("loopback-cart-lo", "cart-0", CART, "/run/netns/cni-cart");
-    host.cached("net-gone-eth0", "gone-0", "33333333-4b68-4efa-917f-4b560e3e86aa", "/var/run/netns/cni-gone");
+    host.cached("net-cart-eth0", ("cart-0", CART), "/var/run/netns/cni-cart");
+    host.cached("loopback-cart-lo", ("cart-0", CART), "/run/netns/cni-cart");
+    host.cached("net-gone-eth0", ("gone-0", GONE), "/var/run/netns/cni-gone");
     host.process(100, &under(CART), "run/netns/cni-cart");
     // A namespace that a process of the pod has made for itself.
     host.file("inner", "");

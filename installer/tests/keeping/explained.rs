@@ -39,7 +39,10 @@ fn a_configmap_that_the_agent_does_not_follow_is_wrong() {
     node.configures(&[("log_level", "loud")]);
     eventually("its count", || agent.number("gybe_settings_followed") == 0.0);
     let wrong = of_agent(&node, "wrong");
-    assert!(wrong[0].starts_with("the node agent does not follow the ConfigMap, and keeps the one before: "), "{wrong:?}");
+    assert!(
+        wrong[0].starts_with("the node agent does not follow the ConfigMap, and keeps the one before: "),
+        "{wrong:?}"
+    );
     assert!(wrong[0].contains("log_level is \"loud\""), "{wrong:?}");
 }
 

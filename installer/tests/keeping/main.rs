@@ -7,6 +7,7 @@ mod agent;
 mod clustered;
 #[cfg(test)]
 mod ends;
+#[cfg(test)]
 mod explained;
 #[cfg(test)]
 mod fights;

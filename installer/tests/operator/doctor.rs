@@ -85,7 +85,10 @@ fn what_is_wrong_with_the_chain_is_told_with_what_to_do() {
     assert_eq!(says, "gybe-cni is not in 10-calico.conflist: new pods are not redirected");
     assert!(remedy.contains("cni.exclusive=false"), "{remedy}");
     let (says, remedy) = found(&told, "agent", "wrong").remove(0);
-    assert!(says.contains("facts.sock is not there, and no conf file names gybe-cni: nothing puts"), "{says}");
+    assert!(
+        says.contains("facts.sock is not there, and no conf file names gybe-cni: nothing puts"),
+        "{says}"
+    );
     assert!(remedy.contains("DaemonSet gybe-node"), "{remedy}");
 
     let behind = r#"{"name":"n","plugins":[{"type":"calico"},{"type":"gybe-cni","facts":{"directory":"/p"},"capabilities":{"io.kubernetes.cri.pod-annotations":true}},{"type":"bandwidth"}]}"#;
