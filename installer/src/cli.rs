@@ -64,7 +64,7 @@ enum Command {
     Remove(remove::RemoveArgs),
     Node(node::NodeArgs),
     PodFacts(pod_facts::PodFactsArgs),
-    Install(install::InstallArgs),
+    Install(Box<install::InstallArgs>),
     Uninstall(uninstall::UninstallArgs),
     Doctor(doctor::DoctorArgs),
     Init(init::InitCommand),

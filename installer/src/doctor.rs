@@ -9,6 +9,7 @@ mod drop_in;
 mod entry;
 mod leftovers;
 mod others;
+mod pods;
 mod programs;
 pub mod sight;
 mod watching;
@@ -53,6 +54,8 @@ pub enum About {
     Others,
     /// How changes become known, to us and to the runtime.
     Watching,
+    /// What pods ask for.
+    Pods,
     /// What is left of an earlier life.
     Leftovers,
 }
@@ -71,6 +74,7 @@ impl About {
             Self::Backend => "backend",
             Self::Others => "others",
             Self::Watching => "watching",
+            Self::Pods => "pods",
             Self::Leftovers => "leftovers",
         }
     }
@@ -140,6 +144,7 @@ pub fn examine(sight: &Sight) -> Vec<Finding> {
     }
     if ours.is_anywhere() {
         found.extend(backend::examine(sight, &ours));
+        found.extend(pods::examine(sight));
     }
     found.sort_by_key(|finding| finding.about);
     found

@@ -8,7 +8,7 @@ use crate::policy_file::PolicyFile;
 use clap::{ArgGroup, Args};
 use gybe_netfilter::policy::RedirectPolicy;
 use gybe_plugin::conf::PluginConf;
-use gybe_plugin::decide::{Decision, decide};
+use gybe_plugin::decide::{Decision, decide, doubts};
 use gybe_plugin::families::ipv6_left_alone;
 use gybe_plugin::gates::InitContainer;
 use gybe_plugin::pod::PodFacts;
@@ -159,6 +159,13 @@ impl Wish {
         }
     }
 
+    /// What in a pod's manifest may not mean what it says.
+    pub(super) fn doubts(&self) -> Vec<String> {
+        let Self::Pod { template, .. } = self else { return Vec::new() };
+        let facts = PodFacts::from_manifest(&template.pod).unwrap_or_default();
+        doubts(&facts).iter().map(|doubt| format!("warning: {doubt}")).collect()
+    }
+
     /// What it comes to at `place`.
     pub(super) fn asked(&self, place: &Place, init: InitContainer) -> Result<Asked, Failure> {
         match self {
@@ -221,13 +228,16 @@ impl Place {
         }
     }
 
-    /// What an operator should know who did not say so: IPv6 that passes by the proxy.
+    /// What an operator should know who did not say so: IPv6 that passes by the proxy, and what in the
+    /// pod's manifest may not mean what it says.
     pub(super) fn notes(&self, wish: &Wish, policy: &RedirectPolicy) -> Vec<String> {
-        match self {
-            Self::Namespace(found) if !wish.decides_families() && ipv6_left_alone(policy.families, found) => {
-                vec!["note: the namespace has an IPv6 address, and its IPv6 is left alone".to_owned()]
-            }
-            _ => Vec::new(),
+        let mut notes = wish.doubts();
+        if let Self::Namespace(found) = self
+            && !wish.decides_families()
+            && ipv6_left_alone(policy.families, found)
+        {
+            notes.push("note: the namespace has an IPv6 address, and its IPv6 is left alone".to_owned());
         }
+        notes
     }
 }

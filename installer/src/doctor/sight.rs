@@ -1,6 +1,7 @@
 //! What there is to be seen on a node: one look, bounded in time, that changes nothing.
 
 mod mounts;
+mod pods;
 mod runtimes;
 mod sockets;
 
@@ -14,9 +15,11 @@ use super::chain::Ours;
 use super::entry;
 use crate::errno::errno;
 use crate::image::every_name;
+use crate::install::loads::choice::Runtime;
 use crate::install::perform::{TrialError, try_program};
+use crate::install::runtimes::Runtimes;
 use crate::install::seen::{Hash, Hashes, Interest, Places, Snapshot, look};
-use crate::install::wanted::Trial;
+use crate::install::wanted::{Confirmed, Trial};
 use crate::install::watch::{Watch, WatchMode};
 use crate::node_backend::Found;
 use crate::platform::Platform;
@@ -38,6 +41,8 @@ pub struct Ground {
     pub root: PathBuf,
     /// The programs this `gybe` would bring, if they are not the installed ones themselves.
     pub image: Option<PathBuf>,
+    /// What the operator says about the program directory.
+    pub confirmed: Confirmed,
 }
 
 /// Everything that was seen.
@@ -73,6 +78,8 @@ pub struct Sight {
     pub guard: Guard,
     /// Files of istio-cni's agent.
     pub of_istio: Vec<PathBuf>,
+    /// Injected pods with annotations that nobody knows, and what is said of each.
+    pub doubtful_pods: Vec<(String, Vec<String>)>,
 }
 
 /// A security module that refuses root.
@@ -89,7 +96,7 @@ pub enum Guard {
 /// Looks.
 #[must_use]
 pub fn see(ground: Ground) -> Sight {
-    let snapshot = look(&ground.places, &Interest::in_programs(every_name()), &mut Hashes::default());
+    let mut snapshot = look(&ground.places, &Interest::in_programs(every_name()), &mut Hashes::default());
     let ours = Ours::find(&snapshot.conf);
     let conf = entry::conf(&ours);
     let ask = if ours.dropped_in.is_empty() { Ask::Nothing } else { Ask::DropIns };
@@ -101,6 +108,8 @@ pub fn see(ground: Ground) -> Sight {
         None if !ours.is_anywhere() => Some(ground.run.join(FACTS_SOCKET)),
         conf => conf.as_ref().and_then(|conf| conf.facts.socket.clone()),
     };
+    let running = runtimes::running(&ground.root.join("proc"), &ground.places.conf, ask);
+    snapshot.runtimes = known(&running);
     Sight {
         platform: Platform::of_host(&ground.root),
         spaces: mounts::of(directories),
@@ -112,12 +121,24 @@ pub fn see(ground: Ground) -> Sight {
         no_kubeconfig: conf.as_ref().and_then(unreadable),
         found: found(&ground.run),
         watch: Watch::new([ground.places.conf.clone()]).mode(),
-        runtimes: runtimes::running(&ground.root.join("proc"), &ground.places.conf, ask),
+        runtimes: running,
         guard: guard(),
         of_istio: of_istio(&ground),
+        doubtful_pods: pods::doubtful(&ground.places.results),
         snapshot,
         ground,
     }
+}
+
+/// What is known about the runtimes of the node whose root is at `root`: those that run there.
+#[must_use]
+pub fn runtimes_of(root: &Path, places: &Places) -> Runtimes {
+    known(&runtimes::running(&root.join("proc"), &places.conf, Ask::DropIns))
+}
+
+fn known(running: &[RuntimeSeen]) -> Runtimes {
+    let kind = |name: &str| if name == "crio" { Runtime::CriO } else { Runtime::Containerd };
+    Runtimes::of(running.iter().map(|one| (kind(&one.name), one.drop_ins)))
 }
 
 /// Whether both are there, and are not the same.

@@ -21,7 +21,7 @@ pub use trial::{TrialError, run as try_program};
 
 use super::change::Change;
 use super::directory::Directory;
-use super::seen::Places;
+use super::seen::{FileName, Places};
 use super::wanted::Need;
 use file::Folder;
 
@@ -50,6 +50,15 @@ impl Failed {
     #[must_use]
     pub fn is_overtaken(&self) -> bool {
         matches!(self.why, PerformError::Overtaken { .. })
+    }
+
+    /// The program that could not be replaced, and answers.
+    #[must_use]
+    pub fn answering(&self) -> Option<&FileName> {
+        match &self.change {
+            Change::Place { program } if self.works_without => Some(&program.name),
+            _ => None,
+        }
     }
 }
 

@@ -11,6 +11,8 @@ use std::path::PathBuf;
 
 use nix::errno::Errno;
 
+use super::runtimes::Runtimes;
+
 pub use cached::Cached;
 pub use name::FileName;
 pub use programs::{Hash, Hashes, SeenProgram};
@@ -76,6 +78,10 @@ pub struct Snapshot {
     pub cached: Cached,
     /// Who we are: files that only this user can write are files we wrote.
     pub us: u32,
+    /// What is known about the runtimes. A look at the directories finds out nothing about them.
+    pub runtimes: Runtimes,
+    /// Programs of another build than the wanted one that answered when they were tried.
+    pub answering: BTreeSet<FileName>,
 }
 
 /// Whether a directory is where its path says.
@@ -101,13 +107,24 @@ pub struct ConfDirectory {
     pub files: BTreeMap<FileName, SeenFile>,
     /// `.conf` files of its sub-directories: the networks' own.
     pub networks: BTreeMap<FileName, BTreeMap<FileName, SeenFile>>,
+    /// Sub-directories, and links that may lead to one, whose files are not known.
+    pub unread_networks: BTreeMap<FileName, Unreadable>,
+    /// Whether Multus reads this directory, and no runtime: its networks are called by their names.
+    pub is_of_multus: bool,
     /// Whether a dead run left its temporary file.
     pub litter: bool,
 }
 
 impl ConfDirectory {
     fn not_there(standing: Standing) -> Self {
-        Self { standing, files: BTreeMap::new(), networks: BTreeMap::new(), litter: false }
+        Self {
+            standing,
+            files: BTreeMap::new(),
+            networks: BTreeMap::new(),
+            unread_networks: BTreeMap::new(),
+            is_of_multus: false,
+            litter: false,
+        }
     }
 }
 
@@ -194,5 +211,7 @@ pub fn look(places: &Places, interest: &Interest, hashes: &mut Hashes) -> Snapsh
             Sandboxes::Asked => cached::look(&places.results),
         },
         us: nix::unistd::geteuid().as_raw(),
+        runtimes: Runtimes::default(),
+        answering: BTreeSet::new(),
     }
 }

@@ -22,7 +22,8 @@ use super::label::Label;
 use super::{ISTIOD, Journal, Pods};
 use crate::image::Image;
 use crate::install::directory::Each;
-use crate::install::wanted::{TakeOver, Wanted};
+use crate::install::runtimes::Runtimes;
+use crate::install::wanted::{Shape, TakeOver, Wanted};
 use crate::install::watch::{Watch, WatchMode, Woken};
 use crate::install::{Memory, pass};
 use crate::layers::chain;
@@ -167,6 +168,8 @@ impl<'a> Healing<'a> {
             self.memory.wants_anew();
             self.wanted_since = Instant::now();
         }
+        let runtimes = self.runtimes();
+        self.memory.learn(runtimes);
         let places = &self.following.good.ground.places;
         let next = match pass(places, &wanted, &mut self.memory) {
             Ok(pass) => self.account(&pass, woken),
@@ -180,6 +183,17 @@ impl<'a> Healing<'a> {
         }
         self.posted.missing.extend(ready.err());
         next
+    }
+
+    /// A runtime that calls us reads the drop-in, for by then no sandbox is on its way that was begun under
+    /// another conf.
+    fn runtimes(&self) -> Runtimes {
+        let mut runtimes = Runtimes::default();
+        let is_drop_in = self.following.good.choices.shape == Shape::DropIn;
+        if is_drop_in && self.around.calls.added_after(self.wanted_since + self.leaving.rest) {
+            runtimes.read_drop_ins();
+        }
+        runtimes
     }
 
     fn wanted(&mut self) -> Result<Wanted, crate::install::entry::EntryError> {

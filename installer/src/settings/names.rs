@@ -40,7 +40,7 @@ const fn other(fate: Fate, name: &'static str, meaning: &'static str) -> Name {
 }
 
 /// Keys of the ConfigMap. A changed one is followed without a restart.
-pub const KEYS: [Name; 16] = [
+pub const KEYS: [Name; 17] = [
     honoured(
         "mode",
         "install",
@@ -81,6 +81,11 @@ pub const KEYS: [Name; 16] = [
         "`agent`, or `api`: also ask the API server, with a kubeconfig on the host",
     ),
     honoured("take_over", "wait", "`wait` for istio-cni's agent to go, or `now`"),
+    honoured(
+        "plugin_dir",
+        "check",
+        "`check`: nothing is chained before one of the primary's plugins is where ours are placed, or the runtime's configuration names that directory; `confirmed`: the runtime looks for plugins there",
+    ),
     honoured(
         "put_back_istio",
         "false",

@@ -106,6 +106,7 @@ impl Settings {
             retired: stood_in.into_iter().chain(dropped).collect(),
             take_over: node.take_over,
             mode: self.ground.conf_mode,
+            confirmed: self.choices.plugin_dir,
         })
     }
 

@@ -7,7 +7,7 @@ use std::path::Path;
 use gybe_installer::install::entry::Entry;
 use gybe_installer::install::seen::{FileName, Hash, Places};
 use gybe_installer::install::wanted::{
-    Install, Leave, Need, Place, Program, PutBack, Shape, TakeOver, Trial, Wanted,
+    Confirmed, Install, Leave, Need, Place, Program, PutBack, Shape, TakeOver, Trial, Wanted,
 };
 use serde_json::json;
 
@@ -51,6 +51,7 @@ pub(crate) fn install(root: &Path, shape: Shape, build: &str) -> Install {
         retired: Vec::new(),
         take_over: TakeOver::Now,
         mode: 0o600,
+        confirmed: Confirmed::No,
     }
 }
 

@@ -53,12 +53,17 @@ impl Node {
         ] {
             node.sets(name, value);
         }
-        for plugin in PRIMARIES {
-            fs::write(node.program(plugin), "").unwrap();
-        }
+        node.has_primaries();
         node.brings("1");
         node.found("works");
         node
+    }
+
+    /// The primaries' agents have placed their plugins.
+    pub(crate) fn has_primaries(&self) {
+        for plugin in PRIMARIES {
+            fs::write(self.program(plugin), "").unwrap();
+        }
     }
 
     pub(crate) fn sets(&mut self, name: &str, value: &str) {

@@ -160,6 +160,7 @@ fn f37_on_a_node_of_another_kind_its_own_directories_are_used() {
     }
     let conf = node.root.join("var/lib/rancher/k3s/agent/etc/cni/net.d/10-flannel.conflist");
     fs::write(&conf, LIST).unwrap();
+    node.program("var/lib/rancher/k3s/data/cni/portmap", "#!/bin/sh\n");
     assert_eq!(node.install("").code, 0);
     assert!(fs::read_to_string(&conf).unwrap().contains("gybe-cni"));
     assert!(node.root.join("var/lib/rancher/k3s/data/cni/gybe-cni").exists() && node.programs().is_empty());

@@ -11,7 +11,8 @@ fn installed(files: &[(&str, &str)], words: &str) -> (Node, std::collections::BT
     let node = Node::with(files);
     let before = node.networks();
     let said = node.install(words);
-    assert_eq!(said.code, 0, "{said:?}");
+    // 1: whether a runtime leads pods to it is another matter.
+    assert!([0, 1].contains(&said.code) && said.out.contains("write "), "{said:?}");
     (node, before)
 }
 

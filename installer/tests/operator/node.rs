@@ -135,6 +135,14 @@ impl Node {
         self
     }
 
+    /// A runtime whose program has this in it; what it watches is not to be seen.
+    pub(crate) fn runs(&self, name: &str, program: &str) {
+        let process = self.root.join("proc/77");
+        fs::create_dir_all(&process).unwrap();
+        fs::write(process.join("comm"), format!("{name}\n")).unwrap();
+        fs::write(process.join("exe"), program).unwrap();
+    }
+
     pub(crate) fn doctor(&self, words: &str) -> Said {
         self.gybe(format!("doctor --root ROOT --run-dir ROOT/run/gybe {words}").trim_end())
     }

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::process::{Command, ExitCode, Output};
 
+use gybe_installer::install::loads::DropIns;
 use gybe_installer::install::loads::choice::{Runtime, choose};
 use gybe_installer::install::perform::PerformError;
 use gybe_installer::install::seen::Interest;
@@ -121,7 +122,7 @@ impl Scene {
             assert!(pass.performed.failed.is_empty(), "{}: {:?}", self.name, pass.performed.failed);
         }
         let last = ground.pass(&wanted);
-        assert!(last.plan.is_done(), "{}: {:#?}", self.name, last.plan);
+        assert!(last.plan.changes.is_empty(), "{}: {:#?}", self.name, last.plan);
         (ground.files().into_iter().collect(), ground.programs())
     }
 
@@ -130,8 +131,8 @@ impl Scene {
     pub(crate) fn assert_node_works(&self, ground: &Ground, when: &str) {
         let seen = ground.look(&Interest::default());
         for runtime in [Runtime::Containerd, Runtime::CriO] {
-            let choice =
-                choose(&seen.conf, runtime).unwrap_or_else(|why| panic!("{} {when}: {why:?}", self.name));
+            let choice = choose(&seen.conf, runtime, DropIns::Loaded)
+                .unwrap_or_else(|why| panic!("{} {when}: {why:?}", self.name));
             assert_eq!(choice.network.name, "net", "{} {when}", self.name);
             let first = if self.rewritten { "cilium" } else { "calico" };
             assert_eq!(choice.network.plugins[0], first, "{} {when}", self.name);

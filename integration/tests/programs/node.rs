@@ -2,7 +2,9 @@
 
 use gybe_installer::install::entry::Entry;
 use gybe_installer::install::seen::{FileName, Hash, Places};
-use gybe_installer::install::wanted::{Install, Need, Place, Program, Shape, TakeOver, Trial, Wanted};
+use gybe_installer::install::wanted::{
+    Confirmed, Install, Need, Place, Program, Shape, TakeOver, Trial, Wanted,
+};
 use gybe_integration::programs::{path_of_ours, run};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
@@ -82,6 +84,7 @@ fn install(program: Program) -> Install {
         retired: Vec::new(),
         take_over: TakeOver::Now,
         mode: 0o600,
+        confirmed: Confirmed::No,
     }
 }
 
