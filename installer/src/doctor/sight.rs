@@ -18,7 +18,7 @@ use crate::image::every_name;
 use crate::install::loads::choice::Runtime;
 use crate::install::perform::{TrialError, try_program};
 use crate::install::runtimes::Runtimes;
-use crate::install::seen::{Hash, Hashes, Interest, Places, Snapshot, look};
+use crate::install::seen::{Hash, Hashes, Interest, Places, Snapshot, Standing, look};
 use crate::install::wanted::{Confirmed, Trial};
 use crate::install::watch::{Watch, WatchMode};
 use crate::node_backend::Found;
@@ -103,9 +103,10 @@ pub fn see(ground: Ground) -> Sight {
     let directories =
         [("conf", &ground.places.conf), ("program", &ground.places.programs), ("run", &ground.run)];
     let plugin = ground.places.programs.join(PLUGIN);
+    let has_no_entry = snapshot.conf.standing == Standing::There && !ours.is_anywhere();
     let sockets = match &conf {
         // Where an agent usually answers: it would put the entry back.
-        None if !ours.is_anywhere() => Some(ground.run.join(FACTS_SOCKET)),
+        None if has_no_entry => Some(ground.run.join(FACTS_SOCKET)),
         conf => conf.as_ref().and_then(|conf| conf.facts.socket.clone()),
     };
     let running = runtimes::running(&ground.root.join("proc"), &ground.places.conf, ask);
