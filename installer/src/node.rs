@@ -38,6 +38,7 @@ pub(crate) use place::is_served;
 pub use pods_from::PodsFrom;
 pub(crate) use sockets::{LOOK, Socket, Unserved};
 
+use crate::agent_status::AgentStatus;
 use crate::errno::errno;
 use crate::facts_socket::FactsSocket;
 use asked::Asked;
@@ -145,14 +146,16 @@ pub fn serve(agent: Agent<'_>) -> Result<(), NodeError> {
     let journal = Journal::default();
     journal.tell("info", "gybe node: serving", json!({ "socket": agent.facts.display().to_string() }));
     let (pods, calls) = (Asked::of(agent.pods), Calls::default());
-    let serving = || answer_and_tell((&pods, &calls), &stop, sockets, (&journal, &unserved));
+    let serving = |status: &(dyn Fn() -> AgentStatus + Sync)| {
+        answer_and_tell((&pods, &calls, status), &stop, sockets, (&journal, &unserved))
+    };
     let served = match agent.keeping {
         Some(keeping) => {
             let (pods, calls, unserved) = (&pods, &calls, &unserved);
             let beside = Beside { pods, calls, unserved, journal: &journal, home: agent.home };
             beside.run(keeping, serving)
         }
-        None => serving(),
+        None => serving(&|| health::of_pods_alone(pods.state().missing, unserved.read())),
     };
     journal.tell("info", "gybe node: stopped", json!({}));
     served
@@ -181,7 +184,7 @@ fn open(facts: &Path) -> Result<(FactsSocket, LogSocket), NodeError> {
 /// Until it is told to stop. Ends when the last caller has been answered, and none takes longer than its
 /// deadline. The sockets are gone then, whatever else has to be done: nobody waits for an answer in vain.
 fn answer_and_tell(
-    (pods, calls): (&dyn Pods, &Calls),
+    (pods, calls, status): (&dyn Pods, &Calls, &(dyn Fn() -> AgentStatus + Sync)),
     stop: &SignalFd,
     (mut facts, mut log): (FactsSocket, LogSocket),
     told: (&Journal, &Unserved),
@@ -190,7 +193,7 @@ fn answer_and_tell(
     let (ended, running) = std::io::pipe().map_err(|why| wait("the end")(errno(&why)))?;
     thread::scope(|scope| {
         let telling = scope.spawn(|| log.serve(ended.as_fd(), calls, told));
-        let served = facts.serve(stop.as_fd(), pods, told).map_err(wait("callers"));
+        let served = facts.serve(stop.as_fd(), (pods, status), told).map_err(wait("callers"));
         // Whoever polls the other end wakes.
         drop(running);
         let told = telling.join().unwrap_or(Err(Errno::EIO)).map_err(wait("log lines"));
