@@ -16,6 +16,7 @@ mod watching;
 
 use crate::install::seen::ConfDirectory;
 use chain::Ours;
+use gybe_plugin::conf::PluginConf;
 use serde_json::{Value, json};
 use sight::Sight;
 
@@ -138,8 +139,10 @@ pub fn examine(sight: &Sight) -> Vec<Finding> {
         found.extend(programs::examine(sight, &ours));
         found.extend(leftovers::examine(sight, &ours));
     }
-    if ours.is_anywhere() {
+    if ours.is_anywhere() || programs::are_there(sight) {
         found.extend(agent::examine(sight, &ours));
+    }
+    if ours.is_anywhere() {
         found.extend(backend::examine(sight, &ours));
         found.extend(pods::examine(sight));
     }
@@ -150,6 +153,11 @@ pub fn examine(sight: &Sight) -> Vec<Finding> {
 /// Whether a conf directory has an entry of ours, in whatever shape.
 pub(crate) fn is_named(conf: &ConfDirectory) -> bool {
     Ours::find(conf).is_anywhere()
+}
+
+/// The plugin's configuration that a conf directory holds, if it has an entry of ours that can be read.
+pub(crate) fn entry_conf(conf: &ConfDirectory) -> Option<PluginConf> {
+    entry::conf(&Ours::find(conf))
 }
 
 /// Whether nothing is wrong.

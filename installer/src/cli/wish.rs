@@ -95,12 +95,22 @@ impl WishArgs {
         }
     }
 
+    /// The pod that is named without a manifest: NAMESPACE/NAME, where no file has that path.
+    pub(super) fn named_pod(&self) -> Option<&str> {
+        let path = self.pod.as_deref().filter(|path| path.as_os_str() != "-" && !path.exists())?;
+        path.to_str()
+    }
+
+    /// The plugin's configuration, if one is named.
+    pub(super) fn plugin_conf(&self) -> Result<Option<PluginConf>, Failure> {
+        self.plugin_conf.as_deref().map(plugin_conf::read).transpose()
+    }
+
     fn pods(&self, path: &Path) -> Result<Vec<Wish>, Failure> {
         let cannot = format!("cannot use the manifest {}", path.display());
         let text = file::text(path).map_err(|why| Failure::because("cannot use the manifest", why))?;
         let pods = manifest::pods(&text).map_err(|why| Failure::because(cannot, why))?;
-        let conf = self.plugin_conf.as_deref().map(plugin_conf::read).transpose()?;
-        let conf = Rc::new(conf.unwrap_or_default());
+        let conf = Rc::new(self.plugin_conf()?.unwrap_or_default());
         let wish = |template| Wish::Pod { template, conf: Rc::clone(&conf) };
         let Some(name) = &self.name else { return Ok(pods.into_iter().map(wish).collect()) };
         let all: Vec<String> = pods.iter().map(|pod| pod.origin.clone()).collect();
@@ -127,6 +137,17 @@ impl Wish {
         match self {
             Self::Policy { origin, .. } => origin,
             Self::Pod { template, .. } => &template.origin,
+        }
+    }
+
+    /// What the manifest says of its pod.
+    pub(super) fn facts(&self) -> Result<PodFacts, Failure> {
+        match self {
+            Self::Policy { origin, .. } => {
+                Err(Failure::new(format!("{origin} names no pod whose namespace could be found")))
+            }
+            Self::Pod { template, .. } => PodFacts::from_manifest(&template.pod)
+                .map_err(|why| Failure::because(format!("cannot use {}", template.origin), why)),
         }
     }
 

@@ -18,12 +18,12 @@ use crate::image::every_name;
 use crate::install::loads::choice::Runtime;
 use crate::install::perform::{TrialError, try_program};
 use crate::install::runtimes::Runtimes;
-use crate::install::seen::{Hash, Hashes, Interest, Places, Snapshot, look};
+use crate::install::seen::{Hash, Hashes, Interest, Places, Snapshot, Standing, look};
 use crate::install::wanted::{Confirmed, Trial};
 use crate::install::watch::{Watch, WatchMode};
 use crate::node_backend::Found;
 use crate::platform::Platform;
-use crate::settings::PLUGIN;
+use crate::settings::{FACTS_SOCKET, PLUGIN};
 use gybe_plugin::conf::PluginConf;
 use gybe_plugin::probe_cache::{ProbeCache, this_node};
 use nix::errno::Errno;
@@ -103,8 +103,13 @@ pub fn see(ground: Ground) -> Sight {
     let directories =
         [("conf", &ground.places.conf), ("program", &ground.places.programs), ("run", &ground.run)];
     let plugin = ground.places.programs.join(PLUGIN);
+    let has_no_entry = snapshot.conf.standing == Standing::There && !ours.is_anywhere();
+    let sockets = match &conf {
+        // Where an agent usually answers: it would put the entry back.
+        None if has_no_entry => Some(ground.run.join(FACTS_SOCKET)),
+        conf => conf.as_ref().and_then(|conf| conf.facts.socket.clone()),
+    };
     let running = runtimes::running(&ground.root.join("proc"), &ground.places.conf, ask);
-    let sockets = conf.as_ref().and_then(|conf| conf.facts.socket.clone());
     snapshot.runtimes = known(&running);
     Sight {
         platform: Platform::of_host(&ground.root),

@@ -8,6 +8,8 @@ mod clustered;
 #[cfg(test)]
 mod ends;
 #[cfg(test)]
+mod explained;
+#[cfg(test)]
 mod fights;
 #[cfg(test)]
 mod follows;

@@ -114,9 +114,16 @@ fn what_is_wrong_with_the_chain_is_told_with_what_to_do() {
     fs::remove_file(node.conf("00-new.conflist")).unwrap();
 
     node.put("10-calico.conflist", &LIST.replace("calico\"", "cilium-cni\""));
-    let (_, says, remedy) = wrong(&node, "");
+    let told = node.doctor("--json").json();
+    let (says, remedy) = found(&told, "chain", "wrong").remove(0);
     assert_eq!(says, "gybe-cni is not in 10-calico.conflist: new pods are not redirected");
     assert!(remedy.contains("cni.exclusive=false"), "{remedy}");
+    let (says, remedy) = found(&told, "agent", "wrong").remove(0);
+    assert!(
+        says.contains("facts.sock is not there, and no conf file names gybe-cni: nothing puts"),
+        "{says}"
+    );
+    assert!(remedy.contains("DaemonSet gybe-node"), "{remedy}");
 
     let behind = r#"{"name":"n","plugins":[{"type":"calico"},{"type":"gybe-cni","facts":{"directory":"/p"},"capabilities":{"io.kubernetes.cri.pod-annotations":true}},{"type":"bandwidth"}]}"#;
     node.put("10-calico.conflist", behind);
