@@ -20,6 +20,7 @@ mod packet;
 mod passed;
 mod plugin_conf;
 mod pod_facts;
+mod pods;
 mod print;
 mod probe;
 mod remove;

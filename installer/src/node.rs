@@ -23,6 +23,7 @@ mod metrics;
 mod page;
 mod place;
 mod pods_from;
+mod process;
 mod sockets;
 pub(crate) mod stand_in;
 mod token;
@@ -37,6 +38,7 @@ pub(crate) use place::is_served;
 pub use pods_from::PodsFrom;
 pub(crate) use sockets::{LOOK, Socket, Unserved};
 
+use crate::agent_status::AgentStatus;
 use crate::errno::errno;
 use crate::facts_socket::FactsSocket;
 use asked::Asked;
@@ -50,7 +52,7 @@ use nix::errno::Errno;
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use serde_json::json;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -79,8 +81,19 @@ pub struct PodsState {
     pub missing: Option<String>,
     /// How many are known.
     pub pods: usize,
-    /// How long ago the cluster last gave a sign of life; none where there is no cluster.
-    pub heard: Option<Duration>,
+    /// How the watch of the cluster went; none where there is no cluster.
+    pub watch: Option<WatchCounts>,
+}
+
+/// How the watch of the cluster went.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WatchCounts {
+    /// How long ago the API server last told of pods.
+    pub silent: Duration,
+    /// How often the watch was opened again.
+    pub reconnects: u64,
+    /// How often a request about pods failed, by HTTP status; none is no answer, or one that cannot be read.
+    pub errors: BTreeMap<Option<u16>, u64>,
 }
 
 /// How the pods of istio-cni's DaemonSet begin; its name is fixed (spec `istio-cni-behaviour.md` 7).
@@ -133,14 +146,16 @@ pub fn serve(agent: Agent<'_>) -> Result<(), NodeError> {
     let journal = Journal::default();
     journal.tell("info", "gybe node: serving", json!({ "socket": agent.facts.display().to_string() }));
     let (pods, calls) = (Asked::of(agent.pods), Calls::default());
-    let serving = || answer_and_tell((&pods, &calls), &stop, sockets, (&journal, &unserved));
+    let serving = |status: &(dyn Fn() -> AgentStatus + Sync)| {
+        answer_and_tell((&pods, &calls, status), &stop, sockets, (&journal, &unserved))
+    };
     let served = match agent.keeping {
         Some(keeping) => {
             let (pods, calls, unserved) = (&pods, &calls, &unserved);
             let beside = Beside { pods, calls, unserved, journal: &journal, home: agent.home };
             beside.run(keeping, serving)
         }
-        None => serving(),
+        None => serving(&|| health::of_pods_alone(pods.state().missing, unserved.read())),
     };
     journal.tell("info", "gybe node: stopped", json!({}));
     served
@@ -169,7 +184,7 @@ fn open(facts: &Path) -> Result<(FactsSocket, LogSocket), NodeError> {
 /// Until it is told to stop. Ends when the last caller has been answered, and none takes longer than its
 /// deadline. The sockets are gone then, whatever else has to be done: nobody waits for an answer in vain.
 fn answer_and_tell(
-    (pods, calls): (&dyn Pods, &Calls),
+    (pods, calls, status): (&dyn Pods, &Calls, &(dyn Fn() -> AgentStatus + Sync)),
     stop: &SignalFd,
     (mut facts, mut log): (FactsSocket, LogSocket),
     told: (&Journal, &Unserved),
@@ -178,7 +193,7 @@ fn answer_and_tell(
     let (ended, running) = std::io::pipe().map_err(|why| wait("the end")(errno(&why)))?;
     thread::scope(|scope| {
         let telling = scope.spawn(|| log.serve(ended.as_fd(), calls, told));
-        let served = facts.serve(stop.as_fd(), pods, told).map_err(wait("callers"));
+        let served = facts.serve(stop.as_fd(), (pods, status), told).map_err(wait("callers"));
         // Whoever polls the other end wakes.
         drop(running);
         let told = telling.join().unwrap_or(Err(Errno::EIO)).map_err(wait("log lines"));

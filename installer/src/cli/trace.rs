@@ -42,7 +42,7 @@ impl TraceArgs {
         match wish.asked(&Place::of(addresses, self.netns.families()), self.init.gate())? {
             Asked::Redirect(policy) => {
                 let answer = answer(&compile(&policy), &packet);
-                Ok(answer.noting(notes(policy.families, packet.family())))
+                Ok(answer.noting([wish.doubts(), notes(policy.families, packet.family())].concat()))
             }
             Asked::LeaveAlone(reason) => {
                 let text = format!("{} is left alone: {reason}\n", wish.origin());

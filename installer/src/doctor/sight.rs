@@ -1,6 +1,7 @@
 //! What there is to be seen on a node: one look, bounded in time, that changes nothing.
 
 mod mounts;
+mod pods;
 mod runtimes;
 mod sockets;
 
@@ -16,13 +17,13 @@ use crate::errno::errno;
 use crate::image::every_name;
 use crate::install::perform::{TrialError, try_program};
 use crate::install::runtimes::Runtimes;
-use crate::install::seen::{Hash, Hashes, Interest, Places, Snapshot, look};
+use crate::install::seen::{Hash, Hashes, Interest, Places, Snapshot, Standing, look};
 use crate::install::wanted::{Confirmed, Trial};
 use crate::install::watch::{Watch, WatchMode};
 use crate::node_backend::Found;
 use crate::platform::Platform;
 use crate::runtime_report::Report;
-use crate::settings::PLUGIN;
+use crate::settings::{FACTS_SOCKET, PLUGIN};
 use gybe_plugin::conf::PluginConf;
 use gybe_plugin::probe_cache::{ProbeCache, this_node};
 use nix::errno::Errno;
@@ -77,6 +78,8 @@ pub struct Sight {
     pub guard: Guard,
     /// Files of istio-cni's agent.
     pub of_istio: Vec<PathBuf>,
+    /// Injected pods with annotations that nobody knows, and what is said of each.
+    pub doubtful_pods: Vec<(String, Vec<String>)>,
 }
 
 /// A security module that refuses root.
@@ -100,8 +103,13 @@ pub fn see(ground: Ground) -> Sight {
     let directories =
         [("conf", &ground.places.conf), ("program", &ground.places.programs), ("run", &ground.run)];
     let plugin = ground.places.programs.join(PLUGIN);
+    let has_no_entry = snapshot.conf.standing == Standing::There && !ours.is_anywhere();
+    let sockets = match &conf {
+        // Where an agent usually answers: it would put the entry back.
+        None if has_no_entry => Some(ground.run.join(FACTS_SOCKET)),
+        conf => conf.as_ref().and_then(|conf| conf.facts.socket.clone()),
+    };
     let seen_running = running(&ground.root, &ground.places.conf, ask);
-    let sockets = conf.as_ref().and_then(|conf| conf.facts.socket.clone());
     snapshot.runtimes = Report::of(&ground.root, &seen_running).known(&ground.places.programs);
     Sight {
         platform: Platform::of_host(&ground.root),
@@ -117,6 +125,7 @@ pub fn see(ground: Ground) -> Sight {
         runtimes: seen_running,
         guard: guard(),
         of_istio: of_istio(&ground),
+        doubtful_pods: pods::doubtful(&ground.places.results),
         snapshot,
         ground,
     }

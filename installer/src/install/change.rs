@@ -64,6 +64,8 @@ pub enum Change {
     },
     /// Remove what a dead run left.
     Sweep(Directory),
+    /// Remove the lock file, with nothing of ours left in the directory of plugins.
+    RemoveLock,
 }
 
 /// Mode and owners of a file to be written.
@@ -80,7 +82,7 @@ impl Change {
     #[must_use]
     pub fn directory(&self) -> Directory {
         match self {
-            Self::Place { .. } | Self::Unplace(_) => Directory::Programs,
+            Self::Place { .. } | Self::Unplace(_) | Self::RemoveLock => Directory::Programs,
             Self::Sweep(directory) => *directory,
             _ => Directory::Conf,
         }
@@ -103,6 +105,7 @@ impl fmt::Display for Change {
             Self::Remove { file, .. } => write!(f, "remove {file}"),
             Self::DropIn { network, .. } => write!(f, "write {network}/{DROP_IN}"),
             Self::TakeOut { network } => write!(f, "remove {network}/{DROP_IN}"),
+            Self::RemoveLock => f.write_str("remove the lock file"),
             Self::Sweep(directory) => {
                 write!(f, "remove a dead run's temporary file from the {directory} directory")
             }

@@ -1,7 +1,7 @@
 //! What `gybe doctor` says of nodes that are well, and of nodes that are not: each case one thing wrong.
 
 use crate::node::{LIST, Node};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
@@ -56,6 +56,29 @@ fn a_node_that_is_well_is_explained_and_nothing_is_wrong() {
 }
 
 #[test]
+fn an_annotation_of_an_injected_pod_that_nobody_knows_is_noted_with_its_pod() {
+    let node = well();
+    let cached = |name: &str, annotations: Value| {
+        let args = [["K8S_POD_NAMESPACE", "shop"], ["K8S_POD_NAME", name]];
+        let capabilities = json!({ "io.kubernetes.cri.pod-annotations": annotations });
+        let cached = json!({ "kind": "cniCacheV1", "cniArgs": args, "capabilityArgs": capabilities });
+        fs::write(node.root.join("var/lib/cni/results").join(name), cached.to_string()).unwrap();
+    };
+    let misspelt = "traffic.sidecar.istio.io/excludeOutboundPort";
+    cached("cart-0", json!({ "sidecar.istio.io/status": "{}", misspelt: "80" }));
+    cached(
+        "right",
+        json!({ "sidecar.istio.io/status": "{}", "traffic.sidecar.istio.io/excludeOutboundPorts": "80" }),
+    );
+    cached("unmeshed", json!({ misspelt: "80" }));
+    cached("none", Value::Null);
+    let said = node.doctor("--json");
+    let says = format!("pod shop/cart-0: annotation {misspelt:?} is unknown: did you mean {misspelt}s?");
+    let remedy = "correct the annotation in the pod's template".to_owned();
+    assert_eq!((said.code, found(&said.json(), "pods", "note")), (0, vec![(says, remedy)]));
+}
+
+#[test]
 fn every_shape_is_known_as_well() {
     let multus = ("00-multus.conf", r#"{"name":"m","type":"multus"}"#);
     for (shape, files, says) in [
@@ -91,9 +114,16 @@ fn what_is_wrong_with_the_chain_is_told_with_what_to_do() {
     fs::remove_file(node.conf("00-new.conflist")).unwrap();
 
     node.put("10-calico.conflist", &LIST.replace("calico\"", "cilium-cni\""));
-    let (_, says, remedy) = wrong(&node, "");
+    let told = node.doctor("--json").json();
+    let (says, remedy) = found(&told, "chain", "wrong").remove(0);
     assert_eq!(says, "gybe-cni is not in 10-calico.conflist: new pods are not redirected");
     assert!(remedy.contains("cni.exclusive=false"), "{remedy}");
+    let (says, remedy) = found(&told, "agent", "wrong").remove(0);
+    assert!(
+        says.contains("facts.sock is not there, and no conf file names gybe-cni: nothing puts"),
+        "{says}"
+    );
+    assert!(remedy.contains("DaemonSet gybe-node"), "{remedy}");
 
     let behind = r#"{"name":"n","plugins":[{"type":"calico"},{"type":"gybe-cni","facts":{"directory":"/p"},"capabilities":{"io.kubernetes.cri.pod-annotations":true}},{"type":"bandwidth"}]}"#;
     node.put("10-calico.conflist", behind);

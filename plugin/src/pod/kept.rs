@@ -1,8 +1,8 @@
 //! How much of a manifest is kept while it is read. What no decision reads is skipped, and every value
 //! but a list is cut: a pod's owner chooses them, and one may be a megabyte long, or a secret.
 
-use crate::annotations::is_list;
-use crate::decide::VARIABLES;
+use crate::annotations::{is_list, nearest};
+use crate::decide::is_read;
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -24,8 +24,8 @@ pub(super) struct Variables(pub(super) BTreeMap<String, String>);
 #[derive(Default)]
 pub(super) struct Command(pub(super) Vec<String>);
 
-/// Annotations of Istio, and those that mark a mirror of a static pod: lists whole, the rest cut. A pod
-/// may have 256 KiB of annotations.
+/// Annotations of Istio, also with a domain misspelt, and those that mark a mirror of a static pod: lists
+/// whole, the rest cut. A pod may have 256 KiB of annotations.
 #[derive(Default)]
 pub(super) struct Annotations(pub(super) BTreeMap<String, String>);
 
@@ -67,7 +67,7 @@ impl<'de> Deserialize<'de> for Variables {
             fn visit_seq<A: SeqAccess<'de>>(self, mut all: A) -> Result<Variables, A::Error> {
                 let mut kept = BTreeMap::new();
                 while let Some(Variable { name, value }) = all.next_element()? {
-                    if VARIABLES.contains(&name.0.as_str()) {
+                    if is_read(&name.0) {
                         kept.insert(name.0, value.map(|value| value.0).unwrap_or_default());
                     }
                 }
@@ -115,7 +115,7 @@ impl<'de> Deserialize<'de> for Annotations {
                         kept.insert(key, all.next_value()?);
                     } else {
                         let Brief(value) = all.next_value()?;
-                        if is_istios(&key) {
+                        if is_istios(&key) || nearest(&key).is_some() {
                             kept.insert(key, value);
                         }
                     }

@@ -20,12 +20,8 @@ impl Place {
 
     fn write(&self, found: &Capabilities) {
         fs::create_dir_all(&self.0).unwrap();
-        super::place(
-            &self.cache().directory,
-            KEPT,
-            &probed::to_json(&this_node().unwrap(), found).to_string(),
-        )
-        .unwrap();
+        place(&self.cache().directory, KEPT, &probed::to_json(&this_node().unwrap(), found).to_string())
+            .unwrap();
     }
 }
 

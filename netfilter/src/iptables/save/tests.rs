@@ -76,7 +76,7 @@ fn a_rule_with_words_that_are_not_ours_is_never_written_back() {
         ("-M /evil -j ISTIO_OUTPUT", false),
         ("-m comment --comment \"\" -j ISTIO_OUTPUT", false),
     ] {
-        assert_eq!(Entry::read(words(spec).unwrap(), None, 1).is_writable(), writable, "{spec}");
+        assert_eq!(Entry::read(&words(spec).unwrap(), None, 1).is_writable(), writable, "{spec}");
     }
 }
 
