@@ -16,7 +16,7 @@ FLAGS  := -C target-feature=+crt-static $(LAYOUT) $(PACKED)
 OUTSIDE := -p gybe-containerd-tests -p gybe-referees -p gybe-bench
 
 .DEFAULT_GOAL := help
-.PHONY: help build image demo test test-unit test-kernel differential fault-runs test-user test-struck test-cluster test-containerd test-node bench-containerd test-shared test-manifests faults referees fuzz bench lint lint-all test-outside deny advisories setup clean
+.PHONY: help build image demo test test-unit test-kernel differential fault-runs test-user test-struck test-cluster test-containerd test-node test-states node-states bench-containerd test-shared test-manifests faults referees fuzz bench lint lint-all test-outside deny advisories setup clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 17
@@ -79,8 +79,17 @@ test-containerd: ## real sandboxes by containerd 1.6, 1.7 and 2.x   (needs: root
 
 test-node: build ## the installer on a node at work: rewrites, upgrades, crashes, leaving   (needs: as test-containerd; some minutes)
 	integration/containerd/setup.sh
+	cargo test --locked $(OUTSIDE) --test states
 	cargo test --locked $(OUTSIDE) --test node -- --nocapture
 	cargo test --locked $(OUTSIDE) --test deployed
+
+test-states: ## what plan, readiness, metrics and doctor say of a node in each of its states, and the next pod   (needs: as test-containerd)
+	integration/containerd/setup.sh
+	cargo build --locked
+	cargo test --locked $(OUTSIDE) --test states -- --nocapture
+
+node-states: ## docs/NODE-STATES.md, made anew from those states   (needs: as test-containerd)
+	GYBE_WRITE=1 $(MAKE) test-states
 
 referees: ## our nftables encoder against other people's   (needs: as test-kernel, and libclang, libnftnl, libmnl to build: see setup)
 	integration/setup.sh referees

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 pub(super) fn foreseen(plan: &Plan) -> Answer {
     let text = lines(plan.changes.iter().map(|change| format!("would {change}"))) + &problems(&plan.problems);
     let text = if text.is_empty() { "nothing to do\n".to_owned() } else { text };
-    let json = json!({ "dry_run": true, "changes": steps(&plan.changes), "problems": problems_json(&plan.problems) });
+    let json = json!({ "dry_run": true, "redirected": plan.judgement.is_met(), "changes": steps(&plan.changes), "problems": problems_json(&plan.problems) });
     let exit = if plan.problems.iter().any(Problem::blocks) { Exit::No } else { Exit::Yes };
     Answer { text, json, exit, notes: Vec::new() }
 }

@@ -11,7 +11,7 @@ use crate::settings::PLUGIN;
 
 pub(super) fn examine(sight: &Sight) -> Vec<Finding> {
     let mut found = istio(sight);
-    let choice = primary(&sight.snapshot.conf, PLUGIN);
+    let choice = primary(&sight.snapshot.conf, PLUGIN, &sight.snapshot.runtimes);
     let plugins: Vec<&str> =
         choice.iter().flat_map(|choice| choice.network.plugins.iter().map(String::as_str)).collect();
     if let Some(rival) = likely(&plugins).filter(|_| !plugins.contains(&ISTIO)) {

@@ -99,7 +99,9 @@ pub fn see(ground: Ground) -> Sight {
     let mut snapshot = look(&ground.places, &Interest::in_programs(every_name()), &mut Hashes::default());
     let ours = Ours::find(&snapshot.conf);
     let conf = entry::conf(&ours);
-    let ask = if ours.dropped_in.is_empty() { Ask::Nothing } else { Ask::DropIns };
+    // Drop-ins of others count too.
+    let has_none = snapshot.conf.networks.is_empty() && snapshot.conf.unread_networks.is_empty();
+    let ask = if has_none { Ask::Nothing } else { Ask::DropIns };
     let directories =
         [("conf", &ground.places.conf), ("program", &ground.places.programs), ("run", &ground.run)];
     let plugin = ground.places.programs.join(PLUGIN);

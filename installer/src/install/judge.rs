@@ -107,8 +107,10 @@ pub fn standing(conf: &ConfDirectory, programs: &ProgramDirectory) -> Vec<Proble
 /// before it. Only a file that was read, and that libcni refuses, is passed over; a network of nothing but a mesh's
 /// plugin is no primary's.
 #[must_use]
-pub fn primary(conf: &ConfDirectory, plugin: &str) -> Option<Choice> {
-    for candidate in candidates(conf, DropIns::Loaded) {
+pub fn primary(conf: &ConfDirectory, plugin: &str, runtimes: &Runtimes) -> Option<Choice> {
+    let reads = runtimes.possible.iter().any(|possible| possible.drop_ins == DropIns::Loaded);
+    let drop_ins = if reads { DropIns::Loaded } else { DropIns::Ignored };
+    for candidate in candidates(conf, drop_ins) {
         match candidate {
             Ok(choice) if primaries(&choice.network, plugin).is_empty() => {}
             Ok(choice) => return Some(choice),

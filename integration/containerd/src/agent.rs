@@ -36,6 +36,17 @@ impl Place<'_> {
     }
 }
 
+/// How an agent that keeps its node is started.
+#[derive(Debug, Clone, Copy)]
+pub struct Keeping<'k> {
+    /// The directory with its programs, inside the stage.
+    pub image: &'k Path,
+    /// The words before the program: another program that runs it.
+    pub wrapper: &'k [&'k str],
+    /// Variables that count for more than the usual ones.
+    pub environment: &'k [(&'k str, &'k str)],
+}
+
 /// A running `gybe node`.
 #[derive(Debug)]
 pub struct Agent(Service);
@@ -52,6 +63,21 @@ impl Agent {
         command.arg("--install").env("GYBE_PROGRAMS_DIR", image);
         command.env("MOUNTED_CNI_NET_DIR", config::CONF_DIR).env("MOUNTED_CNI_BIN_DIR", config::BIN_DIR);
         command.env("GYBE_CONFIG_DIR", SETTINGS).env("MOUNTED_CNI_CACHE_DIR", CACHE);
+        Service::begin(command, SERVING, place.log).map(|(service, _)| Self(service))
+    }
+
+    /// The same, told and started otherwise.
+    pub(crate) fn keeping_as(place: &Place<'_>, how: &Keeping<'_>) -> Result<Agent, Trouble> {
+        let program = how.image.join("gybe");
+        let wrapper = how.wrapper.first().map_or(program.as_path(), Path::new);
+        let mut command = place.stage.command(Path::new("/nonexistent"), wrapper);
+        if !how.wrapper.is_empty() {
+            command.args(how.wrapper.iter().skip(1)).arg(&program);
+        }
+        command.args(["node", "--pods-from", manifest::DIRECTORY, "--install"]);
+        command.env("MOUNTED_CNI_NET_DIR", config::CONF_DIR).env("MOUNTED_CNI_BIN_DIR", config::BIN_DIR);
+        command.env("GYBE_PROGRAMS_DIR", how.image).env("GYBE_CONFIG_DIR", SETTINGS);
+        command.env("MOUNTED_CNI_CACHE_DIR", CACHE).envs(how.environment.iter().copied());
         Service::begin(command, SERVING, place.log).map(|(service, _)| Self(service))
     }
 

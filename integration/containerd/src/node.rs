@@ -5,7 +5,7 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
-use crate::agent::Place;
+use crate::agent::{Keeping, Place};
 use crate::image::Image;
 use crate::stage::starting;
 use crate::{Agent, Call, Chain, Containerd, Cri, Generation, Stage, Trouble, calls, config, pause_image};
@@ -75,6 +75,11 @@ impl Node {
     /// inside the stage); what it has done by now nobody knows.
     pub fn begin_keeping(&self, image: &Path) -> Result<Agent, Trouble> {
         Agent::keeping(&self.place(), image)
+    }
+
+    /// The same, told and started otherwise.
+    pub fn begin_keeping_as(&self, how: &Keeping<'_>) -> Result<Agent, Trouble> {
+        Agent::keeping_as(&self.place(), how)
     }
 
     fn place(&self) -> Place<'_> {

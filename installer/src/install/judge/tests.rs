@@ -153,7 +153,11 @@ fn a_file_that_cannot_be_read_may_be_the_one_that_is_taken() {
                 "{reason}"
             );
             assert!(world.judged().reasons[0].hint().unwrap().contains(hint), "{errno}");
-            assert_eq!(primary(&world.conf, "gybe-cni"), None, "nothing is chained behind it");
+            assert_eq!(
+                primary(&world.conf, "gybe-cni", &world.runtimes),
+                None,
+                "nothing is chained behind it"
+            );
         }
     }
     let behind = World::with(&[("10-a.conflist", CHAINED)]).unread("15-b.conflist", Errno::EACCES);
@@ -181,7 +185,7 @@ fn behind_a_broken_file_containerd_loads_nothing_and_crio_goes_on() {
     assert!(world().run_by(Runtime::Containerd, DropIns::Loaded).reason().starts_with(stopped));
     let judged = world().run_by(Runtime::CriO, DropIns::Ignored).judged();
     assert!(judged.is_met() && judged.notes.len() == 1, "{judged:?}");
-    assert_eq!(primary(&world().conf, "gybe-cni").unwrap().file, name("10-a.conflist"));
+    assert_eq!(primary(&world().conf, "gybe-cni", &Runtimes::default()).unwrap().file, name("10-a.conflist"));
 }
 
 #[test]

@@ -11,7 +11,7 @@ use crate::install::seen::{DROP_IN, FileName, Snapshot};
 use crate::install::wanted::Install;
 
 pub(super) fn put(seen: &Snapshot, install: &Install, plan: &mut Plan) -> Option<Kept> {
-    let primary = judge::primary(&seen.conf, install.entry.plugin())?;
+    let primary = judge::primary(&seen.conf, install.entry.plugin(), &seen.runtimes)?;
     let name = Some(&primary.network.name).filter(|name| is_network_name(name));
     let network = name.and_then(|name| FileName::new(name.as_str()).ok());
     let Some(network) = network.filter(|_| primary.network.drop_ins == DropIns::Loaded) else {

@@ -27,7 +27,7 @@ pub(super) fn target<'a>(
     plan: &mut Plan,
 ) -> Option<Target<'a>> {
     let name = match pinned {
-        None => judge::primary(&seen.conf, plugin)?.file,
+        None => judge::primary(&seen.conf, plugin, &seen.runtimes)?.file,
         Some(pinned) => match pinned_file(seen, pinned) {
             Some(name) => name,
             None => {
