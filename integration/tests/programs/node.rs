@@ -85,7 +85,7 @@ fn install(program: Program) -> Install {
         retired: Vec::new(),
         take_over: TakeOver::Now,
         mode: 0o600,
-        confirmed: Confirmed::No,
+        confirmed: Confirmed::Yes,
     }
 }
 
