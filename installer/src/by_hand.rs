@@ -14,7 +14,8 @@ use crate::image::Image;
 use crate::install::entry::EntryError;
 use crate::install::perform::{Busy, Failed};
 use crate::install::plan::{Plan, plan};
-use crate::install::seen::{Hashes, Interest, Places, look};
+use crate::install::runtimes::Runtimes;
+use crate::install::seen::{Hashes, Interest, Places, Snapshot, look};
 use crate::install::wanted::{TakeOver, Wanted};
 use crate::install::{Memory, Pass, pass};
 use crate::node::incumbent::listens;
@@ -45,21 +46,27 @@ pub fn wanted(settings: &Settings, image: &Image, found: Option<&Found>) -> Resu
 
 /// What would be done, and what stands in the way.
 #[must_use]
-pub fn foreseen(places: &Places, wanted: &Wanted) -> Plan {
-    plan(&look(places, &wanted.interest(), &mut Hashes::default()), wanted)
+pub fn foreseen(places: &Places, wanted: &Wanted, runtimes: Runtimes) -> Plan {
+    let seen = look(places, &wanted.interest(), &mut Hashes::default());
+    plan(&Snapshot { runtimes, ..seen }, wanted)
 }
 
 /// One pass; another when somebody else wrote in the same moment.
 ///
 /// # Errors
 /// When another gybe, most likely the agent, is at it.
-pub fn settle(places: &Places, wanted: &Wanted) -> Result<Pass, Busy> {
-    let mut passed = pass(places, wanted, &mut Memory::default())?;
+pub fn settle(places: &Places, wanted: &Wanted, runtimes: &Runtimes) -> Result<Pass, Busy> {
+    let one = || {
+        let mut memory = Memory::default();
+        memory.learn(runtimes.clone());
+        pass(places, wanted, &mut memory)
+    };
+    let mut passed = one()?;
     for _ in 1..ATTEMPTS {
         if passed.performed.failed.is_empty() || !passed.performed.failed.iter().all(Failed::is_overtaken) {
             break;
         }
-        passed = pass(places, wanted, &mut Memory::default())?;
+        passed = one()?;
     }
     Ok(passed)
 }

@@ -21,6 +21,7 @@ mod packet;
 mod passed;
 mod plugin_conf;
 mod pod_facts;
+mod pods;
 mod print;
 mod probe;
 mod remove;
@@ -64,7 +65,7 @@ enum Command {
     Remove(remove::RemoveArgs),
     Node(node::NodeArgs),
     PodFacts(pod_facts::PodFactsArgs),
-    Install(install::InstallArgs),
+    Install(Box<install::InstallArgs>),
     Uninstall(uninstall::UninstallArgs),
     Doctor(doctor::DoctorArgs),
     Init(init::InitCommand),

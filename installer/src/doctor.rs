@@ -9,12 +9,14 @@ mod drop_in;
 mod entry;
 mod leftovers;
 mod others;
+mod pods;
 mod programs;
 pub mod sight;
 mod watching;
 
 use crate::install::seen::ConfDirectory;
 use chain::Ours;
+use gybe_plugin::conf::PluginConf;
 use serde_json::{Value, json};
 use sight::Sight;
 
@@ -52,6 +54,8 @@ pub enum About {
     Others,
     /// How changes become known, to us and to the runtime.
     Watching,
+    /// What pods ask for.
+    Pods,
     /// What is left of an earlier life.
     Leftovers,
 }
@@ -70,6 +74,7 @@ impl About {
             Self::Backend => "backend",
             Self::Others => "others",
             Self::Watching => "watching",
+            Self::Pods => "pods",
             Self::Leftovers => "leftovers",
         }
     }
@@ -134,9 +139,12 @@ pub fn examine(sight: &Sight) -> Vec<Finding> {
         found.extend(programs::examine(sight, &ours));
         found.extend(leftovers::examine(sight, &ours));
     }
-    if ours.is_anywhere() {
+    if ours.is_anywhere() || programs::are_there(sight) {
         found.extend(agent::examine(sight, &ours));
+    }
+    if ours.is_anywhere() {
         found.extend(backend::examine(sight, &ours));
+        found.extend(pods::examine(sight));
     }
     found.sort_by_key(|finding| finding.about);
     found
@@ -145,6 +153,11 @@ pub fn examine(sight: &Sight) -> Vec<Finding> {
 /// Whether a conf directory has an entry of ours, in whatever shape.
 pub(crate) fn is_named(conf: &ConfDirectory) -> bool {
     Ours::find(conf).is_anywhere()
+}
+
+/// The plugin's configuration that a conf directory holds, if it has an entry of ours that can be read.
+pub(crate) fn entry_conf(conf: &ConfDirectory) -> Option<PluginConf> {
+    entry::conf(&Ours::find(conf))
 }
 
 /// Whether nothing is wrong.

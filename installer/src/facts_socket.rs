@@ -9,6 +9,7 @@ mod caller;
 mod desk;
 mod waiting;
 
+use crate::agent_status::AgentStatus;
 use crate::node::{Journal, LOOK, PlaceError, Pods, Socket, Unserved};
 use caller::Caller;
 use desk::Desk;
@@ -58,12 +59,12 @@ impl FactsSocket {
     pub(crate) fn serve(
         &mut self,
         stop: BorrowedFd<'_>,
-        pods: &dyn Pods,
+        (pods, status): (&dyn Pods, &(dyn Fn() -> AgentStatus + Sync)),
         (journal, unserved): (&Journal, &Unserved),
     ) -> Result<(), Errno> {
         let (waiting, mut speakers) = (Waiting::default(), VecDeque::new());
         thread::scope(|scope| {
-            let desk = Desk { pods, journal, waiting: &waiting, scope };
+            let desk = Desk { pods, status, journal, waiting: &waiting, scope };
             loop {
                 let woken = self.wait(stop, &speakers)?;
                 let spoken = speakers.drain(..).zip(woken.speakers);

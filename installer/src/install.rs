@@ -13,12 +13,14 @@ pub mod directory;
 pub mod entry;
 pub mod fight;
 pub mod json;
+pub mod judge;
 pub mod loads;
 pub mod network_config;
 pub mod pace;
 pub mod perform;
 pub mod plan;
 pub mod rate_limit;
+pub mod runtimes;
 pub mod seen;
 mod setback;
 pub mod wanted;
@@ -32,6 +34,7 @@ use fight::{Fight, Matter};
 use pace::{Go, Pace, Tally, Went};
 use perform::{Busy, Failed, Performed, Turn, perform, works_without};
 use plan::{Plan, plan};
+use runtimes::Runtimes;
 use seen::mounted::Mounts;
 use seen::{Hashes, Interest, Places, Snapshot, look};
 use setback::Setbacks;
@@ -46,20 +49,29 @@ pub struct Memory {
     /// What was undone the last time: a fight is over something, also while nothing has to be done.
     matters: Each<Matter>,
     setbacks: Setbacks,
+    runtimes: Runtimes,
 }
 
 impl Default for Memory {
     fn default() -> Self {
-        let (hashes, mounts, matters, setbacks) = Default::default();
-        Self { hashes, mounts, paces: Each::made(Pace::of), matters, setbacks }
+        let (hashes, mounts, matters, setbacks, runtimes) = Default::default();
+        Self { hashes, mounts, paces: Each::made(Pace::of), matters, setbacks, runtimes }
     }
 }
 
 impl Memory {
-    fn look(&mut self, places: &Places, interest: &Interest) -> Snapshot {
+    /// Looks at the node; a program that could not be replaced was tried then.
+    fn look(&mut self, places: &Places, interest: &Interest, failed: &[Failed]) -> Snapshot {
         let mut seen = look(places, interest, &mut self.hashes);
         self.mounts.judge(places, &mut seen);
+        seen.runtimes.clone_from(&self.runtimes);
+        seen.answering = failed.iter().filter_map(Failed::answering).cloned().collect();
         seen
+    }
+
+    /// What is known about the runtimes from now on.
+    pub fn learn(&mut self, runtimes: Runtimes) {
+        self.runtimes = runtimes;
     }
 
     /// Something else is wanted from now on: to write it undoes nobody's work, and is nobody's rewrite.
@@ -120,11 +132,17 @@ pub struct Pass {
 
 /// Brings a node as near to what is wanted as can be now. Called again, it goes on from there.
 pub fn pass(places: &Places, wanted: &Wanted, memory: &mut Memory) -> Result<Pass, Busy> {
-    let _turn = Turn::take(&places.programs)?;
     let interest = wanted.interest();
-    let seen = memory.look(places, &interest);
-    let whole = plan(&seen, wanted);
     let now = Instant::now();
+    let (failed_before, _) = memory.setbacks.waiting(now);
+    let mut seen = memory.look(places, &interest, &failed_before);
+    let mut whole = plan(&seen, wanted);
+    // A node that is as wanted needs no lock. Under it another look counts.
+    let turn = if whole.changes.is_empty() { None } else { Some(Turn::take(&places.programs)?) };
+    if turn.is_some() {
+        seen = memory.look(places, &interest, &failed_before);
+        whole = plan(&seen, wanted);
+    }
     let fights = memory.judge(&seen, &whole, now);
     memory.setbacks.judge(&whole.changes, &places.programs);
     let waits = |change: &Change| {
@@ -132,7 +150,7 @@ pub fn pass(places: &Places, wanted: &Wanted, memory: &mut Memory) -> Result<Pas
         let is_fought_over = change.puts() && fight.is_some_and(|fight| fight.wait.is_some());
         is_fought_over || memory.setbacks.delays(change, now)
     };
-    let planned = Plan { changes: due(&whole.changes, waits, places), problems: whole.problems.clone() };
+    let planned = Plan { changes: due(&whole.changes, waits, places), ..whole.clone() };
     let (waiting, due) = memory.setbacks.waiting(now);
     if planned.changes.is_empty() {
         return Ok(Pass {
@@ -145,7 +163,7 @@ pub fn pass(places: &Places, wanted: &Wanted, memory: &mut Memory) -> Result<Pas
         });
     }
     let performed = perform(&planned.changes, places);
-    let left = plan(&memory.look(places, &interest), wanted);
+    let left = plan(&memory.look(places, &interest, &performed.failed), wanted);
     memory.performed(&planned.changes, went(&performed), &of_what_was_tried(&left, &whole, &planned));
     memory.setbacks.tried(&planned.changes, &performed.failed, &places.programs);
     Ok(Pass { plan: planned, performed, left, fights, waiting, due: memory.setbacks.waiting(now).1 })
@@ -165,7 +183,7 @@ fn due(changes: &[Change], waits: impl Fn(&Change) -> bool, places: &Places) -> 
 fn of_what_was_tried(left: &Plan, whole: &Plan, planned: &Plan) -> Plan {
     let was_put_off = |change: &Change| whole.changes.contains(change) && !planned.changes.contains(change);
     let changes = left.changes.iter().filter(|change| !was_put_off(change)).cloned().collect();
-    Plan { changes, problems: left.problems.clone() }
+    Plan { changes, ..left.clone() }
 }
 
 fn went(performed: &Performed) -> Went {

@@ -1,5 +1,6 @@
 //! What `gybe`, the node agent and the operator's command line, is made of.
 
+pub mod agent_status;
 pub mod by_hand;
 pub mod cli;
 pub mod demo;
@@ -21,8 +22,11 @@ pub mod node_backend;
 pub mod node_probe;
 pub mod own_namespace;
 pub mod platform;
+pub mod pods_on_node;
 pub mod policy_file;
 pub mod resolv_conf;
+pub mod runtime_config;
+pub mod runtime_report;
 pub mod settings;
 pub mod validation;
 pub mod verdict;

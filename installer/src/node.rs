@@ -21,8 +21,10 @@ mod label;
 mod log_socket;
 mod metrics;
 mod page;
+mod part;
 mod place;
 mod pods_from;
+mod process;
 mod sockets;
 pub(crate) mod stand_in;
 mod token;
@@ -32,11 +34,13 @@ pub(crate) use credentials::KUBECONFIG_NEW;
 pub use healing::{Following, Keeping, NoSettings, REST};
 pub(crate) use journal::Journal;
 pub use label::Home;
+pub use part::Part;
 pub use place::PlaceError;
 pub(crate) use place::is_served;
 pub use pods_from::PodsFrom;
 pub(crate) use sockets::{LOOK, Socket, Unserved};
 
+use crate::agent_status::AgentStatus;
 use crate::errno::errno;
 use crate::facts_socket::FactsSocket;
 use asked::Asked;
@@ -50,7 +54,7 @@ use nix::errno::Errno;
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use serde_json::json;
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -67,9 +71,9 @@ pub trait Pods: Sync {
     /// How well they are known.
     fn state(&self) -> PodsState;
 
-    /// The namespaces of those whose name begins so, also of pods that are ending; none while they are
+    /// Whether a pod of this part of Istio is on this node, also one that is ending; none while the pods are
     /// not known.
-    fn namespaces_of(&self, prefix: &str) -> Option<BTreeSet<String>>;
+    fn has_pod_of(&self, part: &Part) -> Option<bool>;
 }
 
 /// How well the pods are known.
@@ -79,15 +83,20 @@ pub struct PodsState {
     pub missing: Option<String>,
     /// How many are known.
     pub pods: usize,
-    /// How long ago the cluster last gave a sign of life; none where there is no cluster.
-    pub heard: Option<Duration>,
+    /// How the watch of the cluster went; none where there is no cluster.
+    pub watch: Option<WatchCounts>,
 }
 
-/// How the pods of istio-cni's DaemonSet begin; its name is fixed (spec `istio-cni-behaviour.md` 7).
-/// Ours has its label, because istiod's untaint controller looks for that, but not its name.
-pub(crate) const ISTIO_AGENT: &str = "istio-cni-node-";
-/// How those of istiod's Deployment do.
-pub(crate) const ISTIOD: &str = "istiod-";
+/// How the watch of the cluster went.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WatchCounts {
+    /// How long ago the API server last told of pods.
+    pub silent: Duration,
+    /// How often the watch was opened again.
+    pub reconnects: u64,
+    /// How often a request about pods failed, by HTTP status; none is no answer, or one that cannot be read.
+    pub errors: BTreeMap<Option<u16>, u64>,
+}
 
 /// Why the agent cannot start, or go on.
 #[derive(Debug, thiserror::Error)]
@@ -133,14 +142,16 @@ pub fn serve(agent: Agent<'_>) -> Result<(), NodeError> {
     let journal = Journal::default();
     journal.tell("info", "gybe node: serving", json!({ "socket": agent.facts.display().to_string() }));
     let (pods, calls) = (Asked::of(agent.pods), Calls::default());
-    let serving = || answer_and_tell((&pods, &calls), &stop, sockets, (&journal, &unserved));
+    let serving = |status: &(dyn Fn() -> AgentStatus + Sync)| {
+        answer_and_tell((&pods, &calls, status), &stop, sockets, (&journal, &unserved))
+    };
     let served = match agent.keeping {
         Some(keeping) => {
             let (pods, calls, unserved) = (&pods, &calls, &unserved);
             let beside = Beside { pods, calls, unserved, journal: &journal, home: agent.home };
             beside.run(keeping, serving)
         }
-        None => serving(),
+        None => serving(&|| health::of_pods_alone(pods.state().missing, unserved.read())),
     };
     journal.tell("info", "gybe node: stopped", json!({}));
     served
@@ -169,7 +180,7 @@ fn open(facts: &Path) -> Result<(FactsSocket, LogSocket), NodeError> {
 /// Until it is told to stop. Ends when the last caller has been answered, and none takes longer than its
 /// deadline. The sockets are gone then, whatever else has to be done: nobody waits for an answer in vain.
 fn answer_and_tell(
-    (pods, calls): (&dyn Pods, &Calls),
+    (pods, calls, status): (&dyn Pods, &Calls, &(dyn Fn() -> AgentStatus + Sync)),
     stop: &SignalFd,
     (mut facts, mut log): (FactsSocket, LogSocket),
     told: (&Journal, &Unserved),
@@ -178,7 +189,7 @@ fn answer_and_tell(
     let (ended, running) = std::io::pipe().map_err(|why| wait("the end")(errno(&why)))?;
     thread::scope(|scope| {
         let telling = scope.spawn(|| log.serve(ended.as_fd(), calls, told));
-        let served = facts.serve(stop.as_fd(), pods, told).map_err(wait("callers"));
+        let served = facts.serve(stop.as_fd(), (pods, status), told).map_err(wait("callers"));
         // Whoever polls the other end wakes.
         drop(running);
         let told = telling.join().unwrap_or(Err(Errno::EIO)).map_err(wait("log lines"));

@@ -17,7 +17,7 @@ mod reader;
 mod template;
 mod wants;
 
-pub use choices::{Choices, Mode, PodSource, TakeOverWish};
+pub use choices::{Choices, Mode, PodSource, STANDALONE, TakeOverWish};
 pub use faults::{Fault, SettingsError};
 pub use given::{CONFIG, Given, Unread, config_directory};
 pub use ground::{ApiServer, FACTS_SOCKET, Ground, KUBECONFIG, Trust};

@@ -46,8 +46,13 @@ impl Place {
     /// # Errors
     /// When it cannot be run.
     pub fn sh(&self, command: &str, stdin: &str) -> Result<Run, Complaint> {
+        Ok(run("unshare", &self.inside(command).each_ref().map(String::as_str), stdin)?)
+    }
+
+    /// The arguments of `unshare` that run the command so.
+    pub(crate) fn inside(&self, command: &str) -> [String; 6] {
         let inside = format!("mount --bind {} /run && {command}", self.run().display());
-        Ok(run("unshare", &["--mount", "--propagation", "private", "sh", "-c", &inside], stdin)?)
+        ["--mount", "--propagation", "private", "sh", "-c", &inside].map(str::to_owned)
     }
 }
 
@@ -111,8 +116,12 @@ impl Call {
     /// # Errors
     /// When the plugin cannot be run.
     pub fn make(&self, place: &Place, before: &str) -> Result<Run, Complaint> {
+        place.sh(&self.line(before)?, &self.stdin.to_string())
+    }
+
+    /// The shell's line that makes it.
+    pub(crate) fn line(&self, before: &str) -> Result<String, Complaint> {
         let set = self.env.iter().map(|(name, value)| format!("'{name}={value}' ")).collect::<String>();
-        let plugin = path_of_ours("gybe-cni")?;
-        place.sh(&format!("exec {before} env -i {set}{}", plugin.display()), &self.stdin.to_string())
+        Ok(format!("exec {before} env -i {set}{}", path_of_ours("gybe-cni")?.display()))
     }
 }

@@ -11,6 +11,7 @@ pub mod faults;
 pub mod foretell;
 pub mod killed;
 pub mod mutation;
+pub mod peak;
 pub mod programs;
 pub mod prophecy;
 pub mod run;

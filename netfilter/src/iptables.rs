@@ -33,7 +33,7 @@ use holding::Holdings;
 use inventory::inventory;
 use layout::FAMILIES;
 use programs::{DIRECTORIES, Programs};
-use restore::{render, transaction};
+use restore::{MOST_RULES, Rendered, TooManyRules, render, transaction};
 use run::Conditions;
 use secluded::secluded;
 use session::{PerFamily, Session};
@@ -91,7 +91,10 @@ impl Iptables {
         session: &Session<'_>,
         rules: &Ruleset,
     ) -> Result<(Applied, Vec<BackendKind>), IptablesError> {
-        let wanted = wanted_by(rules);
+        let Rendered { holdings: wanted, excess } = render(rules);
+        if let Some(TooManyRules { rule, rules }) = excess {
+            return Err(IptablesError::TooManyRules { rule, rules });
+        }
         let mut presence = session.presence()?;
         let found = session.ours_among(&mut presence)?;
         let others = presence.others_than(self.variant.into())?;
@@ -205,18 +208,14 @@ impl Backend for Iptables {
     }
 
     fn wanted(&self, rules: &Ruleset) -> Inventory {
-        inventory(&wanted_by(rules))
+        inventory(&render(rules).holdings)
     }
-}
-
-fn wanted_by(rules: &Ruleset) -> PerFamily {
-    FAMILIES.into_iter().map(|family| (family, render(rules, family))).collect()
 }
 
 /// The restore input that writes the rules of `family` where nothing of ours is; empty when that
 /// family has none. For people and tests: what [`Iptables`] writes depends on what it finds.
 pub fn script(rules: &Ruleset, family: Family) -> String {
-    transaction(&Holdings::new(), &render(rules, family)).unwrap_or_default()
+    transaction(&Holdings::new(), held(&render(rules).holdings, family)).unwrap_or_default()
 }
 
 fn held(families: &PerFamily, family: Family) -> &Holdings {

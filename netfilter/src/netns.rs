@@ -23,7 +23,7 @@ pub struct Netns {
 }
 
 /// Which namespace: its device and inode, whatever its path.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Identity {
     device: u64,
     inode: u64,

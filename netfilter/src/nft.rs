@@ -58,19 +58,15 @@ impl Nft {
         match connection.transact(&Batch::apply(rules, Start::Fresh)?) {
             Err(error) if error.is_table_there() => {}
             outcome => {
-                let done = self.ascertained(outcome, |found| self.holds(rules, found));
+                let done = self.ascertained(outcome, |found| dump::holds(rules, found));
                 return done.map(|()| Before::Nothing);
             }
         }
-        if self.holds(rules, &dump::inventory(connection)?) {
+        if dump::holds(rules, &dump::inventory(connection)?) {
             return Ok(Before::TheSame);
         }
         let outcome = connection.transact(&Batch::apply(rules, Start::Replace)?);
-        self.ascertained(outcome, |found| self.holds(rules, found)).map(|()| Before::Others)
-    }
-
-    fn holds(&self, rules: &Ruleset, found: &Inventory) -> bool {
-        self.wanted(rules).differences(found).is_empty()
+        self.ascertained(outcome, |found| dump::holds(rules, found)).map(|()| Before::Others)
     }
 
     /// When the kernel's answer got lost, what is there tells what it was. Asked once, and over

@@ -3,7 +3,7 @@
 //! Whatever can be refused is refused before the namespace is entered, so bad input changes nothing.
 
 use crate::conf::{PluginConf, unknown_keys};
-use crate::decide::unclear_variables;
+use crate::decide::doubts;
 use crate::error::PluginError;
 use crate::families::ipv6_left_alone;
 use crate::log::{CALL, brief, micros};
@@ -39,8 +39,8 @@ pub(crate) fn add(request: &mut Request) -> Result<Reply, PluginError> {
 
 fn redirect(subject: Subject, conf: &PluginConf, netns: Option<&Path>) -> Result<(), PluginError> {
     let pod = subject.pod.to_string();
-    for variable in unclear_variables(&subject.facts) {
-        tracing::warn!(pod, variable, "gybe-cni cmdAdd: a variable of istio-proxy is neither true nor false");
+    for doubt in doubts(&subject.facts) {
+        tracing::warn!(pod, doubt, "gybe-cni cmdAdd: the pod's manifest may not mean what it says");
     }
     let (facts_us, began) = (subject.facts_us, Instant::now());
     let done = subject.inside(conf, |redirection, backend, met| {

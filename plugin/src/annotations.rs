@@ -1,9 +1,14 @@
 //! The pod's traffic annotations as values: each parsed once, and the text then dropped.
 //!
 //! Every rule of spec `istio-cni-behaviour.md` section 2.1. How one list is read is in
-//! `annotations/lists.rs`; what the values mean together is in `decide`.
+//! `annotations/lists.rs`, which names are likely misspelt in `annotations/unknown.rs`; what the values
+//! mean together is in `decide`.
 
 mod lists;
+mod unknown;
+
+pub(crate) use unknown::nearest;
+pub use unknown::unknown;
 
 use crate::conf::MaxIntervals;
 use crate::pod::PodFacts;
@@ -57,14 +62,47 @@ pub struct Traffic {
     pub virtual_interfaces: BTreeSet<InterfaceName>,
 }
 
-/// An annotation with a value that cannot be meant.
+/// Annotations with values that cannot be meant. All are named, and the first is explained: the message
+/// of a failed ADD has room for no more.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("annotation {annotation}: {fault}")]
+#[error("{}: {fault}", named(annotation, also))]
 pub struct AnnotationError {
-    /// Its full name.
+    /// The first one's full name.
     pub annotation: &'static str,
-    /// What is wrong, and what would be right.
+    /// What is wrong with it, and what would be right.
     fault: Fault,
+    /// The others' names.
+    also: Vec<&'static str>,
+}
+
+fn named(first: &str, also: &[&'static str]) -> String {
+    let short = |name: &'static str| name.rsplit('/').next().unwrap_or(name);
+    let also: String = also.iter().map(|name| format!(", {}", short(name))).collect();
+    let plural = if also.is_empty() { "" } else { "s" };
+    format!("annotation{plural} {first}{also}")
+}
+
+impl AnnotationError {
+    fn of(annotation: &'static str, fault: Fault) -> Self {
+        Self { annotation, fault, also: Vec::new() }
+    }
+}
+
+/// The faults of a pod's annotations so far.
+#[derive(Default)]
+struct Faults(Option<AnnotationError>);
+
+impl Faults {
+    /// What was read, or `instead` of it, and the fault kept.
+    fn keep<T>(&mut self, read: Result<T, AnnotationError>, instead: T) -> T {
+        read.unwrap_or_else(|fault| {
+            match &mut self.0 {
+                Some(first) => first.also.push(fault.annotation),
+                none => *none = Some(fault),
+            }
+            instead
+        })
+    }
 }
 
 /// How the pod wants to be intercepted.
@@ -79,6 +117,24 @@ const EXCLUDE_INTERFACES: &str = "traffic.sidecar.istio.io/excludeInterfaces";
 const VIRTUAL_INTERFACES: &str = "istio.io/reroute-virtual-interfaces";
 const KUBEVIRT_INTERFACES: &str = "traffic.sidecar.istio.io/kubevirtInterfaces";
 
+/// Every annotation whose value is a list.
+const LISTS: [&str; 9] = [
+    INCLUDE_TO,
+    EXCLUDE_TO,
+    INCLUDE_INBOUND,
+    EXCLUDE_INBOUND,
+    INCLUDE_OUTBOUND,
+    EXCLUDE_OUTBOUND,
+    EXCLUDE_INTERFACES,
+    VIRTUAL_INTERFACES,
+    KUBEVIRT_INTERFACES,
+];
+
+/// Whether this annotation's value is a list.
+pub(crate) fn is_list(annotation: &str) -> bool {
+    LISTS.contains(&annotation)
+}
+
 /// Reads the means alone: [`Interception::None`] leaves the pod alone whatever else it says.
 ///
 /// # Errors
@@ -88,30 +144,32 @@ pub fn interception(pod: &PodFacts) -> Result<Interception, AnnotationError> {
         None | Some("REDIRECT") => Ok(Interception::Redirect),
         Some("TPROXY") => Ok(Interception::Tproxy),
         Some("NONE") => Ok(Interception::None),
-        Some(other) => Err(AnnotationError { annotation: MODE, fault: Fault::mode(other) }),
+        Some(other) => Err(AnnotationError::of(MODE, Fault::mode(other))),
     }
 }
 
-/// Reads all of a pod's traffic annotations; the first that cannot be meant is told. No list may come
-/// to more than `most` intervals.
+/// Reads all of a pod's traffic annotations. No list may come to more than `most` intervals.
 ///
 /// # Errors
-/// Names the annotation, the item in it, and what would be right.
+/// Names every annotation that cannot be meant, and of the first the item in it and what would be right.
 pub fn traffic(pod: &PodFacts, most: MaxIntervals) -> Result<Traffic, AnnotationError> {
-    let lists = Lists { pod, most: most.get() };
-    Ok(Traffic {
-        interception: interception(pod)?,
-        included_to: lists.included_to()?,
-        excluded_to: lists.read(EXCLUDE_TO, lists::networks)?.unwrap_or_default(),
-        excluded_inbound: lists.excluded_inbound()?,
-        included_inbound: lists.included_inbound()?,
-        excluded_outbound: lists
-            .read(EXCLUDE_OUTBOUND, lists::ports)?
+    let (lists, mut faults) = (Lists { pod, most: most.get() }, Faults::default());
+    let traffic = Traffic {
+        interception: faults.keep(interception(pod), Interception::Redirect),
+        included_to: faults.keep(lists.included_to(), Destinations::All),
+        excluded_to: faults.keep(lists.read(EXCLUDE_TO, lists::networks), None).unwrap_or_default(),
+        excluded_inbound: faults.keep(lists.excluded_inbound(), PortSet::default()),
+        included_inbound: faults.keep(lists.included_inbound(), InboundPorts::Unsaid),
+        excluded_outbound: faults
+            .keep(lists.read(EXCLUDE_OUTBOUND, lists::ports), None)
             .unwrap_or_else(|| [TELEMETRY_PORT].into_iter().collect()),
-        included_outbound: lists.read(INCLUDE_OUTBOUND, lists::ports)?.unwrap_or_default(),
-        excluded_interfaces: lists.read(EXCLUDE_INTERFACES, lists::interfaces)?.unwrap_or_default(),
-        virtual_interfaces: lists.virtual_interfaces()?,
-    })
+        included_outbound: faults.keep(lists.read(INCLUDE_OUTBOUND, lists::ports), None).unwrap_or_default(),
+        excluded_interfaces: faults
+            .keep(lists.read(EXCLUDE_INTERFACES, lists::interfaces), None)
+            .unwrap_or_default(),
+        virtual_interfaces: faults.keep(lists.virtual_interfaces(), BTreeSet::new()),
+    };
+    faults.0.map_or(Ok(traffic), Err)
 }
 
 /// A pod's lists, and how long each may be.
@@ -127,7 +185,7 @@ impl Lists<'_> {
         list: fn(&str, usize) -> Result<T, Fault>,
     ) -> Result<Option<T>, AnnotationError> {
         let value = self.pod.annotation(annotation).map(|value| list(value, self.most)).transpose();
-        value.map_err(|fault| AnnotationError { annotation, fault })
+        value.map_err(|fault| AnnotationError::of(annotation, fault))
     }
 
     fn included_to(&self) -> Result<Destinations, AnnotationError> {

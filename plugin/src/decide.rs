@@ -7,7 +7,7 @@ use crate::annotations::{self, AnnotationError, InboundPorts, Interception, Traf
 use crate::conf::{InboundDefault, PluginConf};
 use crate::families::{self, FamiliesError};
 use crate::gates::{self, InitContainer, Reason};
-use crate::pod::{Container, PROXY, PodFacts};
+use crate::pod::{Container, PROXY, PodFacts, yes_or_no};
 use gybe_netfilter::policy::istio::{
     INBOUND_PORT, OUTBOUND_PORT, PROXY_ID, TPROXY_MARK, TPROXY_TABLE, TUNNEL_PORT,
 };
@@ -105,7 +105,11 @@ pub fn opinion(conf: &PluginConf, pod: &PodFacts, init: InitContainer) -> Opinio
     match gates::closed(conf, pod, init) {
         Ok(Some(reason)) => Opinion::LeaveAlone(reason),
         Ok(None) => wish(conf, pod).map_or_else(Opinion::Refuse, Opinion::Redirect),
-        Err(fault) => Opinion::Refuse(fault.into()),
+        // All that is wrong, and not the mode alone.
+        Err(mode) => {
+            let all = annotations::traffic(pod, conf.max_intervals).err();
+            Opinion::Refuse(all.unwrap_or(mode).into())
+        }
     }
 }
 
@@ -125,6 +129,17 @@ fn wish(conf: &PluginConf, pod: &PodFacts) -> Result<Wish, Cause> {
 
 const DNS_CAPTURE: &str = "ISTIO_META_DNS_CAPTURE";
 const INVALID_DROP: &str = "INVALID_DROP";
+
+/// What the injector also writes into the annotation of the mode, which alone decides.
+const INTERCEPTION_MODE: &str = "ISTIO_META_INTERCEPTION_MODE";
+
+/// Variables that say yes or no.
+const SWITCHES: [&str; 4] = [DNS_CAPTURE, INVALID_DROP, families::DUAL_STACK, gates::DISABLE_ENVOY];
+
+/// Whether a variable of the proxy is looked at.
+pub(crate) fn is_read(variable: &str) -> bool {
+    variable == INTERCEPTION_MODE || SWITCHES.contains(&variable)
+}
 
 /// 0 counts as unsaid: the injector writes it for a proxy that runs as root (TPROXY), and Istio
 /// then takes 1337.
@@ -152,15 +167,24 @@ fn container_ports(pod: &PodFacts) -> PortSet {
     pod.long_lived().filter(|c| c.name != PROXY).flat_map(|c| c.tcp_ports.iter().copied()).collect()
 }
 
-/// Variables of the proxy that ought to say yes or no and say neither. They count as no, as in
-/// Istio, but somebody meant something by them.
-pub fn unclear_variables(pod: &PodFacts) -> Vec<&'static str> {
-    let Some(proxy) = pod.proxy() else { return Vec::new() };
-    [DNS_CAPTURE, INVALID_DROP, families::DUAL_STACK, "DISABLE_ENVOY"]
-        .into_iter()
-        .filter(|variable| proxy.env.get(*variable).is_some_and(|value| !value.is_empty()))
-        .filter(|variable| proxy.says(variable).is_none())
-        .collect()
+/// What the pod's owner most likely did not mean, in sentences: annotations that nobody knows, variables
+/// of the proxy that ought to say yes or no and say neither (they count as no, as in Istio), and a mode
+/// that stands in a variable alone.
+pub fn doubts(pod: &PodFacts) -> Vec<String> {
+    let unknown = annotations::unknown(pod.annotations.keys().map(String::as_str));
+    let value =
+        |variable: &str| pod.proxy().and_then(|proxy| proxy.env.get(variable)).filter(|it| !it.is_empty());
+    let unclear =
+        SWITCHES.into_iter().filter(|variable| value(variable).is_some_and(|it| yes_or_no(it).is_none()));
+    let unclear =
+        unclear.map(|variable| format!("variable {variable} of istio-proxy is neither true nor false"));
+    let mode = value(INTERCEPTION_MODE)
+        .filter(|mode| *mode != "REDIRECT" && pod.annotation(annotations::MODE).is_none());
+    let mode = mode.map(|mode| {
+        let annotation = annotations::MODE;
+        format!("variable {INTERCEPTION_MODE} of istio-proxy is {mode:?}, and without annotation {annotation} the mode is REDIRECT")
+    });
+    unknown.into_iter().chain(unclear).chain(mode).collect()
 }
 
 impl Wish {

@@ -9,7 +9,7 @@ pub mod file;
 mod kubeconfig;
 pub mod wire;
 
-pub use agent::{AgentError, AgentFault};
+pub use agent::{AgentError, AgentFault, exchange};
 pub use directory::DirectoryError;
 pub use kubeconfig::{KubeconfigError, KubeconfigFault};
 

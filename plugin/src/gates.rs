@@ -64,7 +64,13 @@ pub enum InitContainer {
 const AGENTS: [&str; 2] = ["gybe-node-", "istio-cni-node-"];
 
 /// The annotation by which the injector says that it was there.
-const STATUS: &str = "sidecar.istio.io/status";
+pub(crate) const STATUS: &str = "sidecar.istio.io/status";
+
+/// The label, and the annotation, by which a pod's owner asks for the injector or forbids it.
+pub(crate) const INJECT: &str = "sidecar.istio.io/inject";
+
+/// The variable by which a proxy's owner switches it off.
+pub(crate) const DISABLE_ENVOY: &str = "DISABLE_ENVOY";
 
 /// The gates that need nobody to be asked: these pods never wait for anybody.
 ///
@@ -129,7 +135,7 @@ fn by_containers(pod: &PodFacts, init: InitContainer) -> Option<Reason> {
         return Some(Reason::IstioInit);
     }
     let Some(proxy) = pod.proxy() else { return Some(Reason::NoProxy) };
-    if proxy.says("DISABLE_ENVOY") == Some(true) {
+    if proxy.says(DISABLE_ENVOY) == Some(true) {
         return Some(Reason::EnvoyDisabled);
     }
     other_than_sidecar(proxy).map(Reason::NotASidecar)
@@ -143,8 +149,7 @@ fn other_than_sidecar(proxy: &Container) -> Option<String> {
 
 /// The label beats the annotation, also where it says neither yes nor no.
 fn inject(pod: &PodFacts) -> Option<&str> {
-    let key = "sidecar.istio.io/inject";
-    pod.labels.get(key).map(String::as_str).or_else(|| pod.annotation(key))
+    pod.labels.get(INJECT).map(String::as_str).or_else(|| pod.annotation(INJECT))
 }
 
 fn by_injection(pod: &PodFacts) -> Option<Reason> {

@@ -1,10 +1,12 @@
 //! What the decision needs to know of a pod, trimmed from its manifest.
 //!
-//! How a manifest is written is in `pod/manifest.rs`; what the facts mean is in `gates`,
+//! How a manifest is written is in `pod/manifest.rs`, how much of it is kept in `pod/kept.rs`; what the facts mean is in `gates`,
 //! `annotations` and `decide`; where a manifest comes from is in `facts`.
 
+mod kept;
 mod manifest;
 
+pub use kept::PARTS;
 pub use manifest::Manifest;
 pub(crate) use manifest::broken;
 
@@ -22,7 +24,7 @@ pub struct PodFacts {
     pub uid: String,
     /// Annotations of Istio, and those that mark a mirror of a static pod.
     pub annotations: BTreeMap<String, String>,
-    /// Labels of Istio.
+    /// Labels of Istio, and those in [`PARTS`].
     pub labels: BTreeMap<String, String>,
     /// Containers, in the manifest's order.
     pub containers: Vec<Container>,
@@ -35,9 +37,10 @@ pub struct PodFacts {
 pub struct Container {
     /// Its name.
     pub name: String,
-    /// Arguments, of the proxy alone.
+    /// The first two arguments, of the proxy alone.
     pub args: Vec<String>,
-    /// Environment, of the proxy alone and literal values only: one with `valueFrom` counts as empty.
+    /// The variables that a decision reads, of the proxy alone and literal values only: one with
+    /// `valueFrom` counts as empty.
     pub env: BTreeMap<String, String>,
     /// TCP ports it declares.
     pub tcp_ports: Vec<u16>,

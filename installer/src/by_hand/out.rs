@@ -11,6 +11,7 @@ use crate::install::conflist::{Chain, ISTIO};
 use crate::install::loads::Form;
 use crate::install::perform::Busy;
 use crate::install::plan::Plan;
+use crate::install::runtimes::Runtimes;
 use crate::install::seen::{Cached, FileName, Hash, Hashes, Interest, Places, SeenProgram, Snapshot, look};
 use crate::install::wanted::{Leave, Need, Place, Program, PutBack, Trial, Wanted};
 use crate::install::{Memory, Pass, pass, seen};
@@ -80,7 +81,8 @@ impl Out {
 }
 
 fn conf_is_clean(left: &Plan) -> bool {
-    let touches_programs = |change: &Change| matches!(change, Change::Place { .. } | Change::Unplace(_));
+    let touches_programs =
+        |change: &Change| matches!(change, Change::Place { .. } | Change::Unplace(_) | Change::RemoveLock);
     left.changes.iter().all(touches_programs)
         && !left.problems.iter().any(crate::install::change::Problem::blocks)
 }
@@ -153,7 +155,7 @@ impl Out {
     /// What leaving would come to now.
     #[must_use]
     pub fn foreseen(places: &Places, leave: &Leave) -> Plan {
-        foreseen(places, &Wanted::Left(leave.clone()))
+        foreseen(places, &Wanted::Left(leave.clone()), Runtimes::default())
     }
 
     /// Leaves as far as can be now; the host's root is seen at `root`.
@@ -162,7 +164,8 @@ impl Out {
     /// When another gybe is at it.
     pub fn now(places: &Places, leave: &Leave, root: &Path) -> Result<Self, Busy> {
         // It may take several passes until the conf is without us, and no program goes in any of them.
-        let first = settle(places, &Wanted::Left(Leave { rests: true, ..leave.clone() }))?;
+        let first =
+            settle(places, &Wanted::Left(Leave { rests: true, ..leave.clone() }), &Runtimes::default())?;
         let clean = conf_is_clean(&first.left);
         let mut passes = vec![first];
         let resting = || rest::left(&places.conf, SystemTime::now());

@@ -4,6 +4,7 @@ use super::answer::{Answer, Exit, Failure};
 use super::directories::{DirectoriesArg, of_this_program};
 use crate::doctor::sight::{Ground, see};
 use crate::doctor::{Finding, State, examine, is_well};
+use crate::install::wanted::Confirmed;
 use crate::manifest::printable;
 use clap::Args;
 use gybe_plugin::probe_cache::DIRECTORY;
@@ -24,6 +25,9 @@ pub(super) struct DoctorArgs {
     /// Where findings about the node are kept
     #[arg(long, value_name = "DIR", default_value = DIRECTORY)]
     run_dir: PathBuf,
+    /// As it was given to install, or is set for the agent
+    #[arg(long, value_name = "WORD", value_parser = ["check", "confirmed"], default_value = "check")]
+    plugin_dir: String,
 }
 
 impl DoctorArgs {
@@ -36,7 +40,8 @@ impl DoctorArgs {
         let installed = places.programs.canonicalize().ok();
         let image = of_this_program().filter(|directory| directory.canonicalize().ok() != installed);
         let root = self.directories.root().to_owned();
-        let found = examine(&see(Ground { places, run: self.run_dir.clone(), root, image }));
+        let confirmed = if self.plugin_dir == "confirmed" { Confirmed::Yes } else { Confirmed::No };
+        let found = examine(&see(Ground { places, run: self.run_dir.clone(), root, image, confirmed }));
         let exit = if is_well(&found) { Exit::Yes } else { Exit::No };
         let all: Vec<Value> = found.iter().map(Finding::to_json).collect();
         let json = json!({ "well": exit == Exit::Yes, "findings": all });

@@ -4,6 +4,7 @@ use super::answer::{Answer, Exit, Failure, Hinted};
 use super::directories::{DirectoriesArg, of_this_program};
 use super::passed;
 use crate::by_hand;
+use crate::doctor::sight::runtimes_of;
 use crate::image::{Image, OTHER_NAMES};
 use crate::install::perform::Busy;
 use crate::install::wanted::Wanted;
@@ -70,6 +71,10 @@ struct SettingsArg {
     /// What to do about an istio-cni entry: wait, or now
     #[arg(long, value_name = "WORD")]
     take_over: Option<String>,
+    /// check, or confirmed: the runtime looks for plugins in the program directory, though none of the primary's is
+    /// there
+    #[arg(long, value_name = "WORD")]
+    plugin_dir: Option<String>,
     #[arg(long, value_name = "LIST", help = format!("Further names for gybe on the host: of {}", OTHER_NAMES.join(", ")))]
     also_as: Option<String>,
     /// Let the plugin know pods by the manifests in this directory, and ask no agent
@@ -114,6 +119,7 @@ impl SettingsArg {
             ("inbound_default", &self.inbound_default),
             ("max_intervals", &self.max_intervals),
             ("take_over", &self.take_over),
+            ("plugin_dir", &self.plugin_dir),
             ("also_as", &self.also_as),
         ];
         all.into_iter().filter_map(|(key, said)| Some((key.to_owned(), said.clone()?)))
@@ -138,10 +144,12 @@ impl InstallArgs {
     fn perform(&self, settings: &Settings, wanted: &Wanted) -> Result<Answer, Failure> {
         let places = &settings.ground.places;
         let notes = settings.notes.iter().map(|note| format!("note: {note}")).collect::<Vec<_>>();
+        let runtimes = runtimes_of(self.directories.root(), places);
         if self.dry_run {
-            return Ok(passed::foreseen(&by_hand::foreseen(places, wanted)).noting(notes));
+            return Ok(passed::foreseen(&by_hand::foreseen(places, wanted, runtimes)).noting(notes));
         }
-        let pass = by_hand::settle(places, wanted).map_err(|why| Failure::hinted("cannot install", why))?;
+        let pass = by_hand::settle(places, wanted, &runtimes)
+            .map_err(|why| Failure::hinted("cannot install", why))?;
         let (text, json) = passed::passed(&pass);
         let is_in = pass.left.is_done() && pass.performed.failed.is_empty();
         let last = if is_in { "this node is as wanted\n" } else { "this node is not as wanted\n" };

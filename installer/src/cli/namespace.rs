@@ -105,7 +105,7 @@ pub(super) struct Opened<'a> {
 }
 
 impl<'a> Opened<'a> {
-    fn at(path: &'a Path) -> Result<Self, Failure> {
+    pub(super) fn at(path: &'a Path) -> Result<Self, Failure> {
         Ok(Self { netns: Netns::open(path).map_err(cannot_use)?, path })
     }
 

@@ -70,7 +70,7 @@ impl TraceArgs {
         let wish = self.wish.one()?;
         let asked = wish.asked(&Place::of(addresses, self.netns.families()), self.init.gate())?;
         Ok(match asked {
-            Asked::Redirect(policy) => Desired::Rules(compile(&policy), policy),
+            Asked::Redirect(policy) => Desired::Rules(compile(&policy), policy, wish.doubts()),
             Asked::LeaveAlone(reason) => Desired::LeftAlone(wish.origin().to_owned(), reason),
         })
     }
@@ -79,7 +79,7 @@ impl TraceArgs {
         let read = there.inside(LiveRules::read)?;
         let cannot = |why| Failure::hinted(format!("cannot read the rules in {}", there.path()), why);
         let mut rules = read.map_err(cannot)?.with_addresses(self.packet.pod_addresses());
-        if let Some(Desired::Rules(_, policy)) = desired {
+        if let Some(Desired::Rules(_, policy, _)) = desired {
             rules = rules.with_proxy_of(policy);
         }
         Ok((rules.trace(packet), rules.not_evaluated().to_vec()))
@@ -91,15 +91,17 @@ type Live = (LiveTrace, Vec<String>);
 
 /// What a policy or a pod asks for.
 enum Desired {
-    Rules(Ruleset, Box<RedirectPolicy>),
+    /// The rules, their policy, and what is doubtful about it.
+    Rules(Ruleset, Box<RedirectPolicy>, Vec<String>),
     LeftAlone(String, String),
 }
 
 impl Desired {
     fn answer(&self, packet: &Packet) -> Answer {
         match self {
-            Self::Rules(rules, policy) => {
-                answer(rules, packet).noting(notes(policy.families, packet.family()))
+            Self::Rules(rules, policy, doubts) => {
+                let notes = notes(policy.families, packet.family());
+                answer(rules, packet).noting([doubts.clone(), notes].concat())
             }
             Self::LeftAlone(origin, reason) => {
                 let text = format!("{origin} is left alone: {reason}\n");
@@ -112,7 +114,7 @@ impl Desired {
 
     fn fate(&self, packet: &Packet) -> Fate {
         match self {
-            Self::Rules(rules, _) => trace(rules, packet).fate,
+            Self::Rules(rules, ..) => trace(rules, packet).fate,
             Self::LeftAlone(..) => Fate::Untouched,
         }
     }

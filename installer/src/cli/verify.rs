@@ -2,22 +2,33 @@
 
 use super::answer::{Answer, Exit, Failure};
 use super::backend::BackendArg;
-use super::namespace::NetnsArg;
+use super::namespace::Opened;
+use super::pods::OnNodeArgs;
 use super::wish::{Asked, Place, WishArgs};
 use crate::verdict::judge;
 use clap::Args;
 use gybe_netfilter::verdict::{self, Desired, Verdict};
 use gybe_plugin::gates::InitContainer;
 use serde_json::json;
+use std::path::PathBuf;
 
 /// Say whether a pod's connections are redirected as a policy or a pod asks.
 ///
 /// Exit code 0: they are, and our rules are exactly those asked for. 1: they are not, or it cannot be
 /// known, with the reasons. 2: it could not be found out. A pod that is left alone asks for no rule of ours.
+/// With --all, every pod sandbox of this node on a line of its own: redirected, not meshed, NOT REDIRECTED,
+/// redirected by another's rules, unknown; exit code 1: one is NOT REDIRECTED or unknown. What a pod should have
+/// is learned as the plugin learns it: from the runtime's annotations, and the sources that the node's entry names.
 #[derive(Debug, Args)]
 pub(super) struct VerifyArgs {
+    /// The network namespace: a file like /run/netns/NAME or /proc/PID/ns/net; without it --pod finds it
+    #[arg(long, value_name = "PATH", required_unless_present_any = ["all", "pod"])]
+    netns: Option<PathBuf>,
+    /// Every pod sandbox of this node
+    #[arg(long, group = "wish", conflicts_with = "netns")]
+    all: bool,
     #[command(flatten)]
-    netns: NetnsArg,
+    on_node: OnNodeArgs,
     #[command(flatten)]
     wish: WishArgs,
     #[command(flatten)]
@@ -26,8 +37,9 @@ pub(super) struct VerifyArgs {
 
 impl VerifyArgs {
     pub(super) fn run(&self) -> Result<Answer, Failure> {
+        let Some(netns) = &self.netns else { return self.on_this_node() };
         let wish = self.wish.one()?;
-        let there = self.netns.open()?;
+        let there = Opened::at(netns)?;
         let only = self.backend.reads_only();
         let judged = |desired| {
             let verdict = there.inside(|| judge(desired, only))?;
@@ -43,6 +55,17 @@ impl VerifyArgs {
         };
         let beside = verdict.notes.iter().map(|note| format!("note: {note}")).collect();
         Ok(answer(&verdict, wish.origin()).noting([notes, beside].concat()))
+    }
+
+    fn on_this_node(&self) -> Result<Answer, Failure> {
+        let conf = self.wish.plugin_conf()?;
+        if self.all {
+            return Ok(self.on_node.all(conf));
+        }
+        match self.wish.named_pod() {
+            Some(pod) => self.on_node.named(pod, conf),
+            None => self.on_node.of_manifest(self.wish.one()?.facts()?, conf),
+        }
     }
 }
 

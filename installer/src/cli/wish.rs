@@ -8,7 +8,7 @@ use crate::policy_file::PolicyFile;
 use clap::{ArgGroup, Args};
 use gybe_netfilter::policy::RedirectPolicy;
 use gybe_plugin::conf::PluginConf;
-use gybe_plugin::decide::{Decision, decide};
+use gybe_plugin::decide::{Decision, decide, doubts};
 use gybe_plugin::families::ipv6_left_alone;
 use gybe_plugin::gates::InitContainer;
 use gybe_plugin::pod::PodFacts;
@@ -100,12 +100,22 @@ impl WishArgs {
         }
     }
 
+    /// The pod that is named without a manifest: NAMESPACE/NAME, where no file has that path.
+    pub(super) fn named_pod(&self) -> Option<&str> {
+        let path = self.pod.as_deref().filter(|path| path.as_os_str() != "-" && !path.exists())?;
+        path.to_str()
+    }
+
+    /// The plugin's configuration, if one is named.
+    pub(super) fn plugin_conf(&self) -> Result<Option<PluginConf>, Failure> {
+        self.plugin_conf.as_deref().map(plugin_conf::read).transpose()
+    }
+
     fn pods(&self, path: &Path) -> Result<Vec<Wish>, Failure> {
         let cannot = format!("cannot use the manifest {}", path.display());
         let text = file::text(path).map_err(|why| Failure::because("cannot use the manifest", why))?;
         let pods = manifest::pods(&text).map_err(|why| Failure::because(cannot, why))?;
-        let conf = self.plugin_conf.as_deref().map(plugin_conf::read).transpose()?;
-        let conf = Rc::new(conf.unwrap_or_default());
+        let conf = Rc::new(self.plugin_conf()?.unwrap_or_default());
         let wish = |template| Wish::Pod { template, conf: Rc::clone(&conf) };
         let Some(name) = &self.name else { return Ok(pods.into_iter().map(wish).collect()) };
         let all: Vec<String> = pods.iter().map(|pod| pod.origin.clone()).collect();
@@ -135,12 +145,30 @@ impl Wish {
         }
     }
 
+    /// What the manifest says of its pod.
+    pub(super) fn facts(&self) -> Result<PodFacts, Failure> {
+        match self {
+            Self::Policy { origin, .. } => {
+                Err(Failure::new(format!("{origin} names no pod whose namespace could be found")))
+            }
+            Self::Pod { template, .. } => PodFacts::from_manifest(&template.pod)
+                .map_err(|why| Failure::because(format!("cannot use {}", template.origin), why)),
+        }
+    }
+
     /// Did somebody write down which families are redirected?
     fn decides_families(&self) -> bool {
         match self {
             Self::Policy { file, .. } => matches!(file.families(), FamilyWish::Decided(_)),
             Self::Pod { .. } => false,
         }
+    }
+
+    /// What in a pod's manifest may not mean what it says.
+    pub(super) fn doubts(&self) -> Vec<String> {
+        let Self::Pod { template, .. } = self else { return Vec::new() };
+        let facts = PodFacts::from_manifest(&template.pod).unwrap_or_default();
+        doubts(&facts).iter().map(|doubt| format!("warning: {doubt}")).collect()
     }
 
     /// What it comes to at `place`.
@@ -205,13 +233,16 @@ impl Place {
         }
     }
 
-    /// What an operator should know who did not say so: IPv6 that passes by the proxy.
+    /// What an operator should know who did not say so: IPv6 that passes by the proxy, and what in the
+    /// pod's manifest may not mean what it says.
     pub(super) fn notes(&self, wish: &Wish, policy: &RedirectPolicy) -> Vec<String> {
-        match self {
-            Self::Namespace(found) if !wish.decides_families() && ipv6_left_alone(policy.families, found) => {
-                vec!["note: the namespace has an IPv6 address, and its IPv6 is left alone".to_owned()]
-            }
-            _ => Vec::new(),
+        let mut notes = wish.doubts();
+        if let Self::Namespace(found) = self
+            && !wish.decides_families()
+            && ipv6_left_alone(policy.families, found)
+        {
+            notes.push("note: the namespace has an IPv6 address, and its IPv6 is left alone".to_owned());
         }
+        notes
     }
 }

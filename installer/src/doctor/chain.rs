@@ -3,13 +3,17 @@
 use super::programs::program;
 use super::sight::Sight;
 use super::{About, Finding, of_security};
+use crate::install::change::{Problem, ProgramFault};
 use crate::install::conflist::Chain;
 use crate::install::fight::rivals;
 use crate::install::json::{self, Node};
-use crate::install::loads::choice::{Broken, Choice, NoChoice, Runtime, Why, candidates, choose};
+use crate::install::judge::{Judgement, Question, judge};
+use crate::install::loads::DropIns;
+use crate::install::loads::choice::{Broken, Choice, Why, candidates};
 use crate::install::seen::{ConfDirectory, DROP_IN, FileName, ORIGINAL, Standing, Unreadable};
+use crate::install::wanted::Shape;
 use crate::platform::Platform;
-use crate::settings::PLUGIN;
+use crate::settings::{PLUGIN, STANDALONE};
 use nix::errno::Errno;
 use std::ffi::OsStr;
 
@@ -43,7 +47,9 @@ impl<'a> Ours<'a> {
     /// OpenShift, or as a network of its own elsewhere.
     pub(super) fn is_for_multus(&self, sight: &Sight) -> bool {
         let of_openshift = || sight.platform.places(&sight.ground.root).conf == sight.ground.places.conf;
-        let named = !self.alone.is_empty() || (sight.platform == Platform::OpenShift && of_openshift());
+        let of_multus = sight.snapshot.conf.is_of_multus;
+        let named =
+            !self.alone.is_empty() || of_multus || (sight.platform == Platform::OpenShift && of_openshift());
         named && self.listed.is_empty() && self.dropped_in.is_empty()
     }
 
@@ -61,126 +67,157 @@ fn is_of_our_type(bytes: &[u8]) -> bool {
     json::parse(bytes).is_ok_and(|tree| tree.field("type").and_then(Node::as_text) == Some(PLUGIN))
 }
 
+/// What a pod meets that is started now.
+pub(super) fn judged(sight: &Sight, ours: &Ours<'_>) -> Judgement {
+    judge(&Question {
+        conf: &sight.snapshot.conf,
+        programs: &sight.snapshot.programs,
+        runtimes: &sight.snapshot.runtimes,
+        plugin: PLUGIN,
+        fault: fault(sight),
+        shape: &shape(sight, ours),
+        confirmed: sight.ground.confirmed,
+    })
+}
+
+fn fault(sight: &Sight) -> Option<ProgramFault> {
+    let Some(there) = program(sight, PLUGIN) else { return Some(ProgramFault::Missing) };
+    let of_access = ProgramFault::of(there.access, sight.snapshot.us);
+    of_access.or_else(|| (!matches!(sight.trial, Some(Ok(())))).then_some(ProgramFault::NotRun))
+}
+
+/// As our entry is found: what was asked for is not written on the node.
+fn shape(sight: &Sight, ours: &Ours<'_>) -> Shape {
+    let alone = ours.alone.first().map(|(file, _)| (*file).clone());
+    match (alone, ours.listed.first(), ours.dropped_in.is_empty()) {
+        (Some(file), None, true) => Shape::Standalone { file },
+        (_, Some((file, _)), _) => Shape::Chained { pinned: Some((*file).clone()) },
+        (_, None, false) => Shape::DropIn,
+        (None, None, true) => match FileName::new(STANDALONE) {
+            Ok(file) if ours.is_for_multus(sight) => Shape::Standalone { file },
+            _ => Shape::Chained { pinned: None },
+        },
+    }
+}
+
 pub(super) fn examine(sight: &Sight, ours: &Ours<'_>) -> Vec<Finding> {
-    let conf = &sight.snapshot.conf;
-    if conf.standing != Standing::There {
+    if sight.snapshot.conf.standing != Standing::There {
         return Vec::new();
     }
-    if ours.is_for_multus(sight) {
-        return vec![alone(sight, ours)];
+    let judgement = judged(sight, ours);
+    let mut found: Vec<_> = judgement.taken.iter().map(|choice| taken(sight, choice)).collect();
+    found.extend(broken(sight, &judgement));
+    // Without an entry of ours and without our tool Gybe is not installed, and that is all there is to know.
+    let not_in = |reason: &&Problem| matches!(reason, Problem::NotIn { .. } | Problem::NotWritten(_));
+    if let Some(absent) =
+        not_installed(sight, ours).filter(|_| judgement.reasons.iter().any(|it| not_in(&it)))
+    {
+        found.push(absent);
+        return found;
     }
-    let mut found = broken(sight);
-    match (choose(conf, Runtime::Containerd), choose(conf, Runtime::CriO)) {
-        (Ok(containerd), Ok(crio)) if containerd == crio => {
-            found.push(taken("containerd and CRI-O take", &crio));
-            found.push(entry(sight, &crio, ours));
-        }
-        (Err(NoChoice::Nothing), Err(NoChoice::Nothing)) => {
-            found.push(nothing("the runtime", &NoChoice::Nothing));
-        }
-        (containerd, crio) => {
-            let counts = !is_crio(sight);
-            found.extend(containerd.err().filter(|_| counts).map(|why| nothing("containerd", &why)));
-            // CRI-O's is containerd's as soon as no broken file stands before it.
-            match crio {
-                Ok(choice) => {
-                    found.push(taken("CRI-O takes", &choice));
-                    found.push(entry(sight, &choice, ours));
-                }
-                Err(why) => found.push(nothing("CRI-O", &why)),
-            }
-        }
+    let reasons = judgement.reasons.iter().filter(|reason| !is_told_elsewhere(reason));
+    found.extend(reasons.map(|reason| wrong(sight, ours, reason)));
+    if judgement.is_met() {
+        found.push(well(ours, judgement.taken.as_ref()));
     }
     found
 }
 
-/// CRI-O runs here, and passes over what containerd stops at.
-fn is_crio(sight: &Sight) -> bool {
+/// Directories, the program, what the entry says and istio-cni have findings of their own, with more in them.
+fn is_told_elsewhere(reason: &Problem) -> bool {
+    matches!(
+        reason,
+        Problem::Missing(_)
+            | Problem::Deleted(_)
+            | Problem::Unreadable(..)
+            | Problem::Program { .. }
+            | Problem::BadEntry { .. }
+            | Problem::BesideIstio(_)
+    )
+}
+
+fn taken(sight: &Sight, choice: &Choice) -> Finding {
     let runs = |name: &str| sight.runtimes.iter().any(|runtime| runtime.name == name);
-    runs("crio") && !runs("containerd")
-}
-
-/// The first good file ends containerd's search; what is broken before it ends everything.
-fn broken(sight: &Sight) -> Vec<Finding> {
-    let mut found = Vec::new();
-    let mut behind_a_good_one = false;
-    for candidate in candidates(&sight.snapshot.conf) {
-        match candidate {
-            Ok(_) => behind_a_good_one = true,
-            Err(broken) if behind_a_good_one || is_crio(sight) => {
-                found.push(Finding::note(About::Chain, told(&broken), None));
-            }
-            Err(broken) => {
-                let remedy = match &broken.why {
-                    Why::Unreadable(Unreadable::Refused(Errno::EACCES | Errno::EPERM)) => of_security(sight),
-                    _ => "containerd loads nothing while it is there: remove it, or let its owner write it again".into(),
-                };
-                found.push(Finding::wrong(About::Chain, told(&broken), remedy));
-            }
-        }
-    }
-    found
-}
-
-fn told(broken: &Broken) -> String {
-    format!("{broken}: {}", broken.why)
-}
-
-fn taken(who: &str, choice: &Choice) -> Finding {
+    let who = match (runs("containerd"), runs("crio")) {
+        (true, false) => "containerd takes",
+        (false, true) => "CRI-O takes",
+        _ => "containerd and CRI-O take",
+    };
     let Choice { file, network } = choice;
     let says = format!("{who} {file}: network {} of {}", network.name, network.plugins.join(", "));
     Finding::well(About::Chain, says)
 }
 
-fn nothing(runtime: &str, why: &NoChoice) -> Finding {
-    let says = format!("{runtime} has no network: {why}");
-    let remedy = match why {
-        NoChoice::Nothing => "the primary plugin has not written its file: look at its DaemonSet",
-        NoChoice::Stopped(_) => "remove the broken file",
+/// Files that cannot be loaded and stop no runtime.
+fn broken(sight: &Sight, judgement: &Judgement) -> Vec<Finding> {
+    let stops = |broken: &Broken| {
+        judgement.reasons.iter().any(|reason| match reason {
+            Problem::Stopped(by) | Problem::Unread(by) => by == broken,
+            Problem::TooLarge { file, .. } => *file == broken.file,
+            _ => false,
+        })
     };
-    Finding::wrong(About::Chain, says, remedy)
+    let all = candidates(&sight.snapshot.conf, DropIns::Loaded).filter_map(Result::err);
+    let all = all.filter(|broken| !stops(broken));
+    all.map(|broken| Finding::note(About::Chain, format!("{broken}: {}", broken.why), None)).collect()
 }
 
-fn entry(sight: &Sight, choice: &Choice, ours: &Ours<'_>) -> Finding {
-    let Choice { file, network } = choice;
-    let plugins: Vec<&str> = network.plugins.iter().map(String::as_str).collect();
-    let elsewhere: Vec<String> = ours.listed.iter().map(|(name, _)| name.to_string()).collect();
-    if plugins.last() == Some(&PLUGIN) {
-        let how = if ours.dropped_in.is_empty() { "" } else { " (as a drop-in)" };
-        return Finding::well(About::Chain, format!("{PLUGIN} is last in {file}{how}, as wanted"));
+fn well(ours: &Ours<'_>, taken: Option<&Choice>) -> Finding {
+    let last = |choice: &&Choice| choice.network.plugins.last().is_some_and(|last| last == PLUGIN);
+    let runs = |choice: &&Choice| choice.network.plugins.iter().any(|kind| kind == PLUGIN);
+    let how = if ours.dropped_in.is_empty() { "" } else { " (as a drop-in)" };
+    if let Some(choice) = taken.filter(last) {
+        return Finding::well(About::Chain, format!("{PLUGIN} is last in {}{how}, as wanted", choice.file));
     }
-    if plugins.contains(&PLUGIN) {
-        let says = format!(
-            "{PLUGIN} is wanted last in {file}, and {} comes behind it",
-            plugins.last().unwrap_or(&"")
-        );
-        return Finding::wrong(About::Chain, says, heal(&plugins));
+    if let Some(choice) = taken.filter(runs) {
+        let behind = choice.network.plugins.last().map_or("", String::as_str);
+        let says = format!("{PLUGIN} is wanted last in {}, and {behind} comes behind it", choice.file);
+        return Finding::note(About::Chain, says, Some(AGENT));
     }
-    if let Some(found) = not_installed(sight, ours) {
-        return found;
-    }
-    if !ours.is_anywhere() {
-        let says = format!("{PLUGIN} is not in {file}: new pods are not redirected");
-        return Finding::wrong(About::Chain, says, heal(&plugins));
-    }
-    let others = elsewhere
-        .into_iter()
-        .chain(ours.dropped_in.iter().map(|(network, _)| format!("{network}/{DROP_IN}")));
-    let says =
-        format!("{PLUGIN} is in {}, and the runtime takes {file}", others.collect::<Vec<_>>().join(", "));
-    Finding::wrong(About::Chain, says, heal(&plugins))
+    let file = ours.entries().next().map_or(String::new(), |(file, _)| file.to_string());
+    let says = match ours.alone.is_empty() {
+        true => format!("{PLUGIN} is in {file}, for Multus to call"),
+        false => format!("{PLUGIN} is a network of its own in {file}, for Multus to call"),
+    };
+    Finding::well(About::Chain, says)
 }
 
-/// What Multus calls is judged by itself: which network a runtime takes is Multus' own business there.
-fn alone(sight: &Sight, ours: &Ours<'_>) -> Finding {
-    if let Some((name, _)) = ours.alone.first() {
-        let says = format!("{PLUGIN} is a network of its own in {name}, for Multus to call");
-        return Finding::well(About::Chain, says);
+fn wrong(sight: &Sight, ours: &Ours<'_>, reason: &Problem) -> Finding {
+    let is_refused = |errno: &Errno| matches!(errno, Errno::EACCES | Errno::EPERM);
+    let hint = || reason.hint().unwrap_or_default().to_owned();
+    let (says, remedy) = match reason {
+        Problem::NotIn { file, plugins, .. } => (not_in(ours, file), heal(plugins)),
+        Problem::Preempted { file, by } => {
+            (format!("{PLUGIN} is in {file}, and the runtime takes {by}"), heal(&[]))
+        }
+        Problem::Waiting => (
+            "the runtime has no network: there is no conf file to load".to_owned(),
+            "the primary plugin has not written its file: look at its DaemonSet".to_owned(),
+        ),
+        Problem::NotWritten(_) => (
+            format!("{PLUGIN} is in no conf file, and Multus has no network to call"),
+            "the agent writes it within a second with shape: standalone: look at its log, or run gybe install --shape standalone".to_owned(),
+        ),
+        Problem::Unread(Broken { why: Why::Unreadable(Unreadable::Refused(errno)), .. }) if is_refused(errno) => {
+            (reason.to_string(), of_security(sight))
+        }
+        _ => (reason.to_string(), hint()),
+    };
+    let about = match reason {
+        Problem::Alone { .. } | Problem::Elsewhere(_) => About::Directories,
+        _ => About::Chain,
+    };
+    Finding::wrong(about, says, remedy)
+}
+
+fn not_in(ours: &Ours<'_>, file: &FileName) -> String {
+    let listed = ours.listed.iter().map(|(name, _)| name.to_string());
+    let others = listed.chain(ours.dropped_in.iter().map(|(network, _)| format!("{network}/{DROP_IN}")));
+    let others = others.collect::<Vec<_>>().join(", ");
+    match others.is_empty() {
+        true => format!("{PLUGIN} is not in {file}: new pods are not redirected"),
+        false => format!("{PLUGIN} is in {others}, and the runtime takes {file}"),
     }
-    not_installed(sight, ours).unwrap_or_else(|| {
-        let says = format!("{PLUGIN} is in no conf file, and Multus has no network to call");
-        Finding::wrong(About::Chain, says, "the agent writes it within a second with shape: standalone: look at its log, or run gybe install --shape standalone")
-    })
 }
 
 fn not_installed(sight: &Sight, ours: &Ours<'_>) -> Option<Finding> {
@@ -190,10 +227,12 @@ fn not_installed(sight: &Sight, ours: &Ours<'_>) -> Option<Finding> {
     (!is_there).then(|| Finding::note(About::Chain, says, Some(remedy)))
 }
 
-fn heal(plugins: &[&str]) -> String {
-    let agent = "the agent writes it within a second: look at its log, or run gybe install";
-    match rivals::likely(plugins) {
-        Some(rival) => format!("{agent}; if it keeps coming back, that is {}: {}", rival.name, rival.setting),
-        None => agent.to_owned(),
+const AGENT: &str = "the agent writes it within a second: look at its log, or run gybe install";
+
+fn heal(plugins: &[String]) -> String {
+    let plugins: Vec<&str> = plugins.iter().map(String::as_str).collect();
+    match rivals::likely(&plugins) {
+        Some(rival) => format!("{AGENT}; if it keeps coming back, that is {}: {}", rival.name, rival.setting),
+        None => AGENT.to_owned(),
     }
 }

@@ -2,10 +2,7 @@
 
 use super::sight::{Room, Sight, Space};
 use super::{About, Finding, of_security};
-use crate::install::plan;
 use crate::install::seen::{Places, Standing};
-use crate::platform::Platform;
-use crate::settings::PLUGIN;
 use nix::errno::Errno;
 use std::path::Path;
 
@@ -20,7 +17,6 @@ pub(super) fn examine(sight: &Sight) -> Vec<Finding> {
     found.push(standing(sight, ("conf", conf), sight.snapshot.conf.standing));
     found.push(standing(sight, ("program", programs), sight.snapshot.programs.standing));
     found.extend(elsewhere(sight));
-    found.extend(alone(sight));
     if let Some(to) = &sight.conf_link {
         let says = format!("{} is a link to {}", conf.display(), to.display());
         let remedy =
@@ -88,12 +84,6 @@ fn elsewhere(sight: &Sight) -> Option<Finding> {
     );
     let remedy = "unless its runtime is set up otherwise, use the platform's overlay of the DaemonSet, or --conf-dir and --bin-dir";
     Some(Finding::note(About::Directories, says, Some(remedy)))
-}
-
-/// No runtime looks for plugins there, most likely (F37).
-fn alone(sight: &Sight) -> Option<Finding> {
-    let problem = plan::alone(&sight.snapshot, PLUGIN).filter(|_| sight.platform != Platform::OpenShift)?;
-    Some(Finding::wrong(About::Directories, problem.to_string(), problem.hint().unwrap_or_default()))
 }
 
 /// To root without capabilities, as the agent is, the user is a stranger there like any other.

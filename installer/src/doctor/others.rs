@@ -5,13 +5,13 @@ use super::sight::Sight;
 use super::{About, Finding};
 use crate::install::conflist::{Chain, ISTIO};
 use crate::install::fight::rivals::likely;
-use crate::install::loads::choice::{Runtime, choose};
+use crate::install::judge::primary;
 use crate::install::seen::ORIGINAL;
 use crate::settings::PLUGIN;
 
 pub(super) fn examine(sight: &Sight) -> Vec<Finding> {
     let mut found = istio(sight);
-    let choice = choose(&sight.snapshot.conf, Runtime::CriO).ok();
+    let choice = primary(&sight.snapshot.conf, PLUGIN);
     let plugins: Vec<&str> =
         choice.iter().flat_map(|choice| choice.network.plugins.iter().map(String::as_str)).collect();
     if let Some(rival) = likely(&plugins).filter(|_| !plugins.contains(&ISTIO)) {

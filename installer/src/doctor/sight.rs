@@ -1,11 +1,12 @@
 //! What there is to be seen on a node: one look, bounded in time, that changes nothing.
 
 mod mounts;
+mod pods;
 mod runtimes;
 mod sockets;
 
 pub use mounts::{Room, Space};
-use runtimes::Ask;
+pub(crate) use runtimes::{Ask, running};
 pub use runtimes::{RuntimeSeen, Watches};
 pub(crate) use sockets::ask as ask_agent;
 pub use sockets::{AgentSeen, LogSocketSeen};
@@ -15,12 +16,14 @@ use super::entry;
 use crate::errno::errno;
 use crate::image::every_name;
 use crate::install::perform::{TrialError, try_program};
-use crate::install::seen::{Hash, Hashes, Interest, Places, Snapshot, look};
-use crate::install::wanted::Trial;
+use crate::install::runtimes::Runtimes;
+use crate::install::seen::{Hash, Hashes, Interest, Places, Snapshot, Standing, look};
+use crate::install::wanted::{Confirmed, Trial};
 use crate::install::watch::{Watch, WatchMode};
 use crate::node_backend::Found;
 use crate::platform::Platform;
-use crate::settings::PLUGIN;
+use crate::runtime_report::Report;
+use crate::settings::{FACTS_SOCKET, PLUGIN};
 use gybe_plugin::conf::PluginConf;
 use gybe_plugin::probe_cache::{ProbeCache, this_node};
 use nix::errno::Errno;
@@ -38,6 +41,8 @@ pub struct Ground {
     pub root: PathBuf,
     /// The programs this `gybe` would bring, if they are not the installed ones themselves.
     pub image: Option<PathBuf>,
+    /// What the operator says about the program directory.
+    pub confirmed: Confirmed,
 }
 
 /// Everything that was seen.
@@ -73,6 +78,8 @@ pub struct Sight {
     pub guard: Guard,
     /// Files of istio-cni's agent.
     pub of_istio: Vec<PathBuf>,
+    /// Injected pods with annotations that nobody knows, and what is said of each.
+    pub doubtful_pods: Vec<(String, Vec<String>)>,
 }
 
 /// A security module that refuses root.
@@ -89,14 +96,21 @@ pub enum Guard {
 /// Looks.
 #[must_use]
 pub fn see(ground: Ground) -> Sight {
-    let snapshot = look(&ground.places, &Interest::in_programs(every_name()), &mut Hashes::default());
+    let mut snapshot = look(&ground.places, &Interest::in_programs(every_name()), &mut Hashes::default());
     let ours = Ours::find(&snapshot.conf);
     let conf = entry::conf(&ours);
     let ask = if ours.dropped_in.is_empty() { Ask::Nothing } else { Ask::DropIns };
     let directories =
         [("conf", &ground.places.conf), ("program", &ground.places.programs), ("run", &ground.run)];
     let plugin = ground.places.programs.join(PLUGIN);
-    let sockets = conf.as_ref().and_then(|conf| conf.facts.socket.clone());
+    let has_no_entry = snapshot.conf.standing == Standing::There && !ours.is_anywhere();
+    let sockets = match &conf {
+        // Where an agent usually answers: it would put the entry back.
+        None if has_no_entry => Some(ground.run.join(FACTS_SOCKET)),
+        conf => conf.as_ref().and_then(|conf| conf.facts.socket.clone()),
+    };
+    let seen_running = running(&ground.root, &ground.places.conf, ask);
+    snapshot.runtimes = Report::of(&ground.root, &seen_running).known(&ground.places.programs);
     Sight {
         platform: Platform::of_host(&ground.root),
         spaces: mounts::of(directories),
@@ -108,12 +122,19 @@ pub fn see(ground: Ground) -> Sight {
         no_kubeconfig: conf.as_ref().and_then(unreadable),
         found: found(&ground.run),
         watch: Watch::new([ground.places.conf.clone()]).mode(),
-        runtimes: runtimes::running(&ground.root.join("proc"), &ground.places.conf, ask),
+        runtimes: seen_running,
         guard: guard(),
         of_istio: of_istio(&ground),
+        doubtful_pods: pods::doubtful(&ground.places.results),
         snapshot,
         ground,
     }
+}
+
+/// What is known about the runtimes of the node whose root is at `root`: those that run there.
+#[must_use]
+pub fn runtimes_of(root: &Path, places: &Places) -> Runtimes {
+    Report::of(root, &running(root, &places.conf, Ask::DropIns)).known(&places.programs)
 }
 
 /// Whether both are there, and are not the same.

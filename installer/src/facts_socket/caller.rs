@@ -1,5 +1,6 @@
 //! One caller: its question as its words come, and the answer as it takes it. Only `say_all` waits.
 
+use crate::agent_status;
 use gybe_plugin::facts::wire::{self, LONGEST_QUESTION, Question, WireError};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -23,12 +24,20 @@ pub(super) struct Caller {
     until: Instant,
 }
 
+/// What a caller wants to know.
+pub(super) enum Request {
+    /// What a pod is.
+    Pod(Question),
+    /// How the agent stands.
+    Status,
+}
+
 /// What came of listening.
 pub(super) enum Heard {
     /// A question, or the beginning of one, that is not whole.
     Part,
     /// All it has to say.
-    Question(Result<Question, WireError>),
+    Request(Result<Request, WireError>),
     /// It left, or does not come to an end.
     Nothing,
 }
@@ -50,18 +59,21 @@ impl Caller {
             Err(_) => return Heard::Nothing,
         };
         match (ended, self.words.len()) {
-            (true, 1..) => Heard::Question(self.asked()),
+            (true, 1..) => Heard::Request(self.asked()),
             (false, ..=LONGEST_QUESTION) => Heard::Part,
             _ => Heard::Nothing,
         }
     }
 
     /// It waits for its answer from now on.
-    fn asked(&mut self) -> Result<Question, WireError> {
+    fn asked(&mut self) -> Result<Request, WireError> {
         let asked = wire::asked(&self.words);
         let patience = asked.as_ref().ok().and_then(|question| question.patience).unwrap_or(PATIENCE);
         self.until = Instant::now() + patience.min(MOST_PATIENCE);
-        asked
+        match asked {
+            Err(_) if agent_status::is_request(&self.words) => Ok(Request::Status),
+            asked => asked.map(Request::Pod),
+        }
     }
 
     /// Until when it listens.

@@ -1,7 +1,8 @@
 //! Who is answered now, and who has to wait.
 
-use super::caller::{Caller, Heard};
+use super::caller::{Caller, Heard, Request};
 use super::waiting::{Errand, Task, Waiting};
+use crate::agent_status::{self, AgentStatus};
 use crate::node::{Journal, Pods};
 use gybe_plugin::facts::wire::{self, Answer, Question, WireError};
 use serde_json::json;
@@ -15,6 +16,7 @@ const WAY_BACK: Duration = Duration::from_millis(50);
 #[derive(Clone, Copy)]
 pub(super) struct Desk<'scope, 'env> {
     pub(super) pods: &'scope dyn Pods,
+    pub(super) status: &'scope (dyn Fn() -> AgentStatus + Sync),
     pub(super) journal: &'scope Journal,
     pub(super) waiting: &'scope Waiting,
     pub(super) scope: &'scope Scope<'scope, 'env>,
@@ -25,25 +27,31 @@ impl Desk<'_, '_> {
     pub(super) fn hear(&self, mut caller: Caller) -> Option<Caller> {
         match caller.hear() {
             Heard::Part => return Some(caller),
-            Heard::Question(asked) => self.answer(caller, asked),
+            Heard::Request(asked) => self.answer(caller, asked),
             Heard::Nothing => {}
         }
         None
     }
 
-    fn answer(&self, caller: Caller, asked: Result<Question, WireError>) {
+    fn answer(&self, caller: Caller, asked: Result<Request, WireError>) {
         match asked {
-            Ok(Question { pod, .. }) => match self.pods.at_once(&pod) {
+            Ok(Request::Pod(Question { pod, .. })) => match self.pods.at_once(&pod) {
                 Some(answer) => self.say(caller, &answer),
                 None => self.wait(Errand { caller, task: Task::Learn(pod) }),
             },
+            Ok(Request::Status) => self.say_words(agent_status::answer(&(self.status)()), caller),
             Err(why) => self.say(caller, &Answer::Fault(why.to_string())),
         }
     }
 
-    /// An answer is a few hundred bytes, which a socket takes at once.
     fn say(&self, caller: Caller, answer: &Answer) {
-        let mut words = wire::answer(answer).into_bytes();
+        self.say_words(wire::answer(answer), caller);
+        self.tell(answer);
+    }
+
+    /// An answer is a few hundred bytes, which a socket takes at once.
+    fn say_words(&self, words: String, caller: Caller) {
+        let mut words = words.into_bytes();
         // A caller that went away has decided without us.
         if let Ok(said) = caller.say(&words)
             && said < words.len()
@@ -51,7 +59,6 @@ impl Desk<'_, '_> {
             words.drain(..said);
             self.wait(Errand { caller, task: Task::Say(words) });
         }
-        self.tell(answer);
     }
 
     /// Does on a thread of its own what cannot be done at once.

@@ -1,13 +1,14 @@
 //! One step towards what is wanted, and what stands in the way: values, in the words of an operator.
 
 use std::fmt;
+use std::path::PathBuf;
 
 use nix::errno::Errno;
 
 use super::conflist::ConflistError;
 use super::directory::Directory;
-use super::loads::choice::Broken;
-use super::seen::{Access, DROP_IN, FileName};
+use super::loads::choice::{Broken, Why};
+use super::seen::{Access, DROP_IN, FileName, Unreadable};
 use super::wanted::Program;
 
 /// One step. Each leaves a directory that loads, and none is taken if somebody else was faster.
@@ -63,6 +64,8 @@ pub enum Change {
     },
     /// Remove what a dead run left.
     Sweep(Directory),
+    /// Remove the lock file, with nothing of ours left in the directory of plugins.
+    RemoveLock,
 }
 
 /// Mode and owners of a file to be written.
@@ -79,7 +82,7 @@ impl Change {
     #[must_use]
     pub fn directory(&self) -> Directory {
         match self {
-            Self::Place { .. } | Self::Unplace(_) => Directory::Programs,
+            Self::Place { .. } | Self::Unplace(_) | Self::RemoveLock => Directory::Programs,
             Self::Sweep(directory) => *directory,
             _ => Directory::Conf,
         }
@@ -102,6 +105,7 @@ impl fmt::Display for Change {
             Self::Remove { file, .. } => write!(f, "remove {file}"),
             Self::DropIn { network, .. } => write!(f, "write {network}/{DROP_IN}"),
             Self::TakeOut { network } => write!(f, "remove {network}/{DROP_IN}"),
+            Self::RemoveLock => f.write_str("remove the lock file"),
             Self::Sweep(directory) => {
                 write!(f, "remove a dead run's temporary file from the {directory} directory")
             }
@@ -125,11 +129,22 @@ pub enum Problem {
     #[error("waiting for the primary plugin's conf file")]
     Waiting,
     /// The pinned file is not there.
-    #[error("waiting for {0}, which CNI_CONF_NAME asks for")]
-    WaitingFor(FileName),
-    /// Somebody else's broken file.
-    #[error(transparent)]
+    #[error("waiting for {file}, which {by} asks for")]
+    WaitingFor {
+        /// Which.
+        file: FileName,
+        /// The setting that names it.
+        by: &'static str,
+    },
+    /// Somebody else's broken file, which the runtime passes over.
+    #[error("{0}: {why}", why = .0.why)]
     Broken(Broken),
+    /// A broken file before every other.
+    #[error("containerd loads no network while {} stands before every other: {}", .0.file, .0.why)]
+    Stopped(Broken),
+    /// Nothing is known about its content.
+    #[error("{} cannot be read here, and the runtime may take it: {}", .0.file, .0.why)]
+    Unread(Broken),
     /// A runtime reads it, whatever its size, and would take it (Go's `os.ReadFile` has no limit).
     #[error("{file} is {length} bytes long, too many to be read here, and the runtime may take it")]
     TooLarge {
@@ -145,6 +160,54 @@ pub enum Problem {
         file: FileName,
         /// Its plugins.
         plugins: Vec<String>,
+    },
+    /// The runtime's configuration names other directories of plugins.
+    #[error("the runtime looks for plugins in {}, and not where ours are placed", list(.0))]
+    Elsewhere(Vec<PathBuf>),
+    /// The runtime takes a file that does not lead to us.
+    #[error("the runtime takes {file} ({}), which does not run {plugin}", .plugins.join(", "))]
+    NotIn {
+        /// The file.
+        file: FileName,
+        /// Its plugins.
+        plugins: Vec<String>,
+        /// Ours.
+        plugin: String,
+    },
+    /// The runtime takes a file without a primary's plugin.
+    #[error("the runtime takes {0}, which runs nothing that gives a pod a network")]
+    NoPrimary(FileName),
+    /// A network of its own, which nobody calls.
+    #[error("the runtime takes {by} ({}), and only Multus would call {file}", .plugins.join(", "))]
+    NotMultus {
+        /// Ours.
+        file: FileName,
+        /// The one the runtime takes.
+        by: FileName,
+        /// Its plugins.
+        plugins: Vec<String>,
+    },
+    /// A network of its own that is not there.
+    #[error("{0} does not have our network")]
+    NotWritten(FileName),
+    /// Both would redirect a pod.
+    #[error("{0} has an istio-cni entry beside ours: both redirect, and the second is refused")]
+    BesideIstio(FileName),
+    /// The plugin refuses every call with such an entry.
+    #[error("our entry in {file} is refused by the plugin: {why}")]
+    BadEntry {
+        /// Which file.
+        file: FileName,
+        /// Why.
+        why: String,
+    },
+    /// The plugin cannot serve.
+    #[error("the program {plugin} {why}")]
+    Program {
+        /// Its name.
+        plugin: String,
+        /// Why.
+        why: ProgramFault,
     },
     /// The pinned file is not the one the runtime takes, whose plugins call no other: no pod meets us.
     #[error("the runtime takes {by}, not {file}")]
@@ -177,12 +240,15 @@ pub enum Problem {
     /// The primary's network has no directory of its own.
     #[error("the network of {0} takes no drop-in files")]
     NoDropIns(FileName),
-    /// An older runtime passes over a drop-in without a word.
+    /// An older runtime passes over a drop-in without a word, and this one may be older.
     #[error(
         "whether the runtime reads {0}/{DROP_IN} cannot be seen from here: libcni 1.3 does (containerd 2.1, CRI-O \
          1.34), an older one starts pods without it"
     )]
     UnseenDropIn(FileName),
+    /// This runtime passes over it.
+    #[error("the runtime does not read {0}/{DROP_IN}: it needs containerd 2.1 or CRI-O 1.34")]
+    DropInIgnored(FileName),
     /// Going back to nothing.
     #[error("istio-cni's entry in {0} does not come back: its program is gone")]
     IstioGone(FileName),
@@ -191,11 +257,43 @@ pub enum Problem {
     StillNamed(FileName, String),
 }
 
+/// Why the plugin's program cannot serve.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum ProgramFault {
+    /// It is not there.
+    #[error("is not in the program directory")]
+    Missing,
+    /// It is something else, which may do anything.
+    #[error("is not the one that was placed there")]
+    Another,
+    /// The runtime cannot run it.
+    #[error("does not run")]
+    NotRun,
+    /// Others may change it.
+    #[error("may be written by others")]
+    Writable,
+}
+
+impl ProgramFault {
+    /// What a program's mode and owner keep it from, where `us` places programs.
+    #[must_use]
+    pub fn of(access: Access, us: u32) -> Option<Self> {
+        if access.mode & 0o022 != 0 || (access.uid != 0 && access.uid != us) {
+            return Some(Self::Writable);
+        }
+        (access.mode & 0o111 != 0o111).then_some(Self::NotRun)
+    }
+}
+
+fn list(paths: &[PathBuf]) -> String {
+    paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
+}
+
 impl Problem {
-    /// Whether pods are not redirected, or we are not out, because of it.
+    /// Whether it stands in the way; the others are only to be known.
     #[must_use]
     pub fn blocks(&self) -> bool {
-        !matches!(self, Self::Broken(_) | Self::Alone { .. } | Self::UnseenDropIn(_) | Self::IstioGone(_))
+        !matches!(self, Self::Broken(_) | Self::IstioGone(_))
     }
 
     /// In which directory it stands in the way.
@@ -205,6 +303,7 @@ impl Problem {
             Self::Missing(directory) | Self::Deleted(directory) | Self::Unreadable(directory, _) => {
                 *directory
             }
+            Self::Program { .. } => Directory::Programs,
             _ => Directory::Conf,
         }
     }
@@ -223,16 +322,41 @@ impl Problem {
             Self::Deleted(_) => {
                 "restart this pod, and the container runtime: neither sees a directory made anew"
             }
-            Self::Broken(_) => {
+            Self::Broken(_) | Self::Stopped(_) => {
                 "containerd loads nothing while it is there; remove it, or let its owner write it again"
+            }
+            Self::Unread(Broken { why: Why::Unreadable(Unreadable::Refused(Errno::ENOENT)), .. }) => {
+                "it is a symbolic link: mount what it leads to in the agent's pod, at the same path; or put the file \
+                 itself there, or remove the link"
+            }
+            Self::Unread(_) => {
+                "let the agent read it: give it to root, or add manifests/components/foreign-owner; or remove it"
             }
             Self::TooLarge { .. } => {
                 "conf files have some kilobytes: remove it, or let its owner write it again"
             }
             Self::Alone { .. } => {
-                "let the DaemonSet's mount cni-bin, or --bin-dir, be where the container runtime looks for \
-                 plugins; nothing is wrong where it looks in several directories, and this is one of them"
+                "let the DaemonSet's mount cni-bin, or --bin-dir, be where the container runtime looks for plugins; or, \
+                 where it looks there too, set plugin_dir: confirmed (--plugin-dir confirmed)"
             }
+            Self::Elsewhere(_) => {
+                "let the DaemonSet's mount cni-bin, or --bin-dir, be one of these, or let the runtime's configuration \
+                 name this directory too; plugin_dir: confirmed (--plugin-dir confirmed) overrules it"
+            }
+            Self::NotIn { .. } | Self::NotWritten(_) => {
+                "the agent writes it within a second: look at its log, or run gybe install"
+            }
+            Self::NoPrimary(_) => "remove it, or give it a name that sorts behind the primary's file",
+            Self::NotMultus { .. } => {
+                "set shape: chained (CHAINED_CNI_PLUGIN: true), unless Multus is to be installed on this node"
+            }
+            Self::BesideIstio(_) => {
+                "remove the DaemonSet istio-cni-node, then gybe install takes its place; or set take_over: now \
+                 (--take-over now)"
+            }
+            Self::BadEntry { .. } => "docs/PLUGIN-CONFIG.md has every key; gybe install writes it anew",
+            Self::Program { .. } => "look at the agent's log, or run gybe install, which replaces it",
+            Self::DropInIgnored(_) => "set shape: chained, or update the runtime",
             Self::Preempted { .. } => {
                 "unset CNI_CONF_NAME (conf_name), to follow the runtime's choice, or let it name that file"
             }

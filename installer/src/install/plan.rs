@@ -4,6 +4,7 @@
 //! that names them: CRI-O drops a network whose program does not answer. The others come after the conf,
 //! which does not wait for them. Going out, no conf names a program before it is taken away.
 
+mod after;
 mod chained;
 mod drop_in;
 mod originals;
@@ -12,10 +13,9 @@ mod programs;
 mod standalone;
 mod target;
 
-pub(crate) use target::alone;
-
 use super::change::{Change, Problem};
 use super::directory::Directory;
+use super::judge::{Judgement, judge, standing};
 use super::seen::{FileName, Snapshot, Standing};
 use super::wanted::{Install, Leave, Need, PutBack, Shape, Wanted};
 
@@ -24,12 +24,14 @@ use super::wanted::{Install, Leave, Need, PutBack, Shape, Wanted};
 pub struct Plan {
     /// To be taken in this order.
     pub changes: Vec<Change>,
-    /// To be told.
+    /// What keeps changes from being made, or from being enough.
     pub problems: Vec<Problem>,
+    /// What a pod meets that is started now, before any change: it meets Gybe when the node is ready.
+    pub judgement: Judgement,
 }
 
 impl Plan {
-    /// Whether the node is as wanted: what "ready" means.
+    /// Whether nothing is left to do, and nothing stands in the way.
     #[must_use]
     pub fn is_done(&self) -> bool {
         self.changes.is_empty() && !self.problems.iter().any(Problem::blocks)
@@ -40,25 +42,32 @@ impl Plan {
 #[must_use]
 pub fn plan(seen: &Snapshot, wanted: &Wanted) -> Plan {
     let mut plan = Plan::default();
-    plan.problems.extend(standing(seen));
     match wanted {
         Wanted::Installed(install) => into(seen, install, &mut plan),
         Wanted::Left(leave) => out_of(seen, leave, &mut plan),
     }
     let litter = [(seen.conf.litter, Directory::Conf), (seen.programs.litter, Directory::Programs)];
     plan.changes.extend(litter.iter().filter(|(there, _)| *there).map(|(_, place)| Change::Sweep(*place)));
+    match wanted {
+        Wanted::Installed(install) => {
+            plan.judgement = judge(&install.question(seen));
+            not_enough(seen, install, &mut plan);
+        }
+        Wanted::Left(leave) => programs::remove_lock(seen, leave, &mut plan),
+    }
     plan
 }
 
-fn standing(seen: &Snapshot) -> Vec<Problem> {
-    let places = [(seen.programs.standing, Directory::Programs), (seen.conf.standing, Directory::Conf)];
-    let problem = |(standing, directory)| match standing {
-        Standing::There => None,
-        Standing::Missing => Some(Problem::Missing(directory)),
-        Standing::Deleted => Some(Problem::Deleted(directory)),
-        Standing::Refused(why) => Some(Problem::Unreadable(directory, why)),
+/// What the changes do not mend. Why the entry is not written says more than that it is not there.
+fn not_enough(seen: &Snapshot, install: &Install, plan: &mut Plan) {
+    let left = match plan.changes.as_slice() {
+        [] => plan.judgement.clone(),
+        changes => judge(&install.question(&after::after(seen, changes))),
     };
-    places.into_iter().filter_map(problem).collect()
+    let is_explained = plan.problems.iter().any(Problem::blocks);
+    let follows = |problem: &Problem| matches!(problem, Problem::NotIn { .. } | Problem::NotWritten(_));
+    let reasons = left.reasons.into_iter().filter(|reason| !(is_explained && follows(reason)));
+    plan.problems.extend(reasons.chain(left.notes));
 }
 
 fn into(seen: &Snapshot, install: &Install, plan: &mut Plan) {
@@ -79,9 +88,6 @@ fn into_conf(seen: &Snapshot, install: &Install, plan: &mut Plan) {
         Shape::Standalone { file } => standalone::put(seen, install, file, plan),
         Shape::DropIn => drop_in::put(seen, install, plan),
     };
-    if !matches!(install.shape, Shape::Standalone { .. }) {
-        plan.problems.extend(alone(seen, install.entry.plugin()));
-    }
     // While it is not known where the entry belongs, it stays wherever it is.
     let Some(kept) = kept else { return };
     let out = out::Out { seen, plugin: install.entry.plugin(), put_back: PutBack::Nothing, stand_ins: &[] };
@@ -92,7 +98,8 @@ fn into_conf(seen: &Snapshot, install: &Install, plan: &mut Plan) {
 
 fn out_of(seen: &Snapshot, leave: &Leave, plan: &mut Plan) {
     // Without a directory there is nothing of ours in it.
-    plan.problems.retain(|problem| !matches!(problem, Problem::Missing(_)));
+    let gone = standing(&seen.conf, &seen.programs).into_iter();
+    plan.problems.extend(gone.filter(|problem| !matches!(problem, Problem::Missing(_))));
     let out =
         out::Out { seen, plugin: &leave.plugin, put_back: leave.put_back, stand_ins: &leave.tombstones };
     out.of_every_file(|_| false, plan);

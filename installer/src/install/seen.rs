@@ -11,6 +11,8 @@ use std::path::PathBuf;
 
 use nix::errno::Errno;
 
+use super::runtimes::Runtimes;
+
 pub use cached::Cached;
 pub use name::FileName;
 pub use programs::{Hash, Hashes, SeenProgram};
@@ -21,6 +23,8 @@ pub const ORIGINAL: &str = ".gybe-original";
 pub const LARGEST: u64 = 1 << 20;
 /// What a dead run may have left in a directory. There is one writer at a time, so one name is enough.
 pub const TEMPORARY: &str = ".gybe.tmp";
+/// The file in the directory of plugins that is locked while a node is changed.
+pub const LOCK: &str = ".gybe.lock";
 /// Our file in a network's own directory; it sorts behind everybody else's.
 pub const DROP_IN: &str = "zz-gybe-cni.conf";
 
@@ -76,6 +80,10 @@ pub struct Snapshot {
     pub cached: Cached,
     /// Who we are: files that only this user can write are files we wrote.
     pub us: u32,
+    /// What is known about the runtimes. A look at the directories finds out nothing about them.
+    pub runtimes: Runtimes,
+    /// Programs of another build than the wanted one that answered when they were tried.
+    pub answering: BTreeSet<FileName>,
 }
 
 /// Whether a directory is where its path says.
@@ -101,13 +109,24 @@ pub struct ConfDirectory {
     pub files: BTreeMap<FileName, SeenFile>,
     /// `.conf` files of its sub-directories: the networks' own.
     pub networks: BTreeMap<FileName, BTreeMap<FileName, SeenFile>>,
+    /// Sub-directories, and links that may lead to one, whose files are not known.
+    pub unread_networks: BTreeMap<FileName, Unreadable>,
+    /// Whether Multus reads this directory, and no runtime: its networks are called by their names.
+    pub is_of_multus: bool,
     /// Whether a dead run left its temporary file.
     pub litter: bool,
 }
 
 impl ConfDirectory {
     fn not_there(standing: Standing) -> Self {
-        Self { standing, files: BTreeMap::new(), networks: BTreeMap::new(), litter: false }
+        Self {
+            standing,
+            files: BTreeMap::new(),
+            networks: BTreeMap::new(),
+            unread_networks: BTreeMap::new(),
+            is_of_multus: false,
+            litter: false,
+        }
     }
 }
 
@@ -122,11 +141,14 @@ pub struct ProgramDirectory {
     pub files: BTreeMap<FileName, SeenProgram>,
     /// Whether a dead run left its temporary file.
     pub litter: bool,
+    /// Whether the lock file is there.
+    pub has_lock: bool,
 }
 
 impl ProgramDirectory {
     fn not_there(standing: Standing) -> Self {
-        Self { standing, names: BTreeSet::new(), files: BTreeMap::new(), litter: false }
+        let (names, files) = (BTreeSet::new(), BTreeMap::new());
+        Self { standing, names, files, litter: false, has_lock: false }
     }
 }
 
@@ -194,5 +216,7 @@ pub fn look(places: &Places, interest: &Interest, hashes: &mut Hashes) -> Snapsh
             Sandboxes::Asked => cached::look(&places.results),
         },
         us: nix::unistd::geteuid().as_raw(),
+        runtimes: Runtimes::default(),
+        answering: BTreeSet::new(),
     }
 }

@@ -1,9 +1,12 @@
 //! What an operator wants of a node: a value, the same for install, upgrade, heal and uninstall.
 
+use std::ffi::OsStr;
 use std::path::PathBuf;
 
+use super::change::ProgramFault;
 use super::entry::Entry;
-use super::seen::{FileName, Hash, Interest, Sandboxes};
+use super::judge::Question;
+use super::seen::{FileName, Hash, Interest, Sandboxes, Snapshot};
 
 /// The state a node is to be in.
 #[derive(Debug, Clone, PartialEq)]
@@ -19,6 +22,8 @@ pub enum Wanted {
 pub struct Install {
     /// Where the entry goes.
     pub shape: Shape,
+    /// The setting that names the pinned file, where one is pinned.
+    pub pinned_by: &'static str,
     /// The plugin's entry.
     pub entry: Entry,
     /// The programs for the host; those that pods depend on are placed before the entry, in this order.
@@ -29,6 +34,44 @@ pub struct Install {
     pub take_over: TakeOver,
     /// Permission bits of files that are ours alone: 0600, or 0640 where a group reads them.
     pub mode: u32,
+    /// What the operator says about the program directory.
+    pub confirmed: Confirmed,
+}
+
+/// Whether the operator says that the runtime looks for plugins in the program directory, though none of the
+/// primary's is there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Confirmed {
+    /// It is judged by what is there, and by the runtime's configuration.
+    #[default]
+    No,
+    /// It does.
+    Yes,
+}
+
+impl Install {
+    /// Whether a pod that is started on this node meets what is wanted.
+    #[must_use]
+    pub fn question<'a>(&'a self, seen: &'a Snapshot) -> Question<'a> {
+        Question {
+            conf: &seen.conf,
+            programs: &seen.programs,
+            runtimes: &seen.runtimes,
+            plugin: self.entry.plugin(),
+            fault: self.fault(seen),
+            shape: &self.shape,
+            confirmed: self.confirmed,
+        }
+    }
+
+    /// Another build than the wanted one serves too, once it has answered.
+    fn fault(&self, seen: &Snapshot) -> Option<ProgramFault> {
+        let name = OsStr::new(self.entry.plugin());
+        let Some(there) = seen.programs.files.get(name) else { return Some(ProgramFault::Missing) };
+        let mut ours = self.programs.iter().filter(|program| program.name.as_os_str() == name);
+        let is_right = ours.any(|program| there.hash == Ok(program.hash)) || seen.answering.contains(name);
+        ProgramFault::of(there.access, seen.us).or_else(|| (!is_right).then_some(ProgramFault::Another))
+    }
 }
 
 /// Where the entry goes.

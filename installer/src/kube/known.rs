@@ -2,16 +2,19 @@
 //! here for what is not known yet. When the API server is away all stays as it was.
 
 mod awaited;
+mod held;
 
 pub(super) use awaited::{Patience, late};
+pub(super) use held::Held;
 
 use super::error::ApiError;
+use crate::node::Part;
 use awaited::{Awaited, life};
 use gybe_plugin::args::PodRef;
 use gybe_plugin::facts::means;
 use gybe_plugin::facts::wire::Answer;
 use gybe_plugin::pod::PodFacts;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -30,6 +33,8 @@ pub struct WatchState {
     pub pods: usize,
     /// How often the watch was opened again.
     pub reconnects: u64,
+    /// How often a request about pods failed, by HTTP status; none is no answer, or one that cannot be read.
+    pub errors: BTreeMap<Option<u16>, u64>,
 }
 
 /// What stands in the way of the watch.
@@ -42,7 +47,7 @@ pub struct Trouble {
 }
 
 /// By `<namespace>/<name>`, of which there is only one at any time.
-pub(super) type Pods = BTreeMap<String, PodFacts>;
+pub(super) type Pods = BTreeMap<String, Held>;
 
 /// What is known, shared between the watch and who asks.
 #[derive(Debug)]
@@ -60,6 +65,7 @@ struct Now {
     heard: Instant,
     trouble: Option<Trouble>,
     openings: u64,
+    errors: BTreeMap<Option<u16>, u64>,
 }
 
 impl Default for Known {
@@ -71,6 +77,8 @@ impl Default for Known {
             heard: Instant::now(),
             trouble: None,
             openings: 0,
+            // A counter that is not there cannot be told from one that never counted.
+            errors: BTreeMap::from([(None, 0)]),
         };
         Self { now: Mutex::new(now), changed: Condvar::new() }
     }
@@ -129,21 +137,21 @@ impl Known {
     pub(super) fn hold_first(&self, facts: &PodFacts) {
         self.change(|now| {
             if !now.synced {
-                now.pods.insert(key(facts), facts.clone());
+                now.pods.insert(key(facts), Held::of(facts.clone()));
             }
         });
     }
 
     /// A pod is there, or another than before.
     pub(super) fn hold(&self, facts: PodFacts) {
-        self.change(|now| drop(now.pods.insert(key(&facts), facts)));
+        self.change(|now| drop(now.pods.insert(key(&facts), Held::of(facts))));
     }
 
     /// A pod is gone. A later life of its name is not.
     pub(super) fn forget(&self, facts: &PodFacts) {
         self.change(|now| {
             let name = key(facts);
-            if now.pods.get(&name).is_some_and(|known| known.uid == facts.uid) {
+            if now.pods.get(&name).is_some_and(|known| known.names().uid == facts.uid) {
                 now.pods.remove(&name);
             }
         });
@@ -162,6 +170,11 @@ impl Known {
         now.trouble.take().is_some()
     }
 
+    /// A request failed.
+    pub(super) fn count_error(&self, fault: &ApiError) {
+        *self.lock().errors.entry(fault.status()).or_default() += 1;
+    }
+
     /// The watch is not open. Says whether that is news.
     pub(super) fn lost(&self, fault: &ApiError) -> bool {
         let trouble = Trouble { status: fault.status(), sentence: fault.to_string() };
@@ -171,11 +184,10 @@ impl Known {
         news
     }
 
-    /// The namespaces of pods whose name begins so; none as long as the list was never whole.
-    pub(super) fn namespaces_of(&self, prefix: &str) -> Option<BTreeSet<String>> {
+    /// Whether a pod of this part of Istio is known; none as long as the list was never whole.
+    pub(super) fn has_pod_of(&self, part: &Part) -> Option<bool> {
         let now = self.lock();
-        let named = now.pods.values().filter(|facts| facts.name.starts_with(prefix));
-        now.synced.then(|| named.map(|facts| facts.namespace.clone()).collect())
+        now.synced.then(|| now.pods.values().map(Held::names).any(|facts| part.contains(facts)))
     }
 
     pub(super) fn state(&self) -> WatchState {
@@ -186,6 +198,7 @@ impl Known {
             trouble: now.trouble.clone(),
             pods: now.pods.len(),
             reconnects: now.openings.saturating_sub(1),
+            errors: now.errors.clone(),
         }
     }
 
@@ -205,7 +218,7 @@ impl Known {
 
 impl Now {
     fn find(&self, name: &str, pod: &PodRef) -> Option<Answer> {
-        let facts = self.pods.get(name).filter(|facts| means(facts, pod))?;
+        let facts = self.pods.get(name)?.whole().filter(|facts| means(facts, pod))?;
         Some(Answer::Pod(Box::new(facts.clone())))
     }
 

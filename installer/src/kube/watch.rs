@@ -7,7 +7,7 @@
 use super::backoff::{Backoff, dice};
 use super::error::ApiError;
 use super::items::Items;
-use super::known::{Known, Pods, key};
+use super::known::{Held, Known, Pods, key};
 use super::lines::Lines;
 use super::pods::{self, Page, Pod};
 use crate::node::Journal;
@@ -65,7 +65,11 @@ impl Watch {
     fn lose(&self, fault: &ApiError, wait: Duration) {
         // 410 is how a server says that it is time for a new list, and no trouble where there was one.
         let expected = fault.status() == Some(410) && self.known.state().synced;
-        if !expected && self.known.lost(fault) {
+        if expected {
+            return;
+        }
+        self.known.count_error(fault);
+        if self.known.lost(fault) {
             let (cause, wait) = (fault.to_string(), wait.as_millis());
             let pods = self.known.state().pods;
             let more = json!({ "cause": cause, "again_in_ms": u64::try_from(wait).ok(), "pods": pods });
@@ -171,7 +175,7 @@ impl Watch {
             let cut = items.feed(&bytes, |item| {
                 let facts = serde_json::from_slice::<Pod>(item).ok().and_then(|pod| pod.facts().ok());
                 facts.iter().for_each(|facts| self.known.hold_first(facts));
-                found.extend(facts.map(|facts| (key(&facts), facts)));
+                found.extend(facts.map(|facts| (key(&facts), Held::of(facts))));
             });
             cut.map_err(|_| ApiError::Nonsense(TOO_LONG))?;
         }

@@ -11,6 +11,7 @@ use super::page::Page;
 use super::sockets::Unserved;
 use super::view::View;
 use super::{Journal, NodeError, health, http, metrics};
+use crate::agent_status::AgentStatus;
 use crate::errno::errno;
 use crate::kube::Fate;
 use crate::settings::Ground;
@@ -35,7 +36,7 @@ impl Beside<'_> {
     pub(super) fn run(
         &self,
         keeping: Keeping,
-        serving: impl FnOnce() -> Result<(), NodeError>,
+        serving: impl FnOnce(&(dyn Fn() -> AgentStatus + Sync)) -> Result<(), NodeError>,
     ) -> Result<(), NodeError> {
         let wait = |what| move |why: std::io::Error| NodeError::Wait { what, source: errno(&why) };
         let (stop, running) = pipe().map_err(wait("the end"))?;
@@ -51,12 +52,14 @@ impl Beside<'_> {
             label: self.home.as_ref().map(|_| &label),
         };
         let healing = Healing::new(keeping, around);
+        let (pods, calls, unserved) = (self.pods, self.calls, self.unserved);
+        let view = View { bulletin: &bulletin, pods, calls, unserved, started: Instant::now() };
         thread::scope(|scope| {
             let healing = scope.spawn(|| healing.run(stop.as_fd()));
             let seen = scope.spawn(|| set.look(stop.as_fd()));
             scope.spawn(|| self.label(&label, &stop));
-            scope.spawn(|| self.http(&ground, &bulletin, http_ends));
-            let served = serving();
+            scope.spawn(|| self.http(&ground, &view, http_ends));
+            let served = serving(&|| health::status(&view.look()));
             // Whoever polls the other end wakes.
             drop(running);
             if let (Ok(healing), Ok(())) = (healing.join(), seen.join()) {
@@ -73,9 +76,7 @@ impl Beside<'_> {
         }
     }
 
-    fn http(&self, ground: &Ground, bulletin: &Bulletin, ends: oneshot::Receiver<()>) {
-        let (pods, calls, unserved) = (self.pods, self.calls, self.unserved);
-        let view = View { bulletin, pods, calls, unserved, started: Instant::now() };
+    fn http(&self, ground: &Ground, view: &View<'_>, ends: oneshot::Receiver<()>) {
         let health = |path: &str| health::page(path, &view.look()).unwrap_or_else(Page::unknown);
         let numbers = |path: &str| match path {
             "/metrics" => Page::metrics(metrics::text(&view.look())),

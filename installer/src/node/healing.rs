@@ -19,13 +19,15 @@ use super::bulletin::{Bulletin, Posted};
 use super::calls::Calls;
 use super::incumbent::IstioAgent;
 use super::label::Label;
-use super::{ISTIOD, Journal, Pods};
+use super::{Journal, Part, Pods};
 use crate::image::Image;
 use crate::install::directory::Each;
-use crate::install::wanted::{TakeOver, Wanted};
+use crate::install::runtimes::Runtimes;
+use crate::install::wanted::{Shape, TakeOver, Wanted};
 use crate::install::watch::{Watch, WatchMode, Woken};
 use crate::install::{Memory, pass};
 use crate::layers::chain;
+use crate::runtime_report::Report;
 use crate::settings::{OnNode, Settings};
 use backend::Backend;
 use following::Chosen;
@@ -167,6 +169,8 @@ impl<'a> Healing<'a> {
             self.memory.wants_anew();
             self.wanted_since = Instant::now();
         }
+        let runtimes = self.runtimes();
+        self.memory.learn(runtimes);
         let places = &self.following.good.ground.places;
         let next = match pass(places, &wanted, &mut self.memory) {
             Ok(pass) => self.account(&pass, woken),
@@ -182,9 +186,22 @@ impl<'a> Healing<'a> {
         next
     }
 
+    /// What the probe saw of them. A runtime that calls us reads the drop-in, for by then no sandbox is on its way that was begun under
+    /// another conf.
+    fn runtimes(&self) -> Runtimes {
+        let ground = &self.following.good.ground;
+        let report = Report::kept_in(&ground.probe);
+        let mut runtimes = report.map_or_else(Runtimes::default, |it| it.known(&ground.places.programs));
+        let is_drop_in = self.following.good.choices.shape == Shape::DropIn;
+        if is_drop_in && self.around.calls.added_after(self.wanted_since + self.leaving.rest) {
+            runtimes.read_drop_ins();
+        }
+        runtimes
+    }
+
     fn wanted(&mut self) -> Result<Wanted, crate::install::entry::EntryError> {
         let (settings, now) = (&self.following.good, Instant::now());
-        let istio = IstioAgent::look(self.around.pods, &settings.ground.istio_run);
+        let istio = IstioAgent::look(self.around.pods, settings);
         self.observed.look(&settings.ground.places, now);
         self.posted.istio = Some(istio);
         let backend = self.backend.look(settings, self.around.label, &mut self.told);
@@ -247,7 +264,8 @@ impl Next {
 
 /// Istiod's own pods must start before anybody knows a mesh.
 fn meshed_istiod(pods: &dyn Pods, settings: &Settings) -> Option<String> {
-    let excluded = &settings.choices.conf.exclude_namespaces;
-    let namespace = pods.namespaces_of(ISTIOD)?.into_iter().find(|name| !excluded.contains(name))?;
-    Some(format!("istiod runs in namespace {namespace}, which is not among those left alone"))
+    let namespace = &settings.ground.control_plane;
+    let is_left_alone = settings.choices.conf.exclude_namespaces.contains(namespace);
+    let is_meshed = !is_left_alone && pods.has_pod_of(&Part::istiod(settings))?;
+    is_meshed.then(|| format!("istiod runs in namespace {namespace}, which is not among those left alone"))
 }

@@ -3,6 +3,7 @@
 use super::bulletin::Stage;
 use super::page::Page;
 use super::view::Seen;
+use crate::agent_status::AgentStatus;
 use std::fmt::Write as _;
 
 /// The answer to a request for `path`; none for any other.
@@ -18,22 +19,39 @@ pub(crate) fn page(path: &str, seen: &Seen) -> Option<Page> {
     }
 }
 
+/// How the agent stands: `/readyz` and the facts socket say the same.
+pub(crate) fn status(seen: &Seen) -> AgentStatus {
+    let reasons = seen.missing();
+    let conflicts = &seen.posted.fights;
+    AgentStatus {
+        ready: reasons.is_empty(),
+        reasons,
+        settings: seen.posted.settings.clone(),
+        conflicts: conflicts.conf.iter().chain(&conflicts.programs).cloned().collect(),
+        notes: seen.posted.notes.clone(),
+    }
+}
+
+/// How an agent stands that keeps no node: by its pods and its sockets.
+pub(crate) fn of_pods_alone(pods: Option<String>, sockets: Vec<String>) -> AgentStatus {
+    let reasons: Vec<String> = pods.into_iter().chain(sockets).collect();
+    AgentStatus { ready: reasons.is_empty(), reasons, ..AgentStatus::default() }
+}
+
 /// Ready: nothing is missing. Whatever else should be known stands below it.
 fn ready(seen: &Seen) -> Page {
-    let missing = seen.missing();
+    let AgentStatus { ready, reasons, settings, conflicts, notes } = status(seen);
     let mut text = String::new();
     // A String takes whatever is written to it.
-    let _ = match missing.is_empty() {
+    let _ = match ready {
         true => writeln!(text, "ready"),
-        false => writeln!(text, "not ready\n- {}", missing.join("\n- ")),
+        false => writeln!(text, "not ready\n- {}", reasons.join("\n- ")),
     };
-    let settings = seen.posted.settings.iter().map(|why| format!("the ConfigMap is not followed: {why}"));
-    let fights = &seen.posted.fights;
-    let fights = fights.conf.iter().chain(&fights.programs).cloned();
-    for note in settings.chain(fights).chain(seen.posted.notes.iter().cloned()) {
+    let settings = settings.map(|why| format!("the ConfigMap is not followed: {why}"));
+    for note in settings.into_iter().chain(conflicts).chain(notes) {
         let _ = writeln!(text, "note: {note}");
     }
-    if missing.is_empty() { Page::good(text) } else { Page::bad(text) }
+    if ready { Page::good(text) } else { Page::bad(text) }
 }
 
 /// Whether the node's chain is without us, and nothing more has to be waited for before the DaemonSet

@@ -5,7 +5,7 @@ use super::reader::{Reader, Said, list};
 use super::{plugin_conf, template};
 use crate::image::OTHER_NAMES;
 use crate::install::seen::FileName;
-use crate::install::wanted::{PutBack, Shape};
+use crate::install::wanted::{Confirmed, PutBack, Shape};
 use gybe_plugin::conf::PluginConf;
 use serde_json::{Map, Value};
 use std::collections::BTreeSet;
@@ -17,6 +17,8 @@ pub struct Choices {
     pub mode: Mode,
     /// Where the entry goes.
     pub shape: Shape,
+    /// The setting that names its file, where one does.
+    pub pinned_by: &'static str,
     /// What the entry says.
     pub conf: PluginConf,
     /// What an operator's template has beside the plugin's keys: it goes into the entry as it is.
@@ -27,6 +29,8 @@ pub struct Choices {
     pub take_over: TakeOverWish,
     /// Whether an istio-cni entry comes back when we leave.
     pub put_back: PutBack,
+    /// What the operator says about the program directory.
+    pub plugin_dir: Confirmed,
     /// Further names for `gybe` on the host.
     pub also_as: BTreeSet<FileName>,
     /// Whether to leave when the DaemonSet is gone.
@@ -64,7 +68,7 @@ pub enum TakeOverWish {
 }
 
 /// Multus calls a network by its name, and it is to sort behind every primary's file.
-const STANDALONE: &str = "YYY-gybe-cni.conf";
+pub const STANDALONE: &str = "YYY-gybe-cni.conf";
 
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 enum Form {
@@ -78,6 +82,7 @@ const FORMS: [(&str, Form); 3] =
     [("chained", Form::Chained), ("standalone", Form::Standalone), ("dropin", Form::DropIn)];
 const MODES: [(&str, Mode); 2] = [("install", Mode::Install), ("leave", Mode::Leave)];
 const POD_SOURCES: [(&str, PodSource); 2] = [("agent", PodSource::Agent), ("api", PodSource::Api)];
+const PLUGIN_DIRS: [(&str, Confirmed); 2] = [("check", Confirmed::No), ("confirmed", Confirmed::Yes)];
 const TAKE_OVERS: [(&str, TakeOverWish); 2] = [("wait", TakeOverWish::Wait), ("now", TakeOverWish::Now)];
 
 pub(super) fn read(reader: &mut Reader<'_>, ground: &Ground) -> Choices {
@@ -96,11 +101,13 @@ pub(super) fn read(reader: &mut Reader<'_>, ground: &Ground) -> Choices {
     Choices {
         mode: reader.word(reader.key("mode"), &MODES),
         shape: shape(reader),
+        pinned_by: conf_name(reader).map_or("conf_name", |said| said.name),
         conf,
         further: template.map(template::Template::further).unwrap_or_default(),
         pod_source,
         take_over: reader.word(reader.key("take_over"), &TAKE_OVERS),
         put_back,
+        plugin_dir: reader.word(reader.key("plugin_dir"), &PLUGIN_DIRS),
         also_as: also_as(reader),
         leave_when_daemonset_gone: reader.yes(reader.key("leave_when_daemonset_gone")),
     }
@@ -122,7 +129,7 @@ fn shape(reader: &mut Reader<'_>) -> Shape {
             _ => Form::Chained,
         },
     };
-    let said = reader.either("conf_name", "CNI_CONF_NAME");
+    let said = conf_name(reader);
     let name = said.and_then(|said| FileName::new(said.text).ok());
     match (said, &name, form) {
         (Some(said), None, _) => reader.refuse(said, "must be the name of a file, and no path"),
@@ -139,6 +146,10 @@ fn shape(reader: &mut Reader<'_>) -> Shape {
             None => Shape::DropIn,
         },
     }
+}
+
+fn conf_name<'a>(reader: &Reader<'a>) -> Option<Said<'a>> {
+    reader.either("conf_name", "CNI_CONF_NAME")
 }
 
 fn also_as(reader: &mut Reader<'_>) -> BTreeSet<FileName> {

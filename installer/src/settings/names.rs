@@ -40,7 +40,7 @@ const fn other(fate: Fate, name: &'static str, meaning: &'static str) -> Name {
 }
 
 /// Keys of the ConfigMap. A changed one is followed without a restart.
-pub const KEYS: [Name; 16] = [
+pub const KEYS: [Name; 17] = [
     honoured(
         "mode",
         "install",
@@ -82,6 +82,11 @@ pub const KEYS: [Name; 16] = [
     ),
     honoured("take_over", "wait", "`wait` for istio-cni's agent to go, or `now`"),
     honoured(
+        "plugin_dir",
+        "check",
+        "`check`: nothing is chained before one of the primary's plugins is where ours are placed, or the runtime's configuration names that directory; `confirmed`: the runtime looks for plugins there",
+    ),
+    honoured(
         "put_back_istio",
         "false",
         "whether an istio-cni entry comes back when we leave, if its program is there",
@@ -89,7 +94,7 @@ pub const KEYS: [Name; 16] = [
     honoured(
         "also_as",
         "",
-        "comma list of `istio-iptables`, `istio-cni-taint`: further names for `gybe` on the host",
+        "comma list of `istio-iptables`, `istio-iptables.sh`, `istio-cni-taint`: further names for `gybe` on the host",
     ),
     honoured(
         "cni_network_config",

@@ -1,10 +1,11 @@
 //! After every single step, in any directory, the runtime still loads the network it loaded before.
 
+use gybe_installer::install::loads::DropIns;
 use gybe_installer::install::loads::choice::{Runtime, choose};
 use gybe_installer::install::perform::perform;
 use gybe_installer::install::plan::plan;
 use gybe_installer::install::seen::Interest;
-use gybe_installer::install::wanted::{PutBack, Shape, Wanted};
+use gybe_installer::install::wanted::{Confirmed, Install, PutBack, Shape, Wanted};
 use proptest::prelude::*;
 
 use crate::ground::Ground;
@@ -39,7 +40,7 @@ fn content(kind: u8, n: usize) -> String {
 }
 
 fn network(ground: &Ground, runtime: Runtime) -> Option<(String, Vec<String>)> {
-    let network = choose(&ground.look(&Interest::default()).conf, runtime).ok()?.network;
+    let network = choose(&ground.look(&Interest::default()).conf, runtime, DropIns::Loaded).ok()?.network;
     let mut plugins = network.plugins;
     plugins.retain(|plugin| plugin != "gybe-cni");
     Some((network.name, plugins))
@@ -68,12 +69,17 @@ fn walk(ground: &Ground, wanted: &Wanted) {
 }
 
 fn wanted(ground: &Ground, which: u8) -> Wanted {
-    match which {
+    // None of the plugins that are named here exists.
+    let confirmed = |wanted| match wanted {
+        Wanted::Installed(install) => Wanted::Installed(Install { confirmed: Confirmed::Yes, ..install }),
+        left @ Wanted::Left(_) => left,
+    };
+    confirmed(match which {
         0 | 1 => chained(&ground.root),
         2 => installed(&ground.root, Shape::DropIn),
         3 => left(&ground.root, PutBack::Nothing),
         _ => installed(&ground.root, Shape::Standalone { file: name("YYY-gybe-cni.conf") }),
-    }
+    })
 }
 
 proptest! {
@@ -105,7 +111,7 @@ proptest! {
         let ground = Ground::new();
         ground.put(NAMES[n], content(kind, n));
         if network(&ground, Runtime::CriO).is_some() {
-            let wanted = chained(&ground.root);
+            let wanted = wanted(&ground, 0);
             let planned = plan(&ground.look(&wanted.interest()), &wanted);
             let _ = perform(&planned.changes[..stop.min(planned.changes.len())], &ground.places());
             let newer = content(again, n).replace("portmap", "tuning");

@@ -4,6 +4,9 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
 use gybe_installer::install::change::Problem;
+use gybe_installer::install::loads::DropIns;
+use gybe_installer::install::loads::choice::Runtime;
+use gybe_installer::install::runtimes::Runtimes;
 use gybe_installer::install::wanted::{PutBack, Shape, Wanted};
 
 use crate::ground::Ground;
@@ -113,7 +116,10 @@ fn a_pinned_file_is_waited_for_under_either_ending_and_not_left() {
         let content = if there.ends_with(".conf") { SINGLE } else { LIST };
         let ground = Ground::new();
         let wanted = installed(&ground.root, pinned(asked));
-        assert_eq!(ground.pass(&wanted).left.problems, [Problem::WaitingFor(name(asked))]);
+        assert_eq!(
+            ground.pass(&wanted).left.problems,
+            [Problem::WaitingFor { file: name(asked), by: "conf_name" }, Problem::Waiting]
+        );
         ground.put(there, content);
         let before = ground.files();
         ground.settle(&wanted);
@@ -136,6 +142,7 @@ fn a_pinned_file_that_multus_calls_is_well_though_the_runtime_takes_another() {
     for plugin in ["multus", "multus-shim"] {
         let multus = format!(r#"{{"name":"multus-cni-network","type":"{plugin}"}}"#);
         let ground = Ground::with(&[("00-multus.conf", multus.as_str()), ("10-calico.conflist", LIST)]);
+        fs::write(ground.root.join("bin").join(plugin), "").unwrap();
         ground.settle(&installed(&ground.root, pinned("10-calico.conflist")));
         assert!(ground.text("10-calico.conflist").contains("gybe-cni"), "{plugin}");
         assert_eq!(ground.text("00-multus.conf"), multus);
@@ -148,11 +155,17 @@ fn f06_a_file_broken_by_somebody_else_is_passed_over_and_never_written() {
         ["", "{", "\"text\"", "[]", "{}", r#"{"name":"x","plugins":[]}"#, r#"{"plugins":[{"type":"a"}]}"#]
     {
         let ground = Ground::with(&[("00-bad.conflist", broken), ("10-calico.conflist", LIST)]);
-        let pass = ground.pass(&chained(&ground.root));
-        assert!(pass.left.is_done(), "{broken:?}: {:?}", pass.left);
-        assert!(
-            matches!(&pass.left.problems[..], [Problem::Broken(it)] if it.file == name("00-bad.conflist"))
-        );
+        let by = |runtime| {
+            let runtimes = Runtimes::of([(runtime, Some(DropIns::Loaded))]);
+            ground.pass_by(&chained(&ground.root), runtimes).left
+        };
+        let (crio, containerd) = (by(Runtime::CriO), by(Runtime::Containerd));
+        assert!(crio.judgement.is_met() && crio.is_done(), "{broken:?}: {crio:?}");
+        let bad = name("00-bad.conflist");
+        assert!(matches!(&crio.problems[..], [Problem::Broken(it)] if it.file == bad));
+        assert!(!containerd.judgement.is_met(), "it loads nothing");
+        assert!(matches!(&containerd.problems[..], [Problem::Stopped(it)] if it.file == bad));
+        assert!(ground.text("10-calico.conflist").contains("gybe-cni"), "for when the broken one is gone");
         assert_eq!(ground.text("00-bad.conflist"), broken);
         ground.settle(&left(&ground.root, PutBack::Nothing));
         assert_eq!(ground.text("10-calico.conflist"), LIST);
@@ -178,7 +191,7 @@ fn f06_the_primary_is_waited_for_and_never_made_up() {
     let ground = Ground::with(&[("YYY-istio-cni.conf", r#"{"name":"istio-cni","type":"istio-cni"}"#)]);
     let before = ground.files();
     let pass = ground.pass(&chained(&ground.root));
-    assert_eq!(pass.left.problems, [Problem::Waiting]);
+    assert_eq!(pass.left.problems, [Problem::NoPrimary(name("YYY-istio-cni.conf"))]);
     assert_eq!(ground.files(), before);
     assert_eq!(ground.programs(), ["gybe", "gybe-cni"], "programs stand before any conf names them");
 }

@@ -4,11 +4,11 @@ use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 
 use gybe_installer::install::change::Problem;
-use gybe_installer::install::wanted::{PutBack, Shape};
+use gybe_installer::install::wanted::{Confirmed, Install, PutBack, Shape, Wanted};
 
 use crate::ground::Ground;
 use crate::lives::{LIST, SINGLE};
-use crate::wants::{chained, installed, left, name};
+use crate::wants::{chained, install, installed, left, name};
 
 #[test]
 fn standalone_is_a_network_of_its_own_and_nobody_elses_file() {
@@ -24,6 +24,7 @@ fn standalone_is_a_network_of_its_own_and_nobody_elses_file() {
     ground.put("YYY-gybe-cni.conf", SINGLE);
     let pass = ground.pass(&installed(&ground.root, shape.clone()));
     assert_eq!(pass.left.problems, [Problem::NotOurs(name("YYY-gybe-cni.conf"))]);
+    assert!(!pass.left.judgement.is_met());
     fs::remove_file(ground.conf("YYY-gybe-cni.conf")).unwrap();
     ground.settle(&installed(&ground.root, shape));
     ground.settle(&left(&ground.root, PutBack::Nothing));
@@ -94,12 +95,64 @@ fn f37_where_none_of_the_primarys_plugins_is_the_runtime_may_look_elsewhere_for_
     ground.settle(&chained(&ground.root));
     fs::remove_file(ground.root.join("bin/calico")).unwrap();
     for shape in [Shape::Chained { pinned: None }, Shape::DropIn] {
-        let left = ground.pass(&installed(&ground.root, shape)).left;
+        let pass = ground.pass(&installed(&ground.root, shape));
         let plugins = vec!["calico".to_owned(), "portmap".to_owned()];
         let alone = Problem::Alone { file: name("10-calico.conflist"), plugins };
-        assert!(left.problems.contains(&alone), "{:?}", left.problems);
-        assert!(left.is_done(), "it may be one of several");
+        assert!(pass.left.problems.contains(&alone), "{:?}", pass.left.problems);
+        assert!(!pass.left.judgement.is_met());
     }
+    assert!(ground.text("10-calico.conflist").contains("gybe-cni"), "what is chained stays where it is");
+    ground.put("10-calico.conflist", LIST);
+    fs::remove_dir_all(ground.conf("k8s-pod-network")).ok();
+    for shape in [Shape::Chained { pinned: None }, Shape::DropIn] {
+        ground.pass(&installed(&ground.root, shape));
+        assert_eq!(ground.files().into_keys().collect::<Vec<_>>(), ["10-calico.conflist"]);
+        assert_eq!(ground.text("10-calico.conflist"), LIST, "nothing is chained on a guess");
+    }
+    let confirmed = Install { confirmed: Confirmed::Yes, ..install(&ground.root, chain(), "1") };
+    assert!(ground.pass(&Wanted::Installed(confirmed)).left.judgement.is_met());
+    ground.put("10-calico.conflist", LIST);
     fs::write(ground.root.join("bin/portmap"), "").unwrap();
-    assert_eq!(ground.pass(&chained(&ground.root)).left.problems, []);
+    assert!(ground.pass(&chained(&ground.root)).left.judgement.is_met());
+}
+
+fn chain() -> Shape {
+    Shape::Chained { pinned: None }
+}
+
+#[test]
+fn f06_behind_a_file_that_cannot_be_read_nothing_is_chained_and_the_node_is_not_ready() {
+    for (first, end) in [("05-link.conflist", None), ("05-pipe.conflist", Some(()))] {
+        let ground = Ground::with(&[("10-calico.conflist", LIST)]);
+        match end {
+            // As from a container in which the link's end is not mounted.
+            None => symlink("/nowhere/05.conflist", ground.conf(first)).unwrap(),
+            Some(()) => nix::unistd::mkfifo(&ground.conf(first), nix::sys::stat::Mode::S_IRWXU).unwrap(),
+        }
+        let left = ground.pass(&chained(&ground.root)).left;
+        assert!(matches!(&left.problems[..], [Problem::Unread(it)] if it.file == name(first)), "{left:?}");
+        assert!(!left.judgement.is_met());
+        assert_eq!(ground.text("10-calico.conflist"), LIST);
+        fs::remove_file(ground.conf(first)).unwrap();
+        ground.settle(&chained(&ground.root));
+    }
+}
+
+#[test]
+fn f06_a_drop_in_or_its_directory_that_cannot_be_read_leaves_the_network_alone() {
+    let ground = Ground::with(&[("10-calico.conflist", LIST)]);
+    fs::create_dir(ground.conf("k8s-pod-network")).unwrap();
+    symlink("/nowhere/x", ground.conf("k8s-pod-network/50-x.conf")).unwrap();
+    let unread = || {
+        let left = ground.pass(&chained(&ground.root)).left;
+        assert!(matches!(&left.problems[..], [Problem::Unread(_)]), "{left:?}");
+        assert_eq!(ground.text("10-calico.conflist"), LIST);
+    };
+    unread();
+    fs::remove_dir_all(ground.conf("k8s-pod-network")).unwrap();
+    symlink("/nowhere/directory", ground.conf("k8s-pod-network")).unwrap();
+    unread();
+    fs::remove_file(ground.conf("k8s-pod-network")).unwrap();
+    symlink(ground.root.join("image"), ground.conf("k8s-pod-network")).unwrap();
+    ground.settle(&chained(&ground.root));
 }

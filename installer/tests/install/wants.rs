@@ -7,7 +7,7 @@ use std::path::Path;
 use gybe_installer::install::entry::Entry;
 use gybe_installer::install::seen::{FileName, Hash, Places};
 use gybe_installer::install::wanted::{
-    Install, Leave, Need, Place, Program, PutBack, Shape, TakeOver, Trial, Wanted,
+    Confirmed, Install, Leave, Need, Place, Program, PutBack, Shape, TakeOver, Trial, Wanted,
 };
 use serde_json::json;
 
@@ -46,11 +46,13 @@ pub(crate) fn program(root: &Path, file: &str, build: &str) -> Program {
 pub(crate) fn install(root: &Path, shape: Shape, build: &str) -> Install {
     Install {
         shape,
+        pinned_by: "conf_name",
         entry: entry(if build == "1" { "info" } else { "debug" }),
         programs: vec![program(root, "gybe-cni", build), program(root, "gybe", build)],
         retired: Vec::new(),
         take_over: TakeOver::Now,
         mode: 0o600,
+        confirmed: Confirmed::No,
     }
 }
 

@@ -41,8 +41,15 @@ impl Cluster {
     }
 
     fn pod(&self, name: &str) {
-        let metadata = json!({ "namespace": "istio-system", "name": name, "uid": name });
+        let labels = json!({ "k8s-app": "istio-cni-node" });
+        let metadata = json!({ "namespace": "istio-system", "name": name, "uid": name, "labels": labels });
         self.server.put_pod(json!({ "kind": "Pod", "metadata": metadata, "spec": { "nodeName": "node-1", "containers": [] } }));
+    }
+
+    fn has(&self, pods: impl Iterator<Item = Value>) {
+        pods.for_each(|pod| {
+            self.server.put_pod(pod);
+        });
     }
 
     /// The DaemonSet is there, or is not.
@@ -100,6 +107,20 @@ fn f02_ready_is_a_list_of_pods_and_does_not_flap_while_tokens_change() {
     assert_eq!(agent.get("/healthz").0, 200);
     cluster.server.tokens().believe_all();
     eventually("peace", || agent.is_ready());
+}
+
+#[test]
+fn reconnects_of_the_watch_and_errors_of_the_api_server_are_counted() {
+    let cluster = Cluster::new("cluster-counts");
+    let agent = cluster.ready();
+    assert_eq!(agent.number("gybe_api_errors_total{status=\"none\"}"), 0.0);
+    let reconnects = agent.number("gybe_watch_reconnects_total");
+    cluster.server.cut_watches();
+    eventually("another watch", || agent.number("gybe_watch_reconnects_total") > reconnects);
+    cluster.server.tokens().revoke_all();
+    cluster.server.cut_watches();
+    eventually("a refusal", || agent.get("/metrics").1.contains("gybe_api_errors_total{status=\"401\"} "));
+    assert!(agent.number("gybe_api_errors_total{status=\"401\"}") >= 1.0);
 }
 
 #[test]
@@ -184,10 +205,68 @@ fn f29_where_nobody_may_say_whether_the_daemonset_is_gone_everything_stays() {
     }
 }
 
+/// Anonymous memory of the agent, in KiB.
+fn memory(agent: &Agent) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", agent.pid())).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse().unwrap()
+}
+
+/// A pod as the API server has it after the injector: some 12 KiB.
+fn injected(name: &str) -> Value {
+    let variables = (0..24).map(|n| json!({ "name": format!("ISTIO_META_{n}"), "value": "x".repeat(80) }));
+    let env: Vec<_> =
+        variables.chain([json!({ "name": "ISTIO_META_DNS_CAPTURE", "value": "true" })]).collect();
+    let mounts: Vec<_> =
+        (0..8).map(|n| json!({ "name": format!("volume-{n}"), "mountPath": "/var/run/secrets/x" })).collect();
+    let container = |name: &str| {
+        json!({
+            "name": name, "image": "registry.example/mesh/image:1.2.3", "volumeMounts": mounts, "env": env,
+            "args": ["proxy", "sidecar", "--domain", "shop.svc.cluster.local", "--log_output_level=default:info"],
+            "ports": [{ "containerPort": 8080, "protocol": "TCP" }, { "containerPort": 15090, "protocol": "TCP" }],
+            "securityContext": { "runAsUser": 1337, "runAsGroup": 1337 }, "resources": { "limits": { "cpu": "2" } },
+        })
+    };
+    json!({
+        "kind": "Pod",
+        "metadata": {
+            "namespace": "shop", "name": name, "uid": name,
+            "labels": { "app": "cart", "security.istio.io/tlsMode": "istio" },
+            "annotations": {
+                "sidecar.istio.io/status": json!({ "initContainers": null, "volumes": vec!["x"; 20] }).to_string(),
+                "kubectl.kubernetes.io/last-applied-configuration": "x".repeat(2000),
+                "traffic.sidecar.istio.io/excludeOutboundPorts": "15020,9090",
+            },
+            "managedFields": [{ "manager": "kubelet", "fieldsV1": { "f:status": "x".repeat(1000) } }],
+        },
+        "spec": { "nodeName": "node-1", "containers": [container("app"), container("istio-proxy")] },
+    })
+}
+
+/// Pods whose owners want the agent's memory, each by what its kind can be made large with.
+fn hostile(n: usize) -> Value {
+    let (mut pod, long) = (injected(&format!("cart-{n}")), |bytes: usize| "x".repeat(bytes));
+    let proxy = |pod: &mut Value, key: &str, value: Value| pod["spec"]["containers"][1][key] = value;
+    match n % 5 {
+        0 => proxy(&mut pod, "env", json!([{ "name": "SECRET", "value": long(1 << 20) }])),
+        1 => proxy(&mut pod, "env", json!([{ "name": "DISABLE_ENVOY", "value": long(1 << 20) }])),
+        2 => proxy(&mut pod, "args", json!(["proxy", long(1 << 19), long(1 << 19)])),
+        3 => {
+            let ports = vec!["15020"; 40_000].join(",");
+            pod["metadata"]["annotations"]["traffic.sidecar.istio.io/excludeOutboundPorts"] = ports.into();
+        }
+        _ => {
+            let many = (0..2000).map(|n| json!({ "name": format!("container-{n}"), "image": "x" }));
+            pod["spec"]["initContainers"] = many.collect();
+        }
+    }
+    pod
+}
+
 #[test]
 fn f38_the_whole_agent_with_250_pods_stays_small() {
     let cluster = Cluster::new("cluster-memory");
-    (0..250).for_each(|n| cluster.pod(&format!("cart-{n}")));
+    cluster.has((0..250).map(|n| injected(&format!("cart-{n}"))));
     let agent = cluster.ready();
     assert_eq!(agent.number("gybe_pods"), 250.0);
     for _ in 0..5 {
@@ -196,9 +275,29 @@ fn f38_the_whole_agent_with_250_pods_stays_small() {
         eventually("a heal", || cluster.node.entry(FILE).is_some());
     }
     (0..100).for_each(|_| drop((agent.get("/readyz"), agent.get("/metrics"))));
-    let status = std::fs::read_to_string(format!("/proc/{}/status", agent.pid())).unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
-    let kib: u64 = line.trim().trim_end_matches(" kB").parse().unwrap();
+    let kib = memory(&agent);
     println!("{kib} KiB of anonymous memory");
     assert!(kib <= 12 << 10, "{kib} KiB");
+}
+
+#[test]
+fn f38_owners_of_pods_cannot_fill_the_agents_memory() {
+    let cluster = Cluster::new("cluster-hostile");
+    cluster.has((0..250).map(hostile));
+    let agent = cluster.ready();
+    assert_eq!(agent.number("gybe_pods"), 250.0);
+    let listed = memory(&agent);
+    // The same by the watch.
+    cluster.has((250..260).map(hostile));
+    eventually("the others", || agent.number("gybe_pods") == 260.0);
+    let watched = memory(&agent);
+    println!("{listed} KiB of anonymous memory after the list, {watched} KiB after the watch");
+    assert!(listed.max(watched) <= 16 << 10, "{listed} KiB, {watched} KiB");
+    // One that is too large to be held is answered whole all the same.
+    let answer = cluster.node.asks("shop", "cart-3", "cart-3");
+    let ports =
+        answer["pod"]["metadata"]["annotations"]["traffic.sidecar.istio.io/excludeOutboundPorts"].as_str();
+    assert_eq!(ports.map(str::len), Some(6 * 40_000 - 1), "{answer}");
+    let answer = cluster.node.asks("shop", "cart-0", "cart-0");
+    assert!(answer["pod"].is_object() && !answer.to_string().contains("SECRET"), "{answer}");
 }

@@ -104,7 +104,7 @@ fn f05_a_fight_over_programs_is_told_with_the_rival_and_the_chain_is_healed_at_o
         status == 503 && text.contains("note: the program gybe-cni")
     });
     // The chain is nobody's fight, and every pod needs it.
-    node.puts(FILE, &PRIMARY.replace("calico", "calico-2"));
+    node.puts(FILE, &PRIMARY.replace("k8s-pod-network", "another"));
     eventually("a healed chain", || node.entry(FILE).is_some());
     assert!(!is_ours(), "the program waits");
     assert!(!is_fight(&agent, "conf"));

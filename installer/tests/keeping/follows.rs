@@ -3,8 +3,6 @@
 use crate::agent::eventually;
 use crate::node::{Node, PRIMARY};
 use serde_json::{Value, json};
-use std::io::{Read, Write};
-use std::os::unix::net::UnixStream;
 
 const FILE: &str = "10-calico.conflist";
 
@@ -85,23 +83,13 @@ fn a_configmap_that_makes_no_sense_at_the_start_keeps_nobody_from_an_answer_and_
             (agent.number("istio_cni_install_ready"), agent.number("gybe_settings_followed")),
             (0.0, 0.0)
         );
-        assert_eq!(answer(&node, "cart-0"), json!({ "version": 1 }));
+        assert_eq!(node.asks("shop", "cart-0", "u"), json!({ "version": 1 }));
         assert_eq!(node.text(FILE), before);
     }
     let agent = node.agent();
     node.configures(&[("log_level", "warn")]);
     eventually("the other entry", || node.entry(FILE).is_some_and(|entry| entry["log_level"] == "warn"));
     eventually("peace", || agent.get("/readyz") == (200, "ready\n".to_owned()));
-}
-
-/// What the plugin hears about a pod.
-fn answer(node: &Node, name: &str) -> Value {
-    let mut call = UnixStream::connect(node.root.join("run/facts.sock")).unwrap();
-    let question = json!({ "version": 1, "namespace": "shop", "name": name, "uid": "u" });
-    call.write_all(format!("{question}\n").as_bytes()).unwrap();
-    let mut answer = String::new();
-    call.read_to_string(&mut answer).unwrap();
-    serde_json::from_str(&answer).unwrap()
 }
 
 #[test]

@@ -6,7 +6,11 @@ mod agent;
 #[cfg(test)]
 mod clustered;
 #[cfg(test)]
+mod confirms;
+#[cfg(test)]
 mod ends;
+#[cfg(test)]
+mod explained;
 #[cfg(test)]
 mod fights;
 #[cfg(test)]

@@ -7,7 +7,9 @@ use gybe_plugin::probed::{self, VERSION};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fs::{self, Permissions};
+use std::io::{Read, Write};
 use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -51,12 +53,17 @@ impl Node {
         ] {
             node.sets(name, value);
         }
-        for plugin in PRIMARIES {
-            fs::write(node.program(plugin), "").unwrap();
-        }
+        node.has_primaries();
         node.brings("1");
         node.found("works");
         node
+    }
+
+    /// The primaries' agents have placed their plugins.
+    pub(crate) fn has_primaries(&self) {
+        for plugin in PRIMARIES {
+            fs::write(self.program(plugin), "").unwrap();
+        }
     }
 
     pub(crate) fn sets(&mut self, name: &str, value: &str) {
@@ -155,7 +162,9 @@ impl Node {
     pub(crate) fn pod(&self, name: &str) -> PathBuf {
         let path = self.root.join("pods").join(format!("{name}.json"));
         let pod = json!({
-            "apiVersion": "v1", "kind": "Pod", "metadata": { "namespace": "istio-system", "name": name, "uid": name },
+            "apiVersion": "v1", "kind": "Pod", "metadata": {
+                "namespace": "istio-system", "name": name, "uid": name, "labels": { "k8s-app": "istio-cni-node" },
+            },
             "spec": { "containers": [{ "name": "install-cni" }] },
         });
         fs::write(&path, pod.to_string()).unwrap();
@@ -190,6 +199,17 @@ impl Node {
     pub(crate) fn doctor(&self) -> Value {
         let output = self.tool("doctor").args(["--json", "--run-dir"]).arg(self.root.join("probe")).output();
         serde_json::from_slice(&output.unwrap().stdout).unwrap()
+    }
+
+    /// What the plugin hears about a pod.
+    pub(crate) fn asks(&self, namespace: &str, name: &str, uid: &str) -> Value {
+        let mut call = UnixStream::connect(self.root.join("run/facts.sock")).unwrap();
+        let question =
+            json!({ "version": 1, "namespace": namespace, "name": name, "uid": uid, "deadline_ms": 5000 });
+        call.write_all(format!("{question}\n").as_bytes()).unwrap();
+        let mut answer = String::new();
+        call.read_to_string(&mut answer).unwrap();
+        serde_json::from_str(&answer).unwrap()
     }
 
     /// An agent that has begun.

@@ -115,7 +115,10 @@ fn a_dry_run_says_what_it_would_do_and_does_nothing() {
     assert_eq!(node.uninstall("").code, 0);
     assert_eq!(node.uninstall("--dry-run").out, "nothing to do\n", "a sandbox may be being made");
     let out = node.minutes_later().uninstall("--dry-run");
-    assert_eq!(out.out, "would remove program gybe-cni\nwould remove program gybe\n");
+    assert_eq!(
+        out.out,
+        "would remove program gybe-cni\nwould remove program gybe\nwould remove the lock file\n"
+    );
     assert_eq!(node.programs(), ["gybe", "gybe-cni"]);
 }
 
@@ -160,6 +163,7 @@ fn f37_on_a_node_of_another_kind_its_own_directories_are_used() {
     }
     let conf = node.root.join("var/lib/rancher/k3s/agent/etc/cni/net.d/10-flannel.conflist");
     fs::write(&conf, LIST).unwrap();
+    node.program("var/lib/rancher/k3s/data/cni/portmap", "#!/bin/sh\n");
     assert_eq!(node.install("").code, 0);
     assert!(fs::read_to_string(&conf).unwrap().contains("gybe-cni"));
     assert!(node.root.join("var/lib/rancher/k3s/data/cni/gybe-cni").exists() && node.programs().is_empty());

@@ -121,24 +121,52 @@ fn f06_what_stops_containerd_is_a_note_where_cri_o_runs() {
     assert!(found(&told, "chain", "wrong").is_empty(), "{told}");
     assert!(found(&told, "chain", "note")[0].0.starts_with("00-broken.conf cannot be loaded"), "{told}");
     fs::write(node.root.join("proc/77/comm"), "containerd\n").unwrap();
-    assert_eq!(found(&node.doctor("--json").json(), "chain", "wrong").len(), 2);
+    assert_eq!(found(&node.doctor("--json").json(), "chain", "wrong").len(), 1);
 }
 
 #[test]
 fn a_drop_in_that_the_running_runtime_does_not_read_is_wrong() {
     let node = Node::with(&[("10-calico.conflist", LIST)]);
-    assert_eq!(node.install("--shape dropin --pods-from /p").code, 0);
+    assert_eq!(node.install("--shape dropin --pods-from /p").code, 1, "nobody knows what runs here");
     let of_chain = |state: &str| found(&node.doctor("--json").json(), "chain", state);
-    assert!(of_chain("note")[0].0.contains("the runtime, which is not seen, reads drop-ins cannot be told"));
+    let unknown = "whether the runtime reads k8s-pod-network/zz-gybe-cni.conf cannot be seen from here";
+    assert!(of_chain("wrong")[0].0.starts_with(unknown));
     runs(&node, "containerd");
+    assert!(of_chain("wrong")[0].0.starts_with(unknown));
     assert!(of_chain("note")[0].0.contains("containerd (process 77) reads drop-ins cannot be told"));
     let program = node.root.join("proc/77/exe");
     fs::write(&program, "\u{7f}ELF github.com/containernetworking/cni/libcni disableGC").unwrap();
     let (says, remedy) = of_chain("wrong").remove(0);
-    let wrong =
-        "containerd (process 77) does not read drop-ins, and gybe-cni is one: new pods are not redirected";
-    assert_eq!(says, wrong);
-    assert!(remedy.starts_with("set shape: chained, or update containerd: containerd 2.1"), "{remedy}");
+    assert!(says.starts_with("the runtime does not read k8s-pod-network/zz-gybe-cni.conf"), "{says}");
+    assert_eq!(remedy, "set shape: chained, or update the runtime");
     fs::write(program, "\u{7f}ELF github.com/containernetworking/cni/libcni loadOnlyInlinedPlugins").unwrap();
-    assert!(of_chain("ok").iter().any(|(says, _)| says == "containerd (process 77) reads drop-ins"));
+    assert!(of_chain("note").iter().any(|(says, _)| says == "containerd (process 77) reads drop-ins"));
+    assert!(of_chain("wrong").is_empty());
+}
+
+#[test]
+fn f37_where_the_runtime_looks_for_plugins_is_read_in_its_own_configuration() {
+    let node = Node::with(&[("10-calico.conflist", LIST)]);
+    node.runs("containerd", "loadOnlyInlinedPlugins");
+    fs::create_dir_all(node.root.join("etc/containerd")).unwrap();
+    let set = |directory: &str| {
+        let text =
+            format!("version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".cni]\nbin_dir = \"{directory}\"\n");
+        fs::write(node.root.join("etc/containerd/config.toml"), text).unwrap();
+    };
+    // The primary's plugins are here too, and containerd never looks at them.
+    set("/usr/lib/cni");
+    let refused = node.install("--pods-from /p");
+    let elsewhere = "the runtime looks for plugins in /usr/lib/cni, and not where ours are placed";
+    assert!(refused.code == 1 && refused.out.contains(elsewhere), "{refused:?}");
+    assert!(!node.networks().values().any(|text| String::from_utf8_lossy(text).contains("gybe-cni")));
+    let wrong = found(&node.doctor("--json").json(), "directories", "wrong");
+    assert_eq!(wrong[0].0, elsewhere);
+    // And here they are elsewhere, and it looks here as well.
+    for plugin in ["calico", "bridge", "cilium-cni"] {
+        fs::remove_file(node.root.join("opt/cni/bin").join(plugin)).unwrap();
+    }
+    set("/opt/cni/bin");
+    assert_eq!(node.install("--pods-from /p").code, 0);
+    assert_eq!(node.doctor("").code, 0);
 }

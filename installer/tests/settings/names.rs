@@ -30,6 +30,7 @@ fn another(name: &str) -> &'static str {
         "max_intervals" => "65536",
         "pod_source" => "api",
         "take_over" => "now",
+        "plugin_dir" => "confirmed",
         "also_as" => "istio-iptables",
         name if name.contains("DIR") || name == "KUBE_CA_FILE" => "/else/where",
         _ => "another",

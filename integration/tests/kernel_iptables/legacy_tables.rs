@@ -149,7 +149,7 @@ fn a_redirect_in_legacy_tables_is_refused_where_their_programs_are_missing() {
 fn a_table_larger_than_is_read_is_refused_by_name() {
     in_new_namespace(|| {
         sh(
-            "(echo '*nat'; i=0; while [ $i -lt 30000 ]; do echo '-A OUTPUT -p tcp -j ACCEPT'; i=$((i+1)); done; \
+            "(echo '*nat'; i=0; while [ $i -lt 60000 ]; do echo '-A OUTPUT -p tcp -j ACCEPT'; i=$((i+1)); done; \
             echo COMMIT) | iptables-legacy-restore",
         );
         let error = legacy_tables(Family::V4).err().unwrap();

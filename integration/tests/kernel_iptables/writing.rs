@@ -1,7 +1,7 @@
 //! What is written reads back, and nothing else is touched.
 
 use super::*;
-use gybe_netfilter::policy::Families;
+use gybe_netfilter::policy::{Destinations, Families, InterfaceName};
 
 #[test]
 fn every_policys_rules_read_back_as_wanted_and_leave_no_trace_when_removed() {
@@ -19,6 +19,30 @@ fn every_policys_rules_read_back_as_wanted_and_leave_no_trace_when_removed() {
                 assert!(backend.inspect().unwrap().is_empty(), "{name}");
                 assert!(names_nothing_of_ours(&save(variant)), "{name}: {}", save(variant));
             }
+        });
+    }
+}
+
+/// A product of lists stands in chains that call each other, and those go like all others.
+#[test]
+fn lists_in_chains_of_their_own_read_back_and_leave_no_trace_when_removed() {
+    let mut policy = vectors::all().unwrap().swap_remove(0).policy;
+    policy.virtual_interfaces = (0..40).map(|n| InterfaceName::parse(&format!("vm{n}")).unwrap()).collect();
+    let networks = (0..50).map(|n| format!("10.{n}.0.0/24").parse::<ipnet::IpNet>().unwrap());
+    policy.outbound.included_to = Destinations::Only(networks.collect());
+    let rules = compile(&policy);
+    for variant in VARIANTS {
+        let backend = patient(variant);
+        in_new_namespace(|| {
+            backend.apply(&rules).unwrap();
+            assert_there(&backend, &rules);
+            let list = tables(variant, "iptables -t nat -S ISTIO_LIST_1");
+            assert_eq!(list.matches("-j REDIRECT --to-ports 15001").count(), 50, "{list}");
+            backend.apply(&ruleset("inject-default-dual")).unwrap();
+            assert_there(&backend, &ruleset("inject-default-dual"));
+            backend.apply(&rules).unwrap();
+            backend.remove().unwrap();
+            assert!(names_nothing_of_ours(&save(variant)), "{}", save(variant));
         });
     }
 }

@@ -2,7 +2,9 @@
 
 use gybe_installer::install::entry::Entry;
 use gybe_installer::install::seen::{FileName, Hash, Places};
-use gybe_installer::install::wanted::{Install, Need, Place, Program, Shape, TakeOver, Trial, Wanted};
+use gybe_installer::install::wanted::{
+    Confirmed, Install, Need, Place, Program, Shape, TakeOver, Trial, Wanted,
+};
 use gybe_integration::programs::{path_of_ours, run};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
@@ -77,11 +79,13 @@ fn install(program: Program) -> Install {
     let entry = json!({ "type": "gybe-cni", "capabilities": { "io.kubernetes.cri.pod-annotations": true } });
     Install {
         shape: Shape::Chained { pinned: None },
+        pinned_by: "conf_name",
         entry: Entry::from_value(&entry).unwrap(),
         programs: vec![program],
         retired: Vec::new(),
         take_over: TakeOver::Now,
         mode: 0o600,
+        confirmed: Confirmed::Yes,
     }
 }
 

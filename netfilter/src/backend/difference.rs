@@ -78,7 +78,7 @@ pub(super) fn between(wanted: &Inventory, found: &Inventory) -> Vec<Difference> 
     all
 }
 
-fn compare(wanted: &Part, found: &Part, all: &mut Vec<Difference>) {
+pub(super) fn compare(wanted: &Part, found: &Part, all: &mut Vec<Difference>) {
     let (kind, part) = (wanted.kind, &wanted.name);
     if wanted.form != found.form {
         all.push(Difference::Changed { kind, part: part.clone(), item: None });
@@ -118,18 +118,24 @@ fn same((wanted, found): (&Item, &Item)) -> bool {
     wanted.id == found.id && wanted.form == found.form
 }
 
-/// The fewest items that would have to move: those outside the longest ascending run of positions.
+/// The fewest items that would have to move: those outside the longest ascending run of positions. A chain
+/// may have thousands of rules, so for each length only the run with the lowest end is known, by its last
+/// item, and of each item the one before it.
 fn out_of_place<'i>(places: &[(usize, &'i Item)]) -> impl Iterator<Item = &'i Item> {
-    let mut runs: Vec<Vec<usize>> = Vec::with_capacity(places.len());
-    for (position, _) in places {
-        let best = runs.iter().filter(|run| run.last() < Some(position)).max_by_key(|run| run.len());
-        let mut run = best.cloned().unwrap_or_default();
-        run.push(*position);
-        runs.push(run);
+    let position = |at: usize| places.get(at).map(|(position, _)| *position);
+    let (mut ends, mut before) = (Vec::<usize>::new(), Vec::with_capacity(places.len()));
+    for (at, (place, _)) in places.iter().enumerate() {
+        let length = ends.partition_point(|end| position(*end) < Some(*place));
+        before.push(length.checked_sub(1).and_then(|shorter| ends.get(shorter)).copied());
+        match ends.get_mut(length) {
+            Some(end) => *end = at,
+            None => ends.push(at),
+        }
     }
-    let stay: HashSet<usize> =
-        runs.into_iter().max_by_key(Vec::len).unwrap_or_default().into_iter().collect();
-    let moved: Vec<_> = places.iter().filter(|(p, _)| !stay.contains(p)).map(|(_, item)| *item).collect();
+    let last = ends.last().copied();
+    let stay: HashSet<usize> = std::iter::successors(last, |at| before.get(*at).copied().flatten()).collect();
+    let moved: Vec<_> =
+        places.iter().enumerate().filter(|(at, _)| !stay.contains(at)).map(|(_, (_, item))| *item).collect();
     moved.into_iter()
 }
 
@@ -179,6 +185,17 @@ mod tests {
     fn only_the_rule_that_was_moved_is_out_of_order() {
         let all = sentences(&chain(&["a", "b", "c", "d"]), &chain(&["d", "a", "b", "c"]));
         assert_eq!(all, [r#"rule "d" in chain nat-output is out of order"#]);
+    }
+
+    #[test]
+    fn of_many_rules_the_one_that_was_moved_is_found() {
+        let ids: Vec<String> = (0..50_000).map(|n| n.to_string()).collect();
+        let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
+        let moved = [&ids[1..40_000], &ids[..1], &ids[40_000..]].concat();
+        assert_eq!(
+            sentences(&chain(&ids), &chain(&moved)),
+            [r#"rule "0" in chain nat-output is out of order"#]
+        );
     }
 
     #[test]

@@ -66,6 +66,16 @@ impl Inventory {
         self.parts.windows(2).any(|pair| matches!(pair, [a, b] if (&a.name, a.kind) == (&b.name, b.kind)))
     }
 
+    /// Reports whether this part is in it, but for counters.
+    pub(crate) fn holds(&self, wanted: &Part) -> bool {
+        let found = self.parts.iter().find(|part| (part.kind, &part.name) == (wanted.kind, &wanted.name));
+        found.is_some_and(|found| {
+            let mut differences = Vec::new();
+            difference::compare(wanted, found, &mut differences);
+            differences.is_empty()
+        })
+    }
+
     /// What has to change in `found` to be as `self`; empty when they are the same but for counters.
     pub fn differences(&self, found: &Self) -> Vec<Difference> {
         difference::between(self, found)

@@ -1,10 +1,11 @@
 //! What can go wrong with iptables, and what helps.
 
+use super::MOST_RULES;
 use super::programs::DIRECTORIES;
 use super::save::SaveError;
 use crate::backend::{Foreign, Name};
 use crate::nft::NftError;
-use crate::ruleset::Family;
+use crate::ruleset::{Family, RuleId};
 use crate::xt::legacy::LegacyError;
 use std::path::PathBuf;
 use std::process::ExitStatus;
@@ -27,6 +28,16 @@ pub enum IptablesError {
     /// Whether somebody else redirects it cannot be found out.
     #[error("cannot tell whether somebody else redirects this namespace")]
     Neighbours(#[source] NftError),
+    /// The policy's lists come to more rules than are written.
+    #[error(
+        "the policy comes to more than {MOST_RULES} iptables rules, {rules} of them by the lists of {rule}"
+    )]
+    TooManyRules {
+        /// The rule with the longest lists.
+        rule: RuleId,
+        /// How many iptables rules it comes to.
+        rules: usize,
+    },
     /// The kernel did not return iptables-legacy's rules.
     #[error("cannot tell which rules of iptables-legacy are there")]
     Legacy(#[from] LegacyError),
@@ -114,6 +125,10 @@ impl IptablesError {
                 DIRECTORIES.join(", ")
             )),
             Self::Foreign(foreign) => Some(foreign.hint()),
+            Self::TooManyRules { .. } => Some(
+                "shorten the pod's lists of networks, ports and interfaces, or choose nft: there a list is one rule"
+                    .to_owned(),
+            ),
             Self::Neighbours(error) => error.hint(),
             Self::Legacy(error) => error.hint(),
             Self::Unreadable { source: SaveError::Incompatible(_), .. } => {

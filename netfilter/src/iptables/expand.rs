@@ -1,7 +1,9 @@
 //! One neutral rule as the iptables rules that together mean the same: lists become several rules.
 //!
-//! Only products are multiplied out (two user ids on two interfaces: four rules). Carrying out a
-//! verdict that asks the next rule a second time changes nothing, so overlaps are harmless.
+//! A small product is multiplied out (two user ids on two interfaces: four rules). A large one becomes a
+//! chain for each list, so that its rules are as many as the lists are long together: a rule for each
+//! entry of the first list calls a chain that tests the second. Carrying out a verdict that asks the next
+//! rule a second time changes nothing, so overlaps are harmless.
 
 use super::networks::Addresses;
 use super::token::{End, Target, Token, Transport};
@@ -32,27 +34,109 @@ impl Line {
     }
 }
 
-/// The iptables rules of `family` for `rule`; none when it is about the other family, or about
-/// nothing. `divert` names the chain that carries out a divert to a mark.
-pub(super) fn expand(rule: &Rule, family: Family, divert: impl Fn(u32) -> String) -> Vec<Line> {
-    let Some(shape) = Shape::of(rule, family) else { return Vec::new() };
+/// Up to so many rules a product is multiplied out: a call of another chain costs a packet more than a
+/// few rules, and rules that an earlier version wrote read back as they are.
+const MULTIPLIED_OUT: usize = 128;
+
+/// The iptables rules for one neutral rule.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Expansion {
+    /// Those of the rule's own chain.
+    pub lines: Vec<Line>,
+    /// Those of further chains, each called by the one before it.
+    pub lists: Vec<(String, Vec<Line>)>,
+}
+
+/// How a rule's further chains are named.
+pub(super) struct Names<'n> {
+    /// The chain that carries out a divert to a mark.
+    pub divert: &'n dyn Fn(u32) -> String,
+    /// How many list chains the table has already.
+    pub lists: usize,
+}
+
+/// A rule comes to more iptables rules than may be written.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Excess {
+    /// So many.
+    pub rules: usize,
+}
+
+/// The iptables rules of `family` for `rule`, `most` of them; none when it is about the other family, or
+/// about nothing.
+pub(super) fn expand(
+    rule: &Rule,
+    family: Family,
+    names: &Names<'_>,
+    most: usize,
+) -> Result<Expansion, Excess> {
+    let Some(shape) = Shape::of(rule, family) else { return Ok(Expansion::default()) };
     let target = match rule.verdict {
         Verdict::Return => Target::Return,
         Verdict::Drop => Target::Drop,
         Verdict::Goto(chain) => Target::Goto(ChainName::iptables(chain).to_owned()),
         Verdict::Redirect(port) => Target::Redirect(port),
         Verdict::Tproxy { port, mark } => Target::Tproxy { family, port, mark },
-        Verdict::Divert(mark) => Target::Goto(divert(mark)),
+        Verdict::Divert(mark) => Target::Goto((names.divert)(mark)),
         Verdict::SetMark(mark) => Target::SetMark(mark),
         Verdict::SaveMark => Target::SaveMark,
         Verdict::RestoreMark => Target::RestoreMark,
         Verdict::Zone(zone) => Target::Zone(zone),
     };
-    let line = |mut tokens: Vec<Token>| {
+    // From a chain that was called these lead back into the calling one.
+    let returns = matches!(rule.verdict, Verdict::Return | Verdict::Goto(_));
+    let mut factors = shape.factors();
+    let product = factors.iter().fold(1, |product: usize, factor| product.saturating_mul(factor.len()));
+    let outer = if product > MULTIPLIED_OUT && !returns { outer(&mut factors) } else { Vec::new() };
+    let called: usize = outer.iter().map(Vec::len).sum();
+    let product = factors.iter().fold(1, |product: usize, factor| product.saturating_mul(factor.len()));
+    let rules = product.saturating_add(called);
+    if rules > most {
+        return Err(Excess { rules });
+    }
+    let line = |mut tokens: Vec<Token>, target: Target| {
         tokens.push(Token::Comment(rule.id));
-        Line::new(tokens, target.clone())
+        Line::new(tokens, target)
     };
-    shape.choices().into_iter().map(line).collect()
+    let mut chains: Vec<Vec<Line>> = outer
+        .into_iter()
+        .enumerate()
+        .map(|(at, factor)| {
+            let list = Target::Jump(list_chain(names.lists + at));
+            factor.into_iter().map(|tokens| line(tokens, list.clone())).collect()
+        })
+        .collect();
+    chains.push(choices(&factors).into_iter().map(|tokens| line(tokens, target.clone())).collect());
+    let mut chains = chains.into_iter();
+    let lines = chains.next().unwrap_or_default();
+    let lists = chains.enumerate().map(|(at, lines)| (list_chain(names.lists + at), lines)).collect();
+    Ok(Expansion { lines, lists })
+}
+
+fn list_chain(at: usize) -> String {
+    format!("ISTIO_LIST_{}", at + 1)
+}
+
+/// One thing a rule asks: the tokens of which one line each must apply.
+type Factor = Vec<Vec<Token>>;
+
+/// Takes out all lists but the longest, the shortest first. The last factor stays, since it has what the
+/// target must stand beside.
+fn outer(factors: &mut Vec<Factor>) -> Vec<Factor> {
+    let Some(beside_target) = factors.pop() else { return Vec::new() };
+    let (mut lists, mut kept): (Vec<_>, Vec<_>) = factors.drain(..).partition(|factor| factor.len() > 1);
+    lists.sort_by_key(Vec::len);
+    if beside_target.len() == 1 {
+        kept.extend(lists.pop());
+    }
+    kept.push(beside_target);
+    *factors = kept;
+    lists
+}
+
+/// A token of each factor, in every combination.
+fn choices(factors: &[Factor]) -> Vec<Vec<Token>> {
+    factors.iter().fold(vec![Vec::new()], |drafts, factor| times(&drafts, factor))
 }
 
 /// What a rule asks, each property that iptables takes only once brought to one place.
@@ -105,32 +189,36 @@ impl<'a> Shape<'a> {
         Some(())
     }
 
-    fn choices(self) -> Vec<Vec<Token>> {
-        let mut drafts = vec![Vec::new()];
-        drafts = times(&drafts, &addresses(self.source, Token::Source));
-        drafts = times(&drafts, &addresses(self.destination, Token::Destination));
-        drafts = times(&drafts, &interfaces(self.arrives_by, Token::InInterface));
-        drafts = times(&drafts, &interfaces(self.leaves_by, Token::OutInterface));
-        if let Some(protocols) = self.protocols {
-            let with = |protocol| {
-                let drafts = times(&drafts, &[Some(Token::Protocol(protocol))]);
-                self.ports.iter().fold(drafts, |drafts, (end, is, set)| {
-                    times(&drafts, &port_choices(protocol, *end, *is, set))
-                })
-            };
-            drafts = protocols.into_iter().flat_map(with).collect();
-        }
-        self.others
-            .into_iter()
-            .fold(drafts, |drafts, any| times(&drafts, &any.into_iter().map(Some).collect::<Vec<_>>()))
+    /// Protocol and ports come last: a port's test and a target that writes one stand beside the protocol.
+    fn factors(self) -> Vec<Factor> {
+        let mut factors = vec![
+            single(addresses(self.source, Token::Source)),
+            single(addresses(self.destination, Token::Destination)),
+            single(interfaces(self.arrives_by, Token::InInterface)),
+            single(interfaces(self.leaves_by, Token::OutInterface)),
+        ];
+        factors.extend(self.others.into_iter().map(|any| single(any.into_iter().map(Some).collect())));
+        let with_ports = |protocol| {
+            let protocol_alone = vec![vec![Token::Protocol(protocol)]];
+            self.ports.iter().fold(protocol_alone, |drafts, (end, is, set)| {
+                times(&drafts, &single(port_choices(protocol, *end, *is, set)))
+            })
+        };
+        factors.push(match self.protocols {
+            Some(protocols) => protocols.into_iter().flat_map(with_ports).collect(),
+            None => vec![Vec::new()],
+        });
+        factors
     }
 }
 
-/// Every draft with every choice; the choice of nothing leaves a draft as it is.
-fn times(drafts: &[Vec<Token>], choices: &[Option<Token>]) -> Vec<Vec<Token>> {
-    let with = |draft: &Vec<Token>, choice: &Option<Token>| {
-        draft.iter().cloned().chain(choice.clone()).collect::<Vec<_>>()
-    };
+fn single(choices: Vec<Option<Token>>) -> Factor {
+    choices.into_iter().map(|choice| choice.into_iter().collect()).collect()
+}
+
+/// Every draft with every choice.
+fn times(drafts: &[Vec<Token>], choices: &Factor) -> Vec<Vec<Token>> {
+    let with = |draft: &Vec<Token>, choice: &Vec<Token>| [draft.as_slice(), choice].concat();
     drafts.iter().flat_map(|draft| choices.iter().map(|choice| with(draft, choice))).collect()
 }
 

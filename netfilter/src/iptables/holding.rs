@@ -2,7 +2,9 @@
 //! rendered and rules that were read back.
 
 use super::expand::Line;
+use super::save::words;
 use crate::ruleset::Stage;
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 /// Ours in each table; a table that holds nothing of ours is not in it.
@@ -17,10 +19,10 @@ pub(super) struct Holding {
     pub hooks: BTreeMap<String, Vec<Entry>>,
 }
 
-/// One rule: its words as `iptables-save` prints them after `-A CHAIN`, without quotes.
+/// One rule: its words as restore input has them after `-A CHAIN`. In one text, as there may be thousands.
 #[derive(Debug, Clone)]
 pub(super) struct Entry {
-    words: Vec<String>,
+    text: Box<str>,
     /// What the kernel has counted, when this was read.
     pub counters: Option<Counters>,
     /// Its number in its chain from 1, when this was read.
@@ -37,7 +39,7 @@ pub(super) struct Counters {
 /// Equal when they are the same rule, whatever they have counted.
 impl PartialEq for Entry {
     fn eq(&self, other: &Self) -> bool {
-        self.words == other.words
+        self.text == other.text
     }
 }
 
@@ -45,7 +47,7 @@ impl Eq for Entry {}
 
 impl From<Line> for Entry {
     fn from(line: Line) -> Self {
-        Self { words: line.words(), counters: None, number: 0 }
+        Self::read(&line.words(), None, 0)
     }
 }
 
@@ -83,32 +85,39 @@ const OUR_OPTIONS: [&str; 28] = [
 
 impl Entry {
     /// A rule that was read.
-    pub(super) fn read(words: Vec<String>, counters: Option<Counters>, number: usize) -> Self {
-        Self { words, counters, number }
+    pub(super) fn read(words: &[String], counters: Option<Counters>, number: usize) -> Self {
+        let text = words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ");
+        Self { text: text.into(), counters, number }
     }
 
     /// Its comment: the id of the rule it carries out, or empty.
-    pub(super) fn comment(&self) -> &str {
+    pub(super) fn comment(&self) -> String {
         self.after(&["--comment"]).unwrap_or_default()
     }
 
     /// The chain or target it leads to, or empty.
-    pub(super) fn target(&self) -> &str {
+    pub(super) fn target(&self) -> String {
         self.after(&["-j", "-g"]).unwrap_or_default()
     }
 
-    fn after(&self, options: &[&str]) -> Option<&str> {
+    fn words(&self) -> Vec<String> {
+        words(&self.text).unwrap_or_default()
+    }
+
+    fn after(&self, options: &[&str]) -> Option<String> {
+        let words = self.words();
         // A comment may look like an option.
-        let is_comment =
-            |at: usize| at.checked_sub(1).and_then(|at| self.words.get(at)) == Some(&"--comment".to_owned());
-        let mut places = self.words.iter().enumerate();
+        let is_comment = |at: usize| {
+            at.checked_sub(1).and_then(|at| words.get(at)).is_some_and(|word| word == "--comment")
+        };
+        let mut places = words.iter().enumerate();
         let (at, _) = places.find(|(at, word)| options.contains(&word.as_str()) && !is_comment(*at))?;
-        self.words.get(at + 1).map(String::as_str)
+        words.get(at + 1).cloned()
     }
 
     /// Its words in one line, as restore input takes them.
-    pub(super) fn text(&self) -> String {
-        self.words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ")
+    pub(super) fn text(&self) -> &str {
+        &self.text
     }
 
     /// May it be written back? Only with the options of our own rules and with plain values: text
@@ -118,22 +127,22 @@ impl Entry {
         let plain = |word: &str| {
             !word.is_empty() && word.bytes().all(|b| b.is_ascii_alphanumeric() || b"_-.,:/".contains(&b))
         };
-        self.words
+        self.words()
             .iter()
             .all(|word| OUR_OPTIONS.contains(&word.as_str()) || (plain(word) && !word.starts_with('-')))
     }
 }
 
 /// As `xtables_save_string` writes a word: bare when it is plain, else in double quotes.
-fn quoted(word: &str) -> String {
-    if word.contains([' ', '"', '\'', '\\']) {
+fn quoted(word: &str) -> Cow<'_, str> {
+    if word.is_empty() || word.contains([' ', '\n', '"', '\'', '\\']) {
         let escaped: String = word
             .chars()
             .flat_map(|c| ['"', '\'', '\\'].contains(&c).then_some('\\').into_iter().chain([c]))
             .collect();
-        format!("\"{escaped}\"")
+        format!("\"{escaped}\"").into()
     } else {
-        word.to_owned()
+        word.into()
     }
 }
 

@@ -29,15 +29,15 @@ fn parts(family: Family, stage: Stage, holding: &Holding) -> impl Iterator<Item 
 
 /// A rule with lists is several here: `id`, `id#2`, `id#3`, in order.
 fn items(entries: &[Entry]) -> Vec<Item> {
-    let mut seen = BTreeMap::<&str, usize>::new();
+    let mut seen = BTreeMap::<String, usize>::new();
     let items = entries.iter().map(|entry| {
         // Carrying out a divert takes rules that no rule of ours names.
-        let id = if entry.comment().is_empty() { entry.target() } else { entry.comment() };
-        let times = seen.entry(id).or_default();
+        let id = Some(entry.comment()).filter(|id| !id.is_empty()).unwrap_or_else(|| entry.target());
+        let times = seen.entry(id.clone()).or_default();
         *times += 1;
         Item {
-            id: if *times == 1 { id.to_owned() } else { format!("{id}#{times}") },
-            form: entry.text().into_bytes(),
+            id: if *times == 1 { id } else { format!("{id}#{times}") },
+            form: entry.text().as_bytes().to_vec(),
             packets: entry.counters.map(|counters| counters.packets),
             bytes: entry.counters.map(|counters| counters.bytes),
         }

@@ -11,7 +11,8 @@ use super::neighbours::Found;
 use crate::backend::Foreign;
 use crate::ruleset::{Family, Hook, Stage};
 use crate::xt::legacy::{LegacyRule, LegacyTable};
-use lines::{logical_lines, words};
+use lines::logical_lines;
+pub(super) use lines::words;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// One family's tables, as far as they concern us.
@@ -127,7 +128,7 @@ impl From<&LegacyTable> for Table {
 fn legacy_entry(rule: &LegacyRule, number: usize) -> Entry {
     let text = rule.to_string();
     let counters = Counters { packets: rule.counted.packets, bytes: rule.counted.bytes };
-    Entry::read(words(&text).unwrap_or_else(|| vec![text]), Some(counters), number)
+    Entry::read(&words(&text).unwrap_or_else(|| vec![text]), Some(counters), number)
 }
 
 impl Table {
@@ -149,7 +150,9 @@ impl Table {
         let (chain, spec) = rule.split_once(' ').unwrap_or((rule, ""));
         let rules = self.rules.entry(chain.to_owned()).or_default();
         let number = rules.len() + 1;
-        rules.push(Entry::read(words(spec).ok_or_else(no_rule)?, counters, number));
+        let mut words = words(spec).ok_or_else(no_rule)?;
+        name_protocol(&mut words);
+        rules.push(Entry::read(&words, counters, number));
         Ok(())
     }
 
@@ -169,12 +172,25 @@ impl Table {
         }
         for (chain, rules) in self.rules {
             let hooks: Vec<Entry> =
-                rules.into_iter().filter(|rule| holding.chains.contains_key(rule.target())).collect();
+                rules.into_iter().filter(|rule| holding.chains.contains_key(&rule.target())).collect();
             if !hooks.is_empty() {
                 holding.hooks.insert(chain, hooks);
             }
         }
         holding
+    }
+}
+
+/// iptables-nft 1.8.7 prints a protocol's number where /etc/protocols does not name it. A rule has one `-p`,
+/// ahead of its matches and so of its comment.
+fn name_protocol(words: &mut [String]) {
+    let at = words.iter().take_while(|word| *word != "-m").position(|word| word == "-p");
+    if let Some(protocol) = at.and_then(|at| words.get_mut(at + 1)) {
+        match protocol.as_str() {
+            "6" => *protocol = "tcp".to_owned(),
+            "17" => *protocol = "udp".to_owned(),
+            _ => {}
+        }
     }
 }
 

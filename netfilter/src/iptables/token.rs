@@ -67,7 +67,7 @@ pub(super) enum Target {
     RestoreMark,
     Zone(u16),
     /// Called: a `RETURN` there comes back here.
-    Jump(&'static str),
+    Jump(String),
     /// Continued in: a `RETURN` there goes back to whoever called this chain.
     Goto(String),
 }

@@ -31,6 +31,14 @@ pub(super) fn wanted(rules: &Ruleset) -> Inventory {
     Inventory::of(chains.chain(rules.lists().iter().map(wanted_set)).collect())
 }
 
+/// Whether the kernel lists exactly these rules. One part after the other: all their sets together may
+/// have tens of thousands of elements.
+pub(super) fn holds(rules: &Ruleset, found: &Inventory) -> bool {
+    let lists = rules.lists();
+    let mut parts = rules.chains.iter().map(wanted_chain).chain(lists.iter().map(wanted_set));
+    found.parts.len() == rules.chains.len() + lists.len() && parts.all(|part| found.holds(&part))
+}
+
 fn wanted_chain(chain: &Chain) -> Part {
     let items = chain.rules.iter().map(|rule| {
         let mut writer = Writer::default();

@@ -19,9 +19,11 @@ use gybe_netfilter::ruleset::{
     Chain, ChainName, Family, Is, Match, Networks, Protocol, Rule, RuleId, Ruleset, Verdict,
 };
 use gybe_netfilter::trace::{Packet, trace};
+use ipnet::Ipv4Net;
 use random::Random;
 use read_back::read_back;
 use std::collections::BTreeSet;
+use std::net::Ipv4Addr;
 
 fn assert_same(rules: &Ruleset, packets: &[Packet]) {
     let texts = [Family::V4, Family::V6].map(|family| script(rules, family));
@@ -65,6 +67,39 @@ fn every_rule_means_the_same_also_when_no_policy_writes_it() {
         let packets: Vec<Packet> = (0..60).map(|_| random.packet()).collect();
         assert_same(&rules, &packets);
     }
+}
+
+/// As many as make chains of their own, a chain in a chain among them.
+#[test]
+fn long_lists_in_one_rule_mean_the_same_as_chains_that_call_each_other() {
+    let mut random = Random::new(5);
+    let mut chains_were_called = 0;
+    for _ in 0..60 {
+        let more = (0..40_u8).map(|n| Ipv4Net::from(Ipv4Addr::new(10, 200, n * 2, 0)));
+        let networks = more.chain(["10.0.0.0/15", "20.1.2.3/32"].map(|net| net.parse().unwrap())).collect();
+        let owners = (1000..1000 + u32::try_from(random.below(8)).unwrap()).chain([1337]).collect();
+        let names = ["eth0", "eth1", "net1", "v0", "v1"].map(|name| InterfaceName::parse(name).unwrap());
+        let mut matches = vec![
+            Match::OutInterface(names.into()),
+            Match::Destination(Is::In, Networks::V4(networks)),
+            Match::OwnerUid(owners),
+        ];
+        matches.extend((0..random.below(2)).map(|_| random.wish()));
+        let verdict = [Verdict::Redirect(15001.try_into().unwrap()), Verdict::Drop, Verdict::Return];
+        let rule = |id, matches, verdict| Rule { id: RuleId(id), matches, verdict };
+        let chains = vec![Chain {
+            name: ChainName::NatOutput,
+            rules: vec![
+                rule("long", matches, verdict[random.below(3)]),
+                rule("rest", Vec::new(), Verdict::Goto(ChainName::NatCapture)),
+            ],
+        }];
+        let rules = Ruleset { families: Families::V4AndV6, chains };
+        chains_were_called += script(&rules, Family::V4).matches(":ISTIO_LIST_").count();
+        let packets: Vec<Packet> = (0..400).map(|_| random.packet()).collect();
+        assert_same(&rules, &packets);
+    }
+    assert!(chains_were_called > 60, "{chains_were_called}");
 }
 
 #[test]

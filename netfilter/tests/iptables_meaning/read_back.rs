@@ -13,17 +13,34 @@ pub(crate) fn read_back(text: &str) -> Ruleset {
             table = name;
         } else if let Some(rule) = line.strip_prefix("-A ") {
             let (name, spec) = rule.split_once(' ').unwrap();
-            if matches!(name, "OUTPUT" | "PREROUTING" | "ISTIO_DIVERT") {
+            if matches!(name, "OUTPUT" | "PREROUTING" | "ISTIO_DIVERT") || name.starts_with(LIST) {
                 continue;
             }
             let name = chain(table, name);
             if !chains.iter().any(|chain| chain.name == name) {
                 chains.push(Chain { name, rules: Vec::new() });
             }
-            chains.iter_mut().find(|chain| chain.name == name).unwrap().rules.push(read_rule(table, spec));
+            let rules = read_rules((text, table), spec);
+            chains.iter_mut().find(|chain| chain.name == name).unwrap().rules.extend(rules);
         }
     }
     Ruleset { families: Families::V4AndV6, chains }
+}
+
+/// Chains that are called: what passes the call and a rule there passes both.
+const LIST: &str = "ISTIO_LIST_";
+
+fn read_rules((text, table): (&str, &str), spec: &str) -> Vec<Rule> {
+    let Some((call, list)) = spec.split_once(&format!("-j {LIST}")) else {
+        return vec![read_rule(table, spec)];
+    };
+    let call = read_rule(table, &format!("{call}-j RETURN"));
+    let (begin, own) = (format!("*{table}\n"), format!("-A {LIST}{list} "));
+    let (_, own_table) = text.split_once(&begin).unwrap();
+    let lines = own_table.lines().take_while(|line| *line != "COMMIT");
+    let called = lines.filter_map(|line| line.strip_prefix(&own));
+    let rules = called.flat_map(|spec| read_rules((text, table), spec));
+    rules.map(|rule| Rule { matches: [call.matches.clone(), rule.matches].concat(), ..rule }).collect()
 }
 
 fn chain(table: &str, name: &str) -> ChainName {

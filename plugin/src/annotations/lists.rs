@@ -3,7 +3,7 @@
 //! Istio checks the trimmed items and then uses the raw text (CVE-2026-23766). Here each item is
 //! parsed to a type and the text is gone.
 
-use gybe_netfilter::policy::{CidrSet, InterfaceName, InterfaceNameError, PortRange, PortSet};
+use gybe_netfilter::policy::{CidrSet, InterfaceName, PortRange, PortSet};
 use ipnet::IpNet;
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -69,12 +69,7 @@ pub(super) fn networks(value: &str, most: usize) -> Result<CidrSet, Fault> {
 /// Names of interfaces.
 pub(super) fn interfaces(value: &str, most: usize) -> Result<BTreeSet<InterfaceName>, Fault> {
     let set: BTreeSet<_> = items(value)
-        .map(|item| {
-            InterfaceName::parse(item).map_err(|fault| match fault {
-                InterfaceNameError::Empty => Fault::Empty,
-                _ => refused(item, Fault::Interface),
-            })
-        })
+        .map(|item| InterfaceName::parse(item).map_err(|_| refused(item, Fault::Interface)))
         .collect::<Result<_, _>>()?;
     bounded(set.len(), most, set)
 }

@@ -136,12 +136,47 @@ fn variables_of_the_proxy_switch_dns_and_invalid_packets() {
             pod.containers[1].env.insert(variable.to_owned(), value.to_owned());
         }
         let policy = policy(&PluginConf::default(), &pod);
-        assert_eq!(
-            (policy.dns, policy.invalid, unclear_variables(&pod).len()),
-            (dns, invalid, unclear),
-            "{value:?}"
-        );
+        assert_eq!((policy.dns, policy.invalid, doubts(&pod).len()), (dns, invalid, unclear), "{value:?}");
     }
+}
+
+#[test]
+fn a_mode_in_a_variable_alone_is_doubtful_and_changes_nothing() {
+    for (variable, annotation, doubtful) in [
+        ("TPROXY", None, true),
+        ("NONE", None, true),
+        ("REDIRECT", None, false),
+        ("TPROXY", Some("TPROXY"), false),
+    ] {
+        let mut pod = meshed();
+        pod.containers[1].env.insert(INTERCEPTION_MODE.to_owned(), variable.to_owned());
+        pod.annotations.extend(annotation.map(|mode| (annotations::MODE.to_owned(), mode.to_owned())));
+        let told = doubts(&pod);
+        assert_eq!(told.len(), usize::from(doubtful), "{told:?}");
+        assert!(
+            told.iter().all(|text| text.contains(INTERCEPTION_MODE) && text.contains(variable)),
+            "{told:?}"
+        );
+        let is_redirect = policy(&PluginConf::default(), &pod).mode == Mode::Redirect;
+        assert_eq!(is_redirect, annotation.is_none(), "{variable}");
+    }
+}
+
+#[test]
+fn of_several_annotations_that_cannot_be_meant_all_are_named() {
+    let mut pod = meshed();
+    for (name, value) in [
+        ("sidecar.istio.io/interceptionMode", "TPROX"),
+        ("traffic.sidecar.istio.io/excludeInboundPorts", "http"),
+        ("traffic.sidecar.istio.io/includeOutboundIPRanges", "10.0.0.0"),
+    ] {
+        pod.annotations.insert(name.to_owned(), value.to_owned());
+    }
+    let Opinion::Refuse(cause) = opinion(&PluginConf::default(), &pod, InitContainer::Counts) else {
+        panic!("{pod:?}")
+    };
+    let want = "annotations sidecar.istio.io/interceptionMode, includeOutboundIPRanges, excludeInboundPorts: \"TPROX\" is not";
+    assert!(cause.to_string().starts_with(want), "{cause}");
 }
 
 #[test]
@@ -192,4 +227,22 @@ fn a_pod_that_is_not_ours_is_never_refused_for_its_addresses_or_lists() {
     annotate(&mut pod, "sidecar.istio.io/inject", "false");
     let decision = decide(&PluginConf::default(), &pod, &[], InitContainer::Counts);
     assert_eq!(decision, Decision::LeaveAlone(Reason::InjectionRefused));
+}
+
+#[test]
+fn the_hint_of_a_refusal_names_what_to_correct() {
+    let conf = PluginConf::default();
+    let (mut annotated, mut as_user) = (meshed(), meshed());
+    annotate(&mut annotated, "traffic.sidecar.istio.io/excludeOutboundPorts", "http");
+    as_user.containers[1].run_as_user = Some(-1);
+    for (pod, words) in [(annotated, "correct the annotation"), (as_user, "leave it out")] {
+        match decide(&conf, &pod, &addresses(), InitContainer::Counts) {
+            Decision::Refuse(cause) => assert!(cause.hint().unwrap().starts_with(words), "{cause}"),
+            other => panic!("not refused: {other:?}"),
+        }
+    }
+    let no_address = decide(&conf, &meshed(), &[], InitContainer::Counts);
+    assert!(
+        matches!(no_address, Decision::Refuse(cause) if cause.hint().is_some_and(|hint| hint.len() > 10))
+    );
 }

@@ -12,7 +12,7 @@ use nix::sys::time::TimeVal;
 use nix::unistd::{Uid, write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Why the agent told nothing.
 #[derive(Debug, thiserror::Error)]
@@ -53,22 +53,35 @@ pub(super) fn ask(path: &Path, pod: &PodRef, until: Instant) -> Result<Option<Po
 }
 
 fn talk(path: &Path, pod: &PodRef, until: Instant) -> Result<Option<PodFacts>, AgentFault> {
-    let agent = call(path, until)?;
-    believable(&agent)?;
-    let patience = Some(until.saturating_duration_since(Instant::now()));
-    let question = wire::question(&Question { pod: pod.clone(), patience });
-    // A new socket's buffer holds far more than a question, so this never waits.
-    write(&agent, question.as_bytes()).map_err(AgentFault::Away)?;
-    let bytes = intake::line(agent.as_fd(), LONGEST_ANSWER, until).map_err(|cut| match cut {
-        Cut::Refused(fault) => AgentFault::Away(fault),
-        Cut::TooLong => AgentFault::TooLong,
-        Cut::Late => AgentFault::Late,
-    })?;
+    let question = |left| wire::question(&Question { pod: pod.clone(), patience: Some(left) });
+    let bytes = exchange(path, question, until)?;
     match wire::answered(&bytes).map_err(AgentFault::Words)? {
         Answer::Pod(facts) => Ok(Some(*facts)),
         Answer::Unknown => Ok(None),
         Answer::Fault(why) => Err(AgentFault::Fault(why)),
     }
+}
+
+/// Sends the agent one line and returns its answer, one line too. The line is made when the agent is
+/// known to be one, from the time that is left for the answer.
+///
+/// # Errors
+/// When no agent that can be trusted answers until then.
+pub fn exchange(
+    path: &Path,
+    line: impl FnOnce(Duration) -> String,
+    until: Instant,
+) -> Result<Vec<u8>, AgentFault> {
+    let agent = call(path, until)?;
+    believable(&agent)?;
+    let line = line(until.saturating_duration_since(Instant::now()));
+    // A new socket's buffer holds far more than a question, so this never waits.
+    write(&agent, line.as_bytes()).map_err(AgentFault::Away)?;
+    intake::line(agent.as_fd(), LONGEST_ANSWER, until).map_err(|cut| match cut {
+        Cut::Refused(fault) => AgentFault::Away(fault),
+        Cut::TooLong => AgentFault::TooLong,
+        Cut::Late => AgentFault::Late,
+    })
 }
 
 /// Connects. With a full backlog connect(2) waits, and for no longer than `SO_SNDTIMEO` (unix(7)).

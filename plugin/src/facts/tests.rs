@@ -119,3 +119,37 @@ fn what_is_no_manifest_is_refused_and_never_waited_for() {
         assert!(cause.contains(told) && cause.contains(name), "{name}: {cause}");
     }
 }
+
+/// The pod cache of the agent holds facts of one life of a name, and answers only for that one.
+#[test]
+fn f39_facts_mean_a_pod_only_if_nothing_in_them_contradicts_it() {
+    let facts = |uid: &str| PodFacts { uid: uid.to_owned(), ..PodFacts::default() };
+    assert!(means(&facts("u1"), &pod("cart-0")));
+    assert!(means(&facts(""), &pod("cart-0")), "facts without a uid contradict none");
+    assert!(!means(&facts("u0"), &pod("cart-0")));
+}
+
+#[test]
+fn a_manifest_of_the_largest_size_is_read() {
+    let scratch = Scratch::new("largest");
+    let text = manifest("");
+    scratch.holds("cart-0.json", &format!("{text}{}", " ".repeat(4 * 1024 * 1024 - text.len())));
+    assert_eq!(scratch.ask("cart-0").unwrap().containers.len(), 1);
+}
+
+#[test]
+fn the_hint_for_a_kubeconfig_names_what_is_missing() {
+    let fault = |fault| KubeconfigError { path: "/k".into(), fault };
+    let program = |errno: nix::errno::Errno| KubeconfigFault::Program {
+        program: "/opt/cni/bin/gybe".into(),
+        source: errno.into(),
+    };
+    for (fault, words) in [
+        (fault(KubeconfigFault::Read(std::io::ErrorKind::NotFound.into())), "see that the file is there"),
+        (fault(program(nix::errno::Errno::ENOENT)), "install gybe beside gybe-cni"),
+        (fault(program(nix::errno::Errno::EAGAIN)), "see that the API server answers"),
+        (fault(KubeconfigFault::Failed("no route".to_owned())), "see that the API server answers"),
+    ] {
+        assert!(fault.hint().starts_with(words), "{fault}: {}", fault.hint());
+    }
+}

@@ -1,5 +1,6 @@
 //! A pod's manifest as Kubernetes writes it; everything the decision does not need is skipped.
 
+use super::kept::{Annotations, Command, Variables, is_kept_label};
 use super::{Container, Life, ManifestError, PROXY, PodFacts};
 use serde::Deserialize;
 use serde_json::error::Category;
@@ -21,7 +22,7 @@ struct Metadata {
     uid: Option<String>,
     #[serde(rename = "resourceVersion")]
     resource_version: Option<String>,
-    annotations: Option<BTreeMap<String, String>>,
+    annotations: Option<Annotations>,
     labels: Option<BTreeMap<String, String>>,
 }
 
@@ -36,17 +37,11 @@ struct Spec {
 #[serde(rename_all = "camelCase")]
 struct WrittenContainer {
     name: Option<String>,
-    args: Option<Vec<String>>,
-    env: Option<Vec<Variable>>,
+    args: Option<Command>,
+    env: Option<Variables>,
     ports: Option<Vec<DeclaredPort>>,
     security_context: Option<SecurityContext>,
     restart_policy: Option<String>,
-}
-
-#[derive(Deserialize)]
-struct Variable {
-    name: String,
-    value: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -104,7 +99,7 @@ impl Manifest {
             namespace: metadata.namespace.unwrap_or_default(),
             name: metadata.name.unwrap_or_default(),
             uid: metadata.uid.unwrap_or_default(),
-            annotations: needed(metadata.annotations),
+            annotations: metadata.annotations.unwrap_or_default().0,
             labels: needed(metadata.labels),
             containers: containers.into_iter().map(WrittenContainer::facts).collect(),
             init_containers: spec
@@ -117,13 +112,8 @@ impl Manifest {
     }
 }
 
-/// A pod may carry 256 KiB of annotations; those of other people's programs are none of ours.
 fn needed(all: Option<BTreeMap<String, String>>) -> BTreeMap<String, String> {
-    let ours = |key: &str| {
-        let domain = key.split_once('/').map_or("", |(domain, _)| domain);
-        domain == "istio.io" || domain.ends_with(".istio.io") || key.starts_with("kubernetes.io/config.")
-    };
-    all.into_iter().flatten().filter(|(key, _)| ours(key)).collect()
+    all.into_iter().flatten().filter(|(key, value)| is_kept_label(key, value)).collect()
 }
 
 impl WrittenContainer {
@@ -133,12 +123,10 @@ impl WrittenContainer {
         let is_proxy = self.name.as_deref() == Some(PROXY);
         let (args, env) = if is_proxy { (self.args, self.env) } else { (None, None) };
         let tcp = |port: &DeclaredPort| port.protocol.as_deref().is_none_or(|name| name == "TCP");
-        let variables = env.into_iter().flatten();
         Container {
             name: self.name.unwrap_or_default(),
-            args: args.unwrap_or_default(),
-            // Of two variables of one name the later counts, as in the container.
-            env: variables.map(|var| (var.name, var.value.unwrap_or_default())).collect(),
+            args: args.unwrap_or_default().0,
+            env: env.unwrap_or_default().0,
             tcp_ports: self.ports.into_iter().flatten().filter(tcp).map(|port| port.container_port).collect(),
             run_as_user: who.run_as_user,
             run_as_group: who.run_as_group,

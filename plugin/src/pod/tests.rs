@@ -18,7 +18,8 @@ fn a_manifest_is_trimmed_to_what_the_decision_needs() {
         "spec": {
             "initContainers": [
                 { "name": "istio-proxy", "restartPolicy": "Always", "args": ["proxy", "sidecar"],
-                  "env": [{ "name": "A", "value": "1" }, { "name": "B", "valueFrom": {} }, { "name": "A", "value": "2" }],
+                  "env": [{ "name": "DISABLE_ENVOY", "value": "1" }, { "name": "INVALID_DROP", "valueFrom": {} },
+                          { "name": "DISABLE_ENVOY", "value": "2" }, { "name": "PASSWORD", "value": "hunter2" }],
                   "securityContext": { "runAsUser": 1337, "runAsGroup": 1338, "privileged": false } },
                 { "name": "prepare" },
             ],
@@ -38,10 +39,38 @@ fn a_manifest_is_trimmed_to_what_the_decision_needs() {
     let app = &pod.containers[0];
     assert_eq!((app.env.len(), app.args.len(), app.tcp_ports.as_slice()), (0, 0, [80, 81].as_slice()));
     let proxy = pod.proxy().unwrap();
-    assert_eq!((proxy.env["A"].as_str(), proxy.env["B"].as_str(), proxy.args.len()), ("2", "", 2));
+    let env: Vec<_> = proxy.env.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+    assert_eq!((env, proxy.args.len()), (vec![("DISABLE_ENVOY", "2"), ("INVALID_DROP", "")], 2));
     assert_eq!((proxy.run_as_user, proxy.run_as_group, proxy.life), (Some(1337), Some(1338), Life::Always));
     let long_lived: Vec<_> = pod.long_lived().map(|container| container.name.as_str()).collect();
     assert_eq!(long_lived, ["app", "istio-proxy"]);
+}
+
+#[test]
+fn of_values_that_may_be_of_any_length_no_more_is_kept_than_a_decision_reads() {
+    let long = "x".repeat(1 << 20);
+    let list = vec!["80"; 9000].join(",");
+    let pod = PodFacts::from_manifest(&json!({
+        "metadata": { "annotations": {
+            "sidecar.istio.io/status": long, "traffic.sidecar.istio.io/more": long, "other.io/x": long,
+            "sidecar.istio.io/interceptionMode": format!("NONE{long}"),
+            "traffic.sidecar.istio.io/excludeOutboundPorts": list,
+        } },
+        "spec": { "containers": [{
+            "name": "istio-proxy", "args": ["proxy", format!("sidecar{long}"), long, long],
+            "env": [{ "name": "PASSWORD", "value": long }, { "name": "INVALID_DROP", "value": format!("true{long}") },
+                    { "name": long, "value": "x" }],
+        }] },
+    }))
+    .unwrap();
+    let excluded = pod.annotation("traffic.sidecar.istio.io/excludeOutboundPorts").unwrap();
+    assert_eq!(excluded, list, "a list is whole");
+    let kept = pod.to_manifest().to_string();
+    assert!(kept.len() < list.len() + 1024 && !kept.contains("PASSWORD"), "{}", kept.len());
+    // What was cut is none of the words that are known.
+    assert_eq!(pod.proxy().unwrap().says("INVALID_DROP"), None);
+    assert!(pod.annotation("sidecar.istio.io/interceptionMode").unwrap().starts_with("NONEx"));
+    assert!(pod.proxy().unwrap().args[1].starts_with("sidecarx"));
 }
 
 #[test]

@@ -20,7 +20,8 @@ impl Place {
 
     fn write(&self, found: &Capabilities) {
         fs::create_dir_all(&self.0).unwrap();
-        self.cache().keep(&probed::to_json(&this_node().unwrap(), found).to_string()).unwrap();
+        place(&self.cache().directory, KEPT, &probed::to_json(&this_node().unwrap(), found).to_string())
+            .unwrap();
     }
 }
 
@@ -156,7 +157,10 @@ fn a08_a10_a_fifo_or_a_link_in_place_of_lock_or_file_keeps_nobody_waiting() {
             let (cache, (tell, told)) = (place.cache(), mpsc::channel());
             thread::spawn(move || {
                 let lock = cache.lock();
-                tell.send(lock.unwrap().and_then(|_held| cache.keep("{}")).is_err()).unwrap();
+                tell.send(
+                    lock.unwrap().and_then(|_held| super::place(&cache.directory, KEPT, "{}")).is_err(),
+                )
+                .unwrap();
             });
             let not_kept = told.recv_timeout(Duration::from_secs(20));
             assert_eq!((not_kept, elsewhere.exists()), (Ok(true), false), "{name}, a FIFO: {is_fifo}");
@@ -177,4 +181,44 @@ fn who_waits_for_the_lock_reads_what_the_other_has_found() {
         drop(held);
         assert_eq!(waits.join().unwrap(), found(&Finding::Works));
     });
+}
+
+#[test]
+fn findings_of_the_largest_size_are_read_and_one_byte_more_is_not() {
+    let place = Place::new();
+    place.write(&found(&Finding::Works));
+    let file = place.0.join("probe.json");
+    let text = fs::read_to_string(&file).unwrap();
+    for (length, known) in [(64 * 1024, true), (64 * 1024 + 1, false)] {
+        fs::write(&file, format!("{text}{}", " ".repeat(length - text.len()))).unwrap();
+        assert_eq!(place.cache().recall().is_some(), known, "{length}");
+    }
+}
+
+#[test]
+fn findings_are_kept_while_the_file_is_there() {
+    let place = Place::new();
+    assert!(!place.cache().is_kept());
+    place.write(&found(&Finding::Works));
+    assert!(place.cache().is_kept());
+    place.cache().forget();
+    assert!(!place.cache().is_kept());
+}
+
+#[test]
+fn the_hint_of_a_wait_that_is_too_long_names_the_setting() {
+    assert!(LearnError::Busy(PATIENCE).hint().is_some_and(|hint| hint.contains("set backend to nft")));
+    assert_eq!(LearnError::Node(io::ErrorKind::NotFound.into()).hint(), None);
+}
+
+/// The directory is made where it is missing, and a directory that cannot be made is the reason given.
+#[test]
+fn a_directory_that_cannot_be_made_is_the_reason_why_nothing_is_kept() {
+    let place = Place::new();
+    drop(place.cache().lock().unwrap().unwrap());
+    drop(place.cache().lock().unwrap().unwrap());
+    let file_in_the_way = place.0.join("file");
+    fs::write(&file_in_the_way, "").unwrap();
+    let below = ProbeCache::at(&file_in_the_way.join("run")).lock().unwrap();
+    assert_eq!(below.unwrap_err().kind(), io::ErrorKind::NotADirectory);
 }

@@ -1,5 +1,6 @@
 //! The node agent, asked as the plugin asks it: about a pod that there is not.
 
+use crate::agent_status::{self, AgentStatus};
 use crate::errno::errno;
 use gybe_plugin::args::{Namespace, PodName, PodRef};
 use gybe_plugin::conf::FactsConf;
@@ -19,6 +20,8 @@ pub struct AgentSeen {
     pub socket: PathBuf,
     /// None when it answered as it should: that it knows no such pod.
     pub fault: Option<FactsError>,
+    /// How the agent stands by its own word; none where it does not say.
+    pub status: Option<AgentStatus>,
 }
 
 impl AgentSeen {
@@ -51,7 +54,11 @@ pub(crate) fn ask(socket: &Path) -> AgentSeen {
         Ok(_) | Err(FactsError::Unknown(_)) => None,
         Err(fault) => Some(fault),
     });
-    AgentSeen { socket: socket.to_owned(), fault }
+    let mut seen = AgentSeen { socket: socket.to_owned(), fault, status: None };
+    if seen.is_running() {
+        seen.status = agent_status::ask(socket, PATIENCE).ok().flatten();
+    }
+    seen
 }
 
 /// A name that Kubernetes would take and nobody gives, since the agent understands no other; and no

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 fn undone() -> Plan {
     let network = FileName::new("n").unwrap();
-    Plan { changes: vec![Change::DropIn { network, bytes: Vec::new(), mode: 0o600 }], problems: Vec::new() }
+    Plan { changes: vec![Change::DropIn { network, bytes: Vec::new(), mode: 0o600 }], ..Plan::default() }
 }
 
 fn judge(pace: &mut Pace, plan: &Plan, now: Instant) -> Go {
@@ -95,7 +95,7 @@ fn lost() -> Plan {
     let hash = Hash::of(b"");
     let (trial, place, need) = (Trial::CniVersion, Place::Always, Need::BeforeEntry);
     let program = Program { name, source, hash, trial, place, need };
-    Plan { changes: vec![Change::Place { program }], problems: Vec::new() }
+    Plan { changes: vec![Change::Place { program }], ..Plan::default() }
 }
 
 #[test]
@@ -150,7 +150,7 @@ fn a_heal_is_what_puts_back_what_somebody_undid_and_nothing_else() {
 #[test]
 fn f05_a_file_that_goes_and_comes_again_was_undone_once() {
     let (mut pace, start) = (Pace::of(Directory::Conf), Instant::now());
-    let waits = Plan { problems: vec![Problem::Waiting], changes: Vec::new() };
+    let waits = Plan { problems: vec![Problem::Waiting], ..Plan::default() };
     judge(&mut pace, &waits, start);
     judge(&mut pace, &undone(), start);
     pace.wrote(Went::Well, &Plan::default(), start);

@@ -5,27 +5,28 @@ use super::target::{Target, target};
 use super::{Kept, Plan};
 use crate::install::change::{Change, NewAccess, Problem};
 use crate::install::conflist::{Chain, ConflistError, ISTIO, Istio, convert};
-use crate::install::loads::Form;
-use crate::install::loads::choice::candidates;
+use crate::install::judge;
+use crate::install::loads::choice::Choice;
+use crate::install::loads::{Form, network};
 use crate::install::seen::{FileName, ORIGINAL, SeenFile, Snapshot};
 use crate::install::wanted::{Install, TakeOver};
 
-/// Multus' plugins, which call other networks by their files or names: its thin and its thick one.
-const MULTUS: [&str; 2] = ["multus", "multus-shim"];
-
-/// None when there is no file for it, or it may not be written now.
+/// None when there is no file for it, or it may not be written now: a chain that names a program the runtime
+/// does not find fails every pod.
 pub(super) fn put(
     seen: &Snapshot,
     install: &Install,
     pinned: Option<&FileName>,
     plan: &mut Plan,
 ) -> Option<Kept> {
-    let target = target(seen, install.entry.plugin(), pinned, plan)?;
+    let target = target(seen, install, pinned, plan)?;
     let chaining = Chaining { seen, install, pinned, target };
+    if !chaining.has(install.entry.plugin()) && chaining.is_unconfirmed() {
+        return None;
+    }
     match chaining.steps() {
         Ok((list, steps)) => {
             plan.changes.extend(steps);
-            plan.problems.extend(chaining.preempted(&list));
             Some(Kept { files: vec![list, chaining.target.name], network: None })
         }
         Err(problem) => {
@@ -47,7 +48,7 @@ impl Chaining<'_> {
     fn steps(&self) -> Result<(FileName, Vec<Change>), Problem> {
         let name = &self.target.name;
         let bytes = self.bytes().map_err(|why| Problem::Unchangeable { file: name.clone(), why })?;
-        if self.has_istio() && self.install.take_over == TakeOver::Waits {
+        if self.has(ISTIO) && self.install.take_over == TakeOver::Waits {
             return Err(Problem::IstioLives(name.clone()));
         }
         let lists = as_list(name);
@@ -69,8 +70,15 @@ impl Chaining<'_> {
         }
     }
 
-    fn has_istio(&self) -> bool {
-        Chain::read(self.target.bytes).is_ok_and(|chain| chain.entry(ISTIO).is_some())
+    fn has(&self, plugin: &str) -> bool {
+        Chain::read(self.target.bytes).is_ok_and(|chain| chain.entry(plugin).is_some())
+    }
+
+    fn is_unconfirmed(&self) -> bool {
+        let file = self.target.name.clone();
+        let loaded = network(self.target.form, self.target.bytes, &[]).ok();
+        let choice = loaded.map(|network| Choice { file, network });
+        choice.is_some_and(|choice| judge::unconfirmed(&self.install.question(self.seen), &choice).is_some())
     }
 
     fn in_place(&self, bytes: Vec<u8>) -> Vec<Change> {
@@ -78,7 +86,7 @@ impl Chaining<'_> {
         if bytes == self.target.bytes {
             return steps;
         }
-        if self.has_istio() {
+        if self.has(ISTIO) {
             // Before it is replaced: uninstall can put it back.
             steps.extend(originals::set_aside(self.seen, &self.target.name));
         }
@@ -118,14 +126,5 @@ impl Chaining<'_> {
     fn is_overtaken(&self, list: &FileName) -> bool {
         let mut others = self.seen.conf.files.keys().filter(|other| Form::of(other.as_os_str()).is_some());
         others.any(|other| self.target.name < *other && other < list)
-    }
-
-    /// Multus calls the pinned file itself, if it is told to: then its own stands first, and pods meet us.
-    fn preempted(&self, list: &FileName) -> Option<Problem> {
-        self.pinned?;
-        let by = candidates(&self.seen.conf).flatten().next()?;
-        let is_another = by.file != *list && by.file != self.target.name;
-        let delegates = by.network.plugins.iter().any(|kind| MULTUS.contains(&kind.as_str()));
-        (is_another && !delegates).then(|| Problem::Preempted { file: list.clone(), by: by.file })
     }
 }

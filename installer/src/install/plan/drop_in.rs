@@ -2,23 +2,27 @@
 
 use std::ffi::OsStr;
 
-use super::target::primary;
 use super::{Kept, Plan};
 use crate::install::change::{Change, Problem};
 use crate::install::entry::Layout;
+use crate::install::judge;
 use crate::install::loads::DropIns;
 use crate::install::seen::{DROP_IN, FileName, Snapshot};
 use crate::install::wanted::Install;
 
 pub(super) fn put(seen: &Snapshot, install: &Install, plan: &mut Plan) -> Option<Kept> {
-    let primary = primary(seen, install.entry.plugin(), plan)?;
+    let primary = judge::primary(&seen.conf, install.entry.plugin())?;
     let name = Some(&primary.network.name).filter(|name| is_network_name(name));
     let network = name.and_then(|name| FileName::new(name.as_str()).ok());
     let Some(network) = network.filter(|_| primary.network.drop_ins == DropIns::Loaded) else {
         plan.problems.push(Problem::NoDropIns(primary.file));
         return None;
     };
+    let is_unconfirmed = judge::unconfirmed(&install.question(seen), &primary).is_some();
     let there = seen.conf.networks.get(&network).and_then(|files| files.get(OsStr::new(DROP_IN)));
+    if there.is_none() && is_unconfirmed {
+        return None;
+    }
     let right = there
         .and_then(|file| file.content.as_ref().ok())
         .is_some_and(|text| install.entry.says_the_same(text));
@@ -27,7 +31,6 @@ pub(super) fn put(seen: &Snapshot, install: &Install, plan: &mut Plan) -> Option
         bytes.push(b'\n');
         plan.changes.push(Change::DropIn { network: network.clone(), bytes, mode: install.mode });
     }
-    plan.problems.push(Problem::UnseenDropIn(network.clone()));
     Some(Kept { files: Vec::new(), network: Some(network) })
 }
 

@@ -1,14 +1,13 @@
 //! Which file our entry belongs into.
 
-use std::ffi::OsStr;
-
 use super::Plan;
 use crate::install::change::Problem;
-use crate::install::conflist::{Chain, ISTIO};
+use crate::install::conflist::Chain;
 use crate::install::json::{self, Node};
+use crate::install::judge;
 use crate::install::loads::Form;
-use crate::install::loads::choice::{Broken, Choice, Why, candidates};
-use crate::install::seen::{FileKind, FileName, SeenFile, Snapshot, Unreadable};
+use crate::install::seen::{FileKind, FileName, SeenFile, Snapshot};
+use crate::install::wanted::Install;
 
 use super::originals;
 
@@ -21,55 +20,19 @@ pub(super) struct Target<'a> {
     pub(super) form: Form,
 }
 
-/// The first file a runtime can load: the one containerd takes once no broken one stands before it,
-/// and CRI-O in any case. A network of nothing but a mesh's plugin is nobody's primary.
-pub(super) fn primary(seen: &Snapshot, plugin: &str, plan: &mut Plan) -> Option<Choice> {
-    for candidate in candidates(&seen.conf) {
-        match candidate {
-            Ok(choice) if choice.network.plugins.iter().all(|kind| is_of_a_mesh(kind, plugin)) => {}
-            Ok(choice) => return Some(choice),
-            Err(Broken { file, why: Why::Unreadable(Unreadable::TooLarge(length)) }) => {
-                plan.problems.push(Problem::TooLarge { file, length });
-                return None;
-            }
-            Err(broken) => plan.problems.push(Problem::Broken(broken)),
-        }
-    }
-    plan.problems.push(Problem::Waiting);
-    None
-}
-
-/// Whether it is ours or istio-cni's, which make no network.
-fn is_of_a_mesh(kind: &str, plugin: &str) -> bool {
-    kind == plugin || kind == ISTIO
-}
-
-/// Where none of the primary's plugins is, the runtime does not look for ours either (F37). Nothing is
-/// to be seen of a primary that Multus calls, or that has not written its file.
-pub(crate) fn alone(seen: &Snapshot, plugin: &str) -> Option<Problem> {
-    let theirs = |choice: Choice| {
-        let plugins = choice.network.plugins.into_iter().filter(|kind| !is_of_a_mesh(kind, plugin));
-        (choice.file, plugins.collect::<Vec<_>>())
-    };
-    let mut primaries = candidates(&seen.conf).flatten().map(theirs);
-    let (file, plugins) = primaries.find(|(_, plugins)| !plugins.is_empty())?;
-    let is_there = |kind: &String| seen.programs.names.contains(OsStr::new(kind));
-    (!plugins.iter().any(is_there)).then_some(Problem::Alone { file, plugins })
-}
-
 /// The runtime's file, or the one that is pinned.
 pub(super) fn target<'a>(
     seen: &'a Snapshot,
-    plugin: &str,
+    install: &Install,
     pinned: Option<&FileName>,
     plan: &mut Plan,
 ) -> Option<Target<'a>> {
     let name = match pinned {
-        None => primary(seen, plugin, plan)?.file,
+        None => judge::primary(&seen.conf, install.entry.plugin())?.file,
         Some(pinned) => match pinned_file(seen, pinned) {
             Some(name) => name,
             None => {
-                plan.problems.push(Problem::WaitingFor(pinned.clone()));
+                plan.problems.push(Problem::WaitingFor { file: pinned.clone(), by: install.pinned_by });
                 return None;
             }
         },
@@ -82,7 +45,7 @@ pub(super) fn target<'a>(
     match file.content.as_ref().map(|bytes| (bytes, form(&name, bytes))) {
         Ok((bytes, Some(form))) => Some(Target { name, file, bytes, form }),
         _ => {
-            plan.problems.push(Problem::WaitingFor(name));
+            plan.problems.push(Problem::WaitingFor { file: name, by: install.pinned_by });
             None
         }
     }

@@ -40,43 +40,46 @@ pub(super) fn look(results: &Path) -> Cached {
     let mut named = BTreeSet::new();
     // A node that never ran a sandbox has no directory; one we cannot see looks the same. Better a
     // program too many than a pod that cannot be deleted.
-    let usual = gather(results, &mut named);
-    match (usual, gather(&results.with_file_name("multus").join("results"), &mut named)) {
-        (Seen::Whole, Seen::Whole | Seen::Absent) => Cached::Named(named),
+    let mut gather = |bytes: &[u8]| named.extend(plugins(bytes));
+    let usual = each_result(results, &mut gather);
+    let of_multus = each_result(&results.with_file_name("multus").join("results"), &mut gather);
+    match (usual, of_multus) {
+        (ResultCache::Whole, ResultCache::Whole | ResultCache::Absent) => Cached::Named(named),
         _ => Cached::Unknown,
     }
 }
 
-/// How much of a directory was seen.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Seen {
+/// How much of a directory of results was read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ResultCache {
     Whole,
     Absent,
     InPart,
 }
 
-fn gather(results: &Path, named: &mut BTreeSet<String>) -> Seen {
+/// Hands every file of the directory to `each`.
+pub(crate) fn each_result(results: &Path, each: &mut dyn FnMut(&[u8])) -> ResultCache {
     let entries = match fs::read_dir(results) {
         Ok(entries) => entries,
-        Err(why) if why.kind() == ErrorKind::NotFound => return Seen::Absent,
-        Err(_) => return Seen::InPart,
+        Err(why) if why.kind() == ErrorKind::NotFound => return ResultCache::Absent,
+        Err(_) => return ResultCache::InPart,
     };
     for (n, entry) in entries.enumerate() {
-        let Ok(entry) = entry else { return Seen::InPart };
+        let Ok(entry) = entry else { return ResultCache::InPart };
         match entry.metadata() {
-            _ if n == MOST => return Seen::InPart,
+            _ if n == MOST => return ResultCache::InPart,
             Ok(meta) if meta.is_file() && meta.len() <= LARGEST => {}
-            Ok(meta) if meta.is_file() => return Seen::InPart,
+            Ok(meta) if meta.is_file() => return ResultCache::InPart,
             _ => continue,
         }
         // Deleted meanwhile is deleted. Cut off by a crash (F31) names nobody: libcni cannot read it either.
         let mut bytes = Vec::new();
         let read = File::open(entry.path()).and_then(|file| file.take(LARGEST).read_to_end(&mut bytes));
         if read.is_ok() {
-            named.extend(plugins(&bytes));
+            each(&bytes);
         }
     }
-    Seen::Whole
+    ResultCache::Whole
 }
 
 /// A result names its plugins in `config`: the conf file it was made with, in base64.

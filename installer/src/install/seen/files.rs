@@ -10,11 +10,12 @@ use std::path::Path;
 
 use nix::dir::{Dir, Type};
 use nix::errno::Errno;
-use nix::fcntl::{OFlag, openat};
+use nix::fcntl::{OFlag, openat, readlinkat};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstat};
 
 use super::{
     Access, ConfDirectory, FileKind, FileName, LARGEST, ORIGINAL, SeenFile, Standing, TEMPORARY, Unreadable,
+    mounted,
 };
 use crate::errno::errno;
 use crate::install::loads::Form;
@@ -30,16 +31,26 @@ pub(super) fn conf_directory(path: &Path, also: &BTreeSet<FileName>) -> ConfDire
         Err(Errno::ENOENT) => return nothing(Standing::Missing),
         Err(why) => return nothing(Standing::Refused(why)),
     };
-    let mut seen = nothing(Standing::There);
+    let mut seen = ConfDirectory { is_of_multus: is_of_multus(path), ..nothing(Standing::There) };
     for (name, kind) in entries {
         // Some file systems do not tell what an entry is before it is opened.
         let inside = match kind {
-            Some(Type::Directory) | None => network_directory(&fd, &name),
+            // What a conf file's name leads to is a file to every runtime.
+            Some(Type::Symlink) if Form::of(name.as_os_str()).is_some() => None,
+            Some(Type::Directory | Type::Symlink) | None => network_directory(&fd, &name),
             Some(_) => None,
         };
-        if let Some(files) = inside {
-            seen.networks.insert(name, files);
-        } else if name.as_os_str() == OsStr::new(TEMPORARY) {
+        match inside {
+            Some(Ok(files)) => {
+                seen.networks.insert(name, files);
+                continue;
+            }
+            Some(Err(why)) => {
+                seen.unread_networks.insert(name.clone(), Unreadable::Refused(why));
+            }
+            None => {}
+        }
+        if name.as_os_str() == OsStr::new(TEMPORARY) {
             seen.litter = true;
         } else if (Form::of(name.as_os_str()).is_some() || name.ends_in(ORIGINAL) || also.contains(&name))
             && let Some(file) = read(&fd, &name)
@@ -81,10 +92,29 @@ pub(super) fn list(fd: &OwnedFd) -> Result<Vec<(FileName, Option<Type>)>, Errno>
     Ok(names)
 }
 
-fn network_directory(conf: &OwnedFd, name: &FileName) -> Option<BTreeMap<FileName, SeenFile>> {
-    let fd = open_here(conf, name, OFlag::O_DIRECTORY).ok()?;
-    let conf_files = list(&fd).ok()?.into_iter().filter(|(name, _)| name.ends_in(".conf"));
-    Some(conf_files.filter_map(|(name, _)| read(&fd, &name).map(|file| (name, file))).collect())
+/// None for what is no directory. A link is followed, as libcni follows it; one that leads nowhere here may
+/// lead to a directory on the host.
+fn network_directory(conf: &OwnedFd, name: &FileName) -> Option<Result<BTreeMap<FileName, SeenFile>, Errno>> {
+    let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK;
+    let fd = match openat(conf, name.as_os_str(), flags, Mode::empty()) {
+        Ok(fd) => fd,
+        Err(Errno::ENOTDIR) => return None,
+        // Gone again, unless it is a link.
+        Err(Errno::ENOENT) if readlinkat(conf, name.as_os_str()).is_err() => return None,
+        Err(why) => return Some(Err(why)),
+    };
+    Some(list(&fd).map(|entries| {
+        let conf_files = entries.into_iter().filter(|(name, _)| name.ends_in(".conf"));
+        conf_files.filter_map(|(name, _)| read(&fd, &name).map(|file| (name, file))).collect()
+    }))
+}
+
+/// OpenShift keeps Multus' networks apart, in `/etc/cni/multus/net.d`. Inside a container the mount's root
+/// has that name.
+fn is_of_multus(path: &Path) -> bool {
+    let of_multus = |path: &Path| path.ends_with("multus/net.d");
+    path.canonicalize().is_ok_and(|path| of_multus(&path))
+        || mounted::root(path).is_some_and(|it| of_multus(&it))
 }
 
 /// None when it is gone again, or is a directory.

@@ -49,6 +49,11 @@ impl Mounts {
     }
 }
 
+/// What is mounted where `path` is, as a path on its file system.
+pub(super) fn root(path: &Path) -> Option<PathBuf> {
+    mount_of(path).map(|mount| PathBuf::from(mount.root))
+}
+
 /// None where the kernel does not tell. A thread may have mounts of its own.
 fn mount_of(path: &Path) -> Option<Mount> {
     let fd = open(path, OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty()).ok()?;

@@ -68,7 +68,7 @@ fn f39_a_mirror_is_found_by_the_hash_of_its_file() {
 fn a_list_is_the_whole_truth() {
     let known = Known::default();
     known.hold(facts("cart-0", "u1"));
-    known.replace(Pods::from([("shop/cart-1".to_owned(), facts("cart-1", "u2"))]));
+    known.replace(Pods::from([("shop/cart-1".to_owned(), Held::of(facts("cart-1", "u2")))]));
     assert_eq!((uid(&known, "cart-0", "u1"), uid(&known, "cart-1", "u2")), (None, Some("u2".into())));
     assert!(known.state().synced);
 }

@@ -6,6 +6,7 @@ use crate::install::change::{Change, Problem};
 use crate::install::directory::Directory;
 use crate::install::fight::Fight;
 use crate::install::perform::{Busy, Failed};
+use crate::install::plan::Plan;
 use crate::node::bulletin::Stage;
 use crate::settings::{Mode, PLUGIN};
 use serde_json::json;
@@ -14,13 +15,11 @@ use std::time::{Duration, Instant};
 impl Healing<'_> {
     /// `woken` is when this turn began.
     pub(super) fn account(&mut self, pass: &Pass, woken: Instant) -> Next {
-        self.posted.missing = missing(pass);
         let mut problems = pass.left.problems.iter();
         self.posted.cut_off = problems.find(|it| matches!(it, Problem::Deleted(_))).map(ToString::to_string);
-        let open = |problem: &&Problem| !problem.blocks() && !self.is_seen(problem);
-        let notes = pass.left.problems.iter().filter(open);
-        let of_settings = self.following.good.notes.iter().cloned();
-        self.posted.notes = notes.map(ToString::to_string).chain(of_settings).collect();
+        let (missing, notes) = sentences(self.is_as_it_should_be(pass), &pass.left);
+        self.posted.missing = missing;
+        self.posted.notes = notes.into_iter().chain(self.following.good.notes.iter().cloned()).collect();
         let healed = self.healed(woken);
         self.count(pass);
         self.tell(pass, healed);
@@ -28,11 +27,12 @@ impl Healing<'_> {
         self.next(pass)
     }
 
-    /// A runtime that calls us reads the drop-in, for by then no sandbox is on its way that was begun
-    /// under another conf.
-    fn is_seen(&self, problem: &Problem) -> bool {
-        let calls = || self.around.calls.added_after(self.wanted_since + self.leaving.rest);
-        matches!(problem, Problem::UnseenDropIn(_)) && calls()
+    /// In: a pod that is started now is redirected. Out: nothing of ours is left to be taken out.
+    fn is_as_it_should_be(&self, pass: &Pass) -> bool {
+        match self.following.good.choices.mode {
+            Mode::Install => pass.left.judgement.is_met(),
+            Mode::Leave => pass.left.is_done(),
+        }
     }
 
     /// Nothing could be looked at, so what was known before holds no more.
@@ -150,9 +150,15 @@ fn is_in_vain(pass: &Pass) -> bool {
     pass.performed.done > 0 && placed.any(|change| pass.left.changes.contains(change))
 }
 
-/// In sentences; empty when the node is as wanted.
-fn missing(pass: &Pass) -> Vec<String> {
-    let problems = pass.left.problems.iter().filter(|problem| problem.blocks()).map(ToString::to_string);
-    let undone = pass.left.changes.iter().map(|change| format!("still to do: {change}"));
-    problems.chain(undone).collect()
+/// What keeps the node from being as it should be, and what else should be known.
+fn sentences(is_well: bool, left: &Plan) -> (Vec<String>, Vec<String>) {
+    let reasons = left.judgement.reasons.iter().filter(|reason| !left.problems.contains(reason));
+    let (against, notes): (Vec<_>, Vec<_>) = left.problems.iter().partition(|problem| problem.blocks());
+    let against = against.into_iter().chain(reasons).map(ToString::to_string);
+    let against = against.chain(left.changes.iter().map(|change| format!("still to do: {change}")));
+    let notes = notes.into_iter().map(ToString::to_string);
+    match is_well {
+        true => (Vec::new(), against.chain(notes).collect()),
+        false => (against.collect(), notes.collect()),
+    }
 }

@@ -95,15 +95,17 @@ fn turns(ground: &Ground, rest: Duration, work: impl FnOnce(&mut dyn FnMut() -> 
 }
 
 #[test]
-fn while_another_gybe_is_at_it_nothing_is_said_to_be_as_wanted() {
+fn while_another_gybe_changes_the_node_what_is_still_to_do_waits_and_is_reported() {
     let ground = Ground::new("busy");
     posts(&ground, REST, |turn| {
         assert!(turn().missing.is_empty());
         let other = Turn::take(&ground.0.join("bin")).unwrap();
-        let told = turn().missing;
-        assert!(told.len() == 1 && told[0].starts_with("another gybe is changing"), "{told:?}");
+        assert!(turn().missing.is_empty(), "there is nothing to change");
         ground.asks("leave");
-        assert_eq!(turn().stage, Stage::Leaving);
+        let posted = turn();
+        let told = posted.missing;
+        assert!(told.len() == 1 && told[0].starts_with("another gybe is changing"), "{told:?}");
+        assert_eq!(posted.stage, Stage::Leaving);
         drop(other);
         let posted = turn();
         assert!(posted.missing.is_empty() && posted.stage == Stage::Left { plugin_stays: true });
@@ -201,18 +203,16 @@ fn whether_the_runtime_reads_a_drop_in_is_open_until_an_add_is_heard_that_only_i
     fs::write(ground.0.join("config/shape"), "dropin").unwrap();
     for (rest, is_seen) in [(Duration::ZERO, true), (REST, false)] {
         with_loop(&ground, rest, |healing, bulletin, calls| {
-            let mut notes = || {
+            let mut missing = || {
                 healing.turn(Instant::now());
-                let posted = bulletin.read();
-                assert!(posted.missing.is_empty(), "{:?}", posted.missing);
-                posted.notes
+                bulletin.read().missing
             };
             let open = "whether the runtime reads n/zz-gybe-cni.conf cannot be seen from here";
-            assert!(notes()[0].starts_with(open));
+            assert!(missing()[0].starts_with(open));
             calls.heard(json!({ "verb": "DEL", "decision": "nothing" }).as_object().unwrap());
-            assert!(notes()[0].starts_with(open));
+            assert!(missing()[0].starts_with(open));
             calls.heard(json!({ "verb": "ADD", "decision": "leave alone" }).as_object().unwrap());
-            assert_eq!(notes().is_empty(), is_seen);
+            assert_eq!(missing().is_empty(), is_seen);
         });
     }
 }
@@ -220,17 +220,20 @@ fn whether_the_runtime_reads_a_drop_in_is_open_until_an_add_is_heard_that_only_i
 #[test]
 fn istiod_in_a_namespace_that_is_not_left_alone_is_told_on_its_node() {
     let ground = Ground::new("istiod");
-    let (pods, keeping) = (PodsFrom::new(&ground.0.join("pods")), ground.keeping(REST));
-    let meshed = |settings: &Settings| meshed_istiod(&pods, settings);
+    let pods = PodsFrom::new(&ground.0.join("pods"));
+    let meshed = || meshed_istiod(&pods, &ground.keeping(REST).settings.good);
     let place = |namespace: &str| {
-        let metadata = json!({ "namespace": namespace, "name": "istiod-5d8f-x", "uid": "u" });
+        let labels = json!({ "app": "istiod" });
+        let metadata =
+            json!({ "namespace": namespace, "name": "istiod-5d8f-x", "uid": "u", "labels": labels });
         let pod: Value =
             json!({ "apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": { "containers": [] } });
         fs::write(ground.0.join("pods/istiod.json"), pod.to_string()).unwrap();
     };
-    assert_eq!(meshed(&keeping.settings.good), None);
     place("istio-system");
-    assert_eq!(meshed(&keeping.settings.good), None);
-    place("mesh-control");
-    assert!(meshed(&keeping.settings.good).is_some_and(|told| told.contains("mesh-control")));
+    assert_eq!(meshed(), None);
+    fs::write(ground.0.join("config/exclude_namespaces"), "kube-system").unwrap();
+    assert!(meshed().is_some_and(|told| told.contains("istio-system")));
+    place("shop");
+    assert_eq!(meshed(), None, "a tenant's pod");
 }

@@ -18,3 +18,4 @@ mod pod;
 mod redirected;
 mod status;
 mod struck;
+mod verified;

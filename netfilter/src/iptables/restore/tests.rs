@@ -1,7 +1,11 @@
 use super::*;
 use crate::iptables::save::parse;
-use crate::policy::PortSet;
-use crate::ruleset::{Is, Match, Protocol, Rule};
+use crate::policy::{InterfaceName, PortSet};
+use crate::ruleset::{Is, Match, Networks, Protocol, Rule};
+
+fn render(rules: &Ruleset, family: Family) -> Holdings {
+    super::render(rules).holdings.remove(&family).unwrap()
+}
 
 fn rule(id: &'static str, matches: Vec<Match>, verdict: Verdict) -> Rule {
     Rule { id: RuleId(id), matches, verdict }
@@ -123,9 +127,72 @@ fn a_divert_is_a_chain_that_marks_and_accepts() {
 
 #[test]
 fn a_chain_that_has_nothing_to_say_to_a_family_is_not_written_for_it() {
-    let servers = crate::ruleset::Networks::V4(vec!["10.96.0.10/32".parse().unwrap()]);
+    let servers = Networks::V4(vec!["10.96.0.10/32".parse().unwrap()]);
     let zone = rule("zone-app-asks-v4", vec![Match::Destination(Is::In, servers)], Verdict::Zone(2));
     let rules = rules(vec![(ChainName::RawOutput, vec![zone])]);
     assert!(render(&rules, Family::V6).is_empty());
     assert!(!render(&rules, Family::V4).is_empty());
+}
+
+/// TCP from any of so many interfaces to any of so many networks.
+fn product(interfaces: usize, networks: u32, verdict: Verdict) -> Ruleset {
+    let names = (0..interfaces).map(|n| InterfaceName::parse(&format!("v{n}")).unwrap());
+    let networks = (0..networks).map(|n| ipnet::Ipv4Net::from(std::net::Ipv4Addr::from(n << 4)));
+    let matches = vec![
+        Match::InInterface(names.collect()),
+        Match::Destination(Is::In, Networks::V4(networks.collect())),
+        Match::Protocol(Protocol::Tcp),
+    ];
+    rules(vec![(ChainName::NatPrerouting, vec![rule("product", matches, verdict)])])
+}
+
+const TO_PROXY: Verdict = Verdict::Redirect(crate::policy::Port::new(15001).unwrap());
+
+#[test]
+fn a_small_product_is_multiplied_out_and_a_large_one_is_two_chains() {
+    for (interfaces, networks, own, called) in
+        [(8, 16, 128, None), (1, 4000, 4000, None), (3, 43, 3, Some(43)), (4000, 2, 2, Some(4000))]
+    {
+        let holding =
+            render(&product(interfaces, networks, TO_PROXY), Family::V4).remove(&Stage::Nat).unwrap();
+        assert_eq!(holding.chains["ISTIO_INBOUND"].len(), own, "{interfaces} x {networks}");
+        let list = holding.chains.get("ISTIO_LIST_1").map(Vec::len);
+        assert_eq!(list, called, "{interfaces} x {networks}");
+    }
+    let holding = render(&product(129, 200, TO_PROXY), Family::V4).remove(&Stage::Nat).unwrap();
+    let lines = ["ISTIO_INBOUND", "ISTIO_LIST_1"].map(|chain| holding.chains[chain][7].text());
+    assert_eq!(
+        lines,
+        [
+            "-i v104 -m comment --comment product -j ISTIO_LIST_1",
+            "-d 0.0.0.112/32 -p tcp -m comment --comment product -j REDIRECT --to-ports 15001"
+        ]
+    );
+}
+
+/// `RETURN` in a chain that was called would only end that chain.
+#[test]
+fn a_product_that_returns_is_multiplied_out_however_large() {
+    let holding = render(&product(20, 20, Verdict::Return), Family::V4).remove(&Stage::Nat).unwrap();
+    assert_eq!(holding.chains["ISTIO_INBOUND"].len(), 400);
+    assert!(!holding.chains.contains_key("ISTIO_LIST_1"));
+}
+
+#[test]
+fn more_rules_than_are_written_are_counted_and_not_made() {
+    for (rules, excess) in [
+        (product(2000, 4000, TO_PROXY), None),
+        (product(2001, 4000, TO_PROXY), Some(6001)),
+        (product(65_536, 65_536, TO_PROXY), Some(131_072)),
+        (product(65_536, 65_536, Verdict::Return), Some(65_536 * 65_536)),
+    ] {
+        let rendered = super::render(&rules);
+        assert_eq!(
+            rendered.excess.map(|excess| (excess.rule.0, excess.rules)),
+            excess.map(|n| ("product", n))
+        );
+        let held =
+            rendered.holdings.values().flat_map(BTreeMap::values).flat_map(|held| held.chains.values());
+        assert!(held.map(Vec::len).sum::<usize>() <= MOST_RULES);
+    }
 }

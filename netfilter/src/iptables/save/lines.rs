@@ -62,7 +62,7 @@ pub(super) fn logical_lines(text: &str) -> Option<Vec<&str>> {
 }
 
 /// The words of a rule without their quotes; `None` when a quote is left open.
-pub(super) fn words(spec: &str) -> Option<Vec<String>> {
+pub(in crate::iptables) fn words(spec: &str) -> Option<Vec<String>> {
     let (mut quotes, mut words, mut word) = (Quotes::default(), Vec::new(), None::<String>);
     for c in spec.chars() {
         match quotes.meaning(c) {

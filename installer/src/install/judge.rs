@@ -1,0 +1,266 @@
+//! Whether a pod that is started now meets Gybe: which file the runtime takes, which plugins it runs, and if a pod
+//! does not meet Gybe, why. Pure. The plan, `/readyz`, the metrics and `gybe doctor` ask it and decide nothing of
+//! this themselves. What cannot be known counts as a reason against it.
+
+use std::ffi::OsStr;
+
+use serde_json::{Map, Value};
+
+use gybe_plugin::conf::PluginConf;
+
+use super::change::{Problem, ProgramFault};
+use super::conflist::{Chain, ISTIO};
+use super::directory::Directory;
+use super::json::{self, Node};
+use super::loads::choice::{Broken, Choice, NoChoice, Why, candidates, choose};
+use super::loads::{DropIns, Network};
+use super::runtimes::{PluginDirectory, Possible, Runtimes};
+use super::seen::{ConfDirectory, DROP_IN, FileName, ORIGINAL, ProgramDirectory, Standing, Unreadable};
+use super::wanted::{Confirmed, Shape};
+
+/// Multus' plugins, which call other networks by their files or names: its thin and its thick one.
+const MULTUS: [&str; 2] = ["multus", "multus-shim"];
+
+/// What was observed on a node, and how Gybe is to be reached there.
+#[derive(Debug, Clone, Copy)]
+pub struct Question<'a> {
+    /// The runtime's networks.
+    pub conf: &'a ConfDirectory,
+    /// The runtime's plugins.
+    pub programs: &'a ProgramDirectory,
+    /// The runtimes that may run here.
+    pub runtimes: &'a Runtimes,
+    /// The type of our entry, and its program's name.
+    pub plugin: &'a str,
+    /// Why that program cannot serve.
+    pub fault: Option<ProgramFault>,
+    /// Where our entry is to be.
+    pub shape: &'a Shape,
+    /// What the operator said about the plugin directory.
+    pub confirmed: Confirmed,
+}
+
+/// What a pod that is started now meets.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Judgement {
+    /// The file every runtime that may run here takes; none where they differ, or take none.
+    pub taken: Option<Choice>,
+    /// Why a pod does not meet Gybe.
+    pub reasons: Vec<Problem>,
+    /// What is wrong and stands in no pod's way.
+    pub notes: Vec<Problem>,
+}
+
+impl Judgement {
+    /// Whether a pod that is started now is redirected.
+    #[must_use]
+    pub fn is_met(&self) -> bool {
+        self.reasons.is_empty()
+    }
+}
+
+/// Judges for every runtime that may run here. Where several may, each has to lead pods to us.
+#[must_use]
+pub fn judge(question: &Question<'_>) -> Judgement {
+    let mut judgement =
+        Judgement { reasons: standing(question.conf, question.programs), ..Judgement::default() };
+    if let Some(why) = question.fault.filter(|_| question.programs.standing == Standing::There) {
+        judgement.reasons.push(Problem::Program { plugin: question.plugin.to_owned(), why });
+    }
+    if question.conf.standing != Standing::There {
+        return judgement;
+    }
+    if question.conf.is_of_multus && matches!(question.shape, Shape::Standalone { .. }) {
+        judgement.reasons.extend(question.network_of_ours().err());
+        return judgement;
+    }
+    let mut taken = Vec::new();
+    for possible in &question.runtimes.possible {
+        let (choice, reasons) = question.under(*possible);
+        taken.push(choice);
+        let new = reasons.into_iter().filter(|reason| !judgement.reasons.contains(reason));
+        judgement.reasons.extend(new.collect::<Vec<_>>());
+    }
+    let same_file = |choices: &[Option<Choice>]| {
+        let file = |choice: &Option<Choice>| choice.as_ref().map(|choice| choice.file.clone());
+        choices.windows(2).all(|pair| matches!(pair, [one, other] if file(one) == file(other)))
+    };
+    judgement.taken = if same_file(&taken) { taken.into_iter().next().flatten() } else { None };
+    judgement.notes = passed_over(question.conf, &judgement);
+    judgement
+}
+
+/// Whether both directories are where their paths say.
+#[must_use]
+pub fn standing(conf: &ConfDirectory, programs: &ProgramDirectory) -> Vec<Problem> {
+    let places = [(programs.standing, Directory::Programs), (conf.standing, Directory::Conf)];
+    let problem = |(standing, directory)| match standing {
+        Standing::There => None,
+        Standing::Missing => Some(Problem::Missing(directory)),
+        Standing::Deleted => Some(Problem::Deleted(directory)),
+        Standing::Refused(why) => Some(Problem::Unreadable(directory, why)),
+    };
+    places.into_iter().filter_map(problem).collect()
+}
+
+/// Where a primary's chain is to be extended: the first file that every runtime can load, once no broken one stands
+/// before it. Only a file that was read, and that libcni refuses, is passed over; a network of nothing but a mesh's
+/// plugin is no primary's.
+#[must_use]
+pub fn primary(conf: &ConfDirectory, plugin: &str) -> Option<Choice> {
+    for candidate in candidates(conf, DropIns::Loaded) {
+        match candidate {
+            Ok(choice) if primaries(&choice.network, plugin).is_empty() => {}
+            Ok(choice) => return Some(choice),
+            Err(broken) if broken.is_unread() => return None,
+            Err(_) => {}
+        }
+    }
+    None
+}
+
+/// Whether it is unknown that the runtime looks for plugins where ours are placed (F37): a chain that names ours
+/// would then fail every pod.
+#[must_use]
+pub fn unconfirmed(question: &Question<'_>, choice: &Choice) -> Option<Problem> {
+    if question.confirmed == Confirmed::Yes || question.conf.is_of_multus {
+        return None;
+    }
+    match &question.runtimes.plugin_directory {
+        PluginDirectory::Named => return None,
+        PluginDirectory::Others(others) => return Some(Problem::Elsewhere(others.clone())),
+        PluginDirectory::Unknown => {}
+    }
+    let plugins = primaries(&choice.network, question.plugin);
+    let is_there = |kind: &String| question.programs.names.contains(OsStr::new(kind));
+    let file = choice.file.clone();
+    (!plugins.iter().any(is_there)).then_some(Problem::Alone { file, plugins })
+}
+
+/// Its plugins that are not a mesh's.
+fn primaries(network: &Network, plugin: &str) -> Vec<String> {
+    network.plugins.iter().filter(|kind| *kind != plugin && *kind != ISTIO).cloned().collect()
+}
+
+fn has_multus(choice: &Choice) -> bool {
+    choice.network.plugins.iter().any(|kind| MULTUS.contains(&kind.as_str()))
+}
+
+/// Files that no runtime can load and that stop none; what stands behind the taken file is nobody's.
+fn passed_over(conf: &ConfDirectory, judgement: &Judgement) -> Vec<Problem> {
+    let Some(taken) = &judgement.taken else { return Vec::new() };
+    let all = candidates(conf, DropIns::Loaded).filter_map(Result::err);
+    let before = all.take_while(|broken| broken.file < taken.file);
+    before.filter(|broken| !broken.is_unread()).map(Problem::Broken).collect()
+}
+
+impl Question<'_> {
+    fn under(&self, Possible { runtime, drop_ins }: Possible) -> (Option<Choice>, Vec<Problem>) {
+        match choose(self.conf, runtime, drop_ins) {
+            Ok(choice) => {
+                let reasons = self.of(&choice, drop_ins);
+                (Some(choice), reasons)
+            }
+            Err(NoChoice::Nothing) => (None, vec![Problem::Waiting]),
+            Err(NoChoice::Stopped(broken)) => (None, vec![Problem::Stopped(broken)]),
+            Err(NoChoice::Unknown(Broken { file, why: Why::Unreadable(Unreadable::TooLarge(length)) })) => {
+                (None, vec![Problem::TooLarge { file, length }])
+            }
+            Err(NoChoice::Unknown(broken)) => (None, vec![Problem::Unread(broken)]),
+        }
+    }
+
+    fn of(&self, choice: &Choice, drop_ins: DropIns) -> Vec<Problem> {
+        if primaries(&choice.network, self.plugin).is_empty() {
+            return vec![Problem::NoPrimary(choice.file.clone())];
+        }
+        let mut reasons: Vec<_> = unconfirmed(self, choice).into_iter().collect();
+        if choice.network.plugins.iter().any(|kind| kind == self.plugin) {
+            if choice.network.plugins.iter().any(|kind| kind == ISTIO) {
+                reasons.push(Problem::BesideIstio(choice.file.clone()));
+            }
+            reasons.extend(self.bad_entry(choice));
+        } else {
+            reasons.extend(self.missed(choice, drop_ins));
+        }
+        reasons
+    }
+
+    /// Why a network without our entry leads no pod to us; none where Multus calls ours beside it.
+    fn missed(&self, choice: &Choice, drop_ins: DropIns) -> Option<Problem> {
+        let (file, plugins) = (choice.file.clone(), choice.network.plugins.clone());
+        match self.shape {
+            Shape::Standalone { file: ours } => {
+                let problem = self.network_of_ours().err();
+                let not_multus = || Problem::NotMultus { file: ours.clone(), by: file, plugins };
+                problem.or_else(|| (!has_multus(choice)).then(not_multus))
+            }
+            Shape::Chained { pinned: Some(_) } if self.file_with_entry().is_some() => {
+                let pinned = self.file_with_entry()?.clone();
+                (!has_multus(choice)).then_some(Problem::Preempted { file: pinned, by: file })
+            }
+            _ => {
+                let network = FileName::new(choice.network.name.as_str()).ok();
+                let ours = network.filter(|it| self.has_drop_in(it)).filter(|_| drop_ins == DropIns::Ignored);
+                let reads = |possible: &Possible| possible.drop_ins == DropIns::Loaded;
+                Some(match ours {
+                    Some(network) if self.runtimes.possible.iter().any(reads) => {
+                        Problem::UnseenDropIn(network)
+                    }
+                    Some(network) => Problem::DropInIgnored(network),
+                    None => Problem::NotIn { file, plugins, plugin: self.plugin.to_owned() },
+                })
+            }
+        }
+    }
+
+    fn has_drop_in(&self, network: &FileName) -> bool {
+        let files = self.conf.networks.get(network);
+        let ours = files.and_then(|files| files.get(OsStr::new(DROP_IN)));
+        ours.and_then(|file| file.content.as_ref().ok()).is_some_and(|bytes| is_of_type(bytes, self.plugin))
+    }
+
+    /// The file that has our entry in its chain.
+    fn file_with_entry(&self) -> Option<&FileName> {
+        let files = self.conf.files.iter().filter(|(name, _)| !name.ends_in(ORIGINAL));
+        let mut named = files.filter_map(|(name, file)| Some((name, file.content.as_ref().ok()?)));
+        let has = |bytes: &[u8]| Chain::read(bytes).is_ok_and(|chain| chain.entry(self.plugin).is_some());
+        named.find(|(_, bytes)| has(bytes)).map(|(name, _)| name)
+    }
+
+    /// Whether our own network is there for Multus.
+    fn network_of_ours(&self) -> Result<(), Problem> {
+        let Shape::Standalone { file } = self.shape else { return Ok(()) };
+        let bytes = self.conf.files.get(file).and_then(|file| file.content.as_ref().ok());
+        let bytes = bytes.filter(|bytes| is_of_type(bytes, self.plugin));
+        let bytes = bytes.ok_or_else(|| Problem::NotWritten(file.clone()))?;
+        refused(file, bytes).map_or(Ok(()), Err)
+    }
+
+    fn bad_entry(&self, choice: &Choice) -> Option<Problem> {
+        let bytes = self.conf.files.get(&choice.file)?.content.as_ref().ok()?;
+        if let Ok(chain) = Chain::read(bytes)
+            && let Some(entry) = chain.entry(self.plugin)
+        {
+            return refused(&choice.file, entry);
+        }
+        let files = self.conf.networks.get(OsStr::new(&choice.network.name))?;
+        let mut drop_ins = files.iter().filter_map(|(name, file)| Some((name, file.content.as_ref().ok()?)));
+        let (name, bytes) = drop_ins.find(|(_, bytes)| is_of_type(bytes, self.plugin))?;
+        refused(name, bytes)
+    }
+}
+
+fn is_of_type(bytes: &[u8], plugin: &str) -> bool {
+    json::parse(bytes).is_ok_and(|tree| tree.field("type").and_then(Node::as_text) == Some(plugin))
+}
+
+/// Why the plugin refuses every call with this entry.
+fn refused(file: &FileName, entry: &[u8]) -> Option<Problem> {
+    let members: Map<String, Value> = serde_json::from_slice(entry).unwrap_or_default();
+    let why = PluginConf::read(&members).err()?.to_string();
+    Some(Problem::BadEntry { file: file.clone(), why })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,64 @@
+//! What `gybe doctor` learns from the running agent: its own word on how it stands.
+
+use crate::agent::eventually;
+use crate::node::{Node, PRIMARY};
+
+const FILE: &str = "10-calico.conflist";
+
+/// What the doctor says of the agent, with this word for how it is.
+fn of_agent(node: &Node, state: &str) -> Vec<String> {
+    let found = node.doctor();
+    let all = found["findings"].as_array().unwrap().iter();
+    let these = all.filter(|it| it["about"] == "agent" && it["state"] == state);
+    these.map(|it| it["says"].as_str().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn the_agents_readiness_and_its_reasons_are_in_the_doctors_answer() {
+    let mut node = Node::new("explained");
+    node.sets("CNI_CONF_NAME", FILE);
+    node.puts(FILE, PRIMARY);
+    let agent = node.agent();
+    eventually("peace", || agent.is_ready());
+    assert!(of_agent(&node, "ok").contains(&"the node agent is ready".to_owned()), "{:#}", node.doctor());
+    node.puts("05-another.conflist", PRIMARY);
+    eventually("a reason", || agent.get("/readyz").0 == 503);
+    let wrong = of_agent(&node, "wrong");
+    let reason = "the node agent is not ready: the runtime takes 05-another.conflist";
+    assert!(wrong.iter().any(|says| says.starts_with(reason)), "{wrong:?}");
+}
+
+#[test]
+fn a_configmap_that_the_agent_does_not_follow_is_wrong() {
+    let mut node = Node::new("explained-settings");
+    node.configures(&[("log_level", "debug")]);
+    node.puts(FILE, PRIMARY);
+    let agent = node.agent();
+    eventually("peace", || agent.is_ready());
+    assert_eq!(of_agent(&node, "wrong"), [""; 0]);
+    node.configures(&[("log_level", "loud")]);
+    eventually("its count", || agent.number("gybe_settings_followed") == 0.0);
+    let wrong = of_agent(&node, "wrong");
+    assert!(
+        wrong[0].starts_with("the node agent does not follow the ConfigMap, and keeps the one before: "),
+        "{wrong:?}"
+    );
+    assert!(wrong[0].contains("log_level is \"loud\""), "{wrong:?}");
+}
+
+#[test]
+fn a_conflict_over_the_chain_is_wrong_and_the_other_writer_is_named() {
+    let node = Node::new("explained-conflict");
+    let cilium = PRIMARY.replace("calico", "cilium-cni");
+    node.puts(FILE, &cilium);
+    let agent = node.agent();
+    eventually("an entry", || node.entry(FILE).is_some());
+    eventually("a conflict", || {
+        node.puts(FILE, &cilium);
+        agent.number("gybe_fight{what=\"conf\"}") == 1.0
+    });
+    eventually("its finding", || {
+        let wrong = of_agent(&node, "wrong");
+        wrong.iter().any(|says| says.contains("undone again and again") && says.contains("Cilium"))
+    });
+}

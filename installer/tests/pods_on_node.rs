@@ -1,0 +1,136 @@
+//! Which sandboxes a node shows: by libcni's cache, by named network namespaces, by the pods' processes.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a test that meets what it did not expect has nothing better to do"
+)]
+
+use gybe_installer::pods_on_node::{Found, HostPaths, Network, Sandbox, find};
+use serde_json::json;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+const CART: &str = "863b91d4-4b68-4efa-917f-4b560e3e86aa";
+const HOST: &str = "11111111-4b68-4efa-917f-4b560e3e86aa";
+const GONE: &str = "33333333-4b68-4efa-917f-4b560e3e86aa";
+const LOST: &str = "22222222-4b68-4efa-917f-4b560e3e86aa";
+
+/// A host's root directory; what stands for a network namespace in it is a file. Gone with the value.
+struct Host(PathBuf);
+
+impl Host {
+    fn new(test: &str) -> Self {
+        let root = Path::new(env!("CARGO_TARGET_TMPDIR"))
+            .join(format!("pods-on-node-{test}-{}", std::process::id()));
+        let host = Self(root);
+        host.file("node-netns", "");
+        host.process(1, "0::/init.scope", "node-netns");
+        host
+    }
+
+    fn file(&self, path: &str, text: &str) {
+        let path = self.0.join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+
+    fn process(&self, pid: u32, cgroup: &str, netns: &str) {
+        let process = self.0.join(format!("proc/{pid}"));
+        fs::create_dir_all(process.join("ns")).unwrap();
+        fs::write(process.join("cgroup"), format!("{cgroup}\n")).unwrap();
+        symlink(self.0.join(netns), process.join("ns/net")).unwrap();
+    }
+
+    /// A result of the pod `shop/<name>`.
+    fn cached(&self, file: &str, (name, uid): (&str, &str), netns: &str) {
+        let arguments = [["K8S_POD_NAMESPACE", "shop"], ["K8S_POD_NAME", name], ["K8S_POD_UID", uid]];
+        let info = json!({ "containerId": file, "netns": netns, "cniArgs": arguments });
+        self.file(&format!("var/lib/cni/results/{file}"), &info.to_string());
+    }
+
+    fn find(&self) -> Found {
+        find(&HostPaths { results: self.0.join("var/lib/cni/results"), root: self.0.clone() })
+    }
+
+    fn shown(&self, sandbox: &Sandbox) -> String {
+        let of = match &sandbox.network {
+            Network::Own(path) => path.strip_prefix(&self.0).unwrap().display().to_string(),
+            Network::OfNode => "the node's network".to_owned(),
+        };
+        let root = format!("{}/", self.0.display());
+        format!("{}: {of}", sandbox.to_string().replace(&root, ""))
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn under(uid: &str) -> String {
+    format!("0::/kubepods.slice/kubepods-pod{}.slice/cri-containerd-75c7.scope", uid.replace('-', "_"))
+}
+
+#[test]
+fn a_namespace_that_several_sources_show_is_one_sandbox_and_each_is_named_as_well_as_can_be() {
+    let host = Host::new("sources");
+    for namespace in ["cni-cart", "cni-lost", "cni-nobody"] {
+        host.file(&format!("run/netns/{namespace}"), "");
+    }
+    // The loopback's network is in the cache too, and a sandbox that is gone has left its file.
+    host.cached("net-cart-eth0", ("cart-0", CART), "/var/run/netns/cni-cart");
+    host.cached("loopback-cart-lo", ("cart-0", CART), "/run/netns/cni-cart");
+    host.cached("net-gone-eth0", ("gone-0", GONE), "/var/run/netns/cni-gone");
+    host.process(100, &under(CART), "run/netns/cni-cart");
+    // A namespace that a process of the pod has made for itself.
+    host.file("inner", "");
+    host.process(101, &under(CART), "inner");
+    host.process(102, &under(LOST), "run/netns/cni-lost");
+    host.process(103, &under(LOST), "run/netns/cni-lost");
+    host.process(104, &under(HOST), "node-netns");
+    host.process(105, &under(HOST), "node-netns");
+    host.process(106, "0::/system.slice/sshd.service", "node-netns");
+    fs::create_dir_all(host.0.join(format!("var/log/pods/kube-system_proxy-x_{HOST}"))).unwrap();
+    let Found { sandboxes, unreadable } = host.find();
+    assert_eq!(unreadable, [""; 0]);
+    let shown: Vec<String> = sandboxes.iter().map(|sandbox| host.shown(sandbox)).collect();
+    assert_eq!(
+        shown,
+        [
+            "kube-system/proxy-x: the node's network".to_owned(),
+            "shop/cart-0: run/netns/cni-cart".to_owned(),
+            "run/netns/cni-nobody: run/netns/cni-nobody".to_owned(),
+            format!("pod uid {LOST}: run/netns/cni-lost"),
+        ]
+    );
+}
+
+#[test]
+fn without_cache_and_named_namespaces_the_processes_show_the_pods() {
+    let host = Host::new("processes");
+    host.file("of-the-pod", "");
+    // A node that is a container itself (kind): the pod's cgroup is below another container's.
+    let nested = format!(
+        "0::/system.slice/docker-8445c3ca20fac1d8e74854d84a7e6a57297ffb22809098b2816b31a428f2b777.scope/kubelet.slice/\
+         kubelet-kubepods.slice/kubelet-kubepods-besteffort.slice/kubelet-kubepods-besteffort-pod{}.slice/cri-containerd-75c7.scope",
+        CART.replace('-', "_")
+    );
+    host.process(7, &nested, "of-the-pod");
+    fs::create_dir_all(host.0.join(format!("var/log/pods/shop_cart-0_{CART}"))).unwrap();
+    let found = host.find();
+    let shown: Vec<String> = found.sandboxes.iter().map(|sandbox| host.shown(sandbox)).collect();
+    assert_eq!((shown, found.unreadable), (vec!["shop/cart-0: proc/7/ns/net".to_owned()], Vec::new()));
+}
+
+#[test]
+fn what_cannot_be_read_is_named_for_sandboxes_may_be_missing() {
+    let host = Host::new("unreadable");
+    host.file("var/lib/cni/results", "no directory");
+    host.file("run/netns", "no directory");
+    let found = host.find();
+    assert!(found.sandboxes.is_empty());
+    assert_eq!(found.unreadable.len(), 2, "{:?}", found.unreadable);
+}
