@@ -51,6 +51,22 @@ fn what_is_known_is_not_found_out_again_unless_somebody_asks() -> Result<(), Com
     Ok(())
 }
 
+/// Any user may find out in a user namespace of their own, where less works, or more.
+#[test]
+fn a08_what_another_user_has_kept_is_not_believed() -> Result<(), Complaint> {
+    let place = Place::new("probe-stranger")?;
+    let probe = format!("{} probe --json", path_of_ours("gybe")?.display());
+    assert_eq!((namespaces(&place, &probe)?, namespaces(&place, &probe)?), (15, 0));
+    chown(kept(&place), Some(1000), Some(1000))?;
+    assert_eq!(namespaces(&place, &probe)?, 15);
+    let (made, ran) = attempted(&place, &Call::add(&pod()?, &place)?.by("auto"))?;
+    assert_eq!((ran.code, made), (Some(0), 0), "root's own again: {ran:#?}");
+    chown(kept(&place), Some(1000), Some(1000))?;
+    let (made, ran) = attempted(&place, &Call::add(&pod()?, &place)?.by("auto"))?;
+    assert_eq!((ran.code, made), (Some(0), 5), "{ran:#?}");
+    Ok(())
+}
+
 #[test]
 fn of_many_that_know_nothing_one_finds_out() -> Result<(), Complaint> {
     let place = Place::new("probe-once")?;
