@@ -6,7 +6,7 @@ use gybe_integration::complaint::Complaint;
 use gybe_integration::programs::{path_of_ours, run};
 use serde_json::{Value, json};
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, chown};
 
 #[test]
 fn a_probe_tells_of_every_backend_what_works_and_which_one_writes() -> Result<(), Complaint> {
