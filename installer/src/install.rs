@@ -132,12 +132,17 @@ pub struct Pass {
 
 /// Brings a node as near to what is wanted as can be now. Called again, it goes on from there.
 pub fn pass(places: &Places, wanted: &Wanted, memory: &mut Memory) -> Result<Pass, Busy> {
-    let _turn = Turn::take(&places.programs)?;
     let interest = wanted.interest();
     let now = Instant::now();
     let (failed_before, _) = memory.setbacks.waiting(now);
-    let seen = memory.look(places, &interest, &failed_before);
-    let whole = plan(&seen, wanted);
+    let mut seen = memory.look(places, &interest, &failed_before);
+    let mut whole = plan(&seen, wanted);
+    // A node that is as wanted needs no lock. Under it another look counts.
+    let turn = if whole.changes.is_empty() { None } else { Some(Turn::take(&places.programs)?) };
+    if turn.is_some() {
+        seen = memory.look(places, &interest, &failed_before);
+        whole = plan(&seen, wanted);
+    }
     let fights = memory.judge(&seen, &whole, now);
     memory.setbacks.judge(&whole.changes, &places.programs);
     let waits = |change: &Change| {

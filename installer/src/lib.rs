@@ -25,6 +25,8 @@ pub mod platform;
 pub mod pods_on_node;
 pub mod policy_file;
 pub mod resolv_conf;
+pub mod runtime_config;
+pub mod runtime_report;
 pub mod settings;
 pub mod validation;
 pub mod verdict;

@@ -23,6 +23,7 @@ mod metrics;
 mod page;
 mod place;
 mod pods_from;
+mod process;
 mod sockets;
 pub(crate) mod stand_in;
 mod token;
@@ -51,7 +52,7 @@ use nix::errno::Errno;
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use serde_json::json;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -80,8 +81,19 @@ pub struct PodsState {
     pub missing: Option<String>,
     /// How many are known.
     pub pods: usize,
-    /// How long ago the cluster last gave a sign of life; none where there is no cluster.
-    pub heard: Option<Duration>,
+    /// How the watch of the cluster went; none where there is no cluster.
+    pub watch: Option<WatchCounts>,
+}
+
+/// How the watch of the cluster went.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WatchCounts {
+    /// How long ago the API server last told of pods.
+    pub silent: Duration,
+    /// How often the watch was opened again.
+    pub reconnects: u64,
+    /// How often a request about pods failed, by HTTP status; none is no answer, or one that cannot be read.
+    pub errors: BTreeMap<Option<u16>, u64>,
 }
 
 /// How the pods of istio-cni's DaemonSet begin; its name is fixed (spec `istio-cni-behaviour.md` 7).

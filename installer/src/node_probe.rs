@@ -4,8 +4,11 @@
 
 mod rhythm;
 
+use crate::doctor::sight::{Ask, RuntimeSeen, running};
 use crate::install::watch::{Watch, Woken};
 use crate::node::Journal;
+use crate::platform::Platform;
+use crate::runtime_report::Report;
 use gybe_netfilter::backend::BackendKind;
 use gybe_netfilter::choose::{Override, choose};
 use gybe_netfilter::probe::Capabilities;
@@ -14,10 +17,11 @@ use nix::sys::signalfd::SignalFd;
 use rhythm::{Kept, Rhythm, is_flawless};
 use serde_json::json;
 use std::os::fd::AsFd;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Nothing is due: whatever changes is told by the kernel. Waking now and then costs nothing.
-const IDLE: Duration = Duration::from_secs(3600);
+/// What the kernel does not report is looked at as often: which runtime runs, and its configuration.
+const IDLE: Duration = Duration::from_secs(60);
 
 /// A backend that has not been tried.
 #[must_use]
@@ -38,7 +42,9 @@ pub(crate) fn watch(learnt: &Learnt, stop: &SignalFd, journal: &Journal) {
     let mut watch = Watch::new([DIRECTORY.into()]);
     let mut rhythm = Rhythm::start(&learnt.capabilities, Instant::now());
     tell(journal, learnt);
+    let mut runtimes = Vec::new();
     loop {
+        keep_runtimes(&mut runtimes, journal);
         // After the watch was armed: what changes from here on wakes the wait below.
         let now = Instant::now();
         let wait = match rhythm.due(&kept(&ProbeCache::default())) {
@@ -52,6 +58,27 @@ pub(crate) fn watch(learnt: &Learnt, stop: &SignalFd, journal: &Journal) {
         if watch.wait(wait, Some(stop.as_fd())) == Woken::Called {
             return;
         }
+    }
+}
+
+/// Keeps what is seen of the node's runtimes, for the agent. It is called where the host's root is this thread's.
+/// A runtime's program is read once: it has some 50 MB.
+fn keep_runtimes(known: &mut Vec<RuntimeSeen>, journal: &Journal) {
+    let root = Path::new("/");
+    let conf = Platform::of_host(root).places(root).conf;
+    let mut seen = running(root, &conf, Ask::Nothing);
+    let same = |one: &RuntimeSeen, other: &RuntimeSeen| (&one.name, one.pid) == (&other.name, other.pid);
+    if seen.iter().any(|one| !known.iter().any(|other| same(one, other))) {
+        seen = running(root, &conf, Ask::DropIns);
+    } else {
+        for one in &mut seen {
+            one.drop_ins = known.iter().find(|other| same(one, other)).and_then(|other| other.drop_ins);
+        }
+    }
+    known.clone_from(&seen);
+    if let Err(why) = Report::of(root, &seen).keep_in(Path::new(DIRECTORY)) {
+        let more = json!({ "why": why.to_string() });
+        journal.tell("warn", "gybe probe: what was seen of the runtimes cannot be kept in /run/gybe", more);
     }
 }
 

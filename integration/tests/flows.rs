@@ -1,6 +1,7 @@
 //! Every recorded connection under every recorded policy, made for real.
 
 use gybe_integration::complaint::Complaint;
+use gybe_integration::programs::run;
 use gybe_integration::run::{Rules, Until, all_under, differences};
 use gybe_integration::topology::Topology;
 use gybe_integration::vectors::{self, Place};
@@ -44,6 +45,34 @@ fn when_the_rules_are_removed_every_flow_goes_where_it_went_before() -> Result<(
         world.at(Place::Pod).run(|| redirection.apply(&Nft))??;
         world.at(Place::Pod).run(|| remove(&Nft))??;
         let found = differences(&world, &vector.flows, Rules::NotThere, Until::TheEnd)?;
+        assert!(found.is_empty(), "{}: {found:#?}", vector.name);
+    }
+    Ok(())
+}
+
+/// An answer of the application bears the pod's address, so that such a rule meets it.
+#[test]
+fn with_tproxy_answers_find_the_proxy_beside_a_routing_rule_of_the_pods_own() -> Result<(), Complaint> {
+    for vector in vectors::all()?.iter().filter(|vector| vector.name.ends_with("tproxy-dual")) {
+        let world = Topology::raise(vector.policy.mode, &vector.flows)?;
+        for own in [
+            "rule add from 10.244.0.10 lookup 100",
+            "route add default via 10.244.0.1 table 100",
+            "route add 192.168.77.0/24 dev eth1 table 100",
+            "route add 172.30.0.0/24 dev net1 table 100",
+            "-6 rule add from fd00:10::10 lookup 100",
+            "-6 route add default via fd00:10::1 table 100",
+            "-6 route add fd00:77::/64 dev eth1 table 100",
+            "-6 route add fd00:30::/64 dev net1 table 100",
+        ] {
+            let ran = world.at(Place::Pod).run(|| run("ip", &own.split(' ').collect::<Vec<_>>(), ""))??;
+            assert_eq!(ran.code, Some(0), "{own}: {}", ran.err);
+        }
+        let control = differences(&world, &vector.flows, Rules::NotThere, Until::TheEnd)?;
+        assert!(control.is_empty(), "{}, without rules: {control:#?}", vector.name);
+        let redirection = Redirection::of(&vector.policy);
+        world.at(Place::Pod).run(|| redirection.apply(&Nft))??;
+        let found = differences(&world, &vector.flows, Rules::There, Until::TheEnd)?;
         assert!(found.is_empty(), "{}: {found:#?}", vector.name);
     }
     Ok(())

@@ -62,6 +62,9 @@ impl fmt::Display for Deviation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Rules(difference) => write!(f, "{difference}"),
+            Self::Route(entry @ Entry::MarkRule { .. }) => {
+                write!(f, "{entry} is missing, or another rule stands before it")
+            }
             Self::Route(entry) => write!(f, "{entry} is missing"),
             Self::ExtraRoute(stray) => write!(f, "{stray} should not be there"),
             Self::OtherBackend(kind) => write!(f, "rules of ours by {kind} should not be there"),

@@ -10,6 +10,7 @@ mod address;
 mod entry;
 mod error;
 mod loopback;
+mod place;
 mod rtnetlink;
 mod uapi;
 
@@ -22,7 +23,8 @@ pub use rtnetlink::Rtnetlink;
 use crate::policy::{Families, Inbound, Mode, RedirectPolicy};
 use crate::ruleset::Family;
 use nix::errno::Errno;
-use rtnetlink::List;
+use place::{Place, place};
+use rtnetlink::{Addition, List};
 use std::fmt;
 
 /// What must be there, in the order it is written.
@@ -69,7 +71,8 @@ impl Routes {
     /// When something of it is not there afterwards.
     pub fn apply(&self, rtnetlink: &mut Rtnetlink) -> Result<(), RoutesError> {
         let mut there_already = false;
-        for (entry, answer) in rtnetlink.add(&self.entries)? {
+        let additions = self.additions(rtnetlink)?;
+        for (entry, answer) in rtnetlink.add(&additions)? {
             match answer {
                 Errno::EEXIST => there_already = true,
                 source => return Err(RoutesError::refused(entry, source)),
@@ -80,7 +83,25 @@ impl Routes {
         missing.first().map_or(Ok(()), |entry| Err(RoutesError::Occupied { entry: *entry }))
     }
 
-    /// What of it is not there.
+    /// What is to be asked for, rules with their place. Of two calls at once both choose the same place, and
+    /// the kernel refuses the second rule.
+    fn additions(&self, rtnetlink: &mut Rtnetlink) -> Result<Vec<Addition>, RoutesError> {
+        let mut additions = Vec::new();
+        for entry in self.entries.iter().copied() {
+            let addition = match entry {
+                Entry::MarkRule { family, .. } => match place(entry, &rtnetlink.list(List::Rules(family))?) {
+                    Place::Held => continue,
+                    Place::Free(priority) => Addition { entry, priority },
+                    Place::None => return Err(RoutesError::NoPlace { entry }),
+                },
+                Entry::PassthroughAddress | Entry::LocalRoute { .. } => Addition { entry, priority: 0 },
+            };
+            additions.push(addition);
+        }
+        Ok(additions)
+    }
+
+    /// What of it is not there, or not in its place.
     ///
     /// # Errors
     /// When the kernel does not list what is there.
@@ -92,8 +113,13 @@ impl Routes {
             if !read.iter().any(|(other, _)| *other == list) {
                 read.push((list, rtnetlink.list(list)?));
             }
-            let listed = read.iter().filter(|(other, _)| *other == list).flat_map(|(_, entries)| entries);
-            if !listed.into_iter().any(|found| entry.is(found)) {
+            let listed =
+                read.iter().find(|(other, _)| *other == list).map_or(&[][..], |(_, entries)| entries);
+            let stands = match entry {
+                Entry::MarkRule { .. } => place(*entry, listed) == Place::Held,
+                _ => listed.iter().any(|found| entry.is(found)),
+            };
+            if !stands {
                 missing.push(*entry);
             }
         }
@@ -119,7 +145,13 @@ impl Routes {
 
     fn beside(&self, rtnetlink: &mut Rtnetlink) -> Result<Vec<(List, Vec<u8>)>, RoutesError> {
         let mut all = ours(rtnetlink)?;
-        all.retain(|(_, found)| !self.entries.iter().any(|entry| entry.is(found)));
+        // Of a rule that is there twice the first decides: the other stands where an earlier version put it.
+        let mut kept = Vec::new();
+        all.retain(|(_, found)| {
+            let wanted = self.entries.iter().find(|entry| entry.is(found) && !kept.contains(*entry));
+            kept.extend(wanted);
+            wanted.is_none()
+        });
         Ok(all)
     }
 }

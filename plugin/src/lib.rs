@@ -43,3 +43,5 @@ pub mod stdin;
 mod tool;
 pub mod version;
 mod wanted;
+
+pub use log::timestamp;

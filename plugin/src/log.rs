@@ -175,7 +175,8 @@ fn send(line: &str, agent: &Path) {
 }
 
 /// RFC 3339 in UTC with microseconds.
-fn timestamp(now: SystemTime) -> String {
+#[must_use]
+pub fn timestamp(now: SystemTime) -> String {
     let since = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO);
     let (days, second) = (since.as_secs() / 86_400, since.as_secs() % 86_400);
     let (year, month, day) = date(days);

@@ -16,9 +16,10 @@ use std::time::{Duration, SystemTime};
 /// Where a node keeps it: memory that is empty after a boot.
 pub const DIRECTORY: &str = "/run/gybe";
 /// What may be there of it.
-pub const FILES: [&str; 3] = [KEPT, NEW, LOCK];
+pub const FILES: [&str; 5] = [KEPT, ".probe.json.new", LOCK, RUNTIME, ".runtime.json.new"];
+/// What was seen of the container runtimes, for the node agent.
+pub const RUNTIME: &str = "runtime.json";
 const KEPT: &str = "probe.json";
-const NEW: &str = ".probe.json.new";
 const LOCK: &str = "probe.lock";
 
 /// Far more than three backends have to say.
@@ -123,7 +124,7 @@ impl ProbeCache {
             news = true;
         }
         let kept = match &lock {
-            Ok(_) if news => self.keep(&probed::to_json(&node, &capabilities).to_string()),
+            Ok(_) if news => place(&self.directory, KEPT, &probed::to_json(&node, &capabilities).to_string()),
             Ok(_) => Ok(()),
             Err(why) => Err(io::Error::new(why.kind(), why.to_string())),
         };
@@ -153,28 +154,11 @@ impl ProbeCache {
 
     /// What is kept about this node.
     fn kept(&self, node: &Node) -> Option<Kept> {
-        let file = at_once(OpenOptions::new().read(true)).open(self.file()).ok()?;
-        let mut text = Vec::new();
-        (&file).take(MOST + 1).read_to_end(&mut text).ok().filter(|read| *read as u64 <= MOST)?;
-        let metadata = file.metadata().ok()?;
-        // What works for another user, or outside this user namespace, may not work here.
-        if metadata.uid() != nix::unistd::geteuid().as_raw() {
-            return None;
-        }
+        let (text, metadata) = kept(&self.file())?;
         let capabilities = probed::from_json(&serde_json::from_slice(&text).ok()?, node)?;
         // One from the future is none: a clock that was set back says nothing about age.
         let age = metadata.modified().ok().and_then(|written| SystemTime::now().duration_since(written).ok());
         Some(Kept { capabilities, is_recent: age.is_some_and(|age| age < BELIEVED) })
-    }
-
-    /// Written beside it and put in its place, so that nobody reads a part; readable for everybody.
-    fn keep(&self, text: &str) -> io::Result<()> {
-        let new = self.directory.join(NEW);
-        let mut file =
-            at_once(OpenOptions::new().write(true).create(true).truncate(true).mode(0o644)).open(&new)?;
-        file.set_permissions(Permissions::from_mode(0o644))?;
-        file.write_all(text.as_bytes())?;
-        fs::rename(new, self.file())
     }
 
     /// The lock; why there is none where nothing can be kept.
@@ -198,6 +182,29 @@ impl ProbeCache {
         let path = self.directory.join(LOCK);
         at_once(OpenOptions::new().write(true).create(true).truncate(false).mode(0o600)).open(path)
     }
+}
+
+/// What is kept in a file. What works for another user, or outside this user namespace, may not work here: only
+/// this user's file counts.
+pub fn kept(path: &Path) -> Option<(Vec<u8>, fs::Metadata)> {
+    let file = at_once(OpenOptions::new().read(true)).open(path).ok()?;
+    let mut text = Vec::new();
+    (&file).take(MOST + 1).read_to_end(&mut text).ok().filter(|read| *read as u64 <= MOST)?;
+    let metadata = file.metadata().ok().filter(|it| it.uid() == nix::unistd::geteuid().as_raw())?;
+    Some((text, metadata))
+}
+
+/// Written beside it and put in its place, so that nobody reads a part; readable for everybody.
+///
+/// # Errors
+/// When it cannot be written.
+pub fn place(directory: &Path, name: &str, text: &str) -> io::Result<()> {
+    let new = directory.join(format!(".{name}.new"));
+    let mut file =
+        at_once(OpenOptions::new().write(true).create(true).truncate(true).mode(0o644)).open(&new)?;
+    file.set_permissions(Permissions::from_mode(0o644))?;
+    file.write_all(text.as_bytes())?;
+    fs::rename(new, directory.join(name))
 }
 
 /// What the file says.

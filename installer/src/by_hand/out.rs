@@ -81,7 +81,8 @@ impl Out {
 }
 
 fn conf_is_clean(left: &Plan) -> bool {
-    let touches_programs = |change: &Change| matches!(change, Change::Place { .. } | Change::Unplace(_));
+    let touches_programs =
+        |change: &Change| matches!(change, Change::Place { .. } | Change::Unplace(_) | Change::RemoveLock);
     left.changes.iter().all(touches_programs)
         && !left.problems.iter().any(crate::install::change::Problem::blocks)
 }

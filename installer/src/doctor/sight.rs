@@ -6,7 +6,7 @@ mod runtimes;
 mod sockets;
 
 pub use mounts::{Room, Space};
-use runtimes::Ask;
+pub(crate) use runtimes::{Ask, running};
 pub use runtimes::{RuntimeSeen, Watches};
 pub(crate) use sockets::ask as ask_agent;
 pub use sockets::{AgentSeen, LogSocketSeen};
@@ -15,7 +15,6 @@ use super::chain::Ours;
 use super::entry;
 use crate::errno::errno;
 use crate::image::every_name;
-use crate::install::loads::choice::Runtime;
 use crate::install::perform::{TrialError, try_program};
 use crate::install::runtimes::Runtimes;
 use crate::install::seen::{Hash, Hashes, Interest, Places, Snapshot, Standing, look};
@@ -24,6 +23,7 @@ use crate::install::watch::{Watch, WatchMode};
 use crate::node_backend::{Found, node_backend};
 use crate::platform::Platform;
 use crate::pods_on_node::{self, HostPaths, Judged};
+use crate::runtime_report::Report;
 use crate::settings::{FACTS_SOCKET, PLUGIN};
 use gybe_netfilter::backend::BackendKind;
 use gybe_plugin::conf::PluginConf;
@@ -124,9 +124,9 @@ pub fn see(ground: Ground) -> Sight {
         None if has_no_entry => Some(ground.run.join(FACTS_SOCKET)),
         conf => conf.as_ref().and_then(|conf| conf.facts.socket.clone()),
     };
-    let running = runtimes::running(&ground.root.join("proc"), &ground.places.conf, ask);
-    snapshot.runtimes = known(&running);
     let probed = found(&ground.run);
+    let seen_running = running(&ground.root, &ground.places.conf, ask);
+    snapshot.runtimes = Report::of(&ground.root, &seen_running).known(&ground.places.programs);
     Sight {
         platform: Platform::of_host(&ground.root),
         spaces: mounts::of(directories),
@@ -140,7 +140,7 @@ pub fn see(ground: Ground) -> Sight {
         found: probed,
         pods: conf.map(|conf| pods_of(conf, &ground)),
         watch: Watch::new([ground.places.conf.clone()]).mode(),
-        runtimes: running,
+        runtimes: seen_running,
         guard: guard(),
         of_istio: of_istio(&ground),
         doubtful_pods: pods::doubtful(&ground.places.results),
@@ -152,12 +152,7 @@ pub fn see(ground: Ground) -> Sight {
 /// What is known about the runtimes of the node whose root is at `root`: those that run there.
 #[must_use]
 pub fn runtimes_of(root: &Path, places: &Places) -> Runtimes {
-    known(&runtimes::running(&root.join("proc"), &places.conf, Ask::DropIns))
-}
-
-fn known(running: &[RuntimeSeen]) -> Runtimes {
-    let kind = |name: &str| if name == "crio" { Runtime::CriO } else { Runtime::Containerd };
-    Runtimes::of(running.iter().map(|one| (kind(&one.name), one.drop_ins)))
+    Report::of(root, &running(root, &places.conf, Ask::DropIns)).known(&places.programs)
 }
 
 /// Whether both are there, and are not the same.

@@ -64,6 +64,8 @@ pub enum Change {
     },
     /// Remove what a dead run left.
     Sweep(Directory),
+    /// Remove the lock file, with nothing of ours left in the directory of plugins.
+    RemoveLock,
 }
 
 /// Mode and owners of a file to be written.
@@ -80,7 +82,7 @@ impl Change {
     #[must_use]
     pub fn directory(&self) -> Directory {
         match self {
-            Self::Place { .. } | Self::Unplace(_) => Directory::Programs,
+            Self::Place { .. } | Self::Unplace(_) | Self::RemoveLock => Directory::Programs,
             Self::Sweep(directory) => *directory,
             _ => Directory::Conf,
         }
@@ -103,6 +105,7 @@ impl fmt::Display for Change {
             Self::Remove { file, .. } => write!(f, "remove {file}"),
             Self::DropIn { network, .. } => write!(f, "write {network}/{DROP_IN}"),
             Self::TakeOut { network } => write!(f, "remove {network}/{DROP_IN}"),
+            Self::RemoveLock => f.write_str("remove the lock file"),
             Self::Sweep(directory) => {
                 write!(f, "remove a dead run's temporary file from the {directory} directory")
             }
@@ -126,8 +129,13 @@ pub enum Problem {
     #[error("waiting for the primary plugin's conf file")]
     Waiting,
     /// The pinned file is not there.
-    #[error("waiting for {0}, which CNI_CONF_NAME asks for")]
-    WaitingFor(FileName),
+    #[error("waiting for {file}, which {by} asks for")]
+    WaitingFor {
+        /// Which.
+        file: FileName,
+        /// The setting that names it.
+        by: &'static str,
+    },
     /// Somebody else's broken file, which the runtime passes over.
     #[error("{0}: {why}", why = .0.why)]
     Broken(Broken),

@@ -6,22 +6,19 @@
 mod conf;
 mod error;
 mod file;
+mod lock;
 mod programs;
 mod trial;
 
-use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
-
-use nix::errno::Errno;
-use nix::fcntl::{Flock, FlockArg, OFlag};
-use nix::sys::stat::Mode;
+use std::ffi::OsStr;
 
 pub use error::PerformError;
+pub use lock::{Busy, Turn};
 pub use trial::{TrialError, run as try_program};
 
 use super::change::Change;
 use super::directory::Directory;
-use super::seen::{FileName, Places};
+use super::seen::{FileName, LOCK, Places};
 use super::wanted::Need;
 use file::Folder;
 
@@ -104,48 +101,7 @@ fn step(change: &Change, places: &Places) -> Result<(), PerformError> {
         Change::DropIn { network, bytes, mode } => conf::drop_in(&conf()?, network, bytes, *mode),
         Change::TakeOut { network } => conf::take_out(&conf()?, network),
         Change::Sweep(Directory::Conf) => conf()?.sweep(),
+        Change::RemoveLock => Folder::open(&places.programs)?.unlink(OsStr::new(LOCK)),
         Change::Sweep(Directory::Programs) => Folder::open(&places.programs)?.sweep(),
-    }
-}
-
-/// Only one process changes a node at a time: the agent, or `gybe` in an operator's hands.
-///
-/// The lock is on the directory of plugins itself, since that is what agent and operator have in common
-/// by whatever path and whichever settings: the run directory is a setting, and two with different ones
-/// would write at once, through one temporary name. A file to lock beside the programs would wake every
-/// agent that makes it, and would have to stay when all else of ours has gone. The price: whoever may
-/// read the directory can hold everybody off. It is told, and the agent is not ready meanwhile.
-#[derive(Debug)]
-pub struct Turn {
-    // Held, not read; the kernel lets go of it with the process, however that ends.
-    _lock: Option<Flock<OwnedFd>>,
-}
-
-/// Another process is at it.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("another gybe is changing {}", .0.display())]
-pub struct Busy(pub PathBuf);
-
-impl Busy {
-    /// What helps.
-    #[must_use]
-    pub fn hint(&self) -> &'static str {
-        "most likely the node agent, or an operator's gybe: try again; where it stays so, lslocks on the host \
-         names the process that holds this directory's lock, which any that may read it can take"
-    }
-}
-
-impl Turn {
-    /// Ours until dropped. A directory that cannot be locked is not: some file systems have no locks.
-    pub fn take(directory: &Path) -> Result<Self, Busy> {
-        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
-        let Ok(fd) = nix::fcntl::open(directory, flags, Mode::empty()) else {
-            return Ok(Self { _lock: None });
-        };
-        match Flock::lock(fd, FlockArg::LockExclusiveNonblock) {
-            Ok(lock) => Ok(Self { _lock: Some(lock) }),
-            Err((_, Errno::EWOULDBLOCK)) => Err(Busy(directory.to_owned())),
-            Err(_) => Ok(Self { _lock: None }),
-        }
     }
 }

@@ -48,9 +48,12 @@ pub fn plan(seen: &Snapshot, wanted: &Wanted) -> Plan {
     }
     let litter = [(seen.conf.litter, Directory::Conf), (seen.programs.litter, Directory::Programs)];
     plan.changes.extend(litter.iter().filter(|(there, _)| *there).map(|(_, place)| Change::Sweep(*place)));
-    if let Wanted::Installed(install) = wanted {
-        plan.judgement = judge(&install.question(seen));
-        not_enough(seen, install, &mut plan);
+    match wanted {
+        Wanted::Installed(install) => {
+            plan.judgement = judge(&install.question(seen));
+            not_enough(seen, install, &mut plan);
+        }
+        Wanted::Left(leave) => programs::remove_lock(seen, leave, &mut plan),
     }
     plan
 }

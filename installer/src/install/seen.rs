@@ -23,6 +23,8 @@ pub const ORIGINAL: &str = ".gybe-original";
 pub const LARGEST: u64 = 1 << 20;
 /// What a dead run may have left in a directory. There is one writer at a time, so one name is enough.
 pub const TEMPORARY: &str = ".gybe.tmp";
+/// The file in the directory of plugins that is locked while a node is changed.
+pub const LOCK: &str = ".gybe.lock";
 /// Our file in a network's own directory; it sorts behind everybody else's.
 pub const DROP_IN: &str = "zz-gybe-cni.conf";
 
@@ -139,11 +141,14 @@ pub struct ProgramDirectory {
     pub files: BTreeMap<FileName, SeenProgram>,
     /// Whether a dead run left its temporary file.
     pub litter: bool,
+    /// Whether the lock file is there.
+    pub has_lock: bool,
 }
 
 impl ProgramDirectory {
     fn not_there(standing: Standing) -> Self {
-        Self { standing, names: BTreeSet::new(), files: BTreeMap::new(), litter: false }
+        let (names, files) = (BTreeSet::new(), BTreeMap::new());
+        Self { standing, names, files, litter: false, has_lock: false }
     }
 }
 

@@ -29,18 +29,23 @@ pub(super) async fn serve(known: Arc<Known>, client: Client, mut asked: Unbounde
     while let Some(Errand { pod, until }) = asked.recv().await {
         let (known, client, turns) = (Arc::clone(&known), client.clone(), Arc::clone(&turns));
         tokio::spawn(async move {
-            let answer = timeout_at(until.into(), get(&client, &turns, &pod)).await;
+            let answer = timeout_at(until.into(), get((&client, &known), &turns, &pod)).await;
             known.answer(&pod, answer.unwrap_or_else(|_| late()));
         });
     }
 }
 
-async fn get(client: &Client, turns: &Semaphore, pod: &PodRef) -> Answer {
+async fn get((client, known): (&Client, &Known), turns: &Semaphore, pod: &PodRef) -> Answer {
     let _turn = turns.acquire().await;
     let asked = match pods::one(pod) {
         Ok(request) => line::object::<Pod>(client, request).await,
         Err(fault) => Err(fault),
     };
+    if let Err(fault) = asked.as_ref()
+        && !fault.is_missing()
+    {
+        known.count_error(fault);
+    }
     answer(asked, "not seen yet, and ")
 }
 

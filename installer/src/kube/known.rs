@@ -32,6 +32,8 @@ pub struct WatchState {
     pub pods: usize,
     /// How often the watch was opened again.
     pub reconnects: u64,
+    /// How often a request about pods failed, by HTTP status; none is no answer, or one that cannot be read.
+    pub errors: BTreeMap<Option<u16>, u64>,
 }
 
 /// What stands in the way of the watch.
@@ -62,6 +64,7 @@ struct Now {
     heard: Instant,
     trouble: Option<Trouble>,
     openings: u64,
+    errors: BTreeMap<Option<u16>, u64>,
 }
 
 impl Default for Known {
@@ -73,6 +76,8 @@ impl Default for Known {
             heard: Instant::now(),
             trouble: None,
             openings: 0,
+            // A counter that is not there cannot be told from one that never counted.
+            errors: BTreeMap::from([(None, 0)]),
         };
         Self { now: Mutex::new(now), changed: Condvar::new() }
     }
@@ -164,6 +169,11 @@ impl Known {
         now.trouble.take().is_some()
     }
 
+    /// A request failed.
+    pub(super) fn count_error(&self, fault: &ApiError) {
+        *self.lock().errors.entry(fault.status()).or_default() += 1;
+    }
+
     /// The watch is not open. Says whether that is news.
     pub(super) fn lost(&self, fault: &ApiError) -> bool {
         let trouble = Trouble { status: fault.status(), sentence: fault.to_string() };
@@ -188,6 +198,7 @@ impl Known {
             trouble: now.trouble.clone(),
             pods: now.pods.len(),
             reconnects: now.openings.saturating_sub(1),
+            errors: now.errors.clone(),
         }
     }
 

@@ -65,7 +65,11 @@ impl Watch {
     fn lose(&self, fault: &ApiError, wait: Duration) {
         // 410 is how a server says that it is time for a new list, and no trouble where there was one.
         let expected = fault.status() == Some(410) && self.known.state().synced;
-        if !expected && self.known.lost(fault) {
+        if expected {
+            return;
+        }
+        self.known.count_error(fault);
+        if self.known.lost(fault) {
             let (cause, wait) = (fault.to_string(), wait.as_millis());
             let pods = self.known.state().pods;
             let more = json!({ "cause": cause, "again_in_ms": u64::try_from(wait).ok(), "pods": pods });

@@ -5,7 +5,7 @@ use super::asks::{self, Errand};
 use super::cluster::{Cluster, ClusterError};
 use super::known::{Known, Patience, WatchState};
 use super::watch::Watch;
-use crate::node::{Journal, Pods, PodsState};
+use crate::node::{Journal, Pods, PodsState, WatchCounts};
 use gybe_plugin::args::PodRef;
 use gybe_plugin::facts::wire::Answer;
 use nix::sys::signal::{SigSet, SigmaskHow};
@@ -92,7 +92,7 @@ impl Pods for WatchedPods {
     }
 
     fn state(&self) -> PodsState {
-        let WatchState { synced, silent, trouble, pods, .. } = self.known.state();
+        let WatchState { synced, silent, trouble, pods, reconnects, errors } = self.known.state();
         let why = trouble.map_or(String::new(), |trouble| format!(": {}", trouble.sentence));
         let missing = match synced {
             false => Some(format!("this node's pods are not known yet{why}")),
@@ -102,7 +102,7 @@ impl Pods for WatchedPods {
             }
             true => None,
         };
-        PodsState { missing, pods, heard: Some(silent) }
+        PodsState { missing, pods, watch: Some(WatchCounts { silent, reconnects, errors }) }
     }
 
     fn namespaces_of(&self, prefix: &str) -> Option<BTreeSet<String>> {

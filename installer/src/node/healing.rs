@@ -27,6 +27,7 @@ use crate::install::wanted::{Shape, TakeOver, Wanted};
 use crate::install::watch::{Watch, WatchMode, Woken};
 use crate::install::{Memory, pass};
 use crate::layers::chain;
+use crate::runtime_report::Report;
 use crate::settings::{OnNode, Settings};
 use backend::Backend;
 use following::Chosen;
@@ -185,10 +186,12 @@ impl<'a> Healing<'a> {
         next
     }
 
-    /// A runtime that calls us reads the drop-in, for by then no sandbox is on its way that was begun under
+    /// What the probe saw of them. A runtime that calls us reads the drop-in, for by then no sandbox is on its way that was begun under
     /// another conf.
     fn runtimes(&self) -> Runtimes {
-        let mut runtimes = Runtimes::default();
+        let ground = &self.following.good.ground;
+        let report = Report::kept_in(&ground.probe);
+        let mut runtimes = report.map_or_else(Runtimes::default, |it| it.known(&ground.places.programs));
         let is_drop_in = self.following.good.choices.shape == Shape::DropIn;
         if is_drop_in && self.around.calls.added_after(self.wanted_since + self.leaving.rest) {
             runtimes.read_drop_ins();

@@ -4,6 +4,7 @@
 //! To write without waiting is no way out: O_NONBLOCK belongs to the open file, which stderr shares with
 //! others (open(2)). So a thread writes that nobody waits for, and there is a bound on what is behind it.
 
+use gybe_plugin::timestamp;
 use nix::sys::signal::{SigSet, SigmaskHow};
 use serde_json::{Map, Value, json};
 use std::convert::Infallible;
@@ -12,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, channel, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 /// So many lines may be behind the one that is being written; a plugin's has 4 KiB at most.
 const BEHIND: usize = 1024;
@@ -56,8 +57,15 @@ impl Journal {
         self.pass_on(&line(level, message, more));
     }
 
-    /// Tells a line as it is.
-    pub(crate) fn pass_on(&self, line: &Value) {
+    /// Tells a line as it is; one without a time gets that of now.
+    pub(crate) fn relay(&self, mut line: Map<String, Value>) {
+        if !line.get("time").is_some_and(Value::is_string) {
+            line.insert("time".to_owned(), now());
+        }
+        self.pass_on(&Value::Object(line));
+    }
+
+    fn pass_on(&self, line: &Value) {
         match self.lines.as_ref().map(|lines| lines.try_send(format!("{line}\n"))) {
             Some(Err(TrySendError::Full(_))) => drop(self.lost.fetch_add(1, Ordering::Relaxed)),
             Some(Err(TrySendError::Disconnected(line))) => write(&line),
@@ -88,11 +96,18 @@ fn write_all(told: &Receiver<String>, lost: &AtomicU64) {
 const LOST: &str = "gybe: lines were lost, because nobody read those before them";
 
 fn line(level: &str, message: &str, more: Value) -> Value {
-    let mut line = Map::from_iter([("level".to_owned(), level.into()), ("msg".to_owned(), message.into())]);
+    let members = [("time", now()), ("level", level.into()), ("msg", message.into())];
+    let mut line: Map<String, Value> =
+        members.map(|(key, value)| (key.to_owned(), value)).into_iter().collect();
     if let Value::Object(more) = more {
         line.extend(more);
     }
     Value::Object(line)
+}
+
+/// RFC 3339 in UTC, as the plugin's lines have it.
+fn now() -> Value {
+    timestamp(SystemTime::now()).into()
 }
 
 /// In one piece: stderr has no buffer, and each part of a line would be a write of its own.

@@ -65,7 +65,7 @@ impl LogSocket {
             {
                 calls.heard(&line);
                 if line.contains_key("msg") {
-                    journal.pass_on(&Value::Object(line));
+                    journal.relay(line);
                 }
             }
         }

@@ -15,6 +15,7 @@ use std::time::SystemTime;
 /// All of it, in Prometheus' text format.
 pub(crate) fn text(seen: &Seen) -> String {
     let mut out = Exposition::default();
+    process(seen, &mut out);
     incumbents(seen, &mut out);
     node(&seen.posted, &mut out);
     turns(&seen.posted, &mut out);
@@ -23,6 +24,20 @@ pub(crate) fn text(seen: &Seen) -> String {
     backend(seen.posted.backend.as_ref(), &mut out);
     calls(&seen.calls, &mut out);
     out.text()
+}
+
+fn process(seen: &Seen, out: &mut Exposition) {
+    out.family("gybe_build_info", Kind::Gauge, "1, labelled with the version that runs.");
+    out.sample(&[("version", env!("CARGO_PKG_VERSION"))], 1);
+    if let Some(start) = seen.start_time {
+        let help = "Start time of the process since unix epoch in seconds.";
+        out.family("process_start_time_seconds", Kind::Gauge, help);
+        out.sample(&[], start);
+    }
+    out.family("gybe_sockets_lost_total", Kind::Counter, "How often a socket of the agent was taken away.");
+    for (socket, count) in seen.sockets_lost {
+        out.sample(&[("socket", socket)], count);
+    }
 }
 
 /// `istio_cni_repair_pods_repaired_total`, `nodeagent_reconcile_events_total` and `ztunnel_connected`
@@ -112,9 +127,21 @@ fn facts(seen: &Seen, out: &mut Exposition) {
     out.sample(&[], seen.pods.pods);
     out.family("gybe_pods_known", Kind::Gauge, "Whether questions about pods can be answered.");
     out.sample(&[], u64::from(seen.pods.missing.is_none()));
-    if let Some(heard) = seen.pods.heard {
+    if let Some(watch) = &seen.pods.watch {
         out.family("gybe_watch_age_seconds", Kind::Gauge, "Since the API server last told of pods.");
-        out.sample(&[], heard.as_secs_f64());
+        out.sample(&[], watch.silent.as_secs_f64());
+        out.family(
+            "gybe_watch_reconnects_total",
+            Kind::Counter,
+            "How often the watch of pods was opened again.",
+        );
+        out.sample(&[], watch.reconnects);
+        let help = "Requests about pods that failed, by HTTP status; none is no answer that can be read.";
+        out.family("gybe_api_errors_total", Kind::Counter, help);
+        for (status, count) in &watch.errors {
+            let status = status.map_or("none".to_owned(), |status| status.to_string());
+            out.sample(&[("status", &status)], *count);
+        }
     }
 }
 

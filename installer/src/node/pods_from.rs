@@ -111,7 +111,7 @@ impl Pods for PodsFrom {
         let looked = self.look(&mut files);
         let missing = looked.err().map(|why| format!("{}: {why}", self.directory.display()));
         let pods = files.values().filter_map(|file| file.pods.as_ref().ok()).map(Vec::len).sum();
-        PodsState { missing, pods, heard: None }
+        PodsState { missing, pods, watch: None }
     }
 
     fn namespaces_of(&self, prefix: &str) -> Option<BTreeSet<String>> {

@@ -9,6 +9,7 @@ use serde_json::json;
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -43,6 +44,7 @@ impl<S: From<OwnedFd>> Socket<S> {
         let socket = self.path.display().to_string();
         let mut why = None;
         if !self.place.stands() {
+            unserved.count_lost(&self.path, self.kind);
             match Self::open(&self.path, self.kind) {
                 Ok(made) => {
                     *self = made;
@@ -67,18 +69,38 @@ impl<S: AsFd> AsFd for Socket<S> {
     }
 }
 
-/// Why a socket does not stand, each by its path, for who is asked about the agent's health.
+/// Why a socket does not stand, each by its path, and how often one was taken away, for who is asked about
+/// the agent's health.
 #[derive(Debug, Default)]
-pub(crate) struct Unserved(Mutex<BTreeMap<PathBuf, String>>);
+pub(crate) struct Unserved {
+    why: Mutex<BTreeMap<PathBuf, String>>,
+    facts_lost: AtomicU64,
+    log_lost: AtomicU64,
+}
 
 impl Unserved {
     pub(crate) fn read(&self) -> Vec<String> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+        self.why.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+    }
+
+    /// How often each socket was taken away since the start.
+    pub(crate) fn lost(&self) -> [(&'static str, u64); 2] {
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        [("facts", count(&self.facts_lost)), ("log", count(&self.log_lost))]
+    }
+
+    /// Counts a socket that is gone, once until it stands again.
+    fn count_lost(&self, socket: &Path, kind: SockType) {
+        let is_known = self.why.lock().unwrap_or_else(PoisonError::into_inner).contains_key(socket);
+        let counter = if kind == SockType::Stream { &self.facts_lost } else { &self.log_lost };
+        if !is_known {
+            counter.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     /// Whether that is news.
     fn note(&self, socket: &Path, why: Option<&String>) -> bool {
-        let mut noted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut noted = self.why.lock().unwrap_or_else(PoisonError::into_inner);
         let before = match why {
             Some(why) => noted.insert(socket.to_owned(), why.clone()),
             None => noted.remove(socket),

@@ -4,7 +4,7 @@ use super::asked::Asked;
 use super::bulletin::{Bulletin, Posted, Stage};
 use super::calls::{Calls, Counted};
 use super::sockets::Unserved;
-use super::{Pods, PodsState};
+use super::{Pods, PodsState, process};
 use crate::node_backend::Verdict;
 use std::time::{Duration, Instant};
 
@@ -31,6 +31,10 @@ pub(crate) struct Seen {
     pub(crate) calls: Counted,
     /// Why nobody can ask the agent, or tell it; none when both sockets stand.
     pub(crate) unserved: Vec<String>,
+    /// How often each socket was taken away.
+    pub(crate) sockets_lost: [(&'static str, u64); 2],
+    /// When the process started, in seconds since 1970.
+    pub(crate) start_time: Option<f64>,
     /// How long no turn of the loop has ended.
     pub(crate) idle: Duration,
 }
@@ -45,6 +49,8 @@ impl View<'_> {
             answers: self.pods.counts(),
             calls: self.calls.read(),
             unserved: self.unserved.read(),
+            sockets_lost: self.unserved.lost(),
+            start_time: process::start_time(),
         }
     }
 }

@@ -9,7 +9,7 @@ use gybe_installer::install::change::Problem;
 use gybe_installer::install::loads::DropIns;
 use gybe_installer::install::loads::choice::{Runtime, choose};
 use gybe_installer::install::runtimes::Runtimes;
-use gybe_installer::install::seen::{FileName, Hashes, Interest, Places, Snapshot, look};
+use gybe_installer::install::seen::{FileName, Hashes, Interest, LOCK, Places, Snapshot, look};
 use gybe_installer::install::wanted::Wanted;
 use gybe_installer::install::{Memory, Pass, pass};
 
@@ -66,11 +66,11 @@ impl Ground {
         files
     }
 
-    /// What is in the directory of plugins, but for other people's.
+    /// What is in the directory of plugins, but for other people's and the lock file.
     pub(crate) fn programs(&self) -> Vec<String> {
         let mut files = BTreeMap::new();
         collect(&self.root.join("bin"), "", &mut files);
-        files.into_keys().filter(|name| !PRIMARIES.contains(&name.as_str())).collect()
+        files.into_keys().filter(|name| name != LOCK && !PRIMARIES.contains(&name.as_str())).collect()
     }
 
     pub(crate) fn text(&self, name: &str) -> String {

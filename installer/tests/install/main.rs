@@ -14,6 +14,7 @@ mod fights;
 mod ground;
 mod leaving;
 mod lives;
+mod locks;
 mod programs;
 mod shapes;
 mod takeover;

@@ -109,6 +109,20 @@ fn f02_ready_is_a_list_of_pods_and_does_not_flap_while_tokens_change() {
 }
 
 #[test]
+fn reconnects_of_the_watch_and_errors_of_the_api_server_are_counted() {
+    let cluster = Cluster::new("cluster-counts");
+    let agent = cluster.ready();
+    assert_eq!(agent.number("gybe_api_errors_total{status=\"none\"}"), 0.0);
+    let reconnects = agent.number("gybe_watch_reconnects_total");
+    cluster.server.cut_watches();
+    eventually("another watch", || agent.number("gybe_watch_reconnects_total") > reconnects);
+    cluster.server.tokens().revoke_all();
+    cluster.server.cut_watches();
+    eventually("a refusal", || agent.get("/metrics").1.contains("gybe_api_errors_total{status=\"401\"} "));
+    assert!(agent.number("gybe_api_errors_total{status=\"401\"}") >= 1.0);
+}
+
+#[test]
 fn a_nodes_label_goes_into_its_entry_and_stays_there_while_nobody_can_be_asked() {
     let mut cluster = Cluster::new("cluster-label");
     cluster.labels(&json!({ "gybe.dev/backend": "iptables-legacy" }));

@@ -6,6 +6,8 @@ mod agent;
 #[cfg(test)]
 mod clustered;
 #[cfg(test)]
+mod confirms;
+#[cfg(test)]
 mod ends;
 #[cfg(test)]
 mod explained;

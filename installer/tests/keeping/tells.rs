@@ -1,12 +1,12 @@
 //! Health and metrics, as a kubelet, Prometheus and somebody who means harm ask for them.
 
-use crate::agent::{asks, eventually};
+use crate::agent::{Agent, asks, eventually};
 use crate::node::{Node, PRIMARY};
 use serde_json::json;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixDatagram;
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 const FILE: &str = "10-calico.conflist";
 
@@ -45,6 +45,18 @@ fn a_pinned_file_that_the_runtime_does_not_take_is_not_ready() {
 }
 
 #[test]
+fn a_file_that_is_not_there_is_told_with_the_setting_that_names_it() {
+    let mut node = Node::new("waited");
+    node.sets("CNI_CONF_NAME", FILE);
+    let agent = node.agent();
+    let waits =
+        |by: &str| agent.get("/readyz").1.contains(&format!("- waiting for {FILE}, which {by} asks for\n"));
+    eventually("the variable", || waits("CNI_CONF_NAME"));
+    node.configures(&[("conf_name", FILE)]);
+    eventually("the ConfigMap's key", || waits("conf_name"));
+}
+
+#[test]
 fn f05_ready_does_not_flap_while_an_ordinary_rewrite_is_healed() {
     let node = Node::new("flap");
     node.puts(FILE, PRIMARY);
@@ -79,6 +91,40 @@ fn what_plugins_tell_of_their_calls_becomes_numbers() {
     agent.tells("gybe-cni cmdAdd");
     let silent = agent.all().iter().filter(|line| line["verb"] == "DEL").count();
     assert_eq!(silent, 0, "a line without a message is to be counted only");
+}
+
+#[test]
+fn every_line_has_a_time_and_the_metrics_say_who_runs_since_when_and_what_was_taken_away() {
+    let node = Node::new("times");
+    node.puts(FILE, PRIMARY);
+    let before = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs_f64();
+    let mut agent = node.agent();
+    eventually("peace", || agent.is_ready());
+    let version = env!("CARGO_PKG_VERSION");
+    assert_eq!(agent.number(&format!("gybe_build_info{{version=\"{version}\"}}")), 1.0);
+    let started = agent.number("process_start_time_seconds");
+    // The kernel's clock ticks a hundred times a second, and it tells the boot in whole seconds.
+    assert!((before - 2.0..before + 60.0).contains(&started), "{before} {started}");
+    let lost = |agent: &Agent, of: &str| agent.number(&format!("gybe_sockets_lost_total{{socket=\"{of}\"}}"));
+    assert_eq!((lost(&agent, "facts"), lost(&agent, "log")), (0.0, 0.0));
+    std::fs::remove_file(node.root.join("run/facts.sock")).unwrap();
+    eventually("a new socket", || node.root.join("run/facts.sock").exists());
+    eventually("its count", || lost(&agent, "facts") == 1.0);
+    assert_eq!(lost(&agent, "log"), 0.0);
+    let plugin = UnixDatagram::unbound().unwrap();
+    for line in
+        [json!({ "msg": "of old" }), json!({ "msg": "of now", "time": "2026-01-02T03:04:05.000006Z" })]
+    {
+        plugin.send_to(line.to_string().as_bytes(), node.root.join("run/log.sock")).unwrap();
+    }
+    assert_eq!(agent.tells("of now")["time"], "2026-01-02T03:04:05.000006Z");
+    let lines = agent.all();
+    assert!(lines.len() > 5, "{lines:?}");
+    for line in lines {
+        let time = line["time"].as_str().unwrap_or_else(|| panic!("{line}"));
+        let shape: String = time.chars().map(|c| if c.is_ascii_digit() { '0' } else { c }).collect();
+        assert_eq!(shape, "0000-00-00T00:00:00.000000Z", "{line}");
+    }
 }
 
 #[test]

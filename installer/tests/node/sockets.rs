@@ -89,7 +89,8 @@ fn f14_a_log_socket_that_is_taken_away_costs_no_caller_its_answer() {
     let mut agent = Agent::start(scratch("log-away"));
     let log = agent.directory.join("run/log.sock");
     let mut long = meshed("cart-0", "u1");
-    long["metadata"]["annotations"]["sidecar.istio.io/status"] = "x".repeat(400 << 10).into();
+    long["metadata"]["annotations"]["traffic.sidecar.istio.io/excludeOutboundPorts"] =
+        "x".repeat(400 << 10).into();
     agent.holds("shop/cart-0.json", &long.to_string());
     // One is waited with, because it does not take its answer; one is about to speak.
     let [mut deaf, mut speaker] = [(); 2].map(|()| UnixStream::connect(agent.socket()).unwrap());

@@ -115,7 +115,10 @@ fn a_dry_run_says_what_it_would_do_and_does_nothing() {
     assert_eq!(node.uninstall("").code, 0);
     assert_eq!(node.uninstall("--dry-run").out, "nothing to do\n", "a sandbox may be being made");
     let out = node.minutes_later().uninstall("--dry-run");
-    assert_eq!(out.out, "would remove program gybe-cni\nwould remove program gybe\n");
+    assert_eq!(
+        out.out,
+        "would remove program gybe-cni\nwould remove program gybe\nwould remove the lock file\n"
+    );
     assert_eq!(node.programs(), ["gybe", "gybe-cni"]);
 }
 

@@ -1,6 +1,7 @@
 //! Going: what `gybe uninstall` takes away, what it leaves standing, for how long, and what it says.
 
 use crate::node::{LIST, Node, SINGLE, plugin};
+use gybe_installer::install::seen::LOCK;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::{UnixDatagram, UnixListener};
@@ -33,7 +34,7 @@ fn f29_the_first_call_takes_the_entry_and_the_second_the_programs() {
     );
     assert_eq!(node.programs(), ["gybe", "gybe-cni"]);
     let second = node.minutes_later().uninstall("");
-    let told = "remove program gybe-cni\nremove program gybe\nfinished: nothing of gybe is left\n";
+    let told = "remove program gybe-cni\nremove program gybe\nremove the lock file\nfinished: nothing of gybe is left\n";
     assert_eq!((second.code, second.out.as_str()), (0, told));
     assert!(node.programs().is_empty() && !node.root.join("run/gybe").exists());
     let third = node.uninstall("");
@@ -167,16 +168,17 @@ fn the_kubeconfig_goes_at_once_and_the_rest_of_the_run_directory_at_the_end() {
 
 #[test]
 fn while_another_gybe_is_at_it_nothing_is_done() {
-    let node = Node::with(&[("10-calico.conflist", LIST)]);
-    let held = fs::File::open(node.root.join("opt/cni/bin")).unwrap();
+    let (node, _) = installed(&[("10-calico.conflist", LIST)], "");
+    let held = fs::File::open(node.root.join("opt/cni/bin").join(LOCK)).unwrap();
     held.lock().unwrap();
-    for said in [node.install(""), node.uninstall("")] {
+    for said in [node.install("--log-level debug"), node.uninstall("")] {
         assert_eq!(said.code, 2, "{said:?}");
         assert!(said.err.contains("another gybe is changing"), "{}", said.err);
     }
+    assert_eq!(node.install("").code, 0, "there is nothing to change");
     // Closing would not do: a child that another test has just made holds it open for a moment.
     held.unlock().unwrap();
-    assert_eq!(node.install("").code, 0);
+    assert_eq!(node.uninstall("").code, 0);
 }
 
 /// Its API server is away, or it is of another version: it lives, and would put the entry back.

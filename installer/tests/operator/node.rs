@@ -1,5 +1,6 @@
 //! A node: its root directory, and the programs of an image beside it; gone with the value.
 
+use gybe_installer::install::seen::LOCK;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs::{self, Permissions};
@@ -101,9 +102,12 @@ impl Node {
         self.files("etc/cni/net.d")
     }
 
-    /// What is in the directory of plugins, but for other people's.
+    /// What is in the directory of plugins, but for other people's, and for the lock file beside ours.
     pub(crate) fn programs(&self) -> Vec<String> {
-        self.files("opt/cni/bin").into_keys().filter(|name| !PRIMARIES.contains(&name.as_str())).collect()
+        let names = self.files("opt/cni/bin").into_keys();
+        let names: Vec<_> = names.filter(|name| !PRIMARIES.contains(&name.as_str())).collect();
+        let is_lock_of_ours = |name: &String| name == LOCK && names.len() > 1;
+        names.iter().filter(|name| !is_lock_of_ours(name)).cloned().collect()
     }
 
     pub(crate) fn gybe(&self, words: &str) -> Said {

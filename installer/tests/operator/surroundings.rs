@@ -236,3 +236,30 @@ fn a_drop_in_that_the_running_runtime_does_not_read_is_wrong() {
     assert!(of_chain("note").iter().any(|(says, _)| says == "containerd (process 77) reads drop-ins"));
     assert!(of_chain("wrong").is_empty());
 }
+
+#[test]
+fn f37_where_the_runtime_looks_for_plugins_is_read_in_its_own_configuration() {
+    let node = Node::with(&[("10-calico.conflist", LIST)]);
+    node.runs("containerd", "loadOnlyInlinedPlugins");
+    fs::create_dir_all(node.root.join("etc/containerd")).unwrap();
+    let set = |directory: &str| {
+        let text =
+            format!("version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".cni]\nbin_dir = \"{directory}\"\n");
+        fs::write(node.root.join("etc/containerd/config.toml"), text).unwrap();
+    };
+    // The primary's plugins are here too, and containerd never looks at them.
+    set("/usr/lib/cni");
+    let refused = node.install("--pods-from /p");
+    let elsewhere = "the runtime looks for plugins in /usr/lib/cni, and not where ours are placed";
+    assert!(refused.code == 1 && refused.out.contains(elsewhere), "{refused:?}");
+    assert!(!node.networks().values().any(|text| String::from_utf8_lossy(text).contains("gybe-cni")));
+    let wrong = found(&node.doctor("--json").json(), "directories", "wrong");
+    assert_eq!(wrong[0].0, elsewhere);
+    // And here they are elsewhere, and it looks here as well.
+    for plugin in ["calico", "bridge", "cilium-cni"] {
+        fs::remove_file(node.root.join("opt/cni/bin").join(plugin)).unwrap();
+    }
+    set("/opt/cni/bin");
+    assert_eq!(node.install("--pods-from /p").code, 0);
+    assert_eq!(node.doctor("").code, 0);
+}

@@ -68,6 +68,93 @@ fn tproxy_on_both_families_adds_rules_routes_and_the_address_once_however_often(
 }
 
 #[test]
+fn our_rule_stands_ahead_of_every_rule_but_that_for_local_addresses() {
+    let mut policy = policy();
+    policy.mode = TPROXY;
+    let wanted = Routes::wanted(&policy);
+    for (own, priority) in [
+        ("from 192.0.2.7 lookup 100", 32764),
+        ("from 192.0.2.7 lookup 100 priority 1", 0),
+        ("from 192.0.2.7 lookup 100 priority 32765", 32764),
+        ("from 192.0.2.7 lookup 100 priority 40000", 32765),
+        ("from all lookup local priority 100", 32765),
+    ] {
+        in_pod(|| {
+            for family in ["", "-6 "] {
+                ip(&format!(
+                    "{family}rule add {}",
+                    if family.is_empty() { own.into() } else { own.replace("192.0.2.7", "fd00::7") }
+                ));
+            }
+            wanted.apply(&mut routing()).unwrap();
+            wanted.apply(&mut routing()).unwrap();
+            assert_eq!(
+                (wanted.missing(&mut routing()).unwrap(), wanted.extra(&mut routing()).unwrap()),
+                (vec![], vec![])
+            );
+            for family in ["-4", "-6"] {
+                let rules = ip(&format!("{family} rule"));
+                assert_eq!(rules.matches("lookup 133").count(), 1, "{rules}");
+                assert!(
+                    rules.contains(&format!("{priority}:\tfrom all fwmark 0x539 lookup 133")),
+                    "{own}: {rules}"
+                );
+            }
+        });
+    }
+}
+
+/// Where an earlier version put it, or what the pod's own rules were put before.
+#[test]
+fn a_rule_of_ours_behind_another_is_missed_and_moved() {
+    in_pod(|| {
+        let mut policy = policy();
+        policy.mode = TPROXY;
+        let (redirection, wanted) = (Redirection::of(&policy), Routes::wanted(&policy));
+        redirection.apply(&Nft).unwrap();
+        ip("rule add from 192.0.2.7 lookup 100");
+        let missing: Vec<String> =
+            wanted.missing(&mut routing()).unwrap().iter().map(ToString::to_string).collect();
+        assert_eq!(missing, ["IPv4 rule fwmark 0x539 lookup 133"]);
+        redirection.apply(&Nft).unwrap();
+        assert_eq!(redirection.differences(&Nft).unwrap(), []);
+        let rules = ip("rule");
+        assert_eq!(rules.matches("lookup 133").count(), 1, "{rules}");
+        assert!(rules.find("lookup 133") < rules.find("lookup 100"), "{rules}");
+    });
+}
+
+#[test]
+fn two_calls_at_once_add_one_rule() {
+    for _ in 0..20 {
+        in_pod(|| {
+            ip("rule add from 192.0.2.7 lookup 100");
+            let mut policy = policy();
+            policy.mode = TPROXY;
+            let wanted = Routes::wanted(&policy);
+            std::thread::scope(|scope| {
+                for _ in 0..4 {
+                    scope.spawn(|| wanted.apply(&mut routing()).unwrap());
+                }
+            });
+            assert_eq!(ip("rule").matches("lookup 133").count(), 1);
+        });
+    }
+}
+
+#[test]
+fn where_no_place_is_left_ahead_of_a_pods_rule_that_is_said() {
+    in_pod(|| {
+        ip("rule add from 192.0.2.7 lookup 100 priority 0");
+        let mut policy = policy();
+        policy.mode = TPROXY;
+        let error = Routes::wanted(&policy).apply(&mut routing()).unwrap_err();
+        assert!(matches!(error, RoutesError::NoPlace { .. }), "{error:?}");
+        assert!(error.hint().unwrap().contains("priority"));
+    });
+}
+
+#[test]
 fn removing_takes_what_is_ours_and_nothing_else() {
     in_pod(|| {
         ip("rule add fwmark 0x539 lookup 134");
@@ -120,15 +207,22 @@ fn a_table_that_leads_elsewhere_is_not_taken_for_ours() {
 
 #[test]
 fn f40_ipv6_that_is_switched_off_is_said_to_be() {
-    in_pod(|| {
-        std::fs::write("/proc/sys/net/ipv6/conf/all/disable_ipv6", "1").unwrap();
-        let error = Routes::wanted(&policy()).apply(&mut routing()).unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "cannot add address ::6/128 on lo: IPv6 is off in this network namespace"
-        );
-        assert!(error.hint().unwrap().contains("disable_ipv6"));
-    });
+    for interface in ["all", "lo"] {
+        in_pod(|| {
+            let switch = format!("/proc/sys/net/ipv6/conf/{interface}/disable_ipv6");
+            std::fs::write(switch, "1").unwrap();
+            let error = Routes::wanted(&policy()).apply(&mut routing()).unwrap_err();
+            assert_eq!(
+                error.to_string(),
+                "cannot add address ::6/128 on lo: IPv6 is off in this network namespace"
+            );
+            let hint = error.hint().unwrap();
+            assert!(
+                hint.starts_with(&format!("net.ipv6.conf.{interface}.disable_ipv6 is 1 in the pod")),
+                "{hint}"
+            );
+        });
+    }
 }
 
 #[test]
@@ -155,7 +249,7 @@ fn a_redirection_is_rules_and_routes_and_its_differences_name_both() {
         let sentences = [
             "chain mangle-output is missing",
             "address ::6/128 on lo is missing",
-            "IPv4 rule fwmark 0x539 lookup 133 is missing",
+            "IPv4 rule fwmark 0x539 lookup 133 is missing, or another rule stands before it",
         ];
         assert_eq!(found, sentences);
         redirection.apply_over(&mut routing(), &Nft).unwrap();

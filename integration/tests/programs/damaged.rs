@@ -24,7 +24,11 @@ fn refused(node: &Node, wanted: &Wanted, memory: &mut Memory) {
     memory.wants_anew();
     let failed = pass(&node.places(), wanted, memory).unwrap().performed.failed;
     assert!(matches!(failed.as_slice(), [Failed { why: PerformError::Damaged { .. }, .. }]), "{failed:?}");
-    assert_eq!(fs::read_dir(node.0.join("bin")).unwrap().count(), 1, "nothing is left beside it");
+    assert_eq!(
+        fs::read_dir(node.0.join("bin")).unwrap().count(),
+        2,
+        "the lock file, and nothing else is left beside it"
+    );
 }
 
 fn serves(node: &Node, before: &[u8]) {

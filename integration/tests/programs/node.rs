@@ -79,12 +79,13 @@ fn install(program: Program) -> Install {
     let entry = json!({ "type": "gybe-cni", "capabilities": { "io.kubernetes.cri.pod-annotations": true } });
     Install {
         shape: Shape::Chained { pinned: None },
+        pinned_by: "conf_name",
         entry: Entry::from_value(&entry).unwrap(),
         programs: vec![program],
         retired: Vec::new(),
         take_over: TakeOver::Now,
         mode: 0o600,
-        confirmed: Confirmed::No,
+        confirmed: Confirmed::Yes,
     }
 }
 

@@ -16,14 +16,9 @@ pub(super) const ORIGIN: u8 = 71;
 /// `lo` is the first interface of every network namespace (`LOOPBACK_IFINDEX`).
 pub(super) const LOOPBACK: u32 = 1;
 
-/// Where our routing rule stands: right before that of the main table (32766), where the kernel puts a
-/// rule that names no place. It is named because the kernel takes a rule for a second one when its
-/// place differs (`rule_exists` in `net/core/fib_rules.c`), so that adding twice would make two.
-const PRIORITY: u32 = 32765;
-
 /// Fixed headers in front of the attributes.
 pub(super) const ADDRESS_HEADER: usize = 8;
-const RULE_HEADER: usize = 12;
+pub(super) const RULE_HEADER: usize = 12;
 const ROUTE_HEADER: usize = 12;
 
 /// Something beside the packet rules that a redirect needs.
@@ -99,8 +94,8 @@ impl Entry {
         }
     }
 
-    /// Its attributes.
-    pub(super) fn attributes(self, w: &mut Writer) {
+    /// Its attributes; `priority` is a rule's place.
+    pub(super) fn attributes(self, priority: u32, w: &mut Writer) {
         match self {
             Self::PassthroughAddress => {
                 w.attr(IFA_LOCAL, &PASSTHROUGH_V6.octets());
@@ -109,7 +104,7 @@ impl Entry {
                 w.attr(IFA_PROTO, &[ORIGIN]);
             }
             Self::MarkRule { mark, table, .. } => {
-                w.ne32(FRA_PRIORITY, PRIORITY);
+                w.ne32(FRA_PRIORITY, priority);
                 w.ne32(FRA_FWMARK, mark);
                 w.ne32(FRA_FWMASK, u32::MAX);
                 w.ne32(FRA_TABLE, table);

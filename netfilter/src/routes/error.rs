@@ -28,12 +28,20 @@ pub enum RoutesError {
     Ipv6Off {
         /// What was to be added.
         entry: Entry,
+        /// The sysctl that switches it off; `None` when the kernel has no IPv6.
+        switch: Option<&'static str>,
         /// How the kernel said it.
         source: Errno,
     },
     /// Something else is in its place.
     #[error("cannot add {entry}: something else is in its place")]
     Occupied {
+        /// What was to be added.
+        entry: Entry,
+    },
+    /// A rule with priority 0 decides before any other.
+    #[error("cannot add {entry} ahead of all other rules: one of them has priority 0")]
+    NoPlace {
         /// What was to be added.
         entry: Entry,
     },
@@ -76,12 +84,12 @@ pub enum RoutesError {
 }
 
 impl RoutesError {
-    /// The kernel refused to add `entry`.
+    /// The kernel refused to add `entry`, in the calling thread's namespace.
     pub(super) fn refused(entry: Entry, source: Errno) -> Self {
         match source {
             // `EACCES` with disable_ipv6=1 (`ipv6_add_addr`), the others without the module.
             Errno::EACCES | Errno::EOPNOTSUPP | Errno::EAFNOSUPPORT if entry.is_ipv6() => {
-                Self::Ipv6Off { entry, source }
+                Self::Ipv6Off { entry, switch: switched_off(), source }
             }
             _ => Self::Add { entry, source },
         }
@@ -102,17 +110,31 @@ impl RoutesError {
     /// What would help, where that is known.
     pub fn hint(&self) -> Option<String> {
         match self {
-            Self::Ipv6Off { .. } => Some(
-                "the pod has IPv6 addresses to redirect but net.ipv6.conf.all.disable_ipv6 is 1, or the kernel \
-                 has no IPv6: switch it on, or leave IPv6 alone"
-                    .into(),
-            ),
+            Self::Ipv6Off { switch, .. } => Some(match switch {
+                Some(switch) => format!("{switch} is 1 in the pod: set it to 0, or leave IPv6 alone"),
+                None => "the kernel has no IPv6: load the module ipv6, or leave IPv6 alone".to_owned(),
+            }),
             Self::Add { source: Errno::EPERM, .. } | Self::Remove { source: Errno::EPERM, .. } => {
                 Some("it takes CAP_NET_ADMIN in the user namespace that owns this network namespace".into())
             }
             Self::Add { source: Errno::ENETDOWN, .. } => Some("the interface lo is down: bring it up first".into()),
             Self::Occupied { .. } => Some("choose another route table".into()),
+            Self::NoPlace { .. } => Some(
+                "give the rule that `ip rule` shows at 0 and that leads to another table than local a higher priority"
+                    .into(),
+            ),
             _ => None,
         }
     }
+}
+
+/// The sysctl that keeps addresses from `lo`. That for all interfaces sets each of them, so it is named
+/// where it is set.
+fn switched_off() -> Option<&'static str> {
+    const SWITCHES: [(&str, &str); 2] = [
+        ("net.ipv6.conf.all.disable_ipv6", "/proc/sys/net/ipv6/conf/all/disable_ipv6"),
+        ("net.ipv6.conf.lo.disable_ipv6", "/proc/sys/net/ipv6/conf/lo/disable_ipv6"),
+    ];
+    let is_set = |path: &str| std::fs::read_to_string(path).is_ok_and(|value| value.trim() != "0");
+    SWITCHES.iter().find(|(_, path)| is_set(path)).map(|(name, _)| *name)
 }

@@ -23,6 +23,14 @@ pub struct Rtnetlink {
     sequence: u32,
 }
 
+/// An entry to add.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Addition {
+    pub entry: Entry,
+    /// A rule's place; it says nothing of other entries.
+    pub priority: u32,
+}
+
 /// What the kernel lists at one request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum List {
@@ -83,15 +91,16 @@ impl Rtnetlink {
     }
 
     /// Adds entries in order, in one datagram; those that were refused come back, with the reason.
-    pub(super) fn add(&mut self, entries: &[Entry]) -> Result<Vec<(Entry, Errno)>, RoutesError> {
+    pub(super) fn add(&mut self, additions: &[Addition]) -> Result<Vec<(Entry, Errno)>, RoutesError> {
         let first = self.sequence + 1;
-        let messages = entries.iter().map(|entry| {
+        let messages = additions.iter().map(|Addition { entry, priority }| {
             let flags = CREATE | EXCLUSIVE;
-            let body = |w: &mut Writer| entry.attributes(w);
+            let body = |w: &mut Writer| entry.attributes(*priority, w);
             (entry.new_message(), flags, entry.header(), body)
         });
         let refusals = self.transact(messages.collect())?;
-        let entry = |sequence: u32| entries.get(usize::try_from(sequence.checked_sub(first)?).ok()?).copied();
+        let added = |sequence: u32| additions.get(usize::try_from(sequence.checked_sub(first)?).ok()?);
+        let entry = |sequence: u32| added(sequence).map(|addition| addition.entry);
         Ok(refusals.iter().filter_map(|r| Some((entry(r.sequence)?, r.errno))).collect())
     }
 

@@ -20,7 +20,8 @@ impl Place {
 
     fn write(&self, found: &Capabilities) {
         fs::create_dir_all(&self.0).unwrap();
-        self.cache().keep(&probed::to_json(&this_node().unwrap(), found).to_string()).unwrap();
+        place(&self.cache().directory, KEPT, &probed::to_json(&this_node().unwrap(), found).to_string())
+            .unwrap();
     }
 }
 
@@ -156,7 +157,10 @@ fn a08_a10_a_fifo_or_a_link_in_place_of_lock_or_file_keeps_nobody_waiting() {
             let (cache, (tell, told)) = (place.cache(), mpsc::channel());
             thread::spawn(move || {
                 let lock = cache.lock();
-                tell.send(lock.unwrap().and_then(|_held| cache.keep("{}")).is_err()).unwrap();
+                tell.send(
+                    lock.unwrap().and_then(|_held| super::place(&cache.directory, KEPT, "{}")).is_err(),
+                )
+                .unwrap();
             });
             let not_kept = told.recv_timeout(Duration::from_secs(20));
             assert_eq!((not_kept, elsewhere.exists()), (Ok(true), false), "{name}, a FIFO: {is_fifo}");

@@ -3,10 +3,11 @@
 
 use crate::inside::holds;
 use crate::install::loads::DropIns;
+use crate::runtime_config::plugin_dirs;
 use nix::sys::stat::stat;
 use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// More than any node has.
 const MOST_PROCESSES: usize = 65_536;
@@ -27,11 +28,13 @@ pub struct RuntimeSeen {
     pub watches: Watches,
     /// What becomes of a network's drop-ins; none where its program cannot be read, or nobody asked.
     pub drop_ins: Option<DropIns>,
+    /// Where its configuration says that it looks for plugins, on the host.
+    pub plugin_dirs: Option<Vec<PathBuf>>,
 }
 
 /// Whether somebody wants to know what becomes of drop-ins: programs of 50 MB are read for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Ask {
+pub(crate) enum Ask {
     /// Ours is one.
     DropIns,
     /// There is none of ours.
@@ -49,16 +52,16 @@ pub enum Watches {
     Unknown,
 }
 
-/// All that `proc` shows: in a container without the host's processes, none.
-pub(super) fn running(proc: &Path, conf: &Path, ask: Ask) -> Vec<RuntimeSeen> {
-    let Ok(processes) = fs::read_dir(proc) else { return Vec::new() };
+/// All that `/proc` below `root` shows: in a container without the host's processes, none.
+pub(crate) fn running(root: &Path, conf: &Path, ask: Ask) -> Vec<RuntimeSeen> {
+    let Ok(processes) = fs::read_dir(root.join("proc")) else { return Vec::new() };
     let pids = processes.flatten().take(MOST_PROCESSES);
     let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    pids.filter_map(|pid| runtime(proc, (pid, conf), ask)).collect()
+    pids.filter_map(|pid| runtime(root, (pid, conf), ask)).collect()
 }
 
-fn runtime(proc: &Path, (pid, conf): (u32, &Path), ask: Ask) -> Option<RuntimeSeen> {
-    let process = proc.join(pid.to_string());
+fn runtime(root: &Path, (pid, conf): (u32, &Path), ask: Ask) -> Option<RuntimeSeen> {
+    let process = root.join("proc").join(pid.to_string());
     let name = fs::read_to_string(process.join("comm")).ok()?.trim().to_owned();
     if !matches!(name.as_str(), "containerd" | "crio") {
         return None;
@@ -69,7 +72,14 @@ fn runtime(proc: &Path, (pid, conf): (u32, &Path), ask: Ask) -> Option<RuntimeSe
         _ => Watches::Unknown,
     };
     let drop_ins = if ask == Ask::DropIns { drop_ins(&process.join("exe")) } else { None };
-    Some(RuntimeSeen { name, pid, watches, drop_ins })
+    let plugin_dirs = plugin_dirs(root, &name, &arguments(&process));
+    Some(RuntimeSeen { name, pid, watches, drop_ins, plugin_dirs })
+}
+
+/// Without them the runtime is taken for one that was started without any.
+fn arguments(process: &Path) -> Vec<String> {
+    let line = fs::read(process.join("cmdline")).unwrap_or_default();
+    line.split(|byte| *byte == 0).map(|word| String::from_utf8_lossy(word).into_owned()).collect()
 }
 
 fn drop_ins(program: &Path) -> Option<DropIns> {

@@ -54,6 +54,7 @@ impl World {
                 names,
                 files: BTreeMap::new(),
                 litter: false,
+                has_lock: false,
             },
             runtimes: Runtimes::default(),
             shape: Shape::Chained { pinned: None },

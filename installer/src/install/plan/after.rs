@@ -40,7 +40,7 @@ pub(super) fn after(seen: &Snapshot, changes: &[Change]) -> Snapshot {
                 let own = after.conf.networks.get_mut(network);
                 drop(own.and_then(|files| files.remove(OsStr::new(DROP_IN))));
             }
-            Change::Sweep(_) => {}
+            Change::Sweep(_) | Change::RemoveLock => {}
         }
     }
     after

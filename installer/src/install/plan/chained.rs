@@ -19,7 +19,7 @@ pub(super) fn put(
     pinned: Option<&FileName>,
     plan: &mut Plan,
 ) -> Option<Kept> {
-    let target = target(seen, install.entry.plugin(), pinned, plan)?;
+    let target = target(seen, install, pinned, plan)?;
     let chaining = Chaining { seen, install, pinned, target };
     if !chaining.has(install.entry.plugin()) && chaining.is_unconfirmed() {
         return None;

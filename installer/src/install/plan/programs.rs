@@ -70,6 +70,17 @@ pub(super) fn take_away(seen: &Snapshot, leave: &Leave, plan: &mut Plan) {
     }
 }
 
+/// The lock file goes last, with nothing of ours left beside it.
+pub(super) fn remove_lock(seen: &Snapshot, leave: &Leave, plan: &mut Plan) {
+    let goes = |name: &FileName| {
+        let unplaced = |change: &Change| matches!(change, Change::Unplace(unplaced) if unplaced == name);
+        !seen.programs.files.contains_key(name) || plan.changes.iter().any(unplaced)
+    };
+    if seen.programs.has_lock && leave.programs.iter().chain(&leave.last).all(goes) {
+        plan.changes.push(Change::RemoveLock);
+    }
+}
+
 /// Whether the program under a stand-in's name is not the stand-in.
 pub(super) fn is_theirs(seen: &Snapshot, stand_in: &Program) -> bool {
     stand_in.place == Place::IfAbsent

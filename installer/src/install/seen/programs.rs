@@ -14,7 +14,7 @@ use nix::sys::stat::{FileStat, Mode, SFlag, fstat, fstatat};
 use sha2::{Digest, Sha256};
 
 use super::files::{access, is, list, open_directory};
-use super::{Access, FileName, ProgramDirectory, Standing, TEMPORARY, Unreadable};
+use super::{Access, FileName, LOCK, ProgramDirectory, Standing, TEMPORARY, Unreadable};
 use crate::errno::errno;
 
 /// A SHA-256.
@@ -105,12 +105,17 @@ pub(super) fn look(path: &Path, names: &BTreeSet<FileName>, hashes: &mut Hashes)
                 .iter()
                 .filter_map(|name| Some((name.clone(), program(&fd, name, hashes)?)))
                 .collect(),
-            litter: fstatat(&fd, OsStr::new(TEMPORARY), AtFlags::AT_SYMLINK_NOFOLLOW).is_ok(),
+            litter: is_there(&fd, TEMPORARY),
+            has_lock: is_there(&fd, LOCK),
         },
         Ok((_, standing)) => nothing(standing),
         Err(Errno::ENOENT) => nothing(Standing::Missing),
         Err(why) => nothing(Standing::Refused(why)),
     }
+}
+
+fn is_there(directory: &OwnedFd, name: &str) -> bool {
+    fstatat(directory, OsStr::new(name), AtFlags::AT_SYMLINK_NOFOLLOW).is_ok()
 }
 
 fn program(directory: &OwnedFd, name: &FileName, hashes: &mut Hashes) -> Option<SeenProgram> {

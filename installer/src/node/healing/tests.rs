@@ -95,15 +95,17 @@ fn turns(ground: &Ground, rest: Duration, work: impl FnOnce(&mut dyn FnMut() -> 
 }
 
 #[test]
-fn while_another_gybe_is_at_it_nothing_is_said_to_be_as_wanted() {
+fn while_another_gybe_changes_the_node_what_is_still_to_do_waits_and_is_reported() {
     let ground = Ground::new("busy");
     posts(&ground, REST, |turn| {
         assert!(turn().missing.is_empty());
         let other = Turn::take(&ground.0.join("bin")).unwrap();
-        let told = turn().missing;
-        assert!(told.len() == 1 && told[0].starts_with("another gybe is changing"), "{told:?}");
+        assert!(turn().missing.is_empty(), "there is nothing to change");
         ground.asks("leave");
-        assert_eq!(turn().stage, Stage::Leaving);
+        let posted = turn();
+        let told = posted.missing;
+        assert!(told.len() == 1 && told[0].starts_with("another gybe is changing"), "{told:?}");
+        assert_eq!(posted.stage, Stage::Leaving);
         drop(other);
         let posted = turn();
         assert!(posted.missing.is_empty() && posted.stage == Stage::Left { plugin_stays: true });

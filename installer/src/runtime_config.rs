@@ -1,0 +1,70 @@
+//! Where a container runtime looks for plugins, as its own configuration says. What cannot be read or understood
+//! says nothing; the built-in default depends on who built the runtime, so it is not assumed.
+
+mod containerd;
+mod crio;
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+/// A configuration file is never longer, in bytes.
+const LARGEST: u64 = 1 << 20;
+/// Files of one configuration.
+const MOST: usize = 64;
+
+/// The directories that the runtime of this name, started with these arguments, looks for plugins in. Paths are
+/// the host's, whose root is seen at `root`.
+#[must_use]
+pub fn plugin_dirs(root: &Path, name: &str, arguments: &[String]) -> Option<Vec<PathBuf>> {
+    match name {
+        "containerd" => containerd::plugin_dirs(root, arguments),
+        "crio" => crio::plugin_dirs(root, arguments),
+        _ => None,
+    }
+}
+
+/// A path of the host's, as it is seen here.
+pub(crate) fn seen_at(root: &Path, path: &Path) -> PathBuf {
+    root.join(path.strip_prefix("/").unwrap_or(path))
+}
+
+fn text(root: &Path, path: &Path) -> Option<String> {
+    let path = seen_at(root, path);
+    // A FIFO would be waited for.
+    let length = fs::metadata(&path).ok().filter(fs::Metadata::is_file)?.len();
+    let mut text = String::new();
+    File::open(path).ok().filter(|_| length <= LARGEST)?.take(LARGEST).read_to_string(&mut text).ok()?;
+    Some(text)
+}
+
+/// The names in a directory, in the order of their bytes.
+fn names(root: &Path, directory: &Path) -> Option<Vec<String>> {
+    let entries = fs::read_dir(seen_at(root, directory)).ok()?.flatten().take(MOST);
+    let mut names: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    names.sort();
+    Some(names)
+}
+
+/// `--name value` or `--name=value`.
+fn option<'a>(arguments: &'a [String], spellings: &[&str]) -> Option<&'a str> {
+    let mut all = arguments.iter();
+    while let Some(argument) = all.next() {
+        if spellings.contains(&argument.as_str()) {
+            return all.next().map(String::as_str);
+        }
+        let value = argument.split_once('=').filter(|(name, _)| spellings.contains(name));
+        if let Some((_, value)) = value {
+            return Some(value);
+        }
+    }
+    None
+}
+
+/// The texts of a list; none when it holds anything else.
+fn texts(value: &toml::Value) -> Option<Vec<String>> {
+    value.as_array()?.iter().map(|one| one.as_str().map(str::to_owned)).collect()
+}
+
+#[cfg(test)]
+mod tests;
