@@ -74,6 +74,18 @@ on_every_generation! {
             assert!(out.contains(line), "{line} in {out}");
         }
 
+        let mut doctor = node.stage().command(Path::new("/nonexistent"), ours("gybe"));
+        doctor.args(["doctor", "--json", "--conf-dir", config::CONF_DIR, "--bin-dir", config::BIN_DIR]);
+        let told: Value = serde_json::from_slice(&doctor.output().unwrap().stdout).unwrap();
+        let of_pods = told["findings"].as_array().unwrap().iter().filter(|it| it["about"] == "pods");
+        let of_pods: Vec<_> = of_pods.map(|it| (it["state"].as_str().unwrap(), it["says"].as_str().unwrap())).collect();
+        assert!(of_pods[0].1.starts_with("5 sandboxes: 1 redirected, "), "{of_pods:?}");
+        let failing = ["shop/cut: NOT REDIRECTED: no Gybe rules", "shop/drifted: NOT REDIRECTED: "];
+        for (finding, says) in of_pods[1..].iter().zip(failing) {
+            assert!(finding.0 == "wrong" && finding.1.starts_with(says), "{of_pods:?}");
+        }
+        assert_eq!(of_pods.len(), 3, "{of_pods:?}");
+
         for (pod, expected, said) in [
             ("shop/cart", 0, "shop/cart  redirected\n"),
             ("shop/cut", 1, "shop/cut  NOT REDIRECTED: no Gybe rules in this namespace\n"),
