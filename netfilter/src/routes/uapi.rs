@@ -3,6 +3,7 @@
 //! From `include/uapi/linux/rtnetlink.h`, `if_addr.h` and `fib_rules.h` (Linux 6.12). Only what we use.
 
 pub(super) const RTM_NEWLINK: u16 = 16;
+pub(super) const RTM_GETLINK: u16 = 18;
 pub(super) const RTM_NEWADDR: u16 = 20;
 pub(super) const RTM_DELADDR: u16 = 21;
 pub(super) const RTM_GETADDR: u16 = 22;
@@ -17,6 +18,8 @@ pub(super) const AF_INET: u8 = 2;
 pub(super) const AF_INET6: u8 = 10;
 
 pub(super) const IFF_UP: u32 = 1;
+
+pub(super) const IFLA_IFNAME: u16 = 3;
 
 pub(super) const IFA_ADDRESS: u16 = 1;
 pub(super) const IFA_LOCAL: u16 = 2;
