@@ -251,7 +251,8 @@ fn writer(sight: &Sight) -> &'static str {
 fn heal(sight: &Sight, plugins: &[String]) -> String {
     let plugins: Vec<&str> = plugins.iter().map(String::as_str).collect();
     let writer = writer(sight);
-    match rivals::likely(&plugins) {
+    // Of istio-cni `others` has more to say.
+    match rivals::likely(&plugins).filter(|_| !plugins.contains(&ISTIO)) {
         Some(rival) => {
             format!("{writer}; if it keeps coming back, that is {}: {}", rival.name, rival.setting)
         }

@@ -116,30 +116,37 @@ on_every_generation! {
         meshed(&node, "cart");
         let cut = meshed(&node, "cut");
         inside(&node, &cut, "nft delete table inet gybe");
+        let drifted = meshed(&node, "drifted");
+        inside(&node, &drifted, "nft flush chain inet gybe nat-output");
         let plain = Sandbox::named("shop", "plain");
         run(&node, &plain, &manifest::plain(&plain));
         let (code, out, err) = verify(&node, "--all");
         assert_eq!((code, err.as_str()), (Some(1), ""), "{out}");
-        assert!(out.contains("shop/cut    NOT REDIRECTED: no Gybe rules in this namespace\n"), "{out}");
+        assert!(out.contains("shop/cut      NOT REDIRECTED: no Gybe rules in this namespace\n"), "{out}");
 
         agent.end(nix::sys::signal::Signal::SIGTERM).unwrap();
         let (code, out, err) = verify(&node, "--all");
         assert_eq!(code, Some(1), "{out}");
         assert!(err.contains("its rules alone are judged: the node agent at /run/gybe/facts.sock"), "{err}");
-        for line in ["shop/cart   redirected\n", "shop/cut    unknown: ", "shop/plain  not meshed: "] {
+        for line in [
+            "shop/cart     redirected\n",
+            "shop/cut      unknown: ",
+            "shop/drifted  NOT REDIRECTED: chain nat-output of table inet gybe has no rule\n",
+            "shop/plain    not meshed: ",
+        ] {
             assert!(out.contains(line), "{line} in {out}");
         }
         // The operator has the manifests.
         let (code, out, err) = verify(&node, &format!("--all --facts {}", manifest::DIRECTORY));
         assert_eq!((code, err.as_str()), (Some(1), ""), "{out}");
-        assert!(out.contains("shop/cut    NOT REDIRECTED: "), "{out}");
+        assert!(out.contains("shop/cut      NOT REDIRECTED: "), "{out}");
 
         // What the cache has lost, its namespace still shows.
         for file in entries(&node, "/var/lib/cni/results") {
             fs::remove_file(node.stage().path("/var/lib/cni/results").join(file)).unwrap();
         }
         let (code, out, _) = verify(&node, "--all");
-        assert_eq!(code, Some(0), "{out}");
-        assert!(out.contains("3 sandboxes: 1 redirected, 2 not meshed\n"), "{out}");
+        assert_eq!(code, Some(1), "{out}");
+        assert!(out.contains("4 sandboxes: 1 redirected, 2 not meshed, 1 NOT REDIRECTED\n"), "{out}");
     }
 }
