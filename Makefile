@@ -16,7 +16,7 @@ FLAGS  := -C target-feature=+crt-static $(LAYOUT) $(PACKED)
 OUTSIDE := -p gybe-containerd-tests -p gybe-referees -p gybe-bench
 
 .DEFAULT_GOAL := help
-.PHONY: help build image demo test test-unit test-kernel differential fault-runs test-user test-struck test-cluster test-containerd test-node test-states node-states bench-containerd test-shared test-manifests faults referees fuzz bench lint lint-all test-outside deny advisories setup clean
+.PHONY: help build image demo test test-unit test-kernel differential fault-runs test-user test-struck test-cluster test-containerd test-node test-states node-states bench-containerd test-shared test-manifests faults referees fuzz mutants bench lint lint-all test-outside deny advisories setup clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 17
@@ -99,6 +99,9 @@ referees: ## our nftables encoder against other people's   (needs: as test-kerne
 fuzz: ## what strangers write, thrown at each who reads it: SECONDS=60 SEED=1   (needs: a C++ compiler, see setup; installs cargo-fuzz)
 	integration/setup.sh fuzz
 	integration/fuzz/run.sh $(or $(SECONDS),60) $(or $(SEED),1)
+
+mutants: ## one change at a time in the code that decides, and whether a test notices: docs/MUTANTS.md; FILES="a.rs b.rs" for these alone   (needs: as test-kernel; jq; hours for all; installs cargo-mutants)
+	integration/mutants.sh $(FILES)
 
 bench: build ## what an ADD, a list and a connection cost: all, or PARTS="add crowd" ARGS="--times 31"   (needs: root, nftables, iptables; valgrind to count instructions)
 	RUSTFLAGS='$(FLAGS)' cargo build --release --locked --target $(HOST) -p gybe-bench

@@ -14,6 +14,7 @@ mod file;
 mod init;
 mod inspect;
 mod install;
+mod live_trace;
 mod namespace;
 mod node;
 mod packet;

@@ -13,10 +13,12 @@ use std::path::{Path, PathBuf};
 pub const TOOL: &str = "gybe";
 /// The tool as a pod's init container calls it.
 pub const ISTIO_IPTABLES: &str = "istio-iptables";
+/// The same in the images of Istio 1.0 to 1.2, whose script took flags alone.
+pub const ISTIO_IPTABLES_SH: &str = "istio-iptables.sh";
 /// A name under which the tool does nothing, and says so.
 pub const ISTIO_CNI_TAINT: &str = "istio-cni-taint";
 /// Further names that the tool may have on a host: those that `also_as` takes.
-pub const OTHER_NAMES: [&str; 2] = [ISTIO_IPTABLES, ISTIO_CNI_TAINT];
+pub const OTHER_NAMES: [&str; 3] = [ISTIO_IPTABLES, ISTIO_IPTABLES_SH, ISTIO_CNI_TAINT];
 
 /// Every name under which a program of ours may stand on a host.
 pub fn every_name() -> impl Iterator<Item = &'static str> {

@@ -21,6 +21,7 @@ mod label;
 mod log_socket;
 mod metrics;
 mod page;
+mod part;
 mod place;
 mod pods_from;
 mod process;
@@ -33,6 +34,7 @@ pub(crate) use credentials::KUBECONFIG_NEW;
 pub use healing::{Following, Keeping, NoSettings, REST};
 pub(crate) use journal::Journal;
 pub use label::Home;
+pub use part::Part;
 pub use place::PlaceError;
 pub(crate) use place::is_served;
 pub use pods_from::PodsFrom;
@@ -52,7 +54,7 @@ use nix::errno::Errno;
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use serde_json::json;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -69,9 +71,9 @@ pub trait Pods: Sync {
     /// How well they are known.
     fn state(&self) -> PodsState;
 
-    /// The namespaces of those whose name begins so, also of pods that are ending; none while they are
+    /// Whether a pod of this part of Istio is on this node, also one that is ending; none while the pods are
     /// not known.
-    fn namespaces_of(&self, prefix: &str) -> Option<BTreeSet<String>>;
+    fn has_pod_of(&self, part: &Part) -> Option<bool>;
 }
 
 /// How well the pods are known.
@@ -95,12 +97,6 @@ pub struct WatchCounts {
     /// How often a request about pods failed, by HTTP status; none is no answer, or one that cannot be read.
     pub errors: BTreeMap<Option<u16>, u64>,
 }
-
-/// How the pods of istio-cni's DaemonSet begin; its name is fixed (spec `istio-cni-behaviour.md` 7).
-/// Ours has its label, because istiod's untaint controller looks for that, but not its name.
-pub(crate) const ISTIO_AGENT: &str = "istio-cni-node-";
-/// How those of istiod's Deployment do.
-pub(crate) const ISTIOD: &str = "istiod-";
 
 /// Why the agent cannot start, or go on.
 #[derive(Debug, thiserror::Error)]

@@ -125,6 +125,21 @@ fn without_cache_and_named_namespaces_the_processes_show_the_pods() {
     assert_eq!((shown, found.unreadable), (vec!["shop/cart-0: proc/7/ns/net".to_owned()], Vec::new()));
 }
 
+/// As in the agent's pod, which has the cache mounted.
+#[test]
+fn namespaces_that_are_not_visible_here_do_not_count_as_no_sandbox() {
+    let host = Host::new("invisible");
+    host.cached("net-cart-eth0", ("cart-0", CART), "/var/run/netns/cni-cart");
+    let found = host.find();
+    assert!(found.sandboxes.is_empty());
+    assert!(
+        found.unreadable[0].starts_with("of 1 cached results none has its network namespace"),
+        "{found:?}"
+    );
+    host.file("run/netns/cni-other", "");
+    assert_eq!(host.find().unreadable, [""; 0], "another sandbox lives, and that one is gone");
+}
+
 #[test]
 fn what_cannot_be_read_is_named_for_sandboxes_may_be_missing() {
     let host = Host::new("unreadable");

@@ -6,8 +6,12 @@ use gybe_integration::crowd::side_by_side;
 use gybe_integration::run::{Difference, Rules, Until, differences};
 use gybe_integration::topology::Topology;
 use gybe_integration::vectors::{self, Place, Vector};
-use gybe_netfilter::iptables::{Iptables, Variant};
+use gybe_netfilter::compile::compile;
+use gybe_netfilter::iptables::{Iptables, Variant, script};
+use gybe_netfilter::policy::{Destinations, InterfaceName};
 use gybe_netfilter::redirection::Redirection;
+use gybe_netfilter::ruleset::Family;
+use ipnet::IpNet;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -61,6 +65,45 @@ fn with_iptables_legacy_every_flow_ends_as_recorded() -> Result<(), Complaint> {
 #[test]
 fn with_iptables_nft_every_flow_ends_as_recorded() -> Result<(), Complaint> {
     every_flow_ends_as_recorded(Variant::Nft)
+}
+
+/// The policy with lists so long that their product stands in chains that call each other. No flow meets
+/// what is added; `None` when the policy has no two such lists.
+fn with_long_lists(vector: &Vector) -> Result<Option<Vector>, Complaint> {
+    let mut policy = vector.policy.clone();
+    let Destinations::Only(networks) = &policy.outbound.included_to else { return Ok(None) };
+    if policy.virtual_interfaces.is_empty() || networks.is_empty() || networks.names_loopback() {
+        return Ok(None);
+    }
+    let before =
+        networks.v4().iter().copied().map(IpNet::V4).chain(networks.v6().iter().copied().map(IpNet::V6));
+    let more = (0..60_u8).map(|n| IpNet::from(std::net::IpAddr::from([198, 51, 100, 2 * n])));
+    let more = more
+        .chain((0..60_u16).map(|n| IpNet::from(std::net::IpAddr::from([0x3fff, 0, 0, 0, 0, 0, 0, 2 * n]))));
+    policy.outbound.included_to = Destinations::Only(before.chain(more).collect());
+    for n in 0..40 {
+        policy.virtual_interfaces.insert(InterfaceName::parse(&format!("machine{n}"))?);
+    }
+    Ok(Some(Vector { policy, ..vector.clone() }))
+}
+
+#[test]
+fn with_a_product_of_long_lists_in_two_chains_every_flow_ends_as_recorded() -> Result<(), Complaint> {
+    let _others_wait = ONE_TEST_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let vectors = vectors::all()?.iter().map(with_long_lists).collect::<Result<Vec<_>, _>>()?;
+    let vectors: Vec<Vector> = vectors.into_iter().flatten().collect();
+    assert!(!vectors.is_empty(), "no policy captures networks for virtual machines");
+    for variant in [Variant::Legacy, Variant::Nft] {
+        let backend = Iptables::find(variant)?.with_deadline(PATIENCE);
+        for vector in &vectors {
+            let text = script(&compile(&vector.policy), Family::V4);
+            assert!(text.contains("-j ISTIO_LIST_1"), "{}: {text}", vector.name);
+            let world = redirected(&backend, vector, |_| {})?;
+            let found = differences(&world, &vector.flows, Rules::There, Until::TheEnd)?;
+            assert!(found.is_empty(), "{variant:?}, {}: {found:#?}", vector.name);
+        }
+    }
+    Ok(())
 }
 
 #[test]

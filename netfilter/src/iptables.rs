@@ -39,7 +39,7 @@ use secluded::secluded;
 use session::{PerFamily, Session};
 use std::fs::{File, TryLockError};
 use std::os::fd::AsFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use user_namespace::foreign_owner;
 
@@ -61,7 +61,16 @@ impl Iptables {
     /// # Errors
     /// When there are none for IPv4. Those for IPv6 are missed only when IPv6 rules are written.
     pub fn find(variant: Variant) -> Result<Self, IptablesError> {
-        Self::find_in(variant, &DIRECTORIES.map(PathBuf::from))
+        Self::find_under(variant, Path::new("/"))
+    }
+
+    /// Looks for the programs where distributions put them, on a host whose root directory is seen at `root`.
+    ///
+    /// # Errors
+    /// As [`Iptables::find`].
+    pub fn find_under(variant: Variant, root: &Path) -> Result<Self, IptablesError> {
+        let under = |directory: &str| root.join(directory.trim_start_matches('/'));
+        Self::find_in(variant, &DIRECTORIES.map(under))
     }
 
     /// Looks for the programs in these directories.

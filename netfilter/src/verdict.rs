@@ -3,11 +3,17 @@
 //!
 //! Acts on the namespace of the calling thread and only reads.
 
+mod compare;
+mod connections;
+mod values;
+
 use crate::backend::{BackendKind, Inventory};
 use crate::choose::Way;
+use crate::live::LiveRules;
 use crate::policy::RedirectPolicy;
 use crate::presence::Presence;
 use crate::redirection::{Deviation, Redirection, RedirectionError};
+use compare::{Compared, Wanted, compare};
 
 /// What a namespace should hold.
 #[derive(Debug, Clone, Copy)]
@@ -96,51 +102,74 @@ pub fn judge_namespace(desired: Desired<'_>, reading: Reading<'_>) -> Result<Ver
         return Ok(Verdict::because(Answer::ByOthers, foreign.to_string()));
     }
     let kinds = reading.only.map_or_else(|| presence.ours.clone(), |kind| vec![kind]);
-    let none = presence.ours.is_empty();
-    let differences = match (desired, kinds.first()) {
-        (Desired::NotKnown, _) | (_, None) => Vec::new(),
-        (Desired::LeftAlone, _) => leftovers(&kinds)?,
-        (Desired::Policy(_), _) if none => Vec::new(),
-        (Desired::Policy(policy), Some(kind)) => deviations(policy, *kind, reading.whole)?,
+    let (policy, without) = match desired {
+        Desired::LeftAlone => return left_alone(&kinds),
+        Desired::NotKnown => (None, Answer::NotMeshed),
+        Desired::Policy(policy) => (Some(policy), Answer::NotRedirected),
     };
-    let differences: Vec<String> = differences.iter().map(ToString::to_string).collect();
-    let (answer, reason) = match desired {
-        Desired::Policy(_) if none => (Answer::NotRedirected, Some(NO_RULES)),
-        Desired::NotKnown if none => (Answer::NotMeshed, Some(NO_RULES)),
-        Desired::LeftAlone if differences.is_empty() => (Answer::NotMeshed, None),
-        Desired::LeftAlone => {
-            (Answer::Redirected, Some("rules of ours are there for a pod that is left alone"))
+    if presence.ours.is_empty() {
+        return Ok(Verdict::because(without, NO_RULES));
+    }
+    let live = LiveRules::read()?;
+    let (wanted, differences, live) = match (policy, kinds.first()) {
+        (Some(policy), Some(kind)) => {
+            let redirection = written(policy, *kind, reading.whole)?;
+            let differences = redirection.differences(&*kind.find()?)?;
+            (Some(redirection.rules), differences, live.with_proxy_of(policy))
         }
-        _ if differences.is_empty() => (Answer::Redirected, None),
-        _ => (Answer::NotRedirected, Some("our own rules or routes were changed")),
+        _ => (None, Vec::new(), live),
     };
-    Ok(Verdict {
-        answer,
-        reasons: reason.map(str::to_owned).into_iter().collect(),
-        differences,
-        notes: Vec::new(),
-    })
+    let wanted = match &wanted {
+        Some(rules) => Wanted::Rules(rules),
+        None => Wanted::OursAlone(live.ours_alone()),
+    };
+    Ok(verdict(compare(&wanted, &live), &differences))
 }
 
-fn deviations(
-    policy: &RedirectPolicy,
-    kind: BackendKind,
-    whole: &[BackendKind],
-) -> Result<Vec<Deviation>, RedirectionError> {
-    let backend = kind.find()?;
-    let way = match whole.contains(&kind) {
-        true => Way::Whole,
-        false => Redirection::way_written(policy, &*backend)?,
+fn verdict(compared: Compared, differences: &[Deviation]) -> Verdict {
+    let routes = differences.iter().any(|one| matches!(one, Deviation::Route(_) | Deviation::ExtraRoute(_)));
+    let routes = routes.then(|| "our own routes were changed".to_owned());
+    let mut not_redirected = compared.not_redirected;
+    not_redirected.extend(routes);
+    let (answer, mut reasons) = match (not_redirected.is_empty(), compared.unknown.is_empty()) {
+        (false, _) => (Answer::NotRedirected, not_redirected),
+        (true, false) => (Answer::Unknown, Vec::new()),
+        (true, true) => (Answer::Redirected, Vec::new()),
     };
-    Redirection::by_way(policy, way).differences(&*backend)
+    reasons.extend(compared.unknown);
+    let harmless = |rule| format!("a rule of others changes no redirected connection: {rule}");
+    Verdict {
+        answer,
+        reasons,
+        differences: differences.iter().map(ToString::to_string).collect(),
+        notes: compared.harmless.into_iter().map(harmless).collect(),
+    }
 }
 
 /// Every rule of ours is one too many.
-fn leftovers(kinds: &[BackendKind]) -> Result<Vec<Deviation>, RedirectionError> {
-    let mut all = Vec::new();
+fn left_alone(kinds: &[BackendKind]) -> Result<Verdict, RedirectionError> {
+    let mut differences = Vec::new();
     for kind in kinds {
         let found = kind.find()?.inspect()?;
-        all.extend(Inventory::default().differences(&found).into_iter().map(Deviation::Rules));
+        let all = Inventory::default().differences(&found).into_iter().map(Deviation::Rules);
+        differences.extend(all.map(|one| one.to_string()));
     }
-    Ok(all)
+    let (answer, reasons) = match differences.is_empty() {
+        true => (Answer::NotMeshed, Vec::new()),
+        false => (Answer::Redirected, vec!["rules of ours redirect a pod that is left alone".to_owned()]),
+    };
+    Ok(Verdict { answer, reasons, differences, notes: Vec::new() })
+}
+
+/// What `kind` has written here for the policy, as far as that can be told.
+fn written(
+    policy: &RedirectPolicy,
+    kind: BackendKind,
+    whole: &[BackendKind],
+) -> Result<Redirection, RedirectionError> {
+    let way = match whole.contains(&kind) {
+        true => Way::Whole,
+        false => Redirection::way_written(policy, &*kind.find()?)?,
+    };
+    Ok(Redirection::by_way(policy, way))
 }

@@ -6,6 +6,7 @@
 mod kept;
 mod manifest;
 
+pub use kept::PARTS;
 pub use manifest::Manifest;
 pub(crate) use manifest::broken;
 
@@ -23,7 +24,7 @@ pub struct PodFacts {
     pub uid: String,
     /// Annotations of Istio, and those that mark a mirror of a static pod.
     pub annotations: BTreeMap<String, String>,
-    /// Labels of Istio.
+    /// Labels of Istio, and those in [`PARTS`].
     pub labels: BTreeMap<String, String>,
     /// Containers, in the manifest's order.
     pub containers: Vec<Container>,

@@ -85,14 +85,28 @@ impl Tool {
 
     /// Takes note that the kernel would not have rules that were to work here: what is known is wrong.
     pub(crate) fn note(refusal: &PluginError) {
-        let PluginError::Redirection(error) = refusal else { return };
-        // What a program of iptables' complains of may be the kernel's lack; its text decides nothing. Of the
-        // kernel's abilities it says nothing that others are at work.
-        let by_programs = matches!(error, RedirectionError::Rules(BackendError::Iptables(fault))
-            if !matches!(fault, IptablesError::Busy { .. } | IptablesError::NoLock(_)));
-        if error.is_unsupported() || by_programs {
+        if contradicts_findings(refusal) {
             ProbeCache::default().forget();
         }
+    }
+}
+
+/// Whether a refusal is about what this node can do, and not about the pod or about others who are at work
+/// in its namespace: one of those must not make the next ADDs try out everything again.
+fn contradicts_findings(refusal: &PluginError) -> bool {
+    let PluginError::Redirection(error) = refusal else { return false };
+    match error {
+        // What a program of iptables' complains of may be the kernel's lack; its text decides nothing.
+        RedirectionError::Rules(BackendError::Iptables(fault)) => !matches!(
+            fault,
+            IptablesError::Busy { .. }
+                | IptablesError::NoLock(_)
+                | IptablesError::TooManyRules { .. }
+                | IptablesError::Foreign(_)
+                | IptablesError::Neighbours(_)
+                | IptablesError::Legacy(_)
+        ),
+        other => other.is_unsupported(),
     }
 }
 
@@ -135,4 +149,31 @@ fn gone(known: &Capabilities, wish: Override) -> Option<BackendKind> {
 
 fn find(kind: BackendKind) -> Result<Box<dyn Backend>, PluginError> {
     kind.find().map_err(|source| PluginError::Backend { kind, source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gybe_netfilter::ruleset::RuleId;
+    use std::io;
+    use std::time::Duration;
+
+    #[test]
+    fn findings_are_forgotten_for_what_the_node_refuses_and_for_nothing_else() {
+        let program = || "/usr/sbin/iptables-nft-restore".into();
+        let denied = || io::Error::from(io::ErrorKind::PermissionDenied);
+        let rule = RuleId("outbound-to-proxy-v4");
+        for (fault, is_forgotten) in [
+            (IptablesError::NotRun { program: program(), source: denied() }, true),
+            (IptablesError::Deadline { program: program(), after: Duration::from_secs(10) }, true),
+            (IptablesError::UserNamespace(denied()), true),
+            (IptablesError::Busy { after: Duration::from_secs(10) }, false),
+            (IptablesError::NoLock(denied()), false),
+            (IptablesError::TooManyRules { rule, rules: 9000 }, false),
+        ] {
+            let text = fault.to_string();
+            let refusal = PluginError::Redirection(RedirectionError::Rules(BackendError::Iptables(fault)));
+            assert_eq!(contradicts_findings(&refusal), is_forgotten, "{text}");
+        }
+    }
 }

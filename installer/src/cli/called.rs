@@ -2,7 +2,7 @@
 //! as it would call Istio's image; both become `gybe init`.
 
 use super::answer::Failure;
-use crate::image::{ISTIO_CNI_TAINT, ISTIO_IPTABLES};
+use crate::image::{ISTIO_CNI_TAINT, ISTIO_IPTABLES, ISTIO_IPTABLES_SH};
 use crate::init_args::InitArgs;
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
@@ -40,7 +40,7 @@ pub(super) fn read(args: impl IntoIterator<Item = OsString>) -> (Called, Vec<OsS
     let first = rest.first().map(OsString::as_os_str);
     let name = Path::new(&program).file_name();
     // That image had a script of this name.
-    if name == Some(OsStr::new("istio-iptables.sh")) {
+    if name == Some(OsStr::new(ISTIO_IPTABLES_SH)) {
         return (Called::BareFlags, as_init(program, rest));
     }
     if first.and_then(OsStr::to_str).is_some_and(InitArgs::knows) {

@@ -55,7 +55,8 @@ const OF_PROCESS_1: &str = "/proc/1/ns/net";
 /// A namespace that need not be there, for questions that can do without.
 #[derive(Debug, Args)]
 pub(super) struct SomeNetns {
-    /// Take addresses and families from this network namespace
+    /// Follow the connection through the rules of this network namespace; its addresses and families
+    /// count for --policy and --pod too
     #[arg(long, value_name = "PATH", conflicts_with = "families")]
     netns: Option<PathBuf>,
     #[command(flatten)]
@@ -63,9 +64,9 @@ pub(super) struct SomeNetns {
 }
 
 impl SomeNetns {
-    /// The namespace's addresses, if one was named.
-    pub(super) fn addresses(&self) -> Result<Option<Vec<IpAddr>>, Failure> {
-        self.netns.as_ref().map(|path| Opened::at(path)?.addresses()).transpose()
+    /// The namespace, if one was named.
+    pub(super) fn open(&self) -> Result<Option<Opened<'_>>, Failure> {
+        self.netns.as_ref().map(|path| Opened::at(path)).transpose()
     }
 
     pub(super) fn families(&self) -> Option<Families> {

@@ -77,6 +77,11 @@ impl PacketArgs {
         }
     }
 
+    /// Addresses that the caller names as the pod's.
+    pub(super) fn pod_addresses(&self) -> &[IpAddr] {
+        &self.pod_ip
+    }
+
     fn direction(&self, addresses: &[IpAddr]) -> Direction {
         let given = self.iface.clone();
         match self.way {

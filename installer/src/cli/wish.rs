@@ -18,7 +18,7 @@ use std::rc::Rc;
 
 /// Where the wish is written down.
 #[derive(Debug, Args)]
-#[command(group = ArgGroup::new("wish").required(true).args(["policy", "pod"]))]
+#[command(group = ArgGroup::new("wish").args(["policy", "pod"]))]
 pub(super) struct WishArgs {
     /// A policy file (JSON); - is stdin
     #[arg(long, value_name = "FILE")]
@@ -73,6 +73,11 @@ pub(super) enum Place {
 }
 
 impl WishArgs {
+    /// Whether a policy or a pod is named.
+    pub(super) fn is_given(&self) -> bool {
+        self.policy.is_some() || self.pod.is_some()
+    }
+
     /// The one wish named.
     pub(super) fn one(&self) -> Result<Wish, Failure> {
         let mut wishes = self.all()?;

@@ -1,10 +1,10 @@
 //! Which file a runtime takes, and where our entry is.
 
 use super::programs::program;
-use super::sight::Sight;
+use super::sight::{AgentSeen, Sight};
 use super::{About, Finding, of_security};
 use crate::install::change::{Problem, ProgramFault};
-use crate::install::conflist::Chain;
+use crate::install::conflist::{Chain, ISTIO};
 use crate::install::fight::rivals;
 use crate::install::json::{self, Node};
 use crate::install::judge::{Judgement, Question, judge};
@@ -118,7 +118,7 @@ pub(super) fn examine(sight: &Sight, ours: &Ours<'_>) -> Vec<Finding> {
     let reasons = judgement.reasons.iter().filter(|reason| !is_told_elsewhere(reason));
     found.extend(reasons.map(|reason| wrong(sight, ours, reason)));
     if judgement.is_met() {
-        found.push(well(ours, judgement.taken.as_ref()));
+        found.push(well(sight, ours, judgement.taken.as_ref()));
     }
     found
 }
@@ -162,7 +162,7 @@ fn broken(sight: &Sight, judgement: &Judgement) -> Vec<Finding> {
     all.map(|broken| Finding::note(About::Chain, format!("{broken}: {}", broken.why), None)).collect()
 }
 
-fn well(ours: &Ours<'_>, taken: Option<&Choice>) -> Finding {
+fn well(sight: &Sight, ours: &Ours<'_>, taken: Option<&Choice>) -> Finding {
     let last = |choice: &&Choice| choice.network.plugins.last().is_some_and(|last| last == PLUGIN);
     let runs = |choice: &&Choice| choice.network.plugins.iter().any(|kind| kind == PLUGIN);
     let how = if ours.dropped_in.is_empty() { "" } else { " (as a drop-in)" };
@@ -172,7 +172,7 @@ fn well(ours: &Ours<'_>, taken: Option<&Choice>) -> Finding {
     if let Some(choice) = taken.filter(runs) {
         let behind = choice.network.plugins.last().map_or("", String::as_str);
         let says = format!("{PLUGIN} is wanted last in {}, and {behind} comes behind it", choice.file);
-        return Finding::note(About::Chain, says, Some(AGENT));
+        return Finding::note(About::Chain, says, Some(writer(sight)));
     }
     let file = ours.entries().next().map_or(String::new(), |(file, _)| file.to_string());
     let says = match ours.alone.is_empty() {
@@ -186,9 +186,13 @@ fn wrong(sight: &Sight, ours: &Ours<'_>, reason: &Problem) -> Finding {
     let is_refused = |errno: &Errno| matches!(errno, Errno::EACCES | Errno::EPERM);
     let hint = || reason.hint().unwrap_or_default().to_owned();
     let (says, remedy) = match reason {
-        Problem::NotIn { file, plugins, .. } => (not_in(ours, file), heal(plugins)),
+        Problem::NotIn { file, plugins, .. } if is_istios(sight, ours, plugins) => {
+            let says = format!("{PLUGIN} is not in {file}: pods are redirected by istio-cni");
+            return Finding::note(About::Chain, says, None);
+        }
+        Problem::NotIn { file, plugins, .. } => (not_in(ours, file), heal(sight, plugins)),
         Problem::Preempted { file, by } => {
-            (format!("{PLUGIN} is in {file}, and the runtime takes {by}"), heal(&[]))
+            (format!("{PLUGIN} is in {file}, and the runtime takes {by}"), heal(sight, &[]))
         }
         Problem::Waiting => (
             "the runtime has no network: there is no conf file to load".to_owned(),
@@ -196,9 +200,11 @@ fn wrong(sight: &Sight, ours: &Ours<'_>, reason: &Problem) -> Finding {
         ),
         Problem::NotWritten(_) => (
             format!("{PLUGIN} is in no conf file, and Multus has no network to call"),
-            "the agent writes it within a second with shape: standalone: look at its log, or run gybe install --shape standalone".to_owned(),
+            format!("{}, with shape: standalone (--shape standalone)", writer(sight)),
         ),
-        Problem::Unread(Broken { why: Why::Unreadable(Unreadable::Refused(errno)), .. }) if is_refused(errno) => {
+        Problem::Unread(Broken { why: Why::Unreadable(Unreadable::Refused(errno)), .. })
+            if is_refused(errno) =>
+        {
             (reason.to_string(), of_security(sight))
         }
         _ => (reason.to_string(), hint()),
@@ -227,12 +233,29 @@ fn not_installed(sight: &Sight, ours: &Ours<'_>) -> Option<Finding> {
     (!is_there).then(|| Finding::note(About::Chain, says, Some(remedy)))
 }
 
-const AGENT: &str = "the agent writes it within a second: look at its log, or run gybe install";
+/// Whether istio-cni stands in the chain that we are not in, whole: an entry, and its program.
+fn is_istios(sight: &Sight, ours: &Ours<'_>, plugins: &[String]) -> bool {
+    !ours.is_anywhere() && plugins.iter().any(|plugin| plugin == ISTIO) && program(sight, ISTIO).is_some()
+}
 
-fn heal(plugins: &[String]) -> String {
+/// What writes our entry: nothing does where no agent runs.
+fn writer(sight: &Sight) -> &'static str {
+    match sight.agent.as_ref().is_some_and(AgentSeen::is_running) {
+        true => "the agent writes it within a second: look at its log, or run gybe install",
+        false => {
+            "no agent runs here that would write it: start it (DaemonSet gybe-node), or run gybe install"
+        }
+    }
+}
+
+fn heal(sight: &Sight, plugins: &[String]) -> String {
     let plugins: Vec<&str> = plugins.iter().map(String::as_str).collect();
-    match rivals::likely(&plugins) {
-        Some(rival) => format!("{AGENT}; if it keeps coming back, that is {}: {}", rival.name, rival.setting),
-        None => AGENT.to_owned(),
+    let writer = writer(sight);
+    // Of istio-cni `others` has more to say.
+    match rivals::likely(&plugins).filter(|_| !plugins.contains(&ISTIO)) {
+        Some(rival) => {
+            format!("{writer}; if it keeps coming back, that is {}: {}", rival.name, rival.setting)
+        }
+        None => writer.to_owned(),
     }
 }

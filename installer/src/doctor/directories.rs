@@ -24,6 +24,7 @@ pub(super) fn examine(sight: &Sight) -> Vec<Finding> {
         found.push(Finding::note(About::Directories, says, Some(remedy)));
     }
     found.extend(sight.spaces.iter().filter_map(foreign));
+    found.extend(sight.spaces.iter().filter_map(open_to_all));
     found.extend(sight.spaces.iter().flat_map(|space| of_space(sight, space)));
     found
 }
@@ -92,6 +93,16 @@ fn foreign(space: &Space) -> Option<Finding> {
     let says = format!("the {} directory {} belongs to user {owner}", space.of, space.path.display());
     let remedy = "an agent without capabilities cannot write there: give it to root, or add manifests/components/foreign-owner";
     Some(Finding::note(About::Directories, says, Some(remedy)))
+}
+
+/// A file put there is run, or decides what is run, as root.
+fn open_to_all(space: &Space) -> Option<Finding> {
+    let mode = space.open_to_all?;
+    let path = space.path.display();
+    let says = format!("every user may write in the {} directory {path}: mode {mode:04o}", space.of);
+    let remedy =
+        format!("whoever writes there is root on this node: chmod 0755 {path}, and see what made it so");
+    Some(Finding::wrong(About::Directories, says, remedy))
 }
 
 fn of_space(sight: &Sight, space: &Space) -> Vec<Finding> {

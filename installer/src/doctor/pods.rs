@@ -1,12 +1,52 @@
-//! What this node's pods say that they most likely do not mean.
+//! Whether this node's pods are redirected, and what they say that they most likely do not mean.
 
-use super::sight::Sight;
+use super::sight::{PodsSeen, Sight};
 use super::{About, Finding};
+use crate::pods_on_node::{Judged, summary};
+use gybe_netfilter::verdict::Answer;
 
 /// So many pods are named.
 const MOST: usize = 16;
 
 pub(super) fn examine(sight: &Sight) -> Vec<Finding> {
+    let judged = sight.pods.iter().flat_map(of_node);
+    judged.chain(doubtful(sight)).collect()
+}
+
+/// How many pods there are of each kind, and each that is in the mesh and not known to be redirected.
+fn of_node(PodsSeen { judged, unreadable }: &PodsSeen) -> Vec<Finding> {
+    let counted = || Finding::note(About::Pods, summary(judged), None);
+    let mut found: Vec<_> = (!judged.is_empty()).then(counted).into_iter().collect();
+    found.extend(unreadable.iter().map(|what| {
+        Finding::wrong(
+            About::Pods,
+            format!("pods may be missing here: {what}"),
+            "run gybe doctor as root on the node",
+        )
+    }));
+    let failing: Vec<_> = judged.iter().filter(|one| one.fails()).collect();
+    found.extend(failing.iter().take(MOST).map(|one| failed(one)));
+    if let Some(more) = failing.len().checked_sub(MOST).filter(|more| *more > 0) {
+        let says = format!("{more} more pods are not redirected, or not known to be");
+        found.push(Finding::wrong(About::Pods, says, "gybe verify --all lists them"));
+    }
+    found
+}
+
+fn failed(one: &Judged) -> Finding {
+    let says = format!("{}: {}", one.sandbox, one.line());
+    let remedy = match (one.verdict.answer, &one.sandbox.pod) {
+        (Answer::NotRedirected, Some(pod)) => {
+            format!(
+                "gybe verify --pod {pod} says what differs; deleted, the pod is made anew by its controller"
+            )
+        }
+        _ => "gybe verify --all has the reasons".to_owned(),
+    };
+    Finding::wrong(About::Pods, says, remedy)
+}
+
+fn doubtful(sight: &Sight) -> Vec<Finding> {
     let of_pod = |(pod, doubts): &(String, Vec<String>)| {
         let says = format!("pod {pod}: {}", doubts.join("; "));
         Finding::note(About::Pods, says, Some("correct the annotation in the pod's template"))

@@ -20,10 +20,12 @@ use crate::install::runtimes::Runtimes;
 use crate::install::seen::{Hash, Hashes, Interest, Places, Snapshot, Standing, look};
 use crate::install::wanted::{Confirmed, Trial};
 use crate::install::watch::{Watch, WatchMode};
-use crate::node_backend::Found;
+use crate::node_backend::{Found, node_backend};
 use crate::platform::Platform;
+use crate::pods_on_node::{self, HostPaths, Judged};
 use crate::runtime_report::Report;
 use crate::settings::{FACTS_SOCKET, PLUGIN};
+use gybe_netfilter::backend::BackendKind;
 use gybe_plugin::conf::PluginConf;
 use gybe_plugin::probe_cache::{ProbeCache, this_node};
 use nix::errno::Errno;
@@ -70,6 +72,10 @@ pub struct Sight {
     pub no_kubeconfig: Option<(PathBuf, Errno)>,
     /// What was found out about backends.
     pub found: Option<Found>,
+    /// The backend that writes, and why its programs cannot be found on the host.
+    pub no_programs: Option<(BackendKind, String)>,
+    /// The pods of this node, judged; none where no entry of ours can be read.
+    pub pods: Option<PodsSeen>,
     /// Whether changes of the conf directory are told.
     pub watch: WatchMode,
     /// The runtimes that run here, and what they watch.
@@ -80,6 +86,15 @@ pub struct Sight {
     pub of_istio: Vec<PathBuf>,
     /// Injected pods with annotations that nobody knows, and what is said of each.
     pub doubtful_pods: Vec<(String, Vec<String>)>,
+}
+
+/// The pod sandboxes of the node.
+#[derive(Debug)]
+pub struct PodsSeen {
+    /// Each with its verdict.
+    pub judged: Vec<Judged>,
+    /// What could not be read, so that sandboxes may be missing.
+    pub unreadable: Vec<String>,
 }
 
 /// A security module that refuses root.
@@ -111,6 +126,7 @@ pub fn see(ground: Ground) -> Sight {
         None if has_no_entry => Some(ground.run.join(FACTS_SOCKET)),
         conf => conf.as_ref().and_then(|conf| conf.facts.socket.clone()),
     };
+    let probed = found(&ground.run);
     let seen_running = running(&ground.root, &ground.places.conf, ask);
     snapshot.runtimes = Report::of(&ground.root, &seen_running).known(&ground.places.programs);
     Sight {
@@ -122,7 +138,9 @@ pub fn see(ground: Ground) -> Sight {
         agent: sockets.as_deref().map(ask_agent),
         log: conf.as_ref().and_then(|conf| conf.facts.log_socket()).map(|path| sockets::knock(&path)),
         no_kubeconfig: conf.as_ref().and_then(unreadable),
-        found: found(&ground.run),
+        no_programs: conf.as_ref().and_then(|conf| no_programs(conf, probed.as_ref(), &ground.root)),
+        found: probed,
+        pods: conf.map(|conf| pods_of(conf, &ground)),
         watch: Watch::new([ground.places.conf.clone()]).mode(),
         runtimes: seen_running,
         guard: guard(),
@@ -159,6 +177,18 @@ fn unreadable(conf: &PluginConf) -> Option<(PathBuf, Errno)> {
 fn found(run: &Path) -> Option<Found> {
     let capabilities = ProbeCache::at(run).recall()?;
     Some(Found { kernel: this_node().ok()?.kernel, capabilities })
+}
+
+fn no_programs(conf: &PluginConf, found: Option<&Found>, root: &Path) -> Option<(BackendKind, String)> {
+    let kind = node_backend(conf.backend, None, found).writes()?;
+    kind.look_under(root).err().map(|why| (kind, why.to_string()))
+}
+
+fn pods_of(conf: PluginConf, ground: &Ground) -> PodsSeen {
+    let paths = HostPaths { results: ground.places.results.clone(), root: ground.root.clone() };
+    let found = pods_on_node::find(&paths);
+    let judged = pods_on_node::judge_all(found.sandboxes, &pods_on_node::Sources::of(conf));
+    PodsSeen { judged, unreadable: found.unreadable }
 }
 
 /// selinux(8), apparmor(7): what each shows of itself.

@@ -68,11 +68,11 @@ pub enum Change {
     RemoveLock,
 }
 
-/// Mode and owners of a file to be written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Mode, owners and extended attributes of a file to be written.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NewAccess {
-    /// As the file it replaces.
-    Like(Access),
+    /// As this file's, which it replaces or is made of.
+    Like(FileName, Access),
     /// Ours, with these permission bits.
     Ours(u32),
 }
@@ -129,8 +129,13 @@ pub enum Problem {
     #[error("waiting for the primary plugin's conf file")]
     Waiting,
     /// The pinned file is not there.
-    #[error("waiting for {0}, which CNI_CONF_NAME asks for")]
-    WaitingFor(FileName),
+    #[error("waiting for {file}, which {by} asks for")]
+    WaitingFor {
+        /// Which.
+        file: FileName,
+        /// The setting that names it.
+        by: &'static str,
+    },
     /// Somebody else's broken file, which the runtime passes over.
     #[error("{0}: {why}", why = .0.why)]
     Broken(Broken),

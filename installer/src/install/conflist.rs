@@ -75,6 +75,12 @@ impl<'a> Chain<'a> {
         self.links.iter().filter_map(|link| link.plugin.as_deref()).collect()
     }
 
+    /// Whether an istio-cni entry in it serves ambient mode.
+    #[must_use]
+    pub fn is_ambient(&self) -> bool {
+        self.links.iter().any(|link| link.is(ISTIO) && link.ambient)
+    }
+
     /// The text of the last entry of that type.
     #[must_use]
     pub fn entry(&self, plugin: &str) -> Option<&'a [u8]> {

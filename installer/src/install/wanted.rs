@@ -22,6 +22,8 @@ pub enum Wanted {
 pub struct Install {
     /// Where the entry goes.
     pub shape: Shape,
+    /// The setting that names the pinned file, where one is pinned.
+    pub pinned_by: &'static str,
     /// The plugin's entry.
     pub entry: Entry,
     /// The programs for the host; those that pods depend on are placed before the entry, in this order.

@@ -8,12 +8,13 @@ pub(super) use awaited::{Patience, late};
 pub(super) use held::Held;
 
 use super::error::ApiError;
+use crate::node::Part;
 use awaited::{Awaited, life};
 use gybe_plugin::args::PodRef;
 use gybe_plugin::facts::means;
 use gybe_plugin::facts::wire::Answer;
 use gybe_plugin::pod::PodFacts;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -183,11 +184,10 @@ impl Known {
         news
     }
 
-    /// The namespaces of pods whose name begins so; none as long as the list was never whole.
-    pub(super) fn namespaces_of(&self, prefix: &str) -> Option<BTreeSet<String>> {
+    /// Whether a pod of this part of Istio is known; none as long as the list was never whole.
+    pub(super) fn has_pod_of(&self, part: &Part) -> Option<bool> {
         let now = self.lock();
-        let named = now.pods.values().map(Held::names).filter(|facts| facts.name.starts_with(prefix));
-        now.synced.then(|| named.map(|facts| facts.namespace.clone()).collect())
+        now.synced.then(|| now.pods.values().map(Held::names).any(|facts| part.contains(facts)))
     }
 
     pub(super) fn state(&self) -> WatchState {

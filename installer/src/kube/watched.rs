@@ -5,11 +5,10 @@ use super::asks::{self, Errand};
 use super::cluster::{Cluster, ClusterError};
 use super::known::{Known, Patience, WatchState};
 use super::watch::Watch;
-use crate::node::{Journal, Pods, PodsState, WatchCounts};
+use crate::node::{Journal, Part, Pods, PodsState, WatchCounts};
 use gybe_plugin::args::PodRef;
 use gybe_plugin::facts::wire::Answer;
 use nix::sys::signal::{SigSet, SigmaskHow};
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -105,8 +104,8 @@ impl Pods for WatchedPods {
         PodsState { missing, pods, watch: Some(WatchCounts { silent, reconnects, errors }) }
     }
 
-    fn namespaces_of(&self, prefix: &str) -> Option<BTreeSet<String>> {
-        self.known.namespaces_of(prefix)
+    fn has_pod_of(&self, part: &Part) -> Option<bool> {
+        self.known.has_pod_of(part)
     }
 }
 

@@ -1,9 +1,8 @@
 //! Questions about pods counted by their answers, whoever knows the pods.
 
-use super::{Pods, PodsState};
+use super::{Part, Pods, PodsState};
 use gybe_plugin::args::PodRef;
 use gybe_plugin::facts::wire::Answer;
-use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
@@ -51,7 +50,7 @@ impl Pods for Asked<'_> {
         self.pods.state()
     }
 
-    fn namespaces_of(&self, prefix: &str) -> Option<BTreeSet<String>> {
-        self.pods.namespaces_of(prefix)
+    fn has_pod_of(&self, part: &Part) -> Option<bool> {
+        self.pods.has_pod_of(part)
     }
 }

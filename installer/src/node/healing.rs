@@ -19,7 +19,7 @@ use super::bulletin::{Bulletin, Posted};
 use super::calls::Calls;
 use super::incumbent::IstioAgent;
 use super::label::Label;
-use super::{ISTIOD, Journal, Pods};
+use super::{Journal, Part, Pods};
 use crate::image::Image;
 use crate::install::directory::Each;
 use crate::install::runtimes::Runtimes;
@@ -201,7 +201,7 @@ impl<'a> Healing<'a> {
 
     fn wanted(&mut self) -> Result<Wanted, crate::install::entry::EntryError> {
         let (settings, now) = (&self.following.good, Instant::now());
-        let istio = IstioAgent::look(self.around.pods, &settings.ground.istio_run);
+        let istio = IstioAgent::look(self.around.pods, settings);
         self.observed.look(&settings.ground.places, now);
         self.posted.istio = Some(istio);
         let backend = self.backend.look(settings, self.around.label, &mut self.told);
@@ -264,7 +264,8 @@ impl Next {
 
 /// Istiod's own pods must start before anybody knows a mesh.
 fn meshed_istiod(pods: &dyn Pods, settings: &Settings) -> Option<String> {
-    let excluded = &settings.choices.conf.exclude_namespaces;
-    let namespace = pods.namespaces_of(ISTIOD)?.into_iter().find(|name| !excluded.contains(name))?;
-    Some(format!("istiod runs in namespace {namespace}, which is not among those left alone"))
+    let namespace = &settings.ground.control_plane;
+    let is_left_alone = settings.choices.conf.exclude_namespaces.contains(namespace);
+    let is_meshed = !is_left_alone && pods.has_pod_of(&Part::istiod(settings))?;
+    is_meshed.then(|| format!("istiod runs in namespace {namespace}, which is not among those left alone"))
 }

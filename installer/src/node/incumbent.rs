@@ -2,7 +2,8 @@
 //! it ends it takes its entry and its program away: so an entry, or a program, is no sign of it.
 
 use super::place::is_served;
-use super::{ISTIO_AGENT, Pods};
+use super::{Part, Pods};
+use crate::settings::Settings;
 use nix::sys::socket::SockType;
 use std::path::Path;
 
@@ -21,10 +22,10 @@ pub(crate) enum IstioAgent {
 
 impl IstioAgent {
     /// Looks. The pod is there before the socket is, and longer; the socket needs no API server.
-    pub(crate) fn look(pods: &dyn Pods, run: &Path) -> Self {
-        match pods.namespaces_of(ISTIO_AGENT).map(|namespaces| !namespaces.is_empty()) {
+    pub(crate) fn look(pods: &dyn Pods, settings: &Settings) -> Self {
+        match pods.has_pod_of(&Part::istio_cni(settings)) {
             Some(true) => Self::HasPod,
-            _ if listens(run) => Self::Listens,
+            _ if listens(&settings.ground.istio_run) => Self::Listens,
             Some(false) => Self::Gone,
             None => Self::Unknown,
         }

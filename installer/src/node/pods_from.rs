@@ -1,12 +1,12 @@
 //! Pods from a directory of manifests: no cluster at all. Files are read again when they change.
 
-use super::{Pods, PodsState};
+use super::{Part, Pods, PodsState};
 use crate::manifest;
 use gybe_plugin::args::PodRef;
 use gybe_plugin::facts::wire::Answer;
 use gybe_plugin::facts::{file, means};
 use gybe_plugin::pod::PodFacts;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs::{self, Metadata};
 use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
@@ -114,12 +114,11 @@ impl Pods for PodsFrom {
         PodsState { missing, pods, watch: None }
     }
 
-    fn namespaces_of(&self, prefix: &str) -> Option<BTreeSet<String>> {
+    fn has_pod_of(&self, part: &Part) -> Option<bool> {
         let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
         self.look(&mut files).ok()?;
-        let known = files.values().filter_map(|file| file.pods.as_ref().ok()).flatten();
-        let named = known.filter(|facts| facts.name.starts_with(prefix));
-        Some(named.map(|facts| facts.namespace.clone()).collect())
+        let mut known = files.values().filter_map(|file| file.pods.as_ref().ok()).flatten();
+        Some(known.any(|facts| part.contains(facts)))
     }
 }
 

@@ -38,7 +38,7 @@ pub fn find(paths: &HostPaths) -> Found {
     listing.add_named_namespaces(&paths.root.join("run/netns"));
     listing.add_processes(&paths.root.join("proc"));
     let names = pod_names(&paths.root.join("var/log/pods"));
-    let Listing { by_namespace, others, unreadable } = listing;
+    let Listing { by_namespace, others, unreadable, .. } = listing;
     let mut sandboxes: Vec<Sandbox> = by_namespace.into_values().chain(others).collect();
     for sandbox in sandboxes.iter_mut().filter(|sandbox| sandbox.pod.is_none()) {
         sandbox.pod = sandbox.uid.as_ref().and_then(|uid| names.get(uid)).cloned();
@@ -53,6 +53,8 @@ struct Listing {
     /// Those in the node's network, and those whose namespace cannot be looked at.
     others: Vec<Sandbox>,
     unreadable: Vec<String>,
+    /// Sandboxes in the cache whose namespace is not there.
+    gone: usize,
 }
 
 impl Listing {
@@ -68,7 +70,7 @@ impl Listing {
             sandbox.network = Network::Own(path);
             match identity {
                 // The sandbox is gone, and its file was left.
-                Err(NetnsError::Missing { .. }) => {}
+                Err(NetnsError::Missing { .. }) => self.gone += 1,
                 Err(_) => self.others.push(sandbox),
                 Ok(identity) => match self.by_namespace.entry(identity) {
                     Entry::Vacant(free) => drop(free.insert(sandbox)),
@@ -86,7 +88,19 @@ impl Listing {
     fn add_named_namespaces(&mut self, directory: &Path) {
         let entries = match fs::read_dir(directory) {
             Ok(entries) => entries,
-            Err(why) if why.kind() == ErrorKind::NotFound => return,
+            Err(why) if why.kind() == ErrorKind::NotFound => {
+                // In a container that has the cache mounted and not the namespaces.
+                if self.gone > 0 && self.by_namespace.is_empty() {
+                    let directory = directory.display();
+                    let what = format!(
+                        "of {} cached results none has its network namespace, and {directory} is not there",
+                        self.gone
+                    );
+                    self.unreadable
+                        .push(format!("{what}: run it on the node, or name the host's root with --root"));
+                }
+                return;
+            }
             Err(why) => {
                 self.unreadable.push(format!("{} cannot be read: {why}", directory.display()));
                 return;

@@ -17,6 +17,8 @@ pub struct Choices {
     pub mode: Mode,
     /// Where the entry goes.
     pub shape: Shape,
+    /// The setting that names its file, where one does.
+    pub pinned_by: &'static str,
     /// What the entry says.
     pub conf: PluginConf,
     /// What an operator's template has beside the plugin's keys: it goes into the entry as it is.
@@ -99,6 +101,7 @@ pub(super) fn read(reader: &mut Reader<'_>, ground: &Ground) -> Choices {
     Choices {
         mode: reader.word(reader.key("mode"), &MODES),
         shape: shape(reader),
+        pinned_by: conf_name(reader).map_or("conf_name", |said| said.name),
         conf,
         further: template.map(template::Template::further).unwrap_or_default(),
         pod_source,
@@ -126,7 +129,7 @@ fn shape(reader: &mut Reader<'_>) -> Shape {
             _ => Form::Chained,
         },
     };
-    let said = reader.either("conf_name", "CNI_CONF_NAME");
+    let said = conf_name(reader);
     let name = said.and_then(|said| FileName::new(said.text).ok());
     match (said, &name, form) {
         (Some(said), None, _) => reader.refuse(said, "must be the name of a file, and no path"),
@@ -143,6 +146,10 @@ fn shape(reader: &mut Reader<'_>) -> Shape {
             None => Shape::DropIn,
         },
     }
+}
+
+fn conf_name<'a>(reader: &Reader<'a>) -> Option<Said<'a>> {
+    reader.either("conf_name", "CNI_CONF_NAME")
 }
 
 fn also_as(reader: &mut Reader<'_>) -> BTreeSet<FileName> {

@@ -94,7 +94,7 @@ pub const KEYS: [Name; 17] = [
     honoured(
         "also_as",
         "",
-        "comma list of `istio-iptables`, `istio-cni-taint`: further names for `gybe` on the host",
+        "comma list of `istio-iptables`, `istio-iptables.sh`, `istio-cni-taint`: further names for `gybe` on the host",
     ),
     honoured(
         "cni_network_config",

@@ -101,6 +101,7 @@ impl Settings {
         let dropped = dropped.filter(|program| !self.choices.also_as.contains(&program.name));
         Ok(Install {
             shape: self.choices.shape.clone(),
+            pinned_by: self.choices.pinned_by,
             entry: self.entry(node)?,
             programs: programs.collect(),
             retired: stood_in.into_iter().chain(dropped).collect(),

@@ -116,7 +116,10 @@ fn a_pinned_file_is_waited_for_under_either_ending_and_not_left() {
         let content = if there.ends_with(".conf") { SINGLE } else { LIST };
         let ground = Ground::new();
         let wanted = installed(&ground.root, pinned(asked));
-        assert_eq!(ground.pass(&wanted).left.problems, [Problem::WaitingFor(name(asked)), Problem::Waiting]);
+        assert_eq!(
+            ground.pass(&wanted).left.problems,
+            [Problem::WaitingFor { file: name(asked), by: "conf_name" }, Problem::Waiting]
+        );
         ground.put(there, content);
         let before = ground.files();
         ground.settle(&wanted);

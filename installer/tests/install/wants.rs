@@ -46,6 +46,7 @@ pub(crate) fn program(root: &Path, file: &str, build: &str) -> Program {
 pub(crate) fn install(root: &Path, shape: Shape, build: &str) -> Install {
     Install {
         shape,
+        pinned_by: "conf_name",
         entry: entry(if build == "1" { "info" } else { "debug" }),
         programs: vec![program(root, "gybe-cni", build), program(root, "gybe", build)],
         retired: Vec::new(),

@@ -41,7 +41,8 @@ impl Cluster {
     }
 
     fn pod(&self, name: &str) {
-        let metadata = json!({ "namespace": "istio-system", "name": name, "uid": name });
+        let labels = json!({ "k8s-app": "istio-cni-node" });
+        let metadata = json!({ "namespace": "istio-system", "name": name, "uid": name, "labels": labels });
         self.server.put_pod(json!({ "kind": "Pod", "metadata": metadata, "spec": { "nodeName": "node-1", "containers": [] } }));
     }
 

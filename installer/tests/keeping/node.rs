@@ -162,7 +162,9 @@ impl Node {
     pub(crate) fn pod(&self, name: &str) -> PathBuf {
         let path = self.root.join("pods").join(format!("{name}.json"));
         let pod = json!({
-            "apiVersion": "v1", "kind": "Pod", "metadata": { "namespace": "istio-system", "name": name, "uid": name },
+            "apiVersion": "v1", "kind": "Pod", "metadata": {
+                "namespace": "istio-system", "name": name, "uid": name, "labels": { "k8s-app": "istio-cni-node" },
+            },
             "spec": { "containers": [{ "name": "install-cni" }] },
         });
         fs::write(&path, pod.to_string()).unwrap();

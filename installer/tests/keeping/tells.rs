@@ -45,6 +45,18 @@ fn a_pinned_file_that_the_runtime_does_not_take_is_not_ready() {
 }
 
 #[test]
+fn a_file_that_is_not_there_is_told_with_the_setting_that_names_it() {
+    let mut node = Node::new("waited");
+    node.sets("CNI_CONF_NAME", FILE);
+    let agent = node.agent();
+    let waits =
+        |by: &str| agent.get("/readyz").1.contains(&format!("- waiting for {FILE}, which {by} asks for\n"));
+    eventually("the variable", || waits("CNI_CONF_NAME"));
+    node.configures(&[("conf_name", FILE)]);
+    eventually("the ConfigMap's key", || waits("conf_name"));
+}
+
+#[test]
 fn f05_ready_does_not_flap_while_an_ordinary_rewrite_is_healed() {
     let node = Node::new("flap");
     node.puts(FILE, PRIMARY);

@@ -2,7 +2,8 @@
 
 use crate::doctor::{found, well, wrong};
 use crate::node::{LIST, Node, SINGLE};
-use std::fs;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::fs::symlink;
 
 #[test]
@@ -54,6 +55,98 @@ fn another_meshs_leavings_are_told() {
     let (about, says, _) = wrong(&node, "");
     assert_eq!(about, "others");
     assert!(says.contains("has an istio-cni entry beside ours: both redirect"), "{says}");
+}
+
+/// A node on which istio-cni works, or worked.
+fn with_istio(entry: &str, program: bool) -> Node {
+    let list = LIST.replace("\"type\": \"portmap\"", entry);
+    let node = Node::with(&[("10-calico.conflist", &list)]);
+    node.program("opt/cni/bin/gybe", "#!/bin/sh\necho gybe 1\n");
+    node.program("opt/cni/bin/gybe-cni", &crate::node::plugin("1"));
+    if program {
+        node.program("opt/cni/bin/istio-cni", "#!/bin/sh\n");
+    }
+    node
+}
+
+#[test]
+fn no_advice_about_istio_cni_leaves_pods_without_a_redirect() {
+    for (entry, program, state, says, remedy) in [
+        (
+            "\"type\": \"istio-cni\"",
+            true,
+            "note",
+            "pods are redirected by istio-cni",
+            "nothing, if that is wanted",
+        ),
+        (
+            "\"type\": \"istio-cni\"",
+            false,
+            "wrong",
+            "there is no program istio-cni",
+            "bring the DaemonSet istio-cni-node back",
+        ),
+        (
+            "\"type\": \"istio-cni\", \"ambient_enabled\": true",
+            true,
+            "note",
+            "serves ambient mode",
+            "keep istio-cni here and exclude this node",
+        ),
+    ] {
+        let node = with_istio(entry, program);
+        let told = node.doctor("--json").json();
+        let (said, advice) = found(&told, "others", state).remove(0);
+        assert!(said.contains(says) && advice.starts_with(remedy), "{entry}: {said}: {advice}");
+        assert!(!advice.starts_with("remove the DaemonSet istio-cni-node"), "{advice}");
+        let chain = found(&told, "chain", if program { "note" } else { "wrong" });
+        let expected =
+            if program { "pods are redirected by istio-cni" } else { "new pods are not redirected" };
+        assert!(chain.iter().any(|(says, _)| says.contains(expected)), "{entry}: {chain:?}");
+    }
+}
+
+#[test]
+fn ciliums_socket_load_balancing_is_named_with_the_setting_that_excludes_pods() {
+    let node = Node::with(&[("05-cilium.conflist", &LIST.replace("calico", "cilium-cni"))]);
+    assert_eq!(node.install("--pods-from /p").code, 0);
+    let notes = found(&node.doctor("--json").json(), "others", "note");
+    let (_, remedy) = notes.iter().find(|(says, _)| says.contains("bpf-lb-sock")).unwrap();
+    assert!(remedy.contains("socketLB.hostNamespaceOnly=true"), "{remedy}");
+}
+
+/// The probe found iptables-nft to work, and the package was removed since.
+#[test]
+fn a_backend_whose_programs_are_gone_is_told() {
+    let node = Node::with(&[("10-calico.conflist", LIST)]);
+    assert_eq!(node.install("--pods-from /p --backend iptables-nft").code, 0);
+    for name in ["iptables-nft-save", "iptables-nft-restore"] {
+        fs::create_dir_all(node.root.join("usr/sbin")).unwrap();
+        node.program(&format!("usr/sbin/{name}"), "#!/bin/sh\n");
+    }
+    assert!(found(&node.doctor("--json").json(), "backend", "wrong").is_empty());
+    fs::remove_file(node.root.join("usr/sbin/iptables-nft-restore")).unwrap();
+    let (about, says, remedy) = wrong(&node, "");
+    assert_eq!(about, "backend");
+    assert!(
+        says.starts_with("the entry says iptables-nft, and iptables-nft cannot write any more"),
+        "{says}"
+    );
+    assert!(remedy.contains("every pod of the mesh is refused"), "{remedy}");
+}
+
+#[test]
+fn a_directory_that_every_user_may_write_in_is_wrong() {
+    let node = well();
+    for folder in ["etc/cni/net.d", "opt/cni/bin"] {
+        let path = node.root.join(folder);
+        fs::set_permissions(&path, Permissions::from_mode(0o777)).unwrap();
+        let (about, says, remedy) = wrong(&node, "");
+        assert_eq!(about, "directories");
+        assert!(says.starts_with("every user may write in") && says.ends_with("mode 0777"), "{says}");
+        assert!(remedy.contains("root on this node"), "{remedy}");
+        fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
+    }
 }
 
 #[test]

@@ -118,7 +118,7 @@ fn programs_come_in_order_and_under_the_names_asked_for() {
     let over = installed(&read(&[], &[]), &over);
     assert_eq!((names(&over).len(), over.retired[0].hash), (2, install.programs[0].hash));
     let dropped: Vec<_> = over.retired.iter().map(|it| it.name.to_string()).collect();
-    assert_eq!(dropped, ["istio-cni", "istio-iptables", "istio-cni-taint"]);
+    assert_eq!(dropped, ["istio-cni", "istio-iptables", "istio-iptables.sh", "istio-cni-taint"]);
     assert_eq!(over.retired[0].name.to_string(), "istio-cni");
     assert_eq!(install.mode, 0o640);
     assert!(matches!(install.shape, Shape::Standalone { .. }));
@@ -132,7 +132,11 @@ fn f29_leaving_takes_all_we_placed_and_buries_what_may_still_be_called() {
     let programs: Vec<_> = leave.programs.iter().map(ToString::to_string).collect();
     assert_eq!(programs, ["gybe-cni"]);
     let retired: Vec<_> = leave.retired.iter().map(|it| it.name.to_string()).collect();
-    assert_eq!(retired, ["istio-iptables", "istio-cni-taint"], "whatever also_as said before");
+    assert_eq!(
+        retired,
+        ["istio-iptables", "istio-iptables.sh", "istio-cni-taint"],
+        "whatever also_as said before"
+    );
     assert!(!leave.rests && leave.last.as_ref().is_some_and(|name| name.to_string() == "gybe"));
     let later = left(&read(&[], &files), &OnNode { burial: Burial::Later, ..node(&image) });
     assert!(later.rests, "the plugin is nobody's business yet");

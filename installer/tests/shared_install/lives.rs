@@ -112,7 +112,7 @@ fn a_file_that_comes_later_is_waited_for() {
         let wanted = chained(&ground, pinned);
         let waiting = ground.pass(&wanted).left;
         assert!(!waiting.is_done() && waiting.changes.is_empty());
-        assert!(matches!(&waiting.problems[..], [Problem::Waiting | Problem::WaitingFor(_)]));
+        assert!(matches!(&waiting.problems[..], [Problem::Waiting | Problem::WaitingFor { .. }]));
         assert!(ground.files().is_empty(), "a primary's file is never made up");
         ground.put(appears, shared("install-e2e/pre/calico.conflist"));
         lives(&ground, &wanted, becomes, CALICO);

@@ -65,7 +65,7 @@ fn a_directory_with_both_gives_the_first() {
     ground.settle(&chained(Some("bridge.conflist")));
     assert_eq!(ground.text("list.conflist").as_bytes(), unit("list.conflist"));
     let waits = ground.pass(&chained(Some("never-created"))).left;
-    assert_eq!(waits.problems, [Problem::WaitingFor(wants::name("never-created"))]);
+    assert_eq!(waits.problems, [Problem::WaitingFor { file: wants::name("never-created"), by: "conf_name" }]);
 }
 
 #[test]

@@ -11,6 +11,8 @@ mod ground;
 #[cfg(test)]
 mod listens;
 #[cfg(test)]
+mod namespaces;
+#[cfg(test)]
 mod pods;
 #[cfg(test)]
 mod storm;

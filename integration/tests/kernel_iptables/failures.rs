@@ -1,6 +1,7 @@
 //! Programs that refuse, hang or wait: the namespace is as it was, and the error says why.
 
 use super::*;
+use gybe_netfilter::backend::Before;
 use gybe_netfilter::ruleset::Family;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::PathBuf;
@@ -145,4 +146,19 @@ fn the_program_of_many_names_does_as_well() {
             assert_there(&patient(variant), &rules);
         });
     }
+}
+
+/// As iptables-nft 1.8.7 does where there is no /etc/protocols.
+#[test]
+fn programs_that_print_protocols_as_numbers_are_understood() {
+    let print = "/usr/sbin/iptables-nft-save \"$@\" | sed -e 's/ -p tcp / -p 6 /' -e 's/ -p udp / -p 17 /'";
+    let programs = Programs::with(Variant::Nft, "iptables-nft-save", print);
+    let (backend, rules) = (programs.backend(Variant::Nft), ruleset("dns-all-tproxy-dual"));
+    in_new_namespace(|| {
+        assert_eq!(backend.apply(&rules).unwrap().before, Before::Nothing);
+        assert_there(&backend, &rules);
+        assert_eq!(backend.apply(&rules).unwrap().before, Before::TheSame);
+        backend.remove().unwrap();
+        assert!(names_nothing_of_ours(&save(Variant::Nft)));
+    });
 }

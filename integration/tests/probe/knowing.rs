@@ -6,7 +6,7 @@ use gybe_integration::complaint::Complaint;
 use gybe_integration::programs::{path_of_ours, run};
 use serde_json::{Value, json};
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, chown};
 
 #[test]
 fn a_probe_tells_of_every_backend_what_works_and_which_one_writes() -> Result<(), Complaint> {
@@ -48,6 +48,22 @@ fn what_is_known_is_not_found_out_again_unless_somebody_asks() -> Result<(), Com
     assert_eq!(namespaces(&place, &format!("{probe} --fresh"))?, 15);
     change(&place, "/kernel", json!("2.6.32"))?;
     assert_eq!(namespaces(&place, &probe)?, 15);
+    Ok(())
+}
+
+/// Any user may find out in a user namespace of their own, where less works, or more.
+#[test]
+fn a08_what_another_user_has_kept_is_not_believed() -> Result<(), Complaint> {
+    let place = Place::new("probe-stranger")?;
+    let probe = format!("{} probe --json", path_of_ours("gybe")?.display());
+    assert_eq!((namespaces(&place, &probe)?, namespaces(&place, &probe)?), (15, 0));
+    chown(kept(&place), Some(1000), Some(1000))?;
+    assert_eq!(namespaces(&place, &probe)?, 15);
+    let (made, ran) = attempted(&place, &Call::add(&pod()?, &place)?.by("auto"))?;
+    assert_eq!((ran.code, made), (Some(0), 0), "root's own again: {ran:#?}");
+    chown(kept(&place), Some(1000), Some(1000))?;
+    let (made, ran) = attempted(&place, &Call::add(&pod()?, &place)?.by("auto"))?;
+    assert_eq!((ran.code, made), (Some(0), 5), "{ran:#?}");
     Ok(())
 }
 

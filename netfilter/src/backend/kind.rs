@@ -4,6 +4,7 @@ use super::{Backend, BackendError};
 use crate::iptables::{Iptables, Variant};
 use crate::nft::Nft;
 use std::fmt;
+use std::path::Path;
 
 /// A way of writing rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -39,6 +40,21 @@ impl BackendKind {
             Self::IptablesNft => Box::new(Iptables::find(Variant::Nft)?),
             Self::IptablesLegacy => Box::new(Iptables::find(Variant::Legacy)?),
         })
+    }
+}
+
+impl BackendKind {
+    /// Whether what it takes is on the host whose root directory is seen at `root`. Runs nothing.
+    ///
+    /// # Errors
+    /// When it takes programs that the host has not.
+    pub fn look_under(self, root: &Path) -> Result<(), BackendError> {
+        match self {
+            Self::Nft => {}
+            Self::IptablesNft => drop(Iptables::find_under(Variant::Nft, root)?),
+            Self::IptablesLegacy => drop(Iptables::find_under(Variant::Legacy, root)?),
+        }
+        Ok(())
     }
 }
 

@@ -150,7 +150,9 @@ impl Table {
         let (chain, spec) = rule.split_once(' ').unwrap_or((rule, ""));
         let rules = self.rules.entry(chain.to_owned()).or_default();
         let number = rules.len() + 1;
-        rules.push(Entry::read(&words(spec).ok_or_else(no_rule)?, counters, number));
+        let mut words = words(spec).ok_or_else(no_rule)?;
+        name_protocol(&mut words);
+        rules.push(Entry::read(&words, counters, number));
         Ok(())
     }
 
@@ -176,6 +178,19 @@ impl Table {
             }
         }
         holding
+    }
+}
+
+/// iptables-nft 1.8.7 prints a protocol's number where /etc/protocols does not name it. A rule has one `-p`,
+/// ahead of its matches and so of its comment.
+fn name_protocol(words: &mut [String]) {
+    let at = words.iter().take_while(|word| *word != "-m").position(|word| word == "-p");
+    if let Some(protocol) = at.and_then(|at| words.get_mut(at + 1)) {
+        match protocol.as_str() {
+            "6" => *protocol = "tcp".to_owned(),
+            "17" => *protocol = "udp".to_owned(),
+            _ => {}
+        }
     }
 }
 

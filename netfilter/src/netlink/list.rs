@@ -7,11 +7,15 @@ use super::message::{DONE, DUMP_INTERRUPTED, ERROR, Message, Messages};
 use super::reply::{Received, Unknown};
 use nix::errno::Errno;
 
+/// More bytes than this are not kept of one list: whoever may write rules decides how many there are.
+const MOST: usize = 64 << 20;
+
 /// What one request for a list brought so far.
 #[derive(Debug)]
 pub(crate) struct List {
     sequence: u32,
     entries: Vec<Vec<u8>>,
+    bytes: usize,
     end: Option<End>,
     changed: bool,
 }
@@ -40,7 +44,7 @@ pub(crate) enum Listed {
 impl List {
     /// Nothing received yet of the answer to `sequence`.
     pub(crate) fn of(sequence: u32) -> Self {
-        Self { sequence, entries: Vec::new(), end: None, changed: false }
+        Self { sequence, entries: Vec::new(), bytes: 0, end: None, changed: false }
     }
 
     /// Has the end been reached?
@@ -87,7 +91,13 @@ impl List {
                 let unreadable = End::Unknown(Unknown::Unreadable);
                 self.end(refusal.map_or(unreadable, |refusal| End::Refused(refusal.errno)));
             }
-            _ => self.entries.push(message.body.to_vec()),
+            _ => {
+                self.bytes = self.bytes.saturating_add(message.body.len());
+                match self.bytes > MOST {
+                    true => self.end(End::Unknown(Unknown::TooMuch)),
+                    false => self.entries.push(message.body.to_vec()),
+                }
+            }
         }
     }
 

@@ -28,6 +28,9 @@ pub enum Unknown {
     /// An answer that cannot be read.
     #[error("the kernel's answer cannot be read")]
     Unreadable,
+    /// More than is read.
+    #[error("the kernel lists more than 64 MiB")]
+    TooMuch,
 }
 
 /// How it ended.

@@ -14,7 +14,7 @@ use super::socket::Connection;
 use super::uapi::*;
 use super::{TABLE, expr};
 use crate::backend::{Inventory, Item, Part, PartKind};
-use crate::netlink::attr::Writer;
+use crate::netlink::attr::{Attributes, Writer};
 use crate::netlink::list::Listed;
 use crate::netlink::message::{DUMP, Header, REQUEST};
 use crate::netlink::socket::Failure;
@@ -84,7 +84,7 @@ pub(crate) type Lister<'l> = dyn FnMut(&[u8], u32) -> Result<Listed, Failure> + 
 
 /// One attempt; `None` when something changed meanwhile.
 fn attempt(lister: &mut Lister<'_>) -> Result<Option<Inventory>, NftError> {
-    let mut lists = Lists { lister, generation: None, sequence: 0 };
+    let mut lists = Lists { lister, generation: None, sequence: 0, family: NFPROTO_INET };
     let sets = match lists.ask("the sets", NFT_MSG_GETSET, |w| w.text(NFTA_SET_TABLE, TABLE)) {
         Ok(sets) => sets,
         Err(NftError::List { source: Errno::ENOENT, .. }) => return Ok(Some(Inventory::default())),
@@ -108,22 +108,58 @@ fn attempt(lister: &mut Lister<'_>) -> Result<Option<Inventory>, NftError> {
 }
 
 /// Several lists that are to show the same generation of the rules.
-struct Lists<'a, 'l> {
+pub(crate) struct Lists<'a, 'l> {
     lister: &'a mut Lister<'l>,
     /// The generation's lower bits, which every entry bears (`nfnl_msg_put`, `res_id`).
     generation: Option<[u8; 2]>,
     sequence: u32,
+    /// Whose tables are listed: `NFPROTO_*`.
+    family: u8,
 }
 
 /// The attributes of each entry.
 type Entries = Vec<Vec<u8>>;
 
+/// One entry of a list of several families.
+pub(crate) struct Entry(Vec<u8>);
+
+impl Entry {
+    /// `NFPROTO_*`.
+    pub(crate) fn family(&self) -> u8 {
+        self.0.first().copied().unwrap_or_default()
+    }
+
+    pub(crate) fn attributes(&self) -> Attributes<'_> {
+        Attributes::of(self.0.get(GENERIC..).unwrap_or_default())
+    }
+}
+
+impl<'a, 'l> Lists<'a, 'l> {
+    /// Lists of the tables of every family.
+    pub(crate) fn of_every_family(lister: &'a mut Lister<'l>) -> Self {
+        Self { lister, generation: None, sequence: 0, family: NFPROTO_UNSPEC }
+    }
+}
+
 impl Lists<'_, '_> {
     fn elements(&mut self, set: &FoundSet) -> Result<Option<Entries>, NftError> {
-        let elements = self.ask("the elements of a set", NFT_MSG_GETSETELEM, |w| {
-            w.text(NFTA_SET_ELEM_LIST_TABLE, TABLE);
-            w.text(NFTA_SET_ELEM_LIST_SET, &set.name);
+        let elements = self.elements_of(NFPROTO_INET, TABLE.as_bytes(), &set.name)?;
+        Ok(elements.map(without_headers))
+    }
+
+    /// The elements of a set, by its table and name as the kernel has them.
+    pub(crate) fn elements_of(
+        &mut self,
+        family: u8,
+        table: &[u8],
+        set: &[u8],
+    ) -> Result<Option<Vec<Entry>>, NftError> {
+        let of = std::mem::replace(&mut self.family, family);
+        let elements = self.all("the elements of a set", NFT_MSG_GETSETELEM, |w| {
+            w.text(NFTA_SET_ELEM_LIST_TABLE, table);
+            w.text(NFTA_SET_ELEM_LIST_SET, set);
         });
+        self.family = of;
         match elements {
             // It was listed a moment ago.
             Err(NftError::List { source: Errno::ENOENT, .. }) => Ok(None),
@@ -138,11 +174,21 @@ impl Lists<'_, '_> {
         kind: u16,
         filter: impl FnOnce(&mut Writer),
     ) -> Result<Option<Entries>, NftError> {
+        Ok(self.all(what, kind, filter)?.map(without_headers))
+    }
+
+    /// The same with the family of each entry.
+    pub(crate) fn all(
+        &mut self,
+        what: &'static str,
+        kind: u16,
+        filter: impl FnOnce(&mut Writer),
+    ) -> Result<Option<Vec<Entry>>, NftError> {
         self.sequence += 1;
         let mut writer = Writer::with_capacity(256);
         let kind = NFNL_SUBSYS_NFTABLES << 8 | kind;
         let header = Header { kind, flags: REQUEST | DUMP, sequence: self.sequence };
-        writer.message(header, &[NFPROTO_INET, 0, 0, 0], filter);
+        writer.message(header, &[self.family, 0, 0, 0], filter);
         let request = writer.finish().ok_or(TooLong)?;
         match (self.lister)(&request, self.sequence)? {
             Listed::Whole(entries) => Ok(self.of_one_generation(entries)),
@@ -152,16 +198,24 @@ impl Lists<'_, '_> {
         }
     }
 
-    fn of_one_generation(&mut self, mut entries: Entries) -> Option<Entries> {
-        for entry in &mut entries {
+    fn of_one_generation(&mut self, entries: Entries) -> Option<Vec<Entry>> {
+        for entry in &entries {
             let generation = entry.get(2..GENERIC)?.try_into().ok()?;
             if self.generation.replace(generation).is_some_and(|before| before != generation) {
                 return None;
             }
-            entry.drain(..GENERIC);
         }
-        Some(entries)
+        Some(entries.into_iter().map(Entry).collect())
     }
+}
+
+/// Without the header that `of_one_generation` has found before each.
+fn without_headers(entries: Vec<Entry>) -> Entries {
+    let without = |Entry(mut entry): Entry| {
+        entry.drain(..GENERIC.min(entry.len()));
+        entry
+    };
+    entries.into_iter().map(without).collect()
 }
 
 #[cfg(test)]

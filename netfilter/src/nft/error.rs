@@ -127,7 +127,7 @@ impl NftError {
 
     /// Has this kernel no netfilter to talk to? Then nobody has registered the socket's protocol
     /// (`netlink_create`, net/netlink/af_netlink.c, v6.18).
-    pub(super) fn is_kernel_without(&self) -> bool {
+    pub(crate) fn is_kernel_without(&self) -> bool {
         matches!(self, Self::Talk { source: Failure::Open { source: Errno::EPROTONOSUPPORT } })
     }
 

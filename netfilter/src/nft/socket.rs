@@ -10,10 +10,10 @@ use nix::sys::socket::SockProtocol;
 
 /// nftables of the network namespace its thread was in when it was opened.
 #[derive(Debug)]
-pub(super) struct Connection(pub(super) Socket);
+pub(crate) struct Connection(pub(crate) Socket);
 
 impl Connection {
-    pub(super) fn open() -> Result<Self, NftError> {
+    pub(crate) fn open() -> Result<Self, NftError> {
         Ok(Self(Socket::open(SockProtocol::NetlinkNetFilter)?))
     }
 

@@ -18,6 +18,7 @@ pub(crate) const NFT_MSG_NEWSET: u16 = 9;
 pub(crate) const NFT_MSG_GETSET: u16 = 10;
 pub(crate) const NFT_MSG_NEWSETELEM: u16 = 12;
 pub(crate) const NFT_MSG_GETSETELEM: u16 = 13;
+pub(crate) const NFT_MSG_GETFLOWTABLE: u16 = 23;
 
 pub(crate) const NFPROTO_UNSPEC: u8 = 0;
 pub(crate) const NFPROTO_INET: u8 = 1;
@@ -41,8 +42,10 @@ pub(crate) const NFTA_VERDICT_CHAIN: u16 = 2;
 
 pub(crate) const NFTA_TABLE_NAME: u16 = 1;
 pub(crate) const NFTA_TABLE_FLAGS: u16 = 2;
+pub(crate) const NFTA_TABLE_HANDLE: u16 = 4;
 
 pub(crate) const NFTA_CHAIN_TABLE: u16 = 1;
+pub(crate) const NFTA_CHAIN_HANDLE: u16 = 2;
 pub(crate) const NFTA_CHAIN_NAME: u16 = 3;
 pub(crate) const NFTA_CHAIN_HOOK: u16 = 4;
 pub(crate) const NFTA_CHAIN_POLICY: u16 = 5;
@@ -62,16 +65,23 @@ pub(crate) const NFTA_SET_NAME: u16 = 2;
 pub(crate) const NFTA_SET_FLAGS: u16 = 3;
 pub(crate) const NFTA_SET_KEY_TYPE: u16 = 4;
 pub(crate) const NFTA_SET_KEY_LEN: u16 = 5;
+pub(crate) const NFTA_SET_DESC: u16 = 9;
 pub(crate) const NFTA_SET_ID: u16 = 10;
 pub(crate) const NFTA_SET_USERDATA: u16 = 13;
 pub(crate) const NFT_SET_INTERVAL: u32 = 4;
+pub(crate) const NFT_SET_TIMEOUT: u32 = 16;
+pub(crate) const NFT_SET_EVAL: u32 = 32;
 
 pub(crate) const NFTA_SET_ELEM_LIST_TABLE: u16 = 1;
 pub(crate) const NFTA_SET_ELEM_LIST_SET: u16 = 2;
 pub(crate) const NFTA_SET_ELEM_LIST_ELEMENTS: u16 = 3;
 pub(crate) const NFTA_SET_ELEM_KEY: u16 = 1;
+pub(crate) const NFTA_SET_ELEM_DATA: u16 = 2;
 pub(crate) const NFTA_SET_ELEM_FLAGS: u16 = 3;
+pub(crate) const NFTA_SET_ELEM_KEY_END: u16 = 10;
 pub(crate) const NFT_SET_ELEM_INTERVAL_END: u32 = 1;
+/// The element `*`: every key that no other element has.
+pub(crate) const NFT_SET_ELEM_CATCHALL: u32 = 2;
 
 pub(crate) const NFTA_EXPR_NAME: u16 = 1;
 pub(crate) const NFTA_EXPR_DATA: u16 = 2;
@@ -104,6 +114,7 @@ pub(crate) const NFT_RANGE_NEQ: u32 = 1;
 
 pub(crate) const NFTA_LOOKUP_SET: u16 = 1;
 pub(crate) const NFTA_LOOKUP_SREG: u16 = 2;
+pub(crate) const NFTA_LOOKUP_DREG: u16 = 3;
 pub(crate) const NFTA_LOOKUP_FLAGS: u16 = 5;
 pub(crate) const NFT_LOOKUP_F_INV: u32 = 1;
 
@@ -117,18 +128,26 @@ pub(crate) const NFT_PAYLOAD_TRANSPORT_HEADER: u32 = 2;
 pub(crate) const NFTA_META_DREG: u16 = 1;
 pub(crate) const NFTA_META_KEY: u16 = 2;
 pub(crate) const NFTA_META_SREG: u16 = 3;
+pub(crate) const NFT_META_PROTOCOL: u32 = 1;
+pub(crate) const NFT_META_PRIORITY: u32 = 2;
 pub(crate) const NFT_META_MARK: u32 = 3;
+pub(crate) const NFT_META_IIF: u32 = 4;
+pub(crate) const NFT_META_OIF: u32 = 5;
 pub(crate) const NFT_META_IIFNAME: u32 = 6;
 pub(crate) const NFT_META_OIFNAME: u32 = 7;
 pub(crate) const NFT_META_SKUID: u32 = 10;
 pub(crate) const NFT_META_SKGID: u32 = 11;
+pub(crate) const NFT_META_NFTRACE: u32 = 12;
 pub(crate) const NFT_META_NFPROTO: u32 = 15;
 pub(crate) const NFT_META_L4PROTO: u32 = 16;
 
 pub(crate) const NFTA_CT_DREG: u16 = 1;
 pub(crate) const NFTA_CT_KEY: u16 = 2;
+pub(crate) const NFTA_CT_DIRECTION: u16 = 3;
 pub(crate) const NFTA_CT_SREG: u16 = 4;
 pub(crate) const NFT_CT_STATE: u32 = 0;
+pub(crate) const NFT_CT_DIRECTION: u32 = 1;
+pub(crate) const NFT_CT_STATUS: u32 = 2;
 pub(crate) const NFT_CT_MARK: u32 = 3;
 pub(crate) const NFT_CT_ZONE: u32 = 17;
 
@@ -136,7 +155,15 @@ pub(crate) const NFTA_COUNTER_BYTES: u16 = 1;
 pub(crate) const NFTA_COUNTER_PACKETS: u16 = 2;
 
 pub(crate) const NFTA_TPROXY_FAMILY: u16 = 1;
+pub(crate) const NFTA_TPROXY_REG_ADDR: u16 = 2;
 pub(crate) const NFTA_TPROXY_REG_PORT: u16 = 3;
+
+pub(crate) const NFTA_NAT_TYPE: u16 = 1;
+pub(crate) const NFTA_NAT_REG_ADDR_MIN: u16 = 3;
+pub(crate) const NFTA_NAT_REG_ADDR_MAX: u16 = 4;
+pub(crate) const NFTA_NAT_REG_PROTO_MIN: u16 = 5;
+pub(crate) const NFTA_NAT_REG_PROTO_MAX: u16 = 6;
+pub(crate) const NFTA_NAT_FLAGS: u16 = 7;
 
 pub(crate) const NFTA_REDIR_REG_PROTO_MIN: u16 = 1;
 pub(crate) const NFTA_REDIR_REG_PROTO_MAX: u16 = 2;

@@ -38,11 +38,27 @@ impl Rtnetlink {
         let listed = self.ask("addresses", RTM_GETADDR, &[0; ADDRESS_HEADER])?;
         Ok(read_all(&listed))
     }
+
+    /// The interfaces: index and name.
+    pub(crate) fn links(&mut self) -> Result<Vec<(u32, String)>, RoutesError> {
+        let listed = self.ask("interfaces", RTM_GETLINK, &[0; LINK_HEADER])?;
+        Ok(listed.iter().filter_map(|entry| link(entry)).collect())
+    }
 }
 
 /// What such a list says.
 pub(crate) fn read_all(entries: &[Vec<u8>]) -> Vec<Address> {
     entries.iter().filter_map(|entry| read(entry)).collect()
+}
+
+/// `struct ifinfomsg`.
+const LINK_HEADER: usize = 16;
+
+/// Reads it and its attributes.
+fn link(entry: &[u8]) -> Option<(u32, String)> {
+    let (&[_, _, _, _, a, b, c, d, ..], rest) = entry.split_first_chunk::<LINK_HEADER>()?;
+    let name = Attributes::of(rest).get(IFLA_IFNAME)?.name();
+    Some((u32::from_ne_bytes([a, b, c, d]), name))
 }
 
 /// Reads `struct ifaddrmsg` and its attributes.

@@ -3,6 +3,7 @@
 //! From `include/uapi/linux/rtnetlink.h`, `if_addr.h` and `fib_rules.h` (Linux 6.12). Only what we use.
 
 pub(super) const RTM_NEWLINK: u16 = 16;
+pub(super) const RTM_GETLINK: u16 = 18;
 pub(super) const RTM_NEWADDR: u16 = 20;
 pub(super) const RTM_DELADDR: u16 = 21;
 pub(super) const RTM_GETADDR: u16 = 22;
@@ -17,6 +18,8 @@ pub(super) const AF_INET: u8 = 2;
 pub(super) const AF_INET6: u8 = 10;
 
 pub(super) const IFF_UP: u32 = 1;
+
+pub(super) const IFLA_IFNAME: u16 = 3;
 
 pub(super) const IFA_ADDRESS: u16 = 1;
 pub(super) const IFA_LOCAL: u16 = 2;
@@ -36,7 +39,9 @@ pub(super) const RTN_LOCAL: u8 = 2;
 
 pub(super) const FRA_PRIORITY: u16 = 6;
 pub(super) const FRA_FWMARK: u16 = 10;
+pub(super) const FRA_SUPPRESS_PREFIXLEN: u16 = 14;
 pub(super) const FRA_TABLE: u16 = 15;
 pub(super) const FRA_FWMASK: u16 = 16;
 pub(super) const FRA_PROTOCOL: u16 = 21;
 pub(super) const FR_ACT_TO_TBL: u8 = 1;
+pub(super) const FIB_RULE_INVERT: u32 = 2;

@@ -203,6 +203,24 @@ fn what_the_runtime_hands_over_decides_before_anybody_is_asked() {
 }
 
 #[test]
+fn only_annotations_of_an_injected_pod_contradict_and_only_what_they_could_know() {
+    let (injected, other) = (json!({ "sidecar.istio.io/status": "" }), json!({ "app": "x" }));
+    let (injected, other) = (injected.as_object().unwrap(), other.as_object().unwrap());
+    for (reason, is) in [
+        (Reason::NoProxy, true),
+        (Reason::NotInjected, true),
+        (Reason::ModeNone, true),
+        (Reason::IstioInit, false),
+        (Reason::ExcludedNamespace, false),
+    ] {
+        assert_eq!(contradicts(Handed::These(injected), &reason), is, "{reason}");
+        for silent in [Handed::These(other), Handed::Nothing, Handed::Unsaid] {
+            assert!(!contradicts(silent, &reason), "{reason} {silent:?}");
+        }
+    }
+}
+
+#[test]
 fn an_init_container_can_be_looked_past() {
     let mut pod = meshed();
     pod.init_containers.push(Container { name: "istio-init".to_owned(), ..Container::default() });

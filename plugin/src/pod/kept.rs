@@ -35,6 +35,14 @@ pub(super) fn is_istios(key: &str) -> bool {
     domain == "istio.io" || domain.ends_with(".istio.io") || key.starts_with("kubernetes.io/config.")
 }
 
+/// Labels by which the pods of Istio's own parts are known (spec `istio-cni-behaviour.md` 7, 8).
+pub const PARTS: [(&str, &str); 2] = [("k8s-app", "istio-cni-node"), ("app", "istiod")];
+
+/// Whether a label is kept: Istio's, or one that marks a pod of Istio's own parts.
+pub(super) fn is_kept_label(key: &str, value: &str) -> bool {
+    is_istios(key) || PARTS.contains(&(key, value))
+}
+
 impl<'de> Deserialize<'de> for Brief {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Cut;

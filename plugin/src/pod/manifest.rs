@@ -1,6 +1,6 @@
 //! A pod's manifest as Kubernetes writes it; everything the decision does not need is skipped.
 
-use super::kept::{Annotations, Command, Variables, is_istios};
+use super::kept::{Annotations, Command, Variables, is_kept_label};
 use super::{Container, Life, ManifestError, PROXY, PodFacts};
 use serde::Deserialize;
 use serde_json::error::Category;
@@ -113,7 +113,7 @@ impl Manifest {
 }
 
 fn needed(all: Option<BTreeMap<String, String>>) -> BTreeMap<String, String> {
-    all.into_iter().flatten().filter(|(key, _)| is_istios(key)).collect()
+    all.into_iter().flatten().filter(|(key, value)| is_kept_label(key, value)).collect()
 }
 
 impl WrittenContainer {

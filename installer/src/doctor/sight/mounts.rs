@@ -18,6 +18,8 @@ pub struct Space {
     pub mount: String,
     /// The user it belongs to, if that is neither root nor this process's.
     pub stranger: Option<u32>,
+    /// Its mode, if every user may write there.
+    pub open_to_all: Option<u32>,
     /// What can be told of it.
     pub room: Result<Room, Errno>,
 }
@@ -42,6 +44,7 @@ pub(super) fn of(directories: [(&'static str, &PathBuf); 3]) -> Vec<Space> {
         path: path.clone(),
         mount: mount_of(&mounts, path).unwrap_or_else(|| "its file system".to_owned()),
         stranger: stranger(path),
+        open_to_all: open_to_all(path),
         room: room(path),
     };
     directories.into_iter().map(space).collect()
@@ -50,6 +53,11 @@ pub(super) fn of(directories: [(&'static str, &PathBuf); 3]) -> Vec<Space> {
 fn stranger(path: &Path) -> Option<u32> {
     let owner = stat(path).ok()?.st_uid;
     (![0, geteuid().as_raw()].contains(&owner)).then_some(owner)
+}
+
+fn open_to_all(path: &Path) -> Option<u32> {
+    let mode = stat(path).ok()?.st_mode & 0o7777;
+    (mode & 0o002 != 0).then_some(mode)
 }
 
 fn room(path: &Path) -> Result<Room, Errno> {

@@ -19,7 +19,7 @@ pub(super) fn put(
     pinned: Option<&FileName>,
     plan: &mut Plan,
 ) -> Option<Kept> {
-    let target = target(seen, install.entry.plugin(), pinned, plan)?;
+    let target = target(seen, install, pinned, plan)?;
     let chaining = Chaining { seen, install, pinned, target };
     if !chaining.has(install.entry.plugin()) && chaining.is_unconfirmed() {
         return None;
@@ -104,7 +104,7 @@ impl Chaining<'_> {
 
     fn write(&self, file: FileName, bytes: Vec<u8>) -> Option<Change> {
         let instead_of = self.seen.conf.files.get(&file).and_then(|file| file.content.clone().ok());
-        let access = NewAccess::Like(self.target.file.access);
+        let access = NewAccess::Like(self.target.name.clone(), self.target.file.access);
         (instead_of.as_ref() != Some(&bytes)).then_some(Change::Write { file, bytes, access, instead_of })
     }
 

@@ -7,6 +7,7 @@ use crate::install::json::{self, Node};
 use crate::install::judge;
 use crate::install::loads::Form;
 use crate::install::seen::{FileKind, FileName, SeenFile, Snapshot};
+use crate::install::wanted::Install;
 
 use super::originals;
 
@@ -22,16 +23,16 @@ pub(super) struct Target<'a> {
 /// The runtime's file, or the one that is pinned.
 pub(super) fn target<'a>(
     seen: &'a Snapshot,
-    plugin: &str,
+    install: &Install,
     pinned: Option<&FileName>,
     plan: &mut Plan,
 ) -> Option<Target<'a>> {
     let name = match pinned {
-        None => judge::primary(&seen.conf, plugin, &seen.runtimes)?.file,
+        None => judge::primary(&seen.conf, install.entry.plugin(), &seen.runtimes)?.file,
         Some(pinned) => match pinned_file(seen, pinned) {
             Some(name) => name,
             None => {
-                plan.problems.push(Problem::WaitingFor(pinned.clone()));
+                plan.problems.push(Problem::WaitingFor { file: pinned.clone(), by: install.pinned_by });
                 return None;
             }
         },
@@ -44,7 +45,7 @@ pub(super) fn target<'a>(
     match file.content.as_ref().map(|bytes| (bytes, form(&name, bytes))) {
         Ok((bytes, Some(form))) => Some(Target { name, file, bytes, form }),
         _ => {
-            plan.problems.push(Problem::WaitingFor(name));
+            plan.problems.push(Problem::WaitingFor { file: name, by: install.pinned_by });
             None
         }
     }

@@ -1,7 +1,7 @@
 //! One pod in the cache: whole, or, where its owner has made it large, its names alone. The API server is
 //! asked for such a pod whenever the plugin asks for it, so no pod's owner can fill the agent's memory.
 
-use gybe_plugin::pod::{Container, PodFacts};
+use gybe_plugin::pod::{Container, PARTS, PodFacts};
 use std::mem::size_of;
 
 /// Some 3,000 ports or 800 networks in annotations. An ordinary injected pod has less than 2 KiB.
@@ -17,8 +17,9 @@ pub(in crate::kube) struct Held {
 impl Held {
     pub(in crate::kube) fn of(mut facts: PodFacts) -> Self {
         if size(&facts) > LARGEST {
-            let PodFacts { namespace, name, uid, .. } = facts;
-            let facts = PodFacts { namespace, name, uid, ..PodFacts::default() };
+            let PodFacts { namespace, name, uid, mut labels, .. } = facts;
+            labels.retain(|key, value| PARTS.contains(&(key, value)));
+            let facts = PodFacts { namespace, name, uid, labels, ..PodFacts::default() };
             return Self { facts, is_whole: false };
         }
         facts.containers.shrink_to_fit();
@@ -26,7 +27,7 @@ impl Held {
         Self { facts, is_whole: true }
     }
 
-    /// Namespace, name and uid, which are always there.
+    /// Namespace, name, uid and the labels of Istio's parts, which are always there.
     pub(super) fn names(&self) -> &PodFacts {
         &self.facts
     }

@@ -220,17 +220,20 @@ fn whether_the_runtime_reads_a_drop_in_is_open_until_an_add_is_heard_that_only_i
 #[test]
 fn istiod_in_a_namespace_that_is_not_left_alone_is_told_on_its_node() {
     let ground = Ground::new("istiod");
-    let (pods, keeping) = (PodsFrom::new(&ground.0.join("pods")), ground.keeping(REST));
-    let meshed = |settings: &Settings| meshed_istiod(&pods, settings);
+    let pods = PodsFrom::new(&ground.0.join("pods"));
+    let meshed = || meshed_istiod(&pods, &ground.keeping(REST).settings.good);
     let place = |namespace: &str| {
-        let metadata = json!({ "namespace": namespace, "name": "istiod-5d8f-x", "uid": "u" });
+        let labels = json!({ "app": "istiod" });
+        let metadata =
+            json!({ "namespace": namespace, "name": "istiod-5d8f-x", "uid": "u", "labels": labels });
         let pod: Value =
             json!({ "apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": { "containers": [] } });
         fs::write(ground.0.join("pods/istiod.json"), pod.to_string()).unwrap();
     };
-    assert_eq!(meshed(&keeping.settings.good), None);
     place("istio-system");
-    assert_eq!(meshed(&keeping.settings.good), None);
-    place("mesh-control");
-    assert!(meshed(&keeping.settings.good).is_some_and(|told| told.contains("mesh-control")));
+    assert_eq!(meshed(), None);
+    fs::write(ground.0.join("config/exclude_namespaces"), "kube-system").unwrap();
+    assert!(meshed().is_some_and(|told| told.contains("istio-system")));
+    place("shop");
+    assert_eq!(meshed(), None, "a tenant's pod");
 }

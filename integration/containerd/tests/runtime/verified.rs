@@ -74,6 +74,18 @@ on_every_generation! {
             assert!(out.contains(line), "{line} in {out}");
         }
 
+        let mut doctor = node.stage().command(Path::new("/nonexistent"), ours("gybe"));
+        doctor.args(["doctor", "--json", "--conf-dir", config::CONF_DIR, "--bin-dir", config::BIN_DIR]);
+        let told: Value = serde_json::from_slice(&doctor.output().unwrap().stdout).unwrap();
+        let of_pods = told["findings"].as_array().unwrap().iter().filter(|it| it["about"] == "pods");
+        let of_pods: Vec<_> = of_pods.map(|it| (it["state"].as_str().unwrap(), it["says"].as_str().unwrap())).collect();
+        assert!(of_pods[0].1.starts_with("5 sandboxes: 1 redirected, "), "{of_pods:?}");
+        let failing = ["shop/cut: NOT REDIRECTED: no Gybe rules", "shop/drifted: NOT REDIRECTED: "];
+        for (finding, says) in of_pods[1..].iter().zip(failing) {
+            assert!(finding.0 == "wrong" && finding.1.starts_with(says), "{of_pods:?}");
+        }
+        assert_eq!(of_pods.len(), 3, "{of_pods:?}");
+
         for (pod, expected, said) in [
             ("shop/cart", 0, "shop/cart  redirected\n"),
             ("shop/cut", 1, "shop/cut  NOT REDIRECTED: no Gybe rules in this namespace\n"),
@@ -104,30 +116,37 @@ on_every_generation! {
         meshed(&node, "cart");
         let cut = meshed(&node, "cut");
         inside(&node, &cut, "nft delete table inet gybe");
+        let drifted = meshed(&node, "drifted");
+        inside(&node, &drifted, "nft flush chain inet gybe nat-output");
         let plain = Sandbox::named("shop", "plain");
         run(&node, &plain, &manifest::plain(&plain));
         let (code, out, err) = verify(&node, "--all");
         assert_eq!((code, err.as_str()), (Some(1), ""), "{out}");
-        assert!(out.contains("shop/cut    NOT REDIRECTED: no Gybe rules in this namespace\n"), "{out}");
+        assert!(out.contains("shop/cut      NOT REDIRECTED: no Gybe rules in this namespace\n"), "{out}");
 
         agent.end(nix::sys::signal::Signal::SIGTERM).unwrap();
         let (code, out, err) = verify(&node, "--all");
         assert_eq!(code, Some(1), "{out}");
         assert!(err.contains("its rules alone are judged: the node agent at /run/gybe/facts.sock"), "{err}");
-        for line in ["shop/cart   redirected\n", "shop/cut    unknown: ", "shop/plain  not meshed: "] {
+        for line in [
+            "shop/cart     redirected\n",
+            "shop/cut      unknown: ",
+            "shop/drifted  NOT REDIRECTED: chain nat-output of table inet gybe has no rule\n",
+            "shop/plain    not meshed: ",
+        ] {
             assert!(out.contains(line), "{line} in {out}");
         }
         // The operator has the manifests.
         let (code, out, err) = verify(&node, &format!("--all --facts {}", manifest::DIRECTORY));
         assert_eq!((code, err.as_str()), (Some(1), ""), "{out}");
-        assert!(out.contains("shop/cut    NOT REDIRECTED: "), "{out}");
+        assert!(out.contains("shop/cut      NOT REDIRECTED: "), "{out}");
 
         // What the cache has lost, its namespace still shows.
         for file in entries(&node, "/var/lib/cni/results") {
             fs::remove_file(node.stage().path("/var/lib/cni/results").join(file)).unwrap();
         }
         let (code, out, _) = verify(&node, "--all");
-        assert_eq!(code, Some(0), "{out}");
-        assert!(out.contains("3 sandboxes: 1 redirected, 2 not meshed\n"), "{out}");
+        assert_eq!(code, Some(1), "{out}");
+        assert!(out.contains("4 sandboxes: 1 redirected, 2 not meshed, 1 NOT REDIRECTED\n"), "{out}");
     }
 }

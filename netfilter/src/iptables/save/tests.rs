@@ -103,3 +103,18 @@ fn no_prefix_of_a_table_is_taken_for_the_whole() {
         assert!(parse(&whole[..cut]).is_err(), "cut at {cut}");
     }
 }
+
+#[test]
+fn a_protocol_that_is_printed_as_a_number_is_the_protocol() {
+    let table = |first: &str, second: &str, comment: &str| {
+        nat(&format!(
+            ":GYBE - [0:0]\n:ISTIO_OUTPUT - [0:0]\n\
+             -A ISTIO_OUTPUT -d 10.0.0.0/8 -p {first} -m comment --comment a -j RETURN\n\
+             -A ISTIO_OUTPUT ! -p {second} -m udp --dport 6 -m comment --comment \"-p {comment}\" -j RETURN\n"
+        ))
+    };
+    let ours = |text: &str| parse(text).unwrap().ours;
+    assert_eq!(ours(&table("6", "17", "6")), ours(&table("tcp", "udp", "6")));
+    assert_ne!(ours(&table("6", "17", "6")), ours(&table("tcp", "udp", "tcp")));
+    assert_ne!(ours(&table("17", "17", "6")), ours(&table("tcp", "udp", "6")));
+}

@@ -111,20 +111,36 @@ impl FoundSet {
             _ => paired(elements(entries).collect(), u8::try_from(self.length).unwrap_or(16)),
         };
         ranges.sort_unstable();
+        let catch_all = has_catch_all(entries).then(|| Item {
+            id: "*".to_owned(),
+            form: Vec::new(),
+            packets: None,
+            bytes: None,
+        });
         Part {
             kind: PartKind::Set,
             form: set_form(self.number, self.length, self.flags),
             name: self.name.escape_ascii().to_string(),
-            items: ranges.into_iter().map(|range| element(key, range)).collect(),
+            items: ranges.into_iter().map(|range| element(key, range)).chain(catch_all).collect(),
         }
     }
 }
 
+/// The attributes of each listed element.
+fn listed(entries: &[Vec<u8>]) -> impl Iterator<Item = Attributes<'_>> {
+    let lists = entries.iter().filter_map(|entry| Attributes::of(entry).get(NFTA_SET_ELEM_LIST_ELEMENTS));
+    lists.flat_map(|list| Attributes::of(list.value)).map(|element| Attributes::of(element.value))
+}
+
+/// Is every key an element? No set of ours has such an element.
+fn has_catch_all(entries: &[Vec<u8>]) -> bool {
+    let flags = |element: Attributes<'_>| element.get(NFTA_SET_ELEM_FLAGS)?.be32();
+    listed(entries).filter_map(flags).any(|flags| flags & NFT_SET_ELEM_CATCHALL != 0)
+}
+
 /// Keys with whether each is the end of an interval.
 fn elements(entries: &[Vec<u8>]) -> impl Iterator<Item = (u128, bool)> {
-    let lists = entries.iter().filter_map(|entry| Attributes::of(entry).get(NFTA_SET_ELEM_LIST_ELEMENTS));
-    lists.flat_map(|list| Attributes::of(list.value)).filter_map(|element| {
-        let element = Attributes::of(element.value);
+    listed(entries).filter_map(|element| {
         let key = Attributes::of(element.get(NFTA_SET_ELEM_KEY)?.value).get(NFTA_DATA_VALUE)?;
         let flags = element.get(NFTA_SET_ELEM_FLAGS).and_then(|flags| flags.be32()).unwrap_or_default();
         Some((key::number(key.value), flags & NFT_SET_ELEM_INTERVAL_END != 0))

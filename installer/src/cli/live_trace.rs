@@ -1,0 +1,74 @@
+//! A connection's way through the rules of a namespace, for a person and for a program.
+
+use gybe_netfilter::live::{LiveStep, LiveTrace, Outcome};
+use gybe_netfilter::trace::Fate;
+use serde_json::{Value, json};
+use std::fmt::Write;
+
+pub(super) fn text(live: &LiveTrace) -> String {
+    let mut text = String::new();
+    for step in &live.steps {
+        // Writing to a String cannot fail.
+        let _ = writeln!(text, "  {step}");
+    }
+    let _ = writeln!(text, "{} ({})", live.outcome, reason(live));
+    text
+}
+
+fn reason(live: &LiveTrace) -> String {
+    match (&live.order, &live.decided_by) {
+        (Some([first, second]), _) => {
+            format!("the kernel does not tell which of these comes first: {first}; {second}")
+        }
+        (None, Some(LiveStep { id: Some(id), .. })) => format!("rule {id}"),
+        (None, Some(step)) if live.outcome == Outcome::Unknown => format!("it depends on {step}"),
+        (None, Some(step)) => format!("by {step}"),
+        (None, None) => "no rule applies".to_owned(),
+    }
+}
+
+pub(super) fn json(live: &LiveTrace) -> Value {
+    let (fate, port) = match live.outcome {
+        Outcome::Untouched => ("untouched", None),
+        Outcome::Redirected(port) => ("redirected", Some(port.get())),
+        Outcome::Intercepted(port) => ("intercepted", Some(port.get())),
+        Outcome::Translated(_) => ("translated", None),
+        Outcome::Dropped => ("dropped", None),
+        Outcome::AnswersLost => ("answers-lost", None),
+        Outcome::Unknown => ("unknown", None),
+    };
+    let translated = match live.outcome {
+        Outcome::Translated(address) => Some(address),
+        _ => None,
+    };
+    let decided_by = live.decided_by.as_ref();
+    json!({
+        "fate": fate,
+        "port": port,
+        "to": translated,
+        "decided_by": decided_by.and_then(|step| step.id.clone()),
+        "by": decided_by.map(step),
+        "steps": live.steps.iter().map(step).collect::<Vec<_>>(),
+        "zone": live.zone,
+        "mark": live.mark,
+    })
+}
+
+fn step(step: &LiveStep) -> Value {
+    json!({ "place": step.place, "rule": step.rule, "id": step.id, "ours": step.is_ours })
+}
+
+/// What a reader should know who relies on the answer.
+pub(super) fn notes(not_evaluated: &[String]) -> Vec<String> {
+    not_evaluated.iter().map(|one| format!("note: not evaluated: {one}")).collect()
+}
+
+/// Whether the live rules do what is desired.
+pub(super) fn is_as(live: &LiveTrace, desired: Fate) -> bool {
+    match (live.outcome, desired) {
+        (Outcome::Untouched, Fate::Untouched) | (Outcome::Dropped, Fate::Dropped) => true,
+        (Outcome::Redirected(live), Fate::Redirected(desired))
+        | (Outcome::Intercepted(live), Fate::Intercepted(desired)) => live == desired,
+        _ => false,
+    }
+}

@@ -1,0 +1,84 @@
+#!/usr/bin/env bash
+# mutants.sh [FILE...]: one change at a time in the code that decides (all of it, or these files), and the
+# library's unit tests of its package; what they do not notice meets the package's other tests and the kernel
+# tests, as root. Writes docs/MUTANTS.md from each file's last result, kept in target/mutants. Some 10 s a
+# mutant; KERNEL is what the second step runs ("none" leaves it out).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+decides=(netfilter/src/{compile,choose,redirection,program,routes,nft/dump}.rs netfilter/src/{compile,routes,nft/dump}/
+    plugin/src/{decide,gates,annotations,wanted,probe_cache,facts}.rs plugin/src/{annotations,facts}/ plugin/src/pod/kept.rs)
+files=("$@")
+[ $# -gt 0 ] || mapfile -t files < <(git ls-files "${decides[@]}" | grep -v tests)
+kernel=${KERNEL:---tests}
+results=target/mutants justified=integration/mutants-justified.txt
+command -v cargo-mutants >/dev/null || cargo install --quiet --locked cargo-mutants
+command -v jq >/dev/null || { echo "needs jq: apt-get install jq" >&2; exit 1; }
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+
+# The survivors of a result: file, function and change without line numbers, and the diff.
+survivors() {
+    jq -r '.outcomes[] | select(.summary == "MissedMutant") | [.scenario.Mutant.name, .diff_path] | @tsv' \
+        "$1/mutants.out/outcomes.json" | sed -E 's/^([^:]*):[0-9]+:[0-9]+: /\1: /'
+}
+
+slow_tests() {
+    # shellcheck disable=SC2086 # a list of words is meant
+    (cd "$scratch" && cargo build --quiet --locked && timeout 1800 integration/as-root.sh \
+        cargo test --quiet --locked -p "$1" -p gybe-integration $kernel) >"$2" 2>&1 </dev/null
+}
+
+# Runs the slow tests on each survivor, in a copy of the tree that keeps what was built. Without a change
+# they have to pass, or a failure would say nothing.
+kernel_tests() {
+    local file=$1 out=$2 package=gybe-${1%%/*} change diff verdict
+    [ -n "$(survivors "$out")" ] || return 0
+    git ls-files -z | tar --null --create --files-from - | tar --extract --directory "$scratch"
+    slow_tests "$package" "$out/kernel.log" || { echo "fail without a change: $out/kernel.log" >&2; exit 1; }
+    survivors "$out" | while IFS=$'\t' read -r change diff; do
+        patch --silent "$scratch/$file" "$out/mutants.out/$diff"
+        if slow_tests "$package" "$out/kernel.log"; then verdict=missed; else verdict=caught; fi
+        patch --silent --reverse "$scratch/$file" "$out/mutants.out/$diff"
+        printf '%s\t%s\n' "$verdict" "$change" >>"$out/kernel"
+    done
+}
+
+table() {
+    local out file change reason
+    echo "# Mutants of the code that decides"
+    echo
+    echo "Made by \`make mutants\` (outside CI): cargo-mutants changes one expression at a time. First the unit tests run, then what they"
+    echo "did not notice meets the package's other tests and the kernel tests. A file that is not listed has not been tried yet."
+    echo
+    echo "| File | Mutants | No program | Noticed by unit tests | by the others | Not noticed |"
+    echo "|---|---|---|---|---|---|"
+    for out in "$results"/*/; do
+        file=$(jq -r '[.outcomes[].scenario | objects | .Mutant.file][0] // empty' "$out/mutants.out/outcomes.json")
+        [ -n "$file" ] || continue
+        jq -r --arg file "$file" --arg caught "$(grep -c ^caught "$out/kernel" 2>/dev/null || true)" '
+            "| `\($file)` | \(.total_mutants) | \(.unviable) | \(.caught + .timeout) | \($caught) | \(.missed - ($caught | tonumber? // 0)) |"' \
+            "$out/mutants.out/outcomes.json"
+    done
+    echo
+    echo "| Not noticed | Why it stands |"
+    echo "|---|---|"
+    for out in "$results"/*/; do
+        survivors "$out" | cut -f1 | while read -r change; do
+            grep -qxF "caught	$change" "$out/kernel" 2>/dev/null && continue
+            reason=$(grep -F "$change	" "$justified" 2>/dev/null | head -1 | cut -f2 || true)
+            printf '| `%s` | %s |\n' "$(sed 's/|/\\|/g' <<<"$change")" "${reason:-to be looked at}"
+        done
+    done
+}
+
+for file in "${files[@]}"; do
+    out=$results/${file//\//__} status=0
+    rm -rf "$out" && mkdir -p "$out"
+    cargo mutants --file "$file" --output "$out" --cargo-arg=--locked --colors never -- --lib || status=$?
+    # 2 and 3: some were not noticed, or never ended. That is what is looked for.
+    case $status in 0 | 2 | 3) ;; *) exit "$status" ;; esac
+    [ "$kernel" = none ] || kernel_tests "$file" "$out"
+done
+table >docs/.MUTANTS.md
+mv docs/.MUTANTS.md docs/MUTANTS.md

@@ -1,0 +1,227 @@
+//! Other owners' rules: the verdict, and a connection that shows whether it is right.
+
+use crate::world::World;
+use gybe_installer::demo::fate::Fate;
+use gybe_integration::complaint::Complaint;
+use gybe_integration::crowd::side_by_side;
+use gybe_integration::programs::ours;
+use gybe_integration::run::make;
+use gybe_integration::vectors::Place;
+use gybe_netfilter::backend::BackendKind;
+use gybe_netfilter::verdict::Answer;
+use std::time::Duration;
+
+/// Rules, the answer, and a part of what is said about them.
+type Case = (&'static str, Answer, &'static str);
+
+/// A table of nf_tables with one chain and one rule.
+macro_rules! nft {
+    ($chain:literal, $rule:literal) => {
+        concat!(
+            "nft -f - <<'END'\ntable inet other {\nchain theirs {\ntype ",
+            $chain,
+            ";\n",
+            $rule,
+            "\n}\n}\nEND"
+        )
+    };
+}
+
+const CASES: [Case; 23] = [
+    ("true", Answer::Redirected, ""),
+    (
+        "iptables-nft -t nat -I OUTPUT -p tcp -j REDIRECT --to-ports 9000",
+        Answer::NotRedirected,
+        "goes to port 9000 of the pod instead of port 15001 of the proxy: hook output priority -100, ip nat OUTPUT",
+    ),
+    (
+        nft!("nat hook output priority -110", "meta skuid 1000 tcp dport 80 redirect to :9000"),
+        Answer::NotRedirected,
+        "hook output priority -110, inet other theirs: skuid 1000 tcp dport 80 redirect to :9000",
+    ),
+    (
+        nft!("nat hook output priority -90", "meta skuid 1000 tcp dport 80 redirect to :9000"),
+        Answer::Redirected,
+        "changes no redirected connection: hook output priority -90, inet other theirs",
+    ),
+    (
+        nft!("nat hook prerouting priority -110", "tcp dport 8080 accept"),
+        Answer::Redirected,
+        "changes no redirected connection",
+    ),
+    (
+        nft!("nat hook prerouting priority -110", "tcp dport 8080 dnat ip to 10.244.0.10:9000"),
+        Answer::NotRedirected,
+        "by eth0",
+    ),
+    (
+        nft!("filter hook output priority -300", "notrack"),
+        Answer::NotRedirected,
+        "hook output priority -300, inet other theirs: notrack",
+    ),
+    (
+        nft!("filter hook prerouting priority -300", "iifname eth0 notrack"),
+        Answer::NotRedirected,
+        "hook prerouting priority -300, inet other theirs: iifname \"eth0\" notrack",
+    ),
+    // After connection tracking it does nothing any more.
+    (
+        nft!("filter hook output priority 0", "notrack"),
+        Answer::Redirected,
+        "changes no redirected connection",
+    ),
+    // At prerouting no packet has an owner.
+    (
+        nft!("filter hook prerouting priority -300", "meta skuid 1337 notrack"),
+        Answer::Redirected,
+        "changes no redirected connection",
+    ),
+    // At output it takes the proxy's answers out of connection tracking.
+    (
+        nft!("filter hook output priority -300", "meta skuid 1337 notrack"),
+        Answer::NotRedirected,
+        "gets no answer instead of port 15001 of the proxy: hook output priority -300, inet other theirs: skuid 1337 notrack",
+    ),
+    (
+        nft!("filter hook output priority 10", "tcp dport 15001 drop"),
+        Answer::NotRedirected,
+        "is dropped instead of port 15001 of the proxy: hook output priority 10, inet other theirs: tcp dport 15001 drop",
+    ),
+    (
+        nft!("filter hook output priority 10", "tcp sport 15006 drop"),
+        Answer::NotRedirected,
+        "hook output priority 10, inet other theirs: tcp sport 15006 drop",
+    ),
+    (
+        nft!("filter hook input priority 0; policy drop", "ct state established accept"),
+        Answer::NotRedirected,
+        "hook input priority 0, inet other theirs: policy drop",
+    ),
+    (
+        nft!("filter hook output priority 10", "ip daddr 169.254.169.254 drop"),
+        Answer::Redirected,
+        "changes no redirected connection: hook output priority 10, inet other theirs: ip daddr 169.254.169.254 drop",
+    ),
+    (
+        nft!(
+            "filter hook output priority 10",
+            "ip daddr { 10.1.2.0/24, 10.9.0.0/16 } tcp dport { 80, 8000-8100 } drop"
+        ),
+        Answer::Redirected,
+        "ip daddr { 10.1.2.0-10.1.2.255, 10.9.0.0-10.9.255.255 } tcp dport { 80, 8000-8100 } drop",
+    ),
+    (
+        nft!("filter hook output priority -150", "ip daddr . tcp dport { 10.7.7.7 . 443 } drop"),
+        Answer::NotRedirected,
+        "to 10.7.7.7:443 is dropped instead of port 15001",
+    ),
+    (
+        nft!("filter hook output priority -150", "tcp dport 443 limit rate over 1/second drop"),
+        Answer::Unknown,
+        "tcp dport 443 limit drop",
+    ),
+    (nft!("filter hook output priority -150", "tcp dport 443 counter log"), Answer::Redirected, ""),
+    (
+        "nft -f - <<'END'\ntable netdev other {\nchain theirs {\ntype filter hook ingress device eth0 priority 0;\ndrop\n}\n}\nEND",
+        Answer::Unknown,
+        "chain netdev other theirs is not evaluated",
+    ),
+    (
+        "iptables-legacy -t filter -A OUTPUT -p tcp -m multiport --dports 15001,15006 -j REJECT",
+        Answer::NotRedirected,
+        "iptables-legacy filter OUTPUT",
+    ),
+    (
+        "iptables-legacy -t raw -A OUTPUT -p tcp -m owner --uid-owner 1000 -j CT --notrack",
+        Answer::NotRedirected,
+        "hook output priority -300, iptables-legacy raw OUTPUT",
+    ),
+    (
+        "iptables-nft -t filter -A OUTPUT -d 169.254.169.254 -j DROP",
+        Answer::Redirected,
+        "changes no redirected connection: hook output priority 0, ip filter OUTPUT",
+    ),
+];
+
+fn wrong((script, answer, said): &Case) -> Result<Option<String>, Complaint> {
+    let world = World::redirected_by(BackendKind::Nft)?;
+    world.foreign(script)?;
+    let verdict = world.verdict()?;
+    let all = [verdict.reasons.join("\n"), verdict.notes.join("\n")].concat();
+    if verdict.answer != *answer || !all.contains(said) {
+        return Ok(Some(format!("{script}\nis {answer:?} because {said:?}, not {verdict:#?}")));
+    }
+    // Each kind of connection, made for real, ends as predicted.
+    let live = world.live()?;
+    let evaluated = live.not_evaluated().is_empty();
+    for flow in world.flows.iter().filter(|_| evaluated) {
+        if let Some(sentence) = world.disagreement(&live, flow)? {
+            return Ok(Some(format!("{script}\n{sentence}")));
+        }
+    }
+    Ok(None)
+}
+
+#[test]
+fn other_owners_rules_are_judged_by_what_they_do_to_connections() -> Result<(), Complaint> {
+    let found = side_by_side(CASES.to_vec(), |case| wrong(&case));
+    let wrong: Vec<String> =
+        found.into_iter().collect::<Result<Vec<_>, Complaint>>()?.into_iter().flatten().collect();
+    assert!(wrong.is_empty(), "{} of {}:\n{}", wrong.len(), CASES.len(), wrong.join("\n\n"));
+    Ok(())
+}
+
+/// The control: without other owners' rules the proxy answers, with the hijacking rule another listener.
+#[test]
+fn a_rule_that_hijacks_every_connection_is_found_and_shown_by_one() -> Result<(), Complaint> {
+    let world = World::redirected_by(BackendKind::Nft)?;
+    let answered_by = || -> Result<String, Complaint> {
+        match make(&world.topology, world.flow("v4.app->ext:80"), Duration::from_secs(5))? {
+            Fate::Answered(answer) => Ok(answer.by),
+            other => Err(Complaint::that(other.to_string())),
+        }
+    };
+    assert_eq!(answered_by()?, "envoy:15001");
+    let netns = world.topology.at(Place::Pod).path().to_string_lossy().into_owned();
+    let verify = |json: &[&str]| {
+        let policy = r#"{"enable_ipv6": true, "inbound_ports_exclude": ["15090", "15021", "15020"]}"#;
+        ours("gybe", &[&["verify", "--netns", &netns, "--policy", "-"], json].concat(), policy)
+    };
+    let intact = verify(&[])?;
+    assert_eq!((intact.code, intact.err.as_str()), (Some(0), ""), "{intact:?}");
+    world.foreign("iptables-nft -t nat -I OUTPUT -p tcp -j REDIRECT --to-ports 9000")?;
+    assert_eq!(answered_by()?, "app:9000");
+    let hijacked = verify(&[])?;
+    assert_eq!(hijacked.code, Some(1), "{hijacked:?}");
+    assert!(hijacked.out.starts_with("NOT REDIRECTED: TCP from user 1000"), "{}", hijacked.out);
+    let json: serde_json::Value = serde_json::from_str(&verify(&["--json"])?.out)?;
+    assert_eq!((&json["holds"], &json["verdict"]), (&false.into(), &"not-redirected".into()), "{json}");
+    Ok(())
+}
+
+#[test]
+fn trace_walks_the_rules_that_are_there_and_says_when_they_are_not_those_desired() -> Result<(), Complaint> {
+    let world = World::redirected_by(BackendKind::Nft)?;
+    let netns = world.topology.at(Place::Pod).path().to_string_lossy().into_owned();
+    let trace = |words: &[&str]| {
+        let packet = ["out", "tcp", "10.1.2.3:80", "--uid", "1000", "--netns", &netns];
+        ours("gybe", &[&["trace"], words, &packet].concat(), "{}")
+    };
+    let live = trace(&[])?;
+    assert!(live.out.contains("goes to port 15001 of the pod (rule outbound-to-proxy)"), "{live:?}");
+    let same = trace(&["--policy", "-"])?;
+    assert!(same.out.contains("desired rules:") && !same.out.contains("DIFFERENT"), "{same:?}");
+    world.foreign("nft delete table inet gybe")?;
+    let gone = trace(&[])?;
+    assert!(gone.out.ends_with("goes where it would go without rules (no rule applies)\n"), "{gone:?}");
+    let both = trace(&["--policy", "-"])?;
+    assert!(
+        both.out.contains("goes to the proxy's port 15001") && both.out.contains("DIFFERENT"),
+        "{both:?}"
+    );
+    let json: serde_json::Value = serde_json::from_str(&trace(&["--policy", "-", "--json"])?.out)?;
+    assert_eq!((&json["differs"], &json["live"]["fate"]), (&true.into(), &"untouched".into()), "{json}");
+    let neither = ours("gybe", &["trace", "out", "tcp", "10.1.2.3:80"], "")?;
+    assert_eq!(neither.code, Some(2), "{neither:?}");
+    Ok(())
+}

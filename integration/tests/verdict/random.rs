@@ -1,0 +1,151 @@
+//! Random rules of other owners and real connections: what is predicted is what happens.
+//!
+//! `GYBE_SEED=17 GYBE_RULESETS=1` tries rule set 17 alone.
+
+use crate::world::World;
+use gybe_integration::complaint::Complaint;
+use gybe_integration::crowd::side_by_side;
+use gybe_netfilter::backend::BackendKind;
+use gybe_netfilter::live::Outcome;
+use proptest::collection::vec;
+use proptest::sample::select;
+use proptest::strategy::{Just, Strategy, ValueTree};
+use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
+
+/// How many rule sets are tried.
+const RULE_SETS: u64 = 60;
+
+fn number(variable: &str, otherwise: u64) -> u64 {
+    let text = std::env::var(variable).unwrap_or_default();
+    if text.is_empty() { otherwise } else { text.parse().unwrap_or_else(|_| panic!("{variable}={text}")) }
+}
+
+const MATCHES: [&str; 22] = [
+    "",
+    "",
+    "meta l4proto tcp",
+    "meta l4proto udp",
+    "tcp dport 80",
+    "tcp dport != 80",
+    "tcp dport { 80, 8080, 15001, 15006 }",
+    "tcp dport 8000-16000",
+    "tcp sport { 15001, 15006, 8080 }",
+    "tcp flags & (syn | ack) == syn",
+    "ip daddr 10.1.2.0/24",
+    "ip daddr 127.0.0.0/8",
+    "ip saddr 10.244.0.0/16",
+    "ip saddr . tcp dport { 10.244.0.10 . 80, 10.244.0.1 . 8080, 10.244.0.10 . 15001 }",
+    "ip6 daddr fd01::/16",
+    "ct state new",
+    "ct state established",
+    "ct direction reply",
+    "ct original ip daddr 10.1.2.3",
+    "meta mark 5",
+    "meta nfproto ipv6",
+    "th dport 53",
+];
+
+/// Matches that only some hooks have.
+fn at_hook(hook: &str) -> &'static [&'static str] {
+    match hook {
+        "output" => &[
+            "",
+            "meta skuid 1000",
+            "meta skuid != 1337",
+            "meta skgid 1337",
+            "meta skuid 500-1500",
+            "oifname \"lo\"",
+            "oifname \"eth*\"",
+        ],
+        "postrouting" => &["", "oifname \"lo\"", "oifname != \"lo\"", "meta skuid 1000"],
+        _ => &["", "iifname \"lo\"", "iifname \"eth0\"", "iif lo"],
+    }
+}
+
+fn rules(hook: &'static str, actions: &'static [&'static str]) -> impl Strategy<Value = Vec<String>> {
+    let rule = (select(&MATCHES[..]), select(at_hook(hook)), select(actions))
+        .prop_map(|(one, two, action)| format!("{one} {two} {action}"));
+    vec(rule, 1..4)
+}
+
+const PLAIN: [&str; 7] =
+    ["drop", "accept", "return", "counter", "meta mark set 5", "jump side", "ct mark set 7"];
+const RAW: [&str; 6] = ["notrack", "ct zone set 3", "drop", "accept", "counter", "meta mark set 5"];
+const NAT: [&str; 6] = [
+    "meta l4proto tcp redirect to :9000",
+    "meta l4proto tcp redirect to :15001",
+    "accept",
+    "return",
+    "drop",
+    "meta l4proto { tcp, udp } redirect to :8080",
+];
+
+/// A chain as text: its type, hook, priority and rules.
+fn chain() -> impl Strategy<Value = String> {
+    let of = |kind: &'static str, hooks: &'static [&'static str], priorities: &'static [i32], actions| {
+        (select(hooks), select(priorities))
+            .prop_flat_map(move |(hook, priority)| (Just((kind, hook, priority)), rules(hook, actions)))
+    };
+    let filter = of(
+        "filter",
+        &["prerouting", "input", "output", "postrouting"],
+        &[-160, -140, -50, 0, 10, 160],
+        &PLAIN[..],
+    );
+    let raw = of("filter", &["prerouting", "output"], &[-310, -290, -250], &RAW[..]);
+    let nat = of("nat", &["prerouting", "output"], &[-120, -101, -99, -90, 10], &NAT[..]);
+    proptest::prop_oneof![filter, raw, nat].prop_map(|((kind, hook, priority), rules)| {
+        format!("type {kind} hook {hook} priority {priority};\n{}\n", rules.join("\n"))
+    })
+}
+
+fn rule_set(seed: u64) -> String {
+    let mut bytes = [0; 32];
+    bytes[..8].copy_from_slice(&seed.to_le_bytes());
+    let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &bytes);
+    let mut runner = TestRunner::new_with_rng(Config::default(), rng);
+    let side = rules("input", &["drop", "accept", "return", "counter"]);
+    let (side, chains) = (side, vec(chain(), 1..4)).new_tree(&mut runner).unwrap().current();
+    // A side chain is reached from every hook, so it asks about no interface.
+    let side: Vec<String> = side.iter().filter(|rule| !rule.contains("iif")).cloned().collect();
+    let chains = chains.iter().enumerate().map(|(n, chain)| format!("chain theirs{n} {{\n{chain}}}\n"));
+    let chains: String = chains.collect();
+    format!("table inet other {{\nchain side {{\n{}\n}}\n{chains}}}", side.join("\n"))
+}
+
+/// The connections of one rule set that did not end as predicted, and how many had which outcome.
+fn tried(seed: u64) -> Result<(Vec<String>, [usize; 3]), Complaint> {
+    let world = World::redirected_by(BackendKind::Nft)?;
+    let rules = rule_set(seed);
+    world.foreign(&format!("nft -f - <<'END'\n{rules}\nEND"))?;
+    let live = world.live()?;
+    let (mut wrong, mut counts) = (Vec::new(), [0; 3]);
+    for flow in &world.flows {
+        let place = match live.trace(&flow.packet()?).outcome {
+            Outcome::Unknown | Outcome::Translated(_) => 2,
+            Outcome::Dropped | Outcome::AnswersLost => 1,
+            _ => 0,
+        };
+        counts.iter_mut().skip(place).take(1).for_each(|count| *count += 1);
+        let sentence = world.disagreement(&live, flow)?;
+        wrong.extend(sentence.map(|sentence| format!("GYBE_SEED={seed}: {sentence}\n{rules}")));
+    }
+    Ok((wrong, counts))
+}
+
+#[test]
+fn real_connections_end_as_predicted_beside_random_rules() -> Result<(), Complaint> {
+    let (first, count) = (number("GYBE_SEED", 1), number("GYBE_RULESETS", RULE_SETS));
+    let found = side_by_side((first..first + count).collect(), tried);
+    let found = found.into_iter().collect::<Result<Vec<_>, Complaint>>()?;
+    let sum = |place: usize| found.iter().filter_map(|(_, counts)| counts.get(place)).sum::<usize>();
+    let (wrong, [answered, lost, unknown]) =
+        (found.iter().flat_map(|(wrong, _)| wrong.clone()).collect::<Vec<_>>(), [0, 1, 2].map(sum));
+    eprintln!("{answered} answered, {lost} not, {unknown} not predicted, {} wrong", wrong.len());
+    assert!(wrong.is_empty(), "{} wrong:\n{}", wrong.len(), wrong.join("\n\n"));
+    if count == RULE_SETS {
+        assert!(answered > 200 && lost > 50, "{answered} answered, {lost} not: the rules do too little");
+        assert!(unknown * 20 < answered + lost, "{unknown} not predicted");
+    }
+    Ok(())
+}

@@ -1,0 +1,76 @@
+//! The recorded connections, walked through the rules that each backend really wrote.
+
+use gybe_installer::demo::foretold::{Beside, follows};
+use gybe_integration::complaint::Complaint;
+use gybe_integration::crowd::side_by_side;
+use gybe_integration::topology::Topology;
+use gybe_integration::vectors::{self, Place, Vector};
+use gybe_netfilter::backend::BackendKind;
+use gybe_netfilter::compile::compile;
+use gybe_netfilter::live::{LiveRules, Outcome};
+use gybe_netfilter::redirection::Redirection;
+use gybe_netfilter::trace::{Fate, trace};
+use gybe_netfilter::verdict::{Answer, Desired, Reading, judge_namespace};
+
+/// Writes the vector's policy, reads the rules back, and walks every connection through them.
+fn walked(vector: &Vector, kind: BackendKind) -> Result<Vec<String>, Complaint> {
+    let topology = Topology::raise(vector.policy.mode, &[])?;
+    let pod = topology.at(Place::Pod);
+    let backend = kind.find()?;
+    let redirection = Redirection::of(&vector.policy);
+    pod.run(|| redirection.apply(&*backend))??;
+    let live = pod.run(LiveRules::read)??.with_proxy_of(&vector.policy);
+    let rules = compile(&vector.policy);
+    let mut wrong: Vec<String> = live.not_evaluated().to_vec();
+    for flow in &vector.flows {
+        let packet = flow.packet()?;
+        let (traced, walked) = (trace(&rules, &packet), live.trace(&packet));
+        let same = match (traced.fate, walked.outcome) {
+            // What TPROXY does with the answers of others' transparent sockets is no matter of one packet.
+            (Fate::Untouched, Outcome::AnswersLost) => flow.mark.is_some() || flow.source.is_some(),
+            (Fate::Redirected(one), Outcome::Redirected(other))
+            | (Fate::Intercepted(one), Outcome::Intercepted(other)) => one == other,
+            (Fate::Dropped, Outcome::Dropped) | (Fate::Untouched, Outcome::Untouched) => true,
+            _ => false,
+        };
+        let decided = walked.decided_by.map(|step| step.to_string()).unwrap_or_default();
+        let by = format!("{:?} desired, {:?} live by {decided}", traced.fate, walked.outcome);
+        if !same {
+            wrong.push(format!("{kind} {} {}: {by}", vector.name, flow.id));
+        }
+        let recorded = (flow.to, &flow.without_rules);
+        let is_plain = flow.mark.is_none() && flow.source.is_none() && !flow.is_forwarded();
+        let fate = match walked.outcome {
+            Outcome::Redirected(port) => Fate::Redirected(port),
+            Outcome::Intercepted(port) => Fate::Intercepted(port),
+            Outcome::Dropped => Fate::Dropped,
+            _ => Fate::Untouched,
+        };
+        if is_plain && !follows(fate, recorded, Beside::Nothing, &flow.with_rules) {
+            wrong.push(format!("{kind} {} {}: recorded {}, {by}", vector.name, flow.id, flow.with_rules));
+        }
+    }
+    let judged = pod.run(|| {
+        judge_namespace(Desired::Policy(&vector.policy), Reading { only: None, whole: &BackendKind::ALL })
+    })??;
+    if (judged.answer, judged.holds()) != (Answer::Redirected, true) {
+        wrong.push(format!("{kind} {}: {judged:?}", vector.name));
+    }
+    let unknown = pod.run(|| judge_namespace(Desired::NotKnown, Reading::default()))??;
+    if unknown.answer != Answer::Redirected {
+        wrong.push(format!("{kind} {} without its policy: {unknown:?}", vector.name));
+    }
+    Ok(wrong)
+}
+
+#[test]
+fn every_backends_rules_read_back_give_every_recorded_connection_its_outcome() -> Result<(), Complaint> {
+    for kind in BackendKind::ALL {
+        let vectors = vectors::all()?;
+        let count = vectors.len();
+        let wrong = side_by_side(vectors, |vector| walked(&vector, kind));
+        let wrong = wrong.into_iter().collect::<Result<Vec<Vec<String>>, Complaint>>()?.concat();
+        assert!(wrong.is_empty(), "{kind}, {count} policies: {} differ:\n{}", wrong.len(), wrong.join("\n"));
+    }
+    Ok(())
+}

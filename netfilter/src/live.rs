@@ -1,0 +1,157 @@
+//! The rules of a namespace as the kernel lists them, and connections followed through them.
+
+use crate::observed::{Interface, Observed, place, read};
+use crate::policy::RedirectPolicy;
+use crate::redirection::RedirectionError;
+use crate::trace::{Owner, Packet};
+use crate::walk::{self, Listeners, RuleAt, Walked};
+
+pub use crate::walk::Outcome;
+use std::fmt;
+use std::net::IpAddr;
+
+/// Istio's user and group of the proxy, where no policy says another.
+const PROXY: Owner = Owner { uid: 1337, gid: 1337 };
+/// Any user that is not the proxy's.
+const APPLICATION: u32 = 1000;
+
+/// All rules at netfilter's hooks of a namespace, whoever owns them.
+#[derive(Debug, Clone)]
+pub struct LiveRules {
+    pub(crate) observed: Observed,
+    pub(crate) listeners: Listeners,
+}
+
+/// A rule that a packet met.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LiveStep {
+    /// Hook and priority of the base chain, and the chain of the rule.
+    pub place: String,
+    /// The rule on one line.
+    pub rule: String,
+    /// The id of a rule of ours, by its comment.
+    pub id: Option<String>,
+    /// Whether the rule is ours.
+    pub is_ours: bool,
+}
+
+impl fmt::Display for LiveStep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.place, self.rule)
+    }
+}
+
+/// A connection's way through the rules.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LiveTrace {
+    /// What becomes of it.
+    pub outcome: Outcome,
+    /// The rule that decided so, or on which it depends when the outcome is unknown.
+    pub decided_by: Option<LiveStep>,
+    /// The rules that applied to its first packet, in order.
+    pub steps: Vec<LiveStep>,
+    /// The first packet's mark at the end.
+    pub mark: u32,
+    /// The conntrack zone chosen for it, if any.
+    pub zone: Option<u16>,
+    /// Two chains of one priority, when the outcome depends on which of them comes first and the kernel
+    /// does not tell.
+    pub order: Option<[String; 2]>,
+}
+
+impl LiveRules {
+    /// Reads those of the calling thread's namespace.
+    ///
+    /// # Errors
+    /// When they cannot be read.
+    pub fn read() -> Result<Self, RedirectionError> {
+        let application = Owner { uid: APPLICATION, gid: APPLICATION };
+        Ok(Self { observed: read()?, listeners: Listeners { proxy: PROXY, application } })
+    }
+
+    /// The same with the identity of the policy's proxy, which answers redirected connections.
+    #[must_use]
+    pub fn with_proxy_of(mut self, policy: &RedirectPolicy) -> Self {
+        let (uid, gid) = (policy.proxy_uids.first, policy.proxy_gids.first);
+        self.listeners.proxy = Owner { uid, gid };
+        let another = |taken: Vec<u32>| (APPLICATION..).find(|id| !taken.contains(id)).unwrap_or(APPLICATION);
+        let uid = another(policy.proxy_uids.all().into_iter().collect());
+        let gid = another(policy.proxy_gids.all().into_iter().collect());
+        self.listeners.application = Owner { uid, gid };
+        self
+    }
+
+    /// The same in a namespace that has these addresses too.
+    #[must_use]
+    pub fn with_addresses(mut self, addresses: &[IpAddr]) -> Self {
+        self.observed.interfaces.push(Interface {
+            index: 0,
+            name: String::new(),
+            addresses: addresses.to_vec(),
+        });
+        self
+    }
+
+    /// What cannot be evaluated there and may change what becomes of a connection, one sentence each.
+    pub fn not_evaluated(&self) -> &[String] {
+        &self.observed.opaque
+    }
+
+    /// Follows the connection that begins with `packet`.
+    pub fn trace(&self, packet: &Packet) -> LiveTrace {
+        let walked = walk::walk(&self.observed, packet, self.listeners);
+        let order = walked.order.map(|(first, second)| [first, second].map(|at| self.chain_place(at)));
+        LiveTrace {
+            outcome: walked.outcome,
+            decided_by: walked.decided_by.map(|at| self.step(at)),
+            steps: walked.steps.iter().map(|at| self.step(*at)).collect(),
+            mark: walked.mark,
+            zone: walked.zone,
+            order,
+        }
+    }
+
+    fn chain_place(&self, index: usize) -> String {
+        self.observed.chains.get(index).map_or_else(|| "address translation".to_owned(), place)
+    }
+
+    pub(crate) fn step(&self, at: RuleAt) -> LiveStep {
+        let chain = self.observed.chains.get(at.chain);
+        let rule = chain.and_then(|chain| chain.rules.get(at.rule));
+        let base = self.chain_place(at.base);
+        let place = match chain {
+            Some(chain) if at.chain != at.base => format!("{base}, chain {}", chain.name),
+            _ => base,
+        };
+        LiveStep {
+            place,
+            rule: rule.map_or_else(|| "policy drop".to_owned(), |rule| rule.text.clone()),
+            id: rule.filter(|rule| rule.is_ours).and_then(|rule| rule.comment.clone()),
+            is_ours: rule.is_some_and(|rule| rule.is_ours),
+        }
+    }
+
+    /// The same with our own rules alone.
+    pub(crate) fn ours_alone(&self) -> Self {
+        Self { observed: self.observed.ours_alone(), listeners: self.listeners }
+    }
+
+    /// The outcome as the verdict compares it.
+    pub(crate) fn walked(&self, packet: &Packet) -> Walked {
+        walk::walk(&self.observed, packet, self.listeners)
+    }
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Untouched => f.write_str("goes where it would go without rules"),
+            Self::Redirected(port) => write!(f, "goes to port {port} of the pod"),
+            Self::Intercepted(port) => write!(f, "is handed to the transparent port {port}"),
+            Self::Translated(address) => write!(f, "goes to {address}"),
+            Self::Dropped => f.write_str("is dropped"),
+            Self::AnswersLost => f.write_str("gets no answer"),
+            Self::Unknown => f.write_str("goes where cannot be known"),
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! The outcome of every kind of connection under the desired rules, compared with that under the rules
+//! that are there.
+
+use super::connections::{self, MOST};
+use super::values::Values;
+use crate::live::LiveRules;
+use crate::observed::{Statement, place};
+use crate::ruleset::Ruleset;
+use crate::trace::{Direction, Fate, Packet, Transport, trace};
+use crate::walk::{Outcome, RuleAt, Walked};
+
+/// How many findings of one kind are reported.
+const REPORTED: usize = 5;
+
+/// What the comparison found, one sentence each.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Compared {
+    /// Connections that should be redirected and are not.
+    pub(super) not_redirected: Vec<String>,
+    /// What cannot be known.
+    pub(super) unknown: Vec<String>,
+    /// Other owners' rules that change nothing.
+    pub(super) harmless: Vec<String>,
+}
+
+/// What should become of a connection.
+pub(super) enum Wanted<'r> {
+    /// As these rules say.
+    Rules(&'r Ruleset),
+    /// As our own rules that are there say, were they alone.
+    OursAlone(LiveRules),
+}
+
+impl Wanted<'_> {
+    fn of(&self, packet: &Packet) -> (Outcome, Option<u32>) {
+        match self {
+            Self::Rules(rules) => {
+                let traced = trace(rules, packet);
+                match traced.fate {
+                    Fate::Untouched => (Outcome::Untouched, None),
+                    Fate::Redirected(port) => (Outcome::Redirected(port), None),
+                    Fate::Intercepted(port) => (Outcome::Intercepted(port), Some(traced.mark)),
+                    Fate::Dropped => (Outcome::Dropped, None),
+                }
+            }
+            Self::OursAlone(live) => {
+                let walked = live.walked(packet);
+                let is_intercepted = matches!(walked.outcome, Outcome::Intercepted(_));
+                (walked.outcome, is_intercepted.then_some(walked.mark))
+            }
+        }
+    }
+}
+
+/// Compares.
+pub(super) fn compare(wanted: &Wanted<'_>, live: &LiveRules) -> Compared {
+    let mut values = Values::default();
+    if let Wanted::Rules(rules) = wanted {
+        values.add_desired(rules);
+    }
+    values.add_observed(&live.observed);
+    let mut compared = Compared { unknown: live.not_evaluated().to_vec(), ..Compared::default() };
+    let mut blamed: Vec<(Outcome, Option<RuleAt>)> = Vec::new();
+    let ours = live.ours_alone();
+    let tried = connections::each(&live.observed, &values, live.listeners, |packet| {
+        let (outcome, mark) = wanted.of(&packet);
+        if matches!(outcome, Outcome::Untouched) {
+            return true;
+        }
+        let walked = live.walked(&packet);
+        if walked.outcome == outcome && mark.is_none_or(|mark| mark == walked.mark) {
+            return true;
+        }
+        // Rules of ours may do so by themselves: what a client sends from port 53 is taken for an answer.
+        if walked.outcome == Outcome::AnswersLost && ours.walked(&packet).outcome == walked.outcome {
+            return true;
+        }
+        let blame = (walked.outcome, walked.decided_by);
+        if blamed.contains(&blame) {
+            return true;
+        }
+        blamed.push(blame);
+        let sentence = sentence(live, &packet, outcome, &walked);
+        match walked.outcome {
+            Outcome::Unknown => compared.unknown.push(sentence),
+            _ => compared.not_redirected.push(sentence),
+        }
+        compared.not_redirected.len() + compared.unknown.len() < 2 * REPORTED
+    });
+    if tried.is_none() {
+        compared.unknown.push(format!(
+            "the rules tell more than {MOST} kinds of connections apart, which are not all tried"
+        ));
+    }
+    let is_blamed = |at: &RuleAt| {
+        let mut rules = blamed.iter().filter_map(|(_, by)| *by);
+        rules.any(|other| (other.chain, other.rule) == (at.chain, at.rule))
+    };
+    compared.harmless = foreign(live, is_blamed);
+    compared
+}
+
+/// `TCP from user 1000 to 198.51.100.1:80 goes to port 9999 of the pod instead of 15001: hook ...`.
+fn sentence(live: &LiveRules, packet: &Packet, wanted: Outcome, walked: &Walked) -> String {
+    let protocol = match packet.protocol {
+        Transport::Tcp => "TCP",
+        Transport::Udp => "UDP",
+    };
+    let mut from = match (&packet.direction, packet.owner) {
+        (Direction::Leaves { .. }, Some(owner)) => format!("from user {} group {}", owner.uid, owner.gid),
+        (Direction::Leaves { by } | Direction::Arrives { by }, _) => {
+            format!("from {} by {}", packet.source.ip(), by.as_str())
+        }
+    };
+    if packet.mark != 0 {
+        from.push_str(&format!(" with mark {:#x}", packet.mark));
+    }
+    let instead = match wanted {
+        Outcome::Redirected(port) => format!("port {port} of the proxy"),
+        Outcome::Intercepted(port) => format!("the proxy's transparent port {port}"),
+        Outcome::Dropped => "being dropped".to_owned(),
+        other => other.to_string(),
+    };
+    let to = packet.destination;
+    let by = match (walked.order, walked.decided_by) {
+        (Some((first, second)), _) => {
+            let places = [first, second]
+                .map(|index| live.observed.chains.get(index).map_or("address translation".to_owned(), place));
+            format!("the kernel does not tell which comes first: {}", places.join(" or "))
+        }
+        (None, Some(at)) => live.step(at).to_string(),
+        (None, None) => "no rule decides".to_owned(),
+    };
+    format!("{protocol} {from} to {to} {} instead of {instead}: {by}", walked.outcome)
+}
+
+/// The other owners' rules that do more than count, but those that are blamed already.
+fn foreign(live: &LiveRules, is_blamed: impl Fn(&RuleAt) -> bool) -> Vec<String> {
+    let mut all: Vec<String> = Vec::new();
+    let mut more = 0_usize;
+    for (index, chain) in live.observed.chains.iter().enumerate() {
+        for (number, rule) in chain.rules.iter().enumerate() {
+            let at = RuleAt { base: index, chain: index, rule: number };
+            if rule.is_ours || !rule.statements.iter().any(Statement::acts) || is_blamed(&at) {
+                continue;
+            }
+            match all.len() < REPORTED {
+                true => all.push(live.step(at).to_string()),
+                false => more += 1,
+            }
+        }
+    }
+    if more > 0 {
+        all.push(format!("{more} more"));
+    }
+    all
+}

@@ -1,0 +1,94 @@
+//! In which order the chains at a hook are run.
+
+use crate::observed::{Base, Chain, ChainKind, HookPoint, Observed};
+use std::cmp::Reverse;
+
+/// `NF_IP_PRI_CONNTRACK`: connection tracking at prerouting and output.
+const CONNTRACK: i32 = -200;
+/// `NF_IP_PRI_NAT_DST`: every chain of type nat at prerouting and output is run there, whatever its own
+/// priority (`nf_nat_register_fn`, net/netfilter/nf_nat_core.c, v6.18).
+const NAT_DESTINATION: i32 = -100;
+/// `NF_IP_PRI_NAT_SRC`: the same at input and postrouting.
+const NAT_SOURCE: i32 = 100;
+
+/// What is run at a hook.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Item {
+    Chain(usize),
+    Tracking,
+    Translation,
+}
+
+/// A place in the order. When two of one priority were registered is not always known.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Place {
+    pub(super) item: Item,
+    pub(super) may_come_after_next: bool,
+}
+
+/// What is run at `hook`, in order.
+pub(super) fn at(ns: &Observed, hook: HookPoint, is_v6: bool) -> Vec<Place> {
+    let mut items: Vec<(i32, Item)> = based(ns, is_v6)
+        .filter(|(_, _, base)| base.hook == hook && base.kind != ChainKind::Nat)
+        .map(|(index, _, base)| (base.priority, Item::Chain(index)))
+        .collect();
+    if matches!(hook, HookPoint::Prerouting | HookPoint::Output) {
+        items.push((CONNTRACK, Item::Tracking));
+    }
+    if based(ns, is_v6).any(|(_, _, base)| base.kind == ChainKind::Nat) {
+        match hook {
+            HookPoint::Prerouting | HookPoint::Output => items.push((NAT_DESTINATION, Item::Translation)),
+            HookPoint::Input | HookPoint::Postrouting => items.push((NAT_SOURCE, Item::Translation)),
+            HookPoint::Forward => {}
+        }
+    }
+    ordered(ns, items)
+}
+
+/// The chains of type nat at `hook`, in order: the first that translates decides.
+pub(super) fn translating(ns: &Observed, hook: HookPoint, is_v6: bool) -> Vec<Place> {
+    let chains = based(ns, is_v6).filter(|(_, _, base)| base.hook == hook && base.kind == ChainKind::Nat);
+    ordered(ns, chains.map(|(index, _, base)| (base.priority, Item::Chain(index))).collect())
+}
+
+fn based(ns: &Observed, is_v6: bool) -> impl Iterator<Item = (usize, &Chain, Base)> {
+    let chains = ns.chains.iter().enumerate().filter(move |(_, chain)| chain.table.family.sees(is_v6));
+    chains.filter_map(|(index, chain)| Some((index, chain, chain.base?)))
+}
+
+/// By priority; of one priority what was registered last comes first (`nf_hook_entries_grow`,
+/// net/netfilter/core.c, v6.18).
+fn ordered(ns: &Observed, mut items: Vec<(i32, Item)>) -> Vec<Place> {
+    let chain = |item: Item| match item {
+        Item::Chain(index) => ns.chains.get(index),
+        Item::Tracking | Item::Translation => None,
+    };
+    // What the kernel does not tell the age of is most likely younger than what it does.
+    let age = |item: Item| {
+        chain(item).and_then(|chain| chain.age).map_or((u64::MAX, 0), |age| (age.table, age.chain))
+    };
+    items.sort_by_key(|(priority, item)| (*priority, Reverse(age(*item))));
+    let mut places: Vec<Place> =
+        items.iter().map(|(_, item)| Place { item: *item, may_come_after_next: false }).collect();
+    for (place, pair) in places.iter_mut().zip(items.windows(2)) {
+        let [(priority, first), (next_priority, second)] = pair else { continue };
+        let matters = |item: Item| chain(item).is_none_or(|chain| !chain.rules.is_empty());
+        let is_known = match (chain(*first), chain(*second)) {
+            (Some(first), Some(second)) => is_younger(first, second),
+            _ => false,
+        };
+        place.may_come_after_next =
+            priority == next_priority && !is_known && matters(*first) && matters(*second);
+    }
+    places
+}
+
+/// Is it certain that the first was registered after the second? Handles grow within a namespace for
+/// tables and within a table for chains.
+fn is_younger(first: &Chain, second: &Chain) -> bool {
+    let (Some(first_age), Some(second_age)) = (first.age, second.age) else { return false };
+    match first.table == second.table {
+        true => first_age.chain > second_age.chain,
+        false => first_age.table > second_age.table && second_age.is_of_one_piece,
+    }
+}
