@@ -16,7 +16,9 @@ const VERSION: u64 = 1;
 pub struct AgentStatus {
     /// Whether it is ready.
     pub ready: bool,
-    /// Why it is not.
+    /// Whether it takes the node out of the chain, or has (`mode: leave`).
+    pub leaves: bool,
+    /// Why it is not ready.
     pub reasons: Vec<String>,
     /// Why it follows an older ConfigMap.
     pub settings: Option<String>,

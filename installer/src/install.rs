@@ -136,11 +136,17 @@ pub fn pass(places: &Places, wanted: &Wanted, memory: &mut Memory) -> Result<Pas
     let now = Instant::now();
     let (failed_before, _) = memory.setbacks.waiting(now);
     let mut seen = memory.look(places, &interest, &failed_before);
+    if seen.lacks_descriptors() {
+        return Err(Busy::NoDescriptors);
+    }
     let mut whole = plan(&seen, wanted);
     // A node that is as wanted needs no lock. Under it another look counts.
     let turn = if whole.changes.is_empty() { None } else { Some(Turn::take(&places.programs)?) };
     if turn.is_some() {
         seen = memory.look(places, &interest, &failed_before);
+        if seen.lacks_descriptors() {
+            return Err(Busy::NoDescriptors);
+        }
         whole = plan(&seen, wanted);
     }
     let fights = memory.judge(&seen, &whole, now);

@@ -1,18 +1,29 @@
 //! CHECK: the way of ADD up to the rules, which are then compared instead of written.
+//!
+//! Other owners' rules fail no CHECK: whether they change a connection only `gybe verify` finds out, which
+//! follows connections through all of them (docs/VERDICT.md).
 
 use crate::conf::PluginConf;
 use crate::error::PluginError;
 use crate::reply::Reply;
 use crate::request::Request;
 use crate::wanted::{self, Wanted};
+use gybe_netfilter::presence::Presence;
 
 pub(crate) fn check(request: &Request) -> Result<Reply, PluginError> {
     let conf = PluginConf::read(request.network.members())?;
     match wanted::wanted(request, &conf)? {
         Wanted::LeaveAlone(..) => Ok(Reply::Nothing),
         Wanted::Redirect(subject) => {
-            let found = subject.inside(&conf, |redirection, backend, _| redirection.differences(backend))?;
-            let differences: Vec<_> = found.outcome.iter().map(ToString::to_string).collect();
+            let pod = subject.pod.to_string();
+            let found = subject.inside(&conf, |redirection, backend, _| {
+                Ok((redirection.differences(backend)?, Presence::look()?.beside))
+            })?;
+            let (differences, beside) = found.outcome;
+            for beside in &beside {
+                tracing::warn!(pod, %beside, "gybe-cni cmdCheck: somebody else translates addresses in the pod");
+            }
+            let differences: Vec<_> = differences.iter().map(ToString::to_string).collect();
             if differences.is_empty() { Ok(Reply::Nothing) } else { Err(PluginError::Drifted(differences)) }
         }
     }

@@ -19,8 +19,8 @@ use std::path::PathBuf;
 ///
 /// The plugin stays, answering DEL, as long as a living sandbox may ask for it, and for five minutes
 /// after a change of the conf directory in any case; gybe stays with it. Called again it goes on, until it says that it is
-/// finished. Refused while the node agent answers on its socket, because the agent would put the entry back within a
-/// second. Exit code 0: no conf file names gybe-cni. 1: something stands in the way. 2: the agent answers, or it could not
+/// finished. Refused while a node agent answers on its socket that is not in mode: leave, because the agent would put the
+/// entry back within a second. Exit code 0: no conf file names gybe-cni. 1: something stands in the way. 2: the agent answers, or it could not
 /// be done.
 #[derive(Debug, Args)]
 pub(super) struct UninstallArgs {
@@ -49,7 +49,7 @@ impl UninstallArgs {
         let leave = self.leave(&places)?;
         let (root, mut notes) = (self.directories.root(), Vec::new());
         let agent = ask_agent(&self.run_dir.join(FACTS_SOCKET));
-        if agent.is_running() {
+        if agent.is_running() && !agent.status.as_ref().is_some_and(|status| status.leaves) {
             if !self.dry_run && !self.force {
                 return Err(refused(&agent));
             }
@@ -83,7 +83,7 @@ impl UninstallArgs {
     }
 }
 
-/// What an operator does before `gybe uninstall`. The agent's socket does not say which mode the agent is in.
+/// What an operator does before `gybe uninstall`.
 const BEFORE: &str = "set mode: leave in the ConfigMap gybe-config, or delete the DaemonSet gybe-node";
 
 fn answers(agent: &AgentSeen) -> String {

@@ -29,7 +29,7 @@ pub(super) fn examine(sight: &Sight, ours: &Ours<'_>) -> Vec<Finding> {
 
 /// What the agent says of itself, as its `/readyz` does.
 fn own_word(status: &AgentStatus) -> Vec<Finding> {
-    let AgentStatus { ready, reasons, settings, conflicts, notes } = status;
+    let AgentStatus { ready, reasons, settings, conflicts, notes, leaves: _ } = status;
     let reasons = reasons.iter().map(|reason| {
         let says = format!("the node agent is not ready: {reason}");
         Finding::wrong(

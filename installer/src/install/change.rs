@@ -68,11 +68,11 @@ pub enum Change {
     RemoveLock,
 }
 
-/// Mode and owners of a file to be written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Mode, owners and extended attributes of a file to be written.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NewAccess {
-    /// As the file it replaces.
-    Like(Access),
+    /// As this file's, which it replaces or is made of.
+    Like(FileName, Access),
     /// Ours, with these permission bits.
     Ours(u32),
 }

@@ -3,6 +3,7 @@
 //! A file is written beside its place, synced, and renamed into it; then its directory is synced. So
 //! a crash at any moment leaves what was or what will be, never a part (F07). Nothing here decides.
 
+mod attributes;
 mod conf;
 mod error;
 mod file;
@@ -94,7 +95,7 @@ fn step(change: &Change, places: &Places) -> Result<(), PerformError> {
         Change::Place { program } => programs::place(&Folder::open(&places.programs)?, program),
         Change::Unplace(name) => Folder::open(&places.programs)?.unlink(name.as_os_str()),
         Change::Write { file, bytes, access, instead_of } => {
-            conf::write(&conf()?, file, (bytes, *access), instead_of.as_deref())
+            conf::write(&conf()?, file, (bytes, access), instead_of.as_deref())
         }
         Change::Move { from, to, bytes } => conf::move_to(&conf()?, from, to, bytes),
         Change::Remove { file, bytes } => conf::remove(&conf()?, file, bytes),

@@ -205,6 +205,22 @@ pub enum Unreadable {
     Refused(Errno),
 }
 
+impl Snapshot {
+    /// Whether something could not be looked at for lack of file descriptors. That says nothing about the node.
+    #[must_use]
+    pub fn lacks_descriptors(&self) -> bool {
+        let lacks = |why: &Errno| matches!(why, Errno::EMFILE | Errno::ENFILE);
+        let is_refused = |why: &Unreadable| matches!(why, Unreadable::Refused(why) if lacks(why));
+        let standing = [self.conf.standing, self.programs.standing];
+        let conf = &self.conf;
+        let files = conf.files.values().chain(conf.networks.values().flat_map(BTreeMap::values));
+        let contents = files.filter_map(|file| file.content.as_ref().err());
+        let programs = self.programs.files.values().filter_map(|program| program.hash.as_ref().err());
+        standing.iter().any(|standing| matches!(standing, Standing::Refused(why) if lacks(why)))
+            || contents.chain(conf.unread_networks.values()).chain(programs).any(is_refused)
+    }
+}
+
 /// Looks once at every place. Whatever cannot be read is part of the answer, not an error.
 #[must_use]
 pub fn look(places: &Places, interest: &Interest, hashes: &mut Hashes) -> Snapshot {

@@ -25,6 +25,7 @@ pub(crate) fn status(seen: &Seen) -> AgentStatus {
     let conflicts = &seen.posted.fights;
     AgentStatus {
         ready: reasons.is_empty(),
+        leaves: matches!(seen.posted.stage, Stage::Leaving | Stage::Left { .. }),
         reasons,
         settings: seen.posted.settings.clone(),
         conflicts: conflicts.conf.iter().chain(&conflicts.programs).cloned().collect(),
@@ -40,7 +41,7 @@ pub(crate) fn of_pods_alone(pods: Option<String>, sockets: Vec<String>) -> Agent
 
 /// Ready: nothing is missing. Whatever else should be known stands below it.
 fn ready(seen: &Seen) -> Page {
-    let AgentStatus { ready, reasons, settings, conflicts, notes } = status(seen);
+    let AgentStatus { ready, reasons, settings, conflicts, notes, leaves: _ } = status(seen);
     let mut text = String::new();
     // A String takes whatever is written to it.
     let _ = match ready {

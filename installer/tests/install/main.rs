@@ -8,6 +8,7 @@
 )]
 
 mod always;
+mod attributes;
 mod choices;
 mod conflists;
 mod fights;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use gybe_installer::install::conflist::Chain;
 use gybe_installer::install::fight::rivals::Rival;
-use gybe_installer::install::perform::Turn;
+use gybe_installer::install::perform::{Busy, Turn};
 use gybe_installer::install::watch::{Watch, WatchMode, Woken};
 use gybe_installer::install::{Memory, pass};
 
@@ -103,7 +103,7 @@ fn only_one_process_changes_a_node_at_a_time() {
     let places = ground.places();
     let turn = Turn::take(&places.programs).unwrap();
     let refused = pass(&places, &chained(&ground.root), &mut Memory::default());
-    assert_eq!(refused.unwrap_err().0, places.programs);
+    assert_eq!(refused.unwrap_err(), Busy::Locked(places.programs.clone()));
     drop(turn);
     ground.settle(&chained(&ground.root));
 }

@@ -13,6 +13,9 @@ fn f29_mode_leave_takes_the_node_out_and_says_when_it_is_done() {
     node.sandbox("one", &["calico", "gybe-cni"]);
     let mut agent = node.agent();
     eventually("peace", || agent.is_ready() && node.program("istio-iptables").exists());
+    let in_force = node.text(FILE);
+    let refused = node.tool("uninstall").arg("--run-dir").arg(node.root.join("run")).output().unwrap();
+    assert_eq!((refused.status.code(), node.text(FILE)), (Some(2), in_force), "{refused:?}");
     assert_eq!(agent.get("/left"), (503, "not asked to leave\n".to_owned()));
     assert_eq!(agent.number("gybe_left"), 0.0);
     node.configures(&[("mode", "leave"), ("also_as", "istio-iptables")]);
@@ -22,6 +25,10 @@ fn f29_mode_leave_takes_the_node_out_and_says_when_it_is_done() {
     assert!(node.program("gybe").exists(), "gybe uninstall can finish it");
     assert!(!node.program("istio-iptables").exists());
     assert!(agent.get("/left").1.contains("gybe-cni stays"));
+    // An agent that has left puts nothing back.
+    let run = node.root.join("run");
+    let out = node.tool("uninstall").arg("--run-dir").arg(&run).output().unwrap();
+    assert_eq!((out.status.code(), String::from_utf8(out.stderr).unwrap()), (Some(0), String::new()));
     let (status, text) = agent.get("/readyz");
     assert!(status == 503 && text.contains("left"), "{status} {text}");
     assert_eq!(agent.number("gybe_left"), 1.0);

@@ -10,6 +10,8 @@ mod confirms;
 #[cfg(test)]
 mod ends;
 #[cfg(test)]
+mod exhausted;
+#[cfg(test)]
 mod explained;
 #[cfg(test)]
 mod fights;

@@ -4,6 +4,9 @@ use crate::namespace::{in_new_namespace, nft};
 use crate::rules::{differences, redirect};
 use gybe_netfilter::backend::Backend;
 use gybe_netfilter::nft::Nft;
+use std::io::Write;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 /// The handle that `nft -a` lists for what `line` contains.
 fn handle(line: &str) -> String {
@@ -89,6 +92,45 @@ fn f21_elements_of_a_set_are_named() {
         ];
         assert_eq!(differences(&redirect()), sentences);
     });
+}
+
+/// The element `*` is every key that no other element is.
+#[test]
+fn f21_a_catch_all_element_of_a_set_is_named() {
+    in_new_namespace(|| {
+        Nft.apply(&redirect()).unwrap();
+        // `nft` 1.0.6 crashes when it adds `*` to a set that is there, so the table is written anew.
+        let table = nft(&["list", "table", "inet", "gybe"]).replacen("elements = { ", "elements = { *, ", 1);
+        nft(&[&format!("delete table inet gybe\n{table}")]);
+        let sentence = "element * of set inbound-excluded-ports should not be there";
+        assert_eq!(differences(&redirect()), [sentence]);
+        Nft.apply(&redirect()).unwrap();
+        assert_eq!(differences(&redirect()), [""; 0]);
+    });
+}
+
+/// A table with an owner goes when that process ends.
+#[test]
+fn f21_a_table_that_a_process_owns_is_named() {
+    in_new_namespace(|| {
+        let mut owner = interactive_nft();
+        let mut commands = owner.stdin.take().unwrap();
+        writeln!(commands, "add table inet gybe {{ flags owner; }}").unwrap();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let named =
+            || differences(&redirect()).contains(&"the table's flag owner should not be there".to_owned());
+        while !named() {
+            assert!(Instant::now() < deadline, "{:?}", differences(&redirect()));
+            std::thread::yield_now();
+        }
+        drop(commands);
+        owner.wait().unwrap();
+    });
+}
+
+#[expect(clippy::disallowed_methods, reason = "the referees of these tests are nft and ip themselves")]
+fn interactive_nft() -> Child {
+    Command::new("nft").arg("-i").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap()
 }
 
 #[test]

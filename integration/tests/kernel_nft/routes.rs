@@ -125,6 +125,31 @@ fn a_rule_of_ours_behind_another_is_missed_and_moved() {
 }
 
 #[test]
+fn a_rule_that_looks_like_ours_and_is_for_some_packets_only_is_not_taken_for_it() {
+    for theirs in [
+        "from 192.0.2.7 fwmark 0x539 lookup 133 priority 10",
+        "to 192.0.2.7 fwmark 0x539 lookup 133 priority 10",
+        "not fwmark 0x539 lookup 133 priority 10",
+        "fwmark 0x539 iif lo lookup 133 priority 10",
+        "fwmark 0x539 ipproto udp lookup 133 priority 10",
+        "fwmark 0x539 uidrange 7-7 lookup 133 priority 10",
+        "fwmark 0x539 lookup 133 suppress_prefixlength 0 priority 10",
+        "fwmark 0x539/0xfff lookup 133 priority 10",
+    ] {
+        in_pod(|| {
+            ip(&format!("rule add {theirs}"));
+            let mut policy = policy();
+            (policy.mode, policy.families) = (TPROXY, Families::V4Only);
+            Routes::wanted(&policy).apply(&mut routing()).unwrap();
+            let rules = ip("rule");
+            assert!(rules.contains("9:\tfrom all fwmark 0x539 lookup 133 proto 71\n"), "{theirs}: {rules}");
+            routes::remove(&mut routing()).unwrap();
+            assert!(ip("rule").contains("10:\t"), "{theirs}");
+        });
+    }
+}
+
+#[test]
 fn two_calls_at_once_add_one_rule() {
     for _ in 0..20 {
         in_pod(|| {

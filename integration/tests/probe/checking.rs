@@ -111,3 +111,17 @@ fn rules_of_another_backend_than_the_word_names_by_now_are_as_add_left_them() ->
     }
     Ok(())
 }
+
+#[test]
+fn other_owners_translations_fail_no_check_and_are_named_in_the_log() -> Result<(), Complaint> {
+    let (place, pod) = (Place::new("check-foreign")?, pod()?);
+    let call = Call::add(&pod, &place)?.by("nft");
+    assert_eq!(call.make(&place, "")?.code, Some(0));
+    let theirs = ["-t", "nat", "-I", "OUTPUT", "-p", "tcp", "-j", "REDIRECT", "--to-ports", "9999"];
+    assert_eq!(pod.run(|| run("iptables-nft", &theirs, ""))??.code, Some(0));
+    let check = call.of("CHECK").make(&place, "")?;
+    assert_eq!((check.code, check.out.as_str()), (Some(0), ""), "{check:#?}");
+    assert!(check.err.contains("cmdCheck: somebody else translates addresses in the pod"), "{}", check.err);
+    assert!(check.err.contains("nftables chain ip nat OUTPUT (priority -100)"), "{}", check.err);
+    Ok(())
+}

@@ -5,7 +5,7 @@
 use super::rtnetlink::List;
 use super::uapi::*;
 use crate::compile::PASSTHROUGH_V6;
-use crate::netlink::attr::{Attributes, Writer};
+use crate::netlink::attr::{Attribute, Attributes, Writer};
 use crate::ruleset::Family;
 use std::fmt;
 
@@ -127,12 +127,17 @@ impl Entry {
         match list {
             List::Addresses => is_passthrough(found)?.then_some(Self::PassthroughAddress),
             List::Rules(family) => {
-                let (&[found_family, _, _, _, _, _, _, action, ..], rule) =
+                let (&[found_family, to, from, tos, _, _, _, action, flags @ ..], rule) =
                     found.split_first_chunk::<RULE_HEADER>()?;
                 let number_of = |kind| Attributes::of(rule).get(kind).and_then(|value| value.ne32());
                 let whole = number_of(FRA_FWMASK) == Some(u32::MAX);
                 let (mark, table) = (number_of(FRA_FWMARK)?, number_of(FRA_TABLE)?);
-                let is_one = found_family == number(family) && action == FR_ACT_TO_TBL && whole;
+                let every_packet =
+                    [to, from, tos] == [0; 3] && u32::from_ne_bytes(flags) & FIB_RULE_INVERT == 0;
+                let only_by_mark =
+                    every_packet && Attributes::of(rule).all(|attribute| selects_nothing(&attribute));
+                let is_one =
+                    found_family == number(family) && action == FR_ACT_TO_TBL && whole && only_by_mark;
                 is_one.then_some(Self::MarkRule { family, mark, table })
             }
             List::Routes(family) => {
@@ -144,6 +149,16 @@ impl Entry {
                 (whole && number_of(RTA_OIF) == Some(LOOPBACK)).then_some(Self::LocalRoute { family, table })
             }
         }
+    }
+}
+
+/// Whether an attribute of a rule leaves every packet and every route to it: all others are tests of the
+/// packet, or hide a default route (`fib_nl_fill_rule`, net/core/fib_rules.c, v6.18).
+fn selects_nothing(attribute: &Attribute<'_>) -> bool {
+    match attribute.kind {
+        FRA_PRIORITY | FRA_FWMARK | FRA_FWMASK | FRA_TABLE | FRA_PROTOCOL => true,
+        FRA_SUPPRESS_PREFIXLEN => attribute.ne32() == Some(u32::MAX),
+        _ => false,
     }
 }
 

@@ -39,7 +39,9 @@ pub(super) const RTN_LOCAL: u8 = 2;
 
 pub(super) const FRA_PRIORITY: u16 = 6;
 pub(super) const FRA_FWMARK: u16 = 10;
+pub(super) const FRA_SUPPRESS_PREFIXLEN: u16 = 14;
 pub(super) const FRA_TABLE: u16 = 15;
 pub(super) const FRA_FWMASK: u16 = 16;
 pub(super) const FRA_PROTOCOL: u16 = 21;
 pub(super) const FR_ACT_TO_TBL: u8 = 1;
+pub(super) const FIB_RULE_INVERT: u32 = 2;

@@ -16,7 +16,7 @@ use crate::install::seen::{DROP_IN, FileName, TEMPORARY};
 pub(super) fn write(
     folder: &Folder,
     file: &FileName,
-    (bytes, access): (&[u8], NewAccess),
+    (bytes, access): (&[u8], &NewAccess),
     instead_of: Option<&[u8]>,
 ) -> Result<(), PerformError> {
     if folder.read(file).as_deref() != instead_of {
@@ -125,7 +125,7 @@ pub(super) fn drop_in(
         Err(why) => return Err(folder.failed("make", network.as_os_str())(why)),
     }
     let inner = folder.inner(network)?;
-    folder.prepare(bytes, NewAccess::Ours(mode))?;
+    folder.prepare(bytes, &NewAccess::Ours(mode))?;
     let moved = renameat(&folder.fd, TEMPORARY, &inner.fd, DROP_IN).map_err(inner.failed("write", DROP_IN));
     moved.map_err(|why| folder.give_up(why))?;
     inner.sync()?;

@@ -11,7 +11,7 @@ use nix::fcntl::{OFlag, RenameFlags, openat, renameat, renameat2};
 use nix::sys::stat::{Mode, fchmod, fstat};
 use nix::unistd::{Gid, Uid, UnlinkatFlags, fchown, fsync, unlinkat};
 
-use super::PerformError;
+use super::{PerformError, attributes};
 use crate::errno::errno;
 use crate::install::change::NewAccess;
 use crate::install::seen::{FileName, LARGEST, TEMPORARY};
@@ -66,9 +66,10 @@ impl Folder {
     }
 
     /// Fills, owns and syncs it; leaves nothing behind when it cannot.
-    pub(super) fn prepare(&self, bytes: &[u8], access: NewAccess) -> Result<(), PerformError> {
+    pub(super) fn prepare(&self, bytes: &[u8], access: &NewAccess) -> Result<(), PerformError> {
         let mut file = self.temporary()?;
-        let filled = file.write_all(bytes).map_err(|why| errno(&why)).and_then(|()| settle(&file, access));
+        let filled =
+            file.write_all(bytes).map_err(|why| errno(&why)).and_then(|()| self.settle(&file, access));
         filled.map_err(|why| self.give_up(self.failed("write", TEMPORARY)(why)))
     }
 
@@ -78,13 +79,36 @@ impl Folder {
         why
     }
 
+    fn settle(&self, file: &File, access: &NewAccess) -> Result<(), Errno> {
+        let mode = match access {
+            NewAccess::Ours(mode) => *mode,
+            NewAccess::Like(_, access) => {
+                let ours = fstat(file)?;
+                if (ours.st_uid, ours.st_gid) != (access.uid, access.gid) {
+                    fchown(file, Some(Uid::from_raw(access.uid)), Some(Gid::from_raw(access.gid)))?;
+                }
+                access.mode
+            }
+        };
+        fchmod(file, Mode::from_bits_truncate(mode))?;
+        if let NewAccess::Like(name, _) = access
+            && let Ok(theirs) = self.open_file(name)
+        {
+            attributes::copy(theirs, file);
+        }
+        fsync(file)
+    }
+
+    fn open_file(&self, name: impl AsRef<OsStr>) -> Result<File, Errno> {
+        let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
+        openat(&self.fd, name.as_ref(), flags, Mode::empty()).map(File::from)
+    }
+
     /// What a file holds now; none when there is none, or it is no file. Of one that is longer than any
     /// conf file (`seen` tells of those) only so much that it is no other.
     pub(super) fn read(&self, name: impl AsRef<OsStr>) -> Option<Vec<u8>> {
-        let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
-        let fd = openat(&self.fd, name.as_ref(), flags, Mode::empty()).ok()?;
         let mut bytes = Vec::new();
-        File::from(fd).take(LARGEST + 1).read_to_end(&mut bytes).ok().map(|_| bytes)
+        self.open_file(name).ok()?.take(LARGEST + 1).read_to_end(&mut bytes).ok().map(|_| bytes)
     }
 
     /// Renames within the directory, which is the only rename containerd sees (F08).
@@ -114,19 +138,4 @@ impl Folder {
     pub(super) fn sync(&self) -> Result<(), PerformError> {
         fsync(&self.fd).map_err(self.failed("sync", ""))
     }
-}
-
-fn settle(file: &File, access: NewAccess) -> Result<(), Errno> {
-    let mode = match access {
-        NewAccess::Ours(mode) => mode,
-        NewAccess::Like(access) => {
-            let ours = fstat(file)?;
-            if (ours.st_uid, ours.st_gid) != (access.uid, access.gid) {
-                fchown(file, Some(Uid::from_raw(access.uid)), Some(Gid::from_raw(access.gid)))?;
-            }
-            access.mode
-        }
-    };
-    fchmod(file, Mode::from_bits_truncate(mode))?;
-    fsync(file)
 }

@@ -26,17 +26,30 @@ pub struct Turn {
     _lock: Option<Flock<OwnedFd>>,
 }
 
-/// Another process holds the lock.
+/// Why the node can be neither judged nor changed now, and has to be looked at again.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("another gybe is changing {}", .0.display())]
-pub struct Busy(pub PathBuf);
+pub enum Busy {
+    /// Another process holds the lock.
+    #[error("another gybe is changing {}", .0.display())]
+    Locked(PathBuf),
+    /// This process, or the node, has no file descriptors left.
+    #[error("the node cannot be looked at: no file descriptors are left")]
+    NoDescriptors,
+}
 
 impl Busy {
     /// What helps.
     #[must_use]
     pub fn hint(&self) -> &'static str {
-        "most likely the node agent, or an operator's gybe: try again; where it stays so, lslocks on the host \
-         names the process that holds the file .gybe.lock there"
+        match self {
+            Self::Locked(_) => {
+                "most likely the node agent, or an operator's gybe: try again; where it stays so, lslocks on the \
+                 host names the process that holds the file .gybe.lock there"
+            }
+            Self::NoDescriptors => {
+                "see the process's limit (prlimit --nofile) and the node's (sysctl fs.file-nr)"
+            }
+        }
     }
 }
 
@@ -52,7 +65,7 @@ impl Turn {
             match lock(&folder) {
                 Ok(None) => {}
                 Ok(locked) => return Ok(Self { _lock: locked }),
-                Err(Errno::EWOULDBLOCK) => return Err(Busy(directory.to_owned())),
+                Err(Errno::EWOULDBLOCK) => return Err(Busy::Locked(directory.to_owned())),
                 Err(_) => break,
             }
         }

@@ -22,7 +22,7 @@ pub(super) fn after(seen: &Snapshot, changes: &[Change]) -> Snapshot {
             }
             Change::Write { file, bytes, access, .. } => {
                 let access = match access {
-                    NewAccess::Like(access) => *access,
+                    NewAccess::Like(_, access) => *access,
                     NewAccess::Ours(mode) => of_us(*mode),
                 };
                 files.insert(file.clone(), regular(bytes, access));

@@ -104,7 +104,7 @@ impl Chaining<'_> {
 
     fn write(&self, file: FileName, bytes: Vec<u8>) -> Option<Change> {
         let instead_of = self.seen.conf.files.get(&file).and_then(|file| file.content.clone().ok());
-        let access = NewAccess::Like(self.target.file.access);
+        let access = NewAccess::Like(self.target.name.clone(), self.target.file.access);
         (instead_of.as_ref() != Some(&bytes)).then_some(Change::Write { file, bytes, access, instead_of })
     }
 

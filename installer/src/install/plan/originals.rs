@@ -58,7 +58,7 @@ pub(super) fn set_aside(seen: &Snapshot, name: &FileName) -> Option<Change> {
     let file = seen.conf.files.get(name)?;
     let (aside, bytes) = (name.with(ORIGINAL), file.content.clone().ok()?);
     let instead_of = seen.conf.files.get(&aside).and_then(|there| there.content.clone().ok());
-    let access = NewAccess::Like(file.access);
+    let access = NewAccess::Like(name.clone(), file.access);
     (instead_of.as_ref() != Some(&bytes)).then_some(Change::Write { file: aside, bytes, access, instead_of })
 }
 

@@ -54,7 +54,7 @@ impl Out<'_> {
             Some(theirs) => Change::Write {
                 file: name.clone(),
                 bytes: theirs.clone(),
-                access: NewAccess::Like(file.access),
+                access: NewAccess::Like(name.clone(), file.access),
                 instead_of: Some(bytes.clone()),
             },
         };
@@ -149,7 +149,7 @@ fn rewrite(held: &Held<'_>, without: Result<Vec<u8>, ConflistError>, plan: &mut 
         Ok(without) => plan.changes.push(Change::Write {
             file: held.name.clone(),
             bytes: without,
-            access: NewAccess::Like(held.file.access),
+            access: NewAccess::Like(held.name.clone(), held.file.access),
             instead_of: Some(held.bytes.to_vec()),
         }),
         Err(why) => plan.problems.push(Problem::Unchangeable { file: held.name.clone(), why }),

@@ -38,7 +38,7 @@ pub(super) fn put(seen: &Snapshot, install: &Install, file: &FileName, plan: &mu
                 // Before it is replaced: uninstall can put it back.
                 plan.changes.extend(originals::set_aside(seen, file));
             }
-            (NewAccess::Like(there.access), Some(theirs.clone()))
+            (NewAccess::Like(file.clone(), there.access), Some(theirs.clone()))
         }
     };
     plan.changes.push(Change::Write { file: file.clone(), bytes, access, instead_of });

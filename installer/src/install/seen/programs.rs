@@ -97,10 +97,11 @@ impl Hashes {
 
 pub(super) fn look(path: &Path, names: &BTreeSet<FileName>, hashes: &mut Hashes) -> ProgramDirectory {
     let nothing = ProgramDirectory::not_there;
-    match open_directory(path) {
-        Ok((fd, Standing::There)) => ProgramDirectory {
+    let opened = open_directory(path).and_then(|(fd, standing)| Ok((list(&fd)?, fd, standing)));
+    match opened {
+        Ok((entries, fd, Standing::There)) => ProgramDirectory {
             standing: Standing::There,
-            names: list(&fd).into_iter().flatten().map(|(name, _)| name).collect(),
+            names: entries.into_iter().map(|(name, _)| name).collect(),
             files: names
                 .iter()
                 .filter_map(|name| Some((name.clone(), program(&fd, name, hashes)?)))
@@ -108,7 +109,7 @@ pub(super) fn look(path: &Path, names: &BTreeSet<FileName>, hashes: &mut Hashes)
             litter: is_there(&fd, TEMPORARY),
             has_lock: is_there(&fd, LOCK),
         },
-        Ok((_, standing)) => nothing(standing),
+        Ok((_, _, standing)) => nothing(standing),
         Err(Errno::ENOENT) => nothing(Standing::Missing),
         Err(why) => nothing(Standing::Refused(why)),
     }

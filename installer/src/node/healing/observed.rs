@@ -29,8 +29,11 @@ impl Observed {
         if !is_due && there == self.program {
             return;
         }
-        (self.looked, self.program) = (Some(now), there);
         let seen = look(places, &Interest::in_programs([]), &mut Hashes::default());
+        if seen.lacks_descriptors() {
+            return;
+        }
+        (self.looked, self.program) = (Some(now), there);
         self.stand_in = stand_in(&seen, ours(&places.programs));
     }
 }
