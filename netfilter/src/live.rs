@@ -97,11 +97,6 @@ impl LiveRules {
         &self.observed.opaque
     }
 
-    /// Is there any rule of ours?
-    pub fn has_ours(&self) -> bool {
-        self.observed.has_ours()
-    }
-
     /// Follows the connection that begins with `packet`.
     pub fn trace(&self, packet: &Packet) -> LiveTrace {
         let walked = walk::walk(&self.observed, packet, self.listeners);

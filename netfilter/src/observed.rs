@@ -270,11 +270,6 @@ impl Observed {
         ours.opaque.clear();
         ours
     }
-
-    /// Is there any rule of ours?
-    pub(crate) fn has_ours(&self) -> bool {
-        self.chains.iter().any(|chain| chain.rules.iter().any(|rule| rule.is_ours))
-    }
 }
 
 /// Where a rule stands, for people.

@@ -57,3 +57,32 @@ pub(super) fn confine(command: &mut Command, user_namespace: Option<OwnedFd>) {
     // takes no lock and panics nowhere, and what it captures is a plain descriptor.
     unsafe { command.pre_exec(enter) };
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::process::ExitStatusExt;
+    use std::time::{Duration, Instant};
+
+    #[test]
+    #[expect(clippy::disallowed_methods, reason = "what is tested starts programs")]
+    fn a_program_is_killed_with_the_thread_that_started_it() {
+        let started = std::thread::spawn(|| {
+            let mut command = Command::new("/bin/sleep");
+            confine(command.arg("600"), None);
+            command.spawn().unwrap()
+        });
+        let mut child = started.join().unwrap();
+        let until = Instant::now() + Duration::from_secs(60);
+        let status = loop {
+            match child.try_wait().unwrap() {
+                None if Instant::now() < until => std::thread::yield_now(),
+                status => break status,
+            }
+        };
+        let _ = child.kill();
+        let _ = child.wait();
+        let signal = status.expect("the program outlives its caller").signal();
+        assert_eq!(signal, Some(Signal::SIGKILL as i32));
+    }
+}

@@ -2,6 +2,7 @@
 
 use super::batch::TooLong;
 use super::chain::Base;
+use super::dump::Lister;
 use super::error::NftError;
 use super::socket::Connection;
 use super::uapi::*;
@@ -39,13 +40,18 @@ pub(crate) fn chains() -> Result<Vec<ChainPlace>, NftError> {
 
 /// The same over a socket that is open already.
 pub(super) fn chains_over(connection: &mut Connection) -> Result<Vec<ChainPlace>, NftError> {
+    listed(&mut |request, sequence| connection.0.list(request, sequence))
+}
+
+/// The same by what answers a request of this sequence number with a list.
+fn listed(lister: &mut Lister<'_>) -> Result<Vec<ChainPlace>, NftError> {
     for sequence in 1..=ATTEMPTS {
         let mut writer = Writer::with_capacity(64);
         let kind = NFNL_SUBSYS_NFTABLES << 8 | NFT_MSG_GETCHAIN;
         let header = Header { kind, flags: REQUEST | DUMP, sequence };
         writer.message(header, &[NFPROTO_UNSPEC, 0, 0, 0], |_| ());
         let request = writer.finish().ok_or(TooLong)?;
-        match connection.0.list(&request, sequence)? {
+        match lister(&request, sequence)? {
             Listed::Whole(entries) => return Ok(places(&entries)),
             Listed::Changed => {}
             // No such subsystem (`nfnetlink_rcv_msg`).
@@ -72,4 +78,26 @@ fn place(entry: &[u8]) -> Option<ChainPlace> {
     let translates_at = Base::read(&attributes).and_then(|base| base.translates_at());
     let (table, chain) = (text(NFTA_CHAIN_TABLE)?, text(NFTA_CHAIN_NAME)?);
     Some(ChainPlace { family, table, chain, translates_at, uses })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_that_changes_while_it_is_read_is_read_again_and_not_without_end() {
+        for (changes, is_read) in [(0, true), (1, true), (ATTEMPTS - 1, true), (ATTEMPTS, false)] {
+            let mut sequences = Vec::new();
+            let chains = listed(&mut |_, sequence| {
+                sequences.push(sequence);
+                Ok(if sequence <= changes { Listed::Changed } else { Listed::Whole(Vec::new()) })
+            });
+            assert_eq!(chains.is_ok(), is_read, "{changes} changes: {chains:?}");
+            assert!(sequences.len() > 1 || changes == 0);
+            assert!(
+                sequences.is_sorted_by(|one, next| one < next),
+                "an answer to an earlier request counts not"
+            );
+        }
+    }
 }

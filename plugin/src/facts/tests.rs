@@ -5,6 +5,7 @@ use crate::args::Caller;
 use std::error::Error;
 use std::fs;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// A directory of this test's own, gone when it ends.
 struct Scratch(PathBuf);
@@ -68,6 +69,22 @@ fn a_pod_nobody_knows_is_told_with_the_place_looked_at() {
         "{fault}"
     );
     assert!(matches!(ask(&nobody, &pod("cart-0")), Err(FactsError::NobodyToAsk)));
+}
+
+#[test]
+fn a_source_that_never_answers_leaves_time_to_the_next() {
+    let scratch = Scratch::new("silent");
+    scratch.holds("cart-0.json", &manifest(""));
+    let socket = scratch.0.join("facts.sock");
+    let _silent = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    let deadline = Duration::from_secs(8);
+    let directory = Some(scratch.0.clone());
+    let conf = FactsConf { socket: Some(socket), directory, deadline, ..FactsConf::default() };
+    let begun = Instant::now();
+    let facts = ask(&conf, &pod("cart-0")).unwrap();
+    assert_eq!(facts.containers.len(), 1);
+    let took = begun.elapsed();
+    assert!(took >= deadline / 4 && took < deadline * 3 / 4, "half of the time, not {took:?}");
 }
 
 /// Kubernetes lets a name be longer than a file's; such a pod may be known elsewhere.
