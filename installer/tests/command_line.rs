@@ -55,6 +55,11 @@ fn two_deployments() -> String {
     )
 }
 
+/// Were a check broken, root would write into the namespace of the calling thread, and not the machine's.
+fn apart() {
+    let _ = nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET);
+}
+
 #[test]
 fn help_and_version_are_answers_and_everything_misspelt_is_not() {
     for (line, code) in [
@@ -127,6 +132,7 @@ fn each_pod_of_a_manifest_is_rendered_and_one_can_be_chosen() {
 
 #[test]
 fn where_one_pod_is_needed_several_are_refused_with_their_names() {
+    apart();
     for line in ["apply --netns /proc/self/ns/net --pod -", "trace --pod - in tcp 10.0.0.1:80"] {
         let run = gybe(&words(line), &two_deployments());
         assert_eq!(run.code, 2, "{line}");
@@ -160,6 +166,7 @@ fn a01_no_name_in_a_manifest_can_end_the_comment_it_stands_in() {
 
 #[test]
 fn a_failure_is_one_sentence_with_all_layers() {
+    apart();
     for (line, stdin, told) in [
         (
             "render --policy /nonexistent",

@@ -8,6 +8,7 @@
     reason = "a test that cannot be set up must stop"
 )]
 
+mod meanwhile;
 mod probing;
 mod replacing;
 

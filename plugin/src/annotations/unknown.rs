@@ -97,6 +97,8 @@ mod tests {
             ("aab", "ab", true),
             ("", "a", true),
             ("ab", "cd", false),
+            ("ab", "ca", false),
+            ("ab", "bac", false),
         ] {
             assert_eq!((is_one_edit(one, other), is_one_edit(other, one)), (is, is), "{one} {other}");
         }
