@@ -110,7 +110,10 @@ impl Ground {
         let last = last.reduce(|_, next| next).unwrap();
         // Whether the runtime leads pods to it is asked elsewhere.
         let of_the_runtime = |problem: &&Problem| {
-            matches!(problem, Problem::Waiting | Problem::NotMultus { .. } | Problem::NoPrimary(_))
+            matches!(
+                problem,
+                Problem::Waiting | Problem::Stopped(_) | Problem::NotMultus { .. } | Problem::NoPrimary(_)
+            )
         };
         let problems: Vec<_> = last.left.problems.iter().filter(|it| !of_the_runtime(it)).collect();
         assert!(last.left.changes.is_empty() && problems.is_empty(), "{:#?}", last.left);

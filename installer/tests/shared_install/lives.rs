@@ -112,7 +112,8 @@ fn a_file_that_comes_later_is_waited_for() {
         let wanted = chained(&ground, pinned);
         let waiting = ground.pass(&wanted).left;
         assert!(!waiting.is_done() && waiting.changes.is_empty());
-        assert!(matches!(&waiting.problems[..], [Problem::Waiting | Problem::WaitingFor { .. }]));
+        let waits = |problem: &Problem| matches!(problem, Problem::Waiting | Problem::WaitingFor { .. });
+        assert!(waiting.problems.iter().all(waits), "{:?}", waiting.problems);
         assert!(ground.files().is_empty(), "a primary's file is never made up");
         ground.put(appears, shared("install-e2e/pre/calico.conflist"));
         lives(&ground, &wanted, becomes, CALICO);
