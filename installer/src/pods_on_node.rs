@@ -15,7 +15,6 @@ pub use find::{Found, HostPaths, find};
 use crate::own_namespace;
 use crate::verdict::verdict_of;
 use desired::{Desired, answer};
-use gybe_netfilter::backend::{BackendKind, PartKind};
 use gybe_netfilter::netns::{Netns, NetnsError};
 use gybe_netfilter::verdict::{Answer, Verdict};
 use gybe_plugin::args::PodRef;
@@ -77,10 +76,10 @@ impl fmt::Display for Sandbox {
 }
 
 impl Judged {
-    /// Reports whether the pod is, or may be, in the mesh and is not known to be redirected.
+    /// Reports whether the pod is not as it should be; what another mesh redirects is left to it.
     #[must_use]
     pub fn fails(&self) -> bool {
-        matches!(self.verdict.answer, Answer::NotRedirected | Answer::Unknown)
+        self.verdict.answer != Answer::ByOthers && !self.verdict.holds()
     }
 
     /// The verdict in one line.
@@ -144,18 +143,7 @@ fn judge(sandbox: Sandbox, sources: &Sources) -> Judged {
     };
     let desired = sources.desired(&sandbox, addresses);
     let verdict = match &netns {
-        Ok(netns) => {
-            let found = verdict_of(netns, desired.for_verdict());
-            let is_by_rules_alone =
-                matches!(desired, Desired::NotKnown { .. }) && found.answer == Answer::Redirected;
-            match is_by_rules_alone.then(|| emptied_chain(netns)).flatten() {
-                Some(chain) => {
-                    let reason = format!("chain {chain} of table inet gybe has no rule");
-                    Verdict::because(Answer::NotRedirected, reason)
-                }
-                None => answer(&desired, found),
-            }
-        }
+        Ok(netns) => answer(&desired, verdict_of(netns, desired.for_verdict())),
         Err(why) => answer(&desired, Verdict::because(Answer::Unknown, cannot_open(why))),
     };
     let unknown_because = match desired {
@@ -163,13 +151,6 @@ fn judge(sandbox: Sandbox, sources: &Sources) -> Judged {
         _ => None,
     };
     Judged { sandbox, verdict, unknown_because }
-}
-
-/// A chain of ours without a rule: no policy writes one.
-fn emptied_chain(netns: &Netns) -> Option<String> {
-    let inspected = netns.run(|| BackendKind::Nft.find().and_then(|backend| backend.inspect()));
-    let mut parts = inspected.ok()?.ok()?.parts.into_iter();
-    parts.find(|part| part.kind == PartKind::Chain && part.items.is_empty()).map(|part| part.name)
 }
 
 fn cannot_open(why: &NetnsError) -> String {

@@ -4,14 +4,17 @@ use crate::observed::{Interface, Observed, place, read};
 use crate::policy::RedirectPolicy;
 use crate::redirection::RedirectionError;
 use crate::trace::{Owner, Packet};
-use crate::walk::{self, Listeners, RuleAt, Walked};
+use crate::walk::{self, Budget, Listeners, RuleAt, Walked};
 
 pub use crate::walk::Outcome;
 use std::fmt;
 use std::net::IpAddr;
+use std::time::Duration;
 
 /// Istio's user and group of the proxy, where no policy says another.
 const PROXY: Owner = Owner { uid: 1337, gid: 1337 };
+/// How long following one connection may take.
+const TRACED_WITHIN: Duration = Duration::from_secs(5);
 /// Any user that is not the proxy's.
 const APPLICATION: u32 = 1000;
 
@@ -99,7 +102,7 @@ impl LiveRules {
 
     /// Follows the connection that begins with `packet`.
     pub fn trace(&self, packet: &Packet) -> LiveTrace {
-        let walked = walk::walk(&self.observed, packet, self.listeners);
+        let walked = walk::walk(&self.observed, packet, self.listeners, Budget::of(TRACED_WITHIN));
         let order = walked.order.map(|(first, second)| [first, second].map(|at| self.chain_place(at)));
         LiveTrace {
             outcome: walked.outcome,
@@ -136,9 +139,9 @@ impl LiveRules {
         Self { observed: self.observed.ours_alone(), listeners: self.listeners }
     }
 
-    /// The outcome as the verdict compares it.
-    pub(crate) fn walked(&self, packet: &Packet) -> Walked {
-        walk::walk(&self.observed, packet, self.listeners)
+    /// The outcome as the verdict compares it; unknown when it is not found within the budget.
+    pub(crate) fn walked(&self, packet: &Packet, budget: Budget) -> Walked {
+        walk::walk(&self.observed, packet, self.listeners, budget)
     }
 }
 
@@ -151,7 +154,7 @@ impl fmt::Display for Outcome {
             Self::Translated(address) => write!(f, "goes to {address}"),
             Self::Dropped => f.write_str("is dropped"),
             Self::AnswersLost => f.write_str("gets no answer"),
-            Self::Unknown => f.write_str("goes where cannot be known"),
+            Self::Unknown => f.write_str("goes to a destination that cannot be known"),
         }
     }
 }

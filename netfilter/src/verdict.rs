@@ -5,6 +5,7 @@
 
 mod compare;
 mod connections;
+mod parts;
 mod values;
 
 use crate::backend::{BackendKind, Inventory};
@@ -123,7 +124,22 @@ pub fn judge_namespace(desired: Desired<'_>, reading: Reading<'_>) -> Result<Ver
         Some(rules) => Wanted::Rules(rules),
         None => Wanted::OursAlone(live.ours_alone()),
     };
-    Ok(verdict(compare(&wanted, &live), &differences))
+    let mut compared = compare(&wanted, &live);
+    if policy.is_none() {
+        compared.not_redirected.extend(broken(&kinds, &live));
+    }
+    Ok(verdict(compared, &differences))
+}
+
+/// Why rules of ours that are there cannot be what any policy asks for.
+fn broken(kinds: &[BackendKind], live: &LiveRules) -> Vec<String> {
+    let mut broken = live.observed.broken_chains();
+    let has_table = || live.observed.chains.iter().any(|chain| chain.table.is_ours());
+    // The chains of a dormant table hang at no hook and are not read.
+    if kinds.contains(&BackendKind::Nft) && live.not_evaluated().is_empty() && !has_table() {
+        broken.push("table inet gybe is dormant".to_owned());
+    }
+    broken
 }
 
 fn verdict(compared: Compared, differences: &[Deviation]) -> Verdict {

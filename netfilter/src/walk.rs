@@ -8,6 +8,7 @@
 //! depends on that.
 
 mod bits;
+mod budget;
 mod chain;
 mod choices;
 mod hooks;
@@ -17,6 +18,7 @@ mod xt;
 use crate::observed::{HookPoint, Observed};
 use crate::policy::Port;
 use crate::trace::{ConnectionPhase, Direction, Owner, Packet, Transport};
+pub(crate) use budget::Budget;
 use choices::{Choices, Question};
 use hooks::{Item, Place};
 use live::{By, Entry, Live, Tracking};
@@ -77,12 +79,12 @@ pub(crate) struct Listeners {
 /// Ports that Istio's proxy and agent listen on beside those that connections are redirected to.
 const PROXY_PORTS: [u16; 6] = [15000, 15008, 15020, 15021, 15053, 15090];
 
-/// Follows a connection whose first packet is `packet`.
-pub(crate) fn walk(ns: &Observed, packet: &Packet, listeners: Listeners) -> Walked {
+/// Follows a connection whose first packet is `packet`; what is not found within the budget is unknown.
+pub(crate) fn walk(ns: &Observed, packet: &Packet, listeners: Listeners, budget: Budget) -> Walked {
     let mut choices = Choices::default();
     let mut first: Option<Walked> = None;
     loop {
-        let mut walk = Walk::new(ns, packet, listeners, choices);
+        let mut walk = Walk::new(ns, packet, listeners, choices, budget);
         let outcome = walk.connection(packet);
         let walked = walk.walked(outcome);
         choices = walk.choices;
@@ -94,7 +96,7 @@ pub(crate) fn walk(ns: &Observed, packet: &Packet, listeners: Listeners) -> Walk
         if !choices.next() {
             break;
         }
-        if choices.are_too_many() {
+        if choices.are_too_many() || budget.is_spent() {
             return first
                 .map_or_else(|| depends(&walked_nowhere(), None), |first| depends(&first, choices.last()));
         }
@@ -159,6 +161,7 @@ struct Walk<'n> {
     ns: &'n Observed,
     listeners: Listeners,
     choices: Choices,
+    budget: Budget,
     here: chain::Here,
     packet: Live,
     /// The connections that tracking knows, the packet's among them at `current`.
@@ -183,7 +186,13 @@ const ACK: [u8; 2] = [0x10, 0x37];
 const LOOPBACK: &str = "lo";
 
 impl<'n> Walk<'n> {
-    fn new(ns: &'n Observed, packet: &Packet, listeners: Listeners, choices: Choices) -> Self {
+    fn new(
+        ns: &'n Observed,
+        packet: &Packet,
+        listeners: Listeners,
+        choices: Choices,
+        budget: Budget,
+    ) -> Self {
         let name = |by: &crate::policy::InterfaceName| By::Name(by.as_str().to_owned());
         let (arrives, leaves) = match &packet.direction {
             Direction::Arrives { by } => (name(by), By::None),
@@ -216,6 +225,7 @@ impl<'n> Walk<'n> {
             ns,
             listeners,
             choices,
+            budget,
             here: chain::Here::default(),
             packet: live,
             entries,
@@ -450,18 +460,22 @@ impl<'n> Walk<'n> {
     }
 
     fn decide_order(&mut self, places: &mut [Place]) {
-        for index in 1..places.len() {
-            let (before, after) = places.split_at_mut(index);
-            let (Some(first), Some(second)) = (before.last_mut(), after.first_mut()) else { continue };
-            if !first.may_come_after_next {
-                continue;
-            }
-            let chain = |place: &Place| match place.item {
-                Item::Chain(index) => index,
-                Item::Tracking | Item::Translation => usize::MAX,
-            };
-            if !self.choices.ask(Question::Order(chain(first), chain(second))) {
-                std::mem::swap(&mut first.item, &mut second.item);
+        let chain = |place: &Place| match place.item {
+            Item::Chain(index) => index,
+            Item::Tracking | Item::Translation => usize::MAX,
+        };
+        for run in places.chunk_by_mut(|before, _| before.may_come_after_next) {
+            // Which of those left comes first: every order is tried once.
+            for from in 0..run.len() {
+                let Some((first, rest)) = run.get_mut(from..).and_then(<[Place]>::split_first_mut) else {
+                    continue;
+                };
+                for other in rest {
+                    if self.choices.ask(Question::Order(chain(first), chain(other))) {
+                        break;
+                    }
+                    std::mem::swap(&mut first.item, &mut other.item);
+                }
             }
         }
     }

@@ -27,7 +27,7 @@ macro_rules! nft {
     };
 }
 
-const CASES: [Case; 23] = [
+const CASES: [Case; 33] = [
     ("true", Answer::Redirected, ""),
     (
         "iptables-nft -t nat -I OUTPUT -p tcp -j REDIRECT --to-ports 9000",
@@ -119,6 +119,60 @@ const CASES: [Case; 23] = [
         nft!("filter hook output priority -150", "tcp dport 443 limit rate over 1/second drop"),
         Answer::Unknown,
         "tcp dport 443 limit drop",
+    ),
+    (
+        nft!("filter hook output priority -150", "tcp dport < 1024 drop"),
+        Answer::NotRedirected,
+        "inet other theirs: tcp dport < 1024 drop",
+    ),
+    (
+        nft!("filter hook output priority -150", "tcp dport >= 61000 drop"),
+        Answer::NotRedirected,
+        "inet other theirs: tcp dport >= 61000 drop",
+    ),
+    (
+        nft!("filter hook output priority -150", "meta skuid < 500 drop"),
+        Answer::NotRedirected,
+        "is dropped instead of port 15001",
+    ),
+    (
+        nft!("filter hook output priority -150", "tcp dport vmap { 80 : accept, 443 : drop }"),
+        Answer::NotRedirected,
+        "443 is dropped instead of port 15001",
+    ),
+    (
+        nft!(
+            "nat hook output priority -110",
+            "dnat ip to tcp dport map { 80 : 10.1.2.3, 443 : 10.244.0.10 }"
+        ),
+        Answer::NotRedirected,
+        "goes to 10.1.2.3:80 instead of port 15001",
+    ),
+    // nft makes one comparison of both ports.
+    (
+        nft!("filter hook output priority -150", "tcp sport 1000 tcp dport 443 drop"),
+        Answer::NotRedirected,
+        ":443 is dropped instead of port 15001",
+    ),
+    (
+        nft!("filter hook output priority -150", "ip saddr 10.244.0.10 ip daddr 10.1.2.3 drop"),
+        Answer::NotRedirected,
+        "to 10.1.2.3:",
+    ),
+    (
+        nft!("filter hook output priority -150", "ct reply ip saddr 10.7.7.7 drop"),
+        Answer::NotRedirected,
+        "to 10.7.7.7:",
+    ),
+    (
+        nft!("filter hook output priority -150", "meta mark and 0x4 == 0x4 meta mark and 0x2 == 0 drop"),
+        Answer::NotRedirected,
+        "is dropped instead of port 15001",
+    ),
+    (
+        nft!("filter hook output priority -150", "meta mark and 0x3 == 0x3 drop"),
+        Answer::NotRedirected,
+        "meta mark & 0x3 == 0x3 drop",
     ),
     (nft!("filter hook output priority -150", "tcp dport 443 counter log"), Answer::Redirected, ""),
     (

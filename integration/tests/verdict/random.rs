@@ -1,4 +1,5 @@
-//! Random rules of other owners and real connections: what is predicted is what happens.
+//! Random rules of other owners and real connections: what is predicted is what happens, and the verdict is
+//! not `redirected` when a connection that should be redirected is not.
 //!
 //! `GYBE_SEED=17 GYBE_RULESETS=1` tries rule set 17 alone.
 
@@ -6,7 +7,10 @@ use crate::world::World;
 use gybe_integration::complaint::Complaint;
 use gybe_integration::crowd::side_by_side;
 use gybe_netfilter::backend::BackendKind;
+use gybe_netfilter::compile::compile;
 use gybe_netfilter::live::Outcome;
+use gybe_netfilter::trace::{Fate, trace};
+use gybe_netfilter::verdict::Answer;
 use proptest::collection::vec;
 use proptest::sample::select;
 use proptest::strategy::{Just, Strategy, ValueTree};
@@ -20,13 +24,17 @@ fn number(variable: &str, otherwise: u64) -> u64 {
     if text.is_empty() { otherwise } else { text.parse().unwrap_or_else(|_| panic!("{variable}={text}")) }
 }
 
-const MATCHES: [&str; 22] = [
+const MATCHES: [&str; 26] = [
     "",
     "",
     "meta l4proto tcp",
     "meta l4proto udp",
     "tcp dport 80",
     "tcp dport != 80",
+    "tcp dport < 1024",
+    "tcp dport vmap { 80 : accept, 443 : drop, 8080 : return }",
+    "tcp sport 32768-60999 tcp dport 80",
+    "tcp sport 1000 tcp dport 80",
     "tcp dport { 80, 8080, 15001, 15006 }",
     "tcp dport 8000-16000",
     "tcp sport { 15001, 15006, 8080 }",
@@ -54,6 +62,7 @@ fn at_hook(hook: &str) -> &'static [&'static str] {
             "meta skuid != 1337",
             "meta skgid 1337",
             "meta skuid 500-1500",
+            "meta skuid < 500",
             "oifname \"lo\"",
             "oifname \"eth*\"",
         ],
@@ -119,16 +128,28 @@ fn tried(seed: u64) -> Result<(Vec<String>, [usize; 3]), Complaint> {
     let rules = rule_set(seed);
     world.foreign(&format!("nft -f - <<'END'\n{rules}\nEND"))?;
     let live = world.live()?;
+    let (desired, verdict) = (compile(&world.policy), world.verdict()?);
     let (mut wrong, mut counts) = (Vec::new(), [0; 3]);
     for flow in &world.flows {
-        let place = match live.trace(&flow.packet()?).outcome {
+        let outcome = live.trace(&flow.packet()?).outcome;
+        let place = match outcome {
             Outcome::Unknown | Outcome::Translated(_) => 2,
             Outcome::Dropped | Outcome::AnswersLost => 1,
             _ => 0,
         };
         counts.iter_mut().skip(place).take(1).for_each(|count| *count += 1);
         let sentence = world.disagreement(&live, flow)?;
-        wrong.extend(sentence.map(|sentence| format!("GYBE_SEED={seed}: {sentence}\n{rules}")));
+        let expected = match trace(&desired, &flow.packet()?).fate {
+            Fate::Untouched => outcome,
+            Fate::Redirected(port) => Outcome::Redirected(port),
+            Fate::Intercepted(port) => Outcome::Intercepted(port),
+            Fate::Dropped => Outcome::Dropped,
+        };
+        let missed = (outcome != expected && verdict.answer == Answer::Redirected).then(|| {
+            format!("{}: {outcome:?} instead of {expected:?}, and the verdict is {verdict:?}", flow.id)
+        });
+        let sentences = sentence.into_iter().chain(missed);
+        wrong.extend(sentences.map(|sentence| format!("GYBE_SEED={seed}: {sentence}\n{rules}")));
     }
     Ok((wrong, counts))
 }

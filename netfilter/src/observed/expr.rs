@@ -67,7 +67,7 @@ pub(crate) enum Source {
 }
 
 /// A verdict, or a constant of a map.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Data {
     None,
     Verdict(Code),
@@ -75,7 +75,7 @@ pub(crate) enum Data {
 }
 
 /// What a verdict says.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Code {
     Accept,
     Drop,

@@ -28,6 +28,7 @@ pub(crate) enum Field {
 #[derive(Debug, Clone)]
 pub(crate) struct Component {
     pub(crate) field: Field,
+    pub(crate) source: Source,
     /// How many bytes were loaded.
     pub(crate) length: usize,
     /// The bits that still count.
@@ -36,6 +37,8 @@ pub(crate) struct Component {
     pub(crate) is_swapped: bool,
     /// The field's value is in the machine's byte order.
     pub(crate) is_host_order: bool,
+    /// Bits were inverted: no mask describes the value.
+    pub(crate) is_inverted: bool,
 }
 
 /// The registers of a rule.
@@ -54,8 +57,14 @@ impl Symbols {
                 self.forget(*to);
                 self.constants.push((*to, value.clone()));
             }
-            Expr::Bitwise { from, to, mask, .. } => self.change(*from, *to, |component| {
-                component.mask = Some(mask.clone());
+            Expr::Bitwise { from, to, mask, xor } => self.change(*from, *to, |component| {
+                let before = component.mask.take();
+                let bits = |(at, bits): (usize, &u8)| match &before {
+                    Some(before) => bits & before.get(at).unwrap_or(&0),
+                    None => *bits,
+                };
+                component.mask = Some(mask.iter().enumerate().map(bits).collect());
+                component.is_inverted |= xor.iter().any(|bits| *bits != 0);
             }),
             Expr::ByteOrder { from, to, .. } => self.change(*from, *to, |component| {
                 component.is_swapped = !component.is_swapped;
@@ -68,7 +77,15 @@ impl Symbols {
     fn load(&mut self, source: &Source, to: usize) {
         self.forget(to);
         let (field, length, is_host_order) = field(source);
-        let component = Component { field, length, mask: None, is_swapped: false, is_host_order };
+        let component = Component {
+            field,
+            source: source.clone(),
+            length,
+            mask: None,
+            is_swapped: false,
+            is_host_order,
+            is_inverted: false,
+        };
         self.fields.push((to, component));
     }
 

@@ -24,6 +24,9 @@ const MOST: usize = 20_000;
 /// More sets than this are not asked for one by one.
 const MOST_SETS: usize = 2_000;
 
+/// No more elements than this are read of all sets together.
+const MOST_ELEMENTS: usize = 100_000;
+
 /// Reads all rules. What is there and cannot be evaluated is named in `opaque`.
 pub(crate) fn read() -> Result<Observed, RedirectionError> {
     let mut observed = nf_tables().map_err(crate::backend::BackendError::from)?;
@@ -98,12 +101,18 @@ fn attempt(lists: &mut Lists<'_, '_>) -> Result<Option<Observed>, NftError> {
         }
     }
     let tables: Vec<Table> = tables.iter().filter_map(table).collect();
+    let mut elements = 0_usize;
     for entry in &sets {
         let Some(mut set) = set(entry) else { continue };
         let raw = entry.attributes();
         let text = |kind| raw.get(kind).map(|name| name.text().to_vec()).unwrap_or_default();
         let (table, name) = (text(NFTA_SET_TABLE), text(NFTA_SET_NAME));
         fill(&mut set, &listed!(lists.elements_of(entry.family(), &table, &name)));
+        elements = elements.saturating_add(set.elements.len());
+        if elements > MOST_ELEMENTS {
+            let all = format!("the sets have more than the {MOST_ELEMENTS} elements that are evaluated");
+            return Ok(Some(Observed { opaque: vec![all], ..Observed::default() }));
+        }
         observed.sets.push(set);
     }
     add_chains(&mut observed, &tables, &chains, &rules);
@@ -239,19 +248,52 @@ fn add_rule(observed: &mut Observed, entry: &Entry) {
 /// Which rules are ours: all of our table; in iptables' tables with our mark the chains of ours, and
 /// what leads there.
 fn mark_ours(observed: &mut Observed) {
-    let marked: Vec<TableName> =
-        observed.chains.iter().filter(|chain| chain.name == MARK).map(|chain| chain.table.clone()).collect();
+    let marked = marked(observed);
     for chain in &mut observed.chains {
-        let is_our_table = chain.table.engine == Engine::NfTables
-            && chain.table.family == TableFamily::Inet
-            && chain.table.name == TABLE;
         let is_marked = marked.contains(&chain.table);
-        let is_our_chain = is_our_table || is_marked && chain.name.starts_with(PREFIX);
+        let is_our_chain = chain.table.is_ours() || is_marked && chain.name.starts_with(PREFIX);
         for rule in &mut chain.rules {
             let leads_to_ours =
                 || rule.statements.iter().any(|one| leads(one).is_some_and(|to| to.starts_with(PREFIX)));
             rule.is_ours = is_our_chain || is_marked && leads_to_ours();
         }
+    }
+}
+
+/// The tables of iptables that have our mark.
+fn marked(observed: &Observed) -> Vec<TableName> {
+    observed.chains.iter().filter(|chain| chain.name == MARK).map(|chain| chain.table.clone()).collect()
+}
+
+impl TableName {
+    /// Whether all of it is ours.
+    pub(crate) fn is_ours(&self) -> bool {
+        (self.engine, self.family, self.name.as_str()) == (Engine::NfTables, TableFamily::Inet, TABLE)
+    }
+}
+
+impl Observed {
+    /// What no policy makes of chains of ours, one sentence each: a chain without a rule, and one that no
+    /// rule leads to.
+    pub(crate) fn broken_chains(&self) -> Vec<String> {
+        let marked = marked(self);
+        let ours = self.chains.iter().filter(|chain| {
+            chain.table.is_ours() || chain.name.starts_with(PREFIX) && marked.contains(&chain.table)
+        });
+        let is_reached = |chain: &Chain| {
+            let mut others = self.chains.iter().filter(|other| other.table == chain.table);
+            let rules = |other: &Chain| {
+                let mut statements = other.rules.iter().flat_map(|rule| &rule.statements);
+                statements.any(|one| leads(one) == Some(chain.name.as_str()))
+            };
+            chain.base.is_some() || others.any(rules)
+        };
+        ours.filter_map(|chain| match (chain.rules.is_empty(), is_reached(chain)) {
+            (true, _) => Some(format!("chain {} of table {} has no rule", chain.name, chain.table)),
+            (false, false) => Some(format!("no rule leads to chain {} of table {}", chain.name, chain.table)),
+            (false, true) => None,
+        })
+        .collect()
     }
 }
 

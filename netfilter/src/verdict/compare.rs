@@ -7,10 +7,14 @@ use crate::live::LiveRules;
 use crate::observed::{Statement, place};
 use crate::ruleset::Ruleset;
 use crate::trace::{Direction, Fate, Packet, Transport, trace};
-use crate::walk::{Outcome, RuleAt, Walked};
+use crate::walk::{Budget, Outcome, RuleAt, Walked};
+use std::time::Duration;
 
 /// How many findings of one kind are reported.
 const REPORTED: usize = 5;
+
+/// How long one namespace may take: a pod that may write rules can make them long.
+const WITHIN: Duration = Duration::from_secs(5);
 
 /// What the comparison found, one sentence each.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -32,7 +36,7 @@ pub(super) enum Wanted<'r> {
 }
 
 impl Wanted<'_> {
-    fn of(&self, packet: &Packet) -> (Outcome, Option<u32>) {
+    fn of(&self, packet: &Packet, budget: Budget) -> (Outcome, Option<u32>) {
         match self {
             Self::Rules(rules) => {
                 let traced = trace(rules, packet);
@@ -44,7 +48,7 @@ impl Wanted<'_> {
                 }
             }
             Self::OursAlone(live) => {
-                let walked = live.walked(packet);
+                let walked = live.walked(packet, budget);
                 let is_intercepted = matches!(walked.outcome, Outcome::Intercepted(_));
                 (walked.outcome, is_intercepted.then_some(walked.mark))
             }
@@ -54,25 +58,41 @@ impl Wanted<'_> {
 
 /// Compares.
 pub(super) fn compare(wanted: &Wanted<'_>, live: &LiveRules) -> Compared {
+    compare_within(WITHIN, wanted, live)
+}
+
+fn compare_within(time: Duration, wanted: &Wanted<'_>, live: &LiveRules) -> Compared {
+    let budget = Budget::of(time);
     let mut values = Values::default();
     if let Wanted::Rules(rules) = wanted {
         values.add_desired(rules);
     }
     values.add_observed(&live.observed);
-    let mut compared = Compared { unknown: live.not_evaluated().to_vec(), ..Compared::default() };
+    let unknown = [live.not_evaluated(), &values.not_evaluated].concat();
+    let mut compared = Compared { unknown, ..Compared::default() };
+    let (mut is_out_of_time, mut redirects) = (false, false);
     let mut blamed: Vec<(Outcome, Option<RuleAt>)> = Vec::new();
     let ours = live.ours_alone();
     let tried = connections::each(&live.observed, &values, live.listeners, |packet| {
-        let (outcome, mark) = wanted.of(&packet);
+        let (outcome, mark) = wanted.of(&packet, budget);
+        redirects |= matches!(outcome, Outcome::Redirected(_) | Outcome::Intercepted(_));
+        is_out_of_time = budget.is_spent();
+        if is_out_of_time {
+            return false;
+        }
         if matches!(outcome, Outcome::Untouched) {
             return true;
         }
-        let walked = live.walked(&packet);
+        let walked = live.walked(&packet, budget);
+        is_out_of_time = budget.is_spent();
+        if is_out_of_time {
+            return false;
+        }
         if walked.outcome == outcome && mark.is_none_or(|mark| mark == walked.mark) {
             return true;
         }
         // Rules of ours may do so by themselves: what a client sends from port 53 is taken for an answer.
-        if walked.outcome == Outcome::AnswersLost && ours.walked(&packet).outcome == walked.outcome {
+        if walked.outcome == Outcome::AnswersLost && ours.walked(&packet, budget).outcome == walked.outcome {
             return true;
         }
         let blame = (walked.outcome, walked.decided_by);
@@ -91,6 +111,13 @@ pub(super) fn compare(wanted: &Wanted<'_>, live: &LiveRules) -> Compared {
         compared.unknown.push(format!(
             "the rules tell more than {MOST} kinds of connections apart, which are not all tried"
         ));
+    }
+    if is_out_of_time {
+        compared.unknown.push(format!("not evaluated within {} s", time.as_secs()));
+    }
+    let all_tried = tried.is_some() && !is_out_of_time && live.not_evaluated().is_empty();
+    if matches!(wanted, Wanted::OursAlone(_)) && all_tried && !redirects {
+        compared.not_redirected.push("our rules redirect no connection".to_owned());
     }
     let is_blamed = |at: &RuleAt| {
         let mut rules = blamed.iter().filter_map(|(_, by)| *by);

@@ -32,8 +32,8 @@ pub(super) fn each(
     listeners: Listeners,
     mut try_it: impl FnMut(Packet) -> bool,
 ) -> Option<()> {
-    let plans: Vec<Plan> =
-        [false, true].into_iter().map(|is_v6| Plan::of(ns, values, listeners, is_v6)).collect();
+    let plans = [false, true].into_iter().map(|is_v6| Plan::of(ns, values, listeners, is_v6));
+    let plans = plans.collect::<Option<Vec<Plan>>>()?;
     let combinations = plans.iter().map(|plan| plan.outbound_size().saturating_add(plan.inbound_size()));
     if combinations.fold(0_usize, usize::saturating_add) > MOST {
         return None;
@@ -61,7 +61,8 @@ struct Plan {
 const PROTOCOLS: [Transport; 2] = [Transport::Tcp, Transport::Udp];
 
 impl Plan {
-    fn of(ns: &Observed, values: &Values, listeners: Listeners, is_v6: bool) -> Self {
+    fn of(ns: &Observed, values: &Values, listeners: Listeners, is_v6: bool) -> Option<Self> {
+        let port = |value: u128| u16::try_from(value).unwrap_or_default();
         let address = |value: u128| match (is_v6, u32::try_from(value)) {
             (false, Ok(value)) => IpAddr::V4(Ipv4Addr::from_bits(value)),
             _ => IpAddr::V6(Ipv6Addr::from_bits(value)),
@@ -81,38 +82,32 @@ impl Plan {
             false => [Property::SourceV4, Property::DestinationV4],
             true => [Property::SourceV6, Property::DestinationV6],
         };
-        let of = |property| values.of(property, &first, kind).into_iter().map(address).collect();
-        let port = |value: u128| u16::try_from(value).unwrap_or_default();
+        let of = |property| -> Option<Vec<IpAddr>> {
+            Some(values.of(property, &first, kind)?.into_iter().map(address).collect())
+        };
+        let ports = |property, first: u16| -> Option<Vec<u16>> {
+            Some(values.of(property, &[first.into()], |_| 0)?.into_iter().map(port).collect())
+        };
         let id = |value: u128| u32::try_from(value).unwrap_or_default();
         let ids = |property, first: [u32; 2]| values.of(property, &first.map(u128::from), |_| 0);
         let (proxy, app) = (listeners.proxy, listeners.application);
-        let gids = ids(Property::Gid, [app.gid, proxy.gid]);
+        let gids = ids(Property::Gid, [app.gid, proxy.gid])?;
         let owner =
             |uid: u128| gids.iter().map(move |gid| Owner { uid: id(uid), gid: id(*gid) }).collect::<Vec<_>>();
         let names = ns.interfaces.iter().map(|interface| interface.name.clone());
         let names: std::collections::BTreeSet<String> =
             names.chain(values.interfaces.iter().cloned()).chain(["eth0".to_owned()]).collect();
         let interfaces = names.iter().filter(|name| *name != "lo");
-        Self {
+        Some(Self {
             is_v6,
-            destinations: of(destination),
-            sources: of(source),
-            ports: values
-                .of(Property::DestinationPort, &[SERVER_PORT.into()], |_| 0)
-                .into_iter()
-                .map(port)
-                .filter(|port| *port != 0)
-                .collect(),
-            client_ports: values
-                .of(Property::SourcePort, &[CLIENT_PORT.into()], |_| 0)
-                .into_iter()
-                .map(port)
-                .filter(|port| *port != 0)
-                .collect(),
-            owners: ids(Property::Uid, [app.uid, proxy.uid]).into_iter().flat_map(owner).collect(),
-            marks: values.of(Property::Mark, &[0], |_| 0).into_iter().map(id).collect(),
+            destinations: of(destination)?,
+            sources: of(source)?,
+            ports: ports(Property::DestinationPort, SERVER_PORT)?,
+            client_ports: ports(Property::SourcePort, CLIENT_PORT)?,
+            owners: ids(Property::Uid, [app.uid, proxy.uid])?.into_iter().flat_map(owner).collect(),
+            marks: values.of(Property::Mark, &[0], |_| 0)?.into_iter().map(id).collect(),
             interfaces: interfaces.filter_map(|name| InterfaceName::parse(name).ok()).collect(),
-        }
+        })
     }
 
     fn outbound_size(&self) -> usize {

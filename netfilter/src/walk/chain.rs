@@ -14,6 +14,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 /// How many rules one chain and those it leads to may run.
 const MOST_RULES: usize = 100_000;
+/// After so many rules the clock is looked at.
+const RULES_PER_LOOK: usize = 16;
 /// `NFT_JUMP_STACK_SIZE` is 16; iptables allows more.
 const MOST_JUMPS: usize = 64;
 
@@ -53,7 +55,10 @@ impl Walk<'_> {
     pub(super) fn chain(&mut self, base: usize, hook: HookPoint) -> End {
         let (mut chain, mut rule) = (base, 0);
         let mut returns: Vec<(usize, usize)> = Vec::new();
-        for _ in 0..MOST_RULES {
+        for count in 0..MOST_RULES {
+            if count % RULES_PER_LOOK == 0 && self.budget.is_spent() {
+                return End::Unknown;
+            }
             let Some((home, current)) = self.ns.chains.get(chain).map(|home| (home, home.rules.get(rule)))
             else {
                 return End::Unknown;

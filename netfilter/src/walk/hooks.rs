@@ -70,15 +70,18 @@ fn ordered(ns: &Observed, mut items: Vec<(i32, Item)>) -> Vec<Place> {
     items.sort_by_key(|(priority, item)| (*priority, Reverse(age(*item))));
     let mut places: Vec<Place> =
         items.iter().map(|(_, item)| Place { item: *item, may_come_after_next: false }).collect();
-    for (place, pair) in places.iter_mut().zip(items.windows(2)) {
-        let [(priority, first), (next_priority, second)] = pair else { continue };
-        let matters = |item: Item| chain(item).is_none_or(|chain| !chain.rules.is_empty());
-        let is_known = match (chain(*first), chain(*second)) {
-            (Some(first), Some(second)) => is_younger(first, second),
-            _ => false,
-        };
-        place.may_come_after_next =
-            priority == next_priority && !is_known && matters(*first) && matters(*second);
+    let matters = |item: Item| chain(item).is_none_or(|chain| !chain.rules.is_empty());
+    let is_known = |first: Item, second: Item| match (chain(first), chain(second)) {
+        (Some(first), Some(second)) => is_younger(first, second),
+        _ => false,
+    };
+    // A pair of unknown order makes the order of all between them unknown.
+    for (at, (priority, first)) in items.iter().enumerate().filter(|(_, (_, item))| matters(*item)) {
+        let same = items.iter().enumerate().skip(at + 1).filter(|(_, (other, _))| other == priority);
+        let unknown = same.filter(|(_, (_, second))| matters(*second) && !is_known(*first, *second));
+        if let Some((last, _)) = unknown.last() {
+            places.iter_mut().take(last).skip(at).for_each(|place| place.may_come_after_next = true);
+        }
     }
     places
 }

@@ -166,6 +166,9 @@ impl Live {
             }
             7 => Bits::known([if self.is_v6() { NFPROTO_IPV6 } else { NFPROTO_IPV4 }]),
             10 => Bits::known([self.protocol_number()]),
+            // `nft_ct_get_eval` breaks off the rule for a connection of the other IP version.
+            19 | 20 if self.is_v6() => return None,
+            21 | 22 if !self.is_v6() => return None,
             8 | 19 | 21 => Bits::known(octets(source.ip())),
             9 | 20 | 22 => Bits::known(octets(destination.ip())),
             11 => Bits::known(source.port().to_be_bytes()),

@@ -6,6 +6,7 @@ use crate::observed::{
 };
 use crate::policy::InterfaceName;
 use crate::trace::Transport;
+use std::time::Duration;
 
 const PROXY: Owner = Owner { uid: 1337, gid: 1337 };
 const APP: Owner = Owner { uid: 1000, gid: 1000 };
@@ -64,7 +65,8 @@ fn walked(chains: Vec<Chain>) -> Walked {
     let by = InterfaceName::parse("eth0").unwrap();
     let ends = ("10.9.9.9:40000".parse().unwrap(), "198.51.100.1:80".parse().unwrap());
     let packet = Packet::first(Direction::Leaves { by }, Transport::Tcp, ends.0, ends.1).owned_by(APP);
-    walk(&namespace(chains), &packet, Listeners { proxy: PROXY, application: APP })
+    let listeners = Listeners { proxy: PROXY, application: APP };
+    walk(&namespace(chains), &packet, listeners, Budget::of(Duration::from_secs(60)))
 }
 
 /// The redirect to 15001 that all but the proxy's connections meet.
@@ -97,6 +99,29 @@ fn of_one_priority_the_youngest_comes_first_and_what_is_not_known_is_said() {
     assert_eq!(walked(vec![ours(), theirs()]).outcome, Outcome::Unknown);
     let same = chain("other", ChainKind::Nat, (HookPoint::Output, -100), vec![redirect_tcp(15001)]);
     assert_eq!(walked(vec![ours(), same]).outcome, to(15001), "whichever comes first");
+}
+
+/// Of three chains each may be the first.
+#[test]
+fn of_three_chains_of_one_priority_every_order_is_tried() {
+    let same = || chain("other", ChainKind::Nat, (HookPoint::Output, -100), vec![redirect_tcp(15001)]);
+    let theirs = chain("other", ChainKind::Nat, (HookPoint::Output, -100), vec![redirect_tcp(9999)]);
+    let different = walked(vec![same(), same(), theirs]);
+    assert_eq!((different.outcome, different.order.is_some()), (Outcome::Unknown, true));
+    assert_eq!(walked(vec![same(), same(), same()]).outcome, to(15001));
+}
+
+#[test]
+fn a_connection_that_is_not_followed_in_time_is_unknown() {
+    let packet = Packet::first(
+        Direction::Leaves { by: InterfaceName::parse("eth0").unwrap() },
+        Transport::Tcp,
+        "10.9.9.9:40000".parse().unwrap(),
+        "198.51.100.1:80".parse().unwrap(),
+    );
+    let listeners = Listeners { proxy: PROXY, application: APP };
+    let walked = walk(&namespace(vec![ours()]), &packet.owned_by(APP), listeners, Budget::of(Duration::ZERO));
+    assert_eq!(walked.outcome, Outcome::Unknown);
 }
 
 #[test]
