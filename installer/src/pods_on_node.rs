@@ -157,3 +157,31 @@ fn cannot_open(why: &NetnsError) -> String {
     let why = crate::layers::chain(why);
     format!("its network namespace cannot be judged: {why}")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pod_whose_rules_differ_from_those_it_should_have_fails() {
+        let judged = |answer, differences: &[&str]| Judged {
+            sandbox: Sandbox::in_namespace(PathBuf::new()),
+            verdict: Verdict {
+                differences: differences.iter().map(|one| (*one).to_owned()).collect(),
+                ..Verdict::because(answer, "as found")
+            },
+            unknown_because: None,
+        };
+        for (answer, differences, fails) in [
+            (Answer::Redirected, &[][..], false),
+            (Answer::Redirected, &["a rule is missing"][..], true),
+            (Answer::NotMeshed, &[][..], false),
+            (Answer::NotMeshed, &["a rule too many"][..], true),
+            (Answer::NotRedirected, &[][..], true),
+            (Answer::Unknown, &[][..], true),
+            (Answer::ByOthers, &[][..], false),
+        ] {
+            assert_eq!(judged(answer, differences).fails(), fails, "{answer:?} {differences:?}");
+        }
+    }
+}

@@ -81,10 +81,10 @@ const PROXY_PORTS: [u16; 6] = [15000, 15008, 15020, 15021, 15053, 15090];
 
 /// Follows a connection whose first packet is `packet`; what is not found within the budget is unknown.
 pub(crate) fn walk(ns: &Observed, packet: &Packet, listeners: Listeners, budget: Budget) -> Walked {
-    let mut choices = Choices::default();
+    let mut choices = Choices::within(budget);
     let mut first: Option<Walked> = None;
     loop {
-        let mut walk = Walk::new(ns, packet, listeners, choices, budget);
+        let mut walk = Walk::new(ns, packet, listeners, choices);
         let outcome = walk.connection(packet);
         let walked = walk.walked(outcome);
         choices = walk.choices;
@@ -96,7 +96,7 @@ pub(crate) fn walk(ns: &Observed, packet: &Packet, listeners: Listeners, budget:
         if !choices.next() {
             break;
         }
-        if choices.are_too_many() || budget.is_spent() {
+        if choices.are_too_many() {
             return first
                 .map_or_else(|| depends(&walked_nowhere(), None), |first| depends(&first, choices.last()));
         }
@@ -161,7 +161,6 @@ struct Walk<'n> {
     ns: &'n Observed,
     listeners: Listeners,
     choices: Choices,
-    budget: Budget,
     here: chain::Here,
     packet: Live,
     /// The connections that tracking knows, the packet's among them at `current`.
@@ -186,13 +185,7 @@ const ACK: [u8; 2] = [0x10, 0x37];
 const LOOPBACK: &str = "lo";
 
 impl<'n> Walk<'n> {
-    fn new(
-        ns: &'n Observed,
-        packet: &Packet,
-        listeners: Listeners,
-        choices: Choices,
-        budget: Budget,
-    ) -> Self {
+    fn new(ns: &'n Observed, packet: &Packet, listeners: Listeners, choices: Choices) -> Self {
         let name = |by: &crate::policy::InterfaceName| By::Name(by.as_str().to_owned());
         let (arrives, leaves) = match &packet.direction {
             Direction::Arrives { by } => (name(by), By::None),
@@ -225,7 +218,6 @@ impl<'n> Walk<'n> {
             ns,
             listeners,
             choices,
-            budget,
             here: chain::Here::default(),
             packet: live,
             entries,

@@ -49,7 +49,7 @@ fn redirect(subject: Subject, conf: &PluginConf, netns: Option<&Path>) -> Result
     });
     let done = done.inspect_err(Tool::note)?;
     for beside in &done.outcome.beside {
-        tracing::warn!(pod, %beside, "gybe-cni cmdAdd: somebody else translates addresses in the pod");
+        tracing::warn!(pod, %beside, "gybe-cni cmdAdd: other owners' rules translate addresses here");
     }
     if done.way == Way::WithoutZones {
         tracing::warn!(

@@ -65,7 +65,7 @@ pub struct Traffic {
 /// Annotations with values that cannot be meant. All are named, and the first is explained: the message
 /// of a failed ADD has room for no more.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{}: {fault}", named(annotation, also))]
+#[error("annotation {annotation}: {fault}{}", named(also))]
 pub struct AnnotationError {
     /// The first one's full name.
     pub annotation: &'static str,
@@ -75,11 +75,12 @@ pub struct AnnotationError {
     also: Vec<&'static str>,
 }
 
-fn named(first: &str, also: &[&'static str]) -> String {
+fn named(also: &[&'static str]) -> String {
     let short = |name: &'static str| name.rsplit('/').next().unwrap_or(name);
-    let also: String = also.iter().map(|name| format!(", {}", short(name))).collect();
-    let plural = if also.is_empty() { "" } else { "s" };
-    format!("annotation{plural} {first}{also}")
+    match also {
+        [] => String::new(),
+        also => format!("; also wrong: {}", also.iter().copied().map(short).collect::<Vec<_>>().join(", ")),
+    }
 }
 
 impl AnnotationError {

@@ -21,7 +21,7 @@ pub(crate) fn check(request: &Request) -> Result<Reply, PluginError> {
             })?;
             let (differences, beside) = found.outcome;
             for beside in &beside {
-                tracing::warn!(pod, %beside, "gybe-cni cmdCheck: somebody else translates addresses in the pod");
+                tracing::warn!(pod, %beside, "gybe-cni cmdCheck: other owners' rules translate addresses here");
             }
             let differences: Vec<_> = differences.iter().map(ToString::to_string).collect();
             if differences.is_empty() { Ok(Reply::Nothing) } else { Err(PluginError::Drifted(differences)) }

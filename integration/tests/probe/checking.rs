@@ -121,7 +121,7 @@ fn other_owners_translations_fail_no_check_and_are_named_in_the_log() -> Result<
     assert_eq!(pod.run(|| run("iptables-nft", &theirs, ""))??.code, Some(0));
     let check = call.of("CHECK").make(&place, "")?;
     assert_eq!((check.code, check.out.as_str()), (Some(0), ""), "{check:#?}");
-    assert!(check.err.contains("cmdCheck: somebody else translates addresses in the pod"), "{}", check.err);
+    assert!(check.err.contains("cmdCheck: other owners' rules translate addresses here"), "{}", check.err);
     assert!(check.err.contains("nftables chain ip nat OUTPUT (priority -100)"), "{}", check.err);
     Ok(())
 }

@@ -8,7 +8,7 @@ use gybe_integration::programs::ours;
 use gybe_integration::run::make;
 use gybe_integration::vectors::Place;
 use gybe_netfilter::backend::BackendKind;
-use gybe_netfilter::verdict::Answer;
+use gybe_netfilter::verdict::{Answer, Desired, Reading, judge_namespace};
 use std::time::Duration;
 
 /// Rules, the answer, and a part of what is said about them.
@@ -222,6 +222,27 @@ fn other_owners_rules_are_judged_by_what_they_do_to_connections() -> Result<(), 
     let wrong: Vec<String> =
         found.into_iter().collect::<Result<Vec<_>, Complaint>>()?.into_iter().flatten().collect();
     assert!(wrong.is_empty(), "{} of {}:\n{}", wrong.len(), CASES.len(), wrong.join("\n\n"));
+    Ok(())
+}
+
+#[test]
+fn rules_of_ours_that_do_nothing_are_not_taken_for_a_redirect_where_the_policy_is_not_known()
+-> Result<(), Complaint> {
+    for (kind, script, says) in [
+        (BackendKind::Nft, "nft add table inet gybe '{ flags dormant; }'", "table inet gybe is dormant"),
+        (BackendKind::IptablesNft, "iptables-nft -t nat -F OUTPUT", "no rule leads to chain ISTIO_OUTPUT"),
+        (BackendKind::IptablesNft, "iptables-nft -t nat -F ISTIO_OUTPUT", "chain ISTIO_OUTPUT"),
+    ] {
+        let world = World::redirected_by(kind)?;
+        let judge = || judge_namespace(Desired::NotKnown, Reading::default());
+        let pod = world.topology.at(Place::Pod);
+        let intact = pod.run(judge)??;
+        assert_eq!(intact.answer, Answer::Redirected, "{intact:?}");
+        world.foreign(script)?;
+        let verdict = pod.run(judge)??;
+        assert_eq!(verdict.answer, Answer::NotRedirected, "{script}: {verdict:?}");
+        assert!(verdict.reasons.join("\n").contains(says), "{script}: {verdict:?}");
+    }
     Ok(())
 }
 

@@ -206,18 +206,17 @@ impl Values {
     }
 
     fn add_rule(&mut self, ns: &Observed, chain: &Chain, rule: &Rule) {
-        let mut symbols = Symbols::default();
+        let mut registers = Registers { symbols: Symbols::default(), family: chain.table.family };
         let mut all_read = true;
-        let family = chain.table.family;
         for statement in &rule.statements {
             match statement {
                 Statement::Expr(Expr::Lookup { set, at, .. }) => {
                     if let Some(set) = ns.set(&chain.table, set) {
-                        all_read &= self.add_set(set, *at, &symbols, family);
+                        all_read &= self.add_set(set, *at, &registers);
                     }
                 }
                 Statement::Expr(Expr::Match(test)) | Statement::Match(test) => self.add_xt(test),
-                Statement::Expr(expr) => all_read &= self.add_expr(expr, &symbols, family),
+                Statement::Expr(expr) => all_read &= self.add_expr(expr, &registers),
                 Statement::Header(header) => {
                     for test in [
                         header.source.map(|test| (Property::source(test.address), test)),
@@ -236,7 +235,7 @@ impl Values {
                 Statement::Target(_) => {}
             }
             if let Statement::Expr(expr) = statement {
-                symbols.note(expr);
+                registers.symbols.note(expr);
             }
         }
         let counts = !all_read && rule.statements.iter().any(Statement::acts);
@@ -247,31 +246,33 @@ impl Values {
     }
 
     /// Reports whether the values that the expression tells apart are known.
-    fn add_expr(&mut self, expr: &Expr, symbols: &Symbols, family: TableFamily) -> bool {
+    fn add_expr(&mut self, expr: &Expr, registers: &Registers) -> bool {
         let (at, bounds) = match expr {
             Expr::Compare { op, at, value } if *op >= FIRST_ORDER => (*at, Bounds::Order(value)),
             Expr::Compare { at, value, .. } => (*at, Bounds::Ranges(vec![(value, value)])),
             Expr::Range { at, first, last, .. } => (*at, Bounds::Ranges(vec![(first, last)])),
             _ => return true,
         };
-        symbols.field(at).is_some_and(|component| self.add_component(component, &bounds, family))
+        let component = registers.symbols.field(at);
+        component.is_some_and(|component| self.add_component(component, &bounds, registers.family))
     }
 
-    fn add_set(&mut self, set: &Set, at: usize, symbols: &Symbols, family: TableFamily) -> bool {
-        let key = symbols.key(at, set.key_length, &set.parts);
+    fn add_set(&mut self, set: &Set, at: usize, registers: &Registers) -> bool {
+        let key = registers.symbols.key(at, set.key_length, &set.parts);
         let (mut from, mut all_read) = (0, true);
         for (length, component) in &key {
             let part = |bytes: &'_ [u8]| bytes.get(from..from + length).unwrap_or_default().to_vec();
             let bounds: Vec<_> = set.elements.iter().map(|one| (part(&one.first), part(&one.last))).collect();
             // Elements with the same data need not be told apart. Of a key of several parts which values go
             // with which counts, so each is told apart.
-            let mut groups: BTreeMap<(usize, &Data), Vec<(&[u8], &[u8])>> = BTreeMap::new();
+            let mut groups: BTreeMap<(usize, &Data), Vec<Range<'_>>> = BTreeMap::new();
             for (index, (element, (first, last))) in set.elements.iter().zip(&bounds).enumerate() {
                 let apart = if key.len() == 1 { 0 } else { index };
                 groups.entry((apart, &element.data)).or_default().push((first, last));
             }
             for ranges in groups.into_values() {
-                let add = |one: &Component| self.add_component(one, &Bounds::Ranges(ranges), family);
+                let add =
+                    |one: &Component| self.add_component(one, &Bounds::Ranges(ranges), registers.family);
                 all_read &= component.is_some_and(add);
             }
             from += length.next_multiple_of(4);
@@ -343,7 +344,7 @@ impl Values {
                 test.uid.into_iter().for_each(|uid| self.ranges(Property::Uid, id(uid)));
                 test.gid.into_iter().for_each(|gid| self.ranges(Property::Gid, id(gid)));
             }
-            XtMatch::Mark(test) => {
+            XtMatch::Mark(test) | XtMatch::ConnectionMark(test) => {
                 let value = u128::from(test.value);
                 self.test(Property::Mark, test.mask.into(), vec![(value, value)]);
             }
@@ -356,10 +357,6 @@ impl Values {
                 }
             }
             XtMatch::Conntrack(test) => test.tests.iter().for_each(|test| self.connection(test)),
-            XtMatch::ConnectionMark(test) => {
-                let value = u128::from(test.value);
-                self.test(Property::Mark, test.mask.into(), vec![(value, value)]);
-            }
             XtMatch::AddressType(_) => {
                 // 224.0.0.0/4 and ff00::/8.
                 self.test(Property::DestinationV4, 0xf << 28, vec![(0xe << 28, 0xe << 28)]);
@@ -388,16 +385,25 @@ impl Values {
     }
 }
 
+/// First and last value.
+type Range<'b> = (&'b [u8], &'b [u8]);
+
+/// What the registers of a rule hold, and the family of its table.
+struct Registers {
+    symbols: Symbols,
+    family: TableFamily,
+}
+
 /// What a value is compared with.
 enum Bounds<'b> {
     /// Inside any of these or outside; first and last may be the same.
-    Ranges(Vec<(&'b [u8], &'b [u8])>),
+    Ranges(Vec<Range<'b>>),
     /// Below, at or above.
     Order(&'b [u8]),
 }
 
 impl<'b> Bounds<'b> {
-    fn all(&self) -> Vec<(&'b [u8], &'b [u8])> {
+    fn all(&self) -> Vec<Range<'b>> {
         match self {
             Self::Ranges(ranges) => ranges.clone(),
             Self::Order(value) => vec![(value, value)],

@@ -56,7 +56,7 @@ impl Walk<'_> {
         let (mut chain, mut rule) = (base, 0);
         let mut returns: Vec<(usize, usize)> = Vec::new();
         for count in 0..MOST_RULES {
-            if count % RULES_PER_LOOK == 0 && self.budget.is_spent() {
+            if count % RULES_PER_LOOK == 0 && self.choices.is_out_of_time() {
                 return End::Unknown;
             }
             let Some((home, current)) = self.ns.chains.get(chain).map(|home| (home, home.rules.get(rule)))

@@ -1,6 +1,6 @@
 //! What cannot be known is tried both ways: a walk asks here, and is repeated with other answers.
 
-use super::RuleAt;
+use super::{Budget, RuleAt};
 
 /// A walk that asks more often than this is not followed to the end of all answers.
 const MOST: usize = 256;
@@ -15,14 +15,23 @@ pub(super) enum Question {
 }
 
 /// The answers of one walk.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Choices {
+    budget: Budget,
     answers: Vec<(bool, Option<Question>)>,
     given: usize,
     walks: usize,
 }
 
 impl Choices {
+    pub(super) fn within(budget: Budget) -> Self {
+        Self { budget, answers: Vec::new(), given: 0, walks: 0 }
+    }
+
+    pub(super) fn is_out_of_time(&self) -> bool {
+        self.budget.is_spent()
+    }
+
     /// Answers as the script says, and true beyond its end.
     pub(super) fn ask(&mut self, question: Question) -> bool {
         let answer = match self.answers.get_mut(self.given) {
@@ -52,9 +61,9 @@ impl Choices {
         true
     }
 
-    /// Were more walks needed than are made?
+    /// Reports whether more walks or more time were needed than there are.
     pub(super) fn are_too_many(&self) -> bool {
-        self.walks >= MOST
+        self.walks >= MOST || self.is_out_of_time()
     }
 
     /// The question whose answer made the difference to the walk before.

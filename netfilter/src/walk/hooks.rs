@@ -78,8 +78,8 @@ fn ordered(ns: &Observed, mut items: Vec<(i32, Item)>) -> Vec<Place> {
     // A pair of unknown order makes the order of all between them unknown.
     for (at, (priority, first)) in items.iter().enumerate().filter(|(_, (_, item))| matters(*item)) {
         let same = items.iter().enumerate().skip(at + 1).filter(|(_, (other, _))| other == priority);
-        let unknown = same.filter(|(_, (_, second))| matters(*second) && !is_known(*first, *second));
-        if let Some((last, _)) = unknown.last() {
+        let mut unknown = same.filter(|(_, (_, second))| matters(*second) && !is_known(*first, *second));
+        if let Some((last, _)) = unknown.next_back() {
             places.iter_mut().take(last).skip(at).for_each(|place| place.may_come_after_next = true);
         }
     }
