@@ -17,8 +17,9 @@ use std::path::PathBuf;
 /// Exit code 0: they are, and our rules are exactly those asked for. 1: they are not, or it cannot be
 /// known, with the reasons. 2: it could not be found out. A pod that is left alone asks for no rule of ours.
 /// With --all, every pod sandbox of this node on a line of its own: redirected, not meshed, NOT REDIRECTED,
-/// redirected by another's rules, unknown; exit code 1: one is NOT REDIRECTED, unknown, or has rules of ours that differ from those it should have. What a pod should have
-/// is learned as the plugin learns it: from the runtime's annotations, and the sources that the node's entry names.
+/// redirected by another's rules, unknown; exit code 1: one is NOT REDIRECTED, unknown, or its rules of ours
+/// differ from those it should have. What a pod should have is learned as the plugin learns it: from the
+/// runtime's annotations, and the sources that the node's entry names.
 #[derive(Debug, Args)]
 pub(super) struct VerifyArgs {
     /// The network namespace: a file like /run/netns/NAME or /proc/PID/ns/net; without it --pod finds it
