@@ -128,7 +128,7 @@ pub fn see(ground: Ground) -> Sight {
     };
     let probed = found(&ground.run);
     let seen_running = running(&ground.root, &ground.places.conf, ask);
-    snapshot.runtimes = Report::of(&ground.root, &seen_running).known(&ground.places.programs);
+    snapshot.runtimes = Report::of(&ground.root, &seen_running).known(&ground.places);
     Sight {
         platform: Platform::of_host(&ground.root),
         spaces: mounts::of(directories),
@@ -154,7 +154,7 @@ pub fn see(ground: Ground) -> Sight {
 /// What is known about the runtimes of the node whose root is at `root`: those that run there.
 #[must_use]
 pub fn runtimes_of(root: &Path, places: &Places) -> Runtimes {
-    Report::of(root, &running(root, &places.conf, Ask::DropIns)).known(&places.programs)
+    Report::of(root, &running(root, &places.conf, Ask::DropIns)).known(places)
 }
 
 /// Whether both are there, and are not the same.

@@ -164,6 +164,9 @@ pub enum Problem {
     /// The runtime's configuration names other directories of plugins.
     #[error("the runtime looks for plugins in {}, and not where ours are placed", list(.0))]
     Elsewhere(Vec<PathBuf>),
+    /// The runtime's configuration names another directory of networks.
+    #[error("the runtime reads networks in {}, and not here", list(.0))]
+    NetworksElsewhere(Vec<PathBuf>),
     /// The runtime takes a file that does not lead to us.
     #[error("the runtime takes {file} ({}), which does not run {plugin}", .plugins.join(", "))]
     NotIn {
@@ -286,7 +289,11 @@ impl ProgramFault {
 }
 
 fn list(paths: &[PathBuf]) -> String {
-    paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
+    paths
+        .iter()
+        .map(|path| path.display().to_string().escape_debug().to_string())
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 impl Problem {
@@ -322,7 +329,8 @@ impl Problem {
             Self::Deleted(_) => {
                 "restart this pod, and the container runtime: neither sees a directory made anew"
             }
-            Self::Broken(_) | Self::Stopped(_) => {
+            Self::Broken(_) => "CRI-O passes over it; its owner should write it again",
+            Self::Stopped(_) => {
                 "containerd loads nothing while it is there; remove it, or let its owner write it again"
             }
             Self::Unread(Broken { why: Why::Unreadable(Unreadable::Refused(Errno::ENOENT)), .. }) => {
@@ -342,6 +350,10 @@ impl Problem {
             Self::Elsewhere(_) => {
                 "let the DaemonSet's mount cni-bin, or --bin-dir, be one of these, or let the runtime's configuration \
                  name this directory too; plugin_dir: confirmed (--plugin-dir confirmed) overrules it"
+            }
+            Self::NetworksElsewhere(_) => {
+                "let the DaemonSet's mount cni-conf, or --conf-dir, be this directory; or, where the runtime reads this \
+                 one all the same, set plugin_dir: confirmed (--plugin-dir confirmed)"
             }
             Self::NotIn { .. } | Self::NotWritten(_) => {
                 "the agent writes it within a second: look at its log, or run gybe install"

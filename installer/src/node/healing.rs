@@ -191,7 +191,7 @@ impl<'a> Healing<'a> {
     fn runtimes(&self) -> Runtimes {
         let ground = &self.following.good.ground;
         let report = Report::kept_in(&ground.probe);
-        let mut runtimes = report.map_or_else(Runtimes::default, |it| it.known(&ground.places.programs));
+        let mut runtimes = report.map_or_else(Runtimes::default, |it| it.known(&ground.places));
         let is_drop_in = self.following.good.choices.shape == Shape::DropIn;
         if is_drop_in && self.around.calls.added_after(self.wanted_since + self.leaving.rest) {
             runtimes.read_drop_ins();
