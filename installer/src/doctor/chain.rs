@@ -210,7 +210,10 @@ fn wrong(sight: &Sight, ours: &Ours<'_>, reason: &Problem) -> Finding {
         _ => (reason.to_string(), hint()),
     };
     let about = match reason {
-        Problem::Alone { .. } | Problem::Elsewhere(_) | Problem::NetworksElsewhere(_) => About::Directories,
+        Problem::Alone { .. }
+        | Problem::Unreported
+        | Problem::Elsewhere(_)
+        | Problem::NetworksElsewhere(_) => About::Directories,
         _ => About::Chain,
     };
     Finding::wrong(about, says, remedy)

@@ -161,6 +161,9 @@ pub enum Problem {
         /// Its plugins.
         plugins: Vec<String>,
     },
+    /// The probe reads the runtime's configuration, and has not done so yet.
+    #[error("waiting for the probe's report about the container runtime")]
+    Unreported,
     /// The runtime's configuration names other directories of plugins.
     #[error("the runtime looks for plugins in {}, and not where ours are placed", list(.0))]
     Elsewhere(Vec<PathBuf>),
@@ -346,6 +349,10 @@ impl Problem {
             Self::Alone { .. } => {
                 "let the DaemonSet's mount cni-bin, or --bin-dir, be where the container runtime looks for plugins; or, \
                  where it looks there too, set plugin_dir: confirmed (--plugin-dir confirmed)"
+            }
+            Self::Unreported => {
+                "the container probe of the agent's pod writes /run/gybe/runtime.json; where it does not, look at its \
+                 log: the agent goes on after a minute"
             }
             Self::Elsewhere(_) => {
                 "let the DaemonSet's mount cni-bin, or --bin-dir, be one of these, or let the runtime's configuration \

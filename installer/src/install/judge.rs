@@ -132,7 +132,7 @@ pub fn elsewhere(question: &Question<'_>) -> Vec<Problem> {
     let Runtimes { plugin_directory, conf_directory, .. } = question.runtimes;
     let others = |directory: &ConfiguredDirectory| match directory {
         ConfiguredDirectory::Others(others) => Some(others.clone()),
-        ConfiguredDirectory::Named | ConfiguredDirectory::Unknown => None,
+        _ => None,
     };
     let plugins = others(plugin_directory).map(Problem::Elsewhere);
     plugins.into_iter().chain(others(conf_directory).map(Problem::NetworksElsewhere)).collect()
@@ -146,8 +146,13 @@ fn is_settled(question: &Question<'_>) -> bool {
 /// Whether it is unknown that the runtime looks for plugins where ours are placed (F37).
 #[must_use]
 pub fn unconfirmed(question: &Question<'_>, choice: &Choice) -> Option<Problem> {
-    if is_settled(question) || question.runtimes.plugin_directory != ConfiguredDirectory::Unknown {
+    if is_settled(question) {
         return None;
+    }
+    match question.runtimes.plugin_directory {
+        ConfiguredDirectory::Unknown => {}
+        ConfiguredDirectory::Awaited => return Some(Problem::Unreported),
+        ConfiguredDirectory::Named | ConfiguredDirectory::Others(_) => return None,
     }
     let plugins = primaries(&choice.network, question.plugin);
     let is_there = |kind: &String| question.programs.names.contains(OsStr::new(kind));

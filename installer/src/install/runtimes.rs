@@ -32,6 +32,8 @@ pub enum ConfiguredDirectory {
     /// containerd has `/usr/lib/cni`).
     #[default]
     Unknown,
+    /// Nothing yet: the probe has not reported.
+    Awaited,
     /// Each runtime names this directory.
     Named,
     /// Each runtime names others: these.

@@ -197,6 +197,8 @@ fn where_none_of_the_primarys_plugins_is_the_directory_has_to_be_confirmed() {
     let mut named = world();
     named.runtimes.plugin_directory = ConfiguredDirectory::Named;
     assert!(named.judged().is_met());
+    named.runtimes.plugin_directory = ConfiguredDirectory::Awaited;
+    assert_eq!(named.reason(), "waiting for the probe's report about the container runtime");
     let mut others = World::with(&[("10-a.conflist", CHAINED)]);
     others.runtimes.plugin_directory = ConfiguredDirectory::Others(vec!["/usr/lib/cni".into()]);
     let elsewhere = "the runtime looks for plugins in /usr/lib/cni, and not where ours are placed";
