@@ -370,8 +370,8 @@ impl Problem {
                 "set shape: chained (CHAINED_CNI_PLUGIN: true), unless Multus is to be installed on this node"
             }
             Self::BesideIstio(_) => {
-                "remove the DaemonSet istio-cni-node, then gybe install takes its place; or set take_over: now \
-                 (--take-over now)"
+                "where istio-cni serves ambient pods, keep it and exclude this node from Gybe; else remove the DaemonSet \
+                 istio-cni-node, then gybe install takes its place, or set take_over: now (--take-over now)"
             }
             Self::BadEntry { .. } => "docs/PLUGIN-CONFIG.md has every key; gybe install writes it anew",
             Self::Program { .. } => "look at the agent's log, or run gybe install, which replaces it",

@@ -143,6 +143,7 @@ impl<'a> Healing<'a> {
             self.following.follow(&mut self.told);
         }
         self.posted.settings.clone_from(&self.following.fault);
+        self.posted.plugin_dir = self.following.good.choices.plugin_dir;
         self.posted.is_told = self.watch.mode() == WatchMode::Told;
         let next = match self.following.chosen {
             Chosen::Yes => self.keep(woken),
