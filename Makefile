@@ -16,7 +16,7 @@ FLAGS  := -C target-feature=+crt-static $(LAYOUT) $(PACKED)
 OUTSIDE := -p gybe-containerd-tests -p gybe-referees -p gybe-bench
 
 .DEFAULT_GOAL := help
-.PHONY: help build image demo test test-unit test-kernel differential fault-runs test-user test-struck test-cluster test-containerd test-node test-states node-states bench-containerd test-shared test-manifests faults referees fuzz mutants bench lint lint-all test-outside deny advisories setup clean
+.PHONY: help build image demo test test-unit test-kernel differential fault-runs test-user test-struck test-cluster test-containerd test-iptables-versions test-node test-states node-states bench-containerd test-shared test-manifests faults referees fuzz mutants bench lint lint-all test-outside deny advisories setup clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 17
@@ -76,6 +76,11 @@ test-containerd: ## real sandboxes by containerd 1.6, 1.7 and 2.x   (needs: root
 	integration/containerd/setup.sh
 	cargo build --locked
 	cargo test --locked $(OUTSIDE) --test runtime
+
+test-iptables-versions: ## ADD, CHECK and ADD again by iptables 1.8.7, 1.8.9, 1.8.11 and 1.8.13   (needs: as test-kernel; Debian's mirror, see integration/iptables/setup.sh)
+	integration/iptables/setup.sh
+	cargo test --locked --no-run -p gybe-integration --test iptables_versions
+	integration/as-root.sh cargo test --locked -p gybe-integration --test iptables_versions
 
 test-node: build ## the installer on a node at work: rewrites, upgrades, crashes, leaving   (needs: as test-containerd; some minutes)
 	integration/containerd/setup.sh

@@ -25,10 +25,10 @@ fi
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 
-# The survivors of a result: file, function and change without line numbers, and the diff.
+# The survivors of a result: file, line, column, function and change, and the diff.
 survivors() {
     jq -r '.outcomes[] | select(.summary == "MissedMutant") | [.scenario.Mutant.name, .diff_path] | @tsv' \
-        "$1/mutants.out/outcomes.json" | sed -E 's/^([^:]*):[0-9]+:[0-9]+: /\1: /'
+        "$1/mutants.out/outcomes.json"
 }
 
 slow_tests() {
@@ -74,6 +74,8 @@ table() {
     for out in "$results"/*/; do
         survivors "$out" | cut -f1 | while read -r change; do
             grep -qxF "caught	$change" "$out/kernel" 2>/dev/null && continue
+            # A justification outlives a change of lines.
+            change=$(sed -E 's/^([^:]*):[0-9]+:[0-9]+: /\1: /' <<<"$change")
             reason=$(grep -F "$change	" "$justified" 2>/dev/null | head -1 | cut -f2 || true)
             printf '| `%s` | %s |\n' "$(sed 's/|/\\|/g' <<<"$change")" "${reason:-to be looked at}"
         done

@@ -26,6 +26,8 @@ pub struct AgentStatus {
     pub conflicts: Vec<String>,
     /// What else should be known.
     pub notes: Vec<String>,
+    /// Whether it is set to `plugin_dir: confirmed`.
+    pub plugin_dir_confirmed: bool,
 }
 
 /// Reports whether a line that is no question about a pod asks for the status.

@@ -69,8 +69,11 @@ impl Memory {
         seen
     }
 
-    /// What is known about the runtimes from now on.
+    /// What is known about the runtimes from now on. A change of it changes what is to be written, which is no conflict.
     pub fn learn(&mut self, runtimes: Runtimes) {
+        if self.runtimes != runtimes {
+            self.wants_anew();
+        }
         self.runtimes = runtimes;
     }
 

@@ -1,4 +1,4 @@
-//! Where a container runtime looks for plugins, as its own configuration says. What cannot be read or understood
+//! Where a container runtime looks for plugins and networks, as its own configuration says. What cannot be read or understood
 //! says nothing; the built-in default depends on who built the runtime, so it is not assumed.
 
 mod containerd;
@@ -13,15 +13,31 @@ const LARGEST: u64 = 1 << 20;
 /// Files of one configuration.
 const MOST: usize = 64;
 
-/// The directories that the runtime of this name, started with these arguments, looks for plugins in. Paths are
-/// the host's, whose root is seen at `root`.
+/// The directories that a runtime's configuration names: paths of the host, none where it names none.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Configured {
+    /// Of plugins.
+    pub plugin_dirs: Option<Vec<PathBuf>>,
+    /// Of networks.
+    pub conf_dir: Option<PathBuf>,
+}
+
+/// What the configuration of the runtime of this name names, when it is started with these arguments. The host's
+/// root is seen at `root`.
 #[must_use]
-pub fn plugin_dirs(root: &Path, name: &str, arguments: &[String]) -> Option<Vec<PathBuf>> {
-    match name {
-        "containerd" => containerd::plugin_dirs(root, arguments),
-        "crio" => crio::plugin_dirs(root, arguments),
+pub fn configured(root: &Path, name: &str, arguments: &[String]) -> Configured {
+    let configured = match name {
+        "containerd" => containerd::configured(root, arguments),
+        "crio" => crio::configured(root, arguments),
         _ => None,
-    }
+    };
+    configured.unwrap_or_default()
+}
+
+/// Those that are no empty paths; none without any.
+fn directories(paths: impl IntoIterator<Item = String>) -> Option<Vec<PathBuf>> {
+    let all: Vec<_> = paths.into_iter().filter(|path| !path.is_empty()).map(PathBuf::from).collect();
+    (!all.is_empty()).then_some(all)
 }
 
 /// A path of the host's, as it is seen here.

@@ -1,6 +1,7 @@
 //! Whether a pod's connections are redirected, asked of the pod's network namespace: what `gybe verify`,
 //! with and without `--all`, and `gybe doctor` answer with.
 
+use crate::layers::chain;
 use gybe_netfilter::backend::BackendKind;
 use gybe_netfilter::choose::does;
 use gybe_netfilter::netns::Netns;
@@ -12,7 +13,8 @@ use std::error::Error;
 
 /// Judges `netns`. A namespace that cannot be entered or read is `Unknown`, with the reason.
 pub fn verdict_of(netns: &Netns, desired: Desired<'_>) -> Verdict {
-    let unknown = |what: &str, why: &dyn Error| Verdict::because(Answer::Unknown, with_causes(what, why));
+    let unknown =
+        |what: &str, why: &dyn Error| Verdict::because(Answer::Unknown, format!("{what}: {}", chain(why)));
     match netns.run(|| judge(desired, None)) {
         Ok(Ok(verdict)) => verdict,
         Ok(Err(error)) => unknown("the rules cannot be read", &error),
@@ -28,14 +30,4 @@ pub(crate) fn judge(desired: Desired<'_>, only: Option<BackendKind>) -> Result<V
     let whole: Vec<BackendKind> =
         BackendKind::ALL.into_iter().filter(|kind| only == Some(*kind) || is_whole(kind)).collect();
     judge_namespace(desired, Reading { only, whole: &whole })
-}
-
-fn with_causes(what: &str, why: &dyn Error) -> String {
-    let mut text = format!("{what}: {why}");
-    let mut next = why.source();
-    while let Some(cause) = next {
-        text.push_str(&format!(": {cause}"));
-        next = cause.source();
-    }
-    text
 }

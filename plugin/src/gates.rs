@@ -64,7 +64,7 @@ pub enum InitContainer {
 const AGENTS: [&str; 2] = ["gybe-node-", "istio-cni-node-"];
 
 /// The annotation by which the injector says that it was there.
-pub(crate) const STATUS: &str = "sidecar.istio.io/status";
+pub const STATUS: &str = "sidecar.istio.io/status";
 
 /// The label, and the annotation, by which a pod's owner asks for the injector or forbids it.
 pub(crate) const INJECT: &str = "sidecar.istio.io/inject";

@@ -112,7 +112,7 @@ impl Network {
 }
 
 /// The capability by which a runtime is asked for a pod's annotations.
-const ANNOTATIONS: &str = "io.kubernetes.cri.pod-annotations";
+pub const ANNOTATIONS: &str = "io.kubernetes.cri.pod-annotations";
 
 fn member<'a>(members: &'a Map<String, Value>, key: &str) -> Option<&'a Value> {
     written(members, key).map(|(_, value)| value).filter(|value| !value.is_null())

@@ -25,9 +25,10 @@ pub(super) struct DoctorArgs {
     /// Where findings about the node are kept
     #[arg(long, value_name = "DIR", default_value = DIRECTORY)]
     run_dir: PathBuf,
-    /// As it was given to install, or is set for the agent
-    #[arg(long, value_name = "WORD", value_parser = ["check", "confirmed"], default_value = "check")]
-    plugin_dir: String,
+    /// `confirmed`: chain even if it is not known that the runtime looks for plugins in the program directory
+    /// [default: what the running agent is set to, else check]
+    #[arg(long, value_name = "WORD", value_parser = ["check", "confirmed"])]
+    plugin_dir: Option<String>,
 }
 
 impl DoctorArgs {
@@ -40,7 +41,10 @@ impl DoctorArgs {
         let installed = places.programs.canonicalize().ok();
         let image = of_this_program().filter(|directory| directory.canonicalize().ok() != installed);
         let root = self.directories.root().to_owned();
-        let confirmed = if self.plugin_dir == "confirmed" { Confirmed::Yes } else { Confirmed::No };
+        let confirmed = self.plugin_dir.as_ref().map(|word| match word.as_str() {
+            "confirmed" => Confirmed::Yes,
+            _ => Confirmed::No,
+        });
         let found = examine(&see(Ground { places, run: self.run_dir.clone(), root, image, confirmed }));
         let exit = if is_well(&found) { Exit::Yes } else { Exit::No };
         let all: Vec<Value> = found.iter().map(Finding::to_json).collect();

@@ -71,8 +71,8 @@ struct SettingsArg {
     /// What to do about an istio-cni entry: wait, or now
     #[arg(long, value_name = "WORD")]
     take_over: Option<String>,
-    /// check, or confirmed: the runtime looks for plugins in the program directory, though none of the primary's is
-    /// there
+    /// `confirmed`: chain even if it is not known that the runtime looks for plugins in the program directory
+    /// [default: check]
     #[arg(long, value_name = "WORD")]
     plugin_dir: Option<String>,
     #[arg(long, value_name = "LIST", help = format!("Further names for gybe on the host: of {}", OTHER_NAMES.join(", ")))]

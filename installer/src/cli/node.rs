@@ -10,6 +10,10 @@ use gybe_plugin::conf::SOCKET;
 use gybe_plugin::probe_cache::ProbeCache;
 use serde_json::json;
 use std::path::PathBuf;
+use std::time::Duration;
+
+/// How long the agent waits for what the probe beside it says about the runtimes. The probe needs some seconds.
+const REPORT_WAIT: Duration = Duration::from_secs(60);
 
 /// Run the node agent: keep gybe-cni in this node's chain, tell it about this node's pods, and print
 /// its log lines on stderr.
@@ -43,7 +47,8 @@ impl NodeArgs {
     pub(super) fn run(&self, surroundings: &Surroundings) -> Result<Answer, Failure> {
         let home = self.home(surroundings)?;
         let as_a_pod = self.pods_from.is_none() && self.kubeconfig.is_none();
-        let keeping = self.install.unwrap_or(as_a_pod).then(|| keeping(surroundings)).transpose()?;
+        let keeping =
+            self.install.unwrap_or(as_a_pod).then(|| keeping(surroundings, as_a_pod)).transpose()?;
         let facts = self.facts(keeping.as_ref())?;
         let pods = self.pods(home.as_ref())?;
         match node::serve(Agent { pods: pods.as_ref(), facts: &facts, keeping, home }) {
@@ -121,7 +126,7 @@ impl Hinted for NodeError {
 
 /// What it takes to keep the node. Whatever is wrong with the environment is told at once, and nothing is
 /// done to the node by half of it.
-fn keeping(surroundings: &Surroundings) -> Result<Keeping, Failure> {
+fn keeping(surroundings: &Surroundings, as_a_pod: bool) -> Result<Keeping, Failure> {
     let cannot = "the node agent cannot start";
     let environment = surroundings.environment.clone().into_iter().collect();
     let settings = Following::start(environment).map_err(|why| Failure::because(cannot, why))?;
@@ -129,5 +134,7 @@ fn keeping(surroundings: &Surroundings) -> Result<Keeping, Failure> {
     let image = Image::look(&settings.ground().image)
         .map_err(|why| Failure::because(cannot, why).hinting(Some(hint.to_owned())))?;
     let probe = ProbeCache::at(&settings.ground().probe);
-    Ok(Keeping { settings, image, probe, rest: REST })
+    // Elsewhere no probe runs beside it.
+    let report_wait = if as_a_pod { REPORT_WAIT } else { Duration::ZERO };
+    Ok(Keeping { settings, image, probe, report_wait, rest: REST })
 }

@@ -19,9 +19,8 @@ use std::path::PathBuf;
 ///
 /// The plugin stays, answering DEL, as long as a living sandbox may ask for it, and for five minutes
 /// after a change of the conf directory in any case; gybe stays with it. Called again it goes on, until it says that it is
-/// finished. Refused while a node agent answers on its socket that is not in mode: leave, because the agent would put the
-/// entry back within a second. Exit code 0: no conf file names gybe-cni. 1: something stands in the way. 2: the agent answers, or it could not
-/// be done.
+/// finished. Refused while the node agent answers and is not in mode: leave, because it would put its entry back within a
+/// second. Exit code 0: no conf file names gybe-cni. 1: something stands in the way. 2: refused, or it could not be done.
 #[derive(Debug, Args)]
 pub(super) struct UninstallArgs {
     #[command(flatten)]
@@ -49,7 +48,7 @@ impl UninstallArgs {
         let leave = self.leave(&places)?;
         let (root, mut notes) = (self.directories.root(), Vec::new());
         let agent = ask_agent(&self.run_dir.join(FACTS_SOCKET));
-        if agent.is_running() && !agent.status.as_ref().is_some_and(|status| status.leaves) {
+        if agent.is_running() && !agent.leaves() {
             if !self.dry_run && !self.force {
                 return Err(refused(&agent));
             }

@@ -5,6 +5,7 @@ use super::backend::BackendArg;
 use super::namespace::Opened;
 use super::pods::OnNodeArgs;
 use super::wish::{Asked, Place, WishArgs};
+use crate::pods_on_node::word;
 use crate::verdict::judge;
 use clap::Args;
 use gybe_netfilter::verdict::{self, Desired, Verdict};
@@ -73,10 +74,8 @@ impl VerifyArgs {
 fn answer(verdict: &Verdict, origin: &str) -> Answer {
     let holds = verdict.holds();
     let word = match verdict.answer {
-        verdict::Answer::NotRedirected => "NOT REDIRECTED: ",
-        verdict::Answer::ByOthers => "redirected by others: ",
-        verdict::Answer::Unknown => "unknown: ",
-        verdict::Answer::Redirected | verdict::Answer::NotMeshed => "",
+        verdict::Answer::Redirected | verdict::Answer::NotMeshed => String::new(),
+        answer => format!("{}: ", word(answer)),
     };
     let reasons = verdict.reasons.iter().map(|reason| format!("{word}{reason}"));
     let text = match holds {

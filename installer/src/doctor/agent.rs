@@ -29,8 +29,13 @@ pub(super) fn examine(sight: &Sight, ours: &Ours<'_>) -> Vec<Finding> {
 
 /// What the agent says of itself, as its `/readyz` does.
 fn own_word(status: &AgentStatus) -> Vec<Finding> {
-    let AgentStatus { ready, reasons, settings, conflicts, notes, leaves: _ } = status;
-    let reasons = reasons.iter().map(|reason| {
+    let AgentStatus { ready, leaves, reasons, settings, conflicts, notes, plugin_dir_confirmed: _ } = status;
+    let leaving = leaves.then(|| {
+        let says =
+            format!("the node agent takes Gybe out of this node (mode: leave): {}", reasons.join("; "));
+        Finding::note(About::Agent, says, None)
+    });
+    let reasons = reasons.iter().filter(|_| !leaves).map(|reason| {
         let says = format!("the node agent is not ready: {reason}");
         Finding::wrong(
             About::Agent,
@@ -57,7 +62,7 @@ fn own_word(status: &AgentStatus) -> Vec<Finding> {
     let notes =
         notes.iter().map(|note| Finding::note(About::Agent, format!("the node agent says: {note}"), None));
     let is_ready = ready.then(|| Finding::well(About::Agent, "the node agent is ready"));
-    is_ready.into_iter().chain(reasons).chain(settings).chain(conflicts).chain(notes).collect()
+    is_ready.into_iter().chain(leaving).chain(reasons).chain(settings).chain(conflicts).chain(notes).collect()
 }
 
 fn facts(sight: &Sight, ours: &Ours<'_>, agent: &AgentSeen) -> Finding {

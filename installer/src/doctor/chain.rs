@@ -76,7 +76,7 @@ pub(super) fn judged(sight: &Sight, ours: &Ours<'_>) -> Judgement {
         plugin: PLUGIN,
         fault: fault(sight),
         shape: &shape(sight, ours),
-        confirmed: sight.ground.confirmed,
+        confirmed: sight.confirmed(),
     })
 }
 
@@ -107,7 +107,7 @@ pub(super) fn examine(sight: &Sight, ours: &Ours<'_>) -> Vec<Finding> {
     let judgement = judged(sight, ours);
     let mut found: Vec<_> = judgement.taken.iter().map(|choice| taken(sight, choice)).collect();
     found.extend(broken(sight, &judgement));
-    // Without an entry of ours and without our tool Gybe is not installed, and that is all there is to know.
+    // Without an entry of ours, and without our tool or on purpose, Gybe is not installed, and that is all there is to know.
     let not_in = |reason: &&Problem| matches!(reason, Problem::NotIn { .. } | Problem::NotWritten(_));
     if let Some(absent) =
         not_installed(sight, ours).filter(|_| judgement.reasons.iter().any(|it| not_in(&it)))
@@ -210,7 +210,10 @@ fn wrong(sight: &Sight, ours: &Ours<'_>, reason: &Problem) -> Finding {
         _ => (reason.to_string(), hint()),
     };
     let about = match reason {
-        Problem::Alone { .. } | Problem::Elsewhere(_) => About::Directories,
+        Problem::Alone { .. }
+        | Problem::Unreported
+        | Problem::Elsewhere(_)
+        | Problem::NetworksElsewhere(_) => About::Directories,
         _ => About::Chain,
     };
     Finding::wrong(about, says, remedy)
@@ -227,6 +230,10 @@ fn not_in(ours: &Ours<'_>, file: &FileName) -> String {
 }
 
 fn not_installed(sight: &Sight, ours: &Ours<'_>) -> Option<Finding> {
+    if !ours.is_anywhere() && sight.agent.as_ref().is_some_and(AgentSeen::leaves) {
+        let says = format!("{PLUGIN} is in no conf file: the node agent has taken it out (mode: leave)");
+        return Some(Finding::note(About::Chain, says, None));
+    }
     let says = format!("{PLUGIN} is in no conf file: Gybe is not installed on this node");
     let remedy = "gybe install, or the DaemonSet gybe-node, puts it there";
     let is_there = ours.is_anywhere() || program(sight, "gybe").is_some();

@@ -4,10 +4,8 @@ use super::chain::Ours;
 use super::sight::Sight;
 use super::{About, Finding};
 use gybe_plugin::conf::{PluginConf, unknown_keys};
+use gybe_plugin::network::ANNOTATIONS;
 use serde_json::{Map, Value};
-
-/// The capability by which a runtime hands over a pod's annotations.
-const ANNOTATIONS: &str = "io.kubernetes.cri.pod-annotations";
 
 /// The first of our entries, if the plugin can read it.
 pub(super) fn conf(ours: &Ours<'_>) -> Option<PluginConf> {

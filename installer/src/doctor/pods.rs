@@ -2,15 +2,16 @@
 
 use super::sight::{PodsSeen, Sight};
 use super::{About, Finding};
-use crate::pods_on_node::{Judged, summary};
+use crate::pods_on_node::{Judged, Sandbox, summary};
 use gybe_netfilter::verdict::Answer;
+use gybe_plugin::annotations::unknown;
+use gybe_plugin::gates::STATUS;
 
 /// So many pods are named.
 const MOST: usize = 16;
 
 pub(super) fn examine(sight: &Sight) -> Vec<Finding> {
-    let judged = sight.pods.iter().flat_map(of_node);
-    judged.chain(doubtful(sight)).collect()
+    sight.pods.iter().flat_map(|pods| of_node(pods).into_iter().chain(doubtful(pods))).collect()
 }
 
 /// How many pods there are of each kind, and each that is in the mesh and not known to be redirected.
@@ -46,13 +47,19 @@ fn failed(one: &Judged) -> Finding {
     Finding::wrong(About::Pods, says, remedy)
 }
 
-fn doubtful(sight: &Sight) -> Vec<Finding> {
-    let of_pod = |(pod, doubts): &(String, Vec<String>)| {
-        let says = format!("pod {pod}: {}", doubts.join("; "));
+/// Injected pods with unknown annotations, as the runtime handed them over.
+fn doubtful(PodsSeen { judged, .. }: &PodsSeen) -> Vec<Finding> {
+    let doubts = |sandbox: &Sandbox| {
+        let annotations = sandbox.annotations.as_ref().filter(|all| all.contains_key(STATUS))?;
+        let doubts = unknown(annotations.keys().map(String::as_str));
+        (!doubts.is_empty()).then(|| format!("pod {sandbox}: {}", doubts.join("; ")))
+    };
+    let all: Vec<String> = judged.iter().filter_map(|one| doubts(&one.sandbox)).collect();
+    let note = |says: &String| {
         Finding::note(About::Pods, says, Some("correct the annotation in the pod's template"))
     };
-    let mut found: Vec<_> = sight.doubtful_pods.iter().take(MOST).map(of_pod).collect();
-    if let Some(more) = sight.doubtful_pods.len().checked_sub(MOST).filter(|more| *more > 0) {
+    let mut found: Vec<_> = all.iter().take(MOST).map(note).collect();
+    if let Some(more) = all.len().checked_sub(MOST).filter(|more| *more > 0) {
         found.push(Finding::note(About::Pods, format!("{more} more pods with unknown annotations"), None));
     }
     found

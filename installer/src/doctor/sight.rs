@@ -1,7 +1,6 @@
 //! What there is to be seen on a node: one look, bounded in time, that changes nothing.
 
 mod mounts;
-mod pods;
 mod runtimes;
 mod sockets;
 
@@ -43,8 +42,8 @@ pub struct Ground {
     pub root: PathBuf,
     /// The programs this `gybe` would bring, if they are not the installed ones themselves.
     pub image: Option<PathBuf>,
-    /// What the operator says about the program directory.
-    pub confirmed: Confirmed,
+    /// What the operator says here about the program directory; none: what the agent is set to.
+    pub confirmed: Option<Confirmed>,
 }
 
 /// Everything that was seen.
@@ -84,8 +83,18 @@ pub struct Sight {
     pub guard: Guard,
     /// Files of istio-cni's agent.
     pub of_istio: Vec<PathBuf>,
-    /// Injected pods with annotations that nobody knows, and what is said of each.
-    pub doubtful_pods: Vec<(String, Vec<String>)>,
+}
+
+impl Sight {
+    /// The setting `plugin_dir`: the operator's word, else the running agent's.
+    pub(crate) fn confirmed(&self) -> Confirmed {
+        let status = self.agent.as_ref().and_then(|agent| agent.status.as_ref());
+        let by_agent = match status {
+            Some(status) if status.plugin_dir_confirmed => Confirmed::Yes,
+            _ => Confirmed::No,
+        };
+        self.ground.confirmed.unwrap_or(by_agent)
+    }
 }
 
 /// The pod sandboxes of the node.
@@ -128,7 +137,7 @@ pub fn see(ground: Ground) -> Sight {
     };
     let probed = found(&ground.run);
     let seen_running = running(&ground.root, &ground.places.conf, ask);
-    snapshot.runtimes = Report::of(&ground.root, &seen_running).known(&ground.places.programs);
+    snapshot.runtimes = Report::of(&ground.root, &seen_running).known(&ground.places);
     Sight {
         platform: Platform::of_host(&ground.root),
         spaces: mounts::of(directories),
@@ -145,7 +154,6 @@ pub fn see(ground: Ground) -> Sight {
         runtimes: seen_running,
         guard: guard(),
         of_istio: of_istio(&ground),
-        doubtful_pods: pods::doubtful(&ground.places.results),
         snapshot,
         ground,
     }
@@ -154,7 +162,7 @@ pub fn see(ground: Ground) -> Sight {
 /// What is known about the runtimes of the node whose root is at `root`: those that run there.
 #[must_use]
 pub fn runtimes_of(root: &Path, places: &Places) -> Runtimes {
-    Report::of(root, &running(root, &places.conf, Ask::DropIns)).known(&places.programs)
+    Report::of(root, &running(root, &places.conf, Ask::DropIns)).known(places)
 }
 
 /// Whether both are there, and are not the same.

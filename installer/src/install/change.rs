@@ -161,9 +161,15 @@ pub enum Problem {
         /// Its plugins.
         plugins: Vec<String>,
     },
+    /// The probe reads the runtime's configuration, and has not done so yet.
+    #[error("waiting for the probe's report about the container runtime")]
+    Unreported,
     /// The runtime's configuration names other directories of plugins.
     #[error("the runtime looks for plugins in {}, and not where ours are placed", list(.0))]
     Elsewhere(Vec<PathBuf>),
+    /// The runtime's configuration names another directory of networks.
+    #[error("the runtime reads networks in {}, and not here", list(.0))]
+    NetworksElsewhere(Vec<PathBuf>),
     /// The runtime takes a file that does not lead to us.
     #[error("the runtime takes {file} ({}), which does not run {plugin}", .plugins.join(", "))]
     NotIn {
@@ -286,7 +292,11 @@ impl ProgramFault {
 }
 
 fn list(paths: &[PathBuf]) -> String {
-    paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
+    paths
+        .iter()
+        .map(|path| path.display().to_string().escape_debug().to_string())
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 impl Problem {
@@ -322,7 +332,8 @@ impl Problem {
             Self::Deleted(_) => {
                 "restart this pod, and the container runtime: neither sees a directory made anew"
             }
-            Self::Broken(_) | Self::Stopped(_) => {
+            Self::Broken(_) => "CRI-O passes over it; its owner should write it again",
+            Self::Stopped(_) => {
                 "containerd loads nothing while it is there; remove it, or let its owner write it again"
             }
             Self::Unread(Broken { why: Why::Unreadable(Unreadable::Refused(Errno::ENOENT)), .. }) => {
@@ -339,9 +350,17 @@ impl Problem {
                 "let the DaemonSet's mount cni-bin, or --bin-dir, be where the container runtime looks for plugins; or, \
                  where it looks there too, set plugin_dir: confirmed (--plugin-dir confirmed)"
             }
+            Self::Unreported => {
+                "the container probe of the agent's pod writes /run/gybe/runtime.json; where it does not, look at its \
+                 log: the agent goes on after a minute"
+            }
             Self::Elsewhere(_) => {
                 "let the DaemonSet's mount cni-bin, or --bin-dir, be one of these, or let the runtime's configuration \
                  name this directory too; plugin_dir: confirmed (--plugin-dir confirmed) overrules it"
+            }
+            Self::NetworksElsewhere(_) => {
+                "let the DaemonSet's mount cni-conf, or --conf-dir, be this directory; or, where the runtime reads this \
+                 one all the same, set plugin_dir: confirmed (--plugin-dir confirmed)"
             }
             Self::NotIn { .. } | Self::NotWritten(_) => {
                 "the agent writes it within a second: look at its log, or run gybe install"
@@ -351,8 +370,8 @@ impl Problem {
                 "set shape: chained (CHAINED_CNI_PLUGIN: true), unless Multus is to be installed on this node"
             }
             Self::BesideIstio(_) => {
-                "remove the DaemonSet istio-cni-node, then gybe install takes its place; or set take_over: now \
-                 (--take-over now)"
+                "where istio-cni serves ambient pods, keep it and exclude this node from Gybe; else remove the DaemonSet \
+                 istio-cni-node, then gybe install takes its place, or set take_over: now (--take-over now)"
             }
             Self::BadEntry { .. } => "docs/PLUGIN-CONFIG.md has every key; gybe install writes it anew",
             Self::Program { .. } => "look at the agent's log, or run gybe install, which replaces it",

@@ -14,7 +14,7 @@ use super::directory::Directory;
 use super::json::{self, Node};
 use super::loads::choice::{Broken, Choice, NoChoice, Why, candidates, choose};
 use super::loads::{DropIns, Network};
-use super::runtimes::{PluginDirectory, Possible, Runtimes};
+use super::runtimes::{ConfiguredDirectory, Possible, Runtimes};
 use super::seen::{ConfDirectory, DROP_IN, FileName, ORIGINAL, ProgramDirectory, Standing, Unreadable};
 use super::wanted::{Confirmed, Shape};
 
@@ -74,6 +74,7 @@ pub fn judge(question: &Question<'_>) -> Judgement {
         judgement.reasons.extend(question.network_of_ours().err());
         return judgement;
     }
+    judgement.reasons.extend(elsewhere(question));
     let mut taken = Vec::new();
     for possible in &question.runtimes.possible {
         let (choice, reasons) = question.under(*possible);
@@ -121,17 +122,37 @@ pub fn primary(conf: &ConfDirectory, plugin: &str, runtimes: &Runtimes) -> Optio
     None
 }
 
-/// Whether it is unknown that the runtime looks for plugins where ours are placed (F37): a chain that names ours
-/// would then fail every pod.
+/// Which of our directories the runtimes' configuration leaves out (F37): a chain that names our plugin fails every
+/// pod where the runtime does not find it.
+#[must_use]
+pub fn elsewhere(question: &Question<'_>) -> Vec<Problem> {
+    if is_settled(question) {
+        return Vec::new();
+    }
+    let Runtimes { plugin_directory, conf_directory, .. } = question.runtimes;
+    let others = |directory: &ConfiguredDirectory| match directory {
+        ConfiguredDirectory::Others(others) => Some(others.clone()),
+        _ => None,
+    };
+    let plugins = others(plugin_directory).map(Problem::Elsewhere);
+    plugins.into_iter().chain(others(conf_directory).map(Problem::NetworksElsewhere)).collect()
+}
+
+/// An operator has confirmed the directories, or it is Multus' own one, which no runtime reads.
+fn is_settled(question: &Question<'_>) -> bool {
+    question.confirmed == Confirmed::Yes || question.conf.is_of_multus
+}
+
+/// Whether it is unknown that the runtime looks for plugins where ours are placed (F37).
 #[must_use]
 pub fn unconfirmed(question: &Question<'_>, choice: &Choice) -> Option<Problem> {
-    if question.confirmed == Confirmed::Yes || question.conf.is_of_multus {
+    if is_settled(question) {
         return None;
     }
-    match &question.runtimes.plugin_directory {
-        PluginDirectory::Named => return None,
-        PluginDirectory::Others(others) => return Some(Problem::Elsewhere(others.clone())),
-        PluginDirectory::Unknown => {}
+    match question.runtimes.plugin_directory {
+        ConfiguredDirectory::Unknown => {}
+        ConfiguredDirectory::Awaited => return Some(Problem::Unreported),
+        ConfiguredDirectory::Named | ConfiguredDirectory::Others(_) => return None,
     }
     let plugins = primaries(&choice.network, question.plugin);
     let is_there = |kind: &String| question.programs.names.contains(OsStr::new(kind));

@@ -15,7 +15,7 @@ mod target;
 
 use super::change::{Change, Problem};
 use super::directory::Directory;
-use super::judge::{Judgement, judge, standing};
+use super::judge::{Judgement, elsewhere, judge, standing};
 use super::seen::{FileName, Snapshot, Standing};
 use super::wanted::{Install, Leave, Need, PutBack, Shape, Wanted};
 
@@ -83,14 +83,21 @@ fn into(seen: &Snapshot, install: &Install, plan: &mut Plan) {
 }
 
 fn into_conf(seen: &Snapshot, install: &Install, plan: &mut Plan) {
+    let out = out::Out { seen, plugin: install.entry.plugin(), put_back: PutBack::Nothing, stand_ins: &[] };
+    let is_elsewhere = !elsewhere(&install.question(seen)).is_empty();
     let kept = match &install.shape {
+        Shape::Chained { .. } | Shape::DropIn if is_elsewhere => {
+            // An entry that names a program which the runtime does not find fails every pod.
+            out.of_every_file(|_| false, plan);
+            drop_in::take_out(seen, None, plan);
+            return;
+        }
         Shape::Chained { pinned } => chained::put(seen, install, pinned.as_ref(), plan),
         Shape::Standalone { file } => standalone::put(seen, install, file, plan),
         Shape::DropIn => drop_in::put(seen, install, plan),
     };
     // While it is not known where the entry belongs, it stays wherever it is.
     let Some(kept) = kept else { return };
-    let out = out::Out { seen, plugin: install.entry.plugin(), put_back: PutBack::Nothing, stand_ins: &[] };
     out.of_every_file(|file| kept.files.contains(file), plan);
     drop_in::take_out(seen, kept.network.as_ref(), plan);
     originals::forget(seen, |original| kept.files.contains(original), plan);

@@ -10,8 +10,10 @@ use super::loads::choice::Runtime;
 pub struct Runtimes {
     /// Each that may run here; never empty.
     pub possible: Vec<Possible>,
-    /// What their configuration says about the plugin directory.
-    pub plugin_directory: PluginDirectory,
+    /// What their configuration says about the directory that we place programs in.
+    pub plugin_directory: ConfiguredDirectory,
+    /// What it says about the conf directory.
+    pub conf_directory: ConfiguredDirectory,
 }
 
 /// A runtime that may run here.
@@ -23,15 +25,18 @@ pub struct Possible {
     pub drop_ins: DropIns,
 }
 
-/// What the runtime's own configuration says about the directory that we place programs in.
+/// What the runtimes' own configuration says about one of our directories.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub enum PluginDirectory {
-    /// Nothing: the runtime's default depends on who built it (Debian's containerd has `/usr/lib/cni`).
+pub enum ConfiguredDirectory {
+    /// Nothing, or one runtime's this and another's that: the default depends on the build of the runtime (Debian's
+    /// containerd has `/usr/lib/cni`).
     #[default]
     Unknown,
-    /// It names this directory.
+    /// Nothing yet: the probe has not reported.
+    Awaited,
+    /// Each runtime names this directory.
     Named,
-    /// It names these, and not this one.
+    /// Each runtime names others: these.
     Others(Vec<PathBuf>),
 }
 
@@ -57,7 +62,11 @@ impl Runtimes {
         if possible.is_empty() {
             return Self::default();
         }
-        Self { possible, plugin_directory: PluginDirectory::Unknown }
+        Self {
+            possible,
+            plugin_directory: ConfiguredDirectory::Unknown,
+            conf_directory: ConfiguredDirectory::Unknown,
+        }
     }
 
     /// Each of them reads drop-ins: it was observed that one of ours is run.

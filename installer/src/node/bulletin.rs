@@ -4,6 +4,7 @@
 use super::incumbent::IstioAgent;
 use crate::install::directory::Each;
 use crate::install::pace::Tally;
+use crate::install::wanted::Confirmed;
 use crate::node_backend::NodeBackend;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -31,6 +32,8 @@ pub(crate) struct Posted {
     pub(crate) notes: Vec<String>,
     /// What is wrong with the ConfigMap, while that from before holds.
     pub(crate) settings: Option<String>,
+    /// The setting of that name.
+    pub(crate) plugin_dir: Confirmed,
     /// Where somebody keeps undoing it, and who, in sentences.
     pub(crate) fights: Each<Option<String>>,
     /// Whether the kernel tells of changes; if not, they are looked for.

@@ -22,7 +22,7 @@ use super::label::Label;
 use super::{Journal, Part, Pods};
 use crate::image::Image;
 use crate::install::directory::Each;
-use crate::install::runtimes::Runtimes;
+use crate::install::runtimes::{ConfiguredDirectory, Runtimes};
 use crate::install::wanted::{Shape, TakeOver, Wanted};
 use crate::install::watch::{Watch, WatchMode, Woken};
 use crate::install::{Memory, pass};
@@ -56,6 +56,8 @@ pub struct Keeping {
     pub image: Image,
     /// Where the probe keeps what it finds out.
     pub probe: ProbeCache,
+    /// How long, from the start on, nothing is chained without the probe's report about the runtimes.
+    pub report_wait: Duration,
     /// How long the plugin outlives the conf when we leave; [`REST`] but in tests.
     pub rest: Duration,
 }
@@ -70,6 +72,8 @@ pub(crate) struct Healing<'a> {
     wanted_since: Instant,
     /// Since when it is undone.
     undone: Each<Option<Instant>>,
+    /// Until when the probe's report about the runtimes is waited for.
+    report_until: Instant,
     observed: Observed,
     backend: Backend,
     leaving: Leaving,
@@ -104,6 +108,7 @@ impl<'a> Healing<'a> {
             wanted: None,
             wanted_since: Instant::now(),
             undone: Each::default(),
+            report_until: Instant::now() + keeping.report_wait,
             observed: Observed::default(),
             backend: Backend::new(keeping.probe),
             leaving: Leaving::new(keeping.rest),
@@ -138,6 +143,7 @@ impl<'a> Healing<'a> {
             self.following.follow(&mut self.told);
         }
         self.posted.settings.clone_from(&self.following.fault);
+        self.posted.plugin_dir = self.following.good.choices.plugin_dir;
         self.posted.is_told = self.watch.mode() == WatchMode::Told;
         let next = match self.following.chosen {
             Chosen::Yes => self.keep(woken),
@@ -170,6 +176,7 @@ impl<'a> Healing<'a> {
             self.wanted_since = Instant::now();
         }
         let runtimes = self.runtimes();
+        let is_awaited = runtimes.plugin_directory == ConfiguredDirectory::Awaited;
         self.memory.learn(runtimes);
         let places = &self.following.good.ground.places;
         let next = match pass(places, &wanted, &mut self.memory) {
@@ -183,7 +190,8 @@ impl<'a> Healing<'a> {
             self.forget_credentials();
         }
         self.posted.missing.extend(ready.err());
-        next
+        // Its file is not watched.
+        if is_awaited { next.within(AGAIN) } else { next }
     }
 
     /// What the probe saw of them. A runtime that calls us reads the drop-in, for by then no sandbox is on its way that was begun under
@@ -191,7 +199,10 @@ impl<'a> Healing<'a> {
     fn runtimes(&self) -> Runtimes {
         let ground = &self.following.good.ground;
         let report = Report::kept_in(&ground.probe);
-        let mut runtimes = report.map_or_else(Runtimes::default, |it| it.known(&ground.places.programs));
+        let mut runtimes = report.as_ref().map_or_else(Runtimes::default, |it| it.known(&ground.places));
+        if report.is_none() && Instant::now() < self.report_until {
+            runtimes.plugin_directory = ConfiguredDirectory::Awaited;
+        }
         let is_drop_in = self.following.good.choices.shape == Shape::DropIn;
         if is_drop_in && self.around.calls.added_after(self.wanted_since + self.leaving.rest) {
             runtimes.read_drop_ins();

@@ -4,6 +4,7 @@ use super::bulletin::Stage;
 use super::page::Page;
 use super::view::Seen;
 use crate::agent_status::AgentStatus;
+use crate::install::wanted::Confirmed;
 use std::fmt::Write as _;
 
 /// The answer to a request for `path`; none for any other.
@@ -30,6 +31,7 @@ pub(crate) fn status(seen: &Seen) -> AgentStatus {
         settings: seen.posted.settings.clone(),
         conflicts: conflicts.conf.iter().chain(&conflicts.programs).cloned().collect(),
         notes: seen.posted.notes.clone(),
+        plugin_dir_confirmed: seen.posted.plugin_dir == Confirmed::Yes,
     }
 }
 
@@ -41,7 +43,7 @@ pub(crate) fn of_pods_alone(pods: Option<String>, sockets: Vec<String>) -> Agent
 
 /// Ready: nothing is missing. Whatever else should be known stands below it.
 fn ready(seen: &Seen) -> Page {
-    let AgentStatus { ready, reasons, settings, conflicts, notes, leaves: _ } = status(seen);
+    let AgentStatus { ready, reasons, settings, conflicts, notes, .. } = status(seen);
     let mut text = String::new();
     // A String takes whatever is written to it.
     let _ = match ready {
@@ -61,8 +63,8 @@ fn left(seen: &Seen) -> Page {
     match seen.posted.stage {
         Stage::Left { plugin_stays: false } => Page::good("left; nothing stays\n"),
         Stage::Left { plugin_stays: true } => Page::good(
-            "left; gybe-cni stays, to answer for sandboxes that live or were being made; when they are gone this \
-                 agent removes it, or gybe uninstall on the node\n",
+            "left; the DaemonSet may be deleted. gybe-cni stays while a sandbox that may name it lives or is being made, to \
+             answer its DEL; then this agent removes it, or gybe uninstall on the node\n",
         ),
         Stage::Leaving => Page::bad(format!("leaving\n- {}\n", seen.posted.missing.join("\n- "))),
         Stage::In | Stage::Starting => Page::bad("not asked to leave\n"),

@@ -17,16 +17,21 @@ pub struct Part {
 }
 
 impl Part {
-    /// istio-cni's agent, in a namespace that is the cluster's, the mesh's or ours. Its DaemonSet's name is fixed
+    /// istio-cni's agent, in a namespace that is the cluster's, the mesh's or ours, or that an operator names. Its DaemonSet's name is fixed
     /// (spec `istio-cni-behaviour.md` 7). Ours has the label too, because istiod's untaint controller looks for it.
     #[must_use]
     pub fn istio_cni(settings: &Settings) -> Self {
-        let ground = &settings.ground;
+        let (ground, choices) = (&settings.ground, &settings.choices);
         let namespaces = [ground.namespace.as_str(), &ground.control_plane, "kube-system", OF_SAIL];
         let namespaces = namespaces.into_iter().filter(|name| !name.is_empty()).map(str::to_owned);
-        let excluded = settings.choices.conf.exclude_namespaces.iter().cloned();
+        let excluded = choices.conf.exclude_namespaces.iter().cloned();
+        let named = choices.istio_cni_namespace.iter().map(ToString::to_string);
         let label = ("k8s-app", "istio-cni-node");
-        Self { prefix: "istio-cni-node-", label, namespaces: namespaces.chain(excluded).collect() }
+        Self {
+            prefix: "istio-cni-node-",
+            label,
+            namespaces: namespaces.chain(excluded).chain(named).collect(),
+        }
     }
 
     /// istiod, where the settings say it is.
@@ -78,6 +83,16 @@ mod tests {
             assert!(!part.contains(&pod(namespace, "gybe-node-x7x2p", label)), "{namespace}: our own agent");
         }
         assert!(!part.contains(&pod("shop", "istio-cni-node-x7x2p", label)));
+    }
+
+    #[test]
+    fn a_setting_names_one_more_namespace_of_istio_cni() {
+        let [label, _] = PARTS;
+        for (files, is_part) in [(&[][..], false), (&[("istio_cni_namespace", "mesh-cni")], true)] {
+            let part = Part::istio_cni(&settings(files));
+            assert_eq!(part.contains(&pod("mesh-cni", "istio-cni-node-x7x2p", label)), is_part);
+            assert!(!part.contains(&pod("shop", "istio-cni-node-x7x2p", label)));
+        }
     }
 
     #[test]

@@ -4,12 +4,10 @@
 use super::{Network, Sandbox};
 use crate::install::seen::cached::{ResultCache, each_result};
 use gybe_plugin::args::{Namespace, PodName, PodRef};
+use gybe_plugin::network::ANNOTATIONS;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
-
-/// The capability by which a runtime hands a pod's annotations to its plugins.
-const ANNOTATIONS: &str = "io.kubernetes.cri.pod-annotations";
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", default)]

@@ -4,14 +4,14 @@ use std::path::{Path, PathBuf};
 
 use toml::{Table, Value};
 
-use super::{MOST, names, option, text, texts};
+use super::{Configured, MOST, directories, names, option, text, texts};
 
 const CONFIG: &str = "/etc/containerd/config.toml";
 
 /// The CRI service's section: since version 3, in version 2, in version 1.
 const SECTIONS: [&str; 3] = ["io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri", "cri"];
 
-pub(super) fn plugin_dirs(root: &Path, arguments: &[String]) -> Option<Vec<PathBuf>> {
+pub(super) fn configured(root: &Path, arguments: &[String]) -> Option<Configured> {
     let main = PathBuf::from(option(arguments, &["--config", "-c"]).unwrap_or(CONFIG));
     let (mut paths, mut files) = (vec![main], Vec::<Table>::new());
     while let Some(path) = paths.get(files.len()).cloned() {
@@ -51,7 +51,7 @@ fn imported(root: &Path, by: &Path, import: &str) -> Option<Vec<PathBuf>> {
 
 /// A later file's section replaces an earlier one's, whole or in part, as the version has it. So only where the last
 /// one names directories is it known.
-fn of_files(files: &[Table]) -> Option<Vec<PathBuf>> {
+fn of_files(files: &[Table]) -> Option<Configured> {
     if files.iter().any(is_without_cri) {
         return None;
     }
@@ -61,10 +61,12 @@ fn of_files(files: &[Table]) -> Option<Vec<PathBuf>> {
     };
     let last = files.iter().rev().find_map(of_file)?;
     let cni = last.get("cni")?;
-    let one = cni.get("bin_dir").and_then(Value::as_str).map(str::to_owned);
+    let text = |key: &str| cni.get(key).and_then(Value::as_str).map(str::to_owned);
     let several = cni.get("bin_dirs").map_or(Some(Vec::new()), texts)?;
-    let all = one.into_iter().chain(several).filter(|directory| !directory.is_empty());
-    Some(all.map(PathBuf::from).collect()).filter(|all: &Vec<_>| !all.is_empty())
+    Some(Configured {
+        plugin_dirs: directories(text("bin_dir").into_iter().chain(several)),
+        conf_dir: text("conf_dir").filter(|path| !path.is_empty()).map(PathBuf::from),
+    })
 }
 
 /// Docker's containerd starts no pods.

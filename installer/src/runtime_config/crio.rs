@@ -5,20 +5,16 @@ use std::path::{Path, PathBuf};
 
 use toml::{Table, Value};
 
-use super::{names, option, text, texts};
+use super::{Configured, directories, names, option, text, texts};
 
 const CONFIG: &str = "/etc/crio/crio.conf";
 const DIRECTORY: &str = "/etc/crio/crio.conf.d";
 
-pub(super) fn plugin_dirs(root: &Path, arguments: &[String]) -> Option<Vec<PathBuf>> {
-    if option(arguments, &["--cni-plugin-dir"]).is_some() {
-        // A flag counts for more than any file.
-        return None;
-    }
+pub(super) fn configured(root: &Path, arguments: &[String]) -> Option<Configured> {
     let main = PathBuf::from(option(arguments, &["--config", "-c"]).unwrap_or(CONFIG));
     let directory = PathBuf::from(option(arguments, &["--config-dir", "-d"]).unwrap_or(DIRECTORY));
     let further = names(root, &directory).unwrap_or_default();
-    let (mut several, mut older) = (None, None);
+    let (mut several, mut older, mut conf_dir) = (None, None, None);
     for path in [main].into_iter().chain(further.iter().map(|name| directory.join(name))) {
         let Some(text) = text(root, &path) else { continue };
         let file: Table = text.parse().ok()?;
@@ -26,9 +22,16 @@ pub(super) fn plugin_dirs(root: &Path, arguments: &[String]) -> Option<Vec<PathB
         if let Some(list) = network.get("plugin_dirs") {
             several = Some(texts(list)?);
         }
-        older = network.get("plugin_dir").and_then(Value::as_str).map(str::to_owned).or(older);
+        let text = |key: &str| network.get(key).and_then(Value::as_str).map(str::to_owned);
+        older = text("plugin_dir").or(older);
+        conf_dir = text("network_dir").or(conf_dir);
     }
-    let all = several.unwrap_or_default().into_iter().chain(older);
-    let all: Vec<PathBuf> = all.filter(|directory| !directory.is_empty()).map(PathBuf::from).collect();
-    (!all.is_empty()).then_some(all)
+    // A flag counts for more than any file.
+    let has_flag = |name: &str| option(arguments, &[name]).is_some();
+    let plugin_dirs = directories(several.unwrap_or_default().into_iter().chain(older));
+    let conf_dir = conf_dir.filter(|path| !path.is_empty()).map(PathBuf::from);
+    Some(Configured {
+        plugin_dirs: plugin_dirs.filter(|_| !has_flag("--cni-plugin-dir")),
+        conf_dir: conf_dir.filter(|_| !has_flag("--cni-config-dir")),
+    })
 }

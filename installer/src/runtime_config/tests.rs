@@ -13,9 +13,17 @@ impl Host {
         Self(root)
     }
 
-    fn dirs(&self, name: &str, words: &str) -> Option<Vec<String>> {
+    fn configured(&self, name: &str, words: &str) -> Configured {
         let arguments: Vec<String> = words.split_whitespace().map(str::to_owned).collect();
-        let found = plugin_dirs(&self.0, name, &arguments)?;
+        configured(&self.0, name, &arguments)
+    }
+
+    fn conf_dir(&self, name: &str, words: &str) -> Option<String> {
+        Some(self.configured(name, words).conf_dir?.display().to_string())
+    }
+
+    fn dirs(&self, name: &str, words: &str) -> Option<Vec<String>> {
+        let found = self.configured(name, words).plugin_dirs?;
         Some(found.iter().map(|path| path.display().to_string()).collect())
     }
 }
@@ -90,4 +98,25 @@ fn f37_cri_os_plugin_directories_are_those_of_the_last_file_that_names_any() {
     assert_eq!(host.dirs("crio", "crio --config-dir /nowhere").unwrap().len(), 2);
     assert_eq!(Host::with("crio-0", &[]).dirs("crio", "crio"), None);
     assert_eq!(host.dirs("dockerd", "dockerd"), None);
+}
+
+#[test]
+fn f37_a_runtimes_directory_of_networks_is_read_where_its_configuration_names_it() {
+    for (text, conf_dir) in [
+        (
+            "version = 2\n[plugins.'io.containerd.grpc.v1.cri'.cni]\nconf_dir = '/etc/cni/custom'\n",
+            Some("/etc/cni/custom"),
+        ),
+        ("version = 3\n[plugins.'io.containerd.cri.v1.runtime'.cni]\nconf_dir = ''\n", None),
+        (OF_1, None),
+    ] {
+        let host = Host::with("networks", &[(CONTAINERD, text)]);
+        assert_eq!(host.conf_dir("containerd", "containerd").as_deref(), conf_dir, "{text}");
+    }
+    let main = "[crio.network]\nnetwork_dir = '/etc/cni/custom'\n";
+    let plugins = "[crio.network]\nplugin_dirs = ['/z']\n";
+    let host = Host::with("crio-net", &[("/etc/crio/crio.conf", main), ("/etc/crio/crio.conf.d/1", plugins)]);
+    assert_eq!(host.conf_dir("crio", "crio").unwrap(), "/etc/cni/custom");
+    assert_eq!(host.conf_dir("crio", "crio --cni-config-dir=/x"), None);
+    assert_eq!(host.dirs("crio", "crio --cni-config-dir=/x").unwrap(), ["/z"]);
 }

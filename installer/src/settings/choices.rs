@@ -6,6 +6,7 @@ use super::{plugin_conf, template};
 use crate::image::OTHER_NAMES;
 use crate::install::seen::FileName;
 use crate::install::wanted::{Confirmed, PutBack, Shape};
+use gybe_plugin::args::Namespace;
 use gybe_plugin::conf::PluginConf;
 use serde_json::{Map, Value};
 use std::collections::BTreeSet;
@@ -27,6 +28,8 @@ pub struct Choices {
     pub pod_source: PodSource,
     /// What to do while istio-cni's agent lives.
     pub take_over: TakeOverWish,
+    /// One more namespace in which istio-cni's agent may run.
+    pub istio_cni_namespace: Option<Namespace>,
     /// Whether an istio-cni entry comes back when we leave.
     pub put_back: PutBack,
     /// What the operator says about the program directory.
@@ -106,6 +109,7 @@ pub(super) fn read(reader: &mut Reader<'_>, ground: &Ground) -> Choices {
         further: template.map(template::Template::further).unwrap_or_default(),
         pod_source,
         take_over: reader.word(reader.key("take_over"), &TAKE_OVERS),
+        istio_cni_namespace: istio_cni_namespace(reader),
         put_back,
         plugin_dir: reader.word(reader.key("plugin_dir"), &PLUGIN_DIRS),
         also_as: also_as(reader),
@@ -150,6 +154,15 @@ fn shape(reader: &mut Reader<'_>) -> Shape {
 
 fn conf_name<'a>(reader: &Reader<'a>) -> Option<Said<'a>> {
     reader.either("conf_name", "CNI_CONF_NAME")
+}
+
+fn istio_cni_namespace(reader: &mut Reader<'_>) -> Option<Namespace> {
+    let said = reader.key("istio_cni_namespace")?;
+    let namespace = Namespace::parse(said.text).ok();
+    if namespace.is_none() {
+        reader.refuse(said, "must be the name of one namespace");
+    }
+    namespace
 }
 
 fn also_as(reader: &mut Reader<'_>) -> BTreeSet<FileName> {

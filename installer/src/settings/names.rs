@@ -40,7 +40,7 @@ const fn other(fate: Fate, name: &'static str, meaning: &'static str) -> Name {
 }
 
 /// Keys of the ConfigMap. A changed one is followed without a restart.
-pub const KEYS: [Name; 17] = [
+pub const KEYS: [Name; 18] = [
     honoured(
         "mode",
         "install",
@@ -81,6 +81,11 @@ pub const KEYS: [Name; 17] = [
         "`agent`, or `api`: also ask the API server, with a kubeconfig on the host",
     ),
     honoured("take_over", "wait", "`wait` for istio-cni's agent to go, or `now`"),
+    honoured(
+        "istio_cni_namespace",
+        "",
+        "one more namespace in which istio-cni's agent may run: `take_over: wait` waits for it there too",
+    ),
     honoured(
         "plugin_dir",
         "check",

@@ -7,6 +7,7 @@ use crate::install::seen::{FileName, Hash};
 use crate::install::wanted::{Install, Leave, Need, Place, Program, Shape, TakeOver, Wanted};
 use crate::node_backend::NodeBackend;
 use gybe_plugin::conf::Probed;
+use gybe_plugin::network::ANNOTATIONS;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 
@@ -144,7 +145,7 @@ impl Settings {
         }
         let mut members = self.choices.further.clone();
         members.extend(conf.to_members());
-        let capabilities = json!({ "io.kubernetes.cri.pod-annotations": true });
+        let capabilities = json!({ ANNOTATIONS: true });
         members.insert("capabilities".to_owned(), capabilities);
         let rest = Value::Object(members).to_string();
         // The type first, where a person looks for it.

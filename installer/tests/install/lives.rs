@@ -6,8 +6,8 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use gybe_installer::install::change::Problem;
 use gybe_installer::install::loads::DropIns;
 use gybe_installer::install::loads::choice::Runtime;
-use gybe_installer::install::runtimes::Runtimes;
-use gybe_installer::install::wanted::{PutBack, Shape, Wanted};
+use gybe_installer::install::runtimes::{ConfiguredDirectory, Runtimes};
+use gybe_installer::install::wanted::{Confirmed, PutBack, Shape, Wanted};
 
 use crate::ground::Ground;
 use crate::wants::{chained, install, installed, left, name};
@@ -146,6 +146,36 @@ fn a_pinned_file_that_multus_calls_is_well_though_the_runtime_takes_another() {
         ground.settle(&installed(&ground.root, pinned("10-calico.conflist")));
         assert!(ground.text("10-calico.conflist").contains("gybe-cni"), "{plugin}");
         assert_eq!(ground.text("00-multus.conf"), multus);
+    }
+}
+
+#[test]
+fn f37_our_entry_goes_where_the_runtime_turns_out_to_look_elsewhere_for_plugins() {
+    for (file, text) in [("10-calico.conflist", LIST), ("10-calico.conf", SINGLE)] {
+        let ground = Ground::with(&[(file, text)]);
+        for shape in [Shape::Chained { pinned: None }, Shape::DropIn] {
+            if file.ends_with(".conf") && shape == Shape::DropIn {
+                continue;
+            }
+            let before = ground.files();
+            let Wanted::Installed(mut install) = installed(&ground.root, shape) else { unreachable!() };
+            // The primary's plugin is here, and nothing is known of the runtime.
+            ground.settle(&Wanted::Installed(install.clone()));
+            let chained = ground.files();
+            assert_ne!(chained, before);
+            let others = ConfiguredDirectory::Others(vec!["/usr/lib/cni".into()]);
+            let known = Runtimes::of([(Runtime::Containerd, Some(DropIns::Loaded))]);
+            let known = || Runtimes { plugin_directory: others.clone(), ..known.clone() };
+            let pass = ground.pass_by(&Wanted::Installed(install.clone()), known());
+            assert_eq!(ground.files(), before, "{file}");
+            let is_elsewhere = |problem: &Problem| matches!(problem, Problem::Elsewhere(_));
+            assert!(pass.left.problems.iter().any(is_elsewhere) && !pass.left.judgement.is_met(), "{pass:?}");
+            assert!(pass.left.changes.is_empty(), "the next pass has nothing to do: {pass:?}");
+            install.confirmed = Confirmed::Yes;
+            ground.pass_by(&Wanted::Installed(install), known());
+            assert_eq!(ground.files(), chained, "an operator overrules it");
+            ground.settle(&left(&ground.root, PutBack::Nothing));
+        }
     }
 }
 

@@ -31,7 +31,13 @@ impl Cluster {
         let cluster = Self { server, account, node };
         cluster.labels(&json!({}));
         cluster.node.puts(FILE, PRIMARY);
+        cluster.reports();
         cluster
+    }
+
+    /// The probe keeps its report: it has not found a runtime.
+    fn reports(&self) {
+        std::fs::write(self.node.root.join("probe/runtime.json"), r#"{"runtimes":[]}"#).unwrap();
     }
 
     fn labels(&self, labels: &Value) {
@@ -300,4 +306,16 @@ fn f38_owners_of_pods_cannot_fill_the_agents_memory() {
     assert_eq!(ports.map(str::len), Some(6 * 40_000 - 1), "{answer}");
     let answer = cluster.node.asks("shop", "cart-0", "cart-0");
     assert!(answer["pod"].is_object() && !answer.to_string().contains("SECRET"), "{answer}");
+}
+
+#[test]
+fn f37_nothing_is_chained_before_the_probes_first_report() {
+    let cluster = Cluster::new("unreported");
+    std::fs::remove_file(cluster.node.root.join("probe/runtime.json")).unwrap();
+    let mut agent = cluster.node.agent();
+    agent.tells("waiting for the probe's report about the container runtime");
+    assert!(!agent.is_ready());
+    assert_eq!(cluster.node.text(FILE), PRIMARY);
+    cluster.reports();
+    eventually("an entry", || cluster.node.entry(FILE).is_some() && agent.is_ready());
 }

@@ -3,6 +3,7 @@
 use crate::agent::eventually;
 use crate::node::{Node, PRIMARIES, PRIMARY};
 use nix::sys::stat::stat;
+use serde_json::json;
 use std::fs;
 
 const FILE: &str = "10-calico.conflist";
@@ -16,6 +17,31 @@ fn node(test: &str) -> Node {
     }
     node.puts(FILE, PRIMARY);
     node
+}
+
+/// As the probe keeps what it read in containerd's configuration: this directory of plugins, which is the test's
+/// `folder`.
+fn reports(node: &Node, directory: &str, folder: &str) {
+    let there = stat(&node.root.join(folder)).unwrap();
+    let directories = json!([{ "path": directory, "identity": [there.st_dev, there.st_ino] }]);
+    let runtime = json!({ "name": "containerd", "reads_drop_ins": true, "plugin_dirs": directories });
+    fs::write(node.root.join("probe/runtime.json"), json!({ "runtimes": [runtime] }).to_string()).unwrap();
+}
+
+/// On Debian: kubernetes-cni has put bridge and portmap into /opt/cni/bin, and containerd looks in /usr/lib/cni.
+#[test]
+fn f37_an_entry_from_before_the_report_goes_when_the_runtime_looks_elsewhere() {
+    let node = Node::new("report-last");
+    node.puts(FILE, PRIMARY);
+    let mut agent = node.agent();
+    eventually("an entry", || node.entry(FILE).is_some() && agent.is_ready());
+    reports(&node, "/usr/lib/cni", "image");
+    agent.tells("the runtime looks for plugins in /usr/lib/cni");
+    eventually("no entry", || node.text(FILE) == PRIMARY);
+    eventually("unreadiness", || !agent.is_ready());
+    reports(&node, "/opt/cni/bin", "bin");
+    eventually("an entry again", || node.entry(FILE).is_some() && agent.is_ready());
+    assert_eq!(agent.number("gybe_undone_total{what=\"conf\"}"), 0.0);
 }
 
 #[test]
@@ -40,23 +66,13 @@ fn f37_an_operator_or_the_runtimes_configuration_confirms_the_directory() {
     drop(agent);
     node.configures(&[]);
     node.puts(FILE, PRIMARY);
-    // As the probe keeps what it read in containerd's configuration.
-    let there = stat(&node.root.join("bin")).unwrap();
-    let report = |directory: &str, inode: u64| {
-        let identity = [there.st_dev, inode];
-        let directories = serde_json::json!([{ "path": directory, "identity": identity }]);
-        let runtime =
-            serde_json::json!({ "name": "containerd", "reads_drop_ins": true, "plugin_dirs": directories });
-        let text = serde_json::json!({ "runtimes": [runtime] }).to_string();
-        fs::write(node.root.join("probe/runtime.json"), text).unwrap();
-    };
-    report("/opt/cni/bin", there.st_ino);
+    reports(&node, "/opt/cni/bin", "bin");
     let agent = node.agent();
     eventually("an entry", || node.entry(FILE).is_some() && agent.is_ready());
     drop(agent);
     fs::write(node.program("calico"), "").unwrap();
     node.puts(FILE, PRIMARY);
-    report("/usr/lib/cni", 1);
+    reports(&node, "/usr/lib/cni", "image");
     let mut agent = node.agent();
     agent.tells("the runtime looks for plugins in /usr/lib/cni");
     assert!(!agent.is_ready());

@@ -1,15 +1,20 @@
 //! What `gybe doctor` learns from the running agent: its own word on how it stands.
 
 use crate::agent::eventually;
-use crate::node::{Node, PRIMARY};
+use crate::node::{Node, PRIMARIES, PRIMARY};
+use serde_json::Value;
+use std::fs;
 
 const FILE: &str = "10-calico.conflist";
 
 /// What the doctor says of the agent, with this word for how it is.
 fn of_agent(node: &Node, state: &str) -> Vec<String> {
-    let found = node.doctor();
+    says(&node.doctor(), "agent", state)
+}
+
+fn says(found: &Value, about: &str, state: &str) -> Vec<String> {
     let all = found["findings"].as_array().unwrap().iter();
-    let these = all.filter(|it| it["about"] == "agent" && it["state"] == state);
+    let these = all.filter(|it| it["about"] == about && it["state"] == state);
     these.map(|it| it["says"].as_str().unwrap().to_owned()).collect()
 }
 
@@ -61,4 +66,37 @@ fn a_conflict_over_the_chain_is_wrong_and_the_other_writer_is_named() {
         let wrong = of_agent(&node, "wrong");
         wrong.iter().any(|says| says.contains("undone again and again") && says.contains("Cilium"))
     });
+}
+
+#[test]
+fn f37_the_doctor_takes_over_what_the_agent_is_set_to_about_the_plugin_directory() {
+    let mut node = Node::new("explained-confirmed");
+    for plugin in PRIMARIES {
+        fs::remove_file(node.program(plugin)).unwrap();
+    }
+    node.configures(&[("plugin_dir", "confirmed")]);
+    node.puts(FILE, PRIMARY);
+    let agent = node.agent();
+    eventually("peace", || agent.is_ready());
+    let of_directories = |flags: &[&str]| says(&node.doctor_with("probe", flags), "directories", "wrong");
+    assert_eq!(of_directories(&[]), [""; 0]);
+    let told = of_directories(&["--plugin-dir", "check"]);
+    assert!(told[0].contains("none is in the program directory"), "the flag counts for more: {told:?}");
+}
+
+#[test]
+fn a_node_that_leaves_on_purpose_is_not_wrong() {
+    let mut node = Node::new("explained-leaving");
+    node.puts(FILE, PRIMARY);
+    let agent = node.agent();
+    eventually("peace", || agent.is_ready());
+    node.configures(&[("mode", "leave")]);
+    eventually("the end", || agent.get("/left").0 == 200);
+    assert!(node.program("gybe").exists(), "for five minutes");
+    let found = node.doctor_with("run", &[]);
+    for about in ["agent", "chain"] {
+        assert_eq!(says(&found, about, "wrong"), [""; 0], "{found:#}");
+        let notes = says(&found, about, "note");
+        assert!(notes.len() == 1 && notes[0].contains("(mode: leave)"), "{about}: {found:#}");
+    }
 }

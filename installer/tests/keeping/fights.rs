@@ -125,17 +125,29 @@ struct Unchained {
     ready: Duration,
 }
 
+/// What a rewriter came to.
+struct Rewritten {
+    /// Parts of the whole time, in percent: without our entry, and ready without it.
+    unchained: [f64; 2],
+    /// Half of the rewrites were repaired sooner.
+    median_repair: Duration,
+}
+
 /// Another agent rewrites the file in this rhythm.
-fn rewritten_every(rhythm: Duration, lasting: Duration, (node, agent): (&Node, &Agent)) -> [f64; 2] {
+fn rewritten_every(rhythm: Duration, lasting: Duration, (node, agent): (&Node, &Agent)) -> Rewritten {
     let (start, mut next, mut unchained) = (Instant::now(), Duration::ZERO, Unchained::default());
-    let mut before = start;
+    let (mut before, mut rewritten, mut repairs) = (start, None, Vec::new());
     while start.elapsed() < lasting {
         if start.elapsed() >= next {
             node.puts(FILE, PRIMARY);
+            rewritten = rewritten.or(Some(Instant::now()));
             next += rhythm;
         }
         let is_out = || node.entry(FILE).is_none();
         let is_unchained = is_out();
+        if !is_unchained {
+            repairs.extend(rewritten.take().map(|at: Instant| at.elapsed()));
+        }
         let is_ready = is_unchained && agent.is_ready() && is_out();
         let now = Instant::now();
         unchained.all += if is_unchained { now - before } else { Duration::ZERO };
@@ -143,7 +155,27 @@ fn rewritten_every(rhythm: Duration, lasting: Duration, (node, agent): (&Node, &
         before = now;
         std::thread::sleep(Duration::from_millis(2));
     }
-    [unchained.all, unchained.ready].map(|time| 100.0 * time.as_secs_f64() / start.elapsed().as_secs_f64())
+    let percent = |time: Duration| 100.0 * time.as_secs_f64() / start.elapsed().as_secs_f64();
+    repairs.sort();
+    Rewritten {
+        unchained: [unchained.all, unchained.ready].map(percent),
+        median_repair: repairs[repairs.len() / 2],
+    }
+}
+
+/// Rewrites the file once, and looks at `/readyz` when the agent has noticed it. False when the agent had put its
+/// entry back by then, or the conflict was over: nothing is shown.
+fn is_unready_until_repaired((node, agent): (&Node, &Agent)) -> bool {
+    eventually("an entry again", || agent.is_ready() && node.entry(FILE).is_some());
+    let number = |name: &str| agent.number(&format!("gybe_{name}_total{{what=\"conf\"}}"));
+    let [undone, healed] = ["undone", "healed"].map(number);
+    node.puts(FILE, PRIMARY);
+    eventually("its notice", || number("undone") > undone);
+    let (is_conflict, is_ready) = (is_fight(agent, "conf"), agent.is_ready());
+    // The counts are published with the state that `/readyz` reports: before the repair, that is without the entry.
+    let shows = is_conflict && number("healed") == healed;
+    assert!(!(shows && is_ready), "ready while the agent knows that its entry is missing");
+    shows
 }
 
 #[test]
@@ -152,15 +184,22 @@ fn f05_the_unchained_time_under_a_rewriter_is_short_and_not_ready() {
     node.puts(FILE, PRIMARY);
     let agent = node.agent();
     eventually("peace", || agent.is_ready());
-    let [unchained, ready] =
-        rewritten_every(Duration::from_secs(1), Duration::from_secs(30), (&node, &agent));
+    let slow = rewritten_every(Duration::from_secs(1), Duration::from_secs(30), (&node, &agent));
+    let [unchained, ready] = slow.unchained;
     println!(
-        "rewritten every second for 30 s: unchained {unchained:.1} % of the time, ready then {ready:.1} %"
+        "rewritten every second for 30 s: unchained {unchained:.1} % of the time, ready then {ready:.1} %, median of the \
+         repairs {:?}",
+        slow.median_repair
     );
-    let [fast, fast_ready] =
-        rewritten_every(Duration::from_millis(50), Duration::from_secs(10), (&node, &agent));
-    println!("then every 50 ms for 10 s: unchained {fast:.1} % of the time, ready then {fast_ready:.1} %");
-    // A quiet machine has 1 %, and the target is 5 %; this one is shared.
-    assert!(unchained <= 25.0 && ready <= 10.0, "{unchained:.1} %, {ready:.1} %");
-    assert!(fast_ready <= 15.0, "{fast:.1} %, {fast_ready:.1} %");
+    // 5 % of a second. The median, because single repairs are late on a machine with other work.
+    assert!(slow.median_repair <= Duration::from_millis(50), "{:?}", slow.median_repair);
+    let fast = rewritten_every(Duration::from_millis(50), Duration::from_secs(10), (&node, &agent));
+    let [unchained, ready] = fast.unchained;
+    println!("then every 50 ms for 10 s: unchained {unchained:.1} % of the time, ready then {ready:.1} %");
+    // The burst is spent, so a repair waits for up to half a second.
+    let shown = Cell::new(0);
+    eventually("looks between a rewrite and its repair", || {
+        shown.set(shown.get() + u32::from(is_unready_until_repaired((&node, &agent))));
+        shown.get() == 5
+    });
 }

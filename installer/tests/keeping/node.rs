@@ -197,7 +197,13 @@ impl Node {
 
     /// What `gybe doctor` finds.
     pub(crate) fn doctor(&self) -> Value {
-        let output = self.tool("doctor").args(["--json", "--run-dir"]).arg(self.root.join("probe")).output();
+        self.doctor_with("probe", &[])
+    }
+
+    /// The same, with findings and sockets in this folder, and these flags.
+    pub(crate) fn doctor_with(&self, run: &str, flags: &[&str]) -> Value {
+        let mut doctor = self.tool("doctor");
+        let output = doctor.args(["--json", "--run-dir"]).arg(self.root.join(run)).args(flags).output();
         serde_json::from_slice(&output.unwrap().stdout).unwrap()
     }
 

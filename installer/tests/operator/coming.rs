@@ -33,9 +33,16 @@ fn one_call_places_the_programs_and_puts_the_entry_last() {
     assert_eq!((again.code, again.out.as_str()), (0, "nothing to do\nthis node is as wanted\n"));
 }
 
-/// Leaving is another command, and these two are an agent's who lives on; a template is a file of `--config`.
-const WITHOUT_FLAG: [&str; 5] =
-    ["mode", "put_back_istio", "leave_when_daemonset_gone", "pod_source", "cni_network_config"];
+/// Leaving is another command, and these are a running agent's, which knows the node's pods; a template is a file of
+/// `--config`.
+const WITHOUT_FLAG: [&str; 6] = [
+    "mode",
+    "put_back_istio",
+    "leave_when_daemonset_gone",
+    "pod_source",
+    "istio_cni_namespace",
+    "cni_network_config",
+];
 
 #[test]
 fn every_key_of_the_config_map_has_a_flag_of_its_name_that_the_page_names() {

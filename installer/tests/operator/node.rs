@@ -4,7 +4,7 @@ use gybe_installer::install::seen::LOCK;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs::{self, Permissions};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -141,10 +141,22 @@ impl Node {
 
     /// A runtime whose program has this in it; what it watches is not to be seen.
     pub(crate) fn runs(&self, name: &str, program: &str) {
+        fs::write(self.process(name).join("exe"), program).unwrap();
+    }
+
+    /// Process 77 with this name, which the host's root runs, as /proc shows it.
+    pub(crate) fn process(&self, name: &str) -> PathBuf {
+        for pid in [1, 77] {
+            let namespaces = self.root.join(format!("proc/{pid}/ns"));
+            fs::create_dir_all(&namespaces).unwrap();
+            for kind in ["pid", "user"] {
+                let _ = symlink(format!("{kind}:[1]"), namespaces.join(kind));
+            }
+        }
         let process = self.root.join("proc/77");
-        fs::create_dir_all(&process).unwrap();
         fs::write(process.join("comm"), format!("{name}\n")).unwrap();
-        fs::write(process.join("exe"), program).unwrap();
+        fs::write(process.join("status"), "Uid:\t0\t0\t0\t0\n").unwrap();
+        process
     }
 
     pub(crate) fn doctor(&self, words: &str) -> Said {

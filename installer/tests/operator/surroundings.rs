@@ -14,11 +14,10 @@ fn f13_a_linked_conf_directory_and_a_runtime_that_lost_its_watch_are_told() {
     let notes = found(&node.doctor("--json").json(), "directories", "note");
     assert!(notes[0].0.ends_with("net.d is a link to real") && notes[0].1.contains("restart"), "{notes:?}");
     // As /proc shows a containerd, whose watch is on this inode.
-    let process = node.root.join("proc/77");
+    let process = node.process("containerd");
     for folder in ["fd", "fdinfo"] {
         fs::create_dir_all(process.join(folder)).unwrap();
     }
-    fs::write(process.join("comm"), "containerd\n").unwrap();
     symlink("anon_inode:inotify", process.join("fd/9")).unwrap();
     let inode = std::os::unix::fs::MetadataExt::ino(&fs::metadata(node.root.join("etc/cni/net.d")).unwrap());
     let watches = |inode: u64| {
@@ -174,11 +173,10 @@ fn f29_what_an_uninstall_has_left_is_told_with_how_to_finish() {
 
 /// A runtime as /proc shows it, which watches some directory.
 fn runs(node: &Node, name: &str) {
-    let process = node.root.join("proc/77");
+    let process = node.process(name);
     for folder in ["fd", "fdinfo"] {
         fs::create_dir_all(process.join(folder)).unwrap();
     }
-    fs::write(process.join("comm"), format!("{name}\n")).unwrap();
     symlink("anon_inode:inotify", process.join("fd/9")).unwrap();
     fs::write(process.join("fdinfo/9"), "inotify wd:1 ino:1 sdev:800001\n").unwrap();
 }

@@ -96,8 +96,13 @@ fn all_that_is_wrong_is_told_at_once() {
         ("KUBECONFIG_MODE", "0666"),
         ("MOUNTED_CNI_NET_DIR", "etc"),
     ];
-    let files =
-        [("mode", "gone"), ("ipv6", "maybe"), ("exclude_namespaces", "Kube System"), ("conf_name", "../x")];
+    let files = [
+        ("mode", "gone"),
+        ("ipv6", "maybe"),
+        ("exclude_namespaces", "Kube System"),
+        ("conf_name", "../x"),
+        ("istio_cni_namespace", "a/b"),
+    ];
     let told = refused(&environment, &files);
     for (name, value) in environment.iter().chain(&files) {
         assert!(told.contains(&format!("{name} is {value:?}: ")), "{name}: {told}");

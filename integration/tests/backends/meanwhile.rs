@@ -1,6 +1,7 @@
 //! What another call does to our table while the rules of an earlier backend are taken away.
 
 use super::{in_new_namespace, patient, sh};
+use gybe_integration::add::Place;
 use gybe_integration::vectors;
 use gybe_netfilter::backend::BackendKind;
 use gybe_netfilter::redirection::Redirection;
@@ -14,7 +15,6 @@ const PROGRAMS: &str = "/usr/sbin/xtables-nft-multi";
 
 /// In this thread every iptables-nft program first deletes our table, as such a call beside us may do.
 fn delete_the_table_with_every_program(directory: &Path) {
-    fs::create_dir_all(directory).unwrap();
     let (real, wrapper) = (directory.join("real"), directory.join("wrapper"));
     fs::copy(PROGRAMS, &real).unwrap();
     let script = format!(
@@ -34,13 +34,12 @@ fn a_table_that_goes_while_another_backends_rules_are_removed_is_written_again()
     let all = vectors::all().unwrap();
     let vector = all.into_iter().find(|vector| vector.name == "inject-default-v4").unwrap();
     let redirection = Redirection::of(&vector.policy);
-    let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("meanwhile-{}", std::process::id()));
+    let place = Place::new("meanwhile").unwrap();
     in_new_namespace(|| {
         redirection.apply(&*patient(BackendKind::IptablesNft)).unwrap();
-        delete_the_table_with_every_program(&directory);
+        delete_the_table_with_every_program(place.path());
         redirection.apply(&*patient(BackendKind::Nft)).unwrap();
         assert!(sh("nft list tables").contains("table inet gybe"));
         assert!(!sh("nft list ruleset").contains("ISTIO_OUTPUT"), "the rules of before are gone");
     });
-    fs::remove_dir_all(directory).unwrap();
 }

@@ -36,6 +36,11 @@ impl AgentSeen {
             Some(_) => false,
         }
     }
+
+    /// Reports whether the agent takes the node out of the chain, or has.
+    pub(crate) fn leaves(&self) -> bool {
+        self.status.as_ref().is_some_and(|status| status.leaves)
+    }
 }
 
 /// The socket for log lines.

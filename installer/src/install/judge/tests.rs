@@ -195,12 +195,37 @@ fn where_none_of_the_primarys_plugins_is_the_directory_has_to_be_confirmed() {
     let confirmed = World { confirmed: Confirmed::Yes, ..world() };
     assert!(confirmed.judged().is_met());
     let mut named = world();
-    named.runtimes.plugin_directory = PluginDirectory::Named;
+    named.runtimes.plugin_directory = ConfiguredDirectory::Named;
     assert!(named.judged().is_met());
+    named.runtimes.plugin_directory = ConfiguredDirectory::Awaited;
+    assert_eq!(named.reason(), "waiting for the probe's report about the container runtime");
     let mut others = World::with(&[("10-a.conflist", CHAINED)]);
-    others.runtimes.plugin_directory = PluginDirectory::Others(vec!["/usr/lib/cni".into()]);
+    others.runtimes.plugin_directory = ConfiguredDirectory::Others(vec!["/usr/lib/cni".into()]);
     let elsewhere = "the runtime looks for plugins in /usr/lib/cni, and not where ours are placed";
     assert_eq!(others.reason(), elsewhere, "though the primary's plugin is here too");
+    others.confirmed = Confirmed::Yes;
+    assert!(others.judged().is_met());
+}
+
+#[test]
+fn networks_that_the_runtime_reads_elsewhere_are_not_ours() {
+    let mut world = World::with(&[("10-a.conflist", CHAINED)]);
+    world.runtimes.conf_directory = ConfiguredDirectory::Others(vec!["/etc/cni/\ncustom".into()]);
+    let elsewhere = r"the runtime reads networks in /etc/cni/\ncustom, and not here";
+    assert_eq!(world.reason(), elsewhere, "in one line");
+    world.conf.files.clear();
+    assert_eq!(world.judged().reasons[0].to_string(), elsewhere, "an empty directory is not waited for");
+    let mut confirmed = World::with(&[("10-a.conflist", CHAINED)]);
+    confirmed.runtimes.conf_directory = world.runtimes.conf_directory;
+    confirmed.confirmed = Confirmed::Yes;
+    assert!(confirmed.judged().is_met());
+}
+
+#[test]
+fn a_file_that_only_cri_o_passes_over_has_a_hint_that_is_true_there() {
+    let world = World::with(&[("05-b.conflist", "{"), ("10-a.conflist", CHAINED)]);
+    let judged = world.run_by(Runtime::CriO, DropIns::Loaded).judged();
+    assert!(judged.notes[0].hint().unwrap().starts_with("CRI-O passes over it"), "{judged:?}");
 }
 
 #[test]

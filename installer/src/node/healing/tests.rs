@@ -49,7 +49,7 @@ impl Ground {
         .into();
         let settings = Following::start(environment).unwrap();
         let image = Image::look(&self.0.join("image")).unwrap();
-        Keeping { settings, image, probe: ProbeCache::at(&self.0), rest }
+        Keeping { settings, image, probe: ProbeCache::at(&self.0), report_wait: Duration::ZERO, rest }
     }
 
     fn asks(&self, mode: &str) {

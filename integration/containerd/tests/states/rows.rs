@@ -306,6 +306,12 @@ fn primary_and_elsewhere(site: &Site) {
     fs::set_permissions(plugin, Permissions::from_mode(0o755)).unwrap();
 }
 
+/// The entry is from before the probe's first report.
+fn entry_and_elsewhere(site: &Site) {
+    primary_and_elsewhere(site);
+    site.put(LIST, &with(site, &[ours()]));
+}
+
 fn without_the_primarys(site: &Site) {
     primary(site);
     for plugin in ["bridge", "portmap"] {
@@ -414,6 +420,10 @@ pub(crate) fn rows() -> Vec<Row> {
         Row {
             bin: "/run/gybe/else",
             ..is("the same, with a plugin of the primary's there", false, primary_and_elsewhere)
+        },
+        Row {
+            bin: "/run/gybe/else",
+            ..is("the same, and our entry stands in the list", false, entry_and_elsewhere)
         },
         Row { report: Report::Absent, ..is("nothing is known about the runtime", true, primary) },
         Row {

@@ -1,0 +1,62 @@
+#!/bin/sh
+# Unpacks the iptables of four Debian suites under target/iptables/SUITE, each with the C library it was
+# built for, and writes the programs that tests run into target/iptables/SUITE/programs. A suite that is
+# there already is kept. Nothing is installed except netbase, for /etc/protocols.
+set -eu
+cd "$(dirname "$0")/../.."
+
+versions=${CARGO_TARGET_DIR:-target}/iptables
+suites="bullseye bookworm trixie sid"
+packages="iptables libxtables12 libip4tc2 libip6tc2 libnftnl11 libmnl0 libnetfilter-conntrack3 libnfnetlink0 libc6"
+
+# write_program FAMILY VARIANT VERB: FAMILY-VARIANT-VERB below $tree, run by that tree's own loader, libraries
+# and extensions.
+write_program() {
+    program=$tree/programs/$1-$2-$3
+    cat >"$program" <<PROGRAM
+#!/bin/sh
+tree=\${0%/*}/..
+export XTABLES_LIBDIR="\$tree/usr/lib/$architecture/xtables"
+exec "\$tree/$loader" --library-path "\$tree/lib/$architecture:\$tree/usr/lib/$architecture" \\
+    "\$tree/usr/sbin/xtables-$2-multi" "$1-$3" "\$@"
+PROGRAM
+    chmod 0755 "$program"
+}
+
+# The loader is in a directory named after the architecture, below lib or, in newer suites, usr/lib.
+find_loader() {
+    (cd "$tree" && for found in lib/*/ld-linux-*.so.* usr/lib/*/ld-linux-*.so.*; do
+        [ ! -e "$found" ] || echo "$found"
+    done) | head -n 1
+}
+
+if [ ! -e /etc/protocols ]; then
+    if [ "$(id -u)" != 0 ]; then
+        echo "these tests need /etc/protocols; install it:  sudo apt-get install netbase" >&2
+        exit 1
+    fi
+    apt-get update -qq
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends netbase >/dev/null
+fi
+
+for suite in $suites; do
+    tree=$versions/$suite
+    [ ! -e "$tree/programs/.complete" ] || continue
+    rm -rf "$tree"
+    # shellcheck disable=SC2086 # a list of words is meant
+    integration/debian-unpack.sh "$tree" "$suite" $packages
+    loader=$(find_loader)
+    if [ -z "$loader" ]; then
+        echo "libc6 of $suite has no ld-linux-*.so below lib or usr/lib: this architecture is not supported here" >&2
+        exit 1
+    fi
+    architecture=$(basename "$(dirname "$loader")")
+    mkdir "$tree/programs"
+    for family in iptables ip6tables; do
+        for variant in nft legacy; do
+            write_program "$family" "$variant" save
+            write_program "$family" "$variant" restore
+        done
+    done
+    touch "$tree/programs/.complete"
+done
