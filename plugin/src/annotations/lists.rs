@@ -98,7 +98,13 @@ fn bounded<T>(intervals: usize, most: usize, set: T) -> Result<T, Fault> {
     if intervals <= most { Ok(set) } else { Err(Fault::TooMany { intervals, most }) }
 }
 
+/// At most 40 characters as they are printed: one that is escaped takes up to ten.
 fn short(text: &str) -> String {
-    let cut: String = text.chars().take(40).collect();
+    let mut printed = 0;
+    let fits = |letter: &char| {
+        printed += letter.escape_debug().count();
+        printed <= 40
+    };
+    let cut: String = text.chars().take_while(fits).collect();
     if cut.len() == text.len() { cut } else { cut + "…" }
 }

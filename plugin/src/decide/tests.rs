@@ -247,3 +247,27 @@ fn the_hint_of_a_refusal_names_what_to_correct() {
         matches!(no_address, Decision::Refuse(cause) if cause.hint().is_some_and(|hint| hint.len() > 10))
     );
 }
+
+/// A CNI message has room for 300 characters, so the value that a pod's owner wrote must not fill it.
+#[test]
+fn a_value_of_escaped_characters_leaves_room_for_the_names_of_all_wrong_annotations() {
+    let mut pod = meshed();
+    for (name, value) in [
+        ("traffic.sidecar.istio.io/excludeOutboundPorts", "\u{7f}".repeat(100)),
+        ("traffic.sidecar.istio.io/excludeInterfaces", "-".to_owned()),
+        ("istio.io/reroute-virtual-interfaces", "-".to_owned()),
+    ] {
+        annotate(&mut pod, name, &value);
+    }
+    match decide(&PluginConf::default(), &pod, &addresses(), InitContainer::Counts) {
+        Decision::Refuse(cause) => {
+            let text = cause.to_string();
+            assert!(text.chars().count() < 250, "{text}");
+            assert!(
+                text.contains("…") && text.ends_with("excludeInterfaces, reroute-virtual-interfaces"),
+                "{text}"
+            );
+        }
+        other => panic!("not refused: {other:?}"),
+    }
+}
