@@ -57,7 +57,9 @@ impl World {
 
     /// Runs a line of commands in the pod, as an owner of other rules would.
     pub(crate) fn foreign(&self, script: &str) -> Result<(), Complaint> {
-        let done = self.topology.at(Place::Pod).run(|| run("sh", &["-ec", script], ""))??;
+        // A plain user may not write the file that iptables-legacy locks otherwise.
+        let with_lock = format!("export XTABLES_LOCKFILE=/proc/self/ns/net\n{script}");
+        let done = self.topology.at(Place::Pod).run(|| run("sh", &["-ec", &with_lock], ""))??;
         if done.code == Some(0) { Ok(()) } else { Err(Complaint::that(format!("{script}: {}", done.err))) }
     }
 
