@@ -18,6 +18,8 @@
 //! - The namespace holds either all of the rules or none of them.
 //! - Nothing that is not ours is read in order to be changed, changed, or removed.
 
+#![warn(missing_docs)]
+
 pub mod backend;
 pub mod choose;
 pub mod compile;
