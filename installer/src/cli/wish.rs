@@ -2,9 +2,9 @@
 
 use super::answer::Failure;
 use super::{file, plugin_conf};
-use crate::families::{Families, FamilyWish, NoAddress};
-use crate::manifest::{self, PodTemplate};
-use crate::policy_file::PolicyFile;
+use crate::pod::families::{Families, FamilyWish, NoAddress};
+use crate::pod::manifest::{self, PodTemplate};
+use crate::pod::policy_file::PolicyFile;
 use clap::{ArgGroup, Args};
 use gybe_netfilter::policy::RedirectPolicy;
 use gybe_plugin::conf::PluginConf;
