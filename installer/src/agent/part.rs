@@ -18,7 +18,7 @@ pub struct Part {
 
 impl Part {
     /// istio-cni's agent, in a namespace that is the cluster's, the mesh's or ours, or that an operator names. Its DaemonSet's name is fixed
-    /// (spec `istio-cni-behaviour.md` 7). Ours has the label too, because istiod's untaint controller looks for it.
+    /// (docs/ISTIO.md, section 5). Ours has the label too, because istiod's untaint controller looks for it.
     #[must_use]
     pub fn istio_cni(settings: &Settings) -> Self {
         let (ground, choices) = (&settings.ground, &settings.choices);

@@ -48,7 +48,7 @@ pub(super) fn validate(args: &InitArgs) -> Result<Answer, Failure> {
     Ok(answer.noting(notes.into_iter().collect()))
 }
 
-/// The family of the first address that counts (spec `istio-cni-behaviour.md` 2.4). A pod that has
+/// The family of the first address that counts (docs/ISTIO.md, section 2.5). A pod that has
 /// none can still be asked on IPv4.
 fn family() -> Result<Family, Failure> {
     let cannot = |why| Failure::hinted("cannot learn the pod's addresses", why);

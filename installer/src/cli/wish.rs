@@ -222,7 +222,7 @@ impl Place {
     }
 
     /// An imagined namespace has both families, IPv4 first: then IPv6 is redirected when the wish
-    /// says so and left alone when it says nothing (spec `istio-cni-behaviour.md` section 2.4).
+    /// says so and left alone when it says nothing (docs/ISTIO.md, section 2.5).
     fn addresses(&self) -> Vec<IpAddr> {
         match self {
             Self::Namespace(addresses) => addresses.clone(),

@@ -1,5 +1,5 @@
-//! Where a kind of node keeps its runtime's directories, when not where everybody does (spec
-//! `istio-cni-behaviour.md` 4.8), and how it is told. Pure, but for the look at the host's marks.
+//! Where a kind of node keeps its runtime's directories, when not where everybody does
+//! (docs/ISTIO.md, section 5), and how it is told. Pure, but for the look at the host's marks.
 
 use crate::host::install::seen::Places;
 use std::fmt;

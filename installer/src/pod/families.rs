@@ -13,7 +13,7 @@ use std::net::IpAddr;
 pub enum FamilyWish {
     /// Somebody did.
     Decided(Families),
-    /// The namespace's addresses (spec `istio-cni-behaviour.md` section 2.4).
+    /// The namespace's addresses (docs/ISTIO.md, section 2.5).
     ByAddresses(Stack),
 }
 

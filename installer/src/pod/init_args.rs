@@ -117,7 +117,7 @@ impl InitArgs {
     }
 
     /// The policy asked for; `dns_servers` are those of the pod's `/etc/resolv.conf`, which count
-    /// when DNS is captured but not all of it (spec `redirect-rules.md` section 1.1).
+    /// when DNS is captured but not all of it (docs/ISTIO.md, section 2.3).
     ///
     /// # Errors
     /// With every value that makes no sense.

@@ -1,7 +1,7 @@
 //! A policy file: the wish as an operator writes it, in JSON. Knows no pod and no annotation.
 //!
 //! The names are those of the recorded flow vectors. A name that is absent has the value Istio's
-//! injector gives it (spec `redirect-rules.md` section 1.4). Everything wrong is reported at once.
+//! injector gives it (docs/ISTIO.md, section 2.8). Everything wrong is reported at once.
 
 mod faults;
 mod read;
@@ -22,7 +22,7 @@ use serde_json::{Map, Value};
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-/// As many groups as Istio writes into its one rule (spec `redirect-rules.md` section 1, row 15).
+/// As many groups as Istio writes into its one rule (docs/ISTIO.md, section 2.6).
 const MOST_GROUPS: usize = 64;
 
 /// A policy file, read and found free of fault.

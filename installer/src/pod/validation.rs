@@ -1,4 +1,4 @@
-//! Whether a pod's rules redirect, found out as Istio does (spec `istio-cni-behaviour.md` 3.4): a
+//! Whether a pod's rules redirect, found out as Istio does (docs/ISTIO.md, section 5): a
 //! connection of the proxy's user to a port where nobody listens must arrive at the proxy's ports.
 //!
 //! Writes no rule and needs no privilege but to be the proxy's user. What the outcome means to a

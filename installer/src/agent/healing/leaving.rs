@@ -4,7 +4,7 @@
 use crate::host::settings::Burial;
 use std::time::{Duration, Instant};
 
-/// The kubelet gives up on a sandbox after 4 minutes at the latest (spec `istio-cni-behaviour.md` 1.6).
+/// The kubelet gives up on a sandbox after 4 minutes at the latest (docs/RULES.md, section 6.1).
 pub const REST: Duration = Duration::from_secs(300);
 
 /// Since when we are out of the chain.

@@ -209,7 +209,7 @@ fn guard() -> Guard {
     if matches!(confined.trim(), "" | "unconfined") { Guard::None } else { Guard::AppArmor }
 }
 
-/// What istio-cni's agent keeps on a node (spec `istio-cni-behaviour.md` 4.2, 4.7).
+/// What istio-cni's agent keeps on a node (docs/ISTIO.md, section 5).
 fn of_istio(ground: &Ground) -> Vec<PathBuf> {
     let kept = ["log.sock", "istio-cni-kubeconfig", "pluginevent.sock"];
     let kept = kept.map(|name| ground.root.join("var/run/istio-cni").join(name));

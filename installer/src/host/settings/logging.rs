@@ -3,7 +3,7 @@
 use super::reader::{Reader, Said};
 
 /// The plugin's level. `LOG_OUTPUT_LEVEL` is Istio's: levels of scopes, and the plugin's scope is
-/// `cni-plugin` (spec `istio-cni-behaviour.md` 4.1, `LOG_LEVEL`).
+/// `cni-plugin` (docs/ISTIO.md, section 5).
 pub(super) fn level<'a>(reader: &mut Reader<'a>) -> Option<Said<'a>> {
     let said = reader.either("log_level", "LOG_LEVEL");
     let scoped = reader.variable("LOG_OUTPUT_LEVEL").and_then(scoped);

@@ -1,4 +1,4 @@
-//! Every name a setting may have, ours and the incumbent's (spec `istio-cni-behaviour.md` 4.1): what it
+//! Every name a setting may have, ours and the incumbent's (docs/ISTIO.md, section 5): what it
 //! means here, and what is said of one that means nothing.
 
 use super::faults::Fault;

@@ -25,7 +25,7 @@ pub enum Tool {
     IptablesLegacy,
 }
 
-/// The port and the patience of Istio (spec `istio-cni-behaviour.md` 3.4).
+/// The port and the patience of Istio (docs/ISTIO.md, section 5).
 const PROBE_PORT: u16 = 15002;
 const PATIENCE: Duration = Duration::from_secs(5);
 

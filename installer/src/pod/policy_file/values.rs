@@ -30,7 +30,7 @@ pub(super) fn ports(text: &str) -> Result<PortRange, <PortRange as FromStr>::Err
 }
 
 /// A user or group by number. A name would have to be looked up in the pod's own files or, as it
-/// happened to iptables, over the network: spec `redirect-rules.md` section 1.5, nsswitch.
+/// happened to iptables, over the network: docs/ISTIO.md, section 2.7.
 pub(super) fn id(text: &str) -> Result<u32, String> {
     match decimal(text) {
         Some(u32::MAX) => Err(format!("{text:?} is the kernel's word for no user at all")),

@@ -48,8 +48,8 @@ pub fn likely(plugins: &[&str]) -> Option<Rival> {
     KNOWN.iter().find(|(plugin, _)| plugins.contains(plugin)).map(|(_, rival)| *rival)
 }
 
-// istio-cni's agent copies what its image has, and takes its plugin away when it ends (spec
-// `istio-cni-behaviour.md` 4.2, 4.7).
+// istio-cni's agent copies what its image has, and takes its plugin away when it ends
+// (docs/ISTIO.md, section 5).
 const ISTIO_PROGRAMS: Rival =
     Rival { name: "istio-cni's container install-cni", setting: "remove the DaemonSet istio-cni-node" };
 const ISTIO_OTHER_PROGRAMS: Rival = Rival {

@@ -12,7 +12,7 @@ use crate::host::install::wanted::{Install, TakeOver};
 const VERSION: &str = "0.3.1";
 
 /// What Multus is asked for: Istio's injector writes `k8s.v1.cni.cncf.io/networks: default/istio-cni` on
-/// pods (spec `istio-cni-behaviour.md` 4.8), and Multus takes the file whose network has that very name
+/// pods (docs/ISTIO.md, section 5), and Multus takes the file whose network has that very name
 /// (multus-cni, `getCNIConfigFromFile`).
 const NETWORK: &str = ISTIO;
 
