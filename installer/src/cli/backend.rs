@@ -2,7 +2,7 @@
 
 use super::answer::{Failure, Hinted};
 use super::namespace::Opened;
-use crate::init_args;
+use crate::pod::init_args;
 use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use gybe_netfilter::backend::{Backend, BackendKind, Translator};
