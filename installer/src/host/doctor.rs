@@ -1,0 +1,172 @@
+//! `gybe doctor`: judges an observed node and returns findings, each with a remedy. Pure; `observe` reads the
+//! node.
+
+mod agent;
+mod backend;
+mod chain;
+mod directories;
+mod drop_in;
+mod entry;
+mod leftovers;
+mod others;
+mod pods;
+mod programs;
+pub mod sight;
+mod watching;
+
+use crate::host::install::seen::ConfDirectory;
+use chain::Ours;
+use gybe_plugin::conf::PluginConf;
+use serde_json::{Value, json};
+use sight::Sight;
+
+/// One finding about the node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Finding {
+    pub about: About,
+    pub state: State,
+    pub says: String,
+    pub remedy: Option<String>,
+}
+
+/// The topic of a finding, in the order of the output.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum About {
+    /// The kind of node.
+    Node,
+    /// The runtime's directories and their file systems.
+    Directories,
+    /// The file that the runtime uses, and our entry in it.
+    Chain,
+    /// The values of our entry.
+    Entry,
+    Programs,
+    /// The node agent's sockets and status.
+    Agent,
+    /// The backend in use.
+    Backend,
+    /// Other owners of conf files, and other meshes.
+    Others,
+    /// How our agent and the runtime learn of changes.
+    Watching,
+    /// The redirection of pods, and their annotations.
+    Pods,
+    /// Leftovers of an earlier install.
+    Leftovers,
+}
+
+impl About {
+    /// Its name in the output.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Node => "node",
+            Self::Directories => "directories",
+            Self::Chain => "chain",
+            Self::Entry => "entry",
+            Self::Programs => "programs",
+            Self::Agent => "agent",
+            Self::Backend => "backend",
+            Self::Others => "others",
+            Self::Watching => "watching",
+            Self::Pods => "pods",
+            Self::Leftovers => "leftovers",
+        }
+    }
+}
+
+/// The severity of a finding.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    Well,
+    /// Nothing is wrong, but an operator should know it.
+    Note,
+    /// Pods are affected, or will be.
+    Wrong,
+}
+
+impl State {
+    /// Its name in the output.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Well => "ok",
+            Self::Note => "note",
+            Self::Wrong => "WRONG",
+        }
+    }
+}
+
+impl Finding {
+    fn well(about: About, says: impl Into<String>) -> Self {
+        Self { about, state: State::Well, says: says.into(), remedy: None }
+    }
+
+    fn note(about: About, says: impl Into<String>, remedy: Option<&str>) -> Self {
+        Self { about, state: State::Note, says: says.into(), remedy: remedy.map(str::to_owned) }
+    }
+
+    fn wrong(about: About, says: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self { about, state: State::Wrong, says: says.into(), remedy: Some(remedy.into()) }
+    }
+
+    #[must_use]
+    pub fn to_json(&self) -> Value {
+        let Self { about, state, says, remedy } = self;
+        json!({ "about": about.name(), "state": state.name().to_lowercase(), "says": says, "remedy": remedy })
+    }
+}
+
+/// Judges the observed node.
+#[must_use]
+pub fn examine(sight: &Sight) -> Vec<Finding> {
+    let ours = Ours::find(&sight.snapshot.conf);
+    let mut found = directories::examine(sight);
+    found.extend(chain::examine(sight, &ours));
+    found.extend(drop_in::examine(sight, &ours));
+    found.extend(others::examine(sight));
+    found.extend(watching::examine(sight, &ours));
+    // Without an entry and without programs nothing of ours needs an explanation.
+    if ours.is_anywhere() || programs::are_there(sight) {
+        found.extend(entry::examine(sight, &ours));
+        found.extend(programs::examine(sight, &ours));
+        found.extend(leftovers::examine(sight, &ours));
+    }
+    if ours.is_anywhere() || programs::are_there(sight) {
+        found.extend(agent::examine(sight, &ours));
+    }
+    if ours.is_anywhere() {
+        found.extend(backend::examine(sight, &ours));
+        found.extend(pods::examine(sight));
+    }
+    found.sort_by_key(|finding| finding.about);
+    found
+}
+
+/// Reports whether a conf directory has an entry of ours, in any shape.
+pub(crate) fn is_named(conf: &ConfDirectory) -> bool {
+    Ours::find(conf).is_anywhere()
+}
+
+/// The plugin's configuration in a conf directory, if it has an entry of ours that can be parsed.
+pub(crate) fn entry_conf(conf: &ConfDirectory) -> Option<PluginConf> {
+    entry::conf(&Ours::find(conf))
+}
+
+/// Reports whether no finding is `Wrong`.
+#[must_use]
+pub fn is_well(found: &[Finding]) -> bool {
+    found.iter().all(|finding| finding.state != State::Wrong)
+}
+
+/// The remedy if the kernel refuses root: a security module did (F36).
+fn of_security(sight: &Sight) -> String {
+    let said = match sight.guard {
+        sight::Guard::SeLinux => "set seLinuxOptions.type spc_t for the agent: SELinux is enforcing here",
+        sight::Guard::AppArmor => "set the AppArmor profile unconfined for this process: a profile confines it",
+        sight::Guard::None => {
+            "run gybe doctor as root; in a pod with SELinux it needs spc_t, with AppArmor the profile unconfined"
+        }
+    };
+    said.to_owned()
+}

@@ -1,0 +1,62 @@
+//! Findings about how our agent and the runtime learn of changes in the conf directory.
+
+use super::chain::Ours;
+use super::sight::{RuntimeSeen, Sight, Watches};
+use super::{About, Finding};
+use crate::host::install::seen::Standing;
+use crate::host::install::watch::WatchMode;
+use nix::errno::Errno;
+
+pub(super) fn examine(sight: &Sight, ours: &Ours<'_>) -> Vec<Finding> {
+    let mut found: Vec<Finding> = own(sight).into_iter().collect();
+    // Multus reads a network's file for each call, and no runtime watches it.
+    if !ours.is_for_multus(sight) {
+        found.extend(sight.runtimes.iter().map(of_runtime));
+    }
+    found
+}
+
+fn own(sight: &Sight) -> Option<Finding> {
+    match sight.watch {
+        WatchMode::Told => {
+            Some(Finding::well(About::Watching, "inotify reports changes of the conf directory at once"))
+        }
+        // A missing or unreadable directory has its own finding.
+        WatchMode::Asking(_) if sight.snapshot.conf.standing != Standing::There => None,
+        WatchMode::Asking(why) => {
+            let setting = match why {
+                Errno::EMFILE => "fs.inotify.max_user_instances",
+                Errno::ENOSPC => "fs.inotify.max_user_watches",
+                _ => "the sysctls fs.inotify.*",
+            };
+            let says = format!(
+                "inotify is exhausted ({}), so the agent polls {} every second",
+                why.desc(),
+                sight.ground.places.conf.display()
+            );
+            Some(Finding::wrong(About::Watching, says, format!("raise {setting}, which the runtime needs too")))
+        }
+    }
+}
+
+fn of_runtime(RuntimeSeen { name, pid, watches, .. }: &RuntimeSeen) -> Finding {
+    match watches {
+        Watches::ConfDirectory => {
+            Finding::well(About::Watching, format!("{name} (process {pid}) watches the conf directory"))
+        }
+        Watches::Others => {
+            let says = format!(
+                "{name} (process {pid}) does not watch this conf directory: it was removed and made again, or {name} is \
+                 configured with another"
+            );
+            let remedy = format!(
+                "restart {name}, which sees no change until then; or name its directory with --conf-dir"
+            );
+            Finding::wrong(About::Watching, says, remedy)
+        }
+        Watches::Unknown => {
+            let says = format!("it is unknown what {name} (process {pid}) watches");
+            Finding::note(About::Watching, says, Some("run gybe doctor as root on the node"))
+        }
+    }
+}

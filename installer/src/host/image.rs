@@ -1,0 +1,83 @@
+//! The programs in the image: the files to be copied to a node, with their hashes.
+
+use crate::host::install::conflist::ISTIO;
+use crate::host::install::seen::{FileName, Hash};
+use crate::host::install::wanted::{Need, Place, Program, Trial};
+use crate::host::settings::PLUGIN;
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// The operator's tool, and the agent.
+pub const TOOL: &str = "gybe";
+/// The tool's name as a pod's init container.
+pub const ISTIO_IPTABLES: &str = "istio-iptables";
+/// The same in the images of Istio 1.0 to 1.2, whose script took only flags.
+pub const ISTIO_IPTABLES_SH: &str = "istio-iptables.sh";
+/// A name under which the tool does nothing, and reports that.
+pub const ISTIO_CNI_TAINT: &str = "istio-cni-taint";
+/// Further names that the tool may have on a host: the values of `also_as`.
+pub const OTHER_NAMES: [&str; 3] = [ISTIO_IPTABLES, ISTIO_IPTABLES_SH, ISTIO_CNI_TAINT];
+
+/// Every name that a program of ours may have on a host.
+pub fn every_name() -> impl Iterator<Item = &'static str> {
+    [PLUGIN, TOOL, ISTIO].into_iter().chain(OTHER_NAMES)
+}
+
+/// Both programs of one version.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Image {
+    plugin: Program,
+    tool: Program,
+}
+
+/// A program of the image cannot be read.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot read the program {}", .path.display())]
+pub struct ImageError {
+    pub path: PathBuf,
+    pub source: io::Error,
+}
+
+impl Image {
+    /// Reads both programs once: an image does not change under its container.
+    pub fn look(directory: &Path) -> Result<Self, ImageError> {
+        let plugin = program(directory, PLUGIN, Trial::CniVersion, Need::BeforeEntry)?;
+        let tool = program(directory, TOOL, Trial::Version, Need::AfterEntry)?;
+        Ok(Self { plugin, tool })
+    }
+
+    /// The programs for a node. `tool` is `BeforeEntry` if the plugin runs the tool, as it does to query the
+    /// API server.
+    #[must_use]
+    pub fn programs(&self, tool: Need, also_as: &BTreeSet<FileName>) -> Vec<Program> {
+        let tool = Program { need: tool, ..self.tool.clone() };
+        let others = also_as.iter().map(|name| self.also_as(name));
+        [self.plugin.clone(), tool].into_iter().chain(others).collect()
+    }
+
+    /// The tool under a further name.
+    #[must_use]
+    pub fn also_as(&self, name: &FileName) -> Program {
+        Program { name: name.clone(), ..self.tool.clone() }
+    }
+
+    /// The plugin under istio-cni's name, placed where no file has it: it answers DEL, CHECK and VERSION for
+    /// sandboxes that were made with istio-cni.
+    #[must_use]
+    pub fn istio_stand_in(&self) -> Option<Program> {
+        let name = FileName::new(ISTIO).ok()?;
+        Some(Program { name, place: Place::IfAbsent, need: Need::AfterEntry, ..self.plugin.clone() })
+    }
+}
+
+fn program(directory: &Path, name: &str, trial: Trial, need: Need) -> Result<Program, ImageError> {
+    let path = directory.join(name);
+    let read = || {
+        let hash = Hash::of_all(File::open(&path)?)?;
+        let name = FileName::new(name).map_err(|why| io::Error::new(io::ErrorKind::InvalidInput, why))?;
+        Ok(Program { name, source: path.clone(), hash, trial, place: Place::Always, need })
+    };
+    read().map_err(|source| ImageError { path: path.clone(), source })
+}
