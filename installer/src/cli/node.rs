@@ -21,7 +21,7 @@ const REPORT_WAIT: Duration = Duration::from_secs(60);
 /// Knows pods by a watch of the cluster it runs in as a pod, or of another by --kubeconfig, or by
 /// manifests in files; with one of these two it only tells about pods, unless --install. Serves until
 /// SIGTERM, and leaves everything in place then. Beside the socket for facts stands log.sock, to which
-/// gybe-cni sends its log. Settings: docs/AGENT.md.
+/// gybe-cni sends its log. Settings: docs/CONFIGURE.md.
 #[derive(Debug, Args)]
 pub(super) struct NodeArgs {
     /// Know pods by the manifests in this directory, read again when they change; needs no cluster
