@@ -11,6 +11,7 @@ use crate::platform::Platform;
 use crate::runtime_report::Report;
 use gybe_netfilter::backend::BackendKind;
 use gybe_netfilter::choose::{Override, choose};
+use gybe_netfilter::hint::Hint;
 use gybe_netfilter::probe::Capabilities;
 use gybe_plugin::probe_cache::{Age, DIRECTORY, LearnError, Learnt, ProbeCache};
 use nix::sys::signalfd::SignalFd;

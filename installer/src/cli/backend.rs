@@ -1,15 +1,15 @@
 //! The word an operator has for a way of writing rules, and which backend it comes to.
 
-use super::answer::{Failure, Hinted};
+use super::answer::Failure;
 use super::namespace::Opened;
 use crate::init_args;
 use clap::{Args, ValueEnum};
 use gybe_netfilter::backend::{Backend, BackendKind, Translator};
-use gybe_netfilter::choose::{Choice, NoBackend, Override, Unserved, Way, choose, next};
+use gybe_netfilter::choose::{Choice, Override, Way, choose, next};
 use gybe_netfilter::policy::RedirectPolicy;
 use gybe_netfilter::presence::Presence;
 use gybe_netfilter::redirection::Redirection;
-use gybe_plugin::probe_cache::{Age, LearnError, ProbeCache};
+use gybe_plugin::probe_cache::{Age, ProbeCache};
 
 /// Which tool writes and reads the rules.
 #[derive(Debug, Args)]
@@ -130,22 +130,4 @@ pub(super) fn all_here() -> Vec<Box<dyn Backend>> {
 
 fn find(kind: BackendKind) -> Result<Box<dyn Backend>, Failure> {
     kind.find().map_err(|why| Failure::hinted(format!("cannot use backend {kind}"), why))
-}
-
-impl Hinted for LearnError {
-    fn hint(&self) -> Option<String> {
-        self.hint()
-    }
-}
-
-impl Hinted for NoBackend {
-    fn hint(&self) -> Option<String> {
-        self.hint()
-    }
-}
-
-impl Hinted for Unserved {
-    fn hint(&self) -> Option<String> {
-        Some(self.hint())
-    }
 }

@@ -7,6 +7,7 @@ use crate::install::perform::PerformError;
 use crate::install::plan::Plan;
 use crate::layers::chain;
 use crate::manifest::printable;
+use gybe_netfilter::hint::Hint;
 use serde_json::{Value, json};
 
 /// What would be done; no when something stands in the way.

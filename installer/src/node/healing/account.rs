@@ -9,6 +9,7 @@ use crate::install::perform::{Busy, Failed};
 use crate::install::plan::Plan;
 use crate::node::bulletin::Stage;
 use crate::settings::{Mode, PLUGIN};
+use gybe_netfilter::hint::Hint;
 use serde_json::json;
 use std::time::{Duration, Instant};
 

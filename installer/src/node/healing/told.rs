@@ -7,6 +7,7 @@ use crate::install::fight::Fight;
 use crate::install::perform::PerformError;
 use crate::layers::chain;
 use crate::node::Journal;
+use gybe_netfilter::hint::Hint;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 
