@@ -3,12 +3,12 @@
 use super::answer::{Answer, Exit, Failure};
 use super::directories::{DirectoriesArg, of_this_program};
 use super::passed;
-use crate::by_hand;
-use crate::doctor::sight::runtimes_of;
-use crate::image::{Image, OTHER_NAMES};
-use crate::install::wanted::Wanted;
-use crate::node_backend::Found;
-use crate::settings::{Given, Mode, Settings};
+use crate::host::by_hand;
+use crate::host::doctor::sight::runtimes_of;
+use crate::host::image::{Image, OTHER_NAMES};
+use crate::host::install::wanted::Wanted;
+use crate::host::settings::{Given, Mode, Settings};
+use crate::probe::node_backend::Found;
 use clap::Args;
 use gybe_plugin::conf::FactsConf;
 use gybe_plugin::probe_cache::{ProbeCache, this_node};
