@@ -1,7 +1,7 @@
 //! Single questions: about the own node, and what has become of the own DaemonSet.
 
 use crate::ground::{CALL, Ground, NODE};
-use gybe_api_server::{Fault, Network, FaultKind, Verb};
+use gybe_api_server::{Fault, FaultKind, Network, Verb};
 use gybe_installer::agent::cluster::{Cluster, Fate, ServiceAccount, daemonset_fate, node_labels};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};

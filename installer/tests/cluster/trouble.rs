@@ -3,7 +3,7 @@
 
 use crate::ground::{Ground, NODE, asked, becomes, knows, meshed};
 use crate::scene::{is_back, scene, status, well};
-use gybe_api_server::{Fault, Network, Request, FaultKind, Verb};
+use gybe_api_server::{Fault, FaultKind, Network, Request, Verb};
 use gybe_installer::agent::cluster::WatchedPods;
 use gybe_plugin::facts::wire::Answer;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -60,7 +60,9 @@ fn a_watch_that_breaks_off_or_ends_goes_on_where_it_was() {
 
 #[test]
 fn a_server_that_fails_is_tried_again_and_what_is_known_is_answered() {
-    for trouble in [FaultKind::Fails(500), FaultKind::Fails(502), FaultKind::Fails(503), FaultKind::Disconnects] {
+    for trouble in
+        [FaultKind::Fails(500), FaultKind::Fails(502), FaultKind::Fails(503), FaultKind::Disconnects]
+    {
         let (ground, watched) = scene(&format!("fails-{trouble:?}"));
         ground.server.add_fault(Fault::always(trouble));
         ground.server.cut_watches();
