@@ -10,9 +10,9 @@
     reason = "a test that meets what it did not expect has nothing better to do"
 )]
 
-use gybe_installer::families::Families;
-use gybe_installer::init_args::InitArgs;
-use gybe_installer::manifest::{PodTemplate, pods};
+use gybe_installer::pod::families::Families;
+use gybe_installer::pod::init_args::InitArgs;
+use gybe_installer::pod::manifest::{PodTemplate, pods};
 use gybe_netfilter::policy::{Inbound, Mode, Owners, PortRange, PortSet, RedirectPolicy};
 use gybe_plugin::conf::PluginConf;
 use gybe_plugin::decide::{Decision, decide};

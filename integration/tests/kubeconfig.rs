@@ -8,7 +8,7 @@
 #![allow(clippy::disallowed_methods, reason = "an ADD is a program")]
 
 use gybe_api_server::{ApiServer, Network, Verb};
-use gybe_installer::demo::namespace::Namespace;
+use gybe_installer::testnet::namespace::Namespace;
 use gybe_integration::add::Place;
 use gybe_integration::programs::{path_of_ours, run};
 use gybe_netfilter::backend::Backend;
@@ -102,7 +102,7 @@ fn what_stands_between_is_told() {
     ground.refuses(11, "said 403");
     ground.server.tokens().revoke_all();
     ground.refuses(11, "said 401");
-    ground.server.network(Network::Unreachable).unwrap();
+    ground.server.set_network(Network::Unreachable).unwrap();
     ground.refuses(11, "did not answer within");
     std::fs::remove_file(&ground.kubeconfig).unwrap();
     ground.refuses(7, "kubeconfig cannot be read");

@@ -2,10 +2,12 @@
 
 use super::answer::{Answer, Exit, Failure};
 use super::directories::DirectoriesArg;
-use crate::doctor::entry_conf;
-use crate::install::seen::{Hashes, Interest, look};
-use crate::manifest::printable;
-use crate::pods_on_node::{Found, HostPaths, Judged, Network, Sandbox, Sources, find, judge_all, summary};
+use crate::host::doctor::entry_conf;
+use crate::host::install::seen::{Hashes, Interest, look};
+use crate::host::pods_on_node::{
+    Found, HostPaths, Judged, Network, Sandbox, Sources, find, judge_all, summary,
+};
+use crate::pod::manifest::printable;
 use clap::Args;
 use gybe_plugin::args::{Namespace, PodName, PodRef};
 use gybe_plugin::conf::PluginConf;
@@ -60,7 +62,7 @@ impl OnNodeArgs {
             let why =
                 if unreadable.is_empty() { String::new() } else { format!(": {}", unreadable.join("; ")) };
             let hint = "gybe verify --all lists the sandboxes of this node; --netns names a namespace";
-            return Err(Failure::new(what + &why).hinting(Some(hint.to_owned())));
+            return Err(Failure::new(what + &why).with_hint(hint));
         }
         Ok(answer(&judge_all(these, sources), &[]))
     }
@@ -84,7 +86,7 @@ impl OnNodeArgs {
 
 fn not_a_pod(pod: &str) -> Failure {
     let what = format!("--pod {} is neither a file nor NAMESPACE/NAME", printable(pod));
-    Failure::new(what).hinting(Some("without --netns a pod is named like shop/cart-0".to_owned()))
+    Failure::new(what).with_hint("without --netns a pod is named like shop/cart-0")
 }
 
 /// One line for each sandbox, and how many there are of each kind.

@@ -4,11 +4,11 @@ use super::answer::{Answer, Exit, Failure};
 use super::directories::DirectoriesArg;
 use super::install::image;
 use super::passed;
-use crate::by_hand::{self, Elsewhere, Out, Stays};
-use crate::doctor::sight::{AgentSeen, ask_agent};
-use crate::install::seen::{FileName, Places};
-use crate::install::wanted::{Leave, PutBack};
-use crate::settings::FACTS_SOCKET;
+use crate::host::by_hand::{self, Elsewhere, Out, Stays};
+use crate::host::doctor::sight::{AgentSeen, ask_agent};
+use crate::host::install::seen::{FileName, Places};
+use crate::host::install::wanted::{Leave, PutBack};
+use crate::host::settings::FACTS_SOCKET;
 use clap::Args;
 use gybe_plugin::probe_cache::DIRECTORY;
 use serde_json::{Value, json};
@@ -92,7 +92,7 @@ fn answers(agent: &AgentSeen) -> String {
 fn refused(agent: &AgentSeen) -> Failure {
     let what = format!("cannot uninstall: {}, and would put its entry back within a second", answers(agent));
     Failure::new(what)
-        .hinting(Some(format!("{BEFORE}; if that is done and the agent still runs: gybe uninstall --force")))
+        .with_hint(format!("{BEFORE}; if that is done and the agent still runs: gybe uninstall --force"))
 }
 
 fn text(out: &Out) -> String {

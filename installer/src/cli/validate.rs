@@ -2,10 +2,10 @@
 
 use super::answer::{Answer, Exit, Failure};
 use super::init::{self, IstioArgs};
-use crate::families::{Families, FamilyWish, Stack};
-use crate::init_args::InitArgs;
-use crate::own_namespace;
-use crate::validation::{Check, Verdict};
+use crate::pod::families::{Families, FamilyWish, Stack};
+use crate::pod::init_args::InitArgs;
+use crate::pod::own_namespace;
+use crate::pod::validation::{Check, Verdict};
 use clap::Args;
 use gybe_netfilter::ruleset::Family;
 

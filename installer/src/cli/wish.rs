@@ -2,9 +2,9 @@
 
 use super::answer::Failure;
 use super::{file, plugin_conf};
-use crate::families::{Families, FamilyWish, NoAddress};
-use crate::manifest::{self, PodTemplate};
-use crate::policy_file::PolicyFile;
+use crate::pod::families::{Families, FamilyWish, NoAddress};
+use crate::pod::manifest::{self, PodTemplate};
+use crate::pod::policy_file::PolicyFile;
 use clap::{ArgGroup, Args};
 use gybe_netfilter::policy::RedirectPolicy;
 use gybe_plugin::conf::PluginConf;
@@ -86,7 +86,7 @@ impl WishArgs {
             (several, last) => {
                 let names: Vec<&str> = wishes.iter().chain(&last).map(Wish::origin).collect();
                 let hint = format!("choose one with --name: {}", names.join(", "));
-                Err(Failure::new(format!("the manifest has {several} pods")).hinting(Some(hint)))
+                Err(Failure::new(format!("the manifest has {several} pods")).with_hint(hint))
             }
         }
     }
@@ -123,7 +123,7 @@ impl WishArgs {
         let named: Vec<Wish> = pods.into_iter().filter(called).map(wish).collect();
         if named.is_empty() {
             let hint = format!("it has {}", all.join(", "));
-            return Err(Failure::new(format!("the manifest has no pod called {name}")).hinting(Some(hint)));
+            return Err(Failure::new(format!("the manifest has no pod called {name}")).with_hint(hint));
         }
         Ok(named)
     }

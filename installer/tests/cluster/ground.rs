@@ -1,8 +1,8 @@
 //! A cluster of a test's own, its service account's directory, and who watches it. Gone with the test.
 
 use gybe_api_server::{ApiServer, Request, ServiceAccount, Validity};
-use gybe_installer::kube::{self, Cluster, WatchState, WatchedPods};
-use gybe_installer::node::Pods;
+use gybe_installer::agent::Pods;
+use gybe_installer::agent::cluster::{self, Cluster, WatchState, WatchedPods};
 use gybe_plugin::facts::wire::{self, Answer};
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -35,7 +35,7 @@ impl Ground {
     pub(crate) fn cluster(&self) -> Cluster {
         let address = self.server.address();
         let (host, port) = (address.ip().to_string(), address.port().to_string());
-        Cluster::Own(kube::ServiceAccount { host, port, directory: self.account.path().to_owned() })
+        Cluster::Own(cluster::ServiceAccount { host, port, directory: self.account.path().to_owned() })
     }
 
     /// A watch that has its list.
@@ -52,7 +52,7 @@ impl Ground {
 
     /// Another token in place of the one that is there, which counts no more.
     pub(crate) fn rotate(&self) {
-        self.account.write(&self.server.tokens().issue(Validity::Now)).unwrap();
+        self.account.write(&self.server.tokens().issue(Validity::Valid)).unwrap();
     }
 
     /// How often one pod was asked for alone.
@@ -71,7 +71,7 @@ impl Ground {
 
     /// Waits for requests.
     pub(crate) fn asked(&self, wanted: impl Fn(&[Request]) -> bool) {
-        assert!(self.server.requests_become(PATIENCE, wanted), "{:#?}", self.server.requests());
+        assert!(self.server.wait_for_requests(PATIENCE, wanted), "{:#?}", self.server.requests());
     }
 }
 
