@@ -139,7 +139,10 @@ fn the_page_about_the_agent_has_every_name() {
                 format!("| `{}` | {} | {fate}{} |\n", name.name, name.default, name.meaning)
             })
             .collect();
-        assert!(page.contains(&table), "docs/CONFIGURE.md lacks the table of {title} names, which is\n\n{table}");
+        assert!(
+            page.contains(&table),
+            "docs/CONFIGURE.md lacks the table of {title} names, which is\n\n{table}"
+        );
     }
 }
 
