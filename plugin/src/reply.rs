@@ -9,6 +9,7 @@ use crate::network::NetworkError;
 use crate::probe_cache::LearnError;
 use crate::request::{RequestError, Verb};
 use crate::version::{NEWEST, SUPPORTED, VersionError};
+use gybe_netfilter::hint::Hint;
 use serde_json::{Value, json};
 use std::io::{self, Write};
 
@@ -68,7 +69,13 @@ impl Reply {
         let details = fault.hint().filter(|hint| hint.chars().count() <= room).unwrap_or_default();
         let message = cut(&message, MOST - details.chars().count());
         let spoken = version.filter(|version| SUPPORTED.contains(version)).unwrap_or(NEWEST);
-        Self::Failure(Failure { version: spoken.to_owned(), code, id, message, details })
+        Self::Failure(Failure {
+            version: spoken.to_owned(),
+            code,
+            id,
+            message,
+            details: details.into_owned(),
+        })
     }
 
     /// Writes the answer where the runtime reads it, and gives the exit status.

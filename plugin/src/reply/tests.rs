@@ -62,7 +62,7 @@ fn a_long_cause_leaves_room_for_what_would_help() {
         Capabilities { backends: BackendKind::ALL.map(findings).into_iter().collect(), untried: Vec::new() };
     let fault = PluginError::Backend(choose(&known, BackendSetting::Auto).unwrap_err().into());
     let told = failure(Some(Verb::Status), &fault);
-    assert_eq!(Some(told.details), fault.hint());
+    assert_eq!(told.details, fault.hint().unwrap());
     assert!(
         told.message.contains("no backend works on this node for auto: nft: v4 misbehaves"),
         "{}",

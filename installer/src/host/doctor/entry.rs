@@ -40,7 +40,7 @@ fn of_entry(file: &str, members: &Map<String, Value>) -> Vec<Finding> {
             return vec![Finding::wrong(
                 About::Entry,
                 says,
-                "docs/PLUGIN-CONFIG.md lists every key; gybe install writes the entry again",
+                "docs/CONFIGURE.md lists every key; gybe install writes the entry again",
             )];
         }
     };

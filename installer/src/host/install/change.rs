@@ -1,6 +1,8 @@
 //! One change of a node, and the problems that prevent a change or that an operator should know, in an
 //! operator's words.
 
+use gybe_netfilter::hint::Hint;
+use std::borrow::Cow;
 use std::fmt;
 use std::path::PathBuf;
 
@@ -288,10 +290,11 @@ impl Problem {
             _ => Directory::Conf,
         }
     }
+}
 
-    #[must_use]
-    pub fn hint(&self) -> Option<&'static str> {
-        Some(match self {
+impl Hint for Problem {
+    fn hint(&self) -> Option<Cow<'static, str>> {
+        let hint = match self {
             Self::Missing(Directory::Conf) => {
                 "the primary plugin makes it; if the runtime reads another directory, let the DaemonSet's mount \
                  cni-conf, or --conf-dir, name that one"
@@ -343,7 +346,7 @@ impl Problem {
                 "if istio-cni serves ambient pods, keep it and exclude this node from Gybe; otherwise remove the \
                  DaemonSet istio-cni-node, or set take_over: now (--take-over now)"
             }
-            Self::BadEntry { .. } => "docs/PLUGIN-CONFIG.md lists every key; gybe install writes the entry again",
+            Self::BadEntry { .. } => "docs/CONFIGURE.md lists every key; gybe install writes the entry again",
             Self::Program { .. } => "look at the agent's log, or run gybe install, which replaces it",
             Self::DropInIgnored(_) => "set shape: chained, or update the runtime",
             Self::Preempted { .. } => {
@@ -365,6 +368,7 @@ impl Problem {
             Self::UnseenDropIn(_) => "gybe doctor on the node finds out; shape: chained works with every runtime",
             Self::StillNamed(..) => "remove the entry by hand; the plugin stays until then",
             _ => return None,
-        })
+        };
+        Some(hint.into())
     }
 }

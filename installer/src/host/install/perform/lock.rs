@@ -5,6 +5,8 @@
 //! opened for reading, which wakes no agent that watches the directory, and is made only if there is something
 //! to change. It is removed with the last of our programs.
 
+use gybe_netfilter::hint::Hint;
+use std::borrow::Cow;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
@@ -36,10 +38,9 @@ pub enum Busy {
     NoDescriptors,
 }
 
-impl Busy {
-    #[must_use]
-    pub fn hint(&self) -> &'static str {
-        match self {
+impl Hint for Busy {
+    fn hint(&self) -> Option<Cow<'static, str>> {
+        let hint = match self {
             Self::Locked(_) => {
                 "try again: most likely the node agent or another operator's gybe is at work; if this persists, \
                  lslocks on the host names the process that holds the file .gybe.lock there"
@@ -47,7 +48,8 @@ impl Busy {
             Self::NoDescriptors => {
                 "raise the limit of the process (prlimit --nofile) or of the node (sysctl fs.file-max)"
             }
-        }
+        };
+        Some(hint.into())
     }
 }
 

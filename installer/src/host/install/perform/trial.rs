@@ -1,5 +1,7 @@
 //! Tries a program where it will have to run, before anything depends on it, by querying its version.
 
+use gybe_netfilter::hint::Hint;
+use std::borrow::Cow;
 use std::io::{Read, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
@@ -35,22 +37,21 @@ pub enum TrialError {
     Hung,
 }
 
-impl TrialError {
-    #[must_use]
-    pub fn hint(&self) -> Option<&'static str> {
+impl Hint for TrialError {
+    fn hint(&self) -> Option<Cow<'static, str>> {
         match self {
-            Self::NotRun(Errno::ENOEXEC) => Some("use an image for this node's architecture"),
+            Self::NotRun(Errno::ENOEXEC) => Some("use an image for this node's architecture".into()),
             Self::NotRun(Errno::EACCES | Errno::EPERM) => {
-                Some("mount the directory without noexec, and check whether a security module forbids running programs there")
+                Some("mount the directory without noexec, and check whether a security module forbids running programs there".into())
             }
             // The loader is missing: the image's programs need none.
-            Self::NotRun(Errno::ENOENT) => Some("the program is not linked statically; use those of the image"),
+            Self::NotRun(Errno::ENOENT) => Some("the program is not linked statically; use those of the image".into()),
             Self::NotRun(_) => None,
             Self::Failed(_) | Self::NoVersions => Some(
-                "look for a damaged or different program in the image or next to gybe; the old program is kept",
+                "look for a damaged or different program in the image or next to gybe; the old program is kept".into(),
             ),
             Self::Hung => Some(
-                "look at the node's load and disk, then at what the program waits for; the old program is kept",
+                "look at the node's load and disk, then at what the program waits for; the old program is kept".into(),
             ),
         }
     }
