@@ -1,5 +1,6 @@
 //! What a runtime is told: the one place that writes stdout, and the one that knows CNI's codes.
 
+use crate::backend::SelectError;
 use crate::decide::Cause;
 use crate::error::PluginError;
 use crate::facts::FactsError;
@@ -144,7 +145,7 @@ fn known_as(fault: &PluginError) -> (u16, u32) {
         E::Refused(Cause::ProxyId { .. }) => (12, 999),
         E::Refused(Cause::Families(FamiliesError::NoAddress)) => (13, 999),
         E::Refused(Cause::Families(FamiliesError::Ipv6LeftAlone)) => (14, 999),
-        E::Backend { .. } => (15, 7),
+        E::Backend(fault) => known_backend(fault),
         E::Facts(fault) => known_facts(fault),
         E::Netns(_) => (20, 8),
         E::OwnNamespace(_) => (21, 8),
@@ -153,11 +154,19 @@ fn known_as(fault: &PluginError) -> (u16, u32) {
         E::Redirection(_) => (24, 999),
         E::Drifted(_) => (25, 999),
         E::Attachments(_) => (26, 999),
-        E::NoBackend(_) => (27, 50),
-        E::Unserved(_) => (28, 999),
-        E::Learn(LearnError::Busy(_)) => (29, 11),
-        E::Learn(_) => (30, 999),
-        E::Presence(_) => (31, 999),
+    }
+}
+
+/// The same for what is wrong with the backend.
+fn known_backend(fault: &SelectError) -> (u16, u32) {
+    match fault {
+        SelectError::Programs { .. } => (15, 7),
+        SelectError::Redirection(_) => (24, 999),
+        SelectError::NoBackend(_) => (27, 50),
+        SelectError::Unserved(_) => (28, 999),
+        SelectError::Probe(LearnError::Busy(_)) => (29, 11),
+        SelectError::Probe(_) => (30, 999),
+        SelectError::Presence(_) => (31, 999),
     }
 }
 

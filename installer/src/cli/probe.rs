@@ -8,7 +8,7 @@ use crate::probe::host::{self, HostError, HostMounts};
 use crate::probe::node_probe::{self, untried};
 use clap::Args;
 use gybe_netfilter::backend::BackendKind;
-use gybe_netfilter::choose::{Choice, NoBackend, Override, choose};
+use gybe_netfilter::choose::{BackendSetting, Choice, NoBackend, choose};
 use gybe_netfilter::probe::{Capabilities, Finding, Findings};
 use gybe_plugin::probe_cache::{Age, Learnt, ProbeCache};
 use gybe_plugin::probed;
@@ -54,7 +54,7 @@ impl ProbeArgs {
         let age = if self.fresh || self.host { Age::Fresh } else { Age::Recent };
         let learnt = self.there(|| ProbeCache::default().learn(age, untried))?;
         let learnt = self.kept(learnt.map_err(cannot_probe)?)?;
-        Ok(answer(&learnt, self.backend.wish()))
+        Ok(answer(&learnt, self.backend.setting))
     }
 
     /// The first trial has to succeed: what it lacks would be lacking for ever.
@@ -96,13 +96,13 @@ impl Hinted for HostError {
     }
 }
 
-fn answer(learnt: &Learnt, wish: Override) -> Answer {
-    let chosen = choose(&learnt.capabilities, wish);
+fn answer(learnt: &Learnt, setting: BackendSetting) -> Answer {
+    let chosen = choose(&learnt.capabilities, setting);
     let exit = if chosen.is_ok() { Exit::Yes } else { Exit::No };
     let text = listing(&learnt.capabilities) + &verdict(&chosen);
     let mut json = probed::to_json(&learnt.node, &learnt.capabilities);
     if let Some(members) = json.as_object_mut() {
-        members.insert("requested".to_owned(), wish.to_string().into());
+        members.insert("requested".to_owned(), setting.to_string().into());
         members.insert("chosen".to_owned(), as_json(&chosen));
     }
     let untried = learnt.capabilities.untried.iter().map(|what| format!("note: not tried: {what}"));

@@ -5,7 +5,7 @@ use super::sight::Sight;
 use super::{About, Finding, entry};
 use crate::probe::node_backend::{Verdict, node_backend};
 use gybe_netfilter::backend::BackendKind;
-use gybe_netfilter::choose::Override;
+use gybe_netfilter::choose::BackendSetting;
 
 pub(super) fn examine(sight: &Sight, ours: &Ours<'_>) -> Vec<Finding> {
     let Some(conf) = entry::conf(ours) else { return Vec::new() };
@@ -24,11 +24,11 @@ pub(super) fn examine(sight: &Sight, ours: &Ours<'_>) -> Vec<Finding> {
             found
         }
         Verdict::Works(_) | Verdict::Unknown if sight.no_programs.is_some() => {
-            sight.no_programs.iter().map(|gone| gone_since(conf.backend.wish(), &word, gone)).collect()
+            sight.no_programs.iter().map(|gone| gone_since(conf.backend, &word, gone)).collect()
         }
         Verdict::Works(_) | Verdict::Unknown => {
-            let remedy = match conf.backend.wish() {
-                Override::Only(_) => "it is taken at its word; gybe probe finds out whether it works",
+            let remedy = match conf.backend {
+                BackendSetting::Only(_) => "it is taken at its word; gybe probe finds out whether it works",
                 _ => "the next ADD finds out; gybe probe does so now",
             };
             vec![Finding::note(
@@ -49,16 +49,16 @@ pub(super) fn examine(sight: &Sight, ours: &Ours<'_>) -> Vec<Finding> {
 }
 
 /// The backend that writes takes programs which are no longer on the host.
-fn gone_since(wish: Override, word: &str, (kind, why): &(BackendKind, String)) -> Finding {
+fn gone_since(wish: BackendSetting, word: &str, (kind, why): &(BackendKind, String)) -> Finding {
     let says = format!("{word}, and {kind} cannot write any more: {why}");
     match wish {
-        Override::Only(_) => {
+        BackendSetting::Only(_) => {
             let remedy = format!(
                 "every pod of the mesh is refused: install {kind}'s programs again, or set backend: auto"
             );
             Finding::wrong(About::Backend, says, remedy)
         }
-        Override::Auto | Override::Iptables => {
+        BackendSetting::Auto | BackendSetting::Iptables => {
             let remedy = "the next ADD of the mesh finds out anew what works; gybe probe --fresh does so now";
             Finding::note(About::Backend, says, Some(remedy))
         }
