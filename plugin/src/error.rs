@@ -12,9 +12,11 @@ use crate::request::RequestError;
 use crate::result::ResultError;
 use crate::stdin::StdinError;
 use crate::version::VersionError;
+use gybe_netfilter::hint::Hint;
 use gybe_netfilter::netns::NetnsError;
 use gybe_netfilter::redirection::RedirectionError;
 use gybe_netfilter::routes::RoutesError;
+use std::borrow::Cow;
 use std::path::PathBuf;
 
 /// Why a call fails.
@@ -68,24 +70,25 @@ pub enum PluginError {
 }
 
 impl PluginError {
-    /// What would help, where that is known.
-    pub fn hint(&self) -> Option<String> {
-        match self {
-            Self::Result(fault) => fault.hint().map(str::to_owned),
-            Self::Facts(fault) => fault.hint().map(str::to_owned),
-            Self::Refused(cause) => cause.hint().map(str::to_owned),
-            Self::Backend(fault) => fault.hint(),
-            Self::Netns(fault) => fault.hint(),
-            Self::Addresses(fault) => fault.hint(),
-            Self::Redirection(fault) => fault.hint(),
-            Self::Drifted(_) => Some("restart the pod, or run gybe apply in its namespace".to_owned()),
-            _ => None,
-        }
-    }
-
     /// This layer's sentence and those of the layers below, joined once.
     pub fn chain(&self) -> String {
         let below = std::iter::successors(std::error::Error::source(self), |fault| fault.source());
         below.fold(self.to_string(), |told, fault| format!("{told}: {fault}"))
+    }
+}
+
+impl Hint for PluginError {
+    fn hint(&self) -> Option<Cow<'static, str>> {
+        match self {
+            Self::Result(fault) => fault.hint(),
+            Self::Facts(fault) => fault.hint(),
+            Self::Refused(cause) => cause.hint(),
+            Self::Backend(fault) => fault.hint(),
+            Self::Netns(fault) => fault.hint(),
+            Self::Addresses(fault) => fault.hint(),
+            Self::Redirection(fault) => fault.hint(),
+            Self::Drifted(_) => Some("restart the pod, or run gybe apply in its namespace".into()),
+            _ => None,
+        }
     }
 }

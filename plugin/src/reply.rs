@@ -9,6 +9,7 @@ use crate::network::NetworkError;
 use crate::probe_cache::LearnError;
 use crate::request::{RequestError, Verb};
 use crate::version::{NEWEST, SUPPORTED, VersionError};
+use gybe_netfilter::hint::Hint;
 use serde_json::{Value, json};
 use std::io::{self, Write};
 
@@ -68,7 +69,13 @@ impl Reply {
         let details = fault.hint().filter(|hint| hint.chars().count() <= room).unwrap_or_default();
         let message = cut(&message, MOST - details.chars().count());
         let spoken = version.filter(|version| SUPPORTED.contains(version)).unwrap_or(NEWEST);
-        Self::Failure(Failure { version: spoken.to_owned(), code, id, message, details })
+        Self::Failure(Failure {
+            version: spoken.to_owned(),
+            code,
+            id,
+            message,
+            details: details.into_owned(),
+        })
     }
 
     /// Writes the answer where the runtime reads it, and gives the exit status.
@@ -125,7 +132,7 @@ pub(crate) fn command(verb: Verb) -> &'static str {
     }
 }
 
-/// Our number for a fault (docs/ERRORS.md) and CNI's code: 1 version, 4 environment, 5 I/O, 6 JSON,
+/// Our number for a fault (docs/TROUBLESHOOTING.md) and CNI's code: 1 version, 4 environment, 5 I/O, 6 JSON,
 /// 7 configuration, 8 namespace, 11 try again later, 50 not available, 999 anything else, as the incumbent has it.
 fn known_as(fault: &PluginError) -> (u16, u32) {
     use PluginError as E;

@@ -1,6 +1,6 @@
 //! `--backend`, and the backends that a sub-command writes and reads with.
 
-use super::answer::{Failure, Hinted};
+use super::answer::Failure;
 use super::namespace::Opened;
 use crate::pod::init_args;
 use clap::Args;
@@ -10,9 +10,9 @@ use gybe_netfilter::choose::{BackendSetting, Way};
 use gybe_netfilter::policy::RedirectPolicy;
 use gybe_netfilter::presence::Presence;
 use gybe_netfilter::redirection::Redirection;
-use gybe_plugin::backend::{SelectError, SelectedBackend, Selection, find};
+use gybe_plugin::backend::{SelectedBackend, Selection, find};
 use gybe_plugin::conf::Probed;
-use gybe_plugin::probe_cache::{Age, LearnError};
+use gybe_plugin::probe_cache::Age;
 
 /// The configured backend.
 #[derive(Debug, Args)]
@@ -98,16 +98,4 @@ pub(super) fn all_here() -> Vec<Box<dyn Backend>> {
 
 fn reader(kind: BackendKind) -> Result<Box<dyn Backend>, Failure> {
     find(kind).map_err(|why| Failure::hinted("cannot use the configured backend", why))
-}
-
-impl Hinted for LearnError {
-    fn hint(&self) -> Option<String> {
-        self.hint()
-    }
-}
-
-impl Hinted for SelectError {
-    fn hint(&self) -> Option<String> {
-        self.hint()
-    }
 }

@@ -1,6 +1,6 @@
 //! `gybe probe`: what works on this node, what writes the rules, and why.
 
-use super::answer::{Answer, Exit, Failure, Hinted};
+use super::answer::{Answer, Exit, Failure};
 use super::backend::BackendArg;
 use crate::agent::stop_signal;
 use crate::log::Journal;
@@ -9,10 +9,12 @@ use crate::probe::node_probe::{self, untried};
 use clap::Args;
 use gybe_netfilter::backend::BackendKind;
 use gybe_netfilter::choose::{BackendSetting, Choice, NoBackend, choose};
+use gybe_netfilter::hint::Hint;
 use gybe_netfilter::probe::{Capabilities, Finding, Findings};
 use gybe_plugin::probe_cache::{Age, Learnt, ProbeCache};
 use gybe_plugin::probed;
 use serde_json::{Value, json};
+use std::error::Error;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
@@ -86,14 +88,8 @@ fn on_host<T: Send>(namespace: &Path, work: impl FnOnce() -> T + Send) -> Result
     HostMounts::open(namespace)?.run(work)
 }
 
-fn cannot_probe(why: impl Hinted + 'static) -> Failure {
+fn cannot_probe(why: impl Error + Hint + 'static) -> Failure {
     Failure::hinted("cannot probe", why)
-}
-
-impl Hinted for HostError {
-    fn hint(&self) -> Option<String> {
-        self.hint()
-    }
 }
 
 fn answer(learnt: &Learnt, setting: BackendSetting) -> Answer {

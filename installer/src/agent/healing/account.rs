@@ -9,6 +9,7 @@ use crate::host::install::fight::Fight;
 use crate::host::install::perform::{Busy, Failed};
 use crate::host::install::plan::Plan;
 use crate::host::settings::{Mode, PLUGIN};
+use gybe_netfilter::hint::Hint;
 use serde_json::json;
 use std::time::{Duration, Instant};
 

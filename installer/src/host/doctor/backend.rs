@@ -6,6 +6,7 @@ use super::{About, Finding, entry};
 use crate::probe::node_backend::{Verdict, node_backend};
 use gybe_netfilter::backend::BackendKind;
 use gybe_netfilter::choose::BackendSetting;
+use gybe_netfilter::hint::Hint;
 
 pub(super) fn examine(sight: &Sight, ours: &Ours<'_>) -> Vec<Finding> {
     let Some(conf) = entry::conf(ours) else { return Vec::new() };
@@ -38,7 +39,7 @@ pub(super) fn examine(sight: &Sight, ours: &Ours<'_>) -> Vec<Finding> {
             )]
         }
         Verdict::Fails(none) => {
-            let remedy = none.hint().unwrap_or_else(|| "gybe probe --fresh says what was tried".to_owned());
+            let remedy = none.hint().unwrap_or_else(|| "gybe probe --fresh says what was tried".into());
             vec![Finding::wrong(
                 About::Backend,
                 format!("{word}, and every pod of the mesh is refused: {none}"),

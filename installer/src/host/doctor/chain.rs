@@ -14,6 +14,7 @@ use crate::host::install::seen::{ConfDirectory, DROP_IN, FileName, ORIGINAL, Sta
 use crate::host::install::wanted::Shape;
 use crate::host::platform::Platform;
 use crate::host::settings::{PLUGIN, STANDALONE};
+use gybe_netfilter::hint::Hint;
 use nix::errno::Errno;
 use std::ffi::OsStr;
 
@@ -184,7 +185,7 @@ fn well(sight: &Sight, ours: &Ours<'_>, taken: Option<&Choice>) -> Finding {
 
 fn wrong(sight: &Sight, ours: &Ours<'_>, reason: &Problem) -> Finding {
     let is_refused = |errno: &Errno| matches!(errno, Errno::EACCES | Errno::EPERM);
-    let hint = || reason.hint().unwrap_or_default().to_owned();
+    let hint = || reason.hint().unwrap_or_default().into_owned();
     let (says, remedy) = match reason {
         Problem::NotIn { file, plugins, .. } if is_istios(sight, ours, plugins) => {
             let says = format!("{PLUGIN} is not in {file}: pods are redirected by istio-cni");

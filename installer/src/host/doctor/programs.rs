@@ -8,6 +8,7 @@ use crate::host::install::conflist::ISTIO;
 use crate::host::install::perform::TrialError;
 use crate::host::install::seen::{SeenProgram, Unreadable};
 use crate::host::settings::PLUGIN;
+use gybe_netfilter::hint::Hint;
 use nix::errno::Errno;
 use std::ffi::OsStr;
 
@@ -73,7 +74,7 @@ fn tried(sight: &Sight, trial: &Result<(), TrialError>) -> Finding {
             let says = format!("{PLUGIN} does not run: {}", told(why));
             let remedy = match why {
                 TrialError::NotRun(Errno::EACCES | Errno::EPERM) => of_security(sight),
-                why => why.hint().unwrap_or("run gybe install, which replaces it").to_owned(),
+                why => why.hint().unwrap_or("run gybe install, which replaces it".into()).into_owned(),
             };
             Finding::wrong(About::Programs, says, remedy)
         }

@@ -1,5 +1,7 @@
 //! One step towards what is wanted, and what stands in the way: values, in the words of an operator.
 
+use gybe_netfilter::hint::Hint;
+use std::borrow::Cow;
 use std::fmt;
 use std::path::PathBuf;
 
@@ -317,11 +319,11 @@ impl Problem {
             _ => Directory::Conf,
         }
     }
+}
 
-    /// What helps.
-    #[must_use]
-    pub fn hint(&self) -> Option<&'static str> {
-        Some(match self {
+impl Hint for Problem {
+    fn hint(&self) -> Option<Cow<'static, str>> {
+        let hint = match self {
             Self::Missing(Directory::Conf) => {
                 "it comes with the primary plugin; else let the DaemonSet's mount cni-conf, or --conf-dir, be \
                  where the runtime looks"
@@ -373,7 +375,7 @@ impl Problem {
                 "where istio-cni serves ambient pods, keep it and exclude this node from Gybe; else remove the DaemonSet \
                  istio-cni-node, then gybe install takes its place, or set take_over: now (--take-over now)"
             }
-            Self::BadEntry { .. } => "docs/PLUGIN-CONFIG.md has every key; gybe install writes it anew",
+            Self::BadEntry { .. } => "docs/CONFIGURE.md has every key; gybe install writes it anew",
             Self::Program { .. } => "look at the agent's log, or run gybe install, which replaces it",
             Self::DropInIgnored(_) => "set shape: chained, or update the runtime",
             Self::Preempted { .. } => {
@@ -398,6 +400,7 @@ impl Problem {
             Self::UnseenDropIn(_) => "gybe doctor on the node tells; chained mode works with every runtime",
             Self::StillNamed(..) => "take the entry out by hand; the plugin stays there until then",
             _ => return None,
-        })
+        };
+        Some(hint.into())
     }
 }

@@ -1,3 +1,4 @@
+use gybe_netfilter::hint::Hint;
 use std::collections::{BTreeMap, BTreeSet};
 
 use nix::errno::Errno;

@@ -1,5 +1,7 @@
 //! Why a step failed, and what an operator can do about it.
 
+use gybe_netfilter::hint::Hint;
+use std::borrow::Cow;
 use std::path::PathBuf;
 
 use nix::errno::Errno;
@@ -48,15 +50,13 @@ pub enum PerformError {
     },
 }
 
-impl PerformError {
-    /// What helps.
-    #[must_use]
-    pub fn hint(&self) -> Option<&'static str> {
+impl Hint for PerformError {
+    fn hint(&self) -> Option<Cow<'static, str>> {
         match self {
-            Self::System { why, .. } => of_errno(*why),
+            Self::System { why, .. } => of_errno(*why).map(Cow::Borrowed),
             Self::Overtaken { .. } => None,
             Self::Damaged { .. } => {
-                Some("look for a failing disk or a broken image; the program that was there is kept")
+                Some("look for a failing disk or a broken image; the program that was there is kept".into())
             }
             Self::Trial { why, .. } => why.hint(),
         }

@@ -5,6 +5,8 @@
 //! agent that watches the directory notices, and is made only where there is something to change. It goes with the
 //! last of our programs.
 
+use gybe_netfilter::hint::Hint;
+use std::borrow::Cow;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
@@ -37,11 +39,9 @@ pub enum Busy {
     NoDescriptors,
 }
 
-impl Busy {
-    /// What helps.
-    #[must_use]
-    pub fn hint(&self) -> &'static str {
-        match self {
+impl Hint for Busy {
+    fn hint(&self) -> Option<Cow<'static, str>> {
+        let hint = match self {
             Self::Locked(_) => {
                 "most likely the node agent, or an operator's gybe: try again; where it stays so, lslocks on the \
                  host names the process that holds the file .gybe.lock there"
@@ -49,7 +49,8 @@ impl Busy {
             Self::NoDescriptors => {
                 "see the process's limit (prlimit --nofile) and the node's (sysctl fs.file-nr)"
             }
-        }
+        };
+        Some(hint.into())
     }
 }
 

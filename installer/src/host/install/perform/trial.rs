@@ -1,5 +1,7 @@
 //! A program asked for its version where it will have to run, before anything depends on it.
 
+use gybe_netfilter::hint::Hint;
+use std::borrow::Cow;
 use std::io::{Read, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
@@ -38,23 +40,21 @@ pub enum TrialError {
     Hung,
 }
 
-impl TrialError {
-    /// What helps.
-    #[must_use]
-    pub fn hint(&self) -> Option<&'static str> {
+impl Hint for TrialError {
+    fn hint(&self) -> Option<Cow<'static, str>> {
         match self {
-            Self::NotRun(Errno::ENOEXEC) => Some("the image is for another architecture than this node"),
+            Self::NotRun(Errno::ENOEXEC) => Some("the image is for another architecture than this node".into()),
             Self::NotRun(Errno::EACCES | Errno::EPERM) => {
-                Some("the directory is mounted noexec, or a security module forbids running programs there")
+                Some("the directory is mounted noexec, or a security module forbids running programs there".into())
             }
             // Its loader: the programs of the image need none.
-            Self::NotRun(Errno::ENOENT) => Some("it is no static program; use those of the image"),
+            Self::NotRun(Errno::ENOENT) => Some("it is no static program; use those of the image".into()),
             Self::NotRun(_) => None,
             Self::Failed(_) | Self::NoVersions => Some(
-                "what was there is kept; look for a damaged or foreign program in the image or beside gybe",
+                "what was there is kept; look for a damaged or foreign program in the image or beside gybe".into(),
             ),
             Self::Hung => Some(
-                "look at the node's load and its disk, then at what the program waits for; what was there is kept",
+                "look at the node's load and its disk, then at what the program waits for; what was there is kept".into(),
             ),
         }
     }
