@@ -163,7 +163,9 @@ pub fn is_well(found: &[Finding]) -> bool {
 fn of_security(sight: &Sight) -> String {
     let said = match sight.guard {
         sight::Guard::SeLinux => "set seLinuxOptions.type spc_t for the agent: SELinux is enforcing here",
-        sight::Guard::AppArmor => "set the AppArmor profile unconfined for this process: a profile confines it",
+        sight::Guard::AppArmor => {
+            "set the AppArmor profile unconfined for this process: a profile confines it"
+        }
         sight::Guard::None => {
             "run gybe doctor as root; in a pod with SELinux it needs spc_t, with AppArmor the profile unconfined"
         }

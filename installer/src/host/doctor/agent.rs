@@ -12,7 +12,10 @@ pub(super) fn examine(sight: &Sight, ours: &Ours<'_>) -> Vec<Finding> {
         let directory = entry::conf(ours).and_then(|conf| conf.facts.directory);
         let says = match directory {
             Some(directory) => {
-                format!("the plugin queries no agent: it reads pods from the manifests in {}", directory.display())
+                format!(
+                    "the plugin queries no agent: it reads pods from the manifests in {}",
+                    directory.display()
+                )
             }
             None => return Vec::new(),
         };
@@ -98,10 +101,18 @@ const RUNNING: &str = "check that the pod of DaemonSet gybe-node runs on this no
 
 fn log(LogSocketSeen { socket, fault }: &LogSocketSeen) -> Finding {
     match fault {
-        None => Finding::well(About::Agent, format!("the agent receives the plugin's log at {}", socket.display())),
+        None => Finding::well(
+            About::Agent,
+            format!("the agent receives the plugin's log at {}", socket.display()),
+        ),
         Some(why) => {
-            let says = format!("no process receives the plugin's log at {}: {}", socket.display(), why.desc());
-            Finding::note(About::Agent, says, Some("read the plugin's log lines in the runtime's journal, where its stderr goes"))
+            let says =
+                format!("no process receives the plugin's log at {}: {}", socket.display(), why.desc());
+            Finding::note(
+                About::Agent,
+                says,
+                Some("read the plugin's log lines in the runtime's journal, where its stderr goes"),
+            )
         }
     }
 }

@@ -20,7 +20,11 @@ pub(super) fn examine(sight: &Sight, ours: &Ours<'_>) -> Vec<Finding> {
             )];
             found.extend(choice.missing.iter().map(|(profile, what)| {
                 let says = format!("{} cannot do {profile} on this node: {what}", choice.backend);
-                Finding::note(About::Backend, says, Some("the plugin refuses pods that need it, with this reason"))
+                Finding::note(
+                    About::Backend,
+                    says,
+                    Some("the plugin refuses pods that need it, with this reason"),
+                )
             }));
             found
         }
@@ -29,14 +33,12 @@ pub(super) fn examine(sight: &Sight, ours: &Ours<'_>) -> Vec<Finding> {
         }
         Verdict::Works(_) | Verdict::Unknown => {
             let remedy = match conf.backend {
-                BackendSetting::Only(_) => "run gybe probe to find out whether it works: the plugin uses it without a probe",
+                BackendSetting::Only(_) => {
+                    "run gybe probe to find out whether it works: the plugin uses it without a probe"
+                }
                 _ => "run gybe probe now, or wait: the next ADD probes",
             };
-            vec![Finding::note(
-                About::Backend,
-                format!("{word}; no probe report yet"),
-                Some(remedy),
-            )]
+            vec![Finding::note(About::Backend, format!("{word}; no probe report yet"), Some(remedy))]
         }
         Verdict::Fails(none) => {
             let remedy = none.hint().unwrap_or_else(|| "run gybe probe --fresh to see what was tried".into());

@@ -146,7 +146,8 @@ fn taken(sight: &Sight, choice: &Choice) -> Finding {
         _ => "containerd and CRI-O use",
     };
     let Choice { file, network } = choice;
-    let says = format!("{who} {file}: network {} with the plugins {}", network.name, network.plugins.join(", "));
+    let says =
+        format!("{who} {file}: network {} with the plugins {}", network.name, network.plugins.join(", "));
     Finding::well(About::Chain, says)
 }
 
@@ -251,9 +252,7 @@ fn is_istios(sight: &Sight, ours: &Ours<'_>, plugins: &[String]) -> bool {
 fn writer(sight: &Sight) -> &'static str {
     match sight.agent.as_ref().is_some_and(AgentSeen::is_running) {
         true => "the agent writes it within a second; if it does not, look at its log, or run gybe install",
-        false => {
-            "start the agent (DaemonSet gybe-node), or run gybe install: no agent runs here"
-        }
+        false => "start the agent (DaemonSet gybe-node), or run gybe install: no agent runs here",
     }
 }
 

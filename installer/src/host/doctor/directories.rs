@@ -44,7 +44,8 @@ fn standing(sight: &Sight, (of, path): (&str, &Path), standing: Standing) -> Fin
         }
         Standing::Deleted => {
             let says = format!("the {of} directory {path} was deleted while this process held it open");
-            let remedy = "restart this pod and the container runtime: neither sees a directory that was made again";
+            let remedy =
+                "restart this pod and the container runtime: neither sees a directory that was made again";
             Finding::wrong(About::Directories, says, remedy)
         }
         Standing::Refused(why) => {

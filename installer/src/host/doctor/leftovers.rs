@@ -14,7 +14,8 @@ pub(super) fn examine(sight: &Sight, ours: &Ours<'_>) -> Vec<Finding> {
         let originals = sight.snapshot.conf.files.keys().filter(|name| name.ends_in(ORIGINAL));
         let originals: Vec<String> = originals.map(ToString::to_string).collect();
         if !originals.is_empty() {
-            let says = format!("files that gybe set aside and that are no longer needed: {}", originals.join(", "));
+            let says =
+                format!("files that gybe set aside and that are no longer needed: {}", originals.join(", "));
             found.push(Finding::note(About::Leftovers, says, Some("run gybe uninstall, which removes them")));
         }
     }

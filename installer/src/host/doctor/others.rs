@@ -58,9 +58,8 @@ fn of_entry(name: &str, chain: &Chain, has_program: bool) -> Finding {
                      then remove the DaemonSet istio-cni-node";
     match (beside, has_program) {
         (true, _) => {
-            let says = format!(
-                "{name} has an istio-cni entry and ours: both redirect, and the second is refused"
-            );
+            let says =
+                format!("{name} has an istio-cni entry and ours: both redirect, and the second is refused");
             wrong(says, take_over)
         }
         (false, true) => {
@@ -71,7 +70,10 @@ fn of_entry(name: &str, chain: &Chain, has_program: bool) -> Finding {
             let says = format!(
                 "{name} has an istio-cni entry, but the program istio-cni is missing: pods cannot start"
             );
-            wrong(says, &format!("deploy the DaemonSet istio-cni-node again; or, to change to Gybe: {take_over}"))
+            wrong(
+                says,
+                &format!("deploy the DaemonSet istio-cni-node again; or, to change to Gybe: {take_over}"),
+            )
         }
     }
 }
@@ -90,7 +92,8 @@ fn socket_load_balancing(plugins: &[&str]) -> Option<Finding> {
 fn stand_in(sight: &Sight) -> Option<Finding> {
     let (theirs, ours) = (program(sight, ISTIO)?, program(sight, PLUGIN));
     if ours.is_some_and(|ours| ours.hash == theirs.hash) {
-        let says = "the program istio-cni is our plugin: it answers DEL for sandboxes that were made with istio-cni";
+        let says =
+            "the program istio-cni is our plugin: it answers DEL for sandboxes that were made with istio-cni";
         return Some(Finding::well(About::Others, says));
     }
     Some(Finding::note(About::Others, "the program istio-cni exists", None))

@@ -28,11 +28,14 @@ pub(super) fn examine(sight: &Sight, ours: &Ours<'_>) -> Vec<Finding> {
         .filter_map(|name| Some(of_program(sight, name, program(sight, name)?)))
         .collect();
     if program(sight, PLUGIN).is_none() {
-        let says = format!("the program {PLUGIN} is missing, and a conf file or a living sandbox may name it");
-        let remedy = "run gybe install: until then every ADD and DEL that needs it fails, and CRI-O drops the network";
+        let says =
+            format!("the program {PLUGIN} is missing, and a conf file or a living sandbox may name it");
+        let remedy =
+            "run gybe install: until then every ADD and DEL that needs it fails, and CRI-O drops the network";
         found.push(Finding::wrong(About::Programs, says, remedy));
     } else if ours.is_anywhere() && program(sight, TOOL).is_none() {
-        let says = "the program gybe is missing next to the plugin, so the plugin cannot query the API server";
+        let says =
+            "the program gybe is missing next to the plugin, so the plugin cannot query the API server";
         found.push(Finding::note(About::Programs, says, Some("run gybe install")));
     }
     found.extend(sight.trial.as_ref().map(|trial| tried(sight, trial)));
@@ -53,7 +56,8 @@ fn of_program(sight: &Sight, name: &str, program: &SeenProgram) -> Finding {
         }
     };
     if access.mode & 0o022 != 0 || (access.uid != 0 && access.uid != sight.snapshot.us) {
-        let says = format!("{name} is writable by other users: mode {:04o}, owner {}", access.mode, access.uid);
+        let says =
+            format!("{name} is writable by other users: mode {:04o}, owner {}", access.mode, access.uid);
         return Finding::wrong(
             About::Programs,
             says,
@@ -92,5 +96,7 @@ fn with_reason(why: &TrialError) -> String {
 /// Another version works too, but an operator who expects this one should know.
 fn another(sight: &Sight) -> Option<Finding> {
     let says = format!("{PLUGIN} is another build than the one next to this gybe");
-    sight.brings_another.then(|| Finding::note(About::Programs, says, Some("run gybe install, which places this one")))
+    sight
+        .brings_another
+        .then(|| Finding::note(About::Programs, says, Some("run gybe install, which places this one")))
 }

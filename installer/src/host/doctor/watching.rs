@@ -34,7 +34,11 @@ fn own(sight: &Sight) -> Option<Finding> {
                 why.desc(),
                 sight.ground.places.conf.display()
             );
-            Some(Finding::wrong(About::Watching, says, format!("raise {setting}, which the runtime needs too")))
+            Some(Finding::wrong(
+                About::Watching,
+                says,
+                format!("raise {setting}, which the runtime needs too"),
+            ))
         }
     }
 }

@@ -18,9 +18,7 @@ use super::wanted::Program;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
     /// Places a program.
-    Place {
-        program: Program,
-    },
+    Place { program: Program },
     /// Removes a program.
     Unplace(FileName),
     /// Writes a conf file.
@@ -56,9 +54,7 @@ pub enum Change {
         mode: u32,
     },
     /// Removes our file from a network's own directory.
-    TakeOut {
-        network: FileName,
-    },
+    TakeOut { network: FileName },
     /// Removes the temporary files that a killed process left.
     Sweep(Directory),
     /// Removes the lock file, once no program of ours is left in the program directory.
@@ -103,7 +99,9 @@ impl fmt::Display for Change {
             Self::DropIn { network, .. } => write!(f, "write {network}/{DROP_IN}"),
             Self::TakeOut { network } => write!(f, "remove {network}/{DROP_IN}"),
             Self::RemoveLock => f.write_str("remove the lock file"),
-            Self::Sweep(directory) => write!(f, "remove leftover temporary files from the {directory} directory"),
+            Self::Sweep(directory) => {
+                write!(f, "remove leftover temporary files from the {directory} directory")
+            }
         }
     }
 }
@@ -138,16 +136,10 @@ pub enum Problem {
     Unread(Broken),
     /// A runtime reads it, whatever its size, and would use it (Go's `os.ReadFile` has no limit).
     #[error("{file} is {length} bytes long, more than Gybe reads, and the runtime may use it")]
-    TooLarge {
-        file: FileName,
-        length: u64,
-    },
+    TooLarge { file: FileName, length: u64 },
     /// None of the primary's plugins is in the directory where ours are placed.
     #[error("none of the plugins of {file} ({}) is in the program directory", .plugins.join(", "))]
-    Alone {
-        file: FileName,
-        plugins: Vec<String>,
-    },
+    Alone { file: FileName, plugins: Vec<String> },
     /// The probe reads the runtime's configuration, and has not reported yet.
     #[error("waiting for the probe's report about the container runtime")]
     Unreported,
@@ -159,11 +151,7 @@ pub enum Problem {
     NetworksElsewhere(Vec<PathBuf>),
     /// The runtime uses a file that does not run our plugin.
     #[error("the runtime uses {file} ({}), which does not run {plugin}", .plugins.join(", "))]
-    NotIn {
-        file: FileName,
-        plugins: Vec<String>,
-        plugin: String,
-    },
+    NotIn { file: FileName, plugins: Vec<String>, plugin: String },
     /// The runtime uses a file without a primary plugin.
     #[error("the runtime uses {0}, which has no plugin that gives a pod a network")]
     NoPrimary(FileName),
@@ -183,16 +171,10 @@ pub enum Problem {
     BesideIstio(FileName),
     /// The plugin refuses every call with such an entry.
     #[error("the plugin refuses our entry in {file}: {why}")]
-    BadEntry {
-        file: FileName,
-        why: String,
-    },
+    BadEntry { file: FileName, why: String },
     /// The plugin's program cannot serve.
     #[error("the program {plugin} {why}")]
-    Program {
-        plugin: String,
-        why: ProgramFault,
-    },
+    Program { plugin: String, why: ProgramFault },
     /// The runtime uses another file than the pinned one, and its plugins call no other file: no pod reaches
     /// our plugin.
     #[error("the runtime uses {by}, not {file}")]
@@ -208,10 +190,7 @@ pub enum Problem {
     NotOurs(FileName),
     /// The chain in the file cannot be changed.
     #[error("{file} cannot be changed: {why}")]
-    Unchangeable {
-        file: FileName,
-        why: ConflistError,
-    },
+    Unchangeable { file: FileName, why: ConflistError },
     /// Other files have the names under which it could be a list.
     #[error("{0} cannot become a .conflist: its possible names are taken")]
     NoNameLeft(FileName),
@@ -365,7 +344,9 @@ impl Hint for Problem {
                  (containerd 2.1, CRI-O 1.34)"
             }
             Self::NoDropIns(_) => "set shape: chained",
-            Self::UnseenDropIn(_) => "gybe doctor on the node finds out; shape: chained works with every runtime",
+            Self::UnseenDropIn(_) => {
+                "gybe doctor on the node finds out; shape: chained works with every runtime"
+            }
             Self::StillNamed(..) => "remove the entry by hand; the plugin stays until then",
             _ => return None,
         };

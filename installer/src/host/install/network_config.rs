@@ -30,10 +30,7 @@ pub enum TemplateError {
     #[error("the filled-in configuration is not a plugin's entry")]
     NoEntry(#[from] EntryError),
     #[error("the configuration is for the plugin \"{found}\", not \"{wanted}\"")]
-    Foreign {
-        found: String,
-        wanted: String,
-    },
+    Foreign { found: String, wanted: String },
 }
 
 impl Facts {

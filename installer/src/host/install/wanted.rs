@@ -79,9 +79,7 @@ pub enum Shape {
         pinned: Option<FileName>,
     },
     /// A network of its own, which Multus selects by name.
-    Standalone {
-        file: FileName,
-    },
+    Standalone { file: FileName },
     /// A file in the directory that libcni reads for the primary's network; the primary's file is never
     /// written.
     DropIn,

@@ -81,7 +81,11 @@ fn f37_an_imported_file_overrides_and_an_ambiguous_one_yields_nothing() {
     assert_eq!(dirs("'conf.d/1.toml'", &[("1.toml", &other)]), c, "relative to the importing file");
     assert_eq!(dirs("'/etc/containerd/conf.d/*.toml'", &[]), a);
     assert_eq!(dirs("'/etc/containerd/conf.d/*.toml'", &[("1.toml", "version = 2\n")]), a);
-    assert_eq!(dirs("'/etc/containerd/conf.d/*.toml'", &[("1.toml", without)]), None, "the section is replaced or merged, depending on the version");
+    assert_eq!(
+        dirs("'/etc/containerd/conf.d/*.toml'", &[("1.toml", without)]),
+        None,
+        "the section is replaced or merged, depending on the version"
+    );
     assert_eq!(dirs("'/etc/containerd/conf.d/[0-9].toml'", &[("1.toml", &other)]), None);
     assert_eq!(dirs("'/etc/containerd/config.toml'", &[]), None, "a file that imports itself");
 }

@@ -181,7 +181,8 @@ fn an_unreadable_drop_in_or_its_directory_leaves_the_chain_unknown() {
 #[test]
 fn containerd_stops_at_a_broken_file_and_crio_skips_it() {
     let world = || World::with(&[("05-b.conflist", "{"), ("10-a.conflist", CHAINED)]);
-    let stopped = "containerd loads no network because 05-b.conflist, which sorts first, is broken: it is not JSON";
+    let stopped =
+        "containerd loads no network because 05-b.conflist, which sorts first, is broken: it is not JSON";
     assert!(world().reason().starts_with(stopped), "an unknown runtime may be either");
     assert!(world().run_by(Runtime::Containerd, DropIns::Loaded).reason().starts_with(stopped));
     let judged = world().run_by(Runtime::CriO, DropIns::Ignored).judged();
@@ -215,7 +216,11 @@ fn a_conf_directory_that_the_runtime_does_not_read_redirects_no_pod() {
     let elsewhere = r"the runtime reads conf files in /etc/cni/\ncustom, not here";
     assert_eq!(world.reason(), elsewhere, "a path is quoted on one line");
     world.conf.files.clear();
-    assert_eq!(world.judged().reasons[0].to_string(), elsewhere, "reported in place of waiting for a conf file");
+    assert_eq!(
+        world.judged().reasons[0].to_string(),
+        elsewhere,
+        "reported in place of waiting for a conf file"
+    );
     let mut confirmed = World::with(&[("10-a.conflist", CHAINED)]);
     confirmed.runtimes.conf_directory = world.runtimes.conf_directory;
     confirmed.confirmed = Confirmed::Yes;
