@@ -1,6 +1,6 @@
 //! The node's directories as an operator names them, or as this kind of node has them.
 
-use crate::host::install::seen::Places;
+use crate::host::observe::NodeDirectories;
 use crate::host::platform::Platform;
 use clap::Args;
 use std::path::{Path, PathBuf};
@@ -29,9 +29,9 @@ impl DirectoriesArg {
     }
 
     /// All three.
-    pub(super) fn places(&self) -> Places {
+    pub(super) fn places(&self) -> NodeDirectories {
         let usual = Platform::of_host(&self.root).places(&self.root);
-        Places {
+        NodeDirectories {
             conf: self.conf_dir.clone().unwrap_or(usual.conf),
             programs: self.bin_dir.clone().unwrap_or(usual.programs),
             results: self.results_dir.clone().unwrap_or(usual.results),

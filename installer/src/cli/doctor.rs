@@ -2,9 +2,9 @@
 
 use super::answer::{Answer, Exit, Failure};
 use super::directories::{DirectoriesArg, of_this_program};
-use crate::host::doctor::sight::{Ground, see};
-use crate::host::doctor::{Finding, State, examine, is_well};
-use crate::host::install::wanted::Confirmed;
+use crate::host::desired::Confirmed;
+use crate::host::doctor::observe::{DoctorOptions, see};
+use crate::host::doctor::{Finding, Severity, examine, is_well};
 use crate::pod::manifest::printable;
 use clap::Args;
 use gybe_plugin::probe_cache::DIRECTORY;
@@ -45,7 +45,8 @@ impl DoctorArgs {
             "confirmed" => Confirmed::Yes,
             _ => Confirmed::No,
         });
-        let found = examine(&see(Ground { places, run: self.run_dir.clone(), root, image, confirmed }));
+        let found =
+            examine(&see(DoctorOptions { places, run: self.run_dir.clone(), root, image, confirmed }));
         let exit = if is_well(&found) { Exit::Yes } else { Exit::No };
         let all: Vec<Value> = found.iter().map(Finding::to_json).collect();
         let json = json!({ "well": exit == Exit::Yes, "findings": all });
@@ -68,7 +69,7 @@ fn page(found: &[Finding]) -> String {
             let _ = writeln!(text, "{:<widest$}  {:<5}    what to do: {}", "", "", printable(remedy));
         }
     }
-    let wrong = found.iter().filter(|finding| finding.state == State::Wrong).count();
+    let wrong = found.iter().filter(|finding| finding.state == Severity::Wrong).count();
     text + &match wrong {
         0 => "\nnothing is wrong\n".to_owned(),
         1 => "\none thing is wrong\n".to_owned(),

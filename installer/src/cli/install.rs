@@ -3,11 +3,11 @@
 use super::answer::{Answer, Exit, Failure};
 use super::directories::{DirectoriesArg, of_this_program};
 use super::passed;
-use crate::host::by_hand;
-use crate::host::doctor::sight::runtimes_of;
+use crate::host::desired::DesiredState;
+use crate::host::doctor::observe::runtimes_of;
 use crate::host::image::{Image, OTHER_NAMES};
-use crate::host::install::wanted::Wanted;
-use crate::host::settings::{Given, Mode, Settings};
+use crate::host::install;
+use crate::host::settings::{Mode, Settings, SettingsSources};
 use crate::probe::node_backend::Found;
 use clap::Args;
 use gybe_plugin::conf::FactsConf;
@@ -87,10 +87,10 @@ struct SettingsArg {
 impl SettingsArg {
     fn read(&self) -> Result<Settings, Failure> {
         let mut given = match &self.config {
-            None => Given::default(),
+            None => SettingsSources::default(),
             Some(directory) => {
                 let variable = ("GYBE_CONFIG_DIR".to_owned(), directory.display().to_string());
-                let gathered = Given::gather(BTreeMap::from([variable]));
+                let gathered = SettingsSources::gather(BTreeMap::from([variable]));
                 gathered.map_err(|why| Failure::because("cannot read the settings", why))?
             }
         };
@@ -135,19 +135,19 @@ impl InstallArgs {
         settings.ground.places = self.directories.places();
         settings.ground.istio_run = self.directories.root().join("var/run/istio-cni");
         let image = image(self.from.clone())?;
-        let wanted = by_hand::wanted(&settings, &image, found().as_ref());
+        let wanted = install::wanted(&settings, &image, found().as_ref());
         let wanted = wanted.map_err(|why| Failure::because("cannot install", why))?;
         self.perform(&settings, &wanted)
     }
 
-    fn perform(&self, settings: &Settings, wanted: &Wanted) -> Result<Answer, Failure> {
+    fn perform(&self, settings: &Settings, wanted: &DesiredState) -> Result<Answer, Failure> {
         let places = &settings.ground.places;
         let notes = settings.notes.iter().map(|note| format!("note: {note}")).collect::<Vec<_>>();
         let runtimes = runtimes_of(self.directories.root(), places);
         if self.dry_run {
-            return Ok(passed::foreseen(&by_hand::foreseen(places, wanted, runtimes)).noting(notes));
+            return Ok(passed::foreseen(&install::foreseen(places, wanted, runtimes)).noting(notes));
         }
-        let pass = by_hand::settle(places, wanted, &runtimes)
+        let pass = install::settle(places, wanted, &runtimes)
             .map_err(|why| Failure::hinted("cannot install", why))?;
         let (text, json) = passed::passed(&pass);
         let is_in = pass.left.is_done() && pass.performed.failed.is_empty();

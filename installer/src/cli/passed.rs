@@ -2,10 +2,11 @@
 
 use super::answer::{Answer, Exit};
 use crate::error::chain;
-use crate::host::install::Pass;
-use crate::host::install::change::{Change, Problem};
-use crate::host::install::perform::PerformError;
-use crate::host::install::plan::Plan;
+use crate::host::apply::ApplyError;
+use crate::host::change::Change;
+use crate::host::pass::Pass;
+use crate::host::plan::Plan;
+use crate::host::problem::Problem;
 use crate::pod::manifest::printable;
 use gybe_netfilter::hint::Hint;
 use serde_json::{Value, json};
@@ -62,7 +63,7 @@ fn problems_json(problems: &[Problem]) -> Vec<Value> {
     problems.iter().map(one).collect()
 }
 
-fn told(why: &PerformError) -> String {
+fn told(why: &ApplyError) -> String {
     match why.hint() {
         Some(hint) => format!("{}; {hint}", chain(why)),
         None => chain(why),

@@ -4,11 +4,11 @@ use super::answer::{Answer, Exit, Failure};
 use super::directories::DirectoriesArg;
 use super::install::image;
 use super::passed;
-use crate::host::by_hand::{self, Elsewhere, Out, Stays};
-use crate::host::doctor::sight::{AgentSeen, ask_agent};
-use crate::host::install::seen::{FileName, Places};
-use crate::host::install::wanted::{Leave, PutBack};
+use crate::host::desired::{PutBack, Uninstall};
+use crate::host::doctor::observe::{AgentContact, ask_agent};
+use crate::host::observe::{FileName, NodeDirectories};
 use crate::host::settings::FACTS_SOCKET;
+use crate::host::uninstall::{self, KeptProgram, OtherDirectories, UninstallReport};
 use clap::Args;
 use gybe_plugin::probe_cache::DIRECTORY;
 use serde_json::{Value, json};
@@ -58,12 +58,13 @@ impl UninstallArgs {
             ));
         }
         if self.dry_run {
-            notes.extend(Elsewhere::than(&places, root).note());
-            return Ok(passed::foreseen(&Out::foreseen(&places, &leave)).noting(notes));
+            notes.extend(OtherDirectories::than(&places, root).note());
+            return Ok(passed::foreseen(&UninstallReport::foreseen(&places, &leave)).noting(notes));
         }
-        let out = Out::now(&places, &leave, root).map_err(|why| Failure::hinted("cannot uninstall", why))?;
+        let out = UninstallReport::now(&places, &leave, root)
+            .map_err(|why| Failure::hinted("cannot uninstall", why))?;
         let kept = match out.is_out() {
-            true => by_hand::forget_run_directory(&self.run_dir, out.is_finished()),
+            true => uninstall::forget_run_directory(&self.run_dir, out.is_finished()),
             false => Vec::new(),
         };
         let kept = kept.iter().map(|(path, why)| format!("note: {} stays: {why}", path.display()));
@@ -73,32 +74,32 @@ impl UninstallArgs {
         Ok(Answer { text: text(&out), json, exit, notes: notes.into_iter().chain(kept).collect() })
     }
 
-    fn leave(&self, places: &Places) -> Result<Leave, Failure> {
+    fn leave(&self, places: &NodeDirectories) -> Result<Uninstall, Failure> {
         let pinned = self.conf_name.as_ref().map(|name| FileName::new(name.as_str())).transpose();
         let pinned = pinned.map_err(|why| Failure::because("cannot use --conf-name", why))?;
         let put_back = if self.put_back_istio { PutBack::Istio } else { PutBack::Nothing };
         // Where no program is, none has to stay.
-        Ok(by_hand::leave(places, || image(None).ok(), pinned, put_back))
+        Ok(uninstall::leave(places, || image(None).ok(), pinned, put_back))
     }
 }
 
 /// What an operator does before `gybe uninstall`.
 const BEFORE: &str = "set mode: leave in the ConfigMap gybe-config, or delete the DaemonSet gybe-node";
 
-fn answers(agent: &AgentSeen) -> String {
+fn answers(agent: &AgentContact) -> String {
     format!("the node agent answers at {}", agent.socket.display())
 }
 
-fn refused(agent: &AgentSeen) -> Failure {
+fn refused(agent: &AgentContact) -> Failure {
     let what = format!("cannot uninstall: {}, and would put its entry back within a second", answers(agent));
     Failure::new(what)
         .with_hint(format!("{BEFORE}; if that is done and the agent still runs: gybe uninstall --force"))
 }
 
-fn text(out: &Out) -> String {
+fn text(out: &UninstallReport) -> String {
     let passes: String =
         out.passes.iter().map(|pass| passed::passed(pass).0).filter(|text| text != NOTHING).collect();
-    let stays = out.stays.iter().map(|Stays { program, until }| format!("{program} stays {until}\n"));
+    let stays = out.stays.iter().map(|KeptProgram { program, until }| format!("{program} stays {until}\n"));
     let end = match (out.is_finished(), out.is_out()) {
         (true, _) => "finished: nothing of gybe is left\n",
         (false, true) if out.stays.is_empty() => "not finished: something of gybe is in other directories\n",
@@ -110,9 +111,9 @@ fn text(out: &Out) -> String {
 
 const NOTHING: &str = "nothing to do\n";
 
-fn as_json(out: &Out) -> Value {
+fn as_json(out: &UninstallReport) -> Value {
     let stays = out.stays.iter().map(
-        |Stays { program, until }| json!({ "program": program.to_string(), "until": until.to_string() }),
+        |KeptProgram { program, until }| json!({ "program": program.to_string(), "until": until.to_string() }),
     );
     json!({
         "out": out.is_out(),

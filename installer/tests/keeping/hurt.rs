@@ -2,7 +2,7 @@
 
 use crate::agent::eventually;
 use crate::node::{Node, PRIMARY};
-use gybe_installer::host::install::perform::Turn;
+use gybe_installer::host::apply::NodeLock;
 use std::fs;
 use std::os::unix::fs::symlink;
 
@@ -81,7 +81,7 @@ fn f37_a_name_that_is_a_directory_is_told_and_tried_again_without_haste() {
 fn who_holds_the_lock_is_waited_for_and_it_is_told_how_to_find_them() {
     let node = Node::new("locked");
     node.puts(FILE, PRIMARY);
-    let other = Turn::take(&node.root.join("bin")).unwrap();
+    let other = NodeLock::take(&node.root.join("bin")).unwrap();
     let mut agent = node.started();
     agent.hears(|line| line["msg"] == "gybe node: listens" && line["for"] == "health");
     let told = agent.tells("another gybe is changing");

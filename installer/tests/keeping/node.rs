@@ -1,7 +1,7 @@
 //! A node of directories, gone when the test ends.
 
 use crate::agent::{Agent, eventually};
-use gybe_installer::host::install::conflist::Chain;
+use gybe_installer::host::conflist::PluginChain;
 use gybe_plugin::probe_cache::this_node;
 use gybe_plugin::probed::{self, VERSION};
 use serde_json::{Value, json};
@@ -129,7 +129,7 @@ impl Node {
     /// Our entry in a file.
     pub(crate) fn entry(&self, name: &str) -> Option<Value> {
         let text = self.text(name);
-        let entry = Chain::read(text.as_bytes()).ok()?.entry("gybe-cni")?.to_vec();
+        let entry = PluginChain::read(text.as_bytes()).ok()?.entry("gybe-cni")?.to_vec();
         serde_json::from_slice(&entry).ok()
     }
 

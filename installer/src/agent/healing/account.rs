@@ -2,13 +2,15 @@
 
 use super::{AGAIN, EVERY, Healing, Next};
 use crate::agent::bulletin::Stage;
-use crate::host::install::Pass;
-use crate::host::install::change::{Change, Problem};
-use crate::host::install::directory::Directory;
-use crate::host::install::fight::Fight;
-use crate::host::install::perform::{Busy, Failed};
-use crate::host::install::plan::Plan;
-use crate::host::settings::{Mode, PLUGIN};
+use crate::host::apply::{Busy, FailedChange};
+use crate::host::change::Change;
+use crate::host::directory::Directory;
+use crate::host::fight::Fight;
+use crate::host::image::PLUGIN;
+use crate::host::pass::Pass;
+use crate::host::plan::Plan;
+use crate::host::problem::Problem;
+use crate::host::settings::Mode;
 use gybe_netfilter::hint::Hint;
 use serde_json::json;
 use std::time::{Duration, Instant};
@@ -128,7 +130,9 @@ impl Healing<'_> {
         if let Some(wait) = waits(&pass.fights.conf) {
             return Next::Deaf(wait);
         }
-        if refused(pass).any(|failed| !matches!(failed.change, Change::Place { .. })) || is_in_vain(pass) {
+        if refused(pass).any(|failed| !matches!(failed.change, Change::PlaceProgram { .. }))
+            || is_in_vain(pass)
+        {
             return Next::Deaf(AGAIN);
         }
         // Neither a fight over programs nor one that cannot be placed makes anybody deaf to what becomes
@@ -140,14 +144,14 @@ impl Healing<'_> {
 }
 
 /// What was refused. Where somebody else was faster, their write wakes us.
-fn refused(pass: &Pass) -> impl Iterator<Item = &Failed> {
+fn refused(pass: &Pass) -> impl Iterator<Item = &FailedChange> {
     pass.performed.failed.iter().filter(|failed| !failed.is_overtaken())
 }
 
 /// Whether a program that was placed is to be placed again: the file system keeps no modes, or somebody
 /// wants that name as much as we do. Our own write wakes us, and would without end.
 fn is_in_vain(pass: &Pass) -> bool {
-    let mut placed = pass.plan.changes.iter().filter(|change| matches!(change, Change::Place { .. }));
+    let mut placed = pass.plan.changes.iter().filter(|change| matches!(change, Change::PlaceProgram { .. }));
     pass.performed.done > 0 && placed.any(|change| pass.left.changes.contains(change))
 }
 
