@@ -11,7 +11,7 @@ mod always;
 mod attributes;
 mod choices;
 mod conflists;
-mod fights;
+mod conflicts;
 mod ground;
 mod leaving;
 mod lives;

@@ -4,8 +4,8 @@ use super::programs::program;
 use super::sight::{AgentSeen, Sight};
 use super::{About, Finding, of_security};
 use crate::host::install::change::{Problem, ProgramFault};
+use crate::host::install::conflict::other_owner;
 use crate::host::install::conflist::{Chain, ISTIO};
-use crate::host::install::fight::rivals;
 use crate::host::install::json::{self, Node};
 use crate::host::install::judge::{Judgement, Question, judge};
 use crate::host::install::loads::DropIns;
@@ -259,9 +259,9 @@ fn heal(sight: &Sight, plugins: &[String]) -> String {
     let plugins: Vec<&str> = plugins.iter().map(String::as_str).collect();
     let writer = writer(sight);
     // Of istio-cni `others` has more to say.
-    match rivals::likely(&plugins).filter(|_| !plugins.contains(&ISTIO)) {
-        Some(rival) => {
-            format!("{writer}; if it keeps coming back, that is {}: {}", rival.name, rival.setting)
+    match other_owner::likely(&plugins).filter(|_| !plugins.contains(&ISTIO)) {
+        Some(owner) => {
+            format!("{writer}; if it keeps coming back, that is {}: {}", owner.name, owner.setting)
         }
         None => writer.to_owned(),
     }

@@ -3,8 +3,8 @@
 use super::programs::program;
 use super::sight::Sight;
 use super::{About, Finding};
+use crate::host::install::conflict::other_owner::likely;
 use crate::host::install::conflist::{Chain, ISTIO};
-use crate::host::install::fight::rivals::likely;
 use crate::host::install::judge::primary;
 use crate::host::install::seen::ORIGINAL;
 use crate::host::settings::PLUGIN;
@@ -14,9 +14,9 @@ pub(super) fn examine(sight: &Sight) -> Vec<Finding> {
     let choice = primary(&sight.snapshot.conf, PLUGIN, &sight.snapshot.runtimes);
     let plugins: Vec<&str> =
         choice.iter().flat_map(|choice| choice.network.plugins.iter().map(String::as_str)).collect();
-    if let Some(rival) = likely(&plugins).filter(|_| !plugins.contains(&ISTIO)) {
-        let says = format!("{} writes this chain too", rival.name);
-        let remedy = format!("if our entry keeps going: {}", rival.setting);
+    if let Some(owner) = likely(&plugins).filter(|_| !plugins.contains(&ISTIO)) {
+        let says = format!("{} writes this chain too", owner.name);
+        let remedy = format!("if our entry keeps going: {}", owner.setting);
         found.push(Finding::note(About::Others, says, Some(&remedy)));
     }
     found.extend(socket_load_balancing(&plugins));
