@@ -1,10 +1,8 @@
 //! What a sub-command comes back with: an answer, or a failure told in one line. Prints nothing.
 
-use gybe_netfilter::backend::BackendError;
-use gybe_netfilter::netns::NetnsError;
-use gybe_netfilter::redirection::RedirectionError;
-use gybe_netfilter::routes::RoutesError;
+use gybe_netfilter::hint::Hint;
 use serde_json::Value;
+use std::borrow::Cow;
 use std::error::Error;
 use std::fmt;
 use std::process::ExitCode;
@@ -64,7 +62,7 @@ impl Answer {
 pub(super) struct Failure {
     what: String,
     why: Option<Box<dyn Error>>,
-    hint: Option<String>,
+    hint: Option<Cow<'static, str>>,
 }
 
 impl Failure {
@@ -79,49 +77,19 @@ impl Failure {
     }
 
     /// A failure whose cause may know what to do about it.
-    pub(super) fn hinted(what: impl Into<String>, why: impl Hinted + 'static) -> Self {
-        let hint = why.hint();
-        Self::because(what, why).hinting(hint)
+    pub(super) fn hinted(what: impl Into<String>, why: impl Error + Hint + 'static) -> Self {
+        Self { what: what.into(), hint: why.hint(), why: Some(Box::new(why)) }
     }
 
-    /// The same failure with what to do about it.
+    /// The same failure with a hint that replaces the cause's.
     #[must_use]
-    pub(super) fn hinting(self, hint: Option<String>) -> Self {
-        Self { hint, ..self }
+    pub(super) fn with_hint(self, hint: impl Into<Cow<'static, str>>) -> Self {
+        Self { hint: Some(hint.into()), ..self }
     }
 
     /// What to do about it.
     pub(super) fn hint(&self) -> Option<&str> {
         self.hint.as_deref()
-    }
-}
-
-/// An error that may know what would help.
-pub(super) trait Hinted: Error {
-    fn hint(&self) -> Option<String>;
-}
-
-impl Hinted for BackendError {
-    fn hint(&self) -> Option<String> {
-        self.hint()
-    }
-}
-
-impl Hinted for NetnsError {
-    fn hint(&self) -> Option<String> {
-        self.hint()
-    }
-}
-
-impl Hinted for RedirectionError {
-    fn hint(&self) -> Option<String> {
-        self.hint()
-    }
-}
-
-impl Hinted for RoutesError {
-    fn hint(&self) -> Option<String> {
-        self.hint()
     }
 }
 

@@ -36,7 +36,7 @@ impl ApplyArgs {
         };
         // Last: where nothing is known about the node it takes a probe.
         let writer = self.backend.writer()?;
-        let (redirection, notes) = writer.redirection(&policy)?;
+        let (redirection, notes) = backend::redirection(&writer, &policy)?;
         let backend = &*writer.backend;
         let rules = redirection.rules.rules().count();
         let applied = there.inside(|| redirection.apply(backend))?;

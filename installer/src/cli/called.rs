@@ -29,7 +29,7 @@ pub(super) fn no_taint() -> Failure {
     Failure::new(format!(
         "{ISTIO_CNI_TAINT} is not part of this version of gybe, and no node's taint was changed"
     ))
-    .hinting(Some(hint.to_owned()))
+    .with_hint(hint)
 }
 
 /// The command line in our own form.

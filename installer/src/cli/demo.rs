@@ -1,7 +1,7 @@
 //! `gybe demo`: the main job, watched.
 
-use super::answer::{Answer, Exit, Failure, Hinted};
-use crate::demo::play::{PlayError, Script, play};
+use super::answer::{Answer, Exit, Failure};
+use crate::demo::play::{Script, play};
 use crate::demo::watched::become_program;
 use clap::Args;
 use std::path::{Path, PathBuf};
@@ -49,7 +49,7 @@ impl DemoArgs {
             return Ok(path);
         }
         let hint = "build it (make build, or cargo build), or name it with --plugin".to_owned();
-        Err(Failure::new(format!("there is no plugin at {}", path.display())).hinting(Some(hint)))
+        Err(Failure::new(format!("there is no plugin at {}", path.display())).with_hint(hint))
     }
 }
 
@@ -59,10 +59,4 @@ fn becoming(own: &Path, plugin: &Path) -> Command {
     let mut command = Command::new(own);
     command.args(["demo", "--become"]).arg(plugin);
     command
-}
-
-impl Hinted for PlayError {
-    fn hint(&self) -> Option<String> {
-        self.hint()
-    }
 }

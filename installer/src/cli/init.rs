@@ -66,7 +66,7 @@ impl InitCommand {
         let args = self.istio.read(surroundings)?;
         if let Some(path) = args.network_namespace() {
             let hint = format!("gybe apply --netns {path} writes there; gybe init writes where it runs");
-            return Err(Failure::new("--network-namespace is not followed").hinting(Some(hint)));
+            return Err(Failure::new("--network-namespace is not followed").with_hint(hint));
         }
         let answer = if args.orders(Order::DryRun) {
             rehearse(&args)
@@ -109,7 +109,7 @@ fn apply(args: &InitArgs) -> Result<Answer, Failure> {
     let addresses = addresses()?;
     let policy = file.policy(&addresses).map_err(|why| {
         let hint = "the pod's network must be there before its init containers run".to_owned();
-        Failure::because("cannot redirect this pod", why).hinting(Some(hint))
+        Failure::because("cannot redirect this pod", why).with_hint(hint)
     })?;
     let redirection = Redirection::of(&policy);
     redirection
@@ -176,7 +176,7 @@ fn refuse_a_nodes_own(args: &InitArgs) -> Result<(), Failure> {
             let what = format!("this network namespace seems to be a node's and not a pod's: {evidence}");
             let hint = "run it as an init container of the pod; for a pod's namespace seen from the node there is \
                         gybe apply --netns PATH. A pod that is a virtual machine may need --force-apply";
-            Err(Failure::new(what).hinting(Some(hint.to_owned())))
+            Err(Failure::new(what).with_hint(hint))
         }
         _ => Ok(()),
     }

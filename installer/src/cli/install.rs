@@ -1,12 +1,11 @@
 //! `gybe install`: into this node's chain, once, without a cluster.
 
-use super::answer::{Answer, Exit, Failure, Hinted};
+use super::answer::{Answer, Exit, Failure};
 use super::directories::{DirectoriesArg, of_this_program};
 use super::passed;
 use crate::host::by_hand;
 use crate::host::doctor::sight::runtimes_of;
 use crate::host::image::{Image, OTHER_NAMES};
-use crate::host::install::perform::Busy;
 use crate::host::install::wanted::Wanted;
 use crate::host::settings::{Given, Mode, Settings};
 use crate::probe::node_backend::Found;
@@ -130,8 +129,8 @@ impl InstallArgs {
     pub(super) fn run(&self) -> Result<Answer, Failure> {
         let mut settings = self.settings.read()?;
         if settings.choices.mode == Mode::Leave {
-            let hint = Some("gybe uninstall does that".to_owned());
-            return Err(Failure::new("the settings say mode: leave").hinting(hint));
+            let hint = "gybe uninstall does that";
+            return Err(Failure::new("the settings say mode: leave").with_hint(hint));
         }
         settings.ground.places = self.directories.places();
         settings.ground.istio_run = self.directories.root().join("var/run/istio-cni");
@@ -163,20 +162,14 @@ pub(super) fn image(from: Option<PathBuf>) -> Result<Image, Failure> {
     let directory = from.or_else(of_this_program);
     let directory = directory.ok_or_else(|| {
         Failure::new("cannot tell where this program is")
-            .hinting(Some("name the directory that has gybe and gybe-cni with --from".to_owned()))
+            .with_hint("name the directory that has gybe and gybe-cni with --from")
     })?;
-    let hint = Some("name the directory that has gybe and gybe-cni with --from".to_owned());
-    Image::look(&directory).map_err(|why| Failure::because("cannot install", why).hinting(hint))
+    let hint = "name the directory that has gybe and gybe-cni with --from";
+    Image::look(&directory).map_err(|why| Failure::because("cannot install", why).with_hint(hint))
 }
 
 /// What a probe has found out about this node, if one has.
 fn found() -> Option<Found> {
     let capabilities = ProbeCache::default().recall()?;
     Some(Found { kernel: this_node().ok()?.kernel, capabilities })
-}
-
-impl Hinted for Busy {
-    fn hint(&self) -> Option<String> {
-        Some(self.hint().to_owned())
-    }
 }

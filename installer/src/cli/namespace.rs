@@ -33,7 +33,7 @@ impl NetnsArg {
         let refuse = |whose: &str| {
             let what = format!("{} is {whose}", self.netns.display());
             let hint = "name the pod's namespace, like /run/netns/NAME or /proc/PID/ns/net";
-            Err(Failure::new(what).hinting(Some(hint.to_owned())))
+            Err(Failure::new(what).with_hint(hint))
         };
         if there.netns.is_same_as(&here) {
             return refuse("the network namespace gybe itself runs in");

@@ -1,14 +1,16 @@
 //! `gybe node`: the node agent, in the foreground.
 
-use super::answer::{Answer, Failure, Hinted};
+use super::answer::{Answer, Failure};
 use super::init::Surroundings;
 use crate::agent::cluster::{Cluster, SERVICE_ACCOUNT, ServiceAccount, WatchedPods};
 use crate::agent::{self, Agent, Following, Home, Keeping, NodeError, Pods, PodsFrom, REST};
 use crate::host::image::Image;
 use clap::Args;
+use gybe_netfilter::hint::Hint;
 use gybe_plugin::conf::SOCKET;
 use gybe_plugin::probe_cache::ProbeCache;
 use serde_json::json;
+use std::borrow::Cow;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -21,7 +23,7 @@ const REPORT_WAIT: Duration = Duration::from_secs(60);
 /// Knows pods by a watch of the cluster it runs in as a pod, or of another by --kubeconfig, or by
 /// manifests in files; with one of these two it only tells about pods, unless --install. Serves until
 /// SIGTERM, and leaves everything in place then. Beside the socket for facts stands log.sock, to which
-/// gybe-cni sends its log. Settings: docs/AGENT.md.
+/// gybe-cni sends its log. Settings: docs/CONFIGURE.md.
 #[derive(Debug, Args)]
 pub(super) struct NodeArgs {
     /// Know pods by the manifests in this directory, read again when they change; needs no cluster
@@ -63,7 +65,7 @@ impl NodeArgs {
             (None, socket) => Ok(socket.clone().unwrap_or_else(|| SOCKET.into())),
             (Some(keeping), None) => Ok(keeping.settings.ground().facts_socket()),
             (Some(_), Some(_)) => Err(Failure::new("--socket is for an agent that only tells about pods")
-                .hinting(Some("set CNI_AGENT_RUN_DIR: the entry names the socket there".to_owned()))),
+                .with_hint("set CNI_AGENT_RUN_DIR: the entry names the socket there")),
         }
     }
 
@@ -98,7 +100,7 @@ impl NodeArgs {
                 Ok(Cluster::Own(ServiceAccount { host, port, directory }))
             }
             _ => Err(Failure::new("nobody to ask about pods: this runs in no pod of a cluster")
-                .hinting(Some("name a cluster by --kubeconfig, or manifests by --pods-from".to_owned()))),
+                .with_hint("name a cluster by --kubeconfig, or manifests by --pods-from")),
         }
     }
 
@@ -110,15 +112,15 @@ impl NodeArgs {
         let host = || Some(nix::unistd::gethostname().ok()?.into_string().ok()?.to_lowercase());
         given.or_else(host).ok_or_else(|| {
             Failure::new("this host has no name that could be a node's")
-                .hinting(Some("name the node by --node-name, or KUBERNETES_NODE_NAME".to_owned()))
+                .with_hint("name the node by --node-name, or KUBERNETES_NODE_NAME")
         })
     }
 }
 
-impl Hinted for NodeError {
-    fn hint(&self) -> Option<String> {
+impl Hint for NodeError {
+    fn hint(&self) -> Option<Cow<'static, str>> {
         match self {
-            Self::Serve { source, .. } => source.hint().map(str::to_owned),
+            Self::Serve { source, .. } => source.hint(),
             Self::Wait { .. } => None,
         }
     }
@@ -131,8 +133,8 @@ fn keeping(surroundings: &Surroundings, as_a_pod: bool) -> Result<Keeping, Failu
     let environment = surroundings.environment.clone().into_iter().collect();
     let settings = Following::start(environment).map_err(|why| Failure::because(cannot, why))?;
     let hint = "let GYBE_PROGRAMS_DIR be the directory of the image that has gybe and gybe-cni";
-    let image = Image::look(&settings.ground().image)
-        .map_err(|why| Failure::because(cannot, why).hinting(Some(hint.to_owned())))?;
+    let image =
+        Image::look(&settings.ground().image).map_err(|why| Failure::because(cannot, why).with_hint(hint))?;
     let probe = ProbeCache::at(&settings.ground().probe);
     // Elsewhere no probe runs beside it.
     let report_wait = if as_a_pod { REPORT_WAIT } else { Duration::ZERO };

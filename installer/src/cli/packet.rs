@@ -73,7 +73,7 @@ impl PacketArgs {
             Way::Out => Ok(packet.owned_by(self.owner())),
             Way::In if self.uid.is_none() && self.gid.is_none() => Ok(packet),
             Way::In => Err(Failure::new("what comes in has no process of the pod behind it")
-                .hinting(Some("leave --uid and --gid out, or ask for `out`".to_owned()))),
+                .with_hint("leave --uid and --gid out, or ask for `out`")),
         }
     }
 

@@ -7,6 +7,7 @@ use crate::host::install::change::{Change, Problem};
 use crate::host::install::perform::PerformError;
 use crate::host::install::plan::Plan;
 use crate::pod::manifest::printable;
+use gybe_netfilter::hint::Hint;
 use serde_json::{Value, json};
 
 /// What would be done; no when something stands in the way.

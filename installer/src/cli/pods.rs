@@ -62,7 +62,7 @@ impl OnNodeArgs {
             let why =
                 if unreadable.is_empty() { String::new() } else { format!(": {}", unreadable.join("; ")) };
             let hint = "gybe verify --all lists the sandboxes of this node; --netns names a namespace";
-            return Err(Failure::new(what + &why).hinting(Some(hint.to_owned())));
+            return Err(Failure::new(what + &why).with_hint(hint));
         }
         Ok(answer(&judge_all(these, sources), &[]))
     }
@@ -86,7 +86,7 @@ impl OnNodeArgs {
 
 fn not_a_pod(pod: &str) -> Failure {
     let what = format!("--pod {} is neither a file nor NAMESPACE/NAME", printable(pod));
-    Failure::new(what).hinting(Some("without --netns a pod is named like shop/cart-0".to_owned()))
+    Failure::new(what).with_hint("without --netns a pod is named like shop/cart-0")
 }
 
 /// One line for each sandbox, and how many there are of each kind.

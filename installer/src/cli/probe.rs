@@ -1,6 +1,6 @@
 //! `gybe probe`: what works on this node, what writes the rules, and why.
 
-use super::answer::{Answer, Exit, Failure, Hinted};
+use super::answer::{Answer, Exit, Failure};
 use super::backend::BackendArg;
 use crate::agent::stop_signal;
 use crate::log::Journal;
@@ -8,11 +8,13 @@ use crate::probe::host::{self, HostError, HostMounts};
 use crate::probe::node_probe::{self, untried};
 use clap::Args;
 use gybe_netfilter::backend::BackendKind;
-use gybe_netfilter::choose::{Choice, NoBackend, Override, choose};
+use gybe_netfilter::choose::{BackendSetting, Choice, NoBackend, choose};
+use gybe_netfilter::hint::Hint;
 use gybe_netfilter::probe::{Capabilities, Finding, Findings};
 use gybe_plugin::probe_cache::{Age, Learnt, ProbeCache};
 use gybe_plugin::probed;
 use serde_json::{Value, json};
+use std::error::Error;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
@@ -54,7 +56,7 @@ impl ProbeArgs {
         let age = if self.fresh || self.host { Age::Fresh } else { Age::Recent };
         let learnt = self.there(|| ProbeCache::default().learn(age, untried))?;
         let learnt = self.kept(learnt.map_err(cannot_probe)?)?;
-        Ok(answer(&learnt, self.backend.wish()))
+        Ok(answer(&learnt, self.backend.setting))
     }
 
     /// The first trial has to succeed: what it lacks would be lacking for ever.
@@ -86,23 +88,17 @@ fn on_host<T: Send>(namespace: &Path, work: impl FnOnce() -> T + Send) -> Result
     HostMounts::open(namespace)?.run(work)
 }
 
-fn cannot_probe(why: impl Hinted + 'static) -> Failure {
+fn cannot_probe(why: impl Error + Hint + 'static) -> Failure {
     Failure::hinted("cannot probe", why)
 }
 
-impl Hinted for HostError {
-    fn hint(&self) -> Option<String> {
-        self.hint()
-    }
-}
-
-fn answer(learnt: &Learnt, wish: Override) -> Answer {
-    let chosen = choose(&learnt.capabilities, wish);
+fn answer(learnt: &Learnt, setting: BackendSetting) -> Answer {
+    let chosen = choose(&learnt.capabilities, setting);
     let exit = if chosen.is_ok() { Exit::Yes } else { Exit::No };
     let text = listing(&learnt.capabilities) + &verdict(&chosen);
     let mut json = probed::to_json(&learnt.node, &learnt.capabilities);
     if let Some(members) = json.as_object_mut() {
-        members.insert("requested".to_owned(), wish.to_string().into());
+        members.insert("requested".to_owned(), setting.to_string().into());
         members.insert("chosen".to_owned(), as_json(&chosen));
     }
     let untried = learnt.capabilities.untried.iter().map(|what| format!("note: not tried: {what}"));

@@ -4,7 +4,6 @@ use super::answer::{Answer, Failure};
 use super::backend::BackendArg;
 use super::namespace::NetnsArg;
 use clap::Args;
-use gybe_netfilter::choose::Override;
 use gybe_netfilter::redirection;
 use serde_json::json;
 
@@ -24,9 +23,9 @@ impl RemoveArgs {
     pub(super) fn run(&self) -> Result<Answer, Failure> {
         let there = self.netns.open_to_change()?;
         let tools = self.backend.readers(&there)?;
-        let removed = there.inside(|| match self.backend.wish() {
-            Override::Only(_) => redirection::remove_by(tools.iter().map(|tool| &**tool)),
-            _ => redirection::remove_all(),
+        let removed = there.inside(|| match self.backend.setting.named() {
+            Some(_) => redirection::remove_by(tools.iter().map(|tool| &**tool)),
+            None => redirection::remove_all(),
         })?;
         removed.map_err(|why| Failure::hinted(format!("cannot clean up {}", there.path()), why))?;
         let names: Vec<&str> = tools.iter().map(|tool| tool.name()).collect();

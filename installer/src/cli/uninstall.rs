@@ -92,7 +92,7 @@ fn answers(agent: &AgentSeen) -> String {
 fn refused(agent: &AgentSeen) -> Failure {
     let what = format!("cannot uninstall: {}, and would put its entry back within a second", answers(agent));
     Failure::new(what)
-        .hinting(Some(format!("{BEFORE}; if that is done and the agent still runs: gybe uninstall --force")))
+        .with_hint(format!("{BEFORE}; if that is done and the agent still runs: gybe uninstall --force"))
 }
 
 fn text(out: &Out) -> String {

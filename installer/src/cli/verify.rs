@@ -42,7 +42,7 @@ impl VerifyArgs {
         let Some(netns) = &self.netns else { return self.on_this_node() };
         let wish = self.wish.one()?;
         let there = Opened::at(netns)?;
-        let only = self.backend.reads_only();
+        let only = self.backend.setting.named();
         let judged = |desired| {
             let verdict = there.inside(|| judge(desired, only))?;
             verdict.map_err(|why| Failure::hinted(format!("cannot read the rules in {}", there.path()), why))

@@ -86,7 +86,7 @@ impl WishArgs {
             (several, last) => {
                 let names: Vec<&str> = wishes.iter().chain(&last).map(Wish::origin).collect();
                 let hint = format!("choose one with --name: {}", names.join(", "));
-                Err(Failure::new(format!("the manifest has {several} pods")).hinting(Some(hint)))
+                Err(Failure::new(format!("the manifest has {several} pods")).with_hint(hint))
             }
         }
     }
@@ -123,7 +123,7 @@ impl WishArgs {
         let named: Vec<Wish> = pods.into_iter().filter(called).map(wish).collect();
         if named.is_empty() {
             let hint = format!("it has {}", all.join(", "));
-            return Err(Failure::new(format!("the manifest has no pod called {name}")).hinting(Some(hint)));
+            return Err(Failure::new(format!("the manifest has no pod called {name}")).with_hint(hint));
         }
         Ok(named)
     }

@@ -1,11 +1,11 @@
-//! Into a node, healed there, upgraded and out again: seen, planned, performed, and looked at once more.
+//! One pass over a node's directories: observe, plan, apply, and observe again.
 //!
 //! ```text
-//!   directories ─► seen ─► Snapshot ─┬─► plan ─► changes ─► perform ─► directories
-//!                        Wanted ─────┘   (pure)             (the only writer)
+//!   directories ─► observe ─► ObservedState ─┬─► plan ─► changes ─► apply ─► directories
+//!                             DesiredState ──┘   (pure)            (the only writer)
 //! ```
 //!
-//! Install, upgrade, heal and uninstall differ in what is wanted and in nothing else.
+//! Install, upgrade, repair and uninstall differ only in the desired state.
 
 pub mod change;
 pub mod conflict;
@@ -38,7 +38,8 @@ use seen::mounted::Mounts;
 use seen::{Hashes, Interest, Places, Snapshot, look};
 use wanted::Wanted;
 
-/// What an agent remembers from pass to pass. A fresh one is right too, and only slower.
+/// What an agent remembers between passes. A pass with an empty history is correct too; it only hashes files
+/// again.
 #[derive(Debug)]
 pub struct Memory {
     hashes: Hashes,
@@ -56,7 +57,8 @@ impl Default for Memory {
 }
 
 impl Memory {
-    /// Looks at the node; a program that could not be replaced was tried then.
+    /// Observes the node. `failed` are the changes of the last pass: a program that could not be replaced was
+    /// tried then.
     fn look(&mut self, places: &Places, interest: &Interest, failed: &[Failed]) -> Snapshot {
         let mut seen = look(places, interest, &mut self.hashes);
         self.mounts.judge(places, &mut seen);
@@ -65,7 +67,8 @@ impl Memory {
         seen
     }
 
-    /// What is known about the runtimes from now on. A change of it changes what is to be written, which is no conflict.
+    /// Sets what is known about the runtimes. A difference changes what has to be written, and that is no
+    /// conflict.
     pub fn learn(&mut self, runtimes: Runtimes) {
         if self.runtimes != runtimes {
             self.desired_state_changed();
@@ -81,6 +84,7 @@ impl Memory {
         }
     }
 
+    /// How often other programs undid our changes in a directory, and how often they were restored.
     #[must_use]
     pub fn rewrite_counts(&self, directory: Directory) -> RewriteCounts {
         self.conflicts.of(directory).counts()
@@ -166,7 +170,7 @@ pub fn pass(places: &Places, wanted: &Wanted, memory: &mut Memory) -> Result<Pas
         return Err(Busy::NoDescriptors);
     }
     let mut whole = plan(&seen, wanted);
-    // A node in the desired state needs no lock. Under the lock another look counts.
+    // A node in its desired state needs no lock. A change is planned from an observation made under the lock.
     let turn = if whole.changes.is_empty() { None } else { Some(Turn::take(&places.programs)?) };
     if turn.is_some() {
         seen = memory.look(places, &interest, &failed_before);
@@ -202,8 +206,8 @@ pub fn pass(places: &Places, wanted: &Wanted, memory: &mut Memory) -> Result<Pas
     Ok(Pass { plan: planned, performed, left, conflicts, waiting, due: memory.retries.next(now) })
 }
 
-/// Returns the changes that need not wait. One that has to wait is treated as one that fails: the changes after it are not
-/// done either, unless a working program serves meanwhile.
+/// Returns the changes that need not wait. A change that waits stops those after it, as a failed one does,
+/// unless a working program serves in its place.
 fn due(changes: &[Change], waits: impl Fn(&Change) -> bool, places: &Places) -> Vec<Change> {
     if changes.iter().all(&waits) {
         return Vec::new();

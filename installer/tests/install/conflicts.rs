@@ -57,7 +57,11 @@ fn f05_a_program_that_keeps_going_is_slowed_and_told_with_the_likely_rival_and_w
         undo(&path);
         let slowed = pass();
         let conflict = slowed.conflicts.programs.unwrap();
-        assert_eq!((slowed.performed.done, conflict.rewrites, conflict.wait.is_some()), (0, 6, true), "{conflict:?}");
+        assert_eq!(
+            (slowed.performed.done, conflict.rewrites, conflict.wait.is_some()),
+            (0, 6, true),
+            "{conflict:?}"
+        );
         assert_eq!(slowed.left.changes.len(), 1, "it is still to be done");
         let told = conflict.to_string();
         assert!(told.starts_with(&format!("the program {name} is {how} again and again, most likely by ")));

@@ -10,8 +10,8 @@
 mod always;
 mod attributes;
 mod choices;
-mod conflists;
 mod conflicts;
+mod conflists;
 mod ground;
 mod leaving;
 mod lives;

@@ -9,6 +9,7 @@ use crate::host::install::plan::Plan;
 use crate::host::install::{Pass, RESYNC, RETRY};
 use crate::host::settings::{Mode, PLUGIN};
 use crate::retry::NextTurn;
+use gybe_netfilter::hint::Hint;
 use serde_json::json;
 use std::time::{Duration, Instant};
 

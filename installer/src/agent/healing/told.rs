@@ -7,6 +7,7 @@ use crate::host::install::conflict::Conflict;
 use crate::host::install::directory::Each;
 use crate::host::install::perform::PerformError;
 use crate::log::Journal;
+use gybe_netfilter::hint::Hint;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -21,7 +21,8 @@ const KNOWN: [(&str, OtherOwner); 5] = [
         "istio-cni",
         OtherOwner {
             name: "istio-cni's agent",
-            setting: "remove the DaemonSet istio-cni-node, or set take_over: now (--take-over now)",
+            setting: "if istio-cni serves ambient pods, keep it and exclude this node from Gybe; otherwise remove the \
+                      DaemonSet istio-cni-node, or set take_over: now (--take-over now)",
         },
     ),
     (
@@ -52,11 +53,14 @@ pub fn likely(plugins: &[&str]) -> Option<OtherOwner> {
 
 // istio-cni's agent copies what its image has, and takes its plugin away when it ends
 // (docs/ISTIO.md, section 5).
-const ISTIO_PROGRAMS: OtherOwner =
-    OtherOwner { name: "istio-cni's container install-cni", setting: "remove the DaemonSet istio-cni-node" };
+const ISTIO_PROGRAMS: OtherOwner = OtherOwner {
+    name: "istio-cni's container install-cni",
+    setting: "if istio-cni serves ambient pods, keep it and exclude this node from Gybe; otherwise remove the DaemonSet \
+              istio-cni-node",
+};
 const ISTIO_OTHER_PROGRAMS: OtherOwner = OtherOwner {
     name: "istio-cni's container install-cni",
-    setting: "remove the DaemonSet istio-cni-node, or take the name out of also_as (--also-as)",
+    setting: "take the name out of also_as (--also-as); or, without ambient pods, remove the DaemonSet istio-cni-node",
 };
 // No other project has programs of these names.
 const ANOTHER_GYBE: OtherOwner = OtherOwner {
