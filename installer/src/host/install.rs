@@ -1,11 +1,11 @@
-//! Into a node, healed there, upgraded and out again: seen, planned, performed, and looked at once more.
+//! One pass over a node's directories: observe, plan, apply, and observe again.
 //!
 //! ```text
-//!   directories ─► seen ─► Snapshot ─┬─► plan ─► changes ─► perform ─► directories
-//!                        Wanted ─────┘   (pure)             (the only writer)
+//!   directories ─► observe ─► ObservedState ─┬─► plan ─► changes ─► apply ─► directories
+//!                             DesiredState ──┘   (pure)            (the only writer)
 //! ```
 //!
-//! Install, upgrade, heal and uninstall differ in what is wanted and in nothing else.
+//! Install, upgrade, repair and uninstall differ only in the desired state.
 
 pub mod change;
 pub mod conflist;
@@ -40,13 +40,15 @@ use seen::{Hashes, Interest, Places, Snapshot, look};
 use setback::Setbacks;
 use wanted::Wanted;
 
-/// What an agent remembers from pass to pass. A fresh one is right too, and only slower.
+/// What an agent remembers between passes. A pass with an empty history is correct too; it only hashes files
+/// again.
 #[derive(Debug)]
 pub struct Memory {
     hashes: Hashes,
     mounts: Mounts,
     paces: Each<Pace>,
-    /// What was undone the last time: a fight is over something, also while nothing has to be done.
+    /// What another program undid the last time. A conflict keeps its subject also while there is nothing to
+    /// do.
     matters: Each<Matter>,
     setbacks: Setbacks,
     runtimes: Runtimes,
@@ -60,7 +62,8 @@ impl Default for Memory {
 }
 
 impl Memory {
-    /// Looks at the node; a program that could not be replaced was tried then.
+    /// Observes the node. `failed` are the changes of the last pass: a program that could not be replaced was
+    /// tried then.
     fn look(&mut self, places: &Places, interest: &Interest, failed: &[Failed]) -> Snapshot {
         let mut seen = look(places, interest, &mut self.hashes);
         self.mounts.judge(places, &mut seen);
@@ -69,7 +72,8 @@ impl Memory {
         seen
     }
 
-    /// What is known about the runtimes from now on. A change of it changes what is to be written, which is no conflict.
+    /// Sets what is known about the runtimes. A difference changes what has to be written, and that is no
+    /// conflict.
     pub fn learn(&mut self, runtimes: Runtimes) {
         if self.runtimes != runtimes {
             self.wants_anew();
@@ -77,7 +81,8 @@ impl Memory {
         self.runtimes = runtimes;
     }
 
-    /// Something else is wanted from now on: to write it undoes nobody's work, and is nobody's rewrite.
+    /// Starts anew because the desired state changed: writing it undoes no other program's work, and counts as
+    /// no rewrite.
     pub fn wants_anew(&mut self) {
         self.setbacks.forget();
         for directory in Directory::BOTH {
@@ -85,13 +90,13 @@ impl Memory {
         }
     }
 
-    /// How often somebody undid what we did in a directory, and how often it was put back.
+    /// How often other programs undid our changes in a directory, and how often they were restored.
     #[must_use]
     pub fn tally(&self, directory: Directory) -> Tally {
         self.paces.of(directory).tally()
     }
 
-    /// Which directories are fought over, and how long what is planned has to wait there.
+    /// The directories in conflict, and how long the planned changes have to wait there.
     fn judge(&mut self, seen: &Snapshot, plan: &Plan, now: Instant) -> Each<Option<Fight>> {
         Each::made(|directory| {
             if let Some(matter) = Matter::seen(seen, plan, directory) {
@@ -116,24 +121,23 @@ impl Memory {
     }
 }
 
-/// What one pass found, did and left.
 #[derive(Debug)]
 pub struct Pass {
-    /// What had to be done, but for what waits: it is fought over, or failed a moment ago.
+    /// The planned changes, without those that wait for a conflict or for a retry.
     pub plan: Plan,
-    /// What became of it.
+    /// The result of applying them.
     pub performed: Performed,
-    /// What is still to be done: read from the disk again, not believed.
+    /// What remains to be done, from a second observation of the disk.
     pub left: Plan,
-    /// Where somebody keeps undoing it.
+    /// The conflicts of each directory.
     pub fights: Each<Option<Fight>>,
-    /// What failed before, and was not tried again in this pass.
+    /// Changes that failed earlier and were not tried again in this pass.
     pub waiting: Vec<Failed>,
-    /// How long it is until the first of that is due.
+    /// The time until the first of them is due.
     pub due: Option<Duration>,
 }
 
-/// Brings a node as near to what is wanted as can be now. Called again, it goes on from there.
+/// Brings a node as near to the desired state as is possible now. The next call continues from there.
 pub fn pass(places: &Places, wanted: &Wanted, memory: &mut Memory) -> Result<Pass, Busy> {
     let interest = wanted.interest();
     let now = Instant::now();
@@ -143,7 +147,7 @@ pub fn pass(places: &Places, wanted: &Wanted, memory: &mut Memory) -> Result<Pas
         return Err(Busy::NoDescriptors);
     }
     let mut whole = plan(&seen, wanted);
-    // A node that is as wanted needs no lock. Under it another look counts.
+    // A node in its desired state needs no lock. A change is planned from an observation made under the lock.
     let turn = if whole.changes.is_empty() { None } else { Some(Turn::take(&places.programs)?) };
     if turn.is_some() {
         seen = memory.look(places, &interest, &failed_before);
@@ -178,8 +182,8 @@ pub fn pass(places: &Places, wanted: &Wanted, memory: &mut Memory) -> Result<Pas
     Ok(Pass { plan: planned, performed, left, fights, waiting, due: memory.setbacks.waiting(now).1 })
 }
 
-/// Those that need not wait. One that has to is as one that fails: what comes after it is not done
-/// either, unless a program that works serves meanwhile.
+/// Returns the changes that need not wait. A change that waits stops those after it, as a failed one does,
+/// unless a working program serves in its place.
 fn due(changes: &[Change], waits: impl Fn(&Change) -> bool, places: &Places) -> Vec<Change> {
     if changes.iter().all(&waits) {
         return Vec::new();
@@ -188,7 +192,7 @@ fn due(changes: &[Change], waits: impl Fn(&Change) -> bool, places: &Places) -> 
     until_stopped.filter(|change| !waits(change)).cloned().collect()
 }
 
-/// What waits has not been undone.
+/// Leaves out the changes that waited: no other program undid them.
 fn of_what_was_tried(left: &Plan, whole: &Plan, planned: &Plan) -> Plan {
     let was_put_off = |change: &Change| whole.changes.contains(change) && !planned.changes.contains(change);
     let changes = left.changes.iter().filter(|change| !was_put_off(change)).cloned().collect();

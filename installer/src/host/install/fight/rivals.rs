@@ -22,7 +22,8 @@ const KNOWN: [(&str, Rival); 5] = [
         "istio-cni",
         Rival {
             name: "istio-cni's agent",
-            setting: "remove the DaemonSet istio-cni-node, or set take_over: now (--take-over now)",
+            setting: "if istio-cni serves ambient pods, keep it and exclude this node from Gybe; otherwise remove the \
+                      DaemonSet istio-cni-node, or set take_over: now (--take-over now)",
         },
     ),
     (
@@ -48,13 +49,16 @@ pub fn likely(plugins: &[&str]) -> Option<Rival> {
     KNOWN.iter().find(|(plugin, _)| plugins.contains(plugin)).map(|(_, rival)| *rival)
 }
 
-// istio-cni's agent copies what its image has, and takes its plugin away when it ends
-// (docs/ISTIO.md, section 5).
-const ISTIO_PROGRAMS: Rival =
-    Rival { name: "istio-cni's container install-cni", setting: "remove the DaemonSet istio-cni-node" };
+// istio-cni's agent copies what its image has, and takes its plugin away when it ends (spec
+// `istio-cni-behaviour.md` 4.2, 4.7).
+const ISTIO_PROGRAMS: Rival = Rival {
+    name: "istio-cni's container install-cni",
+    setting: "if istio-cni serves ambient pods, keep it and exclude this node from Gybe; otherwise remove the DaemonSet \
+              istio-cni-node",
+};
 const ISTIO_OTHER_PROGRAMS: Rival = Rival {
     name: "istio-cni's container install-cni",
-    setting: "remove the DaemonSet istio-cni-node, or take the name out of also_as (--also-as)",
+    setting: "take the name out of also_as (--also-as); or, without ambient pods, remove the DaemonSet istio-cni-node",
 };
 // Nobody else has programs of these names.
 const ANOTHER_GYBE: Rival = Rival {
