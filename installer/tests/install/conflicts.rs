@@ -52,17 +52,21 @@ fn f05_a_program_that_keeps_going_is_slowed_and_told_with_the_likely_rival_and_w
             undo(&path);
             let healed = pass();
             assert_eq!((healed.performed.done, healed.left.is_done()), (1, true), "{name} {how} {n}");
-            assert_eq!(healed.fights.programs, None);
+            assert_eq!(healed.conflicts.programs, None);
         }
         undo(&path);
         let slowed = pass();
-        let fight = slowed.fights.programs.unwrap();
-        assert_eq!((slowed.performed.done, fight.undone, fight.wait.is_some()), (0, 6, true), "{fight:?}");
+        let conflict = slowed.conflicts.programs.unwrap();
+        assert_eq!(
+            (slowed.performed.done, conflict.rewrites, conflict.wait.is_some()),
+            (0, 6, true),
+            "{conflict:?}"
+        );
         assert_eq!(slowed.left.changes.len(), 1, "it is still to be done");
-        let told = fight.to_string();
+        let told = conflict.to_string();
         assert!(told.starts_with(&format!("the program {name} is {how} again and again, most likely by ")));
         assert!(told.contains(words), "{told}");
-        assert_eq!(slowed.fights.conf, None);
+        assert_eq!(slowed.conflicts.conf, None);
     }
 }
 
@@ -101,7 +105,7 @@ fn f05_while_a_program_waits_the_chain_is_healed_if_one_that_works_serves() {
         }
         ground.put("10-a.conflist", LIST);
         let slowed = pass();
-        assert!(slowed.fights.programs.unwrap().wait.is_some());
+        assert!(slowed.conflicts.programs.unwrap().wait.is_some());
         assert_eq!(ground.chain().1.contains(&"gybe-cni".to_owned()), is_healed);
         assert_eq!(slowed.performed.done, usize::from(is_healed));
     }
@@ -121,8 +125,8 @@ fn f05_a_program_that_cannot_be_placed_makes_no_fight_of_the_others() {
         // The directory stays as it is, so what failed waits.
         open_to_all(&places.programs.join("gybe-cni"));
         let healed = pass(&places, &wanted, &mut memory).unwrap();
-        assert_eq!((healed.performed.done, healed.fights.programs), (1, None), "{n}");
-        let undone = memory.tally(Directory::Programs).undone;
+        assert_eq!((healed.performed.done, healed.conflicts.programs), (1, None), "{n}");
+        let undone = memory.rewrite_counts(Directory::Programs).rewrites;
         assert!(undone < n, "{undone} of {n}");
     }
 }
