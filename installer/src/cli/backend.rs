@@ -1,7 +1,7 @@
-//! The word an operator has for a way of writing rules, and which backend it comes to.
+//! The configured backend, and the backend that a command uses.
 
-use super::answer::{Failure, Hinted};
-use super::namespace::Opened;
+use super::output::{CommandError, Hinted};
+use super::namespace::OpenNamespace;
 use crate::init_args;
 use clap::{Args, ValueEnum};
 use gybe_netfilter::backend::{Backend, BackendKind, Translator};
@@ -11,10 +11,10 @@ use gybe_netfilter::presence::Presence;
 use gybe_netfilter::redirection::Redirection;
 use gybe_plugin::probe_cache::{Age, LearnError, ProbeCache};
 
-/// Which tool writes and reads the rules.
+/// The flag that names the backend.
 #[derive(Debug, Args)]
 pub(super) struct BackendArg {
-    /// What writes the rules: auto, nft, iptables-nft, iptables-legacy or iptables
+    /// The backend: auto, nft, iptables-nft, iptables-legacy or iptables
     #[arg(long, value_name = "BACKEND", default_value = "auto", hide_possible_values = true)]
     backend: BackendWord,
 }
@@ -51,16 +51,16 @@ impl BackendArg {
     }
 
     /// The one to write with, decided before anything is written.
-    pub(super) fn writer(&self) -> Result<Chosen, Failure> {
+    pub(super) fn writer(&self) -> Result<Chosen, CommandError> {
         let wish = match self.wish() {
             Override::Only(kind) => return Ok(Chosen { backend: find(kind)?, choice: None }),
             wish => wish,
         };
         let cannot = || "cannot choose a backend".to_owned();
-        // Whoever calls may just have mended what was refused.
+        // The operator may just have repaired what an earlier probe found refused.
         let learnt = ProbeCache::default().learn(Age::Recent, |known| next(known, wish));
-        let learnt = learnt.map_err(|why| Failure::hinted(cannot(), why))?;
-        let choice = choose(&learnt.capabilities, wish).map_err(|why| Failure::hinted(cannot(), why))?;
+        let learnt = learnt.map_err(|why| CommandError::hinted(cannot(), why))?;
+        let choice = choose(&learnt.capabilities, wish).map_err(|why| CommandError::hinted(cannot(), why))?;
         // Its programs were there when it was chosen: the next call chooses anew.
         let backend = find(choice.backend).inspect_err(|_| ProbeCache::default().forget())?;
         Ok(Chosen { backend, choice: Some(choice) })
@@ -76,7 +76,7 @@ impl BackendArg {
 
     /// Those to read with: the one that was named, else all that have written there, and where none has
     /// the one that the word names first. Never none.
-    pub(super) fn readers(&self, there: &Opened<'_>) -> Result<Vec<Box<dyn Backend>>, Failure> {
+    pub(super) fn readers(&self, there: &OpenNamespace<'_>) -> Result<Vec<Box<dyn Backend>>, CommandError> {
         let kinds = match self.reads_only() {
             Some(kind) => vec![kind],
             None => presence(there)?.ours,
@@ -89,9 +89,9 @@ impl BackendArg {
 
 impl Chosen {
     /// What makes `policy` true here, and what an operator should know about it.
-    pub(super) fn redirection(&self, policy: &RedirectPolicy) -> Result<(Redirection, Vec<String>), Failure> {
+    pub(super) fn redirection(&self, policy: &RedirectPolicy) -> Result<(Redirection, Vec<String>), CommandError> {
         let way = self.choice.as_ref().map_or(Ok(Way::Whole), |choice| choice.way(policy));
-        let way = way.map_err(|why| Failure::hinted("cannot redirect", why))?;
+        let way = way.map_err(|why| CommandError::hinted("cannot redirect", why))?;
         let notes = match way {
             Way::Whole => Vec::new(),
             Way::WithoutZones => {
@@ -103,20 +103,20 @@ impl Chosen {
 }
 
 /// Who has rules there.
-pub(super) fn presence(there: &Opened<'_>) -> Result<Presence, Failure> {
+pub(super) fn presence(there: &OpenNamespace<'_>) -> Result<Presence, CommandError> {
     let found = there.inside(Presence::look)?;
-    found.map_err(|why| Failure::hinted(format!("cannot tell whose rules are in {}", there.path()), why))
+    found.map_err(|why| CommandError::hinted(format!("cannot determine whose rules are in {}", there.path()), why))
 }
 
 /// What an operator should know about others who translate addresses there.
 pub(super) fn notes(beside: &[Translator]) -> Vec<String> {
     let beside = beside.iter();
-    beside.map(|other| format!("note: somebody else translates addresses there: {other}")).collect()
+    beside.map(|other| format!("note: another program translates addresses there: {other}")).collect()
 }
 
 /// The backend for what `istio-iptables` was told to use. An init container may make no namespace to
 /// probe in, so nothing is found out for it.
-pub(super) fn of(tool: init_args::Tool) -> Result<Box<dyn Backend>, Failure> {
+pub(super) fn of(tool: init_args::Tool) -> Result<Box<dyn Backend>, CommandError> {
     match tool {
         init_args::Tool::Any | init_args::Tool::Nftables => find(BackendKind::Nft),
         init_args::Tool::IptablesLegacy => find(BackendKind::IptablesLegacy),
@@ -128,8 +128,8 @@ pub(super) fn all_here() -> Vec<Box<dyn Backend>> {
     BackendKind::ALL.into_iter().filter_map(|kind| kind.find().ok()).collect()
 }
 
-fn find(kind: BackendKind) -> Result<Box<dyn Backend>, Failure> {
-    kind.find().map_err(|why| Failure::hinted(format!("cannot use backend {kind}"), why))
+fn find(kind: BackendKind) -> Result<Box<dyn Backend>, CommandError> {
+    kind.find().map_err(|why| CommandError::hinted(format!("cannot use backend {kind}"), why))
 }
 
 impl Hinted for LearnError {
