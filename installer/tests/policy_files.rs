@@ -6,8 +6,8 @@
     reason = "a test that meets what it did not expect has nothing better to do"
 )]
 
-use gybe_installer::families::{Families, FamilyChoice, NoAddress, Stack};
-use gybe_installer::policy_file::{PolicyFile, PolicyFileError};
+use gybe_installer::pod::families::{Families, FamilyChoice, NoAddress, Stack};
+use gybe_installer::pod::policy_file::{PolicyFile, PolicyFileError};
 use gybe_netfilter::policy::{
     CidrSet, Destinations, Dns, Groups, Inbound, InvalidPackets, Mode, Owners, Port, PortSet, RedirectPolicy,
 };
@@ -229,8 +229,9 @@ fn what_is_no_object_or_has_a_name_twice_is_refused() {
 
 #[test]
 fn the_manual_has_every_name_and_no_other() {
-    let manual = include_str!("../../docs/POLICY-FILE.md");
-    let rows = manual.lines().filter(|line| line.starts_with("| `"));
+    let manual = include_str!("../../docs/CONFIGURE.md");
+    let (_, section) = manual.split_once("## 5. Policy files").unwrap();
+    let rows = section.lines().filter(|line| line.starts_with("| `"));
     let first_column = rows.filter_map(|row| row.split('|').nth(1));
     let names: Vec<&str> = first_column.flat_map(|names| names.split('`').skip(1).step_by(2)).collect();
     let known: serde_json::Map<String, serde_json::Value> = serde_json::from_str(INJECTOR_DEFAULTS).unwrap();

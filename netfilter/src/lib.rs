@@ -24,6 +24,7 @@ pub mod backend;
 pub mod choose;
 pub mod compile;
 pub mod heard;
+pub mod hint;
 pub mod iptables;
 pub mod live;
 pub mod lock;

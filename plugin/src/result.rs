@@ -6,7 +6,9 @@
 pub mod convert;
 
 use convert::{ConvertError, Form, convert};
+use gybe_netfilter::hint::Hint;
 use serde_json::{Value, json};
+use std::borrow::Cow;
 
 /// Why there is no result to hand on.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -35,15 +37,14 @@ pub enum ResultError {
     NothingToSay(String),
 }
 
-impl ResultError {
-    /// What would help.
-    pub fn hint(&self) -> Option<&'static str> {
+impl Hint for ResultError {
+    fn hint(&self) -> Option<Cow<'static, str>> {
         match self {
             Self::NothingToSay(_) => {
-                Some("gybe-cni stands behind an address plugin, in a list of version 0.3.1 or newer")
+                Some("gybe-cni stands behind an address plugin, in a list of version 0.3.1 or newer".into())
             }
             Self::OtherFamily { .. } => {
-                Some("the plugin before gybe-cni must answer in the list's cniVersion")
+                Some("the plugin before gybe-cni must answer in the list's cniVersion".into())
             }
             Self::NotAnObject | Self::VersionNotText | Self::Convert(_) => None,
         }
@@ -80,7 +81,7 @@ pub fn to_hand_on(before: Option<Value>, config: &str) -> Result<Value, ResultEr
 fn empty(version: &str) -> Result<Value, ResultError> {
     match version {
         "0.1.0" | "0.2.0" => Err(ResultError::NothingToSay(version.to_owned())),
-        // These versions print a struct `dns` even when it is empty (spec runtimes.md).
+        // These versions print a struct `dns` even when it is empty (docs/RULES.md, section 6).
         "0.3.0" | "0.3.1" | "0.4.0" => Ok(json!({ "cniVersion": version, "dns": {} })),
         _ => Ok(json!({ "cniVersion": version })),
     }

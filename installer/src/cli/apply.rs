@@ -42,7 +42,7 @@ impl ApplyArgs {
         };
         // Last, because it probes a node about which nothing is known yet.
         let writer = self.backend.writer()?;
-        let (redirection, notes) = writer.redirection(&policy)?;
+        let (redirection, notes) = backend::redirection(&writer, &policy)?;
         let backend = &*writer.backend;
         let rules = redirection.rules.rules().count();
         let applied = namespace.inside(|| redirection.apply(backend))?;

@@ -1,9 +1,9 @@
 //! `gybe demo`: makes connections with and without Gybe's rules and prints where they go.
 
-use super::output::{CommandOutput, Exit, CommandError, Hinted};
-use crate::demo::play::{PlayError, Script, play};
-use crate::demo::watched::become_program;
+use super::output::{CommandError, CommandOutput, Exit};
 use super::style::examples;
+use crate::demo::play::{Script, play};
+use crate::demo::watched::become_program;
 use clap::Args;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -38,7 +38,8 @@ impl DemoArgs {
             let why = become_program(program);
             return Err(CommandError::because(format!("cannot execute {}", program.display()), why));
         }
-        let own = std::env::current_exe().map_err(|why| CommandError::because("cannot find this program", why))?;
+        let own =
+            std::env::current_exe().map_err(|why| CommandError::because("cannot find this program", why))?;
         let script = Script {
             plugin: traced(&own, &self.plugin(&own)?),
             scratch: &std::env::temp_dir(),
@@ -65,10 +66,4 @@ fn traced(own: &Path, plugin: &Path) -> Command {
     let mut command = Command::new(own);
     command.args(["demo", "--become"]).arg(plugin);
     command
-}
-
-impl Hinted for PlayError {
-    fn hint(&self) -> Option<String> {
-        self.hint()
-    }
 }

@@ -1,7 +1,7 @@
 //! The flags that name the node's directories, and their defaults.
 
-use crate::install::seen::Places;
-use crate::platform::Platform;
+use crate::host::install::seen::Places;
+use crate::host::platform::Platform;
 use clap::Args;
 use std::path::{Path, PathBuf};
 

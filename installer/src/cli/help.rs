@@ -106,7 +106,9 @@ impl ManArgs {
         let pages = command.get_subcommands().filter(|one| !one.is_hide_set()).count();
         std::fs::create_dir_all(directory)
             .and_then(|()| clap_mangen::generate_to(command, directory))
-            .map_err(|why| CommandError::because(format!("cannot write man pages to {}", directory.display()), why))?;
+            .map_err(|why| {
+                CommandError::because(format!("cannot write man pages to {}", directory.display()), why)
+            })?;
         let text = format!("wrote man pages of gybe and {pages} commands to {}\n", directory.display());
         Ok(CommandOutput::done(text, json!({ "directory": directory, "commands": pages })))
     }
@@ -130,7 +132,10 @@ mod tests {
             let (_, below) = help.split_once(&format!("\n{group}:\n")).unwrap();
             let below = below.split("\n\n").next().unwrap();
             for name in names {
-                assert!(below.lines().any(|line| line.starts_with(&format!("  {name} "))), "{group} {name}: {help}");
+                assert!(
+                    below.lines().any(|line| line.starts_with(&format!("  {name} "))),
+                    "{group} {name}: {help}"
+                );
             }
         }
     }

@@ -5,11 +5,11 @@ use super::invocation::CalledAs;
 use super::output::{CommandError, CommandOutput};
 use super::style::{examples, heading};
 use super::validate::validate;
-use crate::families::NoAddress;
-use crate::init_args::{InitArgs, InitArgsError, Order};
-use crate::own_namespace;
-use crate::policy_file::PolicyFile;
-use crate::resolv_conf;
+use crate::pod::families::NoAddress;
+use crate::pod::init_args::{InitArgs, InitArgsError, Order};
+use crate::pod::own_namespace;
+use crate::pod::policy_file::PolicyFile;
+use crate::pod::resolv_conf;
 use clap::Args;
 use clap::builder::StyledStr;
 use gybe_netfilter::policy::{Families, RedirectPolicy};
@@ -76,7 +76,8 @@ impl InitCommand {
     pub(super) fn run(&self, context: &Context) -> Result<CommandOutput, CommandError> {
         let args = self.istio.read(context)?;
         if let Some(path) = args.network_namespace() {
-            let hint = format!("use gybe apply --netns {path}; gybe init writes into the namespace it runs in");
+            let hint =
+                format!("use gybe apply --netns {path}; gybe init writes into the namespace it runs in");
             return Err(CommandError::new("--network-namespace is not supported").with_hint(hint));
         }
         let output = if args.orders(Order::DryRun) {
@@ -187,7 +188,7 @@ fn refuse_a_nodes_namespace(args: &InitArgs) -> Result<(), CommandError> {
             let what = format!("this network namespace seems to be a node's and not a pod's: {evidence}");
             let hint = "run it as an init container of the pod, or gybe apply --netns PATH on the node. A pod that is \
                         a virtual machine may need --force-apply";
-            Err(CommandError::new(what).with_hint(hint.to_owned()))
+            Err(CommandError::new(what).with_hint(hint))
         }
         _ => Ok(()),
     }

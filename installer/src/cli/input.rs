@@ -1,8 +1,8 @@
 //! Reads the files that an operator names, up to a size limit, and finds the position of a JSON value.
 
 use super::output::CommandError;
-use crate::install::json;
-use crate::manifest;
+use crate::host::install::json;
+use crate::pod::manifest;
 use gybe_plugin::conf::PluginConf;
 use serde_json::{Map, Value};
 use std::fmt;
@@ -70,7 +70,8 @@ const TYPE: &str = "gybe-cni";
 
 /// Reads the plugin's configuration: its entry alone, or the list that has it.
 pub(super) fn plugin_conf(path: &Path) -> Result<PluginConf, CommandError> {
-    let text = text(path).map_err(|why| CommandError::because("cannot use the plugin's configuration", why))?;
+    let text =
+        text(path).map_err(|why| CommandError::because("cannot use the plugin's configuration", why))?;
     let cannot = || format!("cannot use the plugin's configuration {}", path.display());
     let value: Value = serde_json::from_str(&text).map_err(|why| CommandError::because(cannot(), why))?;
     let Some(entry) = entry(&value) else {

@@ -1,8 +1,8 @@
 //! `gybe inspect`: lists what Gybe has written into a namespace, with counters.
 
-use super::output::{CommandOutput, CommandError};
 use super::backend::{self, BackendArg};
 use super::namespace::NetnsArg;
+use super::output::{CommandError, CommandOutput};
 use super::style::examples;
 use clap::Args;
 use gybe_netfilter::backend::{Backend, BackendError, Inventory, Item, Part, PartKind};
@@ -24,8 +24,9 @@ impl InspectArgs {
         let namespace = self.netns.open()?;
         let backends = self.backend.readers(&namespace)?;
         let found = namespace.inside(|| inspected(&backends))?;
-        let found = found
-            .map_err(|why| CommandError::hinted(format!("cannot read the rules in {}", namespace.path()), why))?;
+        let found = found.map_err(|why| {
+            CommandError::hinted(format!("cannot read the rules in {}", namespace.path()), why)
+        })?;
         let mut text: String = found.iter().map(|(backend, found)| listing(backend, found)).collect();
         if text.is_empty() {
             text = format!("no rules of Gybe in {}\n", namespace.path());

@@ -1,16 +1,15 @@
 //! `gybe install`: installs Gybe on this node in one pass, without a cluster.
 
-use super::output::{CommandOutput, Exit, CommandError, Hinted};
 use super::directories::{DirectoriesArg, of_this_program};
+use super::output::{CommandError, CommandOutput, Exit};
 use super::pass;
 use super::style::{bad, examples, good};
-use crate::by_hand;
-use crate::doctor::sight::runtimes_of;
-use crate::image::{Image, OTHER_NAMES};
-use crate::install::perform::Busy;
-use crate::install::wanted::Wanted;
-use crate::node_backend::Found;
-use crate::settings::{Given, Mode, Settings};
+use crate::host::by_hand;
+use crate::host::doctor::sight::runtimes_of;
+use crate::host::image::{Image, OTHER_NAMES};
+use crate::host::install::wanted::Wanted;
+use crate::host::settings::{Given, Mode, Settings};
+use crate::probe::node_backend::Found;
 use clap::Args;
 use gybe_plugin::conf::FactsConf;
 use gybe_plugin::probe_cache::{ProbeCache, this_node};
@@ -104,7 +103,8 @@ impl SettingsArg {
         };
         given.environment.insert("POD_NAMESPACE".to_owned(), self.agent_namespace.clone());
         given.files.extend(self.flags());
-        let mut settings = Settings::read(&given).map_err(|why| CommandError::because("cannot install", why))?;
+        let mut settings =
+            Settings::read(&given).map_err(|why| CommandError::because("cannot install", why))?;
         if let Some(directory) = &self.pods_from {
             let directory = std::path::absolute(directory)
                 .map_err(|why| CommandError::because(format!("cannot use {}", directory.display()), why))?;
@@ -171,10 +171,8 @@ impl InstallArgs {
 pub(super) fn image(from: Option<PathBuf>) -> Result<Image, CommandError> {
     let hint = || "name the directory that contains gybe and gybe-cni with --from".to_owned();
     let directory = from.or_else(of_this_program);
-    let directory = directory.ok_or_else(|| {
-        CommandError::new("cannot find the directory of this program")
-            .with_hint(hint())
-    })?;
+    let directory = directory
+        .ok_or_else(|| CommandError::new("cannot find the directory of this program").with_hint(hint()))?;
     Image::look(&directory).map_err(|why| CommandError::because("cannot install", why).with_hint(hint()))
 }
 
@@ -182,10 +180,4 @@ pub(super) fn image(from: Option<PathBuf>) -> Result<Image, CommandError> {
 fn found() -> Option<Found> {
     let capabilities = ProbeCache::default().recall()?;
     Some(Found { kernel: this_node().ok()?.kernel, capabilities })
-}
-
-impl Hinted for Busy {
-    fn hint(&self) -> Option<String> {
-        Some(self.hint().to_owned())
-    }
 }

@@ -2,8 +2,8 @@
 //! would call Istio's image; all these forms become `gybe init`.
 
 use super::output::CommandError;
-use crate::image::{ISTIO_CNI_TAINT, ISTIO_IPTABLES, ISTIO_IPTABLES_SH};
-use crate::init_args::InitArgs;
+use crate::host::image::{ISTIO_CNI_TAINT, ISTIO_IPTABLES, ISTIO_IPTABLES_SH};
+use crate::pod::init_args::InitArgs;
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
@@ -25,11 +25,12 @@ pub(super) fn is_taint(args: &[OsString]) -> bool {
 
 /// The error of a call as `istio-cni-taint`.
 pub(super) fn no_taint() -> CommandError {
-    let hint = "istiod removes the taint when the node agent is ready (PILOT_ENABLE_NODE_UNTAINT_CONTROLLERS)";
+    let hint =
+        "istiod removes the taint when the node agent is ready (PILOT_ENABLE_NODE_UNTAINT_CONTROLLERS)";
     CommandError::new(format!(
         "{ISTIO_CNI_TAINT} is not part of this version of gybe, and no node's taint was changed"
     ))
-    .with_hint(hint.to_owned())
+    .with_hint(hint)
 }
 
 /// Returns the command line in gybe's own form.

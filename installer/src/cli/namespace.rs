@@ -1,7 +1,7 @@
 //! The network namespace that an operator names: opens it, refuses a node's, reads its addresses.
 
 use super::output::CommandError;
-use crate::own_namespace;
+use crate::pod::own_namespace;
 use clap::{Args, ValueEnum};
 use gybe_netfilter::netns::{Netns, NetnsError};
 use gybe_netfilter::policy::Families;
@@ -33,7 +33,7 @@ impl NetnsArg {
         let refuse = |whose: &str| {
             let what = format!("{} is {whose}", self.netns.display());
             let hint = "name the pod's namespace, like /run/netns/NAME or /proc/PID/ns/net";
-            Err(CommandError::new(what).with_hint(hint.to_owned()))
+            Err(CommandError::new(what).with_hint(hint))
         };
         if namespace.netns.is_same_as(&here) {
             return refuse("the network namespace gybe itself runs in");

@@ -1,15 +1,17 @@
 //! `gybe node`: the node agent, in the foreground.
 
-use super::output::{CommandOutput, CommandError, Hinted};
 use super::init::Context;
+use super::output::{CommandError, CommandOutput};
 use super::style::examples;
-use crate::image::Image;
-use crate::kube::{Cluster, SERVICE_ACCOUNT, ServiceAccount, WatchedPods};
-use crate::node::{self, Agent, Following, Home, Keeping, NodeError, Pods, PodsFrom, REST};
+use crate::agent::cluster::{Cluster, SERVICE_ACCOUNT, ServiceAccount, WatchedPods};
+use crate::agent::{self, Agent, Following, Home, Keeping, NodeError, Pods, PodsFrom, REST};
+use crate::host::image::Image;
 use clap::Args;
+use gybe_netfilter::hint::Hint;
 use gybe_plugin::conf::SOCKET;
 use gybe_plugin::probe_cache::ProbeCache;
 use serde_json::json;
+use std::borrow::Cow;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -51,11 +53,10 @@ impl NodeArgs {
     pub(super) fn run(&self, context: &Context) -> Result<CommandOutput, CommandError> {
         let home = self.home(context)?;
         let as_a_pod = self.pods_from.is_none() && self.kubeconfig.is_none();
-        let keeping =
-            self.install.unwrap_or(as_a_pod).then(|| keeping(context, as_a_pod)).transpose()?;
+        let keeping = self.install.unwrap_or(as_a_pod).then(|| keeping(context, as_a_pod)).transpose()?;
         let facts = self.facts(keeping.as_ref())?;
         let pods = self.pods(home.as_ref())?;
-        match node::serve(Agent { pods: pods.as_ref(), facts: &facts, keeping, home }) {
+        match agent::serve(Agent { pods: pods.as_ref(), facts: &facts, keeping, home }) {
             Ok(()) => Ok(CommandOutput::done("", json!({ "stopped": true }))),
             Err(why) => Err(CommandError::hinted("the node agent cannot run", why)),
         }
@@ -67,7 +68,7 @@ impl NodeArgs {
             (None, socket) => Ok(socket.clone().unwrap_or_else(|| SOCKET.into())),
             (Some(keeping), None) => Ok(keeping.settings.ground().facts_socket()),
             (Some(_), Some(_)) => Err(CommandError::new("--socket is for an agent that only serves pods")
-                .with_hint(Some("set CNI_AGENT_RUN_DIR: the entry names the socket there".to_owned()))),
+                .with_hint("set CNI_AGENT_RUN_DIR: the entry names the socket there".to_owned())),
         }
     }
 
@@ -102,7 +103,7 @@ impl NodeArgs {
                 Ok(Cluster::Own(ServiceAccount { host, port, directory }))
             }
             _ => Err(CommandError::new("no source of pods: gybe does not run in a pod of a cluster")
-                .with_hint(Some("name a cluster with --kubeconfig, or manifests with --pods-from".to_owned()))),
+                .with_hint("name a cluster with --kubeconfig, or manifests with --pods-from".to_owned())),
         }
     }
 
@@ -114,15 +115,15 @@ impl NodeArgs {
         let host = || Some(nix::unistd::gethostname().ok()?.into_string().ok()?.to_lowercase());
         given.or_else(host).ok_or_else(|| {
             CommandError::new("this host has no name that could be a node name")
-                .with_hint(Some("name the node with --node-name, or KUBERNETES_NODE_NAME".to_owned()))
+                .with_hint("name the node with --node-name, or KUBERNETES_NODE_NAME".to_owned())
         })
     }
 }
 
-impl Hinted for NodeError {
-    fn hint(&self) -> Option<String> {
+impl Hint for NodeError {
+    fn hint(&self) -> Option<Cow<'static, str>> {
         match self {
-            Self::Serve { source, .. } => source.hint().map(str::to_owned),
+            Self::Serve { source, .. } => source.hint(),
             Self::Wait { .. } => None,
         }
     }
@@ -136,7 +137,7 @@ fn keeping(context: &Context, as_a_pod: bool) -> Result<Keeping, CommandError> {
     let settings = Following::start(environment).map_err(|why| CommandError::because(cannot, why))?;
     let hint = "set GYBE_PROGRAMS_DIR to the image's directory of gybe and gybe-cni";
     let image = Image::look(&settings.ground().image)
-        .map_err(|why| CommandError::because(cannot, why).with_hint(Some(hint.to_owned())))?;
+        .map_err(|why| CommandError::because(cannot, why).with_hint(hint))?;
     let probe = ProbeCache::at(&settings.ground().probe);
     // Outside the DaemonSet no probe container runs.
     let report_wait = if as_a_pod { REPORT_WAIT } else { Duration::ZERO };

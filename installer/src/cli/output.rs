@@ -1,10 +1,8 @@
 //! What a sub-command returns: its output, or an error that is printed in one line.
 
-use gybe_netfilter::backend::BackendError;
-use gybe_netfilter::netns::NetnsError;
-use gybe_netfilter::redirection::RedirectionError;
-use gybe_netfilter::routes::RoutesError;
+use gybe_netfilter::hint::Hint;
 use serde_json::Value;
+use std::borrow::Cow;
 use std::error::Error;
 use std::fmt;
 use std::process::ExitCode;
@@ -61,7 +59,7 @@ impl CommandOutput {
 pub(super) struct CommandError {
     what: String,
     why: Option<Box<dyn Error>>,
-    hint: Option<String>,
+    hint: Option<Cow<'static, str>>,
 }
 
 impl CommandError {
@@ -74,47 +72,18 @@ impl CommandError {
     }
 
     /// An error with the hint of its cause.
-    pub(super) fn hinted(what: impl Into<String>, why: impl Hinted + 'static) -> Self {
-        let hint = why.hint();
-        Self::because(what, why).with_hint(hint)
+    pub(super) fn hinted(what: impl Into<String>, why: impl Error + Hint + 'static) -> Self {
+        Self { what: what.into(), hint: why.hint(), why: Some(Box::new(why)) }
     }
 
+    /// Replaces the hint.
     #[must_use]
-    pub(super) fn with_hint(self, hint: impl Into<Option<String>>) -> Self {
-        Self { hint: hint.into(), ..self }
+    pub(super) fn with_hint(self, hint: impl Into<Cow<'static, str>>) -> Self {
+        Self { hint: Some(hint.into()), ..self }
     }
 
     pub(super) fn hint(&self) -> Option<&str> {
         self.hint.as_deref()
-    }
-}
-
-/// An error that may have a hint.
-pub(super) trait Hinted: Error {
-    fn hint(&self) -> Option<String>;
-}
-
-impl Hinted for BackendError {
-    fn hint(&self) -> Option<String> {
-        self.hint()
-    }
-}
-
-impl Hinted for NetnsError {
-    fn hint(&self) -> Option<String> {
-        self.hint()
-    }
-}
-
-impl Hinted for RedirectionError {
-    fn hint(&self) -> Option<String> {
-        self.hint()
-    }
-}
-
-impl Hinted for RoutesError {
-    fn hint(&self) -> Option<String> {
-        self.hint()
     }
 }
 

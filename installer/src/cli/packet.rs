@@ -62,7 +62,10 @@ impl PacketArgs {
     pub(super) fn packet(&self, addresses: &[IpAddr]) -> Result<Packet, CommandError> {
         let from = self.source(addresses);
         if from.is_ipv4() != self.to.is_ipv4() {
-            return Err(CommandError::new(format!("{from} and {} are addresses of different families", self.to)));
+            return Err(CommandError::new(format!(
+                "{from} and {} are addresses of different families",
+                self.to
+            )));
         }
         let protocol = match self.protocol {
             ProtocolArg::Tcp => Transport::Tcp,
@@ -72,8 +75,10 @@ impl PacketArgs {
         match self.direction {
             DirectionArg::Out => Ok(packet.owned_by(self.owner())),
             DirectionArg::In if self.uid.is_none() && self.gid.is_none() => Ok(packet),
-            DirectionArg::In => Err(CommandError::new("an inbound packet has no process of the pod as its owner")
-                .with_hint("remove --uid and --gid, or trace `out`".to_owned())),
+            DirectionArg::In => {
+                Err(CommandError::new("an inbound packet has no process of the pod as its owner")
+                    .with_hint("remove --uid and --gid, or trace `out`".to_owned()))
+            }
         }
     }
 

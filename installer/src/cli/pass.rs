@@ -2,12 +2,13 @@
 
 use super::output::{CommandOutput, Exit};
 use super::style::{bad, doubtful};
-use crate::install::Pass;
-use crate::install::change::{Change, Problem};
-use crate::install::perform::{Failed, PerformError};
-use crate::install::plan::Plan;
-use crate::layers::chain;
-use crate::manifest::printable;
+use crate::error::chain;
+use crate::host::install::Pass;
+use crate::host::install::change::{Change, Problem};
+use crate::host::install::perform::{Failed, PerformError};
+use crate::host::install::plan::Plan;
+use crate::pod::manifest::printable;
+use gybe_netfilter::hint::Hint;
 use serde_json::{Value, json};
 
 pub(super) const NOTHING: &str = "nothing to do\n";

@@ -1,7 +1,7 @@
 //! `gybe pod-facts`: looks up one pod for gybe-cni, which runs it when its configuration names a kubeconfig.
 
-use super::output::{CommandOutput, CommandError};
-use crate::kube::{self, Cluster};
+use super::output::{CommandError, CommandOutput};
+use crate::agent::cluster::{self, Cluster};
 use clap::Args;
 use gybe_plugin::facts::wire::LONGEST_QUESTION;
 use gybe_plugin::intake;
@@ -31,10 +31,10 @@ impl PodFactsArgs {
         let request = intake::read(std::io::stdin().as_fd(), LONGEST_QUESTION, until)
             .map_err(|why| CommandError::because("the request on stdin cannot be read", why))?;
         let cluster = Cluster::Kubeconfig(self.kubeconfig.clone());
-        let response = kube::pod_facts(&cluster, &request, until)
+        let response = cluster::pod_facts(&cluster, &request, until)
             .map_err(|why| CommandError::because("the request on stdin is", why))?;
-        let json: Value =
-            serde_json::from_str(&response).map_err(|why| CommandError::because("the response is not JSON", why))?;
+        let json: Value = serde_json::from_str(&response)
+            .map_err(|why| CommandError::because("the response is not JSON", why))?;
         Ok(CommandOutput::done(response, json))
     }
 }

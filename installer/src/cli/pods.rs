@@ -1,12 +1,14 @@
 //! `gybe verify --all` and `gybe verify --pod NAMESPACE/NAME`: finds and judges the pods of this node.
 
-use super::output::{CommandOutput, Exit, CommandError};
 use super::directories::DirectoriesArg;
+use super::output::{CommandError, CommandOutput, Exit};
 use super::style::{bad, doubtful, good, titles};
-use crate::doctor::entry_conf;
-use crate::install::seen::{Hashes, Interest, look};
-use crate::manifest::printable;
-use crate::pods_on_node::{Found, HostPaths, Judged, Network, Sandbox, Sources, find, judge_all, summary, word};
+use crate::host::doctor::entry_conf;
+use crate::host::install::seen::{Hashes, Interest, look};
+use crate::host::pods_on_node::{
+    Found, HostPaths, Judged, Network, Sandbox, Sources, find, judge_all, summary, word,
+};
+use crate::pod::manifest::printable;
 use clap::Args;
 use gybe_netfilter::verdict::Answer;
 use gybe_plugin::args::{Namespace, PodName, PodRef};
@@ -42,9 +44,14 @@ impl OnNodeArgs {
     }
 
     /// Judges the sandbox of the pod in a manifest.
-    pub(super) fn of_manifest(&self, facts: PodFacts, conf: Option<PluginConf>) -> Result<CommandOutput, CommandError> {
+    pub(super) fn of_manifest(
+        &self,
+        facts: PodFacts,
+        conf: Option<PluginConf>,
+    ) -> Result<CommandOutput, CommandError> {
         let namespace = if facts.namespace.is_empty() { "default" } else { &facts.namespace };
-        let unnamed = |_| CommandError::new("the manifest does not name one pod; name its sandbox with --netns");
+        let unnamed =
+            |_| CommandError::new("the manifest does not name one pod; name its sandbox with --netns");
         let namespace = Namespace::parse(namespace).map_err(unnamed)?;
         let name = PodName::parse(&facts.name).map_err(unnamed)?;
         self.one(&PodRef { namespace, name, uid: None }, &self.sources(conf).with_manifest(facts))
@@ -62,7 +69,7 @@ impl OnNodeArgs {
             let why =
                 if unreadable.is_empty() { String::new() } else { format!(": {}", unreadable.join("; ")) };
             let hint = "gybe verify --all lists the sandboxes of this node; --netns names a namespace";
-            return Err(CommandError::new(what + &why).with_hint(Some(hint.to_owned())));
+            return Err(CommandError::new(what + &why).with_hint(hint));
         }
         Ok(output(&judge_all(these, sources), &[]))
     }
@@ -98,7 +105,8 @@ pub(super) fn coloured(answer: Answer, words: &str) -> String {
 
 fn not_a_pod(pod: &str) -> CommandError {
     let what = format!("--pod {} is neither a file nor NAMESPACE/NAME", printable(pod));
-    CommandError::new(what).with_hint(Some("without --netns, name the pod as NAMESPACE/NAME, for example shop/cart-0".to_owned()))
+    CommandError::new(what)
+        .with_hint("without --netns, name the pod as NAMESPACE/NAME, for example shop/cart-0".to_owned())
 }
 
 /// One line for each sandbox, its differences below, and the number of sandboxes with each verdict.

@@ -2,9 +2,9 @@
 
 use super::input;
 use super::output::CommandError;
-use crate::families::{Families, FamilyChoice, NoAddress};
-use crate::manifest::{self, PodTemplate};
-use crate::policy_file::{PolicyFile, PolicyFileError};
+use crate::pod::families::{Families, FamilyChoice, NoAddress};
+use crate::pod::manifest::{self, PodTemplate};
+use crate::pod::policy_file::{PolicyFile, PolicyFileError};
 use clap::{ArgGroup, Args};
 use gybe_netfilter::policy::RedirectPolicy;
 use gybe_plugin::conf::PluginConf;
@@ -246,7 +246,7 @@ impl Target {
     }
 
     /// An assumed namespace has both families, IPv4 first: IPv6 is then redirected if the policy says so, and
-    /// left alone if it says nothing (docs/ISTIO.md, address families).
+    /// left alone if it says nothing (docs/ISTIO.md, section 2.5).
     fn addresses(&self) -> Vec<IpAddr> {
         match self {
             Self::Namespace(addresses) => addresses.clone(),

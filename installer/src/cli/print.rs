@@ -2,7 +2,7 @@
 
 use super::output::{CommandError, CommandOutput, Exit};
 use super::style;
-use crate::manifest::printable;
+use crate::pod::manifest::printable;
 use anstream::AutoStream;
 use std::io::{self, ErrorKind, Write};
 

@@ -1,18 +1,21 @@
 //! `gybe probe`: tries every backend on this node and prints which one is used, and why.
 
-use super::output::{CommandOutput, Exit, CommandError, Hinted};
 use super::backend::BackendArg;
-use crate::host::{self, HostError, HostMounts};
-use crate::node::{Journal, stop_signal};
-use crate::node_probe::{self, untried};
+use super::output::{CommandError, CommandOutput, Exit};
 use super::style::{examples, titles};
+use crate::agent::stop_signal;
+use crate::log::Journal;
+use crate::probe::host::{self, HostError, HostMounts};
+use crate::probe::node_probe::{self, untried};
 use clap::Args;
 use gybe_netfilter::backend::BackendKind;
-use gybe_netfilter::choose::{Choice, NoBackend, Override, choose};
+use gybe_netfilter::choose::{BackendSetting, Choice, NoBackend, choose};
+use gybe_netfilter::hint::Hint;
 use gybe_netfilter::probe::{Capabilities, Finding, Findings};
 use gybe_plugin::probe_cache::{Age, Learnt, ProbeCache};
 use gybe_plugin::probed;
 use serde_json::{Value, json};
+use std::error::Error;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
@@ -55,7 +58,7 @@ impl ProbeArgs {
         let age = if self.fresh || self.host { Age::Fresh } else { Age::Recent };
         let learnt = self.there(|| ProbeCache::default().learn(age, untried))?;
         let learnt = self.kept(learnt.map_err(cannot_probe)?)?;
-        Ok(output(&learnt, self.backend.wish()))
+        Ok(output(&learnt, self.backend.setting))
     }
 
     /// The first probe must succeed: what it lacks would be missing in every later one.
@@ -87,27 +90,22 @@ fn on_host<T: Send>(namespace: &Path, work: impl FnOnce() -> T + Send) -> Result
     HostMounts::open(namespace)?.run(work)
 }
 
-fn cannot_probe(why: impl Hinted + 'static) -> CommandError {
+fn cannot_probe(why: impl Error + Hint + 'static) -> CommandError {
     CommandError::hinted("cannot probe", why)
 }
 
-impl Hinted for HostError {
-    fn hint(&self) -> Option<String> {
-        self.hint()
-    }
-}
-
-fn output(learnt: &Learnt, wish: Override) -> CommandOutput {
-    let chosen = choose(&learnt.capabilities, wish);
+fn output(learnt: &Learnt, setting: BackendSetting) -> CommandOutput {
+    let chosen = choose(&learnt.capabilities, setting);
     let exit = if chosen.is_ok() { Exit::Yes } else { Exit::No };
     let text = listing(&learnt.capabilities) + &verdict(&chosen);
     let mut json = probed::to_json(&learnt.node, &learnt.capabilities);
     if let Some(members) = json.as_object_mut() {
-        members.insert("requested".to_owned(), wish.to_string().into());
+        members.insert("requested".to_owned(), setting.to_string().into());
         members.insert("chosen".to_owned(), as_json(&chosen));
     }
     let untried = learnt.capabilities.untried.iter().map(|what| format!("note: not tried: {what}"));
-    let not_kept = learnt.not_kept.iter().map(|why| format!("note: the findings cannot be kept in /run/gybe: {why}"));
+    let not_kept =
+        learnt.not_kept.iter().map(|why| format!("note: the findings cannot be kept in /run/gybe: {why}"));
     CommandOutput { text, json, exit, notes: untried.chain(not_kept).collect() }
 }
 
@@ -124,7 +122,10 @@ fn listing(found: &Capabilities) -> String {
     let first = widest(|row| row.0.len()).max("BACKEND".len());
     let second = widest(|row| row.1.len()).max("POLICY".len());
     let titles = titles(&format!("{:<first$}  {:<second$}  FINDING", "BACKEND", "POLICY"));
-    let rows: String = rows.iter().map(|(kind, what, finding)| format!("{kind:<first$}  {what:<second$}  {finding}\n")).collect();
+    let rows: String = rows
+        .iter()
+        .map(|(kind, what, finding)| format!("{kind:<first$}  {what:<second$}  {finding}\n"))
+        .collect();
     format!("{titles}\n{rows}")
 }
 

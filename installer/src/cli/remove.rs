@@ -5,7 +5,6 @@ use super::namespace::NetnsArg;
 use super::output::{CommandError, CommandOutput};
 use super::style::examples;
 use clap::Args;
-use gybe_netfilter::choose::Override;
 use gybe_netfilter::redirection;
 use serde_json::json;
 
@@ -26,9 +25,9 @@ impl RemoveArgs {
     pub(super) fn run(&self) -> Result<CommandOutput, CommandError> {
         let namespace = self.netns.open_to_change()?;
         let backends = self.backend.readers(&namespace)?;
-        let removed = namespace.inside(|| match self.backend.wish() {
-            Override::Only(_) => redirection::remove_by(backends.iter().map(|backend| &**backend)),
-            _ => redirection::remove_all(),
+        let removed = namespace.inside(|| match self.backend.setting.named() {
+            Some(_) => redirection::remove_by(backends.iter().map(|backend| &**backend)),
+            None => redirection::remove_all(),
         })?;
         removed.map_err(|why| CommandError::hinted(format!("cannot clean up {}", namespace.path()), why))?;
         let names: Vec<&str> = backends.iter().map(|backend| backend.name()).collect();

@@ -46,6 +46,13 @@ pub(super) fn message(line: &str) -> String {
     let coloured = |prefix: &str, style| {
         line.strip_prefix(prefix).map(|rest| format!("{}{rest}", styled(style, prefix)))
     };
-    let kinds = [("gybe:", RED), ("error:", RED), ("warning:", YELLOW), ("note:", YELLOW), ("hint:", GREEN), ("Usage:", HEADING)];
+    let kinds = [
+        ("gybe:", RED),
+        ("error:", RED),
+        ("warning:", YELLOW),
+        ("note:", YELLOW),
+        ("hint:", GREEN),
+        ("Usage:", HEADING),
+    ];
     kinds.into_iter().find_map(|(prefix, style)| coloured(prefix, style)).unwrap_or_else(|| line.to_owned())
 }

@@ -49,8 +49,10 @@ impl TraceArgs {
             true => Some(self.desired(addresses)?),
             false => None,
         };
-        let live =
-            namespace.as_ref().map(|namespace| self.live(namespace, &packet, desired.as_ref())).transpose()?;
+        let live = namespace
+            .as_ref()
+            .map(|namespace| self.live(namespace, &packet, desired.as_ref()))
+            .transpose()?;
         Ok(match (desired, live) {
             (Some(desired), None) => desired.output(&packet),
             (Some(desired), Some(live)) => both(&desired, &live, &packet),

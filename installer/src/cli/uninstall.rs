@@ -1,15 +1,15 @@
 //! `gybe uninstall`: removes Gybe from this node's chain, and the programs once nothing can call them.
 
-use super::output::{CommandOutput, Exit, CommandError};
 use super::directories::DirectoriesArg;
 use super::install::image;
+use super::output::{CommandError, CommandOutput, Exit};
 use super::pass;
 use super::style::{bad, doubtful, examples, good};
-use crate::by_hand::{self, Elsewhere, Out, Stays};
-use crate::doctor::sight::{AgentSeen, ask_agent};
-use crate::install::seen::{FileName, Places};
-use crate::install::wanted::{Leave, PutBack};
-use crate::settings::FACTS_SOCKET;
+use crate::host::by_hand::{self, Elsewhere, Out, Stays};
+use crate::host::doctor::sight::{AgentSeen, ask_agent};
+use crate::host::install::seen::{FileName, Places};
+use crate::host::install::wanted::{Leave, PutBack};
+use crate::host::settings::FACTS_SOCKET;
 use clap::Args;
 use gybe_plugin::probe_cache::DIRECTORY;
 use serde_json::{Value, json};
@@ -57,16 +57,15 @@ impl UninstallArgs {
             if !self.dry_run && !self.force {
                 return Err(refused(&agent));
             }
-            notes.push(format!(
-                "note: {}, and restores its entry within a second: {BEFORE}",
-                answers(&agent)
-            ));
+            notes
+                .push(format!("note: {}, and restores its entry within a second: {BEFORE}", answers(&agent)));
         }
         if self.dry_run {
             notes.extend(Elsewhere::than(&places, root).note());
             return Ok(pass::planned(&Out::foreseen(&places, &leave)).with_notes(notes));
         }
-        let out = Out::now(&places, &leave, root).map_err(|why| CommandError::hinted("cannot uninstall", why))?;
+        let out =
+            Out::now(&places, &leave, root).map_err(|why| CommandError::hinted("cannot uninstall", why))?;
         let kept = match out.is_out() {
             true => by_hand::forget_run_directory(&self.run_dir, out.is_finished()),
             false => Vec::new(),
@@ -97,12 +96,11 @@ fn answers(agent: &AgentSeen) -> String {
 fn refused(agent: &AgentSeen) -> CommandError {
     let what = format!("cannot uninstall: {}, and would restore its entry within a second", answers(agent));
     CommandError::new(what)
-        .with_hint(Some(format!("{BEFORE}; if that is done and the agent still runs, use gybe uninstall --force")))
+        .with_hint(format!("{BEFORE}; if that is done and the agent still runs, use gybe uninstall --force"))
 }
 
 fn text(out: &Out) -> String {
-    let passes: String =
-        out.passes.iter().map(pass::text).filter(|text| text != pass::NOTHING).collect();
+    let passes: String = out.passes.iter().map(pass::text).filter(|text| text != pass::NOTHING).collect();
     let stays = out.stays.iter().map(|Stays { program, until }| format!("{program} stays {until}\n"));
     let end = match (out.is_finished(), out.is_out()) {
         (true, _) => format!("{}: nothing of gybe is left\n", good("finished")),

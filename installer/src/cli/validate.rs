@@ -1,12 +1,12 @@
 //! `gybe validate`: reports whether the pod it runs in is redirected.
 
-use super::output::{CommandOutput, Exit, CommandError};
 use super::init::{self, IstioArgs};
-use crate::families::{Families, FamilyChoice, Stack};
-use crate::init_args::InitArgs;
-use crate::own_namespace;
-use crate::validation::{Check, Verdict};
+use super::output::{CommandError, CommandOutput, Exit};
 use super::style::examples;
+use crate::pod::families::{Families, FamilyChoice, Stack};
+use crate::pod::init_args::InitArgs;
+use crate::pod::own_namespace;
+use crate::pod::validation::{Check, Verdict};
 use clap::Args;
 use gybe_netfilter::ruleset::Family;
 
@@ -54,7 +54,7 @@ pub(super) fn validate(args: &InitArgs) -> Result<CommandOutput, CommandError> {
     Ok(answer.with_notes(notes.into_iter().collect()))
 }
 
-/// Returns the family of the first usable address (docs/ISTIO.md, address families). A pod without one is
+/// Returns the family of the first usable address (docs/ISTIO.md, section 2.5). A pod without one is
 /// tested on IPv4.
 fn family() -> Result<Family, CommandError> {
     let cannot = |why| CommandError::hinted("cannot read the pod's addresses", why);

@@ -6,8 +6,8 @@ use super::output::{CommandError, CommandOutput, Exit};
 use super::pods::{OnNodeArgs, coloured};
 use super::policy_source::{PolicyArgs, Requested, Target};
 use super::style::{examples, good};
-use crate::pods_on_node::word;
-use crate::verdict::judge;
+use crate::host::pods_on_node::word;
+use crate::pod::verdict::judge;
 use clap::Args;
 use gybe_netfilter::verdict::{Answer, Desired, Verdict};
 use gybe_plugin::gates::InitContainer;
@@ -49,7 +49,7 @@ impl VerifyArgs {
         let Some(netns) = &self.netns else { return self.on_this_node() };
         let source = self.policy.one()?;
         let namespace = OpenNamespace::at(netns)?;
-        let only = self.backend.reads_only();
+        let only = self.backend.setting.named();
         let judged = |desired| {
             let verdict = namespace.inside(|| judge(desired, only))?;
             verdict.map_err(|why| {
@@ -58,7 +58,9 @@ impl VerifyArgs {
         };
         let target = Target::Namespace(namespace.addresses()?);
         let (verdict, notes) = match source.requested(&target, InitContainer::Counts)? {
-            Requested::Redirect(policy) => (judged(Desired::Policy(&policy))?, target.notes(&source, &policy)),
+            Requested::Redirect(policy) => {
+                (judged(Desired::Policy(&policy))?, target.notes(&source, &policy))
+            }
             Requested::LeaveAlone { reason, hint } => {
                 let note = format!("note: {} is left alone: {reason}", source.origin());
                 (judged(Desired::LeftAlone)?, [note].into_iter().chain(hint).collect())

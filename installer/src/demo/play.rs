@@ -2,12 +2,13 @@
 //! `report.rs`.
 
 use super::add::{Add, AddError, Place};
-use super::caller::CallError;
 use super::connections::{self, Connection, From};
-use super::fate::Fate;
 use super::stage::{POD, Stage, StageError};
 use super::watched::Watched;
+use crate::testnet::caller::CallError;
+use crate::testnet::fate::Fate;
 use gybe_netfilter::backend::Backend;
+use gybe_netfilter::hint::Hint;
 use gybe_netfilter::netns;
 use gybe_netfilter::nft::Nft;
 use gybe_netfilter::policy::InterfaceName;
@@ -15,6 +16,7 @@ use gybe_netfilter::redirection::{Redirection, RedirectionError};
 use gybe_netfilter::routes::RoutesError;
 use gybe_netfilter::ruleset::{RuleId, Ruleset};
 use gybe_netfilter::trace::{Direction, Packet, Trace, trace};
+use std::borrow::Cow;
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::process::Command;
@@ -99,9 +101,8 @@ pub enum PlayError {
     Name(#[from] gybe_netfilter::policy::InterfaceNameError),
 }
 
-impl PlayError {
-    /// What would help, if somebody can help.
-    pub fn hint(&self) -> Option<String> {
+impl Hint for PlayError {
+    fn hint(&self) -> Option<Cow<'static, str>> {
         match self {
             Self::Stage(error) => error.hint(),
             Self::Call(error) => error.hint(),
@@ -111,8 +112,8 @@ impl PlayError {
     }
 }
 
-impl std::convert::From<super::namespace::NamespaceError> for PlayError {
-    fn from(error: super::namespace::NamespaceError) -> Self {
+impl std::convert::From<crate::testnet::namespace::NamespaceError> for PlayError {
+    fn from(error: crate::testnet::namespace::NamespaceError) -> Self {
         Self::Stage(error.into())
     }
 }

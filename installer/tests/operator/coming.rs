@@ -1,7 +1,7 @@
 //! Coming: what `gybe install` places, writes, says, and leaves alone.
 
 use crate::node::{LIST, Node, SINGLE, plugin};
-use gybe_installer::settings::KEYS;
+use gybe_installer::host::settings::KEYS;
 use serde_json::Value;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -16,8 +16,7 @@ fn one_call_places_the_programs_and_puts_the_entry_last() {
     let node = Node::with(&[("10-calico.conflist", LIST)]);
     let said = node.install("");
     assert_eq!((said.code, said.err.as_str()), (0, ""), "{said:?}");
-    let steps =
-        "placed program gybe-cni\nwrote 10-calico.conflist\nplaced program gybe\nthis node is as configured\n";
+    let steps = "placed program gybe-cni\nwrote 10-calico.conflist\nplaced program gybe\nthis node is as configured\n";
     assert_eq!(said.out, steps);
     assert_eq!(node.programs(), ["gybe", "gybe-cni"]);
     for program in ["gybe", "gybe-cni"] {

@@ -54,7 +54,8 @@ pub(super) fn ports(value: &str, most: usize) -> Result<PortSet, Fault> {
         .map(|item| {
             // The longest range is 11 bytes; what is longer is leading zeros at best.
             let fits = item.len() <= 32;
-            let range = if fits { item.parse::<PortRange>() } else { Err(PortError::NotAPort(String::new())) };
+            let range =
+                if fits { item.parse::<PortRange>() } else { Err(PortError::NotAPort(String::new())) };
             range.map_err(|why| match why {
                 PortError::Reversed(range) => Fault::ReversedRange(range),
                 PortError::NotAPort(_) if item == "*" => Fault::EveryPort,
