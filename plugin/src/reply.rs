@@ -132,7 +132,7 @@ pub(crate) fn command(verb: Verb) -> &'static str {
     }
 }
 
-/// Our number for a fault (docs/ERRORS.md) and CNI's code: 1 version, 4 environment, 5 I/O, 6 JSON,
+/// Our number for a fault (docs/TROUBLESHOOTING.md) and CNI's code: 1 version, 4 environment, 5 I/O, 6 JSON,
 /// 7 configuration, 8 namespace, 11 try again later, 50 not available, 999 anything else, as the incumbent has it.
 fn known_as(fault: &PluginError) -> (u16, u32) {
     use PluginError as E;

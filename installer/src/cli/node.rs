@@ -23,7 +23,7 @@ const REPORT_WAIT: Duration = Duration::from_secs(60);
 /// Learns pods from a watch of the cluster it runs in as a pod, or of the cluster in --kubeconfig, or from the
 /// manifests in --pods-from. With one of these two flags it only serves pods, unless --install is given. Runs
 /// until SIGTERM and then leaves everything in place. gybe-cni sends its log lines to log.sock in the directory of
-/// the facts socket; the agent prints them on stderr. Settings: docs/AGENT.md.
+/// the facts socket; the agent prints them on stderr. Settings: docs/CONFIGURE.md.
 #[derive(Debug, Args)]
 #[command(after_help = examples(&[
     "gybe node --pods-from /etc/gybe/pods",

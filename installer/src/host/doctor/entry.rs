@@ -40,7 +40,7 @@ fn of_entry(file: &str, members: &Map<String, Value>) -> Vec<Finding> {
             return vec![Finding::wrong(
                 About::Entry,
                 says,
-                "docs/PLUGIN-CONFIG.md has every key; gybe install writes it anew",
+                "docs/CONFIGURE.md has every key; gybe install writes it anew",
             )];
         }
     };

@@ -375,7 +375,7 @@ impl Hint for Problem {
                 "where istio-cni serves ambient pods, keep it and exclude this node from Gybe; else remove the DaemonSet \
                  istio-cni-node, then gybe install takes its place, or set take_over: now (--take-over now)"
             }
-            Self::BadEntry { .. } => "docs/PLUGIN-CONFIG.md has every key; gybe install writes it anew",
+            Self::BadEntry { .. } => "docs/CONFIGURE.md has every key; gybe install writes it anew",
             Self::Program { .. } => "look at the agent's log, or run gybe install, which replaces it",
             Self::DropInIgnored(_) => "set shape: chained, or update the runtime",
             Self::Preempted { .. } => {

@@ -1,66 +1,67 @@
-//! What was asked, for tests that count.
+//! The log of received requests.
 
 use crate::tokens::Bearer;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// One request.
+/// One received request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Request {
-    /// `GET`, mostly.
+    /// The HTTP method.
     pub method: String,
-    /// Its path, without the query.
+    /// The path without the query.
     pub path: String,
-    /// The query as it came, or nothing.
+    /// The query as received; may be empty.
     pub query: String,
-    /// Whose it is.
+    /// The token that came with it.
     pub bearer: Bearer,
-    /// What it was answered with, once the answer has begun.
+    /// The response's status; `None` until the response begins.
     pub code: Option<u16>,
 }
 
 impl Request {
-    /// Whether it asks for a watch.
+    /// Reports whether it starts a watch.
     pub fn is_watch(&self) -> bool {
         self.query.split('&').any(|pair| matches!(pair, "watch=1" | "watch=true"))
     }
 
-    /// Whether it asks for a page of pods.
+    /// Reports whether it reads a list of pods or a page of one.
     pub fn is_list_of_pods(&self) -> bool {
         self.path.ends_with("/pods") && !self.is_watch()
     }
 }
 
-/// All requests of one server, in the order they came.
+/// All requests of one server in order of arrival.
 #[derive(Debug, Default)]
-pub(crate) struct Ledger {
+pub(crate) struct RequestLog {
     requests: Mutex<Vec<Request>>,
     changed: Condvar,
 }
 
-impl Ledger {
-    /// Writes one down, and gives its place.
-    pub(crate) fn came(&self, request: Request) -> usize {
+impl RequestLog {
+    /// Appends a request and returns its index.
+    pub(crate) fn record(&self, request: Request) -> usize {
         let mut requests = self.requests();
         requests.push(request);
         self.changed.notify_all();
         requests.len().saturating_sub(1)
     }
 
-    pub(crate) fn answered(&self, place: usize, code: u16) {
-        if let Some(request) = self.requests().get_mut(place) {
+    pub(crate) fn set_code(&self, index: usize, code: u16) {
+        if let Some(request) = self.requests().get_mut(index) {
             request.code = Some(code);
         }
         self.changed.notify_all();
     }
 
-    pub(crate) fn so_far(&self) -> Vec<Request> {
+    pub(crate) fn snapshot(&self) -> Vec<Request> {
         self.requests().clone()
     }
 
-    /// Waits until they are as wanted, and says whether they became so.
-    pub(crate) fn become_so(&self, within: Duration, wanted: impl Fn(&[Request]) -> bool) -> bool {
-        let waited = self.changed.wait_timeout_while(self.requests(), within, |so_far| !wanted(so_far));
+    /// Waits until the condition holds; returns `false` when it does not hold in time.
+    pub(crate) fn wait_until(&self, within: Duration, condition: impl Fn(&[Request]) -> bool) -> bool {
+        let waited =
+            self.changed.wait_timeout_while(self.requests(), within, |requests| !condition(requests));
         !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
     }
 
