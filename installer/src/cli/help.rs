@@ -102,6 +102,8 @@ pub(super) struct ManArgs {
 impl ManArgs {
     pub(super) fn run(&self, mut command: Command) -> Result<CommandOutput, CommandError> {
         let directory = &self.directory;
+        // `gybe help COMMAND` prints the same page.
+        command = command.disable_help_subcommand(true);
         command.build();
         let pages = command.get_subcommands().filter(|one| !one.is_hide_set()).count();
         std::fs::create_dir_all(directory)

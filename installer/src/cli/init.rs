@@ -59,7 +59,13 @@ fn after_help() -> StyledStr {
         "gybe init -p 15001 -z 15006 -u 1337 -m REDIRECT -i '*' -b '*' -d 15090,15021,15020",
         "gybe istio-iptables -i '*' -b '*' --dry-run",
     ]);
-    format!("{}\n{}\n{}", heading("Arguments of istio-iptables:"), InitArgs::help(), examples.ansi()).into()
+    format!(
+        "{}\n{}\n{}",
+        heading("Arguments of istio-iptables, and the environment variables that set them:"),
+        InitArgs::help(),
+        examples.ansi()
+    )
+    .into()
 }
 
 impl IstioArgs {

@@ -51,6 +51,12 @@ pub(super) fn read(args: impl IntoIterator<Item = OsString>) -> (CalledAs, Vec<O
     if is_istio_iptables(name) || is_istio_iptables(first) {
         return (CalledAs::Gybe, as_init(program, rest));
     }
+    let rest = match first.and_then(OsStr::to_str) {
+        Some(command @ ("init" | "validate")) if asks_for_help(&rest) => {
+            vec![command.into(), "--help".into()]
+        }
+        _ => rest,
+    };
     (CalledAs::Gybe, [program].into_iter().chain(rest).collect())
 }
 
@@ -58,10 +64,14 @@ fn is_istio_iptables(word: Option<&OsStr>) -> bool {
     word == Some(OsStr::new(ISTIO_IPTABLES))
 }
 
-/// clap leaves everything behind `init` to the parser of `istio-iptables`' flags, so a request for help is
-/// moved to the front.
+/// clap leaves everything behind `init` and `validate` to the parser of `istio-iptables`' flags, which has no
+/// help: a request for help replaces the other arguments.
+fn asks_for_help(args: &[OsString]) -> bool {
+    args.iter().any(|arg| arg == "--help" || arg == "-h")
+}
+
 fn as_init(program: OsString, rest: Vec<OsString>) -> Vec<OsString> {
-    if rest.iter().any(|arg| arg == "--help" || arg == "-h") {
+    if asks_for_help(&rest) {
         return vec![program, "init".into(), "--help".into()];
     }
     [program, "init".into()].into_iter().chain(rest).collect()
@@ -77,6 +87,9 @@ mod tests {
             ("gybe", CalledAs::Gybe, "gybe"),
             ("gybe verify -p x", CalledAs::Gybe, "gybe verify -p x"),
             ("gybe init -p 15001", CalledAs::Gybe, "gybe init -p 15001"),
+            ("gybe init -p 15001 --help", CalledAs::Gybe, "gybe init --help"),
+            ("gybe validate -h", CalledAs::Gybe, "gybe validate --help"),
+            ("gybe verify -h", CalledAs::Gybe, "gybe verify -h"),
             ("gybe --json verify", CalledAs::Gybe, "gybe --json verify"),
             ("gybe --help", CalledAs::Gybe, "gybe --help"),
             ("gybe -V", CalledAs::Gybe, "gybe -V"),

@@ -13,7 +13,7 @@ fn installed(files: &[(&str, &str)], words: &str) -> (Node, std::collections::BT
     let before = node.networks();
     let said = node.install(words);
     // 1: whether a runtime leads pods to it is another matter.
-    assert!([0, 1].contains(&said.code) && said.out.contains("write "), "{said:?}");
+    assert!([0, 1].contains(&said.code) && said.out.contains("wrote "), "{said:?}");
     (node, before)
 }
 
