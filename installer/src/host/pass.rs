@@ -11,15 +11,15 @@ use std::time::{Duration, Instant};
 
 use super::apply::{ApplyReport, Busy, FailedChange, NodeLock, perform, works_without};
 use super::change::Change;
+use super::conflict::{Conflict, ConflictTracker, RewriteCounts, WriteOutcome};
 use super::desired::DesiredState;
 use super::directory::{Directory, PerDirectory};
-use super::fight::{Fight, Matter};
 use super::observe::mounts::MountRoots;
 use super::observe::{HashCache, NodeDirectories, ObserveScope, ObservedState, look};
-use super::pace::{Go, Pace, Tally, Went};
 use super::plan::{Plan, plan};
+use super::program_retry::ProgramRetries;
 use super::runtimes::Runtimes;
-use super::setback::Setbacks;
+use crate::retry::NextTurn;
 
 /// What an agent remembers between passes. A pass with an empty history is correct too; it only hashes files
 /// again.
@@ -27,18 +27,15 @@ use super::setback::Setbacks;
 pub struct PassHistory {
     hashes: HashCache,
     mounts: MountRoots,
-    paces: PerDirectory<Pace>,
-    /// What another program undid the last time. A conflict keeps its subject also while there is nothing to
-    /// do.
-    matters: PerDirectory<Matter>,
-    setbacks: Setbacks,
+    conflicts: PerDirectory<ConflictTracker>,
+    retries: ProgramRetries,
     runtimes: Runtimes,
 }
 
 impl Default for PassHistory {
     fn default() -> Self {
-        let (hashes, mounts, matters, setbacks, runtimes) = Default::default();
-        Self { hashes, mounts, paces: PerDirectory::made(Pace::of), matters, setbacks, runtimes }
+        let (hashes, mounts, retries, runtimes) = Default::default();
+        Self { hashes, mounts, conflicts: PerDirectory::made(ConflictTracker::new), retries, runtimes }
     }
 }
 
@@ -62,72 +59,108 @@ impl PassHistory {
     /// conflict.
     pub fn learn(&mut self, runtimes: Runtimes) {
         if self.runtimes != runtimes {
-            self.wants_anew();
+            self.desired_state_changed();
         }
         self.runtimes = runtimes;
     }
 
-    /// Starts anew because the desired state changed: writing it undoes no other program's work, and counts as
-    /// no rewrite.
-    pub fn wants_anew(&mut self) {
-        self.setbacks.forget();
+    /// The desired state changed: to write it is no repair, and the difference is no foreign rewrite.
+    pub fn desired_state_changed(&mut self) {
+        self.retries.clear();
         for directory in Directory::BOTH {
-            self.paces.of_mut(directory).begin_anew();
+            self.conflicts.of_mut(directory).desired_state_changed();
         }
     }
 
     /// How often other programs undid our changes in a directory, and how often they were restored.
     #[must_use]
-    pub fn tally(&self, directory: Directory) -> Tally {
-        self.paces.of(directory).tally()
+    pub fn rewrite_counts(&self, directory: Directory) -> RewriteCounts {
+        self.conflicts.of(directory).counts()
     }
 
-    /// The directories in conflict, and how long the planned changes have to wait there.
-    fn judge(&mut self, seen: &ObservedState, plan: &Plan, now: Instant) -> PerDirectory<Option<Fight>> {
+    /// Returns each directory's conflict, with the time that its changes have to wait.
+    fn conflicts(
+        &mut self,
+        snapshot: &ObservedState,
+        plan: &Plan,
+        now: Instant,
+    ) -> PerDirectory<Option<Conflict>> {
         PerDirectory::made(|directory| {
-            if let Some(matter) = Matter::seen(seen, plan, directory) {
-                *self.matters.of_mut(directory) = matter;
-            }
-            let pace = self.paces.of_mut(directory);
-            let wait = match pace.judge(plan, |change| self.setbacks.hold(change), now) {
-                Go::Now => None,
-                Go::Later(wait) => Some(wait),
-            };
-            let matter = self.matters.of(directory).clone();
-            pace.is_fight().then(|| Fight { matter, undone: pace.undone(), wait })
+            let tracker = self.conflicts.of_mut(directory);
+            tracker.identify(snapshot, plan);
+            let wait = tracker.observe(plan, |change| self.retries.contains(change), now);
+            tracker.conflict(wait)
         })
     }
 
-    fn performed(&mut self, changes: &[Change], went: Went, left: &Plan) {
+    fn performed(&mut self, changes: &[Change], outcome: WriteOutcome, left: &Plan) {
         for directory in Directory::BOTH {
             if changes.iter().any(|change| change.puts() && change.directory() == directory) {
-                self.paces.of_mut(directory).wrote(went, left, Instant::now());
+                self.conflicts.of_mut(directory).wrote(outcome, left, Instant::now());
             }
         }
     }
 }
 
+/// Some changes cause no event: a node's label, an agent that ended, a token's age.
+pub(crate) const RESYNC: Duration = Duration::from_secs(10);
+/// After a step that failed, or while another `gybe` changes the node: our own attempts cause events too, which must not
+/// start the next attempt at once.
+pub(crate) const RETRY: Duration = Duration::from_secs(1);
+
+/// What one pass found, did and left.
 #[derive(Debug)]
 pub struct Pass {
-    /// The planned changes, without those that wait for a conflict or for a retry.
+    /// What had to be done, without the changes that wait because of a conflict or of a failure a moment ago.
     pub plan: Plan,
-    /// The result of applying them.
     pub performed: ApplyReport,
-    /// What remains to be done, from a second observation of the disk.
+    /// What is still to be done, read from the disk again.
     pub left: Plan,
-    /// The conflicts of each directory.
-    pub fights: PerDirectory<Option<Fight>>,
-    /// Changes that failed earlier and were not tried again in this pass.
+    pub conflicts: PerDirectory<Option<Conflict>>,
+    /// Steps that failed before and were not tried again in this pass.
     pub waiting: Vec<FailedChange>,
-    /// The time until the first of them is due.
+    /// How long it is until the first of them is due.
     pub due: Option<Duration>,
 }
 
-/// Brings a node as near to the desired state as is possible now. The next call continues from there.
+impl Pass {
+    /// Returns when the next pass is due.
+    #[must_use]
+    pub fn next_turn(&self) -> NextTurn {
+        let wait = |conflict: &Option<Conflict>| conflict.as_ref().and_then(|conflict| conflict.wait);
+        if let Some(wait) = wait(&self.conflicts.conf) {
+            return NextTurn::After(wait);
+        }
+        if self.refused().any(|failed| !matches!(failed.change, Change::PlaceProgram { .. }))
+            || self.is_in_vain()
+        {
+            return NextTurn::After(RETRY);
+        }
+        // Neither a conflict over programs nor a program that cannot be placed delays repairs of the chain.
+        let next = wait(&self.conflicts.programs).into_iter().chain(self.due).min();
+        NextTurn::OnChange(RESYNC).within(next.unwrap_or(RESYNC))
+    }
+
+    /// Returns the steps that the system refused. After a step that another program overtook, that program's write wakes
+    /// the loop.
+    pub fn refused(&self) -> impl Iterator<Item = &FailedChange> {
+        self.performed.failed.iter().filter(|failed| !failed.is_overtaken())
+    }
+
+    /// Reports whether a program that was placed is to be placed again: the file system keeps no modes, or another program
+    /// writes that name too. Our own write wakes the loop, and would do so without end.
+    fn is_in_vain(&self) -> bool {
+        let mut placed =
+            self.plan.changes.iter().filter(|change| matches!(change, Change::PlaceProgram { .. }));
+        self.performed.done > 0 && placed.any(|change| self.left.changes.contains(change))
+    }
+}
+
+/// Brings a node as near to the desired state as is possible now. The next call goes on from there.
 pub fn pass(places: &NodeDirectories, wanted: &DesiredState, memory: &mut PassHistory) -> Result<Pass, Busy> {
     let interest = wanted.interest();
     let now = Instant::now();
-    let (failed_before, _) = memory.setbacks.waiting(now);
+    let failed_before = memory.retries.waiting(now);
     let mut seen = memory.look(places, &interest, &failed_before);
     if seen.lacks_descriptors() {
         return Err(Busy::NoDescriptors);
@@ -142,30 +175,31 @@ pub fn pass(places: &NodeDirectories, wanted: &DesiredState, memory: &mut PassHi
         }
         whole = plan(&seen, wanted);
     }
-    let fights = memory.judge(&seen, &whole, now);
-    memory.setbacks.judge(&whole.changes, &places.programs);
+    let conflicts = memory.conflicts(&seen, &whole, now);
+    memory.retries.retain(&whole.changes, &places.programs);
     let waits = |change: &Change| {
-        let fight = fights.of(change.directory()).as_ref();
-        let is_fought_over = change.puts() && fight.is_some_and(|fight| fight.wait.is_some());
-        is_fought_over || memory.setbacks.delays(change, now)
+        let conflict = conflicts.of(change.directory()).as_ref();
+        let is_limited = change.puts() && conflict.is_some_and(|conflict| conflict.wait.is_some());
+        is_limited || memory.retries.delays(change, now)
     };
     let planned = Plan { changes: due(&whole.changes, waits, places), ..whole.clone() };
-    let (waiting, due) = memory.setbacks.waiting(now);
+    let waiting = memory.retries.waiting(now);
     if planned.changes.is_empty() {
+        let due = memory.retries.next(now);
         return Ok(Pass {
             left: whole,
             plan: planned,
             performed: ApplyReport::default(),
-            fights,
+            conflicts,
             waiting,
             due,
         });
     }
     let performed = perform(&planned.changes, places);
     let left = plan(&memory.look(places, &interest, &performed.failed), wanted);
-    memory.performed(&planned.changes, went(&performed), &of_what_was_tried(&left, &whole, &planned));
-    memory.setbacks.tried(&planned.changes, &performed.failed, &places.programs);
-    Ok(Pass { plan: planned, performed, left, fights, waiting, due: memory.setbacks.waiting(now).1 })
+    memory.performed(&planned.changes, outcome(&performed), &without_put_off(&left, &whole, &planned));
+    memory.retries.tried(&planned.changes, &performed.failed, &places.programs);
+    Ok(Pass { plan: planned, performed, left, conflicts, waiting, due: memory.retries.next(now) })
 }
 
 /// Returns the changes that need not wait. A change that waits stops those after it, as a failed one does,
@@ -178,17 +212,17 @@ fn due(changes: &[Change], waits: impl Fn(&Change) -> bool, places: &NodeDirecto
     until_stopped.filter(|change| !waits(change)).cloned().collect()
 }
 
-/// Leaves out the changes that waited: no other program undid them.
-fn of_what_was_tried(left: &Plan, whole: &Plan, planned: &Plan) -> Plan {
+/// Returns `left` without the changes that were put off: no other program has undone those.
+fn without_put_off(left: &Plan, whole: &Plan, planned: &Plan) -> Plan {
     let was_put_off = |change: &Change| whole.changes.contains(change) && !planned.changes.contains(change);
     let changes = left.changes.iter().filter(|change| !was_put_off(change)).cloned().collect();
     Plan { changes, ..left.clone() }
 }
 
-fn went(performed: &ApplyReport) -> Went {
+fn outcome(performed: &ApplyReport) -> WriteOutcome {
     match performed.failed.as_slice() {
-        [] => Went::Well,
-        failed if failed.iter().all(FailedChange::is_overtaken) => Went::Overtaken,
-        _ => Went::Badly,
+        [] => WriteOutcome::Complete,
+        failed if failed.iter().all(FailedChange::is_overtaken) => WriteOutcome::Overtaken,
+        _ => WriteOutcome::Failed,
     }
 }

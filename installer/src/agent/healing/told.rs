@@ -2,8 +2,8 @@
 
 use crate::error::chain;
 use crate::host::apply::ApplyError;
+use crate::host::conflict::Conflict;
 use crate::host::directory::PerDirectory;
-use crate::host::fight::Fight;
 use crate::host::pass::Pass;
 use crate::host::problem::Problem;
 use crate::log::Journal;
@@ -72,8 +72,8 @@ impl<'a> Told<'a> {
     }
 
     /// Fights, each with whom: each sentence once until all of them have ended.
-    pub(super) fn fights(&mut self, fights: &PerDirectory<Option<Fight>>) {
-        let all: Vec<&Fight> = fights.conf.iter().chain(&fights.programs).collect();
+    pub(super) fn fights(&mut self, fights: &PerDirectory<Option<Conflict>>) {
+        let all: Vec<&Conflict> = fights.conf.iter().chain(&fights.programs).collect();
         if all.is_empty() {
             self.fought.clear();
         }
@@ -83,7 +83,7 @@ impl<'a> Told<'a> {
                 self.journal.tell(
                     "warn",
                     &format!("gybe node: {sentence}"),
-                    json!({ "undone": fight.undone }),
+                    json!({ "undone": fight.rewrites }),
                 );
             }
         }

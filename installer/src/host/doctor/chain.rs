@@ -3,10 +3,10 @@
 use super::observe::{AgentContact, Observation};
 use super::programs::program;
 use super::{About, Finding, of_security};
+use crate::host::conflict::other_owner;
 use crate::host::conflist::ISTIO;
 use crate::host::desired::Shape;
 use crate::host::entries::OurEntries;
-use crate::host::fight::rivals;
 use crate::host::image::PLUGIN;
 use crate::host::judge::{JudgeInput, Judgement, judge};
 use crate::host::libcni::choice::{BrokenFile, BrokenReason, ChosenNetwork, candidates};
@@ -220,9 +220,9 @@ fn restore_entry(sight: &Observation, plugins: &[String]) -> String {
     let plugins: Vec<&str> = plugins.iter().map(String::as_str).collect();
     let writer = writer(sight);
     // The topic `Others` has more details about istio-cni.
-    match rivals::likely(&plugins).filter(|_| !plugins.contains(&ISTIO)) {
-        Some(rival) => {
-            format!("{writer}; if {} undoes this again: {}", rival.name, rival.setting)
+    match other_owner::likely(&plugins).filter(|_| !plugins.contains(&ISTIO)) {
+        Some(owner) => {
+            format!("{writer}; if {} undoes this again: {}", owner.name, owner.setting)
         }
         None => writer.to_owned(),
     }

@@ -3,8 +3,8 @@
 use super::observe::Observation;
 use super::programs::program;
 use super::{About, Finding};
+use crate::host::conflict::other_owner::likely;
 use crate::host::conflist::{ISTIO, PluginChain};
-use crate::host::fight::rivals::likely;
 use crate::host::image::PLUGIN;
 use crate::host::judge::primary;
 use crate::host::observe::ORIGINAL;
@@ -14,9 +14,9 @@ pub(super) fn examine(sight: &Observation) -> Vec<Finding> {
     let choice = primary(&sight.snapshot.conf, PLUGIN, &sight.snapshot.runtimes);
     let plugins: Vec<&str> =
         choice.iter().flat_map(|choice| choice.network.plugins.iter().map(String::as_str)).collect();
-    if let Some(rival) = likely(&plugins).filter(|_| !plugins.contains(&ISTIO)) {
-        let says = format!("{} also writes this chain", rival.name);
-        let remedy = format!("if our entry keeps disappearing: {}", rival.setting);
+    if let Some(owner) = likely(&plugins).filter(|_| !plugins.contains(&ISTIO)) {
+        let says = format!("{} also writes this chain", owner.name);
+        let remedy = format!("if our entry keeps disappearing: {}", owner.setting);
         found.push(Finding::note(About::Others, says, Some(&remedy)));
     }
     found.extend(socket_load_balancing(&plugins));
