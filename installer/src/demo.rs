@@ -7,17 +7,9 @@
 //! ```
 
 pub mod add;
-pub mod caller;
 pub mod connections;
-pub mod fate;
 pub mod foretold;
-pub mod identity;
-pub mod link;
-pub mod listener;
-pub mod namespace;
 pub mod play;
 pub mod report;
-mod rtnetlink;
-pub(crate) mod socket;
 pub mod stage;
 pub mod watched;

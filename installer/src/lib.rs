@@ -1,32 +1,11 @@
-//! What `gybe`, the node agent and the operator's command line, is made of.
+//! The library of `gybe`: the node agent and the operator's command line.
 
-pub mod agent_status;
-pub mod by_hand;
+pub mod agent;
 pub mod cli;
 pub mod demo;
-pub mod doctor;
-mod errno;
-mod facts_socket;
-pub mod families;
+mod error;
 pub mod host;
-mod identity;
-pub mod image;
-pub mod init_args;
-mod inside;
-pub mod install;
-pub mod kube;
-mod layers;
-pub mod manifest;
-pub mod node;
-pub mod node_backend;
-pub mod node_probe;
-pub mod own_namespace;
-pub mod platform;
-pub mod pods_on_node;
-pub mod policy_file;
-pub mod resolv_conf;
-pub mod runtime_config;
-pub mod runtime_report;
-pub mod settings;
-pub mod validation;
-pub mod verdict;
+mod log;
+pub mod pod;
+pub mod probe;
+pub mod testnet;

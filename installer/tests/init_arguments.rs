@@ -5,9 +5,9 @@
     reason = "a test that meets what it did not expect has nothing better to do"
 )]
 
-use gybe_installer::families::Families;
-use gybe_installer::init_args::{InitArgs, InitArgsError, Order};
-use gybe_installer::policy_file::PolicyFile;
+use gybe_installer::pod::families::Families;
+use gybe_installer::pod::init_args::{InitArgs, InitArgsError, Order};
+use gybe_installer::pod::policy_file::PolicyFile;
 use gybe_netfilter::policy::{Dns, RedirectPolicy};
 use std::collections::BTreeMap;
 use std::error::Error;

@@ -6,7 +6,7 @@
     reason = "a test that meets what it did not expect has nothing better to do"
 )]
 
-use gybe_installer::manifest::{LONGEST, ManifestError, PodTemplate, pods};
+use gybe_installer::pod::manifest::{LONGEST, ManifestError, PodTemplate, pods};
 use serde_json::Value;
 use std::fmt::Write;
 use std::time::{Duration, Instant};

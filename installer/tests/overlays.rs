@@ -16,9 +16,9 @@ mod rights;
 #[path = "deployment/wishes.rs"]
 mod wishes;
 
-use gybe_installer::install::seen::FileName;
-use gybe_installer::install::wanted::Shape;
-use gybe_installer::settings::Settings;
+use gybe_installer::host::install::seen::FileName;
+use gybe_installer::host::install::wanted::Shape;
+use gybe_installer::host::settings::Settings;
 use objects::Objects;
 use std::collections::BTreeSet;
 use std::fs;

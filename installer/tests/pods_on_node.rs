@@ -6,7 +6,7 @@
     reason = "a test that meets what it did not expect has nothing better to do"
 )]
 
-use gybe_installer::pods_on_node::{Found, HostPaths, Network, Sandbox, find};
+use gybe_installer::host::pods_on_node::{Found, HostPaths, Network, Sandbox, find};
 use serde_json::json;
 use std::fs;
 use std::os::unix::fs::symlink;

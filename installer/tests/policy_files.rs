@@ -6,8 +6,8 @@
     reason = "a test that meets what it did not expect has nothing better to do"
 )]
 
-use gybe_installer::families::{Families, FamilyWish, NoAddress, Stack};
-use gybe_installer::policy_file::{PolicyFile, PolicyFileError};
+use gybe_installer::pod::families::{Families, FamilyWish, NoAddress, Stack};
+use gybe_installer::pod::policy_file::{PolicyFile, PolicyFileError};
 use gybe_netfilter::policy::{
     CidrSet, Destinations, Dns, Groups, Inbound, InvalidPackets, Mode, Owners, Port, PortSet, RedirectPolicy,
 };

@@ -2,8 +2,8 @@
 //! of that the node `GYBE_NODE`, or any. `make test-cluster`.
 #![cfg(test)]
 
-use gybe_installer::kube::{Cluster, Fate, WatchedPods, daemonset_fate, node_labels, pod_facts};
-use gybe_installer::node::Pods;
+use gybe_installer::agent::Pods;
+use gybe_installer::agent::cluster::{Cluster, Fate, WatchedPods, daemonset_fate, node_labels, pod_facts};
 use gybe_plugin::facts::wire::{self, Answer};
 use serde_json::{Value, json};
 use std::path::PathBuf;

@@ -10,9 +10,9 @@
     reason = "a test that meets what it did not expect has nothing better to do"
 )]
 
-use gybe_installer::families::Families;
-use gybe_installer::init_args::InitArgs;
-use gybe_installer::manifest::{PodTemplate, pods};
+use gybe_installer::pod::families::Families;
+use gybe_installer::pod::init_args::InitArgs;
+use gybe_installer::pod::manifest::{PodTemplate, pods};
 use gybe_netfilter::policy::{Inbound, Mode, Owners, PortRange, PortSet, RedirectPolicy};
 use gybe_plugin::conf::PluginConf;
 use gybe_plugin::decide::{Decision, decide};
@@ -84,10 +84,10 @@ fn every_manifest_gives_rules_or_one_line_that_says_why_not() {
 /// Where Istio's own CNI plugin does other than its init container, by spec section.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Differs {
-    /// `redirect-rules.md` 1.4, `istio-cni-behaviour.md` 2.1: without an annotation, port 15020 is
+    /// docs/ISTIO.md, sections 2.8 and 4: without an annotation, port 15020 is
     /// left alone on the way out too.
     Outbound15020,
-    /// `istio-cni-behaviour.md` 2.1: `status.sidecar.istio.io/port` is never read, and the excluded
+    /// docs/ISTIO.md, section 4: `status.sidecar.istio.io/port` is never read, and the excluded
     /// inbound ports always get 15020, 15021 and 15090; the injector gives the init container the
     /// status port in place of 15020.
     StatusPort,

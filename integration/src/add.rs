@@ -2,7 +2,7 @@
 
 use crate::complaint::Complaint;
 use crate::programs::{Run, path_of_ours, run};
-use gybe_installer::demo::namespace::Namespace;
+use gybe_installer::testnet::namespace::Namespace;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fs;

@@ -2,7 +2,7 @@
 
 use crate::untouched::is_own;
 use crate::vectors::{Flow, Place};
-use gybe_installer::demo::fate::Fate;
+use gybe_installer::testnet::fate::Fate;
 use gybe_netfilter::compile::{PASSTHROUGH_V4, PASSTHROUGH_V6};
 use gybe_netfilter::trace::{Owner, Transport};
 use proptest::prelude::{Just, Strategy};

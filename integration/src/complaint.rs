@@ -1,8 +1,8 @@
 //! What a test says when it cannot be held: the whole chain of causes, and the line that would help.
 
-use gybe_installer::demo::identity::IdentityError;
-use gybe_installer::demo::link::LinkError;
-use gybe_installer::demo::namespace::NamespaceError;
+use gybe_installer::testnet::identity::IdentityError;
+use gybe_installer::testnet::link::LinkError;
+use gybe_installer::testnet::namespace::NamespaceError;
 use std::error::Error;
 use std::fmt;
 

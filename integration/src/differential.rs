@@ -7,7 +7,7 @@ use crate::foretell::foretell;
 use crate::run::{Rules, Until, differences, make};
 use crate::topology::Topology;
 use crate::vectors::{Flow, Place};
-use gybe_installer::demo::fate::Fate;
+use gybe_installer::testnet::fate::Fate;
 use gybe_netfilter::backend::Backend;
 use gybe_netfilter::compile::compile;
 use gybe_netfilter::policy::{Mode, RedirectPolicy};

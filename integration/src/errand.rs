@@ -4,8 +4,8 @@
 use crate::complaint::Complaint;
 use crate::programs::{Run, path_of_ours};
 use gybe_installer::demo::add::Add;
-use gybe_installer::demo::namespace::Namespace;
-use gybe_installer::policy_file::PolicyFile;
+use gybe_installer::pod::policy_file::PolicyFile;
+use gybe_installer::testnet::namespace::Namespace;
 use gybe_netfilter::backend::Backend;
 use gybe_netfilter::redirection::Redirection;
 use serde_json::Value;

@@ -1,8 +1,8 @@
 //! What `trace` says of a recorded flow, held against what became of it. No packet is sent here.
 
 use crate::vectors::{Flow, Place};
-use gybe_installer::demo::fate::Fate;
 use gybe_installer::demo::foretold::{Beside, follows};
+use gybe_installer::testnet::fate::Fate;
 use gybe_netfilter::compile::{PASSTHROUGH_V6, compile};
 use gybe_netfilter::policy::{Families, InterfaceName, InterfaceNameError, Mode, RedirectPolicy};
 use gybe_netfilter::ruleset::Ruleset;

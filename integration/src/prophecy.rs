@@ -4,7 +4,7 @@
 use crate::foretell::foretell;
 use crate::untouched::TRANSPARENT;
 use crate::vectors::{Flow, Place};
-use gybe_installer::demo::fate::Fate;
+use gybe_installer::testnet::fate::Fate;
 use gybe_netfilter::compile::PASSTHROUGH_V6;
 use gybe_netfilter::policy::{Families, InterfaceName, InterfaceNameError, Mode, Port, RedirectPolicy};
 use gybe_netfilter::ruleset::Ruleset;

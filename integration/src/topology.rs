@@ -7,10 +7,10 @@
 //! ```
 
 use crate::vectors::{Flow, Place};
-use gybe_installer::demo::fate::Fate;
-use gybe_installer::demo::link::{End, LinkError, Towards, forward, join, route};
-use gybe_installer::demo::listener::{Badge, ListenError, Listeners, Reach, Service};
-use gybe_installer::demo::namespace::{Namespace, NamespaceError};
+use gybe_installer::testnet::fate::Fate;
+use gybe_installer::testnet::link::{End, LinkError, Towards, forward, join, route};
+use gybe_installer::testnet::listener::{Badge, ListenError, Listeners, Reach, Service};
+use gybe_installer::testnet::namespace::{Namespace, NamespaceError};
 use gybe_netfilter::policy::{InterfaceName, InterfaceNameError, Mode};
 use gybe_netfilter::trace::{Owner, Transport};
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! Where a connection in the recorded network ends when no rule touches it: who listens where.
 
 use crate::vectors::{Flow, Place};
-use gybe_installer::demo::fate::{Answer, Fate};
+use gybe_installer::testnet::fate::{Answer, Fate};
 use gybe_netfilter::trace::Transport;
 use std::net::{IpAddr, SocketAddr};
 

@@ -2,9 +2,9 @@
 
 mod written;
 
-use gybe_installer::demo::fate::{Fate, FateError};
-use gybe_installer::families::NoAddress;
-use gybe_installer::policy_file::{PolicyFile, PolicyFileError};
+use gybe_installer::pod::families::NoAddress;
+use gybe_installer::pod::policy_file::{PolicyFile, PolicyFileError};
+use gybe_installer::testnet::fate::{Fate, FateError};
 use gybe_netfilter::policy::RedirectPolicy;
 use gybe_netfilter::trace::{Owner, Transport};
 use serde::Deserialize;

@@ -13,7 +13,7 @@
 //! -A ISTIO_REDIRECT -p tcp -j REDIRECT --to-ports 15001
 //! ```
 
-use gybe_installer::policy_file::PolicyFile;
+use gybe_installer::pod::policy_file::PolicyFile;
 use gybe_integration::complaint::Complaint;
 use gybe_integration::run::{Rules, Until, differences, under};
 use gybe_integration::topology::Topology;

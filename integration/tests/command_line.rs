@@ -5,7 +5,7 @@
     reason = "a test that meets what it did not expect has nothing better to do"
 )]
 
-use gybe_installer::demo::namespace::Namespace;
+use gybe_installer::testnet::namespace::Namespace;
 use gybe_integration::programs::{Run, ours, path_of_ours, run};
 use gybe_netfilter::compile::compile;
 use serde_json::Value;
@@ -66,7 +66,7 @@ fn what_is_applied_is_verified_inspected_and_removed() {
     pod.done("apply --policy -", POLICY);
     assert_eq!(pod.json("verify --policy -", POLICY)["holds"], true);
 
-    let file = gybe_installer::policy_file::PolicyFile::parse(POLICY).unwrap();
+    let file = gybe_installer::pod::policy_file::PolicyFile::parse(POLICY).unwrap();
     let rules = compile(&file.policy(&[]).unwrap());
     let mut wanted: Vec<String> = rules.rules().map(|(_, rule)| rule.id.0.to_owned()).collect();
     wanted.sort();

@@ -6,7 +6,7 @@
 
 #![allow(clippy::indexing_slicing, reason = "a test that cannot be set up must stop")]
 
-use gybe_installer::demo::namespace::Namespace;
+use gybe_installer::testnet::namespace::Namespace;
 use gybe_integration::add::{Call, Place, pod};
 use gybe_integration::complaint::Complaint;
 use gybe_integration::peak::{Peak, peak};

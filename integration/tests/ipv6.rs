@@ -1,6 +1,6 @@
 //! IPv6 in one pod and none in the next: each namespace decides for itself.
 
-use gybe_installer::demo::namespace::Namespace;
+use gybe_installer::testnet::namespace::Namespace;
 use gybe_integration::add::{Call, Place, pod};
 use gybe_integration::complaint::Complaint;
 use gybe_integration::programs::{ours, run};

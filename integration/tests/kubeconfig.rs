@@ -8,7 +8,7 @@
 #![allow(clippy::disallowed_methods, reason = "an ADD is a program")]
 
 use gybe_api_server::{ApiServer, Network, Verb};
-use gybe_installer::demo::namespace::Namespace;
+use gybe_installer::testnet::namespace::Namespace;
 use gybe_integration::add::Place;
 use gybe_integration::programs::{path_of_ours, run};
 use gybe_netfilter::backend::Backend;

@@ -1,8 +1,8 @@
 //! Rules that no honest connection needs: what they do shows with packets somebody made up, or in
 //! what conntrack knows afterwards. Each is shown with the rule, and once more without it.
 
-use gybe_installer::demo::caller::{Call, Disguise};
-use gybe_installer::demo::fate::Fate;
+use gybe_installer::testnet::caller::{Call, Disguise};
+use gybe_installer::testnet::fate::Fate;
 use gybe_integration::complaint::Complaint;
 use gybe_integration::segment::Stray;
 use gybe_integration::topology::Topology;

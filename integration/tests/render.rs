@@ -5,7 +5,7 @@
     reason = "a test that meets what it did not expect has nothing better to do"
 )]
 
-use gybe_installer::demo::namespace::Namespace;
+use gybe_installer::testnet::namespace::Namespace;
 use gybe_integration::programs::{Run, ours, run};
 use serde_json::Value;
 use std::fs;

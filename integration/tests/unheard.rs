@@ -1,7 +1,7 @@
 //! TPROXY while no proxy listens: what was to be intercepted does not reach the application. The two
 //! targets of the kernel differ here, so it is shown for both, and for nft without our rule for it.
 
-use gybe_installer::demo::caller::{Call, Disguise};
+use gybe_installer::testnet::caller::{Call, Disguise};
 use gybe_integration::complaint::Complaint;
 use gybe_integration::crowd::side_by_side;
 use gybe_integration::topology::Topology;

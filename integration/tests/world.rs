@@ -1,9 +1,9 @@
 //! The ground the other tests stand on: namespaces that are new and go away, sockets that belong to
 //! whom they should, and a recorded network that without rules is as it was recorded.
 
-use gybe_installer::demo::caller::{Call, Disguise};
-use gybe_installer::demo::link::{End, join};
-use gybe_installer::demo::namespace::Namespace;
+use gybe_installer::testnet::caller::{Call, Disguise};
+use gybe_installer::testnet::link::{End, join};
+use gybe_installer::testnet::namespace::Namespace;
 use gybe_integration::complaint::Complaint;
 use gybe_integration::run::{Rules, Until, differences};
 use gybe_integration::topology::Topology;

@@ -2,7 +2,7 @@
 //!
 //! In every chain the first rule that ends the walk decides. So exemptions stand above the capture
 //! they exempt from, and the proxy's own traffic stands above everything that could catch it.
-//! The meaning is Istio's (spec `redirect-rules.md` sections 1 and 4); the cut is ours: one rule
+//! The meaning is Istio's (docs/ISTIO.md, sections 2 and 6); the cut is ours: one rule
 //! for a list however long, and no rule that could not change a packet's fate.
 
 mod ids;

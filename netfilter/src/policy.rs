@@ -45,7 +45,7 @@ pub enum Families {
 /// The user or group ids the proxy runs as. Never empty.
 ///
 /// Only the first one's connections to the pod itself go through the inbound listener (Istio's
-/// quirk E1, spec `redirect-rules.md` section 4); all of them leave the pod untouched.
+/// quirk E1, docs/ISTIO.md, section 6); all of them leave the pod untouched.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Owners {
     /// The identity whose calls to its own pod pass the inbound listener.

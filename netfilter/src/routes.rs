@@ -34,7 +34,7 @@ pub struct Routes {
 }
 
 impl Routes {
-    /// What `policy` needs (spec `redirect-rules.md` 1.3). Nothing, for most policies on IPv4.
+    /// What `policy` needs (docs/RULES.md, section 2). Nothing, for most policies on IPv4.
     pub fn wanted(policy: &RedirectPolicy) -> Self {
         let families: &[Family] = match policy.families {
             Families::V4Only => &[Family::V4],

@@ -1,6 +1,6 @@
 //! The pod's traffic annotations as values: each parsed once, and the text then dropped.
 //!
-//! Every rule of spec `istio-cni-behaviour.md` section 2.1. How one list is read is in
+//! Every rule of docs/ISTIO.md, section 4. How one list is read is in
 //! `annotations/lists.rs`, which names are likely misspelt in `annotations/unknown.rs`; what the values
 //! mean together is in `decide`.
 

@@ -112,7 +112,7 @@ impl Caller {
     /// When an item is no pair, a key is unknown without `IgnoreUnknown=1`, or a name is none.
     pub fn parse(args: &str) -> Result<Self, ArgsError> {
         let said = Said::parse(args)?;
-        // Without both names it is not Kubernetes that calls (spec istio-cni-behaviour 1.4, step 8).
+        // Without both names it is not Kubernetes that calls (docs/ISTIO.md, section 3).
         if said.namespace.is_empty() || said.name.is_empty() {
             return Ok(Self::SomebodyElse);
         }

@@ -1,7 +1,7 @@
 //! (configuration, pod, addresses) → leave alone, redirect so, or refuse. Pure.
 //!
 //! The gates stand in `gates`, the annotations in `annotations`, the family rule in `families`;
-//! here they come together, with Istio's fixed values (spec `istio-cni-behaviour.md` 2.2, 2.3).
+//! here they come together, with Istio's fixed values (docs/ISTIO.md, sections 1 and 4).
 
 use crate::annotations::{self, AnnotationError, InboundPorts, Interception, Traffic};
 use crate::conf::{InboundDefault, PluginConf};

@@ -1,6 +1,6 @@
 //! Which address families are redirected: Istio's rule, and what an operator may want instead.
 //!
-//! Pure: takes the namespace's addresses in the kernel's order (spec `istio-cni-behaviour.md` 2.4).
+//! Pure: takes the namespace's addresses in the kernel's order (docs/ISTIO.md, section 2.5).
 
 use crate::conf::Ipv6Choice;
 use crate::pod::PodFacts;

@@ -1,6 +1,6 @@
 //! Is this pod ours to redirect? Each gate that says no has a name.
 //!
-//! Pure, and the order is Istio's (spec `istio-cni-behaviour.md` section 1.4, steps 4 to 17): the
+//! Pure, and the order is Istio's (docs/ISTIO.md, section 3): the
 //! first gate that says no is the reason told. What is redirected, and how, is in `decide`.
 
 use crate::annotations::{self, AnnotationError, Interception};

@@ -14,7 +14,7 @@ pub struct AttachmentsError;
 /// # Errors
 /// When the list of what is still valid is no list: somebody who cleans up by it would do harm.
 pub(crate) fn gc(request: &Request) -> Result<Reply, AttachmentsError> {
-    // An empty list is sent as null (spec runtimes.md).
+    // An empty list is sent as null (docs/RULES.md, section 6).
     let valid = match request.network.member("cni.dev/valid-attachments") {
         None => true,
         Some(list) => list.as_array().is_some_and(|list| list.iter().all(is_attachment)),

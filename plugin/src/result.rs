@@ -80,7 +80,7 @@ pub fn to_hand_on(before: Option<Value>, config: &str) -> Result<Value, ResultEr
 fn empty(version: &str) -> Result<Value, ResultError> {
     match version {
         "0.1.0" | "0.2.0" => Err(ResultError::NothingToSay(version.to_owned())),
-        // These versions print a struct `dns` even when it is empty (spec runtimes.md).
+        // These versions print a struct `dns` even when it is empty (docs/RULES.md, section 6).
         "0.3.0" | "0.3.1" | "0.4.0" => Ok(json!({ "cniVersion": version, "dns": {} })),
         _ => Ok(json!({ "cniVersion": version })),
     }

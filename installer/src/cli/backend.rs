@@ -2,7 +2,7 @@
 
 use super::answer::{Failure, Hinted};
 use super::namespace::Opened;
-use crate::init_args;
+use crate::pod::init_args;
 use clap::{Args, ValueEnum};
 use gybe_netfilter::backend::{Backend, BackendKind, Translator};
 use gybe_netfilter::choose::{Choice, NoBackend, Override, Unserved, Way, choose, next};

@@ -2,8 +2,8 @@
 //! as it would call Istio's image; both become `gybe init`.
 
 use super::answer::Failure;
-use crate::image::{ISTIO_CNI_TAINT, ISTIO_IPTABLES, ISTIO_IPTABLES_SH};
-use crate::init_args::InitArgs;
+use crate::host::image::{ISTIO_CNI_TAINT, ISTIO_IPTABLES, ISTIO_IPTABLES_SH};
+use crate::pod::init_args::InitArgs;
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 

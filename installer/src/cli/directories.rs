@@ -1,7 +1,7 @@
 //! The node's directories as an operator names them, or as this kind of node has them.
 
-use crate::install::seen::Places;
-use crate::platform::Platform;
+use crate::host::install::seen::Places;
+use crate::host::platform::Platform;
 use clap::Args;
 use std::path::{Path, PathBuf};
 

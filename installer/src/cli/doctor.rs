@@ -2,10 +2,10 @@
 
 use super::answer::{Answer, Exit, Failure};
 use super::directories::{DirectoriesArg, of_this_program};
-use crate::doctor::sight::{Ground, see};
-use crate::doctor::{Finding, State, examine, is_well};
-use crate::install::wanted::Confirmed;
-use crate::manifest::printable;
+use crate::host::doctor::sight::{Ground, see};
+use crate::host::doctor::{Finding, State, examine, is_well};
+use crate::host::install::wanted::Confirmed;
+use crate::pod::manifest::printable;
 use clap::Args;
 use gybe_plugin::probe_cache::DIRECTORY;
 use serde_json::{Value, json};

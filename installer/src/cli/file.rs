@@ -1,6 +1,6 @@
 //! Reading the files an operator names: as text, and not more of it than makes sense.
 
-use crate::manifest;
+use crate::pod::manifest;
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};

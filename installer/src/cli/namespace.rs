@@ -1,7 +1,7 @@
 //! The network namespace an operator names, and what is asked of it before any rule.
 
 use super::answer::Failure;
-use crate::own_namespace;
+use crate::pod::own_namespace;
 use clap::{Args, ValueEnum};
 use gybe_netfilter::netns::{Netns, NetnsError};
 use gybe_netfilter::policy::Families;

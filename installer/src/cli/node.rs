@@ -2,9 +2,9 @@
 
 use super::answer::{Answer, Failure, Hinted};
 use super::init::Surroundings;
-use crate::image::Image;
-use crate::kube::{Cluster, SERVICE_ACCOUNT, ServiceAccount, WatchedPods};
-use crate::node::{self, Agent, Following, Home, Keeping, NodeError, Pods, PodsFrom, REST};
+use crate::agent::cluster::{Cluster, SERVICE_ACCOUNT, ServiceAccount, WatchedPods};
+use crate::agent::{self, Agent, Following, Home, Keeping, NodeError, Pods, PodsFrom, REST};
+use crate::host::image::Image;
 use clap::Args;
 use gybe_plugin::conf::SOCKET;
 use gybe_plugin::probe_cache::ProbeCache;
@@ -51,7 +51,7 @@ impl NodeArgs {
             self.install.unwrap_or(as_a_pod).then(|| keeping(surroundings, as_a_pod)).transpose()?;
         let facts = self.facts(keeping.as_ref())?;
         let pods = self.pods(home.as_ref())?;
-        match node::serve(Agent { pods: pods.as_ref(), facts: &facts, keeping, home }) {
+        match agent::serve(Agent { pods: pods.as_ref(), facts: &facts, keeping, home }) {
             Ok(()) => Ok(Answer::yes("", json!({ "stopped": true }))),
             Err(why) => Err(Failure::hinted("the node agent cannot run", why)),
         }

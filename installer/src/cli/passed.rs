@@ -1,12 +1,12 @@
 //! What a pass over a node did and left, for a person and for a program.
 
 use super::answer::{Answer, Exit};
-use crate::install::Pass;
-use crate::install::change::{Change, Problem};
-use crate::install::perform::PerformError;
-use crate::install::plan::Plan;
-use crate::layers::chain;
-use crate::manifest::printable;
+use crate::error::chain;
+use crate::host::install::Pass;
+use crate::host::install::change::{Change, Problem};
+use crate::host::install::perform::PerformError;
+use crate::host::install::plan::Plan;
+use crate::pod::manifest::printable;
 use serde_json::{Value, json};
 
 /// What would be done; no when something stands in the way.

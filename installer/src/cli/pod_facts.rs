@@ -1,7 +1,7 @@
 //! `gybe pod-facts`: what gybe-cni runs when its configuration names a kubeconfig.
 
 use super::answer::{Answer, Failure};
-use crate::kube::{self, Cluster};
+use crate::agent::cluster::{self, Cluster};
 use clap::Args;
 use gybe_plugin::facts::wire::LONGEST_QUESTION;
 use gybe_plugin::intake;
@@ -27,7 +27,7 @@ impl PodFactsArgs {
         let question = intake::read(std::io::stdin().as_fd(), LONGEST_QUESTION, until)
             .map_err(|why| Failure::because("the question on stdin cannot be read", why))?;
         let cluster = Cluster::Kubeconfig(self.kubeconfig.clone());
-        let answer = kube::pod_facts(&cluster, &question, until)
+        let answer = cluster::pod_facts(&cluster, &question, until)
             .map_err(|why| Failure::because("what stdin asks is", why))?;
         let json: Value =
             serde_json::from_str(&answer).map_err(|why| Failure::because("the answer is no JSON", why))?;

@@ -2,10 +2,12 @@
 
 use super::answer::{Answer, Exit, Failure};
 use super::directories::DirectoriesArg;
-use crate::doctor::entry_conf;
-use crate::install::seen::{Hashes, Interest, look};
-use crate::manifest::printable;
-use crate::pods_on_node::{Found, HostPaths, Judged, Network, Sandbox, Sources, find, judge_all, summary};
+use crate::host::doctor::entry_conf;
+use crate::host::install::seen::{Hashes, Interest, look};
+use crate::host::pods_on_node::{
+    Found, HostPaths, Judged, Network, Sandbox, Sources, find, judge_all, summary,
+};
+use crate::pod::manifest::printable;
 use clap::Args;
 use gybe_plugin::args::{Namespace, PodName, PodRef};
 use gybe_plugin::conf::PluginConf;

@@ -1,7 +1,7 @@
 //! The one module that writes to stdout and stderr.
 
 use super::answer::{Answer, Exit, Failure};
-use crate::manifest::printable;
+use crate::pod::manifest::printable;
 use std::io::{self, ErrorKind, Write};
 
 /// Writes an answer in one of its forms, and says how the program ends.

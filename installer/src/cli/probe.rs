@@ -2,9 +2,10 @@
 
 use super::answer::{Answer, Exit, Failure, Hinted};
 use super::backend::BackendArg;
-use crate::host::{self, HostError, HostMounts};
-use crate::node::{Journal, stop_signal};
-use crate::node_probe::{self, untried};
+use crate::agent::stop_signal;
+use crate::log::Journal;
+use crate::probe::host::{self, HostError, HostMounts};
+use crate::probe::node_probe::{self, untried};
 use clap::Args;
 use gybe_netfilter::backend::BackendKind;
 use gybe_netfilter::choose::{Choice, NoBackend, Override, choose};

@@ -3,8 +3,8 @@
 use super::answer::{Answer, Exit, Failure};
 use super::namespace::FamiliesArg;
 use super::wish::{Asked, InitArg, Place, Wish, WishArgs};
-use crate::families::Families;
-use crate::manifest::printable;
+use crate::pod::families::Families;
+use crate::pod::manifest::printable;
 use clap::{Args, ValueEnum};
 use gybe_netfilter::compile::compile;
 use gybe_netfilter::show::show;

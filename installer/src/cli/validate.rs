@@ -2,10 +2,10 @@
 
 use super::answer::{Answer, Exit, Failure};
 use super::init::{self, IstioArgs};
-use crate::families::{Families, FamilyWish, Stack};
-use crate::init_args::InitArgs;
-use crate::own_namespace;
-use crate::validation::{Check, Verdict};
+use crate::pod::families::{Families, FamilyWish, Stack};
+use crate::pod::init_args::InitArgs;
+use crate::pod::own_namespace;
+use crate::pod::validation::{Check, Verdict};
 use clap::Args;
 use gybe_netfilter::ruleset::Family;
 
@@ -48,7 +48,7 @@ pub(super) fn validate(args: &InitArgs) -> Result<Answer, Failure> {
     Ok(answer.noting(notes.into_iter().collect()))
 }
 
-/// The family of the first address that counts (spec `istio-cni-behaviour.md` 2.4). A pod that has
+/// The family of the first address that counts (docs/ISTIO.md, section 2.5). A pod that has
 /// none can still be asked on IPv4.
 fn family() -> Result<Family, Failure> {
     let cannot = |why| Failure::hinted("cannot learn the pod's addresses", why);

@@ -2,9 +2,9 @@
 
 use super::answer::Failure;
 use super::{file, plugin_conf};
-use crate::families::{Families, FamilyWish, NoAddress};
-use crate::manifest::{self, PodTemplate};
-use crate::policy_file::PolicyFile;
+use crate::pod::families::{Families, FamilyWish, NoAddress};
+use crate::pod::manifest::{self, PodTemplate};
+use crate::pod::policy_file::PolicyFile;
 use clap::{ArgGroup, Args};
 use gybe_netfilter::policy::RedirectPolicy;
 use gybe_plugin::conf::PluginConf;
@@ -222,7 +222,7 @@ impl Place {
     }
 
     /// An imagined namespace has both families, IPv4 first: then IPv6 is redirected when the wish
-    /// says so and left alone when it says nothing (spec `istio-cni-behaviour.md` section 2.4).
+    /// says so and left alone when it says nothing (docs/ISTIO.md, section 2.5).
     fn addresses(&self) -> Vec<IpAddr> {
         match self {
             Self::Namespace(addresses) => addresses.clone(),

@@ -1,8 +1,8 @@
 //! The connections a pod makes, and what must become of each with and without its redirect. Written
 //! by hand: what the rules say of them is not asked here.
 
-use super::caller::{Call, Disguise};
 use super::stage::{APP, OUTSIDER, POD, PROXY};
+use crate::testnet::caller::{Call, Disguise};
 use gybe_netfilter::compile::{PASSTHROUGH_V4, PASSTHROUGH_V6};
 use gybe_netfilter::ruleset::Family;
 use gybe_netfilter::trace::{Owner, Transport};

@@ -1,7 +1,7 @@
 //! Whether what became of a connection follows from what `trace` says of its first packet. Knows
 //! neither whose connection it was nor how it was made.
 
-use super::fate::Fate;
+use crate::testnet::fate::Fate;
 use gybe_netfilter::trace;
 use nix::errno::Errno;
 use std::net::SocketAddr;

@@ -2,11 +2,11 @@
 //! `report.rs`.
 
 use super::add::{Add, AddError, Place};
-use super::caller::CallError;
 use super::connections::{self, Connection, From};
-use super::fate::Fate;
 use super::stage::{POD, Stage, StageError};
 use super::watched::Watched;
+use crate::testnet::caller::CallError;
+use crate::testnet::fate::Fate;
 use gybe_netfilter::backend::Backend;
 use gybe_netfilter::netns;
 use gybe_netfilter::nft::Nft;
@@ -111,8 +111,8 @@ impl PlayError {
     }
 }
 
-impl std::convert::From<super::namespace::NamespaceError> for PlayError {
-    fn from(error: super::namespace::NamespaceError) -> Self {
+impl std::convert::From<crate::testnet::namespace::NamespaceError> for PlayError {
+    fn from(error: crate::testnet::namespace::NamespaceError) -> Self {
         Self::Stage(error.into())
     }
 }

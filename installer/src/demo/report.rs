@@ -1,9 +1,9 @@
 //! What the play showed, told to a person or to a program. Decides which rows are wrong, and no more.
 
-use super::fate::Fate;
 use super::foretold::{Beside, follows};
 use super::play::{Outcome, Row};
 use super::watched::Seen;
+use crate::testnet::fate::Fate;
 use gybe_netfilter::compile::PASSTHROUGH_V6;
 use gybe_netfilter::ruleset::Family;
 use serde_json::{Value, json};

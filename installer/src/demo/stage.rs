@@ -1,8 +1,8 @@
 //! A pod and its peer: two namespaces, a link between them, and those who answer in each.
 
-use super::link::{End, LinkError, Towards, join, route};
-use super::listener::{Badge, ListenError, Listeners, Reach, Service};
-use super::namespace::{Namespace, NamespaceError};
+use crate::testnet::link::{End, LinkError, Towards, join, route};
+use crate::testnet::listener::{Badge, ListenError, Listeners, Reach, Service};
+use crate::testnet::namespace::{Namespace, NamespaceError};
 use gybe_netfilter::policy::{InterfaceName, InterfaceNameError};
 use gybe_netfilter::trace::{Owner, Transport};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};

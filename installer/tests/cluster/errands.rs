@@ -2,7 +2,7 @@
 
 use crate::ground::{CALL, Ground, NODE};
 use gybe_api_server::{Fault, Network, Trouble, Verb};
-use gybe_installer::kube::{Cluster, Fate, ServiceAccount, daemonset_fate, node_labels};
+use gybe_installer::agent::cluster::{Cluster, Fate, ServiceAccount, daemonset_fate, node_labels};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 

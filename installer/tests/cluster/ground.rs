@@ -1,8 +1,8 @@
 //! A cluster of a test's own, its service account's directory, and who watches it. Gone with the test.
 
 use gybe_api_server::{ApiServer, Request, ServiceAccount, Validity};
-use gybe_installer::kube::{self, Cluster, WatchState, WatchedPods};
-use gybe_installer::node::Pods;
+use gybe_installer::agent::Pods;
+use gybe_installer::agent::cluster::{self, Cluster, WatchState, WatchedPods};
 use gybe_plugin::facts::wire::{self, Answer};
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -35,7 +35,7 @@ impl Ground {
     pub(crate) fn cluster(&self) -> Cluster {
         let address = self.server.address();
         let (host, port) = (address.ip().to_string(), address.port().to_string());
-        Cluster::Own(kube::ServiceAccount { host, port, directory: self.account.path().to_owned() })
+        Cluster::Own(cluster::ServiceAccount { host, port, directory: self.account.path().to_owned() })
     }
 
     /// A watch that has its list.

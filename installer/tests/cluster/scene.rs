@@ -1,7 +1,7 @@
 //! A watch that is well, and whether it is so again.
 
 use crate::ground::{Ground, becomes, knows};
-use gybe_installer::kube::{WatchState, WatchedPods};
+use gybe_installer::agent::cluster::{WatchState, WatchedPods};
 
 pub(crate) fn well(state: &WatchState) -> bool {
     state.trouble.is_none()

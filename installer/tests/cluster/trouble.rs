@@ -4,7 +4,7 @@
 use crate::ground::{Ground, NODE, asked, becomes, knows, meshed};
 use crate::scene::{is_back, scene, status, well};
 use gybe_api_server::{Fault, Network, Request, Trouble, Verb};
-use gybe_installer::kube::WatchedPods;
+use gybe_installer::agent::cluster::WatchedPods;
 use gybe_plugin::facts::wire::Answer;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;

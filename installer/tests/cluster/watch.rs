@@ -1,8 +1,8 @@
 //! What is known when all is well, and what it costs the API server.
 
 use crate::ground::{Ground, NODE, asked, becomes, knows, meshed};
-use gybe_installer::kube::WatchedPods;
-use gybe_installer::node::Pods;
+use gybe_installer::agent::Pods;
+use gybe_installer::agent::cluster::WatchedPods;
 use gybe_plugin::facts::wire::{self, Answer};
 use std::thread;
 use std::time::{Duration, Instant};

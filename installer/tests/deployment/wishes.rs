@@ -1,8 +1,8 @@
 //! What the manifests tell the program, read by the program itself.
 
 use crate::objects::Objects;
-use gybe_installer::install::wanted::Shape;
-use gybe_installer::settings::{Fate, Given, INCUMBENTS, KEYS, Name, OURS, Settings};
+use gybe_installer::host::install::wanted::Shape;
+use gybe_installer::host::settings::{Fate, Given, INCUMBENTS, KEYS, Name, OURS, Settings};
 use k8s_openapi::api::core::v1::{ConfigMap, VolumeMount};
 use std::collections::BTreeMap;
 use std::path::Path;

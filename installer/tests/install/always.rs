@@ -1,11 +1,11 @@
 //! After every single step, in any directory, the runtime still loads the network it loaded before.
 
-use gybe_installer::install::loads::DropIns;
-use gybe_installer::install::loads::choice::{Runtime, choose};
-use gybe_installer::install::perform::perform;
-use gybe_installer::install::plan::plan;
-use gybe_installer::install::seen::Interest;
-use gybe_installer::install::wanted::{Confirmed, Install, PutBack, Shape, Wanted};
+use gybe_installer::host::install::loads::DropIns;
+use gybe_installer::host::install::loads::choice::{Runtime, choose};
+use gybe_installer::host::install::perform::perform;
+use gybe_installer::host::install::plan::plan;
+use gybe_installer::host::install::seen::Interest;
+use gybe_installer::host::install::wanted::{Confirmed, Install, PutBack, Shape, Wanted};
 use proptest::prelude::*;
 
 use crate::ground::Ground;

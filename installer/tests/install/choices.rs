@@ -2,9 +2,9 @@
 
 use std::os::unix::fs::symlink;
 
-use gybe_installer::install::loads::DropIns;
-use gybe_installer::install::loads::choice::{NoChoice, Runtime, choose};
-use gybe_installer::install::seen::Interest;
+use gybe_installer::host::install::loads::DropIns;
+use gybe_installer::host::install::loads::choice::{NoChoice, Runtime, choose};
+use gybe_installer::host::install::seen::Interest;
 use serde_json::Value;
 
 use crate::ground::Ground;

@@ -1,8 +1,8 @@
 //! Nothing but our entry ever changes in somebody else's file.
 
-use gybe_installer::install::conflist::convert::{listed, unlisted};
-use gybe_installer::install::conflist::{Chain, ConflistError, ISTIO, Istio};
-use gybe_installer::install::entry::Entry;
+use gybe_installer::host::install::conflist::convert::{listed, unlisted};
+use gybe_installer::host::install::conflist::{Chain, ConflistError, ISTIO, Istio};
+use gybe_installer::host::install::entry::Entry;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -192,7 +192,7 @@ proptest! {
         prop_assert_eq!(String::from_utf8(without(&inside)).unwrap(), file.clone());
 
         let mut want: Value = serde_json::from_str(&file).unwrap();
-        want["plugins"].as_array_mut().unwrap().push(serde_json::from_slice(&ours().print(&gybe_installer::install::entry::Layout::OneLine)).unwrap());
+        want["plugins"].as_array_mut().unwrap().push(serde_json::from_slice(&ours().print(&gybe_installer::host::install::entry::Layout::OneLine)).unwrap());
         prop_assert_eq!(serde_json::from_slice::<Value>(&inside).unwrap(), want);
     }
 

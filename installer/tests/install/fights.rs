@@ -4,9 +4,9 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use gybe_installer::install::directory::Directory;
-use gybe_installer::install::wanted::{Shape, Wanted};
-use gybe_installer::install::{Memory, pass};
+use gybe_installer::host::install::directory::Directory;
+use gybe_installer::host::install::wanted::{Shape, Wanted};
+use gybe_installer::host::install::{Memory, pass};
 
 use crate::ground::Ground;
 use crate::wants::{install, program};

@@ -5,13 +5,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use gybe_installer::install::change::Problem;
-use gybe_installer::install::loads::DropIns;
-use gybe_installer::install::loads::choice::{Runtime, choose};
-use gybe_installer::install::runtimes::Runtimes;
-use gybe_installer::install::seen::{FileName, Hashes, Interest, LOCK, Places, Snapshot, look};
-use gybe_installer::install::wanted::Wanted;
-use gybe_installer::install::{Memory, Pass, pass};
+use gybe_installer::host::install::change::Problem;
+use gybe_installer::host::install::loads::DropIns;
+use gybe_installer::host::install::loads::choice::{Runtime, choose};
+use gybe_installer::host::install::runtimes::Runtimes;
+use gybe_installer::host::install::seen::{FileName, Hashes, Interest, LOCK, Places, Snapshot, look};
+use gybe_installer::host::install::wanted::Wanted;
+use gybe_installer::host::install::{Memory, Pass, pass};
 
 use crate::wants;
 

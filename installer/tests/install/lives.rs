@@ -3,11 +3,11 @@
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
-use gybe_installer::install::change::Problem;
-use gybe_installer::install::loads::DropIns;
-use gybe_installer::install::loads::choice::Runtime;
-use gybe_installer::install::runtimes::{ConfiguredDirectory, Runtimes};
-use gybe_installer::install::wanted::{Confirmed, PutBack, Shape, Wanted};
+use gybe_installer::host::install::change::Problem;
+use gybe_installer::host::install::loads::DropIns;
+use gybe_installer::host::install::loads::choice::Runtime;
+use gybe_installer::host::install::runtimes::{ConfiguredDirectory, Runtimes};
+use gybe_installer::host::install::wanted::{Confirmed, PutBack, Shape, Wanted};
 
 use crate::ground::Ground;
 use crate::wants::{chained, install, installed, left, name};

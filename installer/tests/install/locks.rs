@@ -7,9 +7,9 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use gybe_installer::install::perform::Turn;
-use gybe_installer::install::seen::LOCK;
-use gybe_installer::install::wanted::PutBack;
+use gybe_installer::host::install::perform::Turn;
+use gybe_installer::host::install::seen::LOCK;
+use gybe_installer::host::install::wanted::PutBack;
 
 use crate::ground::Ground;
 use crate::wants::{chained, left};

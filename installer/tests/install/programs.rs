@@ -7,9 +7,9 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 
-use gybe_installer::install::perform::{PerformError, TrialError};
-use gybe_installer::install::seen::Hash;
-use gybe_installer::install::wanted::{Install, Need, Shape, Wanted};
+use gybe_installer::host::install::perform::{PerformError, TrialError};
+use gybe_installer::host::install::seen::Hash;
+use gybe_installer::host::install::wanted::{Install, Need, Shape, Wanted};
 use nix::errno::Errno;
 
 use crate::ground::{Ground, Over};

@@ -3,8 +3,8 @@
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 
-use gybe_installer::install::change::Problem;
-use gybe_installer::install::wanted::{Confirmed, Install, PutBack, Shape, Wanted};
+use gybe_installer::host::install::change::Problem;
+use gybe_installer::host::install::wanted::{Confirmed, Install, PutBack, Shape, Wanted};
 
 use crate::ground::Ground;
 use crate::lives::{LIST, SINGLE};

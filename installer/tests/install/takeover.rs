@@ -2,9 +2,9 @@
 
 use std::fs;
 
-use gybe_installer::install::change::Problem;
-use gybe_installer::install::conflist::ConflistError;
-use gybe_installer::install::wanted::{PutBack, Shape, TakeOver, Wanted};
+use gybe_installer::host::install::change::Problem;
+use gybe_installer::host::install::conflist::ConflistError;
+use gybe_installer::host::install::wanted::{PutBack, Shape, TakeOver, Wanted};
 
 use crate::ground::Ground;
 use crate::lives::LIST;

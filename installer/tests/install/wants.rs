@@ -4,9 +4,9 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use gybe_installer::install::entry::Entry;
-use gybe_installer::install::seen::{FileName, Hash, Places};
-use gybe_installer::install::wanted::{
+use gybe_installer::host::install::entry::Entry;
+use gybe_installer::host::install::seen::{FileName, Hash, Places};
+use gybe_installer::host::install::wanted::{
     Confirmed, Install, Leave, Need, Place, Program, PutBack, Shape, TakeOver, Trial, Wanted,
 };
 use serde_json::json;

@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use gybe_installer::install::conflist::Chain;
-use gybe_installer::install::fight::rivals::Rival;
-use gybe_installer::install::perform::{Busy, Turn};
-use gybe_installer::install::watch::{Watch, WatchMode, Woken};
-use gybe_installer::install::{Memory, pass};
+use gybe_installer::host::install::conflist::Chain;
+use gybe_installer::host::install::fight::rivals::Rival;
+use gybe_installer::host::install::perform::{Busy, Turn};
+use gybe_installer::host::install::watch::{Watch, WatchMode, Woken};
+use gybe_installer::host::install::{Memory, pass};
 
 use crate::ground::{Ground, Over};
 use crate::wants::chained;

@@ -2,7 +2,7 @@
 
 use crate::agent::eventually;
 use crate::node::{Node, PRIMARY};
-use gybe_installer::install::perform::Turn;
+use gybe_installer::host::install::perform::Turn;
 use std::fs;
 use std::os::unix::fs::symlink;
 

@@ -1,7 +1,7 @@
 //! A node of directories, gone when the test ends.
 
 use crate::agent::{Agent, eventually};
-use gybe_installer::install::conflist::Chain;
+use gybe_installer::host::install::conflist::Chain;
 use gybe_plugin::probe_cache::this_node;
 use gybe_plugin::probed::{self, VERSION};
 use serde_json::{Value, json};

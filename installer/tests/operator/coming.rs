@@ -1,7 +1,7 @@
 //! Coming: what `gybe install` places, writes, says, and leaves alone.
 
 use crate::node::{LIST, Node, SINGLE, plugin};
-use gybe_installer::settings::KEYS;
+use gybe_installer::host::settings::KEYS;
 use serde_json::Value;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

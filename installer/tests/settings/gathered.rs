@@ -1,6 +1,6 @@
 //! The mounted ConfigMap as the kubelet keeps it, and as it must not be read.
 
-use gybe_installer::settings::{CONFIG, Given, config_directory};
+use gybe_installer::host::settings::{CONFIG, Given, config_directory};
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::symlink;

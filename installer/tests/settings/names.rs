@@ -1,8 +1,8 @@
 //! Every name of the incumbent's is honoured, or refused with what took its place.
 
 use crate::said::{given, read, refused};
-use gybe_installer::image::OTHER_NAMES;
-use gybe_installer::settings::{Fate, Given, INCUMBENTS, KEYS, OURS, Settings};
+use gybe_installer::host::image::OTHER_NAMES;
+use gybe_installer::host::settings::{Fate, Given, INCUMBENTS, KEYS, OURS, Settings};
 
 /// A value that is not the default.
 fn another(name: &str) -> &'static str {

@@ -1,6 +1,6 @@
 //! Settings out of a few words.
 
-use gybe_installer::settings::{Given, Settings};
+use gybe_installer::host::settings::{Given, Settings};
 
 pub(crate) type Pairs<'a> = &'a [(&'a str, &'a str)];
 

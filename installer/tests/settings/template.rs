@@ -2,9 +2,9 @@
 
 use crate::said::{Pairs, given, read, refused};
 use crate::wanted::{image, installed, json_of, node};
-use gybe_installer::image::Image;
-use gybe_installer::node_backend::node_backend;
-use gybe_installer::settings::{OnNode, Settings};
+use gybe_installer::host::image::Image;
+use gybe_installer::host::settings::{OnNode, Settings};
+use gybe_installer::probe::node_backend::node_backend;
 use gybe_netfilter::backend::BackendKind;
 use gybe_plugin::conf::{PluginConf, Probed};
 use serde_json::{Value, json};

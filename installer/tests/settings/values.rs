@@ -1,8 +1,8 @@
 //! What values mean, and which of two counts.
 
 use crate::said::{Pairs, read, refused};
-use gybe_installer::install::wanted::{PutBack, Shape};
-use gybe_installer::settings::{Mode, PodSource, TakeOverWish, Trust};
+use gybe_installer::host::install::wanted::{PutBack, Shape};
+use gybe_installer::host::settings::{Mode, PodSource, TakeOverWish, Trust};
 use gybe_plugin::conf::{BackendChoice, LogLevel};
 use std::collections::BTreeSet;
 use std::net::SocketAddr;

@@ -1,11 +1,11 @@
 //! From the settings to the state a node is to be in.
 
 use crate::said::{Pairs, read};
-use gybe_installer::image::Image;
-use gybe_installer::install::entry::{Entry, Layout};
-use gybe_installer::install::wanted::{Install, Leave, Need, Place, Shape, TakeOver, Wanted};
-use gybe_installer::node_backend::node_backend;
-use gybe_installer::settings::{Burial, OnNode, Settings, StandIn};
+use gybe_installer::host::image::Image;
+use gybe_installer::host::install::entry::{Entry, Layout};
+use gybe_installer::host::install::wanted::{Install, Leave, Need, Place, Shape, TakeOver, Wanted};
+use gybe_installer::host::settings::{Burial, OnNode, Settings, StandIn};
+use gybe_installer::probe::node_backend::node_backend;
 use gybe_plugin::conf::{BackendChoice, PluginConf, unknown_keys};
 use serde_json::{Value, json};
 use std::fs;

@@ -1,8 +1,8 @@
 //! Table A: the sixteen end-to-end cases. In, its entry taken out and put back, and out again.
 
-use gybe_installer::install::change::Problem;
-use gybe_installer::install::conflist::Chain;
-use gybe_installer::install::wanted::{PutBack, Shape, Wanted};
+use gybe_installer::host::install::change::Problem;
+use gybe_installer::host::install::conflist::Chain;
+use gybe_installer::host::install::wanted::{PutBack, Shape, Wanted};
 use serde_json::Value;
 
 use crate::ground::Ground;

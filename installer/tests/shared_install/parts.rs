@@ -1,14 +1,14 @@
 //! Table B: the parts of an installer, and the conf files of other projects.
 
-use gybe_installer::install::change::Problem;
-use gybe_installer::install::conflist::convert::{listed, unlisted};
-use gybe_installer::install::conflist::{Chain, ConflistError, Istio};
-use gybe_installer::install::entry::Entry;
-use gybe_installer::install::loads::{Form, network};
-use gybe_installer::install::network_config::{Facts, TemplateError, members};
-use gybe_installer::install::wanted::{PutBack, Shape};
-use gybe_installer::node::kubeconfig::{Credentials, render};
-use gybe_installer::settings::{ApiServer, Given, Settings, Trust};
+use gybe_installer::agent::kubeconfig::{Credentials, render};
+use gybe_installer::host::install::change::Problem;
+use gybe_installer::host::install::conflist::convert::{listed, unlisted};
+use gybe_installer::host::install::conflist::{Chain, ConflistError, Istio};
+use gybe_installer::host::install::entry::Entry;
+use gybe_installer::host::install::loads::{Form, network};
+use gybe_installer::host::install::network_config::{Facts, TemplateError, members};
+use gybe_installer::host::install::wanted::{PutBack, Shape};
+use gybe_installer::host::settings::{ApiServer, Given, Settings, Trust};
 use serde_json::Value;
 
 use crate::ground::Ground;

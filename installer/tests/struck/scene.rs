@@ -4,12 +4,12 @@ use std::path::Path;
 use std::process::{Command, ExitCode, Output};
 use std::time::{Duration, Instant};
 
-use gybe_installer::install::loads::DropIns;
-use gybe_installer::install::loads::choice::{Runtime, choose};
-use gybe_installer::install::perform::PerformError;
-use gybe_installer::install::seen::Interest;
-use gybe_installer::install::wanted::{PutBack, Shape, Wanted};
-use gybe_installer::install::{Memory, Pass, pass};
+use gybe_installer::host::install::loads::DropIns;
+use gybe_installer::host::install::loads::choice::{Runtime, choose};
+use gybe_installer::host::install::perform::PerformError;
+use gybe_installer::host::install::seen::Interest;
+use gybe_installer::host::install::wanted::{PutBack, Shape, Wanted};
+use gybe_installer::host::install::{Memory, Pass, pass};
 
 use crate::ground::Ground;
 use crate::wants;

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
-use gybe_installer::install::watch::{Watch, WatchMode, Woken};
+use gybe_installer::host::install::watch::{Watch, WatchMode, Woken};
 
 use crate::ground::Ground;
 use crate::scene::traced;

@@ -1,8 +1,8 @@
 //! A pod as a runtime hands it to the plugin: a fresh namespace with addresses, and the call.
 
 use crate::seclusion::PLACE;
-use gybe_installer::demo::link::{End, join};
-use gybe_installer::demo::namespace::Namespace;
+use gybe_installer::testnet::link::{End, join};
+use gybe_installer::testnet::namespace::Namespace;
 use gybe_integration::complaint::Complaint;
 use gybe_integration::crowd::side_by_side;
 use gybe_netfilter::policy::InterfaceName;

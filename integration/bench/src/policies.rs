@@ -1,6 +1,6 @@
 //! The policies that are measured: Istio's default, and the same with long lists of exemptions.
 
-use gybe_installer::policy_file::PolicyFile;
+use gybe_installer::pod::policy_file::PolicyFile;
 use gybe_integration::complaint::Complaint;
 use gybe_netfilter::policy::{CidrSet, Inbound, PortSet, RedirectPolicy};
 use gybe_netfilter::ruleset::{Chain, Match, Networks, Rule, RuleId, Ruleset};

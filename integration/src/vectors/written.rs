@@ -1,7 +1,7 @@
 //! The files' own form: the fields as they are named there, and nothing of what they mean together.
 
 use super::{Flow, Place};
-use gybe_installer::demo::fate::FateError;
+use gybe_installer::testnet::fate::FateError;
 use gybe_netfilter::trace::{Owner, Transport};
 use serde::Deserialize;
 use serde_json::{Map, Value};

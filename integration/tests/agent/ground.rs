@@ -1,6 +1,6 @@
 //! A running agent, and ADDs that ask it.
 
-use gybe_installer::demo::namespace::Namespace;
+use gybe_installer::testnet::namespace::Namespace;
 use gybe_integration::programs::{Run, ours, path_of_ours, run};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;

@@ -1,6 +1,6 @@
 //! Where the agent is asked for its health: at each of the node's addresses, of whichever kind.
 
-use gybe_installer::demo::namespace::Namespace;
+use gybe_installer::testnet::namespace::Namespace;
 use gybe_integration::programs::path_of_ours;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};

@@ -1,7 +1,7 @@
 //! An agent that dies and comes back without end: what an ADD meets then, and what is left when it is over.
 
 use crate::ground::{Agent, add, add_as, inspected, pod};
-use gybe_installer::demo::namespace::Namespace;
+use gybe_installer::testnet::namespace::Namespace;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use std::fs;

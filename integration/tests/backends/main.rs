@@ -12,7 +12,7 @@ mod meanwhile;
 mod probing;
 mod replacing;
 
-use gybe_installer::demo::namespace::Namespace;
+use gybe_installer::testnet::namespace::Namespace;
 use gybe_netfilter::backend::{Backend, BackendKind};
 use gybe_netfilter::iptables::{Iptables, Variant};
 use gybe_netfilter::nft::Nft;

@@ -7,7 +7,7 @@ use crate::meanwhile::Times;
 use crate::row::{Added, Row};
 use crate::site::{Site, known, programs};
 use gybe_installer::demo::add::Add;
-use gybe_installer::demo::namespace::Namespace;
+use gybe_installer::testnet::namespace::Namespace;
 use gybe_integration::crowd::so_many_at_a_time;
 use gybe_integration::programs::{ours, run};
 use gybe_netfilter::backend::Backend;

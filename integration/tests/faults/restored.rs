@@ -1,7 +1,7 @@
 //! `remove` leaves a namespace as it was, with all that others have in it, whatever was applied.
 
 use super::sh;
-use gybe_installer::demo::namespace::Namespace;
+use gybe_installer::testnet::namespace::Namespace;
 use gybe_integration::vectors;
 use gybe_netfilter::backend::Backend;
 use gybe_netfilter::iptables::{Iptables, Variant};

@@ -2,7 +2,7 @@
 //! its label says so.
 
 use crate::kernel::without_nf_tables;
-use gybe_installer::node_backend::{Found, node_backend};
+use gybe_installer::probe::node_backend::{Found, node_backend};
 use gybe_integration::add::{Call, Place, pod};
 use gybe_integration::complaint::Complaint;
 use gybe_integration::programs::{Run, path_of_ours, run};

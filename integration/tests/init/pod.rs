@@ -1,10 +1,10 @@
 //! A pod and its neighbour, and the ways in which a container in it calls the program.
 
-use gybe_installer::demo::caller::{Call, Disguise};
-use gybe_installer::demo::fate::Fate;
-use gybe_installer::demo::link::{End, Towards, join, route};
-use gybe_installer::demo::listener::{Badge, Listeners, Reach, Service};
-use gybe_installer::demo::namespace::Namespace;
+use gybe_installer::testnet::caller::{Call, Disguise};
+use gybe_installer::testnet::fate::Fate;
+use gybe_installer::testnet::link::{End, Towards, join, route};
+use gybe_installer::testnet::listener::{Badge, Listeners, Reach, Service};
+use gybe_installer::testnet::namespace::Namespace;
 use gybe_integration::programs::{Run, ours, path_of_ours, run};
 use gybe_netfilter::policy::InterfaceName;
 use gybe_netfilter::trace::{Owner, Transport};

@@ -6,7 +6,7 @@
 
 mod programs;
 
-use gybe_installer::demo::namespace::Namespace;
+use gybe_installer::testnet::namespace::Namespace;
 use gybe_integration::vectors;
 use gybe_netfilter::backend::{Backend, Before};
 use gybe_netfilter::compile::compile;

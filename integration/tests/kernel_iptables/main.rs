@@ -16,7 +16,7 @@ mod repair;
 mod user_namespace;
 mod writing;
 
-use gybe_installer::demo::namespace::Namespace;
+use gybe_installer::testnet::namespace::Namespace;
 use gybe_integration::vectors;
 use gybe_netfilter::backend::{Backend, BackendError};
 use gybe_netfilter::compile::compile;

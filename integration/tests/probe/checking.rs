@@ -1,7 +1,7 @@
 //! CHECK and `gybe verify` ask whoever has written, and not what would be written now.
 
 use crate::{change, gybe, kept, later, refused};
-use gybe_installer::demo::namespace::Namespace;
+use gybe_installer::testnet::namespace::Namespace;
 use gybe_integration::add::{Call, Place, pod};
 use gybe_integration::complaint::Complaint;
 use gybe_integration::programs::run;

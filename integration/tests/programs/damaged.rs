@@ -1,9 +1,9 @@
 //! Damaged on the way: whatever bit, whatever part of it, it never gets the plugin's name.
 
 use crate::node::{LIST, Node, add};
-use gybe_installer::install::perform::{Failed, PerformError};
-use gybe_installer::install::wanted::Wanted;
-use gybe_installer::install::{Memory, pass};
+use gybe_installer::host::install::perform::{Failed, PerformError};
+use gybe_installer::host::install::wanted::Wanted;
+use gybe_installer::host::install::{Memory, pass};
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 

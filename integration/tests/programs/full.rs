@@ -1,8 +1,8 @@
 //! A disk that is full: what was there stays and works, and a pass after there is room does the rest.
 
 use crate::node::{LIST, Node, add, with_own_mounts};
-use gybe_installer::install::perform::{Failed, PerformError};
-use gybe_installer::install::{Memory, Pass, pass};
+use gybe_installer::host::install::perform::{Failed, PerformError};
+use gybe_installer::host::install::{Memory, Pass, pass};
 use nix::errno::Errno;
 use nix::mount::{MsFlags, mount};
 use std::fs::{self, File};

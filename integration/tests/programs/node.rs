@@ -1,8 +1,8 @@
 //! A node's directories, and an image with two builds of the real plugin.
 
-use gybe_installer::install::entry::Entry;
-use gybe_installer::install::seen::{FileName, Hash, Places};
-use gybe_installer::install::wanted::{
+use gybe_installer::host::install::entry::Entry;
+use gybe_installer::host::install::seen::{FileName, Hash, Places};
+use gybe_installer::host::install::wanted::{
     Confirmed, Install, Need, Place, Program, Shape, TakeOver, Trial, Wanted,
 };
 use gybe_integration::programs::{path_of_ours, run};

@@ -1,10 +1,10 @@
 //! A directory that is renamed on the host under a mount of it, which is what an agent's pod sees of it.
 
 use crate::node::{LIST, Node, with_own_mounts};
-use gybe_installer::install::change::Problem;
-use gybe_installer::install::directory::Directory;
-use gybe_installer::install::seen::Places;
-use gybe_installer::install::{Memory, pass};
+use gybe_installer::host::install::change::Problem;
+use gybe_installer::host::install::directory::Directory;
+use gybe_installer::host::install::seen::Places;
+use gybe_installer::host::install::{Memory, pass};
 use nix::mount::{MsFlags, mount};
 use std::fs;
 use std::path::Path;

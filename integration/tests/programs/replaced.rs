@@ -1,7 +1,7 @@
 //! Replaced while it runs: nobody is told that a text file is busy, and nobody finds half a program.
 
 use crate::node::{Node, add};
-use gybe_installer::install::{Memory, pass};
+use gybe_installer::host::install::{Memory, pass};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex};
 use std::thread;

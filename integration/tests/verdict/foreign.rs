@@ -1,7 +1,7 @@
 //! Other owners' rules: the verdict, and a connection that shows whether it is right.
 
 use crate::world::World;
-use gybe_installer::demo::fate::Fate;
+use gybe_installer::testnet::fate::Fate;
 use gybe_integration::complaint::Complaint;
 use gybe_integration::crowd::side_by_side;
 use gybe_integration::programs::ours;

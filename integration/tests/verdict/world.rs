@@ -1,6 +1,6 @@
 //! A pod redirected by the default policy, in the recorded network, with other owners' rules beside ours.
 
-use gybe_installer::demo::fate::Fate;
+use gybe_installer::testnet::fate::Fate;
 use gybe_integration::complaint::Complaint;
 use gybe_integration::programs::run;
 use gybe_integration::run::make;

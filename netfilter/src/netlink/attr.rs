@@ -69,7 +69,7 @@ impl Writer {
     /// An attribute made of attributes.
     ///
     /// Without `NLA_F_NESTED`: nf_tables does not set it on the way out either, so what it gives
-    /// back can be compared byte for byte (spec `netlink.md`, Expressions).
+    /// back can be compared byte for byte (docs/RULES.md, section 5.4).
     pub(crate) fn nested(&mut self, kind: u16, content: impl FnOnce(&mut Self)) {
         self.enclose(kind, content);
     }

@@ -1,6 +1,6 @@
 //! A netlink socket: opened with the options we need, one datagram out, datagrams in, no waiting.
 //!
-//! The kernel works a request off before `sendmsg` returns (spec `netlink.md`, Transport), so every
+//! The kernel works a request off before `sendmsg` returns (docs/RULES.md, section 5.1), so every
 //! answer is queued by then and nothing here ever blocks.
 
 use super::list::{List, Listed};

@@ -61,7 +61,7 @@ pub struct TooLong;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Start {
     /// There is no table of ours; the batch fails when there is. No delete in it: a delete makes the
-    /// closing of the socket wait 7-15 ms (spec `netlink.md`).
+    /// closing of the socket wait 7-15 ms (docs/RULES.md, section 5.2).
     Fresh,
     /// Whatever is there of ours goes, in the same transaction.
     Replace,

@@ -82,7 +82,7 @@ impl KernelPart {
     const CT: Self = Self { module: "nft_ct", config: "CONFIG_NFT_CT" };
 
     /// The part without which nftables refuses `object` like this; `expressions` are those of the
-    /// rule that it may have meant. Seen on 5.10-7.3 (spec `kernel-matrix.md`): a missing module is
+    /// rule that it may have meant. Seen on booted kernels 5.10 to 7.3: a missing module is
     /// `ENOENT`, at the chain or at the rule; without nf_tables itself the transaction is refused.
     pub(super) fn lacking(object: &Object, errno: Errno, expressions: &[&[u8]]) -> Option<Self> {
         match (object, errno) {

@@ -67,7 +67,7 @@ impl KeyType {
         }
     }
 
-    /// Do its sets hold intervals? A plain set of ports takes seconds to fill (spec `netlink.md`, Sets).
+    /// Do its sets hold intervals? A plain set of ports takes seconds to fill (docs/RULES.md, section 5.3).
     pub(super) fn is_interval(self) -> bool {
         matches!(self, Self::Port | Self::V4 | Self::V6)
     }

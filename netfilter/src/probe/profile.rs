@@ -2,7 +2,7 @@
 //!
 //! All of them leave by `lo`, because a throw-away namespace has nothing else. So the policies name a
 //! loopback network as a destination to capture: that opens captures to what stays inside the pod
-//! (quirk E9, spec `redirect-rules.md` section 4).
+//! (quirk E9, docs/ISTIO.md, section 6).
 
 use super::call::{Call, Caller};
 use crate::policy::istio::{OWN_POD_MARK, PROXY_ID, TPROXY_MARK, TPROXY_TABLE, TUNNEL_PORT};

@@ -1,7 +1,7 @@
 //! The addresses of this namespace's interfaces, in the order in which the kernel lists them.
 //!
 //! The order matters: the first address that is neither loopback nor link-local decides which
-//! families are redirected (spec `istio-cni-behaviour.md` 2.4). That decision is made elsewhere.
+//! families are redirected (docs/ISTIO.md, section 2.5). That decision is made elsewhere.
 
 use super::entry::ADDRESS_HEADER;
 use super::error::RoutesError;

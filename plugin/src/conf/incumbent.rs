@@ -1,5 +1,5 @@
 //! The keys of Istio's own plugin, older and newer, so that a conflist is moved over by changing
-//! `type` (spec `istio-cni-behaviour.md` 1.2). Where one of our keys says the same, ours counts.
+//! `type` (docs/ISTIO.md, section 5). Where one of our keys says the same, ours counts.
 
 use super::entry::Entry;
 use super::{BackendChoice, LOG_LEVELS, PluginConf};

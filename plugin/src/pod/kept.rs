@@ -35,7 +35,7 @@ pub(super) fn is_istios(key: &str) -> bool {
     domain == "istio.io" || domain.ends_with(".istio.io") || key.starts_with("kubernetes.io/config.")
 }
 
-/// Labels by which the pods of Istio's own parts are known (spec `istio-cni-behaviour.md` 7, 8).
+/// Labels by which the pods of Istio's own parts are known (docs/ISTIO.md, section 5).
 pub const PARTS: [(&str, &str); 2] = [("k8s-app", "istio-cni-node"), ("app", "istiod")];
 
 /// Whether a label is kept: Istio's, or one that marks a pod of Istio's own parts.

@@ -92,7 +92,7 @@ pub fn convert(mut result: Members, from: Form, version: &str) -> Result<Members
     Ok(result)
 }
 
-/// Versions before 1.0.0 print `dns` also when it is empty, 1.0.0 leaves it out (spec runtimes.md).
+/// Versions before 1.0.0 print `dns` also when it is empty, 1.0.0 leaves it out (docs/RULES.md, section 6).
 /// One that came in a newer version's result is handed on as it came.
 fn dns(result: &mut Members, from: Form, to: Form) {
     let empty =

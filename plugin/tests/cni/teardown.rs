@@ -17,7 +17,7 @@ fn old_entries() -> Vec<(String, Value)> {
     files.map(read).collect()
 }
 
-/// As on stop, on removal, and after an ADD that failed (spec `runtimes.md`).
+/// As on stop, on removal, and after an ADD that failed (docs/RULES.md, section 6).
 fn assert_torn_down(entry: &Value, told: &str) {
     let result = json!({ "cniVersion": entry["cniVersion"], "ips": [], "dns": {} });
     for (netns, prev_result) in

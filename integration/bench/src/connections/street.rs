@@ -2,8 +2,8 @@
 
 use crate::policies::{a_rule_per_value, with_exclusions};
 use crate::sample::processor_time;
-use gybe_installer::demo::link::{End, join};
-use gybe_installer::demo::namespace::Namespace;
+use gybe_installer::testnet::link::{End, join};
+use gybe_installer::testnet::namespace::Namespace;
 use gybe_integration::complaint::Complaint;
 use gybe_netfilter::backend::Backend;
 use gybe_netfilter::compile::compile;

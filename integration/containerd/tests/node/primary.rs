@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use gybe_containerd_tests::node::CONFLIST;
 use gybe_containerd_tests::{Chain, Node, config};
-use gybe_installer::install::watch::Watch;
+use gybe_installer::host::install::watch::Watch;
 
 use crate::ground::PATIENCE;
 use crate::state::State;

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gybe_containerd_tests::{Node, Sandbox, manifest};
-use gybe_installer::demo::caller::{Call, Disguise};
-use gybe_installer::demo::fate::{Answer, Fate};
-use gybe_installer::demo::listener::{Badge, Listeners, Reach, Service};
-use gybe_installer::demo::namespace::Namespace;
+use gybe_installer::testnet::caller::{Call, Disguise};
+use gybe_installer::testnet::fate::{Answer, Fate};
+use gybe_installer::testnet::listener::{Badge, Listeners, Reach, Service};
+use gybe_installer::testnet::namespace::Namespace;
 use gybe_netfilter::trace::{Owner, Transport};
 use serde_json::Value;
 

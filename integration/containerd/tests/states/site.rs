@@ -14,10 +14,10 @@ use gybe_containerd_tests::generation::program_under_test;
 use gybe_containerd_tests::{
     Agent, Chain, Generation, Node, Programs, Sandbox, Trouble, agent, config, manifest,
 };
-use gybe_installer::demo::namespace::Namespace;
-use gybe_installer::install::loads::DropIns;
-use gybe_installer::install::loads::choice::{NoChoice, Runtime, choose};
-use gybe_installer::install::seen::{FileName, Hashes, Interest, Places, look};
+use gybe_installer::host::install::loads::DropIns;
+use gybe_installer::host::install::loads::choice::{NoChoice, Runtime, choose};
+use gybe_installer::host::install::seen::{FileName, Hashes, Interest, Places, look};
+use gybe_installer::testnet::namespace::Namespace;
 use gybe_netfilter::backend::Backend;
 use gybe_netfilter::nft::Nft;
 use nix::sys::signal::{Signal, kill};

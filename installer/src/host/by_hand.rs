@@ -1,0 +1,72 @@
+//! Into a node and out of it by an operator's hand: the same passes as the agent's, wanted once, and
+//! without a cluster. What the agent learns from it is seen on the node, or said.
+
+mod elsewhere;
+mod out;
+mod rest;
+mod run_directory;
+
+pub use elsewhere::Elsewhere;
+pub use out::{Out, Stays, StaysWhile, leave};
+pub use run_directory::forget_run_directory;
+
+use crate::agent::incumbent::listens;
+use crate::agent::stand_in::{ours, stand_in};
+use crate::host::image::Image;
+use crate::host::install::entry::EntryError;
+use crate::host::install::perform::{Busy, Failed};
+use crate::host::install::plan::{Plan, plan};
+use crate::host::install::runtimes::Runtimes;
+use crate::host::install::seen::{Hashes, Interest, Places, Snapshot, look};
+use crate::host::install::wanted::{TakeOver, Wanted};
+use crate::host::install::{Memory, Pass, pass};
+use crate::host::settings::{Burial, OnNode, Settings, TakeOverWish};
+use crate::probe::node_backend::{Found, node_backend};
+
+/// So often a write of somebody else's may come between.
+const ATTEMPTS: usize = 3;
+
+/// The state a node is to be in for these settings.
+///
+/// # Errors
+/// Never with an entry that was made here; the type cannot say so.
+pub fn wanted(settings: &Settings, image: &Image, found: Option<&Found>) -> Result<Wanted, EntryError> {
+    let backend = node_backend(settings.choices.conf.backend, None, found);
+    let take_over = match settings.choices.take_over {
+        // Who may still write the entry again listens; pods are not asked about here.
+        TakeOverWish::Wait if listens(&settings.ground.istio_run) => TakeOver::Waits,
+        TakeOverWish::Now | TakeOverWish::Wait => TakeOver::Now,
+    };
+    let places = &settings.ground.places;
+    let stand_in =
+        stand_in(&look(places, &Interest::in_programs([]), &mut Hashes::default()), ours(&places.programs));
+    let burial = Burial::Now;
+    settings.wanted(&OnNode { image, backend: Some(&backend), probed: None, take_over, stand_in, burial })
+}
+
+/// What would be done, and what stands in the way.
+#[must_use]
+pub fn foreseen(places: &Places, wanted: &Wanted, runtimes: Runtimes) -> Plan {
+    let seen = look(places, &wanted.interest(), &mut Hashes::default());
+    plan(&Snapshot { runtimes, ..seen }, wanted)
+}
+
+/// One pass; another when somebody else wrote in the same moment.
+///
+/// # Errors
+/// When another gybe, most likely the agent, is at it.
+pub fn settle(places: &Places, wanted: &Wanted, runtimes: &Runtimes) -> Result<Pass, Busy> {
+    let one = || {
+        let mut memory = Memory::default();
+        memory.learn(runtimes.clone());
+        pass(places, wanted, &mut memory)
+    };
+    let mut passed = one()?;
+    for _ in 1..ATTEMPTS {
+        if passed.performed.failed.is_empty() || !passed.performed.failed.iter().all(Failed::is_overtaken) {
+            break;
+        }
+        passed = one()?;
+    }
+    Ok(passed)
+}

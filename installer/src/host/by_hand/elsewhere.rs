@@ -1,0 +1,73 @@
+//! What of ours stands in directories of other kinds of node than this was taken for: an earlier life's,
+//! or where this one was misjudged.
+
+use super::out::of_any_name;
+use crate::host::doctor::is_named;
+use crate::host::install::seen::{Hashes, Interest, Places, look};
+use crate::host::platform::Platform;
+use crate::host::settings::PLUGIN;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+/// Directories in which something of ours stands.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Elsewhere {
+    /// With a conf file that names the plugin.
+    pub conf: BTreeSet<PathBuf>,
+    /// With the plugin's program.
+    pub programs: BTreeSet<PathBuf>,
+}
+
+impl Elsewhere {
+    /// Looks into the directories of every kind of node but into these.
+    #[must_use]
+    pub fn than(places: &Places, root: &Path) -> Self {
+        let mut found = Self::default();
+        for other in Platform::all_places(root) {
+            if !is_same(&other.conf, &places.conf) && has_entry(&other) {
+                found.conf.insert(other.conf);
+            }
+            if !is_same(&other.programs, &places.programs)
+                && other.programs.join(PLUGIN).symlink_metadata().is_ok()
+            {
+                found.programs.insert(other.programs);
+            }
+        }
+        found
+    }
+
+    /// What to do about it.
+    #[must_use]
+    pub fn note(&self) -> Option<String> {
+        let listed = |directories: &BTreeSet<PathBuf>| {
+            directories.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(" and ")
+        };
+        let conf = (!self.conf.is_empty()).then(|| format!("a conf file in {} names it", listed(&self.conf)));
+        let programs =
+            (!self.programs.is_empty()).then(|| format!("its program is in {}", listed(&self.programs)));
+        let both: Vec<_> = conf.into_iter().chain(programs).collect();
+        (!both.is_empty()).then(|| {
+            format!(
+                "note: gybe-cni was left alone in directories of another kind of node: {}; name them with \
+                 --conf-dir and --bin-dir",
+                both.join(", and ")
+            )
+        })
+    }
+
+    /// Whether nothing is.
+    #[must_use]
+    pub fn is_nothing(&self) -> bool {
+        self.conf.is_empty() && self.programs.is_empty()
+    }
+}
+
+/// Also by another path.
+fn is_same(one: &Path, other: &Path) -> bool {
+    one == other || one.canonicalize().is_ok_and(|one| other.canonicalize().is_ok_and(|other| one == other))
+}
+
+fn has_entry(places: &Places) -> bool {
+    let seen = look(places, &Interest::default(), &mut Hashes::default());
+    is_named(&seen.conf) || of_any_name(&places.conf).is_some()
+}

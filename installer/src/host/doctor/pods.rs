@@ -1,0 +1,66 @@
+//! Whether this node's pods are redirected, and what they say that they most likely do not mean.
+
+use super::sight::{PodsSeen, Sight};
+use super::{About, Finding};
+use crate::host::pods_on_node::{Judged, Sandbox, summary};
+use gybe_netfilter::verdict::Answer;
+use gybe_plugin::annotations::unknown;
+use gybe_plugin::gates::STATUS;
+
+/// So many pods are named.
+const MOST: usize = 16;
+
+pub(super) fn examine(sight: &Sight) -> Vec<Finding> {
+    sight.pods.iter().flat_map(|pods| of_node(pods).into_iter().chain(doubtful(pods))).collect()
+}
+
+/// How many pods there are of each kind, and each that is in the mesh and not known to be redirected.
+fn of_node(PodsSeen { judged, unreadable }: &PodsSeen) -> Vec<Finding> {
+    let counted = || Finding::note(About::Pods, summary(judged), None);
+    let mut found: Vec<_> = (!judged.is_empty()).then(counted).into_iter().collect();
+    found.extend(unreadable.iter().map(|what| {
+        Finding::wrong(
+            About::Pods,
+            format!("pods may be missing here: {what}"),
+            "run gybe doctor as root on the node",
+        )
+    }));
+    let failing: Vec<_> = judged.iter().filter(|one| one.fails()).collect();
+    found.extend(failing.iter().take(MOST).map(|one| failed(one)));
+    if let Some(more) = failing.len().checked_sub(MOST).filter(|more| *more > 0) {
+        let says = format!("{more} more pods are not redirected, or not known to be");
+        found.push(Finding::wrong(About::Pods, says, "gybe verify --all lists them"));
+    }
+    found
+}
+
+fn failed(one: &Judged) -> Finding {
+    let says = format!("{}: {}", one.sandbox, one.line());
+    let remedy = match (one.verdict.answer, &one.sandbox.pod) {
+        (Answer::NotRedirected, Some(pod)) => {
+            format!(
+                "gybe verify --pod {pod} says what differs; deleted, the pod is made anew by its controller"
+            )
+        }
+        _ => "gybe verify --all has the reasons".to_owned(),
+    };
+    Finding::wrong(About::Pods, says, remedy)
+}
+
+/// Injected pods with unknown annotations, as the runtime handed them over.
+fn doubtful(PodsSeen { judged, .. }: &PodsSeen) -> Vec<Finding> {
+    let doubts = |sandbox: &Sandbox| {
+        let annotations = sandbox.annotations.as_ref().filter(|all| all.contains_key(STATUS))?;
+        let doubts = unknown(annotations.keys().map(String::as_str));
+        (!doubts.is_empty()).then(|| format!("pod {sandbox}: {}", doubts.join("; ")))
+    };
+    let all: Vec<String> = judged.iter().filter_map(|one| doubts(&one.sandbox)).collect();
+    let note = |says: &String| {
+        Finding::note(About::Pods, says, Some("correct the annotation in the pod's template"))
+    };
+    let mut found: Vec<_> = all.iter().take(MOST).map(note).collect();
+    if let Some(more) = all.len().checked_sub(MOST).filter(|more| *more > 0) {
+        found.push(Finding::note(About::Pods, format!("{more} more pods with unknown annotations"), None));
+    }
+    found
+}

@@ -1,0 +1,218 @@
+//! What there is to be seen on a node: one look, bounded in time, that changes nothing.
+
+mod mounts;
+mod runtimes;
+mod sockets;
+
+pub use mounts::{Room, Space};
+pub(crate) use runtimes::{Ask, running};
+pub use runtimes::{RuntimeSeen, Watches};
+pub(crate) use sockets::ask as ask_agent;
+pub use sockets::{AgentSeen, LogSocketSeen};
+
+use super::chain::Ours;
+use super::entry;
+use crate::error::errno;
+use crate::host::image::every_name;
+use crate::host::install::perform::{TrialError, try_program};
+use crate::host::install::runtimes::Runtimes;
+use crate::host::install::seen::{Hash, Hashes, Interest, Places, Snapshot, Standing, look};
+use crate::host::install::wanted::{Confirmed, Trial};
+use crate::host::install::watch::{Watch, WatchMode};
+use crate::host::platform::Platform;
+use crate::host::pods_on_node::{self, HostPaths, Judged};
+use crate::host::runtime_report::Report;
+use crate::host::settings::{FACTS_SOCKET, PLUGIN};
+use crate::probe::node_backend::{Found, node_backend};
+use gybe_netfilter::backend::BackendKind;
+use gybe_plugin::conf::PluginConf;
+use gybe_plugin::probe_cache::{ProbeCache, this_node};
+use nix::errno::Errno;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Where to look.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ground {
+    /// The runtime's directories.
+    pub places: Places,
+    /// Sockets and findings.
+    pub run: PathBuf,
+    /// Where the host's root is seen.
+    pub root: PathBuf,
+    /// The programs this `gybe` would bring, if they are not the installed ones themselves.
+    pub image: Option<PathBuf>,
+    /// What the operator says here about the program directory; none: what the agent is set to.
+    pub confirmed: Option<Confirmed>,
+}
+
+/// Everything that was seen.
+#[derive(Debug)]
+pub struct Sight {
+    /// Where it was looked for.
+    pub ground: Ground,
+    /// What kind of node it is.
+    pub platform: Platform,
+    /// The runtime's directories.
+    pub snapshot: Snapshot,
+    /// The file systems they are on: conf, programs, and where we run.
+    pub spaces: Vec<Space>,
+    /// Where the conf directory leads, if it is a link.
+    pub conf_link: Option<PathBuf>,
+    /// What the plugin did when it was asked for its version, where there is one.
+    pub trial: Option<Result<(), TrialError>>,
+    /// Whether the plugin that this `gybe` would bring is another one.
+    pub brings_another: bool,
+    /// What the agent says, where the entry names one.
+    pub agent: Option<AgentSeen>,
+    /// Its other socket.
+    pub log: Option<LogSocketSeen>,
+    /// The entry names a kubeconfig that cannot be read.
+    pub no_kubeconfig: Option<(PathBuf, Errno)>,
+    /// What was found out about backends.
+    pub found: Option<Found>,
+    /// The backend that writes, and why its programs cannot be found on the host.
+    pub no_programs: Option<(BackendKind, String)>,
+    /// The pods of this node, judged; none where no entry of ours can be read.
+    pub pods: Option<PodsSeen>,
+    /// Whether changes of the conf directory are told.
+    pub watch: WatchMode,
+    /// The runtimes that run here, and what they watch.
+    pub runtimes: Vec<RuntimeSeen>,
+    /// Who may have said no.
+    pub guard: Guard,
+    /// Files of istio-cni's agent.
+    pub of_istio: Vec<PathBuf>,
+}
+
+impl Sight {
+    /// The setting `plugin_dir`: the operator's word, else the running agent's.
+    pub(crate) fn confirmed(&self) -> Confirmed {
+        let status = self.agent.as_ref().and_then(|agent| agent.status.as_ref());
+        let by_agent = match status {
+            Some(status) if status.plugin_dir_confirmed => Confirmed::Yes,
+            _ => Confirmed::No,
+        };
+        self.ground.confirmed.unwrap_or(by_agent)
+    }
+}
+
+/// The pod sandboxes of the node.
+#[derive(Debug)]
+pub struct PodsSeen {
+    /// Each with its verdict.
+    pub judged: Vec<Judged>,
+    /// What could not be read, so that sandboxes may be missing.
+    pub unreadable: Vec<String>,
+}
+
+/// A security module that refuses root.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Guard {
+    /// None that shows itself.
+    None,
+    /// Enforcing.
+    SeLinux,
+    /// This process has a profile.
+    AppArmor,
+}
+
+/// Looks.
+#[must_use]
+pub fn see(ground: Ground) -> Sight {
+    let mut snapshot = look(&ground.places, &Interest::in_programs(every_name()), &mut Hashes::default());
+    let ours = Ours::find(&snapshot.conf);
+    let conf = entry::conf(&ours);
+    // Drop-ins of others count too.
+    let has_none = snapshot.conf.networks.is_empty() && snapshot.conf.unread_networks.is_empty();
+    let ask = if has_none { Ask::Nothing } else { Ask::DropIns };
+    let directories =
+        [("conf", &ground.places.conf), ("program", &ground.places.programs), ("run", &ground.run)];
+    let plugin = ground.places.programs.join(PLUGIN);
+    let has_no_entry = snapshot.conf.standing == Standing::There && !ours.is_anywhere();
+    let sockets = match &conf {
+        // Where an agent usually answers: it would put the entry back.
+        None if has_no_entry => Some(ground.run.join(FACTS_SOCKET)),
+        conf => conf.as_ref().and_then(|conf| conf.facts.socket.clone()),
+    };
+    let probed = found(&ground.run);
+    let seen_running = running(&ground.root, &ground.places.conf, ask);
+    snapshot.runtimes = Report::of(&ground.root, &seen_running).known(&ground.places);
+    Sight {
+        platform: Platform::of_host(&ground.root),
+        spaces: mounts::of(directories),
+        conf_link: fs::read_link(&ground.places.conf).ok(),
+        trial: plugin.exists().then(|| try_program(&plugin, Trial::CniVersion)),
+        brings_another: ground.image.as_deref().is_some_and(|image| is_another(&plugin, &image.join(PLUGIN))),
+        agent: sockets.as_deref().map(ask_agent),
+        log: conf.as_ref().and_then(|conf| conf.facts.log_socket()).map(|path| sockets::knock(&path)),
+        no_kubeconfig: conf.as_ref().and_then(unreadable),
+        no_programs: conf.as_ref().and_then(|conf| no_programs(conf, probed.as_ref(), &ground.root)),
+        found: probed,
+        pods: conf.map(|conf| pods_of(conf, &ground)),
+        watch: Watch::new([ground.places.conf.clone()]).mode(),
+        runtimes: seen_running,
+        guard: guard(),
+        of_istio: of_istio(&ground),
+        snapshot,
+        ground,
+    }
+}
+
+/// What is known about the runtimes of the node whose root is at `root`: those that run there.
+#[must_use]
+pub fn runtimes_of(root: &Path, places: &Places) -> Runtimes {
+    Report::of(root, &running(root, &places.conf, Ask::DropIns)).known(places)
+}
+
+/// Whether both are there, and are not the same.
+fn is_another(one: &Path, other: &Path) -> bool {
+    let length = |path: &Path| fs::metadata(path).ok().map(|meta| meta.len());
+    let hash = |path: &Path| Hash::of_all(fs::File::open(path).ok()?).ok();
+    match (length(one), length(other)) {
+        (Some(one), Some(other)) if one != other => true,
+        (Some(_), Some(_)) => hash(one) != hash(other),
+        _ => false,
+    }
+}
+
+fn unreadable(conf: &PluginConf) -> Option<(PathBuf, Errno)> {
+    let path = conf.facts.kubeconfig.as_ref()?;
+    let why = fs::File::open(path).err()?;
+    Some((path.clone(), errno(&why)))
+}
+
+fn found(run: &Path) -> Option<Found> {
+    let capabilities = ProbeCache::at(run).recall()?;
+    Some(Found { kernel: this_node().ok()?.kernel, capabilities })
+}
+
+fn no_programs(conf: &PluginConf, found: Option<&Found>, root: &Path) -> Option<(BackendKind, String)> {
+    let kind = node_backend(conf.backend, None, found).writes()?;
+    kind.look_under(root).err().map(|why| (kind, why.to_string()))
+}
+
+fn pods_of(conf: PluginConf, ground: &Ground) -> PodsSeen {
+    let paths = HostPaths { results: ground.places.results.clone(), root: ground.root.clone() };
+    let found = pods_on_node::find(&paths);
+    let judged = pods_on_node::judge_all(found.sandboxes, &pods_on_node::Sources::of(conf));
+    PodsSeen { judged, unreadable: found.unreadable }
+}
+
+/// selinux(8), apparmor(7): what each shows of itself.
+fn guard() -> Guard {
+    let says = |path: &str| fs::read_to_string(path).unwrap_or_default();
+    if says("/sys/fs/selinux/enforce").trim() == "1" {
+        return Guard::SeLinux;
+    }
+    let confined = says("/proc/self/attr/apparmor/current");
+    if matches!(confined.trim(), "" | "unconfined") { Guard::None } else { Guard::AppArmor }
+}
+
+/// What istio-cni's agent keeps on a node (docs/ISTIO.md, section 5).
+fn of_istio(ground: &Ground) -> Vec<PathBuf> {
+    let kept = ["log.sock", "istio-cni-kubeconfig", "pluginevent.sock"];
+    let kept = kept.map(|name| ground.root.join("var/run/istio-cni").join(name));
+    let older = ground.places.conf.join("ZZZ-istio-cni-kubeconfig");
+    kept.into_iter().chain([older]).filter(|path| path.symlink_metadata().is_ok()).collect()
+}

@@ -1,0 +1,145 @@
+//! Conf files written, moved and taken away, and nobody else's write lost.
+
+use std::ffi::OsStr;
+
+use nix::errno::Errno;
+use nix::fcntl::{RenameFlags, renameat};
+use nix::sys::stat::{Mode, mkdirat};
+use nix::unistd::{UnlinkatFlags, unlinkat};
+
+use super::PerformError;
+use super::file::Folder;
+use crate::host::install::change::NewAccess;
+use crate::host::install::seen::{DROP_IN, FileName, TEMPORARY};
+
+/// Writes `file`, unless it no longer holds what the plan was made from.
+pub(super) fn write(
+    folder: &Folder,
+    file: &FileName,
+    (bytes, access): (&[u8], &NewAccess),
+    instead_of: Option<&[u8]>,
+) -> Result<(), PerformError> {
+    if folder.read(file).as_deref() != instead_of {
+        return Err(folder.overtaken(file));
+    }
+    folder.prepare(bytes, access)?;
+    let renamed = match instead_of {
+        None => create(folder, file),
+        Some(expected) => exchange(folder, file, expected),
+    };
+    renamed.map_err(|why| folder.give_up(why))?;
+    folder.sync()
+}
+
+fn create(folder: &Folder, file: &FileName) -> Result<(), PerformError> {
+    let how = RenameFlags::RENAME_NOREPLACE;
+    match folder.rename_with(OsStr::new(TEMPORARY), file.as_os_str(), how) {
+        Ok(()) => Ok(()),
+        Err(Errno::EEXIST) => Err(folder.overtaken(file)),
+        Err(why) if is_unknown(why) => folder.rename(TEMPORARY, file),
+        Err(why) => Err(folder.failed("rename a file to", file)(why)),
+    }
+}
+
+/// Between our last look and a rename somebody may write, and the rename would lose it. An exchange
+/// loses nothing: what it took out can be looked at, and put back.
+fn exchange(folder: &Folder, file: &FileName, expected: &[u8]) -> Result<(), PerformError> {
+    let ours = folder.read(TEMPORARY);
+    match swap(folder, file) {
+        Ok(()) => {}
+        Err(Errno::ENOENT) => return Err(folder.overtaken(file)),
+        Err(why) if is_unknown(why) => return folder.rename(TEMPORARY, file),
+        Err(why) => return Err(folder.failed("rename a file to", file)(why)),
+    }
+    let out = folder.read(TEMPORARY);
+    if out.as_deref() == Some(expected) {
+        return folder.sweep();
+    }
+    put_back(folder, file, (ours, out))?;
+    Err(folder.overtaken(file))
+}
+
+/// Until nothing comes out that we do not know: they may write again while we put back.
+fn put_back(
+    folder: &Folder,
+    file: &FileName,
+    (mut below, mut newest): (Option<Vec<u8>>, Option<Vec<u8>>),
+) -> Result<(), PerformError> {
+    loop {
+        swap(folder, file).map_err(folder.failed("put back", file))?;
+        let out = folder.read(TEMPORARY);
+        if out == below {
+            return Ok(());
+        }
+        (below, newest) = (newest, out);
+    }
+}
+
+fn swap(folder: &Folder, file: &FileName) -> Result<(), Errno> {
+    folder.rename_with(OsStr::new(TEMPORARY), file.as_os_str(), RenameFlags::RENAME_EXCHANGE)
+}
+
+/// File systems without these renames say one of these.
+fn is_unknown(why: Errno) -> bool {
+    matches!(why, Errno::EINVAL | Errno::ENOSYS | Errno::EOPNOTSUPP)
+}
+
+/// Gives a file another name, and its own back if it was not the file that was meant.
+pub(super) fn move_to(
+    folder: &Folder,
+    from: &FileName,
+    to: &FileName,
+    bytes: &[u8],
+) -> Result<(), PerformError> {
+    if folder.read(from).as_deref() != Some(bytes) {
+        return Err(folder.overtaken(from));
+    }
+    folder.rename(from, to)?;
+    if folder.read(to).as_deref() != Some(bytes) {
+        let _ = folder.rename_with(to.as_os_str(), from.as_os_str(), RenameFlags::RENAME_NOREPLACE);
+        return Err(folder.overtaken(from));
+    }
+    folder.sync()
+}
+
+/// Takes a file away that is ours alone.
+pub(super) fn remove(folder: &Folder, file: &FileName, bytes: &[u8]) -> Result<(), PerformError> {
+    match folder.read(file) {
+        None => Ok(()),
+        Some(there) if there == bytes => folder.unlink(file.as_os_str()),
+        Some(_) => Err(folder.overtaken(file)),
+    }
+}
+
+/// The file is made in the conf directory and moved down: containerd watches only the upper
+/// directory, and a file that leaves it is the event that makes it load the network again.
+pub(super) fn drop_in(
+    folder: &Folder,
+    network: &FileName,
+    bytes: &[u8],
+    mode: u32,
+) -> Result<(), PerformError> {
+    match mkdirat(&folder.fd, network.as_os_str(), Mode::from_bits_truncate(0o755)) {
+        Ok(()) => folder.sync()?,
+        Err(Errno::EEXIST) => {}
+        Err(why) => return Err(folder.failed("make", network.as_os_str())(why)),
+    }
+    let inner = folder.inner(network)?;
+    folder.prepare(bytes, &NewAccess::Ours(mode))?;
+    let moved = renameat(&folder.fd, TEMPORARY, &inner.fd, DROP_IN).map_err(inner.failed("write", DROP_IN));
+    moved.map_err(|why| folder.give_up(why))?;
+    inner.sync()?;
+    folder.sync()
+}
+
+/// The same way back, and the network's directory goes if nobody else has a file in it.
+pub(super) fn take_out(folder: &Folder, network: &FileName) -> Result<(), PerformError> {
+    let inner = folder.inner(network)?;
+    match renameat(&inner.fd, DROP_IN, &folder.fd, TEMPORARY) {
+        Ok(()) | Err(Errno::ENOENT) => {}
+        Err(why) => return Err(inner.failed("remove", DROP_IN)(why)),
+    }
+    inner.sync()?;
+    let _ = unlinkat(&folder.fd, network.as_os_str(), UnlinkatFlags::RemoveDir);
+    folder.sweep()
+}

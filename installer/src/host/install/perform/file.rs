@@ -1,0 +1,141 @@
+//! A directory held open, and the few things done in it.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, RenameFlags, openat, renameat, renameat2};
+use nix::sys::stat::{Mode, fchmod, fstat};
+use nix::unistd::{Gid, Uid, UnlinkatFlags, fchown, fsync, unlinkat};
+
+use super::{PerformError, attributes};
+use crate::error::errno;
+use crate::host::install::change::NewAccess;
+use crate::host::install::seen::{FileName, LARGEST, TEMPORARY};
+
+/// A directory, by descriptor: what it is called may change meanwhile, what it is may not.
+#[derive(Debug)]
+pub(super) struct Folder {
+    pub(super) fd: OwnedFd,
+    pub(super) path: PathBuf,
+}
+
+impl Folder {
+    pub(super) fn open(path: &Path) -> Result<Self, PerformError> {
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+        let fd = nix::fcntl::open(path, flags, Mode::empty());
+        let error = |why| PerformError::System { step: "open", path: path.to_owned(), why };
+        Ok(Self { fd: fd.map_err(error)?, path: path.to_owned() })
+    }
+
+    /// A directory in it, and no link to one.
+    pub(super) fn inner(&self, name: &FileName) -> Result<Self, PerformError> {
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        let fd = openat(&self.fd, name.as_os_str(), flags, Mode::empty());
+        Ok(Self { fd: fd.map_err(self.failed("open", name))?, path: self.path.join(name.as_os_str()) })
+    }
+
+    pub(super) fn failed(
+        &self,
+        step: &'static str,
+        name: impl AsRef<OsStr>,
+    ) -> impl FnOnce(Errno) -> PerformError {
+        let path = self.path.join(name.as_ref());
+        move |why| PerformError::System { step, path, why }
+    }
+
+    pub(super) fn overtaken(&self, name: &FileName) -> PerformError {
+        PerformError::Overtaken { path: self.path.join(name.as_os_str()) }
+    }
+
+    /// Makes the temporary file, which is nobody else's: there is one writer, and it is us.
+    pub(super) fn temporary(&self) -> Result<File, PerformError> {
+        let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        let create = || openat(&self.fd, TEMPORARY, flags, Mode::from_bits_truncate(0o600));
+        let fd = match create() {
+            Err(Errno::EEXIST) => {
+                self.unlink(OsStr::new(TEMPORARY))?;
+                create()
+            }
+            made => made,
+        };
+        fd.map(File::from).map_err(self.failed("create", TEMPORARY))
+    }
+
+    /// Fills, owns and syncs it; leaves nothing behind when it cannot.
+    pub(super) fn prepare(&self, bytes: &[u8], access: &NewAccess) -> Result<(), PerformError> {
+        let mut file = self.temporary()?;
+        let filled =
+            file.write_all(bytes).map_err(|why| errno(&why)).and_then(|()| self.settle(&file, access));
+        filled.map_err(|why| self.give_up(self.failed("write", TEMPORARY)(why)))
+    }
+
+    /// The temporary file goes, whatever else failed.
+    pub(super) fn give_up(&self, why: PerformError) -> PerformError {
+        let _ = unlinkat(&self.fd, TEMPORARY, UnlinkatFlags::NoRemoveDir);
+        why
+    }
+
+    fn settle(&self, file: &File, access: &NewAccess) -> Result<(), Errno> {
+        let mode = match access {
+            NewAccess::Ours(mode) => *mode,
+            NewAccess::Like(_, access) => {
+                let ours = fstat(file)?;
+                if (ours.st_uid, ours.st_gid) != (access.uid, access.gid) {
+                    fchown(file, Some(Uid::from_raw(access.uid)), Some(Gid::from_raw(access.gid)))?;
+                }
+                access.mode
+            }
+        };
+        fchmod(file, Mode::from_bits_truncate(mode))?;
+        if let NewAccess::Like(name, _) = access
+            && let Ok(theirs) = self.open_file(name)
+        {
+            attributes::copy(theirs, file);
+        }
+        fsync(file)
+    }
+
+    fn open_file(&self, name: impl AsRef<OsStr>) -> Result<File, Errno> {
+        let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
+        openat(&self.fd, name.as_ref(), flags, Mode::empty()).map(File::from)
+    }
+
+    /// What a file holds now; none when there is none, or it is no file. Of one that is longer than any
+    /// conf file (`seen` tells of those) only so much that it is no other.
+    pub(super) fn read(&self, name: impl AsRef<OsStr>) -> Option<Vec<u8>> {
+        let mut bytes = Vec::new();
+        self.open_file(name).ok()?.take(LARGEST + 1).read_to_end(&mut bytes).ok().map(|_| bytes)
+    }
+
+    /// Renames within the directory, which is the only rename containerd sees (F08).
+    pub(super) fn rename(&self, from: impl AsRef<OsStr>, to: &FileName) -> Result<(), PerformError> {
+        renameat(&self.fd, from.as_ref(), &self.fd, to.as_os_str())
+            .map_err(self.failed("rename a file to", to))
+    }
+
+    pub(super) fn rename_with(&self, from: &OsStr, to: &OsStr, how: RenameFlags) -> Result<(), Errno> {
+        renameat2(&self.fd, from, &self.fd, to, how)
+    }
+
+    /// Twice is the same as once.
+    pub(super) fn unlink(&self, name: &OsStr) -> Result<(), PerformError> {
+        match unlinkat(&self.fd, name, UnlinkatFlags::NoRemoveDir) {
+            Ok(()) => self.sync(),
+            Err(Errno::ENOENT) => Ok(()),
+            Err(why) => Err(self.failed("remove", name)(why)),
+        }
+    }
+
+    pub(super) fn sweep(&self) -> Result<(), PerformError> {
+        self.unlink(OsStr::new(TEMPORARY))
+    }
+
+    /// Names survive a power cut only once their directory is synced.
+    pub(super) fn sync(&self) -> Result<(), PerformError> {
+        fsync(&self.fd).map_err(self.failed("sync", ""))
+    }
+}

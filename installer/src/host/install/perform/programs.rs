@@ -1,0 +1,65 @@
+//! A program copied to the host: read back, tried, and only then given its name.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{Read, Write};
+
+use nix::fcntl::{OFlag, openat};
+use nix::sys::stat::{Mode, fchmod};
+use nix::unistd::fsync;
+
+use super::PerformError;
+use super::file::Folder;
+use super::trial;
+use crate::error::errno;
+use crate::host::install::seen::{Hash, TEMPORARY};
+use crate::host::install::wanted::Program;
+
+/// Bytes that are written at once: `gybe-cni` whole, whose pages then lie together in the page cache, and each
+/// call of it takes 60 to 180 µs less (Linux 6.18, docs/BENCHMARKS.md).
+const IN_ONE_PIECE: usize = 2 << 20;
+
+/// The one that was there serves until the last step, and those that run it go on: a rename gives
+/// the name to another file and takes nothing from anybody (F09).
+pub(super) fn place(folder: &Folder, program: &Program) -> Result<(), PerformError> {
+    copy(folder, program)
+        .and_then(|()| check(folder, program))
+        .and_then(|()| folder.rename(TEMPORARY, &program.name))
+        .map_err(|why| folder.give_up(why))?;
+    folder.sync()
+}
+
+fn copy(folder: &Folder, program: &Program) -> Result<(), PerformError> {
+    let unread = |why: &std::io::Error| PerformError::System {
+        step: "read",
+        path: program.source.clone(),
+        why: errno(why),
+    };
+    let mut source = File::open(&program.source).map_err(|why| unread(&why))?;
+    let mut copy = folder.temporary()?;
+    let mut buffer = vec![0; IN_ONE_PIECE];
+    // Plain reads and writes: copy_file_range fails on some overlays (F10).
+    loop {
+        let n = source.read(&mut buffer).map_err(|why| unread(&why))?;
+        if n == 0 {
+            break;
+        }
+        let piece = buffer.get(..n).unwrap_or_default();
+        copy.write_all(piece).map_err(|why| folder.failed("write", program.name.as_os_str())(errno(&why)))?;
+    }
+    fchmod(&copy, Mode::from_bits_truncate(0o755))
+        .and_then(|()| fsync(&copy))
+        .map_err(folder.failed("write", program.name.as_os_str()))
+}
+
+fn check(folder: &Folder, program: &Program) -> Result<(), PerformError> {
+    let unread = || folder.failed("read", TEMPORARY);
+    let fd = openat(&folder.fd, OsStr::new(TEMPORARY), OFlag::O_RDONLY | OFlag::O_CLOEXEC, Mode::empty());
+    let found = Hash::of_all(File::from(fd.map_err(unread())?)).map_err(|why| unread()(errno(&why)))?;
+    if found != program.hash {
+        let (source_path, wanted) = (program.source.clone(), program.hash);
+        return Err(PerformError::Damaged { source_path, wanted, found });
+    }
+    trial::run(&folder.path.join(TEMPORARY), program.trial)
+        .map_err(|why| PerformError::Trial { source_path: program.source.clone(), why })
+}

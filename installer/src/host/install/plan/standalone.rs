@@ -1,0 +1,73 @@
+//! A network of our own, for Multus to call by name.
+
+use super::{Kept, Plan, originals};
+use crate::host::install::change::{Change, NewAccess, Problem};
+use crate::host::install::conflist::ISTIO;
+use crate::host::install::entry::{Entry, Layout};
+use crate::host::install::json::{self, Node};
+use crate::host::install::seen::{FileKind, FileName, Snapshot};
+use crate::host::install::wanted::{Install, TakeOver};
+
+/// What Multus has always been given; no result of another plugin ever comes in.
+const VERSION: &str = "0.3.1";
+
+/// What Multus is asked for: Istio's injector writes `k8s.v1.cni.cncf.io/networks: default/istio-cni` on
+/// pods (docs/ISTIO.md, section 5), and Multus takes the file whose network has that very name
+/// (multus-cni, `getCNIConfigFromFile`).
+const NETWORK: &str = ISTIO;
+
+pub(super) fn put(seen: &Snapshot, install: &Install, file: &FileName, plan: &mut Plan) -> Option<Kept> {
+    let mut bytes = install.entry.print_network(VERSION, NETWORK, &Layout::plain());
+    bytes.push(b'\n');
+    let kept = Some(Kept { files: vec![file.clone()], network: None });
+    let (access, instead_of) = match seen.conf.files.get(file) {
+        None => (NewAccess::Ours(install.mode), None),
+        Some(there) if there.kind == FileKind::Link => {
+            plan.problems.push(Problem::Link(file.clone()));
+            return None;
+        }
+        Some(there) => {
+            let Some(theirs) = there.content.as_ref().ok().filter(|text| may_write(install, text)) else {
+                plan.problems.push(Problem::NotOurs(file.clone()));
+                return None;
+            };
+            if says_the_same(&bytes, theirs) {
+                return kept;
+            }
+            if is_of_istio(theirs) {
+                // Before it is replaced: uninstall can put it back.
+                plan.changes.extend(originals::set_aside(seen, file));
+            }
+            (NewAccess::Like(file.clone(), there.access), Some(theirs.clone()))
+        }
+    };
+    plan.changes.push(Change::Write { file: file.clone(), bytes, access, instead_of });
+    kept
+}
+
+fn says_the_same(ours: &[u8], theirs: &[u8]) -> bool {
+    Entry::parse(ours).is_ok_and(|entry| entry.says_the_same(theirs))
+}
+
+fn may_write(install: &Install, text: &[u8]) -> bool {
+    let ambient = json::parse(text).is_ok_and(|tree| {
+        tree.member("ambient_enabled").map(|node| &node.kind) == Some(&json::Kind::Bool(true))
+    });
+    let of_istio = is_of_istio(text) && install.take_over == TakeOver::Now && !ambient;
+    is_of(text, install.entry.plugin()) || of_istio
+}
+
+/// Whether a file is a network of istio-cni's plugin alone.
+pub(super) fn is_of_istio(text: &[u8]) -> bool {
+    is_of(text, ISTIO)
+}
+
+fn is_of(text: &[u8], plugin: &str) -> bool {
+    json::parse(text).is_ok_and(|tree| tree.field("type").and_then(Node::as_text) == Some(plugin))
+}
+
+/// Whether a file is a network of that one plugin, with our name for it: nobody but us writes that.
+pub(super) fn is_ours(bytes: &[u8], plugin: &str) -> bool {
+    let says = |tree: &Node, key: &str, text: &str| tree.member(key).and_then(Node::as_text) == Some(text);
+    json::parse(bytes).is_ok_and(|tree| says(&tree, "type", plugin) && says(&tree, "name", NETWORK))
+}

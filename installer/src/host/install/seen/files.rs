@@ -1,0 +1,168 @@
+//! The conf directory, read: bounded, without waiting on pipes, links told from files.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use nix::dir::{Dir, Type};
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, openat, readlinkat};
+use nix::sys::stat::{FileStat, Mode, SFlag, fstat};
+
+use super::{
+    Access, ConfDirectory, FileKind, FileName, LARGEST, ORIGINAL, SeenFile, Standing, TEMPORARY, Unreadable,
+    mounted,
+};
+use crate::error::errno;
+use crate::host::install::loads::Form;
+
+/// Real directories hold a handful; beyond this a directory is no conf directory.
+const MOST: usize = 65_536;
+
+pub(super) fn conf_directory(path: &Path, also: &BTreeSet<FileName>) -> ConfDirectory {
+    let nothing = ConfDirectory::not_there;
+    let (fd, entries) = match open_directory(path).and_then(|(fd, standing)| Ok((list(&fd)?, fd, standing))) {
+        Ok((_, _, standing)) if standing != Standing::There => return nothing(standing),
+        Ok((entries, fd, _)) => (fd, entries),
+        Err(Errno::ENOENT) => return nothing(Standing::Missing),
+        Err(why) => return nothing(Standing::Refused(why)),
+    };
+    let mut seen = ConfDirectory { is_of_multus: is_of_multus(path), ..nothing(Standing::There) };
+    for (name, kind) in entries {
+        // Some file systems do not tell what an entry is before it is opened.
+        let inside = match kind {
+            // What a conf file's name leads to is a file to every runtime.
+            Some(Type::Symlink) if Form::of(name.as_os_str()).is_some() => None,
+            Some(Type::Directory | Type::Symlink) | None => network_directory(&fd, &name),
+            Some(_) => None,
+        };
+        match inside {
+            Some(Ok(files)) => {
+                seen.networks.insert(name, files);
+                continue;
+            }
+            Some(Err(why)) => {
+                seen.unread_networks.insert(name.clone(), Unreadable::Refused(why));
+            }
+            None => {}
+        }
+        if name.as_os_str() == OsStr::new(TEMPORARY) {
+            seen.litter = true;
+        } else if (Form::of(name.as_os_str()).is_some() || name.ends_in(ORIGINAL) || also.contains(&name))
+            && let Some(file) = read(&fd, &name)
+        {
+            seen.files.insert(name, file);
+        }
+    }
+    seen
+}
+
+/// A link to a directory is followed here: it is the directory the runtime follows it to.
+pub(super) fn open_directory(path: &Path) -> Result<(OwnedFd, Standing), Errno> {
+    let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+    let fd = nix::fcntl::open(path, flags, Mode::empty())?;
+    let standing = if fstat(&fd)?.st_nlink == 0 { Standing::Deleted } else { Standing::There };
+    Ok((fd, standing))
+}
+
+/// Opens what stands there and nothing it points to.
+fn open_here(directory: impl AsFd, name: &FileName, more: OFlag) -> Result<OwnedFd, Errno> {
+    // One component with O_NOFOLLOW is what openat2's RESOLVE_BENEATH and RESOLVE_NO_SYMLINKS give,
+    // on every kernel and under every seccomp profile.
+    let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK | OFlag::O_NOFOLLOW;
+    openat(directory, name.as_os_str(), flags | more, Mode::empty())
+}
+
+/// Names in the directory and, where the file system says it, what they are.
+pub(super) fn list(fd: &OwnedFd) -> Result<Vec<(FileName, Option<Type>)>, Errno> {
+    let again = openat(fd, ".", OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty())?;
+    let mut names = Vec::new();
+    for entry in Dir::from_fd(again)?.iter() {
+        let entry = entry?;
+        let Ok(name) = FileName::new(OsStr::from_bytes(entry.file_name().to_bytes())) else { continue };
+        names.push((name, entry.file_type()));
+        if names.len() == MOST {
+            break;
+        }
+    }
+    Ok(names)
+}
+
+/// None for what is no directory. A link is followed, as libcni follows it; one that leads nowhere here may
+/// lead to a directory on the host.
+fn network_directory(conf: &OwnedFd, name: &FileName) -> Option<Result<BTreeMap<FileName, SeenFile>, Errno>> {
+    let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK;
+    let fd = match openat(conf, name.as_os_str(), flags, Mode::empty()) {
+        Ok(fd) => fd,
+        Err(Errno::ENOTDIR) => return None,
+        // Gone again, unless it is a link.
+        Err(Errno::ENOENT) if readlinkat(conf, name.as_os_str()).is_err() => return None,
+        Err(why) => return Some(Err(why)),
+    };
+    Some(list(&fd).map(|entries| {
+        let conf_files = entries.into_iter().filter(|(name, _)| name.ends_in(".conf"));
+        conf_files.filter_map(|(name, _)| read(&fd, &name).map(|file| (name, file))).collect()
+    }))
+}
+
+/// OpenShift keeps Multus' networks apart, in `/etc/cni/multus/net.d`. Inside a container the mount's root
+/// has that name.
+fn is_of_multus(path: &Path) -> bool {
+    let of_multus = |path: &Path| path.ends_with("multus/net.d");
+    path.canonicalize().is_ok_and(|path| of_multus(&path))
+        || mounted::root(path).is_some_and(|it| of_multus(&it))
+}
+
+/// None when it is gone again, or is a directory.
+fn read(directory: &OwnedFd, name: &FileName) -> Option<SeenFile> {
+    let refused = |kind, why| SeenFile {
+        content: Err(Unreadable::Refused(why)),
+        access: Access { mode: 0, uid: u32::MAX, gid: u32::MAX },
+        kind,
+    };
+    let (fd, kind) = match open_here(directory, name, OFlag::empty()) {
+        Ok(fd) => (fd, FileKind::Regular),
+        Err(Errno::ENOENT) => return None,
+        Err(Errno::ELOOP) => {
+            let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK;
+            match openat(directory, name.as_os_str(), flags, Mode::empty()) {
+                Ok(fd) => (fd, FileKind::Link),
+                Err(why) => return Some(refused(FileKind::Link, why)),
+            }
+        }
+        Err(why) => return Some(refused(FileKind::Regular, why)),
+    };
+    match fstat(&fd) {
+        Ok(stat) if is(&stat, SFlag::S_IFDIR) && kind == FileKind::Regular => None,
+        Ok(stat) => Some(SeenFile { content: content(fd, &stat), access: access(&stat), kind }),
+        Err(why) => Some(refused(kind, why)),
+    }
+}
+
+pub(super) fn is(stat: &FileStat, kind: SFlag) -> bool {
+    stat.st_mode & SFlag::S_IFMT.bits() == kind.bits()
+}
+
+pub(super) fn access(stat: &FileStat) -> Access {
+    Access { mode: stat.st_mode & 0o7777, uid: stat.st_uid, gid: stat.st_gid }
+}
+
+fn content(fd: OwnedFd, stat: &FileStat) -> Result<Vec<u8>, Unreadable> {
+    if !is(stat, SFlag::S_IFREG) {
+        return Err(Unreadable::NotAFile);
+    }
+    let mut bytes = Vec::new();
+    let read = File::from(fd).take(LARGEST + 1).read_to_end(&mut bytes);
+    read.map_err(|why| Unreadable::Refused(errno(&why)))?;
+    let length = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
+    if length > LARGEST {
+        // No more than that was read.
+        let length = u64::try_from(stat.st_size).unwrap_or_default().max(length);
+        return Err(Unreadable::TooLarge(length));
+    }
+    Ok(bytes)
+}

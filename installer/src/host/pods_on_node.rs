@@ -1,0 +1,187 @@
+//! The pod sandboxes of this node, and for each whether its connections are redirected: what
+//! `gybe verify --all` prints and `gybe doctor` counts.
+//!
+//! `find` lists the sandboxes, `desired` decides what each should hold, `crate::verdict` judges what it holds.
+
+mod cgroup;
+mod desired;
+mod find;
+mod processes;
+mod result_cache;
+
+pub use desired::Sources;
+pub use find::{Found, HostPaths, find};
+
+use crate::pod::own_namespace;
+use crate::pod::verdict::verdict_of;
+use desired::{Desired, answer};
+use gybe_netfilter::netns::{Netns, NetnsError};
+use gybe_netfilter::verdict::{Answer, Verdict};
+use gybe_plugin::args::PodRef;
+use serde_json::{Map, Value};
+use std::fmt;
+use std::path::PathBuf;
+
+/// A pod sandbox, as far as the node shows it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Sandbox {
+    /// Namespace, name and, where it is known, uid.
+    pub pod: Option<PodRef>,
+    /// The uid, where the name is not known.
+    pub uid: Option<String>,
+    /// The runtime's id of the sandbox.
+    pub container: Option<String>,
+    /// Its network.
+    pub network: Network,
+    /// The annotations that the runtime handed to the plugins; none where it handed over nothing.
+    pub annotations: Option<Map<String, Value>>,
+}
+
+/// The network of a sandbox.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Network {
+    /// A network namespace of its own, at this path as `gybe` sees it.
+    Own(PathBuf),
+    /// The node's (`hostNetwork: true`).
+    OfNode,
+}
+
+/// A sandbox and the verdict on it.
+#[derive(Debug, Clone)]
+pub struct Judged {
+    /// The sandbox.
+    pub sandbox: Sandbox,
+    /// Whether its connections are redirected.
+    pub verdict: Verdict,
+    /// Why nothing is known of what the pod should have, where that is so.
+    pub unknown_because: Option<String>,
+}
+
+impl Sandbox {
+    fn in_namespace(path: PathBuf) -> Self {
+        Self { pod: None, uid: None, container: None, network: Network::Own(path), annotations: None }
+    }
+}
+
+/// The name in a list: the pod's, else the best there is.
+impl fmt::Display for Sandbox {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self { pod: Some(pod), .. } => write!(f, "{pod}"),
+            Self { uid: Some(uid), .. } => write!(f, "pod uid {uid}"),
+            Self { network: Network::Own(path), .. } => write!(f, "{}", path.display()),
+            Self { network: Network::OfNode, .. } => f.write_str("a pod in the node's network"),
+        }
+    }
+}
+
+impl Judged {
+    /// Reports whether the pod is not as it should be; what another mesh redirects is left to it.
+    #[must_use]
+    pub fn fails(&self) -> bool {
+        self.verdict.answer != Answer::ByOthers && !self.verdict.holds()
+    }
+
+    /// The verdict in one line.
+    #[must_use]
+    pub fn line(&self) -> String {
+        let word = word(self.verdict.answer);
+        match self.verdict.reasons.first().or(self.verdict.differences.first()) {
+            Some(reason) => format!("{word}: {reason}"),
+            None => word.to_owned(),
+        }
+    }
+}
+
+/// The verdict as people read it.
+#[must_use]
+pub fn word(answer: Answer) -> &'static str {
+    match answer {
+        Answer::Redirected => "redirected",
+        Answer::NotMeshed => "not meshed",
+        Answer::NotRedirected => "NOT REDIRECTED",
+        Answer::ByOthers => "redirected by another's rules",
+        Answer::Unknown => "unknown",
+    }
+}
+
+/// How many sandboxes there are of each kind, in one line.
+#[must_use]
+pub fn summary(judged: &[Judged]) -> String {
+    let kinds =
+        [Answer::Redirected, Answer::ByOthers, Answer::NotMeshed, Answer::NotRedirected, Answer::Unknown];
+    let count = |kind: Answer| judged.iter().filter(|one| one.verdict.answer == kind).count();
+    let counted = kinds.map(|kind| (count(kind), word(kind)));
+    let counted: Vec<String> = counted
+        .iter()
+        .filter(|(count, _)| *count > 0)
+        .map(|(count, word)| format!("{count} {word}"))
+        .collect();
+    match judged.len() {
+        0 => "no pod sandbox on this node".to_owned(),
+        1 => format!("1 sandbox: {}", counted.join(", ")),
+        many => format!("{many} sandboxes: {}", counted.join(", ")),
+    }
+}
+
+/// Judges every sandbox, in the order given.
+#[must_use]
+pub fn judge_all(sandboxes: Vec<Sandbox>, sources: &Sources) -> Vec<Judged> {
+    sandboxes.into_iter().map(|sandbox| judge(sandbox, sources)).collect()
+}
+
+fn judge(sandbox: Sandbox, sources: &Sources) -> Judged {
+    let Network::Own(path) = &sandbox.network else {
+        let verdict = Verdict::because(Answer::NotMeshed, "it uses the node's network");
+        return Judged { sandbox, verdict, unknown_because: None };
+    };
+    let netns = Netns::open(path);
+    let addresses = || {
+        let netns = netns.as_ref().map_err(ToString::to_string)?;
+        let found = netns.run(own_namespace::addresses).map_err(|why| why.to_string())?;
+        found.map_err(|why| why.to_string())
+    };
+    let desired = sources.desired(&sandbox, addresses);
+    let verdict = match &netns {
+        Ok(netns) => answer(&desired, verdict_of(netns, desired.for_verdict())),
+        Err(why) => answer(&desired, Verdict::because(Answer::Unknown, cannot_open(why))),
+    };
+    let unknown_because = match desired {
+        Desired::NotKnown { why, .. } => Some(why),
+        _ => None,
+    };
+    Judged { sandbox, verdict, unknown_because }
+}
+
+fn cannot_open(why: &NetnsError) -> String {
+    let why = crate::error::chain(why);
+    format!("its network namespace cannot be judged: {why}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pod_whose_rules_differ_from_those_it_should_have_fails() {
+        let judged = |answer, differences: &[&str]| Judged {
+            sandbox: Sandbox::in_namespace(PathBuf::new()),
+            verdict: Verdict {
+                differences: differences.iter().map(|one| (*one).to_owned()).collect(),
+                ..Verdict::because(answer, "as found")
+            },
+            unknown_because: None,
+        };
+        for (answer, differences, fails) in [
+            (Answer::Redirected, &[][..], false),
+            (Answer::Redirected, &["a rule is missing"][..], true),
+            (Answer::NotMeshed, &[][..], false),
+            (Answer::NotMeshed, &["a rule too many"][..], true),
+            (Answer::NotRedirected, &[][..], true),
+            (Answer::Unknown, &[][..], true),
+            (Answer::ByOthers, &[][..], false),
+        ] {
+            assert_eq!(judged(answer, differences).fails(), fails, "{answer:?} {differences:?}");
+        }
+    }
+}

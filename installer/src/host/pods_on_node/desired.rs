@@ -1,0 +1,175 @@
+//! What a sandbox should hold: decided as the plugin decides, from what the runtime handed over and
+//! what the node's sources of facts know of the pod now.
+
+use super::Sandbox;
+use crate::error::chain;
+use gybe_netfilter::policy::RedirectPolicy;
+use gybe_netfilter::verdict::{self, Answer, Verdict};
+use gybe_plugin::args::PodRef;
+use gybe_plugin::conf::{FactsConf, PluginConf};
+use gybe_plugin::decide::{Decision, decide};
+use gybe_plugin::facts::{self, means};
+use gybe_plugin::gates::{self, InitContainer, Reason};
+use gybe_plugin::network::Handed;
+use gybe_plugin::pod::PodFacts;
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+/// A source that knows the pod answers within milliseconds.
+const PER_POD: Duration = Duration::from_secs(1);
+/// All questions together: a source that does not answer must not take as long as it likes for each pod.
+const ALTOGETHER: Duration = Duration::from_secs(10);
+
+/// Where it is known what a pod should have.
+#[derive(Debug)]
+pub struct Sources {
+    conf: PluginConf,
+    /// The manifest that was named for one pod.
+    manifest: Option<PodFacts>,
+    until: Instant,
+}
+
+/// What a sandbox should hold.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Desired {
+    /// The rules of this policy.
+    Policy(Box<RedirectPolicy>),
+    /// No rule of ours.
+    LeftAlone(Reason),
+    /// It cannot be told.
+    NotKnown {
+        why: String,
+        /// Whether the injector has been at the pod, as far as the runtime said.
+        is_injected: bool,
+    },
+}
+
+impl Sources {
+    /// The sources that the plugin's configuration names; their time begins now.
+    #[must_use]
+    pub fn of(conf: PluginConf) -> Self {
+        Self { conf, manifest: None, until: Instant::now() + ALTOGETHER }
+    }
+
+    /// The same, with this manifest for the pod that it is about.
+    #[must_use]
+    pub fn with_manifest(self, manifest: PodFacts) -> Self {
+        Self { manifest: Some(manifest), ..self }
+    }
+
+    /// `addresses` are those of the sandbox's namespace, read when they decide something.
+    pub(super) fn desired(
+        &self,
+        sandbox: &Sandbox,
+        addresses: impl FnOnce() -> Result<Vec<IpAddr>, String>,
+    ) -> Desired {
+        let handed = match &sandbox.annotations {
+            None => Handed::Unsaid,
+            Some(none) if none.is_empty() => Handed::Nothing,
+            Some(annotations) => Handed::These(annotations),
+        };
+        let not_known = |why| Desired::NotKnown { why, is_injected: matches!(handed, Handed::These(_)) };
+        let Some(pod) = &sandbox.pod else {
+            // The plugin leaves alone what the runtime gives no pod's name.
+            return match &sandbox.container {
+                Some(_) => Desired::LeftAlone(Reason::NotKubernetes),
+                None => not_known("which pod it is of is not known".to_owned()),
+            };
+        };
+        if let Some(reason) = gates::at_once(&self.conf, pod.namespace.as_str(), pod.name.as_str(), handed) {
+            return Desired::LeftAlone(reason);
+        }
+        let facts = match self.facts(pod) {
+            Ok(facts) => facts,
+            Err(why) => return not_known(why),
+        };
+        let addresses = match addresses() {
+            Ok(addresses) => addresses,
+            Err(why) => return not_known(why),
+        };
+        match decide(&self.conf, &facts, &addresses, InitContainer::Counts) {
+            Decision::LeaveAlone(reason) => Desired::LeftAlone(reason),
+            Decision::Redirect(policy) => Desired::Policy(Box::new(policy)),
+            Decision::Refuse(cause) => not_known(chain(&cause)),
+        }
+    }
+
+    fn facts(&self, pod: &PodRef) -> Result<PodFacts, String> {
+        if let Some(manifest) = self.manifest.as_ref().filter(|manifest| means(manifest, pod)) {
+            return Ok(manifest.clone());
+        }
+        let deadline = self.until.saturating_duration_since(Instant::now()).min(PER_POD);
+        let conf = FactsConf { deadline, ..self.conf.facts.clone() };
+        facts::ask(&conf, pod).map_err(|why| chain(&why))
+    }
+}
+
+impl Desired {
+    pub(super) fn for_verdict(&self) -> verdict::Desired<'_> {
+        match self {
+            Self::Policy(policy) => verdict::Desired::Policy(policy),
+            Self::LeftAlone(_) => verdict::Desired::LeftAlone,
+            Self::NotKnown { .. } => verdict::Desired::NotKnown,
+        }
+    }
+}
+
+/// The verdict on a namespace in the light of what is known of its pod.
+pub(super) fn answer(desired: &Desired, found: Verdict) -> Verdict {
+    match (desired, found.answer) {
+        (Desired::LeftAlone(Reason::IstioInit), Answer::NotMeshed) => {
+            Verdict::because(Answer::NotRedirected, "its init container istio-init has written no rules")
+        }
+        (Desired::LeftAlone(reason), Answer::NotMeshed | Answer::Unknown) => {
+            let notes = [found.reasons, found.notes].concat();
+            Verdict { notes, ..Verdict::because(Answer::NotMeshed, reason.to_string()) }
+        }
+        (Desired::NotKnown { why, is_injected: true }, Answer::NotMeshed) => {
+            let reason = format!("Istio's injector changed the pod, and there are no rules of Gybe; {why}");
+            Verdict::because(Answer::Unknown, reason)
+        }
+        (Desired::NotKnown { why, .. }, Answer::NotMeshed) => {
+            let reasons =
+                found.reasons.iter().map(|reason| format!("{reason}, and its rules alone are judged"));
+            let reasons = reasons.collect();
+            let notes = [found.notes, vec![format!("judged by the rules alone: {why}")]].concat();
+            Verdict { reasons, notes, ..found }
+        }
+        (Desired::NotKnown { why, .. }, Answer::Redirected) => {
+            let notes = [found.notes, vec![format!("judged by the rules alone: {why}")]].concat();
+            Verdict { notes, ..found }
+        }
+        _ => found,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_known_of_the_pod_decides_what_a_namespace_without_rules_of_ours_means() {
+        let not_known = |is_injected| Desired::NotKnown { why: "no agent".to_owned(), is_injected };
+        let left_alone = Desired::LeftAlone;
+        for (desired, found, expected, says) in [
+            (left_alone(Reason::NoProxy), Answer::NotMeshed, Answer::NotMeshed, "no container istio-proxy"),
+            (left_alone(Reason::NoProxy), Answer::Unknown, Answer::NotMeshed, "no container istio-proxy"),
+            (
+                left_alone(Reason::IstioInit),
+                Answer::NotMeshed,
+                Answer::NotRedirected,
+                "istio-init has written no rules",
+            ),
+            (left_alone(Reason::IstioInit), Answer::ByOthers, Answer::ByOthers, "as found"),
+            (left_alone(Reason::ExcludedNamespace), Answer::Redirected, Answer::Redirected, "as found"),
+            (not_known(true), Answer::NotMeshed, Answer::Unknown, "Istio's injector changed the pod"),
+            (not_known(false), Answer::NotMeshed, Answer::NotMeshed, "its rules alone are judged"),
+            (not_known(true), Answer::Redirected, Answer::Redirected, "as found"),
+            (not_known(true), Answer::NotRedirected, Answer::NotRedirected, "as found"),
+        ] {
+            let verdict = answer(&desired, Verdict::because(found, "as found"));
+            assert_eq!(verdict.answer, expected, "{desired:?}");
+            assert!(verdict.reasons.iter().any(|reason| reason.contains(says)), "{desired:?}: {verdict:?}");
+        }
+    }
+}

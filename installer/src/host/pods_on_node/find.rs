@@ -1,0 +1,171 @@
+//! The sandboxes of a node: from the runtime's result cache, `/run/netns` and `/proc`. Only looks.
+
+use super::processes;
+use super::result_cache;
+use super::{Network, Sandbox};
+use crate::error::chain;
+use gybe_netfilter::netns::{Identity, NetnsError};
+use gybe_plugin::args::{Namespace, PodName, PodRef};
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+/// Where the node's state is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HostPaths {
+    /// libcni's cache of results.
+    pub results: PathBuf,
+    /// Where the host's root directory is seen.
+    pub root: PathBuf,
+}
+
+/// What was found.
+#[derive(Debug, Default)]
+pub struct Found {
+    /// Sandboxes, by name.
+    pub sandboxes: Vec<Sandbox>,
+    /// What could not be read, so that sandboxes may be missing; one sentence each.
+    pub unreadable: Vec<String>,
+}
+
+/// Lists the sandboxes: a namespace that several sources show is one sandbox.
+#[must_use]
+pub fn find(paths: &HostPaths) -> Found {
+    let mut listing = Listing::default();
+    listing.add_cached(paths);
+    listing.add_named_namespaces(&paths.root.join("run/netns"));
+    listing.add_processes(&paths.root.join("proc"));
+    let names = pod_names(&paths.root.join("var/log/pods"));
+    let Listing { by_namespace, others, unreadable, .. } = listing;
+    let mut sandboxes: Vec<Sandbox> = by_namespace.into_values().chain(others).collect();
+    for sandbox in sandboxes.iter_mut().filter(|sandbox| sandbox.pod.is_none()) {
+        sandbox.pod = sandbox.uid.as_ref().and_then(|uid| names.get(uid)).cloned();
+    }
+    sandboxes.sort_by_cached_key(|sandbox| (sandbox.pod.is_none(), sandbox.to_string()));
+    Found { sandboxes, unreadable }
+}
+
+#[derive(Default)]
+struct Listing {
+    by_namespace: BTreeMap<Identity, Sandbox>,
+    /// Those in the node's network, and those whose namespace cannot be looked at.
+    others: Vec<Sandbox>,
+    unreadable: Vec<String>,
+    /// Sandboxes in the cache whose namespace is not there.
+    gone: usize,
+}
+
+impl Listing {
+    fn add_cached(&mut self, paths: &HostPaths) {
+        let cached = result_cache::read(&paths.results);
+        if !cached.is_whole {
+            self.unreadable.push(format!("{} cannot be read in whole", paths.results.display()));
+        }
+        for mut sandbox in cached.sandboxes {
+            let Network::Own(path) = &sandbox.network else { continue };
+            let path = under(&paths.root, path);
+            let identity = Identity::at(&path);
+            sandbox.network = Network::Own(path);
+            match identity {
+                // The sandbox is gone, and its file was left.
+                Err(NetnsError::Missing { .. }) => self.gone += 1,
+                Err(_) => self.others.push(sandbox),
+                Ok(identity) => match self.by_namespace.entry(identity) {
+                    Entry::Vacant(free) => drop(free.insert(sandbox)),
+                    Entry::Occupied(mut there) => {
+                        let there = there.get_mut();
+                        there.pod = there.pod.take().or(sandbox.pod);
+                        there.annotations = there.annotations.take().or(sandbox.annotations);
+                    }
+                },
+            }
+        }
+    }
+
+    /// Namespaces with a name, of sandboxes that no cache knows: the file is lost, or never was.
+    fn add_named_namespaces(&mut self, directory: &Path) {
+        let entries = match fs::read_dir(directory) {
+            Ok(entries) => entries,
+            Err(why) if why.kind() == ErrorKind::NotFound => {
+                // In a container that has the cache mounted and not the namespaces.
+                if self.gone > 0 && self.by_namespace.is_empty() {
+                    let directory = directory.display();
+                    let what = format!(
+                        "of {} cached results none has its network namespace, and {directory} is not there",
+                        self.gone
+                    );
+                    self.unreadable
+                        .push(format!("{what}: run it on the node, or name the host's root with --root"));
+                }
+                return;
+            }
+            Err(why) => {
+                self.unreadable.push(format!("{} cannot be read: {why}", directory.display()));
+                return;
+            }
+        };
+        for path in entries.flatten().map(|entry| entry.path()) {
+            if let Ok(identity) = Identity::at(&path) {
+                self.by_namespace.entry(identity).or_insert_with(|| Sandbox::in_namespace(path));
+            }
+        }
+    }
+
+    fn add_processes(&mut self, proc: &Path) {
+        let of_node = Identity::at(&proc.join("1/ns/net")).ok();
+        // A namespace that somebody gave a name may be the node's own.
+        if let Some(identity) = of_node {
+            self.by_namespace.remove(&identity);
+        }
+        let seen = processes::of_pods(proc);
+        if let Some(why) = seen.refused {
+            self.unreadable.push(format!("not every process of a pod can be looked at: {}", chain(&why)));
+        }
+        for process in seen.processes {
+            if Some(process.identity) == of_node {
+                let is_it = |other: &Sandbox| other.uid.as_ref() == Some(&process.uid);
+                if !self.others.iter().any(is_it) {
+                    let network = Network::OfNode;
+                    let uid = Some(process.uid);
+                    self.others.push(Sandbox { pod: None, uid, container: None, network, annotations: None });
+                }
+            } else if let Some(sandbox) = self.by_namespace.get_mut(&process.identity) {
+                sandbox.uid.get_or_insert(process.uid);
+            } else if !self.is_cached(&process.uid) {
+                let sandbox = Sandbox::in_namespace(process.netns);
+                self.by_namespace.insert(process.identity, Sandbox { uid: Some(process.uid), ..sandbox });
+            }
+        }
+    }
+
+    /// Whether the sandbox of this pod is known: another namespace of the pod's is one that its own
+    /// processes made.
+    fn is_cached(&self, uid: &str) -> bool {
+        let is_it = |pod: &PodRef| pod.uid.as_deref() == Some(uid);
+        self.by_namespace.values().any(|sandbox| sandbox.pod.as_ref().is_some_and(is_it))
+    }
+}
+
+/// `/var/run` is a link to `/run`, and an absolute link leads out of `root`.
+fn under(root: &Path, path: &Path) -> PathBuf {
+    let relative = match path.strip_prefix("/var/run") {
+        Ok(rest) => Path::new("run").join(rest),
+        Err(_) => path.strip_prefix("/").unwrap_or(path).to_owned(),
+    };
+    root.join(relative)
+}
+
+/// Pods by uid: the kubelet names the directory of a pod's logs `<namespace>_<name>_<uid>`.
+fn pod_names(logs: &Path) -> BTreeMap<String, PodRef> {
+    let named = |name: &str| {
+        let mut parts = name.splitn(3, '_');
+        let namespace = Namespace::parse(parts.next()?).ok()?;
+        let name = PodName::parse(parts.next()?).ok()?;
+        let uid = parts.next()?.to_owned();
+        Some((uid.clone(), PodRef { namespace, name, uid: Some(uid) }))
+    };
+    let entries = fs::read_dir(logs).into_iter().flatten().flatten();
+    entries.filter_map(|entry| named(entry.file_name().to_str()?)).collect()
+}

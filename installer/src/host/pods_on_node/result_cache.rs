@@ -1,0 +1,132 @@
+//! The sandboxes in libcni's cache of results, one file for each network of each living sandbox
+//! (`cachedInfo` of libcni/api.go).
+
+use super::{Network, Sandbox};
+use crate::host::install::seen::cached::{ResultCache, each_result};
+use gybe_plugin::args::{Namespace, PodName, PodRef};
+use gybe_plugin::network::ANNOTATIONS;
+use serde::Deserialize;
+use serde_json::{Map, Value};
+use std::path::{Path, PathBuf};
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+#[derive(Default)]
+struct CachedInfo {
+    container_id: String,
+    /// Since libcni 1.3; before, the result's interfaces name it.
+    netns: String,
+    cni_args: Vec<(String, String)>,
+    capability_args: Map<String, Value>,
+    result: Value,
+}
+
+/// What the cache holds: its sandboxes, several times where a sandbox has several networks.
+pub(super) struct Listed {
+    pub(super) sandboxes: Vec<Sandbox>,
+    pub(super) is_whole: bool,
+}
+
+/// Reads the cache; a directory that is not there holds no sandbox.
+pub(super) fn read(results: &Path) -> Listed {
+    let mut sandboxes = Vec::new();
+    let read = each_result(results, &mut |bytes| sandboxes.extend(sandbox(bytes)));
+    Listed { sandboxes, is_whole: read != ResultCache::InPart }
+}
+
+/// The sandbox that a file is about; none for a file of another form, or one that a crash cut off.
+fn sandbox(bytes: &[u8]) -> Option<Sandbox> {
+    let info: CachedInfo = serde_json::from_slice(bytes).ok()?;
+    let netns = netns(&info)?;
+    let argument =
+        |key: &str| info.cni_args.iter().rev().find(|(name, _)| name == key).map(|(_, value)| value);
+    let pod = || {
+        Some(PodRef {
+            namespace: Namespace::parse(argument("K8S_POD_NAMESPACE")?).ok()?,
+            name: PodName::parse(argument("K8S_POD_NAME")?).ok()?,
+            uid: argument("K8S_POD_UID").filter(|uid| !uid.is_empty()).cloned(),
+        })
+    };
+    Some(Sandbox {
+        pod: pod(),
+        uid: None,
+        container: Some(info.container_id.clone()).filter(|id| !id.is_empty()),
+        network: Network::Own(netns),
+        annotations: match info.capability_args.get(ANNOTATIONS) {
+            Some(Value::Object(handed)) => Some(handed.clone()),
+            Some(Value::Null) => Some(Map::new()),
+            _ => None,
+        },
+    })
+}
+
+fn netns(info: &CachedInfo) -> Option<PathBuf> {
+    let interfaces = info.result.get("interfaces").and_then(Value::as_array).into_iter().flatten();
+    let of_result = interfaces.filter_map(|interface| interface.get("sandbox")?.as_str());
+    let all = Some(info.netns.as_str()).into_iter().chain(of_result);
+    all.filter(|path| path.starts_with('/')).map(PathBuf::from).next()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn cached(more: &Value) -> Value {
+        let mut info = json!({
+            "kind": "cniCacheV1",
+            "containerId": "c0ffee",
+            "cniArgs": [
+                ["IgnoreUnknown", "1"], ["K8S_POD_NAMESPACE", "shop"], ["K8S_POD_NAME", "cart-0"], ["K8S_POD_UID", "u1"],
+            ],
+        });
+        info.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        info
+    }
+
+    fn read(info: &Value) -> Option<Sandbox> {
+        sandbox(info.to_string().as_bytes())
+    }
+
+    #[test]
+    fn the_namespace_comes_from_newer_libcni_or_from_the_result() {
+        let result =
+            json!({ "interfaces": [{ "name": "veth0" }, { "name": "eth0", "sandbox": "/var/run/netns/b" }] });
+        for (more, netns) in [
+            (json!({ "netns": "/run/netns/a", "result": result }), "/run/netns/a"),
+            (json!({ "result": result }), "/var/run/netns/b"),
+        ] {
+            let found = read(&cached(&more)).unwrap();
+            assert_eq!(
+                (found.to_string().as_str(), found.container.as_deref()),
+                ("shop/cart-0", Some("c0ffee"))
+            );
+            assert_eq!(found.pod.unwrap().uid.as_deref(), Some("u1"));
+            assert_eq!(found.network, Network::Own(netns.into()));
+            assert_eq!(found.annotations, None);
+        }
+    }
+
+    #[test]
+    fn annotations_that_were_handed_over_are_kept_and_none_is_not_the_same_as_unsaid() {
+        let handed = |annotations: Value| {
+            let more = json!({ "netns": "/run/netns/a", "capabilityArgs": { ANNOTATIONS: annotations } });
+            read(&cached(&more)).unwrap().annotations
+        };
+        assert_eq!(handed(json!({ "a": "b" })).unwrap().len(), 1);
+        assert_eq!(handed(Value::Null), Some(Map::new()));
+        assert_eq!(handed(json!({})), Some(Map::new()));
+        assert_eq!(handed(json!("x")), None);
+    }
+
+    #[test]
+    fn what_is_no_sandbox_is_passed_over_and_a_hostile_name_is_no_name() {
+        for bytes in
+            ["", "{", "[]", "{\"netns\":5}", "{\"netns\":\"relative\"}", "{\"result\":{\"interfaces\":{}}}"]
+        {
+            assert_eq!(sandbox(bytes.as_bytes()), None, "{bytes}");
+        }
+        let hostile = json!({ "netns": "/run/netns/a", "cniArgs": [["K8S_POD_NAMESPACE", "../x"], ["K8S_POD_NAME", "y"]] });
+        assert_eq!(read(&hostile).unwrap().pod, None);
+    }
+}

@@ -1,0 +1,219 @@
+//! What was seen of the runtimes that run on a node: looked at where the host's root and processes are seen, and kept
+//! in `/run/gybe/runtime.json` for the agent, which sees neither.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::slice;
+
+use gybe_plugin::probe_cache::{RUNTIME, kept, place};
+use nix::sys::stat::stat;
+use serde::{Deserialize, Serialize};
+
+use crate::host::doctor::sight::RuntimeSeen;
+use crate::host::install::loads::DropIns;
+use crate::host::install::loads::choice::Runtime;
+use crate::host::install::runtimes::{ConfiguredDirectory, Runtimes};
+use crate::host::install::seen::Places;
+use crate::host::runtime_config::seen_at;
+
+/// The runtimes that run on a node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Report {
+    runtimes: Vec<OfRuntime>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct OfRuntime {
+    /// `containerd` or `crio`.
+    name: String,
+    /// Whether it reads a network's own directory, where that is known.
+    reads_drop_ins: Option<bool>,
+    /// Where its configuration says that it looks for plugins, if it says so.
+    plugin_dirs: Option<Vec<Directory>>,
+    /// Where it says that networks are.
+    #[serde(default)]
+    conf_dir: Option<Directory>,
+}
+
+/// A directory of the host's. A mount of it has the same numbers.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Directory {
+    path: PathBuf,
+    /// Device and inode; none when it is not there.
+    identity: Option<(u64, u64)>,
+}
+
+impl Report {
+    /// Of those that were seen where the host's root is at `root`.
+    #[must_use]
+    pub fn of(root: &Path, seen: &[RuntimeSeen]) -> Self {
+        let directory =
+            |path: &PathBuf| Directory { path: path.clone(), identity: identity(&seen_at(root, path)) };
+        let of_runtime = |one: &RuntimeSeen| OfRuntime {
+            name: one.name.clone(),
+            reads_drop_ins: one.drop_ins.map(|drop_ins| drop_ins == DropIns::Loaded),
+            plugin_dirs: one.configured.plugin_dirs.as_ref().map(|dirs| dirs.iter().map(directory).collect()),
+            conf_dir: one.configured.conf_dir.as_ref().map(directory),
+        };
+        Self { runtimes: seen.iter().map(of_runtime).collect() }
+    }
+
+    /// The one that is kept in `directory`, if root wrote one.
+    #[must_use]
+    pub fn kept_in(directory: &Path) -> Option<Self> {
+        serde_json::from_slice(&kept(&directory.join(RUNTIME))?.0).ok()
+    }
+
+    /// Keeps it, unless it is kept already. While no runtime runs the last report holds: one that restarts has the
+    /// same configuration.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn keep_in(&self, directory: &Path) -> std::io::Result<()> {
+        if Self::kept_in(directory).is_some_and(|kept| kept == *self || self.runtimes.is_empty()) {
+            return Ok(());
+        }
+        place(directory, RUNTIME, &serde_json::to_string(self)?)
+    }
+
+    /// What that means for our directories.
+    #[must_use]
+    pub fn known(&self, places: &Places) -> Runtimes {
+        let kind = |name: &str| if name == "crio" { Runtime::CriO } else { Runtime::Containerd };
+        let drop_ins = |reads: bool| if reads { DropIns::Loaded } else { DropIns::Ignored };
+        let kinds = self.runtimes.iter().map(|one| (kind(&one.name), one.reads_drop_ins.map(drop_ins)));
+        let plugin_dirs = self.runtimes.iter().map(|one| one.plugin_dirs.as_deref());
+        let conf_dirs = self.runtimes.iter().map(|one| one.conf_dir.as_ref().map(slice::from_ref));
+        Runtimes {
+            plugin_directory: compare(plugin_dirs, &places.programs),
+            conf_directory: compare(conf_dirs, &places.conf),
+            ..Runtimes::of(kinds)
+        }
+    }
+}
+
+/// Whether the directories that each runtime names include ours. Any of several runtimes may be the one that starts
+/// pods: where one names nothing, or two differ, nothing is known.
+fn compare<'a>(named: impl Iterator<Item = Option<&'a [Directory]>>, ours: &Path) -> ConfiguredDirectory {
+    let all: Option<Vec<_>> = named.collect();
+    let (Some(all), Some(ours)) = (all, identity(ours)) else { return ConfiguredDirectory::Unknown };
+    let names_ours = |dirs: &&[Directory]| dirs.iter().any(|one| one.identity == Some(ours));
+    match all.iter().filter(|dirs| names_ours(dirs)).count() {
+        _ if all.is_empty() => ConfiguredDirectory::Unknown,
+        0 => {
+            let others: BTreeSet<_> = all.into_iter().flatten().map(|one| one.path.clone()).collect();
+            ConfiguredDirectory::Others(others.into_iter().collect())
+        }
+        number if number == all.len() => ConfiguredDirectory::Named,
+        _ => ConfiguredDirectory::Unknown,
+    }
+}
+
+fn identity(path: &Path) -> Option<(u64, u64)> {
+    stat(path).ok().map(|stat| (stat.st_dev, stat.st_ino))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::doctor::sight::Watches;
+    use crate::host::runtime_config::Configured;
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    fn seen(name: &str, dirs: Option<&[&str]>) -> RuntimeSeen {
+        let plugin_dirs = dirs.map(|dirs| dirs.iter().map(PathBuf::from).collect());
+        RuntimeSeen {
+            name: name.to_owned(),
+            pid: 7,
+            watches: Watches::Unknown,
+            drop_ins: Some(DropIns::Loaded),
+            configured: Configured { plugin_dirs, conf_dir: None },
+        }
+    }
+
+    /// A host with two directories of plugins and two of networks. Our first one is mounted elsewhere, as in the
+    /// agent's container.
+    struct Host {
+        root: PathBuf,
+        places: Places,
+    }
+
+    impl Host {
+        fn new(test: &str) -> Self {
+            let root = std::env::temp_dir().join(format!("gybe-report-{test}-{}", std::process::id()));
+            for folder in ["opt/cni/bin", "usr/lib/cni", "etc/cni/net.d", "etc/cni/custom"] {
+                fs::create_dir_all(root.join(folder)).unwrap();
+            }
+            symlink(root.join("opt/cni/bin"), root.join("mounted")).unwrap();
+            let places = Places {
+                conf: root.join("etc/cni/net.d"),
+                programs: root.join("mounted"),
+                results: root.join("results"),
+            };
+            Self { root, places }
+        }
+
+        fn known(&self, all: &[RuntimeSeen]) -> Runtimes {
+            Report::of(&self.root, all).keep_in(&self.root).unwrap();
+            Report::kept_in(&self.root).unwrap().known(&self.places)
+        }
+    }
+
+    impl Drop for Host {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.root);
+        }
+    }
+
+    #[test]
+    fn f37_a_plugin_directory_is_known_by_what_it_is_and_not_by_its_path() {
+        let host = Host::new("identity");
+        assert_eq!(host.known(&[]), Runtimes::default());
+        let of_containerd = |dirs| host.known(&[seen("containerd", dirs)]).plugin_directory;
+        assert_eq!(of_containerd(Some(&["/usr/lib/cni", "/opt/cni/bin/"])), ConfiguredDirectory::Named);
+        let others = ConfiguredDirectory::Others(vec!["/usr/lib/cni".into()]);
+        assert_eq!(of_containerd(Some(&["/usr/lib/cni"])), others);
+        assert_eq!(of_containerd(None), ConfiguredDirectory::Unknown);
+        fs::write(host.root.join(RUNTIME), "{").unwrap();
+        assert_eq!(Report::kept_in(&host.root), None);
+    }
+
+    #[test]
+    fn f37_where_runtimes_differ_none_of_them_decides() {
+        let host = Host::new("several");
+        let (ours, other): (&[&str], &[&str]) = (&["/opt/cni/bin"], &["/usr/lib/cni"]);
+        let of_both = |one, another| {
+            let known = host.known(&[seen("containerd", one), seen("crio", another)]);
+            assert_eq!(known.possible.len(), 2);
+            known.plugin_directory
+        };
+        assert_eq!(of_both(Some(ours), Some(ours)), ConfiguredDirectory::Named);
+        assert_eq!(of_both(Some(ours), Some(other)), ConfiguredDirectory::Unknown);
+        assert_eq!(of_both(Some(other), Some(ours)), ConfiguredDirectory::Unknown);
+        assert_eq!(of_both(None, Some(ours)), ConfiguredDirectory::Unknown);
+        assert_eq!(of_both(Some(other), None), ConfiguredDirectory::Unknown);
+        let neither = of_both(Some(other), Some(&["/x", "/usr/lib/cni"]));
+        assert_eq!(neither, ConfiguredDirectory::Others(vec!["/usr/lib/cni".into(), "/x".into()]));
+    }
+
+    #[test]
+    fn f37_the_directory_of_networks_is_compared_with_ours() {
+        let host = Host::new("networks");
+        let of = |conf_dir: Option<&str>| {
+            let configured = Configured { conf_dir: conf_dir.map(PathBuf::from), plugin_dirs: None };
+            host.known(&[RuntimeSeen { configured, ..seen("containerd", None) }]).conf_directory
+        };
+        assert_eq!(of(None), ConfiguredDirectory::Unknown);
+        assert_eq!(of(Some("/etc/cni/net.d/")), ConfiguredDirectory::Named);
+        assert_eq!(of(Some("/etc/cni/custom")), ConfiguredDirectory::Others(vec!["/etc/cni/custom".into()]));
+    }
+
+    #[test]
+    fn f37_while_no_runtime_runs_the_last_report_holds() {
+        let host = Host::new("restart");
+        let before = host.known(&[seen("containerd", Some(&["/usr/lib/cni"]))]);
+        assert_eq!(host.known(&[]), before);
+        assert_ne!(host.known(&[seen("crio", None)]), before);
+    }
+}

@@ -1,0 +1,26 @@
+//! How much the plugin tells, from our key or from what the incumbent was told with.
+
+use super::reader::{Reader, Said};
+
+/// The plugin's level. `LOG_OUTPUT_LEVEL` is Istio's: levels of scopes, and the plugin's scope is
+/// `cni-plugin` (docs/ISTIO.md, section 5).
+pub(super) fn level<'a>(reader: &mut Reader<'a>) -> Option<Said<'a>> {
+    let said = reader.either("log_level", "LOG_LEVEL");
+    let scoped = reader.variable("LOG_OUTPUT_LEVEL").and_then(scoped);
+    // Istio's highest: what would end the process. Nothing of ours does.
+    let fatal = |said: Said<'a>| if said.text == "fatal" { Said { text: "error", ..said } } else { said };
+    said.or(scoped.map(fatal))
+}
+
+/// `default:info,cni-plugin:debug`, or `info` alone.
+fn scoped(said: Said<'_>) -> Option<Said<'_>> {
+    let level = |scope: &str| {
+        said.text.split(',').map(str::trim).rev().find_map(|pair| match pair.split_once(':') {
+            Some((of, level)) if of == scope => Some(level),
+            None if scope == "default" => Some(pair),
+            _ => None,
+        })
+    };
+    let text = ["cni-plugin", "all", "default"].into_iter().find_map(level)?;
+    Some(Said { text, ..said })
+}

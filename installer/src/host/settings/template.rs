@@ -1,0 +1,119 @@
+//! The older form of the entry, `CNI_NETWORK_CONFIG`: a template, and a base. A setting counts for more
+//! than the template's key of the same meaning; where the settings are silent the template's key holds.
+//! What is the agent's own (`probed`, `pod_namespace`, `facts.socket`, `facts.kubeconfig` and
+//! `capabilities`) is never the template's. Whatever does not hold is noted.
+
+use super::PLUGIN;
+use super::ground::Ground;
+use super::logging;
+use super::reader::{Reader, Said};
+use crate::error::chain;
+use crate::host::install::network_config::{Facts, members};
+use gybe_plugin::conf::{PluginConf, Probed, is_plugin_key, unknown_keys};
+use serde_json::{Map, Value};
+use std::path::PathBuf;
+
+/// The template, filled in.
+pub(super) struct Template {
+    /// The variable or the ConfigMap's key that has it.
+    pub(super) name: &'static str,
+    /// Its keys that the plugin reads.
+    pub(super) members: Map<String, Value>,
+    /// Its other keys, which go into the entry as they are.
+    further: Map<String, Value>,
+    /// What it says, read alone.
+    conf: PluginConf,
+}
+
+/// The template, if there is one, and the plugin can read it.
+pub(super) fn read(reader: &mut Reader<'_>, ground: &Ground) -> Option<Template> {
+    let file = reader.given.network_config.as_deref().map(str::trim).filter(|text| !text.is_empty());
+    let file = file.map(|text| Said { name: "CNI_NETWORK_CONFIG_FILE", text });
+    let said = reader.either("cni_network_config", "CNI_NETWORK_CONFIG").or(file)?;
+    let level = logging::level(reader).map_or("info", |level| level.text);
+    let all = members(said.text, &facts(ground, level), PLUGIN).map_err(|why| chain(&why));
+    let read = all.and_then(|all| Ok((PluginConf::read(&all).map_err(|why| why.to_string())?, all)));
+    let (conf, all) = read.map_err(|why| reader.refuse(said, why)).ok()?;
+    let unknown = unknown_keys(&all);
+    if !unknown.is_empty() {
+        reader.notes.push(format!("{}: this version does not know {}", said.name, unknown.join(", ")));
+    }
+    let (members, further) = all.into_iter().partition(|(key, _)| is_plugin_key(key));
+    Some(Template { name: said.name, members, further, conf })
+}
+
+fn facts(ground: &Ground, level: &str) -> Facts {
+    let path = ground.kubeconfig();
+    Facts {
+        kubeconfig_path: path.display().to_string(),
+        kubeconfig_name: path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+        service_host: ground.api.host.clone(),
+        service_port: ground.api.port.clone(),
+        node_name: ground.node.clone(),
+        log_level: level.to_owned(),
+    }
+}
+
+impl Template {
+    /// The template's other keys, which go into the entry as they are.
+    pub(super) fn further(self) -> Map<String, Value> {
+        self.further
+    }
+
+    /// Whether it has this key of an entry, or istio-cni's key of the same meaning.
+    pub(super) fn has(&self, key: &str) -> bool {
+        let is_true = |key: &str| self.members.get(key) == Some(&Value::Bool(true));
+        self.members.get(key).is_some_and(|value| !value.is_null())
+            || match key {
+                "log_level" => self.members.contains_key("plugin_log_level"),
+                "backend" => is_true("native_nftables"),
+                "exclude_namespaces" => {
+                    self.members.get("kubernetes").is_some_and(|it| it.get(key).is_some())
+                }
+                _ => false,
+            }
+    }
+
+    /// A note that a setting counts for more than the template's key, where they differ.
+    pub(super) fn overruled(&self, key: &str, by: &str, conf: &PluginConf) -> Option<String> {
+        let (was, is) = (self.conf.to_members(), conf.to_members());
+        let differs = self.has(key) && was.get(key) != is.get(key);
+        differs.then(|| {
+            let theirs: String = was.get(key).map(Value::to_string).unwrap_or_default();
+            let theirs: String = theirs.chars().take(64).collect();
+            format!("{} has {key} {theirs}: {by} counts for more", self.name)
+        })
+    }
+
+    /// Puts the agent's own values in place of the template's; a note for each that was another.
+    pub(super) fn settle(
+        &self,
+        ground: &Ground,
+        kubeconfig: Option<PathBuf>,
+        conf: &mut PluginConf,
+    ) -> Vec<String> {
+        let theirs = &self.conf;
+        let mut notes = Vec::new();
+        if self.members.contains_key("probed") {
+            notes.push("has probed: left out, the agent writes what it finds out");
+        }
+        if !theirs.pod_namespace.is_empty() && theirs.pod_namespace != ground.namespace {
+            notes.push("has another pod_namespace than the agent's: the agent's is used");
+        }
+        let says_socket = self.members.get("facts").is_some_and(|it| it.get("socket").is_some());
+        if says_socket && theirs.facts.socket != Some(ground.facts_socket()) {
+            notes.push("has another facts.socket than the agent's: the agent's is used");
+        }
+        if theirs.facts.kubeconfig.is_some() && theirs.facts.kubeconfig != kubeconfig {
+            notes.push(match kubeconfig {
+                Some(_) => "names another kubeconfig than the agent writes: the agent's is used",
+                None => "names a kubeconfig: left out, since pod_source is agent; pod_source: api writes one",
+            });
+        }
+        conf.probed = Probed::default();
+        conf.pod_namespace.clone_from(&ground.namespace);
+        conf.facts.socket = Some(ground.facts_socket());
+        conf.facts.kubeconfig = kubeconfig;
+        notes.into_iter().map(|note| format!("{} {note}", self.name)).collect()
+    }
+}

@@ -1,0 +1,11 @@
+//! One pod: its manifest, its policy file or arguments, and the checks inside its network namespace.
+
+pub mod families;
+pub mod init_args;
+pub(crate) mod inside;
+pub mod manifest;
+pub mod own_namespace;
+pub mod policy_file;
+pub mod resolv_conf;
+pub mod validation;
+pub mod verdict;

@@ -1,0 +1,253 @@
+//! The arguments of `istio-iptables`, which Istio's injector writes into the init container
+//! `istio-init`, and what they ask for, as a policy file. Carries nothing out.
+//!
+//! Read the way Go's pflag reads them, so that whatever works there works here.
+
+mod duration;
+mod errand;
+mod flags;
+
+pub use errand::{Probe, Tool};
+pub use flags::Order;
+
+use crate::pod::policy_file::{Fault, PolicyFile, PolicyFileError};
+use flags::{FLAGS, Meaning, Setting, VARIABLES};
+use gybe_plugin::pod::yes_or_no;
+use serde_json::{Map, Value};
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+/// Where an Envoy listens when nobody says otherwise.
+const ENVOY_PORT: &str = "15001";
+
+/// What a call of `istio-iptables` asks for.
+#[derive(Debug, Clone, PartialEq)]
+pub struct InitArgs {
+    /// The names of a policy file and the values they got.
+    wish: Map<String, Value>,
+    has_policy_arguments: bool,
+    orders: BTreeSet<Order>,
+    settings: BTreeMap<Setting, String>,
+    ignored: BTreeSet<String>,
+    probe: Probe,
+    tool: Tool,
+}
+
+/// Why arguments cannot be followed.
+#[derive(Debug, thiserror::Error)]
+pub enum InitArgsError {
+    /// No flag of that name.
+    #[error("{0:?} is not an argument of istio-iptables")]
+    Unknown(String),
+    /// A flag at the end that wants a value.
+    #[error("--{0} wants a value")]
+    NoValue(&'static str),
+    /// A yes-or-no flag or variable with something else.
+    #[error("{name} is {value:?}, which is neither true nor false")]
+    NotABool {
+        /// The flag or environment variable.
+        name: String,
+        /// What was given.
+        value: String,
+    },
+    /// A value beside the policy that cannot be meant.
+    #[error("{name} is {value:?}, which is not {wanted}")]
+    NotA {
+        /// The flag.
+        name: &'static str,
+        /// What was given.
+        value: String,
+        /// What would be one.
+        wanted: &'static str,
+    },
+    /// Values that make no policy.
+    #[error("the arguments of istio-iptables make no policy")]
+    Policy(#[source] PolicyFileError),
+}
+
+impl InitArgs {
+    /// Reads arguments, without the program's name, and the environment they are given in.
+    ///
+    /// An argument counts more than the variable of the same name, as in Istio.
+    ///
+    /// # Errors
+    /// With the first argument that is not known, lacks its value or, beside the policy, has one that
+    /// cannot be meant.
+    pub fn read(args: &[String], environment: &BTreeMap<String, String>) -> Result<Self, InitArgsError> {
+        let mut read = Self {
+            wish: nothing_captured(),
+            has_policy_arguments: false,
+            orders: BTreeSet::new(),
+            settings: BTreeMap::new(),
+            ignored: BTreeSet::new(),
+            probe: Probe::default(),
+            tool: Tool::Any,
+        };
+        read.environment(environment)?;
+        let mut rest = args.iter().map(String::as_str).peekable();
+        rest.next_if_eq(&"istio-iptables");
+        while let Some(arg) = rest.next() {
+            match arg.strip_prefix("--") {
+                Some(long) => read.long(long, &mut rest)?,
+                None => read.short(arg, &mut rest)?,
+            }
+        }
+        (read.probe, read.tool) = (read.probe_asked_for()?, read.tool_asked_for()?);
+        Ok(read)
+    }
+
+    /// Is this word one of the flags, so that a command line that begins with it is for
+    /// `istio-iptables`?
+    pub fn knows(word: &str) -> bool {
+        if let Some(long) = word.strip_prefix("--") {
+            let name = long.split_once('=').map_or(long, |(name, _)| name);
+            return FLAGS.iter().any(|flag| flag.is_called(name));
+        }
+        let letter = word.strip_prefix('-').and_then(|letters| letters.chars().next());
+        letter.is_some_and(|letter| FLAGS.iter().any(|flag| flag.short == Some(letter)))
+    }
+
+    /// The same as Istio before 1.3 meant it: its proxy had one port for both directions, and no
+    /// argument for another (`tools/deb/istio-iptables.sh` of istio/istio 1.0).
+    #[must_use]
+    pub fn with_one_port(mut self) -> Self {
+        let port = self.wish.get("proxy_port").cloned().unwrap_or_else(|| ENVOY_PORT.into());
+        self.wish.entry("inbound_capture_port").or_insert(port);
+        self
+    }
+
+    /// The policy asked for; `dns_servers` are those of the pod's `/etc/resolv.conf`, which count
+    /// when DNS is captured but not all of it (docs/ISTIO.md, section 2.3).
+    ///
+    /// # Errors
+    /// With every value that makes no sense.
+    pub fn policy(&self, dns_servers: &[IpAddr]) -> Result<PolicyFile, InitArgsError> {
+        let mut wish = self.wish.clone();
+        let servers =
+            |v4| dns_servers.iter().filter(|ip| ip.is_ipv4() == v4).map(ToString::to_string).collect();
+        wish.insert("dns_servers_v4".to_owned(), servers(true));
+        wish.insert("dns_servers_v6".to_owned(), servers(false));
+        PolicyFile::from_entries(&wish).map_err(|error| InitArgsError::Policy(named_as_flags(error)))
+    }
+
+    /// Is this among the orders given?
+    pub fn orders(&self, order: Order) -> bool {
+        self.orders.contains(&order)
+    }
+
+    /// Reports whether an argument or variable that is part of the policy was given.
+    pub fn has_policy_arguments(&self) -> bool {
+        self.has_policy_arguments
+    }
+
+    /// Does the policy depend on the pod's DNS servers?
+    pub fn wants_dns_servers(&self) -> bool {
+        let is = |key| self.wish.get(key).and_then(Value::as_bool) == Some(true);
+        is("redirect_dns") && !is("capture_all_dns")
+    }
+
+    fn environment(&mut self, environment: &BTreeMap<String, String>) -> Result<(), InitArgsError> {
+        let of_flags = FLAGS.iter().filter_map(|flag| {
+            let set = flag.variables().find_map(|name| environment.get_key_value(&name));
+            set.map(|(name, value)| (flag.meaning, name.as_str(), value))
+        });
+        let alone = VARIABLES.iter();
+        let alone = alone.filter_map(|(name, meaning)| environment.get(*name).map(|v| (*meaning, *name, v)));
+        of_flags.chain(alone).try_for_each(|(meaning, name, value)| self.take(meaning, name, value))
+    }
+
+    fn long<'a>(
+        &mut self,
+        text: &str,
+        rest: &mut impl Iterator<Item = &'a str>,
+    ) -> Result<(), InitArgsError> {
+        let (name, value) = match text.split_once('=') {
+            Some((name, value)) => (name, Some(value)),
+            None => (text, None),
+        };
+        let unknown = || InitArgsError::Unknown(format!("--{name}"));
+        let flag = FLAGS.iter().find(|flag| flag.is_called(name)).ok_or_else(unknown)?;
+        let value = value.or_else(|| flag.value_when_bare()).or_else(|| rest.next());
+        self.take(flag.meaning, flag.long, value.ok_or(InitArgsError::NoValue(flag.long))?)
+    }
+
+    /// One dash and letters: those that want no value may stand together, the first that wants one
+    /// takes the rest of the word or the next word.
+    fn short<'a>(
+        &mut self,
+        text: &str,
+        rest: &mut impl Iterator<Item = &'a str>,
+    ) -> Result<(), InitArgsError> {
+        let unknown = || InitArgsError::Unknown(text.to_owned());
+        let mut letters = text.strip_prefix('-').filter(|letters| !letters.is_empty()).ok_or_else(unknown)?;
+        while let Some(letter) = letters.chars().next() {
+            let flag = FLAGS.iter().find(|flag| flag.short == Some(letter)).ok_or_else(unknown)?;
+            letters = letters.get(letter.len_utf8()..).unwrap_or_default();
+            let value = match (letters.strip_prefix('='), flag.value_when_bare()) {
+                (Some(value), _) => Some(value),
+                (None, Some(bare)) => {
+                    self.take(flag.meaning, flag.long, bare)?;
+                    continue;
+                }
+                (None, None) if letters.is_empty() => rest.next(),
+                (None, None) => Some(letters),
+            };
+            return self.take(flag.meaning, flag.long, value.ok_or(InitArgsError::NoValue(flag.long))?);
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, meaning: Meaning, name: &str, value: &str) -> Result<(), InitArgsError> {
+        self.has_policy_arguments |= meaning.key().is_some();
+        match meaning {
+            Meaning::Nothing | Meaning::NothingBare => {}
+            Meaning::Ignored | Meaning::IgnoredBare
+                if value.is_empty() || matches!(truth(name, value), Ok(false)) => {}
+            Meaning::Ignored | Meaning::IgnoredBare => drop(self.ignored.insert(name.to_owned())),
+            Meaning::Setting(setting) => drop(self.settings.insert(setting, value.to_owned())),
+            Meaning::Value(key) if value.is_empty() => drop(self.wish.remove(key)),
+            Meaning::Value(key) => drop(self.wish.insert(key.to_owned(), value.into())),
+            Meaning::List(key) => drop(self.wish.insert(key.to_owned(), list(value))),
+            Meaning::Bool(key) => {
+                drop(self.wish.insert(key.to_owned(), truth(name, value)?.into()));
+            }
+            Meaning::Order(order) => {
+                if truth(name, value)? {
+                    self.orders.insert(order);
+                } else {
+                    self.orders.remove(&order);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Without arguments `istio-iptables` captures nothing by port and nothing by address.
+fn nothing_captured() -> Map<String, Value> {
+    let lists = FLAGS.iter().filter_map(|flag| match flag.meaning {
+        Meaning::List(key) => Some((key.to_owned(), list(""))),
+        _ => None,
+    });
+    lists.collect()
+}
+
+fn list(text: &str) -> Value {
+    text.split(',').map(str::trim).filter(|item| !item.is_empty()).collect()
+}
+
+fn truth(name: &str, value: &str) -> Result<bool, InitArgsError> {
+    let neither = || InitArgsError::NotABool { name: name.to_owned(), value: value.to_owned() };
+    yes_or_no(value).ok_or_else(neither)
+}
+
+/// Who wrote `--proxy-uid` should not read of `proxy_uids`.
+fn named_as_flags(error: PolicyFileError) -> PolicyFileError {
+    let PolicyFileError::Faults(faults) = error else { return error };
+    let flag_of = |key: &str| FLAGS.iter().find(|flag| flag.meaning.key() == Some(key));
+    let renamed = faults.into_iter().map(|fault| match flag_of(&fault.key) {
+        Some(flag) => Fault { key: format!("--{}", flag.long), ..fault },
+        None => fault,
+    });
+    PolicyFileError::Faults(renamed.collect())
+}

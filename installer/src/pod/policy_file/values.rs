@@ -1,0 +1,105 @@
+//! What the text of one value of a policy file means; each answer to a wrong one is a sentence.
+
+use gybe_netfilter::policy::istio::OWN_POD_MARK;
+use gybe_netfilter::policy::{InterfaceName, InterfaceNameError, LoopbackCidr, Mark, Port, PortRange};
+use ipnet::IpNet;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::str::FromStr;
+
+#[derive(Debug, Clone, Copy)]
+pub(super) enum ModeName {
+    Redirect,
+    Tproxy,
+}
+
+pub(super) fn mode(text: &str) -> Result<ModeName, String> {
+    match text {
+        "REDIRECT" => Ok(ModeName::Redirect),
+        "TPROXY" => Ok(ModeName::Tproxy),
+        _ => Err(format!("{:?} is neither REDIRECT nor TPROXY", brief(text))),
+    }
+}
+
+pub(super) fn listener(text: &str) -> Result<Port, String> {
+    let port = decimal(text).and_then(|n| u16::try_from(n).ok()).and_then(Port::new);
+    port.ok_or_else(|| format!("{:?} is not a port somebody can listen on, 1 to 65535", brief(text)))
+}
+
+pub(super) fn ports(text: &str) -> Result<PortRange, <PortRange as FromStr>::Err> {
+    text.parse()
+}
+
+/// A user or group by number. A name would have to be looked up in the pod's own files or, as it
+/// happened to iptables, over the network: docs/ISTIO.md, section 2.7.
+pub(super) fn id(text: &str) -> Result<u32, String> {
+    match decimal(text) {
+        Some(u32::MAX) => Err(format!("{text:?} is the kernel's word for no user at all")),
+        Some(id) => Ok(id),
+        None => Err(format!(
+            "{:?} is not a numeric id from 0 to 4294967294; names are refused because the host cannot know whom \
+             the pod calls that",
+            brief(text)
+        )),
+    }
+}
+
+pub(super) fn interface(text: &str) -> Result<InterfaceName, InterfaceNameError> {
+    InterfaceName::parse(text)
+}
+
+pub(super) fn cidr(text: &str) -> Result<IpNet, String> {
+    text.parse().map_err(|_| match text.parse::<IpAddr>() {
+        Ok(address) => {
+            let whole = if address.is_ipv4() { 32 } else { 128 };
+            format!("{text:?} has no prefix length; for this one address write \"{address}/{whole}\"")
+        }
+        Err(_) => format!("{:?} is not a network like 10.0.0.0/8 or fd00::/8", brief(text)),
+    })
+}
+
+pub(super) fn server_v4(text: &str) -> Result<IpAddr, String> {
+    let address = text.parse::<Ipv4Addr>().map(IpAddr::from);
+    address.map_err(|_| format!("{:?} is not an IPv4 address", brief(text)))
+}
+
+pub(super) fn server_v6(text: &str) -> Result<IpAddr, String> {
+    let address = text.parse::<Ipv6Addr>().map(IpAddr::from);
+    address.map_err(|_| format!("{:?} is not an IPv6 address", brief(text)))
+}
+
+pub(super) fn loopback(text: &str) -> Result<LoopbackCidr, <LoopbackCidr as FromStr>::Err> {
+    text.parse()
+}
+
+pub(super) fn mark(text: &str) -> Result<Mark, String> {
+    match decimal(text) {
+        Some(0) => Err("0 is the mark of every packet that has none".to_owned()),
+        Some(OWN_POD_MARK) => {
+            Err(format!("{OWN_POD_MARK} already marks what the proxy sends to its own pod"))
+        }
+        Some(mark) => Ok(mark),
+        None => Err(format!("{:?} is not a packet mark, 1 to 4294967295", brief(text))),
+    }
+}
+
+/// The tables 253, 254 and 255 are the kernel's `default`, `main` and `local`: a route that delivers
+/// everything locally would cut the namespace off (rtnetlink(7), `RT_TABLE_*`).
+pub(super) fn route_table(text: &str) -> Result<u32, String> {
+    match decimal(text) {
+        Some(kernels @ (0 | 253..=255)) => {
+            Err(format!("routing table {kernels} is the kernel's own; choose another, like 133"))
+        }
+        Some(table) => Ok(table),
+        None => Err(format!("{:?} is not a routing table, 1 to 4294967295", brief(text))),
+    }
+}
+
+/// Digits only: no sign, no white space, no other base.
+fn decimal(text: &str) -> Option<u32> {
+    let digits = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+    if digits { text.parse().ok() } else { None }
+}
+
+fn brief(text: &str) -> String {
+    text.chars().take(64).collect()
+}

@@ -1,0 +1,33 @@
+//! Whether a pod's connections are redirected, asked of the pod's network namespace: what `gybe verify`,
+//! with and without `--all`, and `gybe doctor` answer with.
+
+use crate::error::chain;
+use gybe_netfilter::backend::BackendKind;
+use gybe_netfilter::choose::does;
+use gybe_netfilter::netns::Netns;
+use gybe_netfilter::probe::Profile;
+use gybe_netfilter::redirection::RedirectionError;
+use gybe_netfilter::verdict::{Answer, Desired, Reading, Verdict, judge_namespace};
+use gybe_plugin::probe_cache::ProbeCache;
+use std::error::Error;
+
+/// Judges `netns`. A namespace that cannot be entered or read is `Unknown`, with the reason.
+pub fn verdict_of(netns: &Netns, desired: Desired<'_>) -> Verdict {
+    let unknown =
+        |what: &str, why: &dyn Error| Verdict::because(Answer::Unknown, format!("{what}: {}", chain(why)));
+    match netns.run(|| judge(desired, None)) {
+        Ok(Ok(verdict)) => verdict,
+        Ok(Err(error)) => unknown("the rules cannot be read", &error),
+        Err(error) => unknown("the namespace cannot be entered", &error),
+    }
+}
+
+/// Judges the namespace of the calling thread; reads our own rules with the backend `only`, where one is
+/// named.
+pub(crate) fn judge(desired: Desired<'_>, only: Option<BackendKind>) -> Result<Verdict, RedirectionError> {
+    let known = ProbeCache::default().recall();
+    let is_whole = |kind: &BackendKind| known.as_ref().is_some_and(|known| does(known, *kind, Profile::Dns));
+    let whole: Vec<BackendKind> =
+        BackendKind::ALL.into_iter().filter(|kind| only == Some(*kind) || is_whole(kind)).collect();
+    judge_namespace(desired, Reading { only, whole: &whole })
+}

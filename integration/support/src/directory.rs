@@ -1,0 +1,92 @@
+//! A directory that lives as long as its test.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::ops::Deref;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// A new, empty directory, deleted with the value. Derefs to its path.
+///
+/// The path has the test's name, the process id and a number: tests of one process and of several, and a
+/// test that makes two, never share one.
+#[derive(Debug)]
+pub struct TestDir(PathBuf);
+
+impl TestDir {
+    /// Makes `gybe-NAME-…` in the system's directory for temporary files.
+    #[must_use]
+    pub fn new(name: &str) -> Self {
+        Self::new_in(&std::env::temp_dir(), name)
+    }
+
+    /// Makes it in `parent`, for tests that need that file system: cargo's `CARGO_TARGET_TMPDIR` is on a
+    /// disk, and may be executed from, where `/tmp` need not be.
+    #[must_use]
+    pub fn new_in(parent: &Path, name: &str) -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let path = parent.join(format!("gybe-{name}-{}-{number}", std::process::id()));
+        // A process of that id may have left one when it was killed.
+        let _ = fs::remove_dir_all(&path);
+        fs::create_dir_all(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        Self(path)
+    }
+
+    /// Makes these subdirectories as well.
+    #[must_use]
+    pub fn with_subdirectories(self, names: &[&str]) -> Self {
+        for name in names {
+            self.create_dir(name);
+        }
+        self
+    }
+
+    /// Makes a directory below this one, with its parents, and returns its path.
+    pub fn create_dir(&self, name: impl AsRef<Path>) -> PathBuf {
+        let path = self.0.join(name);
+        fs::create_dir_all(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        path
+    }
+
+    /// Writes a file below this directory, makes its parents, and returns its path.
+    pub fn write(&self, name: impl AsRef<Path>, content: impl AsRef<[u8]>) -> PathBuf {
+        let path = self.0.join(name);
+        let written =
+            path.parent().map_or(Ok(()), fs::create_dir_all).and_then(|()| fs::write(&path, content));
+        written.unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        path
+    }
+
+    /// The directory's path.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Deref for TestDir {
+    type Target = Path;
+
+    fn deref(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl AsRef<Path> for TestDir {
+    fn as_ref(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl AsRef<OsStr> for TestDir {
+    fn as_ref(&self) -> &OsStr {
+        self.0.as_os_str()
+    }
+}
+
+impl Drop for TestDir {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}

@@ -1,0 +1,20 @@
+//! What tests of several crates need: temporary directories, waiting for a condition, a running node agent.
+//!
+//! Everything here panics when the test cannot go on; waiting does after [`PATIENCE`]. Network namespaces are
+//! `gybe_installer`'s; the recorded network and its connections are `gybe_integration`'s.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a test that cannot be set up must stop"
+)]
+
+mod agent;
+mod directory;
+pub mod facts;
+pub mod http;
+mod wait;
+
+pub use agent::{Agent, SERVING};
+pub use directory::TestDir;
+pub use wait::{PATIENCE, wait_for, wait_for_at_most, wait_until};
