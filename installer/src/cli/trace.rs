@@ -5,6 +5,7 @@ use super::live_trace;
 use super::namespace::{Opened, SomeNetns};
 use super::packet::{self, PacketArgs};
 use super::wish::{Asked, InitArg, Place, WishArgs};
+use crate::pod::cgroups::Cgroups;
 use clap::Args;
 use gybe_netfilter::compile::compile;
 use gybe_netfilter::live::{LiveRules, LiveTrace};
@@ -54,12 +55,12 @@ impl TraceArgs {
             (Some(desired), Some(live)) => {
                 both(&desired.answer(&packet), &live, &packet, desired.fate(&packet))
             }
-            (None, Some((live, not_evaluated))) => {
+            (None, Some((live, notes))) => {
                 let text = format!("{headline}\n{}", live_trace::text(&live));
                 let mut json = live_trace::json(&live);
                 insert(&mut json, "packet", packet::as_json(&packet));
                 insert(&mut json, "rules", "live".into());
-                Answer::yes(text, json).noting(live_trace::notes(&not_evaluated))
+                Answer::yes(text, json).noting(notes)
             }
             // One of both is there: without a namespace the desired rules are asked for.
             (None, None) => return Err(Failure::new("neither --netns nor --policy nor --pod is given")),
@@ -76,17 +77,18 @@ impl TraceArgs {
     }
 
     fn live(&self, there: &Opened<'_>, packet: &Packet, desired: Option<&Desired>) -> Result<Live, Failure> {
-        let read = there.inside(LiveRules::read)?;
+        let (read, cgroups) = there.inside(|| (LiveRules::read(), Cgroups::of_this_namespace()))?;
         let cannot = |why| Failure::hinted(format!("cannot read the rules in {}", there.path()), why);
         let mut rules = read.map_err(cannot)?.with_addresses(self.packet.pod_addresses());
+        rules = rules.with_programs(cgroups.programs());
         if let Some(Desired::Rules(_, policy, _)) = desired {
             rules = rules.with_proxy_of(policy);
         }
-        Ok((rules.trace(packet), rules.not_evaluated().to_vec()))
+        Ok((rules.trace(packet), live_trace::notes(&rules)))
     }
 }
 
-/// The way through the live rules, and what of these was not evaluated.
+/// The way through the live rules, and notes on what of these was not evaluated.
 type Live = (LiveTrace, Vec<String>);
 
 /// What a policy or a pod asks for.
@@ -121,7 +123,7 @@ impl Desired {
 }
 
 /// The desired rules' answer, then the live ones', and whether they differ.
-fn both(desired: &Answer, (live, not_evaluated): &Live, packet: &Packet, fate: Fate) -> Answer {
+fn both(desired: &Answer, (live, notes): &Live, packet: &Packet, fate: Fate) -> Answer {
     let differs = !live_trace::is_as(live, fate);
     let mut text = format!("{}\ndesired rules:\n", packet::sentence(packet));
     let headline = format!("{}\n", packet::sentence(packet));
@@ -135,7 +137,7 @@ fn both(desired: &Answer, (live, not_evaluated): &Live, packet: &Packet, fate: F
     insert(&mut json, "live", live_trace::json(live));
     insert(&mut json, "differs", differs.into());
     insert(&mut json, "rules", "desired".into());
-    Answer::yes(text, json).noting([desired.notes.clone(), live_trace::notes(not_evaluated)].concat())
+    Answer::yes(text, json).noting([desired.notes.clone(), notes.clone()].concat())
 }
 
 fn insert(json: &mut Value, key: &str, value: Value) {

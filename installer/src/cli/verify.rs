@@ -6,6 +6,7 @@ use super::namespace::Opened;
 use super::pods::OnNodeArgs;
 use super::wish::{Asked, Place, WishArgs};
 use crate::host::pods_on_node::word;
+use crate::pod::cgroups::Cgroups;
 use crate::pod::verdict::judge;
 use clap::Args;
 use gybe_netfilter::verdict::{self, Desired, Verdict};
@@ -44,7 +45,7 @@ impl VerifyArgs {
         let there = Opened::at(netns)?;
         let only = self.backend.reads_only();
         let judged = |desired| {
-            let verdict = there.inside(|| judge(desired, only))?;
+            let verdict = there.inside(|| judge(desired, only, &Cgroups::of_this_namespace()))?;
             verdict.map_err(|why| Failure::hinted(format!("cannot read the rules in {}", there.path()), why))
         };
         let place = Place::Namespace(there.addresses()?);

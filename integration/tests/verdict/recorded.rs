@@ -51,7 +51,10 @@ fn walked(vector: &Vector, kind: BackendKind) -> Result<Vec<String>, Complaint> 
         }
     }
     let judged = pod.run(|| {
-        judge_namespace(Desired::Policy(&vector.policy), Reading { only: None, whole: &BackendKind::ALL })
+        judge_namespace(
+            Desired::Policy(&vector.policy),
+            Reading { only: None, whole: &BackendKind::ALL, programs: None },
+        )
     })??;
     if (judged.answer, judged.holds()) != (Answer::Redirected, true) {
         wrong.push(format!("{kind} {}: {judged:?}", vector.name));

@@ -36,6 +36,10 @@ const GENERIC: usize = 4;
 /// outcome is unknown all the same: like a rule it may drop the connections that our rules redirect.
 const DROPS: Effect = Effect::Diverts("may drop connections");
 
+/// Of a program of which the namespace is not known.
+const ELSEWHERE_PERHAPS: Effect =
+    Effect::Filters("may drop connections; the kernel does not report of which network namespace it is");
+
 pub(super) fn read(found: &mut Programs) {
     match functions() {
         Ok(Some(functions)) => functions.iter().for_each(|function| function.note(found)),
@@ -49,11 +53,8 @@ fn links(found: &mut Programs) {
         Ok(links) => {
             for link in links {
                 let hook = InetHook::numbered(link.hook).map_or("unknown", InetHook::name);
-                let place = format!(
-                    "netfilter hook {hook} priority {}, of a network namespace that the kernel does not name,",
-                    link.priority
-                );
-                found.note(link.program, &place, DROPS);
+                let place = format!("netfilter hook {hook} priority {}", link.priority);
+                found.note(link.program, &place, ELSEWHERE_PERHAPS);
             }
         }
         // A kernel without links has none at netfilter hooks.
