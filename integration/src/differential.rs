@@ -6,7 +6,7 @@ use crate::complaint::Complaint;
 use crate::foretell::foretell;
 use crate::run::{Rules, Until, differences, make};
 use crate::topology::Topology;
-use crate::vectors::{Flow, Place};
+use crate::vectors::{Flow, Location};
 use gybe_installer::testnet::fate::Fate;
 use gybe_netfilter::backend::Backend;
 use gybe_netfilter::compile::compile;
@@ -79,7 +79,7 @@ impl<'b> Stand<'b> {
             redirection.apply(self.backend)?;
             redirection.differences(self.backend)
         };
-        match self.world.at(Place::Pod).run(work)??.first() {
+        match self.world.at(Location::Pod).run(work)??.first() {
             None => Ok(()),
             Some(first) => {
                 let name = self.backend.name();
@@ -90,7 +90,7 @@ impl<'b> Stand<'b> {
 
     /// How often each of our rules was met.
     fn counters(&self) -> Result<BTreeMap<String, u64>, Complaint> {
-        let inventory = self.world.at(Place::Pod).run(|| self.backend.inspect())??;
+        let inventory = self.world.at(Location::Pod).run(|| self.backend.inspect())??;
         let of_part = |part: &gybe_netfilter::backend::Part| {
             let chain = part.name.clone();
             let named =

@@ -1,6 +1,6 @@
 //! What `trace` says of a recorded flow, held against what became of it. No packet is sent here.
 
-use crate::vectors::{Flow, Place};
+use crate::vectors::{Flow, Location};
 use gybe_installer::demo::foretold::{Beside, follows};
 use gybe_installer::testnet::fate::Fate;
 use gybe_netfilter::compile::{PASSTHROUGH_V6, compile};
@@ -17,10 +17,10 @@ impl Flow {
     /// Never, as long as this file names real interfaces.
     pub fn packet(&self) -> Result<Packet, InterfaceNameError> {
         let (name, [v4, v6]) = match self.from {
-            Place::Pod => self.leaves_by(),
-            Place::Peer => ("eth0", ["10.244.0.1", "fd00:10::1"]),
-            Place::Vm => ("eth1", ["192.168.77.2", "fd00:77::2"]),
-            Place::Sec => ("net1", ["172.30.0.1", "fd00:30::1"]),
+            Location::Pod => self.leaves_by(),
+            Location::Peer => ("eth0", ["10.244.0.1", "fd00:10::1"]),
+            Location::Vm => ("eth1", ["192.168.77.2", "fd00:77::2"]),
+            Location::Sec => ("net1", ["172.30.0.1", "fd00:30::1"]),
         };
         let by = InterfaceName::parse(name)?;
         let text = if self.to.is_ipv4() { v4 } else { v6 };
@@ -29,7 +29,7 @@ impl Flow {
         let source = SocketAddr::new(chosen, self.source_port.unwrap_or(40000));
         let mark = self.mark.unwrap_or(0);
         Ok(match self.from {
-            Place::Pod => Packet::first(Direction::Leaves { by }, self.transport, source, self.to)
+            Location::Pod => Packet::first(Direction::Leaves { by }, self.transport, source, self.to)
                 .owned_by(self.owner)
                 .marked(mark),
             _ => Packet::first(Direction::Arrives { by }, self.transport, source, self.to),
@@ -80,7 +80,7 @@ impl Flow {
             (Mode::Redirect, trace::Fate::Intercepted(_)) => false,
             (Mode::Tproxy { .. }, trace::Fate::Intercepted(port)) => port == policy.inbound_port,
             (Mode::Tproxy { .. }, trace::Fate::Redirected(port)) => {
-                self.from == Place::Pod || port != policy.inbound_port
+                self.from == Location::Pod || port != policy.inbound_port
             }
             _ => true,
         }
@@ -104,7 +104,7 @@ impl Flow {
     fn answer_is_taken(&self, rules: &Ruleset) -> Result<bool, InterfaceNameError> {
         let first = self.packet()?;
         let through = matches!(&self.without_rules, Fate::Answered(answer) if answer.by == "ext-peer");
-        if self.from != Place::Vm || !through || trace(rules, &first).fate != trace::Fate::Untouched {
+        if self.from != Location::Vm || !through || trace(rules, &first).fate != trace::Fate::Untouched {
             return Ok(false);
         }
         let by = InterfaceName::parse("eth0")?;

@@ -3,7 +3,7 @@
 
 use crate::foretell::foretell;
 use crate::untouched::TRANSPARENT;
-use crate::vectors::{Flow, Place};
+use crate::vectors::{Flow, Location};
 use gybe_installer::testnet::fate::Fate;
 use gybe_netfilter::compile::PASSTHROUGH_V6;
 use gybe_netfilter::policy::{Families, InterfaceName, InterfaceNameError, Mode, Port, RedirectPolicy};
@@ -57,7 +57,7 @@ impl Flow {
             return Ok(false);
         }
         let question = self.packet()?;
-        let by = InterfaceName::parse(if self.from == Place::Vm { "eth0" } else { "eth1" })?;
+        let by = InterfaceName::parse(if self.from == Location::Vm { "eth0" } else { "eth1" })?;
         let answer =
             Packet::first(Direction::Arrives { by }, self.transport, question.destination, question.source);
         let connection = Connection { phase: ConnectionPhase::Established, ..answer.connection };

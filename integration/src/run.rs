@@ -3,7 +3,7 @@
 use crate::complaint::Complaint;
 use crate::crowd::side_by_side;
 use crate::topology::Topology;
-use crate::vectors::{Flow, Place, Vector};
+use crate::vectors::{Flow, Location, Vector};
 use gybe_installer::testnet::caller::{Call, CallError, Disguise};
 use gybe_installer::testnet::fate::Fate;
 use gybe_netfilter::backend::Backend;
@@ -94,7 +94,7 @@ pub fn under(
     until: Until,
 ) -> Result<Vec<Difference>, Complaint> {
     let topology = Topology::raise(vector.policy.mode, &vector.flows)?;
-    topology.at(Place::Pod).run(|| redirection.apply(backend))??;
+    topology.at(Location::Pod).run(|| redirection.apply(backend))??;
     Ok(differences(&topology, &vector.flows, Rules::There, until)?)
 }
 

@@ -6,7 +6,7 @@
 //!    sec 172.30.0.1 ── net1 172.30.0.10 ┘
 //! ```
 
-use crate::vectors::{Flow, Place};
+use crate::vectors::{Flow, Location};
 use gybe_installer::testnet::fate::Fate;
 use gybe_installer::testnet::link::{End, LinkError, Towards, forward, join, route};
 use gybe_installer::testnet::listener::{Badge, ListenError, Listeners, Reach, Service};
@@ -87,12 +87,12 @@ impl Topology {
     }
 
     /// One of its namespaces.
-    pub fn at(&self, place: Place) -> &Namespace {
+    pub fn at(&self, place: Location) -> &Namespace {
         match place {
-            Place::Pod => &self.pod,
-            Place::Peer => &self.peer,
-            Place::Vm => &self.vm,
-            Place::Sec => &self.sec,
+            Location::Pod => &self.pod,
+            Location::Peer => &self.peer,
+            Location::Vm => &self.vm,
+            Location::Sec => &self.sec,
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Where a connection in the recorded network ends when no rule touches it: who listens where.
 
-use crate::vectors::{Flow, Place};
+use crate::vectors::{Flow, Location};
 use gybe_installer::testnet::fate::{Answer, Fate};
 use gybe_netfilter::trace::Transport;
 use std::net::{IpAddr, SocketAddr};
@@ -15,7 +15,7 @@ impl Flow {
         } else if self.is_forwarded() && is_one_of(VM) {
             Fate::Refused
         } else {
-            let by = if self.from == Place::Pod && is_one_of(SEC) { "ext-sec" } else { "ext-peer" };
+            let by = if self.from == Location::Pod && is_one_of(SEC) { "ext-sec" } else { "ext-peer" };
             self.answered_by(by.into(), None)
         }
     }
@@ -42,7 +42,7 @@ impl Flow {
 
     /// Does it only pass through the pod?
     pub fn is_forwarded(&self) -> bool {
-        self.from != Place::Pod && !is_own(self.to.ip())
+        self.from != Location::Pod && !is_own(self.to.ip())
     }
 }
 

@@ -6,20 +6,29 @@
 //! refusal, because a pod has one backend's rules.
 
 use crate::backend::BackendKind;
+use crate::hint::Hint;
 use crate::policy::{Dns, Families, Mode, RedirectPolicy};
 use crate::probe::{Capabilities, Finding, Findings, Profile, Table, is_not_loaded};
+use std::borrow::Cow;
 use std::fmt;
+use std::str::FromStr;
 
-/// What the operator wants.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Override {
-    /// The best this node has: nftables, then iptables-nft, then iptables-legacy.
+/// The configured backend: the value of the key `backend`, of `--backend` and of the node label.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum BackendSetting {
+    /// The first that works on the node: nftables, then iptables-nft, then iptables-legacy.
+    #[default]
     Auto,
-    /// Whichever variant of iptables passes.
+    /// The first variant of iptables that works on the node.
     Iptables,
-    /// This one, and no other.
+    /// This backend and no other.
     Only(BackendKind),
 }
+
+/// A text that names no backend setting.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("must be one of auto, nft, iptables-nft, iptables-legacy, iptables")]
+pub struct UnknownBackendSetting;
 
 /// What every policy is made of: whoever cannot do these is no backend.
 const ESSENTIAL: [Profile; 2] = [Profile::V4, Profile::Lists];
@@ -37,13 +46,13 @@ pub struct Choice {
 
 /// No backend will do.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("no backend works on this node for {wish}: {}", sentences(.found))]
+#[error("no backend works on this node for {setting}: {}", sentences(.found))]
 pub struct NoBackend {
     /// What was asked for.
-    pub wish: Override,
+    pub setting: BackendSetting,
     /// What is the matter with each.
     pub found: Vec<(BackendKind, String)>,
-    hint: Option<String>,
+    hint: Option<Cow<'static, str>>,
 }
 
 /// How a policy is written.
@@ -67,8 +76,26 @@ pub struct Unserved {
     pub found: String,
 }
 
-impl Override {
-    /// In which order backends are considered.
+impl BackendSetting {
+    /// Every setting, in the order in which documentation lists them.
+    pub const ALL: [Self; 5] = [
+        Self::Auto,
+        Self::Only(BackendKind::Nft),
+        Self::Only(BackendKind::IptablesNft),
+        Self::Only(BackendKind::IptablesLegacy),
+        Self::Iptables,
+    ];
+
+    /// The setting as an operator writes it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Iptables => "iptables",
+            Self::Only(kind) => kind.name(),
+        }
+    }
+
+    /// The backends that the setting allows, in the order in which they are considered; never empty.
     pub fn order(self) -> &'static [BackendKind] {
         match self {
             Self::Auto => &BackendKind::ALL,
@@ -78,43 +105,57 @@ impl Override {
             Self::Only(BackendKind::IptablesLegacy) => &[BackendKind::IptablesLegacy],
         }
     }
+
+    /// The backend that the setting names; none where the node's capabilities decide.
+    pub fn named(self) -> Option<BackendKind> {
+        match self {
+            Self::Only(kind) => Some(kind),
+            Self::Auto | Self::Iptables => None,
+        }
+    }
 }
 
-impl fmt::Display for Override {
+impl fmt::Display for BackendSetting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Auto => "auto",
-            Self::Iptables => "iptables",
-            Self::Only(kind) => kind.name(),
-        })
+        f.write_str(self.as_str())
+    }
+}
+
+impl FromStr for BackendSetting {
+    type Err = UnknownBackendSetting;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Self::ALL.into_iter().find(|setting| setting.as_str() == text).ok_or(UnknownBackendSetting)
     }
 }
 
 /// The backend that must be tried out before anything can be chosen; none when enough is known.
-pub fn next(known: &Capabilities, wish: Override) -> Option<BackendKind> {
+pub fn next(known: &Capabilities, setting: BackendSetting) -> Option<BackendKind> {
     // Who names a backend wants its part of the kernel loaded, as the first pod does it.
-    let is_named = matches!(wish, Override::Only(_));
+    let is_named = setting.named().is_some();
     let is_enough = |findings: &&Findings| !(is_named && is_not_loaded(findings));
     let tried = |kind: &BackendKind| known.backends.get(*kind).filter(is_enough);
-    let settled = wish.order().iter().filter_map(tried).any(suffices);
-    if settled { None } else { wish.order().iter().copied().find(|kind| tried(kind).is_none()) }
+    let settled = setting.order().iter().filter_map(tried).any(suffices);
+    if settled { None } else { setting.order().iter().copied().find(|kind| tried(kind).is_none()) }
 }
 
 /// Chooses from what is known.
 ///
 /// # Errors
 /// When nothing that was tried will do.
-pub fn choose(known: &Capabilities, wish: Override) -> Result<Choice, NoBackend> {
+pub fn choose(known: &Capabilities, setting: BackendSetting) -> Result<Choice, NoBackend> {
     let mut passed_over = Vec::new();
-    for kind in wish.order() {
+    for kind in setting.order() {
         match known.backends.get(*kind) {
-            Some(findings) if suffices(findings) => return Ok(chosen(*kind, findings, (wish, &passed_over))),
+            Some(findings) if suffices(findings) => {
+                return Ok(chosen(*kind, findings, setting, &passed_over));
+            }
             Some(findings) => passed_over.push((*kind, fault(findings))),
             None => passed_over.push((*kind, "was not tried".to_owned())),
         }
     }
-    let hint = hint(known, wish);
-    Err(NoBackend { wish, found: passed_over, hint })
+    let hint = hint(known, setting);
+    Err(NoBackend { setting, found: passed_over, hint })
 }
 
 /// Does it do what every policy is made of?
@@ -144,7 +185,8 @@ fn fault(findings: &Findings) -> String {
 fn chosen(
     backend: BackendKind,
     findings: &Findings,
-    (wish, passed_over): (Override, &[(BackendKind, String)]),
+    setting: BackendSetting,
+    passed_over: &[(BackendKind, String)],
 ) -> Choice {
     let failing = findings.iter().filter(|(_, finding)| !finding.works());
     let missing: Table<Profile, String> =
@@ -157,8 +199,8 @@ fn chosen(
         }
     };
     let why = match passed_over {
-        [] => format!("{wish}: {works}"),
-        others => format!("{wish}: {works}; {}", sentences(others)),
+        [] => format!("{setting}: {works}"),
+        others => format!("{setting}: {works}; {}", sentences(others)),
     };
     Choice { backend, why, missing }
 }
@@ -168,20 +210,19 @@ fn sentences(found: &[(BackendKind, String)]) -> String {
 }
 
 /// What would help: what the first refusal says, and another word where another backend works.
-fn hint(known: &Capabilities, wish: Override) -> Option<String> {
+fn hint(known: &Capabilities, setting: BackendSetting) -> Option<Cow<'static, str>> {
     if let Some(other) =
         BackendKind::ALL.into_iter().find(|kind| known.backends.get(*kind).is_some_and(suffices))
     {
-        return Some(format!("{other} works on this node: set backend to {other} or to auto"));
+        return Some(format!("{other} works on this node: set backend to {other} or to auto").into());
     }
-    let findings = wish.order().iter().filter_map(|kind| known.backends.get(*kind));
+    let findings = setting.order().iter().filter_map(|kind| known.backends.get(*kind));
     let mut hints = findings.flat_map(Table::values).filter_map(Finding::hint);
-    hints.next().or_else(|| Some("gybe probe --fresh says what was tried".to_owned()))
+    hints.next().or_else(|| Some("gybe probe --fresh says what was tried".into()))
 }
 
-impl NoBackend {
-    /// What would help.
-    pub fn hint(&self) -> Option<String> {
+impl Hint for NoBackend {
+    fn hint(&self) -> Option<Cow<'static, str>> {
         self.hint.clone()
     }
 }
@@ -213,11 +254,11 @@ impl Choice {
     }
 }
 
-impl Unserved {
-    /// What would help.
-    pub fn hint(&self) -> String {
-        "gybe probe says which backends can; name one of them in backend, or load what the kernel lacks"
-            .to_owned()
+impl Hint for Unserved {
+    fn hint(&self) -> Option<Cow<'static, str>> {
+        let hint =
+            "gybe probe says which backends can; name one of them in backend, or load what the kernel lacks";
+        Some(hint.into())
     }
 }
 

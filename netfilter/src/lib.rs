@@ -25,6 +25,7 @@ pub mod choose;
 pub mod compile;
 pub mod ebpf;
 pub mod heard;
+pub mod hint;
 pub mod iptables;
 pub mod live;
 pub mod lock;

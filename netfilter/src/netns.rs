@@ -2,10 +2,12 @@
 
 mod kind;
 
+use crate::hint::Hint;
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, open};
 use nix::sched::{CloneFlags, setns};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstat, stat};
+use std::borrow::Cow;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::{io, panic, thread};
@@ -118,9 +120,10 @@ impl NetnsError {
             source => Self::Open { path, source },
         }
     }
+}
 
-    /// What would help, where that is known.
-    pub fn hint(&self) -> Option<String> {
+impl Hint for NetnsError {
+    fn hint(&self) -> Option<Cow<'static, str>> {
         match self {
             Self::Enter { source: Errno::EPERM } => {
                 Some("it takes CAP_SYS_ADMIN here and in the user namespace that owns it".into())

@@ -2,6 +2,7 @@
 //!
 //! Whatever can be refused is refused before the namespace is entered, so bad input changes nothing.
 
+use crate::backend::forget_contradicted_findings;
 use crate::conf::{PluginConf, unknown_keys};
 use crate::decide::doubts;
 use crate::error::PluginError;
@@ -11,7 +12,6 @@ use crate::loopback;
 use crate::reply::Reply;
 use crate::request::Request;
 use crate::result;
-use crate::tool::Tool;
 use crate::wanted::{self, Subject, Wanted};
 use gybe_netfilter::choose::Way;
 use gybe_netfilter::policy::Families;
@@ -47,7 +47,10 @@ fn redirect(subject: Subject, conf: &PluginConf, netns: Option<&Path>) -> Result
         loopback::settle(redirection, met.routes, met.addresses, netns.unwrap_or(Path::new("")));
         redirection.apply_over(met.routes, backend)
     });
-    let done = done.inspect_err(Tool::note)?;
+    let done = done.inspect_err(|error| match error {
+        PluginError::Redirection(error) => forget_contradicted_findings(error),
+        _ => {}
+    })?;
     for beside in &done.outcome.beside {
         tracing::warn!(pod, %beside, "gybe-cni cmdAdd: other owners' rules translate addresses here");
     }
@@ -62,7 +65,7 @@ fn redirect(subject: Subject, conf: &PluginConf, netns: Option<&Path>) -> Result
         Families::V4Only => "ipv4",
         Families::V4AndV6 => "ipv4 and ipv6",
     };
-    let (tool, rules_us) = (done.tool, micros(began));
+    let (tool, rules_us) = (done.backend, micros(began));
     tracing::info!(target: CALL, pod, decision = "redirect", tool, families, facts_us, rules_us, "gybe-cni cmdAdd");
     Ok(())
 }

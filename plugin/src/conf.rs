@@ -15,8 +15,7 @@ pub use known::{is_plugin_key, unknown_keys};
 pub use probed::Probed;
 
 use entry::Entry;
-use gybe_netfilter::backend::BackendKind;
-use gybe_netfilter::choose::Override;
+use gybe_netfilter::choose::BackendSetting;
 use incumbent::Kubernetes;
 use serde_json::{Map, Value};
 use std::collections::BTreeSet;
@@ -28,8 +27,8 @@ use std::time::Duration;
 pub struct PluginConf {
     /// From which weight on lines are logged.
     pub log_level: LogLevel,
-    /// Which tool writes the rules: the operator's word.
-    pub backend: BackendChoice,
+    /// The configured backend.
+    pub backend: BackendSetting,
     /// What the probe had found out when the entry was written.
     pub probed: Probed,
     /// Namespaces whose pods are left alone.
@@ -62,22 +61,6 @@ pub enum LogLevel {
     Info,
     /// And why.
     Debug,
-}
-
-/// Which tool writes the rules.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum BackendChoice {
-    /// The best one the node has.
-    #[default]
-    Auto,
-    /// nftables over netlink.
-    Nft,
-    /// `iptables-nft-restore`.
-    IptablesNft,
-    /// `iptables-legacy-restore`.
-    IptablesLegacy,
-    /// Whichever iptables the node has.
-    Iptables,
 }
 
 /// When a pod counts as part of the mesh.
@@ -167,14 +150,6 @@ const LOG_LEVELS: [(&str, LogLevel); 6] = [
     ("", LogLevel::Info),
 ];
 
-const BACKENDS: [(&str, BackendChoice); 5] = [
-    ("auto", BackendChoice::Auto),
-    ("nft", BackendChoice::Nft),
-    ("iptables-nft", BackendChoice::IptablesNft),
-    ("iptables-legacy", BackendChoice::IptablesLegacy),
-    ("iptables", BackendChoice::Iptables),
-];
-
 const GATES: [(&str, Gates); 2] = [("istio", Gates::Istio), ("strict", Gates::Strict)];
 
 const INBOUND: [(&str, InboundDefault); 2] =
@@ -187,29 +162,6 @@ const IPV6: [(&str, Ipv6Choice); 4] = [
     ("reject", Ipv6Choice::Reject),
 ];
 
-impl BackendChoice {
-    /// The word for it in an entry.
-    pub fn as_str(self) -> &'static str {
-        BACKENDS.iter().find(|(_, choice)| *choice == self).map_or("", |(word, _)| word)
-    }
-
-    /// What that word means.
-    pub fn from_word(word: &str) -> Option<Self> {
-        BACKENDS.iter().find(|(known, _)| *known == word).map(|(_, choice)| *choice)
-    }
-
-    /// What it asks for.
-    pub fn wish(self) -> Override {
-        match self {
-            Self::Auto => Override::Auto,
-            Self::Iptables => Override::Iptables,
-            Self::Nft => Override::Only(BackendKind::Nft),
-            Self::IptablesNft => Override::Only(BackendKind::IptablesNft),
-            Self::IptablesLegacy => Override::Only(BackendKind::IptablesLegacy),
-        }
-    }
-}
-
 impl PluginConf {
     /// Reads the plugin's keys out of a network's entry.
     ///
@@ -220,7 +172,7 @@ impl PluginConf {
         let older = entry.inside("kubernetes", Kubernetes::read);
         let mut conf = Self {
             log_level: entry.word("log_level", &LOG_LEVELS),
-            backend: entry.word("backend", &BACKENDS),
+            backend: entry.word("backend", &BackendSetting::ALL.map(|setting| (setting.as_str(), setting))),
             probed: entry.inside("probed", Probed::read),
             exclude_namespaces: entry.texts("exclude_namespaces"),
             pod_namespace: entry.text("pod_namespace"),

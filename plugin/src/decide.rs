@@ -8,6 +8,7 @@ use crate::conf::{InboundDefault, PluginConf};
 use crate::families::{self, FamiliesError};
 use crate::gates::{self, InitContainer, Reason};
 use crate::pod::{Container, PROXY, PodFacts, yes_or_no};
+use gybe_netfilter::hint::Hint;
 use gybe_netfilter::policy::istio::{
     INBOUND_PORT, OUTBOUND_PORT, PROXY_ID, TPROXY_MARK, TPROXY_TABLE, TUNNEL_PORT,
 };
@@ -15,6 +16,7 @@ use gybe_netfilter::policy::{
     Dns, Families, Groups, Inbound, InvalidPackets, LoopbackCidr, Mode, Outbound, Owners, PortSet,
     RedirectPolicy,
 };
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
@@ -49,13 +51,12 @@ pub enum Cause {
     Families(#[from] FamiliesError),
 }
 
-impl Cause {
-    /// What would help.
-    pub fn hint(&self) -> Option<&'static str> {
+impl Hint for Cause {
+    fn hint(&self) -> Option<Cow<'static, str>> {
         match self {
-            Self::Annotation(_) => Some("correct the annotation in the pod's template"),
-            Self::ProxyId { .. } => Some("leave it out to run the proxy as 1337"),
-            Self::Families(fault) => Some(fault.hint()),
+            Self::Annotation(_) => Some("correct the annotation in the pod's template".into()),
+            Self::ProxyId { .. } => Some("leave it out to run the proxy as 1337".into()),
+            Self::Families(fault) => fault.hint(),
         }
     }
 }

@@ -3,20 +3,20 @@
 //! What a runtime is told about it, and under which number, is in `reply`.
 
 use crate::args::ArgsError;
+use crate::backend::SelectError;
 use crate::conf::ConfError;
 use crate::decide::Cause;
 use crate::facts::FactsError;
 use crate::gc::AttachmentsError;
-use crate::probe_cache::LearnError;
 use crate::request::RequestError;
 use crate::result::ResultError;
 use crate::stdin::StdinError;
 use crate::version::VersionError;
-use gybe_netfilter::backend::{BackendError, BackendKind};
-use gybe_netfilter::choose::{NoBackend, Unserved};
+use gybe_netfilter::hint::Hint;
 use gybe_netfilter::netns::NetnsError;
 use gybe_netfilter::redirection::RedirectionError;
 use gybe_netfilter::routes::RoutesError;
+use std::borrow::Cow;
 use std::path::PathBuf;
 
 /// Why a call fails.
@@ -46,26 +46,9 @@ pub enum PluginError {
     /// What the pod wants.
     #[error(transparent)]
     Refused(#[from] Cause),
-    /// A way of writing rules that this node has not: named by the operator, or met in the pod.
-    #[error("this node cannot use backend {kind}")]
-    Backend {
-        /// Which one.
-        kind: BackendKind,
-        /// What is missing.
-        source: BackendError,
-    },
-    /// What works on this node is not known.
+    /// The backend.
     #[error(transparent)]
-    Learn(#[from] LearnError),
-    /// Nothing works on this node.
-    #[error(transparent)]
-    NoBackend(#[from] NoBackend),
-    /// What works on this node is not enough for this pod.
-    #[error(transparent)]
-    Unserved(#[from] Unserved),
-    /// Whose rules are there cannot be told.
-    #[error("cannot tell which rules are in the pod's namespace")]
-    Presence(#[source] BackendError),
+    Backend(#[from] SelectError),
     /// The namespace of the plugin itself: the host's.
     #[error("CNI_NETNS {} is the plugin's own namespace, which must never be redirected", .0.display())]
     OwnNamespace(PathBuf),
@@ -87,30 +70,25 @@ pub enum PluginError {
 }
 
 impl PluginError {
-    /// What would help, where that is known.
-    pub fn hint(&self) -> Option<String> {
-        match self {
-            Self::Result(fault) => fault.hint().map(str::to_owned),
-            Self::Facts(fault) => fault.hint().map(str::to_owned),
-            Self::Refused(cause) => cause.hint().map(str::to_owned),
-            Self::Backend { .. } => {
-                Some("install it, or set backend to nft, which needs no program".to_owned())
-            }
-            Self::Learn(fault) => fault.hint(),
-            Self::NoBackend(fault) => fault.hint(),
-            Self::Unserved(fault) => Some(fault.hint()),
-            Self::Presence(fault) => fault.hint(),
-            Self::Netns(fault) => fault.hint(),
-            Self::Addresses(fault) => fault.hint(),
-            Self::Redirection(fault) => fault.hint(),
-            Self::Drifted(_) => Some("restart the pod, or run gybe apply in its namespace".to_owned()),
-            _ => None,
-        }
-    }
-
     /// This layer's sentence and those of the layers below, joined once.
     pub fn chain(&self) -> String {
         let below = std::iter::successors(std::error::Error::source(self), |fault| fault.source());
         below.fold(self.to_string(), |told, fault| format!("{told}: {fault}"))
+    }
+}
+
+impl Hint for PluginError {
+    fn hint(&self) -> Option<Cow<'static, str>> {
+        match self {
+            Self::Result(fault) => fault.hint(),
+            Self::Facts(fault) => fault.hint(),
+            Self::Refused(cause) => cause.hint(),
+            Self::Backend(fault) => fault.hint(),
+            Self::Netns(fault) => fault.hint(),
+            Self::Addresses(fault) => fault.hint(),
+            Self::Redirection(fault) => fault.hint(),
+            Self::Drifted(_) => Some("restart the pod, or run gybe apply in its namespace".into()),
+            _ => None,
+        }
     }
 }

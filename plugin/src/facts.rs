@@ -17,6 +17,8 @@ use crate::args::PodRef;
 use crate::conf::FactsConf;
 use crate::gates::Reason;
 use crate::pod::PodFacts;
+use gybe_netfilter::hint::Hint;
+use std::borrow::Cow;
 use std::path::Path;
 use std::time::Instant;
 
@@ -77,20 +79,19 @@ pub enum FactsError {
     },
 }
 
-impl FactsError {
-    /// What would help.
-    pub fn hint(&self) -> Option<&'static str> {
+impl Hint for FactsError {
+    fn hint(&self) -> Option<Cow<'static, str>> {
         match self {
             Self::NobodyToAsk => {
-                Some("set facts.socket, facts.kubeconfig or facts.directory in the plugin's configuration")
+                Some("set facts.socket, facts.kubeconfig or facts.directory in the plugin's configuration".into())
             }
             Self::Unknown(_) | Self::Another { .. } | Self::Contradicted { .. } => Some(
-                "the kubelet tries again; if it stays so, look at the agent's log, or at who writes facts.directory",
+                "the kubelet tries again; if it stays so, look at the agent's log, or at who writes facts.directory".into(),
             ),
             Self::Agent(_) => Some(
-                "see that the node agent (gybe node, DaemonSet gybe-node) runs on this node; the kubelet tries again",
+                "see that the node agent (gybe node, DaemonSet gybe-node) runs on this node; the kubelet tries again".into(),
             ),
-            Self::Kubeconfig(fault) => Some(fault.hint()),
+            Self::Kubeconfig(fault) => fault.hint(),
             // Of several there has to be room for what each had to say: advice about the first would cut
             // off the second.
             Self::Directory(_) | Self::Several { .. } => None,

@@ -12,12 +12,13 @@
 //!
 //! What reads bytes, decides or renders is pure. What acts is few: `stdin` by `intake` and `reply` (the
 //! runtime's pipe), `facts` (files, sockets, a program), `wanted` (the pod's namespace), `loopback`
-//! (another plugin there), `tool` by `probe_cache` (what works on this node), and `log`. A verb's file
+//! (another plugin there), `backend` by `probe_cache` (what works on this node), and `log`. A verb's file
 //! calls both. What redirecting means to the kernel is not known here.
 
 mod add;
 pub mod annotations;
 pub mod args;
+pub mod backend;
 pub mod call;
 mod check;
 pub mod conf;
@@ -40,7 +41,6 @@ pub mod request;
 pub mod result;
 mod status;
 pub mod stdin;
-mod tool;
 pub mod version;
 mod wanted;
 

@@ -1,5 +1,6 @@
 //! What a runtime is told: the one place that writes stdout, and the one that knows CNI's codes.
 
+use crate::backend::SelectError;
 use crate::decide::Cause;
 use crate::error::PluginError;
 use crate::facts::FactsError;
@@ -8,6 +9,7 @@ use crate::network::NetworkError;
 use crate::probe_cache::LearnError;
 use crate::request::{RequestError, Verb};
 use crate::version::{NEWEST, SUPPORTED, VersionError};
+use gybe_netfilter::hint::Hint;
 use serde_json::{Value, json};
 use std::io::{self, Write};
 
@@ -67,7 +69,13 @@ impl Reply {
         let details = fault.hint().filter(|hint| hint.chars().count() <= room).unwrap_or_default();
         let message = cut(&message, MOST - details.chars().count());
         let spoken = version.filter(|version| SUPPORTED.contains(version)).unwrap_or(NEWEST);
-        Self::Failure(Failure { version: spoken.to_owned(), code, id, message, details })
+        Self::Failure(Failure {
+            version: spoken.to_owned(),
+            code,
+            id,
+            message,
+            details: details.into_owned(),
+        })
     }
 
     /// Writes the answer where the runtime reads it, and gives the exit status.
@@ -124,7 +132,7 @@ pub(crate) fn command(verb: Verb) -> &'static str {
     }
 }
 
-/// Our number for a fault (docs/ERRORS.md) and CNI's code: 1 version, 4 environment, 5 I/O, 6 JSON,
+/// Our number for a fault (docs/TROUBLESHOOTING.md) and CNI's code: 1 version, 4 environment, 5 I/O, 6 JSON,
 /// 7 configuration, 8 namespace, 11 try again later, 50 not available, 999 anything else, as the incumbent has it.
 fn known_as(fault: &PluginError) -> (u16, u32) {
     use PluginError as E;
@@ -144,7 +152,7 @@ fn known_as(fault: &PluginError) -> (u16, u32) {
         E::Refused(Cause::ProxyId { .. }) => (12, 999),
         E::Refused(Cause::Families(FamiliesError::NoAddress)) => (13, 999),
         E::Refused(Cause::Families(FamiliesError::Ipv6LeftAlone)) => (14, 999),
-        E::Backend { .. } => (15, 7),
+        E::Backend(fault) => known_backend(fault),
         E::Facts(fault) => known_facts(fault),
         E::Netns(_) => (20, 8),
         E::OwnNamespace(_) => (21, 8),
@@ -153,11 +161,19 @@ fn known_as(fault: &PluginError) -> (u16, u32) {
         E::Redirection(_) => (24, 999),
         E::Drifted(_) => (25, 999),
         E::Attachments(_) => (26, 999),
-        E::NoBackend(_) => (27, 50),
-        E::Unserved(_) => (28, 999),
-        E::Learn(LearnError::Busy(_)) => (29, 11),
-        E::Learn(_) => (30, 999),
-        E::Presence(_) => (31, 999),
+    }
+}
+
+/// The same for what is wrong with the backend.
+fn known_backend(fault: &SelectError) -> (u16, u32) {
+    match fault {
+        SelectError::Programs { .. } => (15, 7),
+        SelectError::Redirection(_) => (24, 999),
+        SelectError::NoBackend(_) => (27, 50),
+        SelectError::Unserved(_) => (28, 999),
+        SelectError::Probe(LearnError::Busy(_)) => (29, 11),
+        SelectError::Probe(_) => (30, 999),
+        SelectError::Presence(_) => (31, 999),
     }
 }
 

@@ -6,7 +6,9 @@
 pub mod convert;
 
 use convert::{ConvertError, Form, convert};
+use gybe_netfilter::hint::Hint;
 use serde_json::{Value, json};
+use std::borrow::Cow;
 
 /// Why there is no result to hand on.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -35,15 +37,14 @@ pub enum ResultError {
     NothingToSay(String),
 }
 
-impl ResultError {
-    /// What would help.
-    pub fn hint(&self) -> Option<&'static str> {
+impl Hint for ResultError {
+    fn hint(&self) -> Option<Cow<'static, str>> {
         match self {
             Self::NothingToSay(_) => {
-                Some("gybe-cni stands behind an address plugin, in a list of version 0.3.1 or newer")
+                Some("gybe-cni stands behind an address plugin, in a list of version 0.3.1 or newer".into())
             }
             Self::OtherFamily { .. } => {
-                Some("the plugin before gybe-cni must answer in the list's cniVersion")
+                Some("the plugin before gybe-cni must answer in the list's cniVersion".into())
             }
             Self::NotAnObject | Self::VersionNotText | Self::Convert(_) => None,
         }

@@ -1,6 +1,7 @@
 //! The road ADD and CHECK share: from the call to the pod's namespace and what is wanted in it.
 
 use crate::args::{Caller, PodRef};
+use crate::backend::{SelectedBackend, Selection};
 use crate::conf::PluginConf;
 use crate::decide::{self, Cause, Opinion, Wish};
 use crate::error::PluginError;
@@ -10,7 +11,6 @@ use crate::gates::{self, InitContainer, Reason};
 use crate::log::micros;
 use crate::pod::PodFacts;
 use crate::request::{OwnNamespace, Request, Verb};
-use crate::tool::Tool;
 use gybe_netfilter::backend::Backend;
 use gybe_netfilter::choose::Way;
 use gybe_netfilter::netns::{Identity, Netns};
@@ -36,7 +36,7 @@ pub(crate) struct Subject {
     /// How long it took to learn them.
     pub(crate) facts_us: u64,
     /// Known before the namespace is entered where something is to be written.
-    tool: Option<Tool>,
+    backend: Option<SelectedBackend>,
     wish: Wish,
     netns: Netns,
 }
@@ -52,7 +52,7 @@ pub(crate) struct Met<'a> {
 pub(crate) struct Done<T> {
     pub(crate) addresses: Vec<IpAddr>,
     pub(crate) families: Families,
-    pub(crate) tool: &'static str,
+    pub(crate) backend: &'static str,
     pub(crate) way: Way,
     pub(crate) outcome: T,
 }
@@ -88,8 +88,8 @@ pub(crate) fn wanted(request: &Request, conf: &PluginConf) -> Result<Wanted, Plu
     };
     let netns = netns?;
     // Last: where nothing is known about the node it takes a probe.
-    let tool = (request.verb == Verb::Add).then(|| Tool::to_write(conf)).transpose()?;
-    Ok(Wanted::Redirect(Box::new(Subject { pod, facts, facts_us, tool, wish, netns })))
+    let backend = (request.verb == Verb::Add).then(|| Selection::of(conf).to_write()).transpose()?;
+    Ok(Wanted::Redirect(Box::new(Subject { pod, facts, facts_us, backend, wish, netns })))
 }
 
 /// The namespace that the runtime means, and the one that it must not be.
@@ -139,10 +139,10 @@ impl Subject {
         let addresses: Vec<_> = listed.iter().map(|address| address.ip).collect();
         let stack = families::stack(&self.facts);
         let families = families::choose(conf.ipv6, stack, &addresses).map_err(Cause::Families)?;
-        let tool = self.tool.map_or_else(|| Tool::to_read(conf.backend), Ok)?;
-        let (redirection, way) = tool.redirection(&self.wish.policy(families))?;
+        let selected = self.backend.map_or_else(|| SelectedBackend::to_read(conf.backend), Ok)?;
+        let (redirection, way) = selected.redirection(&self.wish.policy(families))?;
         let met = Met { routes: &mut routes, addresses: &listed };
-        let outcome = work(&redirection, tool.backend.as_ref(), met)?;
-        Ok(Done { addresses, families, tool: tool.backend.name(), way, outcome })
+        let outcome = work(&redirection, selected.backend.as_ref(), met)?;
+        Ok(Done { addresses, families, backend: selected.backend.name(), way, outcome })
     }
 }

@@ -1,11 +1,11 @@
-//! The table in docs/PLUGIN-CONFIG.md has every key that is read, and no other.
+//! The table in docs/CONFIGURE.md has every key that is read, and no other.
 #![allow(clippy::unwrap_used, reason = "a test that meets what it did not expect has nothing better to do")]
 
 use gybe_plugin::conf::unknown_keys;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
 
-const TABLE: &str = include_str!("../../docs/PLUGIN-CONFIG.md");
+const TABLE: &str = include_str!("../../docs/CONFIGURE.md");
 const READERS: [&str; 3] = [
     include_str!("../src/conf.rs"),
     include_str!("../src/conf/incumbent.rs"),
@@ -14,7 +14,9 @@ const READERS: [&str; 3] = [
 
 /// The keys in the table's first column.
 fn told() -> BTreeSet<&'static str> {
-    TABLE.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next()).collect()
+    let (_, section) = TABLE.split_once("## 3. The plugin").unwrap();
+    let (section, _) = section.split_once("### Where the plugin").unwrap();
+    section.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next()).collect()
 }
 
 /// The literal keys that the code asks its entry for, those inside another without that one.

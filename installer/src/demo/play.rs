@@ -8,6 +8,7 @@ use super::watched::Watched;
 use crate::testnet::caller::CallError;
 use crate::testnet::fate::Fate;
 use gybe_netfilter::backend::Backend;
+use gybe_netfilter::hint::Hint;
 use gybe_netfilter::netns;
 use gybe_netfilter::nft::Nft;
 use gybe_netfilter::policy::InterfaceName;
@@ -15,6 +16,7 @@ use gybe_netfilter::redirection::{Redirection, RedirectionError};
 use gybe_netfilter::routes::RoutesError;
 use gybe_netfilter::ruleset::{RuleId, Ruleset};
 use gybe_netfilter::trace::{Direction, Packet, Trace, trace};
+use std::borrow::Cow;
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::process::Command;
@@ -99,9 +101,8 @@ pub enum PlayError {
     Name(#[from] gybe_netfilter::policy::InterfaceNameError),
 }
 
-impl PlayError {
-    /// What would help, if somebody can help.
-    pub fn hint(&self) -> Option<String> {
+impl Hint for PlayError {
+    fn hint(&self) -> Option<Cow<'static, str>> {
         match self {
             Self::Stage(error) => error.hint(),
             Self::Call(error) => error.hint(),

@@ -3,9 +3,11 @@
 use crate::testnet::link::{End, LinkError, Towards, join, route};
 use crate::testnet::listener::{Badge, ListenError, Listeners, Reach, Service};
 use crate::testnet::namespace::{Namespace, NamespaceError};
+use gybe_netfilter::hint::Hint;
 use gybe_netfilter::policy::{InterfaceName, InterfaceNameError};
 use gybe_netfilter::trace::{Owner, Transport};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use std::borrow::Cow;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
@@ -51,9 +53,8 @@ pub enum StageError {
     Name(#[from] InterfaceNameError),
 }
 
-impl StageError {
-    /// What would help, if somebody can help.
-    pub fn hint(&self) -> Option<String> {
+impl Hint for StageError {
+    fn hint(&self) -> Option<Cow<'static, str>> {
         match self {
             Self::Namespace(error) => error.hint(),
             Self::Link(error) => error.hint(),

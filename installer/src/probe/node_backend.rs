@@ -6,9 +6,9 @@
 //! outlive its kernel by a reboot, and every ADD until the agent is back would be refused for it.
 
 use gybe_netfilter::backend::BackendKind;
-use gybe_netfilter::choose::{Choice, NoBackend, Override, choose, next};
+use gybe_netfilter::choose::{BackendSetting, Choice, NoBackend, choose, next};
 use gybe_netfilter::probe::Capabilities;
-use gybe_plugin::conf::{BackendChoice, PluginConf, Probed};
+use gybe_plugin::conf::{PluginConf, Probed};
 use std::fmt;
 
 /// The node label that overrides the cluster's setting.
@@ -49,7 +49,7 @@ pub enum Verdict {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeBackend {
     /// The word for the entry.
-    pub word: BackendChoice,
+    pub word: BackendSetting,
     /// Whose it is.
     pub by: By,
     /// What it comes to.
@@ -63,19 +63,19 @@ pub struct NodeBackend {
 /// Decides. Findings are forgotten for a moment now and then: whoever writes the entry hands in the
 /// last ones meanwhile, so that the entry is not written for that.
 #[must_use]
-pub fn node_backend(cluster: BackendChoice, label: Option<&str>, found: Option<&Found>) -> NodeBackend {
-    let by_label = label.and_then(BackendChoice::from_word);
+pub fn node_backend(cluster: BackendSetting, label: Option<&str>, found: Option<&Found>) -> NodeBackend {
+    let by_label = label.and_then(|label| label.parse().ok());
     let unknown_label = label.filter(|_| by_label.is_none()).map(str::to_owned);
     let (word, by) = match by_label {
         Some(word) => (word, By::Label),
-        None if cluster == BackendChoice::Auto => (cluster, By::Nobody),
+        None if cluster == BackendSetting::Auto => (cluster, By::Nobody),
         None => (cluster, By::Cluster),
     };
-    let verdict = found.map_or(Verdict::Unknown, |found| judge(&found.capabilities, word.wish()));
+    let verdict = found.map_or(Verdict::Unknown, |found| judge(&found.capabilities, word));
     NodeBackend { word, by, verdict, kernel: found.map(|found| found.kernel.clone()), unknown_label }
 }
 
-fn judge(known: &Capabilities, wish: Override) -> Verdict {
+fn judge(known: &Capabilities, wish: BackendSetting) -> Verdict {
     match choose(known, wish) {
         Ok(choice) => Verdict::Works(choice),
         Err(_) if next(known, wish).is_some() => Verdict::Unknown,
@@ -87,8 +87,8 @@ impl NodeBackend {
     /// The backend that writes, as far as it is known.
     #[must_use]
     pub fn writes(&self) -> Option<BackendKind> {
-        match (&self.verdict, self.word.wish()) {
-            (_, Override::Only(kind)) => Some(kind),
+        match (&self.verdict, self.word) {
+            (_, BackendSetting::Only(kind)) => Some(kind),
             (Verdict::Works(choice), _) => Some(choice.backend),
             _ => None,
         }
@@ -97,7 +97,7 @@ impl NodeBackend {
     /// Puts it into what the plugin's entry is to say.
     pub fn write_into(&self, conf: &mut PluginConf) {
         conf.backend = self.word;
-        let choice_is_ours = !matches!(self.word.wish(), Override::Only(_));
+        let choice_is_ours = self.word.named().is_none();
         conf.probed = match (choice_is_ours, self.writes(), &self.kernel) {
             (true, Some(kind), Some(kernel)) => Probed { backend: Some(kind), kernel: kernel.clone() },
             _ => Probed::default(),
@@ -132,6 +132,7 @@ impl fmt::Display for NodeBackend {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gybe_netfilter::hint::Hint;
     use gybe_netfilter::probe::{Finding, Findings, Profile, Refusal};
 
     fn findings(finding: &Finding) -> Findings {
@@ -160,14 +161,14 @@ mod tests {
 
     #[test]
     fn the_label_counts_for_more_than_the_cluster_and_an_unknown_one_for_nothing() {
-        let nft = BackendChoice::Nft;
+        let nft = BackendSetting::Only(BackendKind::Nft);
         for (cluster, label, word, by) in [
-            (BackendChoice::Auto, None, "auto", By::Nobody),
+            (BackendSetting::Auto, None, "auto", By::Nobody),
             (nft, None, "nft", By::Cluster),
             (nft, Some("iptables-legacy"), "iptables-legacy", By::Label),
             (nft, Some("auto"), "auto", By::Label),
             (nft, Some("legacy"), "nft", By::Cluster),
-            (BackendChoice::Auto, Some(""), "auto", By::Nobody),
+            (BackendSetting::Auto, Some(""), "auto", By::Nobody),
         ] {
             let decided = node_backend(cluster, label, None);
             assert_eq!((decided.word.as_str(), decided.by), (word, by), "{label:?}");
@@ -183,33 +184,33 @@ mod tests {
     #[test]
     fn f23_what_the_probe_found_is_written_beside_the_word_with_its_kernel() {
         let found = legacy_only();
-        let auto = node_backend(BackendChoice::Auto, None, Some(&found));
+        let auto = node_backend(BackendSetting::Auto, None, Some(&found));
         let probed = Probed { backend: Some(BackendKind::IptablesLegacy), kernel: "4.18.0".to_owned() };
         assert_eq!(entry(&auto), ("auto", probed));
         assert_eq!(auto.writes(), Some(BackendKind::IptablesLegacy));
         assert!(
             auto.to_string().contains("auto: iptables-legacy does everything; nft: v4 refused: no nf_tables")
         );
-        assert_eq!(entry(&node_backend(BackendChoice::Auto, None, None)), ("auto", Probed::default()));
-        let forced = node_backend(BackendChoice::Auto, Some("iptables-legacy"), Some(&found));
+        assert_eq!(entry(&node_backend(BackendSetting::Auto, None, None)), ("auto", Probed::default()));
+        let forced = node_backend(BackendSetting::Auto, Some("iptables-legacy"), Some(&found));
         assert_eq!(entry(&forced), ("iptables-legacy", Probed::default()));
     }
 
     #[test]
     fn f23_a_word_that_cannot_work_here_is_known_before_a_pod_fails() {
         let found = legacy_only();
-        let nft = node_backend(BackendChoice::Nft, None, Some(&found));
+        let nft = node_backend(BackendSetting::Only(BackendKind::Nft), None, Some(&found));
         let Verdict::Fails(none) = &nft.verdict else { panic!("{nft:?}") };
         assert!(none.hint().unwrap().contains("iptables-legacy works on this node"));
         assert_eq!(nft.writes(), Some(BackendKind::Nft), "the word is the operator's all the same");
         // The plugin tries what it needs and no more: the rest is not known to fail.
         let mut partly = legacy_only();
         partly.capabilities.backends = [(BackendKind::Nft, findings(&Finding::Works))].into_iter().collect();
-        let iptables = node_backend(BackendChoice::Iptables, None, Some(&partly));
+        let iptables = node_backend(BackendSetting::Iptables, None, Some(&partly));
         assert_eq!((iptables.verdict, iptables.by), (Verdict::Unknown, By::Cluster));
         // The probe loads no ip_tables, and the first pod of a node that names it does.
         partly.capabilities.backends.insert(BackendKind::IptablesLegacy, findings(&Finding::NotLoaded));
-        let legacy = node_backend(BackendChoice::IptablesLegacy, None, Some(&partly));
+        let legacy = node_backend(BackendSetting::Only(BackendKind::IptablesLegacy), None, Some(&partly));
         assert_eq!(legacy.verdict, Verdict::Unknown);
     }
 }

@@ -10,7 +10,8 @@ use crate::host::platform::Platform;
 use crate::host::runtime_report::Report;
 use crate::log::Journal;
 use gybe_netfilter::backend::BackendKind;
-use gybe_netfilter::choose::{Override, choose};
+use gybe_netfilter::choose::{BackendSetting, choose};
+use gybe_netfilter::hint::Hint;
 use gybe_netfilter::probe::Capabilities;
 use gybe_plugin::probe_cache::{Age, DIRECTORY, LearnError, Learnt, ProbeCache};
 use nix::sys::signalfd::SignalFd;
@@ -111,7 +112,7 @@ fn again(journal: &Journal) -> Option<Capabilities> {
 }
 
 fn tell(journal: &Journal, learnt: &Learnt) {
-    match choose(&learnt.capabilities, Override::Auto) {
+    match choose(&learnt.capabilities, BackendSetting::Auto) {
         Ok(choice) => {
             let more =
                 json!({ "backend": choice.backend.name(), "why": choice.why, "kernel": learnt.node.kernel });

@@ -4,10 +4,12 @@ use super::fate::Fate;
 use super::identity::{IdentityError, act_as};
 use super::namespace::{Namespace, NamespaceError};
 use super::socket;
+use gybe_netfilter::hint::Hint;
 use gybe_netfilter::trace::{Owner, Transport};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{MsgFlags, getsockopt, recv, send, setsockopt, sockopt};
+use std::borrow::Cow;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -53,12 +55,11 @@ pub enum CallError {
     Stranger(#[source] super::fate::FateError),
 }
 
-impl CallError {
-    /// What would help, if somebody can help.
-    pub fn hint(&self) -> Option<String> {
+impl Hint for CallError {
+    fn hint(&self) -> Option<Cow<'static, str>> {
         match self {
             Self::Namespace(error) => error.hint(),
-            Self::Identity(error) => Some(error.hint()),
+            Self::Identity(error) => error.hint(),
             Self::Stranger(_) => None,
         }
     }

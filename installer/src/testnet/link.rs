@@ -6,6 +6,7 @@ mod ready;
 
 use super::namespace::{Namespace, NamespaceError};
 use super::rtnetlink::{Rtnetlink, RtnetlinkError};
+use gybe_netfilter::hint::Hint;
 use gybe_netfilter::policy::InterfaceName;
 use ipnet::IpNet;
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL};
@@ -18,6 +19,7 @@ use netlink_packet_route::route::{
 };
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use nix::errno::Errno;
+use std::borrow::Cow;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -56,9 +58,8 @@ pub enum LinkError {
     },
 }
 
-impl LinkError {
-    /// What would help, if somebody can help.
-    pub fn hint(&self) -> Option<String> {
+impl Hint for LinkError {
+    fn hint(&self) -> Option<Cow<'static, str>> {
         let Self::Step { source: RtnetlinkError::Refused { errno }, .. } = self else { return None };
         match errno {
             Errno::EOPNOTSUPP => Some("this kernel has no veth pairs: load module veth (CONFIG_VETH)".into()),

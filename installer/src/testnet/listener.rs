@@ -5,11 +5,13 @@ use super::fate::Answer;
 use super::identity::{IdentityError, act_as};
 use super::namespace::{Namespace, NamespaceError};
 use super::socket;
+use gybe_netfilter::hint::Hint;
 use gybe_netfilter::trace::{Owner, Transport};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::EventFd;
 use nix::sys::socket::{Backlog, listen, setsockopt, sockopt};
+use std::borrow::Cow;
 use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
 use std::os::fd::AsFd;
@@ -71,12 +73,11 @@ pub enum ListenError {
     NoThread(#[source] std::io::Error),
 }
 
-impl ListenError {
-    /// What would help, if somebody can help.
-    pub fn hint(&self) -> Option<String> {
+impl Hint for ListenError {
+    fn hint(&self) -> Option<Cow<'static, str>> {
         match self {
             Self::Namespace(error) => error.hint(),
-            Self::Identity(error) => Some(error.hint()),
+            Self::Identity(error) => error.hint(),
             Self::Socket { .. } | Self::NoThread(_) => None,
         }
     }

@@ -1,9 +1,11 @@
 //! A network namespace that only its owner can reach and nobody has to delete. What is inside it
 //! (links, sockets) is not made here.
 
+use gybe_netfilter::hint::Hint;
 use gybe_netfilter::netns::{Netns, NetnsError};
 use nix::errno::Errno;
 use nix::sched::{CloneFlags, setns, unshare};
+use std::borrow::Cow;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::{io, panic, thread};
@@ -46,14 +48,14 @@ pub enum NamespaceError {
 /// What to put in front of a command so that it may make namespaces and act as any user in them.
 pub const UNPRIVILEGED: &str = "unshare --user --map-root-user --map-auto";
 
-impl NamespaceError {
-    /// What would help, if somebody can help.
-    pub fn hint(&self) -> Option<String> {
+impl Hint for NamespaceError {
+    fn hint(&self) -> Option<Cow<'static, str>> {
         match self {
-            Self::Forbidden => Some(format!(
+            Self::Forbidden => Some(
+                format!(
                 "run it as root, or put this in front of the command: {UNPRIVILEGED} \
                  (it needs newuidmap of package uidmap, and a range for the user in /etc/subuid and /etc/subgid)"
-            )),
+            ).into()),
             Self::Netns(error) => error.hint(),
             _ => None,
         }

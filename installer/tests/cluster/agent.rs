@@ -1,7 +1,7 @@
 //! `gybe node` in a cluster, the built program, asked at its socket.
 
 use crate::ground::{Ground, NODE, meshed};
-use gybe_api_server::{Fault, Trouble, Verb};
+use gybe_api_server::{Fault, FaultKind, Verb};
 use serde_json::{Value, json};
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -107,7 +107,7 @@ fn the_agent_answers_from_its_cluster_tells_of_its_trouble_and_ends_cleanly() {
     assert_eq!(agent.asked("cart-0", "u0")["pod"]["metadata"]["uid"], "u0");
     let fault = agent.asked("cart-1", "u1")["fault"].to_string();
     assert!(fault.contains("401"), "{fault}");
-    ground.server.tokens().believe_all();
+    ground.server.tokens().restore_all();
     agent.tells("gybe node: pods are watched again");
     assert!(agent.terminate().success());
     agent.tells("gybe node: stopped");
@@ -119,7 +119,7 @@ fn f01_a_caller_is_waited_with_for_as_long_as_it_says_within_bounds() {
     let ground = Ground::new("agent-deadline");
     let mut agent = Agent::start(&ground);
     agent.tells("gybe node: pods are known");
-    ground.server.fault(Fault::always(Trouble::Silent).at(Verb::Get));
+    ground.server.add_fault(Fault::always(FaultKind::Silent).at(Verb::Get));
     for (deadline, least, most) in [
         (json!(400), 300, 900),
         (Value::Null, 900, 1900),
@@ -143,7 +143,7 @@ fn f01_a_crowd_that_waits_for_unseen_pods_holds_nobody_whose_pod_is_known() {
     ground.put("cart-0", "u0");
     let mut agent = Agent::start(&ground);
     agent.tells("gybe node: pods are known");
-    ground.server.fault(Fault::always(Trouble::Silent).at(Verb::Get));
+    ground.server.add_fault(Fault::always(FaultKind::Silent).at(Verb::Get));
     let (agent, before) = (&agent, Instant::now());
     let unseen = &|i: usize| {
         let name = format!("new-{i}");
@@ -188,7 +188,7 @@ fn large(i: usize, life: usize) -> Value {
 #[test]
 fn f38_an_agent_with_250_pods_in_a_cluster_of_100_000_stays_small() {
     let ground = Ground::new("agent-memory");
-    ground.server.crowd(100_000);
+    ground.server.set_generated_pods(100_000);
     let fill = |life| (0..250).map(|i| ground.server.put_pod(large(i, life))).max();
     fill(0);
     let mut agent = Agent::start(&ground);

@@ -52,7 +52,7 @@ impl Ground {
 
     /// Another token in place of the one that is there, which counts no more.
     pub(crate) fn rotate(&self) {
-        self.account.write(&self.server.tokens().issue(Validity::Now)).unwrap();
+        self.account.write(&self.server.tokens().issue(Validity::Valid)).unwrap();
     }
 
     /// How often one pod was asked for alone.
@@ -71,7 +71,7 @@ impl Ground {
 
     /// Waits for requests.
     pub(crate) fn asked(&self, wanted: impl Fn(&[Request]) -> bool) {
-        assert!(self.server.requests_become(PATIENCE, wanted), "{:#?}", self.server.requests());
+        assert!(self.server.wait_for_requests(PATIENCE, wanted), "{:#?}", self.server.requests());
     }
 }
 

@@ -94,9 +94,9 @@ fn f02_ready_is_a_list_of_pods_and_does_not_flap_while_tokens_change() {
     let agent = cluster.ready();
     assert_eq!((agent.number("gybe_pods"), agent.number("gybe_pods_known")), (1.0, 1.0));
     for _ in 0..10 {
-        let old = cluster.server.tokens().issue(Validity::Now);
+        let old = cluster.server.tokens().issue(Validity::Valid);
         cluster.account.write(&old).unwrap();
-        cluster.server.tokens().only(&[&old]);
+        cluster.server.tokens().accept_only(&[&old]);
         cluster.server.cut_watches();
         assert!(agent.is_ready(), "{:?}", agent.get("/readyz"));
     }
@@ -111,7 +111,7 @@ fn f02_ready_is_a_list_of_pods_and_does_not_flap_while_tokens_change() {
         agent.get("/readyz").1.contains("this node's pods are not known yet: the API server said 401")
     });
     assert_eq!(agent.get("/healthz").0, 200);
-    cluster.server.tokens().believe_all();
+    cluster.server.tokens().restore_all();
     eventually("peace", || agent.is_ready());
 }
 
@@ -146,7 +146,7 @@ fn a_nodes_label_goes_into_its_entry_and_stays_there_while_nobody_can_be_asked()
     eventually("the cluster's word", || cluster.backend() == "nft");
     cluster.node.configures(&[]);
     drop(agent);
-    cluster.server.tokens().believe_all();
+    cluster.server.tokens().restore_all();
     cluster.labels(&json!({ "gybe.dev/backend": "nfq" }));
     let mut agent = cluster.ready();
     agent.tells("gybe.dev/backend");

@@ -3,7 +3,9 @@
 use crate::said::{Pairs, read, refused};
 use gybe_installer::host::install::wanted::{PutBack, Shape};
 use gybe_installer::host::settings::{Mode, PodSource, TakeOverWish, Trust};
-use gybe_plugin::conf::{BackendChoice, LogLevel};
+use gybe_netfilter::backend::BackendKind;
+use gybe_netfilter::choose::BackendSetting;
+use gybe_plugin::conf::LogLevel;
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::Path;
@@ -85,11 +87,14 @@ fn the_level_is_the_first_that_anybody_says() {
 fn the_backend_is_the_first_that_anybody_says() {
     let backend = |environment: Pairs<'_>, files: Pairs<'_>| read(environment, files).choices.conf.backend;
     let both = [("NATIVE_NFTABLES", "true"), ("FORCE_IPTABLES_BINARY", "legacy")];
-    assert_eq!(backend(&both, &[("backend", "iptables")]), BackendChoice::Iptables);
-    assert_eq!(backend(&both, &[]), BackendChoice::Nft);
-    assert_eq!(backend(&both[1..], &[]), BackendChoice::IptablesLegacy);
-    assert_eq!(backend(&[("FORCE_IPTABLES_BINARY", "nft")], &[]), BackendChoice::IptablesNft);
-    assert_eq!(backend(&[("NATIVE_NFTABLES", "false")], &[]), BackendChoice::Auto);
+    assert_eq!(backend(&both, &[("backend", "iptables")]), BackendSetting::Iptables);
+    assert_eq!(backend(&both, &[]), BackendSetting::Only(BackendKind::Nft));
+    assert_eq!(backend(&both[1..], &[]), BackendSetting::Only(BackendKind::IptablesLegacy));
+    assert_eq!(
+        backend(&[("FORCE_IPTABLES_BINARY", "nft")], &[]),
+        BackendSetting::Only(BackendKind::IptablesNft)
+    );
+    assert_eq!(backend(&[("NATIVE_NFTABLES", "false")], &[]), BackendSetting::Auto);
     assert!(refused(&[("FORCE_IPTABLES_BINARY", "x")], &[]).contains("legacy or nft"));
 }
 

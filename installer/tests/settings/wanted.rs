@@ -6,7 +6,8 @@ use gybe_installer::host::install::entry::{Entry, Layout};
 use gybe_installer::host::install::wanted::{Install, Leave, Need, Place, Shape, TakeOver, Wanted};
 use gybe_installer::host::settings::{Burial, OnNode, Settings, StandIn};
 use gybe_installer::probe::node_backend::node_backend;
-use gybe_plugin::conf::{BackendChoice, PluginConf, unknown_keys};
+use gybe_netfilter::choose::BackendSetting;
+use gybe_plugin::conf::{PluginConf, unknown_keys};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
@@ -76,7 +77,7 @@ fn the_entry_says_everything_and_the_plugin_reads_it() {
 #[test]
 fn the_nodes_own_backend_goes_into_its_entry_also_with_an_operators_template() {
     let image = image("backend");
-    let said = node_backend(BackendChoice::Auto, Some("iptables-legacy"), None);
+    let said = node_backend(BackendSetting::Auto, Some("iptables-legacy"), None);
     let node = OnNode { backend: Some(&said), ..node(&image) };
     let backend = |files: Pairs<'_>| json_of(&installed(&read(&[], files), &node).entry)["backend"].clone();
     assert_eq!(backend(&[]), "iptables-legacy");

@@ -2,7 +2,7 @@
 
 use super::{in_new_namespace, patient, sh};
 use gybe_netfilter::backend::{Applied, Backend, BackendError, BackendKind, Inventory};
-use gybe_netfilter::choose::{Override, choose};
+use gybe_netfilter::choose::{BackendSetting, choose};
 use gybe_netfilter::netns::Netns;
 use gybe_netfilter::nft::Nft;
 use gybe_netfilter::probe::{Capabilities, Finding, Profile, try_out};
@@ -64,7 +64,7 @@ fn probing_writes_nothing_where_it_is_asked() {
         assert!(known.backends.get(BackendKind::Nft).unwrap().values().all(Finding::works), "{known:?}");
         assert_eq!(sh("nft list ruleset; ip addr; ip rule"), before);
         assert!(Netns::of_this_thread().unwrap().is_same_as(&here));
-        assert_eq!(choose(&known, Override::Auto).unwrap().backend, BackendKind::Nft);
+        assert_eq!(choose(&known, BackendSetting::Auto).unwrap().backend, BackendKind::Nft);
     });
 }
 

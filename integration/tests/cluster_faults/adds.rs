@@ -144,7 +144,7 @@ pub(crate) fn seen_by_an_operator(site: &Site) {
         let netns = pod.path().display().to_string();
         let inspected = ours("gybe", &["inspect", "--netns", &netns], "").unwrap();
         let verified = ours("gybe", &["verify", "--netns", &netns, "--pod", &manifest], "").unwrap();
-        let nothing = inspected.out.starts_with("nothing of ours");
+        let nothing = inspected.out.starts_with("no rules of Gybe");
         assert_eq!(
             (nothing, verified.code),
             (!kind.is_meshed(), Some(i32::from(!kind.is_meshed()))),

@@ -8,10 +8,11 @@ use gybe_integration::complaint::Complaint;
 use gybe_integration::programs::{Run, path_of_ours, run};
 use gybe_integration::run::{Rules, Until, differences};
 use gybe_integration::topology::Topology;
-use gybe_integration::vectors::{Flow, Place as At};
+use gybe_integration::vectors::{Flow, Location as At};
+use gybe_netfilter::choose::BackendSetting;
 use gybe_netfilter::policy::Mode;
 use gybe_netfilter::trace::{Owner, Transport};
-use gybe_plugin::conf::{BackendChoice, PluginConf};
+use gybe_plugin::conf::PluginConf;
 use gybe_plugin::probe_cache::ProbeCache;
 use serde_json::{Map, Value, json};
 
@@ -136,7 +137,7 @@ fn a_node_whose_label_says_legacy_gets_legacy_rules() -> Result<(), Complaint> {
     let capabilities = known.ok_or_else(|| Complaint::that("nothing is known"))?;
     let kernel = told["kernel"].as_str().unwrap_or_default().to_owned();
     let found = Found { kernel, capabilities };
-    let forced = node_backend(BackendChoice::Auto, Some("iptables-legacy"), Some(&found));
+    let forced = node_backend(BackendSetting::Auto, Some("iptables-legacy"), Some(&found));
     let mut conf = PluginConf::default();
     forced.write_into(&mut conf);
     let members =

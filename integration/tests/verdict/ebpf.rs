@@ -8,7 +8,7 @@ use crate::world::World;
 use gybe_installer::pod::cgroups::Cgroups;
 use gybe_integration::complaint::Complaint;
 use gybe_integration::programs::{ours, run};
-use gybe_integration::vectors::Place;
+use gybe_integration::vectors::Location;
 use gybe_netfilter::backend::BackendKind;
 use gybe_netfilter::verdict::{Answer, Desired, Reading, Verdict, judge_namespace};
 use nix::mount::{MsFlags, mount};
@@ -49,7 +49,7 @@ impl Pod {
         });
         #[allow(clippy::disallowed_methods, reason = "a process of the pod")]
         let start = || Command::new("sleep").arg("600").spawn();
-        let process = world.topology.at(Place::Pod).run(start)??;
+        let process = world.topology.at(Location::Pod).run(start)??;
         if let Some(cgroup) = &cgroup {
             fs::write(cgroup.join("cgroup.procs"), process.id().to_string()).unwrap();
         }
@@ -74,7 +74,7 @@ impl Pod {
             "echo $$ > {}/cgroup.procs; exec timeout 5 setpriv --reuid=1000 --regid=1000 --clear-groups bash -c '{connect}'",
             self.cgroup().display()
         );
-        Ok(self.world.topology.at(Place::Pod).run(|| run("sh", &["-c", &script], ""))??.out)
+        Ok(self.world.topology.at(Location::Pod).run(|| run("sh", &["-c", &script], ""))??.out)
     }
 
     fn verdict(&self) -> Result<Verdict, Complaint> {
@@ -84,12 +84,12 @@ impl Pod {
             let reading = Reading { only: None, whole: &BackendKind::ALL, programs: Some(&programs) };
             judge_namespace(Desired::Policy(policy), reading)
         };
-        Ok(self.world.topology.at(Place::Pod).run(judge)??)
+        Ok(self.world.topology.at(Location::Pod).run(judge)??)
     }
 
     fn interface(&self, name: &str) -> Result<u32, Complaint> {
         let index = || nix::net::if_::if_nametoindex(name);
-        Ok(self.world.topology.at(Place::Pod).run(index)??)
+        Ok(self.world.topology.at(Location::Pod).run(index)??)
     }
 }
 
@@ -130,7 +130,7 @@ fn without_the_privilege_to_read_programs_the_verdict_says_what_it_did_not_see()
 #[test]
 fn a_namespace_without_a_process_is_judged_without_cgroups_and_the_output_says_so() -> Result<(), Complaint> {
     let world = World::redirected_by(BackendKind::Nft)?;
-    let netns = world.topology.at(Place::Pod).path().to_string_lossy().into_owned();
+    let netns = world.topology.at(Location::Pod).path().to_string_lossy().into_owned();
     let policy = r#"{"enable_ipv6": true, "inbound_ports_exclude": ["15090", "15021", "15020"]}"#;
     let verify = ours("gybe", &["verify", "--netns", &netns, "--policy", "-"], policy)?;
     let says = "cgroups were not looked for: no process was found in this network namespace";
@@ -158,7 +158,7 @@ fn a_program_that_rewrites_destinations_makes_the_verdict_unknown() -> Result<()
     let _rewrites = pod.attach(bpf::CONNECT4, &rewriting());
     let answered = pod.answered_by()?;
     assert!(answered.contains("app:9000"), "{answered}");
-    let netns = pod.world.topology.at(Place::Pod).path().to_string_lossy().into_owned();
+    let netns = pod.world.topology.at(Location::Pod).path().to_string_lossy().into_owned();
     let policy = r#"{"enable_ipv6": true, "inbound_ports_exclude": ["15090", "15021", "15020"]}"#;
     let verify = ours("gybe", &["verify", "--netns", &netns, "--policy", "-"], policy)?;
     assert_eq!(verify.code, Some(1), "{verify:?}");
@@ -213,7 +213,7 @@ fn programs_at_every_kind_of_hook_are_named() -> Result<(), Complaint> {
     ] {
         let pod = Pod::new()?;
         let code = returning(returns);
-        let place = pod.world.topology.at(Place::Pod);
+        let place = pod.world.topology.at(Location::Pod);
         let program = || load(kind, "gybe_test", &code).unwrap_or_else(|why| panic!("{kind:?}: {why}"));
         let _attached = match kind {
             bpf::NETFILTER => place.run(|| bpf::link_at_output(&program()))?,
@@ -253,7 +253,7 @@ fn filters_of_traffic_control_are_named() -> Result<(), Complaint> {
     let pod = Pod::new()?;
     let directory = std::env::temp_dir().join(format!("gybe-bpffs-{}", std::process::id()));
     fs::create_dir_all(&directory).unwrap();
-    let done = pod.world.topology.at(Place::Pod).run(|| {
+    let done = pod.world.topology.at(Location::Pod).run(|| {
         // The file system in which the program has a path is seen by this thread alone.
         unshare(CloneFlags::CLONE_NEWNS).unwrap();
         mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>).unwrap();

@@ -4,7 +4,7 @@ use gybe_installer::demo::foretold::{Beside, follows};
 use gybe_integration::complaint::Complaint;
 use gybe_integration::crowd::side_by_side;
 use gybe_integration::topology::Topology;
-use gybe_integration::vectors::{self, Place, Vector};
+use gybe_integration::vectors::{self, Location, Vector};
 use gybe_netfilter::backend::BackendKind;
 use gybe_netfilter::compile::compile;
 use gybe_netfilter::live::{LiveRules, Outcome};
@@ -15,7 +15,7 @@ use gybe_netfilter::verdict::{Answer, Desired, Reading, judge_namespace};
 /// Writes the vector's policy, reads the rules back, and walks every connection through them.
 fn walked(vector: &Vector, kind: BackendKind) -> Result<Vec<String>, Complaint> {
     let topology = Topology::raise(vector.policy.mode, &[])?;
-    let pod = topology.at(Place::Pod);
+    let pod = topology.at(Location::Pod);
     let backend = kind.find()?;
     let redirection = Redirection::of(&vector.policy);
     pod.run(|| redirection.apply(&*backend))??;

@@ -5,7 +5,7 @@ use gybe_integration::complaint::Complaint;
 use gybe_integration::programs::run;
 use gybe_integration::run::make;
 use gybe_integration::topology::Topology;
-use gybe_integration::vectors::{self, Flow, Place};
+use gybe_integration::vectors::{self, Flow, Location};
 use gybe_netfilter::backend::BackendKind;
 use gybe_netfilter::live::{LiveRules, LiveTrace, Outcome};
 use gybe_netfilter::policy::RedirectPolicy;
@@ -48,7 +48,7 @@ impl World {
         let vector = vectors::all()?.into_iter().find(named).unwrap();
         let topology = Topology::raise(vector.policy.mode, &vector.flows)?;
         let (redirection, backend) = (Redirection::of(&vector.policy), kind.find()?);
-        topology.at(Place::Pod).run(|| redirection.apply(&*backend))??;
+        topology.at(Location::Pod).run(|| redirection.apply(&*backend))??;
         let flows: Vec<Flow> =
             vector.flows.into_iter().filter(|flow| KINDS.contains(&flow.id.as_str())).collect();
         assert_eq!(flows.len(), KINDS.len());
@@ -59,18 +59,18 @@ impl World {
     pub(crate) fn foreign(&self, script: &str) -> Result<(), Complaint> {
         // A plain user may not write the file that iptables-legacy locks otherwise.
         let with_lock = format!("export XTABLES_LOCKFILE=/proc/self/ns/net\n{script}");
-        let done = self.topology.at(Place::Pod).run(|| run("sh", &["-ec", &with_lock], ""))??;
+        let done = self.topology.at(Location::Pod).run(|| run("sh", &["-ec", &with_lock], ""))??;
         if done.code == Some(0) { Ok(()) } else { Err(Complaint::that(format!("{script}: {}", done.err))) }
     }
 
     pub(crate) fn live(&self) -> Result<LiveRules, Complaint> {
-        Ok(self.topology.at(Place::Pod).run(LiveRules::read)??.with_proxy_of(&self.policy))
+        Ok(self.topology.at(Location::Pod).run(LiveRules::read)??.with_proxy_of(&self.policy))
     }
 
     pub(crate) fn verdict(&self) -> Result<Verdict, Complaint> {
         let reading = Reading { only: None, whole: &BackendKind::ALL, programs: None };
         let judge = || judge_namespace(Desired::Policy(&self.policy), reading);
-        Ok(self.topology.at(Place::Pod).run(judge)??)
+        Ok(self.topology.at(Location::Pod).run(judge)??)
     }
 
     pub(crate) fn flow(&self, id: &str) -> &Flow {

@@ -28,7 +28,7 @@ fn the_first_that_does_what_is_essential_is_chosen() {
     let (all, none) = (|| findings(&[]), || findings(&[(Profile::V4, refused("v4"))]));
     let lame = || findings(&[(Profile::Tproxy, refused("tproxy")), (Profile::V4AndV6, refused("v6"))]);
     let without_lists = || findings(&[(Profile::Lists, Finding::Misbehaves("x".into()))]);
-    let (auto, iptables) = (Override::Auto, Override::Iptables);
+    let (auto, iptables) = (BackendSetting::Auto, BackendSetting::Iptables);
     for (backends, wish, chosen) in [
         (vec![(Nft, all()), (IptablesNft, all()), (IptablesLegacy, all())], auto, Some(Nft)),
         (vec![(Nft, all())], auto, Some(Nft)),
@@ -45,8 +45,12 @@ fn the_first_that_does_what_is_essential_is_chosen() {
         (vec![(Nft, all()), (IptablesNft, all()), (IptablesLegacy, all())], iptables, Some(IptablesNft)),
         (vec![(Nft, all()), (IptablesNft, none()), (IptablesLegacy, all())], iptables, Some(IptablesLegacy)),
         (vec![(Nft, all()), (IptablesNft, none()), (IptablesLegacy, none())], iptables, None),
-        (vec![(Nft, all()), (IptablesLegacy, all())], Override::Only(IptablesLegacy), Some(IptablesLegacy)),
-        (vec![(Nft, none()), (IptablesNft, all())], Override::Only(Nft), None),
+        (
+            vec![(Nft, all()), (IptablesLegacy, all())],
+            BackendSetting::Only(IptablesLegacy),
+            Some(IptablesLegacy),
+        ),
+        (vec![(Nft, none()), (IptablesNft, all())], BackendSetting::Only(Nft), None),
     ] {
         let known = known(&backends);
         let found = choose(&known, wish);
@@ -60,18 +64,22 @@ fn no_more_is_tried_than_the_choice_needs() {
     let (all, none) = (|| findings(&[]), || findings(&[(Profile::V4, refused("v4"))]));
     let not_loaded = || Profile::ALL.map(|profile| (profile, Finding::NotLoaded)).into_iter().collect();
     for (backends, wish, tried) in [
-        (vec![], Override::Auto, Some(Nft)),
-        (vec![(Nft, all())], Override::Auto, None),
-        (vec![(Nft, none())], Override::Auto, Some(IptablesNft)),
-        (vec![(Nft, none()), (IptablesNft, none())], Override::Auto, Some(IptablesLegacy)),
-        (vec![(Nft, none()), (IptablesNft, none()), (IptablesLegacy, none())], Override::Auto, None),
-        (vec![(Nft, all())], Override::Iptables, Some(IptablesNft)),
-        (vec![(Nft, all()), (IptablesNft, all())], Override::Iptables, None),
-        (vec![(Nft, all())], Override::Only(IptablesLegacy), Some(IptablesLegacy)),
+        (vec![], BackendSetting::Auto, Some(Nft)),
+        (vec![(Nft, all())], BackendSetting::Auto, None),
+        (vec![(Nft, none())], BackendSetting::Auto, Some(IptablesNft)),
+        (vec![(Nft, none()), (IptablesNft, none())], BackendSetting::Auto, Some(IptablesLegacy)),
+        (vec![(Nft, none()), (IptablesNft, none()), (IptablesLegacy, none())], BackendSetting::Auto, None),
+        (vec![(Nft, all())], BackendSetting::Iptables, Some(IptablesNft)),
+        (vec![(Nft, all()), (IptablesNft, all())], BackendSetting::Iptables, None),
+        (vec![(Nft, all())], BackendSetting::Only(IptablesLegacy), Some(IptablesLegacy)),
         // What is not loaded is not loaded for a choice, but for whoever names it.
-        (vec![(Nft, none()), (IptablesNft, none()), (IptablesLegacy, not_loaded())], Override::Auto, None),
-        (vec![(IptablesLegacy, not_loaded())], Override::Only(IptablesLegacy), Some(IptablesLegacy)),
-        (vec![(IptablesLegacy, none())], Override::Only(IptablesLegacy), None),
+        (
+            vec![(Nft, none()), (IptablesNft, none()), (IptablesLegacy, not_loaded())],
+            BackendSetting::Auto,
+            None,
+        ),
+        (vec![(IptablesLegacy, not_loaded())], BackendSetting::Only(IptablesLegacy), Some(IptablesLegacy)),
+        (vec![(IptablesLegacy, none())], BackendSetting::Only(IptablesLegacy), None),
     ] {
         assert_eq!(next(&known(&backends), wish), tried, "{wish} {backends:?}");
     }
@@ -80,24 +88,25 @@ fn no_more_is_tried_than_the_choice_needs() {
 #[test]
 fn a_choice_says_why_and_a_refusal_what_to_do() {
     let broken = || findings(&[(Profile::V4, refused("no nat"))]);
-    let choice = choose(&known(&[(Nft, broken()), (IptablesNft, findings(&[]))]), Override::Auto).unwrap();
+    let choice =
+        choose(&known(&[(Nft, broken()), (IptablesNft, findings(&[]))]), BackendSetting::Auto).unwrap();
     assert_eq!(choice.why, "auto: iptables-nft does everything; nft: v4 refused: no nat");
-    let refusal = choose(&known(&[(Nft, broken())]), Override::Only(Nft)).unwrap_err();
+    let refusal = choose(&known(&[(Nft, broken())]), BackendSetting::Only(Nft)).unwrap_err();
     assert_eq!(refusal.to_string(), "no backend works on this node for nft: nft: v4 refused: no nat");
     assert_eq!(refusal.hint().unwrap(), "mend no nat");
     let not_loaded = known(&[(IptablesLegacy, findings(&[(Profile::V4, Finding::NotLoaded)]))]);
-    let refusal = choose(&not_loaded, Override::Auto).unwrap_err();
+    let refusal = choose(&not_loaded, BackendSetting::Auto).unwrap_err();
     assert!(refusal.to_string().ends_with("v4 not tried: this kernel has no ip_tables loaded"), "{refusal}");
     assert!(refusal.hint().unwrap().contains("modprobe ip_tables"), "{refusal:?}");
     let works_elsewhere = known(&[(Nft, findings(&[])), (IptablesNft, broken())]);
-    let refusal = choose(&works_elsewhere, Override::Only(IptablesNft)).unwrap_err();
+    let refusal = choose(&works_elsewhere, BackendSetting::Only(IptablesNft)).unwrap_err();
     assert!(refusal.hint().unwrap().contains("set backend to nft"), "{refusal:?}");
 }
 
 #[test]
 fn a_policy_is_refused_for_what_it_needs_and_for_nothing_else() {
     let missing = [(Profile::Tproxy, refused("tproxy")), (Profile::V4AndV6, refused("v6"))];
-    let choice = choose(&known(&[(Nft, findings(&missing))]), Override::Auto).unwrap();
+    let choice = choose(&known(&[(Nft, findings(&missing))]), BackendSetting::Auto).unwrap();
     assert_eq!(choice.way(&policy(|_| ())), Ok(Way::Whole));
     assert_eq!(choice.way(&policy(|policy| policy.dns = Dns::All)), Ok(Way::Whole));
     let both = choice.way(&policy(|policy| policy.families = Families::V4AndV6)).unwrap_err();
@@ -116,9 +125,20 @@ fn dns_goes_without_zones_where_that_was_seen_to_work() {
     let dns = (Profile::Dns, refused("zones"));
     let without = |finding| {
         let findings = findings(&[dns.clone(), (Profile::DnsWithoutZones, finding)]);
-        choose(&known(&[(Nft, findings)]), Override::Auto).unwrap()
+        choose(&known(&[(Nft, findings)]), BackendSetting::Auto).unwrap()
     };
     assert_eq!(without(Finding::Works).way(&asks), Ok(Way::WithoutZones));
     assert_eq!(without(Finding::Works).way(&policy(|_| ())), Ok(Way::Whole));
     assert!(without(refused("dns too")).way(&asks).is_err());
+}
+
+#[test]
+fn every_backend_setting_is_read_as_it_is_written() {
+    for setting in BackendSetting::ALL {
+        assert_eq!(setting.to_string().parse(), Ok(setting));
+        assert!(!setting.order().is_empty(), "{setting}");
+    }
+    for text in ["", "Auto", "legacy", "nftables"] {
+        assert_eq!(text.parse::<BackendSetting>(), Err(UnknownBackendSetting), "{text}");
+    }
 }

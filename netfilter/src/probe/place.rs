@@ -2,11 +2,13 @@
 //! are called on it, and gone with the thread that was in it.
 
 use super::profile::{EXCLUDED, HOME, HOME_V6, Profile};
+use crate::hint::Hint;
 use crate::netns::{Netns, NetnsError};
 use crate::policy::Families;
 use crate::routes::{RoutesError, Rtnetlink};
 use nix::errno::Errno;
 use nix::sched::{CloneFlags, unshare};
+use std::borrow::Cow;
 use std::{io, panic, thread};
 
 /// Why nothing can be tried.
@@ -32,16 +34,14 @@ pub enum ProbeError {
     NoThread(#[source] io::Error),
 }
 
-impl ProbeError {
-    /// What would help, where that is known.
-    pub fn hint(&self) -> Option<String> {
+impl Hint for ProbeError {
+    fn hint(&self) -> Option<Cow<'static, str>> {
         match self {
             Self::NoNamespace { source: Errno::EPERM } => Some(
-                "run it as root, or in a user namespace (unshare --user --map-root-user --map-auto)"
-                    .to_owned(),
+                "run it as root, or in a user namespace (unshare --user --map-root-user --map-auto)".into(),
             ),
             Self::NoNamespace { source: Errno::ENOSPC } => {
-                Some("raise the sysctl user.max_net_namespaces".to_owned())
+                Some("raise the sysctl user.max_net_namespaces".into())
             }
             Self::Netns(error) => error.hint(),
             _ => None,

@@ -9,10 +9,12 @@ mod sockopt;
 mod text;
 
 use super::{XtMatch, XtTarget};
+use crate::hint::Hint;
 use crate::ruleset::{Family, Is};
 use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 use nix::unistd::{getpid, gettid};
+use std::borrow::Cow;
 use std::io::{self, ErrorKind};
 use std::net::IpAddr;
 use std::os::fd::AsFd;
@@ -191,17 +193,16 @@ pub enum LegacyError {
     },
 }
 
-impl LegacyError {
-    /// What would help, where that is known.
-    pub fn hint(&self) -> Option<String> {
+impl Hint for LegacyError {
+    fn hint(&self) -> Option<Cow<'static, str>> {
         match self {
-            Self::Refused { source: Errno::EPERM, .. } => Some(
-                "it takes CAP_NET_ADMIN in the user namespace that owns the network namespace".to_owned(),
-            ),
-            Self::Refused { source: Errno::EAGAIN, .. } => {
-                Some("another program keeps changing the table: try again".to_owned())
+            Self::Refused { source: Errno::EPERM, .. } => {
+                Some("it takes CAP_NET_ADMIN in the user namespace that owns the network namespace".into())
             }
-            Self::TooLarge { .. } => Some("remove rules that nothing needs from the namespace".to_owned()),
+            Self::Refused { source: Errno::EAGAIN, .. } => {
+                Some("another program keeps changing the table: try again".into())
+            }
+            Self::TooLarge { .. } => Some("remove rules that nothing needs from the namespace".into()),
             Self::List { .. } | Self::Refused { .. } | Self::Malformed { .. } => None,
         }
     }

@@ -2,7 +2,9 @@
 //! `type` (docs/ISTIO.md, section 5). Where one of our keys says the same, ours counts.
 
 use super::entry::Entry;
-use super::{BackendChoice, LOG_LEVELS, PluginConf};
+use super::{LOG_LEVELS, PluginConf};
+use gybe_netfilter::backend::BackendKind;
+use gybe_netfilter::choose::BackendSetting;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
@@ -24,7 +26,7 @@ pub(super) fn read(entry: &mut Entry<'_>, older: Kubernetes, conf: &mut PluginCo
     }
     // `false` asks for iptables where Istio has no third choice; here the default is better.
     if entry.yes("native_nftables") && !entry.says("backend") {
-        conf.backend = BackendChoice::Nft;
+        conf.backend = BackendSetting::Only(BackendKind::Nft);
     }
     ambient(entry);
     // The run directory holds the incumbent's agent's kubeconfig and sockets; ours asks ours.

@@ -16,7 +16,7 @@ fn an_entry_without_our_keys_has_every_default() {
         json!({ "log_level": "", "pod_namespace": "", "facts": { "socket": null, "directory": "" } }),
     ] {
         let conf = read(&entry).unwrap();
-        assert_eq!((conf.log_level, conf.backend), (LogLevel::Info, BackendChoice::Auto), "{entry}");
+        assert_eq!((conf.log_level, conf.backend), (LogLevel::Info, BackendSetting::Auto), "{entry}");
         assert_eq!((conf.gates, conf.inbound_default), (Gates::Istio, InboundDefault::All), "{entry}");
         assert_eq!((conf.ipv6, conf.facts), (Ipv6Choice::Auto, FactsConf::default()), "{entry}");
     }
@@ -33,7 +33,7 @@ fn every_key_is_read() {
     .unwrap();
     let want = PluginConf {
         log_level: LogLevel::Debug,
-        backend: BackendChoice::IptablesLegacy,
+        backend: BackendSetting::Only(BackendKind::IptablesLegacy),
         probed: Probed { backend: Some(BackendKind::IptablesLegacy), kernel: "5.4.0".to_owned() },
         exclude_namespaces: ["a", "b"].map(str::to_owned).into(),
         pod_namespace: "gybe-system".to_owned(),
@@ -141,8 +141,11 @@ fn the_incumbents_entries_are_read_when_their_type_is_changed() {
         exclude_namespaces: ["a".to_owned()].into(),
         ..PluginConf::default()
     };
-    let two =
-        PluginConf { pod_namespace: "istio-system".to_owned(), backend: BackendChoice::Nft, ..one.clone() };
+    let two = PluginConf {
+        pod_namespace: "istio-system".to_owned(),
+        backend: BackendSetting::Only(BackendKind::Nft),
+        ..one.clone()
+    };
     for (entry, want) in [(older, PluginConf { facts, ..one }), (newer, two)] {
         assert_eq!(read(&entry), Ok(want), "{entry}");
         assert_eq!(unknown_keys(entry.as_object().unwrap()), [""; 0]);
@@ -157,7 +160,7 @@ fn where_both_say_it_our_keys_count() {
         "kubernetes": { "kubeconfig": "/theirs", "exclude_namespaces": ["a"] },
     }))
     .unwrap();
-    assert_eq!((conf.log_level, conf.backend), (LogLevel::Debug, BackendChoice::Iptables));
+    assert_eq!((conf.log_level, conf.backend), (LogLevel::Debug, BackendSetting::Iptables));
     assert_eq!((conf.exclude_namespaces.len(), conf.facts.kubeconfig), (0, Some("/ours".into())));
 }
 

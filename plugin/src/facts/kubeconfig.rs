@@ -5,8 +5,10 @@ use super::file;
 use super::wire::{self, Answer, LONGEST_ANSWER, Question, WireError};
 use crate::args::PodRef;
 use crate::pod::PodFacts;
+use gybe_netfilter::hint::Hint;
 use gybe_netfilter::program::{self, Ended, NotRun};
 use nix::errno::Errno;
+use std::borrow::Cow;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -61,19 +63,6 @@ pub enum KubeconfigFault {
 }
 
 impl KubeconfigError {
-    /// What would help.
-    pub fn hint(&self) -> &'static str {
-        match self.fault {
-            KubeconfigFault::Read(_) => {
-                "see that the file is there, or take kubeconfig out and run the node agent"
-            }
-            KubeconfigFault::Program { .. } if self.is_configured_wrong() => {
-                "install gybe beside gybe-cni, or take kubeconfig out and run the node agent"
-            }
-            _ => "see that the API server answers and lets this kubeconfig get pods; the kubelet tries again",
-        }
-    }
-
     /// Whether another try would end the same way until somebody changes this node.
     pub fn is_configured_wrong(&self) -> bool {
         match &self.fault {
@@ -85,6 +74,21 @@ impl KubeconfigError {
             }
             _ => false,
         }
+    }
+}
+
+impl Hint for KubeconfigError {
+    fn hint(&self) -> Option<Cow<'static, str>> {
+        let hint = match self.fault {
+            KubeconfigFault::Read(_) => {
+                "see that the file is there, or take kubeconfig out and run the node agent"
+            }
+            KubeconfigFault::Program { .. } if self.is_configured_wrong() => {
+                "install gybe beside gybe-cni, or take kubeconfig out and run the node agent"
+            }
+            _ => "see that the API server answers and lets this kubeconfig get pods; the kubelet tries again",
+        };
+        Some(hint.into())
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::*;
 use gybe_netfilter::backend::BackendKind;
-use gybe_netfilter::choose::{Override, choose};
+use gybe_netfilter::choose::{BackendSetting, choose};
 use gybe_netfilter::iptables::{Iptables, Variant};
 use gybe_netfilter::probe::{Capabilities, Finding, Profile};
 use std::collections::BTreeSet;
@@ -17,7 +17,7 @@ fn failure(verb: Option<Verb>, fault: &PluginError) -> Failure {
 
 fn no_backend(variant: Variant) -> PluginError {
     let source = Iptables::find_in(variant, &[]).unwrap_err().into();
-    PluginError::Backend { kind: variant.into(), source }
+    SelectError::Programs { kind: variant.into(), source }.into()
 }
 
 #[test]
@@ -60,9 +60,9 @@ fn a_long_cause_leaves_room_for_what_would_help() {
     let findings = |kind| (kind, [found.clone()].into_iter().collect());
     let known =
         Capabilities { backends: BackendKind::ALL.map(findings).into_iter().collect(), untried: Vec::new() };
-    let fault = PluginError::NoBackend(choose(&known, Override::Auto).unwrap_err());
+    let fault = PluginError::Backend(choose(&known, BackendSetting::Auto).unwrap_err().into());
     let told = failure(Some(Verb::Status), &fault);
-    assert_eq!(Some(told.details), fault.hint());
+    assert_eq!(told.details, fault.hint().unwrap());
     assert!(
         told.message.contains("no backend works on this node for auto: nft: v4 misbehaves"),
         "{}",
@@ -84,12 +84,15 @@ fn an_error_is_written_in_the_configs_version_or_the_newest() {
 /// The book has one row per number: `| 011 | 999 | …`.
 #[test]
 fn the_book_of_errors_has_every_number_with_its_code() {
-    let book = include_str!("../../../docs/ERRORS.md");
+    let book = include_str!("../../../docs/TROUBLESHOOTING.md");
     let source = include_str!("../reply.rs");
     let rows: BTreeSet<(u16, u32)> = book.lines().filter_map(row).collect();
     let arms: BTreeSet<(u16, u32)> = source.lines().filter_map(arm).collect();
     assert!(arms.len() > 20, "arms are read: {arms:?}");
     assert_eq!(rows, arms);
+    for (number, _) in rows {
+        assert!(book.contains(&format!("\n### GYBE-{number:03}\n")), "no entry for {number:03}");
+    }
 }
 
 fn row(line: &str) -> Option<(u16, u32)> {

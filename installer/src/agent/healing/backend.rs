@@ -6,7 +6,8 @@ use crate::host::install::conflist::Chain;
 use crate::host::install::seen::{Hashes, Interest, Places, look};
 use crate::host::settings::{PLUGIN, Settings};
 use crate::probe::node_backend::{Found, NodeBackend, node_backend};
-use gybe_plugin::conf::{BackendChoice, PluginConf, Probed};
+use gybe_netfilter::choose::BackendSetting;
+use gybe_plugin::conf::{PluginConf, Probed};
 use gybe_plugin::probe_cache::{ProbeCache, this_node};
 use serde_json::json;
 use std::time::Duration;
@@ -28,8 +29,8 @@ pub(super) struct Backend {
 /// What our entry said, and the cluster's setting then.
 #[derive(Debug)]
 struct Before {
-    cluster: BackendChoice,
-    word: Option<BackendChoice>,
+    cluster: BackendSetting,
+    word: Option<BackendSetting>,
     probed: Option<Probed>,
 }
 
@@ -67,7 +68,7 @@ impl Backend {
         self.before.as_ref().filter(|_| self.found.is_none())?.probed.as_ref()
     }
 
-    fn ask(&mut self, label: Option<&Label>, places: &Places, cluster: BackendChoice) {
+    fn ask(&mut self, label: Option<&Label>, places: &Places, cluster: BackendSetting) {
         let is_first = self.before.is_none();
         if is_first {
             self.before = Some(Before::look(places, cluster));
@@ -83,7 +84,7 @@ impl Backend {
 impl Before {
     /// Until the label is known, the word that is in the entry is the best anybody has: written over,
     /// it would be another backend's for the moment until it is.
-    fn look(places: &Places, cluster: BackendChoice) -> Self {
+    fn look(places: &Places, cluster: BackendSetting) -> Self {
         let seen = look(places, &Interest::default(), &mut Hashes::default());
         let contents = seen.conf.files.values().filter_map(|file| file.content.as_ref().ok());
         let entries = contents.filter_map(|bytes| {
@@ -96,7 +97,7 @@ impl Before {
     }
 
     /// The word, unless the operator has chosen anew since.
-    fn word(&self, cluster: BackendChoice) -> Option<&'static str> {
-        self.word.filter(|_| self.cluster == cluster).map(BackendChoice::as_str)
+    fn word(&self, cluster: BackendSetting) -> Option<&'static str> {
+        self.word.filter(|_| self.cluster == cluster).map(BackendSetting::as_str)
     }
 }
