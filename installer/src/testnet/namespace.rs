@@ -1,9 +1,9 @@
 //! A network namespace with a loopback interface that is up. The kernel frees it with this value. Links and
 //! sockets inside it are made in `link` and `listener`.
 
-use super::link::{LinkError, loopback_up};
 use gybe_netfilter::hint::Hint;
 use gybe_netfilter::netns::{CreateError, Netns, NetnsError};
+use gybe_netfilter::routes::{RoutesError, Rtnetlink};
 use std::borrow::Cow;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ pub enum NamespaceError {
     #[error("cannot use a network namespace")]
     Netns(#[from] NetnsError),
     #[error("cannot bring up the loopback interface of a new network namespace")]
-    Loopback(#[source] Box<LinkError>),
+    Loopback(#[source] RoutesError),
 }
 
 impl Hint for NamespaceError {
@@ -40,7 +40,8 @@ impl Namespace {
     /// Creates a namespace and brings up its loopback interface.
     pub fn new() -> Result<Self, NamespaceError> {
         let created = Self { netns: Netns::create()? };
-        created.run(loopback_up)?.map_err(|error| NamespaceError::Loopback(Box::new(error)))?;
+        let raised = created.run(|| Rtnetlink::open()?.raise_loopback())?;
+        raised.map_err(NamespaceError::Loopback)?;
         Ok(created)
     }
 
