@@ -3,7 +3,7 @@
 //! Istio checks the trimmed items and then uses the raw text (CVE-2026-23766). Here each item is
 //! parsed to a type and the text is gone.
 
-use gybe_netfilter::policy::{CidrSet, InterfaceName, PortRange, PortSet};
+use gybe_netfilter::policy::{CidrSet, InterfaceName, PortError, PortRange, PortSet};
 use ipnet::IpNet;
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -17,6 +17,9 @@ pub(super) enum Fault {
     /// No port.
     #[error("{0:?} is not a port: 0 to 65535, or a range like 8000-8100")]
     Port(String),
+    /// A range of ports that ends before it begins.
+    #[error("port range {0:?} is reversed: the smaller port comes first")]
+    ReversedRange(String),
     /// Everything, where that cannot be meant.
     #[error("\"*\" is not allowed here: list the ports, like 80,443 or 8000-8100")]
     EveryPort,
@@ -51,8 +54,13 @@ pub(super) fn ports(value: &str, most: usize) -> Result<PortSet, Fault> {
         .map(|item| {
             // The longest range is 11 bytes; what is longer is leading zeros at best.
             let fits = item.len() <= 32;
-            let range = fits.then(|| item.parse::<PortRange>().ok()).flatten();
-            range.ok_or_else(|| if item == "*" { Fault::EveryPort } else { refused(item, Fault::Port) })
+            let range =
+                if fits { item.parse::<PortRange>() } else { Err(PortError::NotAPort(String::new())) };
+            range.map_err(|why| match why {
+                PortError::Reversed(range) => Fault::ReversedRange(range),
+                PortError::NotAPort(_) if item == "*" => Fault::EveryPort,
+                PortError::NotAPort(_) => refused(item, Fault::Port),
+            })
         })
         .collect::<Result<_, _>>()?;
     bounded(set.ranges().len(), most, set)

@@ -1,4 +1,4 @@
-//! What a sub-command comes back with: an answer, or a failure told in one line. Prints nothing.
+//! What a sub-command returns: its output, or an error that is printed in one line.
 
 use gybe_netfilter::hint::Hint;
 use serde_json::Value;
@@ -7,16 +7,16 @@ use std::error::Error;
 use std::fmt;
 use std::process::ExitCode;
 
-/// How the program ends; part of its contract.
+/// The exit code, which scripts rely on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exit {
     /// 0: done, or the answer is yes.
     Yes,
-    /// 1: the question was answered, and the answer is no.
+    /// 1: the answer is no.
     No,
-    /// 2: wrong arguments, or it could not be done.
+    /// 2: wrong arguments, or the command failed.
     Failed,
-    /// 126: the pod is not redirected. Istio's repair looks for this number.
+    /// 126: the pod is not redirected. Istio's repair controller looks for this number.
     NotRedirected,
 }
 
@@ -31,70 +31,64 @@ impl From<Exit> for ExitCode {
     }
 }
 
-/// The outcome of a sub-command that worked, in both forms.
+/// The output of a sub-command that worked, as text and as JSON.
 #[derive(Debug)]
-pub(super) struct Answer {
-    /// For a person.
+pub(super) struct CommandOutput {
+    /// May contain colours (`style`).
     pub(super) text: String,
-    /// For a program.
     pub(super) json: Value,
-    /// Yes or no.
     pub(super) exit: Exit,
-    /// What a person should know beside the answer; goes to stderr.
+    /// Lines for stderr, in both forms of the output.
     pub(super) notes: Vec<String>,
 }
 
-impl Answer {
-    /// An answer that is a yes, without notes.
-    pub(super) fn yes(text: impl Into<String>, json: Value) -> Self {
+impl CommandOutput {
+    /// An output with exit code 0 and without notes.
+    pub(super) fn done(text: impl Into<String>, json: Value) -> Self {
         Self { text: text.into(), json, exit: Exit::Yes, notes: Vec::new() }
     }
 
-    /// The same answer with notes.
     #[must_use]
-    pub(super) fn noting(self, notes: Vec<String>) -> Self {
+    pub(super) fn with_notes(self, notes: Vec<String>) -> Self {
         Self { notes, ..self }
     }
 }
 
-/// Why a sub-command could not do its work: a sentence of its own, and what is behind it.
+/// Why a sub-command failed: a sentence, the error that caused it, and a hint.
 #[derive(Debug)]
-pub(super) struct Failure {
+pub(super) struct CommandError {
     what: String,
     why: Option<Box<dyn Error>>,
     hint: Option<Cow<'static, str>>,
 }
 
-impl Failure {
-    /// A failure nothing else is behind.
+impl CommandError {
     pub(super) fn new(what: impl Into<String>) -> Self {
         Self { what: what.into(), why: None, hint: None }
     }
 
-    /// A failure and its cause.
     pub(super) fn because(what: impl Into<String>, why: impl Error + 'static) -> Self {
         Self { what: what.into(), why: Some(Box::new(why)), hint: None }
     }
 
-    /// A failure whose cause may know what to do about it.
+    /// An error with the hint of its cause.
     pub(super) fn hinted(what: impl Into<String>, why: impl Error + Hint + 'static) -> Self {
         Self { what: what.into(), hint: why.hint(), why: Some(Box::new(why)) }
     }
 
-    /// The same failure with a hint that replaces the cause's.
+    /// Replaces the hint.
     #[must_use]
     pub(super) fn with_hint(self, hint: impl Into<Cow<'static, str>>) -> Self {
         Self { hint: Some(hint.into()), ..self }
     }
 
-    /// What to do about it.
     pub(super) fn hint(&self) -> Option<&str> {
         self.hint.as_deref()
     }
 }
 
-/// All layers in one line: the only place where they are joined.
-impl fmt::Display for Failure {
+/// All layers in one line: the CLI joins them here and nowhere else.
+impl fmt::Display for CommandError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.what)?;
         let mut next: Option<&dyn Error> = self.why.as_deref();
