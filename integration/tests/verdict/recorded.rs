@@ -1,6 +1,6 @@
 //! The recorded connections, walked through the rules that each backend really wrote.
 
-use gybe_installer::demo::foretold::{Beside, follows};
+use gybe_installer::demo::predicted::{SideEffect, follows};
 use gybe_integration::complaint::Complaint;
 use gybe_integration::crowd::side_by_side;
 use gybe_integration::topology::Topology;
@@ -46,7 +46,7 @@ fn walked(vector: &Vector, kind: BackendKind) -> Result<Vec<String>, Complaint> 
             Outcome::Dropped => Fate::Dropped,
             _ => Fate::Untouched,
         };
-        if is_plain && !follows(fate, recorded, Beside::Nothing, &flow.with_rules) {
+        if is_plain && !follows(fate, recorded, SideEffect::Nothing, &flow.with_rules) {
             wrong.push(format!("{kind} {} {}: recorded {}, {by}", vector.name, flow.id, flow.with_rules));
         }
     }
