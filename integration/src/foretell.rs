@@ -1,8 +1,8 @@
 //! What `trace` says of a recorded flow, held against what became of it. No packet is sent here.
 
 use crate::vectors::{Flow, Location};
-use gybe_installer::demo::foretold::{Beside, follows};
-use gybe_installer::testnet::fate::Fate;
+use gybe_installer::demo::predicted::{SideEffect, follows};
+use gybe_installer::testnet::outcome::ConnectionOutcome;
 use gybe_netfilter::compile::{PASSTHROUGH_V6, compile};
 use gybe_netfilter::policy::{Families, InterfaceName, InterfaceNameError, Mode, RedirectPolicy};
 use gybe_netfilter::ruleset::Ruleset;
@@ -87,15 +87,15 @@ impl Flow {
     }
 
     /// What the redirect does to it beside the rules its first packet meets.
-    fn beside(&self, policy: &RedirectPolicy, rules: &Ruleset) -> Result<Beside, InterfaceNameError> {
+    fn beside(&self, policy: &RedirectPolicy, rules: &Ruleset) -> Result<SideEffect, InterfaceNameError> {
         let both = policy.families == Families::V4AndV6;
         Ok(match (self.source, policy.mode) {
-            (Some(source), _) if source == PASSTHROUGH_V6 && both => Beside::ItsSource,
+            (Some(source), _) if source == PASSTHROUGH_V6 && both => SideEffect::ItsSource,
             // A foreign address: its answers find the way back by marks alone, and only TPROXY has any.
-            (Some(_), Mode::Tproxy { .. }) if self.mark.is_some() => Beside::PerhapsItsAnswers,
-            (Some(_), Mode::Redirect) if self.mark.is_some() => Beside::LosesItsAnswers,
-            _ if self.answer_is_taken(rules)? => Beside::LosesItsAnswers,
-            _ => Beside::Nothing,
+            (Some(_), Mode::Tproxy { .. }) if self.mark.is_some() => SideEffect::PerhapsItsAnswers,
+            (Some(_), Mode::Redirect) if self.mark.is_some() => SideEffect::LosesItsAnswers,
+            _ if self.answer_is_taken(rules)? => SideEffect::LosesItsAnswers,
+            _ => SideEffect::Nothing,
         })
     }
 
@@ -103,7 +103,8 @@ impl Flow {
     /// answers left alone too, as they come in by `eth0`?
     fn answer_is_taken(&self, rules: &Ruleset) -> Result<bool, InterfaceNameError> {
         let first = self.packet()?;
-        let through = matches!(&self.without_rules, Fate::Answered(answer) if answer.by == "ext-peer");
+        let through =
+            matches!(&self.without_rules, ConnectionOutcome::Answered(answer) if answer.by == "ext-peer");
         if self.from != Location::Vm || !through || trace(rules, &first).fate != trace::Fate::Untouched {
             return Ok(false);
         }

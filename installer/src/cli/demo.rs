@@ -2,8 +2,8 @@
 
 use super::output::{CommandError, CommandOutput, Exit};
 use super::style::examples;
-use crate::demo::play::{Script, play};
-use crate::demo::watched::become_program;
+use crate::demo::scenario::{ScenarioOptions, play};
+use crate::demo::traced::become_program;
 use clap::Args;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -40,7 +40,7 @@ impl DemoArgs {
         }
         let own =
             std::env::current_exe().map_err(|why| CommandError::because("cannot find this program", why))?;
-        let script = Script {
+        let script = ScenarioOptions {
             plugin: traced(&own, &self.plugin(&own)?),
             scratch: &std::env::temp_dir(),
             without: self.without.as_deref(),

@@ -6,6 +6,7 @@ use super::output::{CommandError, CommandOutput};
 use super::packet::{self, PacketArgs};
 use super::policy_source::{IgnoreInitArg, PolicyArgs, Requested, Target};
 use super::style::{bad, examples};
+use crate::pod::cgroups::Cgroups;
 use clap::Args;
 use gybe_netfilter::compile::compile;
 use gybe_netfilter::live::{LiveRules, LiveTrace};
@@ -61,7 +62,7 @@ impl TraceArgs {
                 let mut json = live_trace::json(&live.trace);
                 insert(&mut json, "packet", packet::as_json(&packet));
                 insert(&mut json, "rules", "live".into());
-                CommandOutput::done(text, json).with_notes(live_trace::notes(&live.not_evaluated))
+                CommandOutput::done(text, json).with_notes(live.notes)
             }
             // Cannot happen: without a namespace the desired rules are traced.
             (None, None) => {
@@ -89,21 +90,22 @@ impl TraceArgs {
         packet: &Packet,
         desired: Option<&DesiredRules>,
     ) -> Result<Live, CommandError> {
-        let read = namespace.inside(LiveRules::read)?;
+        let (read, cgroups) = namespace.inside(|| (LiveRules::read(), Cgroups::of_this_namespace()))?;
         let cannot =
             |why| CommandError::hinted(format!("cannot read the rules in {}", namespace.path()), why);
         let mut rules = read.map_err(cannot)?.with_addresses(self.packet.pod_addresses());
+        rules = rules.with_programs(cgroups.programs());
         if let Some(DesiredRules::Rules { policy, .. }) = desired {
             rules = rules.with_proxy_of(policy);
         }
-        Ok(Live { trace: rules.trace(packet), not_evaluated: rules.not_evaluated().to_vec() })
+        Ok(Live { trace: rules.trace(packet), notes: live_trace::notes(&rules) })
     }
 }
 
-/// The path through the rules in the namespace, and those rules that were not evaluated.
+/// The path through the rules in the namespace, and notes on what was not evaluated.
 struct Live {
     trace: LiveTrace,
-    not_evaluated: Vec<String>,
+    notes: Vec<String>,
 }
 
 /// The rules of a policy or a pod.
@@ -152,7 +154,7 @@ fn both(desired: &DesiredRules, live: &Live, packet: &Packet) -> CommandOutput {
     insert(&mut json, "live", live_trace::json(&live.trace));
     insert(&mut json, "differs", differs.into());
     insert(&mut json, "rules", "desired".into());
-    let notes = [desired.notes, live_trace::notes(&live.not_evaluated)].concat();
+    let notes = [desired.notes, live.notes.clone()].concat();
     CommandOutput::done(text, json).with_notes(notes)
 }
 

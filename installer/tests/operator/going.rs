@@ -34,7 +34,7 @@ fn f29_the_first_call_takes_the_entry_and_the_second_the_programs() {
     );
     assert_eq!(node.programs(), ["gybe", "gybe-cni"]);
     let second = node.minutes_later().uninstall("");
-    let told = "remove program gybe-cni\nremove program gybe\nremove the lock file\nfinished: nothing of gybe is left\n";
+    let told = "removed program gybe-cni\nremoved program gybe\nremoved the lock file\nfinished: nothing of gybe is left\n";
     assert_eq!((second.code, second.out.as_str()), (0, told));
     assert!(node.programs().is_empty() && !node.root.join("run/gybe").exists());
     let third = node.uninstall("");

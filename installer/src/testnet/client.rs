@@ -1,8 +1,8 @@
 //! Those who call: one connection, from one namespace, by one user, and what became of it.
 
-use super::fate::Fate;
 use super::identity::{IdentityError, act_as};
 use super::namespace::{Namespace, NamespaceError};
+use super::outcome::ConnectionOutcome;
 use super::socket;
 use gybe_netfilter::hint::Hint;
 use gybe_netfilter::trace::{Owner, Transport};
@@ -19,7 +19,7 @@ const ATTEMPTS: usize = 3;
 
 /// A connection to make.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Call {
+pub struct Client {
     /// Who makes it.
     pub owner: Owner,
     /// TCP or UDP.
@@ -27,12 +27,12 @@ pub struct Call {
     /// Where to.
     pub to: SocketAddr,
     /// What it looks like on its way.
-    pub disguise: Disguise,
+    pub disguise: SourceOptions,
 }
 
 /// What a caller may choose about its own side of the connection.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Disguise {
+pub struct SourceOptions {
     /// The address it comes from; the kernel's choice otherwise.
     pub source: Option<IpAddr>,
     /// The port it comes from, likewise.
@@ -41,9 +41,9 @@ pub struct Disguise {
     pub mark: Option<u32>,
 }
 
-/// Why a call could not be made at all. A connection that fails is not an error but a [`Fate`].
+/// Why a call could not be made at all. A connection that fails is not an error but a [`ConnectionOutcome`].
 #[derive(Debug, thiserror::Error)]
-pub enum CallError {
+pub enum ClientError {
     /// The namespace cannot be entered.
     #[error("cannot call from inside a network namespace")]
     Namespace(#[from] NamespaceError),
@@ -52,10 +52,10 @@ pub enum CallError {
     Identity(#[from] IdentityError),
     /// What came back is not what a listener of ours says.
     #[error("somebody answered who is none of ours")]
-    Stranger(#[source] super::fate::FateError),
+    Stranger(#[source] super::outcome::ParseOutcomeError),
 }
 
-impl Hint for CallError {
+impl Hint for ClientError {
     fn hint(&self) -> Option<Cow<'static, str>> {
         match self {
             Self::Namespace(error) => error.hint(),
@@ -65,19 +65,19 @@ impl Hint for CallError {
     }
 }
 
-impl Call {
+impl Client {
     /// Makes the connection from `namespace` and waits for its fate, no longer than `patience`.
     ///
     /// # Errors
     /// When the call could not be made as wanted, whatever its fate would have been.
-    pub fn make(&self, namespace: &Namespace, patience: Duration) -> Result<Fate, CallError> {
+    pub fn make(&self, namespace: &Namespace, patience: Duration) -> Result<ConnectionOutcome, ClientError> {
         namespace.run(|| {
             act_as(self.owner)?;
             match self.answer_of_neighbours(Instant::now() + patience) {
-                Ok(text) => text.parse().map_err(CallError::Stranger),
-                Err(Errno::ETIMEDOUT) => Ok(Fate::Timeout),
-                Err(Errno::ECONNREFUSED) => Ok(Fate::Refused),
-                Err(errno) => Ok(Fate::Failed(errno)),
+                Ok(text) => text.parse().map_err(ClientError::Stranger),
+                Err(Errno::ETIMEDOUT) => Ok(ConnectionOutcome::Timeout),
+                Err(Errno::ECONNREFUSED) => Ok(ConnectionOutcome::Refused),
+                Err(errno) => Ok(ConnectionOutcome::Failed(errno)),
             }
         })?
     }
@@ -115,7 +115,7 @@ impl Call {
 
     fn dressed_socket(&self) -> nix::Result<OwnedFd> {
         let fd = socket::open(self.transport, self.to)?;
-        let Disguise { source, source_port, mark } = self.disguise;
+        let SourceOptions { source, source_port, mark } = self.disguise;
         if let Some(mark) = mark {
             setsockopt(&fd, sockopt::IpTransparent, &true)?;
             setsockopt(&fd, sockopt::Mark, &mark)?;

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 /// How a watched program ran.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Watched {
+pub struct TracedRun {
     /// Its exit code; `None` when a signal ended it.
     pub exit: Option<i32>,
     /// What it wrote to stdout.
@@ -31,12 +31,12 @@ pub struct Watched {
     /// From its first instruction to its end.
     pub took: Duration,
     /// What it was seen doing.
-    pub seen: Seen,
+    pub seen: Observed,
 }
 
 /// What a program was seen doing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Seen {
+pub enum Observed {
     /// The kernel told everything.
     All {
         /// Programs it executed.
@@ -50,7 +50,7 @@ pub enum Seen {
 
 /// Why it was not run to its end.
 #[derive(Debug, thiserror::Error)]
-pub enum WatchError {
+pub enum TraceError {
     /// It could not be started, written to or read from.
     #[error("cannot run {program}")]
     Run {
@@ -92,16 +92,16 @@ pub fn become_program(program: &Path) -> io::Error {
 ///
 /// # Errors
 /// When it cannot be started, fed or watched.
-pub fn watch(mut child: Command, stdin: &str) -> Result<Watched, WatchError> {
+pub fn watch(mut child: Command, stdin: &str) -> Result<TracedRun, TraceError> {
     let program = child.get_program().to_string_lossy().into_owned();
-    let run = |source| WatchError::Run { program: program.clone(), source };
+    let run = |source| TraceError::Run { program: program.clone(), source };
     child.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let begun = Instant::now();
     let mut child = child.spawn().map_err(run)?;
     // It reads only once it is let go on; until then the pipe holds this.
     child.stdin.take().map_or(Ok(()), |mut pipe| pipe.write_all(stdin.as_bytes())).map_err(run)?;
     let pid = i32::try_from(child.id()).map(Pid::from_raw).map_err(|_| run(Errno::ESRCH.into()))?;
-    let watching = |errno| WatchError::Watch { program: program.clone(), errno };
+    let watching = |errno| TraceError::Watch { program: program.clone(), errno };
     let (alarm, ended) = mpsc::channel();
     let end = thread::scope(|scope| {
         scope.spawn(move || {
@@ -109,7 +109,7 @@ pub fn watch(mut child: Command, stdin: &str) -> Result<Watched, WatchError> {
                 let _gone_already = kill(pid, Signal::SIGKILL);
             }
         });
-        let end = Watch { pid, begun, became: false, seen: Seen::Nothing }.follow();
+        let end = Watch { pid, begun, became: false, seen: Observed::Nothing }.follow();
         if end.is_err() {
             let _gone_already = kill(pid, Signal::SIGKILL);
         }
@@ -118,7 +118,7 @@ pub fn watch(mut child: Command, stdin: &str) -> Result<Watched, WatchError> {
     });
     let End { exit, took, seen } = end.map_err(watching)?;
     let (stdout, stderr) = output(&mut child).map_err(run)?;
-    Ok(Watched { exit, stdout, stderr, took, seen })
+    Ok(TracedRun { exit, stdout, stderr, took, seen })
 }
 
 /// What it wrote; it has ended, and all it wrote is in the pipes.
@@ -135,14 +135,14 @@ struct Watch {
     /// When it began; until its own exec this is the child that is to become it.
     begun: Instant,
     became: bool,
-    seen: Seen,
+    seen: Observed,
 }
 
 /// How it ended.
 struct End {
     exit: Option<i32>,
     took: Duration,
-    seen: Seen,
+    seen: Observed,
 }
 
 impl Watch {
@@ -176,18 +176,18 @@ impl Watch {
 
     /// The child's own stop is the first; later ones are of threads and processes newly born.
     fn begin(&mut self, who: Pid) -> nix::Result<()> {
-        if who != self.pid || self.seen != Seen::Nothing {
+        if who != self.pid || self.seen != Observed::Nothing {
             return Ok(());
         }
         let births =
             Options::PTRACE_O_TRACEFORK | Options::PTRACE_O_TRACEVFORK | Options::PTRACE_O_TRACECLONE;
         ptrace::setoptions(who, births | Options::PTRACE_O_TRACEEXEC | Options::PTRACE_O_EXITKILL)?;
-        self.seen = Seen::All { programs: 0, processes: 0 };
+        self.seen = Observed::All { programs: 0, processes: 0 };
         Ok(())
     }
 
     fn notice(&mut self, who: Pid, event: i32) -> nix::Result<()> {
-        let Seen::All { mut programs, mut processes } = self.seen else { return Ok(()) };
+        let Observed::All { mut programs, mut processes } = self.seen else { return Ok(()) };
         if event == Event::PTRACE_EVENT_EXEC as i32 {
             if self.became {
                 programs += 1;
@@ -201,7 +201,7 @@ impl Watch {
             let thread = Path::new(&format!("/proc/{}/task/{born}", self.pid)).exists();
             processes += u32::from(!thread);
         }
-        self.seen = Seen::All { programs, processes };
+        self.seen = Observed::All { programs, processes };
         Ok(())
     }
 

@@ -1,12 +1,12 @@
 //! The play: the connections without Gybe, the ADD, the connections with it. How it is told is in
 //! `report.rs`.
 
-use super::add::{Add, AddError, Place};
+use super::add::{AddError, AddPaths, RecordedAdd};
 use super::connections::{self, Connection, From};
-use super::stage::{POD, Stage, StageError};
-use super::watched::Watched;
-use crate::testnet::caller::CallError;
-use crate::testnet::fate::Fate;
+use super::fixture::{Fixture, FixtureError, POD};
+use super::traced::TracedRun;
+use crate::testnet::client::ClientError;
+use crate::testnet::outcome::ConnectionOutcome;
 use gybe_netfilter::backend::Backend;
 use gybe_netfilter::hint::Hint;
 use gybe_netfilter::netns;
@@ -24,7 +24,7 @@ use std::time::Duration;
 
 /// What is played.
 #[derive(Debug)]
-pub struct Script<'a> {
+pub struct ScenarioOptions<'a> {
     /// A command that becomes the plugin, watched.
     pub plugin: Command,
     /// Where a directory for the pod's manifest may be made.
@@ -35,9 +35,9 @@ pub struct Script<'a> {
 
 /// What happened.
 #[derive(Debug)]
-pub struct Outcome {
+pub struct ScenarioResult {
     /// The ADD.
-    pub add: Watched,
+    pub add: TracedRun,
     /// The rule that was left out.
     pub without: Option<RuleId>,
     /// The connections.
@@ -50,9 +50,9 @@ pub struct Row {
     /// Which.
     pub connection: Connection,
     /// What became of it without Gybe.
-    pub before: Fate,
+    pub before: ConnectionOutcome,
     /// And with.
-    pub after: Fate,
+    pub after: ConnectionOutcome,
     /// What the rules themselves say.
     pub trace: Trace,
     /// Did the kernel's counter of the deciding rule move?
@@ -61,16 +61,16 @@ pub struct Row {
 
 /// Why it could not be played to its end.
 #[derive(Debug, thiserror::Error)]
-pub enum PlayError {
+pub enum ScenarioError {
     /// No stage.
     #[error("cannot set the stage")]
-    Stage(#[from] StageError),
+    Fixture(#[from] FixtureError),
     /// A connection could not be made as it is meant.
     #[error("cannot make the connections")]
-    Call(#[from] CallError),
+    Call(#[from] ClientError),
     /// No ADD.
     #[error("cannot make the ADD")]
-    Add(#[from] AddError),
+    RecordedAdd(#[from] AddError),
     /// The ADD failed.
     #[error("the ADD failed (exit {exit:?}): {said}")]
     Refused {
@@ -101,10 +101,10 @@ pub enum PlayError {
     Name(#[from] gybe_netfilter::policy::InterfaceNameError),
 }
 
-impl Hint for PlayError {
+impl Hint for ScenarioError {
     fn hint(&self) -> Option<Cow<'static, str>> {
         match self {
-            Self::Stage(error) => error.hint(),
+            Self::Fixture(error) => error.hint(),
             Self::Call(error) => error.hint(),
             Self::Rules(error) => error.hint(),
             _ => None,
@@ -112,9 +112,9 @@ impl Hint for PlayError {
     }
 }
 
-impl std::convert::From<crate::testnet::namespace::NamespaceError> for PlayError {
+impl std::convert::From<crate::testnet::namespace::NamespaceError> for ScenarioError {
     fn from(error: crate::testnet::namespace::NamespaceError) -> Self {
-        Self::Stage(error.into())
+        Self::Fixture(error.into())
     }
 }
 
@@ -125,20 +125,20 @@ const PATIENCE: Duration = Duration::from_secs(2);
 ///
 /// # Errors
 /// When it cannot be played. Connections that go where they should not are no error.
-pub fn play(script: Script<'_>) -> Result<Outcome, PlayError> {
-    let stage = Stage::set(&connections::world_ports())?;
-    let add = Add::recorded()?;
+pub fn play(script: ScenarioOptions<'_>) -> Result<ScenarioResult, ScenarioError> {
+    let stage = Fixture::set(&connections::world_ports())?;
+    let add = RecordedAdd::recorded()?;
     let addresses: Vec<IpAddr> = stage.pod.run(netns::addresses)??.iter().map(|found| found.ip).collect();
     let wanted = Redirection::of(&add.policy(&addresses)?);
     let less = script.without.map(|id| less(&wanted, id)).transpose()?;
     let all = connections::all();
     let before = all.iter().map(|one| make(&stage, one)).collect::<Result<Vec<_>, _>>()?;
-    let add = add.call(script.plugin, Place { netns: &stage.pod.path(), scratch: script.scratch })?;
+    let add = add.call(script.plugin, AddPaths { netns: &stage.pod.path(), scratch: script.scratch })?;
     succeeded(&add)?;
     let deviations = stage.pod.run(|| wanted.differences(&Nft))??;
     if !deviations.is_empty() {
         let said: Vec<String> = deviations.iter().map(ToString::to_string).collect();
-        return Err(PlayError::Deviates(said.join(", ")));
+        return Err(ScenarioError::Deviates(said.join(", ")));
     }
     if let Some((_, rest)) = &less {
         stage.pod.run(|| rest.apply(&Nft))??;
@@ -146,26 +146,28 @@ pub fn play(script: Script<'_>) -> Result<Outcome, PlayError> {
     let rules = less.as_ref().map_or(&wanted.rules, |(_, rest)| &rest.rules);
     let rows = all.into_iter().zip(before).map(|(one, before)| row(&stage, rules, (one, before)));
     let rows = rows.collect::<Result<_, _>>()?;
-    Ok(Outcome { add, without: less.map(|(rule, _)| rule), rows })
+    Ok(ScenarioResult { add, without: less.map(|(rule, _)| rule), rows })
 }
 
-fn less(wanted: &Redirection, id: &str) -> Result<(RuleId, Redirection), PlayError> {
+fn less(wanted: &Redirection, id: &str) -> Result<(RuleId, Redirection), ScenarioError> {
     let known = || wanted.rules.rules().map(|(_, rule)| rule.id);
     match (known().find(|rule| rule.0 == id), wanted.rules.without(id)) {
         (Some(rule), Some(rules)) => Ok((rule, Redirection { rules, ..wanted.clone() })),
-        _ => Err(PlayError::NoSuchRule { id: id.to_owned(), known: known().map(|rule| rule.0).collect() }),
+        _ => {
+            Err(ScenarioError::NoSuchRule { id: id.to_owned(), known: known().map(|rule| rule.0).collect() })
+        }
     }
 }
 
-fn succeeded(add: &Watched) -> Result<(), PlayError> {
+fn succeeded(add: &TracedRun) -> Result<(), ScenarioError> {
     if add.exit == Some(0) {
         return Ok(());
     }
     let said = if add.stdout.is_empty() { &add.stderr } else { &add.stdout };
-    Err(PlayError::Refused { exit: add.exit, said: said.trim().to_owned() })
+    Err(ScenarioError::Refused { exit: add.exit, said: said.trim().to_owned() })
 }
 
-fn make(stage: &Stage, connection: &Connection) -> Result<Fate, CallError> {
+fn make(stage: &Fixture, connection: &Connection) -> Result<ConnectionOutcome, ClientError> {
     let there = match connection.from {
         From::Pod => &stage.pod,
         From::World => &stage.world,
@@ -173,9 +175,13 @@ fn make(stage: &Stage, connection: &Connection) -> Result<Fate, CallError> {
     connection.call.make(there, PATIENCE)
 }
 
-fn row(stage: &Stage, rules: &Ruleset, (connection, before): (Connection, Fate)) -> Result<Row, PlayError> {
+fn row(
+    stage: &Fixture,
+    rules: &Ruleset,
+    (connection, before): (Connection, ConnectionOutcome),
+) -> Result<Row, ScenarioError> {
     let trace = trace(rules, &packet(&connection, &before)?);
-    let count = || -> Result<u64, PlayError> {
+    let count = || -> Result<u64, ScenarioError> {
         let Some(rule) = trace.decided_by else { return Ok(0) };
         let there = stage.pod.run(|| Nft.inspect())?.map_err(RedirectionError::from)?;
         let items = there.parts.iter().flat_map(|part| &part.items);
@@ -188,10 +194,10 @@ fn row(stage: &Stage, rules: &Ruleset, (connection, before): (Connection, Fate))
 }
 
 /// Its first packet, as the pod's rules see it. Its source is the one that was seen without them.
-fn packet(connection: &Connection, before: &Fate) -> Result<Packet, PlayError> {
+fn packet(connection: &Connection, before: &ConnectionOutcome) -> Result<Packet, ScenarioError> {
     let call = &connection.call;
     let seen = match before {
-        Fate::Answered(answer) => Some(answer.source),
+        ConnectionOutcome::Answered(answer) => Some(answer.source),
         _ => call.disguise.source,
     };
     let source = SocketAddr::new(seen.unwrap_or(call.to.ip()), 40000);

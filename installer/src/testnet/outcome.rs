@@ -7,9 +7,9 @@ use std::str::FromStr;
 
 /// What became of a connection, as its caller sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Fate {
+pub enum ConnectionOutcome {
     /// Somebody answered.
-    Answered(Answer),
+    Answered(Reply),
     /// Nobody did, in the time there was.
     Timeout,
     /// It was turned down.
@@ -20,7 +20,7 @@ pub enum Fate {
 
 /// What the one who answered says of himself and of the connection he sees.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Answer {
+pub struct Reply {
     /// His name, `envoy:15001` or just `ext-peer`.
     pub by: String,
     /// Where the caller wanted to go, when conntrack knows.
@@ -29,7 +29,7 @@ pub struct Answer {
     pub source: IpAddr,
 }
 
-impl fmt::Display for Fate {
+impl fmt::Display for ConnectionOutcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Answered(answer) => answer.fmt(f),
@@ -40,7 +40,7 @@ impl fmt::Display for Fate {
     }
 }
 
-impl fmt::Display for Answer {
+impl fmt::Display for Reply {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.by)?;
         if let Some(original) = self.original {
@@ -55,12 +55,12 @@ impl fmt::Display for Answer {
 #[error(
     "{0:?} is neither an answer (NAME orig=ADDRESS:PORT src=ADDRESS) nor timeout, refused or ERR [Errno N]"
 )]
-pub struct FateError(String);
+pub struct ParseOutcomeError(String);
 
-impl FromStr for Fate {
-    type Err = FateError;
+impl FromStr for ConnectionOutcome {
+    type Err = ParseOutcomeError;
 
-    fn from_str(text: &str) -> Result<Self, FateError> {
+    fn from_str(text: &str) -> Result<Self, ParseOutcomeError> {
         match text {
             "timeout" => return Ok(Self::Timeout),
             "refused" => return Ok(Self::Refused),
@@ -71,13 +71,13 @@ impl FromStr for Fate {
             return number
                 .parse()
                 .map(|raw| Self::Failed(Errno::from_raw(raw)))
-                .map_err(|_| FateError(text.into()));
+                .map_err(|_| ParseOutcomeError(text.into()));
         }
-        answer(text).map(Self::Answered).ok_or_else(|| FateError(text.into()))
+        answer(text).map(Self::Answered).ok_or_else(|| ParseOutcomeError(text.into()))
     }
 }
 
-fn answer(text: &str) -> Option<Answer> {
+fn answer(text: &str) -> Option<Reply> {
     let mut words = text.split(' ');
     let by = words.next().filter(|name| !name.is_empty())?.to_owned();
     let (mut original, mut source) = (None, None);
@@ -88,7 +88,7 @@ fn answer(text: &str) -> Option<Answer> {
             _ => return None,
         }
     }
-    Some(Answer { by, original, source: source? })
+    Some(Reply { by, original, source: source? })
 }
 
 #[cfg(test)]
@@ -106,7 +106,7 @@ mod tests {
             "refused",
             "ERR [Errno 99] Cannot assign requested address",
         ] {
-            assert_eq!(text.parse::<Fate>().unwrap().to_string(), text);
+            assert_eq!(text.parse::<ConnectionOutcome>().unwrap().to_string(), text);
         }
     }
 
@@ -115,7 +115,7 @@ mod tests {
         for text in
             ["", "envoy", "envoy src=", "envoy orig=10.0.0.1 src=10.0.0.1", " src=::1", "ERR [Errno x]"]
         {
-            assert!(text.parse::<Fate>().is_err(), "{text:?}");
+            assert!(text.parse::<ConnectionOutcome>().is_err(), "{text:?}");
         }
     }
 }

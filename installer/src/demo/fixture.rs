@@ -1,7 +1,7 @@
 //! A pod and its peer: two namespaces, a link between them, and those who answer in each.
 
-use crate::testnet::link::{End, LinkError, Towards, join, route};
-use crate::testnet::listener::{Badge, ListenError, Listeners, Reach, Service};
+use crate::testnet::link::{LinkEnd, LinkError, NextHop, join, route};
+use crate::testnet::listener::{ListenAddress, ListenError, Listeners, ListeningPort, ServerName};
 use crate::testnet::namespace::{Namespace, NamespaceError};
 use gybe_netfilter::hint::Hint;
 use gybe_netfilter::policy::{InterfaceName, InterfaceNameError};
@@ -27,7 +27,7 @@ const GATEWAY: (Ipv4Addr, Ipv6Addr) =
 
 /// The two namespaces and everybody in them, until this value goes.
 #[derive(Debug)]
-pub struct Stage {
+pub struct Fixture {
     // Before the namespaces: who listens stops first.
     _listeners: [Listeners; 3],
     /// The pod, with an application and a proxy in it.
@@ -38,7 +38,7 @@ pub struct Stage {
 
 /// Why there is no stage.
 #[derive(Debug, thiserror::Error)]
-pub enum StageError {
+pub enum FixtureError {
     /// No namespace.
     #[error("cannot make the namespaces of a pod and its peer")]
     Namespace(#[from] NamespaceError),
@@ -53,7 +53,7 @@ pub enum StageError {
     Name(#[from] InterfaceNameError),
 }
 
-impl Hint for StageError {
+impl Hint for FixtureError {
     fn hint(&self) -> Option<Cow<'static, str>> {
         match self {
             Self::Namespace(error) => error.hint(),
@@ -64,32 +64,33 @@ impl Hint for StageError {
     }
 }
 
-impl Stage {
+impl Fixture {
     /// Sets it up, with the world answering on `ports`.
     ///
     /// # Errors
     /// When the process or the kernel cannot.
-    pub fn set(ports: &[(Transport, u16)]) -> Result<Self, StageError> {
+    pub fn set(ports: &[(Transport, u16)]) -> Result<Self, FixtureError> {
         let pod = Arc::new(Namespace::new()?);
         let world = Arc::new(Namespace::new()?);
         let name = InterfaceName::parse("eth0")?;
-        let end = |namespace, addresses| End { namespace, name: name.clone(), addresses };
+        let end = |namespace, addresses| LinkEnd { namespace, name: name.clone(), addresses };
         join(&end(&pod, networks(POD)), &end(&world, networks(GATEWAY)))?;
         let everything: [IpNet; 2] = [IpNet::from(Ipv4Net::default()), IpNet::from(Ipv6Net::default())];
         for (network, gateway) in everything.into_iter().zip([IpAddr::from(GATEWAY.0), GATEWAY.1.into()]) {
-            route(&pod, network, Towards::Via(gateway))?;
-            route(&world, network, Towards::Here)?;
+            route(&pod, network, NextHop::Via(gateway))?;
+            route(&world, network, NextHop::Here)?;
         }
-        let outside = ports.iter().map(|(transport, port)| service(*transport, *port, Reach::Everywhere));
+        let outside =
+            ports.iter().map(|(transport, port)| service(*transport, *port, ListenAddress::Everywhere));
         let listeners = [
-            Listeners::start(&pod, PROXY, Badge::NameAndPort("envoy"), proxy())?,
+            Listeners::start(&pod, PROXY, ServerName::NameAndPort("envoy"), proxy())?,
             Listeners::start(
                 &pod,
                 APP,
-                Badge::NameAndPort("app"),
-                vec![service(Transport::Tcp, 8080, Reach::Everywhere)],
+                ServerName::NameAndPort("app"),
+                vec![service(Transport::Tcp, 8080, ListenAddress::Everywhere)],
             )?,
-            Listeners::start(&world, OUTSIDER, Badge::Name("world"), outside.collect())?,
+            Listeners::start(&world, OUTSIDER, ServerName::Name("world"), outside.collect())?,
         ];
         Ok(Self { _listeners: listeners, pod, world })
     }
@@ -103,10 +104,10 @@ fn networks((v4, v6): (Ipv4Addr, Ipv6Addr)) -> Vec<IpNet> {
 }
 
 /// Where Istio's proxy listens: outbound, inbound, tunnel, health.
-fn proxy() -> Vec<Service> {
-    [15001, 15006, 15008, 15021].map(|port| service(Transport::Tcp, port, Reach::Everywhere)).to_vec()
+fn proxy() -> Vec<ListeningPort> {
+    [15001, 15006, 15008, 15021].map(|port| service(Transport::Tcp, port, ListenAddress::Everywhere)).to_vec()
 }
 
-fn service(transport: Transport, port: u16, reach: Reach) -> Service {
-    Service { transport, port, reach }
+fn service(transport: Transport, port: u16, reach: ListenAddress) -> ListeningPort {
+    ListeningPort { transport, port, reach }
 }
