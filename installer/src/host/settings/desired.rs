@@ -1,4 +1,4 @@
-//! From the settings, and what is known of the node, to the state the node is to be in: pure.
+//! Computes the desired state from the settings and the facts of the node: pure.
 
 use super::{Mode, PodSource, Settings};
 use crate::host::conflist::entry::{Entry, EntryError};
@@ -14,39 +14,37 @@ use gybe_plugin::network::ANNOTATIONS;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 
-/// What is known of the node.
+/// The facts of a node.
 #[derive(Debug, Clone)]
 pub struct NodeContext<'a> {
     /// The programs to be placed.
     pub image: &'a Image,
-    /// What this node's label or its probe came to; none is what the settings say for every node.
+    /// The backend from this node's label or probe report; none for the configured backend.
     pub backend: Option<&'a NodeBackend>,
-    /// What goes beside it while nobody has found out anything.
+    /// The probe report to write until there is a newer one.
     pub probed: Option<&'a Probed>,
     /// Whether an istio-cni entry may be replaced now.
     pub take_over: TakeOver,
-    /// What to do under istio-cni's name.
     pub stand_in: StandIn,
-    /// Which of our programs may go when we leave.
     pub burial: ProgramRemoval,
 }
 
-/// What to do under istio-cni's name.
+/// What to do with the program name istio-cni.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum StandIn {
-    /// Nothing: the name is free, and nobody asks; or the program is istio-cni's own.
+    /// Nothing: the name is free and no sandbox needs it, or the program is istio-cni's own.
     #[default]
     None,
-    /// Nobody is there, and sandboxes will ask: our plugin answers them.
+    /// No program has it, and sandboxes will need it: our plugin answers them.
     IfAbsent,
-    /// Our plugin is there, this very one, and goes on, also as a newer one.
+    /// Our plugin, with this hash, has it and stays, or is replaced by a newer one.
     Ours(Hash),
-    /// Our plugin is there, and nobody asks any more: this very one goes.
+    /// Our plugin, with this hash, has it, and no sandbox needs it any more: it is removed.
     Obsolete(Hash),
 }
 
 impl StandIn {
-    /// Which of our plugins is there.
+    /// The hash of our plugin under that name.
     fn there(self) -> Option<Hash> {
         match self {
             Self::Ours(hash) | Self::Obsolete(hash) => Some(hash),
@@ -55,32 +53,32 @@ impl StandIn {
     }
 }
 
-/// Which of our programs may go when we leave.
+/// Which of our programs an uninstall removes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ProgramRemoval {
-    /// The plugin stays, asked for or not: a sandbox may be on its way that is in no cache yet.
+    /// The plugin stays, needed or not: a sandbox may be in the making that is in no cache yet.
     Deferred,
-    /// All that no living sandbox asks for.
+    /// All that no living sandbox needs.
     #[default]
     Now,
 }
 
-/// `gybe` under every further name it may have had.
+/// `gybe` under every further name that it may have had.
 fn further_names(image: &Image) -> impl Iterator<Item = Program> {
     OTHER_NAMES.into_iter().filter_map(|name| FileName::new(name).ok()).map(|name| image.also_as(&name))
 }
 
-/// Our plugin under istio-cni's name: as it stands there, also as an older one, or as it would.
+/// Our plugin under istio-cni's name: the installed one, possibly older, or the one to be placed.
 fn stand_in(node: &NodeContext<'_>) -> Option<Program> {
     let program = node.image.istio_stand_in()?;
     Some(Program { hash: node.stand_in.there().unwrap_or(program.hash), ..program })
 }
 
 impl Settings {
-    /// The state the node is to be in.
+    /// The desired state.
     ///
     /// # Errors
-    /// Never with an entry that was made here; the type cannot say so.
+    /// Never with an entry made here; the type cannot express that.
     pub fn wanted(&self, node: &NodeContext<'_>) -> Result<DesiredState, EntryError> {
         match self.choices.mode {
             Mode::Install => self.installed(node).map(DesiredState::Installed),
@@ -128,7 +126,7 @@ impl Settings {
             plugin: PLUGIN.to_owned(),
             pinned,
             programs: plugin.iter().map(|program| program.name.clone()).collect(),
-            // Also what an `also_as` of before has named.
+            // Includes the names of an earlier `also_as`.
             retired: further_names(node.image).collect(),
             last: last.into_iter().map(|program| program.name).next(),
             rests: node.burial == ProgramRemoval::Deferred,
@@ -151,7 +149,7 @@ impl Settings {
         let capabilities = json!({ ANNOTATIONS: true });
         members.insert("capabilities".to_owned(), capabilities);
         let rest = Value::Object(members).to_string();
-        // The type first, where a person looks for it.
+        // The type comes first, where a reader expects it.
         let text = format!("{{\"type\":\"{PLUGIN}\",{}", rest.trim_start_matches('{'));
         Entry::parse(text.as_bytes())
     }

@@ -1,20 +1,20 @@
-//! Where health and metrics are served: an address, or every one of this host.
+//! The listen addresses of health and metrics.
 
 use super::reader::{RawSetting, SettingsReader};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// A place to listen at.
+/// A listen address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Listen {
-    /// None is every address of the host.
+    /// None for every address of the host.
     pub address: Option<IpAddr>,
-    /// TCP.
+    /// A TCP port.
     pub port: u16,
 }
 
 impl Listen {
-    /// What to bind, the next when the one before cannot be: `[::]` hears IPv4 too, and a host without
-    /// IPv6 has none.
+    /// The addresses to bind, in order, until one works: `[::]` accepts IPv4 too, and a host without IPv6 does
+    /// not have it.
     pub fn addresses(self) -> impl Iterator<Item = SocketAddr> {
         let every = [IpAddr::V6(Ipv6Addr::UNSPECIFIED), IpAddr::V4(Ipv4Addr::UNSPECIFIED)];
         let all = self.address.map_or(every.to_vec(), |address| vec![address]);
@@ -22,7 +22,7 @@ impl Listen {
     }
 }
 
-/// None when the port is 0 or less, as the incumbent has it.
+/// Returns none if the port is 0 or less, as for the incumbent.
 pub(super) fn read(
     reader: &mut SettingsReader<'_>,
     (address, port): (&'static str, &'static str),
@@ -37,7 +37,7 @@ pub(super) fn read(
     port_beside.or(port).map(|port| Listen { address, port })
 }
 
-/// `10.0.0.1`, `::1`, and with a port: `10.0.0.1:8000`, `[::1]:8000`, `:8000`.
+/// Parses `10.0.0.1`, `::1`, and with a port `10.0.0.1:8000`, `[::1]:8000`, `:8000`.
 fn parse_address(reader: &mut SettingsReader<'_>, said: RawSetting<'_>) -> (Option<IpAddr>, Option<u16>) {
     let alone = said.text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(said.text);
     if let Ok(address) = alone.parse() {

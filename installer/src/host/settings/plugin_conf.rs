@@ -1,5 +1,5 @@
-//! What the plugin's entry says, out of the settings and the template below them: the plugin's own
-//! reader judges every word, so what is written here is what it reads there.
+//! The entry's keys, from the settings and the template. The plugin's own parser validates every value, so the
+//! plugin reads what is written here.
 
 use super::environment::Environment;
 use super::exclusion;
@@ -10,11 +10,11 @@ use gybe_plugin::conf::PluginConf;
 use serde_json::{Map, Value, json};
 use std::path::PathBuf;
 
-/// A ConfigMap's key, and the entry's key of the same meaning.
+/// A ConfigMap's key and the entry's key of the same meaning.
 const WORDS: [(&str, &str); 3] =
     [("gates", "gates"), ("ipv6", "ipv6"), ("inbound_default", "inboundDefault")];
 
-/// The whole of it, but for what each node finds out.
+/// The plugin's configuration, except for what each node finds out.
 pub(super) fn read(
     reader: &mut SettingsReader<'_>,
     ground: &Environment,
@@ -28,7 +28,7 @@ pub(super) fn read(
     let mut members = template.map(|it| it.members.clone()).unwrap_or_default();
     members.extend(said.iter().map(|(ours, said)| ((*ours).to_owned(), said.text.into())));
     if let Some(most) = reader.key("max_intervals") {
-        // What is no number is told as what it is.
+        // A value that is not a number is passed on as text, so that the error quotes it.
         let number = most.text.parse::<u32>().map_or(most.text.into(), Value::from);
         members.insert("max_intervals".into(), number);
         said.push(("max_intervals", most));
@@ -58,7 +58,7 @@ pub(super) fn read(
     conf
 }
 
-/// As the plugin reads them; a fault is the setting's that said so.
+/// Parses the keys as the plugin does; an invalid value is reported for the setting that it came from.
 fn typed(
     reader: &mut SettingsReader<'_>,
     members: &Map<String, Value>,
@@ -77,7 +77,8 @@ fn typed(
     })
 }
 
-/// The ConfigMap's word, or what the incumbent's two variables come to. There, nft goes first.
+/// The ConfigMap's backend, or the one that the incumbent's two variables mean. As in the incumbent, nft takes
+/// precedence.
 fn backend<'a>(reader: &mut SettingsReader<'a>) -> Option<RawSetting<'a>> {
     let said = reader.key("backend");
     let nft = reader.variable("NATIVE_NFTABLES");

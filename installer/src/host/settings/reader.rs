@@ -1,21 +1,20 @@
-//! Values out of text, and what is wrong with it: every fault is collected, none stops the reading.
+//! Parses values. Every invalid setting is collected; none stops the parsing.
 
 use super::error::InvalidSetting;
 use super::sources::SettingsSources;
 use std::path::PathBuf;
 
-/// What somebody said about a setting, and where.
+/// A configured value and the name of its setting.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RawSetting<'a> {
     pub(super) name: &'static str,
     pub(super) text: &'a str,
 }
 
-/// Reads settings one by one.
 pub(super) struct SettingsReader<'a> {
     pub(super) given: &'a SettingsSources,
     pub(super) faults: Vec<InvalidSetting>,
-    /// Not wrong, and worth knowing.
+    /// Remarks that are no errors.
     pub(super) notes: Vec<String>,
 }
 
@@ -24,19 +23,19 @@ impl<'a> SettingsReader<'a> {
         Self { given, faults: Vec::new(), notes: Vec::new() }
     }
 
-    /// The ConfigMap's word; an empty one says nothing.
+    /// The value of a ConfigMap's key; none if empty.
     pub(super) fn key(&self, name: &'static str) -> Option<RawSetting<'a>> {
         let text = self.given.files.get(name)?.trim();
         (!text.is_empty()).then_some(RawSetting { name, text })
     }
 
-    /// The environment's; an empty one says nothing.
+    /// The value of a variable; none if empty.
     pub(super) fn variable(&self, name: &'static str) -> Option<RawSetting<'a>> {
         let text = self.given.environment.get(name)?.trim();
         (!text.is_empty()).then_some(RawSetting { name, text })
     }
 
-    /// The ConfigMap's, which can change, before the environment's, which cannot.
+    /// The ConfigMap's value, else the variable's.
     pub(super) fn either(&self, key: &'static str, variable: &'static str) -> Option<RawSetting<'a>> {
         self.key(key).or_else(|| self.variable(variable))
     }
@@ -45,7 +44,7 @@ impl<'a> SettingsReader<'a> {
         self.faults.push(InvalidSetting::new(said.name, said.text, why));
     }
 
-    /// One of a few words.
+    /// Parses one of a fixed set of words.
     pub(super) fn word<T: Copy + Default>(&mut self, said: Option<RawSetting<'_>>, words: &[(&str, T)]) -> T {
         let Some(said) = said else { return T::default() };
         let meant = words.iter().find(|(word, _)| *word == said.text);
@@ -59,12 +58,12 @@ impl<'a> SettingsReader<'a> {
         )
     }
 
-    /// Yes or no, in every spelling of the incumbent's; no where nobody says anything.
+    /// Parses a boolean in every spelling that the incumbent accepts; false if not set.
     pub(super) fn yes(&mut self, said: Option<RawSetting<'_>>) -> bool {
         self.yes_or_no(said).unwrap_or(false)
     }
 
-    /// The same; none where nobody says anything.
+    /// Parses a boolean; none if not set.
     pub(super) fn yes_or_no(&mut self, said: Option<RawSetting<'_>>) -> Option<bool> {
         let said = said?;
         let meant = truth(said.text);
@@ -74,7 +73,7 @@ impl<'a> SettingsReader<'a> {
         meant
     }
 
-    /// An absolute path.
+    /// Parses an absolute path.
     pub(super) fn path(&mut self, name: &'static str, default: &str) -> PathBuf {
         let said = self.variable(name);
         if let Some(said) = said.filter(|said| !said.text.starts_with('/') || said.text.contains('\0')) {
@@ -83,13 +82,13 @@ impl<'a> SettingsReader<'a> {
         PathBuf::from(said.map_or(default, |said| said.text))
     }
 
-    /// Any text; empty where nobody says anything.
+    /// The variable's text; empty if not set.
     pub(super) fn text(&self, name: &'static str) -> String {
         self.variable(name).map_or(String::new(), |said| said.text.to_owned())
     }
 }
 
-/// Go's `strconv.ParseBool`, by which Istio reads all of its own.
+/// Parses as Go's `strconv.ParseBool`, with which Istio reads its own variables.
 pub(super) fn truth(text: &str) -> Option<bool> {
     match text {
         "1" | "t" | "T" | "TRUE" | "true" | "True" => Some(true),
@@ -98,7 +97,7 @@ pub(super) fn truth(text: &str) -> Option<bool> {
     }
 }
 
-/// A comma list, trimmed, without its empty elements.
+/// Splits a comma-separated list into trimmed elements, without the empty ones.
 pub(super) fn list(text: &str) -> impl Iterator<Item = &str> {
     text.split(',').map(str::trim).filter(|element| !element.is_empty())
 }
