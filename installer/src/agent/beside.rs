@@ -42,7 +42,7 @@ impl Beside<'_> {
         let wait = |what| move |why: std::io::Error| NodeError::Wait { what, source: errno(&why) };
         let (stop, running) = pipe().map_err(wait("the end"))?;
         let (bulletin, label) = (Bulletin::default(), Label::default());
-        let ground = keeping.settings.ground().clone();
+        let ground = keeping.settings.environment().clone();
         let set = DaemonSet::new(self.home.as_ref(), &ground.namespace);
         let (end_http, http_ends) = oneshot::channel();
         let around = Around {
@@ -97,7 +97,7 @@ impl Beside<'_> {
 
     /// Everything stays in place, unless the operator wants us gone with our DaemonSet, and it is.
     fn end(&self, mut healing: Healing<'_>, set: &DaemonSet<'_>) {
-        let is_wanted = healing.settings().choices.leave_when_daemonset_gone;
+        let is_wanted = healing.settings().options.leave_when_daemonset_gone;
         let Some(fate) = is_wanted.then(|| set.fate()).flatten() else { return };
         let told = |level, message, cause: &str| {
             let hint = "to take the node out of the chain, run gybe uninstall on it";

@@ -139,7 +139,7 @@ impl<'a> Healing<'a> {
             self.following.follow(&mut self.told);
         }
         self.posted.settings.clone_from(&self.following.fault);
-        self.posted.plugin_dir = self.following.good.choices.plugin_dir;
+        self.posted.plugin_dir = self.following.good.options.plugin_dir;
         self.posted.is_told = self.watch.mode() == WatchMode::Inotify;
         let next = match self.following.chosen {
             Chosen::Yes => self.keep(woken),
@@ -173,8 +173,8 @@ impl<'a> Healing<'a> {
         }
         let runtimes = self.runtimes();
         let is_awaited = runtimes.plugin_directory == ConfiguredDirectory::Awaited;
-        self.memory.learn(runtimes);
-        let places = &self.following.good.ground.places;
+        self.memory.set_runtimes(runtimes);
+        let places = &self.following.good.environment.directories;
         let next = match pass(places, &wanted, &mut self.memory) {
             Ok(pass) => self.account(&pass, woken),
             Err(busy) => return self.waits_for(&busy),
@@ -193,13 +193,13 @@ impl<'a> Healing<'a> {
     /// What the probe saw of them. A runtime that calls us reads the drop-in, for by then no sandbox is on its way that was begun under
     /// another conf.
     fn runtimes(&self) -> Runtimes {
-        let ground = &self.following.good.ground;
+        let ground = &self.following.good.environment;
         let report = RuntimeReport::kept_in(&ground.probe);
-        let mut runtimes = report.as_ref().map_or_else(Runtimes::default, |it| it.known(&ground.places));
+        let mut runtimes = report.as_ref().map_or_else(Runtimes::default, |it| it.known(&ground.directories));
         if report.is_none() && Instant::now() < self.report_until {
             runtimes.plugin_directory = ConfiguredDirectory::Awaited;
         }
-        let is_drop_in = self.following.good.choices.shape == Shape::DropIn;
+        let is_drop_in = self.following.good.options.shape == Shape::DropIn;
         if is_drop_in && self.around.calls.added_after(self.wanted_since + self.leaving.rest) {
             runtimes.read_drop_ins();
         }
@@ -209,7 +209,7 @@ impl<'a> Healing<'a> {
     fn wanted(&mut self) -> Result<DesiredState, crate::host::conflist::entry::EntryError> {
         let (settings, now) = (&self.following.good, Instant::now());
         let istio = IstioAgent::look(self.around.pods, settings);
-        self.observed.look(&settings.ground.places, now);
+        self.observed.look(&settings.environment.directories, now);
         self.posted.istio = Some(istio);
         let backend = self.backend.look(settings, self.around.label, &mut self.told);
         self.posted.backend = Some(backend.clone());
@@ -217,7 +217,7 @@ impl<'a> Healing<'a> {
             image: &self.image,
             backend: Some(&backend),
             probed: self.backend.probed(),
-            take_over: take_over(settings.choices.take_over, istio),
+            take_over: take_over(settings.options.take_over, istio),
             stand_in: self.observed.stand_in,
             burial: self.leaving.burial(now),
         };
@@ -226,7 +226,7 @@ impl<'a> Healing<'a> {
         let more = json!({ "hint": "remove the DaemonSet istio-cni-node" });
         self.told.state("istio", ("warn", hasty.then_some(sentence)), more);
         self.told.state("istiod", ("warn", meshed_istiod(self.around.pods, settings)), json!({}));
-        settings.wanted(&node)
+        settings.desired(&node)
     }
 
     /// Waits until the next turn; yes when it is time to stop.
@@ -246,8 +246,8 @@ impl<'a> Healing<'a> {
 
 /// Istiod's own pods must start before anybody knows a mesh.
 fn meshed_istiod(pods: &dyn Pods, settings: &Settings) -> Option<String> {
-    let namespace = &settings.ground.control_plane;
-    let is_left_alone = settings.choices.conf.exclude_namespaces.contains(namespace);
+    let namespace = &settings.environment.control_plane;
+    let is_left_alone = settings.options.conf.exclude_namespaces.contains(namespace);
     let is_meshed = !is_left_alone && pods.has_pod_of(&Part::istiod(settings))?;
     is_meshed.then(|| format!("istiod runs in namespace {namespace}, which is not among those left alone"))
 }

@@ -25,7 +25,7 @@ impl IstioAgent {
     pub(crate) fn look(pods: &dyn Pods, settings: &Settings) -> Self {
         match pods.has_pod_of(&Part::istio_cni(settings)) {
             Some(true) => Self::HasPod,
-            _ if listens(&settings.ground.istio_run) => Self::Listens,
+            _ if listens(&settings.environment.istio_run) => Self::Listens,
             Some(false) => Self::Gone,
             None => Self::Unknown,
         }

@@ -21,7 +21,7 @@ impl Part {
     /// (docs/ISTIO.md, section 5). Ours has the label too, because istiod's untaint controller looks for it.
     #[must_use]
     pub fn istio_cni(settings: &Settings) -> Self {
-        let (ground, choices) = (&settings.ground, &settings.choices);
+        let (ground, choices) = (&settings.environment, &settings.options);
         let namespaces = [ground.namespace.as_str(), &ground.control_plane, "kube-system", OF_SAIL];
         let namespaces = namespaces.into_iter().filter(|name| !name.is_empty()).map(str::to_owned);
         let excluded = choices.conf.exclude_namespaces.iter().cloned();
@@ -37,7 +37,7 @@ impl Part {
     /// istiod, where the settings say it is.
     #[must_use]
     pub fn istiod(settings: &Settings) -> Self {
-        let namespaces = [settings.ground.control_plane.clone()].into();
+        let namespaces = [settings.environment.control_plane.clone()].into();
         Self { prefix: "istiod-", label: ("app", "istiod"), namespaces }
     }
 

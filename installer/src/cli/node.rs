@@ -66,7 +66,7 @@ impl NodeArgs {
     fn facts(&self, keeping: Option<&Keeping>) -> Result<PathBuf, CommandError> {
         match (keeping, &self.socket) {
             (None, socket) => Ok(socket.clone().unwrap_or_else(|| SOCKET.into())),
-            (Some(keeping), None) => Ok(keeping.settings.ground().facts_socket()),
+            (Some(keeping), None) => Ok(keeping.settings.environment().facts_socket()),
             (Some(_), Some(_)) => Err(CommandError::new("--socket is for an agent that only serves pods")
                 .with_hint("set CNI_AGENT_RUN_DIR: the entry names the socket there".to_owned())),
         }
@@ -136,9 +136,9 @@ fn keeping(context: &Context, as_a_pod: bool) -> Result<Keeping, CommandError> {
     let environment = context.environment.clone().into_iter().collect();
     let settings = Following::start(environment).map_err(|why| CommandError::because(cannot, why))?;
     let hint = "set GYBE_PROGRAMS_DIR to the image's directory of gybe and gybe-cni";
-    let image = Image::look(&settings.ground().image)
+    let image = Image::read(&settings.environment().image)
         .map_err(|why| CommandError::because(cannot, why).with_hint(hint))?;
-    let probe = ProbeCache::at(&settings.ground().probe);
+    let probe = ProbeCache::at(&settings.environment().probe);
     // Outside the DaemonSet no probe container runs.
     let report_wait = if as_a_pod { REPORT_WAIT } else { Duration::ZERO };
     Ok(Keeping { settings, image, probe, report_wait, rest: REST })

@@ -33,9 +33,9 @@ use reader::SettingsReader;
 #[derive(Debug, Clone, PartialEq)]
 pub struct Settings {
     /// Fixed for the life of the process.
-    pub ground: Environment,
+    pub environment: Environment,
     /// May change while the agent runs.
-    pub choices: Options,
+    pub options: Options,
     /// Remarks that are no errors.
     pub notes: Vec<String>,
 }
@@ -45,12 +45,12 @@ impl Settings {
     ///
     /// # Errors
     /// Lists every invalid setting at once.
-    pub fn read(given: &SettingsSources) -> Result<Self, SettingsError> {
-        let mut reader = SettingsReader::of(given);
+    pub fn read(sources: &SettingsSources) -> Result<Self, SettingsError> {
+        let mut reader = SettingsReader::of(sources);
         names::judge(&mut reader);
-        let ground = environment::read(&mut reader);
-        let choices = options::read(&mut reader, &ground);
+        let environment = environment::read(&mut reader);
+        let options = options::read(&mut reader, &environment);
         let SettingsReader { faults, notes, .. } = reader;
-        if faults.is_empty() { Ok(Self { ground, choices, notes }) } else { Err(SettingsError(faults)) }
+        if faults.is_empty() { Ok(Self { environment, options, notes }) } else { Err(SettingsError(faults)) }
     }
 }

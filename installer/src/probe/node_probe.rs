@@ -66,7 +66,7 @@ pub(crate) fn watch(learnt: &Learnt, stop: &SignalFd, journal: &Journal) {
 /// A runtime's program is read once: it has some 50 MB.
 fn keep_runtimes(known: &mut Vec<RuntimeProcess>, journal: &Journal) {
     let root = Path::new("/");
-    let conf = Platform::of_host(root).places(root).conf;
+    let conf = Platform::of_host(root).node_directories(root).conf;
     let mut seen = running(root, &conf, DropInCheck::Skip);
     let same =
         |one: &RuntimeProcess, other: &RuntimeProcess| (&one.name, one.pid) == (&other.name, other.pid);

@@ -96,7 +96,7 @@ impl Known {
 
     /// The pod that is meant. One of that name with another uid is an earlier life, or a later one, and
     /// as good as none: then it is waited for, and asked for once however many wait.
-    pub(super) fn learn(&self, pod: &PodRef, patience: Patience, ask: impl FnOnce()) -> Answer {
+    pub(super) fn set_runtimes(&self, pod: &PodRef, patience: Patience, ask: impl FnOnce()) -> Answer {
         let (name, life) = (pod.to_string(), life(pod));
         let (mut now, mut ask) = (self.lock(), Some(ask));
         if let Some(facts) = now.find(&name, pod) {

@@ -84,7 +84,7 @@ impl Pods for WatchedPods {
     fn answer(&self, pod: &PodRef, until: Instant) -> Answer {
         // The watch has its pods from where the kubelet has them, so one that is not there yet is about
         // to come.
-        self.known.learn(pod, Patience { lag: LAG, until }, || {
+        self.known.set_runtimes(pod, Patience { lag: LAG, until }, || {
             let errand = Errand { pod: pod.clone(), until };
             // The thread ends after the last who could ask.
             let _ = self.to.as_ref().map(|to| to.send(errand));

@@ -31,8 +31,8 @@ impl Healing<'_> {
 
     /// In: a pod that is started now is redirected. Out: nothing of ours is left to be taken out.
     fn is_as_it_should_be(&self, pass: &Pass) -> bool {
-        match self.following.good.choices.mode {
-            Mode::Install => pass.left.judgement.is_met(),
+        match self.following.good.options.mode {
+            Mode::Install => pass.left.judgement.is_redirected(),
             Mode::Leave => pass.left.is_done(),
         }
     }
@@ -40,7 +40,7 @@ impl Healing<'_> {
     /// Nothing could be looked at, so what was known before holds no more.
     pub(super) fn waits_for(&mut self, busy: &Busy) -> NextTurn {
         self.posted.missing = vec![busy.to_string()];
-        if self.following.good.choices.mode == Mode::Leave {
+        if self.following.good.options.mode == Mode::Leave {
             self.posted.stage = Stage::Leaving;
         }
         self.told.state("busy", ("warn", Some(busy.to_string())), json!({ "hint": busy.hint() }));
@@ -82,11 +82,11 @@ impl Healing<'_> {
         let failed_in = |directory| pass.refused().any(|failed| failed.change.directory() == directory);
         counts.program_failures += u64::from(failed_in(Directory::Programs));
         counts.conf_failures += u64::from(failed_in(Directory::Conf));
-        counts.successes += u64::from(pass.left.is_done() && (is_first || pass.performed.done > 0));
+        counts.successes += u64::from(pass.left.is_done() && (is_first || pass.applied.done > 0));
     }
 
     fn tell(&mut self, pass: &Pass, healed: Option<Duration>) {
-        if pass.performed.done > 0 {
+        if pass.applied.done > 0 {
             let micros = |took: Duration| u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
             let more = healed.map_or(json!({}), |took| json!({ "healed_in_us": micros(took) }));
             self.told.done(pass, more);
@@ -104,7 +104,7 @@ impl Healing<'_> {
 
     fn stage(&mut self, pass: &Pass) {
         let settings = &self.following.good;
-        if settings.choices.mode == Mode::Install {
+        if settings.options.mode == Mode::Install {
             self.leaving.stays();
             self.posted.stage = Stage::In;
             return;
@@ -112,7 +112,7 @@ impl Healing<'_> {
         let is_out = pass.left.is_done();
         let wrote = pass.plan.changes.iter().any(|change| change.directory() == Directory::Conf);
         self.leaving.passed(is_out, wrote, Instant::now());
-        let plugin_stays = settings.ground.places.programs.join(PLUGIN).symlink_metadata().is_ok();
+        let plugin_stays = settings.environment.directories.programs.join(PLUGIN).symlink_metadata().is_ok();
         self.posted.stage = if is_out { Stage::Left { plugin_stays } } else { Stage::Leaving };
         let sentence = match self.posted.stage {
             Stage::Left { plugin_stays: true } => {

@@ -4,7 +4,7 @@ use super::told::Told;
 use crate::agent::label::{Known, Label};
 use crate::host::conflist::PluginChain;
 use crate::host::image::PLUGIN;
-use crate::host::observe::{HashCache, NodeDirectories, ObserveScope, look};
+use crate::host::observe::{HashCache, NodeDirectories, ObserveScope, observe};
 use crate::host::settings::Settings;
 use crate::probe::node_backend::{Found, NodeBackend, node_backend};
 use gybe_netfilter::choose::BackendSetting;
@@ -52,8 +52,8 @@ impl Backend {
         if let (Some(capabilities), Ok(node)) = (recalled, this_node()) {
             self.found = Some(Found { kernel: node.kernel, capabilities });
         }
-        let cluster = settings.choices.conf.backend;
-        self.ask(label, &settings.ground.places, cluster);
+        let cluster = settings.options.conf.backend;
+        self.ask(label, &settings.environment.directories, cluster);
         let label = match &self.label {
             Known::Says(label) => label.as_deref(),
             Known::Nothing => label.and(self.before.as_ref()).and_then(|before| before.word(cluster)),
@@ -86,7 +86,7 @@ impl Before {
     /// Until the label is known, the word that is in the entry is the best anybody has: written over,
     /// it would be another backend's for the moment until it is.
     fn look(places: &NodeDirectories, cluster: BackendSetting) -> Self {
-        let seen = look(places, &ObserveScope::default(), &mut HashCache::default());
+        let seen = observe(places, &ObserveScope::default(), &mut HashCache::default());
         let contents = seen.conf.files.values().filter_map(|file| file.content.as_ref().ok());
         let entries = contents.filter_map(|bytes| {
             let chain = PluginChain::read(bytes).ok()?;

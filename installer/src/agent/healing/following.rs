@@ -66,8 +66,8 @@ impl Following {
 
     /// Where things are and who we are.
     #[must_use]
-    pub fn ground(&self) -> &Environment {
-        &self.good.ground
+    pub fn environment(&self) -> &Environment {
+        &self.good.environment
     }
 
     /// Looks whether something else is said now.
@@ -86,7 +86,7 @@ impl Following {
                 for note in settings.notes.iter().filter(|note| !self.good.notes.contains(note)) {
                     told.news("warn", "gybe node: a setting", json!({ "note": note }));
                 }
-                if settings.choices != self.good.choices {
+                if settings.options != self.good.options {
                     told.news("info", "gybe node: other settings", json!({}));
                 }
                 // A live process keeps its environment, so the ground is the same.

@@ -13,10 +13,10 @@ impl Healing<'_> {
     pub(super) fn credentials(&mut self) -> Result<(), String> {
         let settings = &self.following.good;
         self.posted.token_ends = None;
-        if settings.choices.pod_source == PodSource::Agent || settings.choices.mode == Mode::Leave {
+        if settings.options.pod_source == PodSource::Agent || settings.options.mode == Mode::Leave {
             return Ok(());
         }
-        let kept = credentials::keep(&settings.ground, SystemTime::now());
+        let kept = credentials::keep(&settings.environment, SystemTime::now());
         let (more, failed) = (json!({}), kept.as_ref().err().map(|why| chain(why)));
         self.told.state("kubeconfig", ("error", failed.clone()), more);
         match kept {
@@ -32,7 +32,7 @@ impl Healing<'_> {
     }
 
     fn about_token(&mut self, kept: &Kept) {
-        let path = self.following.good.ground.kubeconfig();
+        let path = self.following.good.environment.kubeconfig();
         if kept.news {
             self.told.news("info", "gybe node: wrote the kubeconfig", json!({ "path": path }));
         }
@@ -49,16 +49,16 @@ impl Healing<'_> {
     /// After the conf that named it.
     pub(super) fn forget_credentials(&mut self) {
         let settings = &self.following.good;
-        let leaves = settings.choices.mode == Mode::Leave;
+        let leaves = settings.options.mode == Mode::Leave;
         let asked = if leaves {
             self.leaving.burial(Instant::now()) == ProgramRemoval::Deferred
         } else {
-            settings.choices.pod_source == PodSource::Api
+            settings.options.pod_source == PodSource::Api
         };
         if asked {
             return;
         }
-        match credentials::drop_it(&settings.ground) {
+        match credentials::drop_it(&settings.environment) {
             Ok(true) => self.told.news("info", "gybe node: removed the kubeconfig", json!({})),
             Ok(false) => {}
             Err(why) => self.told.state("kubeconfig", ("error", Some(chain(&why))), json!({})),

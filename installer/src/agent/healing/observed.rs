@@ -5,7 +5,7 @@ use crate::agent::stand_in::{ours, stand_in};
 use crate::host::conflist::ISTIO;
 use crate::host::desired::TakeOver;
 use crate::host::identity::Identity;
-use crate::host::observe::{HashCache, NodeDirectories, ObserveScope, look};
+use crate::host::observe::{HashCache, NodeDirectories, ObserveScope, observe};
 use crate::host::settings::{StandIn, TakeOverSetting};
 use std::time::{Duration, Instant};
 
@@ -29,7 +29,7 @@ impl Observed {
         if !is_due && there == self.program {
             return;
         }
-        let seen = look(places, &ObserveScope::in_programs([]), &mut HashCache::default());
+        let seen = observe(places, &ObserveScope::in_programs([]), &mut HashCache::default());
         if seen.lacks_descriptors() {
             return;
         }

@@ -15,7 +15,7 @@ impl Healing<'_> {
     /// Goes out of the chain, in as many turns as it takes and there is time for: nobody will be here to
     /// do more.
     pub(crate) fn leave(&mut self) {
-        self.following.good.choices.mode = Mode::Leave;
+        self.following.good.options.mode = Mode::Leave;
         let until = Instant::now() + PARTING;
         loop {
             let next = self.keep(Instant::now());

@@ -48,7 +48,7 @@ impl Ground {
         .map(|(name, value)| (name.to_owned(), value))
         .into();
         let settings = Following::start(environment).unwrap();
-        let image = Image::look(&self.0.join("image")).unwrap();
+        let image = Image::read(&self.0.join("image")).unwrap();
         Keeping { settings, image, probe: ProbeCache::at(&self.0), report_wait: Duration::ZERO, rest }
     }
 
@@ -113,7 +113,7 @@ fn while_another_gybe_changes_the_node_what_is_still_to_do_waits_and_is_reported
 }
 
 #[test]
-fn a_configmap_that_can_be_read_again_is_followed_again_though_it_says_the_same() {
+fn a_configmap_that_can_be_read_again_is_followed_again_though_it_has_same_value() {
     let ground = Ground::new("unread");
     ground.asks("install");
     posts(&ground, REST, |turn| {
@@ -150,7 +150,7 @@ fn a_program_that_does_not_stay_is_placed_again_after_a_while_and_not_without_en
     let around = Around { pods: &pods, calls: &calls, bulletin: &bulletin, journal: &journal, label: None };
     let mut healing = Healing::new(ground.keeping(REST), around);
     let (wanted, now) = (healing.wanted().unwrap(), Instant::now());
-    let places = healing.following.good.ground.places.clone();
+    let places = healing.following.good.environment.directories.clone();
     let mut pass = pass(&places, &wanted, &mut PassHistory::default()).unwrap();
     assert!(pass.left.is_done());
     assert_eq!(healing.account(&pass, now), NextTurn::OnChange(RESYNC));

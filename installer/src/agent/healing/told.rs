@@ -64,7 +64,7 @@ impl<'a> Told<'a> {
 
     /// What failed, also what did before and waits to be tried again.
     pub(super) fn failures(&mut self, pass: &Pass) {
-        let all = || pass.waiting.iter().chain(&pass.performed.failed).map(|failed| &failed.why);
+        let all = || pass.waiting.iter().chain(&pass.applied.failed).map(|failed| &failed.why);
         let sentences: Vec<_> = all().map(|why| chain(why)).collect();
         let hints: Vec<_> = all().filter_map(ApplyError::hint).collect();
         let sentence = (!sentences.is_empty()).then(|| sentences.join("; "));
@@ -92,7 +92,7 @@ impl<'a> Told<'a> {
     /// What was done to the node.
     pub(super) fn done(&self, pass: &Pass, more: Value) {
         let changes: Vec<_> = pass.plan.changes.iter().map(ToString::to_string).collect();
-        let mut about = json!({ "steps": changes, "done": pass.performed.done });
+        let mut about = json!({ "steps": changes, "done": pass.applied.done });
         if let (Some(about), Value::Object(more)) = (about.as_object_mut(), more) {
             about.extend(more);
         }

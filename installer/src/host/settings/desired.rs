@@ -79,8 +79,8 @@ impl Settings {
     ///
     /// # Errors
     /// Never with an entry made here; the type cannot express that.
-    pub fn wanted(&self, node: &NodeContext<'_>) -> Result<DesiredState, EntryError> {
-        match self.choices.mode {
+    pub fn desired(&self, node: &NodeContext<'_>) -> Result<DesiredState, EntryError> {
+        match self.options.mode {
             Mode::Install => self.installed(node).map(DesiredState::Installed),
             Mode::Leave => Ok(DesiredState::Uninstalled(self.left(node))),
         }
@@ -94,27 +94,27 @@ impl Settings {
             StandIn::Ours(_) => (place(Placement::Always), None),
             StandIn::Obsolete(_) => (None, stand_in(node)),
         };
-        let tool = match self.choices.pod_source {
+        let tool = match self.options.pod_source {
             PodSource::Api => PlacementOrder::BeforeEntry,
             PodSource::Agent => PlacementOrder::AfterEntry,
         };
-        let programs = node.image.programs(tool, &self.choices.also_as).into_iter().chain(stand_in);
+        let programs = node.image.programs(tool, &self.options.also_as).into_iter().chain(stand_in);
         let dropped = further_names(node.image);
-        let dropped = dropped.filter(|program| !self.choices.also_as.contains(&program.name));
+        let dropped = dropped.filter(|program| !self.options.also_as.contains(&program.name));
         Ok(Install {
-            shape: self.choices.shape.clone(),
-            pinned_by: self.choices.pinned_by,
+            shape: self.options.shape.clone(),
+            pinned_by: self.options.pinned_by,
             entry: self.entry(node)?,
             programs: programs.collect(),
             retired: stood_in.into_iter().chain(dropped).collect(),
             take_over: node.take_over,
-            mode: self.ground.conf_mode,
-            confirmed: self.choices.plugin_dir,
+            mode: self.environment.conf_mode,
+            confirmed: self.options.plugin_dir,
         })
     }
 
     fn left(&self, node: &NodeContext<'_>) -> Uninstall {
-        let pinned = match &self.choices.shape {
+        let pinned = match &self.options.shape {
             Shape::Chained { pinned } => pinned.clone(),
             Shape::Standalone { file } => Some(file.clone()),
             Shape::DropIn => None,
@@ -129,22 +129,22 @@ impl Settings {
             // Includes the names of an earlier `also_as`.
             retired: further_names(node.image).collect(),
             last: last.into_iter().map(|program| program.name).next(),
-            rests: node.burial == ProgramRemoval::Deferred,
+            in_grace_period: node.burial == ProgramRemoval::Deferred,
             tombstones: plugin.into_iter().chain(stand_in(node)).collect(),
-            put_back: self.choices.put_back,
+            put_back: self.options.put_back,
         }
     }
 
     /// The entry with this node's backend.
     fn entry(&self, node: &NodeContext<'_>) -> Result<Entry, EntryError> {
-        let mut conf = self.choices.conf.clone();
+        let mut conf = self.options.conf.clone();
         if let Some(backend) = node.backend {
             backend.write_into(&mut conf);
         }
         if let Some(probed) = node.probed.filter(|_| conf.probed == Probed::default()) {
             conf.probed = probed.clone();
         }
-        let mut members = self.choices.further.clone();
+        let mut members = self.options.further.clone();
         members.extend(conf.to_members());
         let capabilities = json!({ ANNOTATIONS: true });
         members.insert("capabilities".to_owned(), capabilities);

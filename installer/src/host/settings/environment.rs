@@ -12,7 +12,7 @@ use std::path::PathBuf;
 pub struct Environment {
     pub config: PathBuf,
     /// The node's directories, as mounted here.
-    pub places: NodeDirectories,
+    pub directories: NodeDirectories,
     /// The image's programs.
     pub image: PathBuf,
     /// The directory of the sockets and the kubeconfig: the same path here and on the host.
@@ -71,21 +71,21 @@ pub const KUBECONFIG: &str = "kubeconfig";
 
 pub(super) fn read(reader: &mut SettingsReader<'_>) -> Environment {
     let cache = reader.path("MOUNTED_CNI_CACHE_DIR", "/host/var/lib/cni");
-    let places = NodeDirectories {
+    let directories = NodeDirectories {
         conf: reader.path("MOUNTED_CNI_NET_DIR", "/host/etc/cni/net.d"),
         programs: reader.path("MOUNTED_CNI_BIN_DIR", "/host/opt/cni/bin"),
         results: cache.join("results"),
     };
     let node = reader.variable("KUBERNETES_NODE_NAME").or_else(|| reader.variable("NODE_NAME"));
-    let control_plane = reader.variable("SYSTEM_NAMESPACE").map_or("istio-system", |said| said.text);
+    let control_plane = reader.variable("SYSTEM_NAMESPACE").map_or("istio-system", |setting| setting.text);
     Environment {
-        config: config_directory(&reader.given.environment),
-        places,
+        config: config_directory(&reader.sources.environment),
+        directories,
         image: reader.path("GYBE_PROGRAMS_DIR", "/opt/gybe/bin"),
         run: reader.path("CNI_AGENT_RUN_DIR", "/run/gybe"),
         probe: reader.path("GYBE_PROBE_DIR", DIRECTORY),
         istio_run: reader.path("GYBE_ISTIO_RUN_DIR", "/var/run/istio-cni"),
-        node: node.map_or(String::new(), |said| said.text.to_owned()),
+        node: node.map_or(String::new(), |setting| setting.text.to_owned()),
         namespace: reader.text("POD_NAMESPACE"),
         pod: reader.text("POD_NAME"),
         control_plane: control_plane.to_owned(),
@@ -104,7 +104,7 @@ fn api_server(reader: &mut SettingsReader<'_>) -> ApiServer {
         true => ServerTrust::Any,
         false => ServerTrust::Ca(reader.path("KUBE_CA_FILE", &ca.to_string_lossy())),
     };
-    let protocol = reader.variable("KUBERNETES_SERVICE_PROTOCOL").map_or("https", |said| said.text);
+    let protocol = reader.variable("KUBERNETES_SERVICE_PROTOCOL").map_or("https", |setting| setting.text);
     ApiServer {
         protocol: protocol.to_owned(),
         host: reader.text("KUBERNETES_SERVICE_HOST"),
@@ -120,13 +120,13 @@ fn conf_mode(reader: &mut SettingsReader<'_>) -> u32 {
 
 /// Parses a number as the incumbent does: `384` is decimal, `0600` and `0o600` are octal.
 fn kubeconfig_mode(reader: &mut SettingsReader<'_>) -> u32 {
-    let Some(said) = reader.variable("KUBECONFIG_MODE") else { return 0o600 };
-    let octal = said.text.strip_prefix("0o").or_else(|| said.text.strip_prefix('0'));
-    let mode = octal.map_or_else(|| said.text.parse(), |digits| u32::from_str_radix(digits, 8));
+    let Some(setting) = reader.variable("KUBECONFIG_MODE") else { return 0o600 };
+    let octal = setting.text.strip_prefix("0o").or_else(|| setting.text.strip_prefix('0'));
+    let mode = octal.map_or_else(|| setting.text.parse(), |digits| u32::from_str_radix(digits, 8));
     match mode {
         Ok(mode @ (0o400 | 0o440 | 0o600 | 0o640)) => mode,
         _ => {
-            reader.refuse(said, "must be 0600, 0640, 0400 or 0440, because the file holds a token");
+            reader.refuse(setting, "must be 0600, 0640, 0400 or 0440, because the file holds a token");
             0o600
         }
     }

@@ -12,22 +12,22 @@ pub(super) fn usual(ground: &Environment) -> BTreeSet<String> {
 }
 
 /// The configured list, if any; an empty list is a value too.
-pub(super) fn said<'a>(
+pub(super) fn setting<'a>(
     reader: &mut SettingsReader<'a>,
     ground: &Environment,
 ) -> Option<(RawSetting<'a>, BTreeSet<String>)> {
-    let by_key = reader.given.files.get("exclude_namespaces").map(|text| ("exclude_namespaces", text));
+    let by_key = reader.sources.files.get("exclude_namespaces").map(|text| ("exclude_namespaces", text));
     let by_variable =
-        || reader.given.environment.get("EXCLUDE_NAMESPACES").map(|text| ("EXCLUDE_NAMESPACES", text));
+        || reader.sources.environment.get("EXCLUDE_NAMESPACES").map(|text| ("EXCLUDE_NAMESPACES", text));
     let (name, text) = by_key.or_else(by_variable)?;
-    let said = RawSetting { name, text };
+    let setting = RawSetting { name, text };
     let strange: Vec<_> = list(text).filter(|name| Namespace::parse(name).is_err()).collect();
     if !strange.is_empty() {
-        reader.refuse(said, format!("not valid namespace names: {}", strange.join(", ")));
+        reader.refuse(setting, format!("not valid namespace names: {}", strange.join(", ")));
     }
     let named: BTreeSet<String> = list(text).map(str::to_owned).collect();
     note(reader, ground, name, &named);
-    Some((said, named))
+    Some((setting, named))
 }
 
 /// Adds a note if a list does not contain the control plane's namespace.

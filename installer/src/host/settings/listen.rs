@@ -28,37 +28,38 @@ pub(super) fn read(
     (address, port): (&'static str, &'static str),
     default: u16,
 ) -> Option<Listen> {
-    let said = reader.variable(address);
-    let (address, port_beside) = said.map_or((None, None), |said| parse_address(reader, said));
+    let setting = reader.variable(address);
+    let (address, port_beside) = setting.map_or((None, None), |setting| parse_address(reader, setting));
     let port = match reader.variable(port) {
-        Some(said) => parse_port(reader, said),
+        Some(setting) => parse_port(reader, setting),
         None => Some(default),
     };
     port_beside.or(port).map(|port| Listen { address, port })
 }
 
 /// Parses `10.0.0.1`, `::1`, and with a port `10.0.0.1:8000`, `[::1]:8000`, `:8000`.
-fn parse_address(reader: &mut SettingsReader<'_>, said: RawSetting<'_>) -> (Option<IpAddr>, Option<u16>) {
-    let alone = said.text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(said.text);
+fn parse_address(reader: &mut SettingsReader<'_>, setting: RawSetting<'_>) -> (Option<IpAddr>, Option<u16>) {
+    let alone =
+        setting.text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(setting.text);
     if let Ok(address) = alone.parse() {
         return (Some(address), None);
     }
-    if let Ok(both) = said.text.parse::<SocketAddr>() {
+    if let Ok(both) = setting.text.parse::<SocketAddr>() {
         return (Some(both.ip()), Some(both.port()));
     }
-    if let Some(Ok(port)) = said.text.strip_prefix(':').map(str::parse) {
+    if let Some(Ok(port)) = setting.text.strip_prefix(':').map(str::parse) {
         return (None, Some(port));
     }
-    reader.refuse(said, "must be an IP address, with or without a port");
+    reader.refuse(setting, "must be an IP address, with or without a port");
     (None, None)
 }
 
-fn parse_port(reader: &mut SettingsReader<'_>, said: RawSetting<'_>) -> Option<u16> {
-    match said.text.parse::<i64>() {
+fn parse_port(reader: &mut SettingsReader<'_>, setting: RawSetting<'_>) -> Option<u16> {
+    match setting.text.parse::<i64>() {
         Ok(off) if off <= 0 => None,
         Ok(port) if u16::try_from(port).is_ok() => u16::try_from(port).ok(),
         _ => {
-            reader.refuse(said, "must be a port, or 0 for none");
+            reader.refuse(setting, "must be a port, or 0 for none");
             None
         }
     }

@@ -14,7 +14,7 @@ pub struct SettingName {
     pub default: &'static str,
     /// Its meaning, or the reason why it is not supported.
     pub meaning: &'static str,
-    pub fate: Support,
+    pub support: Support,
 }
 
 /// How a setting is supported.
@@ -29,11 +29,11 @@ pub enum Support {
 }
 
 const fn honoured(name: &'static str, default: &'static str, meaning: &'static str) -> SettingName {
-    SettingName { name, default, meaning, fate: Support::Honoured }
+    SettingName { name, default, meaning, support: Support::Honoured }
 }
 
-const fn other(fate: Support, name: &'static str, meaning: &'static str) -> SettingName {
-    SettingName { name, default: "", meaning, fate }
+const fn other(support: Support, name: &'static str, meaning: &'static str) -> SettingName {
+    SettingName { name, default: "", meaning, support }
 }
 
 /// Keys of the ConfigMap. The agent applies a change without a restart.
@@ -103,14 +103,22 @@ pub const KEYS: [SettingName; 18] = [
         "",
         "the entry as a template, the older form: its keys apply where no other setting does",
     ),
-    honoured("leave_when_daemonset_gone", "false", "whether the agent uninstalls Gybe when the DaemonSet is deleted"),
+    honoured(
+        "leave_when_daemonset_gone",
+        "false",
+        "whether the agent uninstalls Gybe when the DaemonSet is deleted",
+    ),
 ];
 
 /// Our own variables.
 pub const OURS: [SettingName; 11] = [
     honoured("GYBE_CONFIG_DIR", "/etc/gybe", "the ConfigMap's mount path"),
     honoured("GYBE_PROGRAMS_DIR", "/opt/gybe/bin", "the image's directory with `gybe` and `gybe-cni`"),
-    honoured("GYBE_SERVICE_ACCOUNT_DIR", SERVICE_ACCOUNT, "the directory with the service account's token and CA"),
+    honoured(
+        "GYBE_SERVICE_ACCOUNT_DIR",
+        SERVICE_ACCOUNT,
+        "the directory with the service account's token and CA",
+    ),
     honoured("MOUNTED_CNI_BIN_DIR", "/host/opt/cni/bin", "the host's plugin directory, as mounted"),
     honoured(
         "MOUNTED_CNI_CACHE_DIR",
@@ -154,7 +162,11 @@ pub const INCUMBENTS: [SettingName; 61] = [
     honoured("MOUNTED_CNI_NET_DIR", "/host/etc/cni/net.d", "the host's conf directory, as mounted"),
     honoured("CNI_AGENT_RUN_DIR", "/run/gybe", "sockets and kubeconfig; the same path here and on the host"),
     honoured("KUBECONFIG_MODE", "0600", "permission bits of the kubeconfig"),
-    honoured("CNI_CONF_GROUP_READ", "false", "files that belong to Gybe in the conf directory are 0640, not 0600"),
+    honoured(
+        "CNI_CONF_GROUP_READ",
+        "false",
+        "files that belong to Gybe in the conf directory are 0640, not 0600",
+    ),
     honoured("KUBE_CA_FILE", "the service account's", "the CA in the kubeconfig"),
     honoured("SKIP_TLS_VERIFY", "false", "the kubeconfig does not verify the API server's certificate"),
     honoured("MONITORING_PORT", "15014", "the port of `/metrics`; 0 or less for none"),
@@ -167,7 +179,11 @@ pub const INCUMBENTS: [SettingName; 61] = [
     honoured("NODE_NAME", "", "this node's name, if KUBERNETES_NODE_NAME is not set"),
     honoured("SYSTEM_NAMESPACE", "istio-system", "the namespace of istiod"),
     honoured("NATIVE_NFTABLES", "false", "true means `backend: nft`"),
-    honoured("FORCE_IPTABLES_BINARY", "", "`legacy` means `backend: iptables-legacy`, `nft` means `backend: iptables-nft`"),
+    honoured(
+        "FORCE_IPTABLES_BINARY",
+        "",
+        "`legacy` means `backend: iptables-legacy`, `nft` means `backend: iptables-nft`",
+    ),
     honoured("LOG_OUTPUT_LEVEL", "", "the level of scope `cni-plugin`, `all` or `default`, as `log_level`"),
     other(Support::Ignored, "LOG_AS_JSON", "log lines are always JSON"),
     other(Support::Ignored, "LOG_TARGET", "log lines go to stderr"),
@@ -198,10 +214,26 @@ pub const INCUMBENTS: [SettingName; 61] = [
         "AMBIENT_ENABLE_AWS_BRANCH_ENI_PROBE",
         "Gybe has no ambient mode; unset it",
     ),
-    other(Support::Ignored, "AMBIENT_ENABLEMENT_SELECTOR", "it applies only to ambient mode, which Gybe does not have"),
-    other(Support::Ignored, "ZTUNNEL_UDS_ADDRESS", "it applies only to ambient mode, which Gybe does not have"),
-    other(Support::Ignored, "HOST_PROBE_SNAT_IP", "it applies only to ambient mode, which Gybe does not have"),
-    other(Support::Ignored, "HOST_PROBE_SNAT_IPV6", "it applies only to ambient mode, which Gybe does not have"),
+    other(
+        Support::Ignored,
+        "AMBIENT_ENABLEMENT_SELECTOR",
+        "it applies only to ambient mode, which Gybe does not have",
+    ),
+    other(
+        Support::Ignored,
+        "ZTUNNEL_UDS_ADDRESS",
+        "it applies only to ambient mode, which Gybe does not have",
+    ),
+    other(
+        Support::Ignored,
+        "HOST_PROBE_SNAT_IP",
+        "it applies only to ambient mode, which Gybe does not have",
+    ),
+    other(
+        Support::Ignored,
+        "HOST_PROBE_SNAT_IPV6",
+        "it applies only to ambient mode, which Gybe does not have",
+    ),
     other(Support::Ignored, "REVISION", "it applies only to ambient mode, which Gybe does not have"),
     other(Support::RefusedIfTrue, "REPAIR_ENABLED", REPAIR),
     other(Support::RefusedIfTrue, "REPAIR_REPAIR_PODS", REPAIR),
@@ -228,12 +260,14 @@ const REPAIRS: &str = "Gybe does not repair pods yet";
 /// Refuses settings that Gybe cannot apply, and notes those without effect.
 pub(super) fn judge(reader: &mut SettingsReader<'_>) {
     for name in INCUMBENTS {
-        let Some(said) = reader.variable(name.name) else { continue };
-        match name.fate {
+        let Some(setting) = reader.variable(name.name) else { continue };
+        match name.support {
             Support::Honoured => {}
-            Support::RefusedIfTrue if truth(said.text) == Some(false) => {}
-            Support::RefusedIfTrue | Support::Refused => reader.refuse(said, name.meaning),
-            Support::Ignored => reader.notes.push(format!("{} has no effect: {}", said.name, name.meaning)),
+            Support::RefusedIfTrue if truth(setting.text) == Some(false) => {}
+            Support::RefusedIfTrue | Support::Refused => reader.refuse(setting, name.meaning),
+            Support::Ignored => {
+                reader.notes.push(format!("{} has no effect: {}", setting.name, name.meaning))
+            }
         }
     }
     unknown_keys(reader);
@@ -243,8 +277,8 @@ pub(super) fn judge(reader: &mut SettingsReader<'_>) {
 /// otherwise the node would be ready without the setting.
 fn unknown_keys(reader: &mut SettingsReader<'_>) {
     let known = |key: &str| KEYS.iter().any(|name| name.name == key);
-    let given = reader.given;
-    for (key, text) in given.files.iter().filter(|(key, _)| !known(key)) {
+    let sources = reader.sources;
+    for (key, text) in sources.files.iter().filter(|(key, _)| !known(key)) {
         let near = KEYS.iter().find(|name| strsim::damerau_levenshtein(name.name, key) <= 2);
         match near {
             Some(near) => {

@@ -98,7 +98,7 @@ pub(super) fn read(reader: &mut SettingsReader<'_>, ground: &Environment) -> Opt
     Options {
         mode: reader.word(reader.key("mode"), &MODES),
         shape: shape(reader),
-        pinned_by: conf_name(reader).map_or("conf_name", |said| said.name),
+        pinned_by: conf_name(reader).map_or("conf_name", |setting| setting.name),
         conf,
         further: template.map(template::Template::further).unwrap_or_default(),
         pod_source,
@@ -121,18 +121,21 @@ fn reachable(reader: &mut SettingsReader<'_>, source: Option<RawSetting<'_>>, gr
 
 fn shape(reader: &mut SettingsReader<'_>) -> Shape {
     let form = match reader.key("shape") {
-        Some(said) => reader.word(Some(said), &FORMS),
+        Some(setting) => reader.word(Some(setting), &FORMS),
         None => match reader.yes_or_no(reader.variable("CHAINED_CNI_PLUGIN")) {
             Some(false) => Form::Standalone,
             _ => Form::Chained,
         },
     };
-    let said = conf_name(reader);
-    let name = said.and_then(|said| FileName::new(said.text).ok());
-    match (said, &name, form) {
-        (Some(said), None, _) => reader.refuse(said, "must be a file name, not a path"),
-        (Some(said), _, Form::DropIn) => {
-            reader.refuse(said, "shape: dropin follows the runtime's choice, so conf_name cannot be set with it");
+    let setting = conf_name(reader);
+    let name = setting.and_then(|setting| FileName::new(setting.text).ok());
+    match (setting, &name, form) {
+        (Some(setting), None, _) => reader.refuse(setting, "must be a file name, not a path"),
+        (Some(setting), _, Form::DropIn) => {
+            reader.refuse(
+                setting,
+                "shape: dropin follows the runtime's choice, so conf_name cannot be set with it",
+            );
         }
         _ => {}
     }
@@ -151,19 +154,19 @@ fn conf_name<'a>(reader: &SettingsReader<'a>) -> Option<RawSetting<'a>> {
 }
 
 fn istio_cni_namespace(reader: &mut SettingsReader<'_>) -> Option<Namespace> {
-    let said = reader.key("istio_cni_namespace")?;
-    let namespace = Namespace::parse(said.text).ok();
+    let setting = reader.key("istio_cni_namespace")?;
+    let namespace = Namespace::parse(setting.text).ok();
     if namespace.is_none() {
-        reader.refuse(said, "must be the name of one namespace");
+        reader.refuse(setting, "must be the name of one namespace");
     }
     namespace
 }
 
 fn also_as(reader: &mut SettingsReader<'_>) -> BTreeSet<FileName> {
-    let Some(said) = reader.key("also_as") else { return BTreeSet::new() };
-    let strange: Vec<_> = list(said.text).filter(|name| !OTHER_NAMES.contains(name)).collect();
+    let Some(setting) = reader.key("also_as") else { return BTreeSet::new() };
+    let strange: Vec<_> = list(setting.text).filter(|name| !OTHER_NAMES.contains(name)).collect();
     if !strange.is_empty() {
-        reader.refuse(said, format!("must be of {}", OTHER_NAMES.join(", ")));
+        reader.refuse(setting, format!("must be of {}", OTHER_NAMES.join(", ")));
     }
-    list(said.text).filter_map(|name| FileName::new(name).ok()).collect()
+    list(setting.text).filter_map(|name| FileName::new(name).ok()).collect()
 }

@@ -21,25 +21,25 @@ pub(super) fn read(
     kubeconfig: Option<PathBuf>,
     template: Option<&Template>,
 ) -> PluginConf {
-    let mut said: Vec<(&str, RawSetting<'_>)> =
+    let mut setting: Vec<(&str, RawSetting<'_>)> =
         WORDS.into_iter().filter_map(|(key, ours)| Some((ours, reader.key(key)?))).collect();
-    said.extend(logging::level(reader).map(|level| ("log_level", level)));
-    said.extend(backend(reader).map(|backend| ("backend", backend)));
+    setting.extend(logging::level(reader).map(|level| ("log_level", level)));
+    setting.extend(backend(reader).map(|backend| ("backend", backend)));
     let mut members = template.map(|it| it.members.clone()).unwrap_or_default();
-    members.extend(said.iter().map(|(ours, said)| ((*ours).to_owned(), said.text.into())));
+    members.extend(setting.iter().map(|(ours, setting)| ((*ours).to_owned(), setting.text.into())));
     if let Some(most) = reader.key("max_intervals") {
         // A value that is not a number is passed on as text, so that the error quotes it.
         let number = most.text.parse::<u32>().map_or(most.text.into(), Value::from);
         members.insert("max_intervals".into(), number);
-        said.push(("max_intervals", most));
+        setting.push(("max_intervals", most));
     }
     if template.is_none() {
         members.insert("pod_namespace".into(), ground.namespace.as_str().into());
         members.insert("facts".into(), json!({ "socket": ground.facts_socket() }));
     }
-    let mut conf = typed(reader, &members, &said);
-    let excluded = exclusion::said(reader, ground);
-    let by = excluded.as_ref().map(|(said, _)| ("exclude_namespaces", *said));
+    let mut conf = typed(reader, &members, &setting);
+    let excluded = exclusion::setting(reader, ground);
+    let by = excluded.as_ref().map(|(setting, _)| ("exclude_namespaces", *setting));
     match (excluded, template) {
         (Some((_, names)), _) => conf.exclude_namespaces = names,
         (None, Some(template)) if template.has("exclude_namespaces") => {
@@ -49,8 +49,10 @@ pub(super) fn read(
     }
     match template {
         Some(template) => {
-            let all = said.into_iter().chain(by);
-            reader.notes.extend(all.filter_map(|(key, said)| template.overruled(key, said.name, &conf)));
+            let all = setting.into_iter().chain(by);
+            reader
+                .notes
+                .extend(all.filter_map(|(key, setting)| template.overruled(key, setting.name, &conf)));
             reader.notes.extend(template.settle(ground, kubeconfig, &mut conf));
         }
         None => conf.facts.kubeconfig = kubeconfig,
@@ -62,12 +64,12 @@ pub(super) fn read(
 fn typed(
     reader: &mut SettingsReader<'_>,
     members: &Map<String, Value>,
-    said: &[(&str, RawSetting<'_>)],
+    setting: &[(&str, RawSetting<'_>)],
 ) -> PluginConf {
     PluginConf::read(members).unwrap_or_else(|refused| {
         for wrong in refused.0 {
-            match said.iter().find(|(ours, _)| *ours == wrong.key) {
-                Some((_, said)) => reader.refuse(*said, format!("must be {}", wrong.wanted)),
+            match setting.iter().find(|(ours, _)| *ours == wrong.key) {
+                Some((_, setting)) => reader.refuse(*setting, format!("must be {}", wrong.wanted)),
                 None => {
                     reader.refuse(RawSetting { name: "CNI_AGENT_RUN_DIR", text: &wrong.value }, wrong.wanted)
                 }
@@ -80,7 +82,7 @@ fn typed(
 /// The ConfigMap's backend, or the one that the incumbent's two variables mean. As in the incumbent, nft takes
 /// precedence.
 fn backend<'a>(reader: &mut SettingsReader<'a>) -> Option<RawSetting<'a>> {
-    let said = reader.key("backend");
+    let setting = reader.key("backend");
     let nft = reader.variable("NATIVE_NFTABLES");
     let is_nft = reader.yes(nft);
     let forced = reader.variable("FORCE_IPTABLES_BINARY");
@@ -93,7 +95,7 @@ fn backend<'a>(reader: &mut SettingsReader<'a>) -> Option<RawSetting<'a>> {
         }
     });
     let native = nft
-        .filter(|said| is_nft && truth(said.text).is_some())
-        .map(|said| RawSetting { text: "nft", ..said });
-    said.or(native).or(forced)
+        .filter(|setting| is_nft && truth(setting.text).is_some())
+        .map(|setting| RawSetting { text: "nft", ..setting });
+    setting.or(native).or(forced)
 }

@@ -12,26 +12,26 @@ pub(super) struct RawSetting<'a> {
 }
 
 pub(super) struct SettingsReader<'a> {
-    pub(super) given: &'a SettingsSources,
+    pub(super) sources: &'a SettingsSources,
     pub(super) faults: Vec<InvalidSetting>,
     /// Remarks that are no errors.
     pub(super) notes: Vec<String>,
 }
 
 impl<'a> SettingsReader<'a> {
-    pub(super) fn of(given: &'a SettingsSources) -> Self {
-        Self { given, faults: Vec::new(), notes: Vec::new() }
+    pub(super) fn of(sources: &'a SettingsSources) -> Self {
+        Self { sources, faults: Vec::new(), notes: Vec::new() }
     }
 
     /// The value of a ConfigMap's key; none if empty.
     pub(super) fn key(&self, name: &'static str) -> Option<RawSetting<'a>> {
-        let text = self.given.files.get(name)?.trim();
+        let text = self.sources.files.get(name)?.trim();
         (!text.is_empty()).then_some(RawSetting { name, text })
     }
 
     /// The value of a variable; none if empty.
     pub(super) fn variable(&self, name: &'static str) -> Option<RawSetting<'a>> {
-        let text = self.given.environment.get(name)?.trim();
+        let text = self.sources.environment.get(name)?.trim();
         (!text.is_empty()).then_some(RawSetting { name, text })
     }
 
@@ -40,18 +40,22 @@ impl<'a> SettingsReader<'a> {
         self.key(key).or_else(|| self.variable(variable))
     }
 
-    pub(super) fn refuse(&mut self, said: RawSetting<'_>, why: impl Into<String>) {
-        self.faults.push(InvalidSetting::new(said.name, said.text, why));
+    pub(super) fn refuse(&mut self, setting: RawSetting<'_>, why: impl Into<String>) {
+        self.faults.push(InvalidSetting::new(setting.name, setting.text, why));
     }
 
     /// Parses one of a fixed set of words.
-    pub(super) fn word<T: Copy + Default>(&mut self, said: Option<RawSetting<'_>>, words: &[(&str, T)]) -> T {
-        let Some(said) = said else { return T::default() };
-        let meant = words.iter().find(|(word, _)| *word == said.text);
+    pub(super) fn word<T: Copy + Default>(
+        &mut self,
+        setting: Option<RawSetting<'_>>,
+        words: &[(&str, T)],
+    ) -> T {
+        let Some(setting) = setting else { return T::default() };
+        let meant = words.iter().find(|(word, _)| *word == setting.text);
         meant.map_or_else(
             || {
                 let names: Vec<_> = words.iter().map(|(word, _)| *word).collect();
-                self.refuse(said, format!("must be one of {}", names.join(", ")));
+                self.refuse(setting, format!("must be one of {}", names.join(", ")));
                 T::default()
             },
             |(_, meaning)| *meaning,
@@ -59,32 +63,34 @@ impl<'a> SettingsReader<'a> {
     }
 
     /// Parses a boolean in every spelling that the incumbent accepts; false if not set.
-    pub(super) fn yes(&mut self, said: Option<RawSetting<'_>>) -> bool {
-        self.yes_or_no(said).unwrap_or(false)
+    pub(super) fn yes(&mut self, setting: Option<RawSetting<'_>>) -> bool {
+        self.yes_or_no(setting).unwrap_or(false)
     }
 
     /// Parses a boolean; none if not set.
-    pub(super) fn yes_or_no(&mut self, said: Option<RawSetting<'_>>) -> Option<bool> {
-        let said = said?;
-        let meant = truth(said.text);
+    pub(super) fn yes_or_no(&mut self, setting: Option<RawSetting<'_>>) -> Option<bool> {
+        let setting = setting?;
+        let meant = truth(setting.text);
         if meant.is_none() {
-            self.refuse(said, "must be true or false");
+            self.refuse(setting, "must be true or false");
         }
         meant
     }
 
     /// Parses an absolute path.
     pub(super) fn path(&mut self, name: &'static str, default: &str) -> PathBuf {
-        let said = self.variable(name);
-        if let Some(said) = said.filter(|said| !said.text.starts_with('/') || said.text.contains('\0')) {
-            self.refuse(said, "must be an absolute path");
+        let setting = self.variable(name);
+        if let Some(setting) =
+            setting.filter(|setting| !setting.text.starts_with('/') || setting.text.contains('\0'))
+        {
+            self.refuse(setting, "must be an absolute path");
         }
-        PathBuf::from(said.map_or(default, |said| said.text))
+        PathBuf::from(setting.map_or(default, |setting| setting.text))
     }
 
     /// The variable's text; empty if not set.
     pub(super) fn text(&self, name: &'static str) -> String {
-        self.variable(name).map_or(String::new(), |said| said.text.to_owned())
+        self.variable(name).map_or(String::new(), |setting| setting.text.to_owned())
     }
 }
 

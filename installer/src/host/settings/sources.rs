@@ -59,8 +59,8 @@ impl SettingsSources {
 /// The mount path of the ConfigMap.
 #[must_use]
 pub fn config_directory(environment: &BTreeMap<String, String>) -> PathBuf {
-    let said = environment.get("GYBE_CONFIG_DIR").filter(|path| !path.is_empty());
-    PathBuf::from(said.map_or(CONFIG, String::as_str))
+    let setting = environment.get("GYBE_CONFIG_DIR").filter(|path| !path.is_empty());
+    PathBuf::from(setting.map_or(CONFIG, String::as_str))
 }
 
 /// Reads all files of one version of the ConfigMap. The kubelet switches the link `..data` from one directory
@@ -120,8 +120,8 @@ fn files(directory: &Path, held: &OwnedFd) -> Result<BTreeMap<String, String>, S
         let Some(key) = name.to_str().ok().filter(|name| !name.starts_with('.')) else { continue };
         let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK;
         let file = openat(held, name.as_c_str(), flags, Mode::empty()).map_err(io::Error::from);
-        let said = file.map(File::from).and_then(bounded).map_err(unread(key))?;
-        files.extend(said.map(|said| (key.to_owned(), said)));
+        let setting = file.map(File::from).and_then(bounded).map_err(unread(key))?;
+        files.extend(setting.map(|setting| (key.to_owned(), setting)));
     }
     Ok(files)
 }
@@ -156,7 +156,7 @@ mod tests {
 
     #[test]
     fn a_configmap_that_the_kubelet_replaces_while_it_is_read_is_never_read_in_part() {
-        let root = std::env::temp_dir().join(format!("gybe-given-{}", std::process::id()));
+        let root = std::env::temp_dir().join(format!("gybe-sources-{}", std::process::id()));
         let _ = fs::remove_dir_all(&root);
         fs::create_dir_all(&root).unwrap();
         let nothing = whole(&root, None);

@@ -26,19 +26,19 @@ pub(super) struct Template {
 
 /// Reads the template, if there is one that the plugin can parse.
 pub(super) fn read(reader: &mut SettingsReader<'_>, ground: &Environment) -> Option<Template> {
-    let file = reader.given.network_config.as_deref().map(str::trim).filter(|text| !text.is_empty());
+    let file = reader.sources.network_config.as_deref().map(str::trim).filter(|text| !text.is_empty());
     let file = file.map(|text| RawSetting { name: "CNI_NETWORK_CONFIG_FILE", text });
-    let said = reader.either("cni_network_config", "CNI_NETWORK_CONFIG").or(file)?;
+    let setting = reader.either("cni_network_config", "CNI_NETWORK_CONFIG").or(file)?;
     let level = logging::level(reader).map_or("info", |level| level.text);
-    let all = members(said.text, &facts(ground, level), PLUGIN).map_err(|why| chain(&why));
+    let all = members(setting.text, &facts(ground, level), PLUGIN).map_err(|why| chain(&why));
     let read = all.and_then(|all| Ok((PluginConf::read(&all).map_err(|why| why.to_string())?, all)));
-    let (conf, all) = read.map_err(|why| reader.refuse(said, why)).ok()?;
+    let (conf, all) = read.map_err(|why| reader.refuse(setting, why)).ok()?;
     let unknown = unknown_keys(&all);
     if !unknown.is_empty() {
-        reader.notes.push(format!("{}: unknown keys {}", said.name, unknown.join(", ")));
+        reader.notes.push(format!("{}: unknown keys {}", setting.name, unknown.join(", ")));
     }
     let (members, further) = all.into_iter().partition(|(key, _)| is_plugin_key(key));
-    Some(Template { name: said.name, members, further, conf })
+    Some(Template { name: setting.name, members, further, conf })
 }
 
 fn facts(ground: &Environment, level: &str) -> TemplateValues {
@@ -106,7 +106,9 @@ impl Template {
         if theirs.facts.kubeconfig.is_some() && theirs.facts.kubeconfig != kubeconfig {
             notes.push(match kubeconfig {
                 Some(_) => "names another kubeconfig than the agent writes, which is used",
-                None => "names a kubeconfig, which is ignored because pod_source is agent; set pod_source: api",
+                None => {
+                    "names a kubeconfig, which is ignored because pod_source is agent; set pod_source: api"
+                }
             });
         }
         conf.probed = Probed::default();

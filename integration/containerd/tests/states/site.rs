@@ -15,7 +15,7 @@ use gybe_containerd_tests::{
     Agent, Chain, Generation, Node, Programs, Sandbox, Trouble, agent, config, manifest,
 };
 use gybe_installer::host::libcni::choice::{NoChoice, Runtime, choose};
-use gybe_installer::host::observe::{FileName, HashCache, NodeDirectories, ObserveScope, look};
+use gybe_installer::host::observe::{FileName, HashCache, NodeDirectories, ObserveScope, observe};
 use gybe_installer::host::runtimes::DropIns;
 use gybe_installer::testnet::namespace::Namespace;
 use gybe_netfilter::backend::Backend;
@@ -220,7 +220,7 @@ impl Site {
             programs: self.path(config::BIN_DIR),
             results: self.path("/var/lib/cni/results"),
         };
-        let conf = look(&places, &ObserveScope::default(), &mut HashCache::default()).conf;
+        let conf = observe(&places, &ObserveScope::default(), &mut HashCache::default()).conf;
         let loaded = self.node.cri.loaded().unwrap();
         let is_of = |file: &FileName| {
             let text = fs::read(places.conf.join(file.as_os_str())).unwrap_or_default();
