@@ -171,7 +171,7 @@ pub(super) fn image(from: Option<PathBuf>) -> Result<Image, Failure> {
 
 /// What a probe has found out about this node, if one has.
 fn found() -> Option<Found> {
-    let capabilities = ProbeCache::default().recall()?;
+    let capabilities = ProbeCache::default().load()?;
     Some(Found { kernel: this_node().ok()?.kernel, capabilities })
 }
 

@@ -3,8 +3,8 @@
 use super::answer::{Answer, Failure};
 use crate::agent::cluster::{self, Cluster};
 use clap::Args;
-use gybe_plugin::facts::wire::LONGEST_QUESTION;
-use gybe_plugin::intake;
+use gybe_plugin::bounded_read;
+use gybe_plugin::facts::wire::MAX_REQUEST_BYTES;
 use serde_json::Value;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
@@ -24,7 +24,7 @@ pub(super) struct PodFactsArgs {
 impl PodFactsArgs {
     pub(super) fn run(&self) -> Result<Answer, Failure> {
         let until = Instant::now() + Duration::from_millis(self.deadline_ms.into());
-        let question = intake::read(std::io::stdin().as_fd(), LONGEST_QUESTION, until)
+        let question = bounded_read::to_end(std::io::stdin().as_fd(), MAX_REQUEST_BYTES, until)
             .map_err(|why| Failure::because("the question on stdin cannot be read", why))?;
         let cluster = Cluster::Kubeconfig(self.kubeconfig.clone());
         let answer = cluster::pod_facts(&cluster, &question, until)

@@ -10,8 +10,8 @@ use clap::Args;
 use gybe_netfilter::backend::BackendKind;
 use gybe_netfilter::choose::{BackendSetting, Choice, NoBackend, choose};
 use gybe_netfilter::probe::{Capabilities, Finding, Findings};
-use gybe_plugin::probe_cache::{Age, Learnt, ProbeCache};
-use gybe_plugin::probed;
+use gybe_plugin::probe_cache::findings;
+use gybe_plugin::probe_cache::{MaxAge, ProbeCache, ProbeReport};
 use serde_json::{Value, json};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -51,8 +51,8 @@ impl ProbeArgs {
         if self.watch {
             return self.stay();
         }
-        let age = if self.fresh || self.host { Age::Fresh } else { Age::Recent };
-        let learnt = self.there(|| ProbeCache::default().learn(age, untried))?;
+        let age = if self.fresh || self.host { MaxAge::Fresh } else { MaxAge::Recent };
+        let learnt = self.there(|| ProbeCache::default().get_or_probe(age, untried))?;
         let learnt = self.kept(learnt.map_err(cannot_probe)?)?;
         Ok(answer(&learnt, self.backend.setting))
     }
@@ -71,8 +71,8 @@ impl ProbeArgs {
         if self.host { on_host(&self.mount_namespace, work).map_err(cannot_probe) } else { Ok(work()) }
     }
 
-    fn kept(&self, learnt: Learnt) -> Result<Learnt, Failure> {
-        match learnt.not_kept {
+    fn kept(&self, learnt: ProbeReport) -> Result<ProbeReport, Failure> {
+        match learnt.store_error {
             Some(why) if self.keep => {
                 Err(Failure::because("what was found out cannot be kept in /run/gybe", why))
             }
@@ -96,18 +96,19 @@ impl Hinted for HostError {
     }
 }
 
-fn answer(learnt: &Learnt, setting: BackendSetting) -> Answer {
+fn answer(learnt: &ProbeReport, setting: BackendSetting) -> Answer {
     let chosen = choose(&learnt.capabilities, setting);
     let exit = if chosen.is_ok() { Exit::Yes } else { Exit::No };
     let text = listing(&learnt.capabilities) + &verdict(&chosen);
-    let mut json = probed::to_json(&learnt.node, &learnt.capabilities);
+    let mut json = findings::to_json(&learnt.node, &learnt.capabilities);
     if let Some(members) = json.as_object_mut() {
         members.insert("requested".to_owned(), setting.to_string().into());
         members.insert("chosen".to_owned(), as_json(&chosen));
     }
     let untried = learnt.capabilities.untried.iter().map(|what| format!("note: not tried: {what}"));
-    let not_kept = learnt.not_kept.iter().map(|why| format!("note: this cannot be kept in /run/gybe: {why}"));
-    Answer { text, json, exit, notes: untried.chain(not_kept).collect() }
+    let store_error =
+        learnt.store_error.iter().map(|why| format!("note: this cannot be kept in /run/gybe: {why}"));
+    Answer { text, json, exit, notes: untried.chain(store_error).collect() }
 }
 
 /// One line for each finding, in columns: `nft  v4+v6  works`.

@@ -70,7 +70,7 @@ impl TraceArgs {
         let wish = self.wish.one()?;
         let asked = wish.asked(&Place::of(addresses, self.netns.families()), self.init.gate())?;
         Ok(match asked {
-            Asked::Redirect(policy) => Desired::Rules(compile(&policy), policy, wish.doubts()),
+            Asked::Redirect(policy) => Desired::Rules(compile(&policy), policy, wish.warnings()),
             Asked::LeaveAlone(reason) => Desired::LeftAlone(wish.origin().to_owned(), reason),
         })
     }

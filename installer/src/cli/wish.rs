@@ -8,7 +8,7 @@ use crate::pod::policy_file::PolicyFile;
 use clap::{ArgGroup, Args};
 use gybe_netfilter::policy::RedirectPolicy;
 use gybe_plugin::conf::PluginConf;
-use gybe_plugin::decide::{Decision, decide, doubts};
+use gybe_plugin::decide::{Decision, decide, warnings};
 use gybe_plugin::families::ipv6_left_alone;
 use gybe_plugin::gates::InitContainer;
 use gybe_plugin::pod::PodFacts;
@@ -165,10 +165,10 @@ impl Wish {
     }
 
     /// What in a pod's manifest may not mean what it says.
-    pub(super) fn doubts(&self) -> Vec<String> {
+    pub(super) fn warnings(&self) -> Vec<String> {
         let Self::Pod { template, .. } = self else { return Vec::new() };
         let facts = PodFacts::from_manifest(&template.pod).unwrap_or_default();
-        doubts(&facts).iter().map(|doubt| format!("warning: {doubt}")).collect()
+        warnings(&facts).iter().map(|doubt| format!("warning: {doubt}")).collect()
     }
 
     /// What it comes to at `place`.
@@ -236,7 +236,7 @@ impl Place {
     /// What an operator should know who did not say so: IPv6 that passes by the proxy, and what in the
     /// pod's manifest may not mean what it says.
     pub(super) fn notes(&self, wish: &Wish, policy: &RedirectPolicy) -> Vec<String> {
-        let mut notes = wish.doubts();
+        let mut notes = wish.warnings();
         if let Self::Namespace(found) = self
             && !wish.decides_families()
             && ipv6_left_alone(policy.families, found)

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::slice;
 
-use gybe_plugin::probe_cache::{RUNTIME, kept, place};
+use gybe_plugin::probe_cache::{RUNTIME, read_own_file, replace_file};
 use nix::sys::stat::stat;
 use serde::{Deserialize, Serialize};
 
@@ -61,7 +61,7 @@ impl Report {
     /// The one that is kept in `directory`, if root wrote one.
     #[must_use]
     pub fn kept_in(directory: &Path) -> Option<Self> {
-        serde_json::from_slice(&kept(&directory.join(RUNTIME))?.0).ok()
+        serde_json::from_slice(&read_own_file(&directory.join(RUNTIME))?.0).ok()
     }
 
     /// Keeps it, unless it is kept already. While no runtime runs the last report holds: one that restarts has the
@@ -73,7 +73,7 @@ impl Report {
         if Self::kept_in(directory).is_some_and(|kept| kept == *self || self.runtimes.is_empty()) {
             return Ok(());
         }
-        place(directory, RUNTIME, &serde_json::to_string(self)?)
+        replace_file(directory, RUNTIME, &serde_json::to_string(self)?)
     }
 
     /// What that means for our directories.

@@ -25,7 +25,7 @@ pub fn verdict_of(netns: &Netns, desired: Desired<'_>) -> Verdict {
 /// Judges the namespace of the calling thread; reads our own rules with the backend `only`, where one is
 /// named.
 pub(crate) fn judge(desired: Desired<'_>, only: Option<BackendKind>) -> Result<Verdict, RedirectionError> {
-    let known = ProbeCache::default().recall();
+    let known = ProbeCache::default().load();
     let is_whole = |kind: &BackendKind| known.as_ref().is_some_and(|known| does(known, *kind, Profile::Dns));
     let whole: Vec<BackendKind> =
         BackendKind::ALL.into_iter().filter(|kind| only == Some(*kind) || is_whole(kind)).collect();

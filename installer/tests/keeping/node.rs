@@ -2,8 +2,8 @@
 
 use crate::agent::{Agent, eventually};
 use gybe_installer::host::install::conflist::Chain;
+use gybe_plugin::probe_cache::findings::{self, VERSION};
 use gybe_plugin::probe_cache::this_node;
-use gybe_plugin::probed::{self, VERSION};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fs::{self, Permissions};
@@ -94,7 +94,7 @@ impl Node {
             "version": VERSION, "boot_id": node.boot, "kernel": node.kernel,
             "backends": { "nft": of, "iptables-nft": of, "iptables-legacy": of }, "untried": [],
         });
-        assert!(probed::from_json(&text, &node).is_some(), "{text}");
+        assert!(findings::from_json(&text, &node).is_some(), "{text}");
         fs::write(self.root.join("probe/probe.json"), text.to_string()).unwrap();
     }
 

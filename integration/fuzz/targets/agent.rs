@@ -5,17 +5,17 @@ use gybe_plugin::facts::wire;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|words: &[u8]| {
-    match wire::answered(words) {
+    match wire::decode_response(words) {
         Ok(answer) => {
-            let again = wire::answer(&answer);
+            let again = wire::encode_response(&answer);
             assert!(again.ends_with('\n') && again.trim_end().lines().count() == 1, "{again:?}");
-            assert_eq!(wire::answered(again.as_bytes()), Ok(answer));
+            assert_eq!(wire::decode_response(again.as_bytes()), Ok(answer));
         }
         // No word of theirs is in what is told of it: it may be what no log should hold.
         Err(why) => assert!(why.to_string().len() < 200, "{why}"),
     }
-    if let Ok(asked) = wire::asked(words) {
-        let question = wire::question(&asked);
-        assert_eq!(wire::asked(question.as_bytes()), Ok(asked));
+    if let Ok(asked) = wire::decode_request(words) {
+        let question = wire::encode_request(&asked);
+        assert_eq!(wire::decode_request(question.as_bytes()), Ok(asked));
     }
 });

@@ -7,7 +7,7 @@ use crate::host::install::seen::{Hashes, Interest, Places, look};
 use crate::host::settings::{PLUGIN, Settings};
 use crate::probe::node_backend::{Found, NodeBackend, node_backend};
 use gybe_netfilter::choose::BackendSetting;
-use gybe_plugin::conf::{PluginConf, Probed};
+use gybe_plugin::conf::{PluginConf, ProbeHint};
 use gybe_plugin::probe_cache::{ProbeCache, this_node};
 use serde_json::json;
 use std::time::Duration;
@@ -31,7 +31,7 @@ pub(super) struct Backend {
 struct Before {
     cluster: BackendSetting,
     word: Option<BackendSetting>,
-    probed: Option<Probed>,
+    probed: Option<ProbeHint>,
 }
 
 impl Backend {
@@ -46,7 +46,7 @@ impl Backend {
         label: Option<&Label>,
         told: &mut Told<'_>,
     ) -> NodeBackend {
-        let recalled = self.cache.recall();
+        let recalled = self.cache.load();
         // Findings are forgotten for a moment now and then, and the last ones hold meanwhile.
         if let (Some(capabilities), Ok(node)) = (recalled, this_node()) {
             self.found = Some(Found { kernel: node.kernel, capabilities });
@@ -64,7 +64,7 @@ impl Backend {
 
     /// What the entry said of the probe, while nobody has found out anything: true for a kernel it
     /// names, and so harmless, where to drop it would be a write at every boot.
-    pub(super) fn probed(&self) -> Option<&Probed> {
+    pub(super) fn probed(&self) -> Option<&ProbeHint> {
         self.before.as_ref().filter(|_| self.found.is_none())?.probed.as_ref()
     }
 

@@ -73,9 +73,9 @@ fn facts(sight: &Sight, ours: &Ours<'_>, agent: &AgentSeen) -> Finding {
     };
     let away = match fault {
         FactsError::Agent(agent) => match agent.fault {
-            AgentFault::Away(Errno::ENOENT) => "is not there",
-            AgentFault::Away(Errno::ECONNREFUSED) => "is gone",
-            AgentFault::Away(Errno::EACCES | Errno::EPERM) => "may not be asked",
+            AgentFault::Unreachable(Errno::ENOENT) => "is not there",
+            AgentFault::Unreachable(Errno::ECONNREFUSED) => "is gone",
+            AgentFault::Unreachable(Errno::EACCES | Errno::EPERM) => "may not be asked",
             _ => "does not answer as it should",
         },
         _ => "does not answer as it should",

@@ -4,7 +4,7 @@ use super::chain::Ours;
 use super::sight::Sight;
 use super::{About, Finding};
 use gybe_plugin::conf::{PluginConf, unknown_keys};
-use gybe_plugin::network::ANNOTATIONS;
+use gybe_plugin::network_conf::POD_ANNOTATIONS;
 use serde_json::{Map, Value};
 
 /// The first of our entries, if the plugin can read it.
@@ -51,10 +51,10 @@ fn of_entry(file: &str, members: &Map<String, Value>) -> Vec<Finding> {
         found.push(Finding::note(About::Entry, says, None));
     }
     let declared =
-        members.get("capabilities").and_then(|all| all.get(ANNOTATIONS)) == Some(&Value::Bool(true));
+        members.get("capabilities").and_then(|all| all.get(POD_ANNOTATIONS)) == Some(&Value::Bool(true));
     if !declared {
         let says = format!(
-            "in {file}: the entry does not ask for {ANNOTATIONS}, so unmeshed pods wait for the agent too"
+            "in {file}: the entry does not ask for {POD_ANNOTATIONS}, so unmeshed pods wait for the agent too"
         );
         found.push(Finding::wrong(About::Entry, says, "run gybe install, or put it into \"capabilities\""));
     }

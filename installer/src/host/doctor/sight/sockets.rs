@@ -31,7 +31,7 @@ impl AgentSeen {
         match &self.fault {
             None => true,
             Some(FactsError::Agent(error)) => {
-                matches!(error.fault, AgentFault::Fault(_) | AgentFault::Words(_) | AgentFault::TooLong)
+                matches!(error.fault, AgentFault::Reported(_) | AgentFault::Invalid(_) | AgentFault::TooLong)
             }
             Some(_) => false,
         }
@@ -55,7 +55,7 @@ pub struct LogSocketSeen {
 pub(crate) fn ask(socket: &Path) -> AgentSeen {
     let conf =
         FactsConf { socket: Some(socket.to_owned()), directory: None, kubeconfig: None, deadline: PATIENCE };
-    let fault = nobody().and_then(|pod| match facts::ask(&conf, &pod) {
+    let fault = nobody().and_then(|pod| match facts::look_up(&conf, &pod) {
         Ok(_) | Err(FactsError::Unknown(_)) => None,
         Err(fault) => Some(fault),
     });
