@@ -3,6 +3,8 @@
 use gybe_installer::testnet::identity::IdentityError;
 use gybe_installer::testnet::link::LinkError;
 use gybe_installer::testnet::namespace::NamespaceError;
+use gybe_netfilter::hint::Hint;
+use std::borrow::Cow;
 use std::error::Error;
 use std::fmt;
 
@@ -23,10 +25,10 @@ impl<E: Error + 'static> From<E> for Complaint {
     }
 }
 
-fn help(error: &(dyn Error + 'static)) -> Option<String> {
+fn help(error: &(dyn Error + 'static)) -> Option<Cow<'static, str>> {
     let namespace = error.downcast_ref().and_then(NamespaceError::hint);
     let link = || error.downcast_ref().and_then(LinkError::hint);
-    namespace.or_else(link).or_else(|| error.downcast_ref().map(IdentityError::hint))
+    namespace.or_else(link).or_else(|| error.downcast_ref().and_then(IdentityError::hint))
 }
 
 impl Complaint {

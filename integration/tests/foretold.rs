@@ -1,6 +1,6 @@
 //! Every recorded fate, foretold from the rules alone.
 
-use gybe_installer::demo::foretold::{Beside, follows};
+use gybe_installer::demo::predicted::{SideEffect, follows};
 use gybe_integration::foretell::{foretell, foretells};
 use gybe_integration::vectors;
 use gybe_netfilter::compile::compile;
@@ -35,12 +35,12 @@ fn without_rules_trace_foretells_the_control_and_not_the_policy() {
             assert_eq!(fate, Fate::Untouched, "{} {}", vector.name, flow.id);
             let asked = (flow.to, &flow.without_rules);
             assert!(
-                follows(fate, asked, Beside::Nothing, &flow.without_rules),
+                follows(fate, asked, SideEffect::Nothing, &flow.without_rules),
                 "{} {}",
                 vector.name,
                 flow.id
             );
-            missed += usize::from(!follows(fate, asked, Beside::Nothing, &flow.with_rules));
+            missed += usize::from(!follows(fate, asked, SideEffect::Nothing, &flow.with_rules));
         }
         assert!(missed > 0, "no flow of {} needs its rules", vector.name);
     }

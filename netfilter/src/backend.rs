@@ -17,9 +17,11 @@ pub use inventory::{Inventory, Item, Part, PartKind};
 pub use kind::BackendKind;
 pub use memory::Memory;
 
+use crate::hint::Hint;
 use crate::iptables::IptablesError;
 use crate::nft::NftError;
 use crate::ruleset::Ruleset;
+use std::borrow::Cow;
 
 /// Writes, removes and reads our rules in the network namespace of the calling thread.
 pub trait Backend: Send + Sync {
@@ -72,14 +74,13 @@ pub enum BackendError {
     },
 }
 
-impl BackendError {
-    /// What would help, where that is known.
-    pub fn hint(&self) -> Option<String> {
+impl Hint for BackendError {
+    fn hint(&self) -> Option<Cow<'static, str>> {
         match self {
             Self::Nft(error) => error.hint(),
             Self::Iptables(error) => error.hint(),
-            Self::Foreign(foreign) => Some(foreign.hint()),
-            Self::Left { source, .. } => source.hint().or_else(|| Some("apply again".to_owned())),
+            Self::Foreign(foreign) => foreign.hint(),
+            Self::Left { source, .. } => source.hint().or_else(|| Some("apply again".into())),
         }
     }
 }

@@ -6,8 +6,10 @@
 //! refusal, because a pod has one backend's rules.
 
 use crate::backend::BackendKind;
+use crate::hint::Hint;
 use crate::policy::{Dns, Families, Mode, RedirectPolicy};
 use crate::probe::{Capabilities, Finding, Findings, Profile, Table, is_not_loaded};
+use std::borrow::Cow;
 use std::fmt;
 use std::str::FromStr;
 
@@ -50,7 +52,7 @@ pub struct NoBackend {
     pub setting: BackendSetting,
     /// What is the matter with each.
     pub found: Vec<(BackendKind, String)>,
-    hint: Option<String>,
+    hint: Option<Cow<'static, str>>,
 }
 
 /// How a policy is written.
@@ -208,20 +210,19 @@ fn sentences(found: &[(BackendKind, String)]) -> String {
 }
 
 /// What would help: what the first refusal says, and another word where another backend works.
-fn hint(known: &Capabilities, setting: BackendSetting) -> Option<String> {
+fn hint(known: &Capabilities, setting: BackendSetting) -> Option<Cow<'static, str>> {
     if let Some(other) =
         BackendKind::ALL.into_iter().find(|kind| known.backends.get(*kind).is_some_and(suffices))
     {
-        return Some(format!("{other} works on this node: set backend to {other} or to auto"));
+        return Some(format!("{other} works on this node: set backend to {other} or to auto").into());
     }
     let findings = setting.order().iter().filter_map(|kind| known.backends.get(*kind));
     let mut hints = findings.flat_map(Table::values).filter_map(Finding::hint);
-    hints.next().or_else(|| Some("gybe probe --fresh says what was tried".to_owned()))
+    hints.next().or_else(|| Some("gybe probe --fresh says what was tried".into()))
 }
 
-impl NoBackend {
-    /// What would help.
-    pub fn hint(&self) -> Option<String> {
+impl Hint for NoBackend {
+    fn hint(&self) -> Option<Cow<'static, str>> {
         self.hint.clone()
     }
 }
@@ -253,11 +254,11 @@ impl Choice {
     }
 }
 
-impl Unserved {
-    /// What would help.
-    pub fn hint(&self) -> String {
-        "gybe probe says which backends can; name one of them in backend, or load what the kernel lacks"
-            .to_owned()
+impl Hint for Unserved {
+    fn hint(&self) -> Option<Cow<'static, str>> {
+        let hint =
+            "gybe probe says which backends can; name one of them in backend, or load what the kernel lacks";
+        Some(hint.into())
     }
 }
 

@@ -23,7 +23,9 @@
 pub mod backend;
 pub mod choose;
 pub mod compile;
+pub mod ebpf;
 pub mod heard;
+pub mod hint;
 pub mod iptables;
 pub mod live;
 pub mod lock;

@@ -1,16 +1,20 @@
 //! A network namespace: opened and checked to be one, and work done in it without ever coming back.
 
+mod create;
 mod kind;
 
+use crate::hint::Hint;
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, open};
 use nix::sched::{CloneFlags, setns};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstat, stat};
+use std::borrow::Cow;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::{io, panic, thread};
 
 pub use crate::routes::{Address, addresses};
+pub use create::{CreateError, UNPRIVILEGED};
 
 /// This thread's namespace. Not `/proc/self`: that is the thread group leader's.
 const OWN: &str = "/proc/thread-self/ns/net";
@@ -118,9 +122,10 @@ impl NetnsError {
             source => Self::Open { path, source },
         }
     }
+}
 
-    /// What would help, where that is known.
-    pub fn hint(&self) -> Option<String> {
+impl Hint for NetnsError {
+    fn hint(&self) -> Option<Cow<'static, str>> {
         match self {
             Self::Enter { source: Errno::EPERM } => {
                 Some("it takes CAP_SYS_ADMIN here and in the user namespace that owns it".into())

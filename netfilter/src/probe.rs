@@ -20,13 +20,15 @@ pub use profile::Profile;
 pub use table::Table;
 
 use crate::backend::{Backend, BackendError, BackendKind};
+use crate::hint::Hint;
 use crate::iptables::IptablesError;
 use crate::nft::NftError;
 use crate::redirection::{Redirection, RedirectionError};
 use crate::xt::legacy;
 use arrival::{Arrival, Made};
 use call::Call;
-use place::{Prepared, in_a_throw_away};
+use place::{Prepared, in_new_namespace};
+use std::borrow::Cow;
 use std::error::Error;
 use std::fmt;
 
@@ -62,12 +64,13 @@ impl Finding {
     pub fn works(&self) -> bool {
         *self == Self::Works
     }
+}
 
-    /// What would help, where that is known.
-    pub fn hint(&self) -> Option<String> {
+impl Hint for Finding {
+    fn hint(&self) -> Option<Cow<'static, str>> {
         match self {
-            Self::Refused(refusal) => refusal.hint.clone(),
-            Self::NotLoaded => Some("load it (modprobe ip_tables), then probe again".to_owned()),
+            Self::Refused(refusal) => refusal.hint.clone().map(Cow::Owned),
+            Self::NotLoaded => Some("load it (modprobe ip_tables), then probe again".into()),
             Self::Works | Self::Misbehaves(_) => None,
         }
     }
@@ -150,7 +153,7 @@ pub fn try_out(backend: &dyn Backend, profile: Profile) -> Result<Finding, Probe
 /// The finding, and what could not be tried.
 fn attempt(backend: &dyn Backend, profile: Profile) -> Result<(Finding, Option<String>), ProbeError> {
     let redirection = profile.redirection();
-    in_a_throw_away(profile, |prepared| match prepared {
+    in_new_namespace(profile, |prepared| match prepared {
         Prepared::WithoutIpv6(errno) => {
             let why = "IPv6 is off in this kernel, or for new network namespaces".to_owned();
             let hint = Some("switch it on (net.ipv6.conf.default.disable_ipv6)".to_owned());
@@ -203,7 +206,7 @@ fn refusal(error: &RedirectionError) -> Refusal {
         RedirectionError::Routes(error) => (error.errno().map(|errno| errno as i32), None),
         RedirectionError::Rules(_) => (None, None),
     };
-    Refusal { why, errno, object, hint: error.hint() }
+    Refusal { why, errno, object, hint: error.hint().map(Cow::into_owned) }
 }
 
 fn rule_of(error: &IptablesError) -> Option<String> {

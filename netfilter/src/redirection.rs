@@ -3,11 +3,13 @@
 use crate::backend::{Applied, Backend, BackendError, BackendKind, Before, Difference};
 use crate::choose::Way;
 use crate::compile::compile;
+use crate::hint::Hint;
 use crate::nft::NftError;
 use crate::policy::RedirectPolicy;
 use crate::presence::Presence;
 use crate::routes::{self, Entry, Routes, RoutesError, Rtnetlink, Stray};
 use crate::ruleset::{Ruleset, Stage};
+use std::borrow::Cow;
 use std::fmt;
 
 /// What a namespace must hold. Acts on the namespace of the calling thread.
@@ -31,17 +33,18 @@ pub enum RedirectionError {
 }
 
 impl RedirectionError {
-    /// What would help, where that is known.
-    pub fn hint(&self) -> Option<String> {
+    /// Was it refused for want of a part of the kernel? Then what a probe has found is out of date.
+    pub fn is_unsupported(&self) -> bool {
+        matches!(self, Self::Rules(BackendError::Nft(NftError::Refused { lacking: Some(_), .. })))
+    }
+}
+
+impl Hint for RedirectionError {
+    fn hint(&self) -> Option<Cow<'static, str>> {
         match self {
             Self::Rules(error) => error.hint(),
             Self::Routes(error) => error.hint(),
         }
-    }
-
-    /// Was it refused for want of a part of the kernel? Then what a probe has found is out of date.
-    pub fn is_unsupported(&self) -> bool {
-        matches!(self, Self::Rules(BackendError::Nft(NftError::Refused { lacking: Some(_), .. })))
     }
 }
 

@@ -8,11 +8,13 @@ use crate::conf::{PluginConf, ProbeHint};
 use crate::probe_cache::{MaxAge, ProbeCache, ProbeCacheError, ProbeReport};
 use gybe_netfilter::backend::{Backend, BackendError, BackendKind};
 use gybe_netfilter::choose::{BackendSetting, Choice, NoBackend, Unserved, Way, choose, does, next};
+use gybe_netfilter::hint::Hint;
 use gybe_netfilter::iptables::IptablesError;
 use gybe_netfilter::policy::RedirectPolicy;
 use gybe_netfilter::presence::Presence;
 use gybe_netfilter::probe::{Capabilities, Profile};
 use gybe_netfilter::redirection::{Redirection, RedirectionError};
+use std::borrow::Cow;
 
 /// A backend, and how it writes a policy on this node.
 pub struct SelectedBackend {
@@ -59,16 +61,13 @@ pub enum SelectError {
     Redirection(#[from] RedirectionError),
 }
 
-impl SelectError {
-    /// The remedy, where one is known.
-    pub fn hint(&self) -> Option<String> {
+impl Hint for SelectError {
+    fn hint(&self) -> Option<Cow<'static, str>> {
         match self {
-            Self::Programs { .. } => {
-                Some("install it, or set backend to nft, which needs no program".to_owned())
-            }
+            Self::Programs { .. } => Some("install it, or set backend to nft, which needs no program".into()),
             Self::Probe(error) => error.hint(),
             Self::NoBackend(error) => error.hint(),
-            Self::Unserved(error) => Some(error.hint()),
+            Self::Unserved(error) => error.hint(),
             Self::Presence(error) => error.hint(),
             Self::Redirection(error) => error.hint(),
         }

@@ -9,6 +9,7 @@ use crate::conf::{InboundDefault, PluginConf};
 use crate::families::{self, FamiliesError};
 use crate::gates::{self, InitContainer, LeaveAloneReason};
 use crate::pod::{Container, PROXY, PodFacts, parse_bool};
+use gybe_netfilter::hint::Hint;
 use gybe_netfilter::policy::istio::{
     INBOUND_PORT, OUTBOUND_PORT, PROXY_ID, TPROXY_MARK, TPROXY_TABLE, TUNNEL_PORT,
 };
@@ -16,6 +17,7 @@ use gybe_netfilter::policy::{
     Dns, Families, Groups, Inbound, InvalidPackets, LoopbackCidr, Mode, Outbound, Owners, PortSet,
     RedirectPolicy,
 };
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
@@ -50,13 +52,12 @@ pub enum PodRefusal {
     Families(#[from] FamiliesError),
 }
 
-impl PodRefusal {
-    /// The remedy.
-    pub fn hint(&self) -> Option<&'static str> {
+impl Hint for PodRefusal {
+    fn hint(&self) -> Option<Cow<'static, str>> {
         match self {
-            Self::Annotation(_) => Some("correct the annotation in the pod's template"),
-            Self::ProxyId { .. } => Some("leave it out to run the proxy as 1337"),
-            Self::Families(error) => Some(error.hint()),
+            Self::Annotation(_) => Some("correct the annotation in the pod's template".into()),
+            Self::ProxyId { .. } => Some("leave it out to run the proxy as 1337".into()),
+            Self::Families(error) => error.hint(),
         }
     }
 }

@@ -12,9 +12,11 @@ use crate::facts::FactsError;
 use crate::request::RequestError;
 use crate::result::ResultError;
 use crate::version::VersionError;
+use gybe_netfilter::hint::Hint;
 use gybe_netfilter::netns::NetnsError;
 use gybe_netfilter::redirection::RedirectionError;
 use gybe_netfilter::routes::RoutesError;
+use std::borrow::Cow;
 use std::path::PathBuf;
 
 /// Why a call fails.
@@ -68,24 +70,25 @@ pub enum PluginError {
 }
 
 impl PluginError {
-    /// The remedy, where one is known.
-    pub fn hint(&self) -> Option<String> {
-        match self {
-            Self::Result(error) => error.hint().map(str::to_owned),
-            Self::Facts(error) => error.hint().map(str::to_owned),
-            Self::Refused(refusal) => refusal.hint().map(str::to_owned),
-            Self::Backend(error) => error.hint(),
-            Self::Netns(error) => error.hint(),
-            Self::Addresses(error) => error.hint(),
-            Self::Redirection(error) => error.hint(),
-            Self::Drifted(_) => Some("restart the pod, or run gybe apply in its namespace".to_owned()),
-            _ => None,
-        }
-    }
-
     /// This error and its sources, joined by colons.
     pub fn chain(&self) -> String {
         let below = std::iter::successors(std::error::Error::source(self), |error| error.source());
         below.fold(self.to_string(), |text, source| format!("{text}: {source}"))
+    }
+}
+
+impl Hint for PluginError {
+    fn hint(&self) -> Option<Cow<'static, str>> {
+        match self {
+            Self::Result(error) => error.hint(),
+            Self::Facts(error) => error.hint(),
+            Self::Refused(refusal) => refusal.hint(),
+            Self::Backend(error) => error.hint(),
+            Self::Netns(error) => error.hint(),
+            Self::Addresses(error) => error.hint(),
+            Self::Redirection(error) => error.hint(),
+            Self::Drifted(_) => Some("restart the pod, or run gybe apply in its namespace".into()),
+            _ => None,
+        }
     }
 }

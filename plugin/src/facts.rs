@@ -16,6 +16,8 @@ use crate::args::PodRef;
 use crate::conf::FactsConf;
 use crate::gates::LeaveAloneReason;
 use crate::pod::PodFacts;
+use gybe_netfilter::hint::Hint;
+use std::borrow::Cow;
 use std::path::Path;
 use std::time::Instant;
 
@@ -89,24 +91,6 @@ impl FactsError {
         Self::Contradicted { reason, missing }
     }
 
-    /// The remedy.
-    pub fn hint(&self) -> Option<&'static str> {
-        match self {
-            Self::NoSource => {
-                Some("set facts.socket, facts.kubeconfig or facts.directory in the plugin's configuration")
-            }
-            Self::Unknown(_) | Self::OtherPod { .. } | Self::Contradicted { .. } => Some(
-                "the kubelet retries; if it persists, look at the agent's log, or at the writer of facts.directory",
-            ),
-            Self::Agent(_) => Some(
-                "check that the node agent (gybe node, DaemonSet gybe-node) runs on this node; the kubelet retries",
-            ),
-            Self::Kubeconfig(error) => Some(error.hint()),
-            // A hint would take the room of the later errors.
-            Self::Directory(_) | Self::Several { .. } => None,
-        }
-    }
-
     /// Appends another source's error.
     fn and(self, other: &Self) -> Self {
         let source = std::error::Error::source(other).map(|why| format!(": {why}")).unwrap_or_default();
@@ -114,6 +98,25 @@ impl FactsError {
         match self {
             Self::Several { first, rest } => Self::Several { first, rest: format!("{rest}; {other}") },
             first => Self::Several { first: Box::new(first), rest: other },
+        }
+    }
+}
+
+impl Hint for FactsError {
+    fn hint(&self) -> Option<Cow<'static, str>> {
+        match self {
+            Self::NoSource => {
+                Some("set facts.socket, facts.kubeconfig or facts.directory in the plugin's configuration".into())
+            }
+            Self::Unknown(_) | Self::OtherPod { .. } | Self::Contradicted { .. } => Some(
+                "the kubelet retries; if it persists, look at the agent's log, or at the writer of facts.directory".into(),
+            ),
+            Self::Agent(_) => Some(
+                "check that the node agent (gybe node, DaemonSet gybe-node) runs on this node; the kubelet retries".into(),
+            ),
+            Self::Kubeconfig(error) => error.hint(),
+            // A hint would take the room of the later errors.
+            Self::Directory(_) | Self::Several { .. } => None,
         }
     }
 }

@@ -4,7 +4,9 @@
 
 use crate::conf::Ipv6Setting;
 use crate::pod::PodFacts;
+use gybe_netfilter::hint::Hint;
 use gybe_netfilter::policy::Families;
+use std::borrow::Cow;
 use std::net::IpAddr;
 
 /// The address families on which the pod's proxy listens.
@@ -27,17 +29,17 @@ pub enum FamiliesError {
     Ipv6LeftAlone,
 }
 
-impl FamiliesError {
-    /// The remedy.
-    pub fn hint(&self) -> &'static str {
-        match self {
+impl Hint for FamiliesError {
+    fn hint(&self) -> Option<Cow<'static, str>> {
+        let hint = match self {
             Self::NoAddress => {
                 "place gybe-cni in the conflist behind the plugin that gives the pod its addresses"
             }
             Self::Ipv6LeftAlone => {
                 "set ISTIO_DUAL_STACK=true on istio-proxy, or ipv6 to auto, redirect or leave"
             }
-        }
+        };
+        Some(hint.into())
     }
 }
 

@@ -6,9 +6,11 @@ pub mod findings;
 use findings::NodeIdentity;
 use gybe_netfilter::backend::BackendKind;
 use gybe_netfilter::choose::{flawless, suffices};
+use gybe_netfilter::hint::Hint;
 use gybe_netfilter::lock::lock;
 use gybe_netfilter::probe::{Capabilities, ProbeError};
 use nix::fcntl::OFlag;
+use std::borrow::Cow;
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions, TryLockError};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
@@ -78,12 +80,11 @@ pub enum ProbeCacheError {
     Node(#[source] io::Error),
 }
 
-impl ProbeCacheError {
-    /// The remedy, where one is known.
-    pub fn hint(&self) -> Option<String> {
+impl Hint for ProbeCacheError {
+    fn hint(&self) -> Option<Cow<'static, str>> {
         match self {
             Self::Probe(error) => error.hint(),
-            Self::Busy(_) => Some("wait for the next attempt, or set backend to nft".to_owned()),
+            Self::Busy(_) => Some("wait for the next attempt, or set backend to nft".into()),
             Self::Node(_) => None,
         }
     }

@@ -10,6 +10,7 @@ use crate::network_conf::NetworkConfError;
 use crate::probe_cache::ProbeCacheError;
 use crate::request::{RequestError, Verb};
 use crate::version::{NEWEST, SUPPORTED, VersionError};
+use gybe_netfilter::hint::Hint;
 use serde_json::{Value, json};
 use std::io::{self, Write};
 
@@ -70,7 +71,13 @@ impl Reply {
         let details = error.hint().filter(|hint| hint.chars().count() <= room).unwrap_or_default();
         let message = truncate(&message, MAX_EVENT - details.chars().count());
         let version = version.filter(|version| SUPPORTED.contains(version)).unwrap_or(NEWEST);
-        Self::Error(ErrorReply { version: version.to_owned(), code, id, message, details })
+        Self::Error(ErrorReply {
+            version: version.to_owned(),
+            code,
+            id,
+            message,
+            details: details.into_owned(),
+        })
     }
 
     /// Writes the reply, and returns the exit status.
@@ -127,7 +134,7 @@ pub(crate) fn command(verb: Verb) -> &'static str {
     }
 }
 
-/// The error number (docs/ERRORS.md) and CNI's code: 1 version, 4 environment, 5 I/O, 6 JSON,
+/// The error number (docs/TROUBLESHOOTING.md) and CNI's code: 1 version, 4 environment, 5 I/O, 6 JSON,
 /// 7 configuration, 8 namespace, 11 try again later, 50 not available, 999 anything else, as in the incumbent.
 fn number_and_code(error: &PluginError) -> (u16, u32) {
     use PluginError as E;

@@ -6,7 +6,9 @@
 pub mod convert;
 
 use convert::{ConvertError, Format, convert};
+use gybe_netfilter::hint::Hint;
 use serde_json::{Value, json};
+use std::borrow::Cow;
 
 /// Why there is no result.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -35,15 +37,14 @@ pub enum ResultError {
     NoResult(String),
 }
 
-impl ResultError {
-    /// The remedy.
-    pub fn hint(&self) -> Option<&'static str> {
+impl Hint for ResultError {
+    fn hint(&self) -> Option<Cow<'static, str>> {
         match self {
             Self::NoResult(_) => {
-                Some("place gybe-cni behind an address plugin, in a list of version 0.3.1 or newer")
+                Some("place gybe-cni behind an address plugin, in a list of version 0.3.1 or newer".into())
             }
             Self::OtherFormat { .. } => {
-                Some("the plugin before gybe-cni must answer in the list's cniVersion")
+                Some("the plugin before gybe-cni must answer in the list's cniVersion".into())
             }
             Self::NotAnObject | Self::VersionNotText | Self::Convert(_) => None,
         }

@@ -1,16 +1,18 @@
-//! The table in docs/PLUGIN-CONFIG.md has exactly the keys that are read.
+//! The table in docs/CONFIGURE.md has exactly the keys that are read.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use gybe_plugin::conf::unknown_keys;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
 
-const TABLE: &str = include_str!("../../docs/PLUGIN-CONFIG.md");
+const TABLE: &str = include_str!("../../docs/CONFIGURE.md");
 const READERS: [&str; 2] = [include_str!("../src/conf.rs"), include_str!("../src/conf/istio_keys.rs")];
 
 /// The keys in the table's first column.
 fn documented() -> BTreeSet<&'static str> {
-    TABLE.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next()).collect()
+    let (_, section) = TABLE.split_once("## 3. The plugin").unwrap();
+    let (section, _) = section.split_once("### Where the plugin").unwrap();
+    section.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next()).collect()
 }
 
 /// The literal keys in calls of `ConfReader`, without the key that contains them.

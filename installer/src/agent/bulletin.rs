@@ -2,8 +2,8 @@
 //! that nobody holds for longer than a copy takes.
 
 use super::incumbent::IstioAgent;
+use crate::host::install::conflict::RewriteCounts;
 use crate::host::install::directory::Each;
-use crate::host::install::pace::Tally;
 use crate::host::install::wanted::Confirmed;
 use crate::probe::node_backend::NodeBackend;
 use std::sync::{Mutex, PoisonError};
@@ -86,7 +86,7 @@ pub(crate) struct Counts {
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct Healed {
     /// How often they did, as far as it was seen, and how often we did.
-    pub(crate) tally: Tally,
+    pub(crate) tally: RewriteCounts,
     /// How long it took from the wake-up on, all together.
     pub(crate) took: Duration,
     /// The longest of them.

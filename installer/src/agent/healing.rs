@@ -26,10 +26,11 @@ use crate::host::install::directory::Each;
 use crate::host::install::runtimes::{ConfiguredDirectory, Runtimes};
 use crate::host::install::wanted::{Shape, TakeOver, Wanted};
 use crate::host::install::watch::{Watch, WatchMode, Woken};
-use crate::host::install::{Memory, pass};
+use crate::host::install::{Memory, RESYNC, RETRY, pass};
 use crate::host::runtime_report::Report;
 use crate::host::settings::{OnNode, Settings};
 use crate::log::Journal;
+use crate::retry::NextTurn;
 use backend::Backend;
 use following::Chosen;
 pub use following::{Following, NoSettings};
@@ -41,12 +42,6 @@ use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 use told::Told;
 use watched::watched;
-
-/// Some things tell nobody that they changed: a node's label, an agent that ended, a token's age.
-const EVERY: Duration = Duration::from_secs(10);
-/// After a step that failed, or while another `gybe` is at it: our own attempts make events too, and
-/// must not wake us to the next at once.
-const AGAIN: Duration = Duration::from_secs(1);
 
 /// What it takes to keep a node.
 #[derive(Debug)]
@@ -137,7 +132,7 @@ impl<'a> Healing<'a> {
     }
 
     /// One turn: what is wanted now, and as much of it as can be done now.
-    fn turn(&mut self, woken: Instant) -> Next {
+    fn turn(&mut self, woken: Instant) -> NextTurn {
         self.following.follow(&mut self.told);
         while self.watch.turn_to(watched(&self.following.good)) {
             // Where to watch is a setting; what changed before the new watch stood, nobody tells.
@@ -162,18 +157,18 @@ impl<'a> Healing<'a> {
         self.around.bulletin.post(&self.posted);
     }
 
-    fn keep(&mut self, woken: Instant) -> Next {
+    fn keep(&mut self, woken: Instant) -> NextTurn {
         let ready = self.credentials();
         let wanted = match self.wanted() {
             Ok(wanted) => wanted,
             Err(why) => {
                 self.posted.missing = vec![chain(&why)];
-                return Next::Wakes(EVERY);
+                return NextTurn::OnChange(RESYNC);
             }
         };
         let is_new = self.wanted.as_ref() != Some(&wanted);
         if is_new {
-            self.memory.wants_anew();
+            self.memory.desired_state_changed();
             self.wanted_since = Instant::now();
         }
         let runtimes = self.runtimes();
@@ -192,7 +187,7 @@ impl<'a> Healing<'a> {
         }
         self.posted.missing.extend(ready.err());
         // Its file is not watched.
-        if is_awaited { next.within(AGAIN) } else { next }
+        if is_awaited { next.within(RETRY) } else { next }
     }
 
     /// What the probe saw of them. A runtime that calls us reads the drop-in, for by then no sandbox is on its way that was begun under
@@ -235,41 +230,16 @@ impl<'a> Healing<'a> {
     }
 
     /// Waits until the next turn; yes when it is time to stop.
-    fn rest(&mut self, next: &Next, stop: Option<BorrowedFd<'_>>) -> bool {
-        let until = Instant::now() + next.time();
+    fn rest(&mut self, next: &NextTurn, stop: Option<BorrowedFd<'_>>) -> bool {
+        let until = Instant::now() + next.wait();
         loop {
             let left = until.saturating_duration_since(Instant::now());
             let woken = self.watch.wait(left, stop);
             match (woken, next) {
                 (Woken::Called, _) => return true,
-                (Woken::Changed, Next::Deaf(_)) if !left.is_zero() => {}
+                (Woken::Changed, NextTurn::After(_)) if !left.is_zero() => {}
                 _ => return false,
             }
-        }
-    }
-}
-
-/// What comes after a turn.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Next {
-    /// A turn when something changes, and after so long at the latest.
-    Wakes(Duration),
-    /// None before so long has passed, whatever changes.
-    Deaf(Duration),
-}
-
-impl Next {
-    fn time(self) -> Duration {
-        match self {
-            Self::Wakes(time) | Self::Deaf(time) => time,
-        }
-    }
-
-    /// The same, and no later.
-    fn within(self, left: Duration) -> Self {
-        match self {
-            Self::Wakes(time) => Self::Wakes(time.min(left)),
-            Self::Deaf(time) => Self::Deaf(time.min(left)),
         }
     }
 }

@@ -1,9 +1,11 @@
 //! A socket of ours in the file system: there at once, for its owner alone, in a directory that
 //! nobody else writes to, and gone again only if it is still ours.
 
+use gybe_netfilter::hint::Hint;
 use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, bind, connect, socket};
 use nix::unistd::geteuid;
+use std::borrow::Cow;
 use std::fs::{self, DirBuilder, Permissions};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -42,22 +44,20 @@ pub enum PlaceError {
     File(#[from] io::Error),
 }
 
-impl PlaceError {
-    /// What helps.
-    #[must_use]
-    pub fn hint(&self) -> Option<&'static str> {
+impl Hint for PlaceError {
+    fn hint(&self) -> Option<Cow<'static, str>> {
         match self {
             Self::Open { .. } => {
-                Some("give the directory to root, and take write permission from all others")
+                Some("give the directory to root, and take write permission from all others".into())
             }
             Self::Occupied => {
-                Some("see what it is, and remove it; or serve elsewhere: CNI_AGENT_RUN_DIR, --socket")
+                Some("see what it is, and remove it; or serve elsewhere: CNI_AGENT_RUN_DIR, --socket".into())
             }
             Self::Directory { .. } => Some(
-                "mount the host's /run/gybe there, to be written to; or serve elsewhere: CNI_AGENT_RUN_DIR, --socket",
+                "mount the host's /run/gybe there, to be written to; or serve elsewhere: CNI_AGENT_RUN_DIR, --socket".into(),
             ),
             Self::Socket(Errno::ENAMETOOLONG) => Some(
-                "shorten its path: with what is added while it is made it has 107 bytes at most (unix(7))",
+                "shorten its path: with what is added while it is made it has 107 bytes at most (unix(7))".into(),
             ),
             Self::Socket(_) | Self::File(_) => None,
         }

@@ -1,5 +1,5 @@
-//! Into a node and out of it by an operator's hand: the same passes as the agent's, wanted once, and
-//! without a cluster. What the agent learns from it is seen on the node, or said.
+//! `gybe install` and `gybe uninstall` by an operator: the same passes as the agent's, once, and without a
+//! cluster. What the agent learns from the cluster is observed on the node, or set by flags.
 
 mod elsewhere;
 mod out;
@@ -23,17 +23,18 @@ use crate::host::install::{Memory, Pass, pass};
 use crate::host::settings::{Burial, OnNode, Settings, TakeOverWish};
 use crate::probe::node_backend::{Found, node_backend};
 
-/// So often a write of somebody else's may come between.
+/// How often a pass is repeated because another program wrote at the same time.
 const ATTEMPTS: usize = 3;
 
-/// The state a node is to be in for these settings.
+/// The desired state for these settings.
 ///
 /// # Errors
-/// Never with an entry that was made here; the type cannot say so.
+/// Never with an entry made here; the type cannot express that.
 pub fn wanted(settings: &Settings, image: &Image, found: Option<&Found>) -> Result<Wanted, EntryError> {
     let backend = node_backend(settings.choices.conf.backend, None, found);
     let take_over = match settings.choices.take_over {
-        // Who may still write the entry again listens; pods are not asked about here.
+        // A socket that accepts connections belongs to istio-cni's agent, which may write the entry again; pods
+        // are not queried here.
         TakeOverWish::Wait if listens(&settings.ground.istio_run) => TakeOver::Waits,
         TakeOverWish::Now | TakeOverWish::Wait => TakeOver::Now,
     };
@@ -44,17 +45,17 @@ pub fn wanted(settings: &Settings, image: &Image, found: Option<&Found>) -> Resu
     settings.wanted(&OnNode { image, backend: Some(&backend), probed: None, take_over, stand_in, burial })
 }
 
-/// What would be done, and what stands in the way.
+/// The plan for the observed state, without applying it.
 #[must_use]
 pub fn foreseen(places: &Places, wanted: &Wanted, runtimes: Runtimes) -> Plan {
     let seen = look(places, &wanted.interest(), &mut Hashes::default());
     plan(&Snapshot { runtimes, ..seen }, wanted)
 }
 
-/// One pass; another when somebody else wrote in the same moment.
+/// Runs one pass, and repeats it if another program wrote at the same time.
 ///
 /// # Errors
-/// When another gybe, most likely the agent, is at it.
+/// If another gybe, most likely the agent, holds the lock.
 pub fn settle(places: &Places, wanted: &Wanted, runtimes: &Runtimes) -> Result<Pass, Busy> {
     let one = || {
         let mut memory = Memory::default();

@@ -1,5 +1,5 @@
-//! A node explained: what was seen, judged, in sentences with what to do about each. Pure; what is
-//! looked at, and how, is in `sight`.
+//! `gybe doctor`: judges an observed node and returns findings, each with a remedy. Pure; `observe` reads the
+//! node.
 
 mod agent;
 mod backend;
@@ -20,48 +20,43 @@ use gybe_plugin::conf::PluginConf;
 use serde_json::{Value, json};
 use sight::Sight;
 
-/// One thing that is so on this node.
+/// One finding about the node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
-    /// What it is about.
     pub about: About,
-    /// Whether it is well.
     pub state: State,
-    /// One sentence.
     pub says: String,
-    /// What to do about it.
     pub remedy: Option<String>,
 }
 
-/// What a finding is about, in the order of the page.
+/// The topic of a finding, in the order of the output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum About {
-    /// What kind of node it is.
+    /// The kind of node.
     Node,
-    /// The runtime's directories and the file systems they are on.
+    /// The runtime's directories and their file systems.
     Directories,
-    /// Which file the runtime takes, and our entry in it.
+    /// The file that the runtime uses, and our entry in it.
     Chain,
-    /// What our entry says.
+    /// The values of our entry.
     Entry,
-    /// The programs.
     Programs,
-    /// The node agent's sockets.
+    /// The node agent's sockets and status.
     Agent,
-    /// What writes rules.
+    /// The backend in use.
     Backend,
-    /// Who else writes there.
+    /// Other owners of conf files, and other meshes.
     Others,
-    /// How changes become known, to us and to the runtime.
+    /// How our agent and the runtime learn of changes.
     Watching,
-    /// What pods ask for.
+    /// The redirection of pods, and their annotations.
     Pods,
-    /// What is left of an earlier life.
+    /// Leftovers of an earlier install.
     Leftovers,
 }
 
 impl About {
-    /// Its word in the answer.
+    /// Its name in the output.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -80,19 +75,18 @@ impl About {
     }
 }
 
-/// Whether something is well.
+/// The severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
-    /// It is as it should be.
     Well,
-    /// Nothing is wrong, and it should be known.
+    /// Nothing is wrong, but an operator should know it.
     Note,
-    /// Pods suffer, or will.
+    /// Pods are affected, or will be.
     Wrong,
 }
 
 impl State {
-    /// Its word in the answer.
+    /// Its name in the output.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -116,7 +110,6 @@ impl Finding {
         Self { about, state: State::Wrong, says: says.into(), remedy: Some(remedy.into()) }
     }
 
-    /// For a program.
     #[must_use]
     pub fn to_json(&self) -> Value {
         let Self { about, state, says, remedy } = self;
@@ -124,7 +117,7 @@ impl Finding {
     }
 }
 
-/// Judges all that was seen.
+/// Judges the observed node.
 #[must_use]
 pub fn examine(sight: &Sight) -> Vec<Finding> {
     let ours = Ours::find(&sight.snapshot.conf);
@@ -133,7 +126,7 @@ pub fn examine(sight: &Sight) -> Vec<Finding> {
     found.extend(drop_in::examine(sight, &ours));
     found.extend(others::examine(sight));
     found.extend(watching::examine(sight, &ours));
-    // Without an entry and without programs there is nothing of ours to explain.
+    // Without an entry and without programs nothing of ours needs an explanation.
     if ours.is_anywhere() || programs::are_there(sight) {
         found.extend(entry::examine(sight, &ours));
         found.extend(programs::examine(sight, &ours));
@@ -150,29 +143,31 @@ pub fn examine(sight: &Sight) -> Vec<Finding> {
     found
 }
 
-/// Whether a conf directory has an entry of ours, in whatever shape.
+/// Reports whether a conf directory has an entry of ours, in any shape.
 pub(crate) fn is_named(conf: &ConfDirectory) -> bool {
     Ours::find(conf).is_anywhere()
 }
 
-/// The plugin's configuration that a conf directory holds, if it has an entry of ours that can be read.
+/// The plugin's configuration in a conf directory, if it has an entry of ours that can be parsed.
 pub(crate) fn entry_conf(conf: &ConfDirectory) -> Option<PluginConf> {
     entry::conf(&Ours::find(conf))
 }
 
-/// Whether nothing is wrong.
+/// Reports whether no finding is `Wrong`.
 #[must_use]
 pub fn is_well(found: &[Finding]) -> bool {
     found.iter().all(|finding| finding.state != State::Wrong)
 }
 
-/// What the kernel's "no" means for somebody who is root: a security module has said it (F36).
+/// The remedy if the kernel refuses root: a security module did (F36).
 fn of_security(sight: &Sight) -> String {
     let said = match sight.guard {
-        sight::Guard::SeLinux => "SELinux is enforcing here: give the agent seLinuxOptions.type spc_t",
-        sight::Guard::AppArmor => "AppArmor confines this process: give it the profile unconfined",
+        sight::Guard::SeLinux => "set seLinuxOptions.type spc_t for the agent: SELinux is enforcing here",
+        sight::Guard::AppArmor => {
+            "set the AppArmor profile unconfined for this process: a profile confines it"
+        }
         sight::Guard::None => {
-            "run gybe doctor as root; in a pod with SELinux it needs spc_t, with AppArmor unconfined"
+            "run gybe doctor as root; in a pod with SELinux it needs spc_t, with AppArmor the profile unconfined"
         }
     };
     said.to_owned()

@@ -1,66 +1,64 @@
-//! Into a node, healed there, upgraded and out again: seen, planned, performed, and looked at once more.
+//! One pass over a node's directories: observe, plan, apply, and observe again.
 //!
 //! ```text
-//!   directories ─► seen ─► Snapshot ─┬─► plan ─► changes ─► perform ─► directories
-//!                        Wanted ─────┘   (pure)             (the only writer)
+//!   directories ─► observe ─► ObservedState ─┬─► plan ─► changes ─► apply ─► directories
+//!                             DesiredState ──┘   (pure)            (the only writer)
 //! ```
 //!
-//! Install, upgrade, heal and uninstall differ in what is wanted and in nothing else.
+//! Install, upgrade, repair and uninstall differ only in the desired state.
 
 pub mod change;
+pub mod conflict;
 pub mod conflist;
 pub mod directory;
 pub mod entry;
-pub mod fight;
 pub mod json;
 pub mod judge;
 pub mod loads;
 pub mod network_config;
-pub mod pace;
 pub mod perform;
 pub mod plan;
-pub mod rate_limit;
+mod program_retry;
 pub mod runtimes;
 pub mod seen;
-mod setback;
 pub mod wanted;
 pub mod watch;
 
 use std::time::{Duration, Instant};
 
+use crate::retry::NextTurn;
 use change::Change;
+use conflict::{Conflict, ConflictTracker, RewriteCounts, WriteOutcome};
 use directory::{Directory, Each};
-use fight::{Fight, Matter};
-use pace::{Go, Pace, Tally, Went};
 use perform::{Busy, Failed, Performed, Turn, perform, works_without};
 use plan::{Plan, plan};
+use program_retry::ProgramRetries;
 use runtimes::Runtimes;
 use seen::mounted::Mounts;
 use seen::{Hashes, Interest, Places, Snapshot, look};
-use setback::Setbacks;
 use wanted::Wanted;
 
-/// What an agent remembers from pass to pass. A fresh one is right too, and only slower.
+/// What an agent remembers between passes. A pass with an empty history is correct too; it only hashes files
+/// again.
 #[derive(Debug)]
 pub struct Memory {
     hashes: Hashes,
     mounts: Mounts,
-    paces: Each<Pace>,
-    /// What was undone the last time: a fight is over something, also while nothing has to be done.
-    matters: Each<Matter>,
-    setbacks: Setbacks,
+    conflicts: Each<ConflictTracker>,
+    retries: ProgramRetries,
     runtimes: Runtimes,
 }
 
 impl Default for Memory {
     fn default() -> Self {
-        let (hashes, mounts, matters, setbacks, runtimes) = Default::default();
-        Self { hashes, mounts, paces: Each::made(Pace::of), matters, setbacks, runtimes }
+        let (hashes, mounts, retries, runtimes) = Default::default();
+        Self { hashes, mounts, conflicts: Each::made(ConflictTracker::new), retries, runtimes }
     }
 }
 
 impl Memory {
-    /// Looks at the node; a program that could not be replaced was tried then.
+    /// Observes the node. `failed` are the changes of the last pass: a program that could not be replaced was
+    /// tried then.
     fn look(&mut self, places: &Places, interest: &Interest, failed: &[Failed]) -> Snapshot {
         let mut seen = look(places, interest, &mut self.hashes);
         self.mounts.judge(places, &mut seen);
@@ -69,81 +67,110 @@ impl Memory {
         seen
     }
 
-    /// What is known about the runtimes from now on. A change of it changes what is to be written, which is no conflict.
+    /// Sets what is known about the runtimes. A difference changes what has to be written, and that is no
+    /// conflict.
     pub fn learn(&mut self, runtimes: Runtimes) {
         if self.runtimes != runtimes {
-            self.wants_anew();
+            self.desired_state_changed();
         }
         self.runtimes = runtimes;
     }
 
-    /// Something else is wanted from now on: to write it undoes nobody's work, and is nobody's rewrite.
-    pub fn wants_anew(&mut self) {
-        self.setbacks.forget();
+    /// The desired state changed: to write it is no repair, and the difference is no foreign rewrite.
+    pub fn desired_state_changed(&mut self) {
+        self.retries.clear();
         for directory in Directory::BOTH {
-            self.paces.of_mut(directory).begin_anew();
+            self.conflicts.of_mut(directory).desired_state_changed();
         }
     }
 
-    /// How often somebody undid what we did in a directory, and how often it was put back.
+    /// How often other programs undid our changes in a directory, and how often they were restored.
     #[must_use]
-    pub fn tally(&self, directory: Directory) -> Tally {
-        self.paces.of(directory).tally()
+    pub fn rewrite_counts(&self, directory: Directory) -> RewriteCounts {
+        self.conflicts.of(directory).counts()
     }
 
-    /// Which directories are fought over, and how long what is planned has to wait there.
-    fn judge(&mut self, seen: &Snapshot, plan: &Plan, now: Instant) -> Each<Option<Fight>> {
+    /// Returns each directory's conflict, with the time that its changes have to wait.
+    fn conflicts(&mut self, snapshot: &Snapshot, plan: &Plan, now: Instant) -> Each<Option<Conflict>> {
         Each::made(|directory| {
-            if let Some(matter) = Matter::seen(seen, plan, directory) {
-                *self.matters.of_mut(directory) = matter;
-            }
-            let pace = self.paces.of_mut(directory);
-            let wait = match pace.judge(plan, |change| self.setbacks.hold(change), now) {
-                Go::Now => None,
-                Go::Later(wait) => Some(wait),
-            };
-            let matter = self.matters.of(directory).clone();
-            pace.is_fight().then(|| Fight { matter, undone: pace.undone(), wait })
+            let tracker = self.conflicts.of_mut(directory);
+            tracker.identify(snapshot, plan);
+            let wait = tracker.observe(plan, |change| self.retries.contains(change), now);
+            tracker.conflict(wait)
         })
     }
 
-    fn performed(&mut self, changes: &[Change], went: Went, left: &Plan) {
+    fn performed(&mut self, changes: &[Change], outcome: WriteOutcome, left: &Plan) {
         for directory in Directory::BOTH {
             if changes.iter().any(|change| change.puts() && change.directory() == directory) {
-                self.paces.of_mut(directory).wrote(went, left, Instant::now());
+                self.conflicts.of_mut(directory).wrote(outcome, left, Instant::now());
             }
         }
     }
 }
+
+/// Some changes cause no event: a node's label, an agent that ended, a token's age.
+pub(crate) const RESYNC: Duration = Duration::from_secs(10);
+/// After a step that failed, or while another `gybe` changes the node: our own attempts cause events too, which must not
+/// start the next attempt at once.
+pub(crate) const RETRY: Duration = Duration::from_secs(1);
 
 /// What one pass found, did and left.
 #[derive(Debug)]
 pub struct Pass {
-    /// What had to be done, but for what waits: it is fought over, or failed a moment ago.
+    /// What had to be done, without the changes that wait because of a conflict or of a failure a moment ago.
     pub plan: Plan,
-    /// What became of it.
     pub performed: Performed,
-    /// What is still to be done: read from the disk again, not believed.
+    /// What is still to be done, read from the disk again.
     pub left: Plan,
-    /// Where somebody keeps undoing it.
-    pub fights: Each<Option<Fight>>,
-    /// What failed before, and was not tried again in this pass.
+    pub conflicts: Each<Option<Conflict>>,
+    /// Steps that failed before and were not tried again in this pass.
     pub waiting: Vec<Failed>,
-    /// How long it is until the first of that is due.
+    /// How long it is until the first of them is due.
     pub due: Option<Duration>,
 }
 
-/// Brings a node as near to what is wanted as can be now. Called again, it goes on from there.
+impl Pass {
+    /// Returns when the next pass is due.
+    #[must_use]
+    pub fn next_turn(&self) -> NextTurn {
+        let wait = |conflict: &Option<Conflict>| conflict.as_ref().and_then(|conflict| conflict.wait);
+        if let Some(wait) = wait(&self.conflicts.conf) {
+            return NextTurn::After(wait);
+        }
+        if self.refused().any(|failed| !matches!(failed.change, Change::Place { .. })) || self.is_in_vain() {
+            return NextTurn::After(RETRY);
+        }
+        // Neither a conflict over programs nor a program that cannot be placed delays repairs of the chain.
+        let next = wait(&self.conflicts.programs).into_iter().chain(self.due).min();
+        NextTurn::OnChange(RESYNC).within(next.unwrap_or(RESYNC))
+    }
+
+    /// Returns the steps that the system refused. After a step that another program overtook, that program's write wakes
+    /// the loop.
+    pub fn refused(&self) -> impl Iterator<Item = &Failed> {
+        self.performed.failed.iter().filter(|failed| !failed.is_overtaken())
+    }
+
+    /// Reports whether a program that was placed is to be placed again: the file system keeps no modes, or another program
+    /// writes that name too. Our own write wakes the loop, and would do so without end.
+    fn is_in_vain(&self) -> bool {
+        let mut placed = self.plan.changes.iter().filter(|change| matches!(change, Change::Place { .. }));
+        self.performed.done > 0 && placed.any(|change| self.left.changes.contains(change))
+    }
+}
+
+/// Brings a node as near to the desired state as is possible now. The next call goes on from there.
 pub fn pass(places: &Places, wanted: &Wanted, memory: &mut Memory) -> Result<Pass, Busy> {
     let interest = wanted.interest();
     let now = Instant::now();
-    let (failed_before, _) = memory.setbacks.waiting(now);
+    let failed_before = memory.retries.waiting(now);
     let mut seen = memory.look(places, &interest, &failed_before);
     if seen.lacks_descriptors() {
         return Err(Busy::NoDescriptors);
     }
     let mut whole = plan(&seen, wanted);
-    // A node that is as wanted needs no lock. Under it another look counts.
+    // A node in its desired state needs no lock. A change is planned from an observation made under the lock.
     let turn = if whole.changes.is_empty() { None } else { Some(Turn::take(&places.programs)?) };
     if turn.is_some() {
         seen = memory.look(places, &interest, &failed_before);
@@ -152,34 +179,35 @@ pub fn pass(places: &Places, wanted: &Wanted, memory: &mut Memory) -> Result<Pas
         }
         whole = plan(&seen, wanted);
     }
-    let fights = memory.judge(&seen, &whole, now);
-    memory.setbacks.judge(&whole.changes, &places.programs);
+    let conflicts = memory.conflicts(&seen, &whole, now);
+    memory.retries.retain(&whole.changes, &places.programs);
     let waits = |change: &Change| {
-        let fight = fights.of(change.directory()).as_ref();
-        let is_fought_over = change.puts() && fight.is_some_and(|fight| fight.wait.is_some());
-        is_fought_over || memory.setbacks.delays(change, now)
+        let conflict = conflicts.of(change.directory()).as_ref();
+        let is_limited = change.puts() && conflict.is_some_and(|conflict| conflict.wait.is_some());
+        is_limited || memory.retries.delays(change, now)
     };
     let planned = Plan { changes: due(&whole.changes, waits, places), ..whole.clone() };
-    let (waiting, due) = memory.setbacks.waiting(now);
+    let waiting = memory.retries.waiting(now);
     if planned.changes.is_empty() {
+        let due = memory.retries.next(now);
         return Ok(Pass {
             left: whole,
             plan: planned,
             performed: Performed::default(),
-            fights,
+            conflicts,
             waiting,
             due,
         });
     }
     let performed = perform(&planned.changes, places);
     let left = plan(&memory.look(places, &interest, &performed.failed), wanted);
-    memory.performed(&planned.changes, went(&performed), &of_what_was_tried(&left, &whole, &planned));
-    memory.setbacks.tried(&planned.changes, &performed.failed, &places.programs);
-    Ok(Pass { plan: planned, performed, left, fights, waiting, due: memory.setbacks.waiting(now).1 })
+    memory.performed(&planned.changes, outcome(&performed), &without_put_off(&left, &whole, &planned));
+    memory.retries.tried(&planned.changes, &performed.failed, &places.programs);
+    Ok(Pass { plan: planned, performed, left, conflicts, waiting, due: memory.retries.next(now) })
 }
 
-/// Those that need not wait. One that has to is as one that fails: what comes after it is not done
-/// either, unless a program that works serves meanwhile.
+/// Returns the changes that need not wait. A change that waits stops those after it, as a failed one does,
+/// unless a working program serves in its place.
 fn due(changes: &[Change], waits: impl Fn(&Change) -> bool, places: &Places) -> Vec<Change> {
     if changes.iter().all(&waits) {
         return Vec::new();
@@ -188,17 +216,17 @@ fn due(changes: &[Change], waits: impl Fn(&Change) -> bool, places: &Places) -> 
     until_stopped.filter(|change| !waits(change)).cloned().collect()
 }
 
-/// What waits has not been undone.
-fn of_what_was_tried(left: &Plan, whole: &Plan, planned: &Plan) -> Plan {
+/// Returns `left` without the changes that were put off: no other program has undone those.
+fn without_put_off(left: &Plan, whole: &Plan, planned: &Plan) -> Plan {
     let was_put_off = |change: &Change| whole.changes.contains(change) && !planned.changes.contains(change);
     let changes = left.changes.iter().filter(|change| !was_put_off(change)).cloned().collect();
     Plan { changes, ..left.clone() }
 }
 
-fn went(performed: &Performed) -> Went {
+fn outcome(performed: &Performed) -> WriteOutcome {
     match performed.failed.as_slice() {
-        [] => Went::Well,
-        failed if failed.iter().all(Failed::is_overtaken) => Went::Overtaken,
-        _ => Went::Badly,
+        [] => WriteOutcome::Complete,
+        failed if failed.iter().all(Failed::is_overtaken) => WriteOutcome::Overtaken,
+        _ => WriteOutcome::Failed,
     }
 }

@@ -1,5 +1,5 @@
-//! Where a container runtime looks for plugins and networks, as its own configuration says. What cannot be read or understood
-//! says nothing; the built-in default depends on who built the runtime, so it is not assumed.
+//! The plugin and conf directories that a container runtime's own configuration names. A file that cannot be
+//! read or parsed yields nothing; the built-in default depends on the runtime's build, so it is not assumed.
 
 mod containerd;
 mod crio;
@@ -8,22 +8,20 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// A configuration file is never longer, in bytes.
+/// The largest configuration file that is read, in bytes.
 const LARGEST: u64 = 1 << 20;
-/// Files of one configuration.
+/// The most files of one configuration.
 const MOST: usize = 64;
 
-/// The directories that a runtime's configuration names: paths of the host, none where it names none.
+/// What a runtime's configuration names: paths on the host, none where it names none.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Configured {
-    /// Of plugins.
     pub plugin_dirs: Option<Vec<PathBuf>>,
-    /// Of networks.
     pub conf_dir: Option<PathBuf>,
 }
 
-/// What the configuration of the runtime of this name names, when it is started with these arguments. The host's
-/// root is seen at `root`.
+/// Reads the configuration of the runtime `name` that was started with `arguments`. `root` is the host's root
+/// as seen here.
 #[must_use]
 pub fn configured(root: &Path, name: &str, arguments: &[String]) -> Configured {
     let configured = match name {
@@ -34,27 +32,27 @@ pub fn configured(root: &Path, name: &str, arguments: &[String]) -> Configured {
     configured.unwrap_or_default()
 }
 
-/// Those that are no empty paths; none without any.
+/// The paths that are not empty; none without any.
 fn directories(paths: impl IntoIterator<Item = String>) -> Option<Vec<PathBuf>> {
     let all: Vec<_> = paths.into_iter().filter(|path| !path.is_empty()).map(PathBuf::from).collect();
     (!all.is_empty()).then_some(all)
 }
 
-/// A path of the host's, as it is seen here.
+/// The path by which a path of the host is visible here.
 pub(crate) fn seen_at(root: &Path, path: &Path) -> PathBuf {
     root.join(path.strip_prefix("/").unwrap_or(path))
 }
 
 fn text(root: &Path, path: &Path) -> Option<String> {
     let path = seen_at(root, path);
-    // A FIFO would be waited for.
+    // Opening a FIFO would block.
     let length = fs::metadata(&path).ok().filter(fs::Metadata::is_file)?.len();
     let mut text = String::new();
     File::open(path).ok().filter(|_| length <= LARGEST)?.take(LARGEST).read_to_string(&mut text).ok()?;
     Some(text)
 }
 
-/// The names in a directory, in the order of their bytes.
+/// The names in a directory, sorted by their bytes.
 fn names(root: &Path, directory: &Path) -> Option<Vec<String>> {
     let entries = fs::read_dir(seen_at(root, directory)).ok()?.flatten().take(MOST);
     let mut names: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
@@ -62,7 +60,7 @@ fn names(root: &Path, directory: &Path) -> Option<Vec<String>> {
     Some(names)
 }
 
-/// `--name value` or `--name=value`.
+/// The value of an option, as `--name value` or `--name=value`.
 fn option<'a>(arguments: &'a [String], spellings: &[&str]) -> Option<&'a str> {
     let mut all = arguments.iter();
     while let Some(argument) = all.next() {
@@ -77,7 +75,7 @@ fn option<'a>(arguments: &'a [String], spellings: &[&str]) -> Option<&'a str> {
     None
 }
 
-/// The texts of a list; none when it holds anything else.
+/// The strings of a list; none if it holds anything else.
 fn texts(value: &toml::Value) -> Option<Vec<String>> {
     value.as_array()?.iter().map(|one| one.as_str().map(str::to_owned)).collect()
 }

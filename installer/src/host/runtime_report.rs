@@ -1,5 +1,5 @@
-//! What was seen of the runtimes that run on a node: looked at where the host's root and processes are seen, and kept
-//! in `/run/gybe/runtime.json` for the agent, which sees neither.
+//! The report about the runtimes of a node: made where the host's root and processes are visible, and kept in
+//! `/run/gybe/runtime.json` for the agent, which sees neither.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -26,20 +26,20 @@ pub struct Report {
 struct OfRuntime {
     /// `containerd` or `crio`.
     name: String,
-    /// Whether it reads a network's own directory, where that is known.
+    /// Whether it reads a network's own directory; none if unknown.
     reads_drop_ins: Option<bool>,
-    /// Where its configuration says that it looks for plugins, if it says so.
+    /// The plugin directories that its configuration names; none if it names none.
     plugin_dirs: Option<Vec<Directory>>,
-    /// Where it says that networks are.
+    /// The conf directory that its configuration names.
     #[serde(default)]
     conf_dir: Option<Directory>,
 }
 
-/// A directory of the host's. A mount of it has the same numbers.
+/// A directory of the host. A mount of it has the same device and inode.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Directory {
     path: PathBuf,
-    /// Device and inode; none when it is not there.
+    /// Device and inode; none if it does not exist.
     identity: Option<(u64, u64)>,
 }
 
@@ -58,17 +58,17 @@ impl Report {
         Self { runtimes: seen.iter().map(of_runtime).collect() }
     }
 
-    /// The one that is kept in `directory`, if root wrote one.
+    /// Reads the report kept in `directory`, if root wrote one.
     #[must_use]
     pub fn kept_in(directory: &Path) -> Option<Self> {
         serde_json::from_slice(&read_own_file(&directory.join(RUNTIME))?.0).ok()
     }
 
-    /// Keeps it, unless it is kept already. While no runtime runs the last report holds: one that restarts has the
-    /// same configuration.
+    /// Writes the report to `directory` if it changed. While no runtime runs the last report stays valid: a
+    /// runtime that restarts has the same configuration.
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// If the file cannot be written.
     pub fn keep_in(&self, directory: &Path) -> std::io::Result<()> {
         if Self::kept_in(directory).is_some_and(|kept| kept == *self || self.runtimes.is_empty()) {
             return Ok(());
@@ -76,7 +76,7 @@ impl Report {
         replace_file(directory, RUNTIME, &serde_json::to_string(self)?)
     }
 
-    /// What that means for our directories.
+    /// What the report means for our directories.
     #[must_use]
     pub fn known(&self, places: &Places) -> Runtimes {
         let kind = |name: &str| if name == "crio" { Runtime::CriO } else { Runtime::Containerd };
@@ -92,8 +92,8 @@ impl Report {
     }
 }
 
-/// Whether the directories that each runtime names include ours. Any of several runtimes may be the one that starts
-/// pods: where one names nothing, or two differ, nothing is known.
+/// Compares the directories that each runtime names with ours. Any of several runtimes may be the one that
+/// starts pods: if one names nothing, or they differ, nothing is known.
 fn compare<'a>(named: impl Iterator<Item = Option<&'a [Directory]>>, ours: &Path) -> ConfiguredDirectory {
     let all: Option<Vec<_>> = named.collect();
     let (Some(all), Some(ours)) = (all, identity(ours)) else { return ConfiguredDirectory::Unknown };
@@ -132,8 +132,8 @@ mod tests {
         }
     }
 
-    /// A host with two directories of plugins and two of networks. Our first one is mounted elsewhere, as in the
-    /// agent's container.
+    /// A host with two plugin directories and two conf directories. The first plugin directory is mounted at
+    /// another path, as in the agent's container.
     struct Host {
         root: PathBuf,
         places: Places,
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn f37_a_plugin_directory_is_known_by_what_it_is_and_not_by_its_path() {
+    fn f37_a_plugin_directory_is_identified_by_its_inode_and_not_by_its_path() {
         let host = Host::new("identity");
         assert_eq!(host.known(&[]), Runtimes::default());
         let of_containerd = |dirs| host.known(&[seen("containerd", dirs)]).plugin_directory;
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn f37_where_runtimes_differ_none_of_them_decides() {
+    fn f37_if_runtimes_differ_nothing_is_known() {
         let host = Host::new("several");
         let (ours, other): (&[&str], &[&str]) = (&["/opt/cni/bin"], &["/usr/lib/cni"]);
         let of_both = |one, another| {
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn f37_the_directory_of_networks_is_compared_with_ours() {
+    fn f37_the_conf_directory_is_compared_with_ours() {
         let host = Host::new("networks");
         let of = |conf_dir: Option<&str>| {
             let configured = Configured { conf_dir: conf_dir.map(PathBuf::from), plugin_dirs: None };
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn f37_while_no_runtime_runs_the_last_report_holds() {
+    fn f37_while_no_runtime_runs_the_last_report_stays_valid() {
         let host = Host::new("restart");
         let before = host.known(&[seen("containerd", Some(&["/usr/lib/cni"]))]);
         assert_eq!(host.known(&[]), before);

@@ -10,9 +10,9 @@ use std::net::IpAddr;
 
 /// Who decides about families.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FamilyWish {
+pub enum FamilyChoice {
     /// Somebody did.
-    Decided(Families),
+    Fixed(Families),
     /// The namespace's addresses (docs/ISTIO.md, section 2.5).
     ByAddresses(Stack),
 }
@@ -22,14 +22,14 @@ pub enum FamilyWish {
 #[error("the namespace has no address but loopback and link-local ones, so its families cannot be known")]
 pub struct NoAddress;
 
-impl FamilyWish {
+impl FamilyChoice {
     /// The families of a namespace with these addresses, given in the kernel's order.
     ///
     /// # Errors
     /// When the addresses decide and none is usable: loopback and link-local ones do not count.
     pub fn decide(self, addresses: &[IpAddr]) -> Result<Families, NoAddress> {
         match self {
-            Self::Decided(families) => Ok(families),
+            Self::Fixed(families) => Ok(families),
             // Left to the addresses, the rule fails for one reason only.
             Self::ByAddresses(stack) => {
                 families::choose(Ipv6Setting::Auto, stack, addresses).map_err(|_| NoAddress)

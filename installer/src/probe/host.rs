@@ -3,10 +3,12 @@
 
 mod capabilities;
 
+use gybe_netfilter::hint::Hint;
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, open};
 use nix::sched::{CloneFlags, setns, unshare};
 use nix::sys::stat::{Mode, fstat};
+use std::borrow::Cow;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::{io, panic, thread};
@@ -59,11 +61,10 @@ pub enum HostError {
     Thread(#[source] io::Error),
 }
 
-impl HostError {
-    /// What would help, where that is known.
-    pub fn hint(&self) -> Option<String> {
+impl Hint for HostError {
+    fn hint(&self) -> Option<Cow<'static, str>> {
         let hint = match self {
-            Self::Lacking(lacking) => return Some(lacking.hint()),
+            Self::Lacking(lacking) => return lacking.hint(),
             Self::Open { source: Errno::EACCES | Errno::EPERM, .. } => {
                 "it takes CAP_SYS_PTRACE to open another process's mount namespace, with AppArmor the profile unconfined, and hostUsers must not be false"
             }
@@ -79,7 +80,7 @@ impl HostError {
             Self::Enter { source: Errno::EINVAL, .. } => "name a mount namespace, like /proc/1/ns/mnt",
             _ => return None,
         };
-        Some(hint.to_owned())
+        Some(hint.into())
     }
 }
 

@@ -132,6 +132,7 @@ impl fmt::Display for NodeBackend {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gybe_netfilter::hint::Hint;
     use gybe_netfilter::probe::{Finding, Findings, Profile, Refusal};
 
     fn findings(finding: &Finding) -> Findings {

@@ -11,6 +11,7 @@ use crate::host::runtime_report::Report;
 use crate::log::Journal;
 use gybe_netfilter::backend::BackendKind;
 use gybe_netfilter::choose::{BackendSetting, choose};
+use gybe_netfilter::hint::Hint;
 use gybe_netfilter::probe::Capabilities;
 use gybe_plugin::probe_cache::{DIRECTORY, MaxAge, ProbeCache, ProbeCacheError, ProbeReport};
 use nix::sys::signalfd::SignalFd;

@@ -1,7 +1,9 @@
 //! Whose sockets a thread makes. Not a login: only what netfilter's owner matches look at.
 
+use gybe_netfilter::hint::Hint;
 use gybe_netfilter::trace::Owner;
 use nix::unistd::{Gid, Uid, setfsgid, setfsuid};
+use std::borrow::Cow;
 
 /// Why a thread cannot act as somebody.
 #[derive(Debug, thiserror::Error)]
@@ -11,13 +13,13 @@ pub struct IdentityError {
     pub wanted: Owner,
 }
 
-impl IdentityError {
-    /// What would help.
-    pub fn hint(&self) -> String {
-        format!(
+impl Hint for IdentityError {
+    fn hint(&self) -> Option<Cow<'static, str>> {
+        let hint = format!(
             "in a user namespace these ids must be mapped: {} maps a whole range (package uidmap, /etc/subuid, /etc/subgid)",
-            super::namespace::UNPRIVILEGED
-        )
+            gybe_netfilter::netns::UNPRIVILEGED
+        );
+        Some(hint.into())
     }
 }
 

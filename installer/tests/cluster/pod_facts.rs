@@ -58,16 +58,16 @@ fn a_pod_is_told_and_one_that_is_not_there_is_unknown() {
 #[test]
 fn what_the_server_says_is_told() {
     let ground = Ground::new("facts-said");
-    let late = ground.server.tokens().issue(Validity::UntilTwoDaysAgo);
+    let late = ground.server.tokens().issue(Validity::Expired);
     let kubeconfig = ground.server.kubeconfig_with(&ground.directory, &late).unwrap();
     assert!(fault(&kubeconfig).contains("said 401"));
     let kubeconfig = ground.server.kubeconfig(&ground.directory).unwrap();
     ground.server.forbid(Verb::Get, "pods");
     assert!(fault(&kubeconfig).contains("said 403"));
-    ground.server.network(Network::Refusing).unwrap();
+    ground.server.set_network(Network::Refusing).unwrap();
     assert!(fault(&kubeconfig).contains("Connection refused"));
-    for network in [Network::Unreachable, Network::Mute] {
-        ground.server.network(network).unwrap();
+    for network in [Network::Unreachable, Network::Silent] {
+        ground.server.set_network(network).unwrap();
         assert!(fault(&kubeconfig).contains("did not answer within"), "{network:?}");
     }
 }

@@ -74,7 +74,7 @@ fn a_hundred_and_ten_pods_at_once_are_answered_from_memory() {
 #[test]
 fn f38_a_large_clusters_other_pods_are_not_even_sent() {
     let ground = Ground::new("large");
-    ground.server.crowd(100_000);
+    ground.server.set_generated_pods(100_000);
     ground.put("cart-0", "u0");
     let watched = ground.watched();
     knows(&watched, "cart-0", "u0");
@@ -93,7 +93,7 @@ fn a_bookmark_saves_the_list_when_history_is_forgotten() {
         ground.server.put_pod(elsewhere);
     }
     becomes(&watched, |state| state.silent > Duration::from_millis(500));
-    ground.server.bookmark();
+    ground.server.send_bookmarks();
     becomes(&watched, |state| state.silent < Duration::from_millis(300));
     ground.server.cut_watches();
     ground.server.compact();

@@ -1,5 +1,6 @@
 //! A program gets its name only after it was read back and seen running; until then the old one serves.
 
+use gybe_netfilter::hint::Hint;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use gybe_installer::host::install::conflict::other_owner::OtherOwner;
 use gybe_installer::host::install::conflist::Chain;
-use gybe_installer::host::install::fight::rivals::Rival;
 use gybe_installer::host::install::perform::{Busy, Turn};
 use gybe_installer::host::install::watch::{Watch, WatchMode, Woken};
 use gybe_installer::host::install::{Memory, pass};
@@ -131,9 +131,15 @@ fn f05_rewrites_are_healed_at_once_and_the_sixth_is_a_fight_with_a_name() {
     println!("healed at the slowest after {slowest:?}");
     write(&ground, 6);
     let sixth = pass(&places, &wanted, &mut memory).unwrap();
-    let fight = sixth.fights.conf.unwrap();
-    assert_eq!((sixth.performed.done, sixth.left.is_done(), fight.undone, fight.wait), (1, true, 6, None));
-    assert!(matches!(fight.matter.rival, Some(Rival { name: "the Cilium agent", .. })), "{fight:?}");
+    let conflict = sixth.conflicts.conf.unwrap();
+    assert_eq!(
+        (sixth.performed.done, sixth.left.is_done(), conflict.rewrites, conflict.wait),
+        (1, true, 6, None)
+    );
+    assert!(
+        matches!(conflict.rewrite.other_owner, Some(OtherOwner { name: "the Cilium agent", .. })),
+        "{conflict:?}"
+    );
 }
 
 #[test]
@@ -152,7 +158,7 @@ fn f05_a_storm_of_rewrites_loses_none_of_them() {
     thread::scope(|scope| {
         scope.spawn(|| {
             while !over.load(Ordering::Relaxed) {
-                // A fresh memory knows no fight: as fast as can be.
+                // A fresh memory knows no conflict: as fast as can be.
                 let performed = pass(&places, &wanted, &mut Memory::default()).unwrap().performed;
                 ours.fetch_add(performed.done, Ordering::Relaxed);
                 for why in performed.failed {

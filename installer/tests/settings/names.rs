@@ -125,7 +125,7 @@ fn a_key_that_may_be_misspelt_is_refused_and_another_one_is_told() {
 /// A table of names and a page of names: one of the two would rot.
 #[test]
 fn the_page_about_the_agent_has_every_name() {
-    let page = include_str!("../../../docs/AGENT.md");
+    let page = include_str!("../../../docs/CONFIGURE.md");
     for (title, names) in [("key", &KEYS[..]), ("ours", &OURS), ("incumbent", &INCUMBENTS)] {
         let table: String = names
             .iter()
@@ -139,7 +139,10 @@ fn the_page_about_the_agent_has_every_name() {
                 format!("| `{}` | {} | {fate}{} |\n", name.name, name.default, name.meaning)
             })
             .collect();
-        assert!(page.contains(&table), "docs/AGENT.md lacks the table of {title} names, which is\n\n{table}");
+        assert!(
+            page.contains(&table),
+            "docs/CONFIGURE.md lacks the table of {title} names, which is\n\n{table}"
+        );
     }
 }
 

@@ -92,7 +92,7 @@ fn told(error: &PerformError) -> String {
         line = format!("{line}: {why}");
         cause = why.source();
     }
-    format!("{line}; hint: {}", error.hint().unwrap_or("none"))
+    format!("{line}; hint: {}", error.hint().unwrap_or("none".into()))
 }
 
 impl Scene {

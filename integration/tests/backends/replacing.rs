@@ -4,6 +4,7 @@
 use super::{in_new_namespace, patient, sh};
 use gybe_integration::vectors;
 use gybe_netfilter::backend::{BackendError, BackendKind, Before, Memory};
+use gybe_netfilter::hint::Hint;
 use gybe_netfilter::presence::Presence;
 use gybe_netfilter::redirection::{Deviation, Redirection, remove_all};
 use gybe_netfilter::routes::Rtnetlink;

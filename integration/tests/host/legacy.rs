@@ -8,7 +8,7 @@ use gybe_integration::complaint::Complaint;
 use gybe_integration::programs::{Run, path_of_ours, run};
 use gybe_integration::run::{Rules, Until, differences};
 use gybe_integration::topology::Topology;
-use gybe_integration::vectors::{Flow, Place as At};
+use gybe_integration::vectors::{Flow, Location as At};
 use gybe_netfilter::choose::BackendSetting;
 use gybe_netfilter::policy::Mode;
 use gybe_netfilter::trace::{Owner, Transport};

@@ -2,6 +2,7 @@
 
 use super::*;
 use gybe_netfilter::backend::BackendKind;
+use gybe_netfilter::hint::Hint;
 use gybe_netfilter::netns::Netns;
 use gybe_netfilter::nft::Nft;
 use gybe_netfilter::presence::Presence;

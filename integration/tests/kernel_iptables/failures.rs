@@ -2,6 +2,7 @@
 
 use super::*;
 use gybe_netfilter::backend::Before;
+use gybe_netfilter::hint::Hint;
 use gybe_netfilter::ruleset::Family;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::PathBuf;

@@ -1,6 +1,7 @@
 //! Legacy tables read with getsockopt: what `iptables-legacy-save` prints is what is read.
 
 use super::*;
+use gybe_netfilter::hint::Hint;
 use gybe_netfilter::nft::Nft;
 use gybe_netfilter::ruleset::Family;
 use gybe_netfilter::xt::legacy::{LegacyError, table_names, tables as legacy_tables};

@@ -1,6 +1,7 @@
 //! Others who redirect the same namespace are told apart and left alone.
 
 use super::*;
+use gybe_netfilter::hint::Hint;
 use gybe_netfilter::nft::Nft;
 
 #[test]

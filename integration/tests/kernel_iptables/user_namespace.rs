@@ -1,6 +1,7 @@
 //! Pods with `hostUsers: false`.
 
 use super::*;
+use gybe_netfilter::hint::Hint;
 use gybe_netfilter::iptables::script;
 use gybe_netfilter::ruleset::Family;
 use nix::sched::{CloneFlags, setns};

@@ -3,12 +3,14 @@
 use crate::namespace::{in_new_namespace, nft, without_privilege};
 use crate::rules::{differences, every_verdict, inspected, redirect, rule, ruleset};
 use gybe_netfilter::backend::Backend;
+use gybe_netfilter::hint::Hint;
 use gybe_netfilter::nft::{Nft, NftError, Object};
 use gybe_netfilter::ruleset::{ChainName, Match, Protocol, Ruleset, Verdict};
 use nix::errno::Errno;
+use std::borrow::Cow;
 use std::error::Error;
 
-fn refused(rules: &Ruleset) -> (String, Errno, Option<String>) {
+fn refused(rules: &Ruleset) -> (String, Errno, Option<Cow<'static, str>>) {
     let error = Nft.apply(rules).unwrap_err();
     let reason = error.source().and_then(|source| source.downcast_ref::<Errno>());
     (error.to_string(), *reason.unwrap_or_else(|| panic!("{error:?}")), error.hint())

@@ -3,6 +3,7 @@
 use crate::namespace::{in_new_namespace, ip, without_privilege};
 use crate::rules::policy;
 use gybe_netfilter::backend::Backend;
+use gybe_netfilter::hint::Hint;
 use gybe_netfilter::nft::Nft;
 use gybe_netfilter::policy::{Families, Inbound, Mode, PortSet};
 use gybe_netfilter::redirection::{self, Redirection};

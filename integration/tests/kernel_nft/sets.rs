@@ -3,6 +3,7 @@
 use crate::namespace::{in_new_namespace, nft};
 use crate::rules::{differences, rule, ruleset};
 use gybe_netfilter::backend::Backend;
+use gybe_netfilter::hint::Hint;
 use gybe_netfilter::nft::Nft;
 use gybe_netfilter::ruleset::{ChainName, Is, Match, Networks, Protocol, Ruleset, Verdict};
 use std::fs;

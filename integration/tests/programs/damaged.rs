@@ -21,7 +21,7 @@ fn upgraded(test: &str) -> (Node, Memory, Wanted, Vec<u8>) {
 /// Refused for its hash, and the one before is there.
 fn refused(node: &Node, wanted: &Wanted, memory: &mut Memory) {
     // Another build each time: nothing keeps it waiting.
-    memory.wants_anew();
+    memory.desired_state_changed();
     let failed = pass(&node.places(), wanted, memory).unwrap().performed.failed;
     assert!(matches!(failed.as_slice(), [Failed { why: PerformError::Damaged { .. }, .. }]), "{failed:?}");
     assert_eq!(
@@ -52,7 +52,7 @@ fn f10_a_bit_flipped_in_any_page_of_the_plugin_is_found() {
         source.write_all_at(&byte, at as u64).unwrap();
     }
     serves(&node, &before);
-    memory.wants_anew();
+    memory.desired_state_changed();
     assert!(pass(&node.places(), &wanted, &mut memory).unwrap().left.is_done());
     assert!(fs::read(node.plugin()).unwrap() == fs::read(node.image("2")).unwrap());
     println!("a bit flipped in each of {pages} pages");

@@ -3,6 +3,7 @@
 use crate::node::{LIST, Node, add, with_own_mounts};
 use gybe_installer::host::install::perform::{Failed, PerformError};
 use gybe_installer::host::install::{Memory, Pass, pass};
+use gybe_netfilter::hint::Hint;
 use nix::errno::Errno;
 use nix::mount::{MsFlags, mount};
 use std::fs::{self, File};

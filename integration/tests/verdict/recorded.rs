@@ -1,10 +1,10 @@
 //! The recorded connections, walked through the rules that each backend really wrote.
 
-use gybe_installer::demo::foretold::{Beside, follows};
+use gybe_installer::demo::predicted::{SideEffect, follows};
 use gybe_integration::complaint::Complaint;
 use gybe_integration::crowd::side_by_side;
 use gybe_integration::topology::Topology;
-use gybe_integration::vectors::{self, Place, Vector};
+use gybe_integration::vectors::{self, Location, Vector};
 use gybe_netfilter::backend::BackendKind;
 use gybe_netfilter::compile::compile;
 use gybe_netfilter::live::{LiveRules, Outcome};
@@ -15,7 +15,7 @@ use gybe_netfilter::verdict::{Answer, Desired, Reading, judge_namespace};
 /// Writes the vector's policy, reads the rules back, and walks every connection through them.
 fn walked(vector: &Vector, kind: BackendKind) -> Result<Vec<String>, Complaint> {
     let topology = Topology::raise(vector.policy.mode, &[])?;
-    let pod = topology.at(Place::Pod);
+    let pod = topology.at(Location::Pod);
     let backend = kind.find()?;
     let redirection = Redirection::of(&vector.policy);
     pod.run(|| redirection.apply(&*backend))??;
@@ -46,12 +46,15 @@ fn walked(vector: &Vector, kind: BackendKind) -> Result<Vec<String>, Complaint> 
             Outcome::Dropped => Fate::Dropped,
             _ => Fate::Untouched,
         };
-        if is_plain && !follows(fate, recorded, Beside::Nothing, &flow.with_rules) {
+        if is_plain && !follows(fate, recorded, SideEffect::Nothing, &flow.with_rules) {
             wrong.push(format!("{kind} {} {}: recorded {}, {by}", vector.name, flow.id, flow.with_rules));
         }
     }
     let judged = pod.run(|| {
-        judge_namespace(Desired::Policy(&vector.policy), Reading { only: None, whole: &BackendKind::ALL })
+        judge_namespace(
+            Desired::Policy(&vector.policy),
+            Reading { only: None, whole: &BackendKind::ALL, programs: None },
+        )
     })??;
     if (judged.answer, judged.holds()) != (Answer::Redirected, true) {
         wrong.push(format!("{kind} {}: {judged:?}", vector.name));

@@ -1,6 +1,8 @@
 //! Rules of another mesh's making: a namespace that has them is not ours to redirect.
 
+use crate::hint::Hint;
 use crate::ruleset::Family;
+use std::borrow::Cow;
 use std::fmt;
 
 /// Whose rules stand where ours should.
@@ -24,18 +26,16 @@ pub enum Foreign {
     },
 }
 
-impl Foreign {
-    /// What the reader can do about it.
-    pub fn hint(&self) -> String {
-        match self {
+impl Hint for Foreign {
+    fn hint(&self) -> Option<Cow<'static, str>> {
+        Some(match self {
             Self::Chain { table, .. } => format!(
                 "istio-cni or istio-init has redirected this pod (its table {table} has no empty chain GYBE); \
                  take the pod out of their hands, or leave it to them"
-            ),
-            Self::Table { .. } => {
-                "take the pod out of istio-cni's hands, or leave it to istio-cni".to_owned()
-            }
-        }
+            )
+            .into(),
+            Self::Table { .. } => "take the pod out of istio-cni's hands, or leave it to istio-cni".into(),
+        })
     }
 }
 

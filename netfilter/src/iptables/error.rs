@@ -4,9 +4,11 @@ use super::MOST_RULES;
 use super::programs::DIRECTORIES;
 use super::save::SaveError;
 use crate::backend::{Foreign, Name};
+use crate::hint::Hint;
 use crate::nft::NftError;
 use crate::ruleset::{Family, RuleId};
 use crate::xt::legacy::LegacyError;
+use std::borrow::Cow;
 use std::path::PathBuf;
 use std::process::ExitStatus;
 use std::time::Duration;
@@ -116,41 +118,39 @@ fn at(rule: Option<&str>) -> String {
     rule.map(|rule| format!(" at rule {rule:?}")).unwrap_or_default()
 }
 
-impl IptablesError {
-    /// What the reader can do about it.
-    pub fn hint(&self) -> Option<String> {
+impl Hint for IptablesError {
+    fn hint(&self) -> Option<Cow<'static, str>> {
         match self {
-            Self::ProgramMissing { .. } => Some(format!(
+            Self::ProgramMissing { .. } => Some(
+                format!(
                 "install iptables in one of {}, or choose the backend \"nft\", which needs no program",
                 DIRECTORIES.join(", ")
-            )),
-            Self::Foreign(foreign) => Some(foreign.hint()),
+            )
+            .into()),
+            Self::Foreign(foreign) => foreign.hint(),
             Self::TooManyRules { .. } => Some(
-                "shorten the pod's lists of networks, ports and interfaces, or choose nft: there a list is one rule"
-                    .to_owned(),
+                "shorten the pod's lists of networks, ports and interfaces, or choose nft: there a list is one rule".into(),
             ),
             Self::Neighbours(error) => error.hint(),
             Self::Legacy(error) => error.hint(),
             Self::Unreadable { source: SaveError::Incompatible(_), .. } => {
-                Some("choose the backend \"nft\"".to_owned())
+                Some("choose the backend \"nft\"".into())
             }
             Self::Busy { .. } => Some(
                 "another call holds the namespace's lock, or a program that takes it for its xtables lock: \
-                 lslocks names it"
-                    .to_owned(),
+                 lslocks names it".into(),
             ),
             Self::Deadline { .. } => Some(
-                "somebody holds the xtables lock, a name service is slow, or the node is overloaded"
-                    .to_owned(),
+                "somebody holds the xtables lock, a name service is slow, or the node is overloaded".into(),
             ),
-            Self::Failed { stderr, .. } => explain(stderr).map(str::to_owned),
+            Self::Failed { stderr, .. } => explain(stderr).map(Cow::Borrowed),
             Self::UserNamespace(_) => Some(
-                "the pod runs in a user namespace (hostUsers: false); choose the backend \"nft\"".to_owned(),
+                "the pod runs in a user namespace (hostUsers: false); choose the backend \"nft\"".into(),
             ),
             Self::PutBack { source, .. } => source.hint(),
             Self::HalfWritten { source, .. } => Some(match source.hint() {
-                Some(hint) => format!("{hint}; then apply again, which repairs what is half written"),
-                None => "apply again: it repairs what is half written".to_owned(),
+                Some(hint) => format!("{hint}; then apply again, which repairs what is half written").into(),
+                None => "apply again: it repairs what is half written".into(),
             }),
             Self::Unreadable { .. } | Self::NotRun { .. } | Self::NoThread(_) | Self::NoLock(_) => None,
         }

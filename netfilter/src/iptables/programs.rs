@@ -119,6 +119,7 @@ fn is_executable(path: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::hint::Hint;
     use std::fs::{self, Permissions};
 
     /// A directory with these programs and one file that is none, gone with the value.

@@ -1,10 +1,12 @@
 //! Why nftables did not do as asked, which object it was about, and what would help.
 
 use super::batch::{Object, TooLong};
+use crate::hint::Hint;
 use crate::netlink::reply::Unknown;
 use crate::netlink::socket::Failure;
 use crate::ruleset::Stage;
 use nix::errno::Errno;
+use std::borrow::Cow;
 
 /// A failure of the nftables backend.
 #[derive(Debug, thiserror::Error)]
@@ -106,25 +108,6 @@ impl KernelPart {
 }
 
 impl NftError {
-    /// What would help, where that is known.
-    pub fn hint(&self) -> Option<String> {
-        match self {
-            Self::Refused { lacking: Some(part), .. } => Some(part.advice()),
-            _ if self.is_kernel_without() => Some(KernelPart::NF_TABLES.advice()),
-            Self::Refused { source: Errno::EPERM, .. } | Self::List { source: Errno::EPERM, .. } => {
-                Some("it takes CAP_NET_ADMIN in the user namespace that owns this network namespace".into())
-            }
-            Self::Refused { object: Object::Table, source: Errno::EEXIST, .. } => {
-                Some("a table inet gybe is there already".into())
-            }
-            Self::Talk { source: Failure::Send { source: Errno::EMSGSIZE, .. } } => {
-                Some("raise the sysctl net.core.wmem_max, or run with CAP_NET_ADMIN on the host".into())
-            }
-            Self::Unsettled { .. } => Some("applying again is safe".into()),
-            _ => None,
-        }
-    }
-
     /// Has this kernel no netfilter to talk to? Then nobody has registered the socket's protocol
     /// (`netlink_create`, net/netlink/af_netlink.c, v6.18).
     pub(crate) fn is_kernel_without(&self) -> bool {
@@ -147,8 +130,28 @@ impl NftError {
     }
 }
 
+impl Hint for NftError {
+    fn hint(&self) -> Option<Cow<'static, str>> {
+        match self {
+            Self::Refused { lacking: Some(part), .. } => Some(part.hint().into()),
+            _ if self.is_kernel_without() => Some(KernelPart::NF_TABLES.hint().into()),
+            Self::Refused { source: Errno::EPERM, .. } | Self::List { source: Errno::EPERM, .. } => {
+                Some("it takes CAP_NET_ADMIN in the user namespace that owns this network namespace".into())
+            }
+            Self::Refused { object: Object::Table, source: Errno::EEXIST, .. } => {
+                Some("a table inet gybe is there already".into())
+            }
+            Self::Talk { source: Failure::Send { source: Errno::EMSGSIZE, .. } } => {
+                Some("raise the sysctl net.core.wmem_max, or run with CAP_NET_ADMIN on the host".into())
+            }
+            Self::Unsettled { .. } => Some("applying again is safe".into()),
+            _ => None,
+        }
+    }
+}
+
 impl KernelPart {
-    fn advice(self) -> String {
+    fn hint(self) -> String {
         let Self { module, config } = self;
         format!("this kernel lacks {module} ({config}): load the module, or choose an iptables backend")
     }

@@ -55,6 +55,7 @@ fn refused(batch: &Batch, refusals: Vec<Refusal>) -> NftError {
 mod tests {
     use super::super::batch::Start;
     use super::*;
+    use crate::hint::Hint;
     use crate::netlink::reply::Unknown;
     use crate::policy::Families;
     use crate::ruleset::{Chain, ChainName, Rule, RuleId, Ruleset, Verdict};

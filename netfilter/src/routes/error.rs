@@ -1,9 +1,11 @@
 //! Why a route, a routing rule or an address could not be set, and what would help.
 
 use super::entry::Entry;
+use crate::hint::Hint;
 use crate::netlink::reply::Unknown;
 use crate::netlink::socket::Failure;
 use nix::errno::Errno;
+use std::borrow::Cow;
 
 /// A failure of routing.
 #[derive(Debug, thiserror::Error)]
@@ -106,13 +108,14 @@ impl RoutesError {
             _ => None,
         }
     }
+}
 
-    /// What would help, where that is known.
-    pub fn hint(&self) -> Option<String> {
+impl Hint for RoutesError {
+    fn hint(&self) -> Option<Cow<'static, str>> {
         match self {
             Self::Ipv6Off { switch, .. } => Some(match switch {
-                Some(switch) => format!("{switch} is 1 in the pod: set it to 0, or leave IPv6 alone"),
-                None => "the kernel has no IPv6: load the module ipv6, or leave IPv6 alone".to_owned(),
+                Some(switch) => format!("{switch} is 1 in the pod: set it to 0, or leave IPv6 alone").into(),
+                None => "the kernel has no IPv6: load the module ipv6, or leave IPv6 alone".into(),
             }),
             Self::Add { source: Errno::EPERM, .. } | Self::Remove { source: Errno::EPERM, .. } => {
                 Some("it takes CAP_NET_ADMIN in the user namespace that owns this network namespace".into())

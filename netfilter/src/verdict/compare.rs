@@ -23,8 +23,8 @@ pub(super) struct Compared {
     pub(super) not_redirected: Vec<String>,
     /// What cannot be known.
     pub(super) unknown: Vec<String>,
-    /// Other owners' rules that change nothing.
-    pub(super) harmless: Vec<String>,
+    /// Other owners' rules that change no redirected connection.
+    pub(super) notes: Vec<String>,
 }
 
 /// What should become of a connection.
@@ -123,7 +123,8 @@ fn compare_within(time: Duration, wanted: &Wanted<'_>, live: &LiveRules) -> Comp
         let mut rules = blamed.iter().filter_map(|(_, by)| *by);
         rules.any(|other| (other.chain, other.rule) == (at.chain, at.rule))
     };
-    compared.harmless = foreign(live, is_blamed);
+    let harmless = |rule| format!("a rule of others changes no redirected connection: {rule}");
+    compared.notes = foreign(live, is_blamed).into_iter().map(harmless).collect();
     compared
 }
 

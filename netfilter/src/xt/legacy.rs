@@ -9,10 +9,12 @@ mod sockopt;
 mod text;
 
 use super::{XtMatch, XtTarget};
+use crate::hint::Hint;
 use crate::ruleset::{Family, Is};
 use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 use nix::unistd::{getpid, gettid};
+use std::borrow::Cow;
 use std::io::{self, ErrorKind};
 use std::net::IpAddr;
 use std::os::fd::AsFd;
@@ -51,19 +53,39 @@ pub struct BuiltIn {
     pub counted: Counted,
 }
 
-/// The kernel's hooks, `NF_INET_*` (include/uapi/linux/netfilter.h).
+/// A hook of the IP layer, in the order of `enum nf_inet_hooks` (include/uapi/linux/netfilter.h).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum InetHook {
-    /// Everything that arrives.
+    /// Every packet that arrives.
     Prerouting,
-    /// What is for this host.
+    /// Packets to this host.
     Input,
-    /// What is passed on.
+    /// Packets that are passed on.
     Forward,
-    /// What this host sends.
+    /// Packets that this host sends.
     Output,
-    /// Everything that leaves.
+    /// Every packet that leaves.
     Postrouting,
+}
+
+impl InetHook {
+    /// All, in the kernel's order.
+    pub const ALL: [Self; 5] =
+        [Self::Prerouting, Self::Input, Self::Forward, Self::Output, Self::Postrouting];
+
+    pub(crate) fn numbered(number: u32) -> Option<Self> {
+        Self::ALL.get(usize::try_from(number).ok()?).copied()
+    }
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Prerouting => "prerouting",
+            Self::Input => "input",
+            Self::Forward => "forward",
+            Self::Output => "output",
+            Self::Postrouting => "postrouting",
+        }
+    }
 }
 
 /// A rule of a chain.
@@ -171,17 +193,16 @@ pub enum LegacyError {
     },
 }
 
-impl LegacyError {
-    /// What would help, where that is known.
-    pub fn hint(&self) -> Option<String> {
+impl Hint for LegacyError {
+    fn hint(&self) -> Option<Cow<'static, str>> {
         match self {
-            Self::Refused { source: Errno::EPERM, .. } => Some(
-                "it takes CAP_NET_ADMIN in the user namespace that owns the network namespace".to_owned(),
-            ),
-            Self::Refused { source: Errno::EAGAIN, .. } => {
-                Some("another program keeps changing the table: try again".to_owned())
+            Self::Refused { source: Errno::EPERM, .. } => {
+                Some("it takes CAP_NET_ADMIN in the user namespace that owns the network namespace".into())
             }
-            Self::TooLarge { .. } => Some("remove rules that nothing needs from the namespace".to_owned()),
+            Self::Refused { source: Errno::EAGAIN, .. } => {
+                Some("another program keeps changing the table: try again".into())
+            }
+            Self::TooLarge { .. } => Some("remove rules that nothing needs from the namespace".into()),
             Self::List { .. } | Self::Refused { .. } | Self::Malformed { .. } => None,
         }
     }

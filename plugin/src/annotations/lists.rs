@@ -3,7 +3,7 @@
 //! Istio checks the trimmed items and then uses the raw text (CVE-2026-23766). Here each item is parsed
 //! into a type, and the text is not used again.
 
-use gybe_netfilter::policy::{CidrSet, InterfaceName, PortRange, PortSet};
+use gybe_netfilter::policy::{CidrSet, InterfaceName, PortError, PortRange, PortSet};
 use ipnet::IpNet;
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -17,6 +17,9 @@ pub(super) enum ValueError {
     /// Not a port.
     #[error("{0:?} is not a port: 0 to 65535, or a range like 8000-8100")]
     Port(String),
+    /// A range of ports that ends before it begins.
+    #[error("port range {0:?} is reversed: the smaller port comes first")]
+    ReversedRange(String),
     /// `*` where a list is required.
     #[error("\"*\" is not allowed here: list the ports, like 80,443 or 8000-8100")]
     EveryPort,
@@ -51,9 +54,12 @@ pub(super) fn ports(value: &str, max: usize) -> Result<PortSet, ValueError> {
         .map(|item| {
             // The longest range has 11 bytes; a longer item has leading zeros at best.
             let fits = item.len() <= 32;
-            let range = fits.then(|| item.parse::<PortRange>().ok()).flatten();
-            range.ok_or_else(|| {
-                if item == "*" { ValueError::EveryPort } else { invalid(item, ValueError::Port) }
+            let range =
+                if fits { item.parse::<PortRange>() } else { Err(PortError::NotAPort(String::new())) };
+            range.map_err(|error| match error {
+                PortError::Reversed(range) => ValueError::ReversedRange(range),
+                PortError::NotAPort(_) if item == "*" => ValueError::EveryPort,
+                PortError::NotAPort(_) => invalid(item, ValueError::Port),
             })
         })
         .collect::<Result<_, _>>()?;

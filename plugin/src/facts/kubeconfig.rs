@@ -5,8 +5,10 @@ use super::wire::{self, FactsRequest, FactsResponse, MAX_RESPONSE_BYTES, WireErr
 use crate::args::PodRef;
 use crate::bounded_read;
 use crate::pod::PodFacts;
+use gybe_netfilter::hint::Hint;
 use gybe_netfilter::program::{self, Ended, NotRun};
 use nix::errno::Errno;
+use std::borrow::Cow;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -63,19 +65,6 @@ pub enum KubeconfigFault {
 }
 
 impl KubeconfigError {
-    /// The remedy.
-    pub fn hint(&self) -> &'static str {
-        match self.fault {
-            KubeconfigFault::Read(_) => {
-                "check that the file exists, or remove kubeconfig and run the node agent"
-            }
-            KubeconfigFault::Program { .. } if self.is_configured_wrong() => {
-                "install gybe in the directory of gybe-cni, or remove kubeconfig and run the node agent"
-            }
-            _ => "check that the API server answers and lets this kubeconfig get pods; the kubelet retries",
-        }
-    }
-
     /// Whether every attempt fails until an operator changes this node.
     pub fn is_configured_wrong(&self) -> bool {
         match &self.fault {
@@ -87,6 +76,21 @@ impl KubeconfigError {
             }
             _ => false,
         }
+    }
+}
+
+impl Hint for KubeconfigError {
+    fn hint(&self) -> Option<Cow<'static, str>> {
+        let hint = match self.fault {
+            KubeconfigFault::Read(_) => {
+                "check that the file exists, or remove kubeconfig and run the node agent"
+            }
+            KubeconfigFault::Program { .. } if self.is_configured_wrong() => {
+                "install gybe in the directory of gybe-cni, or remove kubeconfig and run the node agent"
+            }
+            _ => "check that the API server answers and lets this kubeconfig get pods; the kubelet retries",
+        };
+        Some(hint.into())
     }
 }
 

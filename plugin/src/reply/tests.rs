@@ -1,4 +1,4 @@
-//! Error replies, and docs/ERRORS.md as a complete list of them.
+//! Error replies, and docs/TROUBLESHOOTING.md as a complete list of them.
 
 use super::*;
 use gybe_netfilter::backend::BackendKind;
@@ -62,7 +62,7 @@ fn a_long_message_leaves_room_for_the_hint() {
         Capabilities { backends: BackendKind::ALL.map(findings).into_iter().collect(), untried: Vec::new() };
     let error = PluginError::Backend(choose(&known, BackendSetting::Auto).unwrap_err().into());
     let reply = error_reply(Some(Verb::Status), &error);
-    assert_eq!(Some(reply.details), error.hint());
+    assert_eq!(reply.details, error.hint().unwrap());
     assert!(
         reply.message.contains("no backend works on this node for auto: nft: v4 misbehaves"),
         "{}",
@@ -83,13 +83,16 @@ fn an_error_has_the_configurations_version_or_the_newest() {
 
 /// The document has one row per number and code: `| 011 | 999 | …`.
 #[test]
-fn errors_md_has_every_number_with_its_code() {
-    let document = include_str!("../../../docs/ERRORS.md");
+fn troubleshooting_md_has_every_number_with_its_code() {
+    let document = include_str!("../../../docs/TROUBLESHOOTING.md");
     let source = include_str!("../reply.rs");
     let rows: BTreeSet<(u16, u32)> = document.lines().filter_map(row).collect();
     let arms: BTreeSet<(u16, u32)> = source.lines().filter_map(arm).collect();
     assert!(arms.len() > 20, "too few match arms found: {arms:?}");
     assert_eq!(rows, arms);
+    for (number, _) in rows {
+        assert!(document.contains(&format!("\n### GYBE-{number:03}\n")), "no entry for {number:03}");
+    }
 }
 
 fn row(line: &str) -> Option<(u16, u32)> {

@@ -153,11 +153,11 @@ fn a_program_that_does_not_stay_is_placed_again_after_a_while_and_not_without_en
     let places = healing.following.good.ground.places.clone();
     let mut pass = pass(&places, &wanted, &mut Memory::default()).unwrap();
     assert!(pass.left.is_done());
-    assert_eq!(healing.account(&pass, now), Next::Wakes(EVERY));
+    assert_eq!(healing.account(&pass, now), NextTurn::OnChange(RESYNC));
     pass.left.changes = pass.plan.changes.clone();
     pass.left.changes.retain(|change| matches!(change, Change::Place { .. }));
     assert!(!pass.left.changes.is_empty());
-    assert_eq!(healing.account(&pass, now), Next::Deaf(AGAIN));
+    assert_eq!(healing.account(&pass, now), NextTurn::After(RETRY));
 }
 
 #[test]

@@ -3,10 +3,11 @@
 use crate::error::chain;
 use crate::host::install::Pass;
 use crate::host::install::change::Problem;
+use crate::host::install::conflict::Conflict;
 use crate::host::install::directory::Each;
-use crate::host::install::fight::Fight;
 use crate::host::install::perform::PerformError;
 use crate::log::Journal;
+use gybe_netfilter::hint::Hint;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -71,8 +72,8 @@ impl<'a> Told<'a> {
     }
 
     /// Fights, each with whom: each sentence once until all of them have ended.
-    pub(super) fn fights(&mut self, fights: &Each<Option<Fight>>) {
-        let all: Vec<&Fight> = fights.conf.iter().chain(&fights.programs).collect();
+    pub(super) fn fights(&mut self, fights: &Each<Option<Conflict>>) {
+        let all: Vec<&Conflict> = fights.conf.iter().chain(&fights.programs).collect();
         if all.is_empty() {
             self.fought.clear();
         }
@@ -82,7 +83,7 @@ impl<'a> Told<'a> {
                 self.journal.tell(
                     "warn",
                     &format!("gybe node: {sentence}"),
-                    json!({ "undone": fight.undone }),
+                    json!({ "undone": fight.rewrites }),
                 );
             }
         }

@@ -1,5 +1,5 @@
-//! What of ours stands in directories of other kinds of node than this was taken for: an earlier life's,
-//! or where this one was misjudged.
+//! Finds our entry and programs in the directories of other kinds of node: left by an earlier install with
+//! other directories, or because this node's kind was misjudged.
 
 use super::out::of_any_name;
 use crate::host::doctor::is_named;
@@ -9,17 +9,17 @@ use crate::host::settings::PLUGIN;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-/// Directories in which something of ours stands.
+/// Directories that contain our entry or programs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Elsewhere {
-    /// With a conf file that names the plugin.
+    /// Conf directories with a file that names the plugin.
     pub conf: BTreeSet<PathBuf>,
-    /// With the plugin's program.
+    /// Directories with the plugin's program.
     pub programs: BTreeSet<PathBuf>,
 }
 
 impl Elsewhere {
-    /// Looks into the directories of every kind of node but into these.
+    /// Searches the directories of every kind of node except `places`.
     #[must_use]
     pub fn than(places: &Places, root: &Path) -> Self {
         let mut found = Self::default();
@@ -36,7 +36,7 @@ impl Elsewhere {
         found
     }
 
-    /// What to do about it.
+    /// A note for the operator.
     #[must_use]
     pub fn note(&self) -> Option<String> {
         let listed = |directories: &BTreeSet<PathBuf>| {
@@ -48,21 +48,21 @@ impl Elsewhere {
         let both: Vec<_> = conf.into_iter().chain(programs).collect();
         (!both.is_empty()).then(|| {
             format!(
-                "note: gybe-cni was left alone in directories of another kind of node: {}; name them with \
-                 --conf-dir and --bin-dir",
+                "note: gybe-cni is also in directories of another kind of node, which were not changed: {}; name them \
+                 with --conf-dir and --bin-dir",
                 both.join(", and ")
             )
         })
     }
 
-    /// Whether nothing is.
+    /// Reports whether nothing was found.
     #[must_use]
     pub fn is_nothing(&self) -> bool {
         self.conf.is_empty() && self.programs.is_empty()
     }
 }
 
-/// Also by another path.
+/// Reports whether two paths lead to one directory.
 fn is_same(one: &Path, other: &Path) -> bool {
     one == other || one.canonicalize().is_ok_and(|one| other.canonicalize().is_ok_and(|other| one == other))
 }

@@ -1,8 +1,8 @@
-//! Out of a node: what goes, what has to stay, and for how long.
+//! `gybe uninstall`: what is removed, what has to stay, and for how long.
 //!
-//! Two calls are the rule: the first takes the entry out of every file, one some minutes later takes
-//! the programs. A sandbox that was being made when the entry went is in no cache yet, and its DEL will
-//! ask for the plugin. `gybe` itself goes last, so that there is something to call again.
+//! Normally it takes two calls: the first removes the entry from every file, one some minutes later removes the
+//! programs. A sandbox that was being made while the entry was removed is in no cache yet, and its DEL will
+//! need the plugin. `gybe` itself is removed last, so that the second call is possible.
 
 use super::{Elsewhere, foreseen, rest, settle};
 use crate::agent::stand_in::ours;
@@ -25,57 +25,53 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-/// What an uninstall came to.
+/// The result of an uninstall.
 #[derive(Debug)]
 pub struct Out {
-    /// The pass that took the entry out, and the one that took the last programs, if it came to that.
+    /// The pass that removed the entry, and the one that removed the programs, if it came to that.
     pub passes: Vec<Pass>,
-    /// What has to stay.
+    /// The programs that have to stay.
     pub stays: Vec<Stays>,
-    /// What was not looked after: it stands in directories of another kind of node.
+    /// What is in directories of another kind of node, which are not changed.
     pub elsewhere: Elsewhere,
 }
 
-/// A program that has to stay.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stays {
-    /// Its name.
     pub program: FileName,
-    /// For how long.
     pub until: StaysWhile,
 }
 
-/// For how long a program has to stay.
+/// Why a program has to stay, and for how long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum StaysWhile {
-    /// The conf has only just been changed.
-    #[error("for {seconds} s yet: a sandbox that was being made just now may still ask for it")]
+    /// The conf was changed a moment ago.
+    #[error("for another {seconds} s: the DEL of a sandbox that was just being made may need it")]
     JustOut {
-        /// Until a sandbox that was being made then is made, or given up.
+        /// Until a sandbox that was being made then exists, or was given up.
         seconds: u64,
     },
-    /// The cache says so.
-    #[error("as long as sandboxes live that were made with it: each asks for it when it goes")]
+    /// libcni's cache names it.
+    #[error("as long as sandboxes exist that were made with it: the DEL of each needs it")]
     Named,
-    /// There is no cache to look into.
-    #[error("until the node has been drained: which sandboxes were made with it cannot be seen")]
+    /// The cache cannot be read.
+    #[error("until the node has been drained: it is unknown which sandboxes were made with it")]
     Unknown,
-    /// A file still names it.
     #[error("as long as a conf file names it")]
     InConf,
-    /// It could go, and did not.
+    /// It is no longer needed, but was not removed.
     #[error("because it could not be removed")]
     Failed,
 }
 
 impl Out {
-    /// Whether no file names the plugin any more, or would have to be changed.
+    /// Reports whether no conf file names the plugin any more.
     #[must_use]
     pub fn is_out(&self) -> bool {
         self.passes.last().is_some_and(|pass| conf_is_clean(&pass.left)) && self.elsewhere.conf.is_empty()
     }
 
-    /// Whether nothing is left to do.
+    /// Reports whether nothing is left to do.
     #[must_use]
     pub fn is_finished(&self) -> bool {
         self.is_out() && self.stays.is_empty() && self.elsewhere.is_nothing()
@@ -89,7 +85,7 @@ fn conf_is_clean(left: &Plan) -> bool {
         && !left.problems.iter().any(crate::host::install::change::Problem::blocks)
 }
 
-/// What leaving this node means: everything that is ours, under whatever name it was placed.
+/// The desired state without Gybe: everything that is ours, under whatever name it was placed.
 #[must_use]
 pub fn leave(
     places: &Places,
@@ -106,7 +102,7 @@ pub fn leave(
         plugin: PLUGIN.to_owned(),
         pinned: pinned.or_else(|| of_any_name(&places.conf)),
         programs: names.filter_map(|name| FileName::new(name).ok()).collect(),
-        // Looked at above: without the image, by what is there.
+        // Recognized above by the files themselves, because the image may be missing.
         retired: Vec::new(),
         last: FileName::new(TOOL).ok(),
         rests: rest::left(&places.conf, SystemTime::now()).is_some(),
@@ -115,9 +111,9 @@ pub fn leave(
     }
 }
 
-/// What serves on the node answers DEL, so it is its own tombstone; the image's where it cannot be read.
-/// Under istio-cni's name ours is known by being our plugin, of whatever version; what is not that is
-/// theirs, and stays. Where nothing is, nothing is ever placed.
+/// The installed plugin answers DEL, so it is its own tombstone; the image's plugin is, if the installed one
+/// cannot be read. Under istio-cni's name our program is recognized as our plugin, of whatever version; any
+/// other program is istio-cni's and stays. Where no program is, none is placed.
 fn tombstones(places: &Places, hash: Option<Hash>, image: impl FnOnce() -> Option<Image>) -> Vec<Program> {
     let is_there = places.programs.join(PLUGIN).symlink_metadata().is_ok();
     let of_image = || {
@@ -136,7 +132,7 @@ fn tombstones(places: &Places, hash: Option<Hash>, image: impl FnOnce() -> Optio
     plugin.into_iter().chain(as_it_is(ISTIO, stand_in, Place::IfAbsent)).collect()
 }
 
-/// A pinned file may have any name, and an operator need not remember it.
+/// Finds a pinned file of any name, which an operator need not remember.
 pub(super) fn of_any_name(conf: &Path) -> Option<FileName> {
     let entries = fs::read_dir(conf).ok()?.flatten();
     let names = entries.filter_map(|entry| FileName::new(entry.file_name()).ok());
@@ -154,18 +150,18 @@ fn interest() -> Interest {
 }
 
 impl Out {
-    /// What leaving would come to now.
+    /// The plan of an uninstall.
     #[must_use]
     pub fn foreseen(places: &Places, leave: &Leave) -> Plan {
         foreseen(places, &Wanted::Left(leave.clone()), Runtimes::default())
     }
 
-    /// Leaves as far as can be now; the host's root is seen at `root`.
+    /// Uninstalls as far as is possible now; `root` is the host's root.
     ///
     /// # Errors
-    /// When another gybe is at it.
+    /// If another gybe holds the lock.
     pub fn now(places: &Places, leave: &Leave, root: &Path) -> Result<Self, Busy> {
-        // It may take several passes until the conf is without us, and no program goes in any of them.
+        // Several passes may be needed to remove the entry, and no program is removed in any of them.
         let first =
             settle(places, &Wanted::Left(Leave { rests: true, ..leave.clone() }), &Runtimes::default())?;
         let clean = conf_is_clean(&first.left);
@@ -173,7 +169,7 @@ impl Out {
         let resting = || rest::left(&places.conf, SystemTime::now());
         if clean && resting().is_none() {
             let over = Leave { rests: false, ..leave.clone() };
-            // Once: where somebody else comes between, the conf is not what it was.
+            // Only once: if another program writes meanwhile, the conf has changed again.
             passes.push(pass(places, &Wanted::Left(over), &mut Memory::default())?);
         }
         let seen = look(places, &interest(), &mut Hashes::default());
@@ -183,7 +179,7 @@ impl Out {
     }
 }
 
-/// The tombstones that are there, and are not somebody else's program.
+/// The tombstones that are there and are not another owner's program.
 fn stays(seen: &Snapshot, leave: &Leave, (clean, rest): (bool, Option<Duration>)) -> Vec<Stays> {
     let ours = |program: &&Program, there: &SeenProgram| {
         program.name.as_os_str() == PLUGIN || there.hash == Ok(program.hash)
@@ -201,7 +197,7 @@ fn stays(seen: &Snapshot, leave: &Leave, (clean, rest): (bool, Option<Duration>)
             StaysWhile::Named
         }
         Cached::Named(_) => rest.map_or(StaysWhile::Failed, |rest| StaysWhile::JustOut {
-            // The next second it may go.
+            // Removable from the next full second on.
             seconds: rest.as_secs() + 1,
         }),
     };

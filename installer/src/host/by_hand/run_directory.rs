@@ -1,5 +1,5 @@
-//! What of ours is in `/run/gybe` when the node is left: a kubeconfig at once, for it holds a token; the
-//! rest when nobody can need it any more. The sockets of an agent that lives are its own.
+//! Cleans `/run/gybe` on uninstall: a kubeconfig at once, because it holds a token; the rest when no program
+//! can need it any more. The sockets of a running agent stay.
 
 use crate::agent::{KUBECONFIG_NEW, is_served};
 use crate::host::settings::{FACTS_SOCKET, KUBECONFIG};
@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 const TOKENS: [&str; 2] = [KUBECONFIG, KUBECONFIG_NEW];
 const SOCKETS: [(&str, SockType); 2] = [(FACTS_SOCKET, SockType::Stream), (LOG_SOCKET, SockType::Datagram)];
 
-/// Removes it; what could not be removed, and why. What is not there is no failure.
+/// Removes the files, and returns those that could not be removed. A missing file is no failure.
 #[must_use]
 pub fn forget_run_directory(directory: &Path, finished: bool) -> Vec<(PathBuf, io::Error)> {
     let silent = SOCKETS.iter().filter(|(name, kind)| !is_served(&directory.join(name), *kind));
@@ -23,7 +23,7 @@ pub fn forget_run_directory(directory: &Path, finished: bool) -> Vec<(PathBuf, i
     let failed = removed.filter_map(|(removed, path)| Some((path, removed.err()?)));
     let failed = failed.filter(|(_, why)| why.kind() != io::ErrorKind::NotFound).collect();
     if finished {
-        // Somebody else's file keeps it.
+        // A file of another owner keeps the directory.
         let _ = fs::remove_dir(directory);
     }
     failed

@@ -1,11 +1,11 @@
-//! Which file a runtime takes, and where our entry is.
+//! Findings about the chain: the file that the runtime uses, and the places of our entry.
 
 use super::programs::program;
 use super::sight::{AgentSeen, Sight};
 use super::{About, Finding, of_security};
 use crate::host::install::change::{Problem, ProgramFault};
+use crate::host::install::conflict::other_owner;
 use crate::host::install::conflist::{Chain, ISTIO};
-use crate::host::install::fight::rivals;
 use crate::host::install::json::{self, Node};
 use crate::host::install::judge::{Judgement, Question, judge};
 use crate::host::install::loads::DropIns;
@@ -14,10 +14,11 @@ use crate::host::install::seen::{ConfDirectory, DROP_IN, FileName, ORIGINAL, Sta
 use crate::host::install::wanted::Shape;
 use crate::host::platform::Platform;
 use crate::host::settings::{PLUGIN, STANDALONE};
+use gybe_netfilter::hint::Hint;
 use nix::errno::Errno;
 use std::ffi::OsStr;
 
-/// Where our entry is: in a list, as a network of its own, in a network's directory.
+/// The places of our entry: in a list, as a network of its own, in a network's directory.
 #[derive(Debug, Default)]
 pub(super) struct Ours<'a> {
     pub(super) listed: Vec<(&'a FileName, &'a [u8])>,
@@ -43,7 +44,7 @@ impl<'a> Ours<'a> {
         ours
     }
 
-    /// Whether no runtime but Multus takes our file, by its name: in a directory of Multus' own on
+    /// Reports whether only Multus uses our file, which it selects by name: in Multus' own directory on
     /// OpenShift, or as a network of its own elsewhere.
     pub(super) fn is_for_multus(&self, sight: &Sight) -> bool {
         let of_openshift = || sight.platform.places(&sight.ground.root).conf == sight.ground.places.conf;
@@ -57,7 +58,7 @@ impl<'a> Ours<'a> {
         self.entries().next().is_some()
     }
 
-    /// Every one of them, and where it is.
+    /// Every entry with the name of its file or network.
     pub(super) fn entries(&self) -> impl Iterator<Item = (&'a FileName, &'a [u8])> + '_ {
         [&self.listed, &self.alone, &self.dropped_in].into_iter().flatten().copied()
     }
@@ -67,7 +68,7 @@ fn is_of_our_type(bytes: &[u8]) -> bool {
     json::parse(bytes).is_ok_and(|tree| tree.field("type").and_then(Node::as_text) == Some(PLUGIN))
 }
 
-/// What a pod meets that is started now.
+/// The verdict for a pod that is started now.
 pub(super) fn judged(sight: &Sight, ours: &Ours<'_>) -> Judgement {
     judge(&Question {
         conf: &sight.snapshot.conf,
@@ -86,7 +87,7 @@ fn fault(sight: &Sight) -> Option<ProgramFault> {
     of_access.or_else(|| (!matches!(sight.trial, Some(Ok(())))).then_some(ProgramFault::NotRun))
 }
 
-/// As our entry is found: what was asked for is not written on the node.
+/// The shape in which our entry is found, because the desired shape is not written on the node.
 fn shape(sight: &Sight, ours: &Ours<'_>) -> Shape {
     let alone = ours.alone.first().map(|(file, _)| (*file).clone());
     match (alone, ours.listed.first(), ours.dropped_in.is_empty()) {
@@ -107,7 +108,8 @@ pub(super) fn examine(sight: &Sight, ours: &Ours<'_>) -> Vec<Finding> {
     let judgement = judged(sight, ours);
     let mut found: Vec<_> = judgement.taken.iter().map(|choice| taken(sight, choice)).collect();
     found.extend(broken(sight, &judgement));
-    // Without an entry of ours, and without our tool or on purpose, Gybe is not installed, and that is all there is to know.
+    // Without an entry of ours, and without our tool or on purpose, Gybe is not installed, and no more findings
+    // are needed.
     let not_in = |reason: &&Problem| matches!(reason, Problem::NotIn { .. } | Problem::NotWritten(_));
     if let Some(absent) =
         not_installed(sight, ours).filter(|_| judgement.reasons.iter().any(|it| not_in(&it)))
@@ -115,7 +117,7 @@ pub(super) fn examine(sight: &Sight, ours: &Ours<'_>) -> Vec<Finding> {
         found.push(absent);
         return found;
     }
-    let reasons = judgement.reasons.iter().filter(|reason| !is_told_elsewhere(reason));
+    let reasons = judgement.reasons.iter().filter(|reason| !has_own_finding(reason));
     found.extend(reasons.map(|reason| wrong(sight, ours, reason)));
     if judgement.is_met() {
         found.push(well(sight, ours, judgement.taken.as_ref()));
@@ -123,8 +125,8 @@ pub(super) fn examine(sight: &Sight, ours: &Ours<'_>) -> Vec<Finding> {
     found
 }
 
-/// Directories, the program, what the entry says and istio-cni have findings of their own, with more in them.
-fn is_told_elsewhere(reason: &Problem) -> bool {
+/// Reports whether another topic has a finding about this reason, with more details.
+fn has_own_finding(reason: &Problem) -> bool {
     matches!(
         reason,
         Problem::Missing(_)
@@ -139,16 +141,17 @@ fn is_told_elsewhere(reason: &Problem) -> bool {
 fn taken(sight: &Sight, choice: &Choice) -> Finding {
     let runs = |name: &str| sight.runtimes.iter().any(|runtime| runtime.name == name);
     let who = match (runs("containerd"), runs("crio")) {
-        (true, false) => "containerd takes",
-        (false, true) => "CRI-O takes",
-        _ => "containerd and CRI-O take",
+        (true, false) => "containerd uses",
+        (false, true) => "CRI-O uses",
+        _ => "containerd and CRI-O use",
     };
     let Choice { file, network } = choice;
-    let says = format!("{who} {file}: network {} of {}", network.name, network.plugins.join(", "));
+    let says =
+        format!("{who} {file}: network {} with the plugins {}", network.name, network.plugins.join(", "));
     Finding::well(About::Chain, says)
 }
 
-/// Files that cannot be loaded and stop no runtime.
+/// Files that cannot be loaded but stop no runtime.
 fn broken(sight: &Sight, judgement: &Judgement) -> Vec<Finding> {
     let stops = |broken: &Broken| {
         judgement.reasons.iter().any(|reason| match reason {
@@ -167,39 +170,39 @@ fn well(sight: &Sight, ours: &Ours<'_>, taken: Option<&Choice>) -> Finding {
     let runs = |choice: &&Choice| choice.network.plugins.iter().any(|kind| kind == PLUGIN);
     let how = if ours.dropped_in.is_empty() { "" } else { " (as a drop-in)" };
     if let Some(choice) = taken.filter(last) {
-        return Finding::well(About::Chain, format!("{PLUGIN} is last in {}{how}, as wanted", choice.file));
+        return Finding::well(About::Chain, format!("{PLUGIN} is the last plugin in {}{how}", choice.file));
     }
     if let Some(choice) = taken.filter(runs) {
         let behind = choice.network.plugins.last().map_or("", String::as_str);
-        let says = format!("{PLUGIN} is wanted last in {}, and {behind} comes behind it", choice.file);
+        let says = format!("{PLUGIN} should be the last plugin in {}, but {behind} follows it", choice.file);
         return Finding::note(About::Chain, says, Some(writer(sight)));
     }
     let file = ours.entries().next().map_or(String::new(), |(file, _)| file.to_string());
     let says = match ours.alone.is_empty() {
-        true => format!("{PLUGIN} is in {file}, for Multus to call"),
-        false => format!("{PLUGIN} is a network of its own in {file}, for Multus to call"),
+        true => format!("{PLUGIN} is in {file}, which Multus calls"),
+        false => format!("{PLUGIN} is a network of its own in {file}, which Multus calls"),
     };
     Finding::well(About::Chain, says)
 }
 
 fn wrong(sight: &Sight, ours: &Ours<'_>, reason: &Problem) -> Finding {
     let is_refused = |errno: &Errno| matches!(errno, Errno::EACCES | Errno::EPERM);
-    let hint = || reason.hint().unwrap_or_default().to_owned();
+    let hint = || reason.hint().unwrap_or_default().into_owned();
     let (says, remedy) = match reason {
         Problem::NotIn { file, plugins, .. } if is_istios(sight, ours, plugins) => {
-            let says = format!("{PLUGIN} is not in {file}: pods are redirected by istio-cni");
+            let says = format!("{PLUGIN} is not in {file}: istio-cni redirects pods");
             return Finding::note(About::Chain, says, None);
         }
-        Problem::NotIn { file, plugins, .. } => (not_in(ours, file), heal(sight, plugins)),
+        Problem::NotIn { file, plugins, .. } => (not_in(ours, file), restore_entry(sight, plugins)),
         Problem::Preempted { file, by } => {
-            (format!("{PLUGIN} is in {file}, and the runtime takes {by}"), heal(sight, &[]))
+            (format!("{PLUGIN} is in {file}, but the runtime uses {by}"), restore_entry(sight, &[]))
         }
         Problem::Waiting => (
             "the runtime has no network: there is no conf file to load".to_owned(),
-            "the primary plugin has not written its file: look at its DaemonSet".to_owned(),
+            "look at the DaemonSet of the primary plugin, which has not written its file".to_owned(),
         ),
         Problem::NotWritten(_) => (
-            format!("{PLUGIN} is in no conf file, and Multus has no network to call"),
+            format!("no conf file names {PLUGIN}, so Multus has no network to call"),
             format!("{}, with shape: standalone (--shape standalone)", writer(sight)),
         ),
         Problem::Unread(Broken { why: Why::Unreadable(Unreadable::Refused(errno)), .. })
@@ -225,43 +228,41 @@ fn not_in(ours: &Ours<'_>, file: &FileName) -> String {
     let others = others.collect::<Vec<_>>().join(", ");
     match others.is_empty() {
         true => format!("{PLUGIN} is not in {file}: new pods are not redirected"),
-        false => format!("{PLUGIN} is in {others}, and the runtime takes {file}"),
+        false => format!("{PLUGIN} is in {others}, but the runtime uses {file}"),
     }
 }
 
 fn not_installed(sight: &Sight, ours: &Ours<'_>) -> Option<Finding> {
     if !ours.is_anywhere() && sight.agent.as_ref().is_some_and(AgentSeen::leaves) {
-        let says = format!("{PLUGIN} is in no conf file: the node agent has taken it out (mode: leave)");
+        let says = format!("no conf file names {PLUGIN}: the node agent removed it (mode: leave)");
         return Some(Finding::note(About::Chain, says, None));
     }
-    let says = format!("{PLUGIN} is in no conf file: Gybe is not installed on this node");
-    let remedy = "gybe install, or the DaemonSet gybe-node, puts it there";
+    let says = format!("no conf file names {PLUGIN}: Gybe is not installed on this node");
+    let remedy = "run gybe install, or deploy the DaemonSet gybe-node";
     let is_there = ours.is_anywhere() || program(sight, "gybe").is_some();
     (!is_there).then(|| Finding::note(About::Chain, says, Some(remedy)))
 }
 
-/// Whether istio-cni stands in the chain that we are not in, whole: an entry, and its program.
+/// Reports whether istio-cni serves the chain without us: an entry, and its program.
 fn is_istios(sight: &Sight, ours: &Ours<'_>, plugins: &[String]) -> bool {
     !ours.is_anywhere() && plugins.iter().any(|plugin| plugin == ISTIO) && program(sight, ISTIO).is_some()
 }
 
-/// What writes our entry: nothing does where no agent runs.
+/// The remedy for a missing entry, depending on whether an agent runs.
 fn writer(sight: &Sight) -> &'static str {
     match sight.agent.as_ref().is_some_and(AgentSeen::is_running) {
-        true => "the agent writes it within a second: look at its log, or run gybe install",
-        false => {
-            "no agent runs here that would write it: start it (DaemonSet gybe-node), or run gybe install"
-        }
+        true => "the agent writes it within a second; if it does not, look at its log, or run gybe install",
+        false => "start the agent (DaemonSet gybe-node), or run gybe install: no agent runs here",
     }
 }
 
-fn heal(sight: &Sight, plugins: &[String]) -> String {
+fn restore_entry(sight: &Sight, plugins: &[String]) -> String {
     let plugins: Vec<&str> = plugins.iter().map(String::as_str).collect();
     let writer = writer(sight);
-    // Of istio-cni `others` has more to say.
-    match rivals::likely(&plugins).filter(|_| !plugins.contains(&ISTIO)) {
-        Some(rival) => {
-            format!("{writer}; if it keeps coming back, that is {}: {}", rival.name, rival.setting)
+    // The topic `Others` has more details about istio-cni.
+    match other_owner::likely(&plugins).filter(|_| !plugins.contains(&ISTIO)) {
+        Some(owner) => {
+            format!("{writer}; if {} undoes this again: {}", owner.name, owner.setting)
         }
         None => writer.to_owned(),
     }

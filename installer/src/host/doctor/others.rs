@@ -1,10 +1,10 @@
-//! Who else writes conf files here, or leads pods through a mesh.
+//! Findings about other owners: agents that also write conf files here, and other meshes.
 
 use super::programs::program;
 use super::sight::Sight;
 use super::{About, Finding};
+use crate::host::install::conflict::other_owner::likely;
 use crate::host::install::conflist::{Chain, ISTIO};
-use crate::host::install::fight::rivals::likely;
 use crate::host::install::judge::primary;
 use crate::host::install::seen::ORIGINAL;
 use crate::host::settings::PLUGIN;
@@ -14,9 +14,9 @@ pub(super) fn examine(sight: &Sight) -> Vec<Finding> {
     let choice = primary(&sight.snapshot.conf, PLUGIN, &sight.snapshot.runtimes);
     let plugins: Vec<&str> =
         choice.iter().flat_map(|choice| choice.network.plugins.iter().map(String::as_str)).collect();
-    if let Some(rival) = likely(&plugins).filter(|_| !plugins.contains(&ISTIO)) {
-        let says = format!("{} writes this chain too", rival.name);
-        let remedy = format!("if our entry keeps going: {}", rival.setting);
+    if let Some(owner) = likely(&plugins).filter(|_| !plugins.contains(&ISTIO)) {
+        let says = format!("{} also writes this chain", owner.name);
+        let remedy = format!("if our entry keeps disappearing: {}", owner.setting);
         found.push(Finding::note(About::Others, says, Some(&remedy)));
     }
     found.extend(socket_load_balancing(&plugins));
@@ -34,15 +34,15 @@ fn istio(sight: &Sight) -> Vec<Finding> {
     }));
     let files: Vec<String> = sight.of_istio.iter().map(|path| path.display().to_string()).collect();
     if !files.is_empty() {
-        let says = format!("istio-cni's agent has left, or keeps, {}", files.join(", "));
-        let remedy = "a kubeconfig holds a token: remove these once its DaemonSet is gone";
+        let says = format!("files of istio-cni's agent: {}", files.join(", "));
+        let remedy = "remove them once its DaemonSet is gone: a kubeconfig holds a token";
         found.push(Finding::note(About::Others, says, Some(remedy)));
     }
     found.extend(stand_in(sight));
     found
 }
 
-/// What an istio-cni entry means, and never an advice that leaves pods without a redirect.
+/// The meaning of an istio-cni entry. No remedy leaves pods without redirection.
 fn of_entry(name: &str, chain: &Chain, has_program: bool) -> Finding {
     let beside = chain.entry(PLUGIN).is_some();
     let wrong = |says: String, remedy: &str| Finding::wrong(About::Others, says, remedy);
@@ -50,40 +50,41 @@ fn of_entry(name: &str, chain: &Chain, has_program: bool) -> Finding {
     if chain.is_ambient() {
         let says = format!("{name} has an istio-cni entry that serves ambient mode (ambient_enabled: true)");
         return match beside {
-            true => wrong(format!("{says}, and ours beside it"), KEEP_ISTIO),
+            true => wrong(format!("{says}, and ours too"), KEEP_ISTIO),
             false => note(says, KEEP_ISTIO),
         };
     }
-    let take_over = "gybe install --take-over now (in the cluster: take_over: now) replaces it by ours in one write; then \
-                     remove the DaemonSet istio-cni-node";
+    let take_over = "run gybe install --take-over now (in the cluster: take_over: now), which replaces it with ours in one write; \
+                     then remove the DaemonSet istio-cni-node";
     match (beside, has_program) {
         (true, _) => {
-            let says = format!(
-                "{name} has an istio-cni entry beside ours: both redirect, and the second is refused"
-            );
+            let says =
+                format!("{name} has an istio-cni entry and ours: both redirect, and the second is refused");
             wrong(says, take_over)
         }
         (false, true) => {
-            let says = format!("{name} has an istio-cni entry: pods are redirected by istio-cni");
-            note(says, &format!("nothing, if that is wanted; to change to Gybe: {take_over}"))
+            let says = format!("{name} has an istio-cni entry: istio-cni redirects pods");
+            note(says, &format!("to change to Gybe: {take_over}; otherwise do nothing"))
         }
         (false, false) => {
             let says = format!(
-                "{name} has an istio-cni entry, and there is no program istio-cni: pods cannot start"
+                "{name} has an istio-cni entry, but the program istio-cni is missing: pods cannot start"
             );
-            wrong(says, &format!("bring the DaemonSet istio-cni-node back; to change to Gybe: {take_over}"))
+            wrong(
+                says,
+                &format!("deploy the DaemonSet istio-cni-node again; or, to change to Gybe: {take_over}"),
+            )
         }
     }
 }
 
-/// Gybe serves sidecars only.
-const KEEP_ISTIO: &str = "keep istio-cni here and exclude this node: Gybe has no ambient mode (node affinity of the DaemonSet \
-                          gybe-node; gybe uninstall takes out what is here)";
+const KEEP_ISTIO: &str = "keep istio-cni here and exclude this node from Gybe, which has no ambient mode (node affinity of the \
+                          DaemonSet gybe-node; gybe uninstall removes what is here)";
 
-/// Cilium may rewrite a connection's destination in connect(2), before any rule sees a packet.
+/// Cilium may rewrite a connection's destination in connect(2), before any rule receives a packet.
 fn socket_load_balancing(plugins: &[&str]) -> Option<Finding> {
-    let says = "Cilium may translate services at the socket (bpf-lb-sock): a pod's connections to a service's address \
-                then reach the proxy with the address of one of the service's pods";
+    let says = "Cilium may translate service addresses in connect(2) (bpf-lb-sock): a pod's connection to a service \
+                then reaches the proxy with the address of one of the service's pods";
     let remedy = "set Cilium's Helm value socketLB.hostNamespaceOnly=true, which excludes pods";
     plugins.contains(&"cilium-cni").then(|| Finding::note(About::Others, says, Some(remedy)))
 }
@@ -91,8 +92,9 @@ fn socket_load_balancing(plugins: &[&str]) -> Option<Finding> {
 fn stand_in(sight: &Sight) -> Option<Finding> {
     let (theirs, ours) = (program(sight, ISTIO)?, program(sight, PLUGIN));
     if ours.is_some_and(|ours| ours.hash == theirs.hash) {
-        let says = "istio-cni is our plugin here: it answers DEL for sandboxes that were made with istio-cni";
+        let says =
+            "the program istio-cni is our plugin: it answers DEL for sandboxes that were made with istio-cni";
         return Some(Finding::well(About::Others, says));
     }
-    Some(Finding::note(About::Others, "the program istio-cni is there", None))
+    Some(Finding::note(About::Others, "the program istio-cni exists", None))
 }

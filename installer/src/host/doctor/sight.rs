@@ -1,4 +1,4 @@
-//! What there is to be seen on a node: one look, bounded in time, that changes nothing.
+//! Observes a node once for `gybe doctor`: bounded in time, and without a change.
 
 mod mounts;
 mod runtimes;
@@ -31,62 +31,58 @@ use nix::errno::Errno;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Where to look.
+/// The parameters of an observation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ground {
-    /// The runtime's directories.
     pub places: Places,
-    /// Sockets and findings.
+    /// The directory of sockets and of the probe report.
     pub run: PathBuf,
-    /// Where the host's root is seen.
+    /// The host's root as seen here.
     pub root: PathBuf,
-    /// The programs this `gybe` would bring, if they are not the installed ones themselves.
+    /// The programs that this `gybe` would place, unless they are the installed ones.
     pub image: Option<PathBuf>,
-    /// What the operator says here about the program directory; none: what the agent is set to.
+    /// Whether the operator confirmed the program directory; none to use the agent's setting.
     pub confirmed: Option<Confirmed>,
 }
 
-/// Everything that was seen.
+/// The observed node.
 #[derive(Debug)]
 pub struct Sight {
-    /// Where it was looked for.
     pub ground: Ground,
-    /// What kind of node it is.
     pub platform: Platform,
-    /// The runtime's directories.
     pub snapshot: Snapshot,
-    /// The file systems they are on: conf, programs, and where we run.
+    /// The file systems of the conf, program and run directory.
     pub spaces: Vec<Space>,
-    /// Where the conf directory leads, if it is a link.
+    /// The target of the conf directory, if it is a link.
     pub conf_link: Option<PathBuf>,
-    /// What the plugin did when it was asked for its version, where there is one.
+    /// The plugin's answer to VERSION, if it is installed.
     pub trial: Option<Result<(), TrialError>>,
-    /// Whether the plugin that this `gybe` would bring is another one.
+    /// Whether the plugin that this `gybe` would place is another build.
     pub brings_another: bool,
-    /// What the agent says, where the entry names one.
+    /// The agent's answer, if the entry names its socket.
     pub agent: Option<AgentSeen>,
-    /// Its other socket.
+    /// The agent's log socket.
     pub log: Option<LogSocketSeen>,
-    /// The entry names a kubeconfig that cannot be read.
+    /// The kubeconfig of the entry, if it cannot be read.
     pub no_kubeconfig: Option<(PathBuf, Errno)>,
-    /// What was found out about backends.
+    /// The probe report.
     pub found: Option<Found>,
-    /// The backend that writes, and why its programs cannot be found on the host.
+    /// The backend in use, if its programs are missing on the host, and why.
     pub no_programs: Option<(BackendKind, String)>,
-    /// The pods of this node, judged; none where no entry of ours can be read.
+    /// The pods of this node with their verdicts; none if no entry of ours can be parsed.
     pub pods: Option<PodsSeen>,
-    /// Whether changes of the conf directory are told.
+    /// How changes of the conf directory are reported.
     pub watch: WatchMode,
     /// The runtimes that run here, and what they watch.
     pub runtimes: Vec<RuntimeSeen>,
-    /// Who may have said no.
+    /// The security module that may refuse an access.
     pub guard: Guard,
     /// Files of istio-cni's agent.
     pub of_istio: Vec<PathBuf>,
 }
 
 impl Sight {
-    /// The setting `plugin_dir`: the operator's word, else the running agent's.
+    /// The setting `plugin_dir`: the operator's, else the running agent's.
     pub(crate) fn confirmed(&self) -> Confirmed {
         let status = self.agent.as_ref().and_then(|agent| agent.status.as_ref());
         let by_agent = match status {
@@ -100,7 +96,7 @@ impl Sight {
 /// The pod sandboxes of the node.
 #[derive(Debug)]
 pub struct PodsSeen {
-    /// Each with its verdict.
+    /// Each sandbox with its verdict.
     pub judged: Vec<Judged>,
     /// What could not be read, so that sandboxes may be missing.
     pub unreadable: Vec<String>,
@@ -109,21 +105,19 @@ pub struct PodsSeen {
 /// A security module that refuses root.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Guard {
-    /// None that shows itself.
+    /// None that is visible here.
     None,
-    /// Enforcing.
     SeLinux,
-    /// This process has a profile.
     AppArmor,
 }
 
-/// Looks.
+/// Observes the node.
 #[must_use]
 pub fn see(ground: Ground) -> Sight {
     let mut snapshot = look(&ground.places, &Interest::in_programs(every_name()), &mut Hashes::default());
     let ours = Ours::find(&snapshot.conf);
     let conf = entry::conf(&ours);
-    // Drop-ins of others count too.
+    // Other owners' drop-ins need the check too.
     let has_none = snapshot.conf.networks.is_empty() && snapshot.conf.unread_networks.is_empty();
     let ask = if has_none { Ask::Nothing } else { Ask::DropIns };
     let directories =
@@ -131,7 +125,7 @@ pub fn see(ground: Ground) -> Sight {
     let plugin = ground.places.programs.join(PLUGIN);
     let has_no_entry = snapshot.conf.standing == Standing::There && !ours.is_anywhere();
     let sockets = match &conf {
-        // Where an agent usually answers: it would put the entry back.
+        // The agent's usual socket: an agent would restore the entry.
         None if has_no_entry => Some(ground.run.join(FACTS_SOCKET)),
         conf => conf.as_ref().and_then(|conf| conf.facts.socket.clone()),
     };
@@ -159,13 +153,13 @@ pub fn see(ground: Ground) -> Sight {
     }
 }
 
-/// What is known about the runtimes of the node whose root is at `root`: those that run there.
+/// What is known about the runtimes that run on the node whose root is at `root`.
 #[must_use]
 pub fn runtimes_of(root: &Path, places: &Places) -> Runtimes {
     Report::of(root, &running(root, &places.conf, Ask::DropIns)).known(places)
 }
 
-/// Whether both are there, and are not the same.
+/// Reports whether both exist and differ.
 fn is_another(one: &Path, other: &Path) -> bool {
     let length = |path: &Path| fs::metadata(path).ok().map(|meta| meta.len());
     let hash = |path: &Path| Hash::of_all(fs::File::open(path).ok()?).ok();
@@ -199,7 +193,7 @@ fn pods_of(conf: PluginConf, ground: &Ground) -> PodsSeen {
     PodsSeen { judged, unreadable: found.unreadable }
 }
 
-/// selinux(8), apparmor(7): what each shows of itself.
+/// Detects the security module by selinux(8)'s and apparmor(7)'s files.
 fn guard() -> Guard {
     let says = |path: &str| fs::read_to_string(path).unwrap_or_default();
     if says("/sys/fs/selinux/enforce").trim() == "1" {
@@ -209,7 +203,7 @@ fn guard() -> Guard {
     if matches!(confined.trim(), "" | "unconfined") { Guard::None } else { Guard::AppArmor }
 }
 
-/// What istio-cni's agent keeps on a node (docs/ISTIO.md, section 5).
+/// The files that istio-cni's agent keeps on a node (docs/ISTIO.md, section 5).
 fn of_istio(ground: &Ground) -> Vec<PathBuf> {
     let kept = ["log.sock", "istio-cni-kubeconfig", "pluginevent.sock"];
     let kept = kept.map(|name| ground.root.join("var/run/istio-cni").join(name));

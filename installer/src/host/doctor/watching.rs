@@ -1,4 +1,4 @@
-//! How a change of the conf directory becomes known: to our agent, and to the runtime.
+//! Findings about how our agent and the runtime learn of changes in the conf directory.
 
 use super::chain::Ours;
 use super::sight::{RuntimeSeen, Sight, Watches};
@@ -9,7 +9,7 @@ use nix::errno::Errno;
 
 pub(super) fn examine(sight: &Sight, ours: &Ours<'_>) -> Vec<Finding> {
     let mut found: Vec<Finding> = own(sight).into_iter().collect();
-    // Multus reads a network's file when it is asked for it, and no runtime watches for that.
+    // Multus reads a network's file for each call, and no runtime watches it.
     if !ours.is_for_multus(sight) {
         found.extend(sight.runtimes.iter().map(of_runtime));
     }
@@ -19,9 +19,9 @@ pub(super) fn examine(sight: &Sight, ours: &Ours<'_>) -> Vec<Finding> {
 fn own(sight: &Sight) -> Option<Finding> {
     match sight.watch {
         WatchMode::Told => {
-            Some(Finding::well(About::Watching, "changes of the conf directory are told at once"))
+            Some(Finding::well(About::Watching, "inotify reports changes of the conf directory at once"))
         }
-        // That it is not there, or not to be read, is said already.
+        // A missing or unreadable directory has its own finding.
         WatchMode::Asking(_) if sight.snapshot.conf.standing != Standing::There => None,
         WatchMode::Asking(why) => {
             let setting = match why {
@@ -30,11 +30,15 @@ fn own(sight: &Sight) -> Option<Finding> {
                 _ => "the sysctls fs.inotify.*",
             };
             let says = format!(
-                "inotify is exhausted ({}), so changes in {} are looked for every second",
+                "inotify is exhausted ({}), so the agent polls {} every second",
                 why.desc(),
                 sight.ground.places.conf.display()
             );
-            Some(Finding::wrong(About::Watching, says, format!("raise {setting}; the runtime needs it too")))
+            Some(Finding::wrong(
+                About::Watching,
+                says,
+                format!("raise {setting}, which the runtime needs too"),
+            ))
         }
     }
 }
@@ -46,16 +50,16 @@ fn of_runtime(RuntimeSeen { name, pid, watches, .. }: &RuntimeSeen) -> Finding {
         }
         Watches::Others => {
             let says = format!(
-                "{name} (process {pid}) does not watch this conf directory: it was removed and made anew, or {name} is \
-                 set up with another"
+                "{name} (process {pid}) does not watch this conf directory: it was removed and made again, or {name} is \
+                 configured with another"
             );
             let remedy = format!(
-                "restart {name}: it sees no change until then; or name its directory with --conf-dir"
+                "restart {name}, which sees no change until then; or name its directory with --conf-dir"
             );
             Finding::wrong(About::Watching, says, remedy)
         }
         Watches::Unknown => {
-            let says = format!("what {name} (process {pid}) watches cannot be told");
+            let says = format!("it is unknown what {name} (process {pid}) watches");
             Finding::note(About::Watching, says, Some("run gybe doctor as root on the node"))
         }
     }

@@ -1,5 +1,8 @@
-//! One step towards what is wanted, and what stands in the way: values, in the words of an operator.
+//! One change of a node, and the problems that prevent a change or that an operator should know, in an
+//! operator's words.
 
+use gybe_netfilter::hint::Hint;
+use std::borrow::Cow;
 use std::fmt;
 use std::path::PathBuf;
 
@@ -11,74 +14,64 @@ use super::loads::choice::{Broken, Why};
 use super::seen::{Access, DROP_IN, FileName, Unreadable};
 use super::wanted::Program;
 
-/// One step. Each leaves a directory that loads, and none is taken if somebody else was faster.
+/// One change. After each the directory still loads, and none is made if another program wrote first.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
-    /// Put a program there.
-    Place {
-        /// Which, from where.
-        program: Program,
-    },
-    /// Take a program away.
+    /// Places a program.
+    Place { program: Program },
+    /// Removes a program.
     Unplace(FileName),
-    /// Write a conf file.
+    /// Writes a conf file.
     Write {
-        /// Which.
         file: FileName,
         /// What it is to hold.
         bytes: Vec<u8>,
         /// Who may read it.
         access: NewAccess,
-        /// What it holds now; nothing if it is not there.
+        /// Its present content; none if it does not exist.
         instead_of: Option<Vec<u8>>,
     },
-    /// Give a conf file another name.
+    /// Renames a conf file.
     Move {
-        /// From.
         from: FileName,
-        /// To; what is there goes.
+        /// The new name. A file that has it is replaced.
         to: FileName,
         /// What it holds now.
         bytes: Vec<u8>,
     },
-    /// Take a conf file away.
+    /// Removes a conf file.
     Remove {
-        /// Which.
         file: FileName,
         /// What it holds now.
         bytes: Vec<u8>,
     },
-    /// Put our file into a network's own directory.
+    /// Writes our file into a network's own directory.
     DropIn {
-        /// Which network.
         network: FileName,
         /// What it is to hold.
         bytes: Vec<u8>,
-        /// Its permission bits.
+        /// Permission bits.
         mode: u32,
     },
-    /// Take it out.
-    TakeOut {
-        /// Of which network.
-        network: FileName,
-    },
-    /// Remove what a dead run left.
+    /// Removes our file from a network's own directory.
+    TakeOut { network: FileName },
+    /// Removes the temporary files that a killed process left.
     Sweep(Directory),
-    /// Remove the lock file, with nothing of ours left in the directory of plugins.
+    /// Removes the lock file, once no program of ours is left in the program directory.
     RemoveLock,
 }
 
 /// Mode, owners and extended attributes of a file to be written.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NewAccess {
-    /// As this file's, which it replaces or is made of.
+    /// Those of this file, which it replaces or is made from.
     Like(FileName, Access),
-    /// Ours, with these permission bits.
+    /// Our own uid and gid, with these permission bits.
     Ours(u32),
 }
 
 impl Change {
-    /// Where it takes place.
+    /// The directory that it changes.
     #[must_use]
     pub fn directory(&self) -> Directory {
         match self {
@@ -88,7 +81,7 @@ impl Change {
         }
     }
 
-    /// Whether it puts something in place, which somebody may have taken away.
+    /// Reports whether it creates or restores something that another program may have removed.
     #[must_use]
     pub fn puts(&self) -> bool {
         matches!(self, Self::Place { .. } | Self::Write { .. } | Self::Move { .. } | Self::DropIn { .. })
@@ -107,181 +100,140 @@ impl fmt::Display for Change {
             Self::TakeOut { network } => write!(f, "remove {network}/{DROP_IN}"),
             Self::RemoveLock => f.write_str("remove the lock file"),
             Self::Sweep(directory) => {
-                write!(f, "remove a dead run's temporary file from the {directory} directory")
+                write!(f, "remove leftover temporary files from the {directory} directory")
             }
         }
     }
 }
 
-/// What stands in the way, or should be known.
+/// What prevents a pod's redirection, or what an operator should know.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Problem {
-    /// It is not there.
     #[error("there is no {0} directory")]
     Missing(Directory),
-    /// It was removed or renamed under us, and perhaps made again.
+    /// It was removed or renamed while this process held it, and perhaps made again.
     #[error("the {0} directory was deleted on the host, or renamed, while this process held it")]
     Deleted(Directory),
-    /// It cannot be read.
     #[error("the {0} directory cannot be read: {why}", why = .1.desc())]
     Unreadable(Directory, Errno),
-    /// The primary has not written its file.
+    /// The primary plugin has not written its file.
     #[error("waiting for the primary plugin's conf file")]
     Waiting,
-    /// The pinned file is not there.
-    #[error("waiting for {file}, which {by} asks for")]
+    #[error("waiting for {file}, which {by} names")]
     WaitingFor {
-        /// Which.
         file: FileName,
         /// The setting that names it.
         by: &'static str,
     },
-    /// Somebody else's broken file, which the runtime passes over.
+    /// Another owner's broken file, which the runtime skips.
     #[error("{0}: {why}", why = .0.why)]
     Broken(Broken),
-    /// A broken file before every other.
-    #[error("containerd loads no network while {} stands before every other: {}", .0.file, .0.why)]
+    /// A broken file that sorts before every other.
+    #[error("containerd loads no network because {}, which sorts first, is broken: {}", .0.file, .0.why)]
     Stopped(Broken),
-    /// Nothing is known about its content.
-    #[error("{} cannot be read here, and the runtime may take it: {}", .0.file, .0.why)]
+    /// Its content is unknown.
+    #[error("{} cannot be read here, and the runtime may use it: {}", .0.file, .0.why)]
     Unread(Broken),
-    /// A runtime reads it, whatever its size, and would take it (Go's `os.ReadFile` has no limit).
-    #[error("{file} is {length} bytes long, too many to be read here, and the runtime may take it")]
-    TooLarge {
-        /// Which.
-        file: FileName,
-        /// Bytes.
-        length: u64,
-    },
-    /// Of the primary's plugins none is where ours are.
-    #[error("of the plugins of {file} ({}) none is in the program directory", .plugins.join(", "))]
-    Alone {
-        /// The primary's file.
-        file: FileName,
-        /// Its plugins.
-        plugins: Vec<String>,
-    },
-    /// The probe reads the runtime's configuration, and has not done so yet.
+    /// A runtime reads it, whatever its size, and would use it (Go's `os.ReadFile` has no limit).
+    #[error("{file} is {length} bytes long, more than Gybe reads, and the runtime may use it")]
+    TooLarge { file: FileName, length: u64 },
+    /// None of the primary's plugins is in the directory where ours are placed.
+    #[error("none of the plugins of {file} ({}) is in the program directory", .plugins.join(", "))]
+    Alone { file: FileName, plugins: Vec<String> },
+    /// The probe reads the runtime's configuration, and has not reported yet.
     #[error("waiting for the probe's report about the container runtime")]
     Unreported,
-    /// The runtime's configuration names other directories of plugins.
-    #[error("the runtime looks for plugins in {}, and not where ours are placed", list(.0))]
+    /// The runtime's configuration names other plugin directories.
+    #[error("the runtime looks for plugins in {}, not where ours are placed", list(.0))]
     Elsewhere(Vec<PathBuf>),
-    /// The runtime's configuration names another directory of networks.
-    #[error("the runtime reads networks in {}, and not here", list(.0))]
+    /// The runtime's configuration names another conf directory.
+    #[error("the runtime reads conf files in {}, not here", list(.0))]
     NetworksElsewhere(Vec<PathBuf>),
-    /// The runtime takes a file that does not lead to us.
-    #[error("the runtime takes {file} ({}), which does not run {plugin}", .plugins.join(", "))]
-    NotIn {
-        /// The file.
-        file: FileName,
-        /// Its plugins.
-        plugins: Vec<String>,
-        /// Ours.
-        plugin: String,
-    },
-    /// The runtime takes a file without a primary's plugin.
-    #[error("the runtime takes {0}, which runs nothing that gives a pod a network")]
+    /// The runtime uses a file that does not run our plugin.
+    #[error("the runtime uses {file} ({}), which does not run {plugin}", .plugins.join(", "))]
+    NotIn { file: FileName, plugins: Vec<String>, plugin: String },
+    /// The runtime uses a file without a primary plugin.
+    #[error("the runtime uses {0}, which has no plugin that gives a pod a network")]
     NoPrimary(FileName),
-    /// A network of its own, which nobody calls.
-    #[error("the runtime takes {by} ({}), and only Multus would call {file}", .plugins.join(", "))]
+    /// Our network of its own, on a node without Multus.
+    #[error("the runtime uses {by} ({}), and only Multus would call {file}", .plugins.join(", "))]
     NotMultus {
-        /// Ours.
         file: FileName,
-        /// The one the runtime takes.
+        /// The file that the runtime uses.
         by: FileName,
-        /// Its plugins.
         plugins: Vec<String>,
     },
-    /// A network of its own that is not there.
-    #[error("{0} does not have our network")]
+    /// Our network of its own does not exist.
+    #[error("{0} does not contain our network")]
     NotWritten(FileName),
-    /// Both would redirect a pod.
-    #[error("{0} has an istio-cni entry beside ours: both redirect, and the second is refused")]
+    /// Both entries would redirect a pod.
+    #[error("{0} has an istio-cni entry and ours: both redirect, and the second is refused")]
     BesideIstio(FileName),
     /// The plugin refuses every call with such an entry.
-    #[error("our entry in {file} is refused by the plugin: {why}")]
-    BadEntry {
-        /// Which file.
-        file: FileName,
-        /// Why.
-        why: String,
-    },
-    /// The plugin cannot serve.
+    #[error("the plugin refuses our entry in {file}: {why}")]
+    BadEntry { file: FileName, why: String },
+    /// The plugin's program cannot serve.
     #[error("the program {plugin} {why}")]
-    Program {
-        /// Its name.
-        plugin: String,
-        /// Why.
-        why: ProgramFault,
-    },
-    /// The pinned file is not the one the runtime takes, whose plugins call no other: no pod meets us.
-    #[error("the runtime takes {by}, not {file}")]
+    Program { plugin: String, why: ProgramFault },
+    /// The runtime uses another file than the pinned one, and its plugins call no other file: no pod reaches
+    /// our plugin.
+    #[error("the runtime uses {by}, not {file}")]
     Preempted {
-        /// The pinned one.
         file: FileName,
-        /// The one it takes.
+        /// The file that the runtime uses.
         by: FileName,
     },
-    /// A link may lead anywhere.
-    #[error("{0} is a symbolic link, and is not written through")]
+    #[error("{0} is a symbolic link, and Gybe does not write through it")]
     Link(FileName),
-    /// A standalone file of that name is another plugin's.
+    /// The file named for the standalone network is another plugin's.
     #[error("{0} is another plugin's file")]
     NotOurs(FileName),
-    /// Its chain cannot be changed.
+    /// The chain in the file cannot be changed.
     #[error("{file} cannot be changed: {why}")]
-    Unchangeable {
-        /// Which.
-        file: FileName,
-        /// Why.
-        why: ConflistError,
-    },
-    /// The list's name is taken.
-    #[error("{0} cannot become a .conflist: the names it could have are taken")]
+    Unchangeable { file: FileName, why: ConflistError },
+    /// Other files have the names under which it could be a list.
+    #[error("{0} cannot become a .conflist: its possible names are taken")]
     NoNameLeft(FileName),
-    /// Both agents would write.
+    /// istio-cni's agent would restore its entry.
     #[error("{0} has an istio-cni entry, and istio-cni's agent still runs")]
     IstioLives(FileName),
     /// The primary's network has no directory of its own.
-    #[error("the network of {0} takes no drop-in files")]
+    #[error("the network of {0} accepts no drop-in files")]
     NoDropIns(FileName),
-    /// An older runtime passes over a drop-in without a word, and this one may be older.
+    /// An older runtime ignores a drop-in without a message, and this one may be older.
     #[error(
-        "whether the runtime reads {0}/{DROP_IN} cannot be seen from here: libcni 1.3 does (containerd 2.1, CRI-O \
-         1.34), an older one starts pods without it"
+        "whether the runtime reads {0}/{DROP_IN} is unknown here: libcni 1.3 does (containerd 2.1, CRI-O \
+         1.34), an older one ignores it"
     )]
     UnseenDropIn(FileName),
-    /// This runtime passes over it.
+    /// This runtime ignores it.
     #[error("the runtime does not read {0}/{DROP_IN}: it needs containerd 2.1 or CRI-O 1.34")]
     DropInIgnored(FileName),
-    /// Going back to nothing.
-    #[error("istio-cni's entry in {0} does not come back: its program is gone")]
+    /// The entry would name a program that no longer exists.
+    #[error("istio-cni's entry in {0} is not restored: its program is gone")]
     IstioGone(FileName),
-    /// It names our plugin and is not ours to change.
-    #[error("{0} still names {1}, and is not a file we can change")]
+    /// It names our plugin, and this process cannot change it.
+    #[error("{0} still names {1}, and Gybe cannot change this file")]
     StillNamed(FileName, String),
 }
 
 /// Why the plugin's program cannot serve.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ProgramFault {
-    /// It is not there.
     #[error("is not in the program directory")]
     Missing,
-    /// It is something else, which may do anything.
+    /// It is another program, which may do anything.
     #[error("is not the one that was placed there")]
     Another,
-    /// The runtime cannot run it.
     #[error("does not run")]
     NotRun,
-    /// Others may change it.
-    #[error("may be written by others")]
+    /// Other users may change it.
+    #[error("is writable by other users")]
     Writable,
 }
 
 impl ProgramFault {
-    /// What a program's mode and owner keep it from, where `us` places programs.
+    /// Checks a program's mode and owner, where `us` is the uid that places programs.
     #[must_use]
     pub fn of(access: Access, us: u32) -> Option<Self> {
         if access.mode & 0o022 != 0 || (access.uid != 0 && access.uid != us) {
@@ -300,13 +252,13 @@ fn list(paths: &[PathBuf]) -> String {
 }
 
 impl Problem {
-    /// Whether it stands in the way; the others are only to be known.
+    /// Reports whether it prevents the redirection; the other problems are only notes.
     #[must_use]
     pub fn blocks(&self) -> bool {
         !matches!(self, Self::Broken(_) | Self::IstioGone(_))
     }
 
-    /// In which directory it stands in the way.
+    /// The directory that it concerns.
     #[must_use]
     pub fn directory(&self) -> Directory {
         match self {
@@ -317,87 +269,87 @@ impl Problem {
             _ => Directory::Conf,
         }
     }
+}
 
-    /// What helps.
-    #[must_use]
-    pub fn hint(&self) -> Option<&'static str> {
-        Some(match self {
+impl Hint for Problem {
+    fn hint(&self) -> Option<Cow<'static, str>> {
+        let hint = match self {
             Self::Missing(Directory::Conf) => {
-                "it comes with the primary plugin; else let the DaemonSet's mount cni-conf, or --conf-dir, be \
-                 where the runtime looks"
+                "the primary plugin makes it; if the runtime reads another directory, let the DaemonSet's mount \
+                 cni-conf, or --conf-dir, name that one"
             }
             Self::Missing(Directory::Programs) => {
-                "let the DaemonSet's mount cni-bin, or --bin-dir, be where the container runtime looks"
+                "let the DaemonSet's mount cni-bin, or --bin-dir, name the runtime's plugin directory"
             }
             Self::Deleted(_) => {
-                "restart this pod, and the container runtime: neither sees a directory made anew"
+                "restart this pod and the container runtime: neither sees a directory that was made again"
             }
-            Self::Broken(_) => "CRI-O passes over it; its owner should write it again",
+            Self::Broken(_) => "CRI-O skips it; let its owner write it again",
             Self::Stopped(_) => {
-                "containerd loads nothing while it is there; remove it, or let its owner write it again"
+                "remove it, or let its owner write it again: containerd loads nothing while it is there"
             }
             Self::Unread(Broken { why: Why::Unreadable(Unreadable::Refused(Errno::ENOENT)), .. }) => {
-                "it is a symbolic link: mount what it leads to in the agent's pod, at the same path; or put the file \
-                 itself there, or remove the link"
+                "it is a symbolic link: mount its target in the agent's pod at the same path, replace the link by the \
+                 file, or remove the link"
             }
             Self::Unread(_) => {
-                "let the agent read it: give it to root, or add manifests/components/foreign-owner; or remove it"
+                "let the agent read it: chown it to root, or add manifests/components/foreign-owner; or remove it"
             }
             Self::TooLarge { .. } => {
-                "conf files have some kilobytes: remove it, or let its owner write it again"
+                "conf files have a few kilobytes: remove it, or let its owner write it again"
             }
             Self::Alone { .. } => {
-                "let the DaemonSet's mount cni-bin, or --bin-dir, be where the container runtime looks for plugins; or, \
-                 where it looks there too, set plugin_dir: confirmed (--plugin-dir confirmed)"
+                "let the DaemonSet's mount cni-bin, or --bin-dir, name the runtime's plugin directory; if the runtime \
+                 does look there, set plugin_dir: confirmed (--plugin-dir confirmed)"
             }
             Self::Unreported => {
-                "the container probe of the agent's pod writes /run/gybe/runtime.json; where it does not, look at its \
-                 log: the agent goes on after a minute"
+                "the container probe of the agent's pod writes /run/gybe/runtime.json; if it does not, look at its \
+                 log: the agent continues without it after a minute"
             }
             Self::Elsewhere(_) => {
-                "let the DaemonSet's mount cni-bin, or --bin-dir, be one of these, or let the runtime's configuration \
-                 name this directory too; plugin_dir: confirmed (--plugin-dir confirmed) overrules it"
+                "let the DaemonSet's mount cni-bin, or --bin-dir, name one of these directories, or add ours to the \
+                 runtime's configuration; plugin_dir: confirmed (--plugin-dir confirmed) skips this check"
             }
             Self::NetworksElsewhere(_) => {
-                "let the DaemonSet's mount cni-conf, or --conf-dir, be this directory; or, where the runtime reads this \
-                 one all the same, set plugin_dir: confirmed (--plugin-dir confirmed)"
+                "let the DaemonSet's mount cni-conf, or --conf-dir, name that directory; if the runtime does read this \
+                 one, set plugin_dir: confirmed (--plugin-dir confirmed)"
             }
             Self::NotIn { .. } | Self::NotWritten(_) => {
-                "the agent writes it within a second: look at its log, or run gybe install"
+                "the agent writes the entry within a second; if it does not, look at its log, or run gybe install"
             }
-            Self::NoPrimary(_) => "remove it, or give it a name that sorts behind the primary's file",
+            Self::NoPrimary(_) => "remove it, or give it a name that sorts after the primary's file",
             Self::NotMultus { .. } => {
-                "set shape: chained (CHAINED_CNI_PLUGIN: true), unless Multus is to be installed on this node"
+                "set shape: chained (CHAINED_CNI_PLUGIN: true), unless Multus will be installed on this node"
             }
-            Self::BesideIstio(_) => {
-                "where istio-cni serves ambient pods, keep it and exclude this node from Gybe; else remove the DaemonSet \
-                 istio-cni-node, then gybe install takes its place, or set take_over: now (--take-over now)"
+            Self::BesideIstio(_) | Self::IstioLives(_) => {
+                "if istio-cni serves ambient pods, keep it and exclude this node from Gybe; otherwise remove the \
+                 DaemonSet istio-cni-node, or set take_over: now (--take-over now)"
             }
-            Self::BadEntry { .. } => "docs/PLUGIN-CONFIG.md has every key; gybe install writes it anew",
+            Self::BadEntry { .. } => "docs/CONFIGURE.md lists every key; gybe install writes the entry again",
             Self::Program { .. } => "look at the agent's log, or run gybe install, which replaces it",
             Self::DropInIgnored(_) => "set shape: chained, or update the runtime",
             Self::Preempted { .. } => {
-                "unset CNI_CONF_NAME (conf_name), to follow the runtime's choice, or let it name that file"
+                "unset CNI_CONF_NAME (conf_name) to follow the runtime's choice, or let it name the file that the runtime uses"
             }
             Self::Link(_) => {
-                "let CNI_CONF_NAME name a file, or use drop-in mode, where the runtime reads drop-ins \
+                "let CNI_CONF_NAME name a regular file, or set shape: dropin where the runtime reads drop-ins \
                  (containerd 2.1, CRI-O 1.34)"
             }
             Self::NotOurs(_) => "let CNI_CONF_NAME name another file",
             Self::Unchangeable { why: ConflistError::Ambient, .. } => {
-                "Gybe serves sidecars only; keep istio-cni on nodes with ambient pods"
+                "Gybe serves sidecars only: keep istio-cni on nodes with ambient pods, and exclude these nodes from Gybe"
             }
             Self::Unchangeable { why: ConflistError::NoPlugins, .. } => {
-                "drop-in mode does not need a list in the file, and needs a runtime that reads drop-ins \
+                "set shape: dropin, which needs no list in the file but a runtime that reads drop-ins \
                  (containerd 2.1, CRI-O 1.34)"
             }
-            Self::IstioLives(_) => {
-                "remove the DaemonSet istio-cni-node, or set take_over: now (--take-over now)"
+            Self::NoDropIns(_) => "set shape: chained",
+            Self::UnseenDropIn(_) => {
+                "gybe doctor on the node finds out; shape: chained works with every runtime"
             }
-            Self::NoDropIns(_) => "use chained mode",
-            Self::UnseenDropIn(_) => "gybe doctor on the node tells; chained mode works with every runtime",
-            Self::StillNamed(..) => "take the entry out by hand; the plugin stays there until then",
+            Self::StillNamed(..) => "remove the entry by hand; the plugin stays until then",
             _ => return None,
-        })
+        };
+        Some(hint.into())
     }
 }

@@ -1,6 +1,6 @@
-//! One plugin's entry put into, replaced in and taken out of a conflist; every other byte of the file stays.
+//! Inserts, replaces and removes one plugin's entry in a conflist; every other byte of the file stays.
 //!
-//! Which file it is, and whether it is to be written at all, is decided in `plan`.
+//! `plan` decides which file that is, and whether it is written.
 
 pub mod convert;
 
@@ -9,43 +9,41 @@ use std::ops::Range;
 use super::entry::{Entry, Layout, layout_of};
 use super::json::{self, Kind, Node, NotJson};
 
-/// The incumbent's plugin.
 pub const ISTIO: &str = "istio-cni";
 
 /// Why a file's chain cannot be changed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConflistError {
-    /// Somebody else's broken file; it is never rewritten.
-    #[error("the file is broken")]
+    /// Another owner's broken file, which is never rewritten.
+    #[error("the file cannot be parsed")]
     NotJson(#[from] NotJson),
-    /// Nothing to insert into.
     #[error("the file has no list of plugins")]
     NoPlugins,
-    /// A list without its own plugin is no network.
-    #[error("nothing but \"{0}\" would be taken out of a list that has nothing else")]
+    /// Without this entry the list has no plugins, and a list without plugins is no network.
+    #[error("\"{0}\" is the only plugin of the list, which cannot be left empty")]
     NothingElse(String),
-    /// Ambient needs the incumbent's own agent (product decision 11).
-    #[error("its istio-cni entry serves ambient mode, which Gybe does not do")]
+    /// Ambient mode needs the incumbent's own agent.
+    #[error("its istio-cni entry serves ambient mode, which Gybe does not support")]
     Ambient,
-    /// A list needs a name, and we make none up.
-    #[error("the file names no network")]
+    /// A list needs a name, and Gybe does not invent one.
+    #[error("the file has no network name")]
     NoName,
 }
 
 /// Whether an istio-cni entry is replaced by ours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Istio {
-    /// It stays where it is.
+    /// It stays unchanged.
     Stays,
-    /// Ours takes its place, in the same write.
+    /// Our entry replaces it in the same write.
     GivesWay,
 }
 
-/// The plugins of a list, and where they stand.
+/// The plugins of a list, with their positions in the file.
 #[derive(Debug, Clone)]
 pub struct Chain<'a> {
     bytes: &'a [u8],
-    /// Just behind the opening bracket.
+    /// The position after the opening bracket.
     start: usize,
     links: Vec<Link>,
 }
@@ -75,7 +73,7 @@ impl<'a> Chain<'a> {
         self.links.iter().filter_map(|link| link.plugin.as_deref()).collect()
     }
 
-    /// Whether an istio-cni entry in it serves ambient mode.
+    /// Reports whether an istio-cni entry in it serves ambient mode.
     #[must_use]
     pub fn is_ambient(&self) -> bool {
         self.links.iter().any(|link| link.is(ISTIO) && link.ambient)
@@ -87,7 +85,7 @@ impl<'a> Chain<'a> {
         self.links.iter().rev().find(|link| link.is(plugin)).map(|link| json::text(self.bytes, &link.span))
     }
 
-    /// The file with `entry` last in the chain, and once; the same bytes when it is so already.
+    /// The file with `entry` exactly once, as the last one of the chain; the same bytes if it is so already.
     pub fn with(&self, entry: &Entry, istio: Istio) -> Result<Vec<u8>, ConflistError> {
         let goes = |link: &Link| link.is(entry.plugin()) || (istio == Istio::GivesWay && link.is(ISTIO));
         if self.links.iter().any(|link| goes(link) && link.is(ISTIO) && link.ambient) {
@@ -106,7 +104,7 @@ impl<'a> Chain<'a> {
         Ok(self.edited(edits))
     }
 
-    /// The file without any entry of that type; the same bytes when it has none.
+    /// The file without any entry of that type; the same bytes if it has none.
     pub fn without(&self, plugin: &str) -> Result<Vec<u8>, ConflistError> {
         let gone: Vec<bool> = self.links.iter().map(|link| link.is(plugin)).collect();
         if !gone.is_empty() && gone.iter().all(|gone| *gone) {
@@ -115,8 +113,8 @@ impl<'a> Chain<'a> {
         Ok(self.edited(self.removals(&gone)))
     }
 
-    /// An entry goes with the comma before it; those before the first that stays go with the comma
-    /// behind. So what `with` added is what `without` takes, byte for byte.
+    /// Computes the removals. An entry is removed with the comma before it; entries before the first one that
+    /// stays are removed with the comma after them. So `without` removes exactly the bytes that `with` added.
     fn removals(&self, gone: &[bool]) -> Vec<Edit> {
         let spans: Vec<&Range<usize>> = self.links.iter().map(|link| &link.span).collect();
         let mut edits = Vec::new();
@@ -149,7 +147,7 @@ impl<'a> Chain<'a> {
             Some(neighbour) => neighbour.span.end..last.span.start,
             None => self.start..last.span.start,
         };
-        // Between two plugins: a comma, white space, and of white space only what follows the comma.
+        // Between two plugins there are a comma and white space; reuse only the white space after the comma.
         let gap = json::text(self.bytes, &before);
         let blanks = gap.rsplit(|byte| *byte == b',').next().unwrap_or_default();
         let mut text = b",".to_vec();

@@ -1,18 +1,14 @@
-//! The two directories of a node that are written: of networks, and of plugins.
+//! The two directories of a node that are written: the conf directory and the program directory.
 
 use std::fmt;
 
-/// Which of the two.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Directory {
-    /// Of networks.
     Conf,
-    /// Of plugins.
     Programs,
 }
 
 impl Directory {
-    /// Both.
     pub const BOTH: [Self; 2] = [Self::Conf, Self::Programs];
 }
 
@@ -25,17 +21,14 @@ impl fmt::Display for Directory {
     }
 }
 
-/// Something for each of the two.
+/// One value for each of the two directories.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Each<T> {
-    /// For the conf directory.
     pub conf: T,
-    /// For the directory of plugins.
     pub programs: T,
 }
 
 impl<T> Each<T> {
-    /// That of one directory.
     pub fn of(&self, directory: Directory) -> &T {
         match directory {
             Directory::Conf => &self.conf,
@@ -43,7 +36,6 @@ impl<T> Each<T> {
         }
     }
 
-    /// The same, to be changed.
     pub fn of_mut(&mut self, directory: Directory) -> &mut T {
         match directory {
             Directory::Conf => &mut self.conf,
@@ -51,7 +43,7 @@ impl<T> Each<T> {
         }
     }
 
-    /// Made for each of the two.
+    /// Calls `make` for each directory.
     pub fn made(mut make: impl FnMut(Directory) -> T) -> Self {
         Self { conf: make(Directory::Conf), programs: make(Directory::Programs) }
     }

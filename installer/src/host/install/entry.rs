@@ -1,10 +1,10 @@
-//! The entry we put into a conflist: one JSON object with a type, printed the way the file is written.
+//! Our entry in a conflist: one JSON object with a type, printed in the layout of its file.
 
 use std::ops::Range;
 
 use super::json::{self, Kind, Member, Node, NotJson};
 
-/// Our plugin's entry: its members keep their order and every number its digits.
+/// A plugin's entry: its members keep their order, and numbers keep their digits.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Entry {
     text: Vec<u8>,
@@ -12,38 +12,36 @@ pub struct Entry {
     plugin: String,
 }
 
-/// The bytes are no plugin's entry.
+/// Why bytes are not a plugin's entry.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EntryError {
-    /// Not JSON at all.
-    #[error("the plugin's configuration is broken")]
+    #[error("the plugin's configuration cannot be parsed")]
     NotJson(#[from] NotJson),
-    /// An array, a number, ….
     #[error("the plugin's configuration is not a JSON object")]
     NotAnObject,
     /// A runtime finds the program by its type.
-    #[error("the plugin's configuration has no \"type\" that can be a program's name")]
+    #[error("the plugin's configuration has no \"type\" that is a program's name")]
     NoType,
 }
 
-/// How the file around an entry is written.
+/// The layout of the file around an entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Layout {
-    /// Everything in one line.
+    /// All on one line.
     OneLine,
-    /// A member a line.
+    /// One member per line.
     Lines {
-        /// What ends a line: `\n`, or `\r\n`.
+        /// The end of a line: `\n`, or `\r\n`.
         newline: Vec<u8>,
-        /// What the line on which the entry begins is indented by.
+        /// The indentation of the line on which the entry begins.
         base: Vec<u8>,
-        /// What each level adds.
+        /// The indentation that each level adds.
         unit: Vec<u8>,
     },
 }
 
 impl Layout {
-    /// Two spaces a level: what everybody writes.
+    /// Two spaces per level.
     #[must_use]
     pub fn plain() -> Self {
         Self::Lines { newline: b"\n".to_vec(), base: Vec::new(), unit: b"  ".to_vec() }
@@ -66,7 +64,7 @@ impl Layout {
 }
 
 impl Entry {
-    /// From the JSON of one plugin.
+    /// Parses the JSON of one plugin.
     pub fn parse(text: &[u8]) -> Result<Self, EntryError> {
         let tree = json::parse(text)?;
         if !tree.is_object() {
@@ -80,18 +78,17 @@ impl Entry {
         }
     }
 
-    /// From a value that has already been put together.
     pub fn from_value(value: &serde_json::Value) -> Result<Self, EntryError> {
         Self::parse(value.to_string().as_bytes())
     }
 
-    /// The program a runtime runs for it.
+    /// The type: the program that a runtime runs for it.
     #[must_use]
     pub fn plugin(&self) -> &str {
         &self.plugin
     }
 
-    /// Whether `text` says the same, however it is written.
+    /// Reports whether `text` is an equal JSON value, in any layout.
     #[must_use]
     pub fn says_the_same(&self, text: &[u8]) -> bool {
         let ours = serde_json::from_slice::<serde_json::Value>(&self.text);
@@ -99,7 +96,7 @@ impl Entry {
         matches!((ours, theirs), (Ok(ours), Ok(theirs)) if ours == theirs)
     }
 
-    /// Its text, laid out.
+    /// Its text in this layout.
     #[must_use]
     pub fn print(&self, layout: &Layout) -> Vec<u8> {
         let mut printer = Printer { text: &self.text, layout, out: Vec::new() };
@@ -107,7 +104,7 @@ impl Entry {
         printer.out
     }
 
-    /// Its text as a network of its own: what a runtime finds in a `.conf`.
+    /// Its text as a network of its own, for a `.conf` file.
     #[must_use]
     pub fn print_network(&self, version: &str, name: &str, layout: &Layout) -> Vec<u8> {
         let mut printer = Printer { text: &self.text, layout, out: b"{".to_vec() };
@@ -131,7 +128,7 @@ impl Entry {
     }
 }
 
-/// Prints a tree, and its leaves letter by letter.
+/// Prints a tree; strings and numbers keep their text.
 struct Printer<'a> {
     text: &'a [u8],
     layout: &'a Layout,
@@ -177,12 +174,12 @@ impl Printer<'_> {
     }
 }
 
-/// A string as JSON has it.
+/// The text as a JSON string.
 pub(super) fn quoted(text: &str) -> String {
     serde_json::Value::from(text).to_string()
 }
 
-/// How the text at `span` is written, so that a neighbour can be written alike.
+/// Finds the layout of the text at `span`, for text that is inserted next to it.
 pub(super) fn layout_of(bytes: &[u8], span: &Range<usize>) -> Layout {
     let element = json::text(bytes, span);
     let Some(end) = element.iter().position(|byte| *byte == b'\n') else { return Layout::OneLine };
@@ -208,7 +205,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_entry_is_printed_as_its_neighbour_is() {
+    fn an_entry_is_printed_in_the_layout_of_its_neighbour() {
         let entry =
             Entry::parse(br#"{"type":"gybe-cni","big":12345678901234567890,"a":[1,{}],"e":[]}"#).unwrap();
         let file = b"{\r\n\t\"plugins\": [\r\n\t\t{\r\n\t\t\t\"type\": \"x\"\r\n\t\t}\r\n\t]\r\n}";
@@ -223,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_entry_is_refused() {
+    fn other_values_are_refused_as_an_entry() {
         assert_eq!(Entry::parse(b"[]"), Err(EntryError::NotAnObject));
         for no_type in ["{}", r#"{"type":1}"#, r#"{"type":""}"#, r#"{"type":"../sh"}"#] {
             assert_eq!(Entry::parse(no_type.as_bytes()), Err(EntryError::NoType), "{no_type}");

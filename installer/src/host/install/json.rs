@@ -1,49 +1,43 @@
-//! JSON with the place of every value in its file, as strict as Go's decoder; not a value to compute with.
+//! A JSON parser that keeps each value's position in the file, and is as strict as Go's decoder. It is not for
+//! computing with the values.
 //!
-//! Go's decoder is what decides whether a runtime loads a file, so its grammar is the one that
-//! counts: RFC 8259, no comments, no trailing commas, strings of any bytes. serde_json's `RawValue`
-//! refuses strings that are not UTF-8, which Go takes; jsonc-parser takes comments, which Go
-//! refuses; and with either we could not say where a member stands. What no one else needs is small.
+//! Go's decoder decides whether a runtime loads a file, so its grammar counts: RFC 8259, no comments, no
+//! trailing commas, strings of any bytes. serde_json's `RawValue` refuses strings that are not UTF-8, which Go
+//! accepts; jsonc-parser accepts comments, which Go refuses; and neither reports where a member is. What
+//! remains to be done here is small.
 
 mod reader;
 
 use std::ops::Range;
 
-/// Deeper than this is broken: no conf is, and a reader must not run out of stack.
+/// The deepest nesting that is accepted: no conf file needs more, and the parser must not run out of stack.
 const DEEPEST: usize = 128;
 
-/// A value and where it stands.
+/// A value and its position in the file.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Node {
-    /// First byte to one past the last, white space left out.
+    /// The bytes of the value, without white space around it.
     pub span: Range<usize>,
-    /// What it is.
     pub kind: Kind,
 }
 
-/// What a value is.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Kind {
-    /// Members in the order of the file, doubles included.
+    /// The members in the order of the file, duplicates included.
     Object(Vec<Member>),
-    /// Elements in order.
     Array(Vec<Node>),
-    /// Decoded; what is not Unicode became U+FFFD, as in Go.
+    /// The decoded string; bytes that are not UTF-8 become U+FFFD, as in Go.
     Text(String),
-    /// Its text is in the file, unchanged.
+    /// A number, whose text stays in the file.
     Number,
-    /// True or false.
     Bool(bool),
-    /// Null.
     Null,
 }
 
 /// A member of an object.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Member {
-    /// Its decoded name.
     pub key: String,
-    /// Its value.
     pub value: Node,
 }
 
@@ -53,11 +47,11 @@ pub struct Member {
 pub struct NotJson {
     /// Where.
     pub at: usize,
-    /// What stands there, or what is missing.
+    /// What was expected, or is wrong there.
     pub what: &'static str,
 }
 
-/// Reads exactly one value with nothing but white space around it.
+/// Parses exactly one value, with nothing but white space around it.
 pub fn parse(bytes: &[u8]) -> Result<Node, NotJson> {
     let mut reader = reader::Reader::new(bytes);
     let node = reader.value(0)?;
@@ -65,20 +59,20 @@ pub fn parse(bytes: &[u8]) -> Result<Node, NotJson> {
     Ok(node)
 }
 
-/// The bytes of a span; none when it is not of these bytes.
+/// The bytes of a span; empty if it exceeds `bytes`.
 #[must_use]
 pub fn text<'a>(bytes: &'a [u8], span: &Range<usize>) -> &'a [u8] {
     bytes.get(span.clone()).unwrap_or_default()
 }
 
 impl Node {
-    /// The member of that name; of doubles the last, as every decoder has it.
+    /// The member of this name; of duplicates the last, as in every decoder.
     #[must_use]
     pub fn member(&self, key: &str) -> Option<&Node> {
         self.last_member(|name| name == key)
     }
 
-    /// As Go fills a struct: the case of ASCII letters in a name does not count.
+    /// The member of this name as Go fills a struct: the case of ASCII letters is ignored.
     #[must_use]
     pub fn field(&self, key: &str) -> Option<&Node> {
         self.last_member(|name| name.eq_ignore_ascii_case(key))
@@ -93,7 +87,7 @@ impl Node {
         }
     }
 
-    /// The string it is, if it is one.
+    /// The string, if it is one.
     #[must_use]
     pub fn as_text(&self) -> Option<&str> {
         match &self.kind {
@@ -102,7 +96,7 @@ impl Node {
         }
     }
 
-    /// The elements it has, if it is an array.
+    /// The elements, if it is an array.
     #[must_use]
     pub fn as_array(&self) -> Option<&[Node]> {
         match &self.kind {
@@ -111,13 +105,11 @@ impl Node {
         }
     }
 
-    /// Whether it is an object.
     #[must_use]
     pub fn is_object(&self) -> bool {
         matches!(self.kind, Kind::Object(_))
     }
 
-    /// Whether it is null.
     #[must_use]
     pub fn is_null(&self) -> bool {
         matches!(self.kind, Kind::Null)
@@ -134,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_as_strict_as_go() {
+    fn the_parser_is_as_strict_as_go() {
         for bad in [
             "",
             " ",
@@ -166,7 +158,7 @@ mod tests {
         for good in ["null", " {} ", "[1,-0.5e+3,0]", "\"\\ud800\"", "{\"a\":{\"b\":[]}}\r\n\t", "1E9"] {
             assert!(whole(good.as_bytes()), "{good:?}");
         }
-        assert!(whole(b"{\"name\":\"caf\xe9\"}"), "Go takes bytes that are not UTF-8");
+        assert!(whole(b"{\"name\":\"caf\xe9\"}"), "Go accepts bytes that are not UTF-8");
     }
 
     #[test]
@@ -176,13 +168,13 @@ mod tests {
     }
 
     #[test]
-    fn too_deep_is_broken_and_not_a_crash() {
+    fn too_deep_nesting_is_an_error_and_not_a_crash() {
         assert!(!whole("[".repeat(100_000).as_bytes()));
         assert!(whole(format!("{}{}", "[".repeat(100), "]".repeat(100)).as_bytes()));
     }
 
     #[test]
-    fn of_doubles_the_last_counts() {
+    fn of_duplicate_members_the_last_counts() {
         let node = parse(br#"{"type":"a","TYPE":"c","type":"b"}"#).unwrap();
         assert_eq!(node.member("type").and_then(Node::as_text), Some("b"));
         assert_eq!(node.field("Type").and_then(Node::as_text), Some("b"));
@@ -190,7 +182,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_serde_json_thinks_of_text_is_what_we_think(text in "[\\[\\]{},:\"a0-9.eE+\\- \\\\tn]{0,12}") {
+        fn serde_json_accepts_the_same_texts(text in "[\\[\\]{},:\"a0-9.eE+\\- \\\\tn]{0,12}") {
             let theirs = serde_json::from_str::<serde_json::Value>(&text).is_ok();
             prop_assert_eq!(whole(text.as_bytes()), theirs);
         }

@@ -1,6 +1,6 @@
-//! Whether a pod that is started now meets Gybe: which file the runtime takes, which plugins it runs, and if a pod
-//! does not meet Gybe, why. Pure. The plan, `/readyz`, the metrics and `gybe doctor` ask it and decide nothing of
-//! this themselves. What cannot be known counts as a reason against it.
+//! The one judge: decides which conf file the runtime uses, which plugins it runs, and whether a pod that is
+//! started now is redirected, and if not, why. Pure. The plan, `/readyz`, the metrics and `gybe doctor` use
+//! this decision and make none of their own. What is unknown counts as a reason against.
 
 use std::ffi::OsStr;
 
@@ -18,48 +18,43 @@ use super::runtimes::{ConfiguredDirectory, Possible, Runtimes};
 use super::seen::{ConfDirectory, DROP_IN, FileName, ORIGINAL, ProgramDirectory, Standing, Unreadable};
 use super::wanted::{Confirmed, Shape};
 
-/// Multus' plugins, which call other networks by their files or names: its thin and its thick one.
+/// The plugins of Multus' thin and thick variant, which call other networks by file or name.
 const MULTUS: [&str; 2] = ["multus", "multus-shim"];
 
-/// What was observed on a node, and how Gybe is to be reached there.
+/// The observed state of a node, and the shape in which our entry should be there.
 #[derive(Debug, Clone, Copy)]
 pub struct Question<'a> {
-    /// The runtime's networks.
     pub conf: &'a ConfDirectory,
-    /// The runtime's plugins.
     pub programs: &'a ProgramDirectory,
-    /// The runtimes that may run here.
     pub runtimes: &'a Runtimes,
-    /// The type of our entry, and its program's name.
+    /// The type of our entry, which is its program's name.
     pub plugin: &'a str,
-    /// Why that program cannot serve.
     pub fault: Option<ProgramFault>,
-    /// Where our entry is to be.
     pub shape: &'a Shape,
-    /// What the operator said about the plugin directory.
+    /// Whether the operator confirmed the program directory.
     pub confirmed: Confirmed,
 }
 
-/// What a pod that is started now meets.
+/// The verdict for a pod that is started now.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Judgement {
-    /// The file every runtime that may run here takes; none where they differ, or take none.
+    /// The file that every runtime that may run here uses; none where they differ, or use none.
     pub taken: Option<Choice>,
-    /// Why a pod does not meet Gybe.
+    /// Why a pod is not redirected.
     pub reasons: Vec<Problem>,
-    /// What is wrong and stands in no pod's way.
+    /// Problems that prevent no pod's redirection.
     pub notes: Vec<Problem>,
 }
 
 impl Judgement {
-    /// Whether a pod that is started now is redirected.
+    /// Reports whether a pod that is started now is redirected.
     #[must_use]
     pub fn is_met(&self) -> bool {
         self.reasons.is_empty()
     }
 }
 
-/// Judges for every runtime that may run here. Where several may, each has to lead pods to us.
+/// Judges for every runtime that may run here. With several, a pod has to be redirected under each.
 #[must_use]
 pub fn judge(question: &Question<'_>) -> Judgement {
     let mut judgement =
@@ -91,7 +86,7 @@ pub fn judge(question: &Question<'_>) -> Judgement {
     judgement
 }
 
-/// Whether both directories are where their paths say.
+/// The problems of the two directories themselves.
 #[must_use]
 pub fn standing(conf: &ConfDirectory, programs: &ProgramDirectory) -> Vec<Problem> {
     let places = [(programs.standing, Directory::Programs), (conf.standing, Directory::Conf)];
@@ -104,9 +99,9 @@ pub fn standing(conf: &ConfDirectory, programs: &ProgramDirectory) -> Vec<Proble
     places.into_iter().filter_map(problem).collect()
 }
 
-/// Where a primary's chain is to be extended: the first file that every runtime can load, once no broken one stands
-/// before it. Only a file that was read, and that libcni refuses, is passed over; a network of nothing but a mesh's
-/// plugin is no primary's.
+/// The primary's network whose chain is to be extended: the first file that every runtime can load, once no
+/// broken one sorts before it. Only a file that was read, and that libcni refuses, is skipped. A network that
+/// consists only of a mesh's plugin is not a primary's.
 #[must_use]
 pub fn primary(conf: &ConfDirectory, plugin: &str, runtimes: &Runtimes) -> Option<Choice> {
     let reads = runtimes.possible.iter().any(|possible| possible.drop_ins == DropIns::Loaded);
@@ -122,8 +117,8 @@ pub fn primary(conf: &ConfDirectory, plugin: &str, runtimes: &Runtimes) -> Optio
     None
 }
 
-/// Which of our directories the runtimes' configuration leaves out (F37): a chain that names our plugin fails every
-/// pod where the runtime does not find it.
+/// Our directories that the runtimes' configuration does not name (F37): a chain that names our plugin fails
+/// every pod where the runtime does not find it.
 #[must_use]
 pub fn elsewhere(question: &Question<'_>) -> Vec<Problem> {
     if is_settled(question) {
@@ -138,12 +133,13 @@ pub fn elsewhere(question: &Question<'_>) -> Vec<Problem> {
     plugins.into_iter().chain(others(conf_directory).map(Problem::NetworksElsewhere)).collect()
 }
 
-/// An operator has confirmed the directories, or it is Multus' own one, which no runtime reads.
+/// Reports whether the operator confirmed the directories, or the conf directory is Multus' own, which no
+/// runtime reads.
 fn is_settled(question: &Question<'_>) -> bool {
     question.confirmed == Confirmed::Yes || question.conf.is_of_multus
 }
 
-/// Whether it is unknown that the runtime looks for plugins where ours are placed (F37).
+/// Returns a problem if nothing shows that the runtime looks for plugins where ours are placed (F37).
 #[must_use]
 pub fn unconfirmed(question: &Question<'_>, choice: &Choice) -> Option<Problem> {
     if is_settled(question) {
@@ -160,7 +156,7 @@ pub fn unconfirmed(question: &Question<'_>, choice: &Choice) -> Option<Problem> 
     (!plugins.iter().any(is_there)).then_some(Problem::Alone { file, plugins })
 }
 
-/// Its plugins that are not a mesh's.
+/// The plugins of a network that are not a mesh's.
 fn primaries(network: &Network, plugin: &str) -> Vec<String> {
     network.plugins.iter().filter(|kind| *kind != plugin && *kind != ISTIO).cloned().collect()
 }
@@ -169,7 +165,7 @@ fn has_multus(choice: &Choice) -> bool {
     choice.network.plugins.iter().any(|kind| MULTUS.contains(&kind.as_str()))
 }
 
-/// Files that no runtime can load and that stop none; what stands behind the taken file is nobody's.
+/// Files that no runtime can load and that stop none. Files that sort after the one in use have no effect.
 fn passed_over(conf: &ConfDirectory, judgement: &Judgement) -> Vec<Problem> {
     let Some(taken) = &judgement.taken else { return Vec::new() };
     let all = candidates(conf, DropIns::Loaded).filter_map(Result::err);
@@ -209,7 +205,7 @@ impl Question<'_> {
         reasons
     }
 
-    /// Why a network without our entry leads no pod to us; none where Multus calls ours beside it.
+    /// Why a network without our entry does not reach our plugin; none where Multus calls our network too.
     fn missed(&self, choice: &Choice, drop_ins: DropIns) -> Option<Problem> {
         let (file, plugins) = (choice.file.clone(), choice.network.plugins.clone());
         match self.shape {
@@ -243,7 +239,6 @@ impl Question<'_> {
         ours.and_then(|file| file.content.as_ref().ok()).is_some_and(|bytes| is_of_type(bytes, self.plugin))
     }
 
-    /// The file that has our entry in its chain.
     fn file_with_entry(&self) -> Option<&FileName> {
         let files = self.conf.files.iter().filter(|(name, _)| !name.ends_in(ORIGINAL));
         let mut named = files.filter_map(|(name, file)| Some((name, file.content.as_ref().ok()?)));
@@ -251,7 +246,7 @@ impl Question<'_> {
         named.find(|(_, bytes)| has(bytes)).map(|(name, _)| name)
     }
 
-    /// Whether our own network is there for Multus.
+    /// Checks that our own network is there for Multus.
     fn network_of_ours(&self) -> Result<(), Problem> {
         let Shape::Standalone { file } = self.shape else { return Ok(()) };
         let bytes = self.conf.files.get(file).and_then(|file| file.content.as_ref().ok());
@@ -278,7 +273,7 @@ fn is_of_type(bytes: &[u8], plugin: &str) -> bool {
     json::parse(bytes).is_ok_and(|tree| tree.field("type").and_then(Node::as_text) == Some(plugin))
 }
 
-/// Why the plugin refuses every call with this entry.
+/// Why the plugin refuses an entry, and with it every call.
 fn refused(file: &FileName, entry: &[u8]) -> Option<Problem> {
     let members: Map<String, Value> = serde_json::from_slice(entry).unwrap_or_default();
     let why = PluginConf::read(&members).err()?.to_string();

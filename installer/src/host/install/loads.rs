@@ -1,4 +1,5 @@
-//! What a runtime makes of a conf file's bytes, by libcni's rules; where files come from is `seen`'s matter.
+//! How a runtime reads a conf file: libcni's rules for its bytes. Where the bytes come from is observed
+//! elsewhere.
 
 pub mod choice;
 
@@ -7,10 +8,10 @@ use std::os::unix::ffi::OsStrExt;
 
 use super::json::{self, Kind, Node, NotJson};
 
-/// The newest CNI version libcni knows; higher ones in `cniVersions` are passed over.
+/// The newest CNI version that libcni knows; higher ones in `cniVersions` are ignored.
 const NEWEST: [u32; 3] = [1, 1, 0];
 
-/// How libcni reads a file, by its name's ending.
+/// The format of a conf file, by its name's ending.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form {
     /// `.conflist`: a list of plugins.
@@ -20,7 +21,7 @@ pub enum Form {
 }
 
 impl Form {
-    /// None for a file no runtime looks at.
+    /// Returns none for a file that no runtime reads.
     #[must_use]
     pub fn of(name: &OsStr) -> Option<Self> {
         // Go's filepath.Ext: from the last dot on, a leading one included.
@@ -33,55 +34,49 @@ impl Form {
     }
 }
 
-/// A network a runtime could make pods with.
+/// A network that a runtime can use for pods.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Network {
-    /// Empty in a single `.conf` without one.
+    /// Empty in a `.conf` without a name.
     pub name: String,
-    /// The version libcni speaks with the plugins; empty when the file says none.
+    /// The CNI version that libcni uses with the plugins; empty if the file has none.
     pub version: String,
-    /// Plugins in the order they are run.
+    /// The types of the plugins, in the order in which they run.
     pub plugins: Vec<String>,
-    /// Whether `<dir>/<name>/*.conf` are part of the chain.
+    /// Whether `<dir>/<name>/*.conf` belong to the chain.
     pub drop_ins: DropIns,
 }
 
-/// Whether a network has a directory of its own.
+/// Whether the files in a network's own directory belong to its chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DropIns {
-    /// Plugins in `<dir>/<name>/` are appended.
+    /// The plugins in `<dir>/<name>/` are appended.
     Loaded,
-    /// They are not: the file says `loadOnlyInlinedPlugins`, or is a single plugin.
+    /// They are not appended: the file has `loadOnlyInlinedPlugins`, or is a single plugin.
     Ignored,
 }
 
 /// Why a runtime cannot load a file.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Unloadable {
-    /// Not JSON.
     #[error("it is {0}")]
     NotJson(NotJson),
-    /// An array, a string, ….
     #[error("it is not a JSON object")]
     NotAnObject,
-    /// Lists have names.
     #[error("it has no name")]
     NoName,
-    /// A member of the wrong kind.
-    #[error("its \"{0}\" is not what CNI wants there")]
+    #[error("its \"{0}\" has the wrong type")]
     Wrong(&'static str),
-    /// Nothing to run.
     #[error("it has no plugins")]
     NoPlugins,
-    /// Nothing to run either.
     #[error("its plugin {0} has no type")]
     NoType(usize),
-    /// A file in the network's own directory breaks the network.
-    #[error("a file in its directory cannot be loaded")]
+    /// A file in the network's own directory is broken, and breaks the network.
+    #[error("a drop-in in its network's directory is broken")]
     DropIn(#[source] Box<Self>),
 }
 
-/// Reads a file; `drop_ins` are the `.conf` files of the network's own directory, in order.
+/// Parses a file. `drop_ins` are the `.conf` files of the network's own directory, in order.
 pub fn network(form: Form, bytes: &[u8], drop_ins: &[&[u8]]) -> Result<Network, Unloadable> {
     let tree = json::parse(bytes).map_err(Unloadable::NotJson)?;
     if !tree.is_object() {
@@ -101,7 +96,7 @@ pub fn network(form: Form, bytes: &[u8], drop_ins: &[&[u8]]) -> Result<Network, 
     }
 }
 
-/// The name of a list, for finding its directory before the list can be judged.
+/// The name of a list, with which its directory is found before the whole list is parsed.
 #[must_use]
 pub fn list_name(bytes: &[u8]) -> Option<String> {
     json::parse(bytes).ok()?.member("name")?.as_text().map(str::to_owned)
@@ -140,7 +135,7 @@ fn inlined(plugins: &Node) -> Result<Vec<String>, Unloadable> {
     types.collect()
 }
 
-/// The type of one plugin whose other members are of the kinds libcni's struct has.
+/// The type of a plugin, if its other members have the types that libcni's struct requires.
 fn plugin(node: &Node) -> Option<String> {
     let texts = ["name", "cniVersion"].iter().all(|key| text_field(node, key).is_ok());
     let objects =
@@ -155,7 +150,7 @@ fn plugin(node: &Node) -> Option<String> {
     kind.filter(|_| texts && objects && capabilities)
 }
 
-/// As Go fills a string: absent and null are empty.
+/// Reads a string as Go does: absent and null are empty.
 fn text_field(node: &Node, key: &'static str) -> Result<String, Unloadable> {
     match node.field(key).map(|node| &node.kind) {
         None | Some(Kind::Null) => Ok(String::new()),
@@ -164,7 +159,7 @@ fn text_field(node: &Node, key: &'static str) -> Result<String, Unloadable> {
     }
 }
 
-/// A boolean, or one written as a string.
+/// Reads a boolean, which may be written as a string.
 fn switch(tree: &Node, key: &'static str) -> Result<bool, Unloadable> {
     match tree.member(key).map(|node| &node.kind) {
         None => Ok(false),
@@ -175,7 +170,7 @@ fn switch(tree: &Node, key: &'static str) -> Result<bool, Unloadable> {
     }
 }
 
-/// The highest of `cniVersion` and `cniVersions` that is not above what libcni knows.
+/// The highest of `cniVersion` and `cniVersions` that libcni knows.
 fn version(tree: &Node) -> Result<String, Unloadable> {
     let single = match tree.member("cniVersion") {
         None => String::new(),

@@ -1,5 +1,5 @@
-//! The older form of configuration, `CNI_NETWORK_CONFIG`: a template of the plugin's entry, filled in.
-//! What its keys mean beside the settings is in `settings/template.rs`.
+//! `CNI_NETWORK_CONFIG`, the older form of configuration: fills in the placeholders of a template of the
+//! plugin's entry. `settings/template.rs` decides what its keys mean next to the settings.
 
 use std::collections::BTreeSet;
 
@@ -8,40 +8,29 @@ use serde_json::{Map, Value};
 use super::conflist::ISTIO;
 use super::entry::{Entry, EntryError, quoted};
 
-/// What a template may ask for.
+/// The values of a template's placeholders.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Facts {
-    /// Where the kubeconfig lies on the host.
+    /// The kubeconfig's path on the host.
     pub kubeconfig_path: String,
-    /// Its file name alone.
     pub kubeconfig_name: String,
-    /// The API server.
     pub service_host: String,
-    /// Its port.
     pub service_port: String,
-    /// This node.
     pub node_name: String,
-    /// How much the plugin tells.
     pub log_level: String,
 }
 
-/// Why a template is no configuration.
+/// Why a template cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TemplateError {
-    /// Nobody would fill them in, and the plugin would read them.
+    /// No value exists for them, and the plugin would read them as they are.
     #[error("unknown placeholders: {}", .0.join(", "))]
     Unknown(Vec<String>),
-    /// Filled in, it is no entry.
-    #[error("the filled-in configuration is no plugin's entry")]
+    /// The filled-in text is not a plugin's entry.
+    #[error("the filled-in configuration is not a plugin's entry")]
     NoEntry(#[from] EntryError),
-    /// Somebody else's plugin.
-    #[error("the configuration is of plugin \"{found}\", not \"{wanted}\"")]
-    Foreign {
-        /// Whose it is.
-        found: String,
-        /// Whose it has to be.
-        wanted: String,
-    },
+    #[error("the configuration is for the plugin \"{found}\", not \"{wanted}\"")]
+    Foreign { found: String, wanted: String },
 }
 
 impl Facts {
@@ -58,18 +47,18 @@ impl Facts {
     }
 }
 
-/// What libcni gives every plugin, and what our entry has of its own: a template's words for them do
-/// not count. Go reads keys in any case.
+/// Keys that libcni sets for every plugin, or that our entry sets itself: a template's values for them are
+/// ignored. Go reads keys in any case.
 const NOT_THE_TEMPLATES: [&str; 4] = ["type", "cniVersion", "name", "capabilities"];
 
 /// Fills in a template and returns its keys, without those that every entry has.
 ///
 /// # Errors
-/// When a placeholder is unknown, or the text is not the entry of `plugin` or of istio-cni.
+/// If a placeholder is unknown, or the text is not the entry of `plugin` or of istio-cni.
 pub fn members(template: &str, facts: &Facts, plugin: &str) -> Result<Map<String, Value>, TemplateError> {
     let filled = fill(template, facts)?;
     let found = Entry::parse(filled.as_bytes())?.plugin().to_owned();
-    // The incumbent's keys are read by our plugin too, so its configuration serves as it is.
+    // Our plugin reads istio-cni's keys too, so its configuration can be used as it is.
     if found != plugin && found != ISTIO {
         return Err(TemplateError::Foreign { found, wanted: plugin.to_owned() });
     }
@@ -84,7 +73,7 @@ fn fill(template: &str, facts: &Facts) -> Result<String, TemplateError> {
     while let Some((before, placeholder, after)) = next(rest) {
         out.push_str(before);
         match facts.get(placeholder) {
-            // As the inside of a JSON string: no value can end it.
+            // Escaped as the inside of a JSON string, so that no value can end the string.
             Some(value) => {
                 let quoted = quoted(value);
                 let inside = quoted.strip_prefix('"').and_then(|text| text.strip_suffix('"'));
@@ -100,7 +89,7 @@ fn fill(template: &str, facts: &Facts) -> Result<String, TemplateError> {
     if unknown.is_empty() { Ok(out) } else { Err(TemplateError::Unknown(unknown.into_iter().collect())) }
 }
 
-/// The next `__NAME__`, with what stands before and after it.
+/// The next `__NAME__`, with the text before and after it.
 fn next(text: &str) -> Option<(&str, &str, &str)> {
     let mut from = 0;
     loop {
@@ -144,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_placeholders_are_refused_all_at_once_and_by_name() {
+    fn all_unknown_placeholders_are_reported_by_name() {
         let template =
             r#"{"type":"gybe-cni","a":"__ETCD_KEY__","b":"__log_level__","c":"__LOG_LEVEL__ __init__"}"#;
         let refused = members(template, &facts(), "gybe-cni").unwrap_err();
@@ -152,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn underscores_alone_are_no_placeholder() {
+    fn underscores_alone_are_not_a_placeholder() {
         let template = r#"{"type":"gybe-cni","a":"____","b":"__ a __","c":"__LOG_LEVEL__"}"#;
         assert!(members(template, &facts(), "gybe-cni").is_ok());
     }

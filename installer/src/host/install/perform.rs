@@ -1,7 +1,9 @@
-//! The one place that changes a node: each step whole or not at all, and on disk before the next.
+//! Applies changes: the only code that writes to a node's conf and program directories. Each change is made
+//! whole or not at all, and is on disk before the next.
 //!
-//! A file is written beside its place, synced, and renamed into it; then its directory is synced. So
-//! a crash at any moment leaves what was or what will be, never a part (F07). Nothing here decides.
+//! A file is written under a temporary name in the same directory, synced, and renamed; then the directory is
+//! synced. So a crash at any moment leaves the old file or the new one, never a part (F07). Nothing is decided
+//! here.
 
 mod attributes;
 mod conf;
@@ -23,34 +25,32 @@ use super::seen::{FileName, LOCK, Places};
 use super::wanted::Need;
 use file::Folder;
 
-/// What became of a plan.
+/// The result of applying a plan.
 #[derive(Debug, Default)]
 pub struct Performed {
-    /// Steps taken.
+    /// The number of changes made.
     pub done: usize,
-    /// What failed; all but the last stopped nothing.
+    /// The changes that failed; only the last one stopped the others.
     pub failed: Vec<Failed>,
 }
 
-/// A step that failed, and why.
+/// A change that failed.
 #[derive(Debug, Clone)]
 pub struct Failed {
-    /// The step.
     pub change: Change,
-    /// Why.
     pub why: PerformError,
-    /// Whether the chain works without it: no pod depends on it, or what stands in the program's place works.
+    /// Whether the chain works without it: no pod depends on it, or the program in its place works.
     pub works_without: bool,
 }
 
 impl Failed {
-    /// Whether somebody else was faster, and nothing was refused.
+    /// Reports whether another program wrote first, and nothing was refused.
     #[must_use]
     pub fn is_overtaken(&self) -> bool {
         matches!(self.why, PerformError::Overtaken { .. })
     }
 
-    /// The program that could not be replaced, and answers.
+    /// The program that could not be replaced and that answers.
     #[must_use]
     pub fn answering(&self) -> Option<&FileName> {
         match &self.change {
@@ -60,9 +60,9 @@ impl Failed {
     }
 }
 
-/// Takes the steps in their order, up to the first that fails. Only a program that could not replace
-/// one that works stops nothing: the chain matters more than the newest version, and a chain that
-/// names a program which does not run refuses every pod.
+/// Makes the changes in their order, up to the first that fails. A program that could not replace a working one
+/// stops nothing: the chain matters more than the newest version, and a chain that names a program which does
+/// not run refuses every pod.
 #[must_use]
 pub fn perform(changes: &[Change], places: &Places) -> Performed {
     let mut performed = Performed::default();
@@ -81,8 +81,9 @@ pub fn perform(changes: &[Change], places: &Places) -> Performed {
     performed
 }
 
-/// Whether the chain works without this step: no pod depends on the program, or what stands in its place,
-/// of whatever version, runs here. A program that no pod depends on is not run: it may be anybody's.
+/// Reports whether the chain works without this change: no pod depends on the program, or the program in its
+/// place, of whatever version, runs here. A program that no pod depends on is not run, because it may be
+/// another owner's.
 pub(super) fn works_without(change: &Change, places: &Places) -> bool {
     let Change::Place { program } = change else { return false };
     let stands = || try_program(&places.programs.join(program.name.as_os_str()), program.trial).is_ok();

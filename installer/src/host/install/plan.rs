@@ -1,8 +1,9 @@
-//! From what was seen and what is wanted to the steps between: pure, and empty when all is well.
+//! Computes the changes from the observed state to the desired one: pure, and empty if nothing has to be done.
 //!
-//! Order is decided here. Going in, the programs that the entry makes a runtime run stand before any conf
-//! that names them: CRI-O drops a network whose program does not answer. The others come after the conf,
-//! which does not wait for them. Going out, no conf names a program before it is taken away.
+//! The order of the changes is decided here. An install places the programs that the runtime runs because of
+//! the entry before any conf file names them: CRI-O drops a network whose program does not answer. The other
+//! programs come after the conf, which does not wait for them. An uninstall removes a program only after no
+//! conf file names it.
 
 mod after;
 mod chained;
@@ -19,26 +20,25 @@ use super::judge::{Judgement, elsewhere, judge, standing};
 use super::seen::{FileName, Snapshot, Standing};
 use super::wanted::{Install, Leave, Need, PutBack, Shape, Wanted};
 
-/// The steps, in order, and what stands in the way.
+/// The changes, and the problems that remain.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// To be taken in this order.
+    /// In the order in which they are to be made.
     pub changes: Vec<Change>,
-    /// What keeps changes from being made, or from being enough.
+    /// What prevents a change, or a pod's redirection after the changes.
     pub problems: Vec<Problem>,
-    /// What a pod meets that is started now, before any change: it meets Gybe when the node is ready.
+    /// Whether a pod that is started before any change is redirected: the readiness of the node.
     pub judgement: Judgement,
 }
 
 impl Plan {
-    /// Whether nothing is left to do, and nothing stands in the way.
+    /// Reports whether there is nothing to do and nothing prevents the redirection.
     #[must_use]
     pub fn is_done(&self) -> bool {
         self.changes.is_empty() && !self.problems.iter().any(Problem::blocks)
     }
 }
 
-/// What has to be done.
 #[must_use]
 pub fn plan(seen: &Snapshot, wanted: &Wanted) -> Plan {
     let mut plan = Plan::default();
@@ -58,7 +58,8 @@ pub fn plan(seen: &Snapshot, wanted: &Wanted) -> Plan {
     plan
 }
 
-/// What the changes do not mend. Why the entry is not written says more than that it is not there.
+/// Adds the problems that the changes will not solve. The reason why the entry cannot be written replaces the
+/// statement that it is missing.
 fn not_enough(seen: &Snapshot, install: &Install, plan: &mut Plan) {
     let left = match plan.changes.as_slice() {
         [] => plan.judgement.clone(),
@@ -96,7 +97,7 @@ fn into_conf(seen: &Snapshot, install: &Install, plan: &mut Plan) {
         Shape::Standalone { file } => standalone::put(seen, install, file, plan),
         Shape::DropIn => drop_in::put(seen, install, plan),
     };
-    // While it is not known where the entry belongs, it stays wherever it is.
+    // While the right file for the entry is unknown, an existing entry stays where it is.
     let Some(kept) = kept else { return };
     out.of_every_file(|file| kept.files.contains(file), plan);
     drop_in::take_out(seen, kept.network.as_ref(), plan);
@@ -104,7 +105,7 @@ fn into_conf(seen: &Snapshot, install: &Install, plan: &mut Plan) {
 }
 
 fn out_of(seen: &Snapshot, leave: &Leave, plan: &mut Plan) {
-    // Without a directory there is nothing of ours in it.
+    // A directory that does not exist holds nothing of ours.
     let gone = standing(&seen.conf, &seen.programs).into_iter();
     plan.problems.extend(gone.filter(|problem| !matches!(problem, Problem::Missing(_))));
     let out =
@@ -114,13 +115,13 @@ fn out_of(seen: &Snapshot, leave: &Leave, plan: &mut Plan) {
     originals::forget(seen, |_| false, plan);
     out.still_named(plan);
     if plan.problems.iter().any(Problem::blocks) {
-        // As long as something may still name them, every program stays.
+        // While a conf file may still name them, every program stays.
         return;
     }
     programs::take_away(seen, leave, plan);
 }
 
-/// Files that hold our entry as wanted, or are about to.
+/// The files and the network that hold our entry as desired, or will.
 #[derive(Debug, Default)]
 struct Kept {
     files: Vec<FileName>,

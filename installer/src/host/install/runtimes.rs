@@ -1,42 +1,40 @@
-//! What is known about the container runtimes that may run on a node. Where nothing is known, every kind may.
+//! What is known about the container runtimes of a node. Without any knowledge every kind may run.
 
 use std::path::PathBuf;
 
 use super::loads::DropIns;
 use super::loads::choice::Runtime;
 
-/// The runtimes that may run here, and what their configuration says.
+/// The runtimes that may run here, and what their configuration names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Runtimes {
-    /// Each that may run here; never empty.
+    /// Never empty.
     pub possible: Vec<Possible>,
-    /// What their configuration says about the directory that we place programs in.
+    /// Whether their configuration names the directory that we place programs in.
     pub plugin_directory: ConfiguredDirectory,
-    /// What it says about the conf directory.
+    /// Whether it names the conf directory.
     pub conf_directory: ConfiguredDirectory,
 }
 
-/// A runtime that may run here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Possible {
-    /// Which.
     pub runtime: Runtime,
     /// Whether it reads a network's own directory.
     pub drop_ins: DropIns,
 }
 
-/// What the runtimes' own configuration says about one of our directories.
+/// What the runtimes' configuration says about one of our directories.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum ConfiguredDirectory {
-    /// Nothing, or one runtime's this and another's that: the default depends on the build of the runtime (Debian's
-    /// containerd has `/usr/lib/cni`).
+    /// Nothing, or the runtimes differ. The default depends on the build of the runtime (Debian's containerd
+    /// has `/usr/lib/cni`).
     #[default]
     Unknown,
-    /// Nothing yet: the probe has not reported.
+    /// The probe has not reported yet.
     Awaited,
-    /// Each runtime names this directory.
+    /// Each runtime names our directory.
     Named,
-    /// Each runtime names others: these.
+    /// Each runtime names other directories: these.
     Others(Vec<PathBuf>),
 }
 
@@ -47,7 +45,7 @@ impl Default for Runtimes {
 }
 
 impl Runtimes {
-    /// These kinds run here; what becomes of drop-ins may be unknown. Without any, every kind may run.
+    /// Runtimes of these kinds; it may be unknown whether they read drop-ins. Without any, every kind may run.
     #[must_use]
     pub fn of(kinds: impl IntoIterator<Item = (Runtime, Option<DropIns>)>) -> Self {
         let mut possible = Vec::new();
@@ -69,7 +67,7 @@ impl Runtimes {
         }
     }
 
-    /// Each of them reads drop-ins: it was observed that one of ours is run.
+    /// Notes that they read drop-ins: the plugin was called from one of ours.
     pub fn read_drop_ins(&mut self) {
         let mut read = self.possible.clone();
         read.retain(|one| one.drop_ins == DropIns::Loaded);

@@ -1,4 +1,5 @@
-//! A node's directories as one look found them: a value for `plan` to judge, and nothing decided here.
+//! The observed state: a node's directories as one observation found them. It is a value for `plan` and
+//! `judge`; nothing is decided here.
 
 pub mod cached;
 mod files;
@@ -17,41 +18,42 @@ pub use cached::Cached;
 pub use name::FileName;
 pub use programs::{Hash, Hashes, SeenProgram};
 
-/// What a file beside its original is called, so that no runtime loads it.
+/// The ending of a file that was set aside. No runtime loads a file with this ending.
 pub const ORIGINAL: &str = ".gybe-original";
-/// A conf file is never longer, in bytes; real ones have a few thousand.
+/// The largest conf file that is read, in bytes. Real ones have a few thousand.
 pub const LARGEST: u64 = 1 << 20;
-/// What a dead run may have left in a directory. There is one writer at a time, so one name is enough.
+/// The prefix of temporary files. A killed process may leave one in a directory.
 pub const TEMPORARY: &str = ".gybe.tmp";
-/// The file in the directory of plugins that is locked while a node is changed.
+/// The lock file in the program directory: it is held while a node is changed.
 pub const LOCK: &str = ".gybe.lock";
-/// Our file in a network's own directory; it sorts behind everybody else's.
+/// Our file in a network's own directory. It sorts after all common names, because libcni runs drop-ins in the
+/// order of their names.
 pub const DROP_IN: &str = "zz-gybe-cni.conf";
 
-/// The directories of a node, as this process sees them.
+/// The directories of a node, as paths of this process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Places {
-    /// Where the runtime looks for networks.
+    /// The runtime's conf directory.
     pub conf: PathBuf,
-    /// Where the runtime looks for plugins.
+    /// The runtime's plugin directory.
     pub programs: PathBuf,
-    /// Where libcni keeps the results of living sandboxes.
+    /// The directory in which libcni caches the results of living sandboxes.
     pub results: PathBuf,
 }
 
-/// What a look is to include.
+/// What an observation includes.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Interest {
-    /// Conf files besides those a runtime loads: a pinned one may have any name.
+    /// Conf files besides those that a runtime loads: a pinned one may have any name.
     pub files: BTreeSet<FileName>,
-    /// Programs to be known by their hash.
+    /// Programs whose hash is needed.
     pub programs: BTreeSet<FileName>,
-    /// Whether living sandboxes matter: it takes a file for each.
+    /// Whether libcni's cache is read: that opens a file for each sandbox.
     pub sandboxes: Sandboxes,
 }
 
 impl Interest {
-    /// In programs of these names, and in the sandboxes that may ask for them.
+    /// Includes the programs of these names, and libcni's cache.
     #[must_use]
     pub fn in_programs(names: impl IntoIterator<Item = &'static str>) -> Self {
         let programs = names.into_iter().filter_map(|name| FileName::new(name).ok()).collect();
@@ -59,61 +61,53 @@ impl Interest {
     }
 }
 
-/// Whether living sandboxes matter.
+/// Whether libcni's cache of living sandboxes is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Sandboxes {
-    /// Nobody asks.
     #[default]
     Unasked,
-    /// Something may have to stay for them.
+    /// A program may have to stay for them.
     Asked,
 }
 
-/// All that `plan` knows of a node.
+/// Everything that `plan` knows of a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Snapshot {
-    /// The runtime's networks.
     pub conf: ConfDirectory,
-    /// The runtime's plugins.
     pub programs: ProgramDirectory,
-    /// What living sandboxes still name.
+    /// The plugins that living sandboxes were made with.
     pub cached: Cached,
-    /// Who we are: files that only this user can write are files we wrote.
+    /// The effective uid of this process: files that only this user can write are files that Gybe wrote.
     pub us: u32,
-    /// What is known about the runtimes. A look at the directories finds out nothing about them.
+    /// What is known about the runtimes. Observing the directories does not find this out: the caller sets it.
     pub runtimes: Runtimes,
-    /// Programs of another build than the wanted one that answered when they were tried.
+    /// Programs of another build than the desired one that answered when they were tried.
     pub answering: BTreeSet<FileName>,
 }
 
-/// Whether a directory is where its path says.
+/// Whether a directory is at its path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Standing {
-    /// It is.
     There,
-    /// Nothing of that name.
     Missing,
-    /// We hold a directory that was deleted or renamed: the host has another of the same name, or none.
-    /// Only mounting again, so a restart of the pod, brings it back.
+    /// This process holds a directory that was deleted or renamed: the host has another of the same name, or
+    /// none. Only a new mount, so a restart of the pod, shows the new one.
     Deleted,
-    /// It cannot be read.
     Refused(Errno),
 }
 
-/// The conf directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfDirectory {
-    /// Whether it is there.
     pub standing: Standing,
-    /// Files a runtime may load, originals we set aside, and what was asked for; in a runtime's order.
+    /// The files that a runtime may load, originals that were set aside, and the files asked for, in the order
+    /// in which a runtime sorts them.
     pub files: BTreeMap<FileName, SeenFile>,
-    /// `.conf` files of its sub-directories: the networks' own.
+    /// The `.conf` files of its sub-directories, which are the networks' own.
     pub networks: BTreeMap<FileName, BTreeMap<FileName, SeenFile>>,
-    /// Sub-directories, and links that may lead to one, whose files are not known.
+    /// Sub-directories, and links that may lead to one, whose files could not be read.
     pub unread_networks: BTreeMap<FileName, Unreadable>,
-    /// Whether Multus reads this directory, and no runtime: its networks are called by their names.
+    /// Whether Multus, and no runtime, reads this directory: Multus selects networks by name.
     pub is_of_multus: bool,
-    /// Whether a dead run left its temporary file.
     pub litter: bool,
 }
 
@@ -130,18 +124,14 @@ impl ConfDirectory {
     }
 }
 
-/// The directory of plugins.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProgramDirectory {
-    /// Whether it is there.
     pub standing: Standing,
-    /// The names of all that is there.
+    /// The names of all its files.
     pub names: BTreeSet<FileName>,
-    /// The programs asked for, if there.
+    /// Those of the programs asked for that exist.
     pub files: BTreeMap<FileName, SeenProgram>,
-    /// Whether a dead run left its temporary file.
     pub litter: bool,
-    /// Whether the lock file is there.
     pub has_lock: bool,
 }
 
@@ -152,61 +142,55 @@ impl ProgramDirectory {
     }
 }
 
-/// A conf file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SeenFile {
-    /// Its bytes, through a link if it is one.
+    /// Its bytes; those of the target if it is a link.
     pub content: Result<Vec<u8>, Unreadable>,
-    /// Who may do what with it.
     pub access: Access,
-    /// File or link: a link is read, as a runtime does, and never written.
+    /// A link is read, as a runtime does, and never written.
     pub kind: FileKind,
 }
 
-/// Mode and owners.
+/// Permission bits and owners.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Access {
-    /// Permission bits.
     pub mode: u32,
-    /// Owner.
     pub uid: u32,
-    /// Group.
     pub gid: u32,
 }
 
 impl Access {
-    /// Whether nobody but `owner` can have written it.
+    /// Reports whether only `owner` can have written it.
     #[must_use]
     pub fn is_only_of(self, owner: u32) -> bool {
         self.uid == owner && self.mode & 0o022 == 0
     }
 }
 
-/// What stands under a name.
+/// The kind of a directory entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FileKind {
-    /// A file.
     Regular,
-    /// A symbolic link, to whatever.
     Link,
 }
 
-/// Why a file has no content.
+/// Why the content of a file is unknown.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Unreadable {
-    /// Nobody writes conf files of that size.
+    /// Longer than `LARGEST`; the length in bytes.
     #[error("it is {0} bytes long")]
     TooLarge(u64),
     /// A directory, pipe, socket or device.
     #[error("it is not a file")]
     NotAFile,
-    /// The kernel's reason; for a link without its end, `ENOENT`.
+    /// The kernel's reason. For a link without a target: `ENOENT`.
     #[error("it cannot be read: {}", .0.desc())]
     Refused(Errno),
 }
 
 impl Snapshot {
-    /// Whether something could not be looked at for lack of file descriptors. That says nothing about the node.
+    /// Reports whether something could not be observed for lack of file descriptors. That says nothing about
+    /// the node.
     #[must_use]
     pub fn lacks_descriptors(&self) -> bool {
         let lacks = |why: &Errno| matches!(why, Errno::EMFILE | Errno::ENFILE);
@@ -221,7 +205,7 @@ impl Snapshot {
     }
 }
 
-/// Looks once at every place. Whatever cannot be read is part of the answer, not an error.
+/// Observes each directory once. What cannot be read is part of the result, not an error.
 #[must_use]
 pub fn look(places: &Places, interest: &Interest, hashes: &mut Hashes) -> Snapshot {
     Snapshot {

@@ -1,4 +1,4 @@
-//! What an operator wants of a node: a value, the same for install, upgrade, heal and uninstall.
+//! The desired state of a node: one value for install, upgrade, repair and uninstall.
 
 use std::ffi::OsStr;
 use std::path::PathBuf;
@@ -8,49 +8,46 @@ use super::entry::Entry;
 use super::judge::Question;
 use super::seen::{FileName, Hash, Interest, Sandboxes, Snapshot};
 
-/// The state a node is to be in.
+/// The desired state of a node.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Wanted {
-    /// In the chain.
+    /// Our entry is in the chain.
     Installed(Install),
-    /// Out of it.
+    /// Nothing of Gybe is left, except programs that living sandboxes need.
     Left(Leave),
 }
 
-/// How to be in.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Install {
-    /// Where the entry goes.
     pub shape: Shape,
-    /// The setting that names the pinned file, where one is pinned.
+    /// The setting that names the pinned file, for messages.
     pub pinned_by: &'static str,
-    /// The plugin's entry.
     pub entry: Entry,
-    /// The programs for the host; those that pods depend on are placed before the entry, in this order.
+    /// The programs for the host. Those that the runtime runs because of the entry are placed before it, in
+    /// this order.
     pub programs: Vec<Program>,
-    /// What it needs no more: taken away where it is still the very same.
+    /// Programs no longer needed: removed where the file is unchanged.
     pub retired: Vec<Program>,
-    /// What to do about an istio-cni entry.
+    /// Whether an istio-cni entry may be replaced.
     pub take_over: TakeOver,
-    /// Permission bits of files that are ours alone: 0600, or 0640 where a group reads them.
+    /// Permission bits of files that belong to Gybe alone: 0600, or 0640 where a group reads them.
     pub mode: u32,
-    /// What the operator says about the program directory.
+    /// Whether the operator confirmed the program directory.
     pub confirmed: Confirmed,
 }
 
-/// Whether the operator says that the runtime looks for plugins in the program directory, though none of the
-/// primary's is there.
+/// Whether the operator confirmed that the runtime looks for plugins in the program directory, although none of
+/// the primary plugin's programs is there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Confirmed {
-    /// It is judged by what is there, and by the runtime's configuration.
+    /// The directory's content and the runtime's configuration decide.
     #[default]
     No,
-    /// It does.
     Yes,
 }
 
 impl Install {
-    /// Whether a pod that is started on this node meets what is wanted.
+    /// The input of `judge` for this desired state.
     #[must_use]
     pub fn question<'a>(&'a self, seen: &'a Snapshot) -> Question<'a> {
         Question {
@@ -64,7 +61,7 @@ impl Install {
         }
     }
 
-    /// Another build than the wanted one serves too, once it has answered.
+    /// Another build than the desired one serves too, once it has answered.
     fn fault(&self, seen: &Snapshot) -> Option<ProgramFault> {
         let name = OsStr::new(self.entry.plugin());
         let Some(there) = seen.programs.files.get(name) else { return Some(ProgramFault::Missing) };
@@ -74,110 +71,104 @@ impl Install {
     }
 }
 
-/// Where the entry goes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Shape {
-    /// Last in the primary's chain.
+    /// The last entry of the primary plugin's chain.
     Chained {
-        /// The file, where the operator named it; else the one the runtime takes.
+        /// The file that the operator named; else the one the runtime takes.
         pinned: Option<FileName>,
     },
-    /// A network of its own, which Multus calls by name.
-    Standalone {
-        /// Its file.
-        file: FileName,
-    },
-    /// In the directory libcni keeps for the primary's network; the primary's file is never written.
+    /// A network of its own, which Multus selects by name.
+    Standalone { file: FileName },
+    /// A file in the directory that libcni reads for the primary's network; the primary's file is never
+    /// written.
     DropIn,
 }
 
 /// Whether an istio-cni entry may be replaced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TakeOver {
-    /// Its agent lives and would put it back: wait for it to go.
+    /// Its agent runs and would restore the entry: wait until it has gone.
     Waits,
-    /// It is gone, or the operator said so.
+    /// Its agent has gone, or the operator ordered it.
     Now,
 }
 
-/// How to be out.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Leave {
     /// The type of our entry.
     pub plugin: String,
     /// A pinned file, which may have any name.
     pub pinned: Option<FileName>,
-    /// Every program we may have placed, but for the last.
+    /// Every program that Gybe may have placed, except `last`.
     pub programs: Vec<FileName>,
-    /// Further names of ours: taken away where it is our program, and no namesake.
+    /// Further names of our tool: removed where the file is our program and not another of the same name.
     pub retired: Vec<Program>,
-    /// The tool: as long as a tombstone stays it does, so that there is something to finish with.
+    /// The tool. It stays as long as a tombstone stays, so that an operator can finish the uninstall with it.
     pub last: Option<FileName>,
-    /// Whether tombstones stay, asked for or not: the conf has only just been changed.
+    /// Whether the conf was changed a moment ago, so that tombstones stay, needed or not.
     pub rests: bool,
-    /// What stays under a plugin's name for as long as a living sandbox may ask for it. An ADD that
-    /// began under the old conf is in no cache yet: so it goes in a later pass than the conf, and
-    /// whoever wants to be sure lets some minutes pass between the two.
+    /// What stays under a plugin's name for as long as a living sandbox may need it. An ADD that began under
+    /// the old conf is in no cache yet. So programs go in a later pass than the conf entry, some minutes later
+    /// in an uninstall that has to be certain.
     pub tombstones: Vec<Program>,
-    /// Whether an istio-cni entry we replaced comes back.
+    /// Whether the istio-cni entry that Gybe replaced is restored.
     pub put_back: PutBack,
 }
 
-/// Whether an istio-cni entry we replaced comes back.
+/// Whether the istio-cni entry that Gybe replaced is restored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PutBack {
-    /// It stays away.
     Nothing,
-    /// It does, if its program is still there.
+    /// It is restored if its program still exists.
     Istio,
 }
 
 /// A program for the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Program {
-    /// Its name in the directory of plugins.
+    /// Its name in the program directory.
     pub name: FileName,
-    /// Where to copy it from.
+    /// The file to copy it from.
     pub source: PathBuf,
-    /// What it must be.
+    /// The hash of `source`.
     pub hash: Hash,
-    /// How it shows that it runs here.
+    /// How it is tried before anything depends on it.
     pub trial: Trial,
-    /// Whether it may replace another.
+    /// Whether it may replace another file of its name.
     pub place: Place,
-    /// Whether pods depend on it.
     pub need: Need,
 }
 
 /// Whether pods depend on a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Need {
-    /// The entry makes the runtime run it: without it no pod starts, so the entry waits for it.
+    /// The runtime runs it because of the entry: without it no pod starts, so the entry is written after it.
     BeforeEntry,
-    /// No pod depends on it. The entry comes first, and does not wait for it.
+    /// No pod depends on it. The entry is written first and does not wait for it.
     AfterEntry,
 }
 
-/// How a program shows that it runs on this node, before anything depends on it.
+/// How a program is tried on this node, before anything depends on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Trial {
-    /// A CNI plugin: it answers VERSION.
+    /// A CNI plugin: it has to answer VERSION.
     CniVersion,
-    /// Any other: `--version` succeeds.
+    /// Any other program: `--version` has to succeed.
     Version,
 }
 
-/// Whether a program may replace another of its name.
+/// Whether a program may replace another file of its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {
-    /// It belongs there.
+    /// The name is ours: whatever is there is replaced.
     Always,
-    /// A stand-in: only where nothing is.
+    /// A stand-in: placed only where no file is.
     IfAbsent,
 }
 
 impl Wanted {
-    /// What a look must include to judge this.
+    /// What an observation must include for this desired state.
     #[must_use]
     pub fn interest(&self) -> Interest {
         let (pinned, programs, sandboxes): (_, Vec<&FileName>, _) = match self {

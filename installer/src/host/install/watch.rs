@@ -1,4 +1,4 @@
-//! Wakes the loop when something in a directory may have changed; what it is, the next look finds out.
+//! Wakes the loop when something in a directory may have changed. The next observation finds out what.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
@@ -9,10 +9,10 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use nix::sys::stat::stat;
 
-/// How often to look when the kernel does not tell: inotify is exhausted, or a directory is missing.
+/// The polling interval while inotify is exhausted or a directory is missing.
 const ASKING: Duration = Duration::from_secs(1);
 
-/// Several directories, watched: whole files only, since a half-written one is nobody's business.
+/// A watch of several directories. Only completely written files wake the loop.
 #[derive(Debug)]
 pub struct Watch {
     paths: Vec<PathBuf>,
@@ -26,31 +26,29 @@ struct Armed {
     mode: WatchMode,
 }
 
-/// Device and inode of what stands there, or nothing.
+/// Device and inode of the directory; none if it does not exist.
 type Identity = Option<(u64, u64)>;
 
-/// How changes become known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WatchMode {
-    /// The kernel tells at once.
+    /// inotify reports changes at once.
     Told,
-    /// It cannot, for this reason: a look every second.
+    /// inotify cannot be used, for this reason: the loop observes every second.
     Asking(Errno),
 }
 
-/// Why `wait` returned. It carries no data: looking again is cheap, and never out of date.
+/// Why `wait` returned. It carries no data: observing again is cheap and never out of date.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Woken {
-    /// Something changed, or may have.
+    /// Something changed, or may have changed.
     Changed,
-    /// The time is up.
     TimeUp,
-    /// The other descriptor has something.
+    /// The other descriptor is readable.
     Called,
 }
 
 impl Watch {
-    /// From now on nothing is missed: look once after this, then wait.
+    /// Starts watching. Observe once after this call, then wait: no change in between is missed.
     #[must_use]
     pub fn new(paths: impl IntoIterator<Item = PathBuf>) -> Self {
         let paths: Vec<PathBuf> = paths.into_iter().collect();
@@ -58,14 +56,13 @@ impl Watch {
         Self { paths, armed }
     }
 
-    /// How changes become known.
     #[must_use]
     pub fn mode(&self) -> WatchMode {
         self.armed.mode
     }
 
-    /// From now on these directories; whether they are others than before. Then what changed until now is
-    /// not told, and has to be looked at after this.
+    /// Watches these directories from now on, and reports whether they are others than before. If so, observe
+    /// after this call: earlier changes are not reported.
     pub fn turn_to(&mut self, paths: Vec<PathBuf>) -> bool {
         let is_another = self.paths != paths;
         if is_another {
@@ -75,7 +72,7 @@ impl Watch {
         is_another
     }
 
-    /// Waits for a change, for `call` to become readable, or for the time to be up.
+    /// Waits for a change, until `call` is readable, or until the time is up.
     pub fn wait(&mut self, at_most: Duration, call: Option<BorrowedFd<'_>>) -> Woken {
         let until = Instant::now() + at_most;
         loop {
@@ -97,7 +94,8 @@ impl Watch {
         }
     }
 
-    /// A watch is on an inode: a directory made anew, or another behind a link, needs a new one.
+    /// Renews the watch if needed. A watch belongs to an inode: a directory that was made again, or another
+    /// link target, needs a new one.
     fn arm_again(&mut self) {
         if self.armed.mode == WatchMode::Told && self.armed.standing == standing(&self.paths) {
             return;
@@ -106,7 +104,7 @@ impl Watch {
     }
 
     fn arm(&mut self) {
-        // The old one first: instances are what there may be too few of.
+        // Close the old instance first: the number of instances is limited.
         self.armed.inotify = None;
         self.armed = Armed::now(&self.paths);
     }
@@ -125,7 +123,7 @@ impl Armed {
             Ok(inotify) => add(inotify, paths),
             Err(why) => Err(*why),
         };
-        // After the watches: what changes from here on is told.
+        // Compared after the watches are set: later changes are reported.
         let standing = standing(paths);
         let mode = match result {
             Ok(()) if standing.iter().all(Option::is_some) => WatchMode::Told,
@@ -141,7 +139,7 @@ impl Armed {
         let from_call = fds.len();
         fds.extend(self.inotify.iter().map(|inotify| PollFd::new(inotify.as_fd(), PollFlags::POLLIN)));
         let timeout = PollTimeout::try_from(at_most).unwrap_or(PollTimeout::MAX);
-        // Interrupted is woken early, and the loop above goes round.
+        // EINTR counts as an early wake-up; the caller loops.
         let _ = poll(&mut fds, timeout);
         let ready: Vec<bool> = fds.iter().map(|fd| fd.any() == Some(true)).collect();
         if ready.iter().take(from_call).any(|ready| *ready) {
@@ -154,7 +152,7 @@ impl Armed {
         }
     }
 
-    /// A thousand events are one reason to look.
+    /// Discards the queued events: any number of them is one reason to observe.
     fn drain(&self) {
         while self
             .inotify
@@ -164,7 +162,7 @@ impl Armed {
     }
 }
 
-/// Each directory, and the one above it: there a removed directory, or a link to it, comes back. A
+/// Watches each directory, and its parent, in which a removed directory, or a link to it, reappears. One
 /// directory may be both, and a second watch on an inode replaces the first.
 fn add(inotify: &Inotify, paths: &[PathBuf]) -> Result<(), Errno> {
     let names = AddWatchFlags::IN_CREATE
@@ -177,7 +175,7 @@ fn add(inotify: &Inotify, paths: &[PathBuf]) -> Result<(), Errno> {
     let whole_files = names | AddWatchFlags::IN_CLOSE_WRITE | AddWatchFlags::IN_ATTRIB;
     let above = paths.iter().filter_map(|path| Some((path.parent()?, names)));
     let all = above.chain(paths.iter().map(|path| (path.as_path(), whole_files)));
-    // Those above first: what is both keeps the wider mask.
+    // Parents first: a directory that is both keeps the wider mask.
     for (path, flags) in all {
         match inotify.add_watch(path, flags) {
             Ok(_) | Err(Errno::ENOENT | Errno::ENOTDIR) => {}

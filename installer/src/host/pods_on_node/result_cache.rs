@@ -3,6 +3,7 @@
 
 use super::{Network, Sandbox};
 use crate::host::install::seen::cached::{ResultCache, each_result};
+use crate::pod::cgroups::Cgroups;
 use gybe_plugin::args::{Namespace, PodName, PodRef};
 use gybe_plugin::network_conf::POD_ANNOTATIONS;
 use serde::Deserialize;
@@ -57,6 +58,7 @@ fn sandbox(bytes: &[u8]) -> Option<Sandbox> {
             Some(Value::Null) => Some(Map::new()),
             _ => None,
         },
+        cgroups: Cgroups::default(),
     })
 }
 

@@ -1,4 +1,4 @@
-//! containerd's configuration: versions 1 to 3, and what it imports (containerd-config.toml(5)).
+//! containerd's configuration, versions 1 to 3, and its imports (containerd-config.toml(5)).
 
 use std::path::{Path, PathBuf};
 
@@ -27,7 +27,7 @@ pub(super) fn configured(root: &Path, arguments: &[String]) -> Option<Configured
     of_files(&files)
 }
 
-/// The files that an import names: its last component may have one `*`.
+/// The files that an import names: its last component may contain one `*`.
 fn imported(root: &Path, by: &Path, import: &str) -> Option<Vec<PathBuf>> {
     let path = by.parent()?.join(import);
     let (directory, pattern) = (path.parent()?.to_owned(), path.file_name()?.to_str()?.to_owned());
@@ -44,13 +44,13 @@ fn imported(root: &Path, by: &Path, import: &str) -> Option<Vec<PathBuf>> {
     let fits = |name: &String| {
         name.len() >= start.len() + end.len() && name.starts_with(start) && name.ends_with(end)
     };
-    // A directory that is not there has no files to import.
+    // A missing directory has no files to import.
     let names = names(root, &directory).unwrap_or_default();
     Some(names.iter().filter(|name| fits(name)).map(|name| directory.join(name)).collect())
 }
 
-/// A later file's section replaces an earlier one's, whole or in part, as the version has it. So only where the last
-/// one names directories is it known.
+/// A later file's section replaces an earlier one's, whole or in part, depending on the version. So the
+/// directories are known only if the last section names them.
 fn of_files(files: &[Table]) -> Option<Configured> {
     if files.iter().any(is_without_cri) {
         return None;
@@ -69,7 +69,7 @@ fn of_files(files: &[Table]) -> Option<Configured> {
     })
 }
 
-/// Docker's containerd starts no pods.
+/// Reports whether the CRI service is disabled, as in Docker's containerd, which starts no pods.
 fn is_without_cri(file: &Table) -> bool {
     let disabled = file.get("disabled_plugins").and_then(texts).unwrap_or_default();
     disabled.iter().any(|name| SECTIONS.contains(&name.as_str()))

@@ -1,4 +1,4 @@
-//! CRI-O's configuration: one file, and those of a directory, in the order of their names (crio.conf(5),
+//! CRI-O's configuration: one file, then those of a directory in the order of their names (crio.conf(5),
 //! crio.conf.d(5)).
 
 use std::path::{Path, PathBuf};
@@ -26,7 +26,7 @@ pub(super) fn configured(root: &Path, arguments: &[String]) -> Option<Configured
         older = text("plugin_dir").or(older);
         conf_dir = text("network_dir").or(conf_dir);
     }
-    // A flag counts for more than any file.
+    // A flag overrides every file.
     let has_flag = |name: &str| option(arguments, &[name]).is_some();
     let plugin_dirs = directories(several.unwrap_or_default().into_iter().chain(older));
     let conf_dir = conf_dir.filter(|path| !path.is_empty()).map(PathBuf::from);

@@ -64,7 +64,7 @@ fn f37_containerds_plugin_directories_are_read_in_every_version_of_its_configura
 }
 
 #[test]
-fn f37_what_containerd_imports_counts_for_more_and_what_is_unclear_says_nothing() {
+fn f37_an_imported_file_overrides_and_an_ambiguous_one_yields_nothing() {
     let import = |imports: &str, rest: &str| format!("imports = [{imports}]\n{rest}");
     let other = OF_2.replace("/a", "/c");
     let without = "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\"]\nsandbox_image = 'x'\n";
@@ -78,16 +78,20 @@ fn f37_what_containerd_imports_counts_for_more_and_what_is_unclear_says_nothing(
     };
     let (c, a) = (Some(vec!["/c".to_owned()]), Some(vec!["/a".to_owned()]));
     assert_eq!(dirs("'/etc/containerd/conf.d/*.toml'", &[("1.toml", &other), ("x.bak", "[[[")]), c);
-    assert_eq!(dirs("'conf.d/1.toml'", &[("1.toml", &other)]), c, "beside the file that imports it");
+    assert_eq!(dirs("'conf.d/1.toml'", &[("1.toml", &other)]), c, "relative to the importing file");
     assert_eq!(dirs("'/etc/containerd/conf.d/*.toml'", &[]), a);
     assert_eq!(dirs("'/etc/containerd/conf.d/*.toml'", &[("1.toml", "version = 2\n")]), a);
-    assert_eq!(dirs("'/etc/containerd/conf.d/*.toml'", &[("1.toml", without)]), None, "replaced, or merged");
+    assert_eq!(
+        dirs("'/etc/containerd/conf.d/*.toml'", &[("1.toml", without)]),
+        None,
+        "the section is replaced or merged, depending on the version"
+    );
     assert_eq!(dirs("'/etc/containerd/conf.d/[0-9].toml'", &[("1.toml", &other)]), None);
-    assert_eq!(dirs("'/etc/containerd/config.toml'", &[]), None, "one that imports itself");
+    assert_eq!(dirs("'/etc/containerd/config.toml'", &[]), None, "a file that imports itself");
 }
 
 #[test]
-fn f37_cri_os_plugin_directories_are_those_of_the_last_file_that_names_any() {
+fn f37_the_last_cri_o_file_that_names_plugin_directories_decides() {
     let (main, drop_in) = ("/etc/crio/crio.conf", "/etc/crio/crio.conf.d/10-x.conf");
     let named = "[crio.network]\nplugin_dirs = [\"/opt/cni/bin/\", \"/usr/libexec/cni\"]\n";
     let host = Host::with("crio", &[(main, named), (drop_in, "[crio.runtime]\nlog_level = \"info\"\n")]);
@@ -101,7 +105,7 @@ fn f37_cri_os_plugin_directories_are_those_of_the_last_file_that_names_any() {
 }
 
 #[test]
-fn f37_a_runtimes_directory_of_networks_is_read_where_its_configuration_names_it() {
+fn f37_the_conf_directory_is_read_from_the_runtimes_configuration() {
     for (text, conf_dir) in [
         (
             "version = 2\n[plugins.'io.containerd.grpc.v1.cri'.cni]\nconf_dir = '/etc/cni/custom'\n",

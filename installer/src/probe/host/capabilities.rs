@@ -1,6 +1,8 @@
 //! Which capabilities the trials of a probe take, and which of them the caller has not: all are named
 //! at once, before anything is tried. A trial refused for want of one says nothing about the kernel.
 
+use gybe_netfilter::hint::Hint;
+use std::borrow::Cow;
 use std::fmt;
 use std::fs;
 
@@ -35,12 +37,11 @@ impl fmt::Display for Listed<'_> {
     }
 }
 
-impl Lacking {
-    /// What would help: as a container's `securityContext` has it.
-    #[must_use]
-    pub fn hint(&self) -> String {
+impl Hint for Lacking {
+    fn hint(&self) -> Option<Cow<'static, str>> {
         let names: Vec<_> = self.0.iter().filter_map(|(_, name, _)| name.strip_prefix("CAP_")).collect();
-        format!("run as root, and add to the container's capabilities: {}", names.join(", "))
+        let hint = format!("run as root, and add to the container's capabilities: {}", names.join(", "));
+        Some(hint.into())
     }
 }
 
@@ -79,7 +80,7 @@ mod tests {
         let lacking = judge(1 << 21 | 1 << 7 | 1 << 10 | 1 << 18 | 1 << 19).unwrap_err();
         let told = "to probe for the host takes more than this process may: CAP_NET_ADMIN (rules, routes and marks), CAP_NET_RAW (iptables-legacy)";
         assert_eq!(lacking.to_string(), told);
-        assert!(lacking.hint().ends_with("capabilities: NET_ADMIN, NET_RAW"), "{}", lacking.hint());
+        assert!(lacking.hint().unwrap().ends_with("capabilities: NET_ADMIN, NET_RAW"), "{lacking:?}");
         assert_eq!(judge(0).unwrap_err().0, NEEDED);
         assert_eq!(effective("CapEff:\tzz\n"), None);
     }

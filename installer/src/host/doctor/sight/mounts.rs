@@ -1,4 +1,4 @@
-//! The file system a directory is on: how much room it has, and what it forbids (statvfs(3), proc_pid_mountinfo(5)).
+//! The file system of a directory: free space, and what the mount forbids (statvfs(3), proc_pid_mountinfo(5)).
 
 use nix::errno::Errno;
 use nix::sys::stat::{major, minor, stat};
@@ -7,33 +7,30 @@ use nix::unistd::geteuid;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// One directory's.
+/// The file system of one directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Space {
-    /// Which directory: `conf`, `program`, `run`.
+    /// `conf`, `program` or `run`.
     pub of: &'static str,
-    /// Its path.
     pub path: PathBuf,
-    /// Where its file system is mounted, and what it is: `/opt (ext4)`.
+    /// Its mount point and type: `/opt (ext4)`.
     pub mount: String,
-    /// The user it belongs to, if that is neither root nor this process's.
+    /// Its owner, if neither root nor this process's user.
     pub stranger: Option<u32>,
     /// Its mode, if every user may write there.
     pub open_to_all: Option<u32>,
-    /// What can be told of it.
+    /// Its free space and restrictions.
     pub room: Result<Room, Errno>,
 }
 
-/// What fits, and what may be done there.
+/// Free space and restrictions of a file system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Room {
-    /// Bytes that root may still write.
+    /// Bytes that root can still write.
     pub bytes: u64,
-    /// Files that may still be made; none where the file system has no such number.
+    /// Files that can still be made; none if the file system does not count them.
     pub inodes: Option<u64>,
-    /// Whether nothing may be written.
     pub read_only: bool,
-    /// Whether no program may be run.
     pub no_exec: bool,
 }
 
@@ -70,8 +67,8 @@ fn room(path: &Path) -> Result<Room, Errno> {
     })
 }
 
-/// The mount with the directory's device and the longest path above it; of several on one path the
-/// last, which covers the others.
+/// The mount with the directory's device and the longest path above it; of several on one path the last, which
+/// covers the others.
 fn mount_of(mounts: &str, path: &Path) -> Option<String> {
     let real = path.canonicalize().ok()?;
     let device = stat(&real).ok()?.st_dev;

@@ -1,5 +1,6 @@
-//! The container runtimes that run here: whether they still watch the conf directory (a watch is on an
-//! inode, and a directory made anew has another, F13), and whether they read a network's own directory.
+//! The container runtimes that run here: whether they still watch the conf directory (a watch belongs to an
+//! inode, and a directory that was made again has another, F13), and whether they read a network's own
+//! directory.
 
 use crate::host::install::loads::DropIns;
 use crate::host::runtime_config::{Configured, configured};
@@ -9,54 +10,51 @@ use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::path::Path;
 
-/// More than any node has.
+/// More processes than any node has.
 const MOST_PROCESSES: usize = 65_536;
 /// More runtimes than any node has.
 const MOST_RUNTIMES: usize = 8;
-/// A runtime's program is never larger, in bytes: they have some 50 MB.
+/// The largest program that is searched, in bytes: they have some 50 MB.
 const LARGEST_PROGRAM: u64 = 256 << 20;
 
-/// A key of conf files, which libcni has known for as long as it has read drop-ins: since 1.3. Its
-/// name is in the program, whatever distribution built it and whatever version it calls itself; in
-/// Debian's containerd 1.6 and 1.7 it is not, in 2.1 it is.
+/// A conf file key that libcni has known since 1.3, which is the version that reads drop-ins. Its name is in
+/// the program, whatever distribution built it and whatever its version string: Debian's containerd 1.6 and 1.7
+/// do not have it, 2.1 does.
 const KEY: &[u8] = b"loadOnlyInlinedPlugins";
 
-/// A runtime.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RuntimeSeen {
     /// `containerd` or `crio`.
     pub name: String,
-    /// Its process.
     pub pid: u32,
-    /// What it watches.
     pub watches: Watches,
-    /// What becomes of a network's drop-ins; none where its program cannot be read, or nobody asked.
+    /// Whether it reads drop-ins; none if its program cannot be read, or this was not requested.
     pub drop_ins: Option<DropIns>,
-    /// The directories of the host that its configuration names.
+    /// The host's directories that its configuration names.
     pub configured: Configured,
 }
 
-/// Whether somebody wants to know what becomes of drop-ins: programs of 50 MB are read for it.
+/// Whether to find out if runtimes read drop-ins, which reads programs of 50 MB.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ask {
-    /// Ours is one.
+    /// There are drop-ins.
     DropIns,
-    /// There is none of ours.
+    /// There are none.
     Nothing,
 }
 
 /// What a runtime watches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Watches {
-    /// The conf directory that is there now.
+    /// The present conf directory.
     ConfDirectory,
-    /// Other directories, and not this one.
+    /// Other directories only.
     Others,
-    /// It cannot be told.
+    /// Its watches cannot be read.
     Unknown,
 }
 
-/// The host's runtimes that `/proc` below `root` shows: in a container without the host's processes, none.
+/// The host's runtimes in `/proc` below `root`: none in a container that does not see the host's processes.
 pub(crate) fn running(root: &Path, conf: &Path, ask: Ask) -> Vec<RuntimeSeen> {
     let Ok(processes) = fs::read_dir(root.join("proc")) else { return Vec::new() };
     let pids = processes.flatten().take(MOST_PROCESSES);
@@ -80,8 +78,8 @@ fn runtime(root: &Path, (pid, conf): (u32, &Path), ask: Ask) -> Option<RuntimeSe
     Some(RuntimeSeen { name, pid, watches, drop_ins, configured })
 }
 
-/// Whether root of the host runs it, and no container: a process chooses its name itself (prctl(2), `PR_SET_NAME`),
-/// and a pod may run a containerd of its own.
+/// Reports whether the host's root runs it, and no container: a process chooses its own name (prctl(2),
+/// `PR_SET_NAME`), and a pod may run a containerd of its own.
 fn is_of_host(root: &Path, process: &Path) -> bool {
     let namespace = |process: &Path, kind: &str| fs::read_link(process.join("ns").join(kind)).ok();
     let is_of_init = |kind: &str| namespace(process, kind) == namespace(&root.join("proc/1"), kind);
@@ -91,7 +89,7 @@ fn is_of_host(root: &Path, process: &Path) -> bool {
     is_roots && namespace(process, "pid").is_some() && is_of_init("pid") && is_of_init("user")
 }
 
-/// Without them the runtime is taken for one that was started without any.
+/// The command line; empty if it cannot be read.
 fn arguments(process: &Path) -> Vec<String> {
     let line = fs::read(process.join("cmdline")).unwrap_or_default();
     line.split(|byte| *byte == 0).map(|word| String::from_utf8_lossy(word).into_owned()).collect()
@@ -104,13 +102,13 @@ fn drop_ins(program: &Path) -> Option<DropIns> {
     Some(if knows { DropIns::Loaded } else { DropIns::Ignored })
 }
 
-/// The inodes of all its inotify watches: `inotify wd:1 ino:2a sdev:800001 …` in fdinfo
-/// (proc_pid_fdinfo(5)). None when it has no inotify, or we may not look.
+/// The inodes of all its inotify watches: `inotify wd:1 ino:2a sdev:800001 …` in fdinfo (proc_pid_fdinfo(5)).
+/// None if it has no inotify instance, or may not be read.
 fn inodes(process: &Path) -> Option<BTreeSet<u64>> {
     let descriptors = fs::read_dir(process.join("fd")).ok()?.flatten();
     let instances = descriptors
         .filter(|entry| fs::read_link(entry.path()).is_ok_and(|to| to == Path::new("anon_inode:inotify")));
-    // Closed meanwhile is no watch.
+    // A descriptor that was closed meanwhile has no watches.
     let texts =
         instances.filter_map(|entry| fs::read_to_string(process.join("fdinfo").join(entry.file_name())).ok());
     texts.fold(None, |found, text| {
@@ -132,7 +130,7 @@ mod tests {
     use std::os::unix::fs::symlink;
     use std::path::PathBuf;
 
-    /// A node whose init is in the first namespaces, and its directory of processes.
+    /// A node whose init is in the initial namespaces, with its `/proc`.
     struct Processes(PathBuf);
 
     impl Processes {
@@ -167,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn f37_a_process_of_a_pod_is_not_the_nodes_runtime_whatever_its_name() {
+    fn f37_a_pods_process_is_never_taken_for_the_nodes_runtime() {
         let node = Processes::new("pods");
         node.runs(10, ("containerd", 0), ["pid:[1]", "user:[1]"]);
         node.runs(11, ("containerd", 0), ["pid:[2]", "user:[1]"]);
@@ -176,11 +174,11 @@ mod tests {
         node.runs(14, ("containerd-shim", 0), ["pid:[1]", "user:[1]"]);
         assert_eq!(node.runtimes(), [10]);
         fs::remove_dir_all(node.0.join("proc/1")).unwrap();
-        assert!(node.runtimes().is_empty(), "what the node's own namespace is, is unknown");
+        assert!(node.runtimes().is_empty(), "without init the node's own namespaces are unknown");
     }
 
     #[test]
-    fn f37_only_so_many_runtimes_and_so_large_programs_are_looked_at() {
+    fn f37_the_number_of_runtimes_and_the_size_of_programs_are_bounded() {
         let node = Processes::new("many");
         (10..30).for_each(|pid| node.runs(pid, ("crio", 0), ["pid:[1]", "user:[1]"]));
         assert_eq!(node.runtimes().len(), MOST_RUNTIMES);
@@ -192,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn f13_a_watch_is_known_by_its_inode_and_a_directory_made_anew_has_another() {
+    fn f13_a_watch_is_identified_by_its_inode_which_a_new_directory_does_not_have() {
         let directory = std::env::temp_dir().join(format!("gybe-watched-{}", std::process::id()));
         fs::create_dir(&directory).unwrap();
         let watch = Inotify::init(InitFlags::IN_CLOEXEC).unwrap();

@@ -1,4 +1,4 @@
-//! The node agent, asked as the plugin asks it: about a pod that there is not.
+//! Queries the node agent as the plugin does, about a pod that does not exist.
 
 use crate::agent::agent_status::{self, AgentStatus};
 use crate::error::errno;
@@ -10,23 +10,23 @@ use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// As long as an ADD waits.
+/// The time limit of an ADD's query.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// What the agent says.
+/// The agent's answer.
 #[derive(Debug)]
 pub struct AgentSeen {
-    /// Its socket.
+    /// The path of its socket.
     pub socket: PathBuf,
-    /// None when it answered as it should: that it knows no such pod.
+    /// None if it answered correctly: that it does not know the pod.
     pub fault: Option<FactsError>,
-    /// How the agent stands by its own word; none where it does not say.
+    /// The agent's own status; none if it does not report one.
     pub status: Option<AgentStatus>,
 }
 
 impl AgentSeen {
-    /// Reports whether an agent runs there and answers, be it with an error of its own. A listener of
-    /// another user, or one that does not answer in time, is no agent that can be relied on.
+    /// Reports whether an agent runs there and answers, possibly with an error of its own. A listener of
+    /// another user, or one that does not answer in time, is not a usable agent.
     pub(crate) fn is_running(&self) -> bool {
         match &self.fault {
             None => true,
@@ -37,7 +37,7 @@ impl AgentSeen {
         }
     }
 
-    /// Reports whether the agent takes the node out of the chain, or has.
+    /// Reports whether the agent removes Gybe from this node, or has done so.
     pub(crate) fn leaves(&self) -> bool {
         self.status.as_ref().is_some_and(|status| status.leaves)
     }
@@ -46,16 +46,15 @@ impl AgentSeen {
 /// The socket for log lines.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LogSocketSeen {
-    /// Its path.
     pub socket: PathBuf,
-    /// Why nobody hears there.
+    /// Why no process receives there.
     pub fault: Option<Errno>,
 }
 
 pub(crate) fn ask(socket: &Path) -> AgentSeen {
     let conf =
         FactsConf { socket: Some(socket.to_owned()), directory: None, kubeconfig: None, deadline: PATIENCE };
-    let fault = nobody().and_then(|pod| match facts::look_up(&conf, &pod) {
+    let fault = absent_pod().and_then(|pod| match facts::look_up(&conf, &pod) {
         Ok(_) | Err(FactsError::Unknown(_)) => None,
         Err(fault) => Some(fault),
     });
@@ -66,15 +65,14 @@ pub(crate) fn ask(socket: &Path) -> AgentSeen {
     seen
 }
 
-/// A name that Kubernetes would take and nobody gives, since the agent understands no other; and no
-/// pod has that uid.
-fn nobody() -> Option<PodRef> {
+/// A pod that does not exist: a valid name, because the agent accepts no other, with a uid that no pod has.
+fn absent_pod() -> Option<PodRef> {
     let namespace = Namespace::parse("gybe-doctor").ok()?;
     let name = PodName::parse("a-pod-that-there-is-not").ok()?;
     Some(PodRef { namespace, name, uid: Some("00000000-0000-0000-0000-000000000000".to_owned()) })
 }
 
-/// A datagram socket that is connected to has somebody to hear; nothing is sent.
+/// Connects to a datagram socket, which succeeds if a process receives there; sends nothing.
 pub(super) fn knock(path: &Path) -> LogSocketSeen {
     let knocked = UnixDatagram::unbound().and_then(|socket| socket.connect(path));
     let fault = knocked.err().map(|why| errno(&why));

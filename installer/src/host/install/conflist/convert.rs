@@ -1,11 +1,11 @@
-//! A `.conf` (one plugin) as a list of that plugin and ours, and back to the very bytes it was.
+//! Converts a `.conf` (one plugin) to a list of that plugin and ours, and back to exactly the bytes it had.
 
 use super::{Chain, ConflistError};
 use crate::host::install::entry::{Entry, Layout, layout_of};
 use crate::host::install::json::{self, Node};
 
-/// The list a runtime would have made of the one plugin, with `entry` behind it: the network's name
-/// and version as they were, and the plugin's own text untouched.
+/// The list that a runtime would make of the one plugin, followed by `entry`: the network's name and version as
+/// they were, and the plugin's own text unchanged.
 pub fn listed(single: &[u8], entry: &Entry) -> Result<Vec<u8>, ConflistError> {
     let tree = json::parse(single)?;
     let layout = outer_layout(single, &tree);
@@ -13,7 +13,7 @@ pub fn listed(single: &[u8], entry: &Entry) -> Result<Vec<u8>, ConflistError> {
     wrapped(single, &tree, &printed)
 }
 
-/// The single plugin's file inside a list that `listed` made and nobody has changed since.
+/// The single plugin's file inside a list that `listed` made and that is unchanged since.
 #[must_use]
 pub fn unlisted(list: &[u8], plugin: &str) -> Option<Vec<u8>> {
     let tree = json::parse(list).ok()?;
@@ -30,7 +30,7 @@ pub fn unlisted(list: &[u8], plugin: &str) -> Option<Vec<u8>> {
     (same == list).then_some(original)
 }
 
-/// White space around the file stays around the list.
+/// Makes the list. White space around the single plugin's object stays around the list.
 fn wrapped(single: &[u8], tree: &Node, entry: &[u8]) -> Result<Vec<u8>, ConflistError> {
     if !tree.is_object() {
         return Err(ConflistError::NoPlugins);

@@ -1,4 +1,4 @@
-//! The grammar, byte by byte.
+//! The grammar of RFC 8259, byte by byte.
 
 use super::{DEEPEST, Kind, Member, Node, NotJson};
 
@@ -13,7 +13,7 @@ impl<'a> Reader<'a> {
     }
 
     fn broken<T>(&self, what: &'static str) -> Result<T, NotJson> {
-        let what = if self.at >= self.bytes.len() { "the end came too early" } else { what };
+        let what = if self.at >= self.bytes.len() { "unexpected end of file" } else { what };
         Err(NotJson { at: self.at, what })
     }
 
@@ -35,13 +35,13 @@ impl<'a> Reader<'a> {
 
     pub(super) fn end(&mut self) -> Result<(), NotJson> {
         self.space();
-        if self.at == self.bytes.len() { Ok(()) } else { self.broken("more after the value") }
+        if self.at == self.bytes.len() { Ok(()) } else { self.broken("unexpected text after the value") }
     }
 
     pub(super) fn value(&mut self, depth: usize) -> Result<Node, NotJson> {
         self.space();
         if depth > DEEPEST {
-            return self.broken("nested too deep");
+            return self.broken("nesting is too deep");
         }
         let start = self.at;
         let kind = match self.peek() {
@@ -52,7 +52,7 @@ impl<'a> Reader<'a> {
             Some(b't') => self.word("true", Kind::Bool(true))?,
             Some(b'f') => self.word("false", Kind::Bool(false))?,
             Some(b'n') => self.word("null", Kind::Null)?,
-            _ => return self.broken("no value"),
+            _ => return self.broken("expected a value"),
         };
         Ok(Node { span: start..self.at, kind })
     }
@@ -63,7 +63,7 @@ impl<'a> Reader<'a> {
             self.at = end;
             return Ok(kind);
         }
-        self.broken("no value")
+        self.broken("expected a value")
     }
 
     fn object(&mut self, depth: usize) -> Result<Kind, NotJson> {
@@ -76,12 +76,12 @@ impl<'a> Reader<'a> {
         loop {
             self.space();
             if self.peek() != Some(b'"') {
-                return self.broken("no member name");
+                return self.broken("expected a member name in double quotes");
             }
             let key = self.string()?;
             self.space();
             if !self.eat(b':') {
-                return self.broken("no colon");
+                return self.broken("expected a colon");
             }
             members.push(Member { key, value: self.value(depth + 1)? });
             self.space();
@@ -89,7 +89,7 @@ impl<'a> Reader<'a> {
                 return Ok(Kind::Object(members));
             }
             if !self.eat(b',') {
-                return self.broken("no comma");
+                return self.broken("expected a comma or the closing bracket");
             }
         }
     }
@@ -108,7 +108,7 @@ impl<'a> Reader<'a> {
                 return Ok(Kind::Array(elements));
             }
             if !self.eat(b',') {
-                return self.broken("no comma");
+                return self.broken("expected a comma or the closing bracket");
             }
         }
     }
@@ -129,7 +129,7 @@ impl<'a> Reader<'a> {
         let text = self.bytes.get(start..self.at).and_then(|text| std::str::from_utf8(text).ok());
         match text.and_then(|text| text.parse::<f64>().ok()) {
             Some(number) if number.is_finite() => Ok(Kind::Number),
-            _ => Err(NotJson { at: start, what: "a number out of range" }),
+            _ => Err(NotJson { at: start, what: "the number is out of range" }),
         }
     }
 
@@ -138,7 +138,7 @@ impl<'a> Reader<'a> {
         while matches!(self.peek(), Some(b'0'..=b'9')) {
             self.at += 1;
         }
-        if self.at == start { self.broken("no digit") } else { Ok(()) }
+        if self.at == start { self.broken("expected a digit") } else { Ok(()) }
     }
 
     fn string(&mut self) -> Result<String, NotJson> {
@@ -155,7 +155,7 @@ impl<'a> Reader<'a> {
                     decoded.push(byte);
                     self.at += 1;
                 }
-                _ => return self.broken("a control character in a string"),
+                _ => return self.broken("control character in a string"),
             }
         }
     }
@@ -170,14 +170,14 @@ impl<'a> Reader<'a> {
             Some(b't') => b'\t',
             Some(byte @ (b'"' | b'\\' | b'/')) => byte,
             Some(b'u') => return self.unicode(decoded),
-            _ => return self.broken("an unknown escape"),
+            _ => return self.broken("unknown escape sequence"),
         };
         self.at += 1;
         decoded.push(byte);
         Ok(())
     }
 
-    /// `\uXXXX`, alone or as a surrogate pair; half a pair is U+FFFD.
+    /// Decodes `\uXXXX`, alone or as a surrogate pair; half a pair is U+FFFD.
     fn unicode(&mut self, decoded: &mut Vec<u8>) -> Result<(), NotJson> {
         let first = self.hex()?;
         let mut code = first;
@@ -196,13 +196,13 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// The four digits behind the `u` we stand on.
+    /// Reads the four digits after the `u` at the current position.
     fn hex(&mut self) -> Result<u32, NotJson> {
         self.at += 1;
         let mut code = 0;
         for _ in 0..4 {
             let Some(digit) = self.peek().and_then(|byte| char::from(byte).to_digit(16)) else {
-                return self.broken("no hexadecimal digit");
+                return self.broken("expected a hexadecimal digit");
             };
             code = code * 16 + digit;
             self.at += 1;

@@ -1,3 +1,4 @@
+use gybe_netfilter::hint::Hint;
 use std::collections::{BTreeMap, BTreeSet};
 
 use nix::errno::Errno;
@@ -26,7 +27,7 @@ fn file(content: Result<&str, Unreadable>) -> SeenFile {
     SeenFile { content: content.map(|text| text.as_bytes().to_vec()), access, kind: FileKind::Regular }
 }
 
-/// A node with these conf files, on which the primary's plugins and ours stand where they should.
+/// A node with these conf files, whose program directory holds the primary's plugins and ours.
 struct World {
     conf: ConfDirectory,
     programs: ProgramDirectory,
@@ -101,7 +102,7 @@ impl World {
         })
     }
 
-    /// The one reason against it, in its words.
+    /// The only reason against a redirection, as text.
     fn reason(&self) -> String {
         let judged = self.judged();
         let reasons: Vec<_> = judged.reasons.iter().map(ToString::to_string).collect();
@@ -116,52 +117,52 @@ fn standalone() -> Shape {
 }
 
 #[test]
-fn a_pod_meets_gybe_when_the_file_that_is_taken_runs_it() {
+fn a_pod_is_redirected_if_the_file_in_use_runs_the_plugin() {
     let world = World::with(&[("10-a.conflist", CHAINED), ("20-b.conflist", LIST)]);
     let judged = world.judged();
     assert!(judged.is_met(), "{judged:?}");
     assert_eq!(judged.taken.unwrap().file, name("10-a.conflist"));
-    assert!(World::with(&[("10-a.conflist", BEHIND)]).judged().is_met(), "also with a plugin behind it");
+    assert!(World::with(&[("10-a.conflist", BEHIND)]).judged().is_met(), "also with a plugin after ours");
 }
 
 #[test]
-fn a_file_that_sorts_first_without_our_entry_takes_every_pod() {
+fn a_file_without_our_entry_that_sorts_first_leaves_every_pod_unredirected() {
     let world = World::with(&[("05-b.conflist", LIST), ("10-a.conflist", CHAINED)]);
     assert_eq!(
         world.reason(),
-        "the runtime takes 05-b.conflist (calico, portmap), which does not run gybe-cni"
+        "the runtime uses 05-b.conflist (calico, portmap), which does not run gybe-cni"
     );
     let world = World::with(&[("05-b.conf", ISTIOS), ("10-a.conflist", CHAINED)]);
-    assert_eq!(world.reason(), "the runtime takes 05-b.conf, which runs nothing that gives a pod a network");
+    assert_eq!(world.reason(), "the runtime uses 05-b.conf, which has no plugin that gives a pod a network");
     let pinned = || Shape::Chained { pinned: Some(name("10-a.conflist")) };
     let world = World::with(&[("05-b.conflist", LIST), ("10-a.conflist", CHAINED)]).shaped(pinned());
-    assert_eq!(world.reason(), "the runtime takes 05-b.conflist, not 10-a.conflist");
+    assert_eq!(world.reason(), "the runtime uses 05-b.conflist, not 10-a.conflist");
     let world = World::with(&[("00-m.conf", MULTUS), ("10-a.conflist", CHAINED)]).shaped(pinned());
     assert!(world.judged().is_met(), "Multus calls the pinned file");
     assert_eq!(World::with(&[]).reason(), "waiting for the primary plugin's conf file");
 }
 
 #[test]
-fn a_file_that_cannot_be_read_may_be_the_one_that_is_taken() {
-    for (errno, hint) in [(Errno::EACCES, "give it to root"), (Errno::ENOENT, "mount what it leads to")] {
+fn a_file_that_cannot_be_read_may_be_the_one_in_use() {
+    for (errno, hint) in [(Errno::EACCES, "chown it to root"), (Errno::ENOENT, "mount its target")] {
         for runtime in [Runtime::Containerd, Runtime::CriO] {
             let world = World::with(&[("10-a.conflist", CHAINED)]).unread("05-b.conflist", errno);
             let world = world.run_by(runtime, DropIns::Loaded);
             let reason = world.reason();
             assert!(
-                reason.starts_with("05-b.conflist cannot be read here, and the runtime may take it"),
+                reason.starts_with("05-b.conflist cannot be read here, and the runtime may use it"),
                 "{reason}"
             );
             assert!(world.judged().reasons[0].hint().unwrap().contains(hint), "{errno}");
             assert_eq!(
                 primary(&world.conf, "gybe-cni", &world.runtimes),
                 None,
-                "nothing is chained behind it"
+                "a later file is not extended"
             );
         }
     }
     let behind = World::with(&[("10-a.conflist", CHAINED)]).unread("15-b.conflist", Errno::EACCES);
-    assert!(behind.judged().is_met(), "behind the one that is taken it is nobody's");
+    assert!(behind.judged().is_met(), "a file that sorts after the one in use has no effect");
 }
 
 #[test]
@@ -174,14 +175,15 @@ fn an_unreadable_drop_in_or_its_directory_leaves_the_chain_unknown() {
     world.conf.unread_networks.insert(name("net"), Unreadable::Refused(Errno::EACCES));
     assert!(world.reason().contains("net in the directory of its network: it cannot be read"));
     let older = world.run_by(Runtime::Containerd, DropIns::Ignored);
-    assert!(older.judged().is_met(), "an older runtime never looks there");
+    assert!(older.judged().is_met(), "an older runtime does not read the directory");
 }
 
 #[test]
-fn behind_a_broken_file_containerd_loads_nothing_and_crio_goes_on() {
+fn containerd_stops_at_a_broken_file_and_crio_skips_it() {
     let world = || World::with(&[("05-b.conflist", "{"), ("10-a.conflist", CHAINED)]);
-    let stopped = "containerd loads no network while 05-b.conflist stands before every other: it is not JSON";
-    assert!(world().reason().starts_with(stopped), "where nothing is known either may run");
+    let stopped =
+        "containerd loads no network because 05-b.conflist, which sorts first, is broken: it is not JSON";
+    assert!(world().reason().starts_with(stopped), "an unknown runtime may be either");
     assert!(world().run_by(Runtime::Containerd, DropIns::Loaded).reason().starts_with(stopped));
     let judged = world().run_by(Runtime::CriO, DropIns::Ignored).judged();
     assert!(judged.is_met() && judged.notes.len() == 1, "{judged:?}");
@@ -189,9 +191,9 @@ fn behind_a_broken_file_containerd_loads_nothing_and_crio_goes_on() {
 }
 
 #[test]
-fn where_none_of_the_primarys_plugins_is_the_directory_has_to_be_confirmed() {
+fn a_program_directory_without_the_primarys_plugins_needs_confirmation() {
     let world = || World::with(&[("10-a.conflist", CHAINED)]).without_the_primarys();
-    assert_eq!(world().reason(), "of the plugins of 10-a.conflist (calico) none is in the program directory");
+    assert_eq!(world().reason(), "none of the plugins of 10-a.conflist (calico) is in the program directory");
     let confirmed = World { confirmed: Confirmed::Yes, ..world() };
     assert!(confirmed.judged().is_met());
     let mut named = world();
@@ -201,20 +203,24 @@ fn where_none_of_the_primarys_plugins_is_the_directory_has_to_be_confirmed() {
     assert_eq!(named.reason(), "waiting for the probe's report about the container runtime");
     let mut others = World::with(&[("10-a.conflist", CHAINED)]);
     others.runtimes.plugin_directory = ConfiguredDirectory::Others(vec!["/usr/lib/cni".into()]);
-    let elsewhere = "the runtime looks for plugins in /usr/lib/cni, and not where ours are placed";
-    assert_eq!(others.reason(), elsewhere, "though the primary's plugin is here too");
+    let elsewhere = "the runtime looks for plugins in /usr/lib/cni, not where ours are placed";
+    assert_eq!(others.reason(), elsewhere, "although the primary's plugin is here too");
     others.confirmed = Confirmed::Yes;
     assert!(others.judged().is_met());
 }
 
 #[test]
-fn networks_that_the_runtime_reads_elsewhere_are_not_ours() {
+fn a_conf_directory_that_the_runtime_does_not_read_redirects_no_pod() {
     let mut world = World::with(&[("10-a.conflist", CHAINED)]);
     world.runtimes.conf_directory = ConfiguredDirectory::Others(vec!["/etc/cni/\ncustom".into()]);
-    let elsewhere = r"the runtime reads networks in /etc/cni/\ncustom, and not here";
-    assert_eq!(world.reason(), elsewhere, "in one line");
+    let elsewhere = r"the runtime reads conf files in /etc/cni/\ncustom, not here";
+    assert_eq!(world.reason(), elsewhere, "a path is quoted on one line");
     world.conf.files.clear();
-    assert_eq!(world.judged().reasons[0].to_string(), elsewhere, "an empty directory is not waited for");
+    assert_eq!(
+        world.judged().reasons[0].to_string(),
+        elsewhere,
+        "reported in place of waiting for a conf file"
+    );
     let mut confirmed = World::with(&[("10-a.conflist", CHAINED)]);
     confirmed.runtimes.conf_directory = world.runtimes.conf_directory;
     confirmed.confirmed = Confirmed::Yes;
@@ -222,34 +228,34 @@ fn networks_that_the_runtime_reads_elsewhere_are_not_ours() {
 }
 
 #[test]
-fn a_file_that_only_cri_o_passes_over_has_a_hint_that_is_true_there() {
+fn a_file_that_cri_o_skips_has_a_hint_for_cri_o() {
     let world = World::with(&[("05-b.conflist", "{"), ("10-a.conflist", CHAINED)]);
     let judged = world.run_by(Runtime::CriO, DropIns::Loaded).judged();
-    assert!(judged.notes[0].hint().unwrap().starts_with("CRI-O passes over it"), "{judged:?}");
+    assert!(judged.notes[0].hint().unwrap().starts_with("CRI-O skips it"), "{judged:?}");
 }
 
 #[test]
-fn a_network_of_its_own_is_called_by_multus_alone() {
+fn only_multus_calls_a_standalone_network() {
     let files = [("10-a.conflist", LIST), ("YYY-gybe-cni.conf", OURS)];
     let world = World::with(&files).shaped(standalone());
-    let nobody =
-        "the runtime takes 10-a.conflist (calico, portmap), and only Multus would call YYY-gybe-cni.conf";
-    assert_eq!(world.reason(), nobody);
+    let without_multus =
+        "the runtime uses 10-a.conflist (calico, portmap), and only Multus would call YYY-gybe-cni.conf";
+    assert_eq!(world.reason(), without_multus);
     let files = [("00-multus.conf", MULTUS), ("YYY-gybe-cni.conf", OURS)];
     assert!(World::with(&files).shaped(standalone()).judged().is_met());
     assert_eq!(
         World::with(&files[..1]).shaped(standalone()).reason(),
-        "YYY-gybe-cni.conf does not have our network"
+        "YYY-gybe-cni.conf does not contain our network"
     );
     let alone = World::with(&files[1..]).shaped(standalone());
-    assert!(alone.reason().contains("runs nothing that gives a pod a network"));
+    assert!(alone.reason().contains("has no plugin that gives a pod a network"));
     let mut of_multus = alone;
     of_multus.conf.is_of_multus = true;
     assert!(of_multus.judged().is_met(), "OpenShift's directory, which no runtime reads");
 }
 
 #[test]
-fn a_drop_in_counts_where_the_runtime_reads_it() {
+fn a_drop_in_redirects_pods_only_if_the_runtime_reads_it() {
     let world = || World::with(&[("10-a.conflist", LIST)]).dropped_in(OURS).shaped(Shape::DropIn);
     assert!(world().run_by(Runtime::Containerd, DropIns::Loaded).judged().is_met());
     let older = world().run_by(Runtime::Containerd, DropIns::Ignored).reason();
@@ -257,22 +263,22 @@ fn a_drop_in_counts_where_the_runtime_reads_it() {
         older,
         "the runtime does not read net/zz-gybe-cni.conf: it needs containerd 2.1 or CRI-O 1.34"
     );
-    assert!(world().reason().starts_with("whether the runtime reads net/zz-gybe-cni.conf cannot be seen"));
+    assert!(world().reason().starts_with("whether the runtime reads net/zz-gybe-cni.conf is unknown here"));
     let mut called = world();
     called.runtimes.read_drop_ins();
-    assert!(called.judged().is_met(), "an ADD was heard");
+    assert!(called.judged().is_met(), "an ADD of the plugin was observed");
 }
 
 #[test]
-fn an_entry_or_a_program_that_fails_every_pod_is_no_redirect() {
+fn an_entry_or_a_program_that_fails_every_pod_redirects_none() {
     let refused = World::with(&[("10-a.conflist", BAD_ENTRY)]).reason();
-    assert!(refused.starts_with("our entry in 10-a.conflist is refused by the plugin: "), "{refused}");
-    assert!(World::with(&[("10-a.conflist", BOTH)]).reason().contains("an istio-cni entry beside ours"));
+    assert!(refused.starts_with("the plugin refuses our entry in 10-a.conflist: "), "{refused}");
+    assert!(World::with(&[("10-a.conflist", BOTH)]).reason().contains("an istio-cni entry and ours"));
     for (fault, says) in [
         (ProgramFault::Missing, "the program gybe-cni is not in the program directory"),
         (ProgramFault::Another, "the program gybe-cni is not the one that was placed there"),
         (ProgramFault::NotRun, "the program gybe-cni does not run"),
-        (ProgramFault::Writable, "the program gybe-cni may be written by others"),
+        (ProgramFault::Writable, "the program gybe-cni is writable by other users"),
     ] {
         let world = World { fault: Some(fault), ..World::with(&[("10-a.conflist", CHAINED)]) };
         assert_eq!(world.reason(), says);

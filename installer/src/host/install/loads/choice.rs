@@ -1,75 +1,70 @@
-//! Which file of a conf directory a runtime takes: the first by name, and what it does about a broken one.
+//! The runtime's choice of a conf file: the first by name, and the handling of broken files.
 
 use super::{DropIns, Form, Network, Unloadable, list_name, network};
 use crate::host::install::seen::{ConfDirectory, FileName, Unreadable};
 
-/// A container runtime, as far as it chooses.
+/// A container runtime.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Runtime {
-    /// One broken file before the good one, and nothing is loaded.
+    /// Loads no network while a broken file sorts before the first valid one.
     Containerd,
-    /// Broken files are passed over.
+    /// Skips broken files.
     CriO,
 }
 
-/// A file a runtime can make pods with.
+/// A file with which a runtime can start pods.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Choice {
-    /// Its name in the directory.
     pub file: FileName,
-    /// What it says.
     pub network: Network,
 }
 
-/// A file no runtime can make pods with.
+/// A file that no runtime can load.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{file} cannot be loaded")]
 pub struct Broken {
-    /// Its name in the directory.
     pub file: FileName,
-    /// Why.
     #[source]
     pub why: Why,
 }
 
-/// What is wrong with a file.
+/// Why a file cannot be loaded.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Why {
-    /// It cannot be read.
     #[error(transparent)]
     Unreadable(#[from] Unreadable),
     /// Its network's own directory, or a file in it, cannot be read.
-    #[error("{0} in the directory of its network: {1}")]
+    #[error("{0} in its network's directory: {1}")]
     UnreadableDropIn(FileName, Unreadable),
-    /// It can be read, and says nothing useful.
+    /// libcni refuses its content.
     #[error(transparent)]
     Unloadable(#[from] Unloadable),
 }
 
-/// A runtime has no network, or it is not known which.
+/// A runtime has no network, or it is unknown which one it uses.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NoChoice {
-    /// No file, or none that is any good.
+    /// No file, or none that it can load.
     #[error("there is no conf file to load")]
     Nothing,
-    /// A broken file stops it.
-    #[error("a broken file stands before every other")]
+    /// A broken file stops the runtime.
+    #[error("a broken file sorts before every other")]
     Stopped(#[source] Broken),
-    /// A file stands before every other that cannot be read here. The runtime may well read it: it runs as
-    /// the host's root, and sees what a link leads to.
-    #[error("a file that cannot be read here stands before every other")]
+    /// A file that cannot be read here sorts before every other. The runtime may be able to read it: it runs as
+    /// the host's root, and sees a link's target.
+    #[error("a file that cannot be read here sorts before every other")]
     Unknown(#[source] Broken),
 }
 
 impl Broken {
-    /// Whether nothing is known about its content, so that a runtime may take it.
+    /// Reports whether its content is unknown, so that a runtime may use it.
     #[must_use]
     pub fn is_unread(&self) -> bool {
         matches!(self.why, Why::Unreadable(_) | Why::UnreadableDropIn(..))
     }
 }
 
-/// What `runtime` makes of the directory; `drop_ins`: whether it reads the networks' own directories.
+/// Returns the file that `runtime` uses. `drop_ins`: whether it reads the networks' own directories.
 pub fn choose(conf: &ConfDirectory, runtime: Runtime, drop_ins: DropIns) -> Result<Choice, NoChoice> {
     for candidate in candidates(conf, drop_ins) {
         match (candidate, runtime) {
@@ -82,7 +77,7 @@ pub fn choose(conf: &ConfDirectory, runtime: Runtime, drop_ins: DropIns) -> Resu
     Err(NoChoice::Nothing)
 }
 
-/// Every file a runtime would look at, in its order, and what it would make of it.
+/// Every file that a runtime reads, in its order, with the result of loading it.
 pub fn candidates(
     conf: &ConfDirectory,
     drop_ins: DropIns,
@@ -111,7 +106,7 @@ fn load(conf: &ConfDirectory, form: Form, bytes: &[u8]) -> Result<Network, Why> 
             return Err(Why::UnreadableDropIn(own, why.clone()));
         }
         for (name, seen) in conf.networks.get(&own).into_iter().flatten() {
-            // Of the network's own directory only `.conf` counts.
+            // Only `.conf` files in a network's own directory are loaded.
             if name.ends_in(".conf") {
                 let read = seen.content.as_ref();
                 drop_ins.push(read.map_err(|why| Why::UnreadableDropIn(name.clone(), why.clone()))?);

@@ -1,17 +1,17 @@
-//! Extended attributes that a conf file keeps when it is written anew: what security modules and access control
-//! lists say of it, and what users noted there. Those that belong to the bytes (IMA's hash) are not kept.
+//! Extended attributes that a rewritten conf file keeps: labels of security modules, access control lists, and
+//! users' own. Those that belong to the bytes (IMA's hash) are not kept.
 
 use std::os::fd::AsFd;
 
 use rustix::fs::{XattrFlags, fgetxattr, flistxattr, fsetxattr};
 
-/// Linux has no longer list of names, and no longer value (xattr(7)).
+/// Linux has no longer list of names and no longer value (xattr(7)).
 const LONGEST: usize = 64 << 10;
 
 const KEPT: [&[u8]; 3] = [b"security.selinux", b"security.SMACK64", b"system.posix_acl_access"];
 
-/// Copies what can be read there and set here. What cannot is left out: a chain that is not repaired is worse.
-/// Comes after the mode, which changes an access control list.
+/// Copies the attributes that can be read there and set here. The others are left out, because an unrepaired
+/// chain is worse. Call it after setting the mode, which changes an access control list.
 pub(super) fn copy(from: impl AsFd, to: impl AsFd) {
     let (from, to) = (from.as_fd(), to.as_fd());
     let (mut names, mut value) = (vec![0; LONGEST], vec![0; LONGEST]);

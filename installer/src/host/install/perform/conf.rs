@@ -1,4 +1,4 @@
-//! Conf files written, moved and taken away, and nobody else's write lost.
+//! Writes, renames and removes conf files without losing another program's write.
 
 use std::ffi::OsStr;
 
@@ -12,7 +12,7 @@ use super::file::Folder;
 use crate::host::install::change::NewAccess;
 use crate::host::install::seen::{DROP_IN, FileName, TEMPORARY};
 
-/// Writes `file`, unless it no longer holds what the plan was made from.
+/// Writes `file`, unless its content is no longer the one that the plan was made from.
 pub(super) fn write(
     folder: &Folder,
     file: &FileName,
@@ -41,8 +41,8 @@ fn create(folder: &Folder, file: &FileName) -> Result<(), PerformError> {
     }
 }
 
-/// Between our last look and a rename somebody may write, and the rename would lose it. An exchange
-/// loses nothing: what it took out can be looked at, and put back.
+/// Another program may write between our last read and the rename, which would lose its write. An exchange
+/// loses nothing: the file it took out can be compared, and put back.
 fn exchange(folder: &Folder, file: &FileName, expected: &[u8]) -> Result<(), PerformError> {
     let ours = folder.read(TEMPORARY);
     match swap(folder, file) {
@@ -59,7 +59,8 @@ fn exchange(folder: &Folder, file: &FileName, expected: &[u8]) -> Result<(), Per
     Err(folder.overtaken(file))
 }
 
-/// Until nothing comes out that we do not know: they may write again while we put back.
+/// Exchanges the files until the one that comes out is one we put in: another program may write again
+/// meanwhile.
 fn put_back(
     folder: &Folder,
     file: &FileName,
@@ -79,12 +80,12 @@ fn swap(folder: &Folder, file: &FileName) -> Result<(), Errno> {
     folder.rename_with(OsStr::new(TEMPORARY), file.as_os_str(), RenameFlags::RENAME_EXCHANGE)
 }
 
-/// File systems without these renames say one of these.
+/// Reports whether the file system lacks these renames.
 fn is_unknown(why: Errno) -> bool {
     matches!(why, Errno::EINVAL | Errno::ENOSYS | Errno::EOPNOTSUPP)
 }
 
-/// Gives a file another name, and its own back if it was not the file that was meant.
+/// Renames a file, and back if its content was not the expected one.
 pub(super) fn move_to(
     folder: &Folder,
     from: &FileName,
@@ -102,7 +103,7 @@ pub(super) fn move_to(
     folder.sync()
 }
 
-/// Takes a file away that is ours alone.
+/// Removes a file that is ours alone.
 pub(super) fn remove(folder: &Folder, file: &FileName, bytes: &[u8]) -> Result<(), PerformError> {
     match folder.read(file) {
         None => Ok(()),
@@ -111,8 +112,8 @@ pub(super) fn remove(folder: &Folder, file: &FileName, bytes: &[u8]) -> Result<(
     }
 }
 
-/// The file is made in the conf directory and moved down: containerd watches only the upper
-/// directory, and a file that leaves it is the event that makes it load the network again.
+/// Writes our drop-in. It is made in the conf directory and moved down, because containerd watches only the
+/// upper directory, and a file that leaves it is the event that makes it load the network again.
 pub(super) fn drop_in(
     folder: &Folder,
     network: &FileName,
@@ -132,7 +133,7 @@ pub(super) fn drop_in(
     folder.sync()
 }
 
-/// The same way back, and the network's directory goes if nobody else has a file in it.
+/// Removes our drop-in the same way, and the network's directory if it is then empty.
 pub(super) fn take_out(folder: &Folder, network: &FileName) -> Result<(), PerformError> {
     let inner = folder.inner(network)?;
     match renameat(&inner.fd, DROP_IN, &folder.fd, TEMPORARY) {

@@ -1,4 +1,4 @@
-//! A directory held open, and the few things done in it.
+//! An open directory and the operations in it.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -16,7 +16,7 @@ use crate::error::errno;
 use crate::host::install::change::NewAccess;
 use crate::host::install::seen::{FileName, LARGEST, TEMPORARY};
 
-/// A directory, by descriptor: what it is called may change meanwhile, what it is may not.
+/// An open directory: its name may change meanwhile, the directory itself may not.
 #[derive(Debug)]
 pub(super) struct Folder {
     pub(super) fd: OwnedFd,
@@ -31,7 +31,7 @@ impl Folder {
         Ok(Self { fd: fd.map_err(error)?, path: path.to_owned() })
     }
 
-    /// A directory in it, and no link to one.
+    /// Opens a sub-directory, and no link to one.
     pub(super) fn inner(&self, name: &FileName) -> Result<Self, PerformError> {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         let fd = openat(&self.fd, name.as_os_str(), flags, Mode::empty());
@@ -51,7 +51,8 @@ impl Folder {
         PerformError::Overtaken { path: self.path.join(name.as_os_str()) }
     }
 
-    /// Makes the temporary file, which is nobody else's: there is one writer, and it is us.
+    /// Creates the temporary file. Its name is this process's own, because two processes may write where the
+    /// lock cannot be taken.
     pub(super) fn temporary(&self) -> Result<File, PerformError> {
         let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         let create = || openat(&self.fd, TEMPORARY, flags, Mode::from_bits_truncate(0o600));
@@ -65,7 +66,7 @@ impl Folder {
         fd.map(File::from).map_err(self.failed("create", TEMPORARY))
     }
 
-    /// Fills, owns and syncs it; leaves nothing behind when it cannot.
+    /// Writes the temporary file, sets mode and owner, and syncs it; removes it on failure.
     pub(super) fn prepare(&self, bytes: &[u8], access: &NewAccess) -> Result<(), PerformError> {
         let mut file = self.temporary()?;
         let filled =
@@ -73,7 +74,7 @@ impl Folder {
         filled.map_err(|why| self.give_up(self.failed("write", TEMPORARY)(why)))
     }
 
-    /// The temporary file goes, whatever else failed.
+    /// Removes the temporary file, and returns the error.
     pub(super) fn give_up(&self, why: PerformError) -> PerformError {
         let _ = unlinkat(&self.fd, TEMPORARY, UnlinkatFlags::NoRemoveDir);
         why
@@ -104,14 +105,14 @@ impl Folder {
         openat(&self.fd, name.as_ref(), flags, Mode::empty()).map(File::from)
     }
 
-    /// What a file holds now; none when there is none, or it is no file. Of one that is longer than any
-    /// conf file (`seen` tells of those) only so much that it is no other.
+    /// The content of a file; none if it does not exist or is not a regular file. Of a file that is longer than
+    /// any conf file, only enough to tell it from others.
     pub(super) fn read(&self, name: impl AsRef<OsStr>) -> Option<Vec<u8>> {
         let mut bytes = Vec::new();
         self.open_file(name).ok()?.take(LARGEST + 1).read_to_end(&mut bytes).ok().map(|_| bytes)
     }
 
-    /// Renames within the directory, which is the only rename containerd sees (F08).
+    /// Renames within the directory: the only kind of rename that containerd sees (F08).
     pub(super) fn rename(&self, from: impl AsRef<OsStr>, to: &FileName) -> Result<(), PerformError> {
         renameat(&self.fd, from.as_ref(), &self.fd, to.as_os_str())
             .map_err(self.failed("rename a file to", to))
@@ -121,7 +122,7 @@ impl Folder {
         renameat2(&self.fd, from, &self.fd, to, how)
     }
 
-    /// Twice is the same as once.
+    /// Removes a file; a missing one is no error.
     pub(super) fn unlink(&self, name: &OsStr) -> Result<(), PerformError> {
         match unlinkat(&self.fd, name, UnlinkatFlags::NoRemoveDir) {
             Ok(()) => self.sync(),
@@ -134,7 +135,7 @@ impl Folder {
         self.unlink(OsStr::new(TEMPORARY))
     }
 
-    /// Names survive a power cut only once their directory is synced.
+    /// Syncs the directory: a new name survives a power failure only after that.
     pub(super) fn sync(&self) -> Result<(), PerformError> {
         fsync(&self.fd).map_err(self.failed("sync", ""))
     }

@@ -1,10 +1,12 @@
-//! The lock by which only one process changes a node at a time: the agent, or `gybe` in an operator's hands.
+//! The lock that lets only one process change a node at a time: the agent, or an operator's `gybe`.
 //!
-//! It is a file in the plugin directory, which agent and operator have in common by whatever path and whichever
-//! settings. Only root can open it, so no other user of the node can hold it. It is opened for reading, which no
-//! agent that watches the directory notices, and is made only where there is something to change. It goes with the
-//! last of our programs.
+//! It is a file in the program directory, the one directory that the agent and an operator's `gybe` share
+//! whatever their mounts and settings. Only root can open it, so no other user of the node can hold it. It is
+//! opened for reading, which wakes no agent that watches the directory, and is made only if there is something
+//! to change. It is removed with the last of our programs.
 
+use gybe_netfilter::hint::Hint;
+use std::borrow::Cow;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
@@ -15,47 +17,45 @@ use nix::unistd::{UnlinkatFlags, geteuid, unlinkat};
 
 use crate::host::install::seen::LOCK;
 
-/// How often the file may be found replaced, or be replaced as another user's, in one try.
+/// How often the file may be replaced, or be removed as another user's, during one attempt.
 const ATTEMPTS: usize = 8;
 const ROOT: u32 = 0;
 
 /// The right to change a node, until dropped.
 #[derive(Debug)]
 pub struct Turn {
-    // Held, not read; the kernel lets go of it with the process, however that ends.
+    // The kernel releases the lock when the process ends, in whatever way.
     _lock: Option<Flock<OwnedFd>>,
 }
 
-/// Why the node can be neither judged nor changed now, and has to be looked at again.
+/// Why the node can be neither observed nor changed now.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Busy {
-    /// Another process holds the lock.
     #[error("another gybe is changing {}", .0.display())]
     Locked(PathBuf),
     /// This process, or the node, has no file descriptors left.
-    #[error("the node cannot be looked at: no file descriptors are left")]
+    #[error("the node cannot be observed: no file descriptors are left")]
     NoDescriptors,
 }
 
-impl Busy {
-    /// What helps.
-    #[must_use]
-    pub fn hint(&self) -> &'static str {
-        match self {
+impl Hint for Busy {
+    fn hint(&self) -> Option<Cow<'static, str>> {
+        let hint = match self {
             Self::Locked(_) => {
-                "most likely the node agent, or an operator's gybe: try again; where it stays so, lslocks on the \
-                 host names the process that holds the file .gybe.lock there"
+                "try again: most likely the node agent or another operator's gybe is at work; if this persists, \
+                 lslocks on the host names the process that holds the file .gybe.lock there"
             }
             Self::NoDescriptors => {
-                "see the process's limit (prlimit --nofile) and the node's (sysctl fs.file-nr)"
+                "raise the limit of the process (prlimit --nofile) or of the node (sysctl fs.file-max)"
             }
-        }
+        };
+        Some(hint.into())
     }
 }
 
 impl Turn {
-    /// Takes the lock. Where it cannot be made, as on a full disk or on a file system without locks, the node is
-    /// changed without it: a chain that is not repaired is worse than two programs that write at once.
+    /// Takes the lock. Where the file cannot be made, as on a full disk or a file system without locks, the
+    /// node is changed without the lock: an unrepaired chain is worse than two programs that write at once.
     pub fn take(directory: &Path) -> Result<Self, Busy> {
         let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         let Ok(folder) = nix::fcntl::open(directory, flags, Mode::empty()) else {
@@ -73,7 +73,7 @@ impl Turn {
     }
 }
 
-/// None when the file was removed or replaced meanwhile.
+/// Returns none if the file was removed or replaced meanwhile.
 fn lock(folder: &OwnedFd) -> Result<Option<Flock<OwnedFd>>, Errno> {
     let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
     let opened = match openat(folder, LOCK, flags, Mode::empty()) {
@@ -85,7 +85,7 @@ fn lock(folder: &OwnedFd) -> Result<Option<Flock<OwnedFd>>, Errno> {
             }
         }
         Ok(there) if only_we_can_open(&fstat(&there)?) => there,
-        // In a directory that others may write.
+        // Another user made it, in a directory that others may write.
         Ok(_) | Err(Errno::ELOOP) => {
             unlinkat(folder, LOCK, UnlinkatFlags::NoRemoveDir)?;
             return Ok(None);
@@ -93,7 +93,7 @@ fn lock(folder: &OwnedFd) -> Result<Option<Flock<OwnedFd>>, Errno> {
         Err(why) => return Err(why),
     };
     let locked = Flock::lock(opened, FlockArg::LockExclusiveNonblock).map_err(|(_, why)| why)?;
-    // Its last holder may have removed it, and a third process have made another.
+    // The last holder may have removed the file, and a third process may have made another.
     let of = |stat: FileStat| (stat.st_dev, stat.st_ino);
     let named = fstatat(folder, LOCK, AtFlags::AT_SYMLINK_NOFOLLOW).map(of);
     Ok((named == fstat(locked.as_fd()).map(of)).then_some(locked))

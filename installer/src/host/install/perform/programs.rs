@@ -1,4 +1,4 @@
-//! A program copied to the host: read back, tried, and only then given its name.
+//! Copies a program to the host: written, read back, tried, and only then renamed to its name.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -15,12 +15,12 @@ use crate::error::errno;
 use crate::host::install::seen::{Hash, TEMPORARY};
 use crate::host::install::wanted::Program;
 
-/// Bytes that are written at once: `gybe-cni` whole, whose pages then lie together in the page cache, and each
-/// call of it takes 60 to 180 µs less (Linux 6.18, docs/BENCHMARKS.md).
+/// Bytes written at once: the whole of `gybe-cni`, whose pages then lie together in the page cache, which
+/// shortens each call of it by 60 to 180 µs (Linux 6.18, docs/BENCHMARKS.md).
 const IN_ONE_PIECE: usize = 2 << 20;
 
-/// The one that was there serves until the last step, and those that run it go on: a rename gives
-/// the name to another file and takes nothing from anybody (F09).
+/// Replaces a program. The old one serves until the rename, and its running processes continue, because a
+/// rename gives the name to another file (F09).
 pub(super) fn place(folder: &Folder, program: &Program) -> Result<(), PerformError> {
     copy(folder, program)
         .and_then(|()| check(folder, program))

@@ -1,5 +1,7 @@
-//! A program asked for its version where it will have to run, before anything depends on it.
+//! Tries a program where it will have to run, before anything depends on it, by querying its version.
 
+use gybe_netfilter::hint::Hint;
+use std::borrow::Cow;
 use std::io::{Read, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
@@ -16,56 +18,51 @@ use nix::unistd::Pid;
 use crate::error::errno;
 use crate::host::install::wanted::Trial;
 
-/// It takes a millisecond; on a node that swaps, longer.
+/// The time limit. An answer takes a millisecond, and longer on a node that swaps.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// More than any answer.
+/// The longest answer that is read, in bytes.
 const LONGEST: u64 = 64 << 10;
 
-/// What a program did instead of telling its version.
+/// What a program did instead of reporting its version.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TrialError {
-    /// The kernel does not run it.
     #[error("it cannot be run")]
     NotRun(#[source] Errno),
-    /// It ended badly.
+    /// Its exit status.
     #[error("it ended with {0}")]
     Failed(String),
-    /// It said something else.
-    #[error("it did not answer VERSION with the versions it speaks")]
+    #[error("it did not answer VERSION with its supported versions")]
     NoVersions,
-    /// It did not end.
-    #[error("it gave no answer for {} seconds", PATIENCE.as_secs())]
+    #[error("it did not answer within {} seconds", PATIENCE.as_secs())]
     Hung,
 }
 
-impl TrialError {
-    /// What helps.
-    #[must_use]
-    pub fn hint(&self) -> Option<&'static str> {
+impl Hint for TrialError {
+    fn hint(&self) -> Option<Cow<'static, str>> {
         match self {
-            Self::NotRun(Errno::ENOEXEC) => Some("the image is for another architecture than this node"),
+            Self::NotRun(Errno::ENOEXEC) => Some("use an image for this node's architecture".into()),
             Self::NotRun(Errno::EACCES | Errno::EPERM) => {
-                Some("the directory is mounted noexec, or a security module forbids running programs there")
+                Some("mount the directory without noexec, and check whether a security module forbids running programs there".into())
             }
-            // Its loader: the programs of the image need none.
-            Self::NotRun(Errno::ENOENT) => Some("it is no static program; use those of the image"),
+            // The loader is missing: the image's programs need none.
+            Self::NotRun(Errno::ENOENT) => Some("the program is not linked statically; use those of the image".into()),
             Self::NotRun(_) => None,
             Self::Failed(_) | Self::NoVersions => Some(
-                "what was there is kept; look for a damaged or foreign program in the image or beside gybe",
+                "look for a damaged or different program in the image or next to gybe; the old program is kept".into(),
             ),
             Self::Hung => Some(
-                "look at the node's load and its disk, then at what the program waits for; what was there is kept",
+                "look at the node's load and disk, then at what the program waits for; the old program is kept".into(),
             ),
         }
     }
 }
 
-/// Runs it once.
+/// Runs the program once.
 pub fn run(program: &Path, trial: Trial) -> Result<(), TrialError> {
-    let (success, status, said) = answer(start(program, trial)?)?;
+    let (success, status, answer) = answer(start(program, trial)?)?;
     match trial {
         _ if !success => Err(TrialError::Failed(status)),
-        Trial::CniVersion if !names_versions(&said) => Err(TrialError::NoVersions),
+        Trial::CniVersion if !names_versions(&answer) => Err(TrialError::NoVersions),
         Trial::CniVersion | Trial::Version => Ok(()),
     }
 }
@@ -75,7 +72,7 @@ fn start(program: &Path, trial: Trial) -> Result<Child, TrialError> {
     let mut command = Command::new(program);
     command.env_clear().stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
     match trial {
-        // As libcni asks: CRI-O does so before it takes a network.
+        // The query that libcni sends; CRI-O sends it before it accepts a network.
         Trial::CniVersion => command.envs([
             ("CNI_COMMAND", "VERSION"),
             ("CNI_IFNAME", "dummy"),
@@ -86,14 +83,14 @@ fn start(program: &Path, trial: Trial) -> Result<Child, TrialError> {
     };
     let mut child = spawn(&mut command)?;
     if let Some(mut stdin) = child.stdin.take() {
-        // A program that does not read its input may be gone already; its answer tells.
+        // A program that does not read its input may have ended already; its answer decides.
         let _ = stdin.write_all(br#"{"cniVersion":"1.0.0"}"#);
     }
     Ok(child)
 }
 
-/// A process started by another thread while we wrote holds our descriptor until its own exec: until
-/// then the kernel says "text file busy" (F09), and it has no event for the end of that.
+/// Starts the program. A process that another thread starts while we write holds our descriptor until its own
+/// exec: until then the kernel returns ETXTBSY (F09), and has no event for the end of that.
 fn spawn(command: &mut Command) -> Result<Child, TrialError> {
     let until = Instant::now() + PATIENCE;
     loop {
@@ -110,11 +107,11 @@ fn answer(mut child: Child) -> Result<(bool, String, Vec<u8>), TrialError> {
     let pid = Pid::from_raw(i32::try_from(child.id()).map_err(|_| TrialError::NotRun(Errno::ESRCH))?);
     let stdout = child.stdout.take();
     let (tell, told) = mpsc::channel();
-    // A thread waits, since only it can be waited for with a deadline.
+    // A thread waits for the child, because a channel can be waited for with a deadline.
     let waiting = thread::Builder::new().spawn(move || tell.send(child.wait()));
     let waiting = match waiting {
         Ok(waiting) => waiting,
-        // Nobody else will reap it.
+        // No thread will reap it.
         Err(why) => {
             let _ = kill(pid, Signal::SIGKILL);
             let _ = waitpid(pid, None);
@@ -123,7 +120,7 @@ fn answer(mut child: Child) -> Result<(bool, String, Vec<u8>), TrialError> {
     };
     let (ended, hung) = match told.recv_timeout(PATIENCE) {
         Err(RecvTimeoutError::Timeout) => {
-            // It is not reaped before the thread says so, so the number is still its own.
+            // The pid is still its own: the child is not reaped before the thread reports.
             let _ = kill(pid, Signal::SIGKILL);
             (told.recv(), true)
         }
@@ -133,25 +130,25 @@ fn answer(mut child: Child) -> Result<(bool, String, Vec<u8>), TrialError> {
     match ended {
         _ if hung => Err(TrialError::Hung),
         Ok(Ok(status)) => {
-            Ok((status.success(), status.to_string(), stdout.map(what_it_said).unwrap_or_default()))
+            Ok((status.success(), status.to_string(), stdout.map(output_of).unwrap_or_default()))
         }
         Ok(Err(why)) => Err(TrialError::NotRun(errno(&why))),
         Err(_) => Err(TrialError::NotRun(Errno::ECHILD)),
     }
 }
 
-/// What is in the pipe of a program that has ended. Its end is not waited for: whatever it has started
-/// and left behind may hold the other side for ever. No answer is longer than a pipe (pipe(7)).
-fn what_it_said(pipe: ChildStdout) -> Vec<u8> {
-    let mut said = Vec::new();
+/// The output of a program that has ended. The end of the pipe is not waited for: a process that the program
+/// left behind may hold the other end forever. No answer is longer than a pipe (pipe(7)).
+fn output_of(pipe: ChildStdout) -> Vec<u8> {
+    let mut answer = Vec::new();
     if fcntl(&pipe, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).is_ok() {
-        // What was read before "nothing more for now" counts.
-        let _ = pipe.take(LONGEST).read_to_end(&mut said);
+        // Output before EAGAIN counts.
+        let _ = pipe.take(LONGEST).read_to_end(&mut answer);
     }
-    said
+    answer
 }
 
-fn names_versions(said: &[u8]) -> bool {
-    let answer = serde_json::from_slice::<serde_json::Value>(said).unwrap_or_default();
+fn names_versions(answer: &[u8]) -> bool {
+    let answer = serde_json::from_slice::<serde_json::Value>(answer).unwrap_or_default();
     answer.get("supportedVersions").and_then(|it| it.as_array()).is_some_and(|versions| !versions.is_empty())
 }

@@ -1,4 +1,4 @@
-//! A node once a plan's changes are made, as far as it is judged by.
+//! Predicts the observed state after a plan's changes, as far as `judge` needs it.
 
 use std::ffi::OsStr;
 

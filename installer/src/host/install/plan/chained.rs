@@ -1,4 +1,4 @@
-//! Our entry last in the primary's chain.
+//! `shape: chained`: our entry as the last one of the primary plugin's chain.
 
 use super::originals::{self, as_list};
 use super::target::{Target, target};
@@ -11,8 +11,8 @@ use crate::host::install::loads::{Form, network};
 use crate::host::install::seen::{FileName, ORIGINAL, SeenFile, Snapshot};
 use crate::host::install::wanted::{Install, TakeOver};
 
-/// None when there is no file for it, or it may not be written now: a chain that names a program the runtime
-/// does not find fails every pod.
+/// Returns none if there is no file for the entry, or if it may not be written now: a chain that names a
+/// program which the runtime does not find fails every pod.
 pub(super) fn put(
     seen: &Snapshot,
     install: &Install,
@@ -36,7 +36,7 @@ pub(super) fn put(
     }
 }
 
-/// A file, and the entry on its way into it.
+/// A conf file and the entry to be added to it.
 struct Chaining<'a> {
     seen: &'a Snapshot,
     install: &'a Install,
@@ -87,14 +87,14 @@ impl Chaining<'_> {
             return steps;
         }
         if self.has(ISTIO) {
-            // Before it is replaced: uninstall can put it back.
+            // A copy of the file allows uninstall to restore istio-cni's entry.
             steps.extend(originals::set_aside(self.seen, &self.target.name));
         }
         steps.extend(self.write(self.target.name.clone(), bytes));
         steps
     }
 
-    /// First the list, then the single file out of the way: at every moment one of them loads.
+    /// First writes the list, then renames the single file: at every moment one of them loads.
     fn converted(&self, list: FileName, bytes: Vec<u8>) -> Vec<Change> {
         let mut steps: Vec<_> = self.write(list, bytes).into_iter().collect();
         let (from, to) = (self.target.name.clone(), self.target.name.with(ORIGINAL));
@@ -108,7 +108,8 @@ impl Chaining<'_> {
         (instead_of.as_ref() != Some(&bytes)).then_some(Change::Write { file, bytes, access, instead_of })
     }
 
-    /// Nothing there, or a list we made of this very file: the primary may have written it again.
+    /// Reports whether the name is free, or is that of a list made from this very file, which the primary may
+    /// have written again.
     fn is_free(&self, list: &FileName) -> bool {
         let plugin = self.install.entry.plugin();
         match self.seen.conf.files.get(list) {
@@ -122,7 +123,7 @@ impl Chaining<'_> {
         }
     }
 
-    /// Whether another file, good or broken, would come first once the file has its new name.
+    /// Reports whether another file, valid or broken, would sort before the list but after the present file.
     fn is_overtaken(&self, list: &FileName) -> bool {
         let mut others = self.seen.conf.files.keys().filter(|other| Form::of(other.as_os_str()).is_some());
         others.any(|other| self.target.name < *other && other < list)

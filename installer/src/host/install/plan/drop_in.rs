@@ -1,4 +1,5 @@
-//! Our plugin in the directory libcni keeps for the primary's network; the primary's file stays untouched.
+//! `shape: dropin`: our plugin in the directory that libcni reads for the primary's network. The primary's file
+//! stays unchanged.
 
 use std::ffi::OsStr;
 
@@ -34,7 +35,7 @@ pub(super) fn put(seen: &Snapshot, install: &Install, plan: &mut Plan) -> Option
     Some(Kept { files: Vec::new(), network: Some(network) })
 }
 
-/// Everywhere but in `kept`.
+/// Removes our file from every network's directory except that of `kept`.
 pub(super) fn take_out(seen: &Snapshot, kept: Option<&FileName>, plan: &mut Plan) {
     for (network, files) in &seen.conf.networks {
         if Some(network) != kept && files.contains_key(OsStr::new(DROP_IN)) {
@@ -43,7 +44,7 @@ pub(super) fn take_out(seen: &Snapshot, kept: Option<&FileName>, plan: &mut Plan
     }
 }
 
-/// As libcni has it: a letter or digit, then those and `_`, `.`, `-`.
+/// libcni's rule for network names: a letter or digit, then those and `_`, `.`, `-`.
 fn is_network_name(name: &str) -> bool {
     name.starts_with(|letter: char| letter.is_ascii_alphanumeric())
         && name.chars().all(|letter| letter.is_ascii_alphanumeric() || "_.-".contains(letter))

@@ -1,24 +1,25 @@
-//! Files we set aside so that they can come back: `<name>.gybe-original`, in the same directory.
+//! Originals: files that Gybe set aside so that uninstall can restore them, as `<name>.gybe-original` in the
+//! same directory.
 //!
-//! They outlive a reboot, travel with the directory, and no runtime loads a file of that ending.
+//! They survive a reboot, stay with the directory, and no runtime loads a file with this ending.
 
 use super::Plan;
 use crate::host::install::change::{Change, NewAccess};
 use crate::host::install::conflist::{Chain, convert};
 use crate::host::install::seen::{FileKind, FileName, ORIGINAL, SeenFile, Snapshot};
 
-/// A file set aside.
+/// A file that was set aside.
 #[derive(Debug, Clone)]
 pub(super) struct Original<'a> {
-    /// Under which name it lies.
+    /// Its present name.
     pub(super) aside: FileName,
-    /// Under which name it belongs.
+    /// The name under which it is restored.
     pub(super) name: FileName,
     pub(super) file: &'a SeenFile,
 }
 
-/// The names a file can have as a list. Each sorts behind the file itself: until that is out of the
-/// way it goes on being loaded, and if its owner writes it meanwhile, theirs is the newer.
+/// The names that a single file can have as a list. Each sorts after the file itself: until that is renamed it
+/// is still loaded, and if its owner writes it meanwhile, the owner's version is loaded.
 pub(super) fn as_list(name: &FileName) -> Vec<FileName> {
     let behind = name.with(".conflist");
     match name.ended(".conf", ".conflist") {
@@ -28,32 +29,32 @@ pub(super) fn as_list(name: &FileName) -> Vec<FileName> {
     }
 }
 
-/// The single files a list of that name can have been made from.
+/// The single files from which a list of this name can have been made.
 pub(super) fn singles_of(list: &FileName) -> Vec<FileName> {
     let singles = ["", ".conf"].iter().filter_map(|ending| list.ended(".conflist", ending));
     singles.filter(|single| as_list(single).contains(list)).collect()
 }
 
-/// What lies beside `name` under its own name.
+/// The original of `name`.
 pub(super) fn of<'a>(seen: &'a Snapshot, name: &FileName) -> Option<Original<'a>> {
     let aside = name.with(ORIGINAL);
     let file = seen.conf.files.get(&aside)?;
     Some(Original { aside, name: name.clone(), file })
 }
 
-/// The single conf that `list` was made from.
+/// The original of the single file that `list` was made from.
 pub(super) fn of_list<'a>(seen: &'a Snapshot, list: &FileName) -> Option<Original<'a>> {
     let originals = seen.conf.files.iter().filter_map(|(aside, file)| {
         let name = aside.without(ORIGINAL).filter(|name| as_list(name).contains(list))?;
         Some(Original { aside: aside.clone(), name, file })
     });
-    // `10-a.conf` and `10-a.conf.conf` can have the same list: the one whose bytes fit, else any.
+    // `10-a.conf` and `10-a.conf.conf` can become the same list: prefer the one whose bytes fit.
     let mut originals: Vec<_> = originals.collect();
     originals.sort_by_key(|original| !seen.conf.files.get(list).is_some_and(|list| original.is_inside(list)));
     originals.into_iter().next()
 }
 
-/// Lays a copy of `name` aside, before something else is written in its place.
+/// Copies `name` aside before other content is written to it.
 pub(super) fn set_aside(seen: &Snapshot, name: &FileName) -> Option<Change> {
     let file = seen.conf.files.get(name)?;
     let (aside, bytes) = (name.with(ORIGINAL), file.content.clone().ok()?);
@@ -63,7 +64,7 @@ pub(super) fn set_aside(seen: &Snapshot, name: &FileName) -> Option<Change> {
 }
 
 impl Original<'_> {
-    /// Whether taking our entry out of `list` gives these very bytes.
+    /// Reports whether `list` without our entry has the original's bytes.
     pub(super) fn is_inside(&self, list: &SeenFile) -> bool {
         let (Ok(list), Ok(original)) = (&list.content, &self.file.content) else { return false };
         let ours = |plugin: &str| {
@@ -74,19 +75,19 @@ impl Original<'_> {
         self.file.kind == FileKind::Regular && plugins.ok().flatten().is_some_and(|last| ours(&last))
     }
 
-    /// Back under its own name.
+    /// Renames it back.
     pub(super) fn bring_back(&self) -> Option<Change> {
         let bytes = self.file.content.clone().ok()?;
         Some(Change::Move { from: self.aside.clone(), to: self.name.clone(), bytes })
     }
 
-    /// Whether nobody else can have written it.
+    /// Reports whether only this process's user can have written it.
     pub(super) fn is_trusted(&self, seen: &Snapshot) -> bool {
         self.file.kind == FileKind::Regular && self.file.access.is_only_of(seen.us)
     }
 }
 
-/// Drops originals that have nothing to come back to.
+/// Removes originals whose file holds our entry no longer.
 pub(super) fn forget(seen: &Snapshot, kept: impl Fn(&FileName) -> bool, plan: &mut Plan) {
     for (aside, file) in &seen.conf.files {
         let Some(name) = aside.without(ORIGINAL) else { continue };

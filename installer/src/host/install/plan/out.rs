@@ -1,4 +1,4 @@
-//! Our entry out of a file, and the file back to what it was.
+//! Removes our entry from conf files, and restores each file as it was.
 
 use super::originals;
 use super::programs::is_theirs;
@@ -9,7 +9,7 @@ use crate::host::install::entry::Entry;
 use crate::host::install::seen::{FileKind, FileName, ORIGINAL, SeenFile, Snapshot};
 use crate::host::install::wanted::{Program, PutBack};
 
-/// Whose entry goes, and what comes back for it.
+/// Removes the entry of `plugin` from conf files.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Out<'a> {
     pub(super) seen: &'a Snapshot,
@@ -47,7 +47,7 @@ impl Out<'_> {
         }
     }
 
-    /// A network that is ours alone goes, or gives its place back.
+    /// Removes a network that is ours alone, or restores istio-cni's in its place.
     fn of_our_own(&self, (name, file, bytes): (&FileName, &SeenFile, &Vec<u8>), plan: &mut Plan) {
         let change = match self.of_istio(name, standalone::is_of_istio, plan) {
             None => Change::Remove { file: name.clone(), bytes: bytes.clone() },
@@ -61,7 +61,7 @@ impl Out<'_> {
         plan.changes.push(change);
     }
 
-    /// The file as it was before we took istio-cni's place in it, where that is wanted and possible.
+    /// The original from before Gybe replaced istio-cni's entry, where it should and can be restored.
     fn of_istio(
         &self,
         name: &FileName,
@@ -90,7 +90,7 @@ impl Out<'_> {
             _ if single_is_back && (unlisted.is_some() || original.is_some()) => {
                 plan.changes.push(held.remove());
             }
-            // The single file first: at every moment one of the two loads.
+            // The single file is restored first: at every moment one of the two loads.
             Some(original) if original.is_inside(held.file) => {
                 plan.changes.extend(original.bring_back());
                 plan.changes.push(held.remove());
@@ -105,7 +105,7 @@ impl Out<'_> {
         }
     }
 
-    /// Without our entry; with istio-cni's again, where that is wanted and possible.
+    /// The file without our entry, and with istio-cni's again where that should and can be restored.
     fn replaced(&self, held: &Held<'_>, plan: &mut Plan) -> Result<Vec<u8>, ConflistError> {
         let without = held.chain.without(self.plugin);
         let Some(bytes) = self.of_istio(held.name, |bytes| entry_of_istio(bytes).is_some(), plan) else {
@@ -123,7 +123,7 @@ impl Out<'_> {
         stand_in.is_some_and(|stand_in| is_theirs(self.seen, stand_in))
     }
 
-    /// Files that name our plugin and that nothing here takes it out of.
+    /// Reports files that name our plugin and that no change corrects.
     pub(super) fn still_named(&self, plan: &mut Plan) {
         let quoted = format!("\"{}\"", self.plugin);
         for (name, file) in &self.seen.conf.files {

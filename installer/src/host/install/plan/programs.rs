@@ -1,4 +1,4 @@
-//! Which programs are to be placed, and which may go.
+//! Plans which programs are placed and which are removed.
 
 use super::Plan;
 use crate::host::install::change::Change;
@@ -13,14 +13,14 @@ pub(super) fn place(seen: &Snapshot, install: &Install, need: Need, plan: &mut P
     plan.changes.extend(programs.filter_map(|program| placed(seen, program)));
 }
 
-/// Stand-ins and further names that nobody asks for any more. No conf names them, so their order does
+/// Removes stand-ins and further names that are no longer needed. No conf file names them, so their order does
 /// not matter.
 pub(super) fn retire(seen: &Snapshot, retired: &[Program], plan: &mut Plan) {
     let gone = retired.iter().filter(|program| is_ours(seen, program));
     plan.changes.extend(gone.map(|program| Change::Unplace(program.name.clone())));
 }
 
-/// Whether under that name is what we bring, or a copy of what an older version has placed.
+/// Reports whether the file of that name is the program we bring, or a copy of what an older version placed.
 fn is_ours(seen: &Snapshot, program: &Program) -> bool {
     let hash = |name: &OsStr| seen.programs.files.get(name).and_then(|there| there.hash.as_ref().ok());
     let of_before = program.source.file_name().and_then(hash);
@@ -29,7 +29,7 @@ fn is_ours(seen: &Snapshot, program: &Program) -> bool {
 
 fn placed(seen: &Snapshot, program: &Program) -> Option<Change> {
     let stays = seen.programs.files.get(&program.name).is_some_and(|there| {
-        // The right bytes in a file that others may write are not the right program.
+        // The right bytes in a file that other users may write are not the right program.
         let right =
             there.hash == Ok(program.hash) && there.access.mode == MODE && there.access.is_only_of(seen.us);
         right || program.place == Place::IfAbsent
@@ -37,8 +37,9 @@ fn placed(seen: &Snapshot, program: &Program) -> Option<Change> {
     (!stays).then(|| Change::Place { program: program.clone() })
 }
 
-/// A plugin's program stays, as a tombstone, for as long as anything may ask for it. What a runtime
-/// has loaded a moment ago it may still cache, so it also stays in the pass that changes the conf.
+/// Removes programs. A plugin's program stays as a tombstone while a sandbox may need it for its DEL. The
+/// runtime may still cache a chain that was just changed, so the program also stays in the pass that changes
+/// the conf.
 pub(super) fn take_away(seen: &Snapshot, leave: &Leave, plan: &mut Plan) {
     let conf_is_clean = plan.changes.is_empty();
     let asked_for = |name: &FileName| {
@@ -49,11 +50,11 @@ pub(super) fn take_away(seen: &Snapshot, leave: &Leave, plan: &mut Plan) {
     let mut stays = false;
     for tombstone in &leave.tombstones {
         let Some(there) = seen.programs.files.get(&tombstone.name) else { continue };
-        // A stand-in for somebody else's program gives way to the real one.
+        // A stand-in for another plugin's program gives way to the real one.
         let theirs = is_theirs(seen, tombstone);
         stays |= !theirs && asked_for(&tombstone.name);
         match asked_for(&tombstone.name) {
-            // What is whole answers for some minutes, whichever version it is.
+            // During the grace period any readable version answers.
             true if conf_is_clean && leave.rests && there.hash.is_ok() => {}
             true => plan.changes.extend(placed(seen, tombstone)),
             false if theirs => {}
@@ -70,7 +71,7 @@ pub(super) fn take_away(seen: &Snapshot, leave: &Leave, plan: &mut Plan) {
     }
 }
 
-/// The lock file goes last, with nothing of ours left beside it.
+/// Removes the lock file last, once nothing of ours is left next to it.
 pub(super) fn remove_lock(seen: &Snapshot, leave: &Leave, plan: &mut Plan) {
     let goes = |name: &FileName| {
         let unplaced = |change: &Change| matches!(change, Change::Unplace(unplaced) if unplaced == name);
@@ -81,7 +82,7 @@ pub(super) fn remove_lock(seen: &Snapshot, leave: &Leave, plan: &mut Plan) {
     }
 }
 
-/// Whether the program under a stand-in's name is not the stand-in.
+/// Reports whether the program under a stand-in's name is another one.
 pub(super) fn is_theirs(seen: &Snapshot, stand_in: &Program) -> bool {
     stand_in.place == Place::IfAbsent
         && seen.programs.files.get(&stand_in.name).is_some_and(|there| there.hash != Ok(stand_in.hash))

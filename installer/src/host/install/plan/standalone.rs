@@ -1,4 +1,4 @@
-//! A network of our own, for Multus to call by name.
+//! `shape: standalone`: a network of our own, which Multus selects by name.
 
 use super::{Kept, Plan, originals};
 use crate::host::install::change::{Change, NewAccess, Problem};
@@ -8,12 +8,12 @@ use crate::host::install::json::{self, Node};
 use crate::host::install::seen::{FileKind, FileName, Snapshot};
 use crate::host::install::wanted::{Install, TakeOver};
 
-/// What Multus has always been given; no result of another plugin ever comes in.
+/// The version that istio-cni's standalone network has; such a plugin receives no prevResult.
 const VERSION: &str = "0.3.1";
 
-/// What Multus is asked for: Istio's injector writes `k8s.v1.cni.cncf.io/networks: default/istio-cni` on
-/// pods (docs/ISTIO.md, section 5), and Multus takes the file whose network has that very name
-/// (multus-cni, `getCNIConfigFromFile`).
+/// The network name that pods request: Istio's injector writes `k8s.v1.cni.cncf.io/networks: default/istio-cni`
+/// on pods (docs/ISTIO.md, section 5), and Multus uses the file whose network has that very name (multus-cni,
+/// `getCNIConfigFromFile`).
 const NETWORK: &str = ISTIO;
 
 pub(super) fn put(seen: &Snapshot, install: &Install, file: &FileName, plan: &mut Plan) -> Option<Kept> {
@@ -35,7 +35,7 @@ pub(super) fn put(seen: &Snapshot, install: &Install, file: &FileName, plan: &mu
                 return kept;
             }
             if is_of_istio(theirs) {
-                // Before it is replaced: uninstall can put it back.
+                // A copy of the file allows uninstall to restore istio-cni's network.
                 plan.changes.extend(originals::set_aside(seen, file));
             }
             (NewAccess::Like(file.clone(), there.access), Some(theirs.clone()))
@@ -57,7 +57,7 @@ fn may_write(install: &Install, text: &[u8]) -> bool {
     is_of(text, install.entry.plugin()) || of_istio
 }
 
-/// Whether a file is a network of istio-cni's plugin alone.
+/// Reports whether a file is a network of istio-cni's plugin alone.
 pub(super) fn is_of_istio(text: &[u8]) -> bool {
     is_of(text, ISTIO)
 }
@@ -66,7 +66,7 @@ fn is_of(text: &[u8], plugin: &str) -> bool {
     json::parse(text).is_ok_and(|tree| tree.field("type").and_then(Node::as_text) == Some(plugin))
 }
 
-/// Whether a file is a network of that one plugin, with our name for it: nobody but us writes that.
+/// Reports whether a file is a network of that one plugin under our network name: only Gybe writes that.
 pub(super) fn is_ours(bytes: &[u8], plugin: &str) -> bool {
     let says = |tree: &Node, key: &str, text: &str| tree.member(key).and_then(Node::as_text) == Some(text);
     json::parse(bytes).is_ok_and(|tree| says(&tree, "type", plugin) && says(&tree, "name", NETWORK))

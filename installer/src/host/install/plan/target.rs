@@ -1,4 +1,4 @@
-//! Which file our entry belongs into.
+//! Selects the file for our entry with `shape: chained`.
 
 use super::Plan;
 use crate::host::install::change::Problem;
@@ -11,7 +11,6 @@ use crate::host::install::wanted::Install;
 
 use super::originals;
 
-/// The file, and its bytes.
 #[derive(Debug, Clone)]
 pub(super) struct Target<'a> {
     pub(super) name: FileName,
@@ -20,7 +19,7 @@ pub(super) struct Target<'a> {
     pub(super) form: Form,
 }
 
-/// The runtime's file, or the one that is pinned.
+/// The pinned file, or the one that the runtime uses.
 pub(super) fn target<'a>(
     seen: &'a Snapshot,
     install: &Install,
@@ -51,14 +50,14 @@ pub(super) fn target<'a>(
     }
 }
 
-/// As the incumbent has it: `.conf` stands for `.conflist` where only that is, and the reverse.
+/// As with istio-cni, `.conf` stands for `.conflist` where only that exists, and the reverse.
 fn pinned_file(seen: &Snapshot, pinned: &FileName) -> Option<FileName> {
     let single = pinned.ended(".conflist", ".conf");
     let names = [pinned.clone()].into_iter().chain(originals::as_list(pinned)).chain(single);
     names.into_iter().find(|name| seen.conf.files.contains_key(name))
 }
 
-/// A pinned file may have any name, so what it holds decides; none when it holds no network at all.
+/// A pinned file may have any name, so its content decides; none if it holds no network.
 fn form(name: &FileName, bytes: &[u8]) -> Option<Form> {
     let tree = json::parse(bytes).ok()?;
     let is_single = tree.field("type").and_then(Node::as_text).is_some();

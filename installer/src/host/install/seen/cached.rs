@@ -1,4 +1,4 @@
-//! Which plugins libcni's cache of living sandboxes still names: their DEL will ask for those programs.
+//! The plugins that libcni's cache of living sandboxes still names: the DEL of those sandboxes runs them.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -9,22 +9,22 @@ use base64::prelude::{BASE64_STANDARD, Engine as _};
 
 use crate::host::install::json::{self, Node};
 
-/// More than any node has sandboxes; beyond, the answer is "unknown".
+/// More sandboxes than any node has. With more files the result is "unknown".
 const MOST: usize = 16_384;
-/// The configuration of a network, a result and the pod's annotations.
+/// The largest cache file that is read, in bytes: a network's configuration, a result and the pod's
+/// annotations.
 const LARGEST: u64 = 4 << 20;
 
-/// Plugins the cache names.
+/// The plugins that the cache names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Cached {
-    /// All of them.
     Named(BTreeSet<String>),
-    /// The cache cannot be read here, so any plugin may be named.
+    /// The cache cannot be read, so it may name any plugin.
     Unknown,
 }
 
 impl Cached {
-    /// Whether a sandbox may still ask for this plugin.
+    /// Reports whether a living sandbox may still need this plugin for its DEL.
     #[must_use]
     pub fn may_name(&self, plugin: &str) -> bool {
         match self {
@@ -34,12 +34,13 @@ impl Cached {
     }
 }
 
-/// Multus runs its delegates with a cache of its own, beside libcni's usual one
-/// (`cniDir` of its configuration, `/var/lib/cni/multus`): in `standalone` only that one names us.
+/// Reads libcni's cache and that of Multus, which runs its delegates with a cache of its own beside it
+/// (`cniDir` of its configuration, `/var/lib/cni/multus`): with `shape: standalone` only that one names our
+/// plugin.
 pub(super) fn look(results: &Path) -> Cached {
     let mut named = BTreeSet::new();
-    // A node that never ran a sandbox has no directory; one we cannot see looks the same. Better a
-    // program too many than a pod that cannot be deleted.
+    // A node that never ran a sandbox has no directory, and neither does one that is not mounted here. An
+    // unneeded program does less harm than a pod that cannot be deleted.
     let mut gather = |bytes: &[u8]| named.extend(plugins(bytes));
     let usual = each_result(results, &mut gather);
     let of_multus = each_result(&results.with_file_name("multus").join("results"), &mut gather);
@@ -49,7 +50,7 @@ pub(super) fn look(results: &Path) -> Cached {
     }
 }
 
-/// How much of a directory of results was read.
+/// How much of a cache directory was read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ResultCache {
     Whole,
@@ -57,7 +58,7 @@ pub(crate) enum ResultCache {
     InPart,
 }
 
-/// Hands every file of the directory to `each`.
+/// Calls `each` with the content of every file of the directory.
 pub(crate) fn each_result(results: &Path, each: &mut dyn FnMut(&[u8])) -> ResultCache {
     let entries = match fs::read_dir(results) {
         Ok(entries) => entries,
@@ -72,7 +73,8 @@ pub(crate) fn each_result(results: &Path, each: &mut dyn FnMut(&[u8])) -> Result
             Ok(meta) if meta.is_file() => return ResultCache::InPart,
             _ => continue,
         }
-        // Deleted meanwhile is deleted. Cut off by a crash (F31) names nobody: libcni cannot read it either.
+        // A file that is deleted meanwhile is no longer relevant. A file cut off by a crash (F31) names no
+        // plugin: libcni cannot read it either.
         let mut bytes = Vec::new();
         let read = File::open(entry.path()).and_then(|file| file.take(LARGEST).read_to_end(&mut bytes));
         if read.is_ok() {
@@ -82,7 +84,7 @@ pub(crate) fn each_result(results: &Path, each: &mut dyn FnMut(&[u8])) -> Result
     ResultCache::Whole
 }
 
-/// A result names its plugins in `config`: the conf file it was made with, in base64.
+/// A cached result holds, in `config`, the conf file it was made with, in base64.
 fn plugins(result: &[u8]) -> Vec<String> {
     let config = json::parse(result)
         .ok()
@@ -96,7 +98,7 @@ fn plugins(result: &[u8]) -> Vec<String> {
 mod tests {
     use super::*;
 
-    /// A directory, gone with the value.
+    /// A temporary directory, removed on drop.
     struct Scratch(std::path::PathBuf);
 
     impl Drop for Scratch {
@@ -117,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cache_of_multus_counts_too() {
+    fn the_cache_of_multus_is_read_too() {
         let root = Scratch(std::env::temp_dir().join(format!("gybe-cached-{}", std::process::id())));
         fs::create_dir(&root.0).unwrap();
         let (usual, multus) = (root.0.join("results"), root.0.join("multus/results"));
@@ -133,6 +135,6 @@ mod tests {
         assert!(named.may_name("gybe-cni"));
         fs::remove_dir_all(&multus).unwrap();
         fs::write(&multus, "").unwrap();
-        assert_eq!(look(&usual), Cached::Unknown, "it is there, and cannot be read");
+        assert_eq!(look(&usual), Cached::Unknown, "Multus' cache exists and cannot be read");
     }
 }

@@ -1,4 +1,4 @@
-//! The conf directory, read: bounded, without waiting on pipes, links told from files.
+//! Reads the conf directory: bounded, without blocking on pipes, and with links told apart from files.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
@@ -20,7 +20,7 @@ use super::{
 use crate::error::errno;
 use crate::host::install::loads::Form;
 
-/// Real directories hold a handful; beyond this a directory is no conf directory.
+/// Real directories hold a handful of files; more entries than this are not read.
 const MOST: usize = 65_536;
 
 pub(super) fn conf_directory(path: &Path, also: &BTreeSet<FileName>) -> ConfDirectory {
@@ -33,9 +33,9 @@ pub(super) fn conf_directory(path: &Path, also: &BTreeSet<FileName>) -> ConfDire
     };
     let mut seen = ConfDirectory { is_of_multus: is_of_multus(path), ..nothing(Standing::There) };
     for (name, kind) in entries {
-        // Some file systems do not tell what an entry is before it is opened.
+        // Some file systems do not report an entry's type before it is opened.
         let inside = match kind {
-            // What a conf file's name leads to is a file to every runtime.
+            // Every runtime takes a link with a conf file's name for a file.
             Some(Type::Symlink) if Form::of(name.as_os_str()).is_some() => None,
             Some(Type::Directory | Type::Symlink) | None => network_directory(&fd, &name),
             Some(_) => None,
@@ -61,7 +61,7 @@ pub(super) fn conf_directory(path: &Path, also: &BTreeSet<FileName>) -> ConfDire
     seen
 }
 
-/// A link to a directory is followed here: it is the directory the runtime follows it to.
+/// Opens a directory. A link is followed, as the runtime follows it.
 pub(super) fn open_directory(path: &Path) -> Result<(OwnedFd, Standing), Errno> {
     let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
     let fd = nix::fcntl::open(path, flags, Mode::empty())?;
@@ -69,15 +69,15 @@ pub(super) fn open_directory(path: &Path) -> Result<(OwnedFd, Standing), Errno> 
     Ok((fd, standing))
 }
 
-/// Opens what stands there and nothing it points to.
+/// Opens the entry itself, never the target of a link.
 fn open_here(directory: impl AsFd, name: &FileName, more: OFlag) -> Result<OwnedFd, Errno> {
-    // One component with O_NOFOLLOW is what openat2's RESOLVE_BENEATH and RESOLVE_NO_SYMLINKS give,
+    // One path component with O_NOFOLLOW has the effect of openat2's RESOLVE_BENEATH and RESOLVE_NO_SYMLINKS,
     // on every kernel and under every seccomp profile.
     let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK | OFlag::O_NOFOLLOW;
     openat(directory, name.as_os_str(), flags | more, Mode::empty())
 }
 
-/// Names in the directory and, where the file system says it, what they are.
+/// The names in the directory and, where the file system reports it, the type of each entry.
 pub(super) fn list(fd: &OwnedFd) -> Result<Vec<(FileName, Option<Type>)>, Errno> {
     let again = openat(fd, ".", OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty())?;
     let mut names = Vec::new();
@@ -92,14 +92,14 @@ pub(super) fn list(fd: &OwnedFd) -> Result<Vec<(FileName, Option<Type>)>, Errno>
     Ok(names)
 }
 
-/// None for what is no directory. A link is followed, as libcni follows it; one that leads nowhere here may
-/// lead to a directory on the host.
+/// Reads a network's own directory; none if the entry is not a directory. A link is followed, as libcni follows
+/// it. A link without a target here may lead to a directory on the host.
 fn network_directory(conf: &OwnedFd, name: &FileName) -> Option<Result<BTreeMap<FileName, SeenFile>, Errno>> {
     let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK;
     let fd = match openat(conf, name.as_os_str(), flags, Mode::empty()) {
         Ok(fd) => fd,
         Err(Errno::ENOTDIR) => return None,
-        // Gone again, unless it is a link.
+        // Deleted meanwhile, unless it is a link.
         Err(Errno::ENOENT) if readlinkat(conf, name.as_os_str()).is_err() => return None,
         Err(why) => return Some(Err(why)),
     };
@@ -109,15 +109,15 @@ fn network_directory(conf: &OwnedFd, name: &FileName) -> Option<Result<BTreeMap<
     }))
 }
 
-/// OpenShift keeps Multus' networks apart, in `/etc/cni/multus/net.d`. Inside a container the mount's root
-/// has that name.
+/// OpenShift keeps Multus' networks apart, in `/etc/cni/multus/net.d`. Inside a container the mount's root has
+/// this name.
 fn is_of_multus(path: &Path) -> bool {
     let of_multus = |path: &Path| path.ends_with("multus/net.d");
     path.canonicalize().is_ok_and(|path| of_multus(&path))
         || mounted::root(path).is_some_and(|it| of_multus(&it))
 }
 
-/// None when it is gone again, or is a directory.
+/// Reads a file; none if it was deleted meanwhile, or is a directory.
 fn read(directory: &OwnedFd, name: &FileName) -> Option<SeenFile> {
     let refused = |kind, why| SeenFile {
         content: Err(Unreadable::Refused(why)),
@@ -160,7 +160,7 @@ fn content(fd: OwnedFd, stat: &FileStat) -> Result<Vec<u8>, Unreadable> {
     read.map_err(|why| Unreadable::Refused(errno(&why)))?;
     let length = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
     if length > LARGEST {
-        // No more than that was read.
+        // The file may grow meanwhile: no more than `LARGEST` + 1 bytes were read.
         let length = u64::try_from(stat.st_size).unwrap_or_default().max(length);
         return Err(Unreadable::TooLarge(length));
     }

@@ -1,8 +1,8 @@
-//! Whether a directory that is mounted here still has, on the host, the name it was mounted by.
+//! Whether a mounted directory still has, on the host, the name under which it was mounted.
 //!
-//! A mount holds an inode, whatever becomes of its path (F13). One that was renamed on the host is whole
-//! from here and nobody's there: the primary writes to another. The mount's root, as the kernel tells it,
-//! is the path on its file system, and that follows the rename (proc_pid_mountinfo(5), field 4).
+//! A mount holds an inode, whatever happens to its path (F13). A directory that was renamed on the host looks
+//! complete from here, but the primary plugin writes to another one. The mount's root in mountinfo is the path
+//! on its file system and follows the rename (proc_pid_mountinfo(5), field 4).
 
 use std::collections::HashMap;
 use std::fs;
@@ -14,11 +14,11 @@ use nix::sys::stat::Mode;
 
 use super::{ConfDirectory, Places, ProgramDirectory, Snapshot, Standing};
 
-/// What each directory was mounted by, when it was first looked at.
+/// The mount and root of each directory at its first observation.
 #[derive(Debug, Default)]
 pub struct Mounts(HashMap<PathBuf, Mount>);
 
-/// A mount, and its root on the file system.
+/// A mount's id, and its root on the file system.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Mount {
     id: u64,
@@ -26,7 +26,7 @@ struct Mount {
 }
 
 impl Mounts {
-    /// Of a directory that was renamed since the first look nothing is seen: it is as good as deleted.
+    /// Reports a directory that was renamed since the first observation as deleted.
     pub fn judge(&mut self, places: &Places, seen: &mut Snapshot) {
         if seen.conf.standing == Standing::There && self.is_renamed(&places.conf) {
             seen.conf = ConfDirectory::not_there(Standing::Deleted);
@@ -40,7 +40,7 @@ impl Mounts {
         let Some(now) = mount_of(path) else { return false };
         match self.0.get(path) {
             Some(then) if then.id == now.id => then.root != now.root,
-            // The first look, or a path that leads to another mount now.
+            // The first observation, or the path leads to another mount now.
             _ => {
                 self.0.insert(path.to_owned(), now);
                 false
@@ -49,12 +49,12 @@ impl Mounts {
     }
 }
 
-/// What is mounted where `path` is, as a path on its file system.
+/// The root of the mount at `path`, as a path on its file system.
 pub(super) fn root(path: &Path) -> Option<PathBuf> {
     mount_of(path).map(|mount| PathBuf::from(mount.root))
 }
 
-/// None where the kernel does not tell. A thread may have mounts of its own.
+/// None where the kernel does not report it. A thread may have a mount namespace of its own.
 fn mount_of(path: &Path) -> Option<Mount> {
     let fd = open(path, OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty()).ok()?;
     let id = id_of(&fd)?;
@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_root_of_a_mount_is_found_by_its_number() {
+    fn the_root_of_a_mount_is_found_by_its_id() {
         let mounts = "21 1 254:1 / / rw - ext4 /dev/vda1 rw\n\
                       121 21 254:1 /etc/cni/net.d /host/etc/cni/net.d rw shared:1 - ext4 /dev/vda1 rw\n";
         assert_eq!(root_of(mounts, 121).as_deref(), Some("/etc/cni/net.d"));

@@ -1,4 +1,4 @@
-//! A name of one file in one directory: never a path, so nothing beneath can lead elsewhere.
+//! A file name: one path component, so that a path can never leave its directory.
 
 use std::borrow::Borrow;
 use std::ffi::{OsStr, OsString};
@@ -9,13 +9,13 @@ use std::os::unix::ffi::OsStrExt;
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FileName(OsString);
 
-/// It would have been a path, or nothing.
+/// The text is a path, or empty.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("\"{}\" is not the name of a file", .0.display())]
 pub struct NotAFileName(OsString);
 
 impl FileName {
-    /// One component, not `.` and not `..`.
+    /// Accepts one component other than `.` and `..`.
     pub fn new(name: impl Into<OsString>) -> Result<Self, NotAFileName> {
         let name = name.into();
         let bytes = name.as_bytes();
@@ -25,19 +25,18 @@ impl FileName {
         Ok(Self(name))
     }
 
-    /// As the system has it.
     #[must_use]
     pub fn as_os_str(&self) -> &OsStr {
         &self.0
     }
 
-    /// Whether it ends so, and is more than that.
+    /// Reports whether the name ends with `ending` and is longer than it.
     #[must_use]
     pub fn ends_in(&self, ending: &str) -> bool {
         self.0.as_bytes().strip_suffix(ending.as_bytes()).is_some_and(|stem| !stem.is_empty())
     }
 
-    /// The same name with another ending behind it.
+    /// The name with `ending` appended.
     #[must_use]
     pub fn with(&self, ending: &str) -> Self {
         let mut name = self.0.clone();
@@ -45,13 +44,13 @@ impl FileName {
         Self(name)
     }
 
-    /// The same name without that ending.
+    /// The name without this ending; none if it does not have it.
     #[must_use]
     pub fn without(&self, ending: &str) -> Option<Self> {
         self.ended(ending, "")
     }
 
-    /// The same name with another ending in place of that one.
+    /// The name with `ending` replaced by `instead`.
     #[must_use]
     pub fn ended(&self, ending: &str, instead: &str) -> Option<Self> {
         let mut name = OsStr::from_bytes(self.0.as_bytes().strip_suffix(ending.as_bytes())?).to_owned();
@@ -60,7 +59,7 @@ impl FileName {
     }
 }
 
-/// `OsStr` compares by bytes too, so a map keyed by names can be asked with one.
+/// `OsStr` compares by bytes too, so a map with these keys can be searched with one.
 impl Borrow<OsStr> for FileName {
     fn borrow(&self) -> &OsStr {
         &self.0

@@ -1,4 +1,4 @@
-//! Programs known by what they are, not by their names: hash, mode and owner.
+//! Programs identified by content, not by name: hash, mode and owner.
 
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::OsStr;
@@ -17,18 +17,17 @@ use super::files::{access, is, list, open_directory};
 use super::{Access, FileName, LOCK, ProgramDirectory, Standing, TEMPORARY, Unreadable};
 use crate::error::errno;
 
-/// A SHA-256.
+/// A SHA-256 digest.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Hash([u8; 32]);
 
 impl Hash {
-    /// Of these bytes.
     #[must_use]
     pub fn of(bytes: &[u8]) -> Self {
         Self(Sha256::digest(bytes).into())
     }
 
-    /// Of all there is to read.
+    /// Hashes everything that `source` yields.
     pub fn of_all(mut source: impl Read) -> io::Result<Self> {
         let mut hasher = Sha256::new();
         let mut buffer = vec![0; 1 << 16];
@@ -53,23 +52,20 @@ impl fmt::Debug for Hash {
     }
 }
 
-/// A program as found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SeenProgram {
-    /// What it is.
     pub hash: Result<Hash, Unreadable>,
-    /// Who may do what with it.
     pub access: Access,
 }
 
-/// Hashes of files that have not changed since: a heal must not read megabytes.
+/// Hashes of unchanged files: a pass must not read megabytes.
 #[derive(Debug, Default)]
 pub struct Hashes(HashMap<Identity, Hash>);
 
 #[derive(Debug, PartialEq, Eq, Hash)]
 struct Identity {
     file: (u64, u64, i64),
-    // The change time moves with every write and cannot be set back by the writer.
+    // Every write moves the change time, and the writer cannot set it back.
     changed: (i64, i64),
 }
 
@@ -86,7 +82,7 @@ impl Hashes {
             return Ok(*hash);
         }
         let hash = Hash::of_all(File::from(fd)).map_err(|why| Unreadable::Refused(errno(&why)))?;
-        // Names are few; a node that replaces them for ever must not fill memory.
+        // The names are few; this bounds the memory on a node that replaces programs again and again.
         if self.0.len() > 64 {
             self.0.clear();
         }
