@@ -54,7 +54,7 @@ impl Part {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::settings::Given;
+    use crate::host::settings::SettingsSources;
     use gybe_plugin::pod::PARTS;
     use serde_json::json;
 
@@ -70,7 +70,7 @@ mod tests {
             pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
         };
         let environment = pairs(&[("POD_NAMESPACE", "gybe-system"), ("SYSTEM_NAMESPACE", "mesh")]);
-        Settings::read(&Given { environment, files: pairs(files), network_config: None }).unwrap()
+        Settings::read(&SettingsSources { environment, files: pairs(files), network_config: None }).unwrap()
     }
 
     #[test]

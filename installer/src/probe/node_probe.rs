@@ -4,10 +4,10 @@
 
 mod rhythm;
 
-use crate::host::doctor::sight::{Ask, RuntimeSeen, running};
-use crate::host::install::watch::{Watch, Woken};
 use crate::host::platform::Platform;
-use crate::host::runtime_report::Report;
+use crate::host::runtimes::processes::{DropInCheck, RuntimeProcess, running};
+use crate::host::runtimes::report::RuntimeReport;
+use crate::host::watch::{DirectoryWatch, WakeReason};
 use crate::log::Journal;
 use gybe_netfilter::backend::BackendKind;
 use gybe_netfilter::choose::{BackendSetting, choose};
@@ -40,7 +40,7 @@ pub fn afresh() -> Result<Learnt, LearnError> {
 
 /// Keeps findings up to date until `stop` is readable. `learnt` is what has just been found out.
 pub(crate) fn watch(learnt: &Learnt, stop: &SignalFd, journal: &Journal) {
-    let mut watch = Watch::new([DIRECTORY.into()]);
+    let mut watch = DirectoryWatch::new([DIRECTORY.into()]);
     let mut rhythm = Rhythm::start(&learnt.capabilities, Instant::now());
     tell(journal, learnt);
     let mut runtimes = Vec::new();
@@ -56,7 +56,7 @@ pub(crate) fn watch(learnt: &Learnt, stop: &SignalFd, journal: &Journal) {
                 continue;
             }
         };
-        if watch.wait(wait, Some(stop.as_fd())) == Woken::Called {
+        if watch.wait(wait, Some(stop.as_fd())) == WakeReason::Readable {
             return;
         }
     }
@@ -64,20 +64,21 @@ pub(crate) fn watch(learnt: &Learnt, stop: &SignalFd, journal: &Journal) {
 
 /// Keeps what is seen of the node's runtimes, for the agent. It is called where the host's root is this thread's.
 /// A runtime's program is read once: it has some 50 MB.
-fn keep_runtimes(known: &mut Vec<RuntimeSeen>, journal: &Journal) {
+fn keep_runtimes(known: &mut Vec<RuntimeProcess>, journal: &Journal) {
     let root = Path::new("/");
     let conf = Platform::of_host(root).places(root).conf;
-    let mut seen = running(root, &conf, Ask::Nothing);
-    let same = |one: &RuntimeSeen, other: &RuntimeSeen| (&one.name, one.pid) == (&other.name, other.pid);
+    let mut seen = running(root, &conf, DropInCheck::Skip);
+    let same =
+        |one: &RuntimeProcess, other: &RuntimeProcess| (&one.name, one.pid) == (&other.name, other.pid);
     if seen.iter().any(|one| !known.iter().any(|other| same(one, other))) {
-        seen = running(root, &conf, Ask::DropIns);
+        seen = running(root, &conf, DropInCheck::Read);
     } else {
         for one in &mut seen {
             one.drop_ins = known.iter().find(|other| same(one, other)).and_then(|other| other.drop_ins);
         }
     }
     known.clone_from(&seen);
-    if let Err(why) = Report::of(root, &seen).keep_in(Path::new(DIRECTORY)) {
+    if let Err(why) = RuntimeReport::of(root, &seen).keep_in(Path::new(DIRECTORY)) {
         let more = json!({ "why": why.to_string() });
         journal.tell("warn", "gybe probe: what was seen of the runtimes cannot be kept in /run/gybe", more);
     }

@@ -1,6 +1,6 @@
 //! A node of directories, gone when the test ends.
 
-use gybe_installer::host::install::conflist::Chain;
+use gybe_installer::host::conflist::PluginChain;
 use gybe_plugin::probe_cache::this_node;
 use gybe_plugin::probed::{self, VERSION};
 use gybe_test_support::{Agent, TestDir, facts};
@@ -134,7 +134,7 @@ impl Node {
     /// Our entry in a file.
     pub(crate) fn entry(&self, name: &str) -> Option<Value> {
         let text = self.text(name);
-        let entry = Chain::read(text.as_bytes()).ok()?.entry("gybe-cni")?.to_vec();
+        let entry = PluginChain::read(text.as_bytes()).ok()?.entry("gybe-cni")?.to_vec();
         serde_json::from_slice(&entry).ok()
     }
 

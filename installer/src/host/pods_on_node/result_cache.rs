@@ -2,7 +2,7 @@
 //! (`cachedInfo` of libcni/api.go).
 
 use super::{Network, Sandbox};
-use crate::host::install::seen::cached::{ResultCache, each_result};
+use crate::host::observe::result_cache::{ResultCache, each_result};
 use crate::pod::cgroups::Cgroups;
 use gybe_plugin::args::{Namespace, PodName, PodRef};
 use gybe_plugin::network::ANNOTATIONS;
