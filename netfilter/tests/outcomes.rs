@@ -8,7 +8,7 @@ use gybe_netfilter::policy::{
     PortSet, RedirectPolicy,
 };
 use gybe_netfilter::ruleset::{ChainName, Ruleset, Verdict};
-use gybe_netfilter::trace::{Direction, Fate, Owner, Packet, Transport, trace};
+use gybe_netfilter::trace::{Direction, Owner, Packet, PacketOutcome, Transport, trace};
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
@@ -53,8 +53,8 @@ fn arrives(to: SocketAddr) -> Packet {
     Packet::first(Direction::Arrives { by: interface("eth0") }, Transport::Tcp, from, to)
 }
 
-fn fate(rules: &Ruleset, packet: &Packet) -> Fate {
-    trace(rules, packet).fate
+fn outcome(rules: &Ruleset, packet: &Packet) -> PacketOutcome {
+    trace(rules, packet).outcome
 }
 
 #[test]
@@ -63,9 +63,9 @@ fn every_inbound_port_is_either_left_alone_or_redirected() {
     for host in ["10.244.0.10", "fd00:10::10"] {
         for number in 0..=u16::MAX {
             let alone = matches!(number, 15008 | 15020 | 15021 | 15090);
-            let want = if alone { Fate::Untouched } else { Fate::Redirected(port(15006)) };
+            let want = if alone { PacketOutcome::Untouched } else { PacketOutcome::Redirected(port(15006)) };
             let target = SocketAddr::new(host.parse().unwrap(), number);
-            assert_eq!(fate(&rules, &arrives(target)), want, "{target}");
+            assert_eq!(outcome(&rules, &arrives(target)), want, "{target}");
         }
     }
 }
@@ -76,9 +76,12 @@ fn every_outbound_port_is_either_excluded_or_redirected() {
     p.outbound.excluded_ports = PortSet::from(8000..=8100);
     let rules = compile(&p);
     for number in 0..=u16::MAX {
-        let want =
-            if (8000..=8100).contains(&number) { Fate::Untouched } else { Fate::Redirected(port(15001)) };
-        assert_eq!(fate(&rules, &out(&format!("10.1.2.3:{number}"), APP)), want, "port {number}");
+        let want = if (8000..=8100).contains(&number) {
+            PacketOutcome::Untouched
+        } else {
+            PacketOutcome::Redirected(port(15001))
+        };
+        assert_eq!(outcome(&rules, &out(&format!("10.1.2.3:{number}"), APP)), want, "port {number}");
     }
 }
 
@@ -86,17 +89,29 @@ fn every_outbound_port_is_either_excluded_or_redirected() {
 fn the_proxy_meets_itself_only_where_its_own_pod_is_called() {
     let rules = compile(&policy());
     for (packet, want, by) in [
-        (out("10.1.2.3:80", PROXY), Fate::Untouched, Some("proxy-uid")),
-        (out("10.1.2.3:80", Owner { uid: 2000, gid: 1337 }), Fate::Untouched, Some("proxy-gid")),
-        (inside("10.244.0.10:8080", PROXY), Fate::Redirected(port(15006)), Some("proxy-to-own-pod-v4")),
-        (inside("[fd00:10::10]:8080", PROXY), Fate::Redirected(port(15006)), Some("proxy-to-own-pod-v6")),
-        (inside("10.244.0.10:15008", PROXY), Fate::Untouched, Some("over-loopback")),
-        (inside("127.0.0.1:8080", PROXY), Fate::Untouched, Some("over-loopback")),
-        (inside("10.244.0.10:8080", Owner { uid: 0, gid: 1337 }), Fate::Untouched, Some("over-loopback")),
-        (inside("10.244.0.10:8080", APP), Fate::Untouched, Some("over-loopback")),
+        (out("10.1.2.3:80", PROXY), PacketOutcome::Untouched, Some("proxy-uid")),
+        (out("10.1.2.3:80", Owner { uid: 2000, gid: 1337 }), PacketOutcome::Untouched, Some("proxy-gid")),
+        (
+            inside("10.244.0.10:8080", PROXY),
+            PacketOutcome::Redirected(port(15006)),
+            Some("proxy-to-own-pod-v4"),
+        ),
+        (
+            inside("[fd00:10::10]:8080", PROXY),
+            PacketOutcome::Redirected(port(15006)),
+            Some("proxy-to-own-pod-v6"),
+        ),
+        (inside("10.244.0.10:15008", PROXY), PacketOutcome::Untouched, Some("over-loopback")),
+        (inside("127.0.0.1:8080", PROXY), PacketOutcome::Untouched, Some("over-loopback")),
+        (
+            inside("10.244.0.10:8080", Owner { uid: 0, gid: 1337 }),
+            PacketOutcome::Untouched,
+            Some("over-loopback"),
+        ),
+        (inside("10.244.0.10:8080", APP), PacketOutcome::Untouched, Some("over-loopback")),
     ] {
         let trace = trace(&rules, &packet);
-        assert_eq!((trace.fate, trace.decided_by.map(|id| id.0)), (want, by), "{packet:?}");
+        assert_eq!((trace.outcome, trace.decided_by.map(|id| id.0)), (want, by), "{packet:?}");
     }
 }
 
@@ -128,13 +143,13 @@ fn an_exclusion_beats_an_included_port_and_that_beats_the_networks() {
     p.outbound.excluded_to = nets("10.1.0.0/16,20.1.0.0/16");
     let rules = compile(&p);
     for (target, want) in [
-        ("10.1.2.3:9000", Fate::Untouched),
-        ("10.2.2.3:9000", Fate::Redirected(port(15001))),
-        ("10.2.2.3:80", Fate::Untouched),
-        ("20.2.2.3:80", Fate::Redirected(port(15001))),
-        ("20.1.2.3:80", Fate::Untouched),
+        ("10.1.2.3:9000", PacketOutcome::Untouched),
+        ("10.2.2.3:9000", PacketOutcome::Redirected(port(15001))),
+        ("10.2.2.3:80", PacketOutcome::Untouched),
+        ("20.2.2.3:80", PacketOutcome::Redirected(port(15001))),
+        ("20.1.2.3:80", PacketOutcome::Untouched),
     ] {
-        assert_eq!(fate(&rules, &out(target, APP)), want, "{target}");
+        assert_eq!(outcome(&rules, &out(target, APP)), want, "{target}");
     }
 }
 
@@ -147,12 +162,12 @@ fn with_dns_capture_queries_go_to_the_agent_and_the_agents_own_leave() {
         let from = if server.starts_with('[') { "fd00:10::10" } else { "10.244.0.10" };
         let query = |owner| leaves("eth0", from, server, Transport::Udp).owned_by(owner);
         let app = trace(&rules, &query(APP));
-        assert_eq!((app.fate, app.zone), (Fate::Redirected(port(15053)), Some(2)), "{server}");
+        assert_eq!((app.outcome, app.zone), (PacketOutcome::Redirected(port(15053)), Some(2)), "{server}");
         let agent = trace(&rules, &query(PROXY));
-        assert_eq!((agent.fate, agent.zone), (Fate::Untouched, Some(1)), "{server}");
+        assert_eq!((agent.outcome, agent.zone), (PacketOutcome::Untouched, Some(1)), "{server}");
     }
-    assert_eq!(fate(&rules, &inside("127.0.0.53:53", APP)), Fate::Redirected(port(15053)));
-    assert_eq!(fate(&rules, &inside("127.0.0.1:8080", APP)), Fate::Untouched);
+    assert_eq!(outcome(&rules, &inside("127.0.0.53:53", APP)), PacketOutcome::Redirected(port(15053)));
+    assert_eq!(outcome(&rules, &inside("127.0.0.1:8080", APP)), PacketOutcome::Untouched);
 }
 
 #[test]
@@ -161,12 +176,18 @@ fn tproxy_intercepts_what_arrives_and_what_the_proxy_sends_to_its_own_pod() {
     p.mode = Mode::Tproxy { mark: 1337, route_table: 133 };
     let rules = compile(&p);
     let arriving = trace(&rules, &arrives("10.244.0.10:8080".parse().unwrap()));
-    assert_eq!((arriving.fate, arriving.mark), (Fate::Intercepted(port(15006)), 1337));
-    assert_eq!(fate(&rules, &arrives("10.244.0.10:15020".parse().unwrap())), Fate::Untouched);
+    assert_eq!((arriving.outcome, arriving.mark), (PacketOutcome::Intercepted(port(15006)), 1337));
+    assert_eq!(outcome(&rules, &arrives("10.244.0.10:15020".parse().unwrap())), PacketOutcome::Untouched);
     let root_proxy = Owner { uid: 0, gid: 1337 };
-    assert_eq!(fate(&rules, &inside("10.244.0.10:8080", root_proxy)), Fate::Intercepted(port(15006)));
-    assert_eq!(fate(&rules, &inside("10.244.0.10:8080", root_proxy).marked(1337)), Fate::Untouched);
-    assert_eq!(fate(&rules, &inside("10.244.0.10:8080", APP)), Fate::Untouched);
+    assert_eq!(
+        outcome(&rules, &inside("10.244.0.10:8080", root_proxy)),
+        PacketOutcome::Intercepted(port(15006))
+    );
+    assert_eq!(
+        outcome(&rules, &inside("10.244.0.10:8080", root_proxy).marked(1337)),
+        PacketOutcome::Untouched
+    );
+    assert_eq!(outcome(&rules, &inside("10.244.0.10:8080", APP)), PacketOutcome::Untouched);
 }
 
 #[test]
@@ -215,7 +236,10 @@ fn without_a_rule_the_rest_stays() {
     let rules = compile(&policy());
     let rest = rules.without("proxy-uid").unwrap();
     assert_eq!(rest.rules().count(), rules.rules().count() - 1);
-    assert_eq!(fate(&rest, &out("10.1.2.3:80", Owner { uid: 1337, gid: 0 })), Fate::Redirected(port(15001)));
+    assert_eq!(
+        outcome(&rest, &out("10.1.2.3:80", Owner { uid: 1337, gid: 0 })),
+        PacketOutcome::Redirected(port(15001))
+    );
     assert!(rest.chain(ChainName::NatOutput).is_some());
     assert!(rules.without("no-such-rule").is_none());
 }
