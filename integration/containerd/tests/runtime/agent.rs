@@ -22,7 +22,7 @@ fn assert_the_agent_is_named(trouble: &Trouble) {
     for told in [
         r#"plugin type="gybe-cni" failed (add): gybe-cni cmdAdd GYBE-ADD-032: "#,
         "the node agent at /run/gybe/facts.sock",
-        "see that the node agent (gybe node, DaemonSet gybe-node) runs on this node",
+        "check that the node agent (gybe node, DaemonSet gybe-node) runs on this node",
     ] {
         assert!(trouble.message().contains(told), "{told} is not in: {trouble}");
     }
