@@ -1,39 +1,41 @@
 //! iptables-legacy's tables as chains of the model.
 
-use super::{Base, Chain, ChainKind, Engine, Observed, Rule, Statement, TableFamily, TableName};
+use super::{
+    BaseChain, ChainKind, Engine, LiveChain, LiveRule, NamespaceRules, Statement, TableFamily, TableName,
+};
 use crate::ruleset::Family;
 use crate::xt::XtTarget;
 use crate::xt::legacy::{InetHook, LegacyChain, LegacyRule, LegacyTable, table_names, tables};
 
 /// Adds the tables of both families; one that cannot be read is named as such.
-pub(super) fn add(observed: &mut Observed) {
+pub(super) fn add(found: &mut NamespaceRules) {
     for family in [Family::V4, Family::V6] {
         match tables(family) {
-            Ok(tables) => tables.into_iter().for_each(|table| add_table(observed, table)),
+            Ok(tables) => tables.into_iter().for_each(|table| add_table(found, table)),
             Err(error) => {
                 let names = table_names(family).unwrap_or_default().join(", ");
                 let name = if family == Family::V4 { "iptables-legacy" } else { "ip6tables-legacy" };
-                observed.opaque.push(format!("tables of {name} ({names}) cannot be read: {error}"));
+                found.opaque.push(format!("tables of {name} ({names}) cannot be read: {error}"));
             }
         }
     }
 }
 
-fn add_table(observed: &mut Observed, table: LegacyTable) {
+fn add_table(found: &mut NamespaceRules, table: LegacyTable) {
     let family = if table.family == Family::V4 { TableFamily::Ip } else { TableFamily::Ip6 };
     let name = TableName { engine: Engine::Legacy, family, name: table.name };
     for chain in table.chains {
         let base = base(&name.name, &chain);
         if let (None, Some(_)) = (base, &chain.built_in) {
-            observed.opaque.push(format!("{name} {} is not evaluated", chain.name));
+            found.opaque.push(format!("{name} {} is not evaluated", chain.name));
         }
         let rules = chain.rules.into_iter().map(rule).collect();
-        observed.chains.push(Chain { table: name.clone(), name: chain.name, base, rules, age: None });
+        found.chains.push(LiveChain { table: name.clone(), name: chain.name, base, rules, age: None });
     }
 }
 
 /// Priorities: `NF_IP_PRI_*` (include/uapi/linux/netfilter_ipv4.h).
-fn base(table: &str, chain: &LegacyChain) -> Option<Base> {
+fn base(table: &str, chain: &LegacyChain) -> Option<BaseChain> {
     let built_in = chain.built_in.as_ref()?;
     let hook = built_in.hook;
     let is_source = matches!(hook, InetHook::Input | InetHook::Postrouting);
@@ -46,10 +48,10 @@ fn base(table: &str, chain: &LegacyChain) -> Option<Base> {
         "security" => (ChainKind::Filter, 50),
         _ => return None,
     };
-    Some(Base { kind, hook, priority, drops: built_in.policy == XtTarget::Drop })
+    Some(BaseChain { kind, hook, priority, drops: built_in.policy == XtTarget::Drop })
 }
 
-fn rule(rule: LegacyRule) -> Rule {
+fn rule(rule: LegacyRule) -> LiveRule {
     let text = rule.to_string();
     let comment = rule.matches.iter().find_map(|test| match test {
         crate::xt::XtMatch::Comment(text) => Some(text.clone()),
@@ -58,5 +60,5 @@ fn rule(rule: LegacyRule) -> Rule {
     let mut statements = vec![Statement::Header(rule.header)];
     statements.extend(rule.matches.into_iter().map(Statement::Match));
     statements.extend(rule.target.map(Statement::Target));
-    Rule { text, comment, is_ours: false, statements }
+    LiveRule { text, comment, is_ours: false, statements }
 }

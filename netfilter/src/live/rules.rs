@@ -7,6 +7,7 @@
 pub(crate) mod expr;
 mod field;
 mod legacy;
+mod ours;
 mod read;
 mod text;
 
@@ -22,9 +23,9 @@ use std::net::IpAddr;
 
 /// What stands at the hooks of a namespace.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Observed {
+pub(crate) struct NamespaceRules {
     /// Every chain of the families ip, ip6 and inet, and of iptables-legacy's tables.
-    pub(crate) chains: Vec<Chain>,
+    pub(crate) chains: Vec<LiveChain>,
     /// Named and anonymous sets and maps of nf_tables.
     pub(crate) sets: Vec<Set>,
     /// What may change a packet's way and cannot be evaluated, one sentence each.
@@ -99,11 +100,11 @@ impl fmt::Display for TableName {
 
 /// A chain with its rules in order.
 #[derive(Debug, Clone)]
-pub(crate) struct Chain {
+pub(crate) struct LiveChain {
     pub(crate) table: TableName,
     pub(crate) name: String,
-    pub(crate) base: Option<Base>,
-    pub(crate) rules: Vec<Rule>,
+    pub(crate) base: Option<BaseChain>,
+    pub(crate) rules: Vec<LiveRule>,
     /// When it was registered, as far as the kernel tells; `None` where it does not.
     pub(crate) age: Option<Age>,
 }
@@ -119,7 +120,7 @@ pub(crate) struct Age {
 
 /// What makes a chain a base chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Base {
+pub(crate) struct BaseChain {
     pub(crate) kind: ChainKind,
     pub(crate) hook: InetHook,
     pub(crate) priority: i32,
@@ -138,7 +139,7 @@ pub(crate) enum ChainKind {
 
 /// A rule: its statements are carried out one after the other.
 #[derive(Debug, Clone)]
-pub(crate) struct Rule {
+pub(crate) struct LiveRule {
     /// As `nft` or `iptables-save` would print it, on one line.
     pub(crate) text: String,
     /// Its comment, where it has one: the id of our own rules.
@@ -207,14 +208,14 @@ pub(crate) struct Element {
     pub(crate) data: expr::Data,
 }
 
-impl Observed {
+impl NamespaceRules {
     pub(crate) fn add_programs(&mut self, programs: Programs) {
         self.opaque.extend(programs.diverting);
         self.notes.extend([programs.filtering, programs.not_read].concat());
     }
 
     /// The chain that a rule of `from` jumps to.
-    pub(crate) fn chain(&self, from: &TableName, name: &str) -> Option<(usize, &Chain)> {
+    pub(crate) fn chain(&self, from: &TableName, name: &str) -> Option<(usize, &LiveChain)> {
         self.chains.iter().enumerate().find(|(_, chain)| chain.name == name && chain.table == *from)
     }
 
@@ -253,7 +254,7 @@ impl Observed {
 }
 
 /// Where a rule stands, for people.
-pub(crate) fn place(chain: &Chain) -> String {
+pub(crate) fn place(chain: &LiveChain) -> String {
     match chain.base {
         Some(base) => {
             format!("hook {} priority {}, {} {}", base.hook.name(), base.priority, chain.table, chain.name)

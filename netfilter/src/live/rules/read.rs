@@ -2,14 +2,14 @@
 //! generation, then iptables-legacy's tables.
 
 use super::expr::{self, Data};
+use super::ours;
 use super::{
-    Age, Base, Chain, ChainKind, Element, Engine, Interface, Observed, Rule, Set, Statement, TableFamily,
-    TableName, text,
+    Age, BaseChain, ChainKind, Element, Engine, Interface, LiveChain, LiveRule, NamespaceRules, Set,
+    Statement, TableFamily, TableName, text,
 };
 use crate::ebpf;
-use crate::iptables::{MARK, PREFIX};
 use crate::netlink::attr::Attributes;
-use crate::nft::dump::{Entry, Lister, Lists};
+use crate::nft::dump::{self, Entry, Lister, Lists};
 use crate::nft::uapi::*;
 use crate::nft::{NftError, TABLE, socket::Connection};
 use crate::redirection::RedirectionError;
@@ -30,14 +30,14 @@ const MOST_SETS: usize = 2_000;
 const MOST_ELEMENTS: usize = 100_000;
 
 /// Reads all rules. What is there and cannot be evaluated is named in `opaque`.
-pub(crate) fn read() -> Result<Observed, RedirectionError> {
-    let mut observed = nf_tables().map_err(crate::backend::BackendError::from)?;
-    super::legacy::add(&mut observed);
-    mark_ours(&mut observed);
+pub(crate) fn read() -> Result<NamespaceRules, RedirectionError> {
+    let mut found = nf_tables().map_err(crate::backend::BackendError::from)?;
+    super::legacy::add(&mut found);
+    ours::mark(&mut found);
     let mut routing = Rtnetlink::open()?;
-    observed.interfaces = interfaces(&mut routing)?;
-    observed.add_programs(ebpf::of_this_namespace(&mut routing));
-    Ok(observed)
+    found.interfaces = interfaces(&mut routing)?;
+    found.add_programs(ebpf::of_this_namespace(&mut routing));
+    Ok(found)
 }
 
 fn interfaces(routing: &mut Rtnetlink) -> Result<Vec<Interface>, RedirectionError> {
@@ -49,24 +49,24 @@ fn interfaces(routing: &mut Rtnetlink) -> Result<Vec<Interface>, RedirectionErro
     Ok(links.into_iter().map(with_addresses).collect())
 }
 
-fn nf_tables() -> Result<Observed, NftError> {
+fn nf_tables() -> Result<NamespaceRules, NftError> {
     let mut connection = match Connection::open() {
         Ok(connection) => connection,
-        Err(error) if error.is_kernel_without() => return Ok(Observed::default()),
+        Err(error) if error.is_kernel_without() => return Ok(NamespaceRules::default()),
         Err(error) => return Err(error),
     };
     read_by(&mut |request, sequence| connection.0.list(request, sequence))
 }
 
 /// The same by a lister that answers a request of this sequence number.
-pub(super) fn read_by(lister: &mut Lister<'_>) -> Result<Observed, NftError> {
+pub(super) fn read_by(lister: &mut Lister<'_>) -> Result<NamespaceRules, NftError> {
     for _ in 0..ATTEMPTS {
         match attempt(&mut Lists::of_every_family(lister)) {
-            Ok(Some(observed)) => return Ok(observed),
+            Ok(Some(found)) => return Ok(found),
             Ok(None) => {}
             // No such subsystem (`nfnetlink_rcv_msg`).
             Err(NftError::List { source: Errno::EINVAL | Errno::EOPNOTSUPP, what: TABLES }) => {
-                return Ok(Observed::default());
+                return Ok(NamespaceRules::default());
             }
             Err(error) => return Err(error),
         }
@@ -77,7 +77,7 @@ pub(super) fn read_by(lister: &mut Lister<'_>) -> Result<Observed, NftError> {
 const TABLES: &str = "the tables";
 
 /// One attempt; `None` when something changed meanwhile.
-fn attempt(lists: &mut Lists<'_, '_>) -> Result<Option<Observed>, NftError> {
+fn attempt(lists: &mut Lists<'_, '_>) -> Result<Option<NamespaceRules>, NftError> {
     macro_rules! listed {
         ($asked:expr) => {
             match $asked? {
@@ -94,14 +94,12 @@ fn attempt(lists: &mut Lists<'_, '_>) -> Result<Option<Observed>, NftError> {
         Err(NftError::List { source: Errno::EINVAL | Errno::EOPNOTSUPP, .. }) => Vec::new(),
         outcome => listed!(outcome),
     };
-    let mut observed = Observed::default();
+    let mut found = NamespaceRules::default();
     for (what, entries) in [("tables", &tables), ("chains", &chains), ("rules", &rules), ("sets", &sets)] {
         let most = if what == "sets" { MOST_SETS } else { MOST };
         if entries.len() > most {
-            observed
-                .opaque
-                .push(format!("{} {what}, more than the {most} that are evaluated", entries.len()));
-            return Ok(Some(observed));
+            found.opaque.push(format!("{} {what}, more than the {most} that are evaluated", entries.len()));
+            return Ok(Some(found));
         }
     }
     let tables: Vec<Table> = tables.iter().filter_map(table).collect();
@@ -115,17 +113,17 @@ fn attempt(lists: &mut Lists<'_, '_>) -> Result<Option<Observed>, NftError> {
         elements = elements.saturating_add(set.elements.len());
         if elements > MOST_ELEMENTS {
             let all = format!("the sets have more than the {MOST_ELEMENTS} elements that are evaluated");
-            return Ok(Some(Observed { opaque: vec![all], ..Observed::default() }));
+            return Ok(Some(NamespaceRules { opaque: vec![all], ..NamespaceRules::default() }));
         }
-        observed.sets.push(set);
+        found.sets.push(set);
     }
-    add_chains(&mut observed, &tables, &chains, &rules);
-    observed.opaque.extend(flow_tables.iter().map(|entry| {
+    add_chains(&mut found, &tables, &chains, &rules);
+    found.opaque.extend(flow_tables.iter().map(|entry| {
         let flow_table = entry.attributes();
         let name = |kind| flow_table.get(kind).map(|name| name.name()).unwrap_or_default();
         format!("flow table {} {}: packets of known connections pass no hook", name(1), name(2))
     }));
-    Ok(Some(observed))
+    Ok(Some(found))
 }
 
 struct Table {
@@ -169,7 +167,7 @@ fn other_family(number: u8) -> &'static str {
     }
 }
 
-fn add_chains(observed: &mut Observed, tables: &[Table], chains: &[Entry], rules: &[Entry]) {
+fn add_chains(found: &mut NamespaceRules, tables: &[Table], chains: &[Entry], rules: &[Entry]) {
     for entry in chains {
         let chain = entry.attributes();
         let text = |kind| chain.get(kind).map(|name| name.name());
@@ -183,7 +181,7 @@ fn add_chains(observed: &mut Observed, tables: &[Table], chains: &[Entry], rules
         let age = home.zip(handle).map(|(home, chain)| Age { table: home.handle, chain, is_of_one_piece });
         match (table_name(entry.family(), table.clone()), base(&chain)) {
             (Some(table), Placed::At(base)) => {
-                observed.chains.push(Chain { table, name, base, rules: Vec::new(), age });
+                found.chains.push(LiveChain { table, name, base, rules: Vec::new(), age });
             }
             (None, Placed::At(None)) => {}
             (_, Placed::At(Some(_)) | Placed::Elsewhere) => {
@@ -192,20 +190,20 @@ fn add_chains(observed: &mut Observed, tables: &[Table], chains: &[Entry], rules
                 if uses > 0 || drops {
                     let family =
                         family(entry.family()).map_or(other_family(entry.family()), TableFamily::name);
-                    observed.opaque.push(format!("chain {family} {table} {name} is not evaluated"));
+                    found.opaque.push(format!("chain {family} {table} {name} is not evaluated"));
                 }
             }
         }
     }
     for entry in rules {
-        add_rule(observed, entry);
+        add_rule(found, entry);
     }
 }
 
 /// Where a chain hangs.
 enum Placed {
     /// At a hook of the IP layer, or at none.
-    At(Option<Base>),
+    At(Option<BaseChain>),
     /// At a hook that is not evaluated.
     Elsewhere,
 }
@@ -223,91 +221,25 @@ fn base(chain: &Attributes<'_>) -> Placed {
     let drops = chain.get(NFTA_CHAIN_POLICY).and_then(|policy| policy.be32()) == Some(NF_DROP);
     match (number(NFTA_HOOK_HOOKNUM).and_then(InetHook::numbered), number(NFTA_HOOK_PRIORITY)) {
         (Some(hook), Some(priority)) => {
-            Placed::At(Some(Base { kind, hook, priority: priority.cast_signed(), drops }))
+            Placed::At(Some(BaseChain { kind, hook, priority: priority.cast_signed(), drops }))
         }
         _ => Placed::Elsewhere,
     }
 }
 
-fn add_rule(observed: &mut Observed, entry: &Entry) {
+fn add_rule(found: &mut NamespaceRules, entry: &Entry) {
     let rule = entry.attributes();
     let name = |kind| rule.get(kind).map(|name| name.name()).unwrap_or_default();
     let Some(table) = table_name(entry.family(), name(NFTA_RULE_TABLE)) else { return };
     let list = Attributes::of(rule.get(NFTA_RULE_EXPRESSIONS).map_or(&[], |list| list.value));
     let decode = |element: crate::netlink::attr::Attribute<'_>| expr::decode(element.value, entry.family());
     let statements: Vec<Statement> = list.map(|element| Statement::Expr(decode(element))).collect();
-    let text = text::rule(&statements, |name| observed.set(&table, name));
-    let comment = rule.get(NFTA_RULE_USERDATA).and_then(|userdata| match userdata.value {
-        [0, length, text @ ..] => text.get(..usize::from(length.saturating_sub(1))),
-        _ => None,
-    });
-    let comment = comment.map(|text| text.escape_ascii().to_string());
+    let text = text::rule(&statements, |name| found.set(&table, name));
+    let comment = dump::comment(&rule);
     let chain_name = name(NFTA_RULE_CHAIN);
-    let home = observed.chains.iter_mut().find(|chain| chain.table == table && chain.name == chain_name);
+    let home = found.chains.iter_mut().find(|chain| chain.table == table && chain.name == chain_name);
     if let Some(home) = home {
-        home.rules.push(Rule { text, comment, is_ours: false, statements });
-    }
-}
-
-/// Which rules are ours: all of our table; in iptables' tables with our mark the chains of ours, and
-/// what leads there.
-fn mark_ours(observed: &mut Observed) {
-    let marked = marked(observed);
-    for chain in &mut observed.chains {
-        let is_marked = marked.contains(&chain.table);
-        let is_our_chain = chain.table.is_ours() || is_marked && chain.name.starts_with(PREFIX);
-        for rule in &mut chain.rules {
-            let leads_to_ours =
-                || rule.statements.iter().any(|one| leads(one).is_some_and(|to| to.starts_with(PREFIX)));
-            rule.is_ours = is_our_chain || is_marked && leads_to_ours();
-        }
-    }
-}
-
-/// The tables of iptables that have our mark.
-fn marked(observed: &Observed) -> Vec<TableName> {
-    observed.chains.iter().filter(|chain| chain.name == MARK).map(|chain| chain.table.clone()).collect()
-}
-
-impl TableName {
-    /// Whether all of it is ours.
-    pub(crate) fn is_ours(&self) -> bool {
-        (self.engine, self.family, self.name.as_str()) == (Engine::NfTables, TableFamily::Inet, TABLE)
-    }
-}
-
-impl Observed {
-    /// What no policy makes of chains of ours, one sentence each: a chain without a rule, and one that no
-    /// rule leads to.
-    pub(crate) fn broken_chains(&self) -> Vec<String> {
-        let marked = marked(self);
-        let ours = self.chains.iter().filter(|chain| {
-            chain.table.is_ours() || chain.name.starts_with(PREFIX) && marked.contains(&chain.table)
-        });
-        let is_reached = |chain: &Chain| {
-            let mut others = self.chains.iter().filter(|other| other.table == chain.table);
-            let rules = |other: &Chain| {
-                let mut statements = other.rules.iter().flat_map(|rule| &rule.statements);
-                statements.any(|one| leads(one) == Some(chain.name.as_str()))
-            };
-            chain.base.is_some() || others.any(rules)
-        };
-        ours.filter_map(|chain| match (chain.rules.is_empty(), is_reached(chain)) {
-            (true, _) => Some(format!("chain {} of table {} has no rule", chain.name, chain.table)),
-            (false, false) => Some(format!("no rule leads to chain {} of table {}", chain.name, chain.table)),
-            (false, true) => None,
-        })
-        .collect()
-    }
-}
-
-/// The chain that a statement leads to.
-fn leads(statement: &Statement) -> Option<&str> {
-    use crate::xt::XtTarget::{Goto, Jump};
-    match statement {
-        Statement::Expr(expr::Expr::Verdict(expr::Code::Jump(to) | expr::Code::Goto(to)))
-        | Statement::Target(Jump(to) | Goto(to)) => Some(to),
-        _ => None,
+        home.rules.push(LiveRule { text, comment, is_ours: false, statements });
     }
 }
 

@@ -1,15 +1,15 @@
 //! A packet on its way, and the connection it belongs to.
 
 use super::bits::Bits;
+use crate::live::rules::NamespaceRules;
+use crate::live::rules::expr::Source;
 use crate::nft::uapi::*;
-use crate::observed::Observed;
-use crate::observed::expr::Source;
 use crate::trace::{Direction, Owner, Packet, Transport};
 use std::net::{IpAddr, SocketAddr};
 
 /// An interface at a hook.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum By {
+pub(super) enum HookInterface {
     /// The hook has none.
     None,
     Name(String),
@@ -29,12 +29,12 @@ pub(super) enum Tracking {
 
 /// The packet.
 #[derive(Debug, Clone)]
-pub(super) struct Live {
+pub(super) struct CurrentPacket {
     pub(super) protocol: Transport,
     pub(super) source: SocketAddr,
     pub(super) destination: SocketAddr,
-    pub(super) arrives: By,
-    pub(super) leaves: By,
+    pub(super) arrives: HookInterface,
+    pub(super) leaves: HookInterface,
     pub(super) mark: u32,
     pub(super) owner: Option<Owner>,
     /// TCP's flags, and which of them are known.
@@ -50,7 +50,7 @@ pub(super) type Tuple = (SocketAddr, SocketAddr);
 
 /// What connection tracking keeps.
 #[derive(Debug, Clone)]
-pub(super) struct Entry {
+pub(super) struct ConntrackEntry {
     pub(super) original: Tuple,
     pub(super) reply: Tuple,
     pub(super) zone: u16,
@@ -69,7 +69,7 @@ pub(super) struct Translation {
     pub(super) is_done: bool,
 }
 
-impl Entry {
+impl ConntrackEntry {
     pub(super) fn new(source: SocketAddr, destination: SocketAddr, zone: u16, mark: u32) -> Self {
         Self {
             original: (source, destination),
@@ -87,16 +87,16 @@ impl Entry {
 const NEW: u32 = 1 << 3;
 const UNTRACKED: u32 = 1 << 6;
 
-impl Live {
+impl CurrentPacket {
     /// Another packet of the connection, about which nothing is decided.
     pub(super) fn fresh(&self, flags: [u8; 2]) -> Self {
         Self { flags, tracking: Tracking::NotYet, zone: None, intercepted: None, ..self.clone() }
     }
 
     /// The interface that the packet left by.
-    pub(super) fn left_by(&self, first: &Packet) -> By {
+    pub(super) fn left_by(&self, first: &Packet) -> HookInterface {
         match (&self.leaves, &first.direction) {
-            (By::None, Direction::Leaves { by }) => By::Name(by.as_str().to_owned()),
+            (HookInterface::None, Direction::Leaves { by }) => HookInterface::Name(by.as_str().to_owned()),
             (leaves, _) => leaves.clone(),
         }
     }
@@ -106,7 +106,7 @@ impl Live {
     }
 
     /// `NF_CT_STATE_BIT` (include/uapi/linux/netfilter/nf_conntrack_common.h).
-    pub(super) fn state(&self, entry: Option<&Entry>) -> u32 {
+    pub(super) fn state(&self, entry: Option<&ConntrackEntry>) -> u32 {
         match (self.tracking, entry) {
             (Tracking::Untracked, _) => UNTRACKED,
             (Tracking::Original, Some(entry)) if !entry.is_known => NEW,
@@ -116,7 +116,12 @@ impl Live {
     }
 
     /// What an expression loads; `None` where the kernel breaks off the rule (`NFT_BREAK`).
-    pub(super) fn load(&self, source: &Source, entry: Option<&Entry>, ns: &Observed) -> Option<Bits> {
+    pub(super) fn load(
+        &self,
+        source: &Source,
+        entry: Option<&ConntrackEntry>,
+        ns: &NamespaceRules,
+    ) -> Option<Bits> {
         match source {
             Source::Meta(key) => self.meta(*key, ns),
             Source::Ct(key, direction) => self.connection(*key, *direction, entry),
@@ -130,7 +135,7 @@ impl Live {
         }
     }
 
-    fn meta(&self, key: u32, ns: &Observed) -> Option<Bits> {
+    fn meta(&self, key: u32, ns: &NamespaceRules) -> Option<Bits> {
         let v6 = self.is_v6();
         Some(match key {
             NFT_META_MARK => Bits::known(self.mark.to_ne_bytes()),
@@ -147,7 +152,7 @@ impl Live {
         })
     }
 
-    fn connection(&self, key: u32, direction: Option<u8>, entry: Option<&Entry>) -> Option<Bits> {
+    fn connection(&self, key: u32, direction: Option<u8>, entry: Option<&ConntrackEntry>) -> Option<Bits> {
         if key == NFT_CT_STATE {
             return Some(Bits::known(self.state(entry).to_ne_bytes()));
         }
@@ -242,11 +247,11 @@ pub(super) fn octets(address: IpAddr) -> Vec<u8> {
     }
 }
 
-fn name(by: &By) -> Bits {
+fn name(by: &HookInterface) -> Bits {
     match by {
-        By::Unknown => Bits::unknown(16),
-        By::None => Bits::known([0; 16]),
-        By::Name(name) => {
+        HookInterface::Unknown => Bits::unknown(16),
+        HookInterface::None => Bits::known([0; 16]),
+        HookInterface::Name(name) => {
             let mut padded = name.as_bytes().to_vec();
             padded.resize(16, 0);
             Bits::known(padded)
@@ -254,10 +259,12 @@ fn name(by: &By) -> Bits {
     }
 }
 
-fn index(by: &By, ns: &Observed) -> Bits {
+fn index(by: &HookInterface, ns: &NamespaceRules) -> Bits {
     match by {
-        By::None => Bits::known([0; 4]),
-        By::Name(name) => ns.index(name).map_or_else(|| Bits::unknown(4), |i| Bits::known(i.to_ne_bytes())),
-        By::Unknown => Bits::unknown(4),
+        HookInterface::None => Bits::known([0; 4]),
+        HookInterface::Name(name) => {
+            ns.index(name).map_or_else(|| Bits::unknown(4), |i| Bits::known(i.to_ne_bytes()))
+        }
+        HookInterface::Unknown => Bits::unknown(4),
     }
 }
