@@ -178,7 +178,7 @@ fn unreadable(conf: &PluginConf) -> Option<(PathBuf, Errno)> {
 }
 
 fn found(run: &Path) -> Option<Found> {
-    let capabilities = ProbeCache::at(run).recall()?;
+    let capabilities = ProbeCache::at(run).load()?;
     Some(Found { kernel: this_node().ok()?.kernel, capabilities })
 }
 

@@ -67,10 +67,9 @@ fn typed(
     PluginConf::read(members).unwrap_or_else(|refused| {
         for wrong in refused.0 {
             match said.iter().find(|(ours, _)| *ours == wrong.key) {
-                Some((_, said)) => reader.refuse(*said, format!("must be {}", wrong.wanted)),
-                None => {
-                    reader.refuse(RawSetting { name: "CNI_AGENT_RUN_DIR", text: &wrong.value }, wrong.wanted)
-                }
+                Some((_, said)) => reader.refuse(*said, format!("must be {}", wrong.expected)),
+                None => reader
+                    .refuse(RawSetting { name: "CNI_AGENT_RUN_DIR", text: &wrong.value }, wrong.expected),
             }
         }
         PluginConf::default()

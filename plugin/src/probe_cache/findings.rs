@@ -1,26 +1,25 @@
-//! What a probe found out, as the JSON that is kept on a node and shown to people. Pure.
-//!
-//! Where it is kept and how long it is believed is in `probe_cache`.
+//! The probe's findings as JSON, as kept on a node and printed by `gybe probe`. Pure.
 
 use gybe_netfilter::backend::BackendKind;
 use gybe_netfilter::probe::{Capabilities, Finding, Findings, Profile, Refusal, Table};
 use serde_json::{Map, Value, json};
 
-/// Which kernel, running since when, and which version of ours: what findings are true for.
+/// The boot and the kernel that findings are about.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Node {
+pub struct NodeIdentity {
     /// `/proc/sys/kernel/random/boot_id`.
     pub boot: String,
     /// `uname -r`.
     pub kernel: String,
 }
 
-/// Which version of ours the findings are about.
+/// The version of Gybe, which findings must match.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// What was found out on `node`.
-pub fn to_json(node: &Node, found: &Capabilities) -> Value {
-    let backends = object(found.backends.iter().map(|(kind, findings)| (kind.name(), of_backend(findings))));
+/// Encodes findings on `node`.
+pub fn to_json(node: &NodeIdentity, found: &Capabilities) -> Value {
+    let backends =
+        object(found.backends.iter().map(|(kind, findings)| (kind.name(), backend_to_json(findings))));
     json!({
         "version": VERSION,
         "boot_id": node.boot,
@@ -30,11 +29,11 @@ pub fn to_json(node: &Node, found: &Capabilities) -> Value {
     })
 }
 
-fn of_backend(findings: &Findings) -> Value {
-    object(findings.iter().map(|(profile, finding)| (profile.name(), of_profile(finding))))
+fn backend_to_json(findings: &Findings) -> Value {
+    object(findings.iter().map(|(profile, finding)| (profile.name(), finding_to_json(finding))))
 }
 
-/// One by one: to collect into a map takes a sort, which is 20 KB of program.
+/// Inserts one by one: collecting into a map sorts, which adds 20 KB to the program.
 fn object<'n>(members: impl Iterator<Item = (&'n str, Value)>) -> Value {
     let mut object = Map::new();
     for (name, value) in members {
@@ -43,7 +42,7 @@ fn object<'n>(members: impl Iterator<Item = (&'n str, Value)>) -> Value {
     Value::Object(object)
 }
 
-fn of_profile(finding: &Finding) -> Value {
+fn finding_to_json(finding: &Finding) -> Value {
     match finding {
         Finding::Works => json!({ "finding": "works" }),
         Finding::NotLoaded => json!({ "finding": "not loaded" }),
@@ -54,25 +53,25 @@ fn of_profile(finding: &Finding) -> Value {
     }
 }
 
-/// What was found out on `node`; nothing when that was another one, another version of ours, or
-/// anything in it is not as [`to_json`] writes it.
-pub fn from_json(value: &Value, node: &Node) -> Option<Capabilities> {
-    let is = |key: &str, wanted: &str| value.get(key).and_then(Value::as_str) == Some(wanted);
+/// Decodes findings on `node`; none when they are about another boot, kernel or version of Gybe, or when any
+/// part is not as [`to_json`] encodes it.
+pub fn from_json(value: &Value, node: &NodeIdentity) -> Option<Capabilities> {
+    let is = |key: &str, expected: &str| value.get(key).and_then(Value::as_str) == Some(expected);
     if !(is("version", VERSION) && is("boot_id", &node.boot) && is("kernel", &node.kernel)) {
         return None;
     }
     let backends =
-        members(value.get("backends")?, BackendKind::ALL.map(|kind| (kind, kind.name())), to_backend)?;
+        members(value.get("backends")?, BackendKind::ALL.map(|kind| (kind, kind.name())), backend_from_json)?;
     let untried = value.get("untried")?.as_array()?.iter();
     let untried = untried.map(|sentence| sentence.as_str().map(str::to_owned)).collect::<Option<_>>()?;
     Some(Capabilities { backends, untried })
 }
 
-fn to_backend(value: &Value) -> Option<Findings> {
-    members(value, Profile::EVERY.map(|profile| (profile, profile.name())), to_profile)
+fn backend_from_json(value: &Value) -> Option<Findings> {
+    members(value, Profile::EVERY.map(|profile| (profile, profile.name())), finding_from_json)
 }
 
-/// What `read` makes of each member; nothing when one has none of these names, or no meaning.
+/// Decodes each member by `read`; none when a member has another name, or `read` returns none.
 fn members<K: Copy + PartialEq, V, const N: usize>(
     value: &Value,
     names: [(K, &str); N],
@@ -89,7 +88,7 @@ fn members<K: Copy + PartialEq, V, const N: usize>(
     (known == object.len()).then_some(table)
 }
 
-fn to_profile(value: &Value) -> Option<Finding> {
+fn finding_from_json(value: &Value) -> Option<Finding> {
     let text = |key: &str| value.get(key).and_then(Value::as_str).map(str::to_owned);
     match text("finding")?.as_str() {
         "works" => Some(Finding::Works),
@@ -113,8 +112,8 @@ fn to_profile(value: &Value) -> Option<Finding> {
 mod tests {
     use super::*;
 
-    fn node() -> Node {
-        Node { boot: "0b9b5a7e".into(), kernel: "6.18.1".into() }
+    fn node() -> NodeIdentity {
+        NodeIdentity { boot: "0b9b5a7e".into(), kernel: "6.18.1".into() }
     }
 
     fn found() -> Capabilities {
@@ -127,7 +126,7 @@ mod tests {
         let nft = [
             (Profile::V4, Finding::Works),
             (Profile::Dns, Finding::Refused(refusal)),
-            (Profile::DnsWithoutZones, Finding::Misbehaves("it \"rests\"".into())),
+            (Profile::DnsWithoutZones, Finding::Misbehaves("it \"hangs\"".into())),
         ];
         Capabilities {
             backends: [
@@ -141,25 +140,28 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_is_what_is_read() {
+    fn findings_are_decoded_as_they_were_encoded() {
         assert_eq!(from_json(&to_json(&node(), &found()), &node()), Some(found()));
     }
 
     #[test]
-    fn f30_findings_of_another_boot_kernel_or_version_are_none() {
-        let kept = to_json(&node(), &found());
-        for other in [Node { boot: "another".into(), ..node() }, Node { kernel: "6.18.2".into(), ..node() }] {
-            assert_eq!(from_json(&kept, &other), None, "{other:?}");
+    fn f30_findings_of_another_boot_kernel_or_version_are_ignored() {
+        let json = to_json(&node(), &found());
+        for other in [
+            NodeIdentity { boot: "another".into(), ..node() },
+            NodeIdentity { kernel: "6.18.2".into(), ..node() },
+        ] {
+            assert_eq!(from_json(&json, &other), None, "{other:?}");
         }
-        let mut older = kept;
-        older["version"] = json!("0.0.9");
+        let mut older = json;
+        older["version"] = "0.0.9".into();
         assert_eq!(from_json(&older, &node()), None);
     }
 
     #[test]
-    fn anything_unknown_in_it_makes_all_of_it_unknown() {
-        let kept = to_json(&node(), &found());
-        for (place, value) in [
+    fn findings_with_an_unknown_part_are_ignored() {
+        let json = to_json(&node(), &found());
+        for (pointer, value) in [
             ("/backends/nft/v4/finding", json!("rocks")),
             ("/backends/nft/dns/why", json!(7)),
             ("/backends/nft", json!([])),
@@ -167,9 +169,9 @@ mod tests {
             ("/backends/nft", json!({ "v5": { "finding": "works" } })),
             ("/untried", json!("x")),
         ] {
-            let mut spoilt = kept.clone();
-            *spoilt.pointer_mut(place).unwrap() = value;
-            assert_eq!(from_json(&spoilt, &node()), None, "{place}");
+            let mut invalid = json.clone();
+            *invalid.pointer_mut(pointer).unwrap() = value;
+            assert_eq!(from_json(&invalid, &node()), None, "{pointer}");
         }
         for value in [json!(null), json!([]), json!({}), json!("{}")] {
             assert_eq!(from_json(&value, &node()), None, "{value}");
