@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use gybe_containerd_tests::node::CONFLIST;
 use gybe_containerd_tests::{Conflist, Node, containerd};
-use gybe_installer::host::install::watch::Watch;
+use gybe_installer::host::watch::DirectoryWatch;
 
 use crate::conflist_state::ConflistState;
 use crate::fixture::PATIENCE;
@@ -48,7 +48,7 @@ impl PrimaryPlugin {
 
     /// Waits until the agent has added Gybe to the last revision; returns how long that took.
     pub(crate) fn wait_until_repaired(&self) -> Duration {
-        let mut watch = Watch::new([self.directory.clone()]);
+        let mut watch = DirectoryWatch::new([self.directory.clone()]);
         let start = Instant::now();
         while self.state() != (ConflistState { revision: self.revision, has_gybe: true }) {
             let left = PATIENCE.checked_sub(start.elapsed()).expect("the agent did not repair the conflist");

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gybe_containerd_tests::{Node, Sandbox, manifest};
-use gybe_installer::testnet::caller::{Call, Disguise};
-use gybe_installer::testnet::fate::{Answer, Fate};
-use gybe_installer::testnet::listener::{Badge, Listeners, Reach, Service};
+use gybe_installer::testnet::client::{Client, SourceOptions};
+use gybe_installer::testnet::listener::{ListenAddress, Listeners, ListeningPort, ServerName};
 use gybe_installer::testnet::namespace::Namespace;
+use gybe_installer::testnet::outcome::{ConnectionOutcome, Reply};
 use gybe_netfilter::trace::{Owner, Transport};
 use serde_json::Value;
 
@@ -57,8 +57,8 @@ impl RunningPod {
         let path = node.host().path(status.netns.unwrap());
         let namespace = Arc::new(Namespace::open(&path).unwrap());
         let addresses = status.addresses.iter().map(|text| text.parse().unwrap()).collect();
-        let proxy = listeners(&namespace, PROXY, Badge::NameAndPort("envoy"), &[15001, 15006]);
-        let application = listeners(&namespace, APPLICATION, Badge::Name("app"), &[8080]);
+        let proxy = listeners(&namespace, PROXY, ServerName::NameAndPort("envoy"), &[15001, 15006]);
+        let application = listeners(&namespace, APPLICATION, ServerName::Name("app"), &[8080]);
         RunningPod { id, addresses, namespace, _listeners: vec![proxy, application] }
     }
 
@@ -72,7 +72,7 @@ impl OutsideClient {
     pub(crate) fn new(node: &Node) -> OutsideClient {
         let namespace = Arc::new(Namespace::open(&node.host().netns()).unwrap());
         let root = Owner { uid: 0, gid: 0 };
-        let listeners = listeners(&namespace, root, Badge::Name("outside"), &[80]);
+        let listeners = listeners(&namespace, root, ServerName::Name("outside"), &[80]);
         OutsideClient { namespace, _listeners: listeners }
     }
 
@@ -82,15 +82,19 @@ impl OutsideClient {
     }
 }
 
-fn listeners(namespace: &Arc<Namespace>, owner: Owner, badge: Badge, ports: &[u16]) -> Listeners {
-    let service = |port: &u16| Service { transport: Transport::Tcp, port: *port, reach: Reach::Everywhere };
-    Listeners::start(namespace, owner, badge, ports.iter().map(service).collect()).unwrap()
+fn listeners(namespace: &Arc<Namespace>, owner: Owner, name: ServerName, ports: &[u16]) -> Listeners {
+    let listening_port = |port: &u16| ListeningPort {
+        transport: Transport::Tcp,
+        port: *port,
+        reach: ListenAddress::Everywhere,
+    };
+    Listeners::start(namespace, owner, name, ports.iter().map(listening_port).collect()).unwrap()
 }
 
 fn connect(namespace: &Namespace, owner: Owner, to: SocketAddr) -> Destination {
-    let call = Call { owner, transport: Transport::Tcp, to, disguise: Disguise::default() };
-    match call.make(namespace, TIMEOUT).unwrap() {
-        Fate::Answered(Answer { by, original, .. }) => Destination { listener: by, original },
+    let client = Client { owner, transport: Transport::Tcp, to, disguise: SourceOptions::default() };
+    match client.make(namespace, TIMEOUT).unwrap() {
+        ConnectionOutcome::Answered(Reply { by, original, .. }) => Destination { listener: by, original },
         other => Destination { listener: other.to_string(), original: None },
     }
 }

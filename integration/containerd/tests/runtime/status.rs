@@ -5,7 +5,7 @@ use std::fs;
 use gybe_containerd_tests::{Conflist, Generation, Sandbox, conflist};
 use gybe_netfilter::backend::BackendKind;
 use gybe_netfilter::probe::{Capabilities, Finding, Findings, Profile, Refusal};
-use gybe_plugin::probed;
+use gybe_plugin::probe_cache::findings;
 use serde_json::json;
 
 use crate::fixture::{gybe_node, node_with_agent_facts, node_with_gybe};
@@ -80,12 +80,12 @@ fn f28_where_no_backend_works_the_node_is_not_ready_and_the_message_has_the_hint
     let node =
         node_with_gybe(Generation::V2, &Conflist::reference_plugins(Generation::V2).with_plugin(entry));
     let read = |path: &str| fs::read_to_string(path).unwrap().trim().to_owned();
-    let node_id = probed::Node {
+    let node_id = findings::NodeIdentity {
         boot: read("/proc/sys/kernel/random/boot_id"),
         kernel: read("/proc/sys/kernel/osrelease"),
     };
     let report = node.host().path(PROBE_REPORT);
-    fs::write(&report, probed::to_json(&node_id, &no_backend_works()).to_string()).unwrap();
+    fs::write(&report, findings::to_json(&node_id, &no_backend_works()).to_string()).unwrap();
     let network = node.cri.network_condition().unwrap();
     assert!(!network.holds);
     for part in ["GYBE-STATUS-027", "no backend works on this node", "modprobe nft_chain_nat"] {

@@ -23,7 +23,7 @@ use std::thread;
 
 const HEAD: &str = "# States of a node
 
-One module decides which file the runtime loads, which plugins it runs and whether a pod is redirected: `installer/src/host/install/judge.rs`. This table
+One module decides which file the runtime loads, which plugins it runs and whether a pod is redirected: `installer/src/host/judge.rs`. This table
 shows its answers in states of a node. `make node-states` writes it: it puts a node into each state, runs the agent, queries each tool, and starts a meshed
 pod with real containerd. `make test-states` compares it, and fails where two columns disagree.
 

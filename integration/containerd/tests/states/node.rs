@@ -14,9 +14,9 @@ use gybe_containerd_tests::{
     Agent, AgentOptions, Conflist, Generation, HarnessError, Node, Programs, Sandbox, agent, containerd,
     manifest, program_under_test,
 };
-use gybe_installer::host::install::loads::DropIns;
-use gybe_installer::host::install::loads::choice::{NoChoice, Runtime, choose};
-use gybe_installer::host::install::seen::{FileName, Hashes, Interest, Places, look};
+use gybe_installer::host::libcni::choice::{NoChoice, choose};
+use gybe_installer::host::observe::{FileName, HashCache, NodeDirectories, ObserveScope, look};
+use gybe_installer::host::runtimes::{DropIns, Runtime};
 use gybe_installer::testnet::namespace::Namespace;
 use gybe_netfilter::backend::Backend;
 use gybe_netfilter::nft::Nft;
@@ -272,15 +272,15 @@ impl StateNode {
     /// A wrong prediction of what containerd loads shows in the pod.
     fn has_loaded(&self) -> bool {
         let drop_ins = if self.generation == Generation::V2 { DropIns::Loaded } else { DropIns::Ignored };
-        let places = Places {
+        let directories = NodeDirectories {
             conf: self.path(containerd::CONF_DIR),
             programs: self.path(containerd::BIN_DIR),
             results: self.path("/var/lib/cni/results"),
         };
-        let conf = look(&places, &Interest::default(), &mut Hashes::default()).conf;
+        let conf = look(&directories, &ObserveScope::default(), &mut HashCache::default()).conf;
         let loaded = self.node.cri.loaded_network().unwrap();
         let is_loaded = |file: &FileName| {
-            let text = fs::read(places.conf.join(file.as_os_str())).unwrap_or_default();
+            let text = fs::read(directories.conf.join(file.as_os_str())).unwrap_or_default();
             let file: Value = serde_json::from_slice(&text).unwrap_or_default();
             file.get("plugins").is_none() || loaded.conflist == Some(file)
         };
@@ -289,7 +289,7 @@ impl StateNode {
                 loaded.outcome == "OK" && is_loaded(&choice.file) && loaded.plugins == choice.network.plugins
             }
             // A file that is too large for Gybe, or a dangling link.
-            Err(NoChoice::Unknown(broken)) if places.conf.join(broken.file.as_os_str()).exists() => {
+            Err(NoChoice::Unknown(broken)) if directories.conf.join(broken.file.as_os_str()).exists() => {
                 loaded.outcome == "OK" && is_loaded(&broken.file)
             }
             Err(_) => loaded.outcome != "OK",
