@@ -30,7 +30,7 @@ pub(crate) fn judge(
     only: Option<BackendKind>,
     cgroups: &Cgroups,
 ) -> Result<Verdict, RedirectionError> {
-    let known = ProbeCache::default().recall();
+    let known = ProbeCache::default().load();
     let is_whole = |kind: &BackendKind| known.as_ref().is_some_and(|known| does(known, *kind, Profile::Dns));
     let whole: Vec<BackendKind> =
         BackendKind::ALL.into_iter().filter(|kind| only == Some(*kind) || is_whole(kind)).collect();

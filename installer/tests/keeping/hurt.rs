@@ -1,7 +1,7 @@
 //! Directories that cannot be written, full disks: told with what helps, and what is there goes on.
 
 use crate::node::{Node, PRIMARY};
-use gybe_installer::host::install::perform::Turn;
+use gybe_installer::host::apply::NodeLock;
 use gybe_test_support::wait_until;
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -81,7 +81,7 @@ fn f37_a_name_that_is_a_directory_is_told_and_tried_again_without_haste() {
 fn who_holds_the_lock_is_waited_for_and_it_is_told_how_to_find_them() {
     let node = Node::new("locked");
     node.puts(FILE, PRIMARY);
-    let other = Turn::take(&node.root.join("bin")).unwrap();
+    let other = NodeLock::take(&node.root.join("bin")).unwrap();
     let agent = node.started();
     agent.wait_for_line(|line| line["msg"] == "gybe node: listens" && line["for"] == "health");
     let told = agent.wait_for_message("another gybe is changing");

@@ -6,7 +6,7 @@ use super::values::Values;
 use crate::live::LiveRules;
 use crate::observed::{Statement, place};
 use crate::ruleset::Ruleset;
-use crate::trace::{Direction, Fate, Packet, Transport, trace};
+use crate::trace::{Direction, Packet, PacketOutcome, Transport, trace};
 use crate::walk::{Budget, Outcome, RuleAt, Walked};
 use std::time::Duration;
 
@@ -40,11 +40,11 @@ impl Wanted<'_> {
         match self {
             Self::Rules(rules) => {
                 let traced = trace(rules, packet);
-                match traced.fate {
-                    Fate::Untouched => (Outcome::Untouched, None),
-                    Fate::Redirected(port) => (Outcome::Redirected(port), None),
-                    Fate::Intercepted(port) => (Outcome::Intercepted(port), Some(traced.mark)),
-                    Fate::Dropped => (Outcome::Dropped, None),
+                match traced.outcome {
+                    PacketOutcome::Untouched => (Outcome::Untouched, None),
+                    PacketOutcome::Redirected(port) => (Outcome::Redirected(port), None),
+                    PacketOutcome::Intercepted(port) => (Outcome::Intercepted(port), Some(traced.mark)),
+                    PacketOutcome::Dropped => (Outcome::Dropped, None),
                 }
             }
             Self::OursAlone(live) => {
