@@ -1,25 +1,24 @@
-//! The CNI configuration: bridge, host-local and portmap as a cluster would have them, and behind
-//! them the plugins under test; not where it is written.
+//! The CNI configuration: bridge, host-local and portmap as on a cluster's node, then the plugins under test.
 
 use serde_json::{Value, json};
 
-use crate::{Generation, agent, calls, manifest};
+use crate::{Generation, agent, manifest, recorder};
 
 /// The network's name.
 pub const NETWORK: &str = "gybe-test";
-/// The member that counts the primary's writings.
-pub const NTH: &str = "nth";
+/// The member with the revision of the file: a count of the primary plugin's writes. Runtimes ignore it.
+pub const REVISION: &str = "revision";
 
-/// A conflist in the making.
+/// A conflist.
 #[derive(Debug, Clone)]
-pub struct Chain {
+pub struct Conflist {
     version: &'static str,
     plugins: Vec<Value>,
 }
 
-impl Chain {
-    /// Addresses of both families on a bridge, masquerading, and host ports.
-    pub fn of_reference_plugins(generation: Generation) -> Chain {
+impl Conflist {
+    /// A bridge with addresses of both families and masquerading, and host ports.
+    pub fn reference_plugins(generation: Generation) -> Conflist {
         let bridge = json!({
             "type": "bridge",
             "bridge": "cni0",
@@ -33,30 +32,30 @@ impl Chain {
             },
         });
         let portmap = json!({ "type": "portmap", "capabilities": { "portMappings": true } });
-        Chain { version: generation.cni_version(), plugins: vec![bridge, portmap] }
+        Conflist { version: generation.cni_version(), plugins: vec![bridge, portmap] }
     }
 
-    /// The same with one more plugin behind.
-    pub fn then(mut self, plugin: Value) -> Chain {
+    /// Appends a plugin.
+    pub fn with_plugin(mut self, plugin: Value) -> Conflist {
         self.plugins.push(plugin);
         self
     }
 
-    /// The conflist's text when the primary writes it for the `nth` time: runtimes pass over the number.
-    pub fn written(&self, nth: u64) -> String {
-        let Chain { version, plugins } = self;
-        let list = json!({ NTH: nth, "cniVersion": version, "name": NETWORK, "plugins": plugins });
+    /// The file's text as the primary plugin writes that revision.
+    pub fn text(&self, revision: u64) -> String {
+        let Conflist { version, plugins } = self;
+        let list = json!({ REVISION: revision, "cniVersion": version, "name": NETWORK, "plugins": plugins });
         format!("{list:#}\n")
     }
 }
 
-/// The entry of Gybe, as the installer would write it but for the source of facts.
+/// Gybe's entry, with a directory of manifests as its source of facts.
 pub fn gybe() -> Value {
     gybe_with_facts(&json!({ "directory": manifest::DIRECTORY }))
 }
 
-/// The same, asking the node agent instead.
-pub fn gybe_asking_the_agent() -> Value {
+/// Gybe's entry, with the node agent as its source of facts.
+pub fn gybe_with_agent() -> Value {
     gybe_with_facts(&json!({ "socket": agent::SOCKET }))
 }
 
@@ -71,11 +70,11 @@ fn gybe_with_facts(facts: &Value) -> Value {
     })
 }
 
-/// The entry of the recorder, asking for all a runtime would hand to Gybe.
+/// The recorder's entry. It requests the same runtime capabilities as Gybe's.
 pub fn recorder() -> Value {
     json!({
-        "type": calls::RECORDER,
-        "calls": calls::DIRECTORY,
+        "type": recorder::PLUGIN,
+        "calls": recorder::DIRECTORY,
         "capabilities": { "io.kubernetes.cri.pod-annotations": true },
     })
 }
