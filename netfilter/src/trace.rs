@@ -11,11 +11,11 @@ pub use packet::{Connection, ConnectionPhase, Direction, Owner, Packet, Transpor
 use crate::policy::{InterfaceName, Port};
 use crate::ruleset::{ChainName, Hook, RuleId, Ruleset, Stage};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use walk::{Outcome, walk};
+use walk::{ChainEnd, walk};
 
 /// What becomes of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fate {
+pub enum PacketOutcome {
     /// It goes where it would go without us.
     Untouched,
     /// It goes to this port of the pod; the listener sees the original target by `SO_ORIGINAL_DST`.
@@ -39,7 +39,7 @@ pub struct Step {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Trace {
     /// What became of it.
-    pub fate: Fate,
+    pub outcome: PacketOutcome,
     /// The rule that decided so; `None` when no rule ended the walk.
     pub decided_by: Option<RuleId>,
     /// Every rule that applied, in order.
@@ -52,26 +52,32 @@ pub struct Trace {
 
 /// Follows `packet` through `rules`.
 pub fn trace(rules: &Ruleset, packet: &Packet) -> Trace {
-    let mut journey = Journey {
+    let mut tracer = Tracer {
         rules,
         packet: packet.clone(),
-        trace: Trace { fate: Fate::Untouched, decided_by: None, steps: Vec::new(), zone: None, mark: 0 },
+        trace: Trace {
+            outcome: PacketOutcome::Untouched,
+            decided_by: None,
+            steps: Vec::new(),
+            zone: None,
+            mark: 0,
+        },
     };
     match &packet.direction {
-        Direction::Arrives { .. } => journey.arrives(&[Stage::Raw, Stage::Mangle, Stage::Nat]),
-        Direction::Leaves { .. } => journey.leaves(),
+        Direction::Arrives { .. } => tracer.arrives(&[Stage::Raw, Stage::Mangle, Stage::Nat]),
+        Direction::Leaves { .. } => tracer.leaves(),
     }
-    journey.trace.mark = journey.packet.mark;
-    journey.trace
+    tracer.trace.mark = tracer.packet.mark;
+    tracer.trace
 }
 
-struct Journey<'a> {
+struct Tracer<'a> {
     rules: &'a Ruleset,
     packet: Packet,
     trace: Trace,
 }
 
-impl Journey<'_> {
+impl Tracer<'_> {
     fn leaves(&mut self) {
         for stage in [Stage::Raw, Stage::Mangle, Stage::Nat] {
             if !self.stage(Hook::Output, stage) {
@@ -105,30 +111,30 @@ impl Journey<'_> {
         let Some(base) = base.filter(|_| asked) else { return true };
         let outcome = walk(self.rules, base, &mut self.packet, &mut self.trace);
         match outcome {
-            Outcome::Passes(rule) => {
-                if self.trace.fate == Fate::Untouched {
+            ChainEnd::Passes(rule) => {
+                if self.trace.outcome == PacketOutcome::Untouched {
                     self.trace.decided_by = rule.or(self.trace.decided_by);
                 }
                 true
             }
-            Outcome::Redirected(rule, port) => {
-                self.decide(Fate::Redirected(port), rule);
+            ChainEnd::Redirected(rule, port) => {
+                self.decide(PacketOutcome::Redirected(port), rule);
                 self.turn_to(port, hook);
                 true
             }
-            Outcome::Intercepted(rule, port) => {
-                self.decide(Fate::Intercepted(port), rule);
+            ChainEnd::Intercepted(rule, port) => {
+                self.decide(PacketOutcome::Intercepted(port), rule);
                 false
             }
-            Outcome::Dropped(rule) => {
-                self.decide(Fate::Dropped, rule);
+            ChainEnd::Dropped(rule) => {
+                self.decide(PacketOutcome::Dropped, rule);
                 false
             }
         }
     }
 
-    fn decide(&mut self, fate: Fate, rule: RuleId) {
-        self.trace.fate = fate;
+    fn decide(&mut self, outcome: PacketOutcome, rule: RuleId) {
+        self.trace.outcome = outcome;
         self.trace.decided_by = Some(rule);
     }
 

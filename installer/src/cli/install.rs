@@ -178,6 +178,6 @@ pub(super) fn image(from: Option<PathBuf>) -> Result<Image, CommandError> {
 
 /// Returns the kept findings of the last probe of this node.
 fn found() -> Option<Found> {
-    let capabilities = ProbeCache::default().recall()?;
+    let capabilities = ProbeCache::default().load()?;
     Some(Found { kernel: this_node().ok()?.kernel, capabilities })
 }

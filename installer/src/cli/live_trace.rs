@@ -1,7 +1,7 @@
 //! The path of a connection through the rules of a namespace, as text and as JSON.
 
 use gybe_netfilter::live::{LiveRules, LiveStep, LiveTrace, Outcome};
-use gybe_netfilter::trace::Fate;
+use gybe_netfilter::trace::PacketOutcome;
 use serde_json::{Value, json};
 use std::fmt::Write;
 
@@ -65,11 +65,11 @@ pub(super) fn notes(rules: &LiveRules) -> Vec<String> {
 }
 
 /// Reports whether the live rules have the desired outcome.
-pub(super) fn matches(live: &LiveTrace, desired: Fate) -> bool {
+pub(super) fn matches(live: &LiveTrace, desired: PacketOutcome) -> bool {
     match (live.outcome, desired) {
-        (Outcome::Untouched, Fate::Untouched) | (Outcome::Dropped, Fate::Dropped) => true,
-        (Outcome::Redirected(live), Fate::Redirected(desired))
-        | (Outcome::Intercepted(live), Fate::Intercepted(desired)) => live == desired,
+        (Outcome::Untouched, PacketOutcome::Untouched) | (Outcome::Dropped, PacketOutcome::Dropped) => true,
+        (Outcome::Redirected(live), PacketOutcome::Redirected(desired))
+        | (Outcome::Intercepted(live), PacketOutcome::Intercepted(desired)) => live == desired,
         _ => false,
     }
 }

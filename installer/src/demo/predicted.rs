@@ -25,7 +25,7 @@ pub enum SideEffect {
 /// Does `after` follow from what `trace` foretold of a connection to `to` that ends as `before`
 /// where there are no rules?
 pub fn follows(
-    foretold: trace::Fate,
+    foretold: trace::PacketOutcome,
     (to, before): (SocketAddr, &ConnectionOutcome),
     beside: SideEffect,
     after: &ConnectionOutcome,
@@ -39,12 +39,12 @@ pub fn follows(
     };
     astray
         || match foretold {
-            trace::Fate::Redirected(port) | trace::Fate::Intercepted(port) => {
+            trace::PacketOutcome::Redirected(port) | trace::PacketOutcome::Intercepted(port) => {
                 matches!(after, ConnectionOutcome::Answered(answer) if answer.by == format!("envoy:{port}")
                     && answer.original.is_none_or(|original| original == to))
             }
-            trace::Fate::Untouched => left_alone((to, before), beside, after),
-            trace::Fate::Dropped => *after == ConnectionOutcome::Timeout,
+            trace::PacketOutcome::Untouched => left_alone((to, before), beside, after),
+            trace::PacketOutcome::Dropped => *after == ConnectionOutcome::Timeout,
         }
 }
 
@@ -73,7 +73,7 @@ fn left_alone(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gybe_netfilter::trace::Fate::{Dropped, Intercepted, Redirected, Untouched};
+    use gybe_netfilter::trace::PacketOutcome::{Dropped, Intercepted, Redirected, Untouched};
 
     const APP: &str = "app:80 src=10.0.0.2";
     const PROXY: &str = "envoy:15001 orig=10.0.0.1:80 src=10.0.0.2";

@@ -114,7 +114,7 @@ impl Row {
             found => faults.push(format!("{} instead of {wanted}", short(found))),
         }
         if !self.foretold() {
-            faults.push(format!("the rules foretell {:?}", self.trace.fate));
+            faults.push(format!("the rules foretell {:?}", self.trace.outcome));
         }
         if let Some(rule) = self.trace.decided_by.filter(|_| !self.counted) {
             faults.push(format!("rule {rule} did not count it"));
@@ -129,7 +129,7 @@ impl Row {
             Some(source) if source == PASSTHROUGH_V6 => SideEffect::ItsSource,
             _ => SideEffect::Nothing,
         };
-        follows(self.trace.fate, (call.to, &self.before), beside, &self.after)
+        follows(self.trace.outcome, (call.to, &self.before), beside, &self.after)
     }
 
     fn decided_by(&self) -> &'static str {

@@ -4,7 +4,7 @@
 pub use gybe_netfilter::policy::Families;
 pub use gybe_plugin::families::Stack;
 
-use gybe_plugin::conf::Ipv6Choice;
+use gybe_plugin::conf::Ipv6Setting;
 use gybe_plugin::families;
 use std::net::IpAddr;
 
@@ -32,7 +32,7 @@ impl FamilyChoice {
             Self::Fixed(families) => Ok(families),
             // Left to the addresses, the rule fails for one reason only.
             Self::ByAddresses(stack) => {
-                families::choose(Ipv6Choice::Auto, stack, addresses).map_err(|_| NoAddress)
+                families::choose(Ipv6Setting::Auto, stack, addresses).map_err(|_| NoAddress)
             }
         }
     }

@@ -13,7 +13,7 @@ use gybe_netfilter::backend::BackendKind;
 use gybe_netfilter::choose::{BackendSetting, choose};
 use gybe_netfilter::hint::Hint;
 use gybe_netfilter::probe::Capabilities;
-use gybe_plugin::probe_cache::{Age, DIRECTORY, LearnError, Learnt, ProbeCache};
+use gybe_plugin::probe_cache::{DIRECTORY, MaxAge, ProbeCache, ProbeCacheError, ProbeReport};
 use nix::sys::signalfd::SignalFd;
 use rhythm::{Kept, Rhythm, is_flawless};
 use serde_json::json;
@@ -34,12 +34,12 @@ pub fn untried(known: &Capabilities) -> Option<BackendKind> {
 ///
 /// # Errors
 /// When nothing can be tried here.
-pub fn afresh() -> Result<Learnt, LearnError> {
-    ProbeCache::default().learn(Age::Fresh, untried)
+pub fn afresh() -> Result<ProbeReport, ProbeCacheError> {
+    ProbeCache::default().get_or_probe(MaxAge::Fresh, untried)
 }
 
 /// Keeps findings up to date until `stop` is readable. `learnt` is what has just been found out.
-pub(crate) fn watch(learnt: &Learnt, stop: &SignalFd, journal: &Journal) {
+pub(crate) fn watch(learnt: &ProbeReport, stop: &SignalFd, journal: &Journal) {
     let mut watch = DirectoryWatch::new([DIRECTORY.into()]);
     let mut rhythm = Rhythm::start(&learnt.capabilities, Instant::now());
     tell(journal, learnt);
@@ -86,16 +86,16 @@ fn keep_runtimes(known: &mut Vec<RuntimeProcess>, journal: &Journal) {
 
 /// What is in the file, as others see it.
 fn kept(cache: &ProbeCache) -> Kept {
-    match cache.recall() {
+    match cache.load() {
         Some(known) if untried(&known).is_none() && is_flawless(&known) => Kept::Complete,
         Some(_) => Kept::Doubtful,
-        None if cache.is_kept() => Kept::Doubtful,
+        None if cache.exists() => Kept::Doubtful,
         None => Kept::Gone,
     }
 }
 
 fn again(journal: &Journal) -> Option<Capabilities> {
-    match ProbeCache::default().learn(Age::Recent, untried) {
+    match ProbeCache::default().get_or_probe(MaxAge::Recent, untried) {
         Ok(learnt) => {
             tell(journal, &learnt);
             Some(learnt.capabilities)
@@ -112,7 +112,7 @@ fn again(journal: &Journal) -> Option<Capabilities> {
     }
 }
 
-fn tell(journal: &Journal, learnt: &Learnt) {
+fn tell(journal: &Journal, learnt: &ProbeReport) {
     match choose(&learnt.capabilities, BackendSetting::Auto) {
         Ok(choice) => {
             let more =
@@ -124,7 +124,7 @@ fn tell(journal: &Journal, learnt: &Learnt) {
             journal.tell("error", "gybe probe: no backend works", more);
         }
     }
-    if let Some(why) = &learnt.not_kept {
+    if let Some(why) = &learnt.store_error {
         journal.tell(
             "warn",
             "gybe probe: this cannot be kept in /run/gybe",
@@ -137,8 +137,8 @@ fn tell(journal: &Journal, learnt: &Learnt) {
 mod tests {
     use super::*;
     use gybe_netfilter::probe::{Finding, Profile, Refusal};
+    use gybe_plugin::probe_cache::findings;
     use gybe_plugin::probe_cache::this_node;
-    use gybe_plugin::probed;
     use std::fs;
 
     /// What the plugin goes by for the boot is asked again here, and nowhere on the path of a pod.
@@ -160,7 +160,7 @@ mod tests {
             let backends = BackendKind::ALL.into_iter().zip(findings);
             let backends = backends.filter_map(|(kind, finding)| Some((kind, all(finding?)))).collect();
             let capabilities = Capabilities { backends, ..Capabilities::default() };
-            let json = probed::to_json(&this_node().unwrap(), &capabilities);
+            let json = findings::to_json(&this_node().unwrap(), &capabilities);
             fs::write(place.join("probe.json"), json.to_string()).unwrap();
             assert_eq!(kept(&cache), found);
         }

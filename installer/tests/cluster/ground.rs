@@ -3,7 +3,7 @@
 use gybe_api_server::{ApiServer, Request, ServiceAccount, Validity};
 use gybe_installer::agent::Pods;
 use gybe_installer::agent::cluster::{self, Cluster, WatchState, WatchedPods};
-use gybe_plugin::facts::wire::{self, Answer};
+use gybe_plugin::facts::wire::{self, FactsResponse};
 use gybe_test_support::{TestDir, wait_until};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
@@ -92,14 +92,14 @@ pub(crate) fn meshed(name: &str, uid: &str) -> Value {
 }
 
 /// Asks as the plugin does; tells the uid that was answered, or the answer that was none.
-pub(crate) fn asked(pods: &WatchedPods, name: &str, uid: &str) -> Result<String, Answer> {
+pub(crate) fn asked(pods: &WatchedPods, name: &str, uid: &str) -> Result<String, FactsResponse> {
     let question = json!({ "version": 1, "namespace": "shop", "name": name, "uid": uid }).to_string();
-    let pod = wire::asked(question.as_bytes()).unwrap().pod;
+    let pod = wire::decode_request(question.as_bytes()).unwrap().pod;
     let before = Instant::now();
     let answer = pods.answer(&pod, before + CALL);
     assert!(before.elapsed() < CALL + Duration::from_secs(5), "{:?}: {answer:?}", before.elapsed());
     match answer {
-        Answer::Pod(facts) => Ok(facts.uid),
+        FactsResponse::Pod(facts) => Ok(facts.uid),
         other => Err(other),
     }
 }

@@ -1,8 +1,8 @@
 //! A node of directories, gone when the test ends.
 
 use gybe_installer::host::conflist::PluginChain;
+use gybe_plugin::probe_cache::findings::{self, VERSION};
 use gybe_plugin::probe_cache::this_node;
-use gybe_plugin::probed::{self, VERSION};
 use gybe_test_support::{Agent, TestDir, facts};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -99,7 +99,7 @@ impl Node {
             "version": VERSION, "boot_id": node.boot, "kernel": node.kernel,
             "backends": { "nft": of, "iptables-nft": of, "iptables-legacy": of }, "untried": [],
         });
-        assert!(probed::from_json(&text, &node).is_some(), "{text}");
+        assert!(findings::from_json(&text, &node).is_some(), "{text}");
         fs::write(self.root.join("probe/probe.json"), text.to_string()).unwrap();
     }
 

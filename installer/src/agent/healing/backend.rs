@@ -8,7 +8,7 @@ use crate::host::observe::{HashCache, NodeDirectories, ObserveScope, observe};
 use crate::host::settings::Settings;
 use crate::probe::node_backend::{Found, NodeBackend, node_backend};
 use gybe_netfilter::choose::BackendSetting;
-use gybe_plugin::conf::{PluginConf, Probed};
+use gybe_plugin::conf::{PluginConf, ProbeHint};
 use gybe_plugin::probe_cache::{ProbeCache, this_node};
 use serde_json::json;
 use std::time::Duration;
@@ -32,7 +32,7 @@ pub(super) struct Backend {
 struct Before {
     cluster: BackendSetting,
     word: Option<BackendSetting>,
-    probed: Option<Probed>,
+    probed: Option<ProbeHint>,
 }
 
 impl Backend {
@@ -47,7 +47,7 @@ impl Backend {
         label: Option<&Label>,
         told: &mut Told<'_>,
     ) -> NodeBackend {
-        let recalled = self.cache.recall();
+        let recalled = self.cache.load();
         // Findings are forgotten for a moment now and then, and the last ones hold meanwhile.
         if let (Some(capabilities), Ok(node)) = (recalled, this_node()) {
             self.found = Some(Found { kernel: node.kernel, capabilities });
@@ -65,7 +65,7 @@ impl Backend {
 
     /// What the entry said of the probe, while nobody has found out anything: true for a kernel it
     /// names, and so harmless, where to drop it would be a write at every boot.
-    pub(super) fn probed(&self) -> Option<&Probed> {
+    pub(super) fn probed(&self) -> Option<&ProbeHint> {
         self.before.as_ref().filter(|_| self.found.is_none())?.probed.as_ref()
     }
 

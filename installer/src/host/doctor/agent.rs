@@ -76,9 +76,9 @@ fn facts(observation: &Observation, ours: &OurEntries<'_>, agent: &AgentContact)
     };
     let away = match fault {
         FactsError::Agent(agent) => match agent.fault {
-            AgentFault::Away(Errno::ENOENT) => "is not there",
-            AgentFault::Away(Errno::ECONNREFUSED) => "is gone",
-            AgentFault::Away(Errno::EACCES | Errno::EPERM) => "refuses the connection",
+            AgentFault::Unreachable(Errno::ENOENT) => "is not there",
+            AgentFault::Unreachable(Errno::ECONNREFUSED) => "is gone",
+            AgentFault::Unreachable(Errno::EACCES | Errno::EPERM) => "refuses the connection",
             _ => "does not answer correctly",
         },
         _ => "does not answer correctly",

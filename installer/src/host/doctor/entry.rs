@@ -4,7 +4,7 @@ use super::observe::Observation;
 use super::{About, Finding};
 use crate::host::entries::{OurEntries, members};
 use gybe_plugin::conf::{PluginConf, unknown_keys};
-use gybe_plugin::network::ANNOTATIONS;
+use gybe_plugin::network_conf::POD_ANNOTATIONS;
 use serde_json::{Map, Value};
 
 pub(super) fn examine(observation: &Observation, ours: &OurEntries<'_>) -> Vec<Finding> {
@@ -42,10 +42,10 @@ fn of_entry(file: &str, members: &Map<String, Value>) -> Vec<Finding> {
         found.push(Finding::note(About::Entry, text, None));
     }
     let declared =
-        members.get("capabilities").and_then(|all| all.get(ANNOTATIONS)) == Some(&Value::Bool(true));
+        members.get("capabilities").and_then(|all| all.get(POD_ANNOTATIONS)) == Some(&Value::Bool(true));
     if !declared {
         let text = format!(
-            "in {file}: the entry does not request the capability {ANNOTATIONS}, so pods outside the mesh wait for the agent too"
+            "in {file}: the entry does not request the capability {POD_ANNOTATIONS}, so pods outside the mesh wait for the agent too"
         );
         found.push(Finding::wrong(About::Entry, text, "run gybe install, or add it to \"capabilities\""));
     }

@@ -15,7 +15,7 @@ use crate::host::image::PLUGIN;
 use crate::host::image::every_name;
 use crate::host::observe::{DirectoryState, Hash, HashCache, NodeDirectories, ObserveScope, ObservedState};
 use crate::host::platform::Platform;
-use crate::host::pods_on_node::{self, HostPaths, Judged};
+use crate::host::pods_on_node::{self, HostPaths, SandboxVerdict};
 use crate::host::runtimes::Runtimes;
 use crate::host::runtimes::processes::{DropInCheck, RuntimeProcess, running};
 use crate::host::runtimes::report::RuntimeReport;
@@ -95,7 +95,7 @@ impl Observation {
 #[derive(Debug)]
 pub struct PodVerdicts {
     /// Each sandbox with its verdict.
-    pub judged: Vec<Judged>,
+    pub judged: Vec<SandboxVerdict>,
     /// What could not be read, so that sandboxes may be missing.
     pub unreadable: Vec<String>,
 }
@@ -185,7 +185,7 @@ fn unreadable(conf: &PluginConf) -> Option<(PathBuf, Errno)> {
 }
 
 fn found(run: &Path) -> Option<Found> {
-    let capabilities = ProbeCache::at(run).recall()?;
+    let capabilities = ProbeCache::at(run).load()?;
     Some(Found { kernel: this_node().ok()?.kernel, capabilities })
 }
 
@@ -197,7 +197,7 @@ fn no_programs(conf: &PluginConf, found: Option<&Found>, root: &Path) -> Option<
 fn pods_of(conf: PluginConf, options: &DoctorOptions) -> PodVerdicts {
     let paths = HostPaths { results: options.directories.results.clone(), root: options.root.clone() };
     let found = pods_on_node::find(&paths);
-    let judged = pods_on_node::judge_all(found.sandboxes, &pods_on_node::Sources::of(conf));
+    let judged = pods_on_node::judge_all(found.sandboxes, &pods_on_node::PolicySources::of(conf));
     PodVerdicts { judged, unreadable: found.unreadable }
 }
 

@@ -5,7 +5,7 @@ use super::{Network, Sandbox};
 use crate::host::observe::result_cache::{ResultCache, each_result};
 use crate::pod::cgroups::Cgroups;
 use gybe_plugin::args::{Namespace, PodName, PodRef};
-use gybe_plugin::network::ANNOTATIONS;
+use gybe_plugin::network_conf::POD_ANNOTATIONS;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
@@ -23,16 +23,16 @@ struct CachedInfo {
 }
 
 /// What the cache holds: its sandboxes, several times where a sandbox has several networks.
-pub(super) struct Listed {
+pub(super) struct CachedSandboxes {
     pub(super) sandboxes: Vec<Sandbox>,
     pub(super) is_whole: bool,
 }
 
 /// Reads the cache; a directory that is not there holds no sandbox.
-pub(super) fn read(results: &Path) -> Listed {
+pub(super) fn read(results: &Path) -> CachedSandboxes {
     let mut sandboxes = Vec::new();
     let read = each_result(results, &mut |bytes| sandboxes.extend(sandbox(bytes)));
-    Listed { sandboxes, is_whole: read != ResultCache::InPart }
+    CachedSandboxes { sandboxes, is_whole: read != ResultCache::InPart }
 }
 
 /// The sandbox that a file is about; none for a file of another form, or one that a crash cut off.
@@ -53,7 +53,7 @@ fn sandbox(bytes: &[u8]) -> Option<Sandbox> {
         uid: None,
         container: Some(info.container_id.clone()).filter(|id| !id.is_empty()),
         network: Network::Own(netns),
-        annotations: match info.capability_args.get(ANNOTATIONS) {
+        annotations: match info.capability_args.get(POD_ANNOTATIONS) {
             Some(Value::Object(handed)) => Some(handed.clone()),
             Some(Value::Null) => Some(Map::new()),
             _ => None,
@@ -112,7 +112,7 @@ mod tests {
     #[test]
     fn annotations_that_were_handed_over_are_kept_and_none_is_not_the_same_as_unsaid() {
         let handed = |annotations: Value| {
-            let more = json!({ "netns": "/run/netns/a", "capabilityArgs": { ANNOTATIONS: annotations } });
+            let more = json!({ "netns": "/run/netns/a", "capabilityArgs": { POD_ANNOTATIONS: annotations } });
             read(&cached(&more)).unwrap().annotations
         };
         assert_eq!(handed(json!({ "a": "b" })).unwrap().len(), 1);

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::slice;
 
-use gybe_plugin::probe_cache::{RUNTIME, kept, place};
+use gybe_plugin::probe_cache::{RUNTIME, read_own_file, replace_file};
 use nix::sys::stat::stat;
 use serde::{Deserialize, Serialize};
 
@@ -63,7 +63,7 @@ impl RuntimeReport {
     /// Reads the report kept in `directory`, if root wrote one.
     #[must_use]
     pub fn kept_in(directory: &Path) -> Option<Self> {
-        serde_json::from_slice(&kept(&directory.join(RUNTIME))?.0).ok()
+        serde_json::from_slice(&read_own_file(&directory.join(RUNTIME))?.0).ok()
     }
 
     /// Writes the report to `directory` if it changed. While no runtime runs the last report stays valid: a
@@ -75,7 +75,7 @@ impl RuntimeReport {
         if Self::kept_in(directory).is_some_and(|kept| kept == *self || self.runtimes.is_empty()) {
             return Ok(());
         }
-        place(directory, RUNTIME, &serde_json::to_string(self)?)
+        replace_file(directory, RUNTIME, &serde_json::to_string(self)?)
     }
 
     /// What the report means for our directories.

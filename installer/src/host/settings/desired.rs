@@ -9,8 +9,8 @@ use crate::host::image::PLUGIN;
 use crate::host::image::{Image, OTHER_NAMES, TOOL};
 use crate::host::observe::{FileName, Hash};
 use crate::probe::node_backend::NodeBackend;
-use gybe_plugin::conf::Probed;
-use gybe_plugin::network::ANNOTATIONS;
+use gybe_plugin::conf::ProbeHint;
+use gybe_plugin::network_conf::POD_ANNOTATIONS;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 
@@ -22,7 +22,7 @@ pub struct NodeContext<'a> {
     /// The backend from this node's label or probe report; none for the configured backend.
     pub backend: Option<&'a NodeBackend>,
     /// The probe report to write until there is a newer one.
-    pub probed: Option<&'a Probed>,
+    pub probed: Option<&'a ProbeHint>,
     /// Whether an istio-cni entry may be replaced now.
     pub take_over: TakeOver,
     pub stand_in: StandIn,
@@ -141,12 +141,12 @@ impl Settings {
         if let Some(backend) = node.backend {
             backend.write_into(&mut conf);
         }
-        if let Some(probed) = node.probed.filter(|_| conf.probed == Probed::default()) {
+        if let Some(probed) = node.probed.filter(|_| conf.probed == ProbeHint::default()) {
             conf.probed = probed.clone();
         }
         let mut members = self.options.further.clone();
         members.extend(conf.to_members());
-        let capabilities = json!({ ANNOTATIONS: true });
+        let capabilities = json!({ POD_ANNOTATIONS: true });
         members.insert("capabilities".to_owned(), capabilities);
         let rest = Value::Object(members).to_string();
         // The type comes first, where a reader expects it.

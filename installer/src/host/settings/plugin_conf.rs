@@ -69,10 +69,9 @@ fn typed(
     PluginConf::read(members).unwrap_or_else(|refused| {
         for wrong in refused.0 {
             match setting.iter().find(|(ours, _)| *ours == wrong.key) {
-                Some((_, setting)) => reader.refuse(*setting, format!("must be {}", wrong.wanted)),
-                None => {
-                    reader.refuse(RawSetting { name: "CNI_AGENT_RUN_DIR", text: &wrong.value }, wrong.wanted)
-                }
+                Some((_, setting)) => reader.refuse(*setting, format!("must be {}", wrong.expected)),
+                None => reader
+                    .refuse(RawSetting { name: "CNI_AGENT_RUN_DIR", text: &wrong.value }, wrong.expected),
             }
         }
         PluginConf::default()

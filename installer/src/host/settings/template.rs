@@ -8,7 +8,7 @@ use super::reader::{RawSetting, SettingsReader};
 use crate::error::chain;
 use crate::host::image::PLUGIN;
 use crate::host::settings::placeholders::{TemplateValues, members};
-use gybe_plugin::conf::{PluginConf, Probed, is_plugin_key, unknown_keys};
+use gybe_plugin::conf::{PluginConf, ProbeHint, is_plugin_key, unknown_keys};
 use serde_json::{Map, Value};
 use std::path::PathBuf;
 
@@ -111,7 +111,7 @@ impl Template {
                 }
             });
         }
-        conf.probed = Probed::default();
+        conf.probed = ProbeHint::default();
         conf.pod_namespace.clone_from(&ground.namespace);
         conf.facts.socket = Some(ground.facts_socket());
         conf.facts.kubeconfig = kubeconfig;

@@ -10,7 +10,7 @@ const FOREVER: Duration = Duration::from_secs(600);
 
 fn asked(name: &str, uid: &str) -> PodRef {
     let question = format!(r#"{{"version": 1, "namespace": "shop", "name": "{name}", "uid": "{uid}"}}"#);
-    wire::asked(question.as_bytes()).unwrap().pod
+    wire::decode_request(question.as_bytes()).unwrap().pod
 }
 
 fn facts(name: &str, uid: &str) -> PodFacts {
@@ -18,8 +18,8 @@ fn facts(name: &str, uid: &str) -> PodFacts {
     PodFacts { namespace, name, uid, ..PodFacts::default() }
 }
 
-fn pod(name: &str, uid: &str) -> Answer {
-    Answer::Pod(Box::new(facts(name, uid)))
+fn pod(name: &str, uid: &str) -> FactsResponse {
+    FactsResponse::Pod(Box::new(facts(name, uid)))
 }
 
 fn patience(lag: Duration, until: Instant) -> Patience {
@@ -31,10 +31,8 @@ fn far() -> Instant {
 }
 
 fn uid(known: &Known, name: &str, uid: &str) -> Option<String> {
-    match known
-        .set_runtimes(&asked(name, uid), patience(LAG, Instant::now()), || unreachable!("it is too late"))
-    {
-        Answer::Pod(facts) => Some(facts.uid),
+    match known.learn(&asked(name, uid), patience(LAG, Instant::now()), || unreachable!("it is too late")) {
+        FactsResponse::Pod(facts) => Some(facts.uid),
         other => {
             assert_eq!(other, late());
             None
@@ -81,7 +79,7 @@ fn who_waits_is_woken_by_its_pod_and_by_no_other() {
     thread::scope(|scope| {
         let never = || unreachable!("the watch has told");
         let waiting =
-            scope.spawn(move || known.set_runtimes(&asked("cart-0", "u2"), patience(FOREVER, far()), never));
+            scope.spawn(move || known.learn(&asked("cart-0", "u2"), patience(FOREVER, far()), never));
         for (name, uid) in [("cart-1", "u2"), ("cart-0", "u1"), ("cart-0", "u2")] {
             assert!(!waiting.is_finished());
             known.hold(facts(name, uid));
@@ -98,7 +96,7 @@ fn a_pod_is_asked_for_once_however_many_wait_for_it() {
         let ask = || {
             asks.fetch_add(1, Ordering::SeqCst);
         };
-        let wait = move || known.set_runtimes(&asked("cart-0", "u1"), patience(LAG, far()), ask);
+        let wait = move || known.learn(&asked("cart-0", "u1"), patience(LAG, far()), ask);
         let waiting: Vec<_> = (0..20).map(|_| scope.spawn(wait)).collect();
         while known
             .lock()
@@ -109,7 +107,7 @@ fn a_pod_is_asked_for_once_however_many_wait_for_it() {
         {
             thread::yield_now();
         }
-        known.answer(&asked("cart-0", "another"), Answer::Unknown);
+        known.answer(&asked("cart-0", "another"), FactsResponse::Unknown);
         known.answer(&asked("cart-0", "u1"), pod("cart-0", "u1"));
         for one in waiting {
             assert_eq!(one.join().unwrap(), pod("cart-0", "u1"));
@@ -125,9 +123,8 @@ fn a_pod_is_asked_for_once_however_many_wait_for_it() {
 fn the_watch_may_still_be_faster_than_the_answer() {
     let known = &Known::default();
     thread::scope(|scope| {
-        let waiting = scope.spawn(move || {
-            known.set_runtimes(&asked("cart-0", "u1"), patience(Duration::ZERO, far()), || {})
-        });
+        let waiting =
+            scope.spawn(move || known.learn(&asked("cart-0", "u1"), patience(Duration::ZERO, far()), || {}));
         while known.lock().awaited.values().next().is_none_or(|awaited| !awaited.asked) {
             thread::yield_now();
         }

@@ -31,7 +31,7 @@ impl AgentContact {
         match &self.fault {
             None => true,
             Some(FactsError::Agent(error)) => {
-                matches!(error.fault, AgentFault::Fault(_) | AgentFault::Words(_) | AgentFault::TooLong)
+                matches!(error.fault, AgentFault::Reported(_) | AgentFault::Invalid(_) | AgentFault::TooLong)
             }
             Some(_) => false,
         }
@@ -54,7 +54,7 @@ pub struct LogSocketContact {
 pub(crate) fn ask(socket: &Path) -> AgentContact {
     let conf =
         FactsConf { socket: Some(socket.to_owned()), directory: None, kubeconfig: None, deadline: PATIENCE };
-    let fault = absent_pod().and_then(|pod| match facts::ask(&conf, &pod) {
+    let fault = absent_pod().and_then(|pod| match facts::look_up(&conf, &pod) {
         Ok(_) | Err(FactsError::Unknown(_)) => None,
         Err(fault) => Some(fault),
     });
