@@ -2,8 +2,8 @@
 //! of that the node `GYBE_NODE`, or any. `make test-cluster`.
 #![cfg(test)]
 
-use gybe_installer::agent::Pods;
-use gybe_installer::agent::cluster::{Cluster, Fate, WatchedPods, daemonset_fate, node_labels, pod_facts};
+use gybe_installer::agent::PodLookup;
+use gybe_installer::agent::cluster::{Cluster, DaemonSetState, WatchedPods, daemonset_state, node_labels, pod_facts};
 use gybe_plugin::facts::wire::{self, Answer};
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -79,7 +79,7 @@ fn what_is_not_there_is_not_told() {
     let nobody = json!({ "metadata": { "namespace": "default", "name": "gybe-test-nobody", "uid": "u" } });
     let asked = wire::asked(question(&nobody).as_bytes()).unwrap().pod;
     assert_eq!(watched.answer(&asked, soon()), Answer::Unknown);
-    assert_eq!(daemonset_fate(&cluster(), "default", "gybe-test-nobody", soon()), Fate::Gone);
+    assert_eq!(daemonset_state(&cluster(), "default", "gybe-test-nobody", soon()), DaemonSetState::Absent);
 }
 
 #[test]

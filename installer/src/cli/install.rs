@@ -8,7 +8,7 @@ use crate::host::doctor::sight::runtimes_of;
 use crate::host::image::{Image, OTHER_NAMES};
 use crate::host::install::wanted::Wanted;
 use crate::host::settings::{Given, Mode, Settings};
-use crate::probe::node_backend::Found;
+use crate::probe::node_backend::NodeProbe;
 use clap::Args;
 use gybe_plugin::conf::FactsConf;
 use gybe_plugin::probe_cache::{ProbeCache, this_node};
@@ -169,7 +169,7 @@ pub(super) fn image(from: Option<PathBuf>) -> Result<Image, Failure> {
 }
 
 /// What a probe has found out about this node, if one has.
-fn found() -> Option<Found> {
+fn found() -> Option<NodeProbe> {
     let capabilities = ProbeCache::default().recall()?;
-    Some(Found { kernel: this_node().ok()?.kernel, capabilities })
+    Some(NodeProbe { kernel: this_node().ok()?.kernel, capabilities })
 }

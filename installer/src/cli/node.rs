@@ -2,9 +2,12 @@
 
 use super::answer::{Answer, Failure};
 use super::init::Surroundings;
-use crate::agent::cluster::{Cluster, SERVICE_ACCOUNT, ServiceAccount, WatchedPods};
-use crate::agent::{self, Agent, Following, Home, Keeping, NodeError, Pods, PodsFrom, REST};
+use crate::agent::cluster::{Cluster, ServiceAccount, WatchedPods};
+use crate::agent::{
+    self, Agent, ClusterNode, LiveSettings, ManifestPods, NodeError, PodLookup, ReconcileConfig,
+};
 use crate::host::image::Image;
+use crate::host::settings::{GRACE_PERIOD, SERVICE_ACCOUNT};
 use clap::Args;
 use gybe_netfilter::hint::Hint;
 use gybe_plugin::conf::SOCKET;
@@ -49,30 +52,30 @@ impl NodeArgs {
     pub(super) fn run(&self, surroundings: &Surroundings) -> Result<Answer, Failure> {
         let home = self.home(surroundings)?;
         let as_a_pod = self.pods_from.is_none() && self.kubeconfig.is_none();
-        let keeping =
-            self.install.unwrap_or(as_a_pod).then(|| keeping(surroundings, as_a_pod)).transpose()?;
-        let facts = self.facts(keeping.as_ref())?;
+        let reconcile =
+            self.install.unwrap_or(as_a_pod).then(|| reconcile(surroundings, as_a_pod)).transpose()?;
+        let facts = self.facts(reconcile.as_ref())?;
         let pods = self.pods(home.as_ref())?;
-        match agent::serve(Agent { pods: pods.as_ref(), facts: &facts, keeping, home }) {
+        match agent::serve(Agent { pods: pods.as_ref(), facts: &facts, reconcile, home }) {
             Ok(()) => Ok(Answer::yes("", json!({ "stopped": true }))),
             Err(why) => Err(Failure::hinted("the node agent cannot run", why)),
         }
     }
 
     /// What the agent writes into the entry, and where it serves, must be one.
-    fn facts(&self, keeping: Option<&Keeping>) -> Result<PathBuf, Failure> {
-        match (keeping, &self.socket) {
+    fn facts(&self, reconcile: Option<&ReconcileConfig>) -> Result<PathBuf, Failure> {
+        match (reconcile, &self.socket) {
             (None, socket) => Ok(socket.clone().unwrap_or_else(|| SOCKET.into())),
-            (Some(keeping), None) => Ok(keeping.settings.ground().facts_socket()),
+            (Some(config), None) => Ok(config.settings.ground().facts_socket()),
             (Some(_), Some(_)) => Err(Failure::new("--socket is for an agent that only tells about pods")
                 .with_hint("set CNI_AGENT_RUN_DIR: the entry names the socket there")),
         }
     }
 
-    fn pods(&self, home: Option<&Home>) -> Result<Box<dyn Pods>, Failure> {
+    fn pods(&self, home: Option<&ClusterNode>) -> Result<Box<dyn PodLookup>, Failure> {
         match (&self.pods_from, home) {
-            (Some(directory), _) => Ok(Box::new(PodsFrom::new(directory))),
-            (None, Some(Home { cluster, node })) => match WatchedPods::start(cluster, node) {
+            (Some(directory), _) => Ok(Box::new(ManifestPods::new(directory))),
+            (None, Some(ClusterNode { cluster, node })) => match WatchedPods::start(cluster, node) {
                 Ok(watched) => Ok(Box::new(watched)),
                 Err(why) => Err(Failure::because("the node agent cannot ask its cluster", why)),
             },
@@ -81,11 +84,11 @@ impl NodeArgs {
     }
 
     /// None where manifests take a cluster's place.
-    fn home(&self, surroundings: &Surroundings) -> Result<Option<Home>, Failure> {
+    fn home(&self, surroundings: &Surroundings) -> Result<Option<ClusterNode>, Failure> {
         if self.pods_from.is_some() {
             return Ok(None);
         }
-        Ok(Some(Home { cluster: self.cluster(surroundings)?, node: self.node(surroundings)? }))
+        Ok(Some(ClusterNode { cluster: self.cluster(surroundings)?, node: self.node(surroundings)? }))
     }
 
     fn cluster(&self, surroundings: &Surroundings) -> Result<Cluster, Failure> {
@@ -128,15 +131,15 @@ impl Hint for NodeError {
 
 /// What it takes to keep the node. Whatever is wrong with the environment is told at once, and nothing is
 /// done to the node by half of it.
-fn keeping(surroundings: &Surroundings, as_a_pod: bool) -> Result<Keeping, Failure> {
+fn reconcile(surroundings: &Surroundings, as_a_pod: bool) -> Result<ReconcileConfig, Failure> {
     let cannot = "the node agent cannot start";
     let environment = surroundings.environment.clone().into_iter().collect();
-    let settings = Following::start(environment).map_err(|why| Failure::because(cannot, why))?;
+    let settings = LiveSettings::start(environment).map_err(|why| Failure::because(cannot, why))?;
     let hint = "let GYBE_PROGRAMS_DIR be the directory of the image that has gybe and gybe-cni";
     let image =
         Image::look(&settings.ground().image).map_err(|why| Failure::because(cannot, why).with_hint(hint))?;
     let probe = ProbeCache::at(&settings.ground().probe);
     // Elsewhere no probe runs beside it.
     let report_wait = if as_a_pod { REPORT_WAIT } else { Duration::ZERO };
-    Ok(Keeping { settings, image, probe, report_wait, rest: REST })
+    Ok(ReconcileConfig { settings, image, probe, report_wait, grace_period: GRACE_PERIOD })
 }

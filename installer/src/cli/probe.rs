@@ -2,10 +2,10 @@
 
 use super::answer::{Answer, Exit, Failure};
 use super::backend::BackendArg;
+use crate::agent::probe_loop::{self, untried};
 use crate::agent::stop_signal;
-use crate::log::Journal;
-use crate::probe::host::{self, HostError, HostMounts};
-use crate::probe::node_probe::{self, untried};
+use crate::log::Log;
+use crate::probe::host_mounts::{HOST_MOUNTS, HostMounts, HostMountsError};
 use clap::Args;
 use gybe_netfilter::backend::BackendKind;
 use gybe_netfilter::choose::{BackendSetting, Choice, NoBackend, choose};
@@ -38,7 +38,7 @@ pub(super) struct ProbeArgs {
     #[arg(long)]
     host: bool,
     /// Where the host's mount namespace is found
-    #[arg(long, value_name = "PATH", default_value = host::OF_PROCESS_1, requires = "host")]
+    #[arg(long, value_name = "PATH", default_value = HOST_MOUNTS, requires = "host")]
     mount_namespace: PathBuf,
     /// Fail when what was found out cannot be kept
     #[arg(long)]
@@ -62,9 +62,9 @@ impl ProbeArgs {
     /// The first trial has to succeed: what it lacks would be lacking for ever.
     fn stay(&self) -> Result<Answer, Failure> {
         let stop = stop_signal().map_err(|why| Failure::because("cannot wait for signals", why))?;
-        let learnt = self.there(node_probe::afresh)?;
+        let learnt = self.there(probe_loop::probe_all)?;
         let learnt = self.kept(learnt.map_err(cannot_probe)?)?;
-        self.there(|| node_probe::watch(&learnt, &stop, &Journal::default()))?;
+        self.there(|| probe_loop::watch(&learnt, &stop, &Log::default()))?;
         Ok(Answer::yes("", json!({ "stopped": true })))
     }
 
@@ -83,8 +83,8 @@ impl ProbeArgs {
     }
 }
 
-fn on_host<T: Send>(namespace: &Path, work: impl FnOnce() -> T + Send) -> Result<T, HostError> {
-    host::lacking()?;
+fn on_host<T: Send>(namespace: &Path, work: impl FnOnce() -> T + Send) -> Result<T, HostMountsError> {
+    crate::probe::check()?;
     HostMounts::open(namespace)?.run(work)
 }
 

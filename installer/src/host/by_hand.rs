@@ -10,8 +10,6 @@ pub use elsewhere::Elsewhere;
 pub use out::{Out, Stays, StaysWhile, leave};
 pub use run_directory::forget_run_directory;
 
-use crate::agent::incumbent::listens;
-use crate::agent::stand_in::{ours, stand_in};
 use crate::host::image::Image;
 use crate::host::install::entry::EntryError;
 use crate::host::install::perform::{Busy, Failed};
@@ -20,8 +18,9 @@ use crate::host::install::runtimes::Runtimes;
 use crate::host::install::seen::{Hashes, Interest, Places, Snapshot, look};
 use crate::host::install::wanted::{TakeOver, Wanted};
 use crate::host::install::{Memory, Pass, pass};
+use crate::host::istio_cni::{accepts_log, our_stand_in, stand_in};
 use crate::host::settings::{Burial, OnNode, Settings, TakeOverWish};
-use crate::probe::node_backend::{Found, node_backend};
+use crate::probe::node_backend::{NodeProbe, node_backend};
 
 /// How often a pass is repeated because another program wrote at the same time.
 const ATTEMPTS: usize = 3;
@@ -30,17 +29,19 @@ const ATTEMPTS: usize = 3;
 ///
 /// # Errors
 /// Never with an entry made here; the type cannot express that.
-pub fn wanted(settings: &Settings, image: &Image, found: Option<&Found>) -> Result<Wanted, EntryError> {
+pub fn wanted(settings: &Settings, image: &Image, found: Option<&NodeProbe>) -> Result<Wanted, EntryError> {
     let backend = node_backend(settings.choices.conf.backend, None, found);
     let take_over = match settings.choices.take_over {
         // A socket that accepts connections belongs to istio-cni's agent, which may write the entry again; pods
         // are not queried here.
-        TakeOverWish::Wait if listens(&settings.ground.istio_run) => TakeOver::Waits,
+        TakeOverWish::Wait if accepts_log(&settings.ground.istio_run) => TakeOver::Waits,
         TakeOverWish::Now | TakeOverWish::Wait => TakeOver::Now,
     };
     let places = &settings.ground.places;
-    let stand_in =
-        stand_in(&look(places, &Interest::in_programs([]), &mut Hashes::default()), ours(&places.programs));
+    let stand_in = stand_in(
+        &look(places, &Interest::in_programs([]), &mut Hashes::default()),
+        our_stand_in(&places.programs),
+    );
     let burial = Burial::Now;
     settings.wanted(&OnNode { image, backend: Some(&backend), probed: None, take_over, stand_in, burial })
 }

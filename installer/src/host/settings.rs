@@ -20,10 +20,10 @@ mod wants;
 pub use choices::{Choices, Mode, PodSource, STANDALONE, TakeOverWish};
 pub use faults::{Fault, SettingsError};
 pub use given::{CONFIG, Given, Unread, config_directory};
-pub use ground::{ApiServer, FACTS_SOCKET, Ground, KUBECONFIG, Trust};
+pub use ground::{ApiServer, FACTS_SOCKET, Ground, KUBECONFIG, KUBECONFIG_TEMPORARY, SERVICE_ACCOUNT, Trust};
 pub use listen::Listen;
 pub use names::{Fate, INCUMBENTS, KEYS, Name, OURS};
-pub use wants::{Burial, OnNode, StandIn};
+pub use wants::{Burial, GRACE_PERIOD, OnNode, StandIn};
 
 use reader::Reader;
 

@@ -5,7 +5,6 @@
 //! need the plugin. `gybe` itself is removed last, so that the second call is possible.
 
 use super::{Elsewhere, foreseen, rest, settle};
-use crate::agent::stand_in::ours;
 use crate::host::image::{Image, OTHER_NAMES, TOOL, every_name};
 use crate::host::install::change::Change;
 use crate::host::install::conflist::{Chain, ISTIO};
@@ -128,7 +127,8 @@ fn tombstones(places: &Places, hash: Option<Hash>, image: impl FnOnce() -> Optio
     };
     let plugin = hash.and_then(|hash| as_it_is(PLUGIN, hash, Place::Always));
     let plugin = plugin.or_else(|| is_there.then(of_image).flatten());
-    let stand_in = ours(&places.programs).unwrap_or_else(|| Hash::of(b"nobody's program"));
+    let stand_in = crate::host::istio_cni::our_stand_in(&places.programs)
+        .unwrap_or_else(|| Hash::of(b"nobody's program"));
     plugin.into_iter().chain(as_it_is(ISTIO, stand_in, Place::IfAbsent)).collect()
 }
 

@@ -2,7 +2,7 @@
 //! files, so it also holds for a repeated call, for an agent that ended a moment ago, and for an entry that
 //! another program removed.
 
-use crate::agent::REST;
+use crate::host::settings::GRACE_PERIOD;
 use std::fs;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
@@ -15,6 +15,6 @@ pub(super) fn left(conf: &Path, now: SystemTime) -> Option<Duration> {
     let all = networks.map(|entry| entry.path()).chain([conf.to_owned()]);
     let changed = all.filter_map(|path| path.metadata().ok()?.modified().ok()).max()?;
     // A clock that was set back makes it longer, which harms no pod.
-    let over = changed.checked_add(REST)?;
+    let over = changed.checked_add(GRACE_PERIOD)?;
     over.duration_since(now).ok().filter(|left| !left.is_zero())
 }

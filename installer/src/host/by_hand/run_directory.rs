@@ -1,8 +1,8 @@
 //! Cleans `/run/gybe` on uninstall: a kubeconfig at once, because it holds a token; the rest when no program
 //! can need it any more. The sockets of a running agent stay.
 
-use crate::agent::{KUBECONFIG_NEW, is_served};
-use crate::host::settings::{FACTS_SOCKET, KUBECONFIG};
+use crate::host::istio_cni::is_served;
+use crate::host::settings::{FACTS_SOCKET, KUBECONFIG, KUBECONFIG_TEMPORARY};
 use gybe_plugin::conf::LOG_SOCKET;
 use gybe_plugin::probe_cache::FILES;
 use nix::sys::socket::SockType;
@@ -10,7 +10,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-const TOKENS: [&str; 2] = [KUBECONFIG, KUBECONFIG_NEW];
+const TOKENS: [&str; 2] = [KUBECONFIG, KUBECONFIG_TEMPORARY];
 const SOCKETS: [(&str, SockType); 2] = [(FACTS_SOCKET, SockType::Stream), (LOG_SOCKET, SockType::Datagram)];
 
 /// Removes the files, and returns those that could not be removed. A missing file is no failure.

@@ -3,7 +3,7 @@
 use super::chain::Ours;
 use super::sight::{AgentSeen, LogSocketSeen, Sight};
 use super::{About, Finding, entry, of_security};
-use crate::agent::agent_status::AgentStatus;
+use crate::host::agent_status::AgentStatus;
 use gybe_plugin::facts::{AgentFault, FactsError};
 use nix::errno::Errno;
 

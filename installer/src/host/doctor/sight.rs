@@ -23,7 +23,7 @@ use crate::host::platform::Platform;
 use crate::host::pods_on_node::{self, HostPaths, Judged};
 use crate::host::runtime_report::Report;
 use crate::host::settings::{FACTS_SOCKET, PLUGIN};
-use crate::probe::node_backend::{Found, node_backend};
+use crate::probe::node_backend::{NodeProbe, node_backend};
 use gybe_netfilter::backend::BackendKind;
 use gybe_plugin::conf::PluginConf;
 use gybe_plugin::probe_cache::{ProbeCache, this_node};
@@ -66,7 +66,7 @@ pub struct Sight {
     /// The kubeconfig of the entry, if it cannot be read.
     pub no_kubeconfig: Option<(PathBuf, Errno)>,
     /// The probe report.
-    pub found: Option<Found>,
+    pub found: Option<NodeProbe>,
     /// The backend in use, if its programs are missing on the host, and why.
     pub no_programs: Option<(BackendKind, String)>,
     /// The pods of this node with their verdicts; none if no entry of ours can be parsed.
@@ -176,12 +176,12 @@ fn unreadable(conf: &PluginConf) -> Option<(PathBuf, Errno)> {
     Some((path.clone(), errno(&why)))
 }
 
-fn found(run: &Path) -> Option<Found> {
+fn found(run: &Path) -> Option<NodeProbe> {
     let capabilities = ProbeCache::at(run).recall()?;
-    Some(Found { kernel: this_node().ok()?.kernel, capabilities })
+    Some(NodeProbe { kernel: this_node().ok()?.kernel, capabilities })
 }
 
-fn no_programs(conf: &PluginConf, found: Option<&Found>, root: &Path) -> Option<(BackendKind, String)> {
+fn no_programs(conf: &PluginConf, found: Option<&NodeProbe>, root: &Path) -> Option<(BackendKind, String)> {
     let kind = node_backend(conf.backend, None, found).writes()?;
     kind.look_under(root).err().map(|why| (kind, why.to_string()))
 }

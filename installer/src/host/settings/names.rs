@@ -2,8 +2,8 @@
 //! means here, and what is said of one that means nothing.
 
 use super::faults::Fault;
+use super::ground::SERVICE_ACCOUNT;
 use super::reader::{Reader, truth};
-use crate::agent::cluster::SERVICE_ACCOUNT;
 
 /// A name, and what becomes of it.
 #[derive(Debug, Clone, Copy)]

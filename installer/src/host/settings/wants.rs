@@ -10,6 +10,7 @@ use gybe_plugin::conf::Probed;
 use gybe_plugin::network::ANNOTATIONS;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 /// What is known of the node.
 #[derive(Debug, Clone)]
@@ -51,6 +52,10 @@ impl StandIn {
         }
     }
 }
+
+/// How long the plugin outlives the conf that named it: the kubelet gives up on a sandbox after 4 minutes at the latest
+/// (docs/RULES.md, section 6.1).
+pub const GRACE_PERIOD: Duration = Duration::from_secs(300);
 
 /// Which of our programs may go when we leave.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
