@@ -41,7 +41,7 @@ use background::BackgroundTasks;
 use facts_socket::FactsSocket;
 use gybe_plugin::args::PodRef;
 use gybe_plugin::conf::LOG_SOCKET;
-use gybe_plugin::facts::wire::Answer;
+use gybe_plugin::facts::wire::FactsResponse;
 use log_socket::LogSocket;
 use nix::errno::Errno;
 use nix::sys::signalfd::SignalFd;
@@ -58,10 +58,10 @@ use std::time::{Duration, Instant};
 /// A source of this node's pods.
 pub trait PodLookup: Sync {
     /// Returns what is known about a pod now; none when the pod may be about to appear.
-    fn find(&self, pod: &PodRef) -> Option<Answer>;
+    fn find(&self, pod: &PodRef) -> Option<FactsResponse>;
 
     /// Returns what is known about a pod; waits for an unknown pod, at most until `until`.
-    fn wait_for(&self, pod: &PodRef, until: Instant) -> Answer;
+    fn wait_for(&self, pod: &PodRef, until: Instant) -> FactsResponse;
 
     fn state(&self) -> PodsState;
 

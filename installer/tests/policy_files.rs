@@ -6,7 +6,7 @@
     reason = "a test that meets what it did not expect has nothing better to do"
 )]
 
-use gybe_installer::pod::families::{Families, FamilyWish, NoAddress, Stack};
+use gybe_installer::pod::families::{Families, FamilyChoice, NoAddress, Stack};
 use gybe_installer::pod::policy_file::{PolicyFile, PolicyFileError};
 use gybe_netfilter::policy::{
     CidrSet, Destinations, Dns, Groups, Inbound, InvalidPackets, Mode, Owners, Port, PortSet, RedirectPolicy,
@@ -162,7 +162,7 @@ fn families_are_decided_by_the_file_or_by_the_first_address_that_counts() {
         let file = PolicyFile::parse(text).unwrap();
         assert_eq!(file.policy(&addresses).map(|p| p.families), families, "{text} {addresses:?}");
     }
-    assert_eq!(PolicyFile::parse("{}").unwrap().families(), FamilyWish::ByAddresses(Stack::Single));
+    assert_eq!(PolicyFile::parse("{}").unwrap().families(), FamilyChoice::ByAddresses(Stack::Single));
 }
 
 #[test]
@@ -186,7 +186,7 @@ fn every_wrong_value_is_named_with_its_key() {
         (r#"{"inbound_ports_include": "*"}"#, "must be a list"),
         (r#"{"inbound_ports_include": [80.5]}"#, "must be a list of strings or whole numbers"),
         (r#"{"inbound_ports_include": [""]}"#, "is not a port"),
-        (r#"{"inbound_ports_include": ["90-80"]}"#, "ends before it begins"),
+        (r#"{"inbound_ports_include": ["90-80"]}"#, "is reversed"),
         (r#"{"inbound_ports_include": ["80 "]}"#, "is not a port"),
         (r#"{"proxy_port": 0}"#, "1 to 65535"),
         (r#"{"proxy_port": "http"}"#, "1 to 65535"),

@@ -3,8 +3,10 @@
 #![cfg(test)]
 
 use gybe_installer::agent::PodLookup;
-use gybe_installer::agent::cluster::{Cluster, DaemonSetState, WatchedPods, daemonset_state, node_labels, pod_facts};
-use gybe_plugin::facts::wire::{self, Answer};
+use gybe_installer::agent::cluster::{
+    Cluster, DaemonSetState, WatchedPods, daemonset_state, node_labels, pod_facts,
+};
+use gybe_plugin::facts::wire::{self, FactsResponse};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::thread;
@@ -63,13 +65,16 @@ fn every_pod_of_a_node_is_known_and_told_as_the_api_server_has_it() {
     let pods = pods["items"].as_array().unwrap();
     assert!(!pods.is_empty(), "node {node} has no pod to ask about");
     for pod in pods {
-        let asked = wire::asked(question(pod).as_bytes()).unwrap().pod;
+        let asked = wire::decode_request(question(pod).as_bytes()).unwrap().pod;
         let before = Instant::now();
-        let answer = watched.answer(&asked, soon());
+        let answer = watched.wait_for(&asked, soon());
         assert!(before.elapsed() < Duration::from_millis(250), "{asked}: {:?}", before.elapsed());
         let alone = pod_facts(&cluster(), question(pod).as_bytes(), soon()).unwrap();
-        assert_eq!(answer, wire::answered(alone.as_bytes()).unwrap(), "{asked}");
-        assert!(matches!(answer, Answer::Pod(facts) if pod["metadata"]["uid"] == facts.uid), "{asked}");
+        assert_eq!(answer, wire::decode_response(alone.as_bytes()).unwrap(), "{asked}");
+        assert!(
+            matches!(answer, FactsResponse::Pod(facts) if pod["metadata"]["uid"] == facts.uid),
+            "{asked}"
+        );
     }
 }
 
@@ -77,8 +82,8 @@ fn every_pod_of_a_node_is_known_and_told_as_the_api_server_has_it() {
 fn what_is_not_there_is_not_told() {
     let watched = WatchedPods::start(&cluster(), &node()).unwrap();
     let nobody = json!({ "metadata": { "namespace": "default", "name": "gybe-test-nobody", "uid": "u" } });
-    let asked = wire::asked(question(&nobody).as_bytes()).unwrap().pod;
-    assert_eq!(watched.answer(&asked, soon()), Answer::Unknown);
+    let asked = wire::decode_request(question(&nobody).as_bytes()).unwrap().pod;
+    assert_eq!(watched.wait_for(&asked, soon()), FactsResponse::Unknown);
     assert_eq!(daemonset_state(&cluster(), "default", "gybe-test-nobody", soon()), DaemonSetState::Absent);
 }
 

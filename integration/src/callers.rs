@@ -2,7 +2,7 @@
 
 use crate::untouched::is_own;
 use crate::vectors::{Flow, Location};
-use gybe_installer::testnet::fate::Fate;
+use gybe_installer::testnet::outcome::ConnectionOutcome;
 use gybe_netfilter::compile::{PASSTHROUGH_V4, PASSTHROUGH_V6};
 use gybe_netfilter::trace::{Owner, Transport};
 use proptest::prelude::{Just, Strategy};
@@ -107,7 +107,7 @@ pub fn callers() -> impl Strategy<Value = Flow> {
         })
         .prop_filter("refused by ICMP, of which a kernel sends only so many", |flow| {
             let by_icmp = flow.from != Location::Pod && flow.transport == Transport::Udp;
-            !(by_icmp && flow.without_rules == Fate::Refused)
+            !(by_icmp && flow.without_rules == ConnectionOutcome::Refused)
         })
 }
 
@@ -163,7 +163,7 @@ pub fn from_a_clients_address(mark: u32) -> Vec<Flow> {
 
 fn flow(from: Location, transport: Transport, to: SocketAddr, owner: Owner) -> Flow {
     let id = String::new();
-    let unknown = Fate::Timeout;
+    let unknown = ConnectionOutcome::Timeout;
     let (without_rules, with_rules) = (unknown.clone(), unknown);
     Flow {
         id,

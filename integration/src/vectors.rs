@@ -3,7 +3,7 @@
 
 use gybe_installer::pod::families::NoAddress;
 use gybe_installer::pod::policy_file::{PolicyFile, PolicyFileError};
-use gybe_installer::testnet::fate::{Fate, FateError};
+use gybe_installer::testnet::outcome::{ConnectionOutcome, ParseOutcomeError};
 use gybe_netfilter::policy::RedirectPolicy;
 use gybe_netfilter::trace::{Owner, Transport};
 use serde::Deserialize;
@@ -37,9 +37,9 @@ pub struct Flow {
     pub source_port: Option<u16>,
     /// `SO_MARK` of its socket, which is then transparent.
     pub mark: Option<u32>,
-    pub without_rules: Fate,
+    pub without_rules: ConnectionOutcome,
     /// Where Istio's backends differ, what its iptables rules do.
-    pub with_rules: Fate,
+    pub with_rules: ConnectionOutcome,
 }
 
 /// A namespace of the recorded network.
@@ -66,7 +66,7 @@ pub enum VectorError {
     #[error("{path} is not in the form of a flow vector")]
     Format { path: PathBuf, source: serde_json::Error },
     #[error("policy {policy}: outcome of flow {id}")]
-    Fate { policy: String, id: String, source: FateError },
+    Fate { policy: String, id: String, source: ParseOutcomeError },
     #[error("policy {policy} has an outcome for flow {id}, which is not recorded")]
     UnknownFlow { policy: String, id: String },
     #[error("the options of {policy} are not a policy")]

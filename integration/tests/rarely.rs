@@ -1,8 +1,8 @@
 //! Rules that no honest connection needs: what they do shows with packets somebody made up, or in
 //! what conntrack knows afterwards. Each is shown with the rule, and once more without it.
 
-use gybe_installer::testnet::caller::{Call, Disguise};
-use gybe_installer::testnet::fate::Fate;
+use gybe_installer::testnet::client::{Client, SourceOptions};
+use gybe_installer::testnet::outcome::ConnectionOutcome;
 use gybe_integration::complaint::Complaint;
 use gybe_integration::segment::Stray;
 use gybe_integration::topology::Topology;
@@ -83,11 +83,11 @@ fn the_upstream_resolvers_answer_belongs_to_the_agents_question() -> Result<(), 
         ("dns-servers-dual", "zone-upstream-answers-v6", "[fd00:96::10]:53"),
     ] {
         let vector = vector(name)?;
-        let question = Call {
+        let question = Client {
             owner: Owner { uid: 1337, gid: 1337 },
             transport: Transport::Udp,
             to: server.parse()?,
-            disguise: Disguise::default(),
+            disguise: SourceOptions::default(),
         };
         for (there, answers_seen) in [(true, 1), (false, 0)] {
             let world = world(&vector, |rules| {
@@ -95,7 +95,7 @@ fn the_upstream_resolvers_answer_belongs_to_the_agents_question() -> Result<(), 
                 Ok(with(rules, ChainName::ManglePrerouting, answer_to_a_known_question()?))
             })?;
             let fate = question.make(world.at(Location::Pod), PATIENCE)?;
-            assert!(matches!(fate, Fate::Answered(_)), "{name} {server}: {fate}");
+            assert!(matches!(fate, ConnectionOutcome::Answered(_)), "{name} {server}: {fate}");
             assert_eq!(counted(&world, "witness")?, answers_seen, "{rule} there: {there}, {server}");
         }
     }
@@ -121,11 +121,11 @@ fn counted(world: &Topology, id: &str) -> Result<u64, Complaint> {
 fn the_proxys_mark_spares_also_where_it_is_the_mark_of_calls_to_the_own_pod() -> Result<(), Complaint> {
     let mut vector = vector("tproxy-default-dual")?;
     vector.policy.mode = Mode::Tproxy { mark: 1338, route_table: 133 };
-    let call = Call {
+    let call = Client {
         owner: Owner { uid: 0, gid: 1337 },
         transport: Transport::Tcp,
         to: "10.244.0.10:8080".parse()?,
-        disguise: Disguise::default(),
+        disguise: SourceOptions::default(),
     };
     for (there, answers) in [(true, "app:8080"), (false, "envoy:15006")] {
         let world = world(&vector, |rules| match there {
@@ -133,7 +133,9 @@ fn the_proxys_mark_spares_also_where_it_is_the_mark_of_calls_to_the_own_pod() ->
             false => without(&rules, "proxy-keeps-source"),
         })?;
         match call.make(world.at(Location::Pod), PATIENCE)? {
-            Fate::Answered(answer) => assert_eq!(answer.by, answers, "proxy-keeps-source there: {there}"),
+            ConnectionOutcome::Answered(answer) => {
+                assert_eq!(answer.by, answers, "proxy-keeps-source there: {there}")
+            }
             fate => panic!("proxy-keeps-source there: {there}: {fate}"),
         }
     }

@@ -1,7 +1,7 @@
 //! TPROXY while no proxy listens: what was to be intercepted does not reach the application. The two
 //! targets of the kernel differ here, so it is shown for both, and for nft without our rule for it.
 
-use gybe_installer::testnet::caller::{Call, Disguise};
+use gybe_installer::testnet::client::{Client, SourceOptions};
 use gybe_integration::complaint::Complaint;
 use gybe_integration::crowd::side_by_side;
 use gybe_integration::topology::Topology;
@@ -45,7 +45,8 @@ fn world(
 
 fn call(world: &Topology, from: Location, to: &str, patience: Duration) -> Result<String, Complaint> {
     let owner = Owner { uid: if from == Location::Pod { 1000 } else { 0 }, gid: 0 };
-    let call = Call { owner, transport: Transport::Tcp, to: to.parse()?, disguise: Disguise::default() };
+    let call =
+        Client { owner, transport: Transport::Tcp, to: to.parse()?, disguise: SourceOptions::default() };
     let fate = call.make(world.at(from), patience)?.to_string();
     Ok(fate.split(' ').next().unwrap_or_default().to_owned())
 }

@@ -1,8 +1,8 @@
 //! The ground the other tests stand on: namespaces that are new and go away, sockets that belong to
 //! whom they should, and a recorded network that without rules is as it was recorded.
 
-use gybe_installer::testnet::caller::{Call, Disguise};
-use gybe_installer::testnet::link::{End, join};
+use gybe_installer::testnet::client::{Client, SourceOptions};
+use gybe_installer::testnet::link::{LinkEnd, join};
 use gybe_installer::testnet::namespace::Namespace;
 use gybe_integration::complaint::Complaint;
 use gybe_integration::run::{Rules, Until, differences};
@@ -58,8 +58,8 @@ fn a_namespace_is_a_new_one_that_others_can_open_by_its_path() -> Result<(), Com
 fn what_is_in_a_namespace_goes_with_it() -> Result<(), Complaint> {
     let (stays, goes) = (Namespace::new()?, Namespace::new()?);
     let name = InterfaceName::parse("eth0")?;
-    let end = |namespace, address: &str| -> Result<End<'_>, Complaint> {
-        Ok(End { namespace, name: name.clone(), addresses: vec![address.parse()?] })
+    let end = |namespace, address: &str| -> Result<LinkEnd<'_>, Complaint> {
+        Ok(LinkEnd { namespace, name: name.clone(), addresses: vec![address.parse()?] })
     };
     join(&end(&stays, "10.9.0.1/24")?, &end(&goes, "10.9.0.2/24")?)?;
     let has_link =
@@ -95,8 +95,12 @@ fn a_socket_belongs_to_the_user_and_group_its_thread_acts_as() -> Result<(), Com
     world.at(Location::Pod).run(|| Nft.apply(&rules))??;
     let to: SocketAddr = "10.244.0.10:8080".parse()?;
     let answers = |uid, gid, by: &'static str| {
-        let call =
-            Call { owner: Owner { uid, gid }, transport: Transport::Tcp, to, disguise: Disguise::default() };
+        let call = Client {
+            owner: Owner { uid, gid },
+            transport: Transport::Tcp,
+            to,
+            disguise: SourceOptions::default(),
+        };
         let world = &world;
         move || -> Result<(), Complaint> {
             for _ in 0..20 {
@@ -125,7 +129,8 @@ fn nobody_listening_is_told_from_nobody_answering() -> Result<(), Complaint> {
     let world = Topology::raise(Mode::Redirect, &[])?;
     let call = |to: &str| -> Result<String, Complaint> {
         let owner = Owner { uid: 1000, gid: 1000 };
-        let call = Call { owner, transport: Transport::Tcp, to: to.parse()?, disguise: Disguise::default() };
+        let call =
+            Client { owner, transport: Transport::Tcp, to: to.parse()?, disguise: SourceOptions::default() };
         Ok(call.make(world.at(Location::Pod), Duration::from_millis(200))?.to_string())
     };
     assert_eq!(call("127.0.0.1:1")?, "refused");

@@ -13,7 +13,7 @@ use super::status::{PublishedStatus, StatusSources};
 use super::{NodeError, health, metrics};
 use crate::error::errno;
 use crate::host::agent_status::AgentStatus;
-use crate::host::settings::Ground;
+use crate::host::settings::Environment;
 use crate::log::Log;
 use serde_json::json;
 use std::io::{PipeReader, pipe};
@@ -76,7 +76,7 @@ impl BackgroundTasks<'_> {
         }
     }
 
-    fn serve_http(&self, ground: &Ground, sources: &StatusSources<'_>, end: oneshot::Receiver<()>) {
+    fn serve_http(&self, ground: &Environment, sources: &StatusSources<'_>, end: oneshot::Receiver<()>) {
         let health = |path: &str| health::page(path, &sources.snapshot()).unwrap_or_else(Page::not_found);
         let metrics = |path: &str| match path {
             "/metrics" => Page::metrics(metrics::text(&sources.snapshot())),

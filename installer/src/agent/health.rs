@@ -3,7 +3,7 @@
 use super::http::Page;
 use super::status::{AgentSnapshot, Phase};
 use crate::host::agent_status::AgentStatus;
-use crate::host::install::wanted::Confirmed;
+use crate::host::desired::Confirmed;
 use std::fmt::Write as _;
 
 /// Returns the page at `path`; none for an unknown path.

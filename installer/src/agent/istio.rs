@@ -86,8 +86,8 @@ impl IstioAgent {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::settings::Given;
-    use gybe_plugin::pod::PARTS;
+    use crate::host::settings::SettingsSources;
+    use gybe_plugin::pod::ISTIO_COMPONENTS;
     use serde_json::json;
 
     fn pod(namespace: &str, name: &str, label: (&str, &str)) -> PodFacts {
@@ -102,12 +102,12 @@ mod tests {
             pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
         };
         let environment = pairs(&[("POD_NAMESPACE", "gybe-system"), ("SYSTEM_NAMESPACE", "mesh")]);
-        Settings::read(&Given { environment, files: pairs(files), network_config: None }).unwrap()
+        Settings::read(&SettingsSources { environment, files: pairs(files), network_config: None }).unwrap()
     }
 
     #[test]
     fn a_tenants_pod_with_istio_cnis_name_or_label_is_not_istio_cni() {
-        let [label, _] = PARTS;
+        let [label, _] = ISTIO_COMPONENTS;
         let component = IstioComponent::istio_cni(&settings(&[("exclude_namespaces", "mesh, cni-of-istio")]));
         for namespace in ["gybe-system", "mesh", "kube-system", "istio-cni", "cni-of-istio"] {
             assert!(component.contains(&pod(namespace, "istio-cni-node-x7x2p", label)), "{namespace}");
@@ -125,7 +125,7 @@ mod tests {
 
     #[test]
     fn a_setting_names_one_more_namespace_of_istio_cni() {
-        let [label, _] = PARTS;
+        let [label, _] = ISTIO_COMPONENTS;
         for (files, is_contained) in [(&[][..], false), (&[("istio_cni_namespace", "mesh-cni")], true)] {
             let component = IstioComponent::istio_cni(&settings(files));
             assert_eq!(component.contains(&pod("mesh-cni", "istio-cni-node-x7x2p", label)), is_contained);
@@ -135,7 +135,7 @@ mod tests {
 
     #[test]
     fn istiod_is_expected_in_the_namespace_of_the_settings() {
-        let [_, label] = PARTS;
+        let [_, label] = ISTIO_COMPONENTS;
         let component = IstioComponent::istiod(&settings(&[]));
         assert!(component.contains(&pod("mesh", "istiod-5d8f-x", label)));
         assert!(!component.contains(&pod("shop", "istiod-5d8f-x", label)));
@@ -144,7 +144,7 @@ mod tests {
 
     #[test]
     fn only_the_labels_that_components_are_recognized_by_are_kept() {
-        let [label, _] = PARTS;
+        let [label, _] = ISTIO_COMPONENTS;
         assert_eq!(pod("mesh", "istio-cni-node-x", label).labels.len(), 1);
         assert_eq!(pod("mesh", "cart-0", ("app", "cart")).labels.len(), 0);
     }

@@ -1,7 +1,7 @@
 //! The kubeconfig for the plugin: its text, and its file on the node, readable by its owner alone.
 
 use super::token::{Validity, expiry, validity};
-use crate::host::settings::{ApiServer, Ground, KUBECONFIG_TEMPORARY, Trust};
+use crate::host::settings::{ApiServer, Environment, KUBECONFIG_TEMPORARY, ServerTrust};
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 use serde_json::Value;
 use std::fs::{self, File, OpenOptions, Permissions};
@@ -27,8 +27,10 @@ pub struct Credentials<'a> {
 #[must_use]
 pub fn render(api: &ApiServer, credentials: Credentials<'_>) -> String {
     let trust = match api.trust {
-        Trust::Anybody => "insecure-skip-tls-verify: true".to_owned(),
-        Trust::Ca(_) => format!("certificate-authority-data: {}", BASE64_STANDARD.encode(credentials.ca)),
+        ServerTrust::Any => "insecure-skip-tls-verify: true".to_owned(),
+        ServerTrust::Ca(_) => {
+            format!("certificate-authority-data: {}", BASE64_STANDARD.encode(credentials.ca))
+        }
     };
     let (server, token) = (quoted(&server(api)), quoted(credentials.token));
     format!(
@@ -75,7 +77,7 @@ pub(crate) struct Kubeconfig {
 }
 
 /// Writes the kubeconfig, if the service account's files say something else than it does.
-pub(crate) fn update(ground: &Ground, now: SystemTime) -> Result<Kubeconfig, KubeconfigError> {
+pub(crate) fn update(ground: &Environment, now: SystemTime) -> Result<Kubeconfig, KubeconfigError> {
     let (text, token) = current(&ground.api)?;
     let path = ground.kubeconfig();
     let was_written = !is_current(&path, &text, ground.kubeconfig_mode);
@@ -87,7 +89,7 @@ pub(crate) fn update(ground: &Ground, now: SystemTime) -> Result<Kubeconfig, Kub
 }
 
 /// Removes the kubeconfig and its temporary file; reports whether there was one.
-pub(crate) fn remove(ground: &Ground) -> Result<bool, KubeconfigError> {
+pub(crate) fn remove(ground: &Environment) -> Result<bool, KubeconfigError> {
     let path = ground.kubeconfig();
     let failed = |source| KubeconfigError::Write { path: path.clone(), source };
     let temporary = remove_file(&path.with_file_name(KUBECONFIG_TEMPORARY)).map_err(failed)?;
@@ -110,8 +112,8 @@ fn current(api: &ApiServer) -> Result<(String, String), KubeconfigError> {
         return Err(KubeconfigError::NoToken(path));
     }
     let ca = match &api.trust {
-        Trust::Anybody => Vec::new(),
-        Trust::Ca(path) => read(path)?,
+        ServerTrust::Any => Vec::new(),
+        ServerTrust::Ca(path) => read(path)?,
     };
     Ok((render(api, Credentials { token: &token, ca: &ca }), token))
 }

@@ -3,8 +3,9 @@
 use super::{IstioComponent, PodLookup, PodsState};
 use crate::pod::manifest;
 use gybe_plugin::args::PodRef;
-use gybe_plugin::facts::wire::Answer;
-use gybe_plugin::facts::{file, means};
+use gybe_plugin::bounded_read;
+use gybe_plugin::facts::matches;
+use gybe_plugin::facts::wire::FactsResponse;
 use gybe_plugin::pod::PodFacts;
 use std::collections::BTreeMap;
 use std::fs::{self, Metadata};
@@ -52,28 +53,28 @@ impl ManifestPods {
     }
 
     /// Returns what the files say now. The directory is not listed when the file with this pod is unchanged.
-    fn query(&self, pod: &PodRef) -> Answer {
+    fn query(&self, pod: &PodRef) -> FactsResponse {
         let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(facts) = unchanged(&files, pod) {
-            return Answer::Pod(Box::new(facts));
+            return FactsResponse::Pod(Box::new(facts));
         }
         if let Err(why) = self.refresh(&mut files) {
-            return Answer::Fault(format!("{}: {why}", self.directory.display()));
+            return FactsResponse::Error(format!("{}: {why}", self.directory.display()));
         }
         let named = |facts: &&PodFacts| is_named(facts, pod);
         let mut found = files.values().filter_map(|file| file.pods.as_ref().ok()).flatten().filter(named);
         let first = found.clone().next();
-        if let Some(facts) = found.find(|facts| means(facts, pod)).or(first) {
-            return Answer::Pod(Box::new(facts.clone()));
+        if let Some(facts) = found.find(|facts| matches(facts, pod)).or(first) {
+            return FactsResponse::Pod(Box::new(facts.clone()));
         }
         // The file that cannot be read may be this pod's.
         let own =
             files.iter().find(|(path, _)| path.file_stem().is_some_and(|stem| stem == pod.name.as_str()));
         match own {
             Some((path, Manifest { pods: Err(why), .. })) => {
-                Answer::Fault(format!("{}: {why}", path.display()))
+                FactsResponse::Error(format!("{}: {why}", path.display()))
             }
-            _ => Answer::Unknown,
+            _ => FactsResponse::Unknown,
         }
     }
 }
@@ -82,7 +83,7 @@ impl ManifestPods {
 fn unchanged(files: &BTreeMap<PathBuf, Manifest>, pod: &PodRef) -> Option<PodFacts> {
     let find = |file: &Manifest| {
         let mut pods = file.pods.iter().flatten();
-        pods.find(|facts| is_named(facts, pod) && means(facts, pod)).cloned()
+        pods.find(|facts| is_named(facts, pod) && matches(facts, pod)).cloned()
     };
     let (path, file, facts) = files.iter().find_map(|(path, file)| Some((path, file, find(file)?)))?;
     let metadata = fs::metadata(path).ok()?;
@@ -95,11 +96,11 @@ fn is_named(facts: &PodFacts, pod: &PodRef) -> bool {
 
 impl PodLookup for ManifestPods {
     /// A file exists or not: there is nothing to wait for.
-    fn find(&self, pod: &PodRef) -> Option<Answer> {
+    fn find(&self, pod: &PodRef) -> Option<FactsResponse> {
         Some(self.query(pod))
     }
 
-    fn wait_for(&self, pod: &PodRef, _: Instant) -> Answer {
+    fn wait_for(&self, pod: &PodRef, _: Instant) -> FactsResponse {
         self.query(pod)
     }
 
@@ -151,7 +152,7 @@ fn stamp(file: &Metadata) -> Stamp {
 fn read(path: &Path) -> Result<Vec<PodFacts>, String> {
     let mut text = String::new();
     let most = u64::try_from(manifest::LONGEST).unwrap_or(u64::MAX).saturating_add(1);
-    let read = file::open(path).and_then(|(file, _)| file.take(most).read_to_string(&mut text));
+    let read = bounded_read::open_file(path).and_then(|(file, _)| file.take(most).read_to_string(&mut text));
     read.map_err(|why| why.to_string())?;
     let pods = match manifest::pods(&text) {
         Ok(pods) => pods,

@@ -5,7 +5,7 @@ mod exposition;
 use super::istio::IstioAgent;
 use super::plugin_calls::CallCounts;
 use super::status::{AgentSnapshot, Phase, RepairCounts, Status};
-use crate::host::install::directory::Directory;
+use crate::host::directory::Directory;
 use crate::probe::node_backend::{NodeBackend, Verdict};
 use exposition::{Exposition, Kind};
 use gybe_netfilter::backend::BackendKind;

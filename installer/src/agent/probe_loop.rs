@@ -4,16 +4,16 @@
 
 mod schedule;
 
-use crate::host::doctor::sight::{Ask, RuntimeSeen, running};
-use crate::host::install::watch::{Watch, Woken};
 use crate::host::platform::Platform;
-use crate::host::runtime_report::Report;
+use crate::host::runtimes::processes::{DropInCheck, RuntimeProcess, running};
+use crate::host::runtimes::report::RuntimeReport;
+use crate::host::watch::{DirectoryWatch, WakeReason};
 use crate::log::Log;
 use gybe_netfilter::backend::BackendKind;
 use gybe_netfilter::choose::{BackendSetting, choose};
 use gybe_netfilter::hint::Hint;
 use gybe_netfilter::probe::Capabilities;
-use gybe_plugin::probe_cache::{Age, DIRECTORY, LearnError, Learnt, ProbeCache};
+use gybe_plugin::probe_cache::{DIRECTORY, MaxAge, ProbeCache, ProbeCacheError, ProbeReport};
 use nix::sys::signalfd::SignalFd;
 use schedule::{ReportState, Schedule, is_flawless};
 use serde_json::json;
@@ -34,13 +34,13 @@ pub(crate) fn untried(known: &Capabilities) -> Option<BackendKind> {
 ///
 /// # Errors
 /// When this process cannot probe.
-pub(crate) fn probe_all() -> Result<Learnt, LearnError> {
-    ProbeCache::default().learn(Age::Fresh, untried)
+pub(crate) fn probe_all() -> Result<ProbeReport, ProbeCacheError> {
+    ProbeCache::default().get_or_probe(MaxAge::Fresh, untried)
 }
 
 /// Keeps the report up to date until `stop` is readable. `learnt` is the first one.
-pub(crate) fn watch(learnt: &Learnt, stop: &SignalFd, log: &Log) {
-    let mut watch = Watch::new([DIRECTORY.into()]);
+pub(crate) fn watch(learnt: &ProbeReport, stop: &SignalFd, log: &Log) {
+    let mut watch = DirectoryWatch::new([DIRECTORY.into()]);
     let mut schedule = Schedule::new(&learnt.capabilities, Instant::now());
     log_result(log, learnt);
     let mut runtimes = Vec::new();
@@ -56,7 +56,7 @@ pub(crate) fn watch(learnt: &Learnt, stop: &SignalFd, log: &Log) {
                 continue;
             }
         };
-        if watch.wait(wait, Some(stop.as_fd())) == Woken::Called {
+        if watch.wait(wait, Some(stop.as_fd())) == WakeReason::Readable {
             return;
         }
     }
@@ -64,20 +64,21 @@ pub(crate) fn watch(learnt: &Learnt, stop: &SignalFd, log: &Log) {
 
 /// Stores the node's runtimes for the agent. Called in the host's mount namespace. A runtime's program is read once: it has some
 /// 50 MB.
-fn report_runtimes(known: &mut Vec<RuntimeSeen>, log: &Log) {
+fn report_runtimes(known: &mut Vec<RuntimeProcess>, log: &Log) {
     let root = Path::new("/");
     let conf = Platform::of_host(root).places(root).conf;
-    let mut seen = running(root, &conf, Ask::Nothing);
-    let same = |one: &RuntimeSeen, other: &RuntimeSeen| (&one.name, one.pid) == (&other.name, other.pid);
+    let mut seen = running(root, &conf, DropInCheck::Skip);
+    let same =
+        |one: &RuntimeProcess, other: &RuntimeProcess| (&one.name, one.pid) == (&other.name, other.pid);
     if seen.iter().any(|one| !known.iter().any(|other| same(one, other))) {
-        seen = running(root, &conf, Ask::DropIns);
+        seen = running(root, &conf, DropInCheck::Read);
     } else {
         for one in &mut seen {
             one.drop_ins = known.iter().find(|other| same(one, other)).and_then(|other| other.drop_ins);
         }
     }
     known.clone_from(&seen);
-    if let Err(why) = Report::of(root, &seen).keep_in(Path::new(DIRECTORY)) {
+    if let Err(why) = RuntimeReport::of(root, &seen).keep_in(Path::new(DIRECTORY)) {
         let fields = json!({ "why": why.to_string() });
         log.warn("gybe probe: the report about the runtimes cannot be stored in /run/gybe", fields);
     }
@@ -85,16 +86,16 @@ fn report_runtimes(known: &mut Vec<RuntimeSeen>, log: &Log) {
 
 /// Returns the state of the stored report, as the plugin reads it.
 fn report_state(cache: &ProbeCache) -> ReportState {
-    match cache.recall() {
+    match cache.load() {
         Some(known) if untried(&known).is_none() && is_flawless(&known) => ReportState::Complete,
         Some(_) => ReportState::Doubtful,
-        None if cache.is_kept() => ReportState::Doubtful,
+        None if cache.exists() => ReportState::Doubtful,
         None => ReportState::Missing,
     }
 }
 
 fn probe_again(log: &Log) -> Option<Capabilities> {
-    match ProbeCache::default().learn(Age::Recent, untried) {
+    match ProbeCache::default().get_or_probe(MaxAge::Recent, untried) {
         Ok(learnt) => {
             log_result(log, &learnt);
             Some(learnt.capabilities)
@@ -107,7 +108,7 @@ fn probe_again(log: &Log) -> Option<Capabilities> {
     }
 }
 
-fn log_result(log: &Log, learnt: &Learnt) {
+fn log_result(log: &Log, learnt: &ProbeReport) {
     match choose(&learnt.capabilities, BackendSetting::Auto) {
         Ok(choice) => {
             let fields =
@@ -120,7 +121,7 @@ fn log_result(log: &Log, learnt: &Learnt) {
             log.error("gybe probe: no backend works", fields);
         }
     }
-    if let Some(why) = &learnt.not_kept {
+    if let Some(why) = &learnt.store_error {
         log.warn("gybe probe: the report cannot be stored in /run/gybe", json!({ "why": why.to_string() }));
     }
 }
@@ -129,8 +130,8 @@ fn log_result(log: &Log, learnt: &Learnt) {
 mod tests {
     use super::*;
     use gybe_netfilter::probe::{Finding, Profile, Refusal};
+    use gybe_plugin::probe_cache::findings;
     use gybe_plugin::probe_cache::this_node;
-    use gybe_plugin::probed;
     use std::fs;
 
     /// A finding that the plugin uses until the next boot is probed again here, and nowhere on the path of a pod.
@@ -152,7 +153,7 @@ mod tests {
             let backends = BackendKind::ALL.into_iter().zip(findings);
             let backends = backends.filter_map(|(kind, finding)| Some((kind, all(finding?)))).collect();
             let capabilities = Capabilities { backends, ..Capabilities::default() };
-            let json = probed::to_json(&this_node().unwrap(), &capabilities);
+            let json = findings::to_json(&this_node().unwrap(), &capabilities);
             fs::write(directory.join("probe.json"), json.to_string()).unwrap();
             assert_eq!(report_state(&cache), state);
         }

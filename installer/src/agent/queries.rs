@@ -2,7 +2,7 @@
 
 use super::{IstioComponent, PodLookup, PodsState};
 use gybe_plugin::args::PodRef;
-use gybe_plugin::facts::wire::Answer;
+use gybe_plugin::facts::wire::FactsResponse;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
@@ -25,22 +25,22 @@ impl<'a> CountedPods<'a> {
         [(200, count(&self.known)), (404, count(&self.unknown)), (503, count(&self.faults))]
     }
 
-    fn count(&self, answer: &Answer) {
+    fn count(&self, answer: &FactsResponse) {
         let counter = match answer {
-            Answer::Pod(_) => &self.known,
-            Answer::Unknown => &self.unknown,
-            Answer::Fault(_) => &self.faults,
+            FactsResponse::Pod(_) => &self.known,
+            FactsResponse::Unknown => &self.unknown,
+            FactsResponse::Error(_) => &self.faults,
         };
         counter.fetch_add(1, Ordering::Relaxed);
     }
 }
 
 impl PodLookup for CountedPods<'_> {
-    fn find(&self, pod: &PodRef) -> Option<Answer> {
+    fn find(&self, pod: &PodRef) -> Option<FactsResponse> {
         self.pods.find(pod).inspect(|answer| self.count(answer))
     }
 
-    fn wait_for(&self, pod: &PodRef, until: Instant) -> Answer {
+    fn wait_for(&self, pod: &PodRef, until: Instant) -> FactsResponse {
         let answer = self.pods.wait_for(pod, until);
         self.count(&answer);
         answer

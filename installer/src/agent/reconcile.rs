@@ -1,4 +1,4 @@
-//! The reconcile loop: wakes when something may have changed, observes the node, and does what one pass can do. Each turn
+//! The reconcile loop: wakes when something may have changed, observes the node, and does what one pass can do. PerDirectory turn
 //! returns a report, which is published as the agent's status. No error of a turn ends the loop.
 
 mod backend;
@@ -19,15 +19,15 @@ use super::plugin_calls::PluginCalls;
 use super::status::{Phase, PublishedStatus, Status, TurnReport};
 use super::token::Validity;
 use crate::error::chain;
+use crate::host::apply::Busy;
+use crate::host::desired::{DesiredState, Shape};
+use crate::host::directory::PerDirectory;
 use crate::host::image::Image;
-use crate::host::install::directory::Each;
-use crate::host::install::perform::Busy;
-use crate::host::install::runtimes::{ConfiguredDirectory, Runtimes};
-use crate::host::install::wanted::{Shape, Wanted};
-use crate::host::install::watch::{Watch, WatchMode, Woken};
-use crate::host::install::{Memory, RESYNC, RETRY, pass};
-use crate::host::runtime_report::Report;
-use crate::host::settings::{Burial, Mode, OnNode, PodSource, Settings};
+use crate::host::pass::{PassHistory, RESYNC, RETRY, pass};
+use crate::host::runtimes::report::RuntimeReport;
+use crate::host::runtimes::{ConfiguredDirectory, Runtimes};
+use crate::host::settings::{Mode, NodeContext, PodSource, ProgramRemoval, Settings};
+use crate::host::watch::{DirectoryWatch, WakeReason, WatchMode};
 use crate::log::{Level, Log};
 use crate::retry::NextTurn;
 use backend::Backend;
@@ -63,11 +63,11 @@ pub struct ReconcileConfig {
 pub(crate) struct Reconciler<'a> {
     settings: LiveSettings,
     image: Image,
-    watch: Watch,
-    memory: Memory,
-    desired: Option<Wanted>,
+    watch: DirectoryWatch,
+    memory: PassHistory,
+    desired: Option<DesiredState>,
     desired_since: Instant,
-    timers: Each<RepairTimer>,
+    timers: PerDirectory<RepairTimer>,
     /// Until when the loop waits for the probe's report about the runtimes.
     report_until: Instant,
     environment: Environment,
@@ -103,13 +103,13 @@ impl<'a> Reconciler<'a> {
             context.log.warn("gybe node: a setting", json!({ "note": note }));
         }
         Self {
-            watch: Watch::new(watched_directories(settings)),
+            watch: DirectoryWatch::new(watched_directories(settings)),
             settings: config.settings,
             image: config.image,
-            memory: Memory::default(),
+            memory: PassHistory::default(),
             desired: None,
             desired_since: Instant::now(),
-            timers: Each::default(),
+            timers: PerDirectory::default(),
             report_until: Instant::now() + config.report_wait,
             environment: Environment::default(),
             backend: Backend::new(config.probe),
@@ -158,7 +158,7 @@ impl<'a> Reconciler<'a> {
         let report = TurnReport {
             settings_error: self.settings.error.clone(),
             plugin_dir: self.settings.current.choices.plugin_dir,
-            is_notified: self.watch.mode() == WatchMode::Told,
+            is_notified: self.watch.mode() == WatchMode::Inotify,
             ..report
         };
         self.status.update(report, Instant::now());
@@ -184,7 +184,7 @@ impl<'a> Reconciler<'a> {
             backend: Some(backend.clone()),
             ..report
         };
-        let node = OnNode {
+        let node = NodeContext {
             image: &self.image,
             backend: Some(&backend),
             probed: self.backend.recorded_probe(),
@@ -241,7 +241,7 @@ impl<'a> Reconciler<'a> {
     /// in creation that was begun under another conf.
     fn runtimes(&self) -> Runtimes {
         let ground = &self.settings.current.ground;
-        let report = Report::kept_in(&ground.probe);
+        let report = RuntimeReport::kept_in(&ground.probe);
         let mut runtimes = report.as_ref().map_or_else(Runtimes::default, |it| it.known(&ground.places));
         if report.is_none() && Instant::now() < self.report_until {
             runtimes.plugin_directory = ConfiguredDirectory::Awaited;
@@ -282,7 +282,7 @@ impl<'a> Reconciler<'a> {
     fn remove_kubeconfig(&mut self) {
         let settings = &self.settings.current;
         let is_needed = match settings.choices.mode {
-            Mode::Leave => self.grace_period.programs(Instant::now()) == Burial::Later,
+            Mode::Leave => self.grace_period.programs(Instant::now()) == ProgramRemoval::Deferred,
             Mode::Install => settings.choices.pod_source == PodSource::Api,
         };
         if is_needed {
@@ -301,8 +301,8 @@ impl<'a> Reconciler<'a> {
         loop {
             let left = until.saturating_duration_since(Instant::now());
             match (self.watch.wait(left, stop), next) {
-                (Woken::Called, _) => return true,
-                (Woken::Changed, NextTurn::After(_)) if !left.is_zero() => {}
+                (WakeReason::Readable, _) => return true,
+                (WakeReason::Changed, NextTurn::After(_)) if !left.is_zero() => {}
                 _ => return false,
             }
         }

@@ -6,9 +6,9 @@ use super::plugin_calls::{CallCounts, PluginCalls};
 use super::queries::CountedPods;
 use super::socket::SocketHealth;
 use super::{PodLookup, PodsState, process};
-use crate::host::install::conflict::RewriteCounts;
-use crate::host::install::directory::{Directory, Each};
-use crate::host::install::wanted::Confirmed;
+use crate::host::conflict::RewriteCounts;
+use crate::host::desired::Confirmed;
+use crate::host::directory::{Directory, PerDirectory};
 use crate::probe::node_backend::{NodeBackend, Verdict};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -33,7 +33,7 @@ pub(crate) struct TurnReport {
     /// The setting of that name.
     pub(crate) plugin_dir: Confirmed,
     /// The conflict over each directory, in sentences.
-    pub(crate) conflicts: Each<Option<String>>,
+    pub(crate) conflicts: PerDirectory<Option<String>>,
     /// Whether the kernel reports changes (inotify); if not, the loop polls.
     pub(crate) is_notified: bool,
     /// When the token in the kubeconfig expires.
@@ -55,9 +55,9 @@ pub(crate) struct PassReport {
     pub(crate) programs_failed: bool,
     /// Whether the system refused to write the conf.
     pub(crate) conf_failed: bool,
-    pub(crate) rewrites: Each<RewriteCounts>,
+    pub(crate) rewrites: PerDirectory<RewriteCounts>,
     /// How long what the pass repaired had been undone.
-    pub(crate) repaired_in: Each<Option<Duration>>,
+    pub(crate) repaired_in: PerDirectory<Option<Duration>>,
 }
 
 /// How far the node is.
@@ -97,7 +97,7 @@ pub(crate) struct Counts {
     pub(crate) program_failures: u64,
     pub(crate) kubeconfig_failures: u64,
     pub(crate) conf_failures: u64,
-    pub(crate) repairs: Each<RepairCounts>,
+    pub(crate) repairs: PerDirectory<RepairCounts>,
 }
 
 /// Foreign rewrites of one directory, and their repairs.
@@ -146,7 +146,7 @@ impl Status {
     /// Returns what differs from the desired state. Outside a conflict, what has differed for a moment only is left out; in
     /// a conflict such moments follow each other, and pods start in each of them.
     pub(crate) fn missing(&self) -> &[String] {
-        let is_conflict = self.report.conflicts != Each::default();
+        let is_conflict = self.report.conflicts != PerDirectory::default();
         let is_momentary = !is_conflict && self.missing_since.is_some_and(|since| since.elapsed() < MOMENT);
         if is_momentary { &[] } else { &self.report.missing }
     }
@@ -272,7 +272,8 @@ mod tests {
         status.update(TurnReport::default(), now);
         status.update(missing(), now);
         assert!(status.missing().is_empty(), "a single rewrite");
-        let conflicts = Each { conf: Some("our entry is undone again and again".to_owned()), programs: None };
+        let conflicts =
+            PerDirectory { conf: Some("our entry is undone again and again".to_owned()), programs: None };
         status.update(TurnReport { conflicts: conflicts.clone(), ..missing() }, now);
         assert_eq!(status.missing(), missing().missing);
         status.update(TurnReport { conflicts, ..TurnReport::default() }, now);

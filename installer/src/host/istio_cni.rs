@@ -1,9 +1,10 @@
 //! istio-cni on this node: whether its agent listens, and whether our plugin has to stand in under its name. istio-cni's agent
 //! removes its program when it ends, and the runtime still calls that program for the DEL of sandboxes made with it.
 
-use crate::host::install::conflist::{Chain, ISTIO};
-use crate::host::install::seen::{Cached, Hash, ORIGINAL, Snapshot};
-use crate::host::settings::{PLUGIN, StandIn};
+use crate::host::conflist::{ISTIO, PluginChain};
+use crate::host::image::PLUGIN;
+use crate::host::observe::{CachedPlugins, Hash, ORIGINAL, ObservedState};
+use crate::host::settings::StandIn;
 use crate::pod::inside::holds;
 use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
@@ -51,11 +52,11 @@ pub(crate) fn our_stand_in(programs: &Path) -> Option<Hash> {
 /// Decides what to do under istio-cni's name, where `ours` is our plugin there. The snapshot must include the plugins of the
 /// living sandboxes. Pure.
 #[must_use]
-pub(crate) fn stand_in(seen: &Snapshot, ours: Option<Hash>) -> StandIn {
+pub(crate) fn stand_in(seen: &ObservedState, ours: Option<Hash>) -> StandIn {
     let exists = seen.programs.names.contains(OsStr::new(ISTIO));
     match (ours, is_needed(seen)) {
         (Some(hash), true) => StandIn::Ours(hash),
-        (Some(hash), false) => StandIn::Over(hash),
+        (Some(hash), false) => StandIn::Obsolete(hash),
         (None, true) if !exists => StandIn::IfAbsent,
         _ => StandIn::None,
     }
@@ -63,11 +64,11 @@ pub(crate) fn stand_in(seen: &Snapshot, ours: Option<Hash>) -> StandIn {
 
 /// Without the runtime's cache it is needed as long as there are traces of istio-cni: a chain that names it, or one that did
 /// before it was replaced.
-fn is_needed(seen: &Snapshot) -> bool {
+fn is_needed(seen: &ObservedState) -> bool {
     match &seen.cached {
-        Cached::Named(plugins) => plugins.contains(ISTIO),
-        Cached::Unknown => seen.conf.files.iter().any(|(name, file)| {
-            let chain = file.content.as_ref().ok().and_then(|bytes| Chain::read(bytes).ok());
+        CachedPlugins::Named(plugins) => plugins.contains(ISTIO),
+        CachedPlugins::Unknown => seen.conf.files.iter().any(|(name, file)| {
+            let chain = file.content.as_ref().ok().and_then(|bytes| PluginChain::read(bytes).ok());
             let names_it = chain.is_some_and(|chain| chain.entry(ISTIO).is_some());
             names_it && (name.ends_in(ORIGINAL) || name.ends_in(".conflist"))
         }),

@@ -8,7 +8,7 @@
 use gybe_netfilter::backend::BackendKind;
 use gybe_netfilter::choose::{BackendSetting, Choice, NoBackend, choose, next};
 use gybe_netfilter::probe::Capabilities;
-use gybe_plugin::conf::{PluginConf, Probed};
+use gybe_plugin::conf::{PluginConf, ProbeHint};
 use std::fmt;
 
 /// The node label that overrides the cluster's setting.
@@ -93,8 +93,8 @@ impl NodeBackend {
         conf.backend = self.setting;
         let is_probed = self.setting.named().is_none();
         conf.probed = match (is_probed, self.writes(), &self.kernel) {
-            (true, Some(kind), Some(kernel)) => Probed { backend: Some(kind), kernel: kernel.clone() },
-            _ => Probed::default(),
+            (true, Some(kind), Some(kernel)) => ProbeHint { backend: Some(kind), kernel: kernel.clone() },
+            _ => ProbeHint::default(),
         };
     }
 
@@ -146,8 +146,8 @@ mod tests {
         NodeProbe { kernel: "4.18.0".into(), capabilities }
     }
 
-    fn entry(backend: &NodeBackend) -> (&'static str, Probed) {
-        let before = Probed { backend: Some(BackendKind::Nft), kernel: "of before".to_owned() };
+    fn entry(backend: &NodeBackend) -> (&'static str, ProbeHint) {
+        let before = ProbeHint { backend: Some(BackendKind::Nft), kernel: "of before".to_owned() };
         let mut conf = PluginConf { probed: before, ..PluginConf::default() };
         backend.write_into(&mut conf);
         (conf.backend.as_str(), conf.probed)
@@ -183,15 +183,15 @@ mod tests {
     fn f23_the_probes_result_is_written_next_to_the_setting_with_its_kernel() {
         let probe = legacy_only();
         let auto = node_backend(BackendSetting::Auto, None, Some(&probe));
-        let probed = Probed { backend: Some(BackendKind::IptablesLegacy), kernel: "4.18.0".to_owned() };
+        let probed = ProbeHint { backend: Some(BackendKind::IptablesLegacy), kernel: "4.18.0".to_owned() };
         assert_eq!(entry(&auto), ("auto", probed));
         assert_eq!(auto.writes(), Some(BackendKind::IptablesLegacy));
         assert!(
             auto.to_string().contains("auto: iptables-legacy does everything; nft: v4 refused: no nf_tables")
         );
-        assert_eq!(entry(&node_backend(BackendSetting::Auto, None, None)), ("auto", Probed::default()));
+        assert_eq!(entry(&node_backend(BackendSetting::Auto, None, None)), ("auto", ProbeHint::default()));
         let forced = node_backend(BackendSetting::Auto, Some("iptables-legacy"), Some(&probe));
-        assert_eq!(entry(&forced), ("iptables-legacy", Probed::default()));
+        assert_eq!(entry(&forced), ("iptables-legacy", ProbeHint::default()));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! A pod redirected by the default policy, in the recorded network, with other owners' rules beside ours.
 
-use gybe_installer::testnet::fate::Fate;
+use gybe_installer::testnet::outcome::ConnectionOutcome;
 use gybe_integration::complaint::Complaint;
 use gybe_integration::programs::run;
 use gybe_integration::run::make;
@@ -68,7 +68,7 @@ impl World {
     }
 
     pub(crate) fn verdict(&self) -> Result<Verdict, Complaint> {
-        let reading = Reading { only: None, whole: &BackendKind::ALL };
+        let reading = Reading { only: None, whole: &BackendKind::ALL, programs: None };
         let judge = || judge_namespace(Desired::Policy(&self.policy), reading);
         Ok(self.topology.at(Location::Pod).run(judge)??)
     }
@@ -84,11 +84,11 @@ impl World {
         let patience = if expected.is_some() { ANSWERED_WITHIN } else { UNANSWERED_FOR };
         let found = make(&self.topology, flow, patience)?;
         let by = match &found {
-            Fate::Answered(answer) => Some(answer.by.clone()),
+            ConnectionOutcome::Answered(answer) => Some(answer.by.clone()),
             // Also how a packet may be dropped: `reject`.
-            Fate::Refused if predicted.outcome == Outcome::Dropped => None,
-            Fate::Refused => Some("refused".to_owned()),
-            Fate::Timeout | Fate::Failed(_) => None,
+            ConnectionOutcome::Refused if predicted.outcome == Outcome::Dropped => None,
+            ConnectionOutcome::Refused => Some("refused".to_owned()),
+            ConnectionOutcome::Timeout | ConnectionOutcome::Failed(_) => None,
         };
         let rule = predicted.decided_by.map(|step| step.to_string()).unwrap_or_default();
         let sentence = || format!("{}: {found}, predicted {:?} by {rule}", flow.id, predicted.outcome);
@@ -112,8 +112,8 @@ fn expected(flow: &Flow, predicted: &LiveTrace) -> Option<Option<String>> {
         Outcome::Translated(_) | Outcome::Unknown => return None,
     };
     Some(match fate {
-        Fate::Answered(answer) => Some(answer.by),
-        Fate::Refused => Some("refused".to_owned()),
-        Fate::Timeout | Fate::Failed(_) => None,
+        ConnectionOutcome::Answered(answer) => Some(answer.by),
+        ConnectionOutcome::Refused => Some("refused".to_owned()),
+        ConnectionOutcome::Timeout | ConnectionOutcome::Failed(_) => None,
     })
 }

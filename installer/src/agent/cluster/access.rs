@@ -3,7 +3,7 @@
 
 use super::client;
 use super::token_file::TokenFile;
-use gybe_plugin::facts::file;
+use gybe_plugin::bounded_read;
 use hyper::Uri;
 use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Client, Config};
@@ -107,7 +107,7 @@ async fn kubeconfig(path: &Path) -> Result<(Config, Option<TokenFile>), ClusterE
 
 /// Checks a file before kube reads it: kube reads any size, and blocks on a FIFO.
 fn readable(path: &Path) -> Result<(), ClusterError> {
-    let opened = file::open(path).and_then(|(_, length)| match length {
+    let opened = bounded_read::open_file(path).and_then(|(_, length)| match length {
         0..MAX_SIZE => Ok(()),
         _ => Err(io::Error::other(format!("it has more than {MAX_SIZE} bytes"))),
     });

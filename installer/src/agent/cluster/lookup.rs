@@ -5,7 +5,7 @@ use super::error::ApiError;
 use super::pod_cache::{PodCache, timed_out};
 use super::pod_requests::{self, Pod};
 use gybe_plugin::args::PodRef;
-use gybe_plugin::facts::wire::Answer;
+use gybe_plugin::facts::wire::FactsResponse;
 use kube::Client;
 use std::sync::Arc;
 use std::time::Instant;
@@ -35,7 +35,7 @@ pub(super) async fn serve(cache: Arc<PodCache>, client: Client, mut lookups: Unb
     }
 }
 
-async fn get(client: &Client, cache: &PodCache, permits: &Semaphore, pod: &PodRef) -> Answer {
+async fn get(client: &Client, cache: &PodCache, permits: &Semaphore, pod: &PodRef) -> FactsResponse {
     let _permit = permits.acquire().await;
     let response = match pod_requests::one(pod) {
         Ok(request) => client::object::<Pod>(client, request).await,
@@ -50,11 +50,11 @@ async fn get(client: &Client, cache: &PodCache, permits: &Semaphore, pod: &PodRe
 }
 
 /// Converts the API server's response to the answer for the plugin; `preface` precedes the reason of a fault.
-pub(super) fn answer(response: Result<Pod, ApiError>, preface: &str) -> Answer {
+pub(super) fn answer(response: Result<Pod, ApiError>, preface: &str) -> FactsResponse {
     match response.map(Pod::facts) {
-        Ok(Ok(facts)) => Answer::Pod(Box::new(facts)),
-        Ok(Err(fault)) => Answer::Fault(format!("{preface}the API server's answer is {fault}")),
-        Err(fault) if fault.is_missing() => Answer::Unknown,
-        Err(fault) => Answer::Fault(format!("{preface}{fault}")),
+        Ok(Ok(facts)) => FactsResponse::Pod(Box::new(facts)),
+        Ok(Err(fault)) => FactsResponse::Error(format!("{preface}the API server's answer is {fault}")),
+        Err(fault) if fault.is_missing() => FactsResponse::Unknown,
+        Err(fault) => FactsResponse::Error(format!("{preface}{fault}")),
     }
 }

@@ -10,8 +10,8 @@ pub(super) use pending::{WaitLimits, timed_out};
 use super::error::ApiError;
 use crate::agent::IstioComponent;
 use gybe_plugin::args::PodRef;
-use gybe_plugin::facts::means;
-use gybe_plugin::facts::wire::Answer;
+use gybe_plugin::facts::matches;
+use gybe_plugin::facts::wire::FactsResponse;
 use gybe_plugin::pod::PodFacts;
 use pending::{PendingPod, key_with_uid};
 use std::collections::BTreeMap;
@@ -87,13 +87,13 @@ pub(super) fn key(facts: &PodFacts) -> String {
 
 impl PodCache {
     /// Returns the pod, if it is known.
-    pub(super) fn find(&self, pod: &PodRef) -> Option<Answer> {
+    pub(super) fn find(&self, pod: &PodRef) -> Option<FactsResponse> {
         self.lock().find(&pod.to_string(), pod)
     }
 
     /// Returns the pod, and waits for one that is unknown. A pod of that name with another uid is an earlier or a later one,
     /// and counts as unknown. `look_up` is called for the first of all queries that wait for the same pod.
-    pub(super) fn wait_for(&self, pod: &PodRef, limits: WaitLimits, look_up: impl FnOnce()) -> Answer {
+    pub(super) fn wait_for(&self, pod: &PodRef, limits: WaitLimits, look_up: impl FnOnce()) -> FactsResponse {
         let (name, key) = (pod.to_string(), key_with_uid(pod));
         let (mut state, mut look_up) = (self.lock(), Some(look_up));
         if let Some(facts) = state.find(&name, pod) {
@@ -115,7 +115,7 @@ impl PodCache {
     }
 
     /// Takes in the result of a lookup.
-    pub(super) fn answer(&self, pod: &PodRef, answer: Answer) {
+    pub(super) fn answer(&self, pod: &PodRef, answer: FactsResponse) {
         if let Some(pending) = self.lock().pending.get_mut(&key_with_uid(pod)) {
             pending.answer = Some(answer);
         }
@@ -216,13 +216,13 @@ impl PodCache {
 }
 
 impl State {
-    fn find(&self, name: &str, pod: &PodRef) -> Option<Answer> {
-        let facts = self.pods.get(name)?.whole().filter(|facts| means(facts, pod))?;
-        Some(Answer::Pod(Box::new(facts.clone())))
+    fn find(&self, name: &str, pod: &PodRef) -> Option<FactsResponse> {
+        let facts = self.pods.get(name)?.whole().filter(|facts| matches(facts, pod))?;
+        Some(FactsResponse::Pod(Box::new(facts.clone())))
     }
 
     /// Ends one query's wait.
-    fn leave(&mut self, key: &str, answer: Answer) -> Answer {
+    fn leave(&mut self, key: &str, answer: FactsResponse) -> FactsResponse {
         if let Some(pending) = self.pending.get_mut(key) {
             pending.waiting = pending.waiting.saturating_sub(1);
         }

@@ -1,4 +1,4 @@
-//! Rare single queries: our own node, our own DaemonSet, and a pod for the plugin. Each runs on the calling thread, with a
+//! Rare single queries: our own node, our own DaemonSet, and a pod for the plugin. PerDirectory runs on the calling thread, with a
 //! deadline.
 
 use super::access::{Cluster, ClusterError};
@@ -7,7 +7,7 @@ use super::error::ApiError;
 use super::lookup;
 use super::pod_requests::{self, invalid_name};
 use crate::error::chain;
-use gybe_plugin::facts::wire::{self, Answer, WireError};
+use gybe_plugin::facts::wire::{self, FactsResponse, WireError};
 use hyper::Request;
 use kube::api::GetParams;
 use kube::core::Request as ApiRequest;
@@ -88,14 +88,14 @@ pub fn daemonset_state(cluster: &Cluster, namespace: &str, name: &str, until: In
 /// # Errors
 /// When the query is malformed. Any other failure is its answer.
 pub fn pod_facts(cluster: &Cluster, query: &[u8], until: Instant) -> Result<String, WireError> {
-    let pod = wire::asked(query)?.pod;
+    let pod = wire::decode_request(query)?.pod;
     let request = pod_requests::one(&pod).map_err(QueryError::from);
     let answer = match request.and_then(|request| get(cluster, request, until)) {
         Ok(manifest) => lookup::answer(Ok(manifest), ""),
         Err(QueryError::Api(fault)) => lookup::answer(Err(fault), ""),
-        Err(QueryError::Cluster(fault)) => Answer::Fault(chain(&fault)),
+        Err(QueryError::Cluster(fault)) => FactsResponse::Error(chain(&fault)),
     };
-    Ok(wire::answer(&answer))
+    Ok(wire::encode_response(&answer))
 }
 
 fn get<T: DeserializeOwned>(

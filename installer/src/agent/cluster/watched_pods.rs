@@ -8,7 +8,7 @@ use super::watch::Watch;
 use crate::agent::{IstioComponent, PodLookup, PodsState, WatchCounts};
 use crate::log::Log;
 use gybe_plugin::args::PodRef;
-use gybe_plugin::facts::wire::Answer;
+use gybe_plugin::facts::wire::FactsResponse;
 use nix::sys::signal::{SigSet, SigmaskHow};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
@@ -76,11 +76,11 @@ fn without_signals<T>(make: impl FnOnce() -> std::io::Result<T>) -> Result<T, Cl
 }
 
 impl PodLookup for WatchedPods {
-    fn find(&self, pod: &PodRef) -> Option<Answer> {
+    fn find(&self, pod: &PodRef) -> Option<FactsResponse> {
         self.cache.find(pod)
     }
 
-    fn wait_for(&self, pod: &PodRef, until: Instant) -> Answer {
+    fn wait_for(&self, pod: &PodRef, until: Instant) -> FactsResponse {
         // The watch has the same source as the kubelet's, so a pod that it has not delivered is about to come.
         self.cache.wait_for(pod, WaitLimits { watch_lag: WATCH_LAG, until }, || {
             let lookup = Lookup { pod: pod.clone(), until };

@@ -1,7 +1,7 @@
 //! One connection: its request as the bytes arrive, and its response as the client reads it. Only `send_all` waits.
 
 use crate::host::agent_status;
-use gybe_plugin::facts::wire::{self, LONGEST_QUESTION, Question, WireError};
+use gybe_plugin::facts::wire::{self, FactsRequest, MAX_REQUEST_BYTES, WireError};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{MsgFlags, recv, send};
@@ -26,7 +26,7 @@ pub(super) struct Connection {
 
 /// A client's request.
 pub(super) enum Request {
-    Pod(Question),
+    Pod(FactsRequest),
     /// The agent's status.
     Status,
 }
@@ -46,7 +46,7 @@ impl Connection {
 
     /// Reads what has arrived. A request ends with a newline, or with the client's side of the connection.
     pub(super) fn receive(&mut self) -> Received {
-        let mut buffer = [0; LONGEST_QUESTION];
+        let mut buffer = [0; MAX_REQUEST_BYTES];
         let has_ended = match recv(self.stream.as_raw_fd(), &mut buffer, MsgFlags::MSG_DONTWAIT) {
             Ok(length) => {
                 self.received.extend(buffer.iter().take(length));
@@ -57,15 +57,15 @@ impl Connection {
         };
         match (has_ended, self.received.len()) {
             (true, 1..) => Received::Request(self.parse()),
-            (false, ..=LONGEST_QUESTION) => Received::Incomplete,
+            (false, ..=MAX_REQUEST_BYTES) => Received::Incomplete,
             _ => Received::Nothing,
         }
     }
 
     /// Parses the request, and starts the time of its response.
     fn parse(&mut self) -> Result<Request, WireError> {
-        let question = wire::asked(&self.received);
-        let timeout = question.as_ref().ok().and_then(|question| question.patience).unwrap_or(TIMEOUT);
+        let question = wire::decode_request(&self.received);
+        let timeout = question.as_ref().ok().and_then(|question| question.timeout).unwrap_or(TIMEOUT);
         self.until = Instant::now() + timeout.min(MAX_TIMEOUT);
         match question {
             Err(_) if agent_status::is_request(&self.received) => Ok(Request::Status),

@@ -5,7 +5,7 @@ use super::job_queue::{Job, JobQueue, Task};
 use crate::agent::PodLookup;
 use crate::host::agent_status::{self, AgentStatus};
 use crate::log::Log;
-use gybe_plugin::facts::wire::{self, Answer, Question, WireError};
+use gybe_plugin::facts::wire::{self, FactsRequest, FactsResponse, WireError};
 use serde_json::json;
 use std::thread::Scope;
 use std::time::Duration;
@@ -36,17 +36,17 @@ impl Dispatcher<'_, '_> {
 
     fn answer(&self, connection: Connection, request: Result<Request, WireError>) {
         match request {
-            Ok(Request::Pod(Question { pod, .. })) => match self.pods.find(&pod) {
+            Ok(Request::Pod(FactsRequest { pod, .. })) => match self.pods.find(&pod) {
                 Some(answer) => self.respond(connection, &answer),
                 None => self.enqueue(Job { connection, task: Task::LookUp(pod) }),
             },
             Ok(Request::Status) => self.send(agent_status::answer(&(self.status)()), connection),
-            Err(why) => self.respond(connection, &Answer::Fault(why.to_string())),
+            Err(why) => self.respond(connection, &FactsResponse::Error(why.to_string())),
         }
     }
 
-    fn respond(&self, connection: Connection, answer: &Answer) {
-        self.send(wire::answer(answer), connection);
+    fn respond(&self, connection: Connection, answer: &FactsResponse) {
+        self.send(wire::encode_response(answer), connection);
         self.log_fault(answer);
     }
 
@@ -69,15 +69,15 @@ impl Dispatcher<'_, '_> {
             Task::LookUp(pod) => {
                 let answer = self.pods.wait_for(&pod, connection.until() - SEND_TIME);
                 self.log_fault(&answer);
-                wire::answer(&answer).into_bytes()
+                wire::encode_response(&answer).into_bytes()
             }
             Task::Send(bytes) => bytes,
         };
         let _ = connection.send_all(&bytes);
     }
 
-    fn log_fault(&self, answer: &Answer) {
-        if let Answer::Fault(why) = answer {
+    fn log_fault(&self, answer: &FactsResponse) {
+        if let FactsResponse::Error(why) = answer {
             self.log.warn("gybe node: a query could not be answered", json!({ "cause": why }));
         }
     }

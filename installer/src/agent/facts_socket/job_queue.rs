@@ -1,10 +1,10 @@
-//! Requests that wait, for a pod that is about to appear or for a client that reads slowly. Each has a thread and its own
+//! Requests that wait, for a pod that is about to appear or for a client that reads slowly. PerDirectory has a thread and its own
 //! deadline; both the threads and the queue behind them are bounded.
 
 use super::connection::Connection;
 use super::dispatcher::Dispatcher;
 use gybe_plugin::args::PodRef;
-use gybe_plugin::facts::wire::{self, Answer};
+use gybe_plugin::facts::wire::{self, FactsResponse};
 use serde_json::json;
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -43,8 +43,8 @@ impl Dispatcher<'_, '_> {
     pub(super) fn enqueue(&self, job: Job) {
         let mut queue = self.queue.lock();
         if queue.jobs.len() >= MAX_QUEUED {
-            let why = Answer::Fault("too many others wait for their pods".to_owned());
-            let _ = job.connection.send(wire::answer(&why).as_bytes());
+            let why = FactsResponse::Error("too many others wait for their pods".to_owned());
+            let _ = job.connection.send(wire::encode_response(&why).as_bytes());
             return;
         }
         queue.jobs.push_back(job);

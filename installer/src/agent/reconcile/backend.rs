@@ -2,13 +2,14 @@
 
 use super::status_log::StatusLog;
 use crate::agent::node_label::{LabelState, NodeLabel};
-use crate::host::install::conflist::Chain;
-use crate::host::install::seen::{Hashes, Interest, Places, look};
-use crate::host::settings::{PLUGIN, Settings};
+use crate::host::conflist::PluginChain;
+use crate::host::image::PLUGIN;
+use crate::host::observe::{HashCache, NodeDirectories, ObserveScope, look};
+use crate::host::settings::Settings;
 use crate::log::Level;
 use crate::probe::node_backend::{NodeBackend, NodeProbe, node_backend};
 use gybe_netfilter::choose::BackendSetting;
-use gybe_plugin::conf::{PluginConf, Probed};
+use gybe_plugin::conf::{PluginConf, ProbeHint};
 use gybe_plugin::probe_cache::{ProbeCache, this_node};
 use serde_json::json;
 use std::time::Duration;
@@ -32,7 +33,7 @@ pub(super) struct Backend {
 struct InitialEntry {
     cluster: BackendSetting,
     setting: Option<BackendSetting>,
-    probed: Option<Probed>,
+    probed: Option<ProbeHint>,
 }
 
 impl Backend {
@@ -48,7 +49,7 @@ impl Backend {
         log: &mut StatusLog<'_>,
     ) -> NodeBackend {
         // The report is missing for a moment now and then; the last one holds meanwhile.
-        if let (Some(capabilities), Ok(node)) = (self.cache.recall(), this_node()) {
+        if let (Some(capabilities), Ok(node)) = (self.cache.load(), this_node()) {
             self.probe = Some(NodeProbe { kernel: node.kernel, capabilities });
         }
         let cluster = settings.choices.conf.backend;
@@ -67,11 +68,11 @@ impl Backend {
 
     /// Returns the probe result in our entry, until there is a report: it is true for the kernel that it names, so keeping it
     /// is harmless, and dropping it would be a write at every boot.
-    pub(super) fn recorded_probe(&self) -> Option<&Probed> {
+    pub(super) fn recorded_probe(&self) -> Option<&ProbeHint> {
         self.initial.as_ref().filter(|_| self.probe.is_none())?.probed.as_ref()
     }
 
-    fn read_label(&mut self, label: Option<&NodeLabel>, places: &Places, cluster: BackendSetting) {
+    fn read_label(&mut self, label: Option<&NodeLabel>, places: &NodeDirectories, cluster: BackendSetting) {
         let is_first = self.initial.is_none();
         if is_first {
             self.initial = Some(InitialEntry::read(places, cluster));
@@ -87,11 +88,11 @@ impl Backend {
 impl InitialEntry {
     /// Until the label is known, the setting in the entry is the best guess: to overwrite it would change the backend for the
     /// moment until it is.
-    fn read(places: &Places, cluster: BackendSetting) -> Self {
-        let seen = look(places, &Interest::default(), &mut Hashes::default());
+    fn read(places: &NodeDirectories, cluster: BackendSetting) -> Self {
+        let seen = look(places, &ObserveScope::default(), &mut HashCache::default());
         let contents = seen.conf.files.values().filter_map(|file| file.content.as_ref().ok());
         let entries = contents.filter_map(|bytes| {
-            let chain = Chain::read(bytes).ok()?;
+            let chain = PluginChain::read(bytes).ok()?;
             PluginConf::read(&serde_json::from_slice(chain.entry(PLUGIN)?).ok()?).ok()
         });
         let entry = entries.into_iter().next();

@@ -3,12 +3,12 @@
 use super::status_log::StatusLog;
 use crate::agent::PodLookup;
 use crate::agent::istio::{IstioAgent, IstioComponent};
+use crate::host::conflist::ISTIO;
+use crate::host::desired::TakeOver;
 use crate::host::identity::Identity;
-use crate::host::install::conflist::ISTIO;
-use crate::host::install::seen::{Hashes, Interest, Places, look};
-use crate::host::install::wanted::TakeOver;
 use crate::host::istio_cni::{our_stand_in, stand_in};
-use crate::host::settings::{Settings, StandIn, TakeOverWish};
+use crate::host::observe::{HashCache, NodeDirectories, ObserveScope, look};
+use crate::host::settings::{Settings, StandIn, TakeOverSetting};
 use crate::log::Level;
 use serde_json::json;
 use std::time::{Duration, Instant};
@@ -54,13 +54,13 @@ impl Environment {
     }
 
     /// Observes the program under istio-cni's name: at once when its file changed, else once a minute.
-    fn observe_program(&mut self, places: &Places, now: Instant) {
+    fn observe_program(&mut self, places: &NodeDirectories, now: Instant) {
         let program = places.programs.join(ISTIO).symlink_metadata().ok().map(|it| Identity::of(&it));
         let is_due = self.observed.is_none_or(|at| now.saturating_duration_since(at) >= CACHE_INTERVAL);
         if !is_due && program == self.program {
             return;
         }
-        let seen = look(places, &Interest::in_programs([]), &mut Hashes::default());
+        let seen = look(places, &ObserveScope::in_programs([]), &mut HashCache::default());
         if seen.lacks_descriptors() {
             return;
         }
@@ -70,10 +70,10 @@ impl Environment {
 }
 
 /// Decides whether an istio-cni entry may be replaced.
-fn take_over(setting: TakeOverWish, istio: IstioAgent) -> TakeOver {
+fn take_over(setting: TakeOverSetting, istio: IstioAgent) -> TakeOver {
     match setting {
-        TakeOverWish::Wait if istio.may_run() => TakeOver::Waits,
-        TakeOverWish::Wait | TakeOverWish::Now => TakeOver::Now,
+        TakeOverSetting::Wait if istio.may_run() => TakeOver::Waits,
+        TakeOverSetting::Wait | TakeOverSetting::Now => TakeOver::Now,
     }
 }
 

@@ -4,7 +4,7 @@
 
 use super::status_log::StatusLog;
 use crate::error::chain;
-use crate::host::settings::{Given, Ground, Settings, SettingsError, Unread};
+use crate::host::settings::{Environment, Settings, SettingsError, SettingsSources, SourceError};
 use crate::log::Level;
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 pub struct LiveSettings {
     environment: BTreeMap<String, String>,
     /// None after a ConfigMap that could not be read: the next one is read whatever it says.
-    read_from: Option<Given>,
+    read_from: Option<SettingsSources>,
     /// Before a valid ConfigMap was read, the settings of the environment alone.
     pub(super) current: Settings,
     pub(super) origin: Origin,
@@ -35,12 +35,14 @@ pub(super) enum Origin {
 #[derive(Debug, thiserror::Error)]
 pub enum SettingsLoadError {
     #[error(transparent)]
-    Unread(#[from] Unread),
+    SourceError(#[from] SourceError),
     #[error(transparent)]
     Invalid(#[from] SettingsError),
 }
 
-fn load(given: Result<Given, Unread>) -> Result<(Given, Settings), SettingsLoadError> {
+fn load(
+    given: Result<SettingsSources, SourceError>,
+) -> Result<(SettingsSources, Settings), SettingsLoadError> {
     let given = given?;
     let settings = Settings::read(&given)?;
     Ok((given, settings))
@@ -53,9 +55,9 @@ impl LiveSettings {
     /// # Errors
     /// Names everything that is invalid, if some of it is in the environment, which cannot change.
     pub fn start(environment: BTreeMap<String, String>) -> Result<Self, SettingsLoadError> {
-        let (read_from, current, origin) = match load(Given::gather(environment.clone())) {
+        let (read_from, current, origin) = match load(SettingsSources::gather(environment.clone())) {
             Ok((given, current)) => (Some(given), current, Origin::ConfigMap),
-            Err(why) => match load(Given::of_environment(environment.clone())) {
+            Err(why) => match load(SettingsSources::of_environment(environment.clone())) {
                 Ok((_, current)) => (None, current, Origin::Environment),
                 Err(_) => return Err(why),
             },
@@ -64,13 +66,13 @@ impl LiveSettings {
     }
 
     #[must_use]
-    pub fn ground(&self) -> &Ground {
+    pub fn ground(&self) -> &Environment {
         &self.current.ground
     }
 
     /// Reads the ConfigMap, and uses it if it changed and is valid.
     pub(super) fn refresh(&mut self, log: &StatusLog<'_>) {
-        let given = match Given::gather(self.environment.clone()) {
+        let given = match SettingsSources::gather(self.environment.clone()) {
             Ok(given) if self.read_from.as_ref() == Some(&given) => return,
             Ok(given) => given,
             Err(why) => {

@@ -2,12 +2,13 @@
 
 use super::{Reconciler, Turn};
 use crate::agent::status::{PassReport, Phase, TurnReport};
-use crate::host::install::change::Problem;
-use crate::host::install::conflict::RewriteCounts;
-use crate::host::install::directory::{Directory, Each};
-use crate::host::install::plan::Plan;
-use crate::host::install::{Pass, RESYNC};
-use crate::host::settings::{Mode, PLUGIN};
+use crate::host::conflict::RewriteCounts;
+use crate::host::directory::{Directory, PerDirectory};
+use crate::host::image::PLUGIN;
+use crate::host::pass::{Pass, RESYNC};
+use crate::host::plan::Plan;
+use crate::host::problem::Problem;
+use crate::host::settings::Mode;
 use crate::log::Level;
 use serde_json::json;
 use std::time::{Duration, Instant};
@@ -39,9 +40,10 @@ impl RepairTimer {
 impl Reconciler<'_> {
     /// Returns the report of a pass, and logs it. `woken` is when the turn began.
     pub(super) fn report(&mut self, pass: &Pass, woken: Instant) -> Turn {
-        let rewrites = Each::made(|directory| self.memory.rewrite_counts(directory));
-        let repaired_in =
-            Each::made(|directory| self.timers.of_mut(directory).observe(*rewrites.of(directory), woken));
+        let rewrites = PerDirectory::made(|directory| self.memory.rewrite_counts(directory));
+        let repaired_in = PerDirectory::made(|directory| {
+            self.timers.of_mut(directory).observe(*rewrites.of(directory), woken)
+        });
         self.log_pass(pass, repaired_in.conf.max(repaired_in.programs));
         let settings = &self.settings.current;
         let (missing, notes) = sentences(self.is_as_desired(pass), &pass.left);
@@ -53,7 +55,7 @@ impl Reconciler<'_> {
             missing,
             notes: notes.into_iter().chain(settings.notes.iter().cloned()).collect(),
             deleted_directory: deleted,
-            conflicts: Each::made(conflict),
+            conflicts: PerDirectory::made(conflict),
             pass: Some(PassReport {
                 is_done: pass.left.is_done(),
                 has_changed: pass.performed.done > 0,

@@ -1,11 +1,11 @@
 //! The loop's log: each condition is logged once when it begins or changes, not at every turn.
 
 use crate::error::chain;
-use crate::host::install::Pass;
-use crate::host::install::change::Problem;
-use crate::host::install::conflict::Conflict;
-use crate::host::install::directory::Each;
-use crate::host::install::perform::PerformError;
+use crate::host::apply::ApplyError;
+use crate::host::conflict::Conflict;
+use crate::host::directory::PerDirectory;
+use crate::host::pass::Pass;
+use crate::host::problem::Problem;
 use crate::log::{Level, Log};
 use gybe_netfilter::hint::Hint;
 use serde_json::{Value, json};
@@ -67,7 +67,7 @@ impl<'a> StatusLog<'a> {
     pub(super) fn failures(&mut self, pass: &Pass) {
         let all = || pass.waiting.iter().chain(&pass.performed.failed).map(|failed| &failed.why);
         let sentences: Vec<_> = all().map(|why| chain(why)).collect();
-        let hints: Vec<_> = all().filter_map(PerformError::hint).collect();
+        let hints: Vec<_> = all().filter_map(ApplyError::hint).collect();
         self.condition(
             Level::Error,
             "gybe node: a change failed",
@@ -77,7 +77,7 @@ impl<'a> StatusLog<'a> {
     }
 
     /// The conflicts: each sentence is logged once until all conflicts have ended.
-    pub(super) fn conflicts(&mut self, conflicts: &Each<Option<Conflict>>) {
+    pub(super) fn conflicts(&mut self, conflicts: &PerDirectory<Option<Conflict>>) {
         let all: Vec<&Conflict> = conflicts.conf.iter().chain(&conflicts.programs).collect();
         if all.is_empty() {
             self.conflicts.clear();

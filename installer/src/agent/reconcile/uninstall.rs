@@ -2,7 +2,7 @@
 
 use super::{Reconciler, Turn};
 use crate::agent::status::Phase;
-use crate::host::settings::{Burial, Mode};
+use crate::host::settings::{Mode, ProgramRemoval};
 use crate::log::Level;
 use serde_json::json;
 use std::time::{Duration, Instant};
@@ -27,10 +27,10 @@ impl GracePeriod {
     }
 
     /// Returns whether the programs may be removed now.
-    pub(super) fn programs(&self, now: Instant) -> Burial {
+    pub(super) fn programs(&self, now: Instant) -> ProgramRemoval {
         match self.left(now) {
-            Some(Duration::ZERO) => Burial::Now,
-            _ => Burial::Later,
+            Some(Duration::ZERO) => ProgramRemoval::Now,
+            _ => ProgramRemoval::Deferred,
         }
     }
 
@@ -84,22 +84,22 @@ mod tests {
     fn f29_the_plugin_outlives_the_conf_by_the_grace_period() {
         let (mut period, start) = (GracePeriod::new(GRACE_PERIOD), Instant::now());
         let after = |seconds| start + Duration::from_secs(seconds);
-        assert_eq!(period.programs(start), Burial::Later, "not out yet");
+        assert_eq!(period.programs(start), ProgramRemoval::Deferred, "not out yet");
         period.passed(true, true, start);
-        assert_eq!(period.programs(after(299)), Burial::Later);
+        assert_eq!(period.programs(after(299)), ProgramRemoval::Deferred);
         period.passed(true, false, after(299));
         assert_eq!(period.left(after(299)), Some(Duration::from_secs(1)));
-        assert_eq!(period.programs(after(300)), Burial::Now);
+        assert_eq!(period.programs(after(300)), ProgramRemoval::Now);
         period.passed(true, true, after(400));
         assert_eq!(
             period.programs(after(699)),
-            Burial::Later,
+            ProgramRemoval::Deferred,
             "another program restored the conf, and it was removed again"
         );
         period.passed(false, false, after(800));
         assert_eq!(period.left(after(9000)), None, "the period runs only while our entry is out");
         period.passed(true, false, after(9000));
         period.cancel();
-        assert_eq!(period.programs(after(99_000)), Burial::Later);
+        assert_eq!(period.programs(after(99_000)), ProgramRemoval::Deferred);
     }
 }

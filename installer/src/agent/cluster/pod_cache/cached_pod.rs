@@ -1,7 +1,7 @@
 //! One pod in the cache: whole, or, if its owner has made it large, without its contents. Such a pod is looked up at the API
 //! server for every query, so no pod's owner can fill the agent's memory.
 
-use gybe_plugin::pod::{Container, PARTS, PodFacts};
+use gybe_plugin::pod::{Container, ISTIO_COMPONENTS, PodFacts};
 use std::mem::size_of;
 
 /// Enough for 3,000 ports or 800 networks in annotations. An ordinary injected pod has less than 2 KiB.
@@ -17,7 +17,7 @@ impl CachedPod {
     pub(in crate::agent::cluster) fn new(mut facts: PodFacts) -> Self {
         if size(&facts) > MAX_SIZE {
             let PodFacts { namespace, name, uid, mut labels, .. } = facts;
-            labels.retain(|key, value| PARTS.contains(&(key, value)));
+            labels.retain(|key, value| ISTIO_COMPONENTS.contains(&(key, value)));
             let facts = PodFacts { namespace, name, uid, labels, ..PodFacts::default() };
             return Self { facts, is_whole: false };
         }

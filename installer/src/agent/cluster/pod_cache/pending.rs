@@ -1,7 +1,7 @@
 //! A pod that is not in the cache yet, and how long queries wait for it.
 
 use gybe_plugin::args::PodRef;
-use gybe_plugin::facts::wire::Answer;
+use gybe_plugin::facts::wire::FactsResponse;
 use std::time::{Duration, Instant};
 
 /// How long a query waits for a pod.
@@ -21,7 +21,7 @@ pub(super) struct PendingPod {
     pub(super) waiting: usize,
     pub(super) lookup_started: bool,
     /// The result of the lookup.
-    pub(super) answer: Option<Answer>,
+    pub(super) answer: Option<FactsResponse>,
 }
 
 impl PendingPod {
@@ -35,7 +35,7 @@ impl PendingPod {
         &mut self,
         limits: WaitLimits,
         look_up: &mut Option<impl FnOnce()>,
-    ) -> Result<Duration, Answer> {
+    ) -> Result<Duration, FactsResponse> {
         let (now, lookup_at) = (Instant::now(), self.since + limits.watch_lag);
         if let Some(answer) = self.answer.clone() {
             return Err(answer);
@@ -57,6 +57,6 @@ pub(super) fn key_with_uid(pod: &PodRef) -> String {
     format!("{pod}/{}", pod.uid.as_deref().unwrap_or_default())
 }
 
-pub(in crate::agent::cluster) fn timed_out() -> Answer {
-    Answer::Fault("not seen yet, and the API server did not answer in time".to_owned())
+pub(in crate::agent::cluster) fn timed_out() -> FactsResponse {
+    FactsResponse::Error("not seen yet, and the API server did not answer in time".to_owned())
 }

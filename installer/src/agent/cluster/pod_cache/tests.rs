@@ -10,7 +10,7 @@ const FOREVER: Duration = Duration::from_secs(600);
 
 fn pod_ref(name: &str, uid: &str) -> PodRef {
     let query = format!(r#"{{"version": 1, "namespace": "shop", "name": "{name}", "uid": "{uid}"}}"#);
-    wire::asked(query.as_bytes()).unwrap().pod
+    wire::decode_request(query.as_bytes()).unwrap().pod
 }
 
 fn facts(name: &str, uid: &str) -> PodFacts {
@@ -18,8 +18,8 @@ fn facts(name: &str, uid: &str) -> PodFacts {
     PodFacts { namespace, name, uid, ..PodFacts::default() }
 }
 
-fn pod(name: &str, uid: &str) -> Answer {
-    Answer::Pod(Box::new(facts(name, uid)))
+fn pod(name: &str, uid: &str) -> FactsResponse {
+    FactsResponse::Pod(Box::new(facts(name, uid)))
 }
 
 fn limits(watch_lag: Duration, until: Instant) -> WaitLimits {
@@ -34,7 +34,7 @@ fn uid(cache: &PodCache, name: &str, uid: &str) -> Option<String> {
     match cache.wait_for(&pod_ref(name, uid), limits(LAG, Instant::now()), || {
         unreachable!("the deadline has passed")
     }) {
-        Answer::Pod(facts) => Some(facts.uid),
+        FactsResponse::Pod(facts) => Some(facts.uid),
         other => {
             assert_eq!(other, timed_out());
             None
@@ -109,7 +109,7 @@ fn one_lookup_serves_all_queries_that_wait_for_a_pod() {
         {
             thread::yield_now();
         }
-        cache.answer(&pod_ref("cart-0", "another"), Answer::Unknown);
+        cache.answer(&pod_ref("cart-0", "another"), FactsResponse::Unknown);
         cache.answer(&pod_ref("cart-0", "u1"), pod("cart-0", "u1"));
         for one in waiting {
             assert_eq!(one.join().unwrap(), pod("cart-0", "u1"));
