@@ -13,8 +13,8 @@ use crate::reply::Reply;
 use crate::request::Request;
 use crate::result;
 use crate::wanted::{self, Subject, Wanted};
-use gybe_netfilter::choose::Way;
 use gybe_netfilter::policy::Families;
+use gybe_netfilter::redirection::RuleVariant;
 use std::path::Path;
 use std::time::Instant;
 
@@ -51,10 +51,10 @@ fn redirect(subject: Subject, conf: &PluginConf, netns: Option<&Path>) -> Result
         PluginError::Redirection(error) => forget_contradicted_findings(error),
         _ => {}
     })?;
-    for beside in &done.outcome.beside {
+    for beside in &done.outcome.other_nat {
         tracing::warn!(pod, %beside, "gybe-cni cmdAdd: other owners' rules translate addresses here");
     }
-    if done.way == Way::WithoutZones {
+    if done.variant == RuleVariant::WithoutZones {
         tracing::warn!(
             pod,
             "gybe-cni cmdAdd: this kernel has no conntrack zones, so DNS is captured without"

@@ -17,10 +17,11 @@ pub(crate) fn check(request: &Request) -> Result<Reply, PluginError> {
         Wanted::Redirect(subject) => {
             let pod = subject.pod.to_string();
             let found = subject.inside(&conf, |redirection, backend, _| {
-                Ok((redirection.differences(backend)?, Presence::look()?.beside))
+                let presence = Presence::look()?;
+                Ok((redirection.differences(backend, &presence)?, presence.other_nat))
             })?;
-            let (differences, beside) = found.outcome;
-            for beside in &beside {
+            let (differences, other_nat) = found.outcome;
+            for beside in &other_nat {
                 tracing::warn!(pod, %beside, "gybe-cni cmdCheck: other owners' rules translate addresses here");
             }
             let differences: Vec<_> = differences.iter().map(ToString::to_string).collect();

@@ -45,7 +45,7 @@ impl ApplyArgs {
         let (origin, path, name) = (wish.origin(), there.path(), backend.name());
         let text = format!("{origin} is in force in {path}: {rules} rules, by {name}\n");
         let json = json!({ "applied": true, "backend": name, "rules": rules });
-        let beside = backend::notes(&applied.beside);
-        Ok(Answer::yes(text, json).noting([place.notes(&wish, &policy), notes, beside].concat()))
+        let other_nat = backend::notes(&applied.other_nat);
+        Ok(Answer::yes(text, json).noting([place.notes(&wish, &policy), notes, other_nat].concat()))
     }
 }

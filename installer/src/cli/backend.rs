@@ -5,11 +5,12 @@ use super::namespace::Opened;
 use crate::pod::init_args;
 use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use gybe_netfilter::backend::{Backend, BackendKind, Translator};
-use gybe_netfilter::choose::{BackendSetting, Way};
+use gybe_netfilter::backend::{Backend, BackendKind};
+use gybe_netfilter::choose::BackendSetting;
 use gybe_netfilter::policy::RedirectPolicy;
+use gybe_netfilter::presence::OtherNat;
 use gybe_netfilter::presence::Presence;
-use gybe_netfilter::redirection::Redirection;
+use gybe_netfilter::redirection::{Redirection, RuleVariant};
 use gybe_plugin::backend::{SelectedBackend, Selection, find};
 use gybe_plugin::conf::Probed;
 use gybe_plugin::probe_cache::Age;
@@ -59,11 +60,11 @@ pub(super) fn redirection(
     backend: &SelectedBackend,
     policy: &RedirectPolicy,
 ) -> Result<(Redirection, Vec<String>), Failure> {
-    let (redirection, way) =
+    let (redirection, variant) =
         backend.redirection(policy).map_err(|why| Failure::hinted("cannot redirect", why))?;
-    let notes = match way {
-        Way::Whole => Vec::new(),
-        Way::WithoutZones => {
+    let notes = match variant {
+        RuleVariant::Complete => Vec::new(),
+        RuleVariant::WithoutZones => {
             vec!["note: this kernel has no conntrack zones, so DNS is captured without".to_owned()]
         }
     };
@@ -76,10 +77,12 @@ pub(super) fn presence(there: &Opened<'_>) -> Result<Presence, Failure> {
     found.map_err(|why| Failure::hinted(format!("cannot tell whose rules are in {}", there.path()), why))
 }
 
-/// What an operator should know about others who translate addresses there.
-pub(super) fn notes(beside: &[Translator]) -> Vec<String> {
-    let beside = beside.iter();
-    beside.map(|other| format!("note: somebody else translates addresses there: {other}")).collect()
+/// Notes about other owners' rules that translate addresses there.
+pub(super) fn notes(other_nat: &[OtherNat]) -> Vec<String> {
+    let notes = other_nat
+        .iter()
+        .map(|other| format!("note: another owner's rules translate addresses there: {other}"));
+    notes.collect()
 }
 
 /// The backend for what `istio-iptables` was told to use. An init container may make no namespace to

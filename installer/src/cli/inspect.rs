@@ -4,7 +4,8 @@ use super::answer::{Answer, Failure};
 use super::backend::{self, BackendArg};
 use super::namespace::NetnsArg;
 use clap::Args;
-use gybe_netfilter::backend::{Backend, BackendError, Inventory, Item, Part, PartKind};
+use gybe_netfilter::backend::{Backend, BackendError};
+use gybe_netfilter::inventory::{Inventory, Item, Part, PartKind};
 use serde_json::{Value, json};
 use std::fmt::Write;
 
@@ -28,7 +29,7 @@ impl InspectArgs {
         if text.is_empty() {
             text = format!("nothing of ours in {}\n", there.path());
         }
-        let notes = backend::notes(&backend::presence(&there)?.beside);
+        let notes = backend::notes(&backend::presence(&there)?.other_nat);
         Ok(Answer::yes(text, all_as_json(&found)).noting(notes))
     }
 }

@@ -1,57 +1,65 @@
-//! What of ours one family's tables hold, or shall hold: the same value for rules that were
-//! rendered and rules that were read back.
+//! Gybe's rules in the tables of iptables: the same value for rendered rules and for rules read from the kernel.
 
 use super::expand::Line;
 use super::save::words;
-use crate::ruleset::Stage;
+use crate::ruleset::{Family, Stage};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-/// Ours in each table; a table that holds nothing of ours is not in it.
-pub(super) type Holdings = BTreeMap<Stage, Holding>;
+/// Gybe's rules of both families.
+pub(super) type IptablesRules = BTreeMap<Family, FamilyRules>;
 
-/// Ours in one table.
+/// Gybe's rules of one family; a table without rules of Gybe has no entry.
+pub(crate) type FamilyRules = BTreeMap<Stage, TableRules>;
+
+/// The rules of `family`, possibly none.
+pub(super) fn of_family(rules: &IptablesRules, family: Family) -> &FamilyRules {
+    const NONE: &FamilyRules = &FamilyRules::new();
+    rules.get(&family).unwrap_or(NONE)
+}
+
+/// Gybe's rules in one table.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Holding {
-    /// Our chains, the mark among them, and their rules.
-    pub chains: BTreeMap<String, Vec<Entry>>,
-    /// Rules elsewhere that lead into our chains, by the chain they stand in.
-    pub hooks: BTreeMap<String, Vec<Entry>>,
+pub(crate) struct TableRules {
+    /// Gybe's chains, the mark among them, and their rules.
+    pub(super) chains: BTreeMap<String, Vec<RuleText>>,
+    /// Rules in other chains that lead into Gybe's chains, by chain.
+    pub(super) hooks: BTreeMap<String, Vec<RuleText>>,
 }
 
-/// One rule: its words as restore input has them after `-A CHAIN`. In one text, as there may be thousands.
+/// One rule: the words that follow `-A CHAIN` in restore input. One string, because there may be thousands of rules.
 #[derive(Debug, Clone)]
-pub(super) struct Entry {
+pub(crate) struct RuleText {
     text: Box<str>,
-    /// What the kernel has counted, when this was read.
-    pub counters: Option<Counters>,
-    /// Its number in its chain from 1, when this was read.
-    pub number: usize,
+    /// The kernel's counters, if the rule was read.
+    pub(super) counters: Option<Counters>,
+    /// Its number in its chain, from 1, if the rule was read.
+    pub(super) number: usize,
 }
 
-/// How much has met a rule.
+/// A rule's counters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Counters {
-    pub packets: u64,
-    pub bytes: u64,
+pub(crate) struct Counters {
+    pub(super) packets: u64,
+    pub(super) bytes: u64,
 }
 
-/// Equal when they are the same rule, whatever they have counted.
-impl PartialEq for Entry {
+/// Compares rules without counters.
+impl PartialEq for RuleText {
     fn eq(&self, other: &Self) -> bool {
         self.text == other.text
     }
 }
 
-impl Eq for Entry {}
+impl Eq for RuleText {}
 
-impl From<Line> for Entry {
+impl From<Line> for RuleText {
     fn from(line: Line) -> Self {
         Self::read(&line.words(), None, 0)
     }
 }
 
-/// The options our own rules are written with: see `token.rs`.
+/// The options that Gybe's rules use; see `token.rs`.
 const OUR_OPTIONS: [&str; 28] = [
     "!",
     "-s",
@@ -83,19 +91,19 @@ const OUR_OPTIONS: [&str; 28] = [
     "--zone",
 ];
 
-impl Entry {
-    /// A rule that was read.
+impl RuleText {
+    /// A rule from its words.
     pub(super) fn read(words: &[String], counters: Option<Counters>, number: usize) -> Self {
         let text = words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ");
         Self { text: text.into(), counters, number }
     }
 
-    /// Its comment: the id of the rule it carries out, or empty.
+    /// Its comment, the id of a rule of the ruleset; or empty.
     pub(super) fn comment(&self) -> String {
         self.after(&["--comment"]).unwrap_or_default()
     }
 
-    /// The chain or target it leads to, or empty.
+    /// Its target or chain, or empty.
     pub(super) fn target(&self) -> String {
         self.after(&["-j", "-g"]).unwrap_or_default()
     }
@@ -110,18 +118,18 @@ impl Entry {
         let is_comment = |at: usize| {
             at.checked_sub(1).and_then(|at| words.get(at)).is_some_and(|word| word == "--comment")
         };
-        let mut places = words.iter().enumerate();
-        let (at, _) = places.find(|(at, word)| options.contains(&word.as_str()) && !is_comment(*at))?;
+        let mut positions = words.iter().enumerate();
+        let (at, _) = positions.find(|(at, word)| options.contains(&word.as_str()) && !is_comment(*at))?;
         words.get(at + 1).cloned()
     }
 
-    /// Its words in one line, as restore input takes them.
+    /// The rule as restore input has it.
     pub(super) fn text(&self) -> &str {
         &self.text
     }
 
-    /// May it be written back? Only with the options of our own rules and with plain values: text
-    /// that somebody in the pod left in a rule must not reach a program that runs as root outside
+    /// Reports whether the rule may be written back: only with the options of Gybe's own rules and plain values. Text
+    /// that a process in the pod left in a rule must not reach a program that runs as root outside of it
     /// (`--modprobe=...`, or a comment with a line break that begins a line of its own).
     pub(super) fn is_writable(&self) -> bool {
         let plain = |word: &str| {
@@ -133,7 +141,7 @@ impl Entry {
     }
 }
 
-/// As `xtables_save_string` writes a word: bare when it is plain, else in double quotes.
+/// Quotes a word as `xtables_save_string` does: only where necessary, with double quotes.
 fn quoted(word: &str) -> Cow<'_, str> {
     if word.is_empty() || word.contains([' ', '\n', '"', '\'', '\\']) {
         let escaped: String = word
@@ -146,16 +154,16 @@ fn quoted(word: &str) -> Cow<'_, str> {
     }
 }
 
-impl Holding {
-    /// The same without the rules that may not be written back, and how many those are.
+impl TableRules {
+    /// The rules that may be written back, and the number of those that may not.
     pub(super) fn writable(&self) -> (Self, usize) {
         let mut kept = self.clone();
         let lists = kept.chains.values_mut().chain(kept.hooks.values_mut());
         let dropped = lists
-            .map(|entries| {
-                let before = entries.len();
-                entries.retain(Entry::is_writable);
-                before - entries.len()
+            .map(|rules| {
+                let before = rules.len();
+                rules.retain(RuleText::is_writable);
+                before - rules.len()
             })
             .sum();
         (kept, dropped)

@@ -1,22 +1,22 @@
-//! What a kernel's answers mean, without a kernel: the readers of this crate for whoever has the
-//! datagrams, recorded or made up. Pure; what is asked and heard over sockets is `nft` and `routes`.
+//! The parsers of the kernel's netlink replies, without a socket: for recorded or generated datagrams. Pure.
 
-use crate::backend::Inventory;
+use crate::chains::parse_list;
+use crate::inventory::Inventory;
 use crate::netlink::list::{List, Listed};
 use crate::netlink::reply::{Account, Received};
 use crate::nft::batch::Batch;
 use crate::nft::socket::verdict;
-use crate::nft::{NftError, chains, dump};
+use crate::nft::{NftError, dump};
 use crate::presence::Presence;
 use crate::routes::{Address, addresses_in};
 
-/// The sequence number of the one request that [`presence`] and [`addresses`] hear the answer to.
+/// The sequence number of the request whose reply [`presence`] and [`addresses`] parse.
 pub const SEQUENCE: u32 = 1;
 
-/// What the answers to a batch come to; `Ok` only when it was acknowledged and nothing refused.
+/// Returns the outcome of a batch; `Ok` only when the kernel acknowledged it and refused nothing.
 ///
 /// # Errors
-/// As they say, and when they do not say.
+/// The refusal, or that the replies are not conclusive.
 pub fn batch(batch: &Batch, datagrams: &[&[u8]]) -> Result<(), NftError> {
     let mut account = Account::of(batch.last());
     for datagram in datagrams {
@@ -28,21 +28,21 @@ pub fn batch(batch: &Batch, datagrams: &[&[u8]]) -> Result<(), NftError> {
     verdict(batch, account.outcome())
 }
 
-/// What of ours a namespace holds, by the lists of sets, chains, rules, tables and each set's
-/// elements, in the order in which they are asked for; requests are numbered from 1 on.
+/// Parses Gybe's nftables rules from the lists of sets, chains, rules, tables and each set's elements, in the order
+/// of the requests, which are numbered from 1.
 ///
 /// # Errors
-/// When a list is not whole, or they do not belong together.
+/// When a list is not whole, or the lists are not of one generation.
 pub fn inventory(mut lists: impl FnMut(u32) -> Vec<Vec<u8>>) -> Result<Inventory, NftError> {
-    dump::told(&mut |_, sequence| Ok(listed(&lists(sequence), sequence)))
+    dump::inventory_by(&mut |_, sequence| Ok(listed(&lists(sequence), sequence)))
 }
 
-/// Who else is in a namespace, by its list of all chains; `None` when that is not whole.
+/// Parses the owners of a namespace's rules from its list of all chains; `None` when the list is not whole.
 pub fn presence(datagrams: &[Vec<u8>]) -> Option<Presence> {
-    whole(datagrams).map(|entries| Presence::of_chains(&chains::places(&entries)))
+    whole(datagrams).map(|entries| Presence::of_chains(&parse_list(&entries)))
 }
 
-/// A namespace's addresses, by their list; `None` when that is not whole.
+/// Parses a namespace's addresses from their list; `None` when the list is not whole.
 pub fn addresses(datagrams: &[Vec<u8>]) -> Option<Vec<Address>> {
     whole(datagrams).map(|entries| addresses_in(&entries))
 }

@@ -1,6 +1,6 @@
 //! Two inventories compared: each thing that is not as it should be, by the name people know.
 
-use super::inventory::{Inventory, Item, Part, PartKind};
+use super::{Inventory, Item, Part, PartKind};
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 
