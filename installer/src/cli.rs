@@ -1,57 +1,64 @@
-//! The command line: which sub-command is meant, and how its answer leaves the program.
+//! The command line: parses it, runs the sub-command and prints its output.
 //!
-//! Exit codes, the same for all: 0 done, or yes; 1 the answer is no (`verify`, `doctor`); 2 wrong arguments,
-//! or it could not be done; 126 the pod is not redirected (`validate`).
+//! Exit codes, the same for all sub-commands: 0 done, or the answer is yes; 1 the answer is no (`verify`,
+//! `doctor`); 2 wrong arguments, or the command failed; 126 the pod is not redirected (`validate`).
 
-mod answer;
 mod apply;
 mod backend;
-mod called;
 mod demo;
 mod directories;
 mod doctor;
-mod file;
+mod help;
 mod init;
+mod input;
 mod inspect;
 mod install;
+mod invocation;
 mod live_trace;
 mod namespace;
 mod node;
+mod output;
 mod packet;
-mod passed;
-mod plugin_conf;
+mod pass;
 mod pod_facts;
 mod pods;
+mod policy_source;
 mod print;
 mod probe;
 mod remove;
 mod render;
+mod style;
 mod trace;
 mod uninstall;
 mod validate;
 mod verify;
-mod wish;
 
-pub use answer::Exit;
+pub use output::Exit;
 
-use answer::{Answer, Failure};
-use clap::{Parser, Subcommand};
-use init::Surroundings;
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use init::Context;
+use output::{CommandError, CommandOutput};
 use std::ffi::OsString;
 
-/// Redirects a network namespace's traffic through its mesh proxy, by nftables over netlink.
+/// Redirects a pod's traffic to its mesh proxy, with nftables over netlink
 #[derive(Debug, Parser)]
 #[command(name = "gybe", version, max_term_width = 100)]
-#[command(
-    after_help = "Exit codes: 0 done, or yes; 1 no (verify, doctor); 2 wrong arguments, or it could not be done; \
-                  126 not redirected (validate)."
-)]
+#[command(after_help = after_help())]
 struct Gybe {
-    /// Answer in JSON
+    /// Print the output as JSON
     #[arg(long, global = true)]
     json: bool,
     #[command(subcommand)]
     command: Command,
+}
+
+fn after_help() -> String {
+    format!(
+        "{}\n  0    done, or the answer is yes\n  1    the answer is no (verify, doctor, install, uninstall, probe, demo)\n  \
+         2    wrong arguments, or the command failed\n  126  the pod is not redirected (validate)\n\n{}",
+        style::heading("Exit codes:"),
+        "`gybe help COMMAND` explains a command and shows examples.",
+    )
 }
 
 #[derive(Debug, Subcommand)]
@@ -63,6 +70,7 @@ enum Command {
     Inspect(inspect::InspectArgs),
     Trace(trace::TraceArgs),
     Remove(remove::RemoveArgs),
+    #[command(visible_alias = "agent")]
     Node(node::NodeArgs),
     PodFacts(pod_facts::PodFactsArgs),
     Install(Box<install::InstallArgs>),
@@ -71,10 +79,13 @@ enum Command {
     Init(init::InitCommand),
     Validate(validate::ValidateArgs),
     Demo(demo::DemoArgs),
+    Version(help::VersionArgs),
+    Completion(help::CompletionArgs),
+    Man(help::ManArgs),
 }
 
 impl Command {
-    fn run(&self, surroundings: &Surroundings) -> Result<Answer, Failure> {
+    fn run(&self, context: &Context) -> Result<CommandOutput, CommandError> {
         match self {
             Self::Apply(args) => args.run(),
             Self::Probe(args) => args.run(),
@@ -83,37 +94,45 @@ impl Command {
             Self::Inspect(args) => args.run(),
             Self::Trace(args) => args.run(),
             Self::Remove(args) => args.run(),
-            Self::Node(args) => args.run(surroundings),
+            Self::Node(args) => args.run(context),
             Self::PodFacts(args) => args.run(),
             Self::Install(args) => args.run(),
             Self::Uninstall(args) => args.run(),
-            Self::Doctor(args) => args.run(),
-            Self::Init(args) => args.run(surroundings),
-            Self::Validate(args) => args.run(surroundings),
+            Self::Doctor(args) => Ok(args.run()),
+            Self::Init(args) => args.run(context),
+            Self::Validate(args) => args.run(context),
             Self::Demo(args) => args.run(),
+            Self::Version(args) => Ok(args.run()),
+            Self::Completion(args) => args.run(command()),
+            Self::Man(args) => args.run(command()),
         }
     }
 }
 
-/// Does what the arguments say, in this environment; prints the outcome, and says how the program
-/// ends. A variable that is no text is none that anybody asks for.
+/// Returns the definition of the whole command line.
+fn command() -> clap::Command {
+    help::grouped(Gybe::command())
+}
+
+/// Runs the command that `args` name, prints its output and returns the exit code. Environment variables
+/// that are not UTF-8 are left out: no command reads one.
 pub fn run(
     args: impl IntoIterator<Item = OsString>,
     environment: impl IntoIterator<Item = (OsString, OsString)>,
 ) -> Exit {
     let args: Vec<OsString> = args.into_iter().collect();
-    if called::is_taint(&args) {
-        return print::failure(&called::no_taint());
+    if invocation::is_taint(&args) {
+        return print::failure(&invocation::no_taint());
     }
-    let (called, args) = called::read(args);
+    let (called_as, args) = invocation::read(args);
     let text =
         |(name, value): (OsString, OsString)| Some((name.into_string().ok()?, value.into_string().ok()?));
-    let surroundings =
-        Surroundings { called, environment: environment.into_iter().filter_map(text).collect() };
-    match Gybe::try_parse_from(args) {
+    let context = Context { called_as, environment: environment.into_iter().filter_map(text).collect() };
+    let parsed = command().try_get_matches_from(args).and_then(|found| Gybe::from_arg_matches(&found));
+    match parsed {
         Err(error) => print::usage(&error),
-        Ok(gybe) => match gybe.command.run(&surroundings) {
-            Ok(answer) => print::answer(&answer, gybe.json),
+        Ok(gybe) => match gybe.command.run(&context) {
+            Ok(output) => print::output(&output, gybe.json),
             Err(failure) => print::failure(&failure),
         },
     }

@@ -1,15 +1,14 @@
-//! A world made of network namespaces, in which a redirect can be seen at work: its parts, and the
-//! play that `gybe demo` gives in it.
+//! The scenario of `gybe demo`: a pod and its peer make connections without Gybe's rules, the plugin gets an
+//! ADD, and they make the same connections again.
 //!
 //! ```text
-//!   namespace · link · listener · caller        the parts; the tests of real packets use them too
-//!   stage ─► connections without Gybe ─► add (watched) ─► connections with it ─► report
+//!   fixture ─► connections ─► add (traced) ─► connections again ─► report
 //! ```
 
 pub mod add;
 pub mod connections;
-pub mod foretold;
-pub mod play;
+pub mod fixture;
+pub mod predicted;
 pub mod report;
-pub mod stage;
-pub mod watched;
+pub mod scenario;
+pub mod traced;

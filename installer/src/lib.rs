@@ -8,4 +8,5 @@ pub mod host;
 mod log;
 pub mod pod;
 pub mod probe;
+pub mod retry;
 pub mod testnet;

@@ -1,10 +1,11 @@
-//! Network namespaces with links, listeners and callers, for `gybe demo`, the validation and the tests of real packets.
+//! Network namespaces with links, listeners and clients: for `gybe demo`, for the validation of a pod, and for
+//! tests with real packets.
 
-pub mod caller;
-pub mod fate;
+pub mod client;
 pub mod identity;
 pub mod link;
 pub mod listener;
 pub mod namespace;
+pub mod outcome;
 mod rtnetlink;
 pub(crate) mod socket;

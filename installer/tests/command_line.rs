@@ -1,11 +1,6 @@
-//! `gybe` as an operator and a script meet it: arguments, answers, sentences, exit codes. What needs
-//! a network namespace is tested in the integration crate.
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    reason = "a test that meets what it did not expect has nothing better to do"
-)]
+//! The `gybe` program: arguments, output, messages and exit codes. Tests that need a network namespace are in
+//! the integration crate.
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "a test fails by panicking")]
 
 use serde_json::Value;
 use std::io::Write;
@@ -22,7 +17,7 @@ fn gybe(arguments: &[&str], stdin: &str) -> Run {
     let mut command = Command::new(env!("CARGO_BIN_EXE_gybe"));
     let pipes = command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = pipes.spawn().unwrap();
-    // It may end without having read: then there is nobody to write to.
+    // The program may end without reading stdin; the write then fails, which is fine.
     let _ = child.stdin.take().unwrap().write_all(stdin.as_bytes());
     let Output { status, stdout, stderr } = child.wait_with_output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
@@ -39,7 +34,7 @@ fn json(arguments: &str, stdin: &str) -> Value {
     serde_json::from_str(&run.out).unwrap()
 }
 
-/// A pod as the injector writes it, trimmed; `{}` is where more of its proxy or annotations goes.
+/// A shortened pod as the injector writes it, with more annotations and more members of its proxy.
 fn pod(annotations: &str, proxy: &str) -> String {
     format!(
         r#"{{kind: Pod, metadata: {{name: shop, annotations: {{sidecar.istio.io/status: x, {annotations}}}}},
@@ -55,17 +50,26 @@ fn two_deployments() -> String {
     )
 }
 
-/// Were a check broken, root would write into the namespace of the calling thread, and not the machine's.
-fn apart() {
-    let _ = nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET);
+/// Moves the thread into a namespace of its own: if a check were broken, a test run by root would otherwise
+/// write into the machine's namespace.
+fn leave_the_machines_namespace() {
+    if let Ok(netns) = gybe_netfilter::netns::Netns::create() {
+        netns.enter().unwrap();
+    }
 }
 
 #[test]
-fn help_and_version_are_answers_and_everything_misspelt_is_not() {
+fn help_and_version_go_to_stdout_and_usage_errors_to_stderr() {
     for (line, code) in [
         ("--help", 0),
         ("--version", 0),
         ("help trace", 0),
+        ("version", 0),
+        ("completion zsh", 0),
+        ("istio-iptables --help", 0),
+        ("init -p 15001 --help", 0),
+        ("agent --help", 0),
+        ("completion tcsh", 2),
         ("apply --help", 0),
         ("", 2),
         ("aply", 2),
@@ -97,7 +101,7 @@ fn a_policy_is_rendered_as_a_script_that_replaces_the_table() {
 }
 
 #[test]
-fn families_are_v4_unless_the_wish_or_the_operator_says_otherwise() {
+fn only_ipv4_is_redirected_unless_the_policy_or_a_flag_adds_ipv6() {
     let dual = r#"env: [{name: ISTIO_DUAL_STACK, value: "true"}]"#;
     for (arguments, stdin, families) in [
         ("--policy -", "{}".to_owned(), "v4"),
@@ -131,14 +135,14 @@ fn each_pod_of_a_manifest_is_rendered_and_one_can_be_chosen() {
 }
 
 #[test]
-fn where_one_pod_is_needed_several_are_refused_with_their_names() {
-    apart();
+fn commands_for_one_pod_refuse_a_manifest_with_several_and_name_them() {
+    leave_the_machines_namespace();
     for line in ["apply --netns /proc/self/ns/net --pod -", "trace --pod - in tcp 10.0.0.1:80"] {
         let run = gybe(&words(line), &two_deployments());
         assert_eq!(run.code, 2, "{line}");
-        let told =
+        let expected =
             "gybe: the manifest has 2 pods\nhint: choose one with --name: Deployment/a, Deployment/b\n";
-        assert_eq!(run.err, told, "{line}");
+        assert_eq!(run.err, expected, "{line}");
     }
 }
 
@@ -155,7 +159,7 @@ fn a_pod_that_is_left_alone_is_a_comment_with_the_reason() {
 }
 
 #[test]
-fn a01_no_name_in_a_manifest_can_end_the_comment_it_stands_in() {
+fn a01_no_name_in_a_manifest_can_end_the_comment_that_quotes_it() {
     let evil = r#"{kind: "a\nadd table ip x\n#", metadata: {name: "b\nflush ruleset"}, template: {spec: {containers: []}}}"#;
     let run = gybe(&words("render --pod -"), evil);
     assert_eq!((run.code, run.out.lines().count()), (0, 1), "{}", run.out);
@@ -166,8 +170,8 @@ fn a01_no_name_in_a_manifest_can_end_the_comment_it_stands_in() {
 
 #[test]
 fn a_failure_is_one_sentence_with_all_layers() {
-    apart();
-    for (line, stdin, told) in [
+    leave_the_machines_namespace();
+    for (line, stdin, expected) in [
         (
             "render --policy /nonexistent",
             "",
@@ -182,7 +186,7 @@ fn a_failure_is_one_sentence_with_all_layers() {
         (
             "render --policy -",
             r#"{"mode": "x"}"#,
-            "gybe: cannot use the policy -: the policy has 1 fault: mode: \"x\" is neither REDIRECT nor TPROXY",
+            "gybe: cannot use the policy -: the policy has 1 fault: line 1 column 10: mode: \"x\" is neither REDIRECT nor TPROXY",
         ),
         (
             "render --pod -",
@@ -192,7 +196,7 @@ fn a_failure_is_one_sentence_with_all_layers() {
         (
             "trace --policy - in tcp 10.0.0.1:80 --uid 5",
             "{}",
-            "gybe: what comes in has no process of the pod behind it",
+            "gybe: an inbound packet has no process of the pod as its owner",
         ),
         (
             "trace --policy - out tcp 10.0.0.1:80 --from ::1",
@@ -212,7 +216,7 @@ fn a_failure_is_one_sentence_with_all_layers() {
     ] {
         let run = gybe(&words(line), stdin);
         assert_eq!((run.code, run.out.as_str()), (2, ""), "{line}");
-        assert_eq!(run.err.lines().next(), Some(told), "{line}");
+        assert_eq!(run.err.lines().next(), Some(expected), "{line}");
         assert!(run.err.lines().skip(1).all(|line| line.starts_with("hint: ")), "{}", run.err);
     }
     let refused = pod("traffic.sidecar.istio.io/includeInboundPorts: http", "");
@@ -223,8 +227,8 @@ fn a_failure_is_one_sentence_with_all_layers() {
 }
 
 #[test]
-fn trace_tells_the_fate_and_the_rule() {
-    for (line, fate, port, source) in [
+fn trace_prints_the_outcome_and_the_rule() {
+    for (line, outcome, port, source) in [
         ("out tcp 10.1.2.3:80", "redirected", Some(15001), "192.0.2.1:40000"),
         ("out tcp 10.1.2.3:80 --uid 1337", "untouched", None, "192.0.2.1:40000"),
         ("out tcp 10.1.2.3:80 --gid 1337", "untouched", None, "192.0.2.1:40000"),
@@ -238,17 +242,101 @@ fn trace_tells_the_fate_and_the_rule() {
         ("in tcp [fd00::1]:80 --families dual", "redirected", Some(15006), "[2001:db8::1]:40000"),
     ] {
         let answer = json(&format!("trace --json --policy - {line}"), "{}");
-        assert_eq!(answer["fate"], fate, "{line}");
+        assert_eq!(answer["fate"], outcome, "{line}");
         assert_eq!(answer["port"].as_u64(), port, "{line}");
         assert_eq!(answer["packet"]["source"], source, "{line}");
     }
     let run = gybe(&words("trace --policy - in tcp [fd00::1]:80"), "{}");
     assert_eq!((run.code, run.err.as_str()), (0, "note: IPv6 is left alone here\n"));
-    assert!(run.out.ends_with("goes where it would go without us (no rule applies)\n"), "{}", run.out);
+    assert!(run.out.ends_with("keeps its destination (no rule applies)\n"), "{}", run.out);
 }
 
 #[test]
-fn a_reader_that_has_had_enough_is_no_failure() {
+fn version_prints_the_version_as_text_and_as_json() {
+    let version = env!("CARGO_PKG_VERSION");
+    for line in ["version", "--version"] {
+        assert_eq!(gybe(&[line], "").out, format!("gybe {version}\n"), "{line}");
+    }
+    assert_eq!(json("version --json", "")["version"], version);
+}
+
+#[test]
+fn completion_scripts_name_commands_and_flags() {
+    for (shell, flag) in [("bash", "--ignore-init"), ("zsh", "--ignore-init"), ("fish", "ignore-init")] {
+        let script = gybe(&["completion", shell], "").out;
+        assert!(script.contains("uninstall") && script.contains(flag), "{shell}");
+    }
+}
+
+#[test]
+fn man_writes_one_page_for_gybe_and_one_for_each_command() {
+    let directory = std::env::temp_dir().join(format!("gybe-man-{}", std::process::id()));
+    let run = gybe(&["man", directory.to_str().unwrap()], "");
+    assert_eq!((run.code, run.err.as_str()), (0, ""));
+    let page = std::fs::read_to_string(directory.join("gybe-verify.1")).unwrap();
+    assert!(page.contains(".TH") && page.contains("gybe verify \\-\\-all"), "{page}");
+    let mut pages: Vec<_> =
+        std::fs::read_dir(&directory).unwrap().map(|page| page.unwrap().file_name()).collect();
+    pages.sort();
+    assert!(pages.contains(&"gybe.1".into()) && pages.contains(&"gybe-version.1".into()), "{pages:?}");
+    assert!(!pages.iter().any(|page| page.to_string_lossy().contains("help")), "{pages:?}");
+    std::fs::remove_dir_all(directory).unwrap();
+}
+
+#[test]
+fn output_has_colour_on_a_terminal_only_and_never_with_no_color() {
+    const ESCAPE: char = '\u{1b}';
+    let on_a_terminal = |variables: &[(&str, &str)]| {
+        #[allow(clippy::disallowed_methods, reason = "script(1) runs the program under test on a terminal")]
+        let mut script = Command::new("script");
+        let program = format!("{} --help", env!("CARGO_BIN_EXE_gybe"));
+        script.args(["--quiet", "--command", &program, "/dev/null"]).stdin(Stdio::null());
+        script.env_remove("NO_COLOR").env("TERM", "xterm").envs(variables.iter().copied());
+        String::from_utf8(script.output().unwrap().stdout).unwrap()
+    };
+    assert!(on_a_terminal(&[]).contains(ESCAPE));
+    assert!(!on_a_terminal(&[("NO_COLOR", "1")]).contains(ESCAPE));
+    for line in ["--help", "aply", "version"] {
+        let run = gybe(&words(line), "");
+        assert!(!run.out.contains(ESCAPE) && !run.err.contains(ESCAPE), "{line}");
+    }
+}
+
+#[test]
+fn faults_of_a_policy_file_are_named_by_line_and_column() {
+    for (policy, expected) in [
+        ("{\n  \"mode\": \"x\"\n}", "line 2 column 11: mode: "),
+        (
+            "{\"proxy_port\": 15001,\n\t\"inbound_ports_include\": [\"90-80\"]}",
+            "line 2 column 27: inbound_ports_include: ",
+        ),
+        ("{\n  \"mode\": \"TPROXY\",\n", "at line 3 column "),
+    ] {
+        let run = gybe(&words("render --policy -"), policy);
+        assert_eq!(run.code, 2, "{policy}");
+        assert!(run.err.contains(expected), "{policy}: {}", run.err);
+    }
+    let run = gybe(&words("render --pod -"), "kind: Pod\nmetadata: {name: x\nspec:");
+    assert!(run.code == 2 && run.err.contains("at line 3, column 5"), "{}", run.err);
+}
+
+#[test]
+fn a_manifest_that_is_not_injected_says_so_and_what_to_do() {
+    let bare =
+        "{kind: Deployment, metadata: {name: cart}, spec: {template: {spec: {containers: [{name: app}]}}}}";
+    for line in ["render --pod -", "trace --pod - in tcp 10.0.0.1:80"] {
+        let run = gybe(&words(line), bare);
+        assert!(run.code == 0 && run.out.contains("Deployment/cart is left alone: "), "{line}: {}", run.out);
+        assert!(
+            run.err.starts_with("hint: Deployment/cart is not injected: run its manifest through `istioctl"),
+            "{}",
+            run.err
+        );
+    }
+}
+
+#[test]
+fn a_closed_pipe_is_not_a_failure() {
     #[allow(clippy::disallowed_methods, reason = "the program under test")]
     let mut command = Command::new(env!("CARGO_BIN_EXE_gybe"));
     let pipes = command.args(["help", "trace"]).stdout(Stdio::piped()).stderr(Stdio::piped());

@@ -100,10 +100,10 @@ fn the_bare_form_of_istio_1_0_has_one_port_for_both_directions() {
 #[test]
 fn a_command_line_that_begins_with_a_flag_of_istio_iptables_is_known() {
     for word in ["-p", "-p15001", "-nf", "--envoy-port", "--envoy-port=1", "--dry-run", "--log_caller"] {
-        assert!(InitArgs::knows(word), "{word}");
+        assert!(InitArgs::is_flag(word), "{word}");
     }
     for word in ["", "-", "--", "-h", "-V", "--help", "--version", "--json", "apply", "15001", "p"] {
-        assert!(!InitArgs::knows(word), "{word}");
+        assert!(!InitArgs::is_flag(word), "{word}");
     }
 }
 
@@ -138,6 +138,6 @@ fn the_pods_dns_servers_are_needed_only_when_the_policy_is_about_them() {
         ("--redirect-dns --capture-all-dns", false),
         ("--redirect-dns --capture-all-dns=false", true),
     ] {
-        assert_eq!(read(line).wants_dns_servers(), wanted, "{line}");
+        assert_eq!(read(line).needs_dns_servers(), wanted, "{line}");
     }
 }

@@ -6,7 +6,7 @@
     reason = "a test that meets what it did not expect has nothing better to do"
 )]
 
-use gybe_installer::pod::families::{Families, FamilyWish, NoAddress, Stack};
+use gybe_installer::pod::families::{Families, FamilyChoice, NoAddress, Stack};
 use gybe_installer::pod::policy_file::{PolicyFile, PolicyFileError};
 use gybe_netfilter::policy::{
     CidrSet, Destinations, Dns, Groups, Inbound, InvalidPackets, Mode, Owners, Port, PortSet, RedirectPolicy,
@@ -162,7 +162,7 @@ fn families_are_decided_by_the_file_or_by_the_first_address_that_counts() {
         let file = PolicyFile::parse(text).unwrap();
         assert_eq!(file.policy(&addresses).map(|p| p.families), families, "{text} {addresses:?}");
     }
-    assert_eq!(PolicyFile::parse("{}").unwrap().families(), FamilyWish::ByAddresses(Stack::Single));
+    assert_eq!(PolicyFile::parse("{}").unwrap().families(), FamilyChoice::ByAddresses(Stack::Single));
 }
 
 #[test]
@@ -186,7 +186,7 @@ fn every_wrong_value_is_named_with_its_key() {
         (r#"{"inbound_ports_include": "*"}"#, "must be a list"),
         (r#"{"inbound_ports_include": [80.5]}"#, "must be a list of strings or whole numbers"),
         (r#"{"inbound_ports_include": [""]}"#, "is not a port"),
-        (r#"{"inbound_ports_include": ["90-80"]}"#, "ends before it begins"),
+        (r#"{"inbound_ports_include": ["90-80"]}"#, "is reversed"),
         (r#"{"inbound_ports_include": ["80 "]}"#, "is not a port"),
         (r#"{"proxy_port": 0}"#, "1 to 65535"),
         (r#"{"proxy_port": "http"}"#, "1 to 65535"),
@@ -229,8 +229,9 @@ fn what_is_no_object_or_has_a_name_twice_is_refused() {
 
 #[test]
 fn the_manual_has_every_name_and_no_other() {
-    let manual = include_str!("../../docs/POLICY-FILE.md");
-    let rows = manual.lines().filter(|line| line.starts_with("| `"));
+    let manual = include_str!("../../docs/CONFIGURE.md");
+    let (_, section) = manual.split_once("## 5. Policy files").unwrap();
+    let rows = section.lines().filter(|line| line.starts_with("| `"));
     let first_column = rows.filter_map(|row| row.split('|').nth(1));
     let names: Vec<&str> = first_column.flat_map(|names| names.split('`').skip(1).step_by(2)).collect();
     let known: serde_json::Map<String, serde_json::Value> = serde_json::from_str(INJECTOR_DEFAULTS).unwrap();

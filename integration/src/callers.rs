@@ -1,8 +1,8 @@
 //! Connections drawn at random in the recorded network. Where they end is not known here.
 
 use crate::untouched::is_own;
-use crate::vectors::{Flow, Place};
-use gybe_installer::testnet::fate::Fate;
+use crate::vectors::{Flow, Location};
+use gybe_installer::testnet::outcome::ConnectionOutcome;
 use gybe_netfilter::compile::{PASSTHROUGH_V4, PASSTHROUGH_V6};
 use gybe_netfilter::trace::{Owner, Transport};
 use proptest::prelude::{Just, Strategy};
@@ -10,9 +10,9 @@ use proptest::sample::select;
 use std::net::{IpAddr, SocketAddr};
 
 /// By place: whom its callers ask.
-const ASKED: [(Place, &[&str]); 4] = [
+const ASKED: [(Location, &[&str]); 4] = [
     (
-        Place::Pod,
+        Location::Pod,
         &[
             "10.1.2.3",
             "fd01::3",
@@ -37,11 +37,11 @@ const ASKED: [(Place, &[&str]); 4] = [
         ],
     ),
     (
-        Place::Peer,
+        Location::Peer,
         &["10.244.0.10", "fd00:10::10", "192.168.77.1", "fd00:77::1", "192.168.77.2", "fd00:77::2"],
     ),
     (
-        Place::Vm,
+        Location::Vm,
         &[
             "10.1.2.3",
             "fd01::3",
@@ -56,7 +56,7 @@ const ASKED: [(Place, &[&str]); 4] = [
             "172.30.0.10",
         ],
     ),
-    (Place::Sec, &["172.30.0.10", "fd00:30::10"]),
+    (Location::Sec, &["172.30.0.10", "fd00:30::10"]),
 ];
 
 const TCP_PORTS: [u16; 19] = [
@@ -82,15 +82,15 @@ const OWNERS: [[u32; 2]; 11] = [
 /// Any connection. What becomes of it with rules is not known yet.
 pub fn callers() -> impl Strategy<Value = Flow> {
     let place = select(vec![
-        Place::Pod,
-        Place::Pod,
-        Place::Pod,
-        Place::Pod,
-        Place::Pod,
-        Place::Peer,
-        Place::Peer,
-        Place::Vm,
-        Place::Sec,
+        Location::Pod,
+        Location::Pod,
+        Location::Pod,
+        Location::Pod,
+        Location::Pod,
+        Location::Peer,
+        Location::Peer,
+        Location::Vm,
+        Location::Sec,
     ]);
     let port = select([TCP_PORTS.map(|port| (Transport::Tcp, port)).to_vec(), udp(), udp()].concat());
     let rest = (port, select(OWNERS.to_vec()), select(vec![false, false, false, true]));
@@ -99,15 +99,15 @@ pub fn callers() -> impl Strategy<Value = Flow> {
         .prop_flat_map(move |(place, to)| (Just(place), Just(to), rest.clone()))
         .prop_map(|(from, to, ((transport, port), [uid, gid], passes))| {
             let (inside, owner) = match from {
-                Place::Pod => (is_own(to), Owner { uid, gid }),
+                Location::Pod => (is_own(to), Owner { uid, gid }),
                 _ => (false, Owner { uid: 0, gid: 0 }),
             };
             let source = (inside && passes).then(|| passthrough(to));
             flow(from, transport, SocketAddr::new(to, port), owner).bound_to(source, None)
         })
         .prop_filter("refused by ICMP, of which a kernel sends only so many", |flow| {
-            let by_icmp = flow.from != Place::Pod && flow.transport == Transport::Udp;
-            !(by_icmp && flow.without_rules == Fate::Refused)
+            let by_icmp = flow.from != Location::Pod && flow.transport == Transport::Udp;
+            !(by_icmp && flow.without_rules == ConnectionOutcome::Refused)
         })
 }
 
@@ -120,7 +120,7 @@ pub fn every_port() -> Vec<Flow> {
     let ports = TCP_PORTS.map(|port| (Transport::Tcp, port)).into_iter().chain(udp());
     let anybody = Owner { uid: 0, gid: 0 };
     let call = |(transport, port)| {
-        let to = |ip: [u8; 4]| flow(Place::Pod, transport, SocketAddr::from((ip, port)), anybody);
+        let to = |ip: [u8; 4]| flow(Location::Pod, transport, SocketAddr::from((ip, port)), anybody);
         [to([10, 1, 2, 3]).bound_to(None, None), to([172, 30, 0, 1]).bound_to(None, None)]
     };
     ports.flat_map(call).collect()
@@ -133,7 +133,7 @@ pub fn of_one_five_tuple(number: u64) -> Vec<Flow> {
     let port = u16::try_from(number % 900).map_or(18000, |number| 18000 + 2 * number);
     let servers = ["10.96.0.10", "fd00:96::10"].into_iter().filter_map(|text| text.parse().ok());
     let asks = |to: IpAddr, [uid, gid]: [u32; 2], port| {
-        flow(Place::Pod, Transport::Udp, SocketAddr::new(to, 53), Owner { uid, gid })
+        flow(Location::Pod, Transport::Udp, SocketAddr::new(to, 53), Owner { uid, gid })
             .bound_to(None, Some(port))
     };
     let each = |to| {
@@ -152,7 +152,7 @@ pub fn of_one_five_tuple(number: u64) -> Vec<Flow> {
 pub fn from_a_clients_address(mark: u32) -> Vec<Flow> {
     let call = |to: &str, from: &str, uid| {
         let to = SocketAddr::new(to.parse().ok()?, 8080);
-        let flow = flow(Place::Pod, Transport::Tcp, to, Owner { uid, gid: 1337 });
+        let flow = flow(Location::Pod, Transport::Tcp, to, Owner { uid, gid: 1337 });
         Some(Flow { mark: Some(mark), ..flow.bound_to(from.parse().ok(), None) })
     };
     [call("10.244.0.10", "10.244.0.1", 1337), call("fd00:10::10", "fd00:10::1", 0)]
@@ -161,9 +161,9 @@ pub fn from_a_clients_address(mark: u32) -> Vec<Flow> {
         .collect()
 }
 
-fn flow(from: Place, transport: Transport, to: SocketAddr, owner: Owner) -> Flow {
+fn flow(from: Location, transport: Transport, to: SocketAddr, owner: Owner) -> Flow {
     let id = String::new();
-    let unknown = Fate::Timeout;
+    let unknown = ConnectionOutcome::Timeout;
     let (without_rules, with_rules) = (unknown.clone(), unknown);
     Flow {
         id,
@@ -191,7 +191,7 @@ impl Flow {
     }
 }
 
-fn asked_by(place: Place) -> Vec<IpAddr> {
+fn asked_by(place: Location) -> Vec<IpAddr> {
     let asked = ASKED.iter().filter(|(asks, _)| *asks == place).flat_map(|(_, asked)| *asked);
     asked.filter_map(|text| text.parse().ok()).collect()
 }

@@ -6,8 +6,8 @@ use crate::complaint::Complaint;
 use crate::foretell::foretell;
 use crate::run::{Rules, Until, differences, make};
 use crate::topology::Topology;
-use crate::vectors::{Flow, Place};
-use gybe_installer::testnet::fate::Fate;
+use crate::vectors::{Flow, Location};
+use gybe_installer::testnet::outcome::ConnectionOutcome;
 use gybe_netfilter::backend::Backend;
 use gybe_netfilter::compile::compile;
 use gybe_netfilter::policy::{Mode, RedirectPolicy};
@@ -80,7 +80,7 @@ impl<'b> Stand<'b> {
             redirection.apply(self.backend)?;
             redirection.differences(self.backend, &Presence::look().unwrap())
         };
-        match self.world.at(Place::Pod).run(work)??.first() {
+        match self.world.at(Location::Pod).run(work)??.first() {
             None => Ok(()),
             Some(first) => {
                 let name = self.backend.name();
@@ -91,7 +91,7 @@ impl<'b> Stand<'b> {
 
     /// How often each of our rules was met.
     fn counters(&self) -> Result<BTreeMap<String, u64>, Complaint> {
-        let inventory = self.world.at(Place::Pod).run(|| self.backend.inspect())??;
+        let inventory = self.world.at(Location::Pod).run(|| self.backend.inspect())??;
         let of_part = |part: &gybe_netfilter::inventory::Part| {
             let chain = part.name.clone();
             let named = |item: &gybe_netfilter::inventory::Item| {
@@ -120,7 +120,7 @@ impl<'b> Stand<'b> {
 #[derive(Debug, Clone)]
 pub struct Testimony {
     backend: &'static str,
-    fate: Fate,
+    fate: ConnectionOutcome,
     rules: Vec<String>,
 }
 
@@ -183,12 +183,12 @@ fn joined<T>(thread: thread::ScopedJoinHandle<'_, T>) -> T {
 
 /// Does the same become of the connection on all stands?
 fn agree(flow: &Flow, stands: &[Stand<'_>], patience: Duration) -> Result<bool, Complaint> {
-    let fates: Vec<Result<Fate, _>> = thread::scope(|scope| {
+    let fates: Vec<Result<ConnectionOutcome, _>> = thread::scope(|scope| {
         let make = |stand| move || make(stand, flow, patience);
         let threads: Vec<_> = stands.iter().map(|stand| scope.spawn(make(&stand.world))).collect();
         threads.into_iter().map(joined).collect()
     });
-    let fates = fates.into_iter().collect::<Result<Vec<Fate>, _>>()?;
+    let fates = fates.into_iter().collect::<Result<Vec<ConnectionOutcome>, _>>()?;
     Ok(fates.windows(2).all(|pair| matches!(pair, [one, other] if flow.agrees(one, other))))
 }
 
@@ -196,8 +196,8 @@ fn examined(case: &Case, flow: &Flow, stands: &[Stand<'_>]) -> Result<Disagreeme
     let trace = foretell(&case.rules, flow)?;
     let rule = trace.decided_by.map_or("no rule", |rule| rule.0);
     let foretold = match case.unforetold.iter().any(|other| other.id == flow.id) {
-        true => format!("{:?} by {rule}", trace.fate),
-        false => format!("{:?} by {rule}, so {}", trace.fate, flow.with_rules),
+        true => format!("{:?} by {rule}", trace.outcome),
+        false => format!("{:?} by {rule}, so {}", trace.outcome, flow.with_rules),
     };
     let testimonies = stands.iter().map(|stand| stand.testimony(flow)).collect::<Result<_, _>>()?;
     Ok(Disagreement { policy: case.policy.clone(), flow: flow.clone(), foretold, testimonies })

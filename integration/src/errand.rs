@@ -3,7 +3,7 @@
 
 use crate::complaint::Complaint;
 use crate::programs::{Run, path_of_ours};
-use gybe_installer::demo::add::Add;
+use gybe_installer::demo::add::RecordedAdd;
 use gybe_installer::pod::policy_file::PolicyFile;
 use gybe_installer::testnet::namespace::Namespace;
 use gybe_netfilter::backend::Backend;
@@ -82,7 +82,7 @@ impl Errand {
             text.replace(&recorded, &netns).replace("/etc/gybe/pods", &scratch.to_string_lossy())
         };
         Ok(Self {
-            redirection: Redirection::of(&Add::recorded()?.policy(addresses)?),
+            redirection: Redirection::of(&RecordedAdd::recorded()?.policy(addresses)?),
             words: vec![path_of_ours("gybe-cni")?.to_string_lossy().into_owned()],
             environment: environment.map(|(name, value)| (name, here(&value))).collect(),
             stdin: here(&member("stdin").to_string()),

@@ -1,8 +1,8 @@
 //! What `trace` says of a recorded flow, held against what became of it. No packet is sent here.
 
-use crate::vectors::{Flow, Place};
-use gybe_installer::demo::foretold::{Beside, follows};
-use gybe_installer::testnet::fate::Fate;
+use crate::vectors::{Flow, Location};
+use gybe_installer::demo::predicted::{SideEffect, follows};
+use gybe_installer::testnet::outcome::ConnectionOutcome;
 use gybe_netfilter::compile::{PASSTHROUGH_V6, compile};
 use gybe_netfilter::policy::{Families, InterfaceName, InterfaceNameError, Mode, RedirectPolicy};
 use gybe_netfilter::ruleset::Ruleset;
@@ -17,10 +17,10 @@ impl Flow {
     /// Never, as long as this file names real interfaces.
     pub fn packet(&self) -> Result<Packet, InterfaceNameError> {
         let (name, [v4, v6]) = match self.from {
-            Place::Pod => self.leaves_by(),
-            Place::Peer => ("eth0", ["10.244.0.1", "fd00:10::1"]),
-            Place::Vm => ("eth1", ["192.168.77.2", "fd00:77::2"]),
-            Place::Sec => ("net1", ["172.30.0.1", "fd00:30::1"]),
+            Location::Pod => self.leaves_by(),
+            Location::Peer => ("eth0", ["10.244.0.1", "fd00:10::1"]),
+            Location::Vm => ("eth1", ["192.168.77.2", "fd00:77::2"]),
+            Location::Sec => ("net1", ["172.30.0.1", "fd00:30::1"]),
         };
         let by = InterfaceName::parse(name)?;
         let text = if self.to.is_ipv4() { v4 } else { v6 };
@@ -29,7 +29,7 @@ impl Flow {
         let source = SocketAddr::new(chosen, self.source_port.unwrap_or(40000));
         let mark = self.mark.unwrap_or(0);
         Ok(match self.from {
-            Place::Pod => Packet::first(Direction::Leaves { by }, self.transport, source, self.to)
+            Location::Pod => Packet::first(Direction::Leaves { by }, self.transport, source, self.to)
                 .owned_by(self.owner)
                 .marked(mark),
             _ => Packet::first(Direction::Arrives { by }, self.transport, source, self.to),
@@ -66,7 +66,7 @@ const OWN: [&str; 6] =
 /// Never, as long as this file names real interfaces.
 pub fn foretells(policy: &RedirectPolicy, flow: &Flow) -> Result<bool, InterfaceNameError> {
     let rules = compile(policy);
-    let fate = foretell(&rules, flow)?.fate;
+    let fate = foretell(&rules, flow)?.outcome;
     let beside = flow.beside(policy, &rules)?;
     let follows = follows(fate, (flow.to, &flow.without_rules), beside, &flow.with_rules);
     Ok(follows && flow.is_taken_as(policy, fate))
@@ -75,27 +75,27 @@ pub fn foretells(policy: &RedirectPolicy, flow: &Flow) -> Result<bool, Interface
 impl Flow {
     /// Turned by address translation or taken by TPROXY: the answers look the same, and the mode
     /// says which it must be for what arrives and for what only passes through `lo`.
-    fn is_taken_as(&self, policy: &RedirectPolicy, fate: trace::Fate) -> bool {
+    fn is_taken_as(&self, policy: &RedirectPolicy, fate: trace::PacketOutcome) -> bool {
         match (policy.mode, fate) {
-            (Mode::Redirect, trace::Fate::Intercepted(_)) => false,
-            (Mode::Tproxy { .. }, trace::Fate::Intercepted(port)) => port == policy.inbound_port,
-            (Mode::Tproxy { .. }, trace::Fate::Redirected(port)) => {
-                self.from == Place::Pod || port != policy.inbound_port
+            (Mode::Redirect, trace::PacketOutcome::Intercepted(_)) => false,
+            (Mode::Tproxy { .. }, trace::PacketOutcome::Intercepted(port)) => port == policy.inbound_port,
+            (Mode::Tproxy { .. }, trace::PacketOutcome::Redirected(port)) => {
+                self.from == Location::Pod || port != policy.inbound_port
             }
             _ => true,
         }
     }
 
     /// What the redirect does to it beside the rules its first packet meets.
-    fn beside(&self, policy: &RedirectPolicy, rules: &Ruleset) -> Result<Beside, InterfaceNameError> {
+    fn beside(&self, policy: &RedirectPolicy, rules: &Ruleset) -> Result<SideEffect, InterfaceNameError> {
         let both = policy.families == Families::V4AndV6;
         Ok(match (self.source, policy.mode) {
-            (Some(source), _) if source == PASSTHROUGH_V6 && both => Beside::ItsSource,
+            (Some(source), _) if source == PASSTHROUGH_V6 && both => SideEffect::ItsSource,
             // A foreign address: its answers find the way back by marks alone, and only TPROXY has any.
-            (Some(_), Mode::Tproxy { .. }) if self.mark.is_some() => Beside::PerhapsItsAnswers,
-            (Some(_), Mode::Redirect) if self.mark.is_some() => Beside::LosesItsAnswers,
-            _ if self.answer_is_taken(rules)? => Beside::LosesItsAnswers,
-            _ => Beside::Nothing,
+            (Some(_), Mode::Tproxy { .. }) if self.mark.is_some() => SideEffect::PerhapsItsAnswers,
+            (Some(_), Mode::Redirect) if self.mark.is_some() => SideEffect::LosesItsAnswers,
+            _ if self.answer_is_taken(rules)? => SideEffect::LosesItsAnswers,
+            _ => SideEffect::Nothing,
         })
     }
 
@@ -103,15 +103,19 @@ impl Flow {
     /// answers left alone too, as they come in by `eth0`?
     fn answer_is_taken(&self, rules: &Ruleset) -> Result<bool, InterfaceNameError> {
         let first = self.packet()?;
-        let through = matches!(&self.without_rules, Fate::Answered(answer) if answer.by == "ext-peer");
-        if self.from != Place::Vm || !through || trace(rules, &first).fate != trace::Fate::Untouched {
+        let through =
+            matches!(&self.without_rules, ConnectionOutcome::Answered(answer) if answer.by == "ext-peer");
+        if self.from != Location::Vm
+            || !through
+            || trace(rules, &first).outcome != trace::PacketOutcome::Untouched
+        {
             return Ok(false);
         }
         let by = InterfaceName::parse("eth0")?;
         let connection = Connection { phase: ConnectionPhase::Established, mark: 0 };
         let answer = Packet::first(Direction::Arrives { by }, self.transport, self.to, first.source);
         let answer = trace(rules, &Packet { connection, ..answer });
-        Ok(answer.fate != trace::Fate::Untouched || answer.mark != 0)
+        Ok(answer.outcome != trace::PacketOutcome::Untouched || answer.mark != 0)
     }
 }
 

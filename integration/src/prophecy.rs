@@ -3,8 +3,8 @@
 
 use crate::foretell::foretell;
 use crate::untouched::TRANSPARENT;
-use crate::vectors::{Flow, Place};
-use gybe_installer::testnet::fate::Fate;
+use crate::vectors::{Flow, Location};
+use gybe_installer::testnet::outcome::ConnectionOutcome;
 use gybe_netfilter::compile::PASSTHROUGH_V6;
 use gybe_netfilter::policy::{Families, InterfaceName, InterfaceNameError, Mode, Port, RedirectPolicy};
 use gybe_netfilter::ruleset::Ruleset;
@@ -22,21 +22,31 @@ impl Flow {
         Ok(Self { with_rules, ..self })
     }
 
-    fn fate(&self, policy: &RedirectPolicy, rules: &Ruleset) -> Result<Fate, InterfaceNameError> {
+    fn fate(
+        &self,
+        policy: &RedirectPolicy,
+        rules: &Ruleset,
+    ) -> Result<ConnectionOutcome, InterfaceNameError> {
         // `::6` is on lo only when IPv6 is redirected.
         if policy.families == Families::V4Only && self.source == Some(PASSTHROUGH_V6.into()) {
-            return Ok(Fate::Failed(Errno::EADDRNOTAVAIL));
+            return Ok(ConnectionOutcome::Failed(Errno::EADDRNOTAVAIL));
         }
-        Ok(match foretell(rules, self)?.fate {
-            trace::Fate::Dropped => Fate::Timeout,
-            trace::Fate::Intercepted(port) if !TRANSPARENT.contains(&port.get()) => Fate::Timeout,
-            trace::Fate::Intercepted(port) | trace::Fate::Redirected(port) => self.turned_to(port),
-            trace::Fate::Untouched if self.loses_its_answers(policy, rules)? => Fate::Timeout,
-            trace::Fate::Untouched => self.untouched(),
+        Ok(match foretell(rules, self)?.outcome {
+            trace::PacketOutcome::Dropped => ConnectionOutcome::Timeout,
+            trace::PacketOutcome::Intercepted(port) if !TRANSPARENT.contains(&port.get()) => {
+                ConnectionOutcome::Timeout
+            }
+            trace::PacketOutcome::Intercepted(port) | trace::PacketOutcome::Redirected(port) => {
+                self.turned_to(port)
+            }
+            trace::PacketOutcome::Untouched if self.loses_its_answers(policy, rules)? => {
+                ConnectionOutcome::Timeout
+            }
+            trace::PacketOutcome::Untouched => self.untouched(),
         })
     }
 
-    fn turned_to(&self, port: Port) -> Fate {
+    fn turned_to(&self, port: Port) -> ConnectionOutcome {
         let loopback = match self.to {
             SocketAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
             SocketAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
@@ -57,7 +67,7 @@ impl Flow {
             return Ok(false);
         }
         let question = self.packet()?;
-        let by = InterfaceName::parse(if self.from == Place::Vm { "eth0" } else { "eth1" })?;
+        let by = InterfaceName::parse(if self.from == Location::Vm { "eth0" } else { "eth1" })?;
         let answer =
             Packet::first(Direction::Arrives { by }, self.transport, question.destination, question.source);
         let connection = Connection { phase: ConnectionPhase::Established, ..answer.connection };

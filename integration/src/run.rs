@@ -3,9 +3,9 @@
 use crate::complaint::Complaint;
 use crate::crowd::side_by_side;
 use crate::topology::Topology;
-use crate::vectors::{Flow, Place, Vector};
-use gybe_installer::testnet::caller::{Call, CallError, Disguise};
-use gybe_installer::testnet::fate::Fate;
+use crate::vectors::{Flow, Location, Vector};
+use gybe_installer::testnet::client::{Client, ClientError, SourceOptions};
+use gybe_installer::testnet::outcome::ConnectionOutcome;
 use gybe_netfilter::backend::Backend;
 use gybe_netfilter::redirection::Redirection;
 use std::fmt;
@@ -29,9 +29,9 @@ pub struct Difference {
     /// Which.
     pub id: String,
     /// What should have become of it.
-    pub wanted: Fate,
+    pub wanted: ConnectionOutcome,
     /// What did.
-    pub found: Fate,
+    pub found: ConnectionOutcome,
 }
 
 impl fmt::Display for Difference {
@@ -51,7 +51,7 @@ pub enum Rules {
 
 impl Flow {
     /// What should become of it.
-    pub fn wanted(&self, rules: Rules) -> &Fate {
+    pub fn wanted(&self, rules: Rules) -> &ConnectionOutcome {
         match rules {
             Rules::There => &self.with_rules,
             Rules::NotThere => &self.without_rules,
@@ -94,7 +94,7 @@ pub fn under(
     until: Until,
 ) -> Result<Vec<Difference>, Complaint> {
     let topology = Topology::raise(vector.policy.mode, &vector.flows)?;
-    topology.at(Place::Pod).run(|| redirection.apply(backend))??;
+    topology.at(Location::Pod).run(|| redirection.apply(backend))??;
     Ok(differences(&topology, &vector.flows, Rules::There, until)?)
 }
 
@@ -110,8 +110,8 @@ pub fn differences(
     flows: &[Flow],
     rules: Rules,
     until: Until,
-) -> Result<Vec<Difference>, CallError> {
-    let silent = |flow: &&Flow| *flow.wanted(rules) == Fate::Timeout;
+) -> Result<Vec<Difference>, ClientError> {
+    let silent = |flow: &&Flow| *flow.wanted(rules) == ConnectionOutcome::Timeout;
     thread::scope(|scope| {
         let waiting: Vec<_> = flows
             .iter()
@@ -138,9 +138,9 @@ fn check(
     flow: &Flow,
     rules: Rules,
     port: Option<u16>,
-) -> Result<Option<Difference>, CallError> {
+) -> Result<Option<Difference>, ClientError> {
     let wanted = flow.wanted(rules);
-    let patience = if *wanted == Fate::Timeout { UNANSWERED_FOR } else { ANSWERED_WITHIN };
+    let patience = if *wanted == ConnectionOutcome::Timeout { UNANSWERED_FOR } else { ANSWERED_WITHIN };
     let found = call(flow, port).make(topology.at(flow.from), patience)?;
     let difference = Difference { id: flow.id.clone(), wanted: wanted.clone(), found };
     Ok((!flow.agrees(wanted, &difference.found)).then_some(difference))
@@ -150,13 +150,14 @@ fn check(
 ///
 /// # Errors
 /// When it could not be made as it is described.
-pub fn make(topology: &Topology, flow: &Flow, patience: Duration) -> Result<Fate, CallError> {
+pub fn make(topology: &Topology, flow: &Flow, patience: Duration) -> Result<ConnectionOutcome, ClientError> {
     call(flow, None).make(topology.at(flow.from), patience)
 }
 
-fn call(flow: &Flow, port: Option<u16>) -> Call {
-    let disguise = Disguise { source: flow.source, source_port: flow.source_port.or(port), mark: flow.mark };
-    Call { owner: flow.owner, transport: flow.transport, to: flow.to, disguise }
+fn call(flow: &Flow, port: Option<u16>) -> Client {
+    let disguise =
+        SourceOptions { source: flow.source, source_port: flow.source_port.or(port), mark: flow.mark };
+    Client { owner: flow.owner, transport: flow.transport, to: flow.to, disguise }
 }
 
 impl Flow {
@@ -166,11 +167,13 @@ impl Flow {
     /// original destination, with one exception: for a connection that the rules left alone, it is
     /// there or not depending on whether connection tracking happens to be on for its family, which
     /// no rule of ours decides. It must then be where the caller went.
-    pub(crate) fn agrees(&self, wanted: &Fate, found: &Fate) -> bool {
-        let (Fate::Answered(wanted), Fate::Answered(found)) = (wanted, found) else {
+    pub(crate) fn agrees(&self, wanted: &ConnectionOutcome, found: &ConnectionOutcome) -> bool {
+        let (ConnectionOutcome::Answered(wanted), ConnectionOutcome::Answered(found)) = (wanted, found)
+        else {
             return wanted == found;
         };
-        let left_alone = matches!(&self.without_rules, Fate::Answered(answer) if answer.by == wanted.by);
+        let left_alone =
+            matches!(&self.without_rules, ConnectionOutcome::Answered(answer) if answer.by == wanted.by);
         let same_target = if left_alone {
             found.original.is_none_or(|original| original == self.to)
         } else {

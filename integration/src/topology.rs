@@ -6,11 +6,11 @@
 //!    sec 172.30.0.1 ── net1 172.30.0.10 ┘
 //! ```
 
-use crate::vectors::{Flow, Place};
-use gybe_installer::testnet::fate::Fate;
-use gybe_installer::testnet::link::{End, LinkError, Towards, forward, join, route};
-use gybe_installer::testnet::listener::{Badge, ListenError, Listeners, Reach, Service};
+use crate::vectors::{Flow, Location};
+use gybe_installer::testnet::link::{LinkEnd, LinkError, NextHop, forward, join, route};
+use gybe_installer::testnet::listener::{ListenAddress, ListenError, Listeners, ListeningPort, ServerName};
 use gybe_installer::testnet::namespace::{Namespace, NamespaceError};
+use gybe_installer::testnet::outcome::ConnectionOutcome;
 use gybe_netfilter::policy::{InterfaceName, InterfaceNameError, Mode};
 use gybe_netfilter::trace::{Owner, Transport};
 use std::sync::Arc;
@@ -72,27 +72,27 @@ impl Topology {
             (&peer, "192.168.77.0/24", "10.244.0.10"),
             (&peer, "fd00:77::/64", "fd00:10::10"),
         ] {
-            route(from, network.parse()?, Towards::Via(neighbour.parse()?))?;
+            route(from, network.parse()?, NextHop::Via(neighbour.parse()?))?;
         }
         // The world: every address that is not somebody else's is the peer's.
-        route(&peer, "0.0.0.0/0".parse()?, Towards::Here)?;
-        route(&peer, "::/0".parse()?, Towards::Here)?;
+        route(&peer, "0.0.0.0/0".parse()?, NextHop::Here)?;
+        route(&peer, "::/0".parse()?, NextHop::Here)?;
         let listeners = vec![
-            Listeners::start(&pod, proxy(mode), Badge::NameAndPort("envoy"), proxy_services())?,
-            Listeners::start(&pod, APP, Badge::NameAndPort("app"), app_services())?,
-            Listeners::start(&peer, ROOT, Badge::Name("ext-peer"), asked(flows, "ext-peer"))?,
-            Listeners::start(&sec, ROOT, Badge::Name("ext-sec"), asked(flows, "ext-sec"))?,
+            Listeners::start(&pod, proxy(mode), ServerName::NameAndPort("envoy"), proxy_services())?,
+            Listeners::start(&pod, APP, ServerName::NameAndPort("app"), app_services())?,
+            Listeners::start(&peer, ROOT, ServerName::Name("ext-peer"), asked(flows, "ext-peer"))?,
+            Listeners::start(&sec, ROOT, ServerName::Name("ext-sec"), asked(flows, "ext-sec"))?,
         ];
         Ok(Self { _listeners: listeners, pod, peer, vm, sec })
     }
 
     /// One of its namespaces.
-    pub fn at(&self, place: Place) -> &Namespace {
+    pub fn at(&self, place: Location) -> &Namespace {
         match place {
-            Place::Pod => &self.pod,
-            Place::Peer => &self.peer,
-            Place::Vm => &self.vm,
-            Place::Sec => &self.sec,
+            Location::Pod => &self.pod,
+            Location::Peer => &self.peer,
+            Location::Vm => &self.vm,
+            Location::Sec => &self.sec,
         }
     }
 }
@@ -104,9 +104,9 @@ fn wire(
     addresses: &str,
     other: (&Namespace, &str),
 ) -> Result<(), TopologyError> {
-    let end = |namespace, name, addresses: &str| -> Result<End<'_>, TopologyError> {
+    let end = |namespace, name, addresses: &str| -> Result<LinkEnd<'_>, TopologyError> {
         let addresses = addresses.split(' ').map(str::parse).collect::<Result<_, _>>()?;
-        Ok(End { namespace, name: InterfaceName::parse(name)?, addresses })
+        Ok(LinkEnd { namespace, name: InterfaceName::parse(name)?, addresses })
     };
     Ok(join(&end(pod, name, addresses)?, &end(other.0, "eth0", other.1)?)?)
 }
@@ -119,31 +119,35 @@ fn proxy(mode: Mode) -> Owner {
     }
 }
 
-fn proxy_services() -> Vec<Service> {
-    let tcp = |port, reach| Service { transport: Transport::Tcp, port, reach };
-    let everywhere = [15000, 15008, 15020, 15021, 15090].map(|port| tcp(port, Reach::Everywhere));
-    let transparent = [15001, 15006].map(|port| tcp(port, Reach::Transparent));
-    let dns = [Transport::Tcp, Transport::Udp].map(|transport| Service {
+fn proxy_services() -> Vec<ListeningPort> {
+    let tcp = |port, reach| ListeningPort { transport: Transport::Tcp, port, reach };
+    let everywhere = [15000, 15008, 15020, 15021, 15090].map(|port| tcp(port, ListenAddress::Everywhere));
+    let transparent = [15001, 15006].map(|port| tcp(port, ListenAddress::Transparent));
+    let dns = [Transport::Tcp, Transport::Udp].map(|transport| ListeningPort {
         transport,
         port: 15053,
-        reach: Reach::Loopback,
+        reach: ListenAddress::Loopback,
     });
     everywhere.into_iter().chain(transparent).chain(dns).collect()
 }
 
-fn app_services() -> Vec<Service> {
-    let everywhere = |transport, port| Service { transport, port, reach: Reach::Everywhere };
+fn app_services() -> Vec<ListeningPort> {
+    let everywhere = |transport, port| ListeningPort { transport, port, reach: ListenAddress::Everywhere };
     let tcp = [22, 53, 4000, 5000, 8080, 9000].map(|port| everywhere(Transport::Tcp, port));
     let udp = [53, 8080].map(|port| everywhere(Transport::Udp, port));
     tcp.into_iter().chain(udp).collect()
 }
 
 /// Every port on which `name` is asked for.
-fn asked(flows: &[Flow], name: &str) -> Vec<Service> {
-    let mut services: Vec<Service> = Vec::new();
-    let is_asked = |flow: &&Flow| matches!(&flow.without_rules, Fate::Answered(answer) if answer.by == name);
+fn asked(flows: &[Flow], name: &str) -> Vec<ListeningPort> {
+    let mut services: Vec<ListeningPort> = Vec::new();
+    let is_asked = |flow: &&Flow| matches!(&flow.without_rules, ConnectionOutcome::Answered(answer) if answer.by == name);
     for flow in flows.iter().filter(is_asked) {
-        let service = Service { transport: flow.transport, port: flow.to.port(), reach: Reach::Everywhere };
+        let service = ListeningPort {
+            transport: flow.transport,
+            port: flow.to.port(),
+            reach: ListenAddress::Everywhere,
+        };
         if !services.contains(&service) {
             services.push(service);
         }

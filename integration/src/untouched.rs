@@ -1,27 +1,27 @@
 //! Where a connection in the recorded network ends when no rule touches it: who listens where.
 
-use crate::vectors::{Flow, Place};
-use gybe_installer::testnet::fate::{Answer, Fate};
+use crate::vectors::{Flow, Location};
+use gybe_installer::testnet::outcome::{ConnectionOutcome, Reply};
 use gybe_netfilter::trace::Transport;
 use std::net::{IpAddr, SocketAddr};
 
 impl Flow {
     /// Where it ends when no rule touches it.
-    pub fn untouched(&self) -> Fate {
+    pub fn untouched(&self) -> ConnectionOutcome {
         let to = self.to;
         let is_one_of = |addresses: [&str; 2]| addresses.contains(&to.ip().to_string().as_str());
         if is_own(to.ip()) {
             self.in_the_pod(to)
         } else if self.is_forwarded() && is_one_of(VM) {
-            Fate::Refused
+            ConnectionOutcome::Refused
         } else {
-            let by = if self.from == Place::Pod && is_one_of(SEC) { "ext-sec" } else { "ext-peer" };
+            let by = if self.from == Location::Pod && is_one_of(SEC) { "ext-sec" } else { "ext-peer" };
             self.answered_by(by.into(), None)
         }
     }
 
     /// Who in the pod answers at `to`, if anybody listens there.
-    pub fn in_the_pod(&self, to: SocketAddr) -> Fate {
+    pub fn in_the_pod(&self, to: SocketAddr) -> ConnectionOutcome {
         let port = to.port();
         let agent = port == 15053 && ["127.0.0.1", "::1"].contains(&to.ip().to_string().as_str());
         let by = match self.transport {
@@ -29,20 +29,20 @@ impl Flow {
             Transport::Tcp if APP_PORTS.contains(&port) => "app",
             Transport::Udp if agent => "envoy",
             Transport::Udp if [53, 8080].contains(&port) => "app",
-            _ => return Fate::Refused,
+            _ => return ConnectionOutcome::Refused,
         };
         let original = (self.transport == Transport::Tcp).then_some(self.to);
         self.answered_by(format!("{by}:{port}"), original)
     }
 
-    fn answered_by(&self, by: String, original: Option<SocketAddr>) -> Fate {
+    fn answered_by(&self, by: String, original: Option<SocketAddr>) -> ConnectionOutcome {
         let source = self.packet().map_or(self.to.ip(), |packet| packet.source.ip());
-        Fate::Answered(Answer { by, original, source })
+        ConnectionOutcome::Answered(Reply { by, original, source })
     }
 
     /// Does it only pass through the pod?
     pub fn is_forwarded(&self) -> bool {
-        self.from != Place::Pod && !is_own(self.to.ip())
+        self.from != Location::Pod && !is_own(self.to.ip())
     }
 }
 

@@ -1,213 +1,264 @@
-//! The recorded flows: policies, and what became of 144 connections under each. Only reading.
-
-mod written;
+//! The flow vectors: 144 connections recorded under each of 70 policies, and further flows for rules that no
+//! recorded flow needs. `vectors/rules/README.md` describes the files.
 
 use gybe_installer::pod::families::NoAddress;
 use gybe_installer::pod::policy_file::{PolicyFile, PolicyFileError};
-use gybe_installer::testnet::fate::{Fate, FateError};
+use gybe_installer::testnet::outcome::{ConnectionOutcome, ParseOutcomeError};
 use gybe_netfilter::policy::RedirectPolicy;
 use gybe_netfilter::trace::{Owner, Transport};
 use serde::Deserialize;
+use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::{fs, io};
-use written::{WrittenFlow, WrittenFurther, WrittenVector};
 
-/// One policy and what became of every connection under it.
+/// A policy, and the outcome of every connection under it.
 #[derive(Debug, Clone)]
 pub struct Vector {
-    /// Its name, and its file's.
     pub name: String,
-    /// The policy.
     pub policy: RedirectPolicy,
-    /// The connections, in the order they were made.
+    /// In the order in which they are made.
     pub flows: Vec<Flow>,
 }
 
-/// One connection.
+/// A connection, and its outcomes.
 #[derive(Debug, Clone)]
 pub struct Flow {
-    /// Its name.
     pub id: String,
-    /// Where it starts.
-    pub from: Place,
-    /// TCP or UDP.
+    pub from: Location,
     pub transport: Transport,
-    /// Where it is meant to go.
     pub to: SocketAddr,
-    /// Whose socket makes it.
+    /// The user and group of its socket.
     pub owner: Owner,
-    /// The address it is bound to first.
+    /// The address that its socket is bound to before it connects.
     pub source: Option<IpAddr>,
-    /// The port it is bound to first.
+    /// The port that its socket is bound to before it connects.
     pub source_port: Option<u16>,
-    /// The mark of its transparent socket.
+    /// `SO_MARK` of its socket, which is then transparent.
     pub mark: Option<u32>,
-    /// What becomes of it with no rules.
-    pub without_rules: Fate,
-    /// What becomes of it under the policy. Where Istio's backends differ, iptables is the law.
-    pub with_rules: Fate,
+    pub without_rules: ConnectionOutcome,
+    /// Where Istio's backends differ, what its iptables rules do.
+    pub with_rules: ConnectionOutcome,
 }
 
-/// The namespaces of the recorded network.
+/// A namespace of the recorded network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Place {
+pub enum Location {
     /// The redirected pod.
     Pod,
-    /// The world, behind the pod's `eth0`.
+    /// The network outside, behind the pod's `eth0`.
     Peer,
-    /// A virtual machine, behind its `eth1`.
+    /// A virtual machine behind its `eth1`.
     Vm,
-    /// A second network, behind its `net1`.
+    /// A second network behind its `net1`.
     Sec,
 }
 
-/// Why a vector cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum VectorError {
-    /// A file or the directory.
     #[error("cannot read {path}")]
-    Unreadable {
-        /// Which.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// Some are missing, or there are some that nobody knows: a loop over them would say nothing.
-    #[error("{directory} has {found} flow vectors and should have {RECORDED}")]
-    Count {
-        /// Where.
-        directory: PathBuf,
-        /// How many there are.
-        found: usize,
-    },
-    /// Not the JSON it should be.
-    #[error("{path} is not a flow vector")]
-    NotAVector {
-        /// Which.
-        path: PathBuf,
-        /// Why.
-        source: serde_json::Error,
-    },
-    /// A fate nobody can read.
-    #[error("flow {id} of {path}")]
-    Fate {
-        /// In which file.
-        path: PathBuf,
-        /// Of which flow.
-        id: String,
-        /// What is wrong with it.
-        source: FateError,
-    },
-    /// Options that are no policy.
-    #[error("the options of {path} are no policy")]
-    Options {
-        /// In which file.
-        path: PathBuf,
-        /// What is wrong with them.
-        source: PolicyFileError,
-    },
-    /// Options that leave the families open.
-    #[error("the options of {path} do not say whether IPv6 is on")]
-    Families {
-        /// In which file.
-        path: PathBuf,
-        /// What is missing.
-        source: NoAddress,
-    },
+    Unreadable { path: PathBuf, source: io::Error },
+    /// A test that loops over an incomplete list would pass for the wrong reason.
+    #[error("{found} {what} are recorded, not {expected}")]
+    Count { what: &'static str, expected: usize, found: usize },
+    #[error("{path} is not in the form of a flow vector")]
+    Format { path: PathBuf, source: serde_json::Error },
+    #[error("policy {policy}: outcome of flow {id}")]
+    Fate { policy: String, id: String, source: ParseOutcomeError },
+    #[error("policy {policy} has an outcome for flow {id}, which is not recorded")]
+    UnknownFlow { policy: String, id: String },
+    #[error("the options of {policy} are not a policy")]
+    Options { policy: String, source: PolicyFileError },
+    #[error("the options of {policy} do not say whether IPv6 is on")]
+    Families { policy: String, source: NoAddress },
 }
 
-/// All recorded vectors, by name.
+/// Returns the recorded vectors: 30 policies chosen by hand, then 40 drawn at random.
 ///
 /// # Errors
-/// When one of them cannot be read.
+/// When a file cannot be read, is incomplete or contradicts another.
 pub fn recorded() -> Result<Vec<Vector>, VectorError> {
-    let directory = PathBuf::from(DIRECTORY).join("flows");
-    let unreadable = |source| VectorError::Unreadable { path: directory.clone(), source };
-    let mut files = Vec::new();
-    for entry in fs::read_dir(&directory).map_err(unreadable)? {
-        let path = entry.map_err(unreadable)?.path();
-        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        if name.ends_with(".json") && !name.starts_with('_') {
-            files.push(path);
-        }
-    }
-    files.sort();
-    if files.len() != RECORDED {
-        return Err(VectorError::Count { directory, found: files.len() });
-    }
-    files.iter().map(|path| read(path)).collect()
+    let connections: Vec<RecordedConnection> = read("connections.json")?;
+    expect_count("connections", CONNECTIONS, connections.len())?;
+    written_policies()?.iter().map(|policy| policy.vector(&connections)).collect()
 }
 
-/// All recorded vectors, each with the further flows there are for its policy, and behind them the
-/// policies of our own.
+/// Returns the recorded vectors, each with the further flows for its policy, and then the further policies.
 ///
 /// # Errors
-/// When one of them cannot be read.
+/// When a file cannot be read, is incomplete or contradicts another.
 pub fn all() -> Result<Vec<Vector>, VectorError> {
-    let path = PathBuf::from(DIRECTORY).join("further.json");
-    let further: Vec<WrittenFurther> = json(&path)?;
     let mut vectors = recorded()?;
+    let further: Vec<Further> = read("further.json")?;
     for group in &further {
         match group {
-            WrittenFurther::Flows { policies, flows } => {
-                let more = parse(&path, flows)?;
+            Further::Flows { policies, flows } => {
                 for vector in vectors.iter_mut().filter(|vector| policies.contains(&vector.name)) {
-                    vector.flows.extend(more.iter().cloned());
+                    vector.flows.extend(parse_flows(&vector.name, flows)?);
                 }
             }
-            WrittenFurther::Policy(own) => vectors.push(vector(&path, own)?),
+            Further::Policy { name, options, flows } => {
+                let (policy, flows) = (parse_policy(name, options)?, parse_flows(name, flows)?);
+                vectors.push(Vector { name: name.clone(), policy, flows });
+            }
         }
     }
     Ok(vectors)
 }
 
-/// What becomes of every flow when there are no rules.
+/// Returns the recorded policies as policy files, by name.
 ///
 /// # Errors
-/// When the file cannot be read.
-pub fn without_rules() -> Result<BTreeMap<String, Fate>, VectorError> {
-    let path = Path::new(DIRECTORY).join("flows/_no_rules.json");
-    let fates: BTreeMap<String, String> = json(&path)?;
-    let fate = |id: String, text: String| match text.parse() {
-        Ok(fate) => Ok((id, fate)),
-        Err(source) => Err(VectorError::Fate { path: path.clone(), id, source }),
-    };
-    fates.into_iter().map(|(id, text)| fate(id, text)).collect()
+/// When a file cannot be read or is incomplete.
+pub fn policy_files() -> Result<BTreeMap<String, String>, VectorError> {
+    let file = |policy: RecordedPolicy| (policy.name, Value::Object(policy.options).to_string());
+    Ok(written_policies()?.into_iter().map(file).collect())
 }
 
-/// 30 policies chosen by hand and 40 drawn at random.
-const RECORDED: usize = 70;
+const CONNECTIONS: usize = 144;
+const POLICIES: usize = 70;
 
-/// Seen from the package's directory, where cargo runs tests: `as-user.sh` moves the whole checkout.
+/// Relative to the package's directory, where cargo runs tests: `as-user.sh` moves the whole checkout.
 const DIRECTORY: &str = "vectors/rules";
 
-fn read(path: &Path) -> Result<Vector, VectorError> {
-    vector(path, &json(path)?)
+/// What all recordings have in common; the file also describes the network, for readers.
+#[derive(Deserialize)]
+struct Common {
+    options: Map<String, Value>,
 }
 
-fn vector(path: &Path, written: &WrittenVector) -> Result<Vector, VectorError> {
-    let path = path.to_owned();
-    let file = PolicyFile::from_entries(&written.options)
-        .map_err(|source| VectorError::Options { path: path.clone(), source })?;
-    let policy = file.policy(&[]).map_err(|source| VectorError::Families { path: path.clone(), source })?;
-    let flows = parse(&path, &written.flows)?;
-    Ok(Vector { name: written.name.clone(), policy, flows })
+#[derive(Deserialize)]
+struct RecordedPolicy {
+    name: String,
+    /// In the file only those that differ from the common ones.
+    options: Map<String, Value>,
+    /// By flow: those that differ from the connection's usual outcome.
+    outcomes: BTreeMap<String, RecordedOutcome>,
 }
 
-fn parse(path: &Path, flows: &[WrittenFlow]) -> Result<Vec<Flow>, VectorError> {
-    let flow = |flow: &WrittenFlow| {
-        let fault = |source| VectorError::Fate { path: path.to_owned(), id: flow.id.clone(), source };
-        flow.parse().map_err(fault)
-    };
-    flows.iter().map(flow).collect()
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum RecordedOutcome {
+    Agreed(String),
+    /// Istio's nft rules had another outcome, which is kept beside it.
+    IptablesOnly {
+        expect: String,
+    },
 }
 
-fn json<T: for<'a> Deserialize<'a>>(path: &Path) -> Result<T, VectorError> {
-    let path = path.to_owned();
+#[derive(Deserialize)]
+struct RecordedConnection {
+    #[serde(flatten)]
+    connection: Connection,
+    /// The outcome under most policies.
+    expect: String,
+}
+
+#[derive(Deserialize)]
+struct Connection {
+    id: String,
+    from: Location,
+    proto: Protocol,
+    dst: IpAddr,
+    port: u16,
+    uid: u32,
+    gid: u32,
+    src: Option<IpAddr>,
+    sport: Option<u16>,
+    mark: Option<u32>,
+    without_rules: String,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Protocol {
+    Tcp,
+    Udp,
+}
+
+/// Flows that are not recorded: under recorded policies, or under one of their own.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Further {
+    Flows { policies: Vec<String>, flows: Vec<RecordedConnection> },
+    Policy { name: String, options: Map<String, Value>, flows: Vec<RecordedConnection> },
+}
+
+impl RecordedPolicy {
+    fn vector(&self, connections: &[RecordedConnection]) -> Result<Vector, VectorError> {
+        let is_unknown = |id: &&String| !connections.iter().any(|row| row.connection.id == **id);
+        if let Some(id) = self.outcomes.keys().find(is_unknown) {
+            return Err(VectorError::UnknownFlow { policy: self.name.clone(), id: id.clone() });
+        }
+        let flow = |row: &RecordedConnection| {
+            let outcome = match self.outcomes.get(&row.connection.id) {
+                Some(RecordedOutcome::Agreed(expect) | RecordedOutcome::IptablesOnly { expect }) => expect,
+                None => &row.expect,
+            };
+            row.connection.flow(&self.name, outcome)
+        };
+        let flows = connections.iter().map(flow).collect::<Result<_, _>>()?;
+        Ok(Vector { name: self.name.clone(), policy: parse_policy(&self.name, &self.options)?, flows })
+    }
+}
+
+impl Connection {
+    fn flow(&self, policy: &str, with_rules: &str) -> Result<Flow, VectorError> {
+        let fate = |text: &str| {
+            let (policy, id) = (policy.to_owned(), self.id.clone());
+            text.parse().map_err(|source| VectorError::Fate { policy, id, source })
+        };
+        Ok(Flow {
+            id: self.id.clone(),
+            from: self.from,
+            transport: match self.proto {
+                Protocol::Tcp => Transport::Tcp,
+                Protocol::Udp => Transport::Udp,
+            },
+            to: SocketAddr::new(self.dst, self.port),
+            owner: Owner { uid: self.uid, gid: self.gid },
+            source: self.src,
+            source_port: self.sport,
+            mark: self.mark,
+            without_rules: fate(&self.without_rules)?,
+            with_rules: fate(with_rules)?,
+        })
+    }
+}
+
+/// The recorded policies with all their options.
+fn written_policies() -> Result<Vec<RecordedPolicy>, VectorError> {
+    let common: Common = read("common.json")?;
+    let (mut policies, random): (Vec<RecordedPolicy>, Vec<RecordedPolicy>) =
+        (read("chosen.json")?, read("random.json")?);
+    policies.extend(random);
+    expect_count("policies", POLICIES, policies.len())?;
+    for policy in &mut policies {
+        let own = std::mem::replace(&mut policy.options, common.options.clone());
+        policy.options.extend(own);
+    }
+    Ok(policies)
+}
+
+fn expect_count(what: &'static str, expected: usize, found: usize) -> Result<(), VectorError> {
+    if found == expected { Ok(()) } else { Err(VectorError::Count { what, expected, found }) }
+}
+
+fn parse_policy(name: &str, options: &Map<String, Value>) -> Result<RedirectPolicy, VectorError> {
+    let file = PolicyFile::from_entries(options)
+        .map_err(|source| VectorError::Options { policy: name.to_owned(), source })?;
+    file.policy(&[]).map_err(|source| VectorError::Families { policy: name.to_owned(), source })
+}
+
+fn parse_flows(policy: &str, flows: &[RecordedConnection]) -> Result<Vec<Flow>, VectorError> {
+    flows.iter().map(|row| row.connection.flow(policy, &row.expect)).collect()
+}
+
+fn read<T: for<'a> Deserialize<'a>>(name: &str) -> Result<T, VectorError> {
+    let path = Path::new(DIRECTORY).join(name);
     let text =
         fs::read_to_string(&path).map_err(|source| VectorError::Unreadable { path: path.clone(), source })?;
-    serde_json::from_str(&text).map_err(|source| VectorError::NotAVector { path, source })
+    serde_json::from_str(&text).map_err(|source| VectorError::Format { path, source })
 }

@@ -17,7 +17,7 @@ use gybe_installer::pod::policy_file::PolicyFile;
 use gybe_integration::complaint::Complaint;
 use gybe_integration::run::{Rules, Until, differences, under};
 use gybe_integration::topology::Topology;
-use gybe_integration::vectors::{Flow, Place, Vector};
+use gybe_integration::vectors::{Flow, Location, Vector};
 use gybe_netfilter::nft::Nft;
 use gybe_netfilter::redirection::Redirection;
 use gybe_netfilter::trace::{Owner, Transport};
@@ -38,26 +38,26 @@ const TO_PROXY: &str = "envoy:15001";
 fn the_classic_rules_send_every_connection_where_they_always_did() -> Result<(), Complaint> {
     let flows = [
         // Inbound: the one port, and no other.
-        flow(Place::Peer, APP, "10.244.0.10:80", ["refused", TO_PROXY])?,
-        flow(Place::Peer, APP, "10.244.0.10:8080", ["app:8080", "app:8080"])?,
+        flow(Location::Peer, APP, "10.244.0.10:80", ["refused", TO_PROXY])?,
+        flow(Location::Peer, APP, "10.244.0.10:8080", ["app:8080", "app:8080"])?,
         // Outbound: all of the application's, none of the proxy's, known by user or by group.
-        flow(Place::Pod, APP, "10.1.2.3:80", ["ext-peer", TO_PROXY])?,
-        flow(Place::Pod, APP, "20.1.2.3:9000", ["ext-peer", TO_PROXY])?,
-        flow(Place::Pod, PROXY, "10.1.2.3:80", ["ext-peer", "ext-peer"])?,
-        flow(Place::Pod, PROXY_USER, "10.1.2.3:80", ["ext-peer", "ext-peer"])?,
-        flow(Place::Pod, PROXY_GROUP, "10.1.2.3:80", ["ext-peer", "ext-peer"])?,
+        flow(Location::Pod, APP, "10.1.2.3:80", ["ext-peer", TO_PROXY])?,
+        flow(Location::Pod, APP, "20.1.2.3:9000", ["ext-peer", TO_PROXY])?,
+        flow(Location::Pod, PROXY, "10.1.2.3:80", ["ext-peer", "ext-peer"])?,
+        flow(Location::Pod, PROXY_USER, "10.1.2.3:80", ["ext-peer", "ext-peer"])?,
+        flow(Location::Pod, PROXY_GROUP, "10.1.2.3:80", ["ext-peer", "ext-peer"])?,
         // Inside the pod by 127.0.0.1: direct, whoever asks.
-        flow(Place::Pod, APP, "127.0.0.1:8080", ["app:8080", "app:8080"])?,
-        flow(Place::Pod, PROXY, "127.0.0.1:8080", ["app:8080", "app:8080"])?,
+        flow(Location::Pod, APP, "127.0.0.1:8080", ["app:8080", "app:8080"])?,
+        flow(Location::Pod, PROXY, "127.0.0.1:8080", ["app:8080", "app:8080"])?,
         // The proxy to its own pod comes round through the proxy.
-        flow(Place::Pod, PROXY, "10.244.0.10:8080", ["app:8080", TO_PROXY])?,
+        flow(Location::Pod, PROXY, "10.244.0.10:8080", ["app:8080", TO_PROXY])?,
         // Different today: the old fourth rule asked for no owner, so the application calling its own
         // pod's address met the proxy too. Now that is direct.
-        flow(Place::Pod, APP, "10.244.0.10:8080", ["app:8080", "app:8080"])?,
+        flow(Location::Pod, APP, "10.244.0.10:8080", ["app:8080", "app:8080"])?,
         // Different today: for the same reason a proxy known by its group alone came round.
-        flow(Place::Pod, PROXY_GROUP, "10.244.0.10:8080", ["app:8080", "app:8080"])?,
+        flow(Location::Pod, PROXY_GROUP, "10.244.0.10:8080", ["app:8080", "app:8080"])?,
         // Different today: the proxy's tunnel port did not exist, and is spared from coming round.
-        flow(Place::Pod, PROXY, "10.244.0.10:15008", ["envoy:15008", "envoy:15008"])?,
+        flow(Location::Pod, PROXY, "10.244.0.10:15008", ["envoy:15008", "envoy:15008"])?,
     ];
     let policy = PolicyFile::parse(POLICY)?.policy(&[])?;
     let vector = Vector { name: "classic".into(), policy, flows: flows.to_vec() };
@@ -69,10 +69,10 @@ fn the_classic_rules_send_every_connection_where_they_always_did() -> Result<(),
     Ok(())
 }
 
-fn flow(from: Place, owner: Owner, to: &str, [without, with]: [&str; 2]) -> Result<Flow, Complaint> {
+fn flow(from: Location, owner: Owner, to: &str, [without, with]: [&str; 2]) -> Result<Flow, Complaint> {
     let source = match from {
-        Place::Pod if to.starts_with("127.") => "127.0.0.1",
-        Place::Pod => "10.244.0.10",
+        Location::Pod if to.starts_with("127.") => "127.0.0.1",
+        Location::Pod => "10.244.0.10",
         _ => "10.244.0.1",
     };
     // Nobody asks the outside which target it sees, and without redirect it is known to be the same.

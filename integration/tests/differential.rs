@@ -170,7 +170,8 @@ fn without_rules_random_connections_go_where_they_are_said_to_go() -> Result<(),
     }
     for vector in vectors::recorded()? {
         for flow in vector.flows.iter().filter(|flow| flow.mark.is_none()) {
-            if let gybe_installer::testnet::fate::Fate::Answered(answer) = &flow.without_rules {
+            if let gybe_installer::testnet::outcome::ConnectionOutcome::Answered(answer) = &flow.without_rules
+            {
                 let said = flow.untouched().to_string();
                 assert_eq!(said.split(' ').next(), Some(answer.by.as_str()), "{}", flow.id);
             }

@@ -96,7 +96,7 @@ fn f11_an_install_onto_a_full_mount_keeps_what_serves_and_says_so() {
     let ran = node.sh("mount -t tmpfs -o size=64k full ROOT/opt/cni/bin && exec GYBE install --root ROOT");
     assert_eq!(ran.code, Some(1), "{ran:#?}");
     assert!(ran.out.contains("opt/cni/bin") && ran.out.contains("file system is full"), "{}", ran.out);
-    assert!(ran.out.ends_with("this node is not as wanted\n"), "{}", ran.out);
+    assert!(ran.out.ends_with("this node is not as configured\n"), "{}", ran.out);
     assert_eq!(fs::read_to_string(node.0.path().join("root/etc/cni/net.d/10-net.conflist")).unwrap(), LIST);
 }
 
@@ -188,12 +188,12 @@ fn a_node_with_everything_in_its_place_is_well() {
     let conf = || fs::read_to_string(node.0.path().join("root/etc/cni/net.d/10-net.conflist")).unwrap();
     let refused = node.sh("exec GYBE uninstall --root ROOT");
     assert_eq!((refused.code, refused.out.as_str()), (Some(2), ""), "{refused:#?}");
-    for words in ["the node agent answers at /run/gybe/facts.sock", "set mode: leave", "--force"] {
+    for words in ["the node agent runs and answers at /run/gybe/facts.sock", "set mode: leave", "--force"] {
         assert!(refused.err.contains(words), "{words} in {}", refused.err);
     }
     let planned = node.sh("exec GYBE uninstall --dry-run --root ROOT");
     assert!(planned.out.contains("would write 10-net.conflist"), "{planned:#?}");
-    assert!(planned.err.contains("puts its entry back within a second"), "{planned:#?}");
+    assert!(planned.err.contains("restores its entry within a second"), "{planned:#?}");
     assert_eq!(conf(), entry);
     let forced = node.sh("exec GYBE uninstall --force --root ROOT");
     assert_eq!(forced.code, Some(0), "{forced:#?}");

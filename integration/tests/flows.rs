@@ -4,7 +4,7 @@ use gybe_integration::complaint::Complaint;
 use gybe_integration::programs::run;
 use gybe_integration::run::{Rules, Until, all_under, differences};
 use gybe_integration::topology::Topology;
-use gybe_integration::vectors::{self, Place};
+use gybe_integration::vectors::{self, Location};
 use gybe_netfilter::nft::Nft;
 use gybe_netfilter::redirection::{Redirection, remove};
 
@@ -29,7 +29,7 @@ fn what_is_applied_twice_or_after_another_policy_is_as_if_applied_once() -> Resu
         let world = Topology::raise(then.policy.mode, &then.flows)?;
         for policy in [&before.policy, &then.policy] {
             let redirection = Redirection::of(policy);
-            world.at(Place::Pod).run(|| redirection.apply(&Nft))??;
+            world.at(Location::Pod).run(|| redirection.apply(&Nft))??;
         }
         let found = differences(&world, &then.flows, Rules::There, Until::TheEnd)?;
         assert!(found.is_empty(), "{} after {}: {found:#?}", then.name, before.name);
@@ -42,8 +42,8 @@ fn when_the_rules_are_removed_every_flow_goes_where_it_went_before() -> Result<(
     for vector in vectors::all()?.iter().filter(|vector| vector.name.ends_with("tproxy-dual")) {
         let world = Topology::raise(vector.policy.mode, &vector.flows)?;
         let redirection = Redirection::of(&vector.policy);
-        world.at(Place::Pod).run(|| redirection.apply(&Nft))??;
-        world.at(Place::Pod).run(|| remove(&Nft))??;
+        world.at(Location::Pod).run(|| redirection.apply(&Nft))??;
+        world.at(Location::Pod).run(|| remove(&Nft))??;
         let found = differences(&world, &vector.flows, Rules::NotThere, Until::TheEnd)?;
         assert!(found.is_empty(), "{}: {found:#?}", vector.name);
     }
@@ -65,13 +65,14 @@ fn with_tproxy_answers_find_the_proxy_beside_a_routing_rule_of_the_pods_own() ->
             "-6 route add fd00:77::/64 dev eth1 table 100",
             "-6 route add fd00:30::/64 dev net1 table 100",
         ] {
-            let ran = world.at(Place::Pod).run(|| run("ip", &own.split(' ').collect::<Vec<_>>(), ""))??;
+            let ran =
+                world.at(Location::Pod).run(|| run("ip", &own.split(' ').collect::<Vec<_>>(), ""))??;
             assert_eq!(ran.code, Some(0), "{own}: {}", ran.err);
         }
         let control = differences(&world, &vector.flows, Rules::NotThere, Until::TheEnd)?;
         assert!(control.is_empty(), "{}, without rules: {control:#?}", vector.name);
         let redirection = Redirection::of(&vector.policy);
-        world.at(Place::Pod).run(|| redirection.apply(&Nft))??;
+        world.at(Location::Pod).run(|| redirection.apply(&Nft))??;
         let found = differences(&world, &vector.flows, Rules::There, Until::TheEnd)?;
         assert!(found.is_empty(), "{}: {found:#?}", vector.name);
     }

@@ -5,7 +5,7 @@ use gybe_integration::complaint::Complaint;
 use gybe_integration::crowd::side_by_side;
 use gybe_integration::run::{Difference, Rules, Until, differences};
 use gybe_integration::topology::Topology;
-use gybe_integration::vectors::{self, Place, Vector};
+use gybe_integration::vectors::{self, Location, Vector};
 use gybe_netfilter::compile::compile;
 use gybe_netfilter::iptables::{Iptables, Variant, script};
 use gybe_netfilter::policy::{Destinations, InterfaceName};
@@ -34,7 +34,7 @@ fn redirected(
     let world = Topology::raise(vector.policy.mode, &vector.flows)?;
     let mut redirection = Redirection::of(&vector.policy);
     change(&mut redirection);
-    world.at(Place::Pod).run(|| redirection.apply(backend))??;
+    world.at(Location::Pod).run(|| redirection.apply(backend))??;
     Ok(world)
 }
 

@@ -102,7 +102,7 @@ fn what_stands_between_is_told() {
     ground.refuses(11, "said 403");
     ground.server.tokens().revoke_all();
     ground.refuses(11, "said 401");
-    ground.server.network(Network::Unreachable).unwrap();
+    ground.server.set_network(Network::Unreachable).unwrap();
     ground.refuses(11, "did not answer within");
     std::fs::remove_file(&ground.kubeconfig).unwrap();
     ground.refuses(7, "kubeconfig cannot be read");

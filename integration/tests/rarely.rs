@@ -1,12 +1,12 @@
 //! Rules that no honest connection needs: what they do shows with packets somebody made up, or in
 //! what conntrack knows afterwards. Each is shown with the rule, and once more without it.
 
-use gybe_installer::testnet::caller::{Call, Disguise};
-use gybe_installer::testnet::fate::Fate;
+use gybe_installer::testnet::client::{Client, SourceOptions};
+use gybe_installer::testnet::outcome::ConnectionOutcome;
 use gybe_integration::complaint::Complaint;
 use gybe_integration::segment::Stray;
 use gybe_integration::topology::Topology;
-use gybe_integration::vectors::{self, Place, Vector};
+use gybe_integration::vectors::{self, Location, Vector};
 use gybe_netfilter::apply::apply;
 use gybe_netfilter::backend::Backend;
 use gybe_netfilter::compile::compile;
@@ -37,7 +37,7 @@ fn world(
     let topology = Topology::raise(vector.policy.mode, &vector.flows)?;
     let rules = change(compile(&vector.policy))?;
     let redirection = Redirection { rules, routes: Routes::wanted(&vector.policy) };
-    topology.at(Place::Pod).run(|| redirection.apply(&Nft))??;
+    topology.at(Location::Pod).run(|| redirection.apply(&Nft))??;
     Ok(topology)
 }
 
@@ -66,10 +66,10 @@ fn a_segment_of_no_connection_is_dropped_before_it_is_answered() -> Result<(), C
     let to = "10.244.0.10:8080".parse()?;
     let world = world(&vector, Ok)?;
     let stray = Stray { from: "10.244.0.1:20000".parse()?, to };
-    assert!(!world.at(Place::Peer).run(|| stray.is_reset(NOBODY_WITHIN))??, "with drop-invalid");
+    assert!(!world.at(Location::Peer).run(|| stray.is_reset(NOBODY_WITHIN))??, "with drop-invalid");
     let rest = without(&compile(&vector.policy), "drop-invalid")?;
-    world.at(Place::Pod).run(|| apply(&Nft, &rest))??;
-    assert!(world.at(Place::Peer).run(|| stray.is_reset(PATIENCE))??, "without drop-invalid");
+    world.at(Location::Pod).run(|| apply(&Nft, &rest))??;
+    assert!(world.at(Location::Peer).run(|| stray.is_reset(PATIENCE))??, "without drop-invalid");
     Ok(())
 }
 
@@ -84,19 +84,19 @@ fn the_upstream_resolvers_answer_belongs_to_the_agents_question() -> Result<(), 
         ("dns-servers-dual", "zone-upstream-answers-v6", "[fd00:96::10]:53"),
     ] {
         let vector = vector(name)?;
-        let question = Call {
+        let question = Client {
             owner: Owner { uid: 1337, gid: 1337 },
             transport: Transport::Udp,
             to: server.parse()?,
-            disguise: Disguise::default(),
+            disguise: SourceOptions::default(),
         };
         for (there, answers_seen) in [(true, 1), (false, 0)] {
             let world = world(&vector, |rules| {
                 let rules = if there { rules } else { without(&rules, rule)? };
                 Ok(with(rules, ChainName::ManglePrerouting, answer_to_a_known_question()?))
             })?;
-            let fate = question.make(world.at(Place::Pod), PATIENCE)?;
-            assert!(matches!(fate, Fate::Answered(_)), "{name} {server}: {fate}");
+            let fate = question.make(world.at(Location::Pod), PATIENCE)?;
+            assert!(matches!(fate, ConnectionOutcome::Answered(_)), "{name} {server}: {fate}");
             assert_eq!(counted(&world, "witness")?, answers_seen, "{rule} there: {there}, {server}");
         }
     }
@@ -111,7 +111,7 @@ fn answer_to_a_known_question() -> Result<Rule, Complaint> {
 }
 
 fn counted(world: &Topology, id: &str) -> Result<u64, Complaint> {
-    let inventory = world.at(Place::Pod).run(|| Nft.inspect())??;
+    let inventory = world.at(Location::Pod).run(|| Nft.inspect())??;
     let items = inventory.parts.iter().flat_map(|part| &part.items);
     Ok(items.filter(|item| item.id == id).filter_map(|item| item.packets).sum())
 }
@@ -122,19 +122,21 @@ fn counted(world: &Topology, id: &str) -> Result<u64, Complaint> {
 fn the_proxys_mark_spares_also_where_it_is_the_mark_of_calls_to_the_own_pod() -> Result<(), Complaint> {
     let mut vector = vector("tproxy-default-dual")?;
     vector.policy.mode = Mode::Tproxy { mark: 1338, route_table: 133 };
-    let call = Call {
+    let call = Client {
         owner: Owner { uid: 0, gid: 1337 },
         transport: Transport::Tcp,
         to: "10.244.0.10:8080".parse()?,
-        disguise: Disguise::default(),
+        disguise: SourceOptions::default(),
     };
     for (there, answers) in [(true, "app:8080"), (false, "envoy:15006")] {
         let world = world(&vector, |rules| match there {
             true => Ok(rules),
             false => without(&rules, "proxy-keeps-source"),
         })?;
-        match call.make(world.at(Place::Pod), PATIENCE)? {
-            Fate::Answered(answer) => assert_eq!(answer.by, answers, "proxy-keeps-source there: {there}"),
+        match call.make(world.at(Location::Pod), PATIENCE)? {
+            ConnectionOutcome::Answered(answer) => {
+                assert_eq!(answer.by, answers, "proxy-keeps-source there: {there}")
+            }
             fate => panic!("proxy-keeps-source there: {there}: {fate}"),
         }
     }

@@ -7,24 +7,7 @@
 
 use gybe_installer::testnet::namespace::Namespace;
 use gybe_integration::programs::{Run, ours, run};
-use serde_json::Value;
-use std::fs;
-
-/// Name and policy file of every recorded vector.
-fn policies() -> Vec<(String, String)> {
-    let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/vectors/rules/flows");
-    let files = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
-    let mut policies: Vec<(String, String)> = files
-        .filter_map(|path| {
-            let name = path.file_stem()?.to_string_lossy().into_owned();
-            let vector: Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
-            Some((name, vector.get("options")?.to_string()))
-        })
-        .collect();
-    policies.sort();
-    assert_eq!(policies.len(), 70, "vectors with options in {directory}");
-    policies
-}
+use gybe_integration::vectors;
 
 fn gybe(arguments: &[&str], policy: &str) -> String {
     let run = ours("gybe", arguments, policy).unwrap();
@@ -44,7 +27,7 @@ fn table(namespace: &Namespace) -> String {
 
 #[test]
 fn nft_accepts_every_script_and_reads_in_it_what_apply_writes() {
-    for (name, policy) in policies() {
+    for (name, policy) in vectors::policy_files().unwrap() {
         let script = gybe(&["render", "--backend", "nft", "--policy", "-"], &policy);
         let (by_nft, by_gybe) = (Namespace::new().unwrap(), Namespace::new().unwrap());
         for arguments in [["-c", "-f", "-"].as_slice(), &["-f", "-"], &["-c", "-f", "-"]] {

@@ -1,11 +1,11 @@
 //! TPROXY while no proxy listens: what was to be intercepted does not reach the application. The two
 //! targets of the kernel differ here, so it is shown for both, and for nft without our rule for it.
 
-use gybe_installer::testnet::caller::{Call, Disguise};
+use gybe_installer::testnet::client::{Client, SourceOptions};
 use gybe_integration::complaint::Complaint;
 use gybe_integration::crowd::side_by_side;
 use gybe_integration::topology::Topology;
-use gybe_integration::vectors::{self, Place};
+use gybe_integration::vectors::{self, Location};
 use gybe_netfilter::backend::Backend;
 use gybe_netfilter::iptables::{Iptables, Variant};
 use gybe_netfilter::nft::Nft;
@@ -39,13 +39,14 @@ fn world(
     redirection: &Redirection,
 ) -> Result<Topology, Complaint> {
     let world = Topology::raise(policy.mode, &[])?;
-    world.at(Place::Pod).run(|| redirection.apply(backend))??;
+    world.at(Location::Pod).run(|| redirection.apply(backend))??;
     Ok(world)
 }
 
-fn call(world: &Topology, from: Place, to: &str, patience: Duration) -> Result<String, Complaint> {
-    let owner = Owner { uid: if from == Place::Pod { 1000 } else { 0 }, gid: 0 };
-    let call = Call { owner, transport: Transport::Tcp, to: to.parse()?, disguise: Disguise::default() };
+fn call(world: &Topology, from: Location, to: &str, patience: Duration) -> Result<String, Complaint> {
+    let owner = Owner { uid: if from == Location::Pod { 1000 } else { 0 }, gid: 0 };
+    let call =
+        Client { owner, transport: Transport::Tcp, to: to.parse()?, disguise: SourceOptions::default() };
     let fate = call.make(world.at(from), patience)?.to_string();
     Ok(fate.split(' ').next().unwrap_or_default().to_owned())
 }
@@ -59,13 +60,13 @@ fn what_nobody_intercepts_does_not_reach_the_application() -> Result<(), Complai
     let outcomes = side_by_side(each.collect(), |(policy, backend)| {
         let world = world(&policy, backend, &Redirection::of(&policy))?;
         for to in ["10.244.0.10:8080", "[fd00:10::10]:8080"] {
-            let fate = call(&world, Place::Peer, to, NOBODY_WITHIN)?;
+            let fate = call(&world, Location::Peer, to, NOBODY_WITHIN)?;
             assert_eq!(fate, "timeout", "{} {to} {policy:?}", backend.name());
             // Inside the pod nothing is intercepted.
-            assert_eq!(call(&world, Place::Pod, to, PATIENCE)?, "app:8080", "{} {to}", backend.name());
+            assert_eq!(call(&world, Location::Pod, to, PATIENCE)?, "app:8080", "{} {to}", backend.name());
         }
         // The proxy's own ports are not intercepted either, and answer as before.
-        assert_eq!(call(&world, Place::Peer, "10.244.0.10:15021", PATIENCE)?, "envoy:15021");
+        assert_eq!(call(&world, Location::Peer, "10.244.0.10:15021", PATIENCE)?, "envoy:15021");
         Ok(())
     });
     outcomes.into_iter().collect()
@@ -83,8 +84,8 @@ fn without_the_rule_for_it_nft_lets_it_through() -> Result<(), Complaint> {
         let whole = Redirection::of(&policy);
         let rules = whole.rules.without(rule).ok_or_else(|| Complaint::that(rule))?;
         let world = world(&policy, &Nft, &Redirection { rules, ..whole })?;
-        assert_eq!(call(&world, Place::Peer, open, PATIENCE)?, "app:8080", "without {rule}: {policy:?}");
-        assert_eq!(call(&world, Place::Peer, shut, NOBODY_WITHIN)?, "timeout", "without {rule}");
+        assert_eq!(call(&world, Location::Peer, open, PATIENCE)?, "app:8080", "without {rule}: {policy:?}");
+        assert_eq!(call(&world, Location::Peer, shut, NOBODY_WITHIN)?, "timeout", "without {rule}");
         Ok(())
     });
     outcomes.into_iter().collect()

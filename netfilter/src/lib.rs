@@ -27,6 +27,7 @@ mod chains;
 pub mod choose;
 pub mod compile;
 pub mod datagrams;
+pub mod ebpf;
 pub mod hint;
 pub mod inventory;
 pub mod iptables;

@@ -1,5 +1,6 @@
 //! A network namespace: opened and checked to be one, and work done in it without ever coming back.
 
+mod create;
 mod kind;
 
 use crate::hint::Hint;
@@ -13,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::{io, panic, thread};
 
 pub use crate::routes::{Address, addresses};
+pub use create::{CreateError, UNPRIVILEGED};
 
 /// This thread's namespace. Not `/proc/self`: that is the thread group leader's.
 const OWN: &str = "/proc/thread-self/ns/net";

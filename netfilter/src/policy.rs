@@ -8,7 +8,7 @@ pub mod istio;
 mod ports;
 
 pub use addresses::{CidrSet, LoopbackCidr};
-pub use ports::{PortRange, PortSet};
+pub use ports::{PortError, PortRange, PortSet};
 
 use std::collections::BTreeSet;
 use std::num::NonZeroU16;

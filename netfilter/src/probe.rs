@@ -29,7 +29,7 @@ use crate::redirection::{Redirection, RedirectionError};
 use crate::xt::legacy;
 use arrival::{Arrival, Made};
 use call::Call;
-use place::{Prepared, in_a_throw_away};
+use place::{Prepared, in_new_namespace};
 use std::borrow::Cow;
 use std::error::Error;
 use std::fmt;
@@ -155,7 +155,7 @@ pub fn try_out(backend: &dyn Backend, profile: Profile) -> Result<Finding, Probe
 /// The finding, and what could not be tried.
 fn attempt(backend: &dyn Backend, profile: Profile) -> Result<(Finding, Option<String>), ProbeError> {
     let redirection = profile.redirection();
-    in_a_throw_away(profile, |prepared| match prepared {
+    in_new_namespace(profile, |prepared| match prepared {
         Prepared::WithoutIpv6(errno) => {
             let why = "IPv6 is off in this kernel, or for new network namespaces".to_owned();
             let hint = Some("switch it on (net.ipv6.conf.default.disable_ipv6)".to_owned());

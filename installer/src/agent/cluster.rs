@@ -11,7 +11,6 @@
 
 mod access;
 mod asks;
-mod backoff;
 mod errands;
 mod error;
 mod items;

@@ -21,15 +21,16 @@ use super::incumbent::IstioAgent;
 use super::label::Label;
 use super::{Part, Pods};
 use crate::error::chain;
+use crate::host::desired::{DesiredState, Shape, TakeOver};
+use crate::host::directory::PerDirectory;
 use crate::host::image::Image;
-use crate::host::install::directory::Each;
-use crate::host::install::runtimes::{ConfiguredDirectory, Runtimes};
-use crate::host::install::wanted::{Shape, TakeOver, Wanted};
-use crate::host::install::watch::{Watch, WatchMode, Woken};
-use crate::host::install::{Memory, pass};
-use crate::host::runtime_report::Report;
-use crate::host::settings::{OnNode, Settings};
+use crate::host::pass::{PassHistory, RESYNC, RETRY, pass};
+use crate::host::runtimes::report::RuntimeReport;
+use crate::host::runtimes::{ConfiguredDirectory, Runtimes};
+use crate::host::settings::{NodeContext, Settings};
+use crate::host::watch::{DirectoryWatch, WakeReason, WatchMode};
 use crate::log::Journal;
+use crate::retry::NextTurn;
 use backend::Backend;
 use following::Chosen;
 pub use following::{Following, NoSettings};
@@ -41,12 +42,6 @@ use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 use told::Told;
 use watched::watched;
-
-/// Some things tell nobody that they changed: a node's label, an agent that ended, a token's age.
-const EVERY: Duration = Duration::from_secs(10);
-/// After a step that failed, or while another `gybe` is at it: our own attempts make events too, and
-/// must not wake us to the next at once.
-const AGAIN: Duration = Duration::from_secs(1);
 
 /// What it takes to keep a node.
 #[derive(Debug)]
@@ -67,12 +62,12 @@ pub struct Keeping {
 pub(crate) struct Healing<'a> {
     following: Following,
     image: Image,
-    watch: Watch,
-    memory: Memory,
-    wanted: Option<Wanted>,
+    watch: DirectoryWatch,
+    memory: PassHistory,
+    wanted: Option<DesiredState>,
     wanted_since: Instant,
     /// Since when it is undone.
-    undone: Each<Option<Instant>>,
+    undone: PerDirectory<Option<Instant>>,
     /// Until when the probe's report about the runtimes is waited for.
     report_until: Instant,
     observed: Observed,
@@ -102,13 +97,13 @@ impl<'a> Healing<'a> {
             around.journal.tell("warn", "gybe node: a setting", json!({ "note": note }));
         }
         Self {
-            watch: Watch::new(watched(settings)),
+            watch: DirectoryWatch::new(watched(settings)),
             following: keeping.settings,
             image: keeping.image,
-            memory: Memory::default(),
+            memory: PassHistory::default(),
             wanted: None,
             wanted_since: Instant::now(),
-            undone: Each::default(),
+            undone: PerDirectory::default(),
             report_until: Instant::now() + keeping.report_wait,
             observed: Observed::default(),
             backend: Backend::new(keeping.probe),
@@ -137,7 +132,7 @@ impl<'a> Healing<'a> {
     }
 
     /// One turn: what is wanted now, and as much of it as can be done now.
-    fn turn(&mut self, woken: Instant) -> Next {
+    fn turn(&mut self, woken: Instant) -> NextTurn {
         self.following.follow(&mut self.told);
         while self.watch.turn_to(watched(&self.following.good)) {
             // Where to watch is a setting; what changed before the new watch stood, nobody tells.
@@ -145,7 +140,7 @@ impl<'a> Healing<'a> {
         }
         self.posted.settings.clone_from(&self.following.fault);
         self.posted.plugin_dir = self.following.good.choices.plugin_dir;
-        self.posted.is_told = self.watch.mode() == WatchMode::Told;
+        self.posted.is_told = self.watch.mode() == WatchMode::Inotify;
         let next = match self.following.chosen {
             Chosen::Yes => self.keep(woken),
             Chosen::NotYet => self.waits_for_choices(),
@@ -162,18 +157,18 @@ impl<'a> Healing<'a> {
         self.around.bulletin.post(&self.posted);
     }
 
-    fn keep(&mut self, woken: Instant) -> Next {
+    fn keep(&mut self, woken: Instant) -> NextTurn {
         let ready = self.credentials();
         let wanted = match self.wanted() {
             Ok(wanted) => wanted,
             Err(why) => {
                 self.posted.missing = vec![chain(&why)];
-                return Next::Wakes(EVERY);
+                return NextTurn::OnChange(RESYNC);
             }
         };
         let is_new = self.wanted.as_ref() != Some(&wanted);
         if is_new {
-            self.memory.wants_anew();
+            self.memory.desired_state_changed();
             self.wanted_since = Instant::now();
         }
         let runtimes = self.runtimes();
@@ -192,14 +187,14 @@ impl<'a> Healing<'a> {
         }
         self.posted.missing.extend(ready.err());
         // Its file is not watched.
-        if is_awaited { next.within(AGAIN) } else { next }
+        if is_awaited { next.within(RETRY) } else { next }
     }
 
     /// What the probe saw of them. A runtime that calls us reads the drop-in, for by then no sandbox is on its way that was begun under
     /// another conf.
     fn runtimes(&self) -> Runtimes {
         let ground = &self.following.good.ground;
-        let report = Report::kept_in(&ground.probe);
+        let report = RuntimeReport::kept_in(&ground.probe);
         let mut runtimes = report.as_ref().map_or_else(Runtimes::default, |it| it.known(&ground.places));
         if report.is_none() && Instant::now() < self.report_until {
             runtimes.plugin_directory = ConfiguredDirectory::Awaited;
@@ -211,14 +206,14 @@ impl<'a> Healing<'a> {
         runtimes
     }
 
-    fn wanted(&mut self) -> Result<Wanted, crate::host::install::entry::EntryError> {
+    fn wanted(&mut self) -> Result<DesiredState, crate::host::conflist::entry::EntryError> {
         let (settings, now) = (&self.following.good, Instant::now());
         let istio = IstioAgent::look(self.around.pods, settings);
         self.observed.look(&settings.ground.places, now);
         self.posted.istio = Some(istio);
         let backend = self.backend.look(settings, self.around.label, &mut self.told);
         self.posted.backend = Some(backend.clone());
-        let node = OnNode {
+        let node = NodeContext {
             image: &self.image,
             backend: Some(&backend),
             probed: self.backend.probed(),
@@ -235,41 +230,16 @@ impl<'a> Healing<'a> {
     }
 
     /// Waits until the next turn; yes when it is time to stop.
-    fn rest(&mut self, next: &Next, stop: Option<BorrowedFd<'_>>) -> bool {
-        let until = Instant::now() + next.time();
+    fn rest(&mut self, next: &NextTurn, stop: Option<BorrowedFd<'_>>) -> bool {
+        let until = Instant::now() + next.wait();
         loop {
             let left = until.saturating_duration_since(Instant::now());
             let woken = self.watch.wait(left, stop);
             match (woken, next) {
-                (Woken::Called, _) => return true,
-                (Woken::Changed, Next::Deaf(_)) if !left.is_zero() => {}
+                (WakeReason::Readable, _) => return true,
+                (WakeReason::Changed, NextTurn::After(_)) if !left.is_zero() => {}
                 _ => return false,
             }
-        }
-    }
-}
-
-/// What comes after a turn.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Next {
-    /// A turn when something changes, and after so long at the latest.
-    Wakes(Duration),
-    /// None before so long has passed, whatever changes.
-    Deaf(Duration),
-}
-
-impl Next {
-    fn time(self) -> Duration {
-        match self {
-            Self::Wakes(time) | Self::Deaf(time) => time,
-        }
-    }
-
-    /// The same, and no later.
-    fn within(self, left: Duration) -> Self {
-        match self {
-            Self::Wakes(time) => Self::Wakes(time.min(left)),
-            Self::Deaf(time) => Self::Deaf(time.min(left)),
         }
     }
 }

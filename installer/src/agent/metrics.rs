@@ -6,7 +6,7 @@ use super::bulletin::{Healed, Posted, Stage};
 use super::calls::Counted;
 use super::incumbent::IstioAgent;
 use super::view::Seen;
-use crate::host::install::directory::Directory;
+use crate::host::directory::Directory;
 use crate::probe::node_backend::{NodeBackend, Verdict};
 use exposition::{Exposition, Kind};
 use gybe_netfilter::backend::BackendKind;
@@ -94,9 +94,9 @@ fn healing(posted: &Posted, out: &mut Exposition) {
         (
             "gybe_undone_total",
             "Writes of others that undid it, as far as they were seen.",
-            (|it| it.tally.undone) as fn(Healed) -> u64,
+            (|it| it.tally.rewrites) as fn(Healed) -> u64,
         ),
-        ("gybe_healed_total", "Passes that put it back.", |it| it.tally.healed),
+        ("gybe_healed_total", "Passes that put it back.", |it| it.tally.repairs),
         ("gybe_fights_total", "How often it was undone more than five times in a minute.", |it| it.fights),
     ] {
         family(name, Kind::Counter, help, &|directory| count(healing(directory)).to_string());

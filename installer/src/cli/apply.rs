@@ -1,51 +1,58 @@
-//! `gybe apply`: make a namespace hold exactly the rules a wish asks for.
+//! `gybe apply`: writes a policy's rules into a namespace.
 
-use super::answer::{Answer, Failure};
 use super::backend::{self, BackendArg};
 use super::namespace::NetnsArg;
-use super::wish::{Asked, Place, WishArgs};
+use super::output::{CommandError, CommandOutput};
+use super::policy_source::{PolicyArgs, Requested, Target};
+use super::style::examples;
 use clap::Args;
 use gybe_plugin::gates::InitContainer;
 use serde_json::json;
 
-/// Make a network namespace hold exactly the rules a policy or a pod asks for.
+/// Write the rules of a policy or a pod into a network namespace
 ///
-/// Rules of ours that are there are replaced, those of others are not touched. Twice is the same
-/// as once. A pod that is left alone has nothing written, and nothing taken away.
+/// Replaces Gybe's own rules and leaves other programs' rules alone. Applying the same policy again
+/// changes nothing. For a pod that is left alone no rule is written and none is removed.
 #[derive(Debug, Args)]
+#[command(after_help = examples(&[
+    "gybe apply --netns /run/netns/shop --policy policy.json",
+    "gybe apply --netns /proc/4711/ns/net --pod pod.yaml",
+]))]
 pub(super) struct ApplyArgs {
     #[command(flatten)]
     netns: NetnsArg,
     #[command(flatten)]
-    wish: WishArgs,
+    policy: PolicyArgs,
     #[command(flatten)]
     backend: BackendArg,
 }
 
 impl ApplyArgs {
-    pub(super) fn run(&self) -> Result<Answer, Failure> {
-        let wish = self.wish.one()?;
-        let there = self.netns.open_to_change()?;
-        let place = Place::Namespace(there.addresses()?);
-        let policy = match wish.asked(&place, InitContainer::Counts)? {
-            Asked::Redirect(policy) => policy,
-            Asked::LeaveAlone(reason) => {
-                let text = format!("{} is left alone: {reason}\n", wish.origin());
-                return Ok(Answer::yes(text, json!({ "applied": false, "left_alone": reason })));
+    pub(super) fn run(&self) -> Result<CommandOutput, CommandError> {
+        let source = self.policy.one()?;
+        let namespace = self.netns.open_to_change()?;
+        let target = Target::Namespace(namespace.addresses()?);
+        let policy = match source.requested(&target, InitContainer::Counts)? {
+            Requested::Redirect(policy) => policy,
+            Requested::LeaveAlone { reason, hint } => {
+                let text = format!("{} is left alone: {reason}\n", source.origin());
+                let json = json!({ "applied": false, "left_alone": reason });
+                return Ok(CommandOutput::done(text, json).with_notes(hint.into_iter().collect()));
             }
         };
-        // Last: where nothing is known about the node it takes a probe.
+        // Last, because it probes a node about which nothing is known yet.
         let writer = self.backend.writer()?;
         let (redirection, notes) = backend::redirection(&writer, &policy)?;
         let backend = &*writer.backend;
         let rules = redirection.rules.rules().count();
-        let applied = there.inside(|| redirection.apply(backend))?;
-        let applied =
-            applied.map_err(|why| Failure::hinted(format!("cannot redirect {}", there.path()), why))?;
-        let (origin, path, name) = (wish.origin(), there.path(), backend.name());
-        let text = format!("{origin} is in force in {path}: {rules} rules, by {name}\n");
+        let applied = namespace.inside(|| redirection.apply(backend))?;
+        let applied = applied
+            .map_err(|why| CommandError::hinted(format!("cannot redirect {}", namespace.path()), why))?;
+        let (origin, path, name) = (source.origin(), namespace.path(), backend.name());
+        let text = format!("applied {origin} to {path}: wrote {rules} rules with {name}\n");
         let json = json!({ "applied": true, "backend": name, "rules": rules });
-        let other_nat = backend::notes(&applied.other_nat);
-        Ok(Answer::yes(text, json).noting([place.notes(&wish, &policy), notes, other_nat].concat()))
+        let others = backend::notes(&applied.other_nat);
+        Ok(CommandOutput::done(text, json)
+            .with_notes([target.notes(&source, &policy), notes, others].concat()))
     }
 }

@@ -1,7 +1,7 @@
 //! `--backend`, and the backends that a sub-command writes and reads with.
 
-use super::answer::Failure;
-use super::namespace::Opened;
+use super::namespace::OpenNamespace;
+use super::output::CommandError;
 use crate::pod::init_args;
 use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
@@ -12,13 +12,13 @@ use gybe_netfilter::presence::OtherNat;
 use gybe_netfilter::presence::Presence;
 use gybe_netfilter::redirection::{Redirection, RuleVariant};
 use gybe_plugin::backend::{SelectedBackend, Selection, find};
-use gybe_plugin::conf::Probed;
-use gybe_plugin::probe_cache::Age;
+use gybe_plugin::conf::ProbeHint;
+use gybe_plugin::probe_cache::MaxAge;
 
 /// The configured backend.
 #[derive(Debug, Args)]
 pub(super) struct BackendArg {
-    /// What writes the rules: auto, nft, iptables-nft, iptables-legacy or iptables
+    /// The backend: auto, nft, iptables-nft, iptables-legacy or iptables
     #[arg(id = "backend", long, value_name = "BACKEND", default_value = "auto", value_parser = settings(), hide_possible_values = true)]
     pub(super) setting: BackendSetting,
 }
@@ -37,14 +37,15 @@ fn settings() -> impl TypedValueParser<Value = BackendSetting> {
 impl BackendArg {
     /// Returns the backend that writes. The findings must be recent: the operator may just have repaired what
     /// they say does not work.
-    pub(super) fn writer(&self) -> Result<SelectedBackend, Failure> {
-        let selection = Selection { setting: self.setting, probed: &Probed::default(), age: Age::Recent };
-        selection.to_write().map_err(|why| Failure::hinted("cannot choose a backend", why))
+    pub(super) fn writer(&self) -> Result<SelectedBackend, CommandError> {
+        let selection =
+            Selection { setting: self.setting, probed: &ProbeHint::default(), age: MaxAge::Recent };
+        selection.to_write().map_err(|why| CommandError::hinted("cannot choose a backend", why))
     }
 
     /// Returns the backends that read: the configured one, else all that have rules there; if none has, the
     /// first that the setting allows. Never empty.
-    pub(super) fn readers(&self, there: &Opened<'_>) -> Result<Vec<Box<dyn Backend>>, Failure> {
+    pub(super) fn readers(&self, there: &OpenNamespace<'_>) -> Result<Vec<Box<dyn Backend>>, CommandError> {
         let kinds = match self.setting.named() {
             Some(kind) => vec![kind],
             None => presence(there)?.ours,
@@ -59,9 +60,9 @@ impl BackendArg {
 pub(super) fn redirection(
     backend: &SelectedBackend,
     policy: &RedirectPolicy,
-) -> Result<(Redirection, Vec<String>), Failure> {
+) -> Result<(Redirection, Vec<String>), CommandError> {
     let (redirection, variant) =
-        backend.redirection(policy).map_err(|why| Failure::hinted("cannot redirect", why))?;
+        backend.redirection(policy).map_err(|why| CommandError::hinted("cannot redirect", why))?;
     let notes = match variant {
         RuleVariant::Complete => Vec::new(),
         RuleVariant::WithoutZones => {
@@ -71,34 +72,34 @@ pub(super) fn redirection(
     Ok((redirection, notes))
 }
 
-/// Who has rules there.
-pub(super) fn presence(there: &Opened<'_>) -> Result<Presence, Failure> {
+/// Reads whose rules a namespace has.
+pub(super) fn presence(there: &OpenNamespace<'_>) -> Result<Presence, CommandError> {
     let found = there.inside(Presence::look)?;
-    found.map_err(|why| Failure::hinted(format!("cannot tell whose rules are in {}", there.path()), why))
+    found.map_err(|why| {
+        CommandError::hinted(format!("cannot determine whose rules are in {}", there.path()), why)
+    })
 }
 
 /// Notes about other owners' rules that translate addresses there.
 pub(super) fn notes(other_nat: &[OtherNat]) -> Vec<String> {
-    let notes = other_nat
-        .iter()
-        .map(|other| format!("note: another owner's rules translate addresses there: {other}"));
-    notes.collect()
+    let notes = other_nat.iter();
+    notes.map(|other| format!("note: another program translates addresses there: {other}")).collect()
 }
 
-/// The backend for what `istio-iptables` was told to use. An init container may make no namespace to
-/// probe in, so nothing is found out for it.
-pub(super) fn of(tool: init_args::Tool) -> Result<Box<dyn Backend>, Failure> {
+/// Returns the backend that the arguments of `istio-iptables` name. Nothing is probed: an init container may not
+/// create the network namespace that a probe needs.
+pub(super) fn of(tool: init_args::Tool) -> Result<Box<dyn Backend>, CommandError> {
     match tool {
         init_args::Tool::Any | init_args::Tool::Nftables => reader(BackendKind::Nft),
         init_args::Tool::IptablesLegacy => reader(BackendKind::IptablesLegacy),
     }
 }
 
-/// Every backend there is here: nftables needs nothing, iptables its programs.
+/// Returns every backend that can be used here: nftables needs nothing, iptables its programs.
 pub(super) fn all_here() -> Vec<Box<dyn Backend>> {
     BackendKind::ALL.into_iter().filter_map(|kind| kind.find().ok()).collect()
 }
 
-fn reader(kind: BackendKind) -> Result<Box<dyn Backend>, Failure> {
-    find(kind).map_err(|why| Failure::hinted("cannot use the configured backend", why))
+fn reader(kind: BackendKind) -> Result<Box<dyn Backend>, CommandError> {
+    find(kind).map_err(|why| CommandError::hinted("cannot use the configured backend", why))
 }

@@ -1,60 +1,67 @@
-//! `gybe demo`: the main job, watched.
+//! `gybe demo`: makes connections with and without Gybe's rules and prints where they go.
 
-use super::answer::{Answer, Exit, Failure};
-use crate::demo::play::{Script, play};
-use crate::demo::watched::become_program;
+use super::output::{CommandError, CommandOutput, Exit};
+use super::style::examples;
+use crate::demo::scenario::{ScenarioOptions, play};
+use crate::demo::traced::become_program;
 use clap::Args;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Show a pod's connections with and without Gybe, for real.
+/// Show where a pod's connections go with and without Gybe
 ///
-/// Makes a pod and its peer from network namespaces, gives gybe-cni an ADD as containerd sends it for a
-/// pod as Istio's injector writes it, and makes the connections a pod makes. Exit code 0: all went where
-/// they must. 1: some did not, and they are named. 2: it could not be shown. Needs root, or in front of
-/// it: unshare --user --map-root-user --map-auto
+/// Creates network namespaces for a pod and its peer, sends gybe-cni an ADD as containerd does for a pod that
+/// Istio's injector has changed, and makes the connections of such a pod. Exit code 0: all connections reached
+/// the expected destination. 1: some did not, and they are named. 2: the command failed. Needs root, or a
+/// user namespace (second example).
 #[derive(Debug, Args)]
+#[command(after_help = examples(&[
+    "gybe demo",
+    "unshare --user --map-root-user --map-auto gybe demo",
+    "gybe demo --without inbound-to-proxy",
+]))]
 pub(super) struct DemoArgs {
-    /// Leave one rule out and see what breaks; an unknown one names all there are
+    /// Leave one rule out, to see what breaks; an unknown name prints all names
     #[arg(long, value_name = "RULE-ID")]
     without: Option<String>,
-    /// The plugin to call; gybe-cni beside this program otherwise
+    /// The plugin to run [default: gybe-cni in the directory of this program]
     #[arg(long, value_name = "PATH")]
     plugin: Option<PathBuf>,
-    /// Wait to be watched, and become this program: how the demo starts the plugin
+    /// Wait for a tracer, then execute this program: how the demo starts the plugin
     #[arg(long, value_name = "PATH", hide = true, exclusive = true)]
     r#become: Option<PathBuf>,
 }
 
 impl DemoArgs {
-    pub(super) fn run(&self) -> Result<Answer, Failure> {
+    pub(super) fn run(&self) -> Result<CommandOutput, CommandError> {
         if let Some(program) = &self.r#become {
             let why = become_program(program);
-            return Err(Failure::because(format!("cannot become {}", program.display()), why));
+            return Err(CommandError::because(format!("cannot execute {}", program.display()), why));
         }
-        let own = std::env::current_exe().map_err(|why| Failure::because("cannot find this program", why))?;
-        let script = Script {
-            plugin: becoming(&own, &self.plugin(&own)?),
+        let own =
+            std::env::current_exe().map_err(|why| CommandError::because("cannot find this program", why))?;
+        let script = ScenarioOptions {
+            plugin: traced(&own, &self.plugin(&own)?),
             scratch: &std::env::temp_dir(),
             without: self.without.as_deref(),
         };
-        let report = play(script).map_err(|why| Failure::hinted("the demo cannot be shown", why))?.report();
+        let report = play(script).map_err(|why| CommandError::hinted("cannot run the demo", why))?.report();
         let exit = if report.wrong.is_empty() { Exit::Yes } else { Exit::No };
-        Ok(Answer { text: report.text, json: report.json, exit, notes: Vec::new() })
+        Ok(CommandOutput { text: report.text, json: report.json, exit, notes: Vec::new() })
     }
 
-    fn plugin(&self, own: &Path) -> Result<PathBuf, Failure> {
+    fn plugin(&self, own: &Path) -> Result<PathBuf, CommandError> {
         let path = self.plugin.clone().unwrap_or_else(|| own.with_file_name("gybe-cni"));
         if path.is_file() {
             return Ok(path);
         }
         let hint = "build it (make build, or cargo build), or name it with --plugin".to_owned();
-        Err(Failure::new(format!("there is no plugin at {}", path.display())).with_hint(hint))
+        Err(CommandError::new(format!("there is no plugin at {}", path.display())).with_hint(hint))
     }
 }
 
-/// This program once more, which becomes the plugin when somebody watches.
-fn becoming(own: &Path, plugin: &Path) -> Command {
+/// A command that runs this program again, which executes the plugin once it is traced.
+fn traced(own: &Path, plugin: &Path) -> Command {
     #[expect(clippy::disallowed_methods, reason = "the demo runs the built plugin, as a runtime does")]
     let mut command = Command::new(own);
     command.args(["demo", "--become"]).arg(plugin);

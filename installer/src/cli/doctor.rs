@@ -1,10 +1,11 @@
-//! `gybe doctor`: the state of this node, explained on one page.
+//! `gybe doctor`: prints every finding about this node.
 
-use super::answer::{Answer, Exit, Failure};
 use super::directories::{DirectoriesArg, of_this_program};
-use crate::host::doctor::sight::{Ground, see};
-use crate::host::doctor::{Finding, State, examine, is_well};
-use crate::host::install::wanted::Confirmed;
+use super::output::{CommandOutput, Exit};
+use super::style::{bad, doubtful, examples, good, titles};
+use crate::host::desired::Confirmed;
+use crate::host::doctor::observe::{DoctorOptions, see};
+use crate::host::doctor::{Finding, Severity, examine, is_well};
 use crate::pod::manifest::printable;
 use clap::Args;
 use gybe_plugin::probe_cache::DIRECTORY;
@@ -12,31 +13,28 @@ use serde_json::{Value, json};
 use std::fmt::Write;
 use std::path::PathBuf;
 
-/// Explain the state of this node: what is well, what is wrong, and what to do about it.
+/// Check this node: print what is well, what is wrong, and what to do about it
 ///
-/// Looks at the runtime's directories and the file systems they are on, at which conf file the runtime
-/// takes and our entry in it, at the programs, the node agent's sockets, what was found out about
-/// backends, who else writes there, and what is left of an earlier life. Changes nothing. Exit code 0:
-/// nothing is wrong. 1: something is.
+/// Checks the runtime's directories and their file systems, the conf file that the runtime uses and
+/// Gybe's entry in it, the programs, the node agent's sockets, the probe's findings, other programs that write
+/// conf files, and leftovers of an earlier installation. Changes nothing. Exit code 0: nothing is wrong. 1:
+/// something is.
 #[derive(Debug, Args)]
+#[command(after_help = examples(&["gybe doctor", "kubectl exec -n gybe-system ds/gybe-node -- gybe doctor --root /host", "gybe doctor --json"]))]
 pub(super) struct DoctorArgs {
     #[command(flatten)]
     directories: DirectoriesArg,
-    /// Where findings about the node are kept
+    /// The directory of Gybe's sockets and of the probe's findings
     #[arg(long, value_name = "DIR", default_value = DIRECTORY)]
     run_dir: PathBuf,
-    /// `confirmed`: chain even if it is not known that the runtime looks for plugins in the program directory
-    /// [default: what the running agent is set to, else check]
-    #[arg(long, value_name = "WORD", value_parser = ["check", "confirmed"])]
+    /// confirmed: accept a program directory of which it is not known that the runtime looks there for plugins
+    /// [default: the running agent's setting, else check]
+    #[arg(long, value_name = "check|confirmed", value_parser = ["check", "confirmed"], hide_possible_values = true)]
     plugin_dir: Option<String>,
 }
 
 impl DoctorArgs {
-    #[expect(
-        clippy::unnecessary_wraps,
-        reason = "every command can fail, and this one has nothing to fail at"
-    )]
-    pub(super) fn run(&self) -> Result<Answer, Failure> {
+    pub(super) fn run(&self) -> CommandOutput {
         let places = self.directories.places();
         let installed = places.programs.canonicalize().ok();
         let image = of_this_program().filter(|directory| directory.canonicalize().ok() != installed);
@@ -45,33 +43,46 @@ impl DoctorArgs {
             "confirmed" => Confirmed::Yes,
             _ => Confirmed::No,
         });
-        let found = examine(&see(Ground { places, run: self.run_dir.clone(), root, image, confirmed }));
+        let found =
+            examine(&see(DoctorOptions { places, run: self.run_dir.clone(), root, image, confirmed }));
         let exit = if is_well(&found) { Exit::Yes } else { Exit::No };
         let all: Vec<Value> = found.iter().map(Finding::to_json).collect();
         let json = json!({ "well": exit == Exit::Yes, "findings": all });
-        Ok(Answer { text: page(&found), json, exit, notes: Vec::new() })
+        CommandOutput { text: table(&found), json, exit, notes: Vec::new() }
     }
 }
 
-/// A line for each finding, and one behind it for what to do; what it is about is said once.
-fn page(found: &[Finding]) -> String {
-    let widest = found.iter().map(|finding| finding.about.name().len()).max().unwrap_or(0);
-    let mut text = String::new();
+/// A line for each finding and a second one for its remedy. Findings about the same subject name it once.
+fn table(found: &[Finding]) -> String {
+    const SUBJECT: &str = "SUBJECT";
+    let names = found.iter().map(|finding| finding.about.name().len());
+    let widest = names.chain([SUBJECT.len()]).max().unwrap_or(0);
+    let mut text = titles(&format!("{SUBJECT:<widest$}  STATE  FINDING")) + "\n";
     let mut before = "";
     for finding in found {
         let name = finding.about.name();
         let about = if name == before { "" } else { name };
         before = name;
-        // Writing to a String cannot fail. What stands in files of others is theirs to choose.
-        let _ = writeln!(text, "{about:<widest$}  {:<5}  {}", finding.state.name(), printable(&finding.says));
+        let state = state(finding.state);
+        // Writing to a String cannot fail. Findings quote other programs' files, so they are escaped.
+        let _ = writeln!(text, "{about:<widest$}  {state}  {}", printable(&finding.says));
         if let Some(remedy) = &finding.remedy {
             let _ = writeln!(text, "{:<widest$}  {:<5}    what to do: {}", "", "", printable(remedy));
         }
     }
-    let wrong = found.iter().filter(|finding| finding.state == State::Wrong).count();
+    let wrong = found.iter().filter(|finding| finding.state == Severity::Wrong).count();
     text + &match wrong {
-        0 => "\nnothing is wrong\n".to_owned(),
-        1 => "\none thing is wrong\n".to_owned(),
-        many => format!("\n{many} things are wrong\n"),
+        0 => format!("\n{}\n", good("nothing is wrong")),
+        1 => format!("\n{}\n", bad("one thing is wrong")),
+        many => format!("\n{}\n", bad(&format!("{many} things are wrong"))),
+    }
+}
+
+fn state(state: Severity) -> String {
+    let name = format!("{:<5}", state.name());
+    match state {
+        Severity::Ok => good(&name),
+        Severity::Wrong => bad(&name),
+        _ => doubtful(&name),
     }
 }

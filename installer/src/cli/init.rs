@@ -1,8 +1,9 @@
-//! `gybe init`: what the init container `istio-init` does, in the pod it runs in.
+//! `gybe init`: redirects the pod it runs in, as the init container `istio-init` does.
 
-use super::answer::{Answer, Failure};
 use super::backend;
-use super::called::Called;
+use super::invocation::CalledAs;
+use super::output::{CommandError, CommandOutput};
+use super::style::{examples, heading};
 use super::validate::validate;
 use crate::pod::families::NoAddress;
 use crate::pod::init_args::{InitArgs, InitArgsError, Order};
@@ -10,6 +11,7 @@ use crate::pod::own_namespace;
 use crate::pod::policy_file::PolicyFile;
 use crate::pod::resolv_conf;
 use clap::Args;
+use clap::builder::StyledStr;
 use gybe_netfilter::policy::{Families, RedirectPolicy};
 use gybe_netfilter::redirection::{self, Redirection};
 use gybe_netfilter::show::show;
@@ -19,73 +21,89 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::Path;
 
-pub(super) const CANNOT_FOLLOW: &str = "cannot follow the arguments";
+pub(super) const CANNOT_USE: &str = "cannot use the arguments";
 
-/// What a command line is read against.
+/// How the program was called.
 #[derive(Debug)]
-pub(super) struct Surroundings {
-    /// By which name the program was called.
-    pub(super) called: Called,
-    /// Its environment.
+pub(super) struct Context {
+    pub(super) called_as: CalledAs,
     pub(super) environment: BTreeMap<String, String>,
 }
 
-/// The command line of `istio-iptables`, which clap leaves alone.
+/// The command line of `istio-iptables`, which clap does not parse.
 #[derive(Debug, Args)]
 pub(super) struct IstioArgs {
-    /// The arguments of istio-iptables; its environment variables count too
+    /// The arguments of istio-iptables; its environment variables are read too
     #[arg(value_name = "ISTIO-IPTABLES ARGUMENT", trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<String>,
 }
 
-/// Redirect the pod this runs in, as its init container: istio-init's arguments, variables and order.
+/// Redirect the pod it runs in, with the arguments and variables of istio-init
 ///
-/// Unlike apply it writes into the network namespace it runs in. A node's is refused, and
-/// --force-apply overrules that. Also when called as istio-iptables, by that name or that first
-/// word; or with nothing but flags, which then mean what they meant to Istio 1.0: one port for both
-/// directions. --dry-run prints the rules, --cleanup-only takes them away, --skip-rule-apply writes
-/// none, --run-validation then does what gybe validate does (exit code 126: not redirected).
+/// Unlike apply it writes into the network namespace it runs in. A node's namespace is refused unless
+/// --force-apply is given. The program does the same when called as istio-iptables, by that name or that first
+/// word, and when called with flags only; these then have the meaning they had in Istio 1.0: one port for both
+/// directions.
+///
+/// --dry-run prints the rules, --cleanup-only removes them, --skip-rule-apply writes none, and
+/// --run-validation then does what gybe validate does (exit code 126: not redirected).
 #[derive(Debug, Args)]
+#[command(after_help = after_help())]
 pub(super) struct InitCommand {
     #[command(flatten)]
     istio: IstioArgs,
 }
 
+fn after_help() -> StyledStr {
+    let examples = examples(&[
+        "gybe init -p 15001 -z 15006 -u 1337 -m REDIRECT -i '*' -b '*' -d 15090,15021,15020",
+        "gybe istio-iptables -i '*' -b '*' --dry-run",
+    ]);
+    format!(
+        "{}\n{}\n{}",
+        heading("Arguments of istio-iptables, and the environment variables that set them:"),
+        InitArgs::help(),
+        examples.ansi()
+    )
+    .into()
+}
+
 impl IstioArgs {
-    pub(super) fn read(&self, surroundings: &Surroundings) -> Result<InitArgs, Failure> {
-        let args = InitArgs::read(&self.arguments, &surroundings.environment).map_err(cannot_follow)?;
-        Ok(match surroundings.called {
-            Called::Gybe => args,
-            Called::BareFlags => args.with_one_port(),
+    pub(super) fn read(&self, context: &Context) -> Result<InitArgs, CommandError> {
+        let args = InitArgs::read(&self.arguments, &context.environment).map_err(cannot_use)?;
+        Ok(match context.called_as {
+            CalledAs::Gybe => args,
+            CalledAs::BareFlags => args.with_one_port(),
         })
     }
 }
 
 impl InitCommand {
-    pub(super) fn run(&self, surroundings: &Surroundings) -> Result<Answer, Failure> {
-        let args = self.istio.read(surroundings)?;
+    pub(super) fn run(&self, context: &Context) -> Result<CommandOutput, CommandError> {
+        let args = self.istio.read(context)?;
         if let Some(path) = args.network_namespace() {
-            let hint = format!("gybe apply --netns {path} writes there; gybe init writes where it runs");
-            return Err(Failure::new("--network-namespace is not followed").with_hint(hint));
+            let hint =
+                format!("use gybe apply --netns {path}; gybe init writes into the namespace it runs in");
+            return Err(CommandError::new("--network-namespace is not supported").with_hint(hint));
         }
-        let answer = if args.orders(Order::DryRun) {
-            rehearse(&args)
+        let output = if args.orders(Order::DryRun) {
+            dry_run(&args)
         } else if args.orders(Order::CleanupOnly) {
             clean_up(&args)
         } else {
             write_and_validate(&args)
         };
-        let answer = answer?;
-        let notes = args.notes().into_iter().chain(answer.notes.clone()).collect();
-        Ok(answer.noting(notes))
+        let output = output?;
+        let notes = args.notes().into_iter().chain(output.notes.clone()).collect();
+        Ok(output.with_notes(notes))
     }
 }
 
-fn write_and_validate(args: &InitArgs) -> Result<Answer, Failure> {
+fn write_and_validate(args: &InitArgs) -> Result<CommandOutput, CommandError> {
     let written = if args.orders(Order::SkipRuleApply) {
-        // What is wrong with them should show all the same.
-        args.policy(&[]).map_err(cannot_follow)?;
-        Answer::yes("no rule is written: --skip-rule-apply\n", json!({ "applied": false }))
+        // Invalid arguments are an error even if no rule is written.
+        args.policy(&[]).map_err(cannot_use)?;
+        CommandOutput::done("wrote no rules: --skip-rule-apply\n", json!({ "applied": false }))
     } else {
         apply(args)?
     };
@@ -93,110 +111,110 @@ fn write_and_validate(args: &InitArgs) -> Result<Answer, Failure> {
         return Ok(written);
     }
     let validated = validate(args)?;
-    Ok(Answer {
+    Ok(CommandOutput {
         text: written.text + &validated.text,
         json: json!({ "init": written.json, "validation": validated.json }),
         exit: validated.exit,
-        // Written rules have the same notes already.
+        // Both steps have the same notes.
         notes: if written.notes.is_empty() { validated.notes } else { written.notes },
     })
 }
 
-fn apply(args: &InitArgs) -> Result<Answer, Failure> {
-    refuse_a_nodes_own(args)?;
-    let file = wish(args)?;
+fn apply(args: &InitArgs) -> Result<CommandOutput, CommandError> {
+    refuse_a_nodes_namespace(args)?;
+    let file = policy_file(args)?;
     let backend = backend::of(args.tool())?;
     let addresses = addresses()?;
     let policy = file.policy(&addresses).map_err(|why| {
-        let hint = "the pod's network must be there before its init containers run".to_owned();
-        Failure::because("cannot redirect this pod", why).with_hint(hint)
+        let hint = "the pod's network must be set up before its init containers run".to_owned();
+        CommandError::because("cannot redirect this pod", why).with_hint(hint)
     })?;
     let redirection = Redirection::of(&policy);
     redirection
         .apply(&*backend)
-        .map_err(|why| Failure::hinted("cannot redirect the network namespace this runs in", why))?;
+        .map_err(|why| CommandError::hinted("cannot redirect the network namespace this runs in", why))?;
     let (rules, name) = (redirection.rules.rules().count(), backend.name());
     let outcome = if policy.captures_nothing() { "nothing is captured" } else { "this pod is redirected" };
-    let text = format!("{outcome}: {rules} rules, by {name}\n");
+    let text = format!("{outcome}: wrote {rules} rules with {name}\n");
     let json = json!({
         "applied": true, "backend": name, "rules": rules, "captures_nothing": policy.captures_nothing(),
     });
-    Ok(Answer::yes(text, json).noting(notes(&policy, &addresses)))
+    Ok(CommandOutput::done(text, json).with_notes(notes(&policy, &addresses)))
 }
 
-/// The rules that would be written, whatever would write them.
-fn rehearse(args: &InitArgs) -> Result<Answer, Failure> {
+/// Prints the rules as an nft script, whichever backend would write them.
+fn dry_run(args: &InitArgs) -> Result<CommandOutput, CommandError> {
     if args.orders(Order::CleanupOnly) {
         let script = "table inet gybe\ndelete table inet gybe\n";
-        return Ok(Answer::yes(script, json!({ "applied": false, "script": script })));
+        return Ok(CommandOutput::done(script, json!({ "applied": false, "script": script })));
     }
-    let file = wish(args)?;
+    let file = policy_file(args)?;
     let addresses = addresses()?;
     let (policy, mut notes) = match file.policy(&addresses) {
         Ok(policy) => (policy, Vec::new()),
         Err(NoAddress) => {
-            let note =
-                "note: there is no address here, so that IPv4 alone is shown; without --dry-run this fails";
+            let note = "note: this namespace has no address, so only IPv4 rules are printed; without --dry-run \
+                        this is an error";
             (file.with_families(Families::V4Only), vec![note.to_owned()])
         }
     };
     notes.extend(self::notes(&policy, &addresses));
     let script = show(&Redirection::of(&policy).rules);
     let json = json!({ "applied": false, "script": script });
-    Ok(Answer::yes(script, json).noting(notes))
+    Ok(CommandOutput::done(script, json).with_notes(notes))
 }
 
-/// Takes away what any backend may have left. What cannot be taken away does not fail the pod.
-fn clean_up(args: &InitArgs) -> Result<Answer, Failure> {
-    refuse_a_nodes_own(args)?;
+/// Removes what any backend may have written. A backend that fails does not fail the pod.
+fn clean_up(args: &InitArgs) -> Result<CommandOutput, CommandError> {
+    refuse_a_nodes_namespace(args)?;
     let mut notes = Vec::new();
     let mut used = Vec::new();
     for backend in backend::all_here() {
         match redirection::remove(&*backend) {
             Ok(()) => used.push(backend.name()),
             Err(why) => {
-                let failure = Failure::because(format!("cannot clean up by {}", backend.name()), why);
+                let failure = CommandError::because(format!("cannot clean up with {}", backend.name()), why);
                 notes.push(format!("note: {failure}"));
             }
         }
     }
     let text = if notes.is_empty() {
-        "nothing of ours is left in this pod\n"
+        "no rules of Gybe are left in this pod\n"
     } else {
-        "something of ours may be left in this pod\n"
+        "rules of Gybe may be left in this pod\n"
     };
-    Ok(Answer::yes(text, json!({ "removed": notes.is_empty(), "backends": used })).noting(notes))
+    Ok(CommandOutput::done(text, json!({ "removed": notes.is_empty(), "backends": used })).with_notes(notes))
 }
 
 /// On a node the rules would cut off the node.
-fn refuse_a_nodes_own(args: &InitArgs) -> Result<(), Failure> {
+fn refuse_a_nodes_namespace(args: &InitArgs) -> Result<(), CommandError> {
     let evidence = own_namespace::nodes_own(Path::new("/proc"), Path::new("/etc/hosts"));
     match evidence {
         Some(evidence) if !args.orders(Order::ForceApply) => {
             let what = format!("this network namespace seems to be a node's and not a pod's: {evidence}");
-            let hint = "run it as an init container of the pod; for a pod's namespace seen from the node there is \
-                        gybe apply --netns PATH. A pod that is a virtual machine may need --force-apply";
-            Err(Failure::new(what).with_hint(hint))
+            let hint = "run it as an init container of the pod, or gybe apply --netns PATH on the node. A pod that is \
+                        a virtual machine may need --force-apply";
+            Err(CommandError::new(what).with_hint(hint))
         }
         _ => Ok(()),
     }
 }
 
-fn wish(args: &InitArgs) -> Result<PolicyFile, Failure> {
-    let servers = if args.wants_dns_servers() {
+fn policy_file(args: &InitArgs) -> Result<PolicyFile, CommandError> {
+    let servers = if args.needs_dns_servers() {
         let servers = resolv_conf::servers_of(Path::new(resolv_conf::PATH));
-        servers.map_err(|why| Failure::because("cannot learn the pod's DNS servers", why))?
+        servers.map_err(|why| CommandError::because("cannot read the pod's DNS servers", why))?
     } else {
         Vec::new()
     };
-    args.policy(&servers).map_err(cannot_follow)
+    args.policy(&servers).map_err(cannot_use)
 }
 
-fn addresses() -> Result<Vec<IpAddr>, Failure> {
-    own_namespace::addresses().map_err(|why| Failure::hinted("cannot learn the pod's addresses", why))
+fn addresses() -> Result<Vec<IpAddr>, CommandError> {
+    own_namespace::addresses().map_err(|why| CommandError::hinted("cannot read the pod's addresses", why))
 }
 
-/// What somebody should know who did not ask for it.
+/// Notes about consequences that the arguments do not ask for.
 fn notes(policy: &RedirectPolicy, addresses: &[IpAddr]) -> Vec<String> {
     let left_alone = ipv6_left_alone(policy.families, addresses);
     let note = "note: the pod has an IPv6 address, and its IPv6 is left alone (ISTIO_DUAL_STACK is not true)";
@@ -204,13 +222,13 @@ fn notes(policy: &RedirectPolicy, addresses: &[IpAddr]) -> Vec<String> {
     left_alone.into_iter().chain(captures_nothing(policy)).collect()
 }
 
-/// The note for a policy that captures nothing, as istio-iptables' own defaults do.
+/// The note for a policy that captures nothing, as with the defaults of istio-iptables.
 pub(super) fn captures_nothing(policy: &RedirectPolicy) -> Option<String> {
     let note = "note: these arguments capture nothing: -i (outbound addresses) and -b (inbound ports) are empty; \
-                Istio's injector gives -i '*' -b '*'";
+                Istio's injector sets -i '*' -b '*'";
     policy.captures_nothing().then(|| note.to_owned())
 }
 
-fn cannot_follow(why: InitArgsError) -> Failure {
-    Failure::because(CANNOT_FOLLOW, why)
+fn cannot_use(why: InitArgsError) -> CommandError {
+    CommandError::because(CANNOT_USE, why)
 }

@@ -1,16 +1,18 @@
-//! `gybe inspect`: what of ours a namespace holds, with counters.
+//! `gybe inspect`: lists what Gybe has written into a namespace, with counters.
 
-use super::answer::{Answer, Failure};
 use super::backend::{self, BackendArg};
 use super::namespace::NetnsArg;
+use super::output::{CommandError, CommandOutput};
+use super::style::examples;
 use clap::Args;
 use gybe_netfilter::backend::{Backend, BackendError};
 use gybe_netfilter::inventory::{Inventory, Item, Part, PartKind};
 use serde_json::{Value, json};
 use std::fmt::Write;
 
-/// Show what of ours a network namespace holds: chains, rules with their counters, sets.
+/// List Gybe's chains, rules with their counters, and sets in a network namespace
 #[derive(Debug, Args)]
+#[command(after_help = examples(&["gybe inspect --netns /run/netns/shop", "gybe inspect --netns /proc/4711/ns/net --json"]))]
 pub(super) struct InspectArgs {
     #[command(flatten)]
     netns: NetnsArg,
@@ -19,29 +21,30 @@ pub(super) struct InspectArgs {
 }
 
 impl InspectArgs {
-    pub(super) fn run(&self) -> Result<Answer, Failure> {
-        let there = self.netns.open()?;
-        let tools = self.backend.readers(&there)?;
-        let found = there.inside(|| inspected(&tools))?;
-        let found = found
-            .map_err(|why| Failure::hinted(format!("cannot read the rules in {}", there.path()), why))?;
+    pub(super) fn run(&self) -> Result<CommandOutput, CommandError> {
+        let namespace = self.netns.open()?;
+        let backends = self.backend.readers(&namespace)?;
+        let found = namespace.inside(|| inspected(&backends))?;
+        let found = found.map_err(|why| {
+            CommandError::hinted(format!("cannot read the rules in {}", namespace.path()), why)
+        })?;
         let mut text: String = found.iter().map(|(backend, found)| listing(backend, found)).collect();
         if text.is_empty() {
-            text = format!("nothing of ours in {}\n", there.path());
+            text = format!("no rules of Gybe in {}\n", namespace.path());
         }
-        let notes = backend::notes(&backend::presence(&there)?.other_nat);
-        Ok(Answer::yes(text, all_as_json(&found)).noting(notes))
+        let notes = backend::notes(&backend::presence(&namespace)?.other_nat);
+        Ok(CommandOutput::done(text, all_as_json(&found)).with_notes(notes))
     }
 }
 
-/// What each has written, by its name.
+/// What each backend has written, by the backend's name.
 type Inspected = Vec<(&'static str, Inventory)>;
 
-fn inspected(tools: &[Box<dyn Backend>]) -> Result<Inspected, BackendError> {
-    tools.iter().map(|tool| Ok((tool.name(), tool.inspect()?))).collect()
+fn inspected(backends: &[Box<dyn Backend>]) -> Result<Inspected, BackendError> {
+    backends.iter().map(|backend| Ok((backend.name(), backend.inspect()?))).collect()
 }
 
-/// One backend's, as it nearly always is; what others have written beside it is a fault, and named so.
+/// The first backend's object. Rules of a second backend are a fault, and stand under `beside`.
 fn all_as_json(found: &[(&'static str, Inventory)]) -> Value {
     let mut each = found.iter().map(|(backend, found)| as_json(backend, found));
     let mut first = each.next().unwrap_or_default();
@@ -52,7 +55,7 @@ fn all_as_json(found: &[(&'static str, Inventory)]) -> Value {
     first
 }
 
-/// What iptables holds has no one table to name.
+/// nft has one table to name; iptables has several, so the backend's name stands there.
 fn listing(backend: &str, found: &Inventory) -> String {
     if found.is_empty() {
         return String::new();

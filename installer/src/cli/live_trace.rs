@@ -1,7 +1,7 @@
-//! A connection's way through the rules of a namespace, for a person and for a program.
+//! The path of a connection through the rules of a namespace, as text and as JSON.
 
-use gybe_netfilter::live::{LiveStep, LiveTrace, Outcome};
-use gybe_netfilter::trace::Fate;
+use gybe_netfilter::live::{LiveRules, LiveStep, LiveTrace, Outcome};
+use gybe_netfilter::trace::PacketOutcome;
 use serde_json::{Value, json};
 use std::fmt::Write;
 
@@ -18,7 +18,7 @@ pub(super) fn text(live: &LiveTrace) -> String {
 fn reason(live: &LiveTrace) -> String {
     match (&live.order, &live.decided_by) {
         (Some([first, second]), _) => {
-            format!("the kernel does not tell which of these comes first: {first}; {second}")
+            format!("the kernel does not report which of these comes first: {first}; {second}")
         }
         (None, Some(LiveStep { id: Some(id), .. })) => format!("rule {id}"),
         (None, Some(step)) if live.outcome == Outcome::Unknown => format!("it depends on {step}"),
@@ -58,17 +58,18 @@ fn step(step: &LiveStep) -> Value {
     json!({ "place": step.place, "rule": step.rule, "id": step.id, "ours": step.is_ours })
 }
 
-/// What a reader should know who relies on the answer.
-pub(super) fn notes(not_evaluated: &[String]) -> Vec<String> {
-    not_evaluated.iter().map(|one| format!("note: not evaluated: {one}")).collect()
+/// What was not evaluated, and eBPF programs that can only pass or drop.
+pub(super) fn notes(rules: &LiveRules) -> Vec<String> {
+    let not_evaluated = rules.not_evaluated().iter().map(|one| format!("note: not evaluated: {one}"));
+    not_evaluated.chain(rules.notes().iter().map(|note| format!("note: {note}"))).collect()
 }
 
-/// Whether the live rules do what is desired.
-pub(super) fn is_as(live: &LiveTrace, desired: Fate) -> bool {
+/// Reports whether the live rules have the desired outcome.
+pub(super) fn matches(live: &LiveTrace, desired: PacketOutcome) -> bool {
     match (live.outcome, desired) {
-        (Outcome::Untouched, Fate::Untouched) | (Outcome::Dropped, Fate::Dropped) => true,
-        (Outcome::Redirected(live), Fate::Redirected(desired))
-        | (Outcome::Intercepted(live), Fate::Intercepted(desired)) => live == desired,
+        (Outcome::Untouched, PacketOutcome::Untouched) | (Outcome::Dropped, PacketOutcome::Dropped) => true,
+        (Outcome::Redirected(live), PacketOutcome::Redirected(desired))
+        | (Outcome::Intercepted(live), PacketOutcome::Intercepted(desired)) => live == desired,
         _ => false,
     }
 }

@@ -1,6 +1,6 @@
-//! The network namespace an operator names, and what is asked of it before any rule.
+//! The network namespace that an operator names: opens it, refuses a node's, reads its addresses.
 
-use super::answer::Failure;
+use super::output::CommandError;
 use crate::pod::own_namespace;
 use clap::{Args, ValueEnum};
 use gybe_netfilter::netns::{Netns, NetnsError};
@@ -8,7 +8,7 @@ use gybe_netfilter::policy::Families;
 use std::net::IpAddr;
 use std::path::{Display, Path, PathBuf};
 
-/// The namespace to look at or to change.
+/// The flag that names the namespace to read or to change.
 #[derive(Debug, Args)]
 pub(super) struct NetnsArg {
     /// The network namespace: a file like /run/netns/NAME or /proc/PID/ns/net
@@ -17,56 +17,56 @@ pub(super) struct NetnsArg {
 }
 
 impl NetnsArg {
-    /// Opens it for looking.
-    pub(super) fn open(&self) -> Result<Opened<'_>, Failure> {
-        Opened::at(&self.netns)
+    /// Opens it for reading.
+    pub(super) fn open(&self) -> Result<OpenNamespace<'_>, CommandError> {
+        OpenNamespace::at(&self.netns)
     }
 
-    /// Opens it for changing; the caller's own and a node's are refused.
+    /// Opens it for changing. Refuses the caller's own namespace and a node's.
     ///
-    /// One slip of a path, and a node's every connection goes to a port where nobody listens. A pod
-    /// that sees its node's processes (`hostPID`) has a namespace of its own, so the node's is looked
-    /// for too: the kernel's first, and, where nodes are containers, that of process 1.
-    pub(super) fn open_to_change(&self) -> Result<Opened<'_>, Failure> {
-        let there = self.open()?;
+    /// With a mistyped path every connection of a node would go to a port without a listener. A pod that
+    /// sees its node's processes (`hostPID`) runs in a namespace of its own, so the node's is recognised in two
+    /// further ways: the kernel's first namespace, and, where nodes are containers, that of process 1.
+    pub(super) fn open_to_change(&self) -> Result<OpenNamespace<'_>, CommandError> {
+        let namespace = self.open()?;
         let here = Netns::of_this_thread().map_err(cannot_use)?;
         let refuse = |whose: &str| {
             let what = format!("{} is {whose}", self.netns.display());
             let hint = "name the pod's namespace, like /run/netns/NAME or /proc/PID/ns/net";
-            Err(Failure::new(what).with_hint(hint))
+            Err(CommandError::new(what).with_hint(hint))
         };
-        if there.netns.is_same_as(&here) {
+        if namespace.netns.is_same_as(&here) {
             return refuse("the network namespace gybe itself runs in");
         }
-        // Not readable is another user's; then it takes more to enter it as well.
-        if Netns::open(Path::new(OF_PROCESS_1)).is_ok_and(|first| there.netns.is_same_as(&first)) {
+        // Not readable: another user's process 1, whose namespace this user cannot enter either.
+        if Netns::open(Path::new(OF_PROCESS_1)).is_ok_and(|first| namespace.netns.is_same_as(&first)) {
             return refuse("the network namespace of process 1, which is the node's");
         }
-        if there.inside(|| own_namespace::is_the_first(Path::new(PROC)))? {
+        if namespace.inside(|| own_namespace::is_the_first(Path::new(PROC)))? {
             return refuse("the network namespace this kernel booted with, which is the node's");
         }
-        Ok(there)
+        Ok(namespace)
     }
 }
 
 const PROC: &str = "/proc";
 const OF_PROCESS_1: &str = "/proc/1/ns/net";
 
-/// A namespace that need not be there, for questions that can do without.
+/// The flags of a command that works with and without a namespace.
 #[derive(Debug, Args)]
-pub(super) struct SomeNetns {
-    /// Follow the connection through the rules of this network namespace; its addresses and families
-    /// count for --policy and --pod too
+pub(super) struct OptionalNetnsArgs {
+    /// Trace through the rules of this network namespace; --policy and --pod then use its addresses and
+    /// families
     #[arg(long, value_name = "PATH", conflicts_with = "families")]
     netns: Option<PathBuf>,
     #[command(flatten)]
     families: FamiliesArg,
 }
 
-impl SomeNetns {
-    /// The namespace, if one was named.
-    pub(super) fn open(&self) -> Result<Option<Opened<'_>>, Failure> {
-        self.netns.as_ref().map(|path| Opened::at(path)).transpose()
+impl OptionalNetnsArgs {
+    /// Opens the namespace, if one is named.
+    pub(super) fn open(&self) -> Result<Option<OpenNamespace<'_>>, CommandError> {
+        self.netns.as_ref().map(|path| OpenNamespace::at(path)).transpose()
     }
 
     pub(super) fn families(&self) -> Option<Families> {
@@ -74,58 +74,57 @@ impl SomeNetns {
     }
 }
 
-/// Families where no namespace is at hand to decide them.
+/// The flag that chooses the families without a namespace.
 #[derive(Debug, Args)]
 pub(super) struct FamiliesArg {
-    /// Which families are redirected [default: what the wish says, else v4]
+    /// The families to redirect: v4 or dual [default: as the policy says, else v4]
     #[arg(long, value_name = "v4|dual", hide_possible_values = true)]
-    families: Option<FamiliesWord>,
+    families: Option<FamiliesValue>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum FamiliesWord {
+enum FamiliesValue {
     V4,
     Dual,
 }
 
 impl FamiliesArg {
     pub(super) fn families(&self) -> Option<Families> {
-        self.families.map(|word| match word {
-            FamiliesWord::V4 => Families::V4Only,
-            FamiliesWord::Dual => Families::V4AndV6,
+        self.families.map(|families| match families {
+            FamiliesValue::V4 => Families::V4Only,
+            FamiliesValue::Dual => Families::V4AndV6,
         })
     }
 }
 
-/// A namespace that is open, and the path it has in messages.
+/// An open namespace, and its path for messages.
 #[derive(Debug)]
-pub(super) struct Opened<'a> {
+pub(super) struct OpenNamespace<'a> {
     netns: Netns,
     path: &'a Path,
 }
 
-impl<'a> Opened<'a> {
-    pub(super) fn at(path: &'a Path) -> Result<Self, Failure> {
+impl<'a> OpenNamespace<'a> {
+    pub(super) fn at(path: &'a Path) -> Result<Self, CommandError> {
         Ok(Self { netns: Netns::open(path).map_err(cannot_use)?, path })
     }
 
-    /// Its path, for messages.
     pub(super) fn path(&self) -> Display<'_> {
         self.path.display()
     }
 
-    /// Does `work` inside it.
-    pub(super) fn inside<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T, Failure> {
+    /// Runs `work` inside the namespace.
+    pub(super) fn inside<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T, CommandError> {
         self.netns.run(work).map_err(cannot_use)
     }
 
-    /// Its addresses, in the kernel's order.
-    pub(super) fn addresses(&self) -> Result<Vec<IpAddr>, Failure> {
-        let cannot = |why| Failure::hinted(format!("cannot learn the addresses in {}", self.path()), why);
+    /// Returns its addresses, in the kernel's order.
+    pub(super) fn addresses(&self) -> Result<Vec<IpAddr>, CommandError> {
+        let cannot = |why| CommandError::hinted(format!("cannot read the addresses in {}", self.path()), why);
         self.inside(own_namespace::addresses)?.map_err(cannot)
     }
 }
 
-fn cannot_use(why: NetnsError) -> Failure {
-    Failure::hinted("cannot use --netns", why)
+fn cannot_use(why: NetnsError) -> CommandError {
+    CommandError::hinted("cannot use --netns", why)
 }

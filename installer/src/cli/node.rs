@@ -1,7 +1,8 @@
 //! `gybe node`: the node agent, in the foreground.
 
-use super::answer::{Answer, Failure};
-use super::init::Surroundings;
+use super::init::Context;
+use super::output::{CommandError, CommandOutput};
+use super::style::examples;
 use crate::agent::cluster::{Cluster, SERVICE_ACCOUNT, ServiceAccount, WatchedPods};
 use crate::agent::{self, Agent, Following, Home, Keeping, NodeError, Pods, PodsFrom, REST};
 use crate::host::image::Image;
@@ -14,105 +15,107 @@ use std::borrow::Cow;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// How long the agent waits for what the probe beside it says about the runtimes. The probe needs some seconds.
+/// How long the agent waits for the runtime report of the probe container. The probe needs some seconds.
 const REPORT_WAIT: Duration = Duration::from_secs(60);
 
-/// Run the node agent: keep gybe-cni in this node's chain, tell it about this node's pods, and print
-/// its log lines on stderr.
+/// Run the node agent: keep gybe-cni installed on this node and serve it the manifests of this node's pods
 ///
-/// Knows pods by a watch of the cluster it runs in as a pod, or of another by --kubeconfig, or by
-/// manifests in files; with one of these two it only tells about pods, unless --install. Serves until
-/// SIGTERM, and leaves everything in place then. Beside the socket for facts stands log.sock, to which
-/// gybe-cni sends its log. Settings: docs/AGENT.md.
+/// Learns pods from a watch of the cluster it runs in as a pod, or of the cluster in --kubeconfig, or from the
+/// manifests in --pods-from. With one of these two flags it only serves pods, unless --install is given. Runs
+/// until SIGTERM and then leaves everything in place. gybe-cni sends its log lines to log.sock in the directory of
+/// the facts socket; the agent prints them on stderr. Settings: docs/CONFIGURE.md.
 #[derive(Debug, Args)]
+#[command(after_help = examples(&[
+    "gybe node --pods-from /etc/gybe/pods",
+    "gybe node --kubeconfig ~/.kube/config --node-name worker-1",
+]))]
 pub(super) struct NodeArgs {
-    /// Know pods by the manifests in this directory, read again when they change; needs no cluster
+    /// Learn pods from the manifests in this directory, read again when they change; needs no cluster
     #[arg(long, value_name = "DIR", conflicts_with_all = ["kubeconfig", "node_name"])]
     pods_from: Option<PathBuf>,
-    /// The cluster to watch, by this file's current context; by default the one this runs in as a pod
+    /// Watch the cluster of this file's current context [default: the cluster it runs in as a pod]
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
-    /// Whose pods [default: KUBERNETES_NODE_NAME, or NODE_NAME, or this host's name]
+    /// The node whose pods are served [default: KUBERNETES_NODE_NAME, or NODE_NAME, or this host's name]
     #[arg(long, value_name = "NAME")]
     node_name: Option<String>,
-    /// Where gybe-cni asks, as its facts.socket says [default: /run/gybe/facts.sock, or in
+    /// The socket on which gybe-cni requests pods (its facts.socket) [default: /run/gybe/facts.sock, or in
     /// CNI_AGENT_RUN_DIR]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
-    /// Whether to keep gybe-cni in this node's chain [default: true, as a pod of the cluster; false with
+    /// Keep gybe-cni installed in this node's chain [default: true as a pod of the cluster; false with
     /// --pods-from or --kubeconfig]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     install: Option<bool>,
 }
 
 impl NodeArgs {
-    pub(super) fn run(&self, surroundings: &Surroundings) -> Result<Answer, Failure> {
-        let home = self.home(surroundings)?;
+    pub(super) fn run(&self, context: &Context) -> Result<CommandOutput, CommandError> {
+        let home = self.home(context)?;
         let as_a_pod = self.pods_from.is_none() && self.kubeconfig.is_none();
-        let keeping =
-            self.install.unwrap_or(as_a_pod).then(|| keeping(surroundings, as_a_pod)).transpose()?;
+        let keeping = self.install.unwrap_or(as_a_pod).then(|| keeping(context, as_a_pod)).transpose()?;
         let facts = self.facts(keeping.as_ref())?;
         let pods = self.pods(home.as_ref())?;
         match agent::serve(Agent { pods: pods.as_ref(), facts: &facts, keeping, home }) {
-            Ok(()) => Ok(Answer::yes("", json!({ "stopped": true }))),
-            Err(why) => Err(Failure::hinted("the node agent cannot run", why)),
+            Ok(()) => Ok(CommandOutput::done("", json!({ "stopped": true }))),
+            Err(why) => Err(CommandError::hinted("the node agent cannot run", why)),
         }
     }
 
-    /// What the agent writes into the entry, and where it serves, must be one.
-    fn facts(&self, keeping: Option<&Keeping>) -> Result<PathBuf, Failure> {
+    /// The socket that the agent serves must be the one that it writes into the entry.
+    fn facts(&self, keeping: Option<&Keeping>) -> Result<PathBuf, CommandError> {
         match (keeping, &self.socket) {
             (None, socket) => Ok(socket.clone().unwrap_or_else(|| SOCKET.into())),
             (Some(keeping), None) => Ok(keeping.settings.ground().facts_socket()),
-            (Some(_), Some(_)) => Err(Failure::new("--socket is for an agent that only tells about pods")
-                .with_hint("set CNI_AGENT_RUN_DIR: the entry names the socket there")),
+            (Some(_), Some(_)) => Err(CommandError::new("--socket is for an agent that only serves pods")
+                .with_hint("set CNI_AGENT_RUN_DIR: the entry names the socket there".to_owned())),
         }
     }
 
-    fn pods(&self, home: Option<&Home>) -> Result<Box<dyn Pods>, Failure> {
+    fn pods(&self, home: Option<&Home>) -> Result<Box<dyn Pods>, CommandError> {
         match (&self.pods_from, home) {
             (Some(directory), _) => Ok(Box::new(PodsFrom::new(directory))),
             (None, Some(Home { cluster, node })) => match WatchedPods::start(cluster, node) {
                 Ok(watched) => Ok(Box::new(watched)),
-                Err(why) => Err(Failure::because("the node agent cannot ask its cluster", why)),
+                Err(why) => Err(CommandError::because("the node agent cannot watch its cluster", why)),
             },
-            (None, None) => Err(Failure::new("nobody to ask about pods")),
+            (None, None) => Err(CommandError::new("no source of pods")),
         }
     }
 
-    /// None where manifests take a cluster's place.
-    fn home(&self, surroundings: &Surroundings) -> Result<Option<Home>, Failure> {
+    /// Returns `None` if manifests replace the cluster.
+    fn home(&self, context: &Context) -> Result<Option<Home>, CommandError> {
         if self.pods_from.is_some() {
             return Ok(None);
         }
-        Ok(Some(Home { cluster: self.cluster(surroundings)?, node: self.node(surroundings)? }))
+        Ok(Some(Home { cluster: self.cluster(context)?, node: self.node(context)? }))
     }
 
-    fn cluster(&self, surroundings: &Surroundings) -> Result<Cluster, Failure> {
+    fn cluster(&self, context: &Context) -> Result<Cluster, CommandError> {
         if let Some(kubeconfig) = &self.kubeconfig {
             return Ok(Cluster::Kubeconfig(kubeconfig.clone()));
         }
         let names = ["KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"];
-        match names.map(|name| surroundings.environment.get(name).cloned()) {
+        match names.map(|name| context.environment.get(name).cloned()) {
             [Some(host), Some(port)] => {
-                let directory = surroundings.environment.get("GYBE_SERVICE_ACCOUNT_DIR");
+                let directory = context.environment.get("GYBE_SERVICE_ACCOUNT_DIR");
                 let directory = directory.map_or(SERVICE_ACCOUNT, String::as_str).into();
                 Ok(Cluster::Own(ServiceAccount { host, port, directory }))
             }
-            _ => Err(Failure::new("nobody to ask about pods: this runs in no pod of a cluster")
-                .with_hint("name a cluster by --kubeconfig, or manifests by --pods-from")),
+            _ => Err(CommandError::new("no source of pods: gybe does not run in a pod of a cluster")
+                .with_hint("name a cluster with --kubeconfig, or manifests with --pods-from".to_owned())),
         }
     }
 
-    fn node(&self, surroundings: &Surroundings) -> Result<String, Failure> {
-        let told = |name: &str| surroundings.environment.get(name).filter(|name| !name.is_empty()).cloned();
+    fn node(&self, context: &Context) -> Result<String, CommandError> {
+        let variable = |name: &str| context.environment.get(name).filter(|name| !name.is_empty()).cloned();
         let given = self.node_name.clone();
-        let given = given.or_else(|| told("KUBERNETES_NODE_NAME")).or_else(|| told("NODE_NAME"));
-        // The kubelet takes its host's name in small letters.
+        let given = given.or_else(|| variable("KUBERNETES_NODE_NAME")).or_else(|| variable("NODE_NAME"));
+        // The kubelet uses its host's name in lower case.
         let host = || Some(nix::unistd::gethostname().ok()?.into_string().ok()?.to_lowercase());
         given.or_else(host).ok_or_else(|| {
-            Failure::new("this host has no name that could be a node's")
-                .with_hint("name the node by --node-name, or KUBERNETES_NODE_NAME")
+            CommandError::new("this host has no name that could be a node name")
+                .with_hint("name the node with --node-name, or KUBERNETES_NODE_NAME".to_owned())
         })
     }
 }
@@ -126,17 +129,17 @@ impl Hint for NodeError {
     }
 }
 
-/// What it takes to keep the node. Whatever is wrong with the environment is told at once, and nothing is
-/// done to the node by half of it.
-fn keeping(surroundings: &Surroundings, as_a_pod: bool) -> Result<Keeping, Failure> {
+/// Reads everything that keeping the node needs. An error in the environment ends the agent before it changes
+/// the node.
+fn keeping(context: &Context, as_a_pod: bool) -> Result<Keeping, CommandError> {
     let cannot = "the node agent cannot start";
-    let environment = surroundings.environment.clone().into_iter().collect();
-    let settings = Following::start(environment).map_err(|why| Failure::because(cannot, why))?;
-    let hint = "let GYBE_PROGRAMS_DIR be the directory of the image that has gybe and gybe-cni";
-    let image =
-        Image::look(&settings.ground().image).map_err(|why| Failure::because(cannot, why).with_hint(hint))?;
+    let environment = context.environment.clone().into_iter().collect();
+    let settings = Following::start(environment).map_err(|why| CommandError::because(cannot, why))?;
+    let hint = "set GYBE_PROGRAMS_DIR to the image's directory of gybe and gybe-cni";
+    let image = Image::look(&settings.ground().image)
+        .map_err(|why| CommandError::because(cannot, why).with_hint(hint))?;
     let probe = ProbeCache::at(&settings.ground().probe);
-    // Elsewhere no probe runs beside it.
+    // Outside the DaemonSet no probe container runs.
     let report_wait = if as_a_pod { REPORT_WAIT } else { Duration::ZERO };
     Ok(Keeping { settings, image, probe, report_wait, rest: REST })
 }

@@ -1,40 +1,40 @@
-//! The connection an operator asks about, in the words an operator has for it.
+//! The arguments that describe the first packet of a connection.
 
-use super::answer::Failure;
+use super::output::CommandError;
 use clap::{Args, ValueEnum};
 use gybe_netfilter::policy::InterfaceName;
 use gybe_netfilter::trace::{Direction, Owner, Packet, Transport};
 use serde_json::{Value, json};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// Which way a connection goes, seen from the pod.
+/// The direction of a connection, seen from the pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(super) enum Way {
-    /// Somebody connects to the pod.
+pub(super) enum DirectionArg {
+    /// A client connects to the pod.
     In,
-    /// A process in the pod connects to somebody, perhaps to the pod itself.
+    /// A process in the pod connects to a peer, or to the pod itself.
     Out,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(super) enum Proto {
+pub(super) enum ProtocolArg {
     Tcp,
     Udp,
 }
 
-/// The first packet of the connection asked about.
+/// The first packet of the connection to trace.
 #[derive(Debug, Args)]
 pub(super) struct PacketArgs {
-    /// `in`: somebody connects to the pod; `out`: a process in the pod connects to somebody
+    /// in: a client connects to the pod; out: a process in the pod connects to a peer
     #[arg(value_name = "in|out", hide_possible_values = true)]
-    way: Way,
+    direction: DirectionArg,
     /// The transport protocol
     #[arg(value_name = "tcp|udp", hide_possible_values = true)]
-    proto: Proto,
-    /// Where it goes: ADDRESS:PORT, or [ADDRESS]:PORT for IPv6
+    protocol: ProtocolArg,
+    /// The destination: ADDRESS:PORT, or [ADDRESS]:PORT for IPv6
     #[arg(value_name = "ADDRESS:PORT")]
     to: SocketAddr,
-    /// Where it comes from: ADDRESS or ADDRESS:PORT [default: an address that means nothing]
+    /// The source: ADDRESS or ADDRESS:PORT [default: an address of the documentation range]
     #[arg(long, value_name = "ADDRESS", value_parser = source)]
     from: Option<SocketAddr>,
     /// User id of the process that connects (out only) [default: 1000]
@@ -43,57 +43,62 @@ pub(super) struct PacketArgs {
     /// Group id of that process (out only) [default: the user id]
     #[arg(long, value_name = "ID")]
     gid: Option<u32>,
-    /// Interface it comes in by or goes out by [default: eth0; lo for the pod's own addresses]
+    /// The interface it arrives on or leaves by [default: eth0; lo for the pod's own addresses]
     #[arg(long, value_name = "NAME", value_parser = InterfaceName::parse)]
     iface: Option<InterfaceName>,
-    /// An address of the pod: what is sent there never leaves it [repeatable; default: those of --netns]
+    /// An address of the pod; connections to it stay inside the pod [repeatable; default: those of --netns]
     #[arg(long, value_name = "ADDRESS")]
     pod_ip: Vec<IpAddr>,
-    /// Packet mark set by the process (SO_MARK)
+    /// The packet mark that the process sets (SO_MARK)
     #[arg(long, value_name = "MARK", default_value_t = 0)]
     mark: u32,
 }
 
-/// A port of the ephemeral range; no rule asks for a client's port but the DNS ones.
+/// A port of the ephemeral range. Only the DNS rules look at a client's port.
 const SOME_PORT: u16 = 40_000;
 
 impl PacketArgs {
-    /// The packet; `addresses` are the namespace's, when there is one.
-    pub(super) fn packet(&self, addresses: &[IpAddr]) -> Result<Packet, Failure> {
+    /// Returns the packet. `addresses` are the namespace's; empty without a namespace.
+    pub(super) fn packet(&self, addresses: &[IpAddr]) -> Result<Packet, CommandError> {
         let from = self.source(addresses);
         if from.is_ipv4() != self.to.is_ipv4() {
-            return Err(Failure::new(format!("{from} and {} are addresses of different families", self.to)));
+            return Err(CommandError::new(format!(
+                "{from} and {} are addresses of different families",
+                self.to
+            )));
         }
-        let protocol = match self.proto {
-            Proto::Tcp => Transport::Tcp,
-            Proto::Udp => Transport::Udp,
+        let protocol = match self.protocol {
+            ProtocolArg::Tcp => Transport::Tcp,
+            ProtocolArg::Udp => Transport::Udp,
         };
         let packet = Packet::first(self.direction(addresses), protocol, from, self.to).marked(self.mark);
-        match self.way {
-            Way::Out => Ok(packet.owned_by(self.owner())),
-            Way::In if self.uid.is_none() && self.gid.is_none() => Ok(packet),
-            Way::In => Err(Failure::new("what comes in has no process of the pod behind it")
-                .with_hint("leave --uid and --gid out, or ask for `out`")),
+        match self.direction {
+            DirectionArg::Out => Ok(packet.owned_by(self.owner())),
+            DirectionArg::In if self.uid.is_none() && self.gid.is_none() => Ok(packet),
+            DirectionArg::In => {
+                Err(CommandError::new("an inbound packet has no process of the pod as its owner")
+                    .with_hint("remove --uid and --gid, or trace `out`".to_owned()))
+            }
         }
     }
 
-    /// Addresses that the caller names as the pod's.
+    /// The addresses that --pod-ip names.
     pub(super) fn pod_addresses(&self) -> &[IpAddr] {
         &self.pod_ip
     }
 
     fn direction(&self, addresses: &[IpAddr]) -> Direction {
-        let given = self.iface.clone();
-        match self.way {
-            Way::In => Direction::Arrives { by: given.unwrap_or_else(eth0) },
-            Way::Out if self.stays_inside(addresses) => {
-                Direction::Leaves { by: given.unwrap_or_else(InterfaceName::loopback) }
+        let interface = self.iface.clone();
+        match self.direction {
+            DirectionArg::In => Direction::Arrives { by: interface.unwrap_or_else(eth0) },
+            DirectionArg::Out if self.stays_inside(addresses) => {
+                Direction::Leaves { by: interface.unwrap_or_else(InterfaceName::loopback) }
             }
-            Way::Out => Direction::Leaves { by: given.unwrap_or_else(eth0) },
+            DirectionArg::Out => Direction::Leaves { by: interface.unwrap_or_else(eth0) },
         }
     }
 
-    /// The kernel routes to `lo` what goes to an address of its own.
+    /// The kernel routes packets to its own addresses through `lo`.
     fn stays_inside(&self, addresses: &[IpAddr]) -> bool {
         let to = self.to.ip();
         to.is_loopback() || to.is_unspecified() || self.pod_ip.contains(&to) || addresses.contains(&to)
@@ -107,10 +112,10 @@ impl PacketArgs {
                 .chain(addresses)
                 .find(|own| own.is_ipv4() == to.is_ipv4() && !own.is_loopback())
         };
-        let assumed = match (self.way, to) {
-            (Way::Out, _) if self.stays_inside(addresses) => to,
-            (Way::Out, _) if own().is_some() => own().copied().unwrap_or(to),
-            // Addresses for documentation (RFC 5737, RFC 3849): nobody's list names them.
+        let assumed = match (self.direction, to) {
+            (DirectionArg::Out, _) if self.stays_inside(addresses) => to,
+            (DirectionArg::Out, _) if own().is_some() => own().copied().unwrap_or(to),
+            // Addresses for documentation (RFC 5737, RFC 3849), which no list of a policy names.
             (_, IpAddr::V4(_)) => Ipv4Addr::new(192, 0, 2, 1).into(),
             (_, IpAddr::V6(_)) => Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1).into(),
         };
@@ -134,18 +139,18 @@ fn source(text: &str) -> Result<SocketAddr, String> {
 
 /// The packet in one line.
 pub(super) fn sentence(packet: &Packet) -> String {
-    let (way, by) = way_and_interface(packet);
-    let proto = protocol(packet);
+    let (direction, by) = direction_and_interface(packet);
+    let protocol = protocol(packet);
     let owner = packet.owner.map_or(String::new(), |o| format!(", user {} group {}", o.uid, o.gid));
     let mark = if packet.mark == 0 { String::new() } else { format!(", mark {}", packet.mark) };
-    format!("{way} {proto} {} -> {} by {by}{owner}{mark}", packet.source, packet.destination)
+    format!("{direction} {protocol} {} -> {} by {by}{owner}{mark}", packet.source, packet.destination)
 }
 
-/// The packet for a program.
+/// The packet as JSON.
 pub(super) fn as_json(packet: &Packet) -> Value {
-    let (way, by) = way_and_interface(packet);
+    let (direction, by) = direction_and_interface(packet);
     json!({
-        "direction": way,
+        "direction": direction,
         "protocol": protocol(packet),
         "source": packet.source,
         "destination": packet.destination,
@@ -156,7 +161,7 @@ pub(super) fn as_json(packet: &Packet) -> Value {
     })
 }
 
-fn way_and_interface(packet: &Packet) -> (&'static str, &str) {
+fn direction_and_interface(packet: &Packet) -> (&'static str, &str) {
     match &packet.direction {
         Direction::Arrives { by } => ("in", by.as_str()),
         Direction::Leaves { by } => ("out", by.as_str()),

@@ -1,36 +1,40 @@
-//! `gybe pod-facts`: what gybe-cni runs when its configuration names a kubeconfig.
+//! `gybe pod-facts`: looks up one pod for gybe-cni, which runs it when its configuration names a kubeconfig.
 
-use super::answer::{Answer, Failure};
+use super::output::{CommandError, CommandOutput};
 use crate::agent::cluster::{self, Cluster};
 use clap::Args;
-use gybe_plugin::facts::wire::LONGEST_QUESTION;
-use gybe_plugin::intake;
+use gybe_plugin::bounded_read;
+use gybe_plugin::facts::wire::MAX_REQUEST_BYTES;
 use serde_json::Value;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// Ask the API server about one pod, for gybe-cni: a question line on stdin, an answer line on stdout.
+/// Look up one pod at the API server for gybe-cni
+///
+/// Reads one request line from stdin and writes one response line to stdout. gybe-cni runs this command if
+/// its configuration names a kubeconfig.
 #[derive(Debug, Args)]
+#[command(after_help = super::style::examples(&["gybe pod-facts --kubeconfig /etc/cni/net.d/gybe-kubeconfig < request"]))]
 pub(super) struct PodFactsArgs {
-    /// Who to ask, and who asks: its current context
+    /// The kubeconfig with the API server and the credentials: its current context
     #[arg(long, value_name = "FILE")]
     kubeconfig: PathBuf,
-    /// How long the question, the asking and the answer may take together
+    /// The deadline for reading the request, the lookup and the response together
     #[arg(long, value_name = "MILLISECONDS", default_value_t = 2000)]
     deadline_ms: u32,
 }
 
 impl PodFactsArgs {
-    pub(super) fn run(&self) -> Result<Answer, Failure> {
+    pub(super) fn run(&self) -> Result<CommandOutput, CommandError> {
         let until = Instant::now() + Duration::from_millis(self.deadline_ms.into());
-        let question = intake::read(std::io::stdin().as_fd(), LONGEST_QUESTION, until)
-            .map_err(|why| Failure::because("the question on stdin cannot be read", why))?;
+        let request = bounded_read::to_end(std::io::stdin().as_fd(), MAX_REQUEST_BYTES, until)
+            .map_err(|why| CommandError::because("the request on stdin cannot be read", why))?;
         let cluster = Cluster::Kubeconfig(self.kubeconfig.clone());
-        let answer = cluster::pod_facts(&cluster, &question, until)
-            .map_err(|why| Failure::because("what stdin asks is", why))?;
-        let json: Value =
-            serde_json::from_str(&answer).map_err(|why| Failure::because("the answer is no JSON", why))?;
-        Ok(Answer::yes(answer, json))
+        let response = cluster::pod_facts(&cluster, &request, until)
+            .map_err(|why| CommandError::because("the request on stdin is", why))?;
+        let json: Value = serde_json::from_str(&response)
+            .map_err(|why| CommandError::because("the response is not JSON", why))?;
+        Ok(CommandOutput::done(response, json))
     }
 }

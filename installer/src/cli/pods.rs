@@ -1,14 +1,16 @@
-//! `gybe verify --all` and `gybe verify --pod NAMESPACE/NAME`: the pods of this node, found by themselves.
+//! `gybe verify --all` and `gybe verify --pod NAMESPACE/NAME`: finds and judges the pods of this node.
 
-use super::answer::{Answer, Exit, Failure};
 use super::directories::DirectoriesArg;
-use crate::host::doctor::entry_conf;
-use crate::host::install::seen::{Hashes, Interest, look};
+use super::output::{CommandError, CommandOutput, Exit};
+use super::style::{bad, doubtful, good, titles};
+use crate::host::entries::OurEntries;
+use crate::host::observe::{HashCache, ObserveScope, look};
 use crate::host::pods_on_node::{
-    Found, HostPaths, Judged, Network, Sandbox, Sources, find, judge_all, summary,
+    Found, HostPaths, Judged, Network, Sandbox, Sources, find, judge_all, summary, word,
 };
 use crate::pod::manifest::printable;
 use clap::Args;
+use gybe_netfilter::verdict::Answer;
 use gybe_plugin::args::{Namespace, PodName, PodRef};
 use gybe_plugin::conf::PluginConf;
 use gybe_plugin::pod::PodFacts;
@@ -16,10 +18,10 @@ use serde_json::{Value, json};
 use std::fmt::Write;
 use std::path::PathBuf;
 
-/// Where the node's pods are found, and who is asked about them.
+/// The flags that say where the node's pods and their manifests are.
 #[derive(Debug, Args)]
 pub(super) struct OnNodeArgs {
-    /// Also look in this directory of manifests, <NAMESPACE>/<NAME>.json, for what a pod should have
+    /// Also read what a pod should have from the manifests in this directory, NAMESPACE/NAME.json
     #[arg(long, value_name = "DIR", conflicts_with = "netns")]
     facts: Option<PathBuf>,
     #[command(flatten)]
@@ -27,30 +29,35 @@ pub(super) struct OnNodeArgs {
 }
 
 impl OnNodeArgs {
-    /// Every sandbox. `conf` is the plugin's configuration if the operator named one.
-    pub(super) fn all(&self, conf: Option<PluginConf>) -> Answer {
+    /// Judges every sandbox. `conf` is the plugin's configuration if the operator named one.
+    pub(super) fn all(&self, conf: Option<PluginConf>) -> CommandOutput {
         let Found { sandboxes, unreadable } = self.found();
-        answer(&judge_all(sandboxes, &self.sources(conf)), &unreadable)
+        output(&judge_all(sandboxes, &self.sources(conf)), &unreadable)
     }
 
-    /// The sandbox of one pod, NAMESPACE/NAME.
-    pub(super) fn named(&self, pod: &str, conf: Option<PluginConf>) -> Result<Answer, Failure> {
+    /// Judges the sandbox of one pod, NAMESPACE/NAME.
+    pub(super) fn named(&self, pod: &str, conf: Option<PluginConf>) -> Result<CommandOutput, CommandError> {
         let (namespace, name) = pod.split_once('/').ok_or_else(|| not_a_pod(pod))?;
         let namespace = Namespace::parse(namespace).map_err(|_| not_a_pod(pod))?;
         let name = PodName::parse(name).map_err(|_| not_a_pod(pod))?;
         self.one(&PodRef { namespace, name, uid: None }, &self.sources(conf))
     }
 
-    /// The sandbox of the pod that this manifest is of.
-    pub(super) fn of_manifest(&self, facts: PodFacts, conf: Option<PluginConf>) -> Result<Answer, Failure> {
+    /// Judges the sandbox of the pod in a manifest.
+    pub(super) fn of_manifest(
+        &self,
+        facts: PodFacts,
+        conf: Option<PluginConf>,
+    ) -> Result<CommandOutput, CommandError> {
         let namespace = if facts.namespace.is_empty() { "default" } else { &facts.namespace };
-        let unnamed = |_| Failure::new("the manifest does not name one pod; name its sandbox with --netns");
+        let unnamed =
+            |_| CommandError::new("the manifest does not name one pod; name its sandbox with --netns");
         let namespace = Namespace::parse(namespace).map_err(unnamed)?;
         let name = PodName::parse(&facts.name).map_err(unnamed)?;
         self.one(&PodRef { namespace, name, uid: None }, &self.sources(conf).with_manifest(facts))
     }
 
-    fn one(&self, pod: &PodRef, sources: &Sources) -> Result<Answer, Failure> {
+    fn one(&self, pod: &PodRef, sources: &Sources) -> Result<CommandOutput, CommandError> {
         let Found { sandboxes, unreadable } = self.found();
         let is_it = |sandbox: &Sandbox| {
             let named = sandbox.pod.as_ref();
@@ -58,13 +65,13 @@ impl OnNodeArgs {
         };
         let these: Vec<Sandbox> = sandboxes.into_iter().filter(is_it).collect();
         if these.is_empty() {
-            let what = format!("this node shows no sandbox of pod {pod}");
+            let what = format!("this node has no sandbox of pod {pod}");
             let why =
                 if unreadable.is_empty() { String::new() } else { format!(": {}", unreadable.join("; ")) };
             let hint = "gybe verify --all lists the sandboxes of this node; --netns names a namespace";
-            return Err(Failure::new(what + &why).with_hint(hint));
+            return Err(CommandError::new(what + &why).with_hint(hint));
         }
-        Ok(answer(&judge_all(these, sources), &[]))
+        Ok(output(&judge_all(these, sources), &[]))
     }
 
     fn found(&self) -> Found {
@@ -72,11 +79,12 @@ impl OnNodeArgs {
         find(&HostPaths { results, root: self.directories.root().to_owned() })
     }
 
-    /// By the node's own entry, unless the operator named another configuration.
+    /// Uses the configuration of the node's own entry unless the operator named another one.
     fn sources(&self, conf: Option<PluginConf>) -> Sources {
         let of_node = || {
             let places = self.directories.places();
-            entry_conf(&look(&places, &Interest::default(), &mut Hashes::default()).conf)
+            OurEntries::find(&look(&places, &ObserveScope::default(), &mut HashCache::default()).conf)
+                .plugin_conf()
         };
         let mut conf = conf.or_else(of_node).unwrap_or_default();
         conf.facts.directory = self.facts.clone().or(conf.facts.directory);
@@ -84,19 +92,39 @@ impl OnNodeArgs {
     }
 }
 
-fn not_a_pod(pod: &str) -> Failure {
-    let what = format!("--pod {} is neither a file nor NAMESPACE/NAME", printable(pod));
-    Failure::new(what).with_hint("without --netns a pod is named like shop/cart-0")
+/// The title of the first column.
+const POD: &str = "POD";
+
+/// Colours the words of a verdict.
+pub(super) fn coloured(answer: Answer, words: &str) -> String {
+    match answer {
+        Answer::Redirected | Answer::NotMeshed => good(words),
+        Answer::NotRedirected => bad(words),
+        Answer::ByOthers | Answer::Unknown => doubtful(words),
+    }
 }
 
-/// One line for each sandbox, and how many there are of each kind.
-fn answer(judged: &[Judged], unreadable: &[String]) -> Answer {
+fn not_a_pod(pod: &str) -> CommandError {
+    let what = format!("--pod {} is neither a file nor NAMESPACE/NAME", printable(pod));
+    CommandError::new(what)
+        .with_hint("without --netns, name the pod as NAMESPACE/NAME, for example shop/cart-0".to_owned())
+}
+
+/// One line for each sandbox, its differences below, and the number of sandboxes with each verdict.
+fn output(judged: &[Judged], unreadable: &[String]) -> CommandOutput {
     let names: Vec<String> = judged.iter().map(|one| printable(&one.sandbox.to_string())).collect();
-    let widest = names.iter().map(String::len).max().unwrap_or(0);
+    let widest = names.iter().map(String::len).chain([POD.len()]).max().unwrap_or(0);
     let mut text = String::new();
+    if !judged.is_empty() {
+        text += &titles(&format!("{POD:<widest$}  VERDICT"));
+        text.push('\n');
+    }
     for (name, one) in names.iter().zip(judged) {
+        let line = printable(&one.line());
+        let verdict = word(one.verdict.answer);
+        let rest = line.strip_prefix(verdict).unwrap_or_default();
         // Writing to a String cannot fail.
-        let _ = writeln!(text, "{name:<widest$}  {}", printable(&one.line()));
+        let _ = writeln!(text, "{name:<widest$}  {}{rest}", coloured(one.verdict.answer, verdict));
         let more = one.verdict.reasons.iter().skip(1).chain(&one.verdict.differences).filter(|_| one.fails());
         for difference in more {
             let _ = writeln!(text, "{:<widest$}    {}", "", printable(difference));
@@ -111,17 +139,17 @@ fn answer(judged: &[Judged], unreadable: &[String]) -> Answer {
     let exit = if holds { Exit::Yes } else { Exit::No };
     let cannot = unreadable.iter().map(|what| format!("note: sandboxes may be missing: {what}"));
     let notes = cannot.chain(notes(judged)).collect();
-    Answer { text: format!("{text}{}\n", summary(judged)), json, exit, notes }
+    CommandOutput { text: format!("{text}{}\n", summary(judged)), json, exit, notes }
 }
 
-/// Why pods are judged by their rules alone: each reason once, however many pods it is about.
+/// One note if the requested policy of some pods is not known: the first reason, and how many more pods there are.
 fn notes(judged: &[Judged]) -> Option<String> {
     let mut unknown =
         judged.iter().filter(|one| one.sandbox.pod.is_some()).filter_map(|one| one.unknown_because.as_ref());
     let first = unknown.next()?;
     let more = unknown.count();
     let more = if more == 0 { String::new() } else { format!(" (and {more} more)") };
-    Some(format!("note: what a pod should have is not known, so its rules alone are judged: {first}{more}"))
+    Some(format!("note: the policy of a pod is not known, so only its rules are judged: {first}{more}"))
 }
 
 fn as_json(one: &Judged) -> Value {

@@ -1,53 +1,53 @@
 //! The one module that writes to stdout and stderr.
 
-use super::answer::{Answer, Exit, Failure};
+use super::output::{CommandError, CommandOutput, Exit};
+use super::style;
 use crate::pod::manifest::printable;
+use anstream::AutoStream;
 use std::io::{self, ErrorKind, Write};
 
-/// Writes an answer in one of its forms, and says how the program ends.
-pub(super) fn answer(answer: &Answer, as_json: bool) -> Exit {
-    for note in &answer.notes {
-        tell(note);
-    }
+/// Prints a command's output as text or as JSON, and returns its exit code.
+pub(super) fn output(output: &CommandOutput, as_json: bool) -> Exit {
+    output.notes.iter().for_each(|note| line_on_stderr(note));
     if as_json {
-        whole(&format!("{:#}\n", answer.json), answer.exit)
+        on_stdout(&format!("{:#}\n", output.json), output.exit)
     } else {
-        whole(&answer.text, answer.exit)
+        on_stdout(&output.text, output.exit)
     }
 }
 
-/// Writes why the program could not do its work.
-pub(super) fn failure(failure: &Failure) -> Exit {
-    tell(&format!("gybe: {failure}"));
+/// Prints why a command failed, and the hint.
+pub(super) fn failure(failure: &CommandError) -> Exit {
+    line_on_stderr(&format!("gybe: {failure}"));
     if let Some(hint) = failure.hint() {
-        tell(&format!("hint: {hint}"));
+        line_on_stderr(&format!("hint: {hint}"));
     }
     Exit::Failed
 }
 
-/// Writes what the argument parser has to say: help and version are answers, the rest is not.
+/// Prints what the argument parser returned: help and version on stdout, everything else on stderr.
 pub(super) fn usage(error: &clap::Error) -> Exit {
-    let text = error.render().to_string();
+    let text = error.render();
     if error.use_stderr() {
-        text.trim_end().lines().for_each(tell);
+        text.to_string().trim_end().lines().for_each(line_on_stderr);
         return Exit::Failed;
     }
-    whole(&text, Exit::Yes)
+    on_stdout(&text.ansi().to_string(), Exit::Yes)
 }
 
-/// A reader that went away (`gybe inspect | head -1`) has had enough; that is no failure.
-fn whole(text: &str, exit: Exit) -> Exit {
-    let mut stdout = io::stdout().lock();
+/// Colours are kept on a terminal only (`AutoStream`). A closed pipe (`gybe inspect | head -1`) is not a failure.
+fn on_stdout(text: &str, exit: Exit) -> Exit {
+    let mut stdout = AutoStream::auto(io::stdout().lock());
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
-            failure(&Failure::because("cannot write the answer", error))
+            failure(&CommandError::because("cannot write to stdout", error))
         }
         _ => exit,
     }
 }
 
-/// One line, whatever somebody put into a file we name. There is nobody left to tell when stderr
-/// is closed.
-fn tell(line: &str) {
-    let _ = writeln!(io::stderr().lock(), "{}", printable(line));
+/// Control characters from files and arguments are escaped. An error is ignored: without stderr there is no
+/// place left to report it.
+fn line_on_stderr(line: &str) {
+    let _ = writeln!(AutoStream::auto(io::stderr().lock()), "{}", style::message(&printable(line)));
 }

@@ -1,7 +1,8 @@
-//! `gybe probe`: what works on this node, what writes the rules, and why.
+//! `gybe probe`: tries every backend on this node and prints which one is used, and why.
 
-use super::answer::{Answer, Exit, Failure};
 use super::backend::BackendArg;
+use super::output::{CommandError, CommandOutput, Exit};
+use super::style::{examples, titles};
 use crate::agent::stop_signal;
 use crate::log::Journal;
 use crate::probe::host::{self, HostError, HostMounts};
@@ -11,72 +12,73 @@ use gybe_netfilter::backend::BackendKind;
 use gybe_netfilter::choose::{BackendSetting, Choice, NoBackend, choose};
 use gybe_netfilter::hint::Hint;
 use gybe_netfilter::probe::{Capabilities, Finding, Findings};
-use gybe_plugin::probe_cache::{Age, Learnt, ProbeCache};
-use gybe_plugin::probed;
+use gybe_plugin::probe_cache::findings;
+use gybe_plugin::probe_cache::{MaxAge, ProbeCache, ProbeReport};
 use serde_json::{Value, json};
 use std::error::Error;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
-/// Find out what works on this node, what writes the rules of its pods, and why.
+/// Try every backend on this node, and print which one writes the rules of its pods
 ///
-/// Every kind of policy is written by every backend into a network namespace made for it, read back,
-/// and put to use with connections. What was found out is kept in /run/gybe/probe.json until the next
-/// boot. Exit code 0: a backend works. 1: none does, or not the one that was named. 2: it could not be
-/// found out. iptables-legacy is tried only where its part of the kernel is loaded.
+/// Each backend writes each kind of policy into a temporary network namespace, reads it back, and connections
+/// test it. The findings are kept in /run/gybe/probe.json until the next boot. Exit code 0: a backend works.
+/// 1: none works, or not the one that --backend names. 2: the command failed. iptables-legacy is tried only
+/// if its kernel modules are loaded.
 ///
-/// In a container that has capabilities and the host's /proc, `--host --watch --keep` with
-/// `--mount-namespace=/host/proc/1/ns/mnt` finds out for the plugin and the node agent, and goes on doing so.
+/// In a container with the necessary capabilities and the host's /proc, `--host --watch --keep` with
+/// `--mount-namespace=/host/proc/1/ns/mnt` keeps the findings up to date for the plugin and the node agent.
 #[derive(Debug, Args)]
+#[command(after_help = examples(&["gybe probe", "gybe probe --fresh --backend iptables-nft"]))]
 pub(super) struct ProbeArgs {
     #[command(flatten)]
     backend: BackendArg,
-    /// Try it all again, whatever is known
+    /// Probe again, and ignore the kept findings
     #[arg(long)]
     fresh: bool,
-    /// Try it all in the host's mount namespace: with its programs, kept in its /run/gybe
+    /// Probe in the host's mount namespace: with its programs, and findings kept in its /run/gybe
     #[arg(long)]
     host: bool,
-    /// Where the host's mount namespace is found
+    /// The file of the host's mount namespace
     #[arg(long, value_name = "PATH", default_value = host::OF_PROCESS_1, requires = "host")]
     mount_namespace: PathBuf,
-    /// Fail when what was found out cannot be kept
+    /// Fail if the findings cannot be kept
     #[arg(long)]
     keep: bool,
-    /// Stay, and try again when what was kept is forgotten, doubtful or another kernel's
+    /// Keep running, and probe again when the kept findings are removed, invalid or another kernel's
     #[arg(long)]
     watch: bool,
 }
 
 impl ProbeArgs {
-    pub(super) fn run(&self) -> Result<Answer, Failure> {
+    pub(super) fn run(&self) -> Result<CommandOutput, CommandError> {
         if self.watch {
             return self.stay();
         }
-        let age = if self.fresh || self.host { Age::Fresh } else { Age::Recent };
-        let learnt = self.there(|| ProbeCache::default().learn(age, untried))?;
+        let age = if self.fresh || self.host { MaxAge::Fresh } else { MaxAge::Recent };
+        let learnt = self.there(|| ProbeCache::default().get_or_probe(age, untried))?;
         let learnt = self.kept(learnt.map_err(cannot_probe)?)?;
-        Ok(answer(&learnt, self.backend.setting))
+        Ok(output(&learnt, self.backend.setting))
     }
 
-    /// The first trial has to succeed: what it lacks would be lacking for ever.
-    fn stay(&self) -> Result<Answer, Failure> {
-        let stop = stop_signal().map_err(|why| Failure::because("cannot wait for signals", why))?;
+    /// The first probe must succeed: what it lacks would be missing in every later one.
+    fn stay(&self) -> Result<CommandOutput, CommandError> {
+        let stop = stop_signal().map_err(|why| CommandError::because("cannot wait for signals", why))?;
         let learnt = self.there(node_probe::afresh)?;
         let learnt = self.kept(learnt.map_err(cannot_probe)?)?;
         self.there(|| node_probe::watch(&learnt, &stop, &Journal::default()))?;
-        Ok(Answer::yes("", json!({ "stopped": true })))
+        Ok(CommandOutput::done("", json!({ "stopped": true })))
     }
 
-    /// Does `work` where it is to be done.
-    fn there<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T, Failure> {
+    /// Runs `work` in the host's mount namespace with --host, else here.
+    fn there<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T, CommandError> {
         if self.host { on_host(&self.mount_namespace, work).map_err(cannot_probe) } else { Ok(work()) }
     }
 
-    fn kept(&self, learnt: Learnt) -> Result<Learnt, Failure> {
-        match learnt.not_kept {
+    fn kept(&self, learnt: ProbeReport) -> Result<ProbeReport, CommandError> {
+        match learnt.store_error {
             Some(why) if self.keep => {
-                Err(Failure::because("what was found out cannot be kept in /run/gybe", why))
+                Err(CommandError::because("the findings cannot be kept in /run/gybe", why))
             }
             _ => Ok(learnt),
         }
@@ -88,25 +90,27 @@ fn on_host<T: Send>(namespace: &Path, work: impl FnOnce() -> T + Send) -> Result
     HostMounts::open(namespace)?.run(work)
 }
 
-fn cannot_probe(why: impl Error + Hint + 'static) -> Failure {
-    Failure::hinted("cannot probe", why)
+fn cannot_probe(why: impl Error + Hint + 'static) -> CommandError {
+    CommandError::hinted("cannot probe", why)
 }
 
-fn answer(learnt: &Learnt, setting: BackendSetting) -> Answer {
+fn output(learnt: &ProbeReport, setting: BackendSetting) -> CommandOutput {
     let chosen = choose(&learnt.capabilities, setting);
     let exit = if chosen.is_ok() { Exit::Yes } else { Exit::No };
     let text = listing(&learnt.capabilities) + &verdict(&chosen);
-    let mut json = probed::to_json(&learnt.node, &learnt.capabilities);
+    let mut json = findings::to_json(&learnt.node, &learnt.capabilities);
     if let Some(members) = json.as_object_mut() {
         members.insert("requested".to_owned(), setting.to_string().into());
         members.insert("chosen".to_owned(), as_json(&chosen));
     }
     let untried = learnt.capabilities.untried.iter().map(|what| format!("note: not tried: {what}"));
-    let not_kept = learnt.not_kept.iter().map(|why| format!("note: this cannot be kept in /run/gybe: {why}"));
-    Answer { text, json, exit, notes: untried.chain(not_kept).collect() }
+    let store_error =
+        learnt.store_error.iter().map(|why| format!("note: the findings cannot be kept in /run/gybe: {why}"));
+    CommandOutput { text, json, exit, notes: untried.chain(store_error).collect() }
 }
 
-/// One line for each finding, in columns: `nft  v4+v6  works`.
+/// One line for each finding: `nft  v4+v6  works`. A backend with the same finding for every kind of policy has
+/// one line.
 fn listing(found: &Capabilities) -> String {
     let known = BackendKind::ALL.into_iter().filter_map(|kind| Some((kind, found.backends.get(kind)?)));
     let rows = known.flat_map(|(kind, findings)| match all_alike(findings) {
@@ -115,8 +119,14 @@ fn listing(found: &Capabilities) -> String {
     });
     let rows: Vec<(&str, &str, &Finding)> = rows.collect();
     let widest = |column: fn(&(&str, &str, &Finding)) -> usize| rows.iter().map(column).max().unwrap_or(0);
-    let (first, second) = (widest(|row| row.0.len()), widest(|row| row.1.len()));
-    rows.iter().map(|(kind, what, finding)| format!("{kind:<first$}  {what:<second$}  {finding}\n")).collect()
+    let first = widest(|row| row.0.len()).max("BACKEND".len());
+    let second = widest(|row| row.1.len()).max("POLICY".len());
+    let titles = titles(&format!("{:<first$}  {:<second$}  FINDING", "BACKEND", "POLICY"));
+    let rows: String = rows
+        .iter()
+        .map(|(kind, what, finding)| format!("{kind:<first$}  {what:<second$}  {finding}\n"))
+        .collect();
+    format!("{titles}\n{rows}")
 }
 
 fn all_alike(findings: &Findings) -> Option<&Finding> {

@@ -1,17 +1,19 @@
-//! `gybe remove`: nothing of ours is left in a namespace.
+//! `gybe remove`: removes everything of Gybe from a namespace.
 
-use super::answer::{Answer, Failure};
 use super::backend::BackendArg;
 use super::namespace::NetnsArg;
+use super::output::{CommandError, CommandOutput};
+use super::style::examples;
 use clap::Args;
 use gybe_netfilter::redirection;
 use serde_json::json;
 
-/// Take everything of ours out of a network namespace: rules, routes, addresses.
+/// Remove Gybe's rules, routes and addresses from a network namespace
 ///
-/// Whichever backend has written it, or the one that is named. Nothing there already is success. What
-/// others wrote is not touched.
+/// Removes what any backend has written, or only what --backend names. Succeeds if nothing is there. Other
+/// programs' rules are not touched.
 #[derive(Debug, Args)]
+#[command(after_help = examples(&["gybe remove --netns /run/netns/shop"]))]
 pub(super) struct RemoveArgs {
     #[command(flatten)]
     netns: NetnsArg,
@@ -20,16 +22,16 @@ pub(super) struct RemoveArgs {
 }
 
 impl RemoveArgs {
-    pub(super) fn run(&self) -> Result<Answer, Failure> {
-        let there = self.netns.open_to_change()?;
-        let tools = self.backend.readers(&there)?;
-        let removed = there.inside(|| match self.backend.setting.named() {
-            Some(_) => redirection::remove_by(tools.iter().map(|tool| &**tool)),
+    pub(super) fn run(&self) -> Result<CommandOutput, CommandError> {
+        let namespace = self.netns.open_to_change()?;
+        let backends = self.backend.readers(&namespace)?;
+        let removed = namespace.inside(|| match self.backend.setting.named() {
+            Some(_) => redirection::remove_by(backends.iter().map(|backend| &**backend)),
             None => redirection::remove_all(),
         })?;
-        removed.map_err(|why| Failure::hinted(format!("cannot clean up {}", there.path()), why))?;
-        let names: Vec<&str> = tools.iter().map(|tool| tool.name()).collect();
-        let text = format!("nothing of ours is left in {}\n", there.path());
-        Ok(Answer::yes(text, json!({ "removed": true, "backends": names })))
+        removed.map_err(|why| CommandError::hinted(format!("cannot clean up {}", namespace.path()), why))?;
+        let names: Vec<&str> = backends.iter().map(|backend| backend.name()).collect();
+        let text = format!("no rules of Gybe are left in {}\n", namespace.path());
+        Ok(CommandOutput::done(text, json!({ "removed": true, "backends": names })))
     }
 }

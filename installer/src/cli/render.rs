@@ -1,8 +1,9 @@
-//! `gybe render`: the rules a wish asks for, as a script. Touches no namespace.
+//! `gybe render`: prints a policy's rules as an nft script. Opens no namespace.
 
-use super::answer::{Answer, Exit, Failure};
 use super::namespace::FamiliesArg;
-use super::wish::{Asked, InitArg, Place, Wish, WishArgs};
+use super::output::{CommandError, CommandOutput, Exit};
+use super::policy_source::{IgnoreInitArg, PolicyArgs, PolicySource, Requested, Target};
+use super::style::examples;
 use crate::pod::families::Families;
 use crate::pod::manifest::printable;
 use clap::{Args, ValueEnum};
@@ -10,21 +11,26 @@ use gybe_netfilter::compile::compile;
 use gybe_netfilter::show::show;
 use serde_json::{Value, json};
 
-/// Print the rules a policy or a pod asks for, as a script that `nft -f` reads.
+/// Print the rules of a policy or a pod as a script for `nft -f`
 ///
-/// No namespace is at hand, so IPv6 is redirected only when the wish says so (enable_ipv6,
-/// ISTIO_DUAL_STACK) or --families does. Of a manifest with several pods each has its script;
-/// when one of them is refused, the others are printed, it is named, and the exit code is 2.
+/// No namespace is opened, so IPv6 is redirected only if the policy says so (enable_ipv6, ISTIO_DUAL_STACK) or
+/// --families does. A manifest with several pods gives a script for each; if one of them is refused, the
+/// others are printed, the refused one is named and the exit code is 2.
 #[derive(Debug, Args)]
+#[command(after_help = examples(&[
+    "gybe render --policy policy.json",
+    "kubectl get pod cart-0 -n shop -o yaml | gybe render --pod -",
+    "gybe render --pod deployment.yaml --name cart | nft -c -f -",
+]))]
 pub(super) struct RenderArgs {
     #[command(flatten)]
-    wish: WishArgs,
+    policy: PolicyArgs,
     #[command(flatten)]
     families: FamiliesArg,
     #[command(flatten)]
-    init: InitArg,
-    /// Whose language the script is written in
-    #[arg(long, value_name = "BACKEND", default_value = "nft")]
+    init: IgnoreInitArg,
+    /// The language of the script: nft
+    #[arg(long, value_name = "BACKEND", default_value = "nft", hide_possible_values = true)]
     backend: Language,
 }
 
@@ -33,51 +39,68 @@ enum Language {
     Nft,
 }
 
+/// The policy of one pod, or why it has none.
+struct Rendered<'a> {
+    origin: &'a str,
+    requested: Result<Requested, CommandError>,
+}
+
 impl RenderArgs {
-    pub(super) fn run(&self) -> Result<Answer, Failure> {
+    pub(super) fn run(&self) -> Result<CommandOutput, CommandError> {
         let Language::Nft = self.backend;
-        let place = Place::of(None, self.families.families());
-        let wishes = self.wish.all()?;
-        let asked = |wish: &Wish| wish.asked(&place, self.init.gate());
-        if let [one] = wishes.as_slice() {
-            return Ok(answer(&[(one.origin(), Ok(asked(one)?))]));
+        let target = Target::of(None, self.families.families());
+        let sources = self.policy.all()?;
+        let render = |source: &PolicySource| source.requested(&target, self.init.gate());
+        if let [one] = sources.as_slice() {
+            return Ok(output(&[Rendered { origin: one.origin(), requested: Ok(render(one)?) }]));
         }
-        let all: Vec<_> = wishes.iter().map(|wish| (wish.origin(), asked(wish))).collect();
-        Ok(answer(&all))
+        let all = sources.iter().map(|one| Rendered { origin: one.origin(), requested: render(one) });
+        Ok(output(&all.collect::<Vec<_>>()))
     }
 }
 
-/// What can be rendered is: one refused pod of a file must not hide the scripts of the others.
-fn answer(asked: &[(&str, Result<Asked, Failure>)]) -> Answer {
-    let refused = asked.iter().filter_map(|(_, asked)| asked.as_ref().err());
-    let notes: Vec<String> = refused.map(|why| format!("gybe: {why}")).collect();
-    Answer {
-        text: asked.iter().map(|(origin, asked)| script(origin, asked)).collect(),
-        json: asked.iter().map(|(origin, asked)| object(origin, asked)).collect(),
-        exit: if notes.is_empty() { Exit::Yes } else { Exit::Failed },
-        notes,
+/// One refused pod of a file must not hide the scripts of the others.
+fn output(all: &[Rendered<'_>]) -> CommandOutput {
+    let refused: Vec<String> =
+        all.iter().filter_map(|one| one.requested.as_ref().err()).map(|why| format!("gybe: {why}")).collect();
+    let exit = if refused.is_empty() { Exit::Yes } else { Exit::Failed };
+    let hints = all.iter().filter_map(|one| match &one.requested {
+        Ok(Requested::LeaveAlone { hint, .. }) => hint.clone(),
+        _ => None,
+    });
+    CommandOutput {
+        text: all.iter().map(Rendered::script).collect(),
+        json: all.iter().map(Rendered::json).collect(),
+        exit,
+        notes: refused.into_iter().chain(hints).collect(),
     }
 }
 
-/// Also what is left alone or refused is a script: a comment.
-fn script(origin: &str, asked: &Result<Asked, Failure>) -> String {
-    match asked {
-        Ok(Asked::Redirect(policy)) => format!("# {origin}\n{}", show(&compile(policy))),
-        Ok(Asked::LeaveAlone(reason)) => format!("# {origin} is left alone: {reason}\n"),
-        Err(why) => format!("# {origin} is refused: {}\n", printable(&why.to_string())),
+impl Rendered<'_> {
+    /// A pod that is left alone or refused becomes a comment, which nft accepts too.
+    fn script(&self) -> String {
+        let origin = self.origin;
+        match &self.requested {
+            Ok(Requested::Redirect(policy)) => format!("# {origin}\n{}", show(&compile(policy))),
+            Ok(Requested::LeaveAlone { reason, .. }) => format!("# {origin} is left alone: {reason}\n"),
+            Err(why) => format!("# {origin} is refused: {}\n", printable(&why.to_string())),
+        }
     }
-}
 
-fn object(origin: &str, asked: &Result<Asked, Failure>) -> Value {
-    match asked {
-        Ok(Asked::Redirect(policy)) => json!({
-            "name": origin,
-            "redirected": true,
-            "families": match policy.families { Families::V4Only => "v4", Families::V4AndV6 => "dual" },
-            "backend": "nft",
-            "script": show(&compile(policy)),
-        }),
-        Ok(Asked::LeaveAlone(reason)) => json!({ "name": origin, "redirected": false, "reason": reason }),
-        Err(why) => json!({ "name": origin, "redirected": false, "refused": why.to_string() }),
+    fn json(&self) -> Value {
+        let origin = self.origin;
+        match &self.requested {
+            Ok(Requested::Redirect(policy)) => json!({
+                "name": origin,
+                "redirected": true,
+                "families": match policy.families { Families::V4Only => "v4", Families::V4AndV6 => "dual" },
+                "backend": "nft",
+                "script": show(&compile(policy)),
+            }),
+            Ok(Requested::LeaveAlone { reason, .. }) => {
+                json!({ "name": origin, "redirected": false, "reason": reason })
+            }
+            Err(why) => json!({ "name": origin, "redirected": false, "refused": why.to_string() }),
+        }
     }
 }

@@ -1,141 +1,161 @@
-//! `gybe trace`: where a connection goes, and the rules that send it there.
+//! `gybe trace`: predicts the destination of a connection, and names the rules that decide it.
 
-use super::answer::{Answer, Failure};
 use super::live_trace;
-use super::namespace::{Opened, SomeNetns};
+use super::namespace::{OpenNamespace, OptionalNetnsArgs};
+use super::output::{CommandError, CommandOutput};
 use super::packet::{self, PacketArgs};
-use super::wish::{Asked, InitArg, Place, WishArgs};
+use super::policy_source::{IgnoreInitArg, PolicyArgs, Requested, Target};
+use super::style::{bad, examples};
+use crate::pod::cgroups::Cgroups;
 use clap::Args;
 use gybe_netfilter::compile::compile;
 use gybe_netfilter::live::{LiveRules, LiveTrace};
 use gybe_netfilter::policy::{Families, RedirectPolicy};
 use gybe_netfilter::ruleset::{Family, Ruleset};
 use gybe_netfilter::show::show_rule;
-use gybe_netfilter::trace::{Fate, Packet, trace};
+use gybe_netfilter::trace::{Packet, PacketOutcome, trace};
 use serde_json::{Value, json};
 use std::fmt::Write;
+use std::net::IpAddr;
 
-/// Say where a connection goes, and by which rules.
+/// Predict where a connection goes, and name the rules that decide it
 ///
-/// Nothing is sent and no rule is written. With --netns the connection is followed through all rules of
-/// that network namespace, whoever owns them; with --policy or --pod through the rules they ask for. With
-/// both it is followed through both, and the answer says whether they differ.
+/// Sends no packet and writes no rule. With --netns the connection passes all rules of that network
+/// namespace, whichever program wrote them; with --policy or --pod it passes the rules of that policy. With
+/// both it passes both, and the output says whether they differ.
 #[derive(Debug, Args)]
-#[command(after_help = "\
-Examples:
-  gybe trace --netns /run/netns/x out tcp 10.1.2.3:80 --uid 1000
-  gybe trace --policy policy.json out tcp 10.1.2.3:80 --uid 1000
-  gybe trace --pod pod.yaml in tcp 10.244.0.10:8080
-  gybe trace --pod pod.yaml out tcp 10.244.0.10:8080 --uid 1337 --pod-ip 10.244.0.10")]
+#[command(after_help = examples(&[
+    "gybe trace --netns /run/netns/x out tcp 10.1.2.3:80 --uid 1000",
+    "gybe trace --policy policy.json out tcp 10.1.2.3:80 --uid 1000",
+    "gybe trace --pod pod.yaml in tcp 10.244.0.10:8080",
+    "gybe trace --pod pod.yaml out tcp 10.244.0.10:8080 --uid 1337 --pod-ip 10.244.0.10",
+]))]
 pub(super) struct TraceArgs {
     #[command(flatten)]
-    wish: WishArgs,
+    policy: PolicyArgs,
     #[command(flatten)]
-    netns: SomeNetns,
+    netns: OptionalNetnsArgs,
     #[command(flatten)]
-    init: InitArg,
+    init: IgnoreInitArg,
     #[command(flatten)]
     packet: PacketArgs,
 }
 
 impl TraceArgs {
-    pub(super) fn run(&self) -> Result<Answer, Failure> {
-        let there = self.netns.open()?;
-        let addresses = there.as_ref().map(Opened::addresses).transpose()?;
+    pub(super) fn run(&self) -> Result<CommandOutput, CommandError> {
+        let namespace = self.netns.open()?;
+        let addresses = namespace.as_ref().map(OpenNamespace::addresses).transpose()?;
         let packet = self.packet.packet(addresses.as_deref().unwrap_or_default())?;
-        let desired = match self.wish.is_given() || there.is_none() {
+        let desired = match self.policy.is_given() || namespace.is_none() {
             true => Some(self.desired(addresses)?),
             false => None,
         };
-        let live = there.as_ref().map(|there| self.live(there, &packet, desired.as_ref())).transpose()?;
-        let headline = packet::sentence(&packet);
+        let live = namespace
+            .as_ref()
+            .map(|namespace| self.live(namespace, &packet, desired.as_ref()))
+            .transpose()?;
         Ok(match (desired, live) {
-            (Some(desired), None) => desired.answer(&packet),
-            (Some(desired), Some(live)) => {
-                both(&desired.answer(&packet), &live, &packet, desired.fate(&packet))
-            }
-            (None, Some((live, not_evaluated))) => {
-                let text = format!("{headline}\n{}", live_trace::text(&live));
-                let mut json = live_trace::json(&live);
+            (Some(desired), None) => desired.output(&packet),
+            (Some(desired), Some(live)) => both(&desired, &live, &packet),
+            (None, Some(live)) => {
+                let text = format!("{}\n{}", packet::sentence(&packet), live_trace::text(&live.trace));
+                let mut json = live_trace::json(&live.trace);
                 insert(&mut json, "packet", packet::as_json(&packet));
                 insert(&mut json, "rules", "live".into());
-                Answer::yes(text, json).noting(live_trace::notes(&not_evaluated))
+                CommandOutput::done(text, json).with_notes(live.notes)
             }
-            // One of both is there: without a namespace the desired rules are asked for.
-            (None, None) => return Err(Failure::new("neither --netns nor --policy nor --pod is given")),
+            // Cannot happen: without a namespace the desired rules are traced.
+            (None, None) => {
+                return Err(CommandError::new("neither --netns nor --policy nor --pod is given"));
+            }
         })
     }
 
-    fn desired(&self, addresses: Option<Vec<std::net::IpAddr>>) -> Result<Desired, Failure> {
-        let wish = self.wish.one()?;
-        let asked = wish.asked(&Place::of(addresses, self.netns.families()), self.init.gate())?;
-        Ok(match asked {
-            Asked::Redirect(policy) => Desired::Rules(compile(&policy), policy, wish.doubts()),
-            Asked::LeaveAlone(reason) => Desired::LeftAlone(wish.origin().to_owned(), reason),
+    fn desired(&self, addresses: Option<Vec<IpAddr>>) -> Result<DesiredRules, CommandError> {
+        let source = self.policy.one()?;
+        let target = Target::of(addresses, self.netns.families());
+        Ok(match source.requested(&target, self.init.gate())? {
+            Requested::Redirect(policy) => {
+                DesiredRules::Rules { rules: compile(&policy), policy, warnings: source.warnings() }
+            }
+            Requested::LeaveAlone { reason, hint } => {
+                DesiredRules::None { origin: source.origin().to_owned(), reason, hint }
+            }
         })
     }
 
-    fn live(&self, there: &Opened<'_>, packet: &Packet, desired: Option<&Desired>) -> Result<Live, Failure> {
-        let read = there.inside(LiveRules::read)?;
-        let cannot = |why| Failure::hinted(format!("cannot read the rules in {}", there.path()), why);
+    fn live(
+        &self,
+        namespace: &OpenNamespace<'_>,
+        packet: &Packet,
+        desired: Option<&DesiredRules>,
+    ) -> Result<Live, CommandError> {
+        let (read, cgroups) = namespace.inside(|| (LiveRules::read(), Cgroups::of_this_namespace()))?;
+        let cannot =
+            |why| CommandError::hinted(format!("cannot read the rules in {}", namespace.path()), why);
         let mut rules = read.map_err(cannot)?.with_addresses(self.packet.pod_addresses());
-        if let Some(Desired::Rules(_, policy, _)) = desired {
+        rules = rules.with_programs(cgroups.programs());
+        if let Some(DesiredRules::Rules { policy, .. }) = desired {
             rules = rules.with_proxy_of(policy);
         }
-        Ok((rules.trace(packet), rules.not_evaluated().to_vec()))
+        Ok(Live { trace: rules.trace(packet), notes: live_trace::notes(&rules) })
     }
 }
 
-/// The way through the live rules, and what of these was not evaluated.
-type Live = (LiveTrace, Vec<String>);
-
-/// What a policy or a pod asks for.
-enum Desired {
-    /// The rules, their policy, and what is doubtful about it.
-    Rules(Ruleset, Box<RedirectPolicy>, Vec<String>),
-    LeftAlone(String, String),
+/// The path through the rules in the namespace, and notes on what was not evaluated.
+struct Live {
+    trace: LiveTrace,
+    notes: Vec<String>,
 }
 
-impl Desired {
-    fn answer(&self, packet: &Packet) -> Answer {
+/// The rules of a policy or a pod.
+enum DesiredRules {
+    Rules { rules: Ruleset, policy: Box<RedirectPolicy>, warnings: Vec<String> },
+    None { origin: String, reason: String, hint: Option<String> },
+}
+
+impl DesiredRules {
+    fn output(&self, packet: &Packet) -> CommandOutput {
         match self {
-            Self::Rules(rules, policy, doubts) => {
+            Self::Rules { rules, policy, warnings } => {
                 let notes = notes(policy.families, packet.family());
-                answer(rules, packet).noting([doubts.clone(), notes].concat())
+                output(rules, packet).with_notes([warnings.clone(), notes].concat())
             }
-            Self::LeftAlone(origin, reason) => {
+            Self::None { origin, reason, hint } => {
                 let text = format!("{origin} is left alone: {reason}\n");
                 let json =
                     json!({ "packet": packet::as_json(packet), "fate": "untouched", "reason": reason });
-                Answer::yes(text, json)
+                CommandOutput::done(text, json).with_notes(hint.iter().cloned().collect())
             }
         }
     }
 
-    fn fate(&self, packet: &Packet) -> Fate {
+    fn outcome(&self, packet: &Packet) -> PacketOutcome {
         match self {
-            Self::Rules(rules, ..) => trace(rules, packet).fate,
-            Self::LeftAlone(..) => Fate::Untouched,
+            Self::Rules { rules, .. } => trace(rules, packet).outcome,
+            Self::None { .. } => PacketOutcome::Untouched,
         }
     }
 }
 
-/// The desired rules' answer, then the live ones', and whether they differ.
-fn both(desired: &Answer, (live, not_evaluated): &Live, packet: &Packet, fate: Fate) -> Answer {
-    let differs = !live_trace::is_as(live, fate);
-    let mut text = format!("{}\ndesired rules:\n", packet::sentence(packet));
+/// The path through the desired rules, the path through the live ones, and whether the outcomes differ.
+fn both(desired: &DesiredRules, live: &Live, packet: &Packet) -> CommandOutput {
+    let differs = !live_trace::matches(&live.trace, desired.outcome(packet));
+    let desired = desired.output(packet);
     let headline = format!("{}\n", packet::sentence(packet));
+    let mut text = format!("{headline}desired rules:\n");
     text.push_str(desired.text.strip_prefix(&headline).unwrap_or(&desired.text));
     text.push_str("rules in the namespace:\n");
-    text.push_str(&live_trace::text(live));
+    text.push_str(&live_trace::text(&live.trace));
     if differs {
-        text.push_str("DIFFERENT: the rules in the namespace do not do what is desired\n");
+        let _ = writeln!(text, "{}: the rules in the namespace do not do what is desired", bad("DIFFERENT"));
     }
-    let mut json = desired.json.clone();
-    insert(&mut json, "live", live_trace::json(live));
+    let mut json = desired.json;
+    insert(&mut json, "live", live_trace::json(&live.trace));
     insert(&mut json, "differs", differs.into());
     insert(&mut json, "rules", "desired".into());
-    Answer::yes(text, json).noting([desired.notes.clone(), live_trace::notes(not_evaluated)].concat())
+    let notes = [desired.notes, live.notes.clone()].concat();
+    CommandOutput::done(text, json).with_notes(notes)
 }
 
 fn insert(json: &mut Value, key: &str, value: Value) {
@@ -144,57 +164,58 @@ fn insert(json: &mut Value, key: &str, value: Value) {
     }
 }
 
-fn answer(rules: &Ruleset, packet: &Packet) -> Answer {
-    let way = trace(rules, packet);
+fn output(rules: &Ruleset, packet: &Packet) -> CommandOutput {
+    let path = trace(rules, packet);
     let mut text = format!("{}\n", packet::sentence(packet));
-    for step in &way.steps {
+    for step in &path.steps {
         let rule = rules.rules().find(|(_, rule)| rule.id == step.rule);
         let rule = rule.map_or_else(String::new, |(_, rule)| show_rule(rule));
         // Writing to a String cannot fail.
         let _ = writeln!(text, "  {:<18} {rule}", step.chain.as_str());
     }
-    let by = way.decided_by.map_or("no rule applies".to_owned(), |rule| format!("rule {rule}"));
-    let _ = writeln!(text, "{} ({by})", sentence(way.fate));
+    let by = path.decided_by.map_or("no rule applies".to_owned(), |rule| format!("rule {rule}"));
+    let _ = writeln!(text, "{} ({by})", sentence(path.outcome));
+    let steps = path.steps.iter().map(|s| json!({ "chain": s.chain.as_str(), "rule": s.rule.0 }));
     let json = json!({
         "packet": packet::as_json(packet),
-        "fate": name(way.fate),
-        "port": port(way.fate),
-        "decided_by": way.decided_by.map(|rule| rule.0),
-        "steps": way.steps.iter().map(|s| json!({ "chain": s.chain.as_str(), "rule": s.rule.0 })).collect::<Vec<_>>(),
-        "zone": way.zone,
-        "mark": way.mark,
+        "fate": name(path.outcome),
+        "port": port(path.outcome),
+        "decided_by": path.decided_by.map(|rule| rule.0),
+        "steps": steps.collect::<Vec<_>>(),
+        "zone": path.zone,
+        "mark": path.mark,
     });
-    Answer::yes(text, json)
+    CommandOutput::done(text, json)
 }
 
-fn notes(redirected: Families, asked: Family) -> Vec<String> {
-    match (redirected, asked) {
+fn notes(redirected: Families, packet: Family) -> Vec<String> {
+    match (redirected, packet) {
         (Families::V4Only, Family::V6) => vec!["note: IPv6 is left alone here".to_owned()],
         _ => Vec::new(),
     }
 }
 
-fn sentence(fate: Fate) -> String {
-    match fate {
-        Fate::Untouched => "goes where it would go without us".to_owned(),
-        Fate::Redirected(port) => format!("goes to the proxy's port {port}"),
-        Fate::Intercepted(port) => format!("is handed to the proxy's transparent port {port}"),
-        Fate::Dropped => "is dropped".to_owned(),
+fn sentence(outcome: PacketOutcome) -> String {
+    match outcome {
+        PacketOutcome::Untouched => "keeps its destination".to_owned(),
+        PacketOutcome::Redirected(port) => format!("goes to the proxy's port {port}"),
+        PacketOutcome::Intercepted(port) => format!("is handed to the proxy's transparent port {port}"),
+        PacketOutcome::Dropped => "is dropped".to_owned(),
     }
 }
 
-fn name(fate: Fate) -> &'static str {
-    match fate {
-        Fate::Untouched => "untouched",
-        Fate::Redirected(_) => "redirected",
-        Fate::Intercepted(_) => "intercepted",
-        Fate::Dropped => "dropped",
+fn name(outcome: PacketOutcome) -> &'static str {
+    match outcome {
+        PacketOutcome::Untouched => "untouched",
+        PacketOutcome::Redirected(_) => "redirected",
+        PacketOutcome::Intercepted(_) => "intercepted",
+        PacketOutcome::Dropped => "dropped",
     }
 }
 
-fn port(fate: Fate) -> Option<u16> {
-    match fate {
-        Fate::Redirected(port) | Fate::Intercepted(port) => Some(port.get()),
-        Fate::Untouched | Fate::Dropped => None,
+fn port(outcome: PacketOutcome) -> Option<u16> {
+    match outcome {
+        PacketOutcome::Redirected(port) | PacketOutcome::Intercepted(port) => Some(port.get()),
+        PacketOutcome::Untouched | PacketOutcome::Dropped => None,
     }
 }

@@ -1,59 +1,65 @@
-//! `gybe validate`: does the pod this runs in redirect?
+//! `gybe validate`: reports whether the pod it runs in is redirected.
 
-use super::answer::{Answer, Exit, Failure};
 use super::init::{self, IstioArgs};
-use crate::pod::families::{Families, FamilyWish, Stack};
+use super::output::{CommandError, CommandOutput, Exit};
+use super::style::examples;
+use crate::pod::families::{Families, FamilyChoice, Stack};
 use crate::pod::init_args::InitArgs;
 use crate::pod::own_namespace;
 use crate::pod::validation::{Check, Verdict};
 use clap::Args;
 use gybe_netfilter::ruleset::Family;
 
-/// Say whether the network namespace this runs in redirects, by a connection that only rules can
-/// bring to the proxy's ports.
+/// Report whether the pod it runs in is redirected, by a test connection
 ///
-/// It calls 127.0.0.6:15002 (::6 in a pod whose first address is IPv6) as the proxy's user and
-/// listens on the proxy's ports, so it must run before the proxy does. Exit code 0: the call
-/// arrived. 126: not within 5 s, and what happened instead is printed. Takes the arguments of
-/// istio-iptables; those that count are -p, -z, -u, --iptables-probe-port and --probe-timeout. Arguments
-/// that capture nothing (-i and -b empty) are named: the proxy's own call arrives all the same.
+/// Connects to 127.0.0.6:15002 (::6 in a pod whose first address is IPv6) as the proxy's user and listens on
+/// the proxy's ports, so it must run before the proxy. Only redirect rules can bring this connection to these
+/// ports. Exit code 0: the connection arrived. 126: it did not arrive within 5 s, and what happened instead is
+/// printed.
+///
+/// Takes the arguments of istio-iptables and uses -p, -z, -u, --iptables-probe-port and --probe-timeout. A note
+/// names arguments that capture nothing (-i and -b empty): the test connection arrives even then.
 #[derive(Debug, Args)]
+#[command(after_help = examples(&[
+    "gybe validate",
+    "gybe validate -p 15001 -z 15006 -u 1337 --probe-timeout 10s",
+]))]
 pub(super) struct ValidateArgs {
     #[command(flatten)]
     istio: IstioArgs,
 }
 
 impl ValidateArgs {
-    pub(super) fn run(&self, surroundings: &init::Surroundings) -> Result<Answer, Failure> {
-        let args = self.istio.read(surroundings)?;
+    pub(super) fn run(&self, context: &init::Context) -> Result<CommandOutput, CommandError> {
+        let args = self.istio.read(context)?;
         let answer = validate(&args)?;
         let notes = args.notes().into_iter().chain(answer.notes.clone()).collect();
-        Ok(answer.noting(notes))
+        Ok(answer.with_notes(notes))
     }
 }
 
-/// The validation these arguments ask for. Neither writes a rule nor needs to know of DNS servers.
-pub(super) fn validate(args: &InitArgs) -> Result<Answer, Failure> {
-    let cannot = |why| Failure::because(init::CANNOT_FOLLOW, why);
+/// Runs the validation. It writes no rule, so the DNS servers do not matter.
+pub(super) fn validate(args: &InitArgs) -> Result<CommandOutput, CommandError> {
+    let cannot = |why| CommandError::because(init::CANNOT_USE, why);
     let policy = args.policy(&[]).map_err(cannot)?.with_families(Families::V4Only);
     let check = Check::of(&policy, args.probe(), family()?);
-    let verdict = check.make().map_err(|why| Failure::because("cannot validate", why))?;
+    let verdict = check.make().map_err(|why| CommandError::because("cannot validate", why))?;
     let exit = match verdict {
         Verdict::Redirected(_) => Exit::Yes,
         Verdict::NotRedirected(_) => Exit::NotRedirected,
     };
-    // Called without arguments it is not told what the rules should capture.
+    // Without arguments it is not known what the rules should capture.
     let notes = args.has_policy_arguments().then(|| init::captures_nothing(&policy)).flatten();
-    let answer = Answer { exit, ..Answer::yes(verdict.text(&check), verdict.json(&check)) };
-    Ok(answer.noting(notes.into_iter().collect()))
+    let answer = CommandOutput { exit, ..CommandOutput::done(verdict.text(&check), verdict.json(&check)) };
+    Ok(answer.with_notes(notes.into_iter().collect()))
 }
 
-/// The family of the first address that counts (docs/ISTIO.md, section 2.5). A pod that has
-/// none can still be asked on IPv4.
-fn family() -> Result<Family, Failure> {
-    let cannot = |why| Failure::hinted("cannot learn the pod's addresses", why);
+/// Returns the family of the first usable address (docs/ISTIO.md, section 2.5). A pod without one is
+/// tested on IPv4.
+fn family() -> Result<Family, CommandError> {
+    let cannot = |why| CommandError::hinted("cannot read the pod's addresses", why);
     let addresses = own_namespace::addresses().map_err(cannot)?;
-    Ok(match FamilyWish::ByAddresses(Stack::Single).decide(&addresses) {
+    Ok(match FamilyChoice::ByAddresses(Stack::Single).decide(&addresses) {
         Ok(Families::V4AndV6) => Family::V6,
         Ok(Families::V4Only) | Err(_) => Family::V4,
     })

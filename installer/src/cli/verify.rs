@@ -1,85 +1,97 @@
-//! `gybe verify`: are the connections of a namespace redirected as a policy or a pod asks?
+//! `gybe verify`: compares a namespace's rules with a policy or a pod.
 
-use super::answer::{Answer, Exit, Failure};
 use super::backend::BackendArg;
-use super::namespace::Opened;
-use super::pods::OnNodeArgs;
-use super::wish::{Asked, Place, WishArgs};
+use super::namespace::OpenNamespace;
+use super::output::{CommandError, CommandOutput, Exit};
+use super::pods::{OnNodeArgs, coloured};
+use super::policy_source::{PolicyArgs, Requested, Target};
+use super::style::{examples, good};
 use crate::host::pods_on_node::word;
+use crate::pod::cgroups::Cgroups;
 use crate::pod::verdict::judge;
 use clap::Args;
-use gybe_netfilter::verdict::{self, Desired, Verdict};
+use gybe_netfilter::verdict::{Answer, Desired, Verdict};
 use gybe_plugin::gates::InitContainer;
 use serde_json::json;
 use std::path::PathBuf;
 
-/// Say whether a pod's connections are redirected as a policy or a pod asks.
+/// Report whether a pod's connections are redirected as a policy or a pod requests
 ///
-/// Exit code 0: they are, and our rules are exactly those asked for. 1: they are not, or it cannot be
-/// known, with the reasons. 2: it could not be found out. A pod that is left alone asks for no rule of ours.
-/// With --all, every pod sandbox of this node on a line of its own: redirected, not meshed, NOT REDIRECTED,
-/// redirected by another's rules, unknown; exit code 1: one is NOT REDIRECTED, unknown, or its rules of ours
-/// differ from those it should have. What a pod should have is learned as the plugin learns it: from the
-/// runtime's annotations, and the sources that the node's entry names.
+/// Exit code 0: they are, and Gybe's rules are exactly the requested ones. 1: they are not, or it cannot be
+/// determined; the reasons are printed. 2: the command failed. A pod that is left alone requests no rules.
+///
+/// With --all, prints every pod sandbox of this node on a line of its own: redirected, not meshed, NOT
+/// REDIRECTED, redirected by another's rules, or unknown. Exit code 1: a sandbox is NOT REDIRECTED or unknown, or
+/// its rules differ from those it should have. What a pod should have is read from the sources that the plugin
+/// uses: the runtime's annotations, and those that the node's entry names.
 #[derive(Debug, Args)]
+#[command(after_help = examples(&[
+    "gybe verify --all",
+    "gybe verify --pod shop/cart-0",
+    "gybe verify --netns /run/netns/shop --policy policy.json",
+]))]
 pub(super) struct VerifyArgs {
     /// The network namespace: a file like /run/netns/NAME or /proc/PID/ns/net; without it --pod finds it
     #[arg(long, value_name = "PATH", required_unless_present_any = ["all", "pod"])]
     netns: Option<PathBuf>,
-    /// Every pod sandbox of this node
-    #[arg(long, group = "wish", conflicts_with = "netns")]
+    /// Verify every pod sandbox of this node
+    #[arg(long, group = "source", conflicts_with = "netns")]
     all: bool,
     #[command(flatten)]
     on_node: OnNodeArgs,
     #[command(flatten)]
-    wish: WishArgs,
+    policy: PolicyArgs,
     #[command(flatten)]
     backend: BackendArg,
 }
 
 impl VerifyArgs {
-    pub(super) fn run(&self) -> Result<Answer, Failure> {
+    pub(super) fn run(&self) -> Result<CommandOutput, CommandError> {
         let Some(netns) = &self.netns else { return self.on_this_node() };
-        let wish = self.wish.one()?;
-        let there = Opened::at(netns)?;
+        let source = self.policy.one()?;
+        let namespace = OpenNamespace::at(netns)?;
         let only = self.backend.setting.named();
         let judged = |desired| {
-            let verdict = there.inside(|| judge(desired, only))?;
-            verdict.map_err(|why| Failure::hinted(format!("cannot read the rules in {}", there.path()), why))
+            let verdict = namespace.inside(|| judge(desired, only, &Cgroups::of_this_namespace()))?;
+            verdict.map_err(|why| {
+                CommandError::hinted(format!("cannot read the rules in {}", namespace.path()), why)
+            })
         };
-        let place = Place::Namespace(there.addresses()?);
-        let (verdict, notes) = match wish.asked(&place, InitContainer::Counts)? {
-            Asked::Redirect(policy) => (judged(Desired::Policy(&policy))?, place.notes(&wish, &policy)),
-            Asked::LeaveAlone(reason) => {
-                let note = format!("note: {} is left alone: {reason}", wish.origin());
-                (judged(Desired::LeftAlone)?, vec![note])
+        let target = Target::Namespace(namespace.addresses()?);
+        let (verdict, notes) = match source.requested(&target, InitContainer::Counts)? {
+            Requested::Redirect(policy) => {
+                (judged(Desired::Policy(&policy))?, target.notes(&source, &policy))
+            }
+            Requested::LeaveAlone { reason, hint } => {
+                let note = format!("note: {} is left alone: {reason}", source.origin());
+                (judged(Desired::LeftAlone)?, [note].into_iter().chain(hint).collect())
             }
         };
-        let beside = verdict.notes.iter().map(|note| format!("note: {note}")).collect();
-        Ok(answer(&verdict, wish.origin()).noting([notes, beside].concat()))
+        let others = verdict.notes.iter().map(|note| format!("note: {note}")).collect();
+        Ok(output(&verdict, source.origin()).with_notes([notes, others].concat()))
     }
 
-    fn on_this_node(&self) -> Result<Answer, Failure> {
-        let conf = self.wish.plugin_conf()?;
+    fn on_this_node(&self) -> Result<CommandOutput, CommandError> {
+        let conf = self.policy.plugin_conf()?;
         if self.all {
             return Ok(self.on_node.all(conf));
         }
-        match self.wish.named_pod() {
+        match self.policy.named_pod() {
             Some(pod) => self.on_node.named(pod, conf),
-            None => self.on_node.of_manifest(self.wish.one()?.facts()?, conf),
+            None => self.on_node.of_manifest(self.policy.one()?.facts()?, conf),
         }
     }
 }
 
-fn answer(verdict: &Verdict, origin: &str) -> Answer {
+fn output(verdict: &Verdict, origin: &str) -> CommandOutput {
     let holds = verdict.holds();
-    let word = match verdict.answer {
-        verdict::Answer::Redirected | verdict::Answer::NotMeshed => String::new(),
-        answer => format!("{}: ", word(answer)),
+    let prefix = match verdict.answer {
+        Answer::Redirected | Answer::NotMeshed => String::new(),
+        answer => format!("{}: ", coloured(answer, word(answer))),
     };
-    let reasons = verdict.reasons.iter().map(|reason| format!("{word}{reason}"));
+    let reasons = verdict.reasons.iter().map(|reason| format!("{prefix}{reason}"));
     let text = match holds {
-        true => format!("exactly as {origin} asks\n"),
+        true => format!("{} as {origin} requests\n", good("exactly")),
         false => reasons.chain(verdict.differences.iter().cloned()).map(|line| format!("{line}\n")).collect(),
     };
     let differences =
@@ -91,5 +103,5 @@ fn answer(verdict: &Verdict, origin: &str) -> Answer {
         "differences": differences,
         "notes": verdict.notes,
     });
-    Answer { text, json, exit: if holds { Exit::Yes } else { Exit::No }, notes: Vec::new() }
+    CommandOutput { text, json, exit: if holds { Exit::Yes } else { Exit::No }, notes: Vec::new() }
 }

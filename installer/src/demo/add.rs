@@ -1,7 +1,7 @@
 //! The ADD the demo gives the plugin: as containerd sends it, for a pod as the injector writes it.
 //! Both stand in `examples/`; only the namespace and the directory of manifests are put in here.
 
-use super::watched::{WatchError, Watched, watch};
+use super::traced::{TraceError, TracedRun, watch};
 use gybe_netfilter::policy::RedirectPolicy;
 use gybe_plugin::conf::{ConfError, PluginConf};
 use gybe_plugin::decide::{Decision, decide};
@@ -19,7 +19,7 @@ const POD: &str = include_str!("../../../examples/pod.json");
 
 /// A call of the plugin, and the pod it is for.
 #[derive(Debug, Clone)]
-pub struct Add {
+pub struct RecordedAdd {
     call: Recorded,
     manifest: Value,
 }
@@ -54,19 +54,19 @@ pub enum AddError {
     },
     /// The plugin could not be run.
     #[error("cannot run the plugin")]
-    Watch(#[from] WatchError),
+    Watch(#[from] TraceError),
 }
 
 /// What the ADD needs from outside.
 #[derive(Debug, Clone, Copy)]
-pub struct Place<'a> {
+pub struct AddPaths<'a> {
     /// The pod's namespace.
     pub netns: &'a Path,
     /// Where a directory for its manifest may be made.
     pub scratch: &'a Path,
 }
 
-impl Add {
+impl RecordedAdd {
     /// The recorded one.
     ///
     /// # Errors
@@ -100,7 +100,7 @@ impl Add {
     ///
     /// # Errors
     /// When the manifest cannot be written or the plugin not be run.
-    pub fn call(&self, mut plugin: Command, place: Place<'_>) -> Result<Watched, AddError> {
+    pub fn call(&self, mut plugin: Command, place: AddPaths<'_>) -> Result<TracedRun, AddError> {
         let manifests = Manifests::holding(&self.manifest, place.scratch)?;
         let mut env = self.call.env.clone();
         let recorded = env.insert("CNI_NETNS".into(), place.netns.display().to_string()).unwrap_or_default();

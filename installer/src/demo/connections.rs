@@ -1,8 +1,8 @@
 //! The connections a pod makes, and what must become of each with and without its redirect. Written
 //! by hand: what the rules say of them is not asked here.
 
-use super::stage::{APP, OUTSIDER, POD, PROXY};
-use crate::testnet::caller::{Call, Disguise};
+use super::fixture::{APP, OUTSIDER, POD, PROXY};
+use crate::testnet::client::{Client, SourceOptions};
 use gybe_netfilter::compile::{PASSTHROUGH_V4, PASSTHROUGH_V6};
 use gybe_netfilter::ruleset::Family;
 use gybe_netfilter::trace::{Owner, Transport};
@@ -25,7 +25,7 @@ pub struct Connection {
     /// Where it starts.
     pub from: From,
     /// How it is made.
-    pub call: Call,
+    pub call: Client,
     /// Who answers without Gybe; `None` when it cannot even be started.
     pub before: Option<&'static str>,
     /// Who must answer with Gybe.
@@ -149,11 +149,11 @@ impl About {
         Connection {
             name: self.name,
             from: self.from,
-            call: Call {
+            call: Client {
                 owner: self.owner,
                 transport: self.transport,
                 to: SocketAddr::new(to, self.port),
-                disguise: Disguise { source, ..Disguise::default() },
+                disguise: SourceOptions { source, ..SourceOptions::default() },
             },
             before: startable.then_some(self.before),
             after: self.after,

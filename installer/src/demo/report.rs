@@ -1,9 +1,9 @@
 //! What the play showed, told to a person or to a program. Decides which rows are wrong, and no more.
 
-use super::foretold::{Beside, follows};
-use super::play::{Outcome, Row};
-use super::watched::Seen;
-use crate::testnet::fate::Fate;
+use super::predicted::{SideEffect, follows};
+use super::scenario::{Row, ScenarioResult};
+use super::traced::Observed;
+use crate::testnet::outcome::ConnectionOutcome;
 use gybe_netfilter::compile::PASSTHROUGH_V6;
 use gybe_netfilter::ruleset::Family;
 use serde_json::{Value, json};
@@ -20,7 +20,7 @@ pub struct Report {
     pub wrong: Vec<String>,
 }
 
-impl Outcome {
+impl ScenarioResult {
     /// Judges it and puts it into words.
     pub fn report(&self) -> Report {
         let faults = |row: &Row| {
@@ -34,8 +34,8 @@ impl Outcome {
 
     fn ran_something(&self) -> Option<String> {
         match self.add.seen {
-            Seen::All { programs: 0, processes: 0 } | Seen::Nothing => None,
-            Seen::All { programs, processes } => {
+            Observed::All { programs: 0, processes: 0 } | Observed::Nothing => None,
+            Observed::All { programs, processes } => {
                 Some(format!("the ADD ran {programs} programs and forked {processes} processes"))
             }
         }
@@ -68,17 +68,17 @@ impl Outcome {
     fn told_of_add(&self) -> String {
         let ms = self.add.took.as_secs_f64() * 1000.0;
         match self.add.seen {
-            Seen::All { programs, processes } => format!(
+            Observed::All { programs, processes } => format!(
                 "{ms:.1} ms, watched by ptrace from its first instruction: {programs} programs run, {processes} processes forked."
             ),
-            Seen::Nothing => format!("{ms:.1} ms. What it ran is not known: ptrace is not allowed here."),
+            Observed::Nothing => format!("{ms:.1} ms. What it ran is not known: ptrace is not allowed here."),
         }
     }
 
     fn json(&self, wrong: &[String]) -> Value {
         let (watched, programs, processes) = match self.add.seen {
-            Seen::All { programs, processes } => (true, Some(programs), Some(processes)),
-            Seen::Nothing => (false, None, None),
+            Observed::All { programs, processes } => (true, Some(programs), Some(processes)),
+            Observed::Nothing => (false, None, None),
         };
         json!({
             "as_expected": wrong.is_empty(),
@@ -99,13 +99,13 @@ impl Row {
         let (wanted, target) = (self.connection.after, self.connection.call.to);
         let mut faults = Vec::new();
         if !matches!((self.connection.before, &self.before),
-            (Some(wanted), Fate::Answered(found)) if found.by == wanted)
-            && !matches!((self.connection.before, &self.before), (None, Fate::Failed(_)))
+            (Some(wanted), ConnectionOutcome::Answered(found)) if found.by == wanted)
+            && !matches!((self.connection.before, &self.before), (None, ConnectionOutcome::Failed(_)))
         {
             faults.push(format!("{} without Gybe already", short(&self.before)));
         }
         match &self.after {
-            Fate::Answered(found) if found.by == wanted => {
+            ConnectionOutcome::Answered(found) if found.by == wanted => {
                 let turned = wanted.starts_with("envoy:") && self.connection.before != Some(wanted);
                 if turned && found.original != Some(target) {
                     faults.push(format!("{wanted} cannot learn that it was for {target}"));
@@ -114,7 +114,7 @@ impl Row {
             found => faults.push(format!("{} instead of {wanted}", short(found))),
         }
         if !self.foretold() {
-            faults.push(format!("the rules foretell {:?}", self.trace.fate));
+            faults.push(format!("the rules foretell {:?}", self.trace.outcome));
         }
         if let Some(rule) = self.trace.decided_by.filter(|_| !self.counted) {
             faults.push(format!("rule {rule} did not count it"));
@@ -126,10 +126,10 @@ impl Row {
     fn foretold(&self) -> bool {
         let call = &self.connection.call;
         let beside = match call.disguise.source {
-            Some(source) if source == PASSTHROUGH_V6 => Beside::ItsSource,
-            _ => Beside::Nothing,
+            Some(source) if source == PASSTHROUGH_V6 => SideEffect::ItsSource,
+            _ => SideEffect::Nothing,
         };
-        follows(self.trace.fate, (call.to, &self.before), beside, &self.after)
+        follows(self.trace.outcome, (call.to, &self.before), beside, &self.after)
     }
 
     fn decided_by(&self) -> &'static str {
@@ -173,12 +173,12 @@ fn name_of(family: Family) -> &'static str {
 }
 
 /// A fate in the width of a column.
-fn short(fate: &Fate) -> String {
+fn short(fate: &ConnectionOutcome) -> String {
     match fate {
-        Fate::Answered(answer) => answer.by.clone(),
-        Fate::Timeout => "no answer".to_owned(),
-        Fate::Refused => "refused".to_owned(),
-        Fate::Failed(errno) => format!("{errno:?}"),
+        ConnectionOutcome::Answered(answer) => answer.by.clone(),
+        ConnectionOutcome::Timeout => "no answer".to_owned(),
+        ConnectionOutcome::Refused => "refused".to_owned(),
+        ConnectionOutcome::Failed(errno) => format!("{errno:?}"),
     }
 }
 

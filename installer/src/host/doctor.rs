@@ -1,67 +1,59 @@
-//! A node explained: what was seen, judged, in sentences with what to do about each. Pure; what is
-//! looked at, and how, is in `sight`.
+//! `gybe doctor`: judges an observed node and returns findings, each with a remedy. Pure; `observe` reads the
+//! node.
 
 mod agent;
 mod backend;
 mod chain;
 mod directories;
-mod drop_in;
 mod entry;
 mod leftovers;
-mod others;
+pub mod observe;
+mod other_owners;
 mod pods;
 mod programs;
-pub mod sight;
 mod watching;
 
-use crate::host::install::seen::ConfDirectory;
-use chain::Ours;
-use gybe_plugin::conf::PluginConf;
+use crate::host::entries::OurEntries;
+use observe::Observation;
 use serde_json::{Value, json};
-use sight::Sight;
 
-/// One thing that is so on this node.
+/// One finding about the node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
-    /// What it is about.
     pub about: About,
-    /// Whether it is well.
-    pub state: State,
-    /// One sentence.
+    pub state: Severity,
     pub says: String,
-    /// What to do about it.
     pub remedy: Option<String>,
 }
 
-/// What a finding is about, in the order of the page.
+/// The topic of a finding, in the order of the output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum About {
-    /// What kind of node it is.
+    /// The kind of node.
     Node,
-    /// The runtime's directories and the file systems they are on.
+    /// The runtime's directories and their file systems.
     Directories,
-    /// Which file the runtime takes, and our entry in it.
+    /// The file that the runtime uses, and our entry in it.
     Chain,
-    /// What our entry says.
+    /// The values of our entry.
     Entry,
-    /// The programs.
     Programs,
-    /// The node agent's sockets.
+    /// The node agent's sockets and status.
     Agent,
-    /// What writes rules.
+    /// The backend in use.
     Backend,
-    /// Who else writes there.
+    /// Other owners of conf files, and other meshes.
     Others,
-    /// How changes become known, to us and to the runtime.
+    /// How our agent and the runtime learn of changes.
     Watching,
-    /// What pods ask for.
+    /// The redirection of pods, and their annotations.
     Pods,
-    /// What is left of an earlier life.
+    /// Leftovers of an earlier install.
     Leftovers,
 }
 
 impl About {
-    /// Its word in the answer.
+    /// Its name in the output.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -80,23 +72,22 @@ impl About {
     }
 }
 
-/// Whether something is well.
+/// The severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum State {
-    /// It is as it should be.
-    Well,
-    /// Nothing is wrong, and it should be known.
+pub enum Severity {
+    Ok,
+    /// Nothing is wrong, but an operator should know it.
     Note,
-    /// Pods suffer, or will.
+    /// Pods are affected, or will be.
     Wrong,
 }
 
-impl State {
-    /// Its word in the answer.
+impl Severity {
+    /// Its name in the output.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
-            Self::Well => "ok",
+            Self::Ok => "ok",
             Self::Note => "note",
             Self::Wrong => "WRONG",
         }
@@ -105,18 +96,17 @@ impl State {
 
 impl Finding {
     fn well(about: About, says: impl Into<String>) -> Self {
-        Self { about, state: State::Well, says: says.into(), remedy: None }
+        Self { about, state: Severity::Ok, says: says.into(), remedy: None }
     }
 
     fn note(about: About, says: impl Into<String>, remedy: Option<&str>) -> Self {
-        Self { about, state: State::Note, says: says.into(), remedy: remedy.map(str::to_owned) }
+        Self { about, state: Severity::Note, says: says.into(), remedy: remedy.map(str::to_owned) }
     }
 
     fn wrong(about: About, says: impl Into<String>, remedy: impl Into<String>) -> Self {
-        Self { about, state: State::Wrong, says: says.into(), remedy: Some(remedy.into()) }
+        Self { about, state: Severity::Wrong, says: says.into(), remedy: Some(remedy.into()) }
     }
 
-    /// For a program.
     #[must_use]
     pub fn to_json(&self) -> Value {
         let Self { about, state, says, remedy } = self;
@@ -124,16 +114,16 @@ impl Finding {
     }
 }
 
-/// Judges all that was seen.
+/// Judges the observed node.
 #[must_use]
-pub fn examine(sight: &Sight) -> Vec<Finding> {
-    let ours = Ours::find(&sight.snapshot.conf);
+pub fn examine(sight: &Observation) -> Vec<Finding> {
+    let ours = OurEntries::find(&sight.snapshot.conf);
     let mut found = directories::examine(sight);
     found.extend(chain::examine(sight, &ours));
-    found.extend(drop_in::examine(sight, &ours));
-    found.extend(others::examine(sight));
+    found.extend(chain::drop_in_support(sight, &ours));
+    found.extend(other_owners::examine(sight));
     found.extend(watching::examine(sight, &ours));
-    // Without an entry and without programs there is nothing of ours to explain.
+    // Without an entry and without programs nothing of ours needs an explanation.
     if ours.is_anywhere() || programs::are_there(sight) {
         found.extend(entry::examine(sight, &ours));
         found.extend(programs::examine(sight, &ours));
@@ -150,29 +140,23 @@ pub fn examine(sight: &Sight) -> Vec<Finding> {
     found
 }
 
-/// Whether a conf directory has an entry of ours, in whatever shape.
-pub(crate) fn is_named(conf: &ConfDirectory) -> bool {
-    Ours::find(conf).is_anywhere()
-}
-
-/// The plugin's configuration that a conf directory holds, if it has an entry of ours that can be read.
-pub(crate) fn entry_conf(conf: &ConfDirectory) -> Option<PluginConf> {
-    entry::conf(&Ours::find(conf))
-}
-
-/// Whether nothing is wrong.
+/// Reports whether no finding is `Wrong`.
 #[must_use]
 pub fn is_well(found: &[Finding]) -> bool {
-    found.iter().all(|finding| finding.state != State::Wrong)
+    found.iter().all(|finding| finding.state != Severity::Wrong)
 }
 
-/// What the kernel's "no" means for somebody who is root: a security module has said it (F36).
-fn of_security(sight: &Sight) -> String {
+/// The remedy if the kernel refuses root: a security module did (F36).
+fn of_security(sight: &Observation) -> String {
     let said = match sight.guard {
-        sight::Guard::SeLinux => "SELinux is enforcing here: give the agent seLinuxOptions.type spc_t",
-        sight::Guard::AppArmor => "AppArmor confines this process: give it the profile unconfined",
-        sight::Guard::None => {
-            "run gybe doctor as root; in a pod with SELinux it needs spc_t, with AppArmor unconfined"
+        observe::SecurityModule::SeLinux => {
+            "set seLinuxOptions.type spc_t for the agent: SELinux is enforcing here"
+        }
+        observe::SecurityModule::AppArmor => {
+            "set the AppArmor profile unconfined for this process: a profile confines it"
+        }
+        observe::SecurityModule::None => {
+            "run gybe doctor as root; in a pod with SELinux it needs spc_t, with AppArmor the profile unconfined"
         }
     };
     said.to_owned()

@@ -1,26 +1,27 @@
-//! The programs as the image has them: what is copied to a node, known by its hash.
+//! The programs in the image: the files to be copied to a node, with their hashes.
 
-use crate::host::install::conflist::ISTIO;
-use crate::host::install::seen::{FileName, Hash};
-use crate::host::install::wanted::{Need, Place, Program, Trial};
-use crate::host::settings::PLUGIN;
+use crate::host::conflist::ISTIO;
+use crate::host::desired::{Placement, PlacementOrder, Program, Trial};
+use crate::host::observe::{FileName, Hash};
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
+/// Our plugin: the entry's type, and its program's name.
+pub const PLUGIN: &str = "gybe-cni";
 /// The operator's tool, and the agent.
 pub const TOOL: &str = "gybe";
-/// The tool as a pod's init container calls it.
+/// The tool's name as a pod's init container.
 pub const ISTIO_IPTABLES: &str = "istio-iptables";
-/// The same in the images of Istio 1.0 to 1.2, whose script took flags alone.
+/// The same in the images of Istio 1.0 to 1.2, whose script took only flags.
 pub const ISTIO_IPTABLES_SH: &str = "istio-iptables.sh";
-/// A name under which the tool does nothing, and says so.
+/// A name under which the tool does nothing, and reports that.
 pub const ISTIO_CNI_TAINT: &str = "istio-cni-taint";
-/// Further names that the tool may have on a host: those that `also_as` takes.
+/// Further names that the tool may have on a host: the values of `also_as`.
 pub const OTHER_NAMES: [&str; 3] = [ISTIO_IPTABLES, ISTIO_IPTABLES_SH, ISTIO_CNI_TAINT];
 
-/// Every name under which a program of ours may stand on a host.
+/// Every name that a program of ours may have on a host.
 pub fn every_name() -> impl Iterator<Item = &'static str> {
     [PLUGIN, TOOL, ISTIO].into_iter().chain(OTHER_NAMES)
 }
@@ -32,27 +33,26 @@ pub struct Image {
     tool: Program,
 }
 
-/// It lacks one.
+/// A program of the image cannot be read.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot read the program {}", .path.display())]
 pub struct ImageError {
-    /// Which.
     pub path: PathBuf,
-    /// Why.
     pub source: io::Error,
 }
 
 impl Image {
     /// Reads both programs once: an image does not change under its container.
     pub fn look(directory: &Path) -> Result<Self, ImageError> {
-        let plugin = program(directory, PLUGIN, Trial::CniVersion, Need::BeforeEntry)?;
-        let tool = program(directory, TOOL, Trial::Version, Need::AfterEntry)?;
+        let plugin = program(directory, PLUGIN, Trial::CniVersion, PlacementOrder::BeforeEntry)?;
+        let tool = program(directory, TOOL, Trial::Version, PlacementOrder::AfterEntry)?;
         Ok(Self { plugin, tool })
     }
 
-    /// The programs for a node. `tool` says whether the plugin runs the tool: it does to ask the API server.
+    /// The programs for a node. `tool` is `BeforeEntry` if the plugin runs the tool, as it does to query the
+    /// API server.
     #[must_use]
-    pub fn programs(&self, tool: Need, also_as: &BTreeSet<FileName>) -> Vec<Program> {
+    pub fn programs(&self, tool: PlacementOrder, also_as: &BTreeSet<FileName>) -> Vec<Program> {
         let tool = Program { need: tool, ..self.tool.clone() };
         let others = also_as.iter().map(|name| self.also_as(name));
         [self.plugin.clone(), tool].into_iter().chain(others).collect()
@@ -64,21 +64,26 @@ impl Image {
         Program { name: name.clone(), ..self.tool.clone() }
     }
 
-    /// The plugin under istio-cni's name, where nothing is: it answers DEL, CHECK and VERSION for
+    /// The plugin under istio-cni's name, placed where no file has it: it answers DEL, CHECK and VERSION for
     /// sandboxes that were made with istio-cni.
     #[must_use]
     pub fn istio_stand_in(&self) -> Option<Program> {
         let name = FileName::new(ISTIO).ok()?;
-        Some(Program { name, place: Place::IfAbsent, need: Need::AfterEntry, ..self.plugin.clone() })
+        Some(Program {
+            name,
+            place: Placement::IfAbsent,
+            need: PlacementOrder::AfterEntry,
+            ..self.plugin.clone()
+        })
     }
 }
 
-fn program(directory: &Path, name: &str, trial: Trial, need: Need) -> Result<Program, ImageError> {
+fn program(directory: &Path, name: &str, trial: Trial, need: PlacementOrder) -> Result<Program, ImageError> {
     let path = directory.join(name);
     let read = || {
         let hash = Hash::of_all(File::open(&path)?)?;
         let name = FileName::new(name).map_err(|why| io::Error::new(io::ErrorKind::InvalidInput, why))?;
-        Ok(Program { name, source: path.clone(), hash, trial, place: Place::Always, need })
+        Ok(Program { name, source: path.clone(), hash, trial, place: Placement::Always, need })
     };
     read().map_err(|source| ImageError { path: path.clone(), source })
 }

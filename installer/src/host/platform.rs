@@ -1,7 +1,7 @@
-//! Where a kind of node keeps its runtime's directories, when not where everybody does
-//! (docs/ISTIO.md, section 5), and how it is told. Pure, but for the look at the host's marks.
+//! The kinds of node whose runtime has its own directories (docs/ISTIO.md, section 5), and how a node's kind is
+//! recognized. Pure, except for reading the host's marks.
 
-use crate::host::install::seen::Places;
+use crate::host::observe::NodeDirectories;
 use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,19 +9,19 @@ use std::path::{Path, PathBuf};
 /// A kind of node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Platform {
-    /// Directories where containerd and CRI-O have them when nobody says otherwise.
+    /// The default directories of containerd and CRI-O.
     Usual,
     /// GKE, on Container-Optimized OS, where `/opt` is read-only, and on Ubuntu.
     Gke,
-    /// OpenShift: Multus is the primary, and calls networks by their names.
+    /// OpenShift: Multus is the primary, and selects networks by name.
     OpenShift,
-    /// k3s brings containerd and its directories.
+    /// k3s has its own containerd and directories.
     K3s,
-    /// k3d runs k3s in a container, whose plugins lie among its programs.
+    /// k3d runs k3s in a container, whose plugins are among its programs.
     K3d,
     /// MicroK8s is a snap.
     MicroK8s,
-    /// Bottlerocket enforces SELinux.
+    /// Bottlerocket always enforces SELinux.
     Bottlerocket,
     /// Talos has no shell, and no users.
     Talos,
@@ -38,12 +38,10 @@ const ALL: [Platform; 8] = [
     Platform::Usual,
 ];
 
-/// The directories of a host, seen from the host.
+/// The directories of a host, as paths of the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Directories {
-    /// Of networks.
     pub conf: &'static str,
-    /// Of plugins.
     pub programs: &'static str,
 }
 
@@ -52,25 +50,26 @@ const USUAL: Directories = Directories { conf: "/etc/cni/net.d", programs: "/opt
 const K3S: &str = "/var/lib/rancher/k3s/agent";
 const K3S_CONF: &str = "/var/lib/rancher/k3s/agent/etc/cni/net.d";
 
-/// libcni's own, everywhere.
+/// libcni's cache, the same on every kind.
 const RESULTS: &str = "/var/lib/cni/results";
 
 impl Platform {
-    /// Tells it by the marks of the host whose root is at `root`.
+    /// Recognizes the kind of the host whose root is at `root`.
     #[must_use]
     pub fn of_host(root: &Path) -> Self {
         let below = |path: &str| root.join(path.trim_start_matches('/'));
         let release = fs::read_to_string(below("/etc/os-release"))
             .or_else(|_| fs::read_to_string(below("/usr/lib/os-release")));
-        Self::told_by(&release.unwrap_or_default(), |path| below(path).exists())
+        Self::recognized_by(&release.unwrap_or_default(), |path| below(path).exists())
     }
 
-    /// Tells it by os-release(5) and by what is there.
-    fn told_by(release: &str, is_there: impl Fn(&str) -> bool) -> Self {
+    /// Recognizes the kind by os-release(5) and by existing paths.
+    fn recognized_by(release: &str, is_there: impl Fn(&str) -> bool) -> Self {
         let id = release.lines().find_map(|line| line.strip_prefix("ID=")).unwrap_or_default();
         let id = id.trim().trim_matches('"');
         let of = |platform: &Self| match platform {
-            // Multus' own directory is no mark: it may be anywhere, and is empty where nobody uses it.
+            // Multus' own directory proves nothing: any node may have it, and it is empty where Multus is not
+            // used.
             Self::OpenShift => id == "rhcos",
             // k3s looks for plugins where it finds `host-local` (k3s v1.31, pkg/agent/config/config.go).
             Self::K3d => is_there(K3S) && is_there("/bin/host-local"),
@@ -85,11 +84,10 @@ impl Platform {
     }
 
     /// The directories of every kind, as seen where the host's root is at `root`.
-    pub fn all_places(root: &Path) -> impl Iterator<Item = Places> {
+    pub fn all_places(root: &Path) -> impl Iterator<Item = NodeDirectories> {
         ALL.into_iter().map(move |platform| platform.places(root))
     }
 
-    /// Its directories.
     #[must_use]
     pub fn directories(self) -> Directories {
         match self {
@@ -107,18 +105,18 @@ impl Platform {
 
     /// Its directories as seen where the host's root is at `root`.
     #[must_use]
-    pub fn places(self, root: &Path) -> Places {
+    pub fn places(self, root: &Path) -> NodeDirectories {
         let below = |path: &str| -> PathBuf { root.join(path.trim_start_matches('/')) };
         let Directories { conf, programs } = self.directories();
-        Places { conf: below(conf), programs: below(programs), results: below(RESULTS) }
+        NodeDirectories { conf: below(conf), programs: below(programs), results: below(RESULTS) }
     }
 
-    /// What else has to be known of it.
+    /// Further requirements of this kind of node.
     #[must_use]
     pub fn advice(self) -> Option<&'static str> {
         Some(match self {
             Self::OpenShift => {
-                "standalone mode, and the network attachment that names it; seLinuxOptions.type spc_t"
+                "Gybe needs shape: standalone, a NetworkAttachmentDefinition for it, and seLinuxOptions.type spc_t"
             }
             Self::Bottlerocket => "SELinux is always enforcing: the agent needs seLinuxOptions.type spc_t",
             Self::Talos => "the agent's namespace needs pod-security.kubernetes.io/enforce: privileged",
@@ -130,7 +128,7 @@ impl Platform {
 impl fmt::Display for Platform {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Usual => "a usual node",
+            Self::Usual => "a node with the default directories",
             Self::Gke => "GKE",
             Self::OpenShift => "OpenShift",
             Self::K3s => "k3s",
@@ -147,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn f37_each_platform_is_told_by_its_marks_and_has_its_directories() {
+    fn f37_each_platform_is_recognized_and_has_its_directories() {
         let k3s = "/var/lib/rancher/k3s/agent/etc/cni/net.d";
         let (gke, microk8s) = ("/home/kubernetes/bin", "/var/snap/microk8s/current");
         let in_snap =
@@ -166,7 +164,7 @@ mod tests {
             ("ID=bottlerocket\n", &[], Platform::Bottlerocket, usual),
             ("ID=talos\n", &[], Platform::Talos, usual),
         ] {
-            let found = Platform::told_by(release, |path| there.contains(&path));
+            let found = Platform::recognized_by(release, |path| there.contains(&path));
             assert_eq!(found, platform, "{release:?} {there:?}");
             let (places, host) = (found.places(Path::new("/host")), Path::new("/host"));
             assert_eq!(places.conf, host.join(&conf[1..]), "{platform}");

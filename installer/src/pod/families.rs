@@ -4,15 +4,15 @@
 pub use gybe_netfilter::policy::Families;
 pub use gybe_plugin::families::Stack;
 
-use gybe_plugin::conf::Ipv6Choice;
+use gybe_plugin::conf::Ipv6Setting;
 use gybe_plugin::families;
 use std::net::IpAddr;
 
 /// Who decides about families.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FamilyWish {
+pub enum FamilyChoice {
     /// Somebody did.
-    Decided(Families),
+    Fixed(Families),
     /// The namespace's addresses (docs/ISTIO.md, section 2.5).
     ByAddresses(Stack),
 }
@@ -22,17 +22,17 @@ pub enum FamilyWish {
 #[error("the namespace has no address but loopback and link-local ones, so its families cannot be known")]
 pub struct NoAddress;
 
-impl FamilyWish {
+impl FamilyChoice {
     /// The families of a namespace with these addresses, given in the kernel's order.
     ///
     /// # Errors
     /// When the addresses decide and none is usable: loopback and link-local ones do not count.
     pub fn decide(self, addresses: &[IpAddr]) -> Result<Families, NoAddress> {
         match self {
-            Self::Decided(families) => Ok(families),
+            Self::Fixed(families) => Ok(families),
             // Left to the addresses, the rule fails for one reason only.
             Self::ByAddresses(stack) => {
-                families::choose(Ipv6Choice::Auto, stack, addresses).map_err(|_| NoAddress)
+                families::choose(Ipv6Setting::Auto, stack, addresses).map_err(|_| NoAddress)
             }
         }
     }

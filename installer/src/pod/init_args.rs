@@ -12,7 +12,7 @@ pub use flags::Order;
 
 use crate::pod::policy_file::{Fault, PolicyFile, PolicyFileError};
 use flags::{FLAGS, Meaning, Setting, VARIABLES};
-use gybe_plugin::pod::yes_or_no;
+use gybe_plugin::pod::parse_bool;
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -96,15 +96,21 @@ impl InitArgs {
         Ok(read)
     }
 
-    /// Is this word one of the flags, so that a command line that begins with it is for
-    /// `istio-iptables`?
-    pub fn knows(word: &str) -> bool {
+    /// Reports whether `word` is one of the flags, so that a command line that begins with it is for
+    /// `istio-iptables`.
+    pub fn is_flag(word: &str) -> bool {
         if let Some(long) = word.strip_prefix("--") {
             let name = long.split_once('=').map_or(long, |(name, _)| name);
             return FLAGS.iter().any(|flag| flag.is_called(name));
         }
         let letter = word.strip_prefix('-').and_then(|letters| letters.chars().next());
         letter.is_some_and(|letter| FLAGS.iter().any(|flag| flag.short == Some(letter)))
+    }
+
+    /// Returns a line for each flag, with the environment variables that set it too.
+    pub fn help() -> String {
+        let lines = FLAGS.iter().map(|flag| flag.help().trim_end().to_owned() + "\n");
+        lines.collect()
     }
 
     /// The same as Istio before 1.3 meant it: its proxy had one port for both directions, and no
@@ -141,7 +147,7 @@ impl InitArgs {
     }
 
     /// Does the policy depend on the pod's DNS servers?
-    pub fn wants_dns_servers(&self) -> bool {
+    pub fn needs_dns_servers(&self) -> bool {
         let is = |key| self.wish.get(key).and_then(Value::as_bool) == Some(true);
         is("redirect_dns") && !is("capture_all_dns")
     }
@@ -238,7 +244,7 @@ fn list(text: &str) -> Value {
 
 fn truth(name: &str, value: &str) -> Result<bool, InitArgsError> {
     let neither = || InitArgsError::NotABool { name: name.to_owned(), value: value.to_owned() };
-    yes_or_no(value).ok_or_else(neither)
+    parse_bool(value).ok_or_else(neither)
 }
 
 /// Who wrote `--proxy-uid` should not read of `proxy_uids`.

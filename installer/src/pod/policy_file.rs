@@ -9,7 +9,7 @@ mod values;
 
 pub use faults::{Fault, PolicyFileError};
 
-use crate::pod::families::{Families, FamilyWish, NoAddress, Stack};
+use crate::pod::families::{Families, FamilyChoice, NoAddress, Stack};
 use gybe_netfilter::policy::istio::{
     INBOUND_PORT, OUTBOUND_PORT, PROXY_ID, PROXY_PORTS, TPROXY_MARK, TPROXY_TABLE, TUNNEL_PORT,
 };
@@ -30,7 +30,7 @@ const MOST_GROUPS: usize = 64;
 pub struct PolicyFile {
     /// Complete but for its families, which a namespace may still have to decide.
     wish: RedirectPolicy,
-    families: FamilyWish,
+    families: FamilyChoice,
 }
 
 impl PolicyFile {
@@ -67,7 +67,7 @@ impl PolicyFile {
     }
 
     /// What the file says about families.
-    pub fn families(&self) -> FamilyWish {
+    pub fn families(&self) -> FamilyChoice {
         self.families
     }
 }
@@ -100,13 +100,13 @@ fn wish(reader: &mut Reader<'_>) -> RedirectPolicy {
     }
 }
 
-fn families(reader: &mut Reader<'_>) -> FamilyWish {
+fn families(reader: &mut Reader<'_>) -> FamilyChoice {
     let dual_stack = reader.flag("dual_stack").unwrap_or(false);
     match reader.flag("enable_ipv6") {
-        Some(true) => FamilyWish::Decided(Families::V4AndV6),
-        Some(false) => FamilyWish::Decided(Families::V4Only),
-        None if dual_stack => FamilyWish::ByAddresses(Stack::Dual),
-        None => FamilyWish::ByAddresses(Stack::Single),
+        Some(true) => FamilyChoice::Fixed(Families::V4AndV6),
+        Some(false) => FamilyChoice::Fixed(Families::V4Only),
+        None if dual_stack => FamilyChoice::ByAddresses(Stack::Dual),
+        None => FamilyChoice::ByAddresses(Stack::Single),
     }
 }
 

@@ -17,7 +17,7 @@ impl Hint for IdentityError {
     fn hint(&self) -> Option<Cow<'static, str>> {
         let hint = format!(
             "in a user namespace these ids must be mapped: {} maps a whole range (package uidmap, /etc/subuid, /etc/subgid)",
-            super::namespace::UNPRIVILEGED
+            gybe_netfilter::netns::UNPRIVILEGED
         );
         Some(hint.into())
     }

@@ -73,7 +73,7 @@ impl Hint for LinkError {
 
 /// One end of a link: where it is, what it is called and which addresses it has.
 #[derive(Debug)]
-pub struct End<'a> {
+pub struct LinkEnd<'a> {
     /// The namespace it is in.
     pub namespace: &'a Namespace,
     /// Its name there.
@@ -84,7 +84,7 @@ pub struct End<'a> {
 
 /// Where packets to a network go.
 #[derive(Debug, Clone, Copy)]
-pub enum Towards {
+pub enum NextHop {
     /// To this neighbour.
     Via(IpAddr),
     /// Nowhere: every address of the network is one of this namespace's own.
@@ -98,7 +98,7 @@ const LOOPBACK: u32 = 1;
 ///
 /// # Errors
 /// When the kernel refuses a step, or the link does not come up.
-pub fn join(left: &End<'_>, right: &End<'_>) -> Result<(), LinkError> {
+pub fn join(left: &LinkEnd<'_>, right: &LinkEnd<'_>) -> Result<(), LinkError> {
     // Two ends with the same index count as one device to the kernel's link watcher, and it may
     // then take a second to notice that they are up (net/core/link_watch.c, linkwatch_urgent_event).
     static NEXT: AtomicU32 = AtomicU32::new(1000);
@@ -118,7 +118,7 @@ pub fn join(left: &End<'_>, right: &End<'_>) -> Result<(), LinkError> {
 ///
 /// # Errors
 /// When the kernel refuses.
-pub fn route(namespace: &Namespace, network: IpNet, towards: Towards) -> Result<(), LinkError> {
+pub fn route(namespace: &Namespace, network: IpNet, towards: NextHop) -> Result<(), LinkError> {
     let mut message = RouteMessage::default();
     message.header.address_family = family(network.addr());
     message.header.destination_prefix_length = network.prefix_len();
@@ -126,11 +126,11 @@ pub fn route(namespace: &Namespace, network: IpNet, towards: Towards) -> Result<
     message.header.protocol = RouteProtocol::Boot;
     message.attributes.push(RouteAttribute::Destination(route_address(network.network())));
     match towards {
-        Towards::Via(neighbour) => {
+        NextHop::Via(neighbour) => {
             message.header.kind = RouteType::Unicast;
             message.attributes.push(RouteAttribute::Gateway(route_address(neighbour)));
         }
-        Towards::Here => {
+        NextHop::Here => {
             message.header.kind = RouteType::Local;
             message.header.scope = RouteScope::Host;
             message.attributes.push(RouteAttribute::Oif(LOOPBACK));
@@ -162,13 +162,8 @@ pub fn forward(namespace: &Namespace) -> Result<(), LinkError> {
     })?
 }
 
-/// Brings up the loopback interface of the calling thread's namespace.
-pub(super) fn loopback_up() -> Result<(), LinkError> {
-    up(LOOPBACK, || "bring up lo".to_owned())
-}
-
-fn make_pair(left: (&End<'_>, u32), right: (&End<'_>, u32)) -> Result<(), LinkError> {
-    let half = |(end, index): (&End<'_>, u32)| {
+fn make_pair(left: (&LinkEnd<'_>, u32), right: (&LinkEnd<'_>, u32)) -> Result<(), LinkError> {
+    let half = |(end, index): (&LinkEnd<'_>, u32)| {
         let mut half = LinkMessage::default();
         half.header.index = index;
         half.attributes.push(LinkAttribute::IfName(end.name.as_str().to_owned()));
@@ -186,7 +181,7 @@ fn make_pair(left: (&End<'_>, u32), right: (&End<'_>, u32)) -> Result<(), LinkEr
     })
 }
 
-fn address(end: &End<'_>, index: u32) -> Result<(), LinkError> {
+fn address(end: &LinkEnd<'_>, index: u32) -> Result<(), LinkError> {
     for network in &end.addresses {
         let mut message = AddressMessage::default();
         message.header.family = family(network.addr());

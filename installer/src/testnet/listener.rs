@@ -1,9 +1,9 @@
 //! Those who answer: sockets of one user in one namespace, served by one thread, that tell every
 //! caller who they are and what they see. Who calls is not known here.
 
-use super::fate::Answer;
 use super::identity::{IdentityError, act_as};
 use super::namespace::{Namespace, NamespaceError};
+use super::outcome::Reply;
 use super::socket;
 use gybe_netfilter::hint::Hint;
 use gybe_netfilter::trace::{Owner, Transport};
@@ -20,7 +20,7 @@ use std::thread::{self, JoinHandle};
 
 /// How those who answer call themselves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Badge {
+pub enum ServerName {
     /// By name alone: `ext-peer`, who answers on every port alike.
     Name(&'static str),
     /// By name and the port they listen on: `envoy:15001`.
@@ -29,7 +29,7 @@ pub enum Badge {
 
 /// Which addresses of its namespace a listener answers on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reach {
+pub enum ListenAddress {
     /// All of them.
     Everywhere,
     /// All of them, and connections to other addresses that are handed to it (`IP_TRANSPARENT`).
@@ -40,13 +40,13 @@ pub enum Reach {
 
 /// One port somebody listens on, in both families.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Service {
+pub struct ListeningPort {
     /// TCP or UDP.
     pub transport: Transport,
     /// The port.
     pub port: u16,
     /// Where it is heard.
-    pub reach: Reach,
+    pub reach: ListenAddress,
 }
 
 /// Why nobody listens.
@@ -98,8 +98,8 @@ impl Listeners {
     pub fn start(
         namespace: &Arc<Namespace>,
         owner: Owner,
-        badge: Badge,
-        services: Vec<Service>,
+        badge: ServerName,
+        services: Vec<ListeningPort>,
     ) -> Result<Self, ListenError> {
         let stop = EventFd::new().map_err(|errno| ListenError::NoThread(errno.into()))?;
         let stop = Arc::new(stop);
@@ -142,11 +142,15 @@ enum Ear {
     Datagrams(UdpSocket, u16),
 }
 
-fn open_all(namespace: &Namespace, owner: Owner, services: &[Service]) -> Result<Vec<Ear>, ListenError> {
+fn open_all(
+    namespace: &Namespace,
+    owner: Owner,
+    services: &[ListeningPort],
+) -> Result<Vec<Ear>, ListenError> {
     namespace.enter()?;
     act_as(owner)?;
-    let both = |service: &Service| match service.reach {
-        Reach::Loopback => [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)],
+    let both = |service: &ListeningPort| match service.reach {
+        ListenAddress::Loopback => [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)],
         _ => [IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V6(Ipv6Addr::UNSPECIFIED)],
     };
     let each = services.iter().flat_map(|service| both(service).map(|address| (service, address)));
@@ -161,10 +165,10 @@ fn open_all(namespace: &Namespace, owner: Owner, services: &[Service]) -> Result
     .collect()
 }
 
-fn open(service: &Service, address: SocketAddr) -> nix::Result<Ear> {
+fn open(service: &ListeningPort, address: SocketAddr) -> nix::Result<Ear> {
     let fd = socket::open(service.transport, address)?;
     setsockopt(&fd, sockopt::ReuseAddr, &true)?;
-    if service.reach == Reach::Transparent {
+    if service.reach == ListenAddress::Transparent {
         setsockopt(&fd, sockopt::IpTransparent, &true)?;
     }
     socket::bind(&fd, address)?;
@@ -180,7 +184,7 @@ fn open(service: &Service, address: SocketAddr) -> nix::Result<Ear> {
     })
 }
 
-fn serve(ears: &[Ear], badge: Badge, stop: &EventFd) {
+fn serve(ears: &[Ear], badge: ServerName, stop: &EventFd) {
     let watched = |fd| PollFd::new(fd, PollFlags::POLLIN);
     let mut waiting: Vec<PollFd<'_>> = ears
         .iter()
@@ -209,22 +213,22 @@ fn serve(ears: &[Ear], badge: Badge, stop: &EventFd) {
     }
 }
 
-fn name(badge: Badge, port: u16) -> String {
+fn name(badge: ServerName, port: u16) -> String {
     match badge {
-        Badge::Name(name) => name.to_owned(),
-        Badge::NameAndPort(name) => format!("{name}:{port}"),
+        ServerName::Name(name) => name.to_owned(),
+        ServerName::NameAndPort(name) => format!("{name}:{port}"),
     }
 }
 
 fn greet(listener: &TcpListener, by: &str) -> std::io::Result<()> {
     let (mut stream, caller) = listener.accept()?;
     let original = socket::original_destination(&stream, caller);
-    let answer = Answer { by: by.to_owned(), original, source: caller.ip() };
+    let answer = Reply { by: by.to_owned(), original, source: caller.ip() };
     stream.write_all(answer.to_string().as_bytes())
 }
 
 fn reply(socket: &UdpSocket, by: &str) -> std::io::Result<()> {
     let question = socket::receive(socket)?;
-    let answer = Answer { by: by.to_owned(), original: None, source: question.from.ip() };
+    let answer = Reply { by: by.to_owned(), original: None, source: question.from.ip() };
     socket::answer(socket, &question, answer.to_string().as_bytes())
 }

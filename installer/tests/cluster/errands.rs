@@ -1,7 +1,7 @@
 //! Single questions: about the own node, and what has become of the own DaemonSet.
 
 use crate::ground::{CALL, Ground, NODE};
-use gybe_api_server::{Fault, Network, Trouble, Verb};
+use gybe_api_server::{Fault, FaultKind, Network, Verb};
 use gybe_installer::agent::cluster::{Cluster, Fate, ServiceAccount, daemonset_fate, node_labels};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
@@ -64,21 +64,21 @@ fn nobody_who_does_not_say_so_makes_a_daemonset_gone() {
     ground.server.permit(Verb::Get, "daemonsets");
     // Something in between has no page of that name, and knows nothing of DaemonSets.
     for trouble in [
-        Trouble::Fails(404),
-        Trouble::Fails(500),
-        Trouble::TooManyRequests(1),
-        Trouble::Silent,
-        Trouble::Disconnects,
+        FaultKind::Fails(404),
+        FaultKind::Fails(500),
+        FaultKind::TooManyRequests(1),
+        FaultKind::Silent,
+        FaultKind::Disconnects,
     ] {
-        ground.server.fault(Fault::always(trouble));
+        ground.server.add_fault(Fault::always(trouble));
         assert!(matches!(fate(&ground), Fate::Unknown(_)), "{trouble:?}");
-        ground.server.mend();
+        ground.server.clear_faults();
     }
-    for network in [Network::Unreachable, Network::Mute, Network::Refusing] {
-        ground.server.network(network).unwrap();
+    for network in [Network::Unreachable, Network::Silent, Network::Refusing] {
+        ground.server.set_network(network).unwrap();
         assert!(matches!(fate(&ground), Fate::Unknown(_)), "{network:?}");
     }
-    ground.server.network(Network::Open).unwrap();
+    ground.server.set_network(Network::Open).unwrap();
     assert_eq!(fate(&ground), Fate::Present);
     let nowhere = daemonset_fate(&ground.cluster(), "", "gybe-node", soon());
     assert!(matches!(nowhere, Fate::Unknown(_)), "{nowhere:?}");

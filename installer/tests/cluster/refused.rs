@@ -44,7 +44,7 @@ fn f02_ten_rotations_under_load_fail_nobody() {
 fn f03_a_token_that_is_not_valid_yet_is_told_and_the_next_is_taken() {
     let (ground, watched) = scene("not-yet");
     ground.server.tokens().revoke_all();
-    ground.account.write(&ground.server.tokens().issue(Validity::InTwoDays)).unwrap();
+    ground.account.write(&ground.server.tokens().issue(Validity::NotYetValid)).unwrap();
     ground.server.cut_watches();
     becomes(&watched, |state| status(state) == Some(401));
     knows(&watched, "cart-0", "u0");
@@ -57,15 +57,15 @@ fn f03_a_token_that_is_not_valid_yet_is_told_and_the_next_is_taken() {
 #[test]
 fn f03_a_certificate_that_is_days_off_is_told_and_the_next_is_trusted() {
     let (ground, watched) = scene("certificate");
-    for off in [Validity::InTwoDays, Validity::UntilTwoDaysAgo] {
-        ground.server.present(off).unwrap();
-        ground.server.network(Network::Refusing).unwrap();
-        ground.server.network(Network::Open).unwrap();
+    for off in [Validity::NotYetValid, Validity::Expired] {
+        ground.server.present_certificate(off).unwrap();
+        ground.server.set_network(Network::Refusing).unwrap();
+        ground.server.set_network(Network::Open).unwrap();
         becomes(&watched, |state| {
             state.trouble.as_ref().is_some_and(|trouble| trouble.sentence.contains("certificate"))
         });
         knows(&watched, "cart-0", "u0");
-        ground.server.present(Validity::Now).unwrap();
+        ground.server.present_certificate(Validity::Valid).unwrap();
         becomes(&watched, well);
     }
     is_back(&ground, &watched, "cart-1");

@@ -3,9 +3,9 @@
 
 use crate::ground::{Ground, NODE, asked, becomes, knows, meshed};
 use crate::scene::{is_back, scene, status, well};
-use gybe_api_server::{Fault, Network, Request, Trouble, Verb};
+use gybe_api_server::{Fault, FaultKind, Network, Request, Verb};
 use gybe_installer::agent::cluster::WatchedPods;
-use gybe_plugin::facts::wire::Answer;
+use gybe_plugin::facts::wire::FactsResponse;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ fn what_happened_while_history_was_forgotten_is_found_by_a_list() {
     let (ground, watched) = scene("gone");
     ground.put("cart-1", "u1");
     knows(&watched, "cart-1", "u1");
-    ground.server.fault(Fault::always(Trouble::Fails(503)).at(Verb::Watch));
+    ground.server.add_fault(Fault::always(FaultKind::Fails(503)).at(Verb::Watch));
     ground.server.cut_watches();
     becomes(&watched, |state| status(state) == Some(503));
     // While nobody watches, one pod goes and another comes; then nobody can tell any more.
@@ -23,11 +23,11 @@ fn what_happened_while_history_was_forgotten_is_found_by_a_list() {
     ground.put("cart-2", "u2");
     ground.server.compact();
     knows(&watched, "cart-0", "u0");
-    ground.server.mend();
+    ground.server.clear_faults();
     // The watch is opened, and then told that it is too late.
     ground.asked(|requests| requests.iter().filter(|request| request.is_list_of_pods()).count() == 2);
     knows(&watched, "cart-2", "u2");
-    assert_eq!(asked(&watched, "cart-1", "u1"), Err(Answer::Unknown));
+    assert_eq!(asked(&watched, "cart-1", "u1"), Err(FactsResponse::Unknown));
     assert_eq!(ground.gets("cart-2"), 0);
     is_back(&ground, &watched, "cart-3");
 }
@@ -60,13 +60,15 @@ fn a_watch_that_breaks_off_or_ends_goes_on_where_it_was() {
 
 #[test]
 fn a_server_that_fails_is_tried_again_and_what_is_known_is_answered() {
-    for trouble in [Trouble::Fails(500), Trouble::Fails(502), Trouble::Fails(503), Trouble::Disconnects] {
+    for trouble in
+        [FaultKind::Fails(500), FaultKind::Fails(502), FaultKind::Fails(503), FaultKind::Disconnects]
+    {
         let (ground, watched) = scene(&format!("fails-{trouble:?}"));
-        ground.server.fault(Fault::always(trouble));
+        ground.server.add_fault(Fault::always(trouble));
         ground.server.cut_watches();
         becomes(&watched, |state| !well(state));
         knows(&watched, "cart-0", "u0");
-        ground.server.mend();
+        ground.server.clear_faults();
         is_back(&ground, &watched, "cart-1");
     }
 }
@@ -74,7 +76,7 @@ fn a_server_that_fails_is_tried_again_and_what_is_known_is_answered() {
 #[test]
 fn a_server_that_asks_for_patience_gets_it() {
     let (ground, watched) = scene("patience");
-    ground.server.fault(Fault::always(Trouble::TooManyRequests(1)).times(2));
+    ground.server.add_fault(Fault::always(FaultKind::TooManyRequests(1)).times(2));
     let before = Instant::now();
     ground.server.cut_watches();
     becomes(&watched, |state| status(state) == Some(429));
@@ -105,9 +107,9 @@ fn the_watch_never_spins() {
 
 #[test]
 fn f01_a_black_hole_changes_no_answer_and_refuses_what_is_new_in_time() {
-    for network in [Network::Unreachable, Network::Mute, Network::Refusing] {
+    for network in [Network::Unreachable, Network::Silent, Network::Refusing] {
         let (ground, watched) = scene(&format!("hole-{network:?}"));
-        ground.server.network(network).unwrap();
+        ground.server.set_network(network).unwrap();
         for _ in 0..100 {
             let before = Instant::now();
             knows(&watched, "cart-0", "u0");
@@ -115,8 +117,8 @@ fn f01_a_black_hole_changes_no_answer_and_refuses_what_is_new_in_time() {
         }
         ground.put("cart-1", "u1");
         let answer = asked(&watched, "cart-1", "u1").unwrap_err();
-        assert!(matches!(&answer, Answer::Fault(why) if why.contains("the API server")), "{answer:?}");
-        ground.server.network(Network::Open).unwrap();
+        assert!(matches!(&answer, FactsResponse::Error(why) if why.contains("the API server")), "{answer:?}");
+        ground.server.set_network(Network::Open).unwrap();
         knows(&watched, "cart-0", "u0");
         becomes(&watched, |state| well(state) && state.pods == 2);
         knows(&watched, "cart-1", "u1");
@@ -127,13 +129,13 @@ fn f01_a_black_hole_changes_no_answer_and_refuses_what_is_new_in_time() {
 fn a_server_that_is_away_at_the_start_is_waited_for() {
     let ground = Ground::new("start");
     ground.put("cart-0", "u0");
-    ground.server.network(Network::Refusing).unwrap();
+    ground.server.set_network(Network::Refusing).unwrap();
     let watched = WatchedPods::start(&ground.cluster(), NODE).unwrap();
     becomes(&watched, |state| !well(state));
     assert!(!watched.state().synced && watched.state().pods == 0);
     let answer = asked(&watched, "cart-0", "u0").unwrap_err();
-    assert!(matches!(&answer, Answer::Fault(why) if why.contains("cannot be reached")), "{answer:?}");
-    ground.server.network(Network::Open).unwrap();
+    assert!(matches!(&answer, FactsResponse::Error(why) if why.contains("cannot be reached")), "{answer:?}");
+    ground.server.set_network(Network::Open).unwrap();
     becomes(&watched, |state| state.synced);
     is_back(&ground, &watched, "cart-1");
 }
@@ -152,7 +154,10 @@ fn one_pod_that_cannot_be_read_hides_no_other() {
     ground.put("cart-1", "u1");
     knows(&watched, "cart-1", "u1");
     let answer = asked(&watched, "odd-0", "odd").unwrap_err();
-    assert!(matches!(&answer, Answer::Fault(why) if why.contains("no object of its kind")), "{answer:?}");
+    assert!(
+        matches!(&answer, FactsResponse::Error(why) if why.contains("no object of its kind")),
+        "{answer:?}"
+    );
     // The same in a list, and the watch is not begun anew because of it.
     assert_eq!((ground.lists(), ground.watches()), (1, 1));
     let again = ground.watched();
@@ -166,8 +171,8 @@ fn one_pod_that_cannot_be_read_hides_no_other() {
 fn however_long_a_refusal_takes_it_is_a_failure_and_lists_are_begun_anew() {
     let (ground, watched) = scene("slow-refusal");
     // Longer than a watch has to live for it to have gone well.
-    ground.server.fault(Fault::always(Trouble::Slow(Duration::from_millis(5_200))).at(Verb::List));
-    ground.server.fault(Fault::always(Trouble::Fails(503)).at(Verb::Watch));
+    ground.server.add_fault(Fault::always(FaultKind::Slow(Duration::from_millis(5_200))).at(Verb::List));
+    ground.server.add_fault(Fault::always(FaultKind::Fails(503)).at(Verb::Watch));
     ground.server.cut_watches();
     let after_lists = |requests: &[Request]| {
         let lists = requests.iter().enumerate().filter(|(_, request)| request.is_list_of_pods());
@@ -176,7 +181,7 @@ fn however_long_a_refusal_takes_it_is_a_failure_and_lists_are_begun_anew() {
         requests.get(slow + 2).cloned()
     };
     let patience = Duration::from_secs(60);
-    assert!(ground.server.requests_become(patience, |requests| after_lists(requests).is_some()));
+    assert!(ground.server.wait_for_requests(patience, |requests| after_lists(requests).is_some()));
     let next = after_lists(&ground.server.requests()).unwrap();
     assert!(next.is_list_of_pods(), "{:#?}", ground.server.requests());
     knows(&watched, "cart-0", "u0");

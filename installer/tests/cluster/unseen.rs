@@ -1,8 +1,8 @@
 //! Pods that the watch has not told of: waited for, then asked for once.
 
 use crate::ground::{CALL, Ground, asked, becomes, knows, meshed};
-use gybe_api_server::{Fault, Trouble, Verb};
-use gybe_plugin::facts::wire::Answer;
+use gybe_api_server::{Fault, FaultKind, Verb};
+use gybe_plugin::facts::wire::FactsResponse;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -48,7 +48,7 @@ fn f01_a_connection_that_is_closed_just_when_it_is_used_again_fails_no_pod() {
     let pods: Vec<_> = (0..8).map(|i| (format!("cart-{i}"), format!("u{i}"))).collect();
     pods.iter().for_each(|(name, uid)| put_elsewhere(&ground, name, uid));
     let watched = &ground.watched();
-    ground.server.fault(Fault::always(Trouble::Disconnects).on_kept().at(Verb::Get));
+    ground.server.add_fault(Fault::always(FaultKind::Disconnects).on_reused_connections().at(Verb::Get));
     // The first make connections, and the others find every one of them kept.
     for _ in 0..3 {
         thread::scope(|scope| {
@@ -66,16 +66,16 @@ fn a_server_that_hangs_up_on_every_question_is_asked_once_more_and_never_again()
     let ground = Ground::new("hangs-up");
     put_elsewhere(&ground, "cart-0", "u0");
     let watched = ground.watched();
-    ground.server.fault(Fault::always(Trouble::Disconnects).at(Verb::Get));
+    ground.server.add_fault(Fault::always(FaultKind::Disconnects).at(Verb::Get));
     let answer = asked(&watched, "cart-0", "u0").unwrap_err();
-    assert!(matches!(&answer, Answer::Fault(why) if why.contains("cannot be reached")), "{answer:?}");
+    assert!(matches!(&answer, FactsResponse::Error(why) if why.contains("cannot be reached")), "{answer:?}");
     assert_eq!(ground.gets("cart-0"), 2);
 }
 
 #[test]
 fn a_pod_nobody_has_is_unknown() {
     let ground = Ground::new("nobody");
-    assert_eq!(asked(&ground.watched(), "cart-0", "u0"), Err(Answer::Unknown));
+    assert_eq!(asked(&ground.watched(), "cart-0", "u0"), Err(FactsResponse::Unknown));
     assert_eq!(ground.gets("cart-0"), 1);
 }
 
@@ -85,14 +85,14 @@ fn f39_an_earlier_life_is_not_answered_and_the_new_one_is_asked_for() {
     ground.put("cart-0", "u1");
     let watched = ground.watched();
     knows(&watched, "cart-0", "u1");
-    ground.server.fault(Fault::always(Trouble::Fails(503)).at(Verb::Watch));
+    ground.server.add_fault(Fault::always(FaultKind::Fails(503)).at(Verb::Watch));
     ground.server.cut_watches();
     becomes(&watched, |state| state.trouble.is_some());
     ground.server.delete_pod("shop", "cart-0");
     ground.put("cart-0", "u2");
     knows(&watched, "cart-0", "u2");
     assert_eq!(ground.gets("cart-0"), 1);
-    ground.server.mend();
+    ground.server.clear_faults();
     becomes(&watched, |state| state.trouble.is_none());
     knows(&watched, "cart-0", "u2");
     assert_eq!(ground.gets("cart-0"), 1);
@@ -113,10 +113,13 @@ fn f39_a_static_pod_is_found_by_the_hash_that_its_mirror_tells() {
 fn f01_an_api_server_that_is_silent_holds_a_caller_no_longer_than_its_deadline() {
     let ground = Ground::new("silent");
     let watched = ground.watched();
-    ground.server.fault(Fault::always(Trouble::Silent).at(Verb::Get));
+    ground.server.add_fault(Fault::always(FaultKind::Silent).at(Verb::Get));
     let before = Instant::now();
     let answer = asked(&watched, "cart-0", "u0").unwrap_err();
-    assert!(matches!(&answer, Answer::Fault(why) if why.contains("did not answer in time")), "{answer:?}");
+    assert!(
+        matches!(&answer, FactsResponse::Error(why) if why.contains("did not answer in time")),
+        "{answer:?}"
+    );
     assert!(before.elapsed() < CALL + Duration::from_secs(1), "{:?}", before.elapsed());
 }
 
@@ -129,10 +132,10 @@ fn what_the_server_says_to_a_question_is_told_and_no_credential() {
     let forbidden = told("cart-0");
     assert!(forbidden.contains("said 403") && forbidden.contains("is forbidden"), "{forbidden}");
     ground.server.permit(Verb::Get, "pods");
-    ground.server.fault(Fault::always(Trouble::TooManyRequests(100)).at(Verb::Get));
+    ground.server.add_fault(Fault::always(FaultKind::TooManyRequests(100)).at(Verb::Get));
     let too_many = told("cart-1");
     assert!(too_many.contains("said 429"), "{too_many}");
-    ground.server.mend();
+    ground.server.clear_faults();
     ground.server.tokens().revoke_all();
     let unauthorized = told("cart-2");
     assert!(unauthorized.contains("said 401") && !unauthorized.contains("eyJ"), "{unauthorized}");

@@ -18,7 +18,7 @@ fn instructions() -> Vec<(String, Vec<String>)> {
 fn the_image_holds_two_programs_and_nothing_else() {
     let instructions = instructions();
     let verbs: Vec<_> = instructions.iter().map(|(verb, _)| verb.as_str()).collect();
-    assert_eq!(verbs, ["FROM", "COPY", "USER", "ENTRYPOINT"]);
+    assert_eq!(verbs, ["FROM", "COPY", "USER", "ENV", "ENTRYPOINT"]);
     assert_eq!(instructions[0].1, ["scratch"]);
     assert_eq!(instructions[1].1, ["dist/gybe", "dist/gybe-cni", "/opt/gybe/bin/"]);
     let ignored = fs::read_to_string("../manifests/Dockerfile.dockerignore").unwrap();

@@ -10,8 +10,8 @@
 mod always;
 mod attributes;
 mod choices;
+mod conflicts;
 mod conflists;
-mod fights;
 mod ground;
 mod leaving;
 mod lives;

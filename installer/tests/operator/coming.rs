@@ -16,8 +16,7 @@ fn one_call_places_the_programs_and_puts_the_entry_last() {
     let node = Node::with(&[("10-calico.conflist", LIST)]);
     let said = node.install("");
     assert_eq!((said.code, said.err.as_str()), (0, ""), "{said:?}");
-    let steps =
-        "place program gybe-cni\nwrite 10-calico.conflist\nplace program gybe\nthis node is as wanted\n";
+    let steps = "placed program gybe-cni\nwrote 10-calico.conflist\nplaced program gybe\nthis node is as configured\n";
     assert_eq!(said.out, steps);
     assert_eq!(node.programs(), ["gybe", "gybe-cni"]);
     for program in ["gybe", "gybe-cni"] {
@@ -30,7 +29,7 @@ fn one_call_places_the_programs_and_puts_the_entry_last() {
     let excluded = serde_json::json!(["gybe-system", "istio-system", "kube-system"]);
     assert_eq!(entry["exclude_namespaces"], excluded);
     let again = node.install("");
-    assert_eq!((again.code, again.out.as_str()), (0, "nothing to do\nthis node is as wanted\n"));
+    assert_eq!((again.code, again.out.as_str()), (0, "nothing to do\nthis node is as configured\n"));
 }
 
 /// Leaving is another command, and these are a running agent's, which knows the node's pods; a template is a file of
@@ -101,7 +100,7 @@ fn what_cannot_be_followed_is_told_at_once_and_changes_nothing() {
     fs::create_dir(node.root.join("config")).unwrap();
     fs::write(node.root.join("config/mode"), "leave").unwrap();
     let said = node.install("--config ROOT/config");
-    assert_eq!(said.err, "gybe: the settings say mode: leave\nhint: gybe uninstall does that\n");
+    assert_eq!(said.err, "gybe: the settings have mode: leave\nhint: run gybe uninstall\n");
     let none = node.install("--from ROOT/etc");
     assert_eq!(none.code, 2, "{none:?}");
 }

@@ -1,7 +1,7 @@
 //! Going: what `gybe uninstall` takes away, what it leaves standing, for how long, and what it says.
 
 use crate::node::{LIST, Node, SINGLE, plugin};
-use gybe_installer::host::install::seen::LOCK;
+use gybe_installer::host::observe::LOCK;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::{UnixDatagram, UnixListener};
@@ -13,7 +13,7 @@ fn installed(files: &[(&str, &str)], words: &str) -> (Node, std::collections::BT
     let before = node.networks();
     let said = node.install(words);
     // 1: whether a runtime leads pods to it is another matter.
-    assert!([0, 1].contains(&said.code) && said.out.contains("write "), "{said:?}");
+    assert!([0, 1].contains(&said.code) && said.out.contains("wrote "), "{said:?}");
     (node, before)
 }
 
@@ -34,7 +34,7 @@ fn f29_the_first_call_takes_the_entry_and_the_second_the_programs() {
     );
     assert_eq!(node.programs(), ["gybe", "gybe-cni"]);
     let second = node.minutes_later().uninstall("");
-    let told = "remove program gybe-cni\nremove program gybe\nremove the lock file\nfinished: nothing of gybe is left\n";
+    let told = "removed program gybe-cni\nremoved program gybe\nremoved the lock file\nfinished: nothing of gybe is left\n";
     assert_eq!((second.code, second.out.as_str()), (0, told));
     assert!(node.programs().is_empty() && !node.root.join("run/gybe").exists());
     let third = node.uninstall("");
@@ -120,7 +120,7 @@ fn f06_a_broken_file_that_names_it_is_not_touched_and_keeps_everything() {
     let said = node.uninstall("");
     assert_eq!(said.code, 1, "{said:?}");
     assert!(said.out.contains("90-x.conflist still names gybe-cni"), "{}", said.out);
-    assert!(said.out.ends_with("not out: a conf file still names gybe-cni\n"), "{}", said.out);
+    assert!(said.out.ends_with("not uninstalled: a conf file still names gybe-cni\n"), "{}", said.out);
     assert_eq!(fs::read_to_string(node.conf("90-x.conflist")).unwrap(), broken);
     assert_eq!(
         fs::read_to_string(node.conf("10-calico.conflist")).unwrap(),
@@ -230,7 +230,7 @@ fn f37_what_is_in_the_directories_of_another_kind_of_node_is_not_called_gone() {
     }
     let said = node.uninstall("");
     assert_eq!(said.code, 1, "{said:?}");
-    assert!(said.out.ends_with("not out: a conf file still names gybe-cni\n"), "{said:?}");
+    assert!(said.out.ends_with("not uninstalled: a conf file still names gybe-cni\n"), "{said:?}");
     node.uninstall("--conf-dir ROOT/etc/cni/net.d");
     let said = node.uninstall("--json");
     let told = said.json();

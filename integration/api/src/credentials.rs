@@ -1,4 +1,4 @@
-//! Files by which a client finds the server and is let in, as they stand on a node.
+//! A client's credential files: a kubeconfig and a service account's directory.
 
 use crate::tokens::{SERVICE_ACCOUNT, Token};
 use base64::Engine;
@@ -10,7 +10,7 @@ use std::os::unix::fs::{OpenOptionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Writes a kubeconfig: YAML, of which JSON is a part.
+/// Writes a kubeconfig in JSON, which is valid YAML.
 pub(crate) fn kubeconfig(path: &Path, server: &str, ca: &str, token: &Token) -> io::Result<()> {
     let ca = STANDARD.encode(ca);
     let text = json!({
@@ -22,7 +22,7 @@ pub(crate) fn kubeconfig(path: &Path, server: &str, ca: &str, token: &Token) -> 
     write(path, 0o600, &text.to_string())
 }
 
-/// A service account's directory.
+/// A service account's directory as the kubelet mounts it.
 #[derive(Debug)]
 pub struct ServiceAccount {
     directory: PathBuf,
@@ -30,21 +30,21 @@ pub struct ServiceAccount {
 }
 
 impl ServiceAccount {
-    pub(crate) fn at(directory: &Path, ca: String) -> Self {
+    pub(crate) fn new(directory: &Path, ca: String) -> Self {
         Self { directory: directory.to_owned(), ca }
     }
 
-    /// Where it is.
+    /// The directory.
     pub fn path(&self) -> &Path {
         &self.directory
     }
 
-    /// Puts that token in place of the one before it, as the kubelet does: all files anew in a directory
-    /// with a time in its name, to which `..data` is swung over in one step; the old directory goes last
-    /// (kubelet's `pkg/volume/util/atomic_writer.go`).
+    /// Replaces the token as the kubelet does: writes all files to a new directory with a time in its name,
+    /// points the symbolic link `..data` to it by a rename, then removes the old directory
+    /// (`pkg/volume/util/atomic_writer.go`).
     ///
     /// # Errors
-    /// When the file system refuses.
+    /// Errors of the file system.
     pub fn write(&self, token: &Token) -> io::Result<()> {
         fs::create_dir_all(&self.directory)?;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();

@@ -1,56 +1,56 @@
-//! What is wrong with the server, request by request. What is wrong with the wire is in `network`.
+//! Faults of single requests. Faults of the connections are in `network`.
 
-use crate::answer::{Answer, Failure, Layout, plain, too_many_requests};
-use crate::wish::Verb;
+use crate::request::Verb;
+use crate::response::{ApiResponse, JsonLayout, StatusError, plain, too_many_requests};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// One thing that is wrong, until it is mended or has happened often enough.
+/// A fault, which lasts until it is cleared or has happened a set number of times.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fault {
-    at: Option<Verb>,
-    on_kept: bool,
-    trouble: Trouble,
+    verb: Option<Verb>,
+    on_reused_connections: bool,
+    kind: FaultKind,
     times: Option<u32>,
 }
 
-/// What becomes of a request.
+/// What the server does with a request instead of answering it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Trouble {
-    /// It is answered as ever, so much later.
+pub enum FaultKind {
+    /// Answers after this delay.
     Slow(Duration),
-    /// It is read and never answered.
+    /// Reads the request and never answers.
     Silent,
-    /// 429, with that many seconds in `Retry-After`.
+    /// Answers 429 with that many seconds in `Retry-After`.
     TooManyRequests(u64),
-    /// An answer with that code: 500, 502 (from something in between), 503, 504.
+    /// Answers with that code: 500, 502 (as a proxy does), 503 or 504.
     Fails(u16),
-    /// The connection ends without an answer.
+    /// Closes the connection without an answer.
     Disconnects,
 }
 
 impl Fault {
-    /// This happens to every request.
-    pub fn always(trouble: Trouble) -> Self {
-        Self { at: None, on_kept: false, trouble, times: None }
+    /// A fault of every request.
+    pub fn always(kind: FaultKind) -> Self {
+        Self { verb: None, on_reused_connections: false, kind, times: None }
     }
 
-    /// It happens to requests of that kind alone.
+    /// Limits the fault to requests with that verb.
     #[must_use]
     pub fn at(mut self, verb: Verb) -> Self {
-        self.at = Some(verb);
+        self.verb = Some(verb);
         self
     }
 
-    /// It happens on connections alone that have carried a request before: a server closes those that are
-    /// idle, also just when one of them is used again.
+    /// Limits the fault to connections that have carried a request before: a server closes idle connections,
+    /// sometimes at the moment when a client uses one again.
     #[must_use]
-    pub fn on_kept(mut self) -> Self {
-        self.on_kept = true;
+    pub fn on_reused_connections(mut self) -> Self {
+        self.on_reused_connections = true;
         self
     }
 
-    /// It happens so many times, and then no more.
+    /// Limits the number of times that the fault happens.
     #[must_use]
     pub fn times(mut self, times: u32) -> Self {
         self.times = Some(times);
@@ -58,7 +58,7 @@ impl Fault {
     }
 }
 
-/// All that is wrong; the first that applies happens.
+/// All faults in effect; the first that applies to a request happens.
 #[derive(Debug, Default)]
 pub(crate) struct Faults(Mutex<Vec<Fault>>);
 
@@ -71,15 +71,17 @@ impl Faults {
         self.all().clear();
     }
 
-    /// What happens to the next request of that kind, on a connection that is kept or new.
-    pub(crate) fn next(&self, verb: Option<Verb>, kept: bool) -> Option<Trouble> {
+    /// Returns the fault of the next request, and counts it.
+    pub(crate) fn next(&self, verb: Option<Verb>, reused_connection: bool) -> Option<FaultKind> {
         let mut all = self.all();
         let applies = |fault: &&mut Fault| {
-            fault.times != Some(0) && fault.at.is_none_or(|at| Some(at) == verb) && (kept || !fault.on_kept)
+            fault.times != Some(0)
+                && fault.verb.is_none_or(|only| Some(only) == verb)
+                && (reused_connection || !fault.on_reused_connections)
         };
         let fault = all.iter_mut().find(applies)?;
         fault.times = fault.times.map(|times| times.saturating_sub(1));
-        Some(fault.trouble)
+        Some(fault.kind)
     }
 
     fn all(&self) -> MutexGuard<'_, Vec<Fault>> {
@@ -87,9 +89,9 @@ impl Faults {
     }
 }
 
-impl Trouble {
-    /// The answer that is all there is to it.
-    pub(crate) fn answer(self, layout: Layout) -> Option<Answer> {
+impl FaultKind {
+    /// Returns the response of a fault that consists of a response.
+    pub(crate) fn response(self, layout: JsonLayout) -> Option<ApiResponse> {
         match self {
             Self::TooManyRequests(seconds) => Some(too_many_requests(seconds)),
             Self::Fails(code) => Some(failed(code, layout)),
@@ -99,13 +101,13 @@ impl Trouble {
 }
 
 /// Messages as apimachinery's `pkg/api/errors/errors.go` writes them.
-fn failed(code: u16, layout: Layout) -> Answer {
+fn failed(code: u16, layout: JsonLayout) -> ApiResponse {
     let (reason, message) = match code {
         500 => ("InternalError", "Internal error occurred: etcdserver: request timed out"),
         503 => ("ServiceUnavailable", "the server is currently unable to handle the request"),
         504 => ("Timeout", "Timeout: request did not complete within the allotted duration"),
-        // Something in between that speaks no JSON.
+        // The response of a proxy, which writes no JSON.
         _ => return plain(code, "upstream connect error or disconnect/reset before headers"),
     };
-    Failure::other(code, reason, message).answer(layout)
+    StatusError::new(code, reason, message).response(layout)
 }

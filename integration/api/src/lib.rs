@@ -1,48 +1,40 @@
-//! An API server for tests: pods of a cluster of any size, over TLS, as slow and as broken as a test
-//! wants it. What it answers is made from the recorded answers of real servers.
+//! A Kubernetes API server for tests: serves the pods of a cluster of any size over TLS, with the delays and faults
+//! that a test sets. Its responses are made from recorded responses of real servers.
 //!
 //! ```no_run
-//! # use gybe_api_server::{ApiServer, Fault, Network, Trouble, Validity, Verb};
+//! # use gybe_api_server::{ApiServer, Fault, Network, FaultKind, Validity, Verb};
 //! # use std::path::Path;
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let server = ApiServer::start()?;
 //! let account = server.service_account(Path::new("/tmp/here/serviceaccount"))?;
 //! server.put_pod(serde_json::json!({ "metadata": { "namespace": "shop", "name": "cart-0" } }));
-//! server.fault(Fault::always(Trouble::TooManyRequests(1)).at(Verb::Watch).times(3));
-//! server.network(Network::Unreachable)?;
-//! account.write(&server.tokens().issue(Validity::InTwoDays))?;
+//! server.add_fault(Fault::always(FaultKind::TooManyRequests(1)).at(Verb::Watch).times(3));
+//! server.set_network(Network::Unreachable)?;
+//! account.write(&server.tokens().issue(Validity::NotYetValid))?;
 //! assert!(server.requests().is_empty());
 //! # Ok(())
 //! # }
 //! ```
 
-mod answer;
-mod contents;
 mod credentials;
-mod crowd;
 mod faults;
-mod knobs;
 mod list;
 mod network;
 mod objects;
-mod recorded;
-mod requests;
-mod resource;
-mod selector;
+mod request;
+mod request_log;
+mod response;
 mod server;
 mod service;
 mod tls;
 mod tokens;
-mod validity;
 mod watch;
-mod wish;
 
 pub use credentials::ServiceAccount;
-pub use faults::{Fault, Trouble};
+pub use faults::{Fault, FaultKind};
 pub use network::Network;
-pub use requests::Request;
+pub use request::Verb;
+pub use request_log::Request;
 pub use server::{ApiServer, ApiServerError};
 pub use tls::TlsError;
-pub use tokens::{Bearer, SERVICE_ACCOUNT, Token, Tokens};
-pub use validity::Validity;
-pub use wish::Verb;
+pub use tokens::{Bearer, SERVICE_ACCOUNT, Token, Tokens, Validity};

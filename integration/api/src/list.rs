@@ -1,11 +1,8 @@
-//! Lists, whole or in pages.
+//! Responses to list requests, complete or in pages.
 
-use crate::answer::{Answer, Cut, Failure, stream};
-use crate::contents::Contents;
-use crate::objects::{Key, Objects, key};
-use crate::resource::Resource;
-use crate::selector::Selector;
-use crate::wish::Wish;
+use crate::objects::{Key, Objects, SelectedObjects, key};
+use crate::request::{ApiRequest, Resource, Selector};
+use crate::response::{ApiResponse, ConnectionCut, StatusError, stream};
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use http_body_util::channel::{Channel, Sender};
@@ -22,22 +19,25 @@ const CONTINUE_EXPIRED: &str = "The provided continue parameter is too old to di
 
 type Items = Box<dyn Iterator<Item = Arc<Value>> + Send>;
 
-/// Where a page begins: what has been told already, and the version all pages are of.
+/// Where a page begins: behind the last object of the page before, at the version of all pages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Page {
     version: Option<u64>,
     after: Option<Key>,
 }
 
-/// Answers with a list.
-pub(crate) fn list(objects: &Objects, resource: Resource, wish: &Wish) -> Result<Answer, Failure> {
-    let selector = selector(wish)?;
-    let page = Page::of(wish, objects)?;
+pub(crate) fn list(
+    objects: &Objects,
+    resource: Resource,
+    request: &ApiRequest,
+) -> Result<ApiResponse, StatusError> {
+    let selector = selector(request)?;
+    let page = Page::requested(request, objects)?;
     let version = page.version.unwrap_or_else(|| objects.newest());
-    let items = Contents::of(objects, (resource, version), &selector, page.after.as_ref());
+    let items = SelectedObjects::new(objects, resource, version, &selector, page.after.as_ref());
     let mut metadata = Map::from_iter([("resourceVersion".to_owned(), version.to_string().into())]);
     let mut items: Items = Box::new(items);
-    if let Some(limit) = limit(wish) {
+    if let Some(limit) = limit(request) {
         let page: Vec<Arc<Value>> = items.by_ref().take(limit).collect();
         let left = items.size_hint().1.unwrap_or(0);
         if let Some(last) = page.last().filter(|_| left > 0) {
@@ -50,26 +50,25 @@ pub(crate) fn list(objects: &Objects, resource: Resource, wish: &Wish) -> Result
         items = Box::new(page.into_iter());
     }
     let (sender, body) = Channel::new(16);
-    tokio::spawn(write(sender, resource, metadata.into(), items));
+    tokio::spawn(send(sender, resource, metadata.into(), items));
     Ok(stream("list-200", body))
 }
 
-/// What is selected by a query.
-pub(crate) fn selector(wish: &Wish) -> Result<Selector, Failure> {
-    let (fields, labels) = (wish.parameter("fieldSelector"), wish.parameter("labelSelector"));
-    Selector::parse(wish.namespace.clone(), fields, labels)
-        .map_err(|why| Failure::other(400, "BadRequest", &why))
+pub(crate) fn selector(request: &ApiRequest) -> Result<Selector, StatusError> {
+    let (fields, labels) = (request.parameter("fieldSelector"), request.parameter("labelSelector"));
+    Selector::parse(request.namespace.clone(), fields, labels)
+        .map_err(|message| StatusError::new(400, "BadRequest", &message))
 }
 
-/// A list that may be as old as the server likes (version 0) comes whole, whatever limit is asked for.
-fn limit(wish: &Wish) -> Option<usize> {
-    if wish.parameter("resourceVersion") == "0" {
+/// Returns the number of objects in a page. A list of any version (version 0) is complete, whatever its limit.
+fn limit(request: &ApiRequest) -> Option<usize> {
+    if request.parameter("resourceVersion") == "0" {
         return None;
     }
-    wish.parameter("limit").parse().ok().filter(|limit| *limit > 0)
+    request.parameter("limit").parse().ok().filter(|limit| *limit > 0)
 }
 
-async fn write(mut to: Sender<Bytes, Cut>, resource: Resource, metadata: Value, items: Items) {
+async fn send(mut body: Sender<Bytes, ConnectionCut>, resource: Resource, metadata: Value, items: Items) {
     let kind = resource.kind();
     let api = resource.api_version();
     let head = format!(r#"{{"kind":"{kind}List","apiVersion":"{api}","metadata":{metadata},"items":["#);
@@ -80,34 +79,34 @@ async fn write(mut to: Sender<Bytes, Cut>, resource: Resource, metadata: Value, 
             members.remove("kind");
             members.remove("apiVersion");
         }
-        // Whoever went away reads no more.
-        if to.send_data(format!("{between}{item}").into()).await.is_err() {
+        // An error means that the client closed the connection.
+        if body.send_data(format!("{between}{item}").into()).await.is_err() {
             return;
         }
         between = ",".to_owned();
     }
     let open = if between == "," { String::new() } else { between };
-    let _gone = to.send_data(format!("{open}]}}\n").into()).await;
+    let _client_gone = body.send_data(format!("{open}]}}\n").into()).await;
 }
 
 impl Page {
-    fn of(wish: &Wish, objects: &Objects) -> Result<Self, Failure> {
+    fn requested(request: &ApiRequest, objects: &Objects) -> Result<Self, StatusError> {
         let newest = objects.newest();
-        let token = wish.parameter("continue");
+        let token = request.parameter("continue");
         if token.is_empty() {
-            return asked_version(wish, newest).map(|version| Self { version, after: None });
+            return requested_version(request, newest).map(|version| Self { version, after: None });
         }
         let Some(mut page) = Self::read(token) else {
-            return Err(Failure::other(400, "BadRequest", "continue key is not valid"));
+            return Err(StatusError::new(400, "BadRequest", "continue key is not valid"));
         };
-        if page.version.is_some_and(|version| objects.has_forgotten(version)) {
+        if page.version.is_some_and(|version| objects.is_compacted(version)) {
             page.version = None;
-            return Err(Failure::expired(CONTINUE_EXPIRED, Some(page.token())));
+            return Err(StatusError::expired(CONTINUE_EXPIRED, Some(page.token())));
         }
         Ok(page)
     }
 
-    /// In etcd3's way: version -1 means whatever is newest.
+    /// Encodes the page as etcd3's storage does; version -1 means the newest.
     fn token(&self) -> String {
         let (namespace, name) = self.after.clone().unwrap_or_default();
         let version = self.version.and_then(|version| i64::try_from(version).ok()).unwrap_or(-1);
@@ -124,18 +123,18 @@ impl Page {
     }
 }
 
-/// The version a new list is to be of, when one is asked for exactly.
-fn asked_version(wish: &Wish, newest: u64) -> Result<Option<u64>, Failure> {
-    let text = wish.parameter("resourceVersion");
-    let Some(asked) = Some(text).filter(|text| !text.is_empty()) else { return Ok(None) };
-    let Ok(asked) = asked.parse::<u64>() else {
-        return Err(Failure::other(400, "BadRequest", &format!("invalid resource version \"{text}\"")));
+/// Returns the version of a list that requests one exactly.
+fn requested_version(request: &ApiRequest, newest: u64) -> Result<Option<u64>, StatusError> {
+    let text = request.parameter("resourceVersion");
+    let Some(requested) = Some(text).filter(|text| !text.is_empty()) else { return Ok(None) };
+    let Ok(requested) = requested.parse::<u64>() else {
+        return Err(StatusError::new(400, "BadRequest", &format!("invalid resource version \"{text}\"")));
     };
-    if asked > newest {
-        let message = format!("Too large resource version: {asked}, current: {newest}");
+    if requested > newest {
+        let message = format!("Too large resource version: {requested}, current: {newest}");
         let cause = json!({ "reason": "ResourceVersionTooLarge", "message": "Too large resource version" });
         let details = json!({ "causes": [cause], "retryAfterSeconds": 1 });
-        return Err(Failure::other(504, "Timeout", &message).with(details));
+        return Err(StatusError::new(504, "Timeout", &message).with_details(details));
     }
-    Ok(Some(asked).filter(|_| wish.parameter("resourceVersionMatch") == "Exact"))
+    Ok(Some(requested).filter(|_| request.parameter("resourceVersionMatch") == "Exact"))
 }

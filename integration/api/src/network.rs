@@ -1,4 +1,4 @@
-//! The wire: how connections come in, and what can be wrong before a request is read.
+//! Connections: accepts and serves them, and simulates faults of the network.
 
 use crate::service::Service;
 use hyper::server::conn::http1;
@@ -18,102 +18,104 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 
-/// The way to the server.
+/// The state of the network between the clients and the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Network {
-    /// As it should be.
+    /// Connections work.
     Open,
-    /// Nobody listens: connections are refused, and those that stand are cut.
+    /// No socket listens: connections are refused, existing ones are closed.
     Refusing,
-    /// Connections are made, and nothing is ever said on them, nor on those that stand.
-    Mute,
-    /// Packets get lost: no connection is made, and those that stand fall silent.
+    /// Connections are accepted; neither they nor existing ones carry data.
+    Silent,
+    /// Packets get lost: no connection is established, existing ones carry no data.
     Unreachable,
 }
 
-/// Longer than any connection over loopback takes that is made at all.
-const MADE_WITHIN: Duration = Duration::from_millis(100);
+/// Longer than a connection over loopback takes to be established.
+const CONNECT_TIMEOUT: Duration = Duration::from_millis(100);
 
 const BACKLOG: u32 = 1024;
 
-/// The one address, in one state or another.
-pub(crate) struct Door {
+/// The server's address in one state of the network.
+pub(crate) struct Listener {
     address: SocketAddr,
-    state: State,
-    guest: Guest,
+    state: ListenerState,
+    context: ConnectionContext,
 }
 
-/// What every connection is given.
+/// What serves every connection.
 #[derive(Clone)]
-struct Guest {
+struct ConnectionContext {
     tls: TlsAcceptor,
     service: Arc<Service>,
-    wire: watch::Receiver<Network>,
+    network: watch::Receiver<Network>,
 }
 
-enum State {
+enum ListenerState {
     Open(Arc<TcpListener>, JoinHandle<()>),
-    /// The address is kept, and not listened at.
+    /// The address is bound; no socket listens.
     Reserved(TcpSocket),
-    /// The queue is full with a connection of our own.
+    /// The accept queue is full with a connection of the server's own.
     Full(
         Arc<TcpListener>,
-        #[expect(dead_code, reason = "it fills the queue as long as it lives")] Option<TcpStream>,
+        #[expect(dead_code, reason = "the open connection keeps the queue full")] Option<TcpStream>,
     ),
-    Between,
+    /// Only while the state changes, and after a failed change.
+    Changing,
 }
 
-impl Door {
+impl Listener {
     pub(crate) fn open(
         address: SocketAddr,
         tls: TlsAcceptor,
-        (service, wire): (Arc<Service>, watch::Receiver<Network>),
+        service: Arc<Service>,
+        network: watch::Receiver<Network>,
     ) -> io::Result<Self> {
         let listener = Arc::new(bound(address)?.listen(BACKLOG)?);
         let address = listener.local_addr()?;
-        let guest = Guest { tls, service, wire };
-        let accepting = tokio::spawn(accept(Arc::clone(&listener), guest.clone()));
-        Ok(Self { address, state: State::Open(listener, accepting), guest })
+        let context = ConnectionContext { tls, service, network };
+        let accepting = tokio::spawn(accept(Arc::clone(&listener), context.clone()));
+        Ok(Self { address, state: ListenerState::Open(listener, accepting), context })
     }
 
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Makes it so for connections to come; those that stand follow the wire by themselves.
-    pub(crate) async fn turn(&mut self, to: Network) -> io::Result<()> {
-        let listener = match std::mem::replace(&mut self.state, State::Between) {
-            State::Open(listener, accepting) => {
+    /// Applies a state to new connections. Existing ones watch the state themselves.
+    pub(crate) async fn set_network(&mut self, network: Network) -> io::Result<()> {
+        let listener = match std::mem::replace(&mut self.state, ListenerState::Changing) {
+            ListenerState::Open(listener, accepting) => {
                 accepting.abort();
                 let _aborted = accepting.await;
                 Some(listener)
             }
-            State::Full(listener, _) => Some(listener),
-            State::Reserved(socket) => Some(Arc::new(socket.listen(BACKLOG)?)),
-            State::Between => None,
+            ListenerState::Full(listener, _) => Some(listener),
+            ListenerState::Reserved(socket) => Some(Arc::new(socket.listen(BACKLOG)?)),
+            ListenerState::Changing => None,
         };
         let listener = match listener {
             Some(listener) => listener,
             None => Arc::new(bound(self.address)?.listen(BACKLOG)?),
         };
-        self.state = match to {
-            Network::Open | Network::Mute => {
-                // Linux takes a second listen(2) for another length of the queue.
+        self.state = match network {
+            Network::Open | Network::Silent => {
+                // On Linux a second listen(2) changes the length of the queue.
                 listen(&listener, Backlog::MAXCONN)?;
-                let accepting = tokio::spawn(accept(Arc::clone(&listener), self.guest.clone()));
-                State::Open(listener, accepting)
+                let accepting = tokio::spawn(accept(Arc::clone(&listener), self.context.clone()));
+                ListenerState::Open(listener, accepting)
             }
             Network::Refusing => {
-                // To close it is not enough while a child of this process is on its way from fork to exec.
+                // Closing does not suffice while a forked child of this process, before its exec, has the socket.
                 shutdown(listener.as_raw_fd(), Shutdown::Read)?;
                 drop(listener);
-                State::Reserved(bound(self.address)?)
+                ListenerState::Reserved(bound(self.address)?)
             }
             Network::Unreachable => {
-                // A queue of length 0 holds one; the SYN of whoever comes then is dropped.
+                // A queue of length 0 holds one connection; the kernel drops further SYNs.
                 listen(&listener, Backlog::new(0)?)?;
-                let filler = timeout(MADE_WITHIN, TcpStream::connect(self.address)).await;
-                State::Full(listener, filler.ok().transpose()?)
+                let filler = timeout(CONNECT_TIMEOUT, TcpStream::connect(self.address)).await;
+                ListenerState::Full(listener, filler.ok().transpose()?)
             }
         };
         Ok(())
@@ -122,40 +124,40 @@ impl Door {
 
 fn bound(address: SocketAddr) -> io::Result<TcpSocket> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-    // So that it can be had again while connections of before are still going.
+    // Allows binding again while earlier connections still close.
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
     Ok(socket)
 }
 
-async fn accept(listener: Arc<TcpListener>, guest: Guest) {
+async fn accept(listener: Arc<TcpListener>, context: ConnectionContext) {
     loop {
         match listener.accept().await {
-            Ok((stream, _)) => drop(tokio::spawn(guest.clone().entertain(stream))),
-            // No file descriptor is left; the next try would fail as fast.
-            Err(_) => tokio::time::sleep(MADE_WITHIN).await,
+            Ok((stream, _)) => drop(tokio::spawn(context.clone().serve_while_open(stream))),
+            // Out of file descriptors; an immediate retry would fail, too.
+            Err(_) => tokio::time::sleep(CONNECT_TIMEOUT).await,
         }
     }
 }
 
-impl Guest {
-    /// Serves one connection as long as the wire carries it. What is not polled says nothing.
-    async fn entertain(self, stream: TcpStream) {
-        let mut wire = self.wire.clone();
+impl ConnectionContext {
+    /// Serves one connection while the network is open. A future that is not polled sends no data.
+    async fn serve_while_open(self, stream: TcpStream) {
+        let mut network = self.network.clone();
         let mut served = pin!(self.serve(stream));
         loop {
-            let state = *wire.borrow_and_update();
+            let state = *network.borrow_and_update();
             match state {
                 Network::Refusing => return,
-                Network::Mute | Network::Unreachable => {
-                    if wire.changed().await.is_err() {
+                Network::Silent | Network::Unreachable => {
+                    if network.changed().await.is_err() {
                         return;
                     }
                 }
                 Network::Open => {
                     tokio::select! {
                         biased;
-                        changed = wire.changed() => if changed.is_err() { return },
+                        changed = network.changed() => if changed.is_err() { return },
                         () = &mut served => return,
                     }
                 }
@@ -164,17 +166,17 @@ impl Guest {
     }
 
     async fn serve(self, stream: TcpStream) {
-        // Events are small, and each is waited for.
+        // Clients wait for each small event. Without TCP_NODELAY it is only slower.
         let _slower = stream.set_nodelay(true);
-        // A client that does not trust us goes away here.
+        // A client that does not trust the certificate closes the connection here.
         let Ok(stream) = self.tls.accept(stream).await else { return };
-        let kept = AtomicBool::new(false);
+        let reused = AtomicBool::new(false);
         let service = service_fn(|request: hyper::Request<hyper::body::Incoming>| {
             let (head, _) = request.into_parts();
-            Arc::clone(&self.service).answer(head, kept.swap(true, Ordering::Relaxed))
+            Arc::clone(&self.service).answer(head, reused.swap(true, Ordering::Relaxed))
         });
         let mut http = http1::Builder::new();
         http.timer(TokioTimer::new());
-        let _gone = http.serve_connection(TokioIo::new(stream), service).await;
+        let _client_gone = http.serve_connection(TokioIo::new(stream), service).await;
     }
 }

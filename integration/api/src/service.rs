@@ -1,13 +1,13 @@
-//! One request from its coming to its answer, in the order of a real server: who is it, may he, what is it.
+//! Answers a request in the order of a real server: authentication, authorization, then the resource.
 
-use crate::answer::{Answer, Cut, Failure, Layout, object, plain};
-use crate::faults::{Faults, Trouble};
+use crate::faults::{FaultKind, Faults};
 use crate::list::list;
 use crate::objects::Objects;
-use crate::requests::{Ledger, Request};
-use crate::tokens::{Bearer, SERVICE_ACCOUNT, Tokens};
-use crate::watch::{Nudge, watch};
-use crate::wish::{Verb, Wish};
+use crate::request::{ApiRequest, Verb};
+use crate::request_log::{Request, RequestLog};
+use crate::response::{ApiResponse, ConnectionCut, JsonLayout, StatusError, object, plain};
+use crate::tokens::{Authentication, Bearer, SERVICE_ACCOUNT, Tokens};
+use crate::watch::{WatchCommand, watch};
 use hyper::HeaderMap;
 use hyper::header::{AUTHORIZATION, USER_AGENT};
 use hyper::http::request::Parts;
@@ -15,18 +15,18 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::broadcast;
 
-/// All a request may need.
+/// The state of the server that requests use.
 #[derive(Debug)]
 pub(crate) struct Service {
     pub(crate) objects: Arc<Objects>,
     pub(crate) tokens: Tokens,
     pub(crate) faults: Faults,
-    pub(crate) ledger: Ledger,
-    pub(crate) nudges: broadcast::Sender<Nudge>,
+    pub(crate) log: RequestLog,
+    pub(crate) watch_commands: broadcast::Sender<WatchCommand>,
     rights: Mutex<BTreeSet<(Verb, &'static str)>>,
 }
 
-/// What the agent's ClusterRole lets it do.
+/// The rights in the agent's ClusterRole.
 const RIGHTS: [(Verb, &str); 5] = [
     (Verb::Get, "pods"),
     (Verb::List, "pods"),
@@ -41,8 +41,8 @@ impl Service {
             objects: Arc::new(Objects::new()),
             tokens: Tokens::default(),
             faults: Faults::default(),
-            ledger: Ledger::default(),
-            nudges: broadcast::Sender::new(64),
+            log: RequestLog::default(),
+            watch_commands: broadcast::Sender::new(64),
             rights: Mutex::new(BTreeSet::from(RIGHTS)),
         }
     }
@@ -55,74 +55,87 @@ impl Service {
         self.rights.lock().unwrap_or_else(PoisonError::into_inner).remove(&(verb, resource));
     }
 
-    /// Answers, or cuts the connection, which is kept from an earlier request or new.
-    pub(crate) async fn answer(self: Arc<Self>, request: Parts, kept: bool) -> Result<Answer, Cut> {
+    /// Answers or closes the connection. `reused_connection`: an earlier request came on it.
+    pub(crate) async fn answer(
+        self: Arc<Self>,
+        request: Parts,
+        reused_connection: bool,
+    ) -> Result<ApiResponse, ConnectionCut> {
         let Parts { method, uri, headers, .. } = request;
         let query = uri.query().unwrap_or_default();
-        let wish = Wish::parse(&method, uri.path(), query);
-        let (bearer, counts) = self.bearer(&headers);
-        let place = self.ledger.came(Request {
+        let request = ApiRequest::parse(&method, uri.path(), query);
+        let authentication = self.authenticate(&headers);
+        let index = self.log.record(Request {
             method: method.to_string(),
             path: uri.path().to_owned(),
             query: query.to_owned(),
-            bearer,
+            bearer: authentication.bearer,
             code: None,
         });
-        let layout = Layout::of(headers.get(USER_AGENT));
-        let answer = match self.faults.next(wish.as_ref().map(|wish| wish.verb), kept) {
-            Some(Trouble::Disconnects) => return Err(Cut),
-            Some(Trouble::Silent) => std::future::pending().await,
-            Some(Trouble::Slow(delay)) => {
+        let layout = JsonLayout::of(headers.get(USER_AGENT));
+        let response = match self.faults.next(request.as_ref().map(|request| request.verb), reused_connection)
+        {
+            Some(FaultKind::Disconnects) => return Err(ConnectionCut),
+            Some(FaultKind::Silent) => std::future::pending().await,
+            Some(FaultKind::Slow(delay)) => {
                 tokio::time::sleep(delay).await;
                 None
             }
-            Some(trouble) => trouble.answer(layout),
+            Some(fault) => fault.response(layout),
             None => None,
         };
-        let answer = answer.unwrap_or_else(|| self.in_order(wish.as_ref(), (bearer, counts), layout));
-        self.ledger.answered(place, answer.status().as_u16());
-        Ok(answer)
+        let response = response.unwrap_or_else(|| self.respond(request.as_ref(), authentication, layout));
+        self.log.set_code(index, response.status().as_u16());
+        Ok(response)
     }
 
-    fn bearer(&self, headers: &HeaderMap) -> (Bearer, bool) {
-        let Some(header) = headers.get(AUTHORIZATION) else { return (Bearer::Nobody, true) };
+    fn authenticate(&self, headers: &HeaderMap) -> Authentication {
+        let Some(header) = headers.get(AUTHORIZATION) else {
+            return Authentication { bearer: Bearer::Anonymous, accepted: true };
+        };
         let token = header.to_str().ok().and_then(|header| header.strip_prefix("Bearer "));
-        token.map_or((Bearer::Stranger, false), |token| self.tokens.known(token.trim()))
+        self.tokens.authenticate(token.unwrap_or_default().trim())
     }
 
-    fn in_order(&self, wish: Option<&Wish>, (bearer, counts): (Bearer, bool), layout: Layout) -> Answer {
-        if !counts {
-            return Failure::unauthorized().answer(layout);
+    fn respond(
+        &self,
+        request: Option<&ApiRequest>,
+        Authentication { bearer, accepted }: Authentication,
+        layout: JsonLayout,
+    ) -> ApiResponse {
+        if !accepted {
+            return StatusError::unauthorized().response(layout);
         }
-        let Some(wish) = wish else { return plain(404, "404 page not found\n") };
+        let Some(request) = request else { return plain(404, "404 page not found\n") };
         let user = match bearer {
             Bearer::Token(_) => format!("system:serviceaccount:{}:{}", SERVICE_ACCOUNT.0, SERVICE_ACCOUNT.1),
-            Bearer::Nobody | Bearer::Stranger => "system:anonymous".to_owned(),
+            Bearer::Anonymous | Bearer::Unknown => "system:anonymous".to_owned(),
         };
-        if !self.may(bearer, wish) {
-            return Failure::forbidden(wish, &user).answer(layout);
+        if !self.is_authorized(bearer, request) {
+            return StatusError::forbidden(request, &user).response(layout);
         }
-        self.done(wish, layout).unwrap_or_else(|failure| failure.answer(layout))
+        self.serve_resource(request, layout).unwrap_or_else(|refusal| refusal.response(layout))
     }
 
-    fn may(&self, bearer: Bearer, wish: &Wish) -> bool {
+    fn is_authorized(&self, bearer: Bearer, request: &ApiRequest) -> bool {
         let rights = self.rights.lock().unwrap_or_else(PoisonError::into_inner);
-        let granted = |(verb, name): &(Verb, &str)| *verb == wish.verb && *name == wish.resource;
+        let granted = |(verb, name): &(Verb, &str)| *verb == request.verb && *name == request.resource;
         matches!(bearer, Bearer::Token(_)) && rights.iter().any(granted)
     }
 
-    fn done(&self, wish: &Wish, layout: Layout) -> Result<Answer, Failure> {
-        let kind = wish.kind().ok_or_else(|| Failure::not_found(wish))?;
-        match (wish.verb, &wish.name) {
+    fn serve_resource(&self, request: &ApiRequest, layout: JsonLayout) -> Result<ApiResponse, StatusError> {
+        let resource = request.known_resource().ok_or_else(|| StatusError::not_found(request))?;
+        match (request.verb, &request.name) {
             (Verb::Get, Some(name)) => {
-                let key = (wish.namespace.clone().unwrap_or_default(), name.clone());
-                let found = self.objects.get(kind, &key).ok_or_else(|| Failure::not_found(wish))?;
+                let key = (request.namespace.clone().unwrap_or_default(), name.clone());
+                let found =
+                    self.objects.get(resource, &key).ok_or_else(|| StatusError::not_found(request))?;
                 Ok(object(&found, layout))
             }
-            (Verb::List, None) => list(&self.objects, kind, wish),
-            (Verb::Watch, None) => watch(&self.objects, kind, wish, self.nudges.subscribe()),
-            // Nothing is written here by its clients.
-            _ => Err(Failure::other(405, "MethodNotAllowed", "the server does not allow this method")),
+            (Verb::List, None) => list(&self.objects, resource, request),
+            (Verb::Watch, None) => watch(&self.objects, resource, request, self.watch_commands.subscribe()),
+            // Clients cannot write to this server.
+            _ => Err(StatusError::new(405, "MethodNotAllowed", "the server does not allow this method")),
         }
     }
 }

@@ -1,6 +1,6 @@
-//! An authority made at the start, and the server's certificate: another one, when a test wants it.
+//! The server's certificate authority, made at its start, and its certificate, which a test can replace.
 
-use crate::validity::Validity;
+use crate::tokens::Validity;
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair,
     KeyUsagePurpose,
@@ -13,18 +13,18 @@ use tokio_rustls::rustls::pki_types::PrivateKeyDer;
 use tokio_rustls::rustls::server::{ClientHello, NoServerSessionStorage, ResolvesServerCert, ServerConfig};
 use tokio_rustls::rustls::sign::CertifiedKey;
 
-/// Why there is no certificate, or no TLS with it.
+/// Why a certificate cannot be made or used.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    /// Making one.
+    /// `rcgen` cannot make it.
     #[error("cannot make a certificate")]
     Make(#[from] rcgen::Error),
-    /// Using it.
-    #[error("cannot speak TLS with the certificate made for it")]
+    /// `rustls` does not accept it.
+    #[error("cannot use the certificate for TLS")]
     Use(#[from] tokio_rustls::rustls::Error),
 }
 
-/// Who signs, for one server, and what it presents.
+/// The certificate authority of one server and the certificate that the server presents.
 pub(crate) struct Identity {
     authority: CertifiedIssuer<'static, KeyPair>,
     address: IpAddr,
@@ -34,28 +34,27 @@ pub(crate) struct Identity {
 impl Identity {
     pub(crate) fn new(address: IpAddr) -> Result<Arc<Self>, TlsError> {
         let authority = authority()?;
-        let presented = RwLock::new(Arc::new(certificate(&authority, address, Validity::Now)?));
+        let presented = RwLock::new(Arc::new(certificate(&authority, address, Validity::Valid)?));
         Ok(Arc::new(Self { authority, address, presented }))
     }
 
-    /// The authority's certificate, for who should trust the server.
     pub(crate) fn ca_pem(&self) -> String {
         self.authority.pem()
     }
 
     /// Presents a certificate of that validity from the next handshake on.
     pub(crate) fn present(&self, validity: Validity) -> Result<(), TlsError> {
-        let other = certificate(&self.authority, self.address, validity)?;
-        *self.presented.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(other);
+        let certificate = certificate(&self.authority, self.address, validity)?;
+        *self.presented.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(certificate);
         Ok(())
     }
 
-    pub(crate) fn server(self: &Arc<Self>) -> Result<Arc<ServerConfig>, TlsError> {
+    pub(crate) fn server_config(self: &Arc<Self>) -> Result<Arc<ServerConfig>, TlsError> {
         let provider = Arc::new(ring::default_provider());
         let versions = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
         let mut config = versions.with_no_client_auth().with_cert_resolver(Arc::clone(self) as Arc<_>);
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
-        // A session taken up again would never see the certificate of now.
+        // A resumed session would not receive the current certificate.
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
         Ok(Arc::new(config))
@@ -92,8 +91,8 @@ fn certificate(
     let mut params = CertificateParams::new(names)?;
     params.distinguished_name.push(DnType::CommonName, "kube-apiserver");
     params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
-    let (from, until) = validity.window();
-    (params.not_before, params.not_after) = (from.into(), until.into());
+    let period = validity.period();
+    (params.not_before, params.not_after) = (period.from.into(), period.until.into());
     let key = KeyPair::generate()?;
     let signed = params.signed_by(&key, authority)?;
     let key = PrivateKeyDer::Pkcs8(key.serialize_der().into());

@@ -1,85 +1,91 @@
-//! Who may come in: the tokens that were issued, and which of them still count.
+//! The issued tokens, which of them the server accepts, and periods of validity. Clocks are never set: an invalid
+//! token or certificate has a period of validity that is two days off.
 
-use crate::validity::Validity;
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde_json::json;
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// The service account every token is issued for.
+/// Namespace and name of the service account of every token.
 pub const SERVICE_ACCOUNT: (&str, &str) = ("gybe-system", "gybe-node");
 
-/// A bearer token. It shows itself by its number alone.
+/// A bearer token. `Debug` prints only its number.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token {
-    /// The how manieth, from 1.
+    /// Counts issued tokens from 1.
     pub number: u32,
     text: String,
 }
 
-/// Whose request it is, without the token.
+/// The token of a request, without its text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Bearer {
-    /// No token came along.
-    Nobody,
-    /// One that was issued, by its number.
+    /// The request has no token.
+    Anonymous,
+    /// An issued token's number.
     Token(u32),
-    /// One that was never issued here.
-    Stranger,
+    /// A token that this server did not issue.
+    Unknown,
 }
 
-/// All tokens ever issued by one server.
+/// All tokens that one server issued.
 #[derive(Debug, Default)]
 pub struct Tokens(Mutex<Vec<Issued>>);
+
+/// The result of checking a request's token.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Authentication {
+    pub(crate) bearer: Bearer,
+    pub(crate) accepted: bool,
+}
 
 #[derive(Debug)]
 struct Issued {
     token: Token,
-    window: (SystemTime, SystemTime),
+    period: Period,
     revoked: bool,
 }
 
 impl Tokens {
-    /// A new one, which counts beside the older ones.
+    /// Issues another token; older ones stay valid.
     pub fn issue(&self, validity: Validity) -> Token {
         let mut all = self.all();
         let number = u32::try_from(all.len()).unwrap_or(u32::MAX).saturating_add(1);
-        let window = validity.window();
-        let token = Token { number, text: written(number, window) };
-        all.push(Issued { token: token.clone(), window, revoked: false });
+        let period = validity.period();
+        let token = Token { number, text: token_text(number, period) };
+        all.push(Issued { token: token.clone(), period, revoked: false });
         token
     }
 
-    /// No request with it is answered any more. A watch that runs goes on, as with a real server.
+    /// Refuses every further request with that token. A running watch goes on, as with a real server.
     pub fn revoke(&self, token: &Token) {
         self.all().iter_mut().filter(|issued| issued.token == *token).for_each(|it| it.revoked = true);
     }
 
-    /// Of all tokens issued so far only these count.
-    pub fn only(&self, these: &[&Token]) {
+    /// Revokes all tokens issued so far except these.
+    pub fn accept_only(&self, these: &[&Token]) {
         self.all().iter_mut().for_each(|issued| issued.revoked = !these.contains(&&issued.token));
     }
 
-    /// None of those issued so far counts.
+    /// Revokes all tokens issued so far.
     pub fn revoke_all(&self) {
         self.all().iter_mut().for_each(|issued| issued.revoked = true);
     }
 
-    /// Takes every revocation back: the authenticator was at fault, not the token.
-    pub fn believe_all(&self) {
+    /// Undoes every revocation, as after a fault of the authenticator.
+    pub fn restore_all(&self) {
         self.all().iter_mut().for_each(|issued| issued.revoked = false);
     }
 
-    /// Whose it is, and whether it counts now.
-    pub(crate) fn known(&self, text: &str) -> (Bearer, bool) {
+    pub(crate) fn authenticate(&self, text: &str) -> Authentication {
         let (all, now) = (self.all(), SystemTime::now());
         let Some(issued) = all.iter().find(|issued| issued.token.text == text) else {
-            return (Bearer::Stranger, false);
+            return Authentication { bearer: Bearer::Unknown, accepted: false };
         };
-        let counts = !issued.revoked && issued.window.0 <= now && now < issued.window.1;
-        (Bearer::Token(issued.token.number), counts)
+        let accepted = !issued.revoked && issued.period.from <= now && now < issued.period.until;
+        Authentication { bearer: Bearer::Token(issued.token.number), accepted }
     }
 
     fn all(&self) -> MutexGuard<'_, Vec<Issued>> {
@@ -88,7 +94,7 @@ impl Tokens {
 }
 
 impl Token {
-    /// What stands behind `Authorization: Bearer`.
+    /// The text behind `Authorization: Bearer`.
     pub fn text(&self) -> &str {
         &self.text
     }
@@ -100,8 +106,8 @@ impl fmt::Debug for Token {
     }
 }
 
-/// Shaped as a bound service account token is, for whoever looks into it; signed by nobody.
-fn written(number: u32, (from, until): (SystemTime, SystemTime)) -> String {
+/// Returns a text with the form and claims of a bound service account token, without a valid signature.
+fn token_text(number: u32, Period { from, until }: Period) -> String {
     let seconds = |time: SystemTime| time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let (namespace, name) = SERVICE_ACCOUNT;
     let part = |part: &[u8]| URL_SAFE_NO_PAD.encode(part);
@@ -117,4 +123,36 @@ fn written(number: u32, (from, until): (SystemTime, SystemTime)) -> String {
     let signature = number.to_be_bytes().repeat(64);
     let parts = [header.to_string().into_bytes(), claims.to_string().into_bytes(), signature];
     parts.map(|bytes| part(&bytes)).join(".")
+}
+
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// The first and the last moment of validity.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Period {
+    pub(crate) from: SystemTime,
+    pub(crate) until: SystemTime,
+}
+
+/// The period of validity of a token or certificate, relative to now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Validity {
+    /// From yesterday on, for a month.
+    Valid,
+    /// From two days ahead, for a month: what a client with a slow clock sees.
+    NotYetValid,
+    /// For a month, until two days ago: not renewed, or what a client with a fast clock sees.
+    Expired,
+}
+
+impl Validity {
+    pub(crate) fn period(self) -> Period {
+        let now = SystemTime::now();
+        let (from, until) = match self {
+            Self::Valid => (now - DAY, now + 30 * DAY),
+            Self::NotYetValid => (now + 2 * DAY, now + 32 * DAY),
+            Self::Expired => (now - 32 * DAY, now - 2 * DAY),
+        };
+        Period { from, until }
+    }
 }

@@ -1,12 +1,9 @@
-//! A watch: what changes, told to one listener until the time is up.
+//! A watch: sends changes to one client until its time is up.
 
-use crate::answer::{Answer, Cut, Failure, stream};
-use crate::contents::Contents;
 use crate::list::selector;
-use crate::objects::{Change, Objects};
-use crate::resource::Resource;
-use crate::selector::Selector;
-use crate::wish::Wish;
+use crate::objects::{Change, Objects, SelectedObjects};
+use crate::request::{ApiRequest, Resource, Selector};
+use crate::response::{ApiResponse, ConnectionCut, StatusError, stream};
 use http_body_util::channel::{Channel, Sender};
 use hyper::body::Bytes;
 use serde_json::{Value, json};
@@ -15,102 +12,101 @@ use std::time::Duration;
 use tokio::sync::broadcast::Receiver;
 use tokio::time::{Instant, interval_at, sleep};
 
-/// What a test makes every running watch do.
+/// A test's command to every running watch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Nudge {
-    /// Tell the version, where the listener wants to be told.
+pub(crate) enum WatchCommand {
+    /// Send a bookmark to clients that requested bookmarks.
     Bookmark,
-    /// Break off in the middle of an event.
+    /// Close the connection in the middle of an event.
     Cut,
-    /// Tell that the version is gone, and end.
+    /// Send error 410 and end.
     Expire,
-    /// End, as when the time is up.
+    /// End as at the time limit.
     End,
 }
 
-/// A server's own limit is drawn from half an hour to an hour (`--min-request-timeout`).
-const LONGEST: Duration = Duration::from_secs(1800);
+/// The time limit of a watch without `timeoutSeconds`. A real server draws it from half an hour to an hour
+/// (`--min-request-timeout`).
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(1800);
 
-/// About as often as kube-apiserver's watch cache sends one.
-const BETWEEN_BOOKMARKS: Duration = Duration::from_secs(60);
+/// About the interval of kube-apiserver's watch cache.
+const BOOKMARK_INTERVAL: Duration = Duration::from_secs(60);
 
-/// One listener's watch.
 struct Watch {
     objects: Arc<Objects>,
     resource: Resource,
     selector: Selector,
     bookmarks: bool,
     version: u64,
-    to: Sender<Bytes, Cut>,
+    body: Sender<Bytes, ConnectionCut>,
 }
 
-/// The listener went away.
-struct Gone;
+/// The client closed the connection, or the watch has ended.
+struct WatchEnded;
 
-/// Answers with a watch.
 pub(crate) fn watch(
     objects: &Arc<Objects>,
     resource: Resource,
-    wish: &Wish,
-    nudges: Receiver<Nudge>,
-) -> Result<Answer, Failure> {
-    only_as_older_servers_do(wish)?;
-    let seconds = wish.parameter("timeoutSeconds").parse().ok().filter(|seconds| *seconds > 0);
-    let longest = seconds.map_or(LONGEST, Duration::from_secs);
-    let asked = wish.parameter("resourceVersion").parse().unwrap_or(0);
-    let (to, body) = Channel::new(16);
+    request: &ApiRequest,
+    watch_commands: Receiver<WatchCommand>,
+) -> Result<ApiResponse, StatusError> {
+    refuse_initial_events(request)?;
+    let seconds = request.parameter("timeoutSeconds").parse().ok().filter(|seconds| *seconds > 0);
+    let timeout = seconds.map_or(DEFAULT_TIMEOUT, Duration::from_secs);
+    let (sender, body) = Channel::new(16);
     let watch = Watch {
         objects: Arc::clone(objects),
         resource,
-        selector: selector(wish)?,
-        bookmarks: wish.parameter("allowWatchBookmarks") == "true",
-        version: asked,
-        to,
+        selector: selector(request)?,
+        bookmarks: request.parameter("allowWatchBookmarks") == "true",
+        version: request.parameter("resourceVersion").parse().unwrap_or(0),
+        body: sender,
     };
-    tokio::spawn(watch.run(nudges, longest));
+    tokio::spawn(watch.run(watch_commands, timeout));
     Ok(stream("watch-stream", body))
 }
 
-/// A server that cannot begin a watch with a list of events refuses the words for it: apimachinery's
+/// Refuses `resourceVersionMatch`, as a server does that cannot begin a watch with a list: apimachinery's
 /// `pkg/apis/meta/internalversion/validation/validation.go`.
-fn only_as_older_servers_do(wish: &Wish) -> Result<(), Failure> {
-    if wish.parameter("resourceVersionMatch").is_empty() {
+fn refuse_initial_events(request: &ApiRequest) -> Result<(), StatusError> {
+    if request.parameter("resourceVersionMatch").is_empty() {
         return Ok(());
     }
-    let why = "Forbidden: resourceVersionMatch is forbidden for watch";
-    let message = format!("ListOptions.meta.k8s.io \"\" is invalid: resourceVersionMatch: {why}");
-    let cause = json!({ "reason": "FieldValueForbidden", "message": why, "field": "resourceVersionMatch" });
+    let reason = "Forbidden: resourceVersionMatch is forbidden for watch";
+    let message = format!("ListOptions.meta.k8s.io \"\" is invalid: resourceVersionMatch: {reason}");
+    let cause =
+        json!({ "reason": "FieldValueForbidden", "message": reason, "field": "resourceVersionMatch" });
     let details = json!({ "group": "meta.k8s.io", "kind": "ListOptions", "causes": [cause] });
-    Err(Failure::other(422, "Invalid", &message).with(details))
+    Err(StatusError::new(422, "Invalid", &message).with_details(details))
 }
 
 impl Watch {
-    async fn run(mut self, mut nudges: Receiver<Nudge>, longest: Duration) {
-        let end = sleep(longest);
+    async fn run(mut self, mut watch_commands: Receiver<WatchCommand>, timeout: Duration) {
+        let end = sleep(timeout);
         tokio::pin!(end);
-        let mut minute = interval_at(Instant::now() + BETWEEN_BOOKMARKS, BETWEEN_BOOKMARKS);
-        let mut newest = self.objects.follow();
-        if self.begin().await.is_err() {
+        let mut bookmarks = interval_at(Instant::now() + BOOKMARK_INTERVAL, BOOKMARK_INTERVAL);
+        let mut newest = self.objects.subscribe();
+        if self.send_initial().await.is_err() {
             return;
         }
         loop {
-            let nudge = tokio::select! {
+            let command = tokio::select! {
                 biased;
                 changed = newest.changed() => if changed.is_ok() { None } else { return },
-                nudge = nudges.recv() => nudge.ok(),
-                _ = minute.tick() => Some(Nudge::Bookmark),
-                () = &mut end => Some(Nudge::End),
+                command = watch_commands.recv() => command.ok(),
+                _ = bookmarks.tick() => Some(WatchCommand::Bookmark),
+                () = &mut end => Some(WatchCommand::End),
             };
-            if self.catch_up().await.is_err() {
+            if self.send_changes().await.is_err() {
                 return;
             }
-            let done = match nudge {
+            let done = match command {
                 None => Ok(()),
-                Some(Nudge::Bookmark) if !self.bookmarks => Ok(()),
-                Some(Nudge::Bookmark) => self.tell(&self.bookmark()).await,
-                Some(Nudge::Expire) => self.expire().await,
-                Some(Nudge::End) => return,
-                Some(Nudge::Cut) => return self.cut().await,
+                Some(WatchCommand::Bookmark) if !self.bookmarks => Ok(()),
+                Some(WatchCommand::Bookmark) => self.send(&self.bookmark()).await,
+                Some(WatchCommand::Expire) => self.expire().await,
+                Some(WatchCommand::End) => return,
+                Some(WatchCommand::Cut) => return self.cut().await,
             };
             if done.is_err() {
                 return;
@@ -118,47 +114,49 @@ impl Watch {
         }
     }
 
-    /// From version 0 on all there is is new; from any other, what came after it.
-    async fn begin(&mut self) -> Result<(), Gone> {
+    /// Sends all objects as added for version 0, or the changes after any other version.
+    async fn send_initial(&mut self) -> Result<(), WatchEnded> {
         if self.version == 0 {
             self.version = self.objects.newest();
-            for object in Contents::of(&self.objects, (self.resource, self.version), &self.selector, None) {
-                self.tell(&json!({ "type": "ADDED", "object": *object })).await?;
+            for object in
+                SelectedObjects::new(&self.objects, self.resource, self.version, &self.selector, None)
+            {
+                self.send(&json!({ "type": "ADDED", "object": *object })).await?;
             }
         }
-        if self.objects.has_forgotten(self.version) {
+        if self.objects.is_compacted(self.version) {
             return self.expire().await;
         }
-        self.catch_up().await
+        self.send_changes().await
     }
 
-    async fn catch_up(&mut self) -> Result<(), Gone> {
+    async fn send_changes(&mut self) -> Result<(), WatchEnded> {
         for change in self.objects.since(self.resource, self.version) {
             self.version = change.version;
-            if let Some(event) = seen(&change, &self.selector) {
-                self.tell(&event).await?;
+            if let Some(event) = event_for(&change, &self.selector) {
+                self.send(&event).await?;
             }
         }
         Ok(())
     }
 
-    async fn expire(&mut self) -> Result<(), Gone> {
+    async fn expire(&mut self) -> Result<(), WatchEnded> {
         let message = format!("too old resource version: {} ({})", self.version, self.objects.oldest());
-        self.tell(&Failure::expired(&message, None).event()).await?;
-        Err(Gone)
+        self.send(&StatusError::expired(&message, None).event()).await?;
+        Err(WatchEnded)
     }
 
     async fn cut(mut self) {
         let mut half = self.bookmark().to_string();
         half.truncate(half.len() / 2);
-        if self.to.send_data(half.into()).await.is_ok() {
-            // What is not written yet when the end comes is never written.
+        if self.body.send_data(half.into()).await.is_ok() {
+            // The abort discards data that hyper has not written yet.
             tokio::task::yield_now().await;
-            self.to.abort(Cut);
+            self.body.abort(ConnectionCut);
         }
     }
 
-    /// As recorded: an object with nothing but its version.
+    /// An object with only its version, as recorded.
     fn bookmark(&self) -> Value {
         let (kind, api) = (self.resource.kind(), self.resource.api_version());
         let metadata = json!({ "resourceVersion": self.version.to_string(), "creationTimestamp": null });
@@ -168,16 +166,17 @@ impl Watch {
         } })
     }
 
-    async fn tell(&mut self, event: &Value) -> Result<(), Gone> {
-        self.to.send_data(format!("{event}\n").into()).await.map_err(|_| Gone)
+    async fn send(&mut self, event: &Value) -> Result<(), WatchEnded> {
+        self.body.send_data(format!("{event}\n").into()).await.map_err(|_| WatchEnded)
     }
 }
 
-/// How a change looks through a selector: what begins to match is new, what ceases to is gone.
-fn seen(change: &Change, selector: &Selector) -> Option<Value> {
+/// Returns a change as an event of a selector: an object that begins to match is added, one that ceases to
+/// match is deleted.
+fn event_for(change: &Change, selector: &Selector) -> Option<Value> {
     let before = change.before.as_ref().filter(|object| selector.matches(object));
     let after = change.after.as_ref().filter(|object| selector.matches(object));
-    let (word, mut object) = match (before, after) {
+    let (event_type, mut object) = match (before, after) {
         (None, None) => return None,
         (None, Some(after)) => ("ADDED", Value::clone(after)),
         (Some(_), Some(after)) => ("MODIFIED", Value::clone(after)),
@@ -186,5 +185,5 @@ fn seen(change: &Change, selector: &Selector) -> Option<Value> {
     if let Some(version) = object.pointer_mut("/metadata/resourceVersion") {
         *version = change.version.to_string().into();
     }
-    Some(json!({ "type": word, "object": object }))
+    Some(json!({ "type": event_type, "object": object }))
 }

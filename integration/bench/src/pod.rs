@@ -1,7 +1,7 @@
 //! A pod as a runtime hands it to the plugin: a fresh namespace with addresses, and the call.
 
 use crate::seclusion::PLACE;
-use gybe_installer::testnet::link::{End, join};
+use gybe_installer::testnet::link::{LinkEnd, join};
 use gybe_installer::testnet::namespace::Namespace;
 use gybe_integration::complaint::Complaint;
 use gybe_integration::crowd::side_by_side;
@@ -52,7 +52,7 @@ fn one() -> Result<Namespace, Complaint> {
     let addresses = ["10.244.0.10/24", "fd00:10::10/64"].map(str::parse).into_iter();
     let addresses = addresses.collect::<Result<Vec<_>, _>>()?;
     let end = |name, addresses| {
-        Ok::<_, Complaint>(End { namespace: &namespace, name: InterfaceName::parse(name)?, addresses })
+        Ok::<_, Complaint>(LinkEnd { namespace: &namespace, name: InterfaceName::parse(name)?, addresses })
     };
     // The other end stays inside, too: nothing but the namespace has to go. An address of IPv4 on
     // every interface is what spares the plugin a list of their names.

@@ -1,12 +1,12 @@
-//! A pod's manifest with whatever annotations, up to the rules: what is taken has bounds, and says the
-//! same when it is written down and read again.
+//! A pod's manifest with any annotations, up to the rules: accepted values are bounded, and are the same after
+//! they are written and read again.
 #![no_main]
 
 use gybe_netfilter::compile::compile;
 use gybe_netfilter::nft::{Batch, Start};
 use gybe_netfilter::policy::Families;
 use gybe_plugin::conf::PluginConf;
-use gybe_plugin::decide::{Opinion, opinion};
+use gybe_plugin::decide::{PreliminaryDecision, decide_without_addresses};
 use gybe_plugin::gates::InitContainer;
 use gybe_plugin::pod::PodFacts;
 use libfuzzer_sys::fuzz_target;
@@ -26,22 +26,22 @@ const KEYS: [&str; 10] = [
 ];
 
 fuzz_target!(|input: &[u8]| {
-    // A manifest as it is, or lines that are the values of annotations, one after the other.
+    // Either a manifest, or lines: the values of the annotations in the order of KEYS.
     let facts = match PodFacts::from_json(input) {
         Ok(facts) => facts,
         Err(_) => annotated(&String::from_utf8_lossy(input)),
     };
     assert_eq!(PodFacts::from_manifest(&facts.to_manifest()).as_ref(), Ok(&facts));
-    match opinion(&PluginConf::default(), &facts, InitContainer::Counts) {
-        Opinion::LeaveAlone(reason) => assert!(!reason.to_string().is_empty()),
-        // Whoever reads it reads one line of a bounded length.
-        Opinion::Refuse(cause) => {
+    match decide_without_addresses(&PluginConf::default(), &facts, InitContainer::Counts) {
+        PreliminaryDecision::LeaveAlone(reason) => assert!(!reason.to_string().is_empty()),
+        // The message is one line of bounded length.
+        PreliminaryDecision::Refuse(cause) => {
             let told = cause.to_string();
             assert!(told.chars().count() < 400 && !told.contains('\n'), "{told}");
         }
-        Opinion::Redirect(wish) => {
+        PreliminaryDecision::Redirect(draft) => {
             for families in [Families::V4Only, Families::V4AndV6] {
-                let rules = compile(&wish.clone().policy(families));
+                let rules = compile(&draft.clone().complete(families));
                 Batch::apply(&rules, Start::Fresh).expect("every wish can be written");
             }
         }

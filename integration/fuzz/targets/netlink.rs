@@ -1,4 +1,4 @@
-//! A kernel's answers: the first byte says to what, then datagrams, each behind its length (two bytes).
+//! Replies of the kernel: the first byte selects the request, then datagrams follow, each after its length (two bytes).
 #![no_main]
 
 use gybe_netfilter::compile::compile;
@@ -11,8 +11,8 @@ use libfuzzer_sys::fuzz_target;
 const ERROR: u16 = 2;
 const ACK: u16 = 4;
 
-/// A header, the errno, and the header of what is answered.
-const ANSWER: usize = 16 + 4 + 16;
+/// A header, the errno, and the header of the acknowledged message.
+const ACKNOWLEDGEMENT: usize = 16 + 4 + 16;
 
 fuzz_target!(|input: &[u8]| {
     let Some((to, rest)) = input.split_first() else { return };
@@ -26,10 +26,10 @@ fuzz_target!(|input: &[u8]| {
             }
         }
         _ => {
-            let said: usize = datagrams.iter().map(Vec::len).sum();
+            let received: usize = datagrams.iter().map(Vec::len).sum();
             let addresses = datagrams::addresses(&datagrams).unwrap_or_default();
             // An address takes a header of 16 bytes, one of 8, and an attribute of 8 at least.
-            assert!(addresses.len() * 32 <= said, "{} addresses in {said} bytes", addresses.len());
+            assert!(addresses.len() * 32 <= received, "{} addresses in {received} bytes", addresses.len());
         }
     }
 });
@@ -44,7 +44,7 @@ fn datagrams(mut bytes: &[u8]) -> Vec<Vec<u8>> {
     all
 }
 
-/// "Done" is said only when somebody acknowledged the last message, and nobody refused one.
+/// A batch counts as written only when the kernel acknowledged its last message and refused none.
 fn batch(datagrams: &[Vec<u8>]) {
     let rules = compile(&RedirectPolicy::injected(Families::V4AndV6));
     let batch = Batch::apply(&rules, Start::Fresh).expect("the default");
@@ -56,11 +56,11 @@ fn batch(datagrams: &[Vec<u8>]) {
         let errno = i32::from_ne_bytes([message[16], message[17], message[18], message[19]]);
         half(message, 4) == ERROR && errno == 0 && message[28..32] == last(batch.bytes())
     };
-    let said = datagrams.iter().any(|datagram| datagram.windows(ANSWER).any(acknowledges));
-    assert!(said, "nobody said so: {datagrams:x?}");
+    let acknowledged = datagrams.iter().any(|datagram| datagram.windows(ACKNOWLEDGEMENT).any(acknowledges));
+    assert!(acknowledged, "without an acknowledgement: {datagrams:x?}");
 }
 
-/// The sequence number of the message that asks for an answer.
+/// The sequence number of the message that requests an acknowledgement.
 fn last(mut batch: &[u8]) -> [u8; 4] {
     while half(batch, 6) & ACK == 0 {
         let length = u32::from_ne_bytes([batch[0], batch[1], batch[2], batch[3]]);
@@ -73,12 +73,11 @@ fn half(bytes: &[u8], at: usize) -> u16 {
     u16::from_ne_bytes([bytes[at], bytes[at + 1]])
 }
 
-/// What is understood differs from itself in nothing.
+/// An inventory that is parsed does not differ from itself.
 fn inventory(datagrams: &[Vec<u8>]) {
     let mut left = datagrams.iter().cloned();
-    // Each list in two datagrams, as kernels send them: its entries, and its end.
-    let told = datagrams::inventory(|_| left.by_ref().take(2).collect());
-    if let Ok(inventory) = told {
+    // Each list in two datagrams, as kernels send them: its entries, then its end.
+    if let Ok(inventory) = datagrams::inventory(|_| left.by_ref().take(2).collect()) {
         assert!(inventory.differences(&inventory).is_empty(), "{inventory:?}");
     }
 }

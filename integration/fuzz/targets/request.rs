@@ -1,4 +1,4 @@
-//! A runtime's call: variables as lines `NAME=value`, an empty line, and the bytes of stdin.
+//! A call by the runtime: variables as lines `NAME=value`, an empty line, and the bytes of stdin.
 #![no_main]
 
 use gybe_plugin::conf::{PluginConf, unknown_keys};
@@ -7,8 +7,8 @@ use gybe_plugin::{result, version};
 use libfuzzer_sys::fuzz_target;
 use serde_json::Value;
 
-/// What a version has no word for, or says in another place.
-const OF_A_VERSION: [&str; 7] = ["cniVersion", "ip4", "ip6", "ips", "routes", "interfaces", "dns"];
+/// Members that some version of the specification lacks, or has in another form.
+const VERSION_DEPENDENT: [&str; 7] = ["cniVersion", "ip4", "ip6", "ips", "routes", "interfaces", "dns"];
 
 fuzz_target!(|input: &[u8]| {
     let cut = input.windows(2).position(|two| two == b"\n\n").unwrap_or(input.len());
@@ -20,22 +20,22 @@ fuzz_target!(|input: &[u8]| {
     assert_eq!(request.verb.as_str(), command);
     let members = request.network.members();
     let _ = unknown_keys(members);
-    if version::gate(request.verb, request.network.version()).is_err() {
+    if version::check(request.verb, request.network.version()).is_err() {
         return;
     }
     if let (Ok(conf), Ok(again)) = (PluginConf::read(members), PluginConf::read(members)) {
         assert_eq!(conf, again);
     }
     let before = request.network.member("prevResult");
-    if let Ok(handed_on) = result::to_hand_on(before.cloned(), request.network.version()) {
-        nothing_is_lost(before, &handed_on);
+    if let Ok(handed_on) = result::for_reply(before.cloned(), request.network.version()) {
+        assert_unknown_members_are_kept(before, &handed_on);
     }
 });
 
-/// Every member that no version knows is there again, as it was.
-fn nothing_is_lost(before: Option<&Value>, after: &Value) {
+/// Members that the specification does not define are passed on unchanged.
+fn assert_unknown_members_are_kept(before: Option<&Value>, after: &Value) {
     for (key, value) in before.and_then(Value::as_object).into_iter().flatten() {
-        if !OF_A_VERSION.contains(&key.as_str()) {
+        if !VERSION_DEPENDENT.contains(&key.as_str()) {
             assert_eq!(after.get(key), Some(value), "{key}");
         }
     }

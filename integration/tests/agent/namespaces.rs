@@ -34,7 +34,7 @@ fn the_namespace_that_the_path_named_before_the_agent_was_asked_is_redirected_an
     agent.join().unwrap();
     assert_eq!(ran.code, Some(0), "{ran:?}");
     assert!(inspected(&meant).contains("outbound-to-proxy"), "{}", inspected(&meant));
-    assert!(inspected(&next).starts_with("nothing of ours"), "{}", inspected(&next));
+    assert!(inspected(&next).starts_with("no rules of Gybe"), "{}", inspected(&next));
 }
 
 /// At the first look there was nothing at the path; when it is opened it leads to the node's namespace,

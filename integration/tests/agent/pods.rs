@@ -25,7 +25,7 @@ fn f14_without_its_agent_a_meshed_pod_is_refused_untouched_and_an_unmeshed_one_p
     let answer: Value = serde_json::from_str(&refused.out).unwrap();
     assert_eq!((refused.code, answer["code"].as_u64()), (Some(1), Some(11)), "{refused:?}");
     assert!(answer["msg"].as_str().unwrap().contains("GYBE-ADD-032: the node agent at"), "{answer}");
-    assert!(inspected(&pod).starts_with("nothing of ours"), "{}", inspected(&pod));
+    assert!(inspected(&pod).starts_with("no rules of Gybe"), "{}", inspected(&pod));
     for unmeshed in [json!(null), json!({}), json!({ "example.com/x": "y" })] {
         let ran = add(&agent, &pod, Some(unmeshed));
         assert_eq!(ran.code, Some(0), "{ran:?}");
@@ -40,7 +40,7 @@ fn a08_a_stranger_at_the_socket_is_not_believed() {
         refused.out.contains("GYBE-ADD-032") && refused.out.contains("is run by user 1000"),
         "{refused:?}"
     );
-    assert!(inspected(&pod).starts_with("nothing of ours"), "{}", inspected(&pod));
+    assert!(inspected(&pod).starts_with("no rules of Gybe"), "{}", inspected(&pod));
 }
 
 #[test]

@@ -20,7 +20,7 @@ fn meshed(place: &Path, pod: &Namespace) -> bool {
         _ => {
             let answer: Value = serde_json::from_str(&ran.out).unwrap_or_else(|_| panic!("{ran:?}"));
             assert_eq!((ran.code, answer["code"].as_u64()), (Some(1), Some(11)), "{ran:?}");
-            assert!(inspected(pod).starts_with("nothing of ours"), "{}", inspected(pod));
+            assert!(inspected(pod).starts_with("no rules of Gybe"), "{}", inspected(pod));
         }
     }
     ran.code != Some(0)

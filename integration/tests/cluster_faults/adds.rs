@@ -6,7 +6,7 @@ use crate::kind::{Call, Kind};
 use crate::meanwhile::Times;
 use crate::row::{Added, Row};
 use crate::site::{Site, known, programs};
-use gybe_installer::demo::add::Add;
+use gybe_installer::demo::add::RecordedAdd;
 use gybe_installer::testnet::namespace::Namespace;
 use gybe_integration::crowd::so_many_at_a_time;
 use gybe_integration::programs::{ours, run};
@@ -33,7 +33,7 @@ const MANY: usize = 100;
 /// What a namespace holds when its pod is redirected.
 static REDIRECTION: LazyLock<Redirection> = LazyLock::new(|| {
     let addresses = ["10.244.0.10", "fd00:10::10"].map(|address| address.parse().unwrap());
-    Redirection::of(&Add::recorded().unwrap().policy(&addresses).unwrap())
+    Redirection::of(&RecordedAdd::recorded().unwrap().policy(&addresses).unwrap())
 });
 
 /// Makes so many ADDs of a kind; `waits` says that each is expected to wait for somebody.
@@ -146,7 +146,7 @@ pub(crate) fn seen_by_an_operator(site: &Site) {
         let netns = pod.path().display().to_string();
         let inspected = ours("gybe", &["inspect", "--netns", &netns], "").unwrap();
         let verified = ours("gybe", &["verify", "--netns", &netns, "--pod", &manifest], "").unwrap();
-        let nothing = inspected.out.starts_with("nothing of ours");
+        let nothing = inspected.out.starts_with("no rules of Gybe");
         assert_eq!(
             (nothing, verified.code),
             (!kind.is_meshed(), Some(i32::from(!kind.is_meshed()))),

@@ -17,7 +17,7 @@ mod row;
 mod site;
 
 use adds::{adds, adds_until, seen_by_an_operator};
-use gybe_api_server::{Fault, Network, Trouble, Validity};
+use gybe_api_server::{Fault, FaultKind, Network, Validity};
 use kind::Kind;
 use meanwhile::{restarting, rotating};
 use row::Row;
@@ -73,25 +73,25 @@ fn with_nothing_wrong_no_add_fails_and_an_operator_sees_why() {
 #[test]
 fn f01_with_the_api_unreachable_only_pods_that_nobody_has_seen_are_refused() {
     let site = Site::with_agent("unreachable");
-    site.server.network(Network::Unreachable).unwrap();
+    site.server.set_network(Network::Unreachable).unwrap();
     hold(&site, "F01 API: packets get lost", Meshed::PassWhenSeen);
-    site.server.network(Network::Open).unwrap();
+    site.server.set_network(Network::Open).unwrap();
     heals(&site, "F01 API: packets come through again");
 }
 
 #[test]
 fn f01_with_the_api_black_holed_only_pods_that_nobody_has_seen_are_refused() {
     let site = Site::with_agent("mute");
-    site.server.network(Network::Mute).unwrap();
+    site.server.set_network(Network::Silent).unwrap();
     hold(&site, "F01 API: accepts and never answers", Meshed::PassWhenSeen);
-    site.server.network(Network::Open).unwrap();
+    site.server.set_network(Network::Open).unwrap();
     heals(&site, "F01 API: answers again");
 }
 
 #[test]
 fn f01_with_the_api_slow_no_add_fails() {
     let site = Site::with_agent("slow");
-    site.server.fault(Fault::always(Trouble::Slow(Duration::from_millis(400))));
+    site.server.add_fault(Fault::always(FaultKind::Slow(Duration::from_millis(400))));
     site.cut_connections();
     hold(&site, "F01 API: answers after 400 ms, watch cut", Meshed::Pass);
 }
@@ -102,7 +102,7 @@ fn f02_with_all_tokens_revoked_only_pods_that_nobody_has_seen_are_refused() {
     site.server.tokens().revoke_all();
     site.cut_connections();
     hold(&site, "F02 tokens revoked, watch cut", Meshed::PassWhenSeen);
-    site.only_token(Validity::Now);
+    site.only_token(Validity::Valid);
     heals(&site, "F02 another token in the file");
 }
 
@@ -117,11 +117,11 @@ fn f02_while_tokens_rotate_no_add_fails() {
 #[test]
 fn f03_with_tokens_two_days_off_only_pods_that_nobody_has_seen_are_refused() {
     let site = Site::with_agent("token-days");
-    site.only_token(Validity::InTwoDays);
+    site.only_token(Validity::NotYetValid);
     hold(&site, "F03 token valid in two days", Meshed::PassWhenSeen);
-    site.only_token(Validity::UntilTwoDaysAgo);
+    site.only_token(Validity::Expired);
     hold(&site, "F03 token valid until two days ago", Meshed::PassWhenSeen);
-    site.only_token(Validity::Now);
+    site.only_token(Validity::Valid);
     heals(&site, "F03 token valid now");
 }
 
@@ -129,14 +129,14 @@ fn f03_with_tokens_two_days_off_only_pods_that_nobody_has_seen_are_refused() {
 fn f03_with_certificates_two_days_off_only_pods_that_nobody_has_seen_are_refused() {
     let site = Site::with_agent("certificate-days");
     for (validity, fault) in [
-        (Validity::InTwoDays, "F03 certificate valid in two days"),
-        (Validity::UntilTwoDaysAgo, "F03 certificate valid until two days ago"),
+        (Validity::NotYetValid, "F03 certificate valid in two days"),
+        (Validity::Expired, "F03 certificate valid until two days ago"),
     ] {
-        site.server.present(validity).unwrap();
+        site.server.present_certificate(validity).unwrap();
         site.cut_connections();
         hold(&site, fault, Meshed::PassWhenSeen);
     }
-    site.server.present(Validity::Now).unwrap();
+    site.server.present_certificate(Validity::Valid).unwrap();
     heals(&site, "F03 certificate valid now");
 }
 
@@ -144,10 +144,10 @@ fn f03_with_certificates_two_days_off_only_pods_that_nobody_has_seen_are_refused
 fn f04_before_the_agent_is_there_only_pods_in_the_mesh_are_refused() {
     let mut site = Site::new("reboot");
     hold(&site, "F04 no agent yet", Meshed::AreRefusedAtOnce);
-    site.server.network(Network::Unreachable).unwrap();
+    site.server.set_network(Network::Unreachable).unwrap();
     site.start_agent();
     hold(&site, "F04 an agent, and no API yet", Meshed::AreRefused);
-    site.server.network(Network::Open).unwrap();
+    site.server.set_network(Network::Open).unwrap();
     heals(&site, "F04 the API is there");
 }
 

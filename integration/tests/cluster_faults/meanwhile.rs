@@ -26,7 +26,7 @@ pub(crate) fn restarting<T>(site: &Site, work: impl FnOnce(&Times) -> T) -> T {
 
 /// Does `work` while one token comes after the other, and each is used.
 pub(crate) fn rotating<T>(site: &Site, work: impl FnOnce(&Times) -> T) -> T {
-    let mut token = site.server.tokens().issue(Validity::Now);
+    let mut token = site.server.tokens().issue(Validity::Valid);
     again_and_again(work, |pause| {
         token = site.rotate(&token);
         while !site.sees_used(&token, Duration::from_millis(50)) && !pause.is_over() {}

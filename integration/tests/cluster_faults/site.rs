@@ -36,7 +36,7 @@ impl Site {
         let (server, place) = (ApiServer::start().unwrap(), Place::new(test).unwrap());
         let account = place.run().join("secrets/kubernetes.io/serviceaccount");
         let account = server.service_account(&account).unwrap();
-        server.crowd(100_000);
+        server.set_generated_pods(100_000);
         for number in 0..KNOWN {
             server.put_pod(meshed(&known(number)));
         }
@@ -62,7 +62,7 @@ impl Site {
 
     /// Waits until the agent watches once more than so often: then it has listed.
     pub(crate) fn see_a_watch(&self, after: usize) {
-        let watched = self.server.requests_become(PATIENCE, |requests| watches(requests) > after);
+        let watched = self.server.wait_for_requests(PATIENCE, |requests| watches(requests) > after);
         assert!(watched, "{:#?}", self.server.requests().last());
     }
 
@@ -73,15 +73,15 @@ impl Site {
 
     /// Ends every connection, so that nothing is asked on one that was made before.
     pub(crate) fn cut_connections(&self) {
-        self.server.network(Network::Refusing).unwrap();
-        self.server.network(Network::Open).unwrap();
+        self.server.set_network(Network::Refusing).unwrap();
+        self.server.set_network(Network::Open).unwrap();
     }
 
     /// Puts a token of that validity in the place of all there were, and ends the watch that runs by one
     /// of those.
     pub(crate) fn only_token(&self, validity: Validity) {
         let token = self.server.tokens().issue(validity);
-        self.server.tokens().only(&[&token]);
+        self.server.tokens().accept_only(&[&token]);
         self.account.write(&token).unwrap();
         self.cut_connections();
     }
@@ -89,9 +89,9 @@ impl Site {
     /// Puts another token in the file, as the kubelet does while the last still counts, and ends the watch
     /// that runs by that.
     pub(crate) fn rotate(&self, last: &Token) -> Token {
-        let next = self.server.tokens().issue(Validity::Now);
+        let next = self.server.tokens().issue(Validity::Valid);
         self.account.write(&next).unwrap();
-        self.server.tokens().only(&[last, &next]);
+        self.server.tokens().accept_only(&[last, &next]);
         self.server.cut_watches();
         next
     }
@@ -100,7 +100,7 @@ impl Site {
     pub(crate) fn sees_used(&self, token: &Token, within: Duration) -> bool {
         let bearer = Bearer::Token(token.number);
         let used = |request: &Request| request.bearer == bearer && request.code == Some(200);
-        self.server.requests_become(within, |requests| requests.iter().any(used))
+        self.server.wait_for_requests(within, |requests| requests.iter().any(used))
     }
 }
 

@@ -78,8 +78,8 @@ fn f11_what_has_to_be_kept_and_cannot_be_is_a_failure() {
     let probe = container.probe(&host, &CAPABILITIES);
     let ran = container.sh(&format!("{probe} --keep"));
     assert_eq!(ran.code, Some(2), "{ran:#?}");
-    assert!(ran.err.starts_with("gybe: what was found out cannot be kept in /run/gybe: "), "{}", ran.err);
+    assert!(ran.err.starts_with("gybe: the findings cannot be kept in /run/gybe: "), "{}", ran.err);
     let ran = container.sh(&probe);
     assert_eq!(ran.code, Some(0), "{ran:#?}");
-    assert!(ran.err.contains("note: this cannot be kept in /run/gybe"), "{}", ran.err);
+    assert!(ran.err.contains("note: the findings cannot be kept in /run/gybe"), "{}", ran.err);
 }

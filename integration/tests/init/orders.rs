@@ -60,7 +60,7 @@ fn cleaning_up_without_privilege_says_what_may_be_left_and_fails_no_pod() {
     pod.done(&format!("istio-iptables {INJECTED}"));
     let run = pod.gybe_as(1337, "istio-iptables --cleanup-only");
     assert_eq!(run.code, Some(0), "{}", run.err);
-    assert!(run.out.contains("may be left") && run.err.contains("cannot clean up by nft"), "{run:?}");
+    assert!(run.out.contains("may be left") && run.err.contains("cannot clean up with nft"), "{run:?}");
     pod.holds_exactly("{}");
 }
 

@@ -1,10 +1,10 @@
 //! A pod and its neighbour, and the ways in which a container in it calls the program.
 
-use gybe_installer::testnet::caller::{Call, Disguise};
-use gybe_installer::testnet::fate::Fate;
-use gybe_installer::testnet::link::{End, Towards, join, route};
-use gybe_installer::testnet::listener::{Badge, Listeners, Reach, Service};
+use gybe_installer::testnet::client::{Client, SourceOptions};
+use gybe_installer::testnet::link::{LinkEnd, NextHop, join, route};
+use gybe_installer::testnet::listener::{ListenAddress, Listeners, ListeningPort, ServerName};
 use gybe_installer::testnet::namespace::Namespace;
+use gybe_installer::testnet::outcome::ConnectionOutcome;
 use gybe_integration::programs::{Run, ours, path_of_ours, run};
 use gybe_netfilter::policy::InterfaceName;
 use gybe_netfilter::trace::{Owner, Transport};
@@ -31,7 +31,7 @@ impl Pod {
 
     pub(crate) fn with_addresses(own: &str, neighbours: &str) -> Self {
         let (inside, neighbour) = (Arc::new(Namespace::new().unwrap()), Arc::new(Namespace::new().unwrap()));
-        let end = |namespace, addresses: &str| End {
+        let end = |namespace, addresses: &str| LinkEnd {
             namespace,
             name: InterfaceName::parse("eth0").unwrap(),
             addresses: addresses.split(' ').map(|address| address.parse().unwrap()).collect(),
@@ -40,7 +40,7 @@ impl Pod {
         for address in neighbours.split(' ') {
             let gateway = address.split_once('/').unwrap().0.parse::<std::net::IpAddr>().unwrap();
             let world = if gateway.is_ipv4() { "0.0.0.0/0" } else { "::/0" };
-            route(&inside, world.parse().unwrap(), Towards::Via(gateway)).unwrap();
+            route(&inside, world.parse().unwrap(), NextHop::Via(gateway)).unwrap();
         }
         Self { inside, neighbour }
     }
@@ -98,10 +98,13 @@ impl Pod {
 
     /// Somebody listens on these ports of the pod until the value goes.
     pub(crate) fn listen(&self, owner: Owner, name: &'static str, ports: &[u16]) -> Listeners {
-        let service =
-            |port: &u16| Service { transport: Transport::Tcp, port: *port, reach: Reach::Everywhere };
+        let service = |port: &u16| ListeningPort {
+            transport: Transport::Tcp,
+            port: *port,
+            reach: ListenAddress::Everywhere,
+        };
         let services = ports.iter().map(service).collect();
-        Listeners::start(&self.inside, owner, Badge::NameAndPort(name), services).unwrap()
+        Listeners::start(&self.inside, owner, ServerName::NameAndPort(name), services).unwrap()
     }
 
     /// What becomes of a connection of the application.
@@ -115,9 +118,9 @@ impl Pod {
     }
 }
 
-fn call(from: &Namespace, to: &str) -> Fate {
+fn call(from: &Namespace, to: &str) -> ConnectionOutcome {
     let to = to.parse().unwrap();
-    let call = Call { owner: APP, transport: Transport::Tcp, to, disguise: Disguise::default() };
+    let call = Client { owner: APP, transport: Transport::Tcp, to, disguise: SourceOptions::default() };
     call.make(from, Duration::from_secs(20)).unwrap()
 }
 

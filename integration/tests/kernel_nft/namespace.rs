@@ -1,18 +1,13 @@
 //! A network namespace for one test, and programs run inside it.
 
-use nix::sched::{CloneFlags, unshare};
-use std::panic::resume_unwind;
+use gybe_netfilter::netns::Netns;
 use std::process::Command;
-use std::thread;
 
-/// Runs `work` on a thread in a network namespace of its own, which is gone afterwards.
+/// Runs `work` in a network namespace of its own.
 pub(crate) fn in_new_namespace<T: Send>(work: impl FnOnce() -> T + Send) -> T {
-    let errand = || {
-        let entered = unshare(CloneFlags::CLONE_NEWNET);
-        entered.expect("this test needs a network namespace of its own; run: make test-kernel");
-        work()
-    };
-    thread::scope(|scope| scope.spawn(errand).join().unwrap_or_else(|panic| resume_unwind(panic)))
+    let netns = Netns::create();
+    let netns = netns.expect("this test needs a network namespace of its own; run: make test-kernel");
+    netns.run(work).unwrap()
 }
 
 /// Runs a program in the namespace of this thread and returns what it printed.

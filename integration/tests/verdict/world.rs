@@ -1,11 +1,11 @@
 //! A pod redirected by the default policy, in the recorded network, with other owners' rules beside ours.
 
-use gybe_installer::testnet::fate::Fate;
+use gybe_installer::testnet::outcome::ConnectionOutcome;
 use gybe_integration::complaint::Complaint;
 use gybe_integration::programs::run;
 use gybe_integration::run::make;
 use gybe_integration::topology::Topology;
-use gybe_integration::vectors::{self, Flow, Place};
+use gybe_integration::vectors::{self, Flow, Location};
 use gybe_netfilter::backend::BackendKind;
 use gybe_netfilter::live::{LiveRules, LiveTrace, Outcome};
 use gybe_netfilter::policy::RedirectPolicy;
@@ -48,7 +48,7 @@ impl World {
         let vector = vectors::all()?.into_iter().find(named).unwrap();
         let topology = Topology::raise(vector.policy.mode, &vector.flows)?;
         let (redirection, backend) = (Redirection::of(&vector.policy), kind.find()?);
-        topology.at(Place::Pod).run(|| redirection.apply(&*backend))??;
+        topology.at(Location::Pod).run(|| redirection.apply(&*backend))??;
         let flows: Vec<Flow> =
             vector.flows.into_iter().filter(|flow| KINDS.contains(&flow.id.as_str())).collect();
         assert_eq!(flows.len(), KINDS.len());
@@ -59,18 +59,18 @@ impl World {
     pub(crate) fn foreign(&self, script: &str) -> Result<(), Complaint> {
         // A plain user may not write the file that iptables-legacy locks otherwise.
         let with_lock = format!("export XTABLES_LOCKFILE=/proc/self/ns/net\n{script}");
-        let done = self.topology.at(Place::Pod).run(|| run("sh", &["-ec", &with_lock], ""))??;
+        let done = self.topology.at(Location::Pod).run(|| run("sh", &["-ec", &with_lock], ""))??;
         if done.code == Some(0) { Ok(()) } else { Err(Complaint::that(format!("{script}: {}", done.err))) }
     }
 
     pub(crate) fn live(&self) -> Result<LiveRules, Complaint> {
-        Ok(self.topology.at(Place::Pod).run(LiveRules::read)??.with_proxy_of(&self.policy))
+        Ok(self.topology.at(Location::Pod).run(LiveRules::read)??.with_proxy_of(&self.policy))
     }
 
     pub(crate) fn verdict(&self) -> Result<Verdict, Complaint> {
-        let reading = Reading { only: None, whole: &BackendKind::ALL };
+        let reading = Reading { only: None, whole: &BackendKind::ALL, programs: None };
         let judge = || judge_namespace(Desired::Policy(&self.policy), reading);
-        Ok(self.topology.at(Place::Pod).run(judge)??)
+        Ok(self.topology.at(Location::Pod).run(judge)??)
     }
 
     pub(crate) fn flow(&self, id: &str) -> &Flow {
@@ -84,11 +84,11 @@ impl World {
         let patience = if expected.is_some() { ANSWERED_WITHIN } else { UNANSWERED_FOR };
         let found = make(&self.topology, flow, patience)?;
         let by = match &found {
-            Fate::Answered(answer) => Some(answer.by.clone()),
+            ConnectionOutcome::Answered(answer) => Some(answer.by.clone()),
             // Also how a packet may be dropped: `reject`.
-            Fate::Refused if predicted.outcome == Outcome::Dropped => None,
-            Fate::Refused => Some("refused".to_owned()),
-            Fate::Timeout | Fate::Failed(_) => None,
+            ConnectionOutcome::Refused if predicted.outcome == Outcome::Dropped => None,
+            ConnectionOutcome::Refused => Some("refused".to_owned()),
+            ConnectionOutcome::Timeout | ConnectionOutcome::Failed(_) => None,
         };
         let rule = predicted.decided_by.map(|step| step.to_string()).unwrap_or_default();
         let sentence = || format!("{}: {found}, predicted {:?} by {rule}", flow.id, predicted.outcome);
@@ -112,8 +112,8 @@ fn expected(flow: &Flow, predicted: &LiveTrace) -> Option<Option<String>> {
         Outcome::Translated(_) | Outcome::Unknown => return None,
     };
     Some(match fate {
-        Fate::Answered(answer) => Some(answer.by),
-        Fate::Refused => Some("refused".to_owned()),
-        Fate::Timeout | Fate::Failed(_) => None,
+        ConnectionOutcome::Answered(answer) => Some(answer.by),
+        ConnectionOutcome::Refused => Some("refused".to_owned()),
+        ConnectionOutcome::Timeout | ConnectionOutcome::Failed(_) => None,
     })
 }

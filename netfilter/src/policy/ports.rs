@@ -18,9 +18,9 @@ pub enum PortError {
     /// Not a decimal number up to 65535.
     #[error("{0:?} is not a port: a whole number from 0 to 65535, or a range like 8000-8100")]
     NotAPort(String),
-    /// A range that ends before it begins.
-    #[error("port range {0:?} ends before it begins")]
-    Backwards(String),
+    /// The last port of the range is smaller than its first.
+    #[error("port range {0:?} is reversed: the smaller port comes first")]
+    Reversed(String),
 }
 
 impl PortRange {
@@ -49,7 +49,7 @@ impl FromStr for PortRange {
             Some((first, last)) => (port(first)?, port(last)?),
             None => (port(text)?, port(text)?),
         };
-        Self::new(first, last).ok_or_else(|| PortError::Backwards(text.to_owned()))
+        Self::new(first, last).ok_or_else(|| PortError::Reversed(text.to_owned()))
     }
 }
 

@@ -1,50 +1,34 @@
-//! The namespace one attempt is made in: new, with its loopback interface up and the addresses that
-//! are called on it, and gone with the thread that was in it.
+//! The namespace of one attempt: its loopback interface is up and has the addresses that the test connections
+//! go to. The kernel frees it after the attempt.
 
 use super::profile::{EXCLUDED, HOME, HOME_V6, Profile};
 use crate::hint::Hint;
-use crate::netns::{Netns, NetnsError};
+use crate::netns::{CreateError, Netns, NetnsError};
 use crate::policy::Families;
 use crate::routes::{RoutesError, Rtnetlink};
 use nix::errno::Errno;
-use nix::sched::{CloneFlags, unshare};
 use std::borrow::Cow;
-use std::{io, panic, thread};
 
 /// Why nothing can be tried.
 #[derive(Debug, thiserror::Error)]
 pub enum ProbeError {
-    /// The process may not make one, or the kernel would not.
-    #[error("cannot make a network namespace to try rules in")]
-    NoNamespace {
-        /// Why.
-        source: Errno,
-    },
-    /// The thread that asked for a new one is still in the old one. Nothing was written.
-    #[error("asked for a network namespace to try rules in, and still in the same one")]
-    StillTheOldOne,
-    /// The namespace cannot be told from others.
-    #[error("cannot tell which network namespace this is")]
+    /// There is no namespace to try rules in.
+    #[error("cannot create a network namespace to try rules in")]
+    Create(#[from] CreateError),
+    /// The namespace cannot be entered.
+    #[error("cannot try rules in a network namespace")]
     Netns(#[from] NetnsError),
-    /// Its loopback interface.
+    /// Its loopback interface cannot be set up.
     #[error("cannot prepare a network namespace to try rules in")]
     Loopback(#[from] RoutesError),
-    /// No thread to make it with.
-    #[error("cannot start a thread to try rules in")]
-    NoThread(#[source] io::Error),
 }
 
 impl Hint for ProbeError {
     fn hint(&self) -> Option<Cow<'static, str>> {
         match self {
-            Self::NoNamespace { source: Errno::EPERM } => Some(
-                "run it as root, or in a user namespace (unshare --user --map-root-user --map-auto)".into(),
-            ),
-            Self::NoNamespace { source: Errno::ENOSPC } => {
-                Some("raise the sysctl user.max_net_namespaces".into())
-            }
+            Self::Create(error) => error.hint(),
             Self::Netns(error) => error.hint(),
-            _ => None,
+            Self::Loopback(_) => None,
         }
     }
 }
@@ -58,30 +42,12 @@ pub(super) enum Prepared {
     WithoutIpv6(Errno),
 }
 
-/// Does `work` in a namespace made for it. The kernel frees it with the thread: it has no name.
-pub(super) fn in_a_throw_away<T: Send>(
+/// Runs `work` in a namespace created for it, which the kernel frees afterwards.
+pub(super) fn in_new_namespace<T: Send>(
     profile: Profile,
     work: impl FnOnce(Prepared) -> T + Send,
 ) -> Result<T, ProbeError> {
-    thread::scope(|scope| {
-        let attempt = thread::Builder::new().name("probe".into()).spawn_scoped(scope, || {
-            enter_a_new_one()?;
-            Ok(work(prepare(profile)?))
-        });
-        let attempt = attempt.map_err(ProbeError::NoThread)?;
-        attempt.join().unwrap_or_else(|panic| panic::resume_unwind(panic))
-    })
-}
-
-/// Moves the calling thread, which ends there.
-fn enter_a_new_one() -> Result<(), ProbeError> {
-    let old = Netns::of_this_thread()?;
-    unshare(CloneFlags::CLONE_NEWNET).map_err(|source| ProbeError::NoNamespace { source })?;
-    // Rules are about to be written: that must never happen to the node's own namespace.
-    if Netns::of_this_thread()?.is_same_as(&old) {
-        return Err(ProbeError::StillTheOldOne);
-    }
-    Ok(())
+    Netns::create()?.run(|| Ok(work(prepare(profile)?)))?
 }
 
 fn prepare(profile: Profile) -> Result<Prepared, ProbeError> {

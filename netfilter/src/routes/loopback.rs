@@ -11,8 +11,11 @@ use crate::netlink::message::{CREATE, EXCLUSIVE};
 use std::net::{IpAddr, Ipv6Addr};
 
 impl Rtnetlink {
-    /// Brings it up.
-    pub(crate) fn raise_loopback(&mut self) -> Result<(), RoutesError> {
+    /// Brings up the loopback interface of the thread's namespace.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn raise_loopback(&mut self) -> Result<(), RoutesError> {
         // `struct ifinfomsg`: which flags, and which of them are meant.
         let header = [0, LOOPBACK, IFF_UP, IFF_UP].map(u32::to_ne_bytes).concat();
         self.on_loopback((RTM_NEWLINK, 0), header, |_| ())

@@ -4,13 +4,13 @@
 //! and again without a pause, keeps the server's bookmarks and wishes for patience to itself, has each
 //! page of a list in memory whole, and reads every agent's list from etcd.
 
-use super::backoff::{Backoff, dice};
 use super::error::ApiError;
 use super::items::Items;
 use super::known::{Held, Known, Pods, key};
 use super::lines::Lines;
 use super::pods::{self, Page, Pod};
 use crate::log::Journal;
+use crate::retry::{Backoff, random};
 use http_body_util::BodyExt;
 use kube::Client;
 use kube::client::Body;
@@ -33,6 +33,12 @@ const MORE: Duration = Duration::from_secs(30);
 /// knows no version of ours, and need not say so.
 const BEGIN_ANEW: u32 = 5;
 
+/// The waits between two watches.
+const FIRST_WAIT: Duration = Duration::from_millis(200);
+const LONGEST_WAIT: Duration = Duration::from_secs(30);
+/// A watch that was open for less than this did not succeed, however it ended.
+const STEADY: Duration = Duration::from_secs(5);
+
 const TOO_LONG: &str = "has an object that is longer than any";
 
 /// The watch, and what it fills.
@@ -46,12 +52,15 @@ pub(super) struct Watch {
 impl Watch {
     /// Goes on until it is dropped.
     pub(super) async fn run(self) -> Infallible {
-        let (mut backoff, mut version) = (Backoff::default(), None);
+        let (mut backoff, mut version) = (Backoff::new(FIRST_WAIT), None);
         loop {
             let mut opened = None;
             let fault = self.live(&mut version, &mut opened).await.err();
-            backoff.ended(opened.map(|at: Instant| at.elapsed()));
-            let wait = backoff.next(fault.as_ref().and_then(ApiError::retry_after));
+            if is_success(opened.map(|at: Instant| at.elapsed())) {
+                backoff.succeeded();
+            }
+            let requested = fault.as_ref().and_then(ApiError::retry_after);
+            let wait = backoff.failed_at_server(LONGEST_WAIT, requested);
             if let Some(fault) = &fault {
                 self.lose(fault, wait);
             }
@@ -84,7 +93,7 @@ impl Watch {
             Some(version) => version.clone(),
             None => version.insert(self.list().await?).clone(),
         };
-        let seconds = LIFE + SPREAD * (dice() - 0.5);
+        let seconds = LIFE + SPREAD * (random() - 0.5);
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "some hundred seconds")]
         let request = pods::watch(&self.node, &from, seconds as u32)?;
         let answer = self.client.send(request.map(Body::from)).await?;
@@ -187,4 +196,22 @@ impl Watch {
 /// question and not of us or of the server's health.
 fn has_expired(fault: &ApiError) -> bool {
     fault.status().is_some_and(|status| (400..500).contains(&status) && ![401, 403, 429].contains(&status))
+}
+
+/// Reports whether a watch succeeded that was open for this time; none was never opened, however long its refusal took.
+fn is_success(open: Option<Duration>) -> bool {
+    open.is_some_and(|open| open >= STEADY)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_watch_that_was_open_for_less_than_five_seconds_does_not_reset_the_backoff() {
+        for open in [None, Some(Duration::ZERO), Some(Duration::from_millis(4_999))] {
+            assert!(!is_success(open), "{open:?}");
+        }
+        assert!(is_success(Some(STEADY)));
+    }
 }

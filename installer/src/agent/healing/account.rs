@@ -1,21 +1,22 @@
 //! What a pass comes to: what is posted of it, what is told, and when the next is due.
 
-use super::{AGAIN, EVERY, Healing, Next};
+use super::Healing;
 use crate::agent::bulletin::Stage;
-use crate::host::install::Pass;
-use crate::host::install::change::{Change, Problem};
-use crate::host::install::directory::Directory;
-use crate::host::install::fight::Fight;
-use crate::host::install::perform::{Busy, Failed};
-use crate::host::install::plan::Plan;
-use crate::host::settings::{Mode, PLUGIN};
+use crate::host::apply::Busy;
+use crate::host::directory::Directory;
+use crate::host::image::PLUGIN;
+use crate::host::pass::{Pass, RESYNC, RETRY};
+use crate::host::plan::Plan;
+use crate::host::problem::Problem;
+use crate::host::settings::Mode;
+use crate::retry::NextTurn;
 use gybe_netfilter::hint::Hint;
 use serde_json::json;
 use std::time::{Duration, Instant};
 
 impl Healing<'_> {
     /// `woken` is when this turn began.
-    pub(super) fn account(&mut self, pass: &Pass, woken: Instant) -> Next {
+    pub(super) fn account(&mut self, pass: &Pass, woken: Instant) -> NextTurn {
         let mut problems = pass.left.problems.iter();
         self.posted.cut_off = problems.find(|it| matches!(it, Problem::Deleted(_))).map(ToString::to_string);
         let (missing, notes) = sentences(self.is_as_it_should_be(pass), &pass.left);
@@ -37,19 +38,19 @@ impl Healing<'_> {
     }
 
     /// Nothing could be looked at, so what was known before holds no more.
-    pub(super) fn waits_for(&mut self, busy: &Busy) -> Next {
+    pub(super) fn waits_for(&mut self, busy: &Busy) -> NextTurn {
         self.posted.missing = vec![busy.to_string()];
         if self.following.good.choices.mode == Mode::Leave {
             self.posted.stage = Stage::Leaving;
         }
         self.told.state("busy", ("warn", Some(busy.to_string())), json!({ "hint": busy.hint() }));
-        Next::Deaf(AGAIN)
+        NextTurn::After(RETRY)
     }
 
     /// Nobody has said what is wanted, and nothing is done by what nobody said.
-    pub(super) fn waits_for_choices(&mut self) -> Next {
+    pub(super) fn waits_for_choices(&mut self) -> NextTurn {
         self.posted.missing = vec!["the node stays as it is until the ConfigMap can be followed".to_owned()];
-        Next::Wakes(EVERY)
+        NextTurn::OnChange(RESYNC)
     }
 
     /// How long what this pass put back was undone.
@@ -60,12 +61,12 @@ impl Healing<'_> {
     fn healed_in(&mut self, directory: Directory, woken: Instant) -> Option<Duration> {
         let healed = self.posted.counts.healing.of_mut(directory);
         let since = self.undone.of_mut(directory);
-        let (before, tally) = (healed.tally, self.memory.tally(directory));
+        let (before, tally) = (healed.tally, self.memory.rewrite_counts(directory));
         healed.tally = tally;
-        if tally.undone > before.undone {
+        if tally.rewrites > before.rewrites {
             since.get_or_insert(woken);
         }
-        let took = since.filter(|_| tally.healed > before.healed).map(|since| since.elapsed());
+        let took = since.filter(|_| tally.repairs > before.repairs).map(|since| since.elapsed());
         if took.is_some() || !tally.is_undone {
             // Undone once more before anybody looked, it is undone anew.
             *since = tally.is_undone.then(Instant::now);
@@ -78,7 +79,7 @@ impl Healing<'_> {
 
     fn count(&mut self, pass: &Pass) {
         let (is_first, counts) = (self.posted.turned.is_none(), &mut self.posted.counts);
-        let failed_in = |directory| refused(pass).any(|failed| failed.change.directory() == directory);
+        let failed_in = |directory| pass.refused().any(|failed| failed.change.directory() == directory);
         counts.program_failures += u64::from(failed_in(Directory::Programs));
         counts.conf_failures += u64::from(failed_in(Directory::Conf));
         counts.successes += u64::from(pass.left.is_done() && (is_first || pass.performed.done > 0));
@@ -92,11 +93,11 @@ impl Healing<'_> {
         }
         self.told.failures(pass);
         self.told.problems(&pass.left.problems);
-        self.told.fights(&pass.fights);
+        self.told.fights(&pass.conflicts);
         for directory in Directory::BOTH {
-            let fight = pass.fights.of(directory).as_ref().map(ToString::to_string);
+            let fight = pass.conflicts.of(directory).as_ref().map(ToString::to_string);
             let before = std::mem::replace(self.posted.fights.of_mut(directory), fight);
-            let is_new = before.is_none() && pass.fights.of(directory).is_some();
+            let is_new = before.is_none() && pass.conflicts.of(directory).is_some();
             self.posted.counts.healing.of_mut(directory).fights += u64::from(is_new);
         }
     }
@@ -123,32 +124,10 @@ impl Healing<'_> {
         self.told.state("left", ("info", sentence), json!({}));
     }
 
-    fn next(&self, pass: &Pass) -> Next {
-        let waits = |fight: &Option<Fight>| fight.as_ref().and_then(|fight| fight.wait);
-        if let Some(wait) = waits(&pass.fights.conf) {
-            return Next::Deaf(wait);
-        }
-        if refused(pass).any(|failed| !matches!(failed.change, Change::Place { .. })) || is_in_vain(pass) {
-            return Next::Deaf(AGAIN);
-        }
-        // Neither a fight over programs nor one that cannot be placed makes anybody deaf to what becomes
-        // of the chain.
+    fn next(&self, pass: &Pass) -> NextTurn {
         let rests = self.leaving.rests(Instant::now()).filter(|rest| !rest.is_zero());
-        let next = rests.into_iter().chain(waits(&pass.fights.programs)).chain(pass.due).min();
-        Next::Wakes(next.map_or(EVERY, |next| next.min(EVERY)))
+        pass.next_turn().within(rests.unwrap_or(RESYNC))
     }
-}
-
-/// What was refused. Where somebody else was faster, their write wakes us.
-fn refused(pass: &Pass) -> impl Iterator<Item = &Failed> {
-    pass.performed.failed.iter().filter(|failed| !failed.is_overtaken())
-}
-
-/// Whether a program that was placed is to be placed again: the file system keeps no modes, or somebody
-/// wants that name as much as we do. Our own write wakes us, and would without end.
-fn is_in_vain(pass: &Pass) -> bool {
-    let mut placed = pass.plan.changes.iter().filter(|change| matches!(change, Change::Place { .. }));
-    pass.performed.done > 0 && placed.any(|change| pass.left.changes.contains(change))
 }
 
 /// What keeps the node from being as it should be, and what else should be known.

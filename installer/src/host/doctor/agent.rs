@@ -1,25 +1,28 @@
-//! The node agent's sockets: alive, and answering.
+//! Findings about the node agent: whether its sockets answer, and its own status.
 
-use super::chain::Ours;
-use super::sight::{AgentSeen, LogSocketSeen, Sight};
-use super::{About, Finding, entry, of_security};
+use super::observe::{AgentContact, LogSocketContact, Observation};
+use super::{About, Finding, of_security};
 use crate::agent::agent_status::AgentStatus;
+use crate::host::entries::OurEntries;
 use gybe_plugin::facts::{AgentFault, FactsError};
 use nix::errno::Errno;
 
-pub(super) fn examine(sight: &Sight, ours: &Ours<'_>) -> Vec<Finding> {
+pub(super) fn examine(sight: &Observation, ours: &OurEntries<'_>) -> Vec<Finding> {
     let Some(agent) = &sight.agent else {
-        let directory = entry::conf(ours).and_then(|conf| conf.facts.directory);
+        let directory = ours.plugin_conf().and_then(|conf| conf.facts.directory);
         let says = match directory {
             Some(directory) => {
-                format!("no agent is asked: pods are known by the manifests in {}", directory.display())
+                format!(
+                    "the plugin queries no agent: it reads pods from the manifests in {}",
+                    directory.display()
+                )
             }
             None => return Vec::new(),
         };
         return vec![Finding::note(About::Agent, says, None)];
     };
     let mut found = vec![facts(sight, ours, agent)];
-    // Where the agent is away its other socket is too, and that is told already.
+    // Without the agent its other socket is missing too, which needs no second finding.
     if agent.fault.is_none() {
         found.extend(sight.log.as_ref().map(log));
     }
@@ -27,12 +30,12 @@ pub(super) fn examine(sight: &Sight, ours: &Ours<'_>) -> Vec<Finding> {
     found
 }
 
-/// What the agent says of itself, as its `/readyz` does.
+/// The agent's own status, as `/readyz` reports it.
 fn own_word(status: &AgentStatus) -> Vec<Finding> {
     let AgentStatus { ready, leaves, reasons, settings, conflicts, notes, plugin_dir_confirmed: _ } = status;
     let leaving = leaves.then(|| {
         let says =
-            format!("the node agent takes Gybe out of this node (mode: leave): {}", reasons.join("; "));
+            format!("the node agent removes Gybe from this node (mode: leave): {}", reasons.join("; "));
         Finding::note(About::Agent, says, None)
     });
     let reasons = reasons.iter().filter(|_| !leaves).map(|reason| {
@@ -40,11 +43,11 @@ fn own_word(status: &AgentStatus) -> Vec<Finding> {
         Finding::wrong(
             About::Agent,
             says,
-            "docs/AGENT.md has what each reason means; the agent's log says what it tried",
+            "see docs/AGENT.md for the meaning of each reason, and the agent's log for what it tried",
         )
     });
     let settings = settings.iter().map(|why| {
-        let says = format!("the node agent does not follow the ConfigMap, and keeps the one before: {why}");
+        let says = format!("the node agent rejects the ConfigMap and keeps the previous settings: {why}");
         Finding::wrong(
             About::Agent,
             says,
@@ -52,20 +55,20 @@ fn own_word(status: &AgentStatus) -> Vec<Finding> {
         )
     });
     let conflicts = conflicts.iter().map(|conflict| {
-        let says = format!("the node agent's changes are undone again and again: {conflict}");
+        let says = format!("another program keeps undoing the node agent's changes: {conflict}");
         Finding::wrong(
             About::Agent,
             says,
-            "new pods may start without the redirect meanwhile: stop the other writer",
+            "stop the other writer: until then new pods may start without redirection",
         )
     });
     let notes =
-        notes.iter().map(|note| Finding::note(About::Agent, format!("the node agent says: {note}"), None));
+        notes.iter().map(|note| Finding::note(About::Agent, format!("the node agent notes: {note}"), None));
     let is_ready = ready.then(|| Finding::well(About::Agent, "the node agent is ready"));
     is_ready.into_iter().chain(leaving).chain(reasons).chain(settings).chain(conflicts).chain(notes).collect()
 }
 
-fn facts(sight: &Sight, ours: &Ours<'_>, agent: &AgentSeen) -> Finding {
+fn facts(sight: &Observation, ours: &OurEntries<'_>, agent: &AgentContact) -> Finding {
     let socket = agent.socket.display();
     let Some(fault) = &agent.fault else {
         let says = format!("the node agent answers at {socket}");
@@ -73,36 +76,43 @@ fn facts(sight: &Sight, ours: &Ours<'_>, agent: &AgentSeen) -> Finding {
     };
     let away = match fault {
         FactsError::Agent(agent) => match agent.fault {
-            AgentFault::Away(Errno::ENOENT) => "is not there",
-            AgentFault::Away(Errno::ECONNREFUSED) => "is gone",
-            AgentFault::Away(Errno::EACCES | Errno::EPERM) => "may not be asked",
-            _ => "does not answer as it should",
+            AgentFault::Unreachable(Errno::ENOENT) => "is not there",
+            AgentFault::Unreachable(Errno::ECONNREFUSED) => "is gone",
+            AgentFault::Unreachable(Errno::EACCES | Errno::EPERM) => "refuses the connection",
+            _ => "does not answer correctly",
         },
-        _ => "does not answer as it should",
+        _ => "does not answer correctly",
     };
-    let remedy = if away == "may not be asked" { of_security(sight) } else { RUNNING.to_owned() };
+    let remedy = if away == "refuses the connection" { of_security(sight) } else { RUNNING.to_owned() };
     if !ours.is_anywhere() && !agent.is_running() {
         let says = format!(
-            "the node agent at {socket} {away}, and no conf file names gybe-cni: nothing puts the entry back, and new pods are \
-             not redirected: {fault}"
+            "the node agent at {socket} {away}, and no conf file names gybe-cni, so new pods are not redirected: {fault}"
         );
-        let remedy = format!("{remedy}; if Gybe was taken out on purpose, gybe uninstall finishes it");
+        let remedy = format!("{remedy}; if Gybe was removed on purpose, run gybe uninstall to finish");
         return Finding::wrong(About::Agent, says, remedy);
     }
     let says =
-        format!("the node agent at {socket} {away}, so new pods of the mesh are refused for now: {fault}");
+        format!("the node agent at {socket} {away}, so the plugin refuses new pods of the mesh: {fault}");
     Finding::wrong(About::Agent, says, remedy)
 }
 
-const RUNNING: &str = "see that the pod of DaemonSet gybe-node runs on this node, and look at its log; unmeshed pods \
+const RUNNING: &str = "check that the pod of DaemonSet gybe-node runs on this node, and look at its log; pods outside the mesh \
                        start without it";
 
-fn log(LogSocketSeen { socket, fault }: &LogSocketSeen) -> Finding {
+fn log(LogSocketContact { socket, fault }: &LogSocketContact) -> Finding {
     match fault {
-        None => Finding::well(About::Agent, format!("the plugin's log is heard at {}", socket.display())),
+        None => Finding::well(
+            About::Agent,
+            format!("the agent receives the plugin's log at {}", socket.display()),
+        ),
         Some(why) => {
-            let says = format!("nobody hears the plugin's log at {}: {}", socket.display(), why.desc());
-            Finding::note(About::Agent, says, Some("its lines are on stderr only, in the runtime's journal"))
+            let says =
+                format!("no process receives the plugin's log at {}: {}", socket.display(), why.desc());
+            Finding::note(
+                About::Agent,
+                says,
+                Some("read the plugin's log lines in the runtime's journal, where its stderr goes"),
+            )
         }
     }
 }

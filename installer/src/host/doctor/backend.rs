@@ -1,26 +1,30 @@
-//! What writes the rules: the entry's word, and what the probe found.
+//! Findings about the backend in use: the configured one, and the probe report.
 
-use super::chain::Ours;
-use super::sight::Sight;
-use super::{About, Finding, entry};
+use super::observe::Observation;
+use super::{About, Finding};
+use crate::host::entries::OurEntries;
 use crate::probe::node_backend::{Verdict, node_backend};
 use gybe_netfilter::backend::BackendKind;
 use gybe_netfilter::choose::BackendSetting;
 use gybe_netfilter::hint::Hint;
 
-pub(super) fn examine(sight: &Sight, ours: &Ours<'_>) -> Vec<Finding> {
-    let Some(conf) = entry::conf(ours) else { return Vec::new() };
+pub(super) fn examine(sight: &Observation, ours: &OurEntries<'_>) -> Vec<Finding> {
+    let Some(conf) = ours.plugin_conf() else { return Vec::new() };
     let decided = node_backend(conf.backend, None, sight.found.as_ref());
-    let word = format!("the entry says {}", conf.backend.as_str());
+    let word = format!("backend: {}", conf.backend.as_str());
     match &decided.verdict {
         Verdict::Works(choice) if sight.no_programs.is_none() => {
             let mut found = vec![Finding::well(
                 About::Backend,
-                format!("{word}; {} writes: {}", choice.backend, choice.why),
+                format!("{word}; the backend in use is {}: {}", choice.backend, choice.why),
             )];
             found.extend(choice.missing.iter().map(|(profile, what)| {
                 let says = format!("{} cannot do {profile} on this node: {what}", choice.backend);
-                Finding::note(About::Backend, says, Some("pods that need it are refused, with the reason"))
+                Finding::note(
+                    About::Backend,
+                    says,
+                    Some("the plugin refuses pods that need it, with this reason"),
+                )
             }));
             found
         }
@@ -29,38 +33,36 @@ pub(super) fn examine(sight: &Sight, ours: &Ours<'_>) -> Vec<Finding> {
         }
         Verdict::Works(_) | Verdict::Unknown => {
             let remedy = match conf.backend {
-                BackendSetting::Only(_) => "it is taken at its word; gybe probe finds out whether it works",
-                _ => "the next ADD finds out; gybe probe does so now",
+                BackendSetting::Only(_) => {
+                    "run gybe probe to find out whether it works: the plugin uses it without a probe"
+                }
+                _ => "run gybe probe now, or wait: the next ADD probes",
             };
-            vec![Finding::note(
-                About::Backend,
-                format!("{word}; nothing has been found out yet"),
-                Some(remedy),
-            )]
+            vec![Finding::note(About::Backend, format!("{word}; no probe report yet"), Some(remedy))]
         }
         Verdict::Fails(none) => {
-            let remedy = none.hint().unwrap_or_else(|| "gybe probe --fresh says what was tried".into());
+            let remedy = none.hint().unwrap_or_else(|| "run gybe probe --fresh to see what was tried".into());
             vec![Finding::wrong(
                 About::Backend,
-                format!("{word}, and every pod of the mesh is refused: {none}"),
+                format!("{word}, and the plugin refuses every pod of the mesh: {none}"),
                 remedy,
             )]
         }
     }
 }
 
-/// The backend that writes takes programs which are no longer on the host.
+/// The backend in use needs programs that are no longer on the host.
 fn gone_since(wish: BackendSetting, word: &str, (kind, why): &(BackendKind, String)) -> Finding {
-    let says = format!("{word}, and {kind} cannot write any more: {why}");
+    let says = format!("{word}, and {kind} can no longer write rules: {why}");
     match wish {
         BackendSetting::Only(_) => {
             let remedy = format!(
-                "every pod of the mesh is refused: install {kind}'s programs again, or set backend: auto"
+                "install {kind}'s programs again, or set backend: auto: until then the plugin refuses every pod of the mesh"
             );
             Finding::wrong(About::Backend, says, remedy)
         }
         BackendSetting::Auto | BackendSetting::Iptables => {
-            let remedy = "the next ADD of the mesh finds out anew what works; gybe probe --fresh does so now";
+            let remedy = "run gybe probe --fresh, or wait: the next ADD of a pod of the mesh probes again";
             Finding::note(About::Backend, says, Some(remedy))
         }
     }

@@ -1,26 +1,27 @@
-//! The runtime's directories: whether they are there, are this platform's, can be written, and have room.
+//! Findings about the runtime's directories: whether they exist, are this platform's, are writable, and have
+//! room.
 
-use super::sight::{Room, Sight, Space};
+use super::observe::{FileSystem, FreeSpace, Observation};
 use super::{About, Finding, of_security};
-use crate::host::install::seen::{Places, Standing};
+use crate::host::observe::{DirectoryState, NodeDirectories};
 use nix::errno::Errno;
 use std::path::Path;
 
-/// Both programs, twice: a new one is written beside the old.
+/// Bytes for both programs, twice: a new one is written next to the old one.
 const PROGRAMS_NEED: u64 = 64 << 20;
-/// A conf file and its temporary one.
+/// Bytes for a conf file and its temporary copy.
 const CONF_NEEDS: u64 = 1 << 20;
 
-pub(super) fn examine(sight: &Sight) -> Vec<Finding> {
+pub(super) fn examine(sight: &Observation) -> Vec<Finding> {
     let mut found = vec![node(sight)];
-    let Places { conf, programs, .. } = &sight.ground.places;
+    let NodeDirectories { conf, programs, .. } = &sight.ground.places;
     found.push(standing(sight, ("conf", conf), sight.snapshot.conf.standing));
     found.push(standing(sight, ("program", programs), sight.snapshot.programs.standing));
     found.extend(elsewhere(sight));
     if let Some(to) = &sight.conf_link {
         let says = format!("{} is a link to {}", conf.display(), to.display());
         let remedy =
-            "a runtime watches what the link led to when it started: restart it after the link is changed";
+            "restart the runtime after changing the link: it watches the target from when it started";
         found.push(Finding::note(About::Directories, says, Some(remedy)));
     }
     found.extend(sight.spaces.iter().filter_map(foreign));
@@ -29,88 +30,89 @@ pub(super) fn examine(sight: &Sight) -> Vec<Finding> {
     found
 }
 
-fn node(sight: &Sight) -> Finding {
+fn node(sight: &Observation) -> Finding {
     Finding::note(About::Node, format!("this is {}", sight.platform), sight.platform.advice())
 }
 
-fn standing(sight: &Sight, (of, path): (&str, &Path), standing: Standing) -> Finding {
+fn standing(sight: &Observation, (of, path): (&str, &Path), standing: DirectoryState) -> Finding {
     let path = path.display();
     match standing {
-        Standing::There => Finding::well(About::Directories, format!("{of} directory {path}")),
-        Standing::Missing => {
+        DirectoryState::Present => Finding::well(About::Directories, format!("{of} directory {path}")),
+        DirectoryState::Missing => {
             let says = format!("there is no {of} directory {path}");
             Finding::wrong(About::Directories, says, missing(sight))
         }
-        Standing::Deleted => {
-            let says = format!("the {of} directory {path} was deleted under this process");
-            let remedy = "restart this pod, and the container runtime: neither sees a directory made anew";
+        DirectoryState::Deleted => {
+            let says = format!("the {of} directory {path} was deleted while this process held it open");
+            let remedy =
+                "restart this pod and the container runtime: neither sees a directory that was made again";
             Finding::wrong(About::Directories, says, remedy)
         }
-        Standing::Refused(why) => {
+        DirectoryState::Unreadable(why) => {
             let says = format!("the {of} directory {path} cannot be read: {}", why.desc());
             Finding::wrong(About::Directories, says, refused(sight, why))
         }
     }
 }
 
-fn refused(sight: &Sight, why: Errno) -> String {
+fn refused(sight: &Observation, why: Errno) -> String {
     match why {
         Errno::EACCES | Errno::EPERM => of_security(sight),
         Errno::ENOTDIR => {
-            "something else has its name: name the directory with --conf-dir or --bin-dir".to_owned()
+            "name the directory with --conf-dir or --bin-dir: this is not a directory".to_owned()
         }
-        _ => "look at the disk it is on".to_owned(),
+        _ => "check the disk that it is on".to_owned(),
     }
 }
 
-fn missing(sight: &Sight) -> String {
+fn missing(sight: &Observation) -> String {
     let wanted = sight.platform.directories();
     format!(
-        "on {} the runtime looks in {} and {}: name others with --conf-dir and --bin-dir; the conf directory comes with the primary plugin",
+        "on {} the runtime uses {} and {}: name others with --conf-dir and --bin-dir; the primary plugin makes the conf directory",
         sight.platform, wanted.conf, wanted.programs
     )
 }
 
-/// Directories of another platform may even be there, and no runtime looks into them (F37).
-fn elsewhere(sight: &Sight) -> Option<Finding> {
+/// Directories of another platform may exist here, and no runtime reads them (F37).
+fn elsewhere(sight: &Observation) -> Option<Finding> {
     let wanted = sight.platform.places(&sight.ground.root);
-    let Places { conf, programs, .. } = &sight.ground.places;
+    let NodeDirectories { conf, programs, .. } = &sight.ground.places;
     if (&wanted.conf, &wanted.programs) == (conf, programs) {
         return None;
     }
     let directories = sight.platform.directories();
     let says = format!(
-        "these are not the directories of {}: it has {} and {}",
+        "these are not the directories of {}, which has {} and {}",
         sight.platform, directories.conf, directories.programs
     );
-    let remedy = "unless its runtime is set up otherwise, use the platform's overlay of the DaemonSet, or --conf-dir and --bin-dir";
+    let remedy = "use the platform's overlay of the DaemonSet, or --conf-dir and --bin-dir, unless the runtime is configured otherwise";
     Some(Finding::note(About::Directories, says, Some(remedy)))
 }
 
-/// To root without capabilities, as the agent is, the user is a stranger there like any other.
-fn foreign(space: &Space) -> Option<Finding> {
+/// For root without capabilities, as the agent runs, another user's directory is not writable.
+fn foreign(space: &FileSystem) -> Option<Finding> {
     let owner = space.stranger?;
     let says = format!("the {} directory {} belongs to user {owner}", space.of, space.path.display());
-    let remedy = "an agent without capabilities cannot write there: give it to root, or add manifests/components/foreign-owner";
+    let remedy = "chown it to root, or add manifests/components/foreign-owner: an agent without capabilities cannot write there";
     Some(Finding::note(About::Directories, says, Some(remedy)))
 }
 
-/// A file put there is run, or decides what is run, as root.
-fn open_to_all(space: &Space) -> Option<Finding> {
+/// Root runs a file in these directories, or follows what it configures.
+fn open_to_all(space: &FileSystem) -> Option<Finding> {
     let mode = space.open_to_all?;
     let path = space.path.display();
-    let says = format!("every user may write in the {} directory {path}: mode {mode:04o}", space.of);
+    let says = format!("every user may write to the {} directory {path}: mode {mode:04o}", space.of);
     let remedy =
-        format!("whoever writes there is root on this node: chmod 0755 {path}, and see what made it so");
+        format!("chmod 0755 {path}, and find out what changed it: a user who writes there can become root");
     Some(Finding::wrong(About::Directories, says, remedy))
 }
 
-fn of_space(sight: &Sight, space: &Space) -> Vec<Finding> {
-    let Space { of, path, mount, room, .. } = space;
+fn of_space(sight: &Observation, space: &FileSystem) -> Vec<Finding> {
+    let FileSystem { of, path, mount, room, .. } = space;
     let wrong = |says: String, remedy: &str| Finding::wrong(About::Directories, says, remedy);
-    let Room { bytes, inodes, read_only, no_exec } = match room {
+    let FreeSpace { bytes, inodes, read_only, no_exec } = match room {
         Ok(room) => *room,
-        // Said of the directory itself already; without a run directory nobody has probed or served.
+        // The directory has its own finding; a missing run directory is normal before the first probe.
         Err(_) => return Vec::new(),
     };
     let mut found = Vec::new();
@@ -121,15 +123,15 @@ fn of_space(sight: &Sight, space: &Space) -> Vec<Finding> {
     }
     if no_exec && *of == "program" {
         let says = format!("the program directory {path} is on {mount}, which is mounted noexec");
-        found.push(wrong(says, "no runtime can run plugins there: mount it without noexec"));
+        found.push(wrong(says, "mount it without noexec: no runtime can run plugins there"));
     }
     if bytes < need(of) && !read_only {
-        let says = format!("{mount} has {} KiB left, where the {of} directory {path} is", bytes >> 10);
-        found.push(wrong(says, "what is there is kept, and nothing new can be written: make room (df)"));
+        let says = format!("{mount}, which holds the {of} directory {path}, has {} KiB left", bytes >> 10);
+        found.push(wrong(says, "free space (df): existing files are kept, but no new one can be written"));
     }
     if inodes == Some(0) {
-        let says = format!("{mount} has no inodes left, where the {of} directory {path} is");
-        found.push(wrong(says, "no file can be made there: remove some (df -i)"));
+        let says = format!("{mount}, which holds the {of} directory {path}, has no inodes left");
+        found.push(wrong(says, "remove files (df -i): no new one can be created"));
     }
     found
 }

@@ -1,22 +1,13 @@
-//! What our entry says, as the plugin will read it.
+//! Findings about our entry's values, parsed as the plugin parses them.
 
-use super::chain::Ours;
-use super::sight::Sight;
+use super::observe::Observation;
 use super::{About, Finding};
+use crate::host::entries::{OurEntries, members};
 use gybe_plugin::conf::{PluginConf, unknown_keys};
-use gybe_plugin::network::ANNOTATIONS;
+use gybe_plugin::network_conf::POD_ANNOTATIONS;
 use serde_json::{Map, Value};
 
-/// The first of our entries, if the plugin can read it.
-pub(super) fn conf(ours: &Ours<'_>) -> Option<PluginConf> {
-    PluginConf::read(&members(ours.entries().next()?.1)?).ok()
-}
-
-fn members(entry: &[u8]) -> Option<Map<String, Value>> {
-    serde_json::from_slice::<Value>(entry).ok()?.as_object().cloned()
-}
-
-pub(super) fn examine(sight: &Sight, ours: &Ours<'_>) -> Vec<Finding> {
+pub(super) fn examine(sight: &Observation, ours: &OurEntries<'_>) -> Vec<Finding> {
     let mut found: Vec<Finding> = ours
         .entries()
         .flat_map(|(file, entry)| of_entry(&file.to_string(), &members(entry).unwrap_or_default()))
@@ -26,7 +17,7 @@ pub(super) fn examine(sight: &Sight, ours: &Ours<'_>) -> Vec<Finding> {
         found.push(Finding::wrong(
             About::Entry,
             says,
-            "the agent writes it when pod_source is api; else take it out",
+            "set pod_source: api, with which the agent writes it, or remove it from the entry",
         ));
     }
     found
@@ -36,32 +27,32 @@ fn of_entry(file: &str, members: &Map<String, Value>) -> Vec<Finding> {
     let conf = match PluginConf::read(members) {
         Ok(conf) => conf,
         Err(wrong) => {
-            let says = format!("in {file}: {wrong}; every ADD is refused (GYBE-ADD-009)");
+            let says = format!("in {file}: {wrong}; the plugin refuses every ADD (GYBE-ADD-009)");
             return vec![Finding::wrong(
                 About::Entry,
                 says,
-                "docs/PLUGIN-CONFIG.md has every key; gybe install writes it anew",
+                "docs/CONFIGURE.md lists every key; gybe install writes the entry again",
             )];
         }
     };
     let mut found = Vec::new();
     let unknown = unknown_keys(members);
     if !unknown.is_empty() {
-        let says = format!("in {file}: this version does not know {}", unknown.join(", "));
+        let says = format!("in {file}: unknown keys {}", unknown.join(", "));
         found.push(Finding::note(About::Entry, says, None));
     }
     let declared =
-        members.get("capabilities").and_then(|all| all.get(ANNOTATIONS)) == Some(&Value::Bool(true));
+        members.get("capabilities").and_then(|all| all.get(POD_ANNOTATIONS)) == Some(&Value::Bool(true));
     if !declared {
         let says = format!(
-            "in {file}: the entry does not ask for {ANNOTATIONS}, so unmeshed pods wait for the agent too"
+            "in {file}: the entry does not request the capability {POD_ANNOTATIONS}, so pods outside the mesh wait for the agent too"
         );
-        found.push(Finding::wrong(About::Entry, says, "run gybe install, or put it into \"capabilities\""));
+        found.push(Finding::wrong(About::Entry, says, "run gybe install, or add it to \"capabilities\""));
     }
     if found.is_empty() {
         let excluded: Vec<&str> = conf.exclude_namespaces.iter().map(String::as_str).collect();
-        let excluded = if excluded.is_empty() { "no namespace".to_owned() } else { excluded.join(", ") };
-        found.push(Finding::well(About::Entry, format!("in {file}: it leaves alone {excluded}")));
+        let excluded = if excluded.is_empty() { "none".to_owned() } else { excluded.join(", ") };
+        found.push(Finding::well(About::Entry, format!("in {file}: excluded namespaces: {excluded}")));
     }
     found
 }

@@ -1,49 +1,50 @@
-//! What is left of an earlier life: of an uninstall that has to wait, or of a run that was cut off.
+//! Findings about leftovers: of an uninstall that has to wait, or of a process that was killed.
 
-use super::chain::Ours;
+use super::observe::Observation;
 use super::programs::program;
-use super::sight::Sight;
 use super::{About, Finding};
-use crate::host::install::seen::{Cached, ORIGINAL};
-use crate::host::settings::PLUGIN;
+use crate::host::entries::OurEntries;
+use crate::host::image::PLUGIN;
+use crate::host::observe::{CachedPlugins, ORIGINAL};
 
-pub(super) fn examine(sight: &Sight, ours: &Ours<'_>) -> Vec<Finding> {
+pub(super) fn examine(sight: &Observation, ours: &OurEntries<'_>) -> Vec<Finding> {
     let mut found = Vec::new();
     if !ours.is_anywhere() {
         found.extend(program(sight, PLUGIN).map(|_| tombstone(sight)));
         let originals = sight.snapshot.conf.files.keys().filter(|name| name.ends_in(ORIGINAL));
         let originals: Vec<String> = originals.map(ToString::to_string).collect();
         if !originals.is_empty() {
-            let says = format!("set aside by gybe, and no longer needed: {}", originals.join(", "));
-            found.push(Finding::note(About::Leftovers, says, Some("gybe uninstall removes them")));
+            let says =
+                format!("files that gybe set aside and that are no longer needed: {}", originals.join(", "));
+            found.push(Finding::note(About::Leftovers, says, Some("run gybe uninstall, which removes them")));
         }
     }
     let litter = [(sight.snapshot.conf.litter, "conf"), (sight.snapshot.programs.litter, "program")];
     for (_, of) in litter.iter().filter(|(there, _)| *there) {
-        let says = format!("a run that was cut off has left its temporary file in the {of} directory");
+        let says = format!("a gybe that was killed left a temporary file in the {of} directory");
         found.push(Finding::note(
             About::Leftovers,
             says,
-            Some("the next pass of the agent, or gybe install, removes it"),
+            Some("run gybe install, or wait for the agent's next pass: both remove it"),
         ));
     }
     found
 }
 
-fn tombstone(sight: &Sight) -> Finding {
-    let living = "sandboxes of before still name it, and their DEL asks for it";
+fn tombstone(sight: &Observation) -> Finding {
+    let living = "the DEL of existing sandboxes needs it";
     let (says, remedy) = match &sight.snapshot.cached {
-        Cached::Unknown => (
-            format!("{PLUGIN} is in no conf file, and which sandboxes still name it cannot be told"),
-            "see that --results-dir is libcni's (/var/lib/cni/results); or drain the node, then run gybe uninstall",
+        CachedPlugins::Unknown => (
+            format!("no conf file names {PLUGIN}, and it is unknown which sandboxes still need it"),
+            "let --results-dir name libcni's cache (/var/lib/cni/results), or drain the node; then run gybe uninstall",
         ),
         cached if cached.may_name(PLUGIN) => (
-            format!("{PLUGIN} is in no conf file, and has to stay: {living}"),
-            "when those pods are gone, gybe uninstall removes it; until then it must stay",
+            format!("no conf file names {PLUGIN}, but its program has to stay: {living}"),
+            "run gybe uninstall when those pods are gone; do not remove the program before",
         ),
-        Cached::Named(_) => (
-            format!("{PLUGIN} is in no conf file, and no sandbox names it"),
-            "gybe uninstall removes it; gybe install puts it back",
+        CachedPlugins::Named(_) => (
+            format!("no conf file names {PLUGIN}, and no sandbox needs its program"),
+            "run gybe uninstall to remove it, or gybe install to restore the entry",
         ),
     };
     Finding::note(About::Leftovers, says, Some(remedy))

@@ -1,35 +1,35 @@
-//! Whether this node's pods are redirected, and what they say that they most likely do not mean.
+//! Findings about this node's pods: whether they are redirected, and their unknown annotations.
 
-use super::sight::{PodsSeen, Sight};
+use super::observe::{Observation, PodVerdicts};
 use super::{About, Finding};
 use crate::host::pods_on_node::{Judged, Sandbox, summary};
 use gybe_netfilter::verdict::Answer;
 use gybe_plugin::annotations::unknown;
 use gybe_plugin::gates::STATUS;
 
-/// So many pods are named.
+/// At most this many pods are listed.
 const MOST: usize = 16;
 
-pub(super) fn examine(sight: &Sight) -> Vec<Finding> {
+pub(super) fn examine(sight: &Observation) -> Vec<Finding> {
     sight.pods.iter().flat_map(|pods| of_node(pods).into_iter().chain(doubtful(pods))).collect()
 }
 
-/// How many pods there are of each kind, and each that is in the mesh and not known to be redirected.
-fn of_node(PodsSeen { judged, unreadable }: &PodsSeen) -> Vec<Finding> {
+/// The number of pods of each kind, and each pod of the mesh that is not known to be redirected.
+fn of_node(PodVerdicts { judged, unreadable }: &PodVerdicts) -> Vec<Finding> {
     let counted = || Finding::note(About::Pods, summary(judged), None);
     let mut found: Vec<_> = (!judged.is_empty()).then(counted).into_iter().collect();
     found.extend(unreadable.iter().map(|what| {
         Finding::wrong(
             About::Pods,
-            format!("pods may be missing here: {what}"),
+            format!("pods may be missing in this list: {what}"),
             "run gybe doctor as root on the node",
         )
     }));
     let failing: Vec<_> = judged.iter().filter(|one| one.fails()).collect();
     found.extend(failing.iter().take(MOST).map(|one| failed(one)));
     if let Some(more) = failing.len().checked_sub(MOST).filter(|more| *more > 0) {
-        let says = format!("{more} more pods are not redirected, or not known to be");
-        found.push(Finding::wrong(About::Pods, says, "gybe verify --all lists them"));
+        let says = format!("{more} more pods are not redirected, or not verified");
+        found.push(Finding::wrong(About::Pods, says, "run gybe verify --all, which lists them"));
     }
     found
 }
@@ -39,16 +39,16 @@ fn failed(one: &Judged) -> Finding {
     let remedy = match (one.verdict.answer, &one.sandbox.pod) {
         (Answer::NotRedirected, Some(pod)) => {
             format!(
-                "gybe verify --pod {pod} says what differs; deleted, the pod is made anew by its controller"
+                "run gybe verify --pod {pod} to see what differs, then delete the pod: its controller makes a new one"
             )
         }
-        _ => "gybe verify --all has the reasons".to_owned(),
+        _ => "run gybe verify --all, which has the reasons".to_owned(),
     };
     Finding::wrong(About::Pods, says, remedy)
 }
 
-/// Injected pods with unknown annotations, as the runtime handed them over.
-fn doubtful(PodsSeen { judged, .. }: &PodsSeen) -> Vec<Finding> {
+/// Injected pods with unknown annotations, as the runtime passed them on.
+fn doubtful(PodVerdicts { judged, .. }: &PodVerdicts) -> Vec<Finding> {
     let doubts = |sandbox: &Sandbox| {
         let annotations = sandbox.annotations.as_ref().filter(|all| all.contains_key(STATUS))?;
         let doubts = unknown(annotations.keys().map(String::as_str));

@@ -1,37 +1,41 @@
-//! The programs in the runtime's directory: there, whole, running, and nobody else's to change.
+//! Findings about the programs in the runtime's directory: whether they exist, are complete, run, and are
+//! writable only by root.
 
-use super::chain::Ours;
-use super::sight::Sight;
+use super::observe::Observation;
 use super::{About, Finding, of_security};
+use crate::host::apply::TrialError;
+use crate::host::conflist::ISTIO;
+use crate::host::entries::OurEntries;
+use crate::host::image::PLUGIN;
 use crate::host::image::{TOOL, every_name};
-use crate::host::install::conflist::ISTIO;
-use crate::host::install::perform::TrialError;
-use crate::host::install::seen::{SeenProgram, Unreadable};
-use crate::host::settings::PLUGIN;
+use crate::host::observe::{ProgramFile, Unreadable};
 use gybe_netfilter::hint::Hint;
 use nix::errno::Errno;
 use std::ffi::OsStr;
 
-/// Whether any program of ours by its own name is there.
-pub(super) fn are_there(sight: &Sight) -> bool {
+/// Reports whether the plugin or the tool exists under its own name.
+pub(super) fn are_there(sight: &Observation) -> bool {
     [PLUGIN, TOOL].iter().any(|name| program(sight, name).is_some())
 }
 
-pub(super) fn program<'a>(sight: &'a Sight, name: &str) -> Option<&'a SeenProgram> {
+pub(super) fn program<'a>(sight: &'a Observation, name: &str) -> Option<&'a ProgramFile> {
     sight.snapshot.programs.files.get(OsStr::new(name))
 }
 
-pub(super) fn examine(sight: &Sight, ours: &Ours<'_>) -> Vec<Finding> {
+pub(super) fn examine(sight: &Observation, ours: &OurEntries<'_>) -> Vec<Finding> {
     let mut found: Vec<Finding> = every_name()
         .filter(|name| *name != ISTIO)
         .filter_map(|name| Some(of_program(sight, name, program(sight, name)?)))
         .collect();
     if program(sight, PLUGIN).is_none() {
-        let says = format!("there is no program {PLUGIN}, and a conf file or a living sandbox may name it");
-        let remedy = "every ADD and DEL that names it fails, and CRI-O drops the network: run gybe install";
+        let says =
+            format!("the program {PLUGIN} is missing, and a conf file or a living sandbox may name it");
+        let remedy =
+            "run gybe install: until then every ADD and DEL that needs it fails, and CRI-O drops the network";
         found.push(Finding::wrong(About::Programs, says, remedy));
     } else if ours.is_anywhere() && program(sight, TOOL).is_none() {
-        let says = "there is no program gybe beside the plugin: pods are not asked of the API server";
+        let says =
+            "the program gybe is missing next to the plugin, so the plugin cannot query the API server";
         found.push(Finding::note(About::Programs, says, Some("run gybe install")));
     }
     found.extend(sight.trial.as_ref().map(|trial| tried(sight, trial)));
@@ -39,39 +43,40 @@ pub(super) fn examine(sight: &Sight, ours: &Ours<'_>) -> Vec<Finding> {
     found
 }
 
-fn of_program(sight: &Sight, name: &str, program: &SeenProgram) -> Finding {
+fn of_program(sight: &Observation, name: &str, program: &ProgramFile) -> Finding {
     let access = program.access;
     let hash = match &program.hash {
         Ok(hash) => hash.to_string(),
-        Err(Unreadable::Refused(Errno::EACCES | Errno::EPERM)) => {
+        Err(Unreadable::System(Errno::EACCES | Errno::EPERM)) => {
             return Finding::wrong(About::Programs, format!("{name} cannot be read"), of_security(sight));
         }
         Err(why) => {
-            let says = format!("{name} is no program: {why}");
+            let says = format!("{name} is not a program: {why}");
             return Finding::wrong(About::Programs, says, "remove it, and run gybe install");
         }
     };
     if access.mode & 0o022 != 0 || (access.uid != 0 && access.uid != sight.snapshot.us) {
-        let says = format!("{name} may be written by others: mode {:04o}, owner {}", access.mode, access.uid);
+        let says =
+            format!("{name} is writable by other users: mode {:04o}, owner {}", access.mode, access.uid);
         return Finding::wrong(
             About::Programs,
             says,
-            "whoever writes it is root on this node: run gybe install",
+            "run gybe install: a user who writes it can become root",
         );
     }
     if access.mode & 0o111 != 0o111 {
-        let says = format!("{name} is not to be executed: mode {:04o}", access.mode);
+        let says = format!("{name} is not executable: mode {:04o}", access.mode);
         return Finding::wrong(About::Programs, says, "run gybe install");
     }
     let short: String = hash.chars().take(12).collect();
     Finding::well(About::Programs, format!("{name}: mode {:04o}, SHA-256 {short}…", access.mode))
 }
 
-fn tried(sight: &Sight, trial: &Result<(), TrialError>) -> Finding {
+fn tried(sight: &Observation, trial: &Result<(), TrialError>) -> Finding {
     match trial {
         Ok(()) => Finding::well(About::Programs, format!("{PLUGIN} answers VERSION")),
         Err(why) => {
-            let says = format!("{PLUGIN} does not run: {}", told(why));
+            let says = format!("{PLUGIN} does not run: {}", with_reason(why));
             let remedy = match why {
                 TrialError::NotRun(Errno::EACCES | Errno::EPERM) => of_security(sight),
                 why => why.hint().unwrap_or("run gybe install, which replaces it".into()).into_owned(),
@@ -81,15 +86,17 @@ fn tried(sight: &Sight, trial: &Result<(), TrialError>) -> Finding {
     }
 }
 
-fn told(why: &TrialError) -> String {
+fn with_reason(why: &TrialError) -> String {
     match why {
         TrialError::NotRun(errno) => format!("{why}: {}", errno.desc()),
         why => why.to_string(),
     }
 }
 
-/// Nothing is wrong with another version; an operator who expects this one should know.
-fn another(sight: &Sight) -> Option<Finding> {
-    let says = format!("{PLUGIN} is another build than the one beside this gybe");
-    sight.brings_another.then(|| Finding::note(About::Programs, says, Some("gybe install brings this one")))
+/// Another version works too, but an operator who expects this one should know.
+fn another(sight: &Observation) -> Option<Finding> {
+    let says = format!("{PLUGIN} is another build than the one next to this gybe");
+    sight
+        .brings_another
+        .then(|| Finding::note(About::Programs, says, Some("run gybe install, which places this one")))
 }

@@ -1,61 +1,67 @@
-//! How a change of the conf directory becomes known: to our agent, and to the runtime.
+//! Findings about how our agent and the runtime learn of changes in the conf directory.
 
-use super::chain::Ours;
-use super::sight::{RuntimeSeen, Sight, Watches};
+use super::chain::is_for_multus;
+use super::observe::Observation;
 use super::{About, Finding};
-use crate::host::install::seen::Standing;
-use crate::host::install::watch::WatchMode;
+use crate::host::entries::OurEntries;
+use crate::host::observe::DirectoryState;
+use crate::host::runtimes::processes::{RuntimeProcess, RuntimeWatch};
+use crate::host::watch::WatchMode;
 use nix::errno::Errno;
 
-pub(super) fn examine(sight: &Sight, ours: &Ours<'_>) -> Vec<Finding> {
+pub(super) fn examine(sight: &Observation, ours: &OurEntries<'_>) -> Vec<Finding> {
     let mut found: Vec<Finding> = own(sight).into_iter().collect();
-    // Multus reads a network's file when it is asked for it, and no runtime watches for that.
-    if !ours.is_for_multus(sight) {
+    // Multus reads a network's file for each call, and no runtime watches it.
+    if !is_for_multus(ours, sight) {
         found.extend(sight.runtimes.iter().map(of_runtime));
     }
     found
 }
 
-fn own(sight: &Sight) -> Option<Finding> {
+fn own(sight: &Observation) -> Option<Finding> {
     match sight.watch {
-        WatchMode::Told => {
-            Some(Finding::well(About::Watching, "changes of the conf directory are told at once"))
+        WatchMode::Inotify => {
+            Some(Finding::well(About::Watching, "inotify reports changes of the conf directory at once"))
         }
-        // That it is not there, or not to be read, is said already.
-        WatchMode::Asking(_) if sight.snapshot.conf.standing != Standing::There => None,
-        WatchMode::Asking(why) => {
+        // A missing or unreadable directory has its own finding.
+        WatchMode::Polling(_) if sight.snapshot.conf.standing != DirectoryState::Present => None,
+        WatchMode::Polling(why) => {
             let setting = match why {
                 Errno::EMFILE => "fs.inotify.max_user_instances",
                 Errno::ENOSPC => "fs.inotify.max_user_watches",
                 _ => "the sysctls fs.inotify.*",
             };
             let says = format!(
-                "inotify is exhausted ({}), so changes in {} are looked for every second",
+                "inotify is exhausted ({}), so the agent polls {} every second",
                 why.desc(),
                 sight.ground.places.conf.display()
             );
-            Some(Finding::wrong(About::Watching, says, format!("raise {setting}; the runtime needs it too")))
+            Some(Finding::wrong(
+                About::Watching,
+                says,
+                format!("raise {setting}, which the runtime needs too"),
+            ))
         }
     }
 }
 
-fn of_runtime(RuntimeSeen { name, pid, watches, .. }: &RuntimeSeen) -> Finding {
+fn of_runtime(RuntimeProcess { name, pid, watches, .. }: &RuntimeProcess) -> Finding {
     match watches {
-        Watches::ConfDirectory => {
+        RuntimeWatch::ConfDirectory => {
             Finding::well(About::Watching, format!("{name} (process {pid}) watches the conf directory"))
         }
-        Watches::Others => {
+        RuntimeWatch::Others => {
             let says = format!(
-                "{name} (process {pid}) does not watch this conf directory: it was removed and made anew, or {name} is \
-                 set up with another"
+                "{name} (process {pid}) does not watch this conf directory: it was removed and made again, or {name} is \
+                 configured with another"
             );
             let remedy = format!(
-                "restart {name}: it sees no change until then; or name its directory with --conf-dir"
+                "restart {name}, which sees no change until then; or name its directory with --conf-dir"
             );
             Finding::wrong(About::Watching, says, remedy)
         }
-        Watches::Unknown => {
-            let says = format!("what {name} (process {pid}) watches cannot be told");
+        RuntimeWatch::Unknown => {
+            let says = format!("it is unknown what {name} (process {pid}) watches");
             Finding::note(About::Watching, says, Some("run gybe doctor as root on the node"))
         }
     }

@@ -80,6 +80,15 @@ impl Flag {
         self.long == name || (self.long == "log_output_level" && name.starts_with("log_"))
     }
 
+    /// The flag as a line of a help text.
+    pub(super) fn help(&self) -> String {
+        let short = self.short.map_or("    ".to_owned(), |letter| format!("-{letter}, "));
+        let value = if self.value_when_bare().is_some() { "" } else { " VALUE" };
+        let name = format!("--{}{value}", self.long);
+        let variables: Vec<String> = self.variables().collect();
+        format!("  {short}{name:<43} {}", variables.join(", "))
+    }
+
     pub(super) fn value_when_bare(&self) -> Option<&'static str> {
         match self.meaning {
             Meaning::Bool(_) | Meaning::Order(_) | Meaning::NothingBare | Meaning::IgnoredBare => {

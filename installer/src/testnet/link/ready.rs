@@ -2,7 +2,7 @@
 //! acknowledged the change.
 
 use super::super::rtnetlink::{Group, Rtnetlink, RtnetlinkError};
-use super::{End, LinkError};
+use super::{LinkEnd, LinkError};
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::link::{LinkAttribute, LinkMessage, State};
 use std::fs;
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 const WITHIN: Duration = Duration::from_secs(5);
 
 /// Both ends are up only when the kernel's link watcher has said so: until then packets are lost.
-pub(super) fn until_up(end: &End<'_>, index: u32) -> Result<(), LinkError> {
+pub(super) fn until_up(end: &LinkEnd<'_>, index: u32) -> Result<(), LinkError> {
     let what = || format!("interface {}", end.name.as_str());
     wait(Group::Links, what, |kernel| {
         let mut question = LinkMessage::default();

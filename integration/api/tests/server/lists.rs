@@ -1,4 +1,4 @@
-//! Lists: pages, versions, selectors, a crowd.
+//! Lists: pages, versions, selectors, generated pods.
 
 use crate::client::Client;
 use gybe_api_server::ApiServer;
@@ -23,48 +23,48 @@ fn cluster(pods: &[(&str, &str)]) -> ApiServer {
 }
 
 #[test]
-fn pages_together_are_the_list_of_one_moment() {
+fn all_pages_are_of_one_version() {
     let server = cluster(&[("a", "n"), ("b", "n"), ("c", "n"), ("d", "n"), ("e", "n")]);
-    let (client, before) = (Client::of(&server), server.version());
+    let (client, before) = (Client::new(&server), server.version());
     let mut page = client.get("/api/v1/pods?limit=2").json();
     assert_eq!(page["metadata"]["remainingItemCount"], 3);
-    let mut told = names(&page);
-    // What happens meanwhile belongs to a later version.
+    let mut listed = names(&page);
+    // Changes between pages belong to a later version.
     server.delete_pod("shop", "d");
     server.put_pod(pod("aa", "n"));
     server.put_pod(pod("f", "n"));
     while let Some(token) = page["metadata"]["continue"].as_str() {
         page = client.get(&format!("/api/v1/pods?limit=2&continue={token}")).json();
         assert_eq!(page["metadata"]["resourceVersion"], before.to_string());
-        told.extend(names(&page));
+        listed.extend(names(&page));
     }
-    assert_eq!(told, ["a", "b", "c", "d", "e"]);
+    assert_eq!(listed, ["a", "b", "c", "d", "e"]);
     assert_eq!(names(&client.get("/api/v1/pods").json()), ["a", "aa", "b", "c", "e", "f"]);
-    let exactly = format!("/api/v1/pods?resourceVersion={before}&resourceVersionMatch=Exact");
-    assert_eq!(names(&client.get(&exactly).json()), ["a", "b", "c", "d", "e"]);
+    let exact = format!("/api/v1/pods?resourceVersion={before}&resourceVersionMatch=Exact");
+    assert_eq!(names(&client.get(&exact).json()), ["a", "b", "c", "d", "e"]);
 }
 
 #[test]
-fn a_page_that_comes_too_late_is_gone_and_says_how_to_go_on() {
+fn a_page_of_a_compacted_version_is_refused_with_a_token_to_continue() {
     let server = cluster(&[("a", "n"), ("b", "n"), ("c", "n")]);
-    let client = Client::of(&server);
+    let client = Client::new(&server);
     let page = client.get("/api/v1/pods?limit=1").json();
     server.put_pod(pod("d", "n"));
     server.compact();
     let token = page["metadata"]["continue"].as_str().unwrap();
-    let gone = client.get(&format!("/api/v1/pods?limit=1&continue={token}"));
-    assert_eq!(gone.code, 410);
-    let gone = gone.json();
-    assert_eq!((&gone["kind"], &gone["reason"]), (&json!("Status"), &json!("Expired")));
-    let token = gone["metadata"]["continue"].as_str().unwrap();
+    let refused = client.get(&format!("/api/v1/pods?limit=1&continue={token}"));
+    assert_eq!(refused.code, 410);
+    let refused = refused.json();
+    assert_eq!((&refused["kind"], &refused["reason"]), (&json!("Status"), &json!("Expired")));
+    let token = refused["metadata"]["continue"].as_str().unwrap();
     let rest = client.get(&format!("/api/v1/pods?continue={token}")).json();
     assert_eq!(names(&rest), ["b", "c", "d"]);
 }
 
 #[test]
-fn version_0_comes_whole_and_one_from_the_future_not_at_all() {
+fn version_0_ignores_the_limit_and_a_future_version_is_refused() {
     let server = cluster(&[("a", "n"), ("b", "n")]);
-    let client = Client::of(&server);
+    let client = Client::new(&server);
     assert_eq!(names(&client.get("/api/v1/pods?limit=1&resourceVersion=0").json()), ["a", "b"]);
     let future = client.get("/api/v1/pods?resourceVersion=1000000");
     assert_eq!(future.code, 504);
@@ -76,12 +76,12 @@ fn version_0_comes_whole_and_one_from_the_future_not_at_all() {
 }
 
 #[test]
-fn selectors_choose_by_fields_labels_and_namespace() {
+fn selectors_select_by_field_label_and_namespace() {
     let server = cluster(&[("a", "here"), ("b", "there")]);
     let labelled = json!({ "metadata": { "name": "c", "labels": { "k8s-app": "gybe-node" } } });
     server.put_pod(labelled);
-    let client = Client::of(&server);
-    for (path, wanted) in [
+    let client = Client::new(&server);
+    for (path, expected) in [
         ("pods?fieldSelector=spec.nodeName%3Dhere", vec!["a"]),
         ("pods?fieldSelector=spec.nodeName!%3Dhere", vec!["c", "b"]),
         ("pods?fieldSelector=spec.nodeName%3D%3Dthere,metadata.namespace%3Dshop", vec!["b"]),
@@ -89,30 +89,30 @@ fn selectors_choose_by_fields_labels_and_namespace() {
         ("namespaces/shop/pods", vec!["a", "b"]),
         ("namespaces/default/pods?fieldSelector=metadata.name%3Dc", vec!["c"]),
     ] {
-        assert_eq!(names(&client.get(&format!("/api/v1/{path}")).json()), wanted, "{path}");
+        assert_eq!(names(&client.get(&format!("/api/v1/{path}")).json()), expected, "{path}");
     }
 }
 
 #[test]
-fn f38_a_crowd_of_100_000_is_met_only_by_who_asks_for_it() {
+fn f38_a_node_selector_returns_none_of_100_000_pods_on_other_nodes() {
     let server = cluster(&[("a", "here")]);
-    server.crowd(100_000);
-    let client = Client::of(&server);
+    server.set_generated_pods(100_000);
+    let client = Client::new(&server);
     let mine = client.get("/api/v1/pods?fieldSelector=spec.nodeName%3Dhere&limit=500").json();
     assert_eq!(names(&mine), ["a"]);
     let page = client.get("/api/v1/pods?limit=3").json();
     assert_eq!(names(&page), ["pod-00000000", "pod-00000001", "pod-00000002"]);
-    let theirs = client.get("/api/v1/pods?fieldSelector=spec.nodeName%3Dcrowd-909").json();
-    assert_eq!((names(&theirs).len(), names(&theirs)[9].as_str()), (10, "pod-00099999"));
+    let other_node = client.get("/api/v1/pods?fieldSelector=spec.nodeName%3Dgenerated-909").json();
+    assert_eq!((names(&other_node).len(), names(&other_node)[9].as_str()), (10, "pod-00099999"));
     let token = page["metadata"]["continue"].as_str().unwrap();
-    let next = client.get(&format!("/api/v1/namespaces/crowd/pods?limit=1&continue={token}")).json();
+    let next = client.get(&format!("/api/v1/namespaces/generated/pods?limit=1&continue={token}")).json();
     assert_eq!(names(&next), ["pod-00000003"]);
-    assert_eq!(client.get("/api/v1/namespaces/crowd/pods/pod-00099999").code, 200);
-    assert_eq!(client.get("/api/v1/namespaces/crowd/pods/pod-00100000").code, 404);
+    assert_eq!(client.get("/api/v1/namespaces/generated/pods/pod-00099999").code, 200);
+    assert_eq!(client.get("/api/v1/namespaces/generated/pods/pod-00100000").code, 404);
 }
 
 #[test]
-fn the_node_and_the_daemonset_can_be_read_alone() {
+fn a_node_and_a_daemonset_can_be_read_and_not_listed() {
     let server = ApiServer::start().unwrap();
     let node =
         json!({ "kind": "Node", "metadata": { "name": "n", "labels": { "gybe.dev/backend": "nft" } } });
@@ -121,14 +121,14 @@ fn the_node_and_the_daemonset_can_be_read_alone() {
     server.put(node).unwrap();
     server.put(agents.clone()).unwrap();
     assert!(server.put(json!({ "kind": "Secret" })).is_err());
-    let client = Client::of(&server);
+    let client = Client::new(&server);
     assert_eq!(client.get("/api/v1/nodes/n").json()["metadata"]["labels"]["gybe.dev/backend"], "nft");
     let path = "/apis/apps/v1/namespaces/gybe-system/daemonsets/gybe-node";
     assert_eq!(client.get(path).json()["apiVersion"], "apps/v1");
     assert!(server.delete(&agents));
-    let gone = client.get(path).json();
-    assert_eq!(gone["message"], "daemonsets.apps \"gybe-node\" not found");
-    assert_eq!(gone["details"], json!({ "name": "gybe-node", "group": "apps", "kind": "daemonsets" }));
+    let deleted = client.get(path).json();
+    assert_eq!(deleted["message"], "daemonsets.apps \"gybe-node\" not found");
+    assert_eq!(deleted["details"], json!({ "name": "gybe-node", "group": "apps", "kind": "daemonsets" }));
     let all = client.get("/api/v1/nodes").json();
     assert_eq!(all["message"].as_str().unwrap().split_once(" at ").unwrap().1, "the cluster scope");
     assert_eq!(client.get("/api/v1").text(), "404 page not found\n");

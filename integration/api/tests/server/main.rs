@@ -1,15 +1,15 @@
-//! The API server of the tests, asked over TLS by a client that sees every byte of its answers.
+//! Requests to the test API server over TLS, with a client that shows every byte of the responses.
 #![allow(
     clippy::indexing_slicing,
     clippy::unwrap_used,
     clippy::panic,
-    reason = "a test that meets what it did not expect has nothing better to do"
+    reason = "a failed expectation ends the test"
 )]
 
 mod client;
-mod comings;
+mod faults;
 mod files;
+mod lifecycle;
 mod lists;
 mod recordings;
-mod trouble;
 mod watches;

@@ -2,7 +2,7 @@
 
 use crate::policies::{a_rule_per_value, with_exclusions};
 use crate::sample::processor_time;
-use gybe_installer::testnet::link::{End, join};
+use gybe_installer::testnet::link::{LinkEnd, join};
 use gybe_installer::testnet::namespace::Namespace;
 use gybe_integration::complaint::Complaint;
 use gybe_netfilter::apply::apply;
@@ -65,7 +65,7 @@ impl Street {
         let (pod, peer) = (Namespace::new()?, Namespace::new()?);
         let end = |namespace, address| {
             let addresses = vec![ipnet::IpNet::new(address, 24)?];
-            Ok::<_, Complaint>(End { namespace, name: InterfaceName::parse("eth0")?, addresses })
+            Ok::<_, Complaint>(LinkEnd { namespace, name: InterfaceName::parse("eth0")?, addresses })
         };
         join(&end(&pod, POD.into())?, &end(&peer, PEER.into())?)?;
         pod.run(|| write(written, excluded))??;

@@ -50,7 +50,7 @@ impl Site {
     /// As the kubelet keeps a service account.
     pub(crate) fn write_token(&self, directory: &Path) {
         let account = self.api.service_account(directory).unwrap();
-        account.write(&self.api.tokens().issue(Validity::Now)).unwrap();
+        account.write(&self.api.tokens().issue(Validity::Valid)).unwrap();
     }
 }
 

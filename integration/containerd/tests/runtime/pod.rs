@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gybe_containerd_tests::{Node, Sandbox, manifest};
-use gybe_installer::testnet::caller::{Call, Disguise};
-use gybe_installer::testnet::fate::{Answer, Fate};
-use gybe_installer::testnet::listener::{Badge, Listeners, Reach, Service};
+use gybe_installer::testnet::client::{Client, SourceOptions};
+use gybe_installer::testnet::listener::{ListenAddress, Listeners, ListeningPort, ServerName};
 use gybe_installer::testnet::namespace::Namespace;
+use gybe_installer::testnet::outcome::{ConnectionOutcome, Reply};
 use gybe_netfilter::trace::{Owner, Transport};
 use serde_json::Value;
 
@@ -57,8 +57,8 @@ impl Pod {
         let path = node.stage().path(standing.netns.unwrap());
         let namespace = Arc::new(Namespace::open(&path).unwrap());
         let addresses = standing.addresses.iter().map(|text| text.parse().unwrap()).collect();
-        let proxy = listeners(&namespace, PROXY, Badge::NameAndPort("envoy"), &[15001, 15006]);
-        let application = listeners(&namespace, APPLICATION, Badge::Name("app"), &[8080]);
+        let proxy = listeners(&namespace, PROXY, ServerName::NameAndPort("envoy"), &[15001, 15006]);
+        let application = listeners(&namespace, APPLICATION, ServerName::Name("app"), &[8080]);
         Pod { id, addresses, namespace, _listeners: vec![proxy, application] }
     }
 
@@ -73,7 +73,7 @@ impl Outside {
     pub(crate) fn of(node: &Node) -> Outside {
         let namespace = Arc::new(Namespace::open(&node.stage().netns()).unwrap());
         let root = Owner { uid: 0, gid: 0 };
-        let peer = listeners(&namespace, root, Badge::Name("outside"), &[80]);
+        let peer = listeners(&namespace, root, ServerName::Name("outside"), &[80]);
         Outside { namespace, _listeners: peer }
     }
 
@@ -83,15 +83,19 @@ impl Outside {
     }
 }
 
-fn listeners(namespace: &Arc<Namespace>, owner: Owner, badge: Badge, ports: &[u16]) -> Listeners {
-    let service = |port: &u16| Service { transport: Transport::Tcp, port: *port, reach: Reach::Everywhere };
+fn listeners(namespace: &Arc<Namespace>, owner: Owner, badge: ServerName, ports: &[u16]) -> Listeners {
+    let service = |port: &u16| ListeningPort {
+        transport: Transport::Tcp,
+        port: *port,
+        reach: ListenAddress::Everywhere,
+    };
     Listeners::start(namespace, owner, badge, ports.iter().map(service).collect()).unwrap()
 }
 
 fn call(namespace: &Namespace, owner: Owner, to: SocketAddr) -> Met {
-    let call = Call { owner, transport: Transport::Tcp, to, disguise: Disguise::default() };
+    let call = Client { owner, transport: Transport::Tcp, to, disguise: SourceOptions::default() };
     match call.make(namespace, PATIENCE).unwrap() {
-        Fate::Answered(Answer { by, original, .. }) => Met { by, meant: original },
+        ConnectionOutcome::Answered(Reply { by, original, .. }) => Met { by, meant: original },
         other => Met { by: other.to_string(), meant: None },
     }
 }

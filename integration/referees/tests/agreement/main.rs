@@ -39,14 +39,14 @@ impl Seen {
 }
 
 fn ours(rules: &Ruleset) -> Seen {
-    namespace::of_its_own(|| {
+    namespace::in_new_namespace(|| {
         apply(&Nft, rules).unwrap();
         Seen::here()
     })
 }
 
 fn theirs(batch: &[u8]) -> Seen {
-    namespace::of_its_own(|| {
+    namespace::in_new_namespace(|| {
         namespace::commit(batch).unwrap();
         Seen::here()
     })
@@ -101,7 +101,7 @@ fn libnftnl_reads_every_rule_and_set_we_wrote_as_if_it_were_its_own() {
 #[test]
 fn we_read_what_nftnl_wrote_as_what_we_would_have_written() {
     each(&everything(), |case| {
-        let found = namespace::of_its_own(|| {
+        let found = namespace::in_new_namespace(|| {
             namespace::commit(&with_nftnl::batch(&case.rules)).unwrap();
             Nft.inspect().unwrap()
         });

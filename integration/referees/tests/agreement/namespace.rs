@@ -1,27 +1,19 @@
 //! A network namespace for one rule set, and how bytes of a batch get into its kernel.
 
-use nix::sched::{CloneFlags, unshare};
+use gybe_netfilter::netns::Netns;
 use nix::sys::socket::{
     AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, recv, sendto, setsockopt, socket,
     sockopt,
 };
 use std::os::fd::AsRawFd;
 use std::process::Command;
-use std::thread;
 
-/// Does `work` in a network namespace that nobody else sees and that ends with it.
-pub(crate) fn of_its_own<T: Send>(work: impl FnOnce() -> T + Send) -> T {
-    // A namespace belongs to a thread: the thread is made for it and ends with it.
-    let errand = || {
-        unshare(CloneFlags::CLONE_NEWNET).unwrap_or_else(|errno| {
-            panic!(
-                "cannot make a network namespace: {errno}; as root, or:\n  \
-                 integration/as-root.sh cargo test -p gybe-referees"
-            )
-        });
-        work()
-    };
-    thread::scope(|scope| scope.spawn(errand).join()).unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+/// Runs `work` in a network namespace of its own.
+pub(crate) fn in_new_namespace<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    let netns = Netns::create().unwrap_or_else(|error| {
+        panic!("{error}; as root, or:\n  integration/as-root.sh cargo test -p gybe-referees")
+    });
+    netns.run(work).unwrap()
 }
 
 /// Commits a batch in this namespace, or says what the kernel said to which message.

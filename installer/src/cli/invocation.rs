@@ -1,0 +1,113 @@
+//! The name and the first word with which the program was called. A pod's init container calls it as it
+//! would call Istio's image; all these forms become `gybe init`.
+
+use super::output::CommandError;
+use crate::host::image::{ISTIO_CNI_TAINT, ISTIO_IPTABLES, ISTIO_IPTABLES_SH};
+use crate::pod::init_args::InitArgs;
+use std::ffi::{OsStr, OsString};
+use std::path::Path;
+
+/// Which program's arguments the command line has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum CalledAs {
+    /// `gybe`, or a current `istio-iptables`.
+    Gybe,
+    /// The image of Istio before 1.3, which took flags without a command.
+    BareFlags,
+}
+
+/// Reports whether the program was called as `istio-cni-taint`. It then does nothing else: a caller that
+/// waits for a taint to be removed must not mistake another command's success for it.
+pub(super) fn is_taint(args: &[OsString]) -> bool {
+    let name = args.first().and_then(|program| Path::new(program).file_name());
+    name == Some(OsStr::new(ISTIO_CNI_TAINT))
+}
+
+/// The error of a call as `istio-cni-taint`.
+pub(super) fn no_taint() -> CommandError {
+    let hint =
+        "istiod removes the taint when the node agent is ready (PILOT_ENABLE_NODE_UNTAINT_CONTROLLERS)";
+    CommandError::new(format!(
+        "{ISTIO_CNI_TAINT} is not part of this version of gybe, and no node's taint was changed"
+    ))
+    .with_hint(hint)
+}
+
+/// Returns the command line in gybe's own form.
+pub(super) fn read(args: impl IntoIterator<Item = OsString>) -> (CalledAs, Vec<OsString>) {
+    let mut args = args.into_iter();
+    let program = args.next().unwrap_or_default();
+    let rest: Vec<OsString> = args.collect();
+    let first = rest.first().map(OsString::as_os_str);
+    let name = Path::new(&program).file_name();
+    // The entry point of that image was a script of this name.
+    if name == Some(OsStr::new(ISTIO_IPTABLES_SH)) {
+        return (CalledAs::BareFlags, as_init(program, rest));
+    }
+    if first.and_then(OsStr::to_str).is_some_and(InitArgs::is_flag) {
+        let called_as = if is_istio_iptables(name) { CalledAs::Gybe } else { CalledAs::BareFlags };
+        return (called_as, as_init(program, rest));
+    }
+    if is_istio_iptables(name) || is_istio_iptables(first) {
+        return (CalledAs::Gybe, as_init(program, rest));
+    }
+    let rest = match first.and_then(OsStr::to_str) {
+        Some(command @ ("init" | "validate")) if asks_for_help(&rest) => {
+            vec![command.into(), "--help".into()]
+        }
+        _ => rest,
+    };
+    (CalledAs::Gybe, [program].into_iter().chain(rest).collect())
+}
+
+fn is_istio_iptables(word: Option<&OsStr>) -> bool {
+    word == Some(OsStr::new(ISTIO_IPTABLES))
+}
+
+/// clap leaves everything behind `init` and `validate` to the parser of `istio-iptables`' flags, which has no
+/// help: a request for help replaces the other arguments.
+fn asks_for_help(args: &[OsString]) -> bool {
+    args.iter().any(|arg| arg == "--help" || arg == "-h")
+}
+
+fn as_init(program: OsString, rest: Vec<OsString>) -> Vec<OsString> {
+    if asks_for_help(&rest) {
+        return vec![program, "init".into(), "--help".into()];
+    }
+    [program, "init".into()].into_iter().chain(rest).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_form_of_the_command_line_is_read() {
+        for (line, called_as, expected) in [
+            ("gybe", CalledAs::Gybe, "gybe"),
+            ("gybe verify -p x", CalledAs::Gybe, "gybe verify -p x"),
+            ("gybe init -p 15001", CalledAs::Gybe, "gybe init -p 15001"),
+            ("gybe init -p 15001 --help", CalledAs::Gybe, "gybe init --help"),
+            ("gybe validate -h", CalledAs::Gybe, "gybe validate --help"),
+            ("gybe verify -h", CalledAs::Gybe, "gybe verify -h"),
+            ("gybe --json verify", CalledAs::Gybe, "gybe --json verify"),
+            ("gybe --help", CalledAs::Gybe, "gybe --help"),
+            ("gybe -V", CalledAs::Gybe, "gybe -V"),
+            ("gybe istio-iptables -p 1", CalledAs::Gybe, "gybe init istio-iptables -p 1"),
+            ("gybe istio-iptables --help", CalledAs::Gybe, "gybe init --help"),
+            ("gybe istio-iptables -p 1 -h", CalledAs::Gybe, "gybe init --help"),
+            ("/usr/bin/istio-iptables -p 1", CalledAs::Gybe, "/usr/bin/istio-iptables init -p 1"),
+            ("istio-iptables", CalledAs::Gybe, "istio-iptables init"),
+            ("istio-iptables --help", CalledAs::Gybe, "istio-iptables init --help"),
+            ("pilot-agent istio-iptables -n", CalledAs::Gybe, "pilot-agent init istio-iptables -n"),
+            ("gybe -p 15001 -u 1337", CalledAs::BareFlags, "gybe init -p 15001 -u 1337"),
+            ("gybe -p15001", CalledAs::BareFlags, "gybe init -p15001"),
+            ("gybe --envoy-port=1 -b *", CalledAs::BareFlags, "gybe init --envoy-port=1 -b *"),
+            ("/x/istio-iptables.sh -p 1", CalledAs::BareFlags, "/x/istio-iptables.sh init -p 1"),
+        ] {
+            let (read_as, args) = read(line.split(' ').map(OsString::from));
+            let args: Vec<_> = args.iter().map(|arg| arg.to_str().unwrap()).collect();
+            assert_eq!((read_as, args.join(" ").as_str()), (called_as, expected), "{line}");
+        }
+    }
+}

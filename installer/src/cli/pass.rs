@@ -1,0 +1,98 @@
+//! What a pass over a node would do, or what it did and left, as text and as JSON.
+
+use super::output::{CommandOutput, Exit};
+use super::style::{bad, doubtful};
+use crate::error::chain;
+use crate::host::apply::{ApplyError, FailedChange};
+use crate::host::change::Change;
+use crate::host::pass::Pass;
+use crate::host::plan::Plan;
+use crate::host::problem::Problem;
+use crate::pod::manifest::printable;
+use gybe_netfilter::hint::Hint;
+use serde_json::{Value, json};
+
+pub(super) const NOTHING: &str = "nothing to do\n";
+
+/// The output of a dry run; exit code 1 if a problem blocks the plan.
+pub(super) fn planned(plan: &Plan) -> CommandOutput {
+    let text = lines(plan.changes.iter().map(|change| format!("would {change}"))) + &problems(&plan.problems);
+    let text = if text.is_empty() { NOTHING.to_owned() } else { text };
+    let json = json!({
+        "dry_run": true,
+        "redirected": plan.judgement.is_met(),
+        "changes": steps(&plan.changes),
+        "problems": problems_json(&plan.problems),
+    });
+    let exit = if plan.problems.iter().any(Problem::blocks) { Exit::No } else { Exit::Yes };
+    CommandOutput { text, json, exit, notes: Vec::new() }
+}
+
+/// What was done, what failed and what is left to do.
+pub(super) fn text(pass: &Pass) -> String {
+    let (changes, failed) = (&pass.plan.changes, &pass.performed.failed);
+    let attempted = pass.performed.done + failed.len();
+    let has_failed = |change: &Change| failed.iter().any(|failed| failed.change == *change);
+    let done = changes.iter().take(attempted).filter(|change| !has_failed(change));
+    let skipped = changes.iter().skip(attempted).map(|change| format!("not done: {change}"));
+    let done = if changes.is_empty() { NOTHING.to_owned() } else { lines(done.map(past_tense)) };
+    let failed = lines(failed.iter().map(|FailedChange { why, .. }| format!("failed: {}", with_hint(why))));
+    done + &coloured("failed:", bad, &failed)
+        + &coloured("not done:", doubtful, &lines(skipped))
+        + &problems(&pass.left.problems)
+}
+
+pub(super) fn json(pass: &Pass) -> Value {
+    let failed: Vec<String> = pass.performed.failed.iter().map(|failed| with_hint(&failed.why)).collect();
+    json!({
+        "changes": steps(&pass.plan.changes),
+        "done": pass.performed.done,
+        "failed": failed,
+        "left": steps(&pass.left.changes),
+        "problems": problems_json(&pass.left.problems),
+    })
+}
+
+/// `place program gybe` as `placed program gybe`.
+fn past_tense(change: &Change) -> String {
+    let change = change.to_string();
+    let (verb, object) = change.split_once(' ').unwrap_or((&change, ""));
+    let verb = match verb {
+        "write" => "wrote".to_owned(),
+        verb if verb.ends_with('e') => format!("{verb}d"),
+        verb => format!("{verb}ed"),
+    };
+    format!("{verb} {object}")
+}
+
+fn steps(changes: &[Change]) -> Vec<String> {
+    changes.iter().map(ToString::to_string).collect()
+}
+
+fn lines(all: impl Iterator<Item = String>) -> String {
+    all.map(|line| printable(&line) + "\n").collect()
+}
+
+/// Colours the prefix of each line.
+fn coloured(prefix: &str, colour: fn(&str) -> String, lines: &str) -> String {
+    lines.replace(prefix, &colour(prefix))
+}
+
+fn problems(problems: &[Problem]) -> String {
+    lines(problems.iter().map(|problem| match problem.hint() {
+        Some(hint) => format!("{}; {hint}", chain(problem)),
+        None => chain(problem),
+    }))
+}
+
+fn problems_json(problems: &[Problem]) -> Vec<Value> {
+    let one = |problem: &Problem| json!({ "what": chain(problem), "hint": problem.hint(), "blocks": problem.blocks() });
+    problems.iter().map(one).collect()
+}
+
+fn with_hint(why: &ApplyError) -> String {
+    match why.hint() {
+        Some(hint) => format!("{}; {hint}", chain(why)),
+        None => chain(why),
+    }
+}

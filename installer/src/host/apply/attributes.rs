@@ -1,0 +1,29 @@
+//! Extended attributes that a rewritten conf file keeps: labels of security modules, access control lists, and
+//! users' own. Those that belong to the bytes (IMA's hash) are not kept.
+
+use std::os::fd::AsFd;
+
+use rustix::fs::{XattrFlags, fgetxattr, flistxattr, fsetxattr};
+
+/// Linux has no longer list of names and no longer value (xattr(7)).
+const LONGEST: usize = 64 << 10;
+
+const KEPT: [&[u8]; 3] = [b"security.selinux", b"security.SMACK64", b"system.posix_acl_access"];
+
+/// Copies the attributes that can be read there and set here. The others are left out, because an unrepaired
+/// chain is worse. Call it after setting the mode, which changes an access control list.
+pub(super) fn copy(from: impl AsFd, to: impl AsFd) {
+    let (from, to) = (from.as_fd(), to.as_fd());
+    let (mut names, mut value) = (vec![0; LONGEST], vec![0; LONGEST]);
+    let length = flistxattr(from, names.as_mut_slice()).unwrap_or_default();
+    names.truncate(length);
+    for name in names.split(|byte| *byte == 0).filter(|name| is_kept(name)) {
+        if let Ok(length) = fgetxattr(from, name, value.as_mut_slice()) {
+            let _ = fsetxattr(to, name, value.get(..length).unwrap_or_default(), XattrFlags::empty());
+        }
+    }
+}
+
+fn is_kept(name: &[u8]) -> bool {
+    name.starts_with(b"user.") || KEPT.contains(&name)
+}

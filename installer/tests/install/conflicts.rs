@@ -1,0 +1,134 @@
+//! Somebody wants a program's name as much as we do: slowed after the fifth time, and named.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use gybe_installer::host::desired::{DesiredState, Shape};
+use gybe_installer::host::directory::Directory;
+use gybe_installer::host::pass::{PassHistory, pass};
+
+use crate::ground::Ground;
+use crate::wants::{install, program};
+
+const LIST: &str = "{\"name\":\"net\",\"plugins\":[{\"type\":\"calico\"}]}";
+
+type Undo = fn(&Path);
+
+/// As an installer of theirs does it: whole, by rename.
+fn replace(program: &Path) {
+    let theirs = program.with_file_name(".theirs");
+    fs::write(&theirs, "#!/bin/sh\n# theirs\n").unwrap();
+    fs::rename(theirs, program).unwrap();
+}
+
+fn remove(program: &Path) {
+    fs::remove_file(program).unwrap();
+}
+
+fn open_to_all(program: &Path) {
+    fs::set_permissions(program, Permissions::from_mode(0o777)).unwrap();
+}
+
+#[test]
+fn f05_a_program_that_keeps_going_is_slowed_and_told_with_the_likely_rival_and_what_stops_it() {
+    let cases: [(&str, Undo, &str, &str); 6] = [
+        ("gybe-cni", replace, "replaced", "another agent of Gybe, of another version: one DaemonSet of Gybe"),
+        ("gybe-cni", remove, "removed", "configuration management or malware scanner"),
+        ("gybe-cni", open_to_all, "given another mode or owner", "root's, with mode 0755"),
+        ("istio-iptables", replace, "replaced", "istio-cni's container install-cni: remove the DaemonSet"),
+        ("istio-iptables", remove, "removed", "or take the name out of also_as (--also-as)"),
+        ("istio-cni", remove, "removed", "istio-cni's container install-cni: remove the DaemonSet"),
+    ];
+    for (name, undo, how, words) in cases {
+        let ground = Ground::with(&[("10-a.conflist", LIST)]);
+        let mut wanted = install(&ground.root, Shape::Chained { pinned: None }, "1");
+        wanted.programs.extend(["istio-iptables", "istio-cni"].map(|name| program(&ground.root, name, "1")));
+        let (wanted, places, mut memory) =
+            (DesiredState::Installed(wanted), ground.places(), PassHistory::default());
+        let mut pass = || pass(&places, &wanted, &mut memory).unwrap();
+        assert!(pass().left.is_done());
+        let path = places.programs.join(name);
+        for n in 1..=5 {
+            undo(&path);
+            let healed = pass();
+            assert_eq!((healed.performed.done, healed.left.is_done()), (1, true), "{name} {how} {n}");
+            assert_eq!(healed.conflicts.programs, None);
+        }
+        undo(&path);
+        let slowed = pass();
+        let conflict = slowed.conflicts.programs.unwrap();
+        assert_eq!(
+            (slowed.performed.done, conflict.rewrites, conflict.wait.is_some()),
+            (0, 6, true),
+            "{conflict:?}"
+        );
+        assert_eq!(slowed.left.changes.len(), 1, "it is still to be done");
+        let told = conflict.to_string();
+        assert!(told.starts_with(&format!("the program {name} is {how} again and again, most likely by ")));
+        assert!(told.contains(words), "{told}");
+        assert_eq!(slowed.conflicts.conf, None);
+    }
+}
+
+/// As another version of ours does it: theirs answers VERSION too.
+fn bring_another(program: &Path) {
+    replace(program);
+    fs::write(program, "#!/bin/sh\necho '{\"supportedVersions\":[\"1.0.0\"]}'\n").unwrap();
+    fs::set_permissions(program, Permissions::from_mode(0o755)).unwrap();
+}
+
+/// A chain that names what does not run would refuse every pod.
+#[test]
+fn f05_while_a_program_waits_the_chain_is_healed_if_one_that_works_serves() {
+    let cases: [(&str, Undo, bool); 8] = [
+        // No pod depends on the tool.
+        ("gybe", remove, true),
+        ("gybe", replace, true),
+        ("gybe-cni", bring_another, true),
+        ("gybe-cni", open_to_all, true),
+        ("gybe-cni", replace, false),
+        ("gybe-cni", remove, false),
+        // Nor does any conf lead to a further name.
+        ("istio-iptables", replace, true),
+        ("istio-iptables", remove, true),
+    ];
+    for (name, undo, is_healed) in cases {
+        let ground = Ground::with(&[("10-a.conflist", LIST)]);
+        let mut wanted = install(&ground.root, Shape::Chained { pinned: None }, "1");
+        wanted.programs.push(program(&ground.root, "istio-iptables", "1"));
+        let wanted = DesiredState::Installed(wanted);
+        let (places, mut memory) = (ground.places(), PassHistory::default());
+        let mut pass = || pass(&places, &wanted, &mut memory).unwrap();
+        for _ in 1..=6 {
+            pass();
+            undo(&places.programs.join(name));
+        }
+        ground.put("10-a.conflist", LIST);
+        let slowed = pass();
+        assert!(slowed.conflicts.programs.unwrap().wait.is_some());
+        assert_eq!(ground.chain().1.contains(&"gybe-cni".to_owned()), is_healed);
+        assert_eq!(slowed.performed.done, usize::from(is_healed));
+    }
+}
+
+/// What failed is not undone, and to put another program back is not to be undone.
+#[test]
+fn f05_a_program_that_cannot_be_placed_makes_no_fight_of_the_others() {
+    let ground = Ground::with(&[("10-a.conflist", LIST)]);
+    let mut wanted = install(&ground.root, Shape::Chained { pinned: None }, "1");
+    let mut further = program(&ground.root, "istio-iptables", "1");
+    further.source = ground.root.join("image/none");
+    wanted.programs.push(further);
+    let (wanted, places, mut memory) =
+        (DesiredState::Installed(wanted), ground.places(), PassHistory::default());
+    assert_eq!(pass(&places, &wanted, &mut memory).unwrap().performed.failed.len(), 1);
+    for n in 1..=4 {
+        // The directory stays as it is, so what failed waits.
+        open_to_all(&places.programs.join("gybe-cni"));
+        let healed = pass(&places, &wanted, &mut memory).unwrap();
+        assert_eq!((healed.performed.done, healed.conflicts.programs), (1, None), "{n}");
+        let undone = memory.rewrite_counts(Directory::Programs).rewrites;
+        assert!(undone < n, "{undone} of {n}");
+    }
+}

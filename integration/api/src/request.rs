@@ -1,0 +1,262 @@
+//! A parsed request: verb, resource, namespace, name, and the selectors of its query.
+
+use hyper::Method;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+
+/// A verb of RBAC.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Verb {
+    /// Reads one object.
+    Get,
+    /// Reads all objects of a kind.
+    List,
+    /// Receives changes.
+    Watch,
+    /// Makes an object.
+    Create,
+    /// Replaces an object.
+    Update,
+    /// Changes parts of an object.
+    Patch,
+    /// Deletes an object.
+    Delete,
+}
+
+impl Verb {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Get => "get",
+            Self::List => "list",
+            Self::Watch => "watch",
+            Self::Create => "create",
+            Self::Update => "update",
+            Self::Patch => "patch",
+            Self::Delete => "delete",
+        }
+    }
+
+    fn of(method: &Method, named: bool, watch: bool) -> Self {
+        match *method {
+            Method::POST => Self::Create,
+            Method::PUT => Self::Update,
+            Method::PATCH => Self::Patch,
+            Method::DELETE => Self::Delete,
+            _ if named => Self::Get,
+            _ if watch => Self::Watch,
+            _ => Self::List,
+        }
+    }
+}
+
+/// A request of the resource API.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ApiRequest {
+    pub(crate) verb: Verb,
+    pub(crate) group: String,
+    pub(crate) resource: String,
+    pub(crate) namespace: Option<String>,
+    pub(crate) name: Option<String>,
+    parameters: BTreeMap<String, String>,
+}
+
+impl ApiRequest {
+    /// Returns `None` for a path outside `api/v1` and `apis/GROUP/v1`.
+    pub(crate) fn parse(method: &Method, path: &str, query: &str) -> Option<Self> {
+        let mut parts = path.strip_prefix('/')?.split('/');
+        let group = match (parts.next()?, parts.next()?) {
+            ("api", "v1") => String::new(),
+            ("apis", group) if parts.next() == Some("v1") => group.to_owned(),
+            _ => return None,
+        };
+        let rest: Vec<&str> = parts.collect();
+        let (namespace, resource, name) = match *rest.as_slice() {
+            ["namespaces", namespace, resource] => (Some(namespace), resource, None),
+            ["namespaces", namespace, resource, name] => (Some(namespace), resource, Some(name)),
+            [resource] => (None, resource, None),
+            [resource, name] => (None, resource, Some(name)),
+            _ => return None,
+        };
+        let parameters: BTreeMap<String, String> =
+            form_urlencoded::parse(query.as_bytes()).into_owned().collect();
+        let watch = parameters.get("watch").is_some_and(|watch| matches!(watch.as_str(), "1" | "true"));
+        Some(Self {
+            verb: Verb::of(method, name.is_some(), watch),
+            group,
+            resource: resource.to_owned(),
+            namespace: namespace.map(str::to_owned),
+            name: name.map(str::to_owned),
+            parameters,
+        })
+    }
+
+    /// Returns `None` for a resource that this server does not store.
+    pub(crate) fn known_resource(&self) -> Option<Resource> {
+        Resource::of_path(&self.group, &self.resource)
+    }
+
+    /// Returns a parameter of the query, or an empty string.
+    pub(crate) fn parameter(&self, name: &str) -> &str {
+        self.parameters.get(name).map(String::as_str).unwrap_or_default()
+    }
+
+    /// The object's name in messages: `daemonsets.apps "gybe-node"`.
+    pub(crate) fn qualified_name(&self) -> String {
+        let dot = if self.group.is_empty() { "" } else { "." };
+        let name = self.name.as_ref().map(|name| format!(" \"{name}\"")).unwrap_or_default();
+        format!("{}{dot}{}{name}", self.resource, self.group)
+    }
+
+    /// The `details` of a `Status` about this request.
+    pub(crate) fn details(&self) -> Value {
+        let mut details = json!({ "kind": self.resource });
+        if let Some(details) = details.as_object_mut() {
+            details.extend(self.name.clone().map(|name| ("name".to_owned(), name.into())));
+            let group = Some(&self.group).filter(|group| !group.is_empty());
+            details.extend(group.map(|group| ("group".to_owned(), group.clone().into())));
+        }
+        details
+    }
+}
+
+/// The field selector, label selector and namespace of a list or watch.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Selector {
+    pub(crate) namespace: Option<String>,
+    requirements: Vec<Requirement>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Requirement {
+    pointer: String,
+    equal: bool,
+    value: String,
+}
+
+/// Fields that real servers accept in a selector of pods.
+const FIELDS: [(&str, &str); 5] = [
+    ("metadata.name", "/metadata/name"),
+    ("metadata.namespace", "/metadata/namespace"),
+    ("spec.nodeName", "/spec/nodeName"),
+    ("spec.restartPolicy", "/spec/restartPolicy"),
+    ("status.phase", "/status/phase"),
+];
+
+const NODE: &str = "/spec/nodeName";
+
+impl Selector {
+    /// # Errors
+    /// The message of a real server about an unsupported field or operator.
+    pub(crate) fn parse(namespace: Option<String>, fields: &str, labels: &str) -> Result<Self, String> {
+        let mut requirements = Vec::new();
+        for Term { name, equal, value } in terms(fields)? {
+            let supported = FIELDS.iter().find(|(field, _)| *field == name);
+            let (_, pointer) = supported.ok_or_else(|| format!("field label not supported: {name}"))?;
+            requirements.push(Requirement { pointer: (*pointer).to_owned(), equal, value });
+        }
+        for Term { name, equal, value } in terms(labels)? {
+            let key = name.replace('~', "~0").replace('/', "~1");
+            requirements.push(Requirement { pointer: format!("/metadata/labels/{key}"), equal, value });
+        }
+        Ok(Self { namespace, requirements })
+    }
+
+    pub(crate) fn matches(&self, object: &Value) -> bool {
+        let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
+        let in_namespace =
+            self.namespace.as_ref().is_none_or(|namespace| text("/metadata/namespace") == namespace);
+        in_namespace && self.requirements.iter().all(|it| (text(&it.pointer) == it.value) == it.equal)
+    }
+
+    /// Returns the node that the selector requires in `spec.nodeName`.
+    pub(crate) fn node(&self) -> Option<&str> {
+        let required = self.requirements.iter().find(|it| it.pointer == NODE && it.equal);
+        required.map(|it| it.value.as_str())
+    }
+
+    /// Reports whether only the namespace selects.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.requirements.is_empty()
+    }
+}
+
+/// One comma-separated part of a selector: `name=value`, `name==value` or `name!=value`.
+struct Term {
+    name: String,
+    equal: bool,
+    value: String,
+}
+
+fn terms(text: &str) -> Result<Vec<Term>, String> {
+    let term = |term: &str| {
+        let (name, equal, value) = if let Some((name, value)) = term.split_once("!=") {
+            (name, false, value)
+        } else {
+            let (name, value) = term.split_once('=').ok_or_else(|| format!("invalid selector: '{term}'"))?;
+            (name, true, value.strip_prefix('=').unwrap_or(value))
+        };
+        Ok(Term { name: name.trim().to_owned(), equal, value: value.trim().to_owned() })
+    };
+    text.split(',').filter(|part| !part.is_empty()).map(term).collect()
+}
+
+/// A resource that this server stores.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Resource {
+    Pods,
+    Nodes,
+    DaemonSets,
+}
+
+impl Resource {
+    /// Returns the resource of an object's `kind`; an object without a kind is a pod.
+    pub(crate) fn of_kind(kind: Option<&str>) -> Option<Self> {
+        match kind {
+            None | Some("Pod") => Some(Self::Pods),
+            Some("Node") => Some(Self::Nodes),
+            Some("DaemonSet") => Some(Self::DaemonSets),
+            Some(_) => None,
+        }
+    }
+
+    /// Returns the resource of a path's segment below `api/v1` or `apis/GROUP/v1`.
+    pub(crate) fn of_path(group: &str, name: &str) -> Option<Self> {
+        [Self::Pods, Self::Nodes, Self::DaemonSets]
+            .into_iter()
+            .find(|resource| resource.group() == group && resource.name() == name)
+    }
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Pods => "pods",
+            Self::Nodes => "nodes",
+            Self::DaemonSets => "daemonsets",
+        }
+    }
+
+    pub(crate) fn kind(self) -> &'static str {
+        match self {
+            Self::Pods => "Pod",
+            Self::Nodes => "Node",
+            Self::DaemonSets => "DaemonSet",
+        }
+    }
+
+    pub(crate) fn group(self) -> &'static str {
+        match self {
+            Self::Pods | Self::Nodes => "",
+            Self::DaemonSets => "apps",
+        }
+    }
+
+    pub(crate) fn api_version(self) -> &'static str {
+        match self {
+            Self::Pods | Self::Nodes => "v1",
+            Self::DaemonSets => "apps/v1",
+        }
+    }
+
+    pub(crate) fn is_namespaced(self) -> bool {
+        self != Self::Nodes
+    }
+}

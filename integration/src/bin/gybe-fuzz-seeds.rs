@@ -1,0 +1,75 @@
+//! `gybe-fuzz-seeds DIRECTORY`: writes the fuzz seeds that other data holds, in one directory for each target:
+//! the CNI protocol vectors, the calls recorded from runtimes, and the examples.
+
+use gybe_integration::complaint::Complaint;
+use serde::Deserialize;
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// A call of the plugin; the vectors' other members are what it returned.
+#[derive(Deserialize)]
+struct Call {
+    env: BTreeMap<String, String>,
+    /// A string where it is not JSON, or is more than a value.
+    #[serde(default)]
+    stdin: Value,
+}
+
+#[derive(Deserialize)]
+struct Recording {
+    calls: Vec<Call>,
+}
+
+fn main() -> Result<(), Complaint> {
+    let Some(directory) = std::env::args_os().nth(1).map(PathBuf::from) else {
+        return Err(Complaint::that("usage: gybe-fuzz-seeds DIRECTORY"));
+    };
+    let calls = recorded_calls()?;
+    write_seeds(&directory.join("request"), calls.iter().map(Call::request))?;
+    write_seeds(&directory.join("args"), calls.iter().filter_map(|call| call.env.get("CNI_ARGS").cloned()))?;
+    let manifest = fs::read_to_string(package().join("../examples/pod.json"))?;
+    write_seeds(&directory.join("annotations"), std::iter::once(manifest))
+}
+
+fn recorded_calls() -> Result<Vec<Call>, Complaint> {
+    let package = package();
+    let mut calls: Vec<Call> = read(&package.join("vectors/cni/protocol.json"))?;
+    let files = fs::read_dir(package.join("vectors/runtime"))?.map(|entry| Ok(entry?.path()));
+    let files = files.collect::<Result<BTreeSet<_>, Complaint>>()?;
+    for file in files.iter().filter(|path| path.extension().is_some_and(|extension| extension == "json")) {
+        calls.extend(read::<Recording>(file)?.calls);
+    }
+    calls.push(read(&package.join("../examples/add.json"))?);
+    Ok(calls)
+}
+
+fn package() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn read<T: for<'a> Deserialize<'a>>(path: &Path) -> Result<T, Complaint> {
+    Ok(serde_json::from_str(&fs::read_to_string(path)?)?)
+}
+
+impl Call {
+    /// In the form that `targets/request.rs` reads: variables, an empty line, stdin.
+    fn request(&self) -> String {
+        let variables: String = self.env.iter().map(|(name, value)| format!("{name}={value}\n")).collect();
+        let stdin = match &self.stdin {
+            Value::String(text) => text.clone(),
+            Value::Null => String::new(),
+            value => value.to_string(),
+        };
+        format!("{variables}\n{stdin}")
+    }
+}
+
+fn write_seeds(directory: &Path, seeds: impl Iterator<Item = String>) -> Result<(), Complaint> {
+    fs::create_dir_all(directory)?;
+    for (number, seed) in seeds.collect::<BTreeSet<_>>().iter().enumerate() {
+        fs::write(directory.join(format!("recorded-{number:03}")), seed)?;
+    }
+    Ok(())
+}

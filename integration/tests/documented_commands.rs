@@ -1,0 +1,126 @@
+//! Runs every line of the `sh` blocks in README.md and docs/, as it stands.
+//!
+//! The lines of a page run in their order in one shell, in network and mount namespaces of their own: a node with a
+//! primary CNI plugin and one address, writable without touching the machine.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a test that meets what it did not expect has nothing better to do"
+)]
+
+use gybe_integration::programs::{path_of_ours, run};
+use gybe_test_support::TestDir;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+
+/// Lines that run elsewhere: how they begin, and where they run or what they need.
+const ELSEWHERE: &[(&str, &str)] = &[
+    ("make demo", "a step of .ci/run"),
+    ("make test ", "a step of .ci/run"),
+    ("make bench", "a benchmark needs a quiet machine"),
+    ("kubectl ", "needs a cluster"),
+    ("manifests/left.sh", "needs a cluster"),
+];
+
+/// A node that the commands may change: copies of its directories, and an address.
+const NODE: &str = r#"
+set -e
+ip link set lo up
+ip address add 10.244.0.10/24 dev lo scope global
+mount -t tmpfs none "$SCRATCH"
+mkdir -p "$SCRATCH/etc" "$SCRATCH/opt" "$SCRATCH/var"
+cp -r /etc/. "$SCRATCH/etc" 2>/dev/null || true # a plain user cannot read every file
+ln -s /run "$SCRATCH/var/run"
+for directory in etc opt var; do
+    mount --bind "$SCRATCH/$directory" "/$directory"
+done
+mount -t tmpfs none /run
+mkdir -p /run/netns /etc/cni/net.d /opt/cni/bin /var/lib/cni/results
+echo '{"cniVersion":"1.0.0","name":"pods","plugins":[{"type":"bridge"}]}' >/etc/cni/net.d/10-pods.conflist
+touch /opt/cni/bin/bridge
+set +e
+"#;
+
+/// The lines of a page's `sh` blocks, without comments; a here-document is one line.
+fn commands(page: &str) -> Vec<String> {
+    let mut commands: Vec<String> = Vec::new();
+    let (mut is_in_block, mut end_of_document) = (false, None::<String>);
+    for line in page.lines() {
+        if let Some(end) = &end_of_document {
+            commands.last_mut().unwrap().push_str(&format!("\n{line}"));
+            if line == end {
+                end_of_document = None;
+            }
+        } else if line.starts_with("```") {
+            is_in_block = line == "```sh";
+        } else if is_in_block && !line.trim().is_empty() {
+            end_of_document = line.split_once("<<'").map(|(_, rest)| rest.trim_end_matches('\'').to_owned());
+            commands.push(line.to_owned());
+        }
+    }
+    commands
+}
+
+fn runs_elsewhere(command: &str) -> bool {
+    ELSEWHERE.iter().any(|(start, _)| command.starts_with(start))
+}
+
+/// The shell script for `commands`: each prints its exit code and its number on descriptor 3.
+fn script(commands: &[String]) -> String {
+    let lines =
+        commands.iter().enumerate().map(|(number, command)| format!("{command}\necho \"$? {number}\" >&3\n"));
+    format!("exec 3>&1 >&2\n{NODE}{}", lines.collect::<String>())
+}
+
+fn exit_codes_are_documented(page: &str) -> usize {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let text = fs::read_to_string(root.join(page)).unwrap();
+    let commands: Vec<String> =
+        commands(&text).into_iter().filter(|command| !runs_elsewhere(command)).collect();
+    if commands.is_empty() {
+        return 0;
+    }
+    let clone = TestDir::new("documented-commands");
+    let (dist, scratch) = (clone.create_dir("dist"), clone.create_dir("scratch"));
+    for program in ["gybe", "gybe-cni"] {
+        fs::copy(path_of_ours(program).unwrap(), dist.join(program)).unwrap();
+    }
+    symlink(root.join("examples").canonicalize().unwrap(), clone.join("examples")).unwrap();
+    let environment = format!("SCRATCH={}", scratch.display());
+    let enter = format!("cd {} && exec bash -s", clone.display());
+    let arguments = [
+        "--mount",
+        "--net",
+        "--propagation",
+        "private",
+        "env",
+        &environment,
+        "PATH=/usr/sbin:/usr/bin:/sbin:/bin",
+        "bash",
+        "-c",
+        &enter,
+    ];
+    let ran = run("unshare", &arguments, &script(&commands)).unwrap();
+    let codes: Vec<i32> =
+        ran.out.lines().map(|line| line.split_once(' ').unwrap().0.parse().unwrap()).collect();
+    assert_eq!(codes.len(), commands.len(), "{page}: {ran:#?}");
+    for (command, code) in commands.iter().zip(codes) {
+        assert_eq!(code, 0, "{page}: {command}\n{}", ran.err);
+    }
+    commands.len()
+}
+
+#[test]
+fn every_command_in_the_documentation_runs_as_it_stands() {
+    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
+    let mut pages: Vec<String> = fs::read_dir(docs)
+        .unwrap()
+        .map(|entry| format!("docs/{}", entry.unwrap().file_name().to_string_lossy()))
+        .filter(|page| page.ends_with(".md"))
+        .collect();
+    pages.push("README.md".to_owned());
+    let count: usize = pages.iter().map(|page| exit_codes_are_documented(page)).sum();
+    assert!(count > 15, "only {count} commands were found in {pages:?}");
+}
