@@ -36,7 +36,6 @@ pub mod lock;
 mod netlink;
 pub mod netns;
 pub mod nft;
-mod observed;
 pub mod policy;
 pub mod presence;
 pub mod probe;

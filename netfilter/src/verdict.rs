@@ -15,7 +15,7 @@ use crate::live::LiveRules;
 use crate::policy::RedirectPolicy;
 use crate::presence::Presence;
 use crate::redirection::{Deviation, Redirection, RedirectionError, RuleVariant};
-use compare::{Compared, Wanted, compare};
+use compare::{Comparison, DesiredOutcomes, compare};
 
 /// What a namespace should hold.
 #[derive(Debug, Clone, Copy)]
@@ -87,7 +87,7 @@ impl Verdict {
 
 /// What the caller knows of the namespace and its node.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Reading<'k> {
+pub struct VerdictContext<'k> {
     /// The backend whose rules are read; `None` for whichever has written.
     pub only: Option<BackendKind>,
     /// Backends that are known to write every rule on this node, conntrack zones included.
@@ -100,7 +100,10 @@ pub struct Reading<'k> {
 ///
 /// # Errors
 /// When its rules or routes cannot be read, or the programs that read ours are missing.
-pub fn judge_namespace(desired: Desired<'_>, reading: Reading<'_>) -> Result<Verdict, RedirectionError> {
+pub fn judge_namespace(
+    desired: Desired<'_>,
+    reading: VerdictContext<'_>,
+) -> Result<Verdict, RedirectionError> {
     let presence = Presence::look()?;
     if let Some(mesh) = presence.other_meshes.first() {
         return Ok(Verdict::because(Answer::ByOthers, mesh.to_string()));
@@ -124,8 +127,8 @@ pub fn judge_namespace(desired: Desired<'_>, reading: Reading<'_>) -> Result<Ver
         _ => (None, Vec::new(), live),
     };
     let wanted = match &wanted {
-        Some(rules) => Wanted::Rules(rules),
-        None => Wanted::OursAlone(live.ours_alone()),
+        Some(rules) => DesiredOutcomes::Rules(rules),
+        None => DesiredOutcomes::OursAlone(live.ours_alone()),
     };
     let mut compared = compare(&wanted, &live);
     if policy.is_none() {
@@ -137,8 +140,8 @@ pub fn judge_namespace(desired: Desired<'_>, reading: Reading<'_>) -> Result<Ver
 
 /// Why rules of ours that are there cannot be what any policy asks for.
 fn broken(kinds: &[BackendKind], live: &LiveRules) -> Vec<String> {
-    let mut broken = live.observed.broken_chains();
-    let has_table = || live.observed.chains.iter().any(|chain| chain.table.is_ours());
+    let mut broken = live.rules.broken_chains();
+    let has_table = || live.rules.chains.iter().any(|chain| chain.table.is_ours());
     // The chains of a dormant table hang at no hook and are not read.
     if kinds.contains(&BackendKind::Nft) && live.not_evaluated().is_empty() && !has_table() {
         broken.push("table inet gybe is dormant".to_owned());
@@ -146,7 +149,7 @@ fn broken(kinds: &[BackendKind], live: &LiveRules) -> Vec<String> {
     broken
 }
 
-fn verdict(compared: Compared, differences: &[Deviation]) -> Verdict {
+fn verdict(compared: Comparison, differences: &[Deviation]) -> Verdict {
     let routes = differences.iter().any(|one| matches!(one, Deviation::Route(_) | Deviation::ExtraRoute(_)));
     let routes = routes.then(|| "our own routes were changed".to_owned());
     let mut not_redirected = compared.not_redirected;

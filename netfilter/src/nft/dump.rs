@@ -20,6 +20,7 @@ use crate::netlink::message::{DUMP, Header, REQUEST};
 use crate::netlink::socket::Failure;
 use crate::ruleset::{Chain, NamedList, Ruleset};
 use found::FoundSet;
+pub(crate) use found::comment;
 use nix::errno::Errno;
 
 /// How often a list that changed while it was read is read again.
