@@ -17,7 +17,7 @@ use crate::host::observe::{
     DirectoryState, Hash, HashCache, NodeDirectories, ObserveScope, ObservedState, look,
 };
 use crate::host::platform::Platform;
-use crate::host::pods_on_node::{self, HostPaths, Judged};
+use crate::host::pods_on_node::{self, HostPaths, SandboxVerdict};
 use crate::host::runtimes::Runtimes;
 use crate::host::runtimes::processes::{DropInCheck, RuntimeProcess, running};
 use crate::host::runtimes::report::RuntimeReport;
@@ -97,7 +97,7 @@ impl Observation {
 #[derive(Debug)]
 pub struct PodVerdicts {
     /// Each sandbox with its verdict.
-    pub judged: Vec<Judged>,
+    pub judged: Vec<SandboxVerdict>,
     /// What could not be read, so that sandboxes may be missing.
     pub unreadable: Vec<String>,
 }
@@ -190,7 +190,7 @@ fn no_programs(conf: &PluginConf, found: Option<&NodeProbe>, root: &Path) -> Opt
 fn pods_of(conf: PluginConf, ground: &DoctorOptions) -> PodVerdicts {
     let paths = HostPaths { results: ground.places.results.clone(), root: ground.root.clone() };
     let found = pods_on_node::find(&paths);
-    let judged = pods_on_node::judge_all(found.sandboxes, &pods_on_node::Sources::of(conf));
+    let judged = pods_on_node::judge_all(found.sandboxes, &pods_on_node::PolicySources::of(conf));
     PodVerdicts { judged, unreadable: found.unreadable }
 }
 
