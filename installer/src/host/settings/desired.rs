@@ -13,6 +13,7 @@ use gybe_plugin::conf::ProbeHint;
 use gybe_plugin::network_conf::POD_ANNOTATIONS;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 /// The facts of a node.
 #[derive(Debug, Clone)]
@@ -52,6 +53,10 @@ impl StandIn {
         }
     }
 }
+
+/// How long the plugin stays after the conf stopped naming it: the kubelet gives up on a sandbox after 4 minutes at the
+/// latest (docs/RULES.md, section 6.1).
+pub const GRACE_PERIOD: Duration = Duration::from_secs(300);
 
 /// Which of our programs an uninstall removes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -1,9 +1,9 @@
 //! The table of all setting names, ours and the incumbent's (docs/ISTIO.md, section 5), with their meaning, and
 //! the treatment of unsupported ones.
 
+use super::environment::SERVICE_ACCOUNT;
 use super::error::InvalidSetting;
 use super::reader::{SettingsReader, truth};
-use crate::agent::cluster::SERVICE_ACCOUNT;
 
 /// A setting's name and how it is supported.
 #[derive(Debug, Clone, Copy)]
