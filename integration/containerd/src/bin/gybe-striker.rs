@@ -6,12 +6,12 @@ use std::io::{Read, Write};
 use std::process::{Command, ExitCode, Stdio};
 use std::{env, error, io};
 
-use gybe_integration::killed::{End, killed_at};
+use gybe_integration::kill::{End, kill_at_system_call};
 use nix::sys::signal::{Signal, raise};
 use serde_json::Value;
 
 /// Becomes the program once it is watched: it waits for a line. Its log is nobody's answer.
-const BECOME: [&str; 3] = ["sh", "-c", "read -r _ && exec \"$0\" \"$@\" 2>/dev/null"];
+const WAIT_THEN_EXEC: [&str; 3] = ["sh", "-c", "read -r _ && exec \"$0\" \"$@\" 2>/dev/null"];
 
 fn main() -> Result<ExitCode, Box<dyn error::Error>> {
     let mut text = String::new();
@@ -27,18 +27,18 @@ fn main() -> Result<ExitCode, Box<dyn error::Error>> {
 }
 
 fn struck(around: &str, text: &str, at: u64) -> Result<ExitCode, Box<dyn error::Error>> {
-    let [program, words @ ..] = BECOME;
+    let [program, words @ ..] = WAIT_THEN_EXEC;
     #[expect(clippy::disallowed_methods, reason = "to stand around a program is to run it")]
     let mut command = Command::new(program);
     command.args(words).arg(around);
-    match killed_at(command, text, at)? {
+    match kill_at_system_call(command, text, at)? {
         End::Killed => {
             // The runtime sees what it would see without this one in between.
             raise(Signal::SIGKILL)?;
             Ok(ExitCode::FAILURE)
         }
-        End::Itself { code, said, .. } => {
-            io::stdout().write_all(said.as_bytes())?;
+        End::Exited { code, output, .. } => {
+            io::stdout().write_all(output.as_bytes())?;
             Ok(if code == Some(0) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
         }
     }
