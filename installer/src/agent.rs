@@ -39,7 +39,7 @@ pub use part::Part;
 pub use place::PlaceError;
 pub(crate) use place::is_served;
 pub use pods_from::PodsFrom;
-pub(crate) use sockets::{LOOK, Socket, Unserved};
+pub(crate) use sockets::{LOOK, Socket, UnsupportedPolicy};
 
 use crate::agent::facts_socket::FactsSocket;
 use crate::error::errno;
@@ -140,7 +140,7 @@ pub struct Agent<'a> {
 pub fn serve(agent: Agent<'_>) -> Result<(), NodeError> {
     // Blocked before the first thread is made, so that every thread blocks it (signal(7)).
     let stop = stop_signal().map_err(|source| NodeError::Wait { what: "signals", source })?;
-    let (sockets, unserved) = (open(agent.facts)?, Unserved::default());
+    let (sockets, unserved) = (open(agent.facts)?, UnsupportedPolicy::default());
     let journal = Journal::default();
     journal.tell("info", "gybe node: serving", json!({ "socket": agent.facts.display().to_string() }));
     let (pods, calls) = (Asked::of(agent.pods), Calls::default());
@@ -185,7 +185,7 @@ fn answer_and_tell(
     (pods, calls, status): (&dyn Pods, &Calls, &(dyn Fn() -> AgentStatus + Sync)),
     stop: &SignalFd,
     (mut facts, mut log): (FactsSocket, LogSocket),
-    told: (&Journal, &Unserved),
+    told: (&Journal, &UnsupportedPolicy),
 ) -> Result<(), NodeError> {
     let wait = |what| move |source| NodeError::Wait { what, source };
     let (ended, running) = std::io::pipe().map_err(|why| wait("the end")(errno(&why)))?;

@@ -52,7 +52,7 @@ fn without_any_one_rule_some_flow_goes_elsewhere() -> Result<(), Complaint> {
 /// Does one of them show that its rule is missing?
 fn betrayed(mutants: &[Mutant]) -> Result<bool, Complaint> {
     for mutant in mutants {
-        let routes = Routes::wanted(&mutant.vector.policy);
+        let routes = Routes::of(&mutant.vector.policy);
         let redirection = Redirection { rules: mutant.rules.clone(), routes };
         if !under(&mutant.vector, &redirection, &Nft, Until::ADifference)?.is_empty() {
             return Ok(true);

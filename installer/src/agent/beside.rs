@@ -8,7 +8,7 @@ use super::daemonset::DaemonSet;
 use super::healing::{Around, Healing, Keeping};
 use super::label::{Home, Label};
 use super::page::Page;
-use super::sockets::Unserved;
+use super::sockets::UnsupportedPolicy;
 use super::view::View;
 use super::{NodeError, health, http, metrics};
 use crate::agent::agent_status::AgentStatus;
@@ -27,7 +27,7 @@ use tokio::sync::oneshot;
 pub(super) struct Beside<'a> {
     pub(super) pods: &'a Asked<'a>,
     pub(super) calls: &'a Calls,
-    pub(super) unserved: &'a Unserved,
+    pub(super) unserved: &'a UnsupportedPolicy,
     pub(super) journal: &'a Journal,
     pub(super) home: Option<Home>,
 }

@@ -10,7 +10,7 @@ mod desk;
 mod waiting;
 
 use crate::agent::agent_status::AgentStatus;
-use crate::agent::{LOOK, PlaceError, Pods, Socket, Unserved};
+use crate::agent::{LOOK, PlaceError, Pods, Socket, UnsupportedPolicy};
 use crate::log::Journal;
 use caller::Caller;
 use desk::Desk;
@@ -68,7 +68,7 @@ impl FactsSocket {
         &mut self,
         stop: BorrowedFd<'_>,
         (pods, status): (&dyn Pods, &(dyn Fn() -> AgentStatus + Sync)),
-        (journal, unserved): (&Journal, &Unserved),
+        (journal, unserved): (&Journal, &UnsupportedPolicy),
     ) -> Result<(), Errno> {
         let (waiting, mut speakers) = (Waiting::default(), VecDeque::new());
         thread::scope(|scope| {

@@ -2,7 +2,7 @@
 
 use super::calls::Calls;
 use super::place::PlaceError;
-use super::sockets::{LOOK, Socket, Unserved};
+use super::sockets::{LOOK, Socket, UnsupportedPolicy};
 use crate::log::Journal;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -32,7 +32,7 @@ impl LogSocket {
         &mut self,
         end: BorrowedFd<'_>,
         calls: &Calls,
-        (journal, unserved): (&Journal, &Unserved),
+        (journal, unserved): (&Journal, &UnsupportedPolicy),
     ) -> Result<(), Errno> {
         let timeout = PollTimeout::try_from(LOOK).map_err(|_| Errno::EINVAL)?;
         loop {

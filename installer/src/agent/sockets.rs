@@ -41,7 +41,7 @@ impl<S: From<OwnedFd>> Socket<S> {
     /// comes through the place, and who is still in the old socket's queue is lost with it. Where it
     /// cannot be made, because the directory that is mounted here was deleted on the host, only another
     /// start helps; what stands in the way may go by itself, so it is tried each time.
-    pub(crate) fn keep(&mut self, unserved: &Unserved, journal: &Journal) {
+    pub(crate) fn keep(&mut self, unserved: &UnsupportedPolicy, journal: &Journal) {
         let socket = self.path.display().to_string();
         let mut why = None;
         if !self.place.stands() {
@@ -73,13 +73,13 @@ impl<S: AsFd> AsFd for Socket<S> {
 /// Why a socket does not stand, each by its path, and how often one was taken away, for who is asked about
 /// the agent's health.
 #[derive(Debug, Default)]
-pub(crate) struct Unserved {
+pub(crate) struct UnsupportedPolicy {
     why: Mutex<BTreeMap<PathBuf, String>>,
     facts_lost: AtomicU64,
     log_lost: AtomicU64,
 }
 
-impl Unserved {
+impl UnsupportedPolicy {
     pub(crate) fn read(&self) -> Vec<String> {
         self.why.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
     }

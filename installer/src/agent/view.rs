@@ -3,7 +3,7 @@
 use super::asked::Asked;
 use super::bulletin::{Bulletin, Posted, Stage};
 use super::calls::{Calls, Counted};
-use super::sockets::Unserved;
+use super::sockets::UnsupportedPolicy;
 use super::{Pods, PodsState, process};
 use crate::probe::node_backend::Verdict;
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ pub(crate) struct View<'a> {
     pub(crate) bulletin: &'a Bulletin,
     pub(crate) pods: &'a Asked<'a>,
     pub(crate) calls: &'a Calls,
-    pub(crate) unserved: &'a Unserved,
+    pub(crate) unserved: &'a UnsupportedPolicy,
     /// When the agent started.
     pub(crate) started: Instant,
 }
