@@ -227,7 +227,7 @@ fn a_table_that_leads_elsewhere_is_not_taken_for_ours() {
         assert!(matches!(error, RoutesError::Occupied { .. }), "{error:?}");
         assert_eq!(
             error.to_string(),
-            "cannot add IPv4 route local default dev lo table 133: something else is in its place"
+            "cannot add IPv4 route local default dev lo table 133: another one with the same key exists"
         );
     });
 }
@@ -241,7 +241,7 @@ fn f40_ipv6_that_is_switched_off_is_said_to_be() {
             let error = Routes::of(&policy()).apply(&mut routing()).unwrap_err();
             assert_eq!(
                 error.to_string(),
-                "cannot add address ::6/128 on lo: IPv6 is off in this network namespace"
+                "cannot add address ::6/128 on lo: IPv6 is disabled in this network namespace"
             );
             let hint = error.hint().unwrap();
             assert!(
