@@ -50,7 +50,7 @@ use beside::Beside;
 use calls::Calls;
 use gybe_plugin::args::PodRef;
 use gybe_plugin::conf::LOG_SOCKET;
-use gybe_plugin::facts::wire::Answer;
+use gybe_plugin::facts::wire::FactsResponse;
 use log_socket::LogSocket;
 use nix::errno::Errno;
 use nix::sys::signal::{SigSet, Signal};
@@ -65,10 +65,10 @@ use std::time::{Duration, Instant};
 /// Somebody who knows this node's pods.
 pub trait Pods: Sync {
     /// What can be said of a pod now; none when it may be about to come.
-    fn at_once(&self, pod: &PodRef) -> Option<Answer>;
+    fn at_once(&self, pod: &PodRef) -> Option<FactsResponse>;
 
     /// What is known of a pod, at the latest `until` then.
-    fn answer(&self, pod: &PodRef, until: Instant) -> Answer;
+    fn answer(&self, pod: &PodRef, until: Instant) -> FactsResponse;
 
     /// How well they are known.
     fn state(&self) -> PodsState;

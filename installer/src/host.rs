@@ -1,12 +1,34 @@
-//! A node's CNI configuration and programs: the settings, installing and uninstalling, the diagnosis, and the node's pods.
+//! A node's CNI configuration and programs: observing a node, planning and applying changes, the settings, the
+//! commands `install` and `uninstall`, the diagnosis, and the node's pods.
+//!
+//! ```text
+//!   settings ─► desired ──┐
+//!                         ├─► plan ─► change ─► apply        pass: one round of it
+//!   observe ──► libcni ───┘    judge: is a pod redirected, and if not, which problem
+//! ```
 
-pub mod by_hand;
+pub mod apply;
+pub mod change;
+pub mod conflict;
+pub mod conflist;
+pub mod desired;
+pub mod directory;
 pub mod doctor;
+pub mod entries;
 pub(crate) mod identity;
 pub mod image;
 pub mod install;
+pub mod json;
+pub mod judge;
+pub mod libcni;
+pub mod observe;
+pub mod pass;
+pub mod plan;
 pub mod platform;
 pub mod pods_on_node;
-pub mod runtime_config;
-pub mod runtime_report;
+pub mod problem;
+mod program_retry;
+pub mod runtimes;
 pub mod settings;
+pub mod uninstall;
+pub mod watch;

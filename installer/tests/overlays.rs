@@ -16,8 +16,8 @@ mod rights;
 #[path = "deployment/wishes.rs"]
 mod wishes;
 
-use gybe_installer::host::install::seen::FileName;
-use gybe_installer::host::install::wanted::Shape;
+use gybe_installer::host::desired::Shape;
+use gybe_installer::host::observe::FileName;
 use gybe_installer::host::settings::Settings;
 use objects::Objects;
 use std::collections::BTreeSet;

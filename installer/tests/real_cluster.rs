@@ -4,7 +4,7 @@
 
 use gybe_installer::agent::Pods;
 use gybe_installer::agent::cluster::{Cluster, Fate, WatchedPods, daemonset_fate, node_labels, pod_facts};
-use gybe_plugin::facts::wire::{self, Answer};
+use gybe_plugin::facts::wire::{self, FactsResponse};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::thread;
@@ -63,13 +63,16 @@ fn every_pod_of_a_node_is_known_and_told_as_the_api_server_has_it() {
     let pods = pods["items"].as_array().unwrap();
     assert!(!pods.is_empty(), "node {node} has no pod to ask about");
     for pod in pods {
-        let asked = wire::asked(question(pod).as_bytes()).unwrap().pod;
+        let asked = wire::decode_request(question(pod).as_bytes()).unwrap().pod;
         let before = Instant::now();
         let answer = watched.answer(&asked, soon());
         assert!(before.elapsed() < Duration::from_millis(250), "{asked}: {:?}", before.elapsed());
         let alone = pod_facts(&cluster(), question(pod).as_bytes(), soon()).unwrap();
-        assert_eq!(answer, wire::answered(alone.as_bytes()).unwrap(), "{asked}");
-        assert!(matches!(answer, Answer::Pod(facts) if pod["metadata"]["uid"] == facts.uid), "{asked}");
+        assert_eq!(answer, wire::decode_response(alone.as_bytes()).unwrap(), "{asked}");
+        assert!(
+            matches!(answer, FactsResponse::Pod(facts) if pod["metadata"]["uid"] == facts.uid),
+            "{asked}"
+        );
     }
 }
 
@@ -77,8 +80,8 @@ fn every_pod_of_a_node_is_known_and_told_as_the_api_server_has_it() {
 fn what_is_not_there_is_not_told() {
     let watched = WatchedPods::start(&cluster(), &node()).unwrap();
     let nobody = json!({ "metadata": { "namespace": "default", "name": "gybe-test-nobody", "uid": "u" } });
-    let asked = wire::asked(question(&nobody).as_bytes()).unwrap().pod;
-    assert_eq!(watched.answer(&asked, soon()), Answer::Unknown);
+    let asked = wire::decode_request(question(&nobody).as_bytes()).unwrap().pod;
+    assert_eq!(watched.answer(&asked, soon()), FactsResponse::Unknown);
     assert_eq!(daemonset_fate(&cluster(), "default", "gybe-test-nobody", soon()), Fate::Gone);
 }
 

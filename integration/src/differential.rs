@@ -194,8 +194,8 @@ fn examined(case: &Case, flow: &Flow, stands: &[Stand<'_>]) -> Result<Disagreeme
     let trace = foretell(&case.rules, flow)?;
     let rule = trace.decided_by.map_or("no rule", |rule| rule.0);
     let foretold = match case.unforetold.iter().any(|other| other.id == flow.id) {
-        true => format!("{:?} by {rule}", trace.fate),
-        false => format!("{:?} by {rule}, so {}", trace.fate, flow.with_rules),
+        true => format!("{:?} by {rule}", trace.outcome),
+        false => format!("{:?} by {rule}, so {}", trace.outcome, flow.with_rules),
     };
     let testimonies = stands.iter().map(|stand| stand.testimony(flow)).collect::<Result<_, _>>()?;
     Ok(Disagreement { policy: case.policy.clone(), flow: flow.clone(), foretold, testimonies })

@@ -1,7 +1,7 @@
 //! What `trace` says of a recorded flow, held against what became of it. No packet is sent here.
 
 use crate::vectors::{Flow, Location};
-use gybe_installer::demo::predicted::{SideEffect, follows};
+use gybe_installer::demo::predicted::{Control, SideEffect, follows};
 use gybe_installer::testnet::outcome::ConnectionOutcome;
 use gybe_netfilter::compile::{PASSTHROUGH_V6, compile};
 use gybe_netfilter::policy::{Families, InterfaceName, InterfaceNameError, Mode, RedirectPolicy};
@@ -66,20 +66,21 @@ const OWN: [&str; 6] =
 /// Never, as long as this file names real interfaces.
 pub fn foretells(policy: &RedirectPolicy, flow: &Flow) -> Result<bool, InterfaceNameError> {
     let rules = compile(policy);
-    let fate = foretell(&rules, flow)?.fate;
+    let fate = foretell(&rules, flow)?.outcome;
     let beside = flow.beside(policy, &rules)?;
-    let follows = follows(fate, (flow.to, &flow.without_rules), beside, &flow.with_rules);
+    let follows =
+        follows(fate, Control { to: flow.to, outcome: &flow.without_rules }, beside, &flow.with_rules);
     Ok(follows && flow.is_taken_as(policy, fate))
 }
 
 impl Flow {
     /// Turned by address translation or taken by TPROXY: the answers look the same, and the mode
     /// says which it must be for what arrives and for what only passes through `lo`.
-    fn is_taken_as(&self, policy: &RedirectPolicy, fate: trace::Fate) -> bool {
+    fn is_taken_as(&self, policy: &RedirectPolicy, fate: trace::PacketOutcome) -> bool {
         match (policy.mode, fate) {
-            (Mode::Redirect, trace::Fate::Intercepted(_)) => false,
-            (Mode::Tproxy { .. }, trace::Fate::Intercepted(port)) => port == policy.inbound_port,
-            (Mode::Tproxy { .. }, trace::Fate::Redirected(port)) => {
+            (Mode::Redirect, trace::PacketOutcome::Intercepted(_)) => false,
+            (Mode::Tproxy { .. }, trace::PacketOutcome::Intercepted(port)) => port == policy.inbound_port,
+            (Mode::Tproxy { .. }, trace::PacketOutcome::Redirected(port)) => {
                 self.from == Location::Pod || port != policy.inbound_port
             }
             _ => true,
@@ -90,12 +91,12 @@ impl Flow {
     fn beside(&self, policy: &RedirectPolicy, rules: &Ruleset) -> Result<SideEffect, InterfaceNameError> {
         let both = policy.families == Families::V4AndV6;
         Ok(match (self.source, policy.mode) {
-            (Some(source), _) if source == PASSTHROUGH_V6 && both => SideEffect::ItsSource,
+            (Some(source), _) if source == PASSTHROUGH_V6 && both => SideEffect::AddsSource,
             // A foreign address: its answers find the way back by marks alone, and only TPROXY has any.
-            (Some(_), Mode::Tproxy { .. }) if self.mark.is_some() => SideEffect::PerhapsItsAnswers,
-            (Some(_), Mode::Redirect) if self.mark.is_some() => SideEffect::LosesItsAnswers,
-            _ if self.answer_is_taken(rules)? => SideEffect::LosesItsAnswers,
-            _ => SideEffect::Nothing,
+            (Some(_), Mode::Tproxy { .. }) if self.mark.is_some() => SideEffect::MayLoseReplies,
+            (Some(_), Mode::Redirect) if self.mark.is_some() => SideEffect::LosesReplies,
+            _ if self.answer_is_taken(rules)? => SideEffect::LosesReplies,
+            _ => SideEffect::None,
         })
     }
 
@@ -105,14 +106,17 @@ impl Flow {
         let first = self.packet()?;
         let through =
             matches!(&self.without_rules, ConnectionOutcome::Answered(answer) if answer.by == "ext-peer");
-        if self.from != Location::Vm || !through || trace(rules, &first).fate != trace::Fate::Untouched {
+        if self.from != Location::Vm
+            || !through
+            || trace(rules, &first).outcome != trace::PacketOutcome::Untouched
+        {
             return Ok(false);
         }
         let by = InterfaceName::parse("eth0")?;
         let connection = Connection { phase: ConnectionPhase::Established, mark: 0 };
         let answer = Packet::first(Direction::Arrives { by }, self.transport, self.to, first.source);
         let answer = trace(rules, &Packet { connection, ..answer });
-        Ok(answer.fate != trace::Fate::Untouched || answer.mark != 0)
+        Ok(answer.outcome != trace::PacketOutcome::Untouched || answer.mark != 0)
     }
 }
 

@@ -48,7 +48,7 @@ pub fn mutants(vectors: &[Vector]) -> Result<BTreeMap<RuleId, Vec<Mutant>>, Inte
 fn telling(rules: &Ruleset, rest: &Ruleset, flows: &[Flow]) -> Result<Vec<Flow>, InterfaceNameError> {
     let mut told = Vec::new();
     for flow in flows {
-        if foretell(rules, flow)?.fate != foretell(rest, flow)?.fate {
+        if foretell(rules, flow)?.outcome != foretell(rest, flow)?.outcome {
             told.push(flow.clone());
         }
     }

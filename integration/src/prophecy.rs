@@ -31,14 +31,18 @@ impl Flow {
         if policy.families == Families::V4Only && self.source == Some(PASSTHROUGH_V6.into()) {
             return Ok(ConnectionOutcome::Failed(Errno::EADDRNOTAVAIL));
         }
-        Ok(match foretell(rules, self)?.fate {
-            trace::Fate::Dropped => ConnectionOutcome::Timeout,
-            trace::Fate::Intercepted(port) if !TRANSPARENT.contains(&port.get()) => {
+        Ok(match foretell(rules, self)?.outcome {
+            trace::PacketOutcome::Dropped => ConnectionOutcome::Timeout,
+            trace::PacketOutcome::Intercepted(port) if !TRANSPARENT.contains(&port.get()) => {
                 ConnectionOutcome::Timeout
             }
-            trace::Fate::Intercepted(port) | trace::Fate::Redirected(port) => self.turned_to(port),
-            trace::Fate::Untouched if self.loses_its_answers(policy, rules)? => ConnectionOutcome::Timeout,
-            trace::Fate::Untouched => self.untouched(),
+            trace::PacketOutcome::Intercepted(port) | trace::PacketOutcome::Redirected(port) => {
+                self.turned_to(port)
+            }
+            trace::PacketOutcome::Untouched if self.loses_its_answers(policy, rules)? => {
+                ConnectionOutcome::Timeout
+            }
+            trace::PacketOutcome::Untouched => self.untouched(),
         })
     }
 

@@ -1,11 +1,11 @@
 //! Every recorded fate, foretold from the rules alone.
 
-use gybe_installer::demo::predicted::{SideEffect, follows};
+use gybe_installer::demo::predicted::{Control, SideEffect, follows};
 use gybe_integration::foretell::{foretell, foretells};
 use gybe_integration::vectors;
 use gybe_netfilter::compile::compile;
 use gybe_netfilter::ruleset::Ruleset;
-use gybe_netfilter::trace::Fate;
+use gybe_netfilter::trace::PacketOutcome;
 
 #[test]
 fn trace_foretells_every_recorded_flow() {
@@ -17,7 +17,7 @@ fn trace_foretells_every_recorded_flow() {
             if !foretells(&vector.policy, flow).unwrap() {
                 wrong.push(format!(
                     "{} {}: {} foretold {:?} by {:?}",
-                    vector.name, flow.id, flow.with_rules, trace.fate, trace.decided_by
+                    vector.name, flow.id, flow.with_rules, trace.outcome, trace.decided_by
                 ));
             }
         }
@@ -31,16 +31,16 @@ fn without_rules_trace_foretells_the_control_and_not_the_policy() {
         let nothing = Ruleset { families: vector.policy.families, chains: Vec::new() };
         let mut missed = 0;
         for flow in &vector.flows {
-            let fate = foretell(&nothing, flow).unwrap().fate;
-            assert_eq!(fate, Fate::Untouched, "{} {}", vector.name, flow.id);
-            let asked = (flow.to, &flow.without_rules);
+            let fate = foretell(&nothing, flow).unwrap().outcome;
+            assert_eq!(fate, PacketOutcome::Untouched, "{} {}", vector.name, flow.id);
+            let asked = Control { to: flow.to, outcome: &flow.without_rules };
             assert!(
-                follows(fate, asked, SideEffect::Nothing, &flow.without_rules),
+                follows(fate, asked, SideEffect::None, &flow.without_rules),
                 "{} {}",
                 vector.name,
                 flow.id
             );
-            missed += usize::from(!follows(fate, asked, SideEffect::Nothing, &flow.with_rules));
+            missed += usize::from(!follows(fate, asked, SideEffect::None, &flow.with_rules));
         }
         assert!(missed > 0, "no flow of {} needs its rules", vector.name);
     }

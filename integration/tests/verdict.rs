@@ -2,6 +2,10 @@
 //! read back, judged by `gybe verify`, and made for real.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that meets what it did not expect must stop")]
 
+#[path = "verdict/bpf.rs"]
+mod bpf;
+#[path = "verdict/ebpf.rs"]
+mod ebpf;
 #[path = "verdict/foreign.rs"]
 mod foreign;
 #[path = "verdict/random.rs"]

@@ -23,6 +23,7 @@
 pub mod backend;
 pub mod choose;
 pub mod compile;
+pub mod ebpf;
 pub mod heard;
 pub mod hint;
 pub mod iptables;

@@ -1,5 +1,6 @@
 //! The rules of a namespace as the kernel lists them, and connections followed through them.
 
+use crate::ebpf::Programs;
 use crate::observed::{Interface, Observed, place, read};
 use crate::policy::RedirectPolicy;
 use crate::redirection::RedirectionError;
@@ -93,6 +94,19 @@ impl LiveRules {
             addresses: addresses.to_vec(),
         });
         self
+    }
+
+    /// The same with the eBPF programs of the pod's cgroups, which no namespace shows.
+    #[must_use]
+    pub fn with_programs(mut self, programs: Programs) -> Self {
+        self.observed.add_programs(programs);
+        self
+    }
+
+    /// What changes no address and is worth knowing, one sentence each: eBPF programs that can only pass or drop,
+    /// and what could not be read.
+    pub fn notes(&self) -> &[String] {
+        &self.observed.notes
     }
 
     /// What cannot be evaluated there and may change what becomes of a connection, one sentence each.

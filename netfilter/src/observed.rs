@@ -13,7 +13,8 @@ mod text;
 pub(crate) use field::{Component, Field, Symbols};
 pub(crate) use read::read;
 
-use crate::xt::legacy::Header;
+use crate::ebpf::Programs;
+use crate::xt::legacy::{Header, InetHook};
 use crate::xt::{XtMatch, XtTarget};
 use expr::Expr;
 use std::fmt;
@@ -28,6 +29,8 @@ pub(crate) struct Observed {
     pub(crate) sets: Vec<Set>,
     /// What may change a packet's way and cannot be evaluated, one sentence each.
     pub(crate) opaque: Vec<String>,
+    /// What changes no address and is worth knowing, one sentence each.
+    pub(crate) notes: Vec<String>,
     /// The interfaces and their addresses.
     pub(crate) interfaces: Vec<Interface>,
 }
@@ -118,7 +121,7 @@ pub(crate) struct Age {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Base {
     pub(crate) kind: ChainKind,
-    pub(crate) hook: HookPoint,
+    pub(crate) hook: InetHook,
     pub(crate) priority: i32,
     /// What its end does.
     pub(crate) drops: bool,
@@ -131,34 +134,6 @@ pub(crate) enum ChainKind {
     Nat,
     /// Routes a packet again when it has changed.
     Route,
-}
-
-/// Where along a packet's path a base chain hangs: `enum nf_inet_hooks`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum HookPoint {
-    Prerouting,
-    Input,
-    Forward,
-    Output,
-    Postrouting,
-}
-
-impl HookPoint {
-    pub(crate) fn numbered(number: u32) -> Option<Self> {
-        [Self::Prerouting, Self::Input, Self::Forward, Self::Output, Self::Postrouting]
-            .get(usize::try_from(number).ok()?)
-            .copied()
-    }
-
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Prerouting => "prerouting",
-            Self::Input => "input",
-            Self::Forward => "forward",
-            Self::Output => "output",
-            Self::Postrouting => "postrouting",
-        }
-    }
 }
 
 /// A rule: its statements are carried out one after the other.
@@ -233,6 +208,11 @@ pub(crate) struct Element {
 }
 
 impl Observed {
+    pub(crate) fn add_programs(&mut self, programs: Programs) {
+        self.opaque.extend(programs.diverting);
+        self.notes.extend([programs.filtering, programs.not_read].concat());
+    }
+
     /// The chain that a rule of `from` jumps to.
     pub(crate) fn chain(&self, from: &TableName, name: &str) -> Option<(usize, &Chain)> {
         self.chains.iter().enumerate().find(|(_, chain)| chain.name == name && chain.table == *from)

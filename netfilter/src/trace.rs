@@ -15,7 +15,7 @@ use walk::{Outcome, walk};
 
 /// What becomes of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fate {
+pub enum PacketOutcome {
     /// It goes where it would go without us.
     Untouched,
     /// It goes to this port of the pod; the listener sees the original target by `SO_ORIGINAL_DST`.
@@ -39,7 +39,7 @@ pub struct Step {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Trace {
     /// What became of it.
-    pub fate: Fate,
+    pub outcome: PacketOutcome,
     /// The rule that decided so; `None` when no rule ended the walk.
     pub decided_by: Option<RuleId>,
     /// Every rule that applied, in order.
@@ -55,7 +55,13 @@ pub fn trace(rules: &Ruleset, packet: &Packet) -> Trace {
     let mut journey = Journey {
         rules,
         packet: packet.clone(),
-        trace: Trace { fate: Fate::Untouched, decided_by: None, steps: Vec::new(), zone: None, mark: 0 },
+        trace: Trace {
+            outcome: PacketOutcome::Untouched,
+            decided_by: None,
+            steps: Vec::new(),
+            zone: None,
+            mark: 0,
+        },
     };
     match &packet.direction {
         Direction::Arrives { .. } => journey.arrives(&[Stage::Raw, Stage::Mangle, Stage::Nat]),
@@ -106,29 +112,29 @@ impl Journey<'_> {
         let outcome = walk(self.rules, base, &mut self.packet, &mut self.trace);
         match outcome {
             Outcome::Passes(rule) => {
-                if self.trace.fate == Fate::Untouched {
+                if self.trace.outcome == PacketOutcome::Untouched {
                     self.trace.decided_by = rule.or(self.trace.decided_by);
                 }
                 true
             }
             Outcome::Redirected(rule, port) => {
-                self.decide(Fate::Redirected(port), rule);
+                self.decide(PacketOutcome::Redirected(port), rule);
                 self.turn_to(port, hook);
                 true
             }
             Outcome::Intercepted(rule, port) => {
-                self.decide(Fate::Intercepted(port), rule);
+                self.decide(PacketOutcome::Intercepted(port), rule);
                 false
             }
             Outcome::Dropped(rule) => {
-                self.decide(Fate::Dropped, rule);
+                self.decide(PacketOutcome::Dropped, rule);
                 false
             }
         }
     }
 
-    fn decide(&mut self, fate: Fate, rule: RuleId) {
-        self.trace.fate = fate;
+    fn decide(&mut self, outcome: PacketOutcome, rule: RuleId) {
+        self.trace.outcome = outcome;
         self.trace.decided_by = Some(rule);
     }
 

@@ -10,6 +10,7 @@ mod values;
 
 use crate::backend::{BackendKind, Inventory};
 use crate::choose::Way;
+use crate::ebpf::Programs;
 use crate::live::LiveRules;
 use crate::policy::RedirectPolicy;
 use crate::presence::Presence;
@@ -84,13 +85,15 @@ impl Verdict {
     }
 }
 
-/// How our own rules are read.
+/// What the caller knows of the namespace and its node.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Reading<'k> {
     /// The backend whose rules are read; `None` for whichever has written.
     pub only: Option<BackendKind>,
     /// Backends that are known to write every rule on this node, conntrack zones included.
     pub whole: &'k [BackendKind],
+    /// The eBPF programs of the pod's cgroups, where they were looked for.
+    pub programs: Option<&'k Programs>,
 }
 
 /// Judges the namespace of the calling thread.
@@ -111,7 +114,7 @@ pub fn judge_namespace(desired: Desired<'_>, reading: Reading<'_>) -> Result<Ver
     if presence.ours.is_empty() {
         return Ok(Verdict::because(without, NO_RULES));
     }
-    let live = LiveRules::read()?;
+    let live = LiveRules::read()?.with_programs(reading.programs.cloned().unwrap_or_default());
     let (wanted, differences, live) = match (policy, kinds.first()) {
         (Some(policy), Some(kind)) => {
             let redirection = written(policy, *kind, reading.whole)?;
@@ -128,6 +131,7 @@ pub fn judge_namespace(desired: Desired<'_>, reading: Reading<'_>) -> Result<Ver
     if policy.is_none() {
         compared.not_redirected.extend(broken(&kinds, &live));
     }
+    compared.notes.extend(live.notes().iter().cloned());
     Ok(verdict(compared, &differences))
 }
 
@@ -153,12 +157,11 @@ fn verdict(compared: Compared, differences: &[Deviation]) -> Verdict {
         (true, true) => (Answer::Redirected, Vec::new()),
     };
     reasons.extend(compared.unknown);
-    let harmless = |rule| format!("a rule of others changes no redirected connection: {rule}");
     Verdict {
         answer,
         reasons,
         differences: differences.iter().map(ToString::to_string).collect(),
-        notes: compared.harmless.into_iter().map(harmless).collect(),
+        notes: compared.notes,
     }
 }
 

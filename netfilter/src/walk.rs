@@ -15,9 +15,10 @@ mod hooks;
 mod live;
 mod xt;
 
-use crate::observed::{HookPoint, Observed};
+use crate::observed::Observed;
 use crate::policy::Port;
 use crate::trace::{ConnectionPhase, Direction, Owner, Packet, Transport};
+use crate::xt::legacy::InetHook;
 pub(crate) use budget::Budget;
 use choices::{Choices, Question};
 use hooks::{Item, Place};
@@ -383,7 +384,7 @@ impl<'n> Walk<'n> {
     /// A socket of the namespace sends the packet.
     fn leave(&mut self) -> Reached {
         let before = self.packet.destination;
-        if let Some(reached) = self.hook(HookPoint::Output) {
+        if let Some(reached) = self.hook(InetHook::Output) {
             return reached;
         }
         // Routed again when the destination is another; at the hook itself the interface stays
@@ -395,7 +396,7 @@ impl<'n> Walk<'n> {
                 false => self.packet.leaves.clone(),
             };
         }
-        if let Some(reached) = self.hook(HookPoint::Postrouting) {
+        if let Some(reached) = self.hook(InetHook::Postrouting) {
             return reached;
         }
         if self.packet.leaves != By::Name(LOOPBACK.to_owned()) {
@@ -409,7 +410,7 @@ impl<'n> Walk<'n> {
 
     /// The packet comes in by an interface.
     fn arrive(&mut self) -> Reached {
-        if let Some(reached) = self.hook(HookPoint::Prerouting) {
+        if let Some(reached) = self.hook(InetHook::Prerouting) {
             return reached;
         }
         let is_by_loopback = self.packet.arrives == By::Name(LOOPBACK.to_owned());
@@ -418,15 +419,15 @@ impl<'n> Walk<'n> {
             || self.delivered_by.is_some_and(|mark| mark != 0 && mark == self.packet.mark)
             || self.is_inside(self.packet.destination);
         if stays {
-            return self.hook(HookPoint::Input).unwrap_or(Reached::Inside);
+            return self.hook(InetHook::Input).unwrap_or(Reached::Inside);
         }
         self.packet.leaves = By::Unknown;
-        let forwarded = self.hook(HookPoint::Forward).or_else(|| self.hook(HookPoint::Postrouting));
+        let forwarded = self.hook(InetHook::Forward).or_else(|| self.hook(InetHook::Postrouting));
         forwarded.unwrap_or(Reached::Outside)
     }
 
     /// Runs what hangs on a hook; tells where the packet ended up when it goes no further.
-    fn hook(&mut self, hook: HookPoint) -> Option<Reached> {
+    fn hook(&mut self, hook: InetHook) -> Option<Reached> {
         let mut places = hooks::at(self.ns, hook, self.packet.is_v6());
         self.decide_order(&mut places);
         for place in places {
@@ -445,7 +446,7 @@ impl<'n> Walk<'n> {
             }
         }
         // At the end of the hook without the interfaces of this one.
-        if hook == HookPoint::Input {
+        if hook == InetHook::Input {
             self.packet.leaves = By::None;
         }
         None
@@ -503,8 +504,8 @@ impl<'n> Walk<'n> {
     }
 
     /// `nf_nat_inet_fn`: chains are asked for the first packet alone, then every packet is translated.
-    fn translation(&mut self, hook: HookPoint) -> End {
-        let is_destination = matches!(hook, HookPoint::Prerouting | HookPoint::Output);
+    fn translation(&mut self, hook: InetHook) -> End {
+        let is_destination = matches!(hook, InetHook::Prerouting | InetHook::Output);
         let is_reply = match self.packet.tracking {
             Tracking::Original => false,
             Tracking::Reply => true,

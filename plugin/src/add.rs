@@ -1,71 +1,73 @@
-//! ADD: the pod's connections go through its proxy before its first process starts.
+//! ADD: redirects the pod's connections to its proxy before the pod's first process starts.
 //!
-//! Whatever can be refused is refused before the namespace is entered, so bad input changes nothing.
+//! Everything that can be refused is refused before the namespace is entered, so bad input changes nothing.
 
 use crate::backend::forget_contradicted_findings;
 use crate::conf::{PluginConf, unknown_keys};
-use crate::decide::doubts;
+use crate::decide::warnings;
 use crate::error::PluginError;
 use crate::families::ipv6_left_alone;
-use crate::log::{CALL, brief, micros};
-use crate::loopback;
+use crate::log::{CALL, micros, shorten};
+use crate::loopback::wait_for_loopback_plugin;
 use crate::reply::Reply;
 use crate::request::Request;
 use crate::result;
-use crate::wanted::{self, Subject, Wanted};
+use crate::target::{self, Target, TargetPod};
 use gybe_netfilter::choose::Way;
 use gybe_netfilter::policy::Families;
 use std::path::Path;
 use std::time::Instant;
 
 pub(crate) fn add(request: &mut Request) -> Result<Reply, PluginError> {
-    let before = request.network.take_prev_result();
-    let answer = result::to_hand_on(before, request.network.version())?;
+    let prev_result = request.network.take_prev_result();
+    let result = result::for_reply(prev_result, request.network.version())?;
     let members = request.network.members();
     let conf = PluginConf::read(members)?;
     let unknown = unknown_keys(members);
     if !unknown.is_empty() {
-        let keys = brief(&unknown.join(", "));
-        tracing::warn!(keys, "gybe-cni cmdAdd: keys nobody knows in the configuration");
+        let keys = shorten(&unknown.join(", "));
+        tracing::warn!(keys, "gybe-cni cmdAdd: unknown configuration keys");
     }
-    match wanted::wanted(request, &conf)? {
-        Wanted::LeaveAlone(reason, pod) => {
+    match target::find(request, &conf)? {
+        Target::LeaveAlone { reason, pod } => {
             tracing::info!(target: CALL, pod, decision = "leave alone", reason = %reason, "gybe-cni cmdAdd");
         }
-        Wanted::Redirect(subject) => redirect(*subject, &conf, request.netns.as_deref())?,
+        Target::Redirect(target) => redirect(*target, &conf, request.netns.as_deref())?,
     }
-    Ok(Reply::Answer(answer))
+    Ok(Reply::Json(result))
 }
 
-fn redirect(subject: Subject, conf: &PluginConf, netns: Option<&Path>) -> Result<(), PluginError> {
-    let pod = subject.pod.to_string();
-    for doubt in doubts(&subject.facts) {
-        tracing::warn!(pod, doubt, "gybe-cni cmdAdd: the pod's manifest may not mean what it says");
+fn redirect(target: TargetPod, conf: &PluginConf, netns: Option<&Path>) -> Result<(), PluginError> {
+    let pod = target.pod.to_string();
+    for warning in warnings(&target.facts) {
+        tracing::warn!(pod, doubt = warning, "gybe-cni cmdAdd: part of the pod's manifest has no effect");
     }
-    let (facts_us, began) = (subject.facts_us, Instant::now());
-    let done = subject.inside(conf, |redirection, backend, met| {
-        loopback::settle(redirection, met.routes, met.addresses, netns.unwrap_or(Path::new("")));
-        redirection.apply_over(met.routes, backend)
+    let (facts_us, started) = (target.facts_us, Instant::now());
+    let report = target.in_namespace(conf, |redirection, backend, network| {
+        let netns = netns.unwrap_or(Path::new(""));
+        wait_for_loopback_plugin(redirection, network.rtnetlink, network.addresses, netns);
+        redirection.apply_over(network.rtnetlink, backend)
     });
-    let done = done.inspect_err(|error| match error {
-        PluginError::Redirection(error) => forget_contradicted_findings(error),
-        _ => {}
+    let report = report.inspect_err(|error| {
+        if let PluginError::Redirection(error) = error {
+            forget_contradicted_findings(error);
+        }
     })?;
-    for beside in &done.outcome.beside {
-        tracing::warn!(pod, %beside, "gybe-cni cmdAdd: other owners' rules translate addresses here");
+    for owner in &report.outcome.beside {
+        tracing::warn!(pod, beside = %owner, "gybe-cni cmdAdd: other owners' rules translate addresses here");
     }
-    if done.way == Way::WithoutZones {
+    if report.way == Way::WithoutZones {
         tracing::warn!(
             pod,
-            "gybe-cni cmdAdd: this kernel has no conntrack zones, so DNS is captured without"
+            "gybe-cni cmdAdd: this kernel has no conntrack zones; DNS is captured without them"
         );
     }
-    let families = match done.families {
-        Families::V4Only if ipv6_left_alone(done.families, &done.addresses) => "ipv4, ipv6 left alone",
+    let families = match report.families {
+        Families::V4Only if ipv6_left_alone(report.families, &report.addresses) => "ipv4, ipv6 left alone",
         Families::V4Only => "ipv4",
         Families::V4AndV6 => "ipv4 and ipv6",
     };
-    let (tool, rules_us) = (done.backend, micros(began));
+    let (tool, rules_us) = (report.backend, micros(started));
     tracing::info!(target: CALL, pod, decision = "redirect", tool, families, facts_us, rules_us, "gybe-cni cmdAdd");
     Ok(())
 }

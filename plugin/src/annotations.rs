@@ -1,8 +1,7 @@
-//! The pod's traffic annotations as values: each parsed once, and the text then dropped.
+//! A pod's traffic annotations, parsed into values.
 //!
-//! Every rule of docs/ISTIO.md, section 4. How one list is read is in
-//! `annotations/lists.rs`, which names are likely misspelt in `annotations/unknown.rs`; what the values
-//! mean together is in `decide`.
+//! The rules are those of docs/ISTIO.md, section 4. `annotations/lists.rs` parses one list,
+//! `annotations/unknown.rs` finds misspelt names; `decide` makes the policy of the values.
 
 mod lists;
 mod unknown;
@@ -14,35 +13,35 @@ use crate::conf::MaxIntervals;
 use crate::pod::PodFacts;
 use gybe_netfilter::policy::istio::{PROXY_PORTS, TELEMETRY_PORT};
 use gybe_netfilter::policy::{CidrSet, Destinations, InterfaceName, PortRange, PortSet};
-use lists::Fault;
+use lists::ValueError;
 use std::collections::BTreeSet;
 
-/// How the pod wants to be intercepted.
+/// The pod's interception mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Interception {
-    /// By destination NAT.
+    /// Destination NAT.
     Redirect,
-    /// By transparent sockets.
+    /// Transparent sockets.
     Tproxy,
-    /// Not at all: Istio's injector writes this for pods that opted out.
+    /// No interception: the injector writes it for pods that opt out.
     None,
 }
 
-/// What the pod says about its inbound ports.
+/// The inbound ports that the pod asks to capture.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum InboundPorts {
-    /// Nothing: the operator's default holds.
-    Unsaid,
+    /// No annotation: the configured default applies.
+    Unset,
     /// Every port (`*`).
     All,
-    /// These.
+    /// The listed ports.
     Only(PortSet),
 }
 
-/// What a pod's annotations say about its traffic.
+/// The values of a pod's traffic annotations.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Traffic {
-    /// By which means.
+pub struct TrafficAnnotations {
+    /// The mode.
     pub interception: Interception,
     /// Outbound networks that are captured.
     pub included_to: Destinations,
@@ -50,28 +49,28 @@ pub struct Traffic {
     pub excluded_to: CidrSet,
     /// Inbound ports that are captured.
     pub included_inbound: InboundPorts,
-    /// Inbound ports that are left alone when all are captured; Istio's own are among them.
+    /// Inbound ports that are left alone when all are captured, the proxy's own included.
     pub excluded_inbound: PortSet,
-    /// Outbound ports that are captured wherever they go.
+    /// Outbound ports that are captured to every destination.
     pub included_outbound: PortSet,
     /// Outbound ports that are left alone.
     pub excluded_outbound: PortSet,
-    /// Interfaces neither of whose directions is captured.
+    /// Interfaces that are captured in neither direction.
     pub excluded_interfaces: BTreeSet<InterfaceName>,
-    /// Interfaces behind which virtual machines live.
+    /// Interfaces of virtual machines.
     pub virtual_interfaces: BTreeSet<InterfaceName>,
 }
 
-/// Annotations with values that cannot be meant. All are named, and the first is explained: the message
-/// of a failed ADD has room for no more.
+/// Invalid annotations. All are named, and the first is explained: the message of a failed ADD has no room
+/// for more.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("annotation {annotation}: {fault}{}", named(also))]
 pub struct AnnotationError {
-    /// The first one's full name.
+    /// The full name of the first.
     pub annotation: &'static str,
-    /// What is wrong with it, and what would be right.
-    fault: Fault,
-    /// The others' names.
+    /// The fault in its value.
+    fault: ValueError,
+    /// The names of the others.
     also: Vec<&'static str>,
 }
 
@@ -84,29 +83,29 @@ fn named(also: &[&'static str]) -> String {
 }
 
 impl AnnotationError {
-    fn of(annotation: &'static str, fault: Fault) -> Self {
+    fn of(annotation: &'static str, fault: ValueError) -> Self {
         Self { annotation, fault, also: Vec::new() }
     }
 }
 
-/// The faults of a pod's annotations so far.
+/// The invalid annotations found so far.
 #[derive(Default)]
-struct Faults(Option<AnnotationError>);
+struct InvalidAnnotations(Option<AnnotationError>);
 
-impl Faults {
-    /// What was read, or `instead` of it, and the fault kept.
-    fn keep<T>(&mut self, read: Result<T, AnnotationError>, instead: T) -> T {
-        read.unwrap_or_else(|fault| {
+impl InvalidAnnotations {
+    /// Returns the value, or keeps the error and returns `default`.
+    fn keep<T>(&mut self, value: Result<T, AnnotationError>, default: T) -> T {
+        value.unwrap_or_else(|error| {
             match &mut self.0 {
-                Some(first) => first.also.push(fault.annotation),
-                none => *none = Some(fault),
+                Some(first) => first.also.push(error.annotation),
+                none => *none = Some(error),
             }
-            instead
+            default
         })
     }
 }
 
-/// How the pod wants to be intercepted.
+/// The annotation of the mode.
 pub(crate) const MODE: &str = "sidecar.istio.io/interceptionMode";
 const INCLUDE_TO: &str = "traffic.sidecar.istio.io/includeOutboundIPRanges";
 const EXCLUDE_TO: &str = "traffic.sidecar.istio.io/excludeOutboundIPRanges";
@@ -118,7 +117,7 @@ const EXCLUDE_INTERFACES: &str = "traffic.sidecar.istio.io/excludeInterfaces";
 const VIRTUAL_INTERFACES: &str = "istio.io/reroute-virtual-interfaces";
 const KUBEVIRT_INTERFACES: &str = "traffic.sidecar.istio.io/kubevirtInterfaces";
 
-/// Every annotation whose value is a list.
+/// The annotations whose value is a list.
 const LISTS: [&str; 9] = [
     INCLUDE_TO,
     EXCLUDE_TO,
@@ -131,62 +130,61 @@ const LISTS: [&str; 9] = [
     KUBEVIRT_INTERFACES,
 ];
 
-/// Whether this annotation's value is a list.
 pub(crate) fn is_list(annotation: &str) -> bool {
     LISTS.contains(&annotation)
 }
 
-/// Reads the means alone: [`Interception::None`] leaves the pod alone whatever else it says.
+/// Parses the mode. [`Interception::None`] leaves the pod alone whatever its other annotations are.
 ///
 /// # Errors
-/// When it is no word Istio knows.
+/// When the mode is unknown.
 pub fn interception(pod: &PodFacts) -> Result<Interception, AnnotationError> {
     match pod.annotation(MODE) {
         None | Some("REDIRECT") => Ok(Interception::Redirect),
         Some("TPROXY") => Ok(Interception::Tproxy),
         Some("NONE") => Ok(Interception::None),
-        Some(other) => Err(AnnotationError::of(MODE, Fault::mode(other))),
+        Some(other) => Err(AnnotationError::of(MODE, ValueError::mode(other))),
     }
 }
 
-/// Reads all of a pod's traffic annotations. No list may come to more than `most` intervals.
+/// Parses all of a pod's traffic annotations. No list may have more than `max` intervals.
 ///
 /// # Errors
-/// Names every annotation that cannot be meant, and of the first the item in it and what would be right.
-pub fn traffic(pod: &PodFacts, most: MaxIntervals) -> Result<Traffic, AnnotationError> {
-    let (lists, mut faults) = (Lists { pod, most: most.get() }, Faults::default());
-    let traffic = Traffic {
-        interception: faults.keep(interception(pod), Interception::Redirect),
-        included_to: faults.keep(lists.included_to(), Destinations::All),
-        excluded_to: faults.keep(lists.read(EXCLUDE_TO, lists::networks), None).unwrap_or_default(),
-        excluded_inbound: faults.keep(lists.excluded_inbound(), PortSet::default()),
-        included_inbound: faults.keep(lists.included_inbound(), InboundPorts::Unsaid),
-        excluded_outbound: faults
+/// Names every invalid annotation, and for the first the invalid item and the expected syntax.
+pub fn traffic(pod: &PodFacts, max: MaxIntervals) -> Result<TrafficAnnotations, AnnotationError> {
+    let (lists, mut invalid) = (AnnotationLists { pod, max: max.get() }, InvalidAnnotations::default());
+    let traffic = TrafficAnnotations {
+        interception: invalid.keep(interception(pod), Interception::Redirect),
+        included_to: invalid.keep(lists.included_to(), Destinations::All),
+        excluded_to: invalid.keep(lists.read(EXCLUDE_TO, lists::networks), None).unwrap_or_default(),
+        excluded_inbound: invalid.keep(lists.excluded_inbound(), PortSet::default()),
+        included_inbound: invalid.keep(lists.included_inbound(), InboundPorts::Unset),
+        excluded_outbound: invalid
             .keep(lists.read(EXCLUDE_OUTBOUND, lists::ports), None)
             .unwrap_or_else(|| [TELEMETRY_PORT].into_iter().collect()),
-        included_outbound: faults.keep(lists.read(INCLUDE_OUTBOUND, lists::ports), None).unwrap_or_default(),
-        excluded_interfaces: faults
+        included_outbound: invalid.keep(lists.read(INCLUDE_OUTBOUND, lists::ports), None).unwrap_or_default(),
+        excluded_interfaces: invalid
             .keep(lists.read(EXCLUDE_INTERFACES, lists::interfaces), None)
             .unwrap_or_default(),
-        virtual_interfaces: faults.keep(lists.virtual_interfaces(), BTreeSet::new()),
+        virtual_interfaces: invalid.keep(lists.virtual_interfaces(), BTreeSet::new()),
     };
-    faults.0.map_or(Ok(traffic), Err)
+    invalid.0.map_or(Ok(traffic), Err)
 }
 
-/// A pod's lists, and how long each may be.
-struct Lists<'p> {
+/// A pod's lists, and the maximum number of intervals of each.
+struct AnnotationLists<'p> {
     pod: &'p PodFacts,
-    most: usize,
+    max: usize,
 }
 
-impl Lists<'_> {
+impl AnnotationLists<'_> {
     fn read<T>(
         &self,
         annotation: &'static str,
-        list: fn(&str, usize) -> Result<T, Fault>,
+        list: fn(&str, usize) -> Result<T, ValueError>,
     ) -> Result<Option<T>, AnnotationError> {
-        let value = self.pod.annotation(annotation).map(|value| list(value, self.most)).transpose();
-        value.map_err(|fault| AnnotationError::of(annotation, fault))
+        let value = self.pod.annotation(annotation).map(|value| list(value, self.max)).transpose();
+        value.map_err(|error| AnnotationError::of(annotation, error))
     }
 
     fn included_to(&self) -> Result<Destinations, AnnotationError> {
@@ -198,22 +196,22 @@ impl Lists<'_> {
 
     fn included_inbound(&self) -> Result<InboundPorts, AnnotationError> {
         match self.pod.annotation(INCLUDE_INBOUND).map(str::trim) {
-            None => Ok(InboundPorts::Unsaid),
+            None => Ok(InboundPorts::Unset),
             Some("*") => Ok(InboundPorts::All),
             Some(_) => Ok(InboundPorts::Only(self.read(INCLUDE_INBOUND, lists::ports)?.unwrap_or_default())),
         }
     }
 
     fn excluded_inbound(&self) -> Result<PortSet, AnnotationError> {
-        let said = self.read(EXCLUDE_INBOUND, lists::ports)?.unwrap_or_default();
+        let listed = self.read(EXCLUDE_INBOUND, lists::ports)?.unwrap_or_default();
         let proxy = PROXY_PORTS.into_iter().filter_map(|port| PortRange::new(port, port));
-        Ok(said.ranges().iter().copied().chain(proxy).collect())
+        Ok(listed.ranges().iter().copied().chain(proxy).collect())
     }
 
-    /// The older name counts only where the newer is absent.
+    /// The older name counts only if the newer is absent.
     fn virtual_interfaces(&self) -> Result<BTreeSet<InterfaceName>, AnnotationError> {
         match self.read(VIRTUAL_INTERFACES, lists::interfaces)? {
-            Some(said) => Ok(said),
+            Some(listed) => Ok(listed),
             None => Ok(self.read(KUBEVIRT_INTERFACES, lists::interfaces)?.unwrap_or_default()),
         }
     }

@@ -1,24 +1,15 @@
-//! `CNI_ARGS`: which pod the runtime means. Names become types here, fit to be parts of a path.
+//! `CNI_ARGS`: the pod that a call is about. Its names are checked here, so that they are fit for a path.
 
 use std::fmt;
 
-/// Which pod a call is about, as far as the runtime said.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Caller {
-    /// Kubernetes, with a pod.
-    Kubernetes(PodRef),
-    /// Somebody who names no pod: podman, nerdctl, a test of the network.
-    SomebodyElse,
-}
-
-/// One pod, and the life of it that is meant.
+/// The pod that a call is about.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodRef {
     /// Its namespace.
     pub namespace: Namespace,
     /// Its name.
     pub name: PodName,
-    /// Its uid, when the runtime told: a pod of the same name may have lived before.
+    /// Its uid, if the runtime passes one: another pod may have had the same name.
     pub uid: Option<String>,
 }
 
@@ -28,13 +19,13 @@ impl fmt::Display for PodRef {
     }
 }
 
-/// A namespace's name: an RFC 1123 label, so never `..` and never with a `/`.
+/// The name of a namespace: an RFC 1123 label, so never `..` and never with a `/`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Namespace(String);
 
-/// A pod's name: an RFC 1123 subdomain, so never `..` and never with a `/`.
+/// The name of a pod: an RFC 1123 subdomain, so never `..` and never with a `/`.
 ///
-/// Its parts are as long as they like, unlike DNS's labels: Kubernetes bounds the whole alone
+/// Kubernetes bounds the whole name and not, as DNS does, each label of it
 /// (`dns1123SubdomainFmt`, `DNS1123SubdomainMaxLength`, k8s.io/apimachinery/pkg/util/validation).
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PodName(String);
@@ -43,13 +34,12 @@ impl Namespace {
     /// Parses an RFC 1123 label.
     ///
     /// # Errors
-    /// When Kubernetes would not take it for a namespace.
+    /// When it is not a valid name of a namespace.
     pub fn parse(text: &str) -> Result<Self, ArgsError> {
-        let fits = text.len() <= 63 && is_part(text);
+        let fits = text.len() <= 63 && is_label(text);
         if fits { Ok(Self(text.to_owned())) } else { Err(bad_name("K8S_POD_NAMESPACE", text)) }
     }
 
-    /// The name as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -59,13 +49,12 @@ impl PodName {
     /// Parses an RFC 1123 subdomain.
     ///
     /// # Errors
-    /// When Kubernetes would not take it for a pod.
+    /// When it is not a valid name of a pod.
     pub fn parse(text: &str) -> Result<Self, ArgsError> {
-        let fits = text.len() <= 253 && text.split('.').all(is_part);
+        let fits = text.len() <= 253 && text.split('.').all(is_label);
         if fits { Ok(Self(text.to_owned())) } else { Err(bad_name("K8S_POD_NAME", text)) }
     }
 
-    /// The name as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -89,69 +78,69 @@ pub enum ArgsError {
     /// Not `KEY=VALUE`.
     #[error("CNI_ARGS holds {0:?}, which is not KEY=VALUE")]
     NotAPair(String),
-    /// Keys nobody told us about, and nobody told us to overlook.
+    /// Unknown keys without `IgnoreUnknown=1`.
     #[error("CNI_ARGS holds unknown keys {0:?} without IgnoreUnknown=1")]
     Unknown(Vec<String>),
-    /// `IgnoreUnknown` with a value that is neither yes nor no.
-    #[error("CNI_ARGS says IgnoreUnknown={0:?}, which must be 1, true, 0 or false")]
+    /// `IgnoreUnknown` with a value that is not a boolean.
+    #[error("CNI_ARGS has IgnoreUnknown={0:?}, which must be 1, true, 0 or false")]
     IgnoreUnknown(String),
-    /// No name Kubernetes would give.
+    /// Not a valid name of a pod or namespace.
     #[error("{key} {value:?} is not a Kubernetes name")]
     Name {
-        /// Which key.
+        /// The key.
         key: &'static str,
-        /// Its value.
+        /// Its value, cut short.
         value: String,
     },
 }
 
-impl Caller {
-    /// Reads `KEY=VALUE;KEY=VALUE`; keys come in any order, and a later one wins.
+impl PodRef {
+    /// Parses `KEY=VALUE;KEY=VALUE`; keys come in any order, and a later one wins. Returns none when the
+    /// caller is not Kubernetes, which names a pod and its namespace (docs/ISTIO.md, section 3).
     ///
     /// # Errors
-    /// When an item is no pair, a key is unknown without `IgnoreUnknown=1`, or a name is none.
-    pub fn parse(args: &str) -> Result<Self, ArgsError> {
-        let said = Said::parse(args)?;
-        // Without both names it is not Kubernetes that calls (docs/ISTIO.md, section 3).
-        if said.namespace.is_empty() || said.name.is_empty() {
-            return Ok(Self::SomebodyElse);
+    /// When an item is not a pair, a key is unknown without `IgnoreUnknown=1`, or a name is invalid.
+    pub fn from_args(args: &str) -> Result<Option<Self>, ArgsError> {
+        let values = PodValues::parse(args)?;
+        if values.namespace.is_empty() || values.name.is_empty() {
+            return Ok(None);
         }
-        Ok(Self::Kubernetes(PodRef {
-            namespace: Namespace::parse(said.namespace)?,
-            name: PodName::parse(said.name)?,
-            uid: (!said.uid.is_empty()).then(|| said.uid.to_owned()),
+        Ok(Some(Self {
+            namespace: Namespace::parse(values.namespace)?,
+            name: PodName::parse(values.name)?,
+            uid: (!values.uid.is_empty()).then(|| values.uid.to_owned()),
         }))
     }
 }
 
-/// The keys we know, as written.
+/// The values of the known keys; empty where a key is missing.
 #[derive(Default)]
-struct Said<'a> {
+struct PodValues<'a> {
     namespace: &'a str,
     name: &'a str,
     uid: &'a str,
 }
 
-impl<'a> Said<'a> {
+impl<'a> PodValues<'a> {
     fn parse(args: &'a str) -> Result<Self, ArgsError> {
-        let (mut said, mut overlook, mut unknown) = (Self::default(), false, Vec::new());
+        let (mut values, mut ignores_unknown, mut unknown) = (Self::default(), false, Vec::new());
         for item in args.split(';').filter(|_| !args.is_empty()) {
             let pair = item.split_once('=').filter(|(_, value)| !value.contains('='));
             let (key, value) = pair.ok_or_else(|| ArgsError::NotAPair(short(item)))?;
             match key {
-                "IgnoreUnknown" => overlook = yes_or_no(value)?,
-                "K8S_POD_NAMESPACE" => said.namespace = value,
-                "K8S_POD_NAME" => said.name = value,
-                "K8S_POD_UID" => said.uid = value,
+                "IgnoreUnknown" => ignores_unknown = parse_bool(value)?,
+                "K8S_POD_NAMESPACE" => values.namespace = value,
+                "K8S_POD_NAME" => values.name = value,
+                "K8S_POD_UID" => values.uid = value,
                 "K8S_POD_INFRA_CONTAINER_ID" => {}
                 _ => unknown.push(short(key)),
             }
         }
-        if unknown.is_empty() || overlook { Ok(said) } else { Err(ArgsError::Unknown(unknown)) }
+        if unknown.is_empty() || ignores_unknown { Ok(values) } else { Err(ArgsError::Unknown(unknown)) }
     }
 }
 
-fn yes_or_no(word: &str) -> Result<bool, ArgsError> {
+fn parse_bool(word: &str) -> Result<bool, ArgsError> {
     match word.to_ascii_lowercase().as_str() {
         "1" | "true" => Ok(true),
         "0" | "false" => Ok(false),
@@ -159,11 +148,11 @@ fn yes_or_no(word: &str) -> Result<bool, ArgsError> {
     }
 }
 
-/// What stands between two dots: never empty, and a dash only between others (`dns1123LabelFmt`).
-fn is_part(text: &str) -> bool {
-    let outer = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
+/// Whether a text is a label: letters, digits and inner dashes, not empty (`dns1123LabelFmt`).
+fn is_label(text: &str) -> bool {
+    let is_alphanumeric = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
     !text.is_empty()
-        && text.bytes().all(|b| outer(b) || b == b'-')
+        && text.bytes().all(|b| is_alphanumeric(b) || b == b'-')
         && !text.starts_with('-')
         && !text.ends_with('-')
 }
@@ -180,34 +169,27 @@ fn short(text: &str) -> String {
 mod tests {
     use super::*;
 
-    fn pod(args: &str) -> PodRef {
-        match Caller::parse(args).unwrap() {
-            Caller::Kubernetes(pod) => pod,
-            Caller::SomebodyElse => panic!("no pod in {args}"),
-        }
-    }
-
     #[test]
-    fn keys_come_in_any_order() {
+    fn keys_may_come_in_any_order() {
         for args in [
             "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=cart-0;K8S_POD_UID=u;X=y",
             "X=y;K8S_POD_UID=u;K8S_POD_NAME=cart-0;IgnoreUnknown=true;K8S_POD_NAMESPACE=shop",
             "IgnoreUnknown=1;IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=cart-0;K8S_POD_UID=u",
         ] {
-            let pod = pod(args);
+            let pod = PodRef::from_args(args).unwrap().unwrap();
             assert_eq!((pod.to_string().as_str(), pod.uid.as_deref()), ("shop/cart-0", Some("u")), "{args}");
         }
     }
 
     #[test]
-    fn who_names_no_pod_is_not_kubernetes() {
+    fn a_caller_that_names_no_pod_is_not_kubernetes() {
         for args in ["", "IgnoreUnknown=1", "K8S_POD_NAME=p", "K8S_POD_NAMESPACE=n;K8S_POD_NAME="] {
-            assert_eq!(Caller::parse(args), Ok(Caller::SomebodyElse), "{args:?}");
+            assert_eq!(PodRef::from_args(args), Ok(None), "{args:?}");
         }
     }
 
     #[test]
-    fn what_cannot_be_read_is_refused() {
+    fn malformed_arguments_are_refused() {
         for (args, why) in [
             ("K8S_POD_NAME", "not KEY=VALUE"),
             ("IgnoreUnknown=1;K8S_POD_NAME=a=b", "not KEY=VALUE"),
@@ -216,26 +198,26 @@ mod tests {
             ("FOO=1;IgnoreUnknown=0", "unknown keys"),
             ("IgnoreUnknown=2", "IgnoreUnknown"),
         ] {
-            let fault = Caller::parse(args).unwrap_err().to_string();
-            assert!(fault.contains(why), "{args}: {fault}");
+            let error = PodRef::from_args(args).unwrap_err().to_string();
+            assert!(error.contains(why), "{args}: {error}");
         }
     }
 
     #[test]
-    fn a07_a_name_is_fit_to_be_part_of_a_path() {
+    fn a07_a_name_unfit_for_a_path_is_refused() {
         for name in ["..", ".", "a/b", "/etc", "a..b", "A", "a b", "a\n", "-a", "a-", "é", "a_b"] {
             for args in [
                 format!("K8S_POD_NAMESPACE=n;K8S_POD_NAME={name}"),
                 format!("K8S_POD_NAMESPACE={name};K8S_POD_NAME=p"),
             ] {
-                assert!(Caller::parse(&args).is_err(), "{args:?}");
+                assert!(PodRef::from_args(&args).is_err(), "{args:?}");
             }
         }
         assert!(Namespace::parse("a.b").is_err() && PodName::parse("a.b").is_ok());
     }
 
     #[test]
-    fn a_name_is_as_long_as_kubernetes_lets_it_be() {
+    fn the_longest_names_are_those_of_kubernetes() {
         let (long, dotted) = ("a".repeat(64), format!("{}.b", "a".repeat(251)));
         for (name, namespace, pod) in [
             (&*"a".repeat(63), true, true),

@@ -4,8 +4,8 @@
 //! A backend is selected before the first write. What the kernel then refuses is an error, and never a
 //! reason to try another backend.
 
-use crate::conf::{PluginConf, Probed};
-use crate::probe_cache::{Age, LearnError, Learnt, ProbeCache};
+use crate::conf::{PluginConf, ProbeHint};
+use crate::probe_cache::{MaxAge, ProbeCache, ProbeCacheError, ProbeReport};
 use gybe_netfilter::backend::{Backend, BackendError, BackendKind};
 use gybe_netfilter::choose::{BackendSetting, Choice, NoBackend, Unserved, Way, choose, does, next};
 use gybe_netfilter::hint::Hint;
@@ -28,7 +28,7 @@ enum Coverage {
     /// Every policy: the configuration names the backend, or its findings say so.
     Everything,
     /// What the probe found to work.
-    Probed(Choice),
+    ProbeHint(Choice),
     /// The policy as the rules in the namespace have it: the findings of that time are not kept.
     AsWritten,
 }
@@ -46,7 +46,7 @@ pub enum SelectError {
     },
     /// The probe could not run.
     #[error(transparent)]
-    Probe(#[from] LearnError),
+    Probe(#[from] ProbeCacheError),
     /// No backend that the configuration allows works on this node.
     #[error(transparent)]
     NoBackend(#[from] NoBackend),
@@ -80,15 +80,15 @@ pub struct Selection<'a> {
     /// The configured backend.
     pub setting: BackendSetting,
     /// The backend that is probed first when no findings are kept.
-    pub probed: &'a Probed,
+    pub probed: &'a ProbeHint,
     /// How old findings may be.
-    pub age: Age,
+    pub age: MaxAge,
 }
 
 impl<'a> Selection<'a> {
     /// The selection of an ADD and of STATUS.
     pub(crate) fn of(conf: &'a PluginConf) -> Self {
-        Self { setting: conf.backend, probed: &conf.probed, age: Age::Any }
+        Self { setting: conf.backend, probed: &conf.probed, age: MaxAge::Any }
     }
 
     /// Returns the backend that writes: a configured one without probing it.
@@ -119,10 +119,10 @@ impl<'a> Selection<'a> {
     fn by_findings(self) -> Result<SelectedBackend, SelectError> {
         let choice = self.choose(|_| None)?;
         if let Ok(backend) = choice.backend.find() {
-            return Ok(SelectedBackend { backend, coverage: Coverage::Probed(choice) });
+            return Ok(SelectedBackend { backend, coverage: Coverage::ProbeHint(choice) });
         }
         let choice = self.choose(|known| without_programs(known, self.setting))?;
-        Ok(SelectedBackend { backend: find(choice.backend)?, coverage: Coverage::Probed(choice) })
+        Ok(SelectedBackend { backend: find(choice.backend)?, coverage: Coverage::ProbeHint(choice) })
     }
 
     /// Chooses by the findings, after probing what is unknown or what `doubted` names.
@@ -130,8 +130,9 @@ impl<'a> Selection<'a> {
         let lacking = |known: &Capabilities| {
             self.first(known).or_else(|| doubted(known)).or_else(|| next(known, self.setting))
         };
-        let Learnt { capabilities, not_kept, .. } = ProbeCache::default().learn(self.age, lacking)?;
-        if let Some(cause) = not_kept {
+        let ProbeReport { capabilities, store_error, .. } =
+            ProbeCache::default().get_or_probe(self.age, lacking)?;
+        if let Some(cause) = store_error {
             tracing::warn!(%cause, "gybe-cni: cannot keep the findings of the probe");
         }
         Ok(choose(&capabilities, self.setting)?)
@@ -139,7 +140,7 @@ impl<'a> Selection<'a> {
 
     /// The backend to probe first when nothing is known. It is probed like any other.
     fn first(self, known: &Capabilities) -> Option<BackendKind> {
-        if !known.backends.is_empty() || *self.probed == Probed::default() {
+        if !known.backends.is_empty() || *self.probed == ProbeHint::default() {
             return None;
         }
         let kernel = nix::sys::utsname::uname().ok()?.release().to_string_lossy().into_owned();
@@ -156,7 +157,7 @@ impl SelectedBackend {
     pub(crate) fn to_read(setting: BackendSetting) -> Result<Self, SelectError> {
         let present = Presence::look().map_err(SelectError::Presence)?.ours;
         let kind = *present.first().or(setting.order().first()).unwrap_or(&BackendKind::Nft);
-        let known = ProbeCache::default().recall();
+        let known = ProbeCache::default().load();
         let has_zones = known.is_some_and(|known| does(&known, kind, Profile::Dns));
         let coverage = if has_zones { Coverage::Everything } else { Coverage::AsWritten };
         Ok(Self { backend: find(kind)?, coverage })
@@ -169,7 +170,7 @@ impl SelectedBackend {
     pub fn redirection(&self, policy: &RedirectPolicy) -> Result<(Redirection, Way), SelectError> {
         let way = match &self.coverage {
             Coverage::Everything => Way::Whole,
-            Coverage::Probed(choice) => match choice.way(policy) {
+            Coverage::ProbeHint(choice) => match choice.way(policy) {
                 Ok(way) => way,
                 Err(_) => probe_again(choice.backend)?.way(policy)?,
             },
@@ -182,7 +183,7 @@ impl SelectedBackend {
 /// Forgets the findings of the probe if the kernel has refused rules that should work by them.
 pub(crate) fn forget_contradicted_findings(error: &RedirectionError) {
     if contradicts_findings(error) {
-        ProbeCache::default().forget();
+        ProbeCache::default().clear();
     }
 }
 
@@ -207,7 +208,7 @@ fn contradicts_findings(error: &RedirectionError) -> bool {
 /// Probes again what a backend could not do, unless the findings are recent.
 fn probe_again(kind: BackendKind) -> Result<Choice, SelectError> {
     let setting = BackendSetting::Only(kind);
-    let learnt = ProbeCache::default().learn(Age::Recent, |known| next(known, setting))?;
+    let learnt = ProbeCache::default().get_or_probe(MaxAge::Recent, |known| next(known, setting))?;
     Ok(choose(&learnt.capabilities, setting)?)
 }
 

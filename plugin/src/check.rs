@@ -1,30 +1,28 @@
-//! CHECK: the way of ADD up to the rules, which are then compared instead of written.
+//! CHECK: compares the rules and routes in the pod's namespace with those that ADD writes.
 //!
-//! Other owners' rules fail no CHECK: whether they change a connection only `gybe verify` finds out, which
-//! follows connections through all of them (docs/VERDICT.md).
+//! Other owners' rules fail no CHECK: only `gybe verify` follows connections through all rules and finds out
+//! whether they change one (docs/VERDICT.md).
 
 use crate::conf::PluginConf;
 use crate::error::PluginError;
 use crate::reply::Reply;
 use crate::request::Request;
-use crate::wanted::{self, Wanted};
+use crate::target::{self, Target};
 use gybe_netfilter::presence::Presence;
 
 pub(crate) fn check(request: &Request) -> Result<Reply, PluginError> {
     let conf = PluginConf::read(request.network.members())?;
-    match wanted::wanted(request, &conf)? {
-        Wanted::LeaveAlone(..) => Ok(Reply::Nothing),
-        Wanted::Redirect(subject) => {
-            let pod = subject.pod.to_string();
-            let found = subject.inside(&conf, |redirection, backend, _| {
-                Ok((redirection.differences(backend)?, Presence::look()?.beside))
-            })?;
-            let (differences, beside) = found.outcome;
-            for beside in &beside {
-                tracing::warn!(pod, %beside, "gybe-cni cmdCheck: other owners' rules translate addresses here");
-            }
-            let differences: Vec<_> = differences.iter().map(ToString::to_string).collect();
-            if differences.is_empty() { Ok(Reply::Nothing) } else { Err(PluginError::Drifted(differences)) }
-        }
+    let Target::Redirect(target) = target::find(request, &conf)? else { return Ok(Reply::Empty) };
+    let pod = target.pod.to_string();
+    let report = target.in_namespace(&conf, |redirection, backend, _| {
+        Ok((redirection.differences(backend)?, Presence::look()?.beside))
+    })?;
+    let (differences, other_owners) = report.outcome;
+    for owner in &other_owners {
+        tracing::warn!(pod, beside = %owner, "gybe-cni cmdCheck: other owners' rules translate addresses here");
+    }
+    match differences.is_empty() {
+        true => Ok(Reply::Empty),
+        false => Err(PluginError::Drifted(differences.iter().map(ToString::to_string).collect())),
     }
 }

@@ -1,79 +1,76 @@
-//! The plugin's own keys in a network's entry: what the installer writes and the plugin reads.
+//! The plugin's keys in its entry of a conflist: the installer writes them, and the plugin reads them.
 //!
-//! A key nobody knows is a warning, a wrong value of a known key an error. Add a key here, in
-//! `conf/known.rs` and in `conf/print.rs`; how values are read is in `conf/entry.rs`, what the
-//! incumbent's keys mean to us in `conf/incumbent.rs`.
+//! An unknown key is a warning, a wrong value of a known key an error. A new key is added here and in
+//! `conf/keys.rs`. `conf/reader.rs` reads typed values, `conf/istio_keys.rs` the keys of istio-cni.
 
-mod entry;
-mod incumbent;
-mod known;
-mod print;
-mod probed;
+mod istio_keys;
+mod keys;
+mod reader;
 
-pub use entry::{ConfError, WrongValue};
-pub use known::{is_plugin_key, unknown_keys};
-pub use probed::Probed;
+pub use keys::{is_plugin_key, unknown_keys};
+pub use reader::{ConfError, WrongValue};
 
-use entry::Entry;
+use gybe_netfilter::backend::BackendKind;
 use gybe_netfilter::choose::BackendSetting;
-use incumbent::Kubernetes;
-use serde_json::{Map, Value};
+use istio_keys::KubernetesKeys;
+use reader::ConfReader;
+use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// How the plugin is to behave, every key with its default filled in.
+/// The plugin's configuration, with defaults for missing keys.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PluginConf {
-    /// From which weight on lines are logged.
+    /// The least severe level that is logged.
     pub log_level: LogLevel,
     /// The configured backend.
     pub backend: BackendSetting,
-    /// What the probe had found out when the entry was written.
-    pub probed: Probed,
+    /// The probe's finding when the installer wrote the keys.
+    pub probed: ProbeHint,
     /// Namespaces whose pods are left alone.
     pub exclude_namespaces: BTreeSet<String>,
-    /// The namespace the node agent runs in; empty when nobody said.
+    /// The namespace in which the node agent runs; empty when it is unknown.
     pub pod_namespace: String,
-    /// When a pod counts as part of the mesh.
+    /// The conditions for redirecting a pod.
     pub gates: Gates,
-    /// Which inbound ports are captured when the pod does not say.
+    /// The inbound ports that are captured when the pod has no annotation.
     pub inbound_default: InboundDefault,
-    /// What becomes of IPv6.
-    pub ipv6: Ipv6Choice,
-    /// How many intervals a list in an annotation may come to.
+    /// Whether IPv6 is redirected.
+    pub ipv6: Ipv6Setting,
+    /// The most intervals that a list in an annotation may have.
     pub max_intervals: MaxIntervals,
-    /// Where to learn about a pod.
+    /// The sources of facts about pods.
     pub facts: FactsConf,
 }
 
-/// From which weight on lines are logged.
+/// The least severe level that is logged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum LogLevel {
-    /// No line at all.
+    /// Nothing.
     None,
-    /// Failures.
+    /// Errors.
     Error,
-    /// And what an operator should look at.
+    /// Also warnings.
     Warn,
-    /// And one line per call.
+    /// Also one line per ADD.
     #[default]
     Info,
-    /// And why.
+    /// Also one line per call of the other verbs.
     Debug,
 }
 
-/// When a pod counts as part of the mesh.
+/// The conditions for redirecting a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Gates {
-    /// As Istio decides today.
+    /// Istio's conditions.
     #[default]
     Istio,
     /// Also two containers, and an inject value that is absent or true.
     Strict,
 }
 
-/// Which inbound ports are captured when the pod does not say.
+/// The inbound ports that are captured when the pod has no annotation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum InboundDefault {
     /// Every port.
@@ -83,9 +80,9 @@ pub enum InboundDefault {
     ContainerPorts,
 }
 
-/// What becomes of a pod's IPv6.
+/// Whether a pod's IPv6 is redirected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Ipv6Choice {
+pub enum Ipv6Setting {
     /// Istio's rule: the first address decides, or `ISTIO_DUAL_STACK`.
     #[default]
     Auto,
@@ -97,13 +94,13 @@ pub enum Ipv6Choice {
     Reject,
 }
 
-/// How many intervals (ports in a row, networks, interfaces) a list in an annotation may come to, 1 to
-/// 65,536: whoever owns a pod must not make its node slow. 4,096 unless the operator says otherwise.
+/// The most intervals (ranges of adjacent ports, networks, interfaces) that a list in an annotation may have,
+/// 1 to 65,536, so that a pod's owner cannot slow the node down. The default is 4,096.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MaxIntervals(u32);
 
 impl MaxIntervals {
-    /// As a length.
+    /// The number as a length.
     #[must_use]
     pub fn get(self) -> usize {
         usize::try_from(self.0).unwrap_or(usize::MAX)
@@ -116,22 +113,22 @@ impl Default for MaxIntervals {
     }
 }
 
-/// Where to learn about a pod.
+/// The sources of facts about pods.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FactsConf {
-    /// The node agent's socket; [`SOCKET`] unless the entry says otherwise, or names a directory only.
+    /// The node agent's socket: [`SOCKET`], unless the entry has another or only a directory.
     pub socket: Option<PathBuf>,
     /// A directory of manifests, `<namespace>/<name>.json`.
     pub directory: Option<PathBuf>,
-    /// A kubeconfig to ask the API server with.
+    /// A kubeconfig for the API server.
     pub kubeconfig: Option<PathBuf>,
-    /// How long all sources together may take.
+    /// The time for all sources together.
     pub deadline: Duration,
 }
 
-/// Where the node agent answers when nobody says otherwise.
+/// The default path of the node agent's socket for facts.
 pub const SOCKET: &str = "/run/gybe/facts.sock";
-/// What the socket beside it is called, at which the agent takes log lines.
+/// The name of the agent's socket for log lines, in the same directory.
 pub const LOG_SOCKET: &str = "log.sock";
 
 impl Default for FactsConf {
@@ -155,71 +152,139 @@ const GATES: [(&str, Gates); 2] = [("istio", Gates::Istio), ("strict", Gates::St
 const INBOUND: [(&str, InboundDefault); 2] =
     [("all", InboundDefault::All), ("containerPorts", InboundDefault::ContainerPorts)];
 
-const IPV6: [(&str, Ipv6Choice); 4] = [
-    ("auto", Ipv6Choice::Auto),
-    ("redirect", Ipv6Choice::Redirect),
-    ("leave", Ipv6Choice::Leave),
-    ("reject", Ipv6Choice::Reject),
+const IPV6: [(&str, Ipv6Setting); 4] = [
+    ("auto", Ipv6Setting::Auto),
+    ("redirect", Ipv6Setting::Redirect),
+    ("leave", Ipv6Setting::Leave),
+    ("reject", Ipv6Setting::Reject),
 ];
 
 impl PluginConf {
-    /// Reads the plugin's keys out of a network's entry.
+    /// Reads the plugin's keys.
     ///
     /// # Errors
-    /// Names every key that has a wrong value, with the value and what would be right.
+    /// Names every key with a wrong value, the value, and the expected values.
     pub fn read(members: &Map<String, Value>) -> Result<Self, ConfError> {
-        let mut entry = Entry::top(members);
-        let older = entry.inside("kubernetes", Kubernetes::read);
+        let mut keys = ConfReader::new(members);
+        let older = keys.nested("kubernetes", KubernetesKeys::read);
         let mut conf = Self {
-            log_level: entry.word("log_level", &LOG_LEVELS),
-            backend: entry.word("backend", &BackendSetting::ALL.map(|setting| (setting.as_str(), setting))),
-            probed: entry.inside("probed", Probed::read),
-            exclude_namespaces: entry.texts("exclude_namespaces"),
-            pod_namespace: entry.text("pod_namespace"),
-            gates: entry.word("gates", &GATES),
-            inbound_default: entry.word("inboundDefault", &INBOUND),
-            ipv6: entry.word("ipv6", &IPV6),
-            max_intervals: entry.intervals("max_intervals").unwrap_or_default(),
-            facts: entry.inside("facts", |facts| FactsConf::read(facts, &older)),
+            log_level: keys.choice("log_level", &LOG_LEVELS),
+            backend: keys.choice("backend", &BackendSetting::ALL.map(|setting| (setting.as_str(), setting))),
+            probed: keys.nested("probed", ProbeHint::read),
+            exclude_namespaces: keys.strings("exclude_namespaces"),
+            pod_namespace: keys.string("pod_namespace"),
+            gates: keys.choice("gates", &GATES),
+            inbound_default: keys.choice("inboundDefault", &INBOUND),
+            ipv6: keys.choice("ipv6", &IPV6),
+            max_intervals: keys.intervals("max_intervals").unwrap_or_default(),
+            facts: keys.nested("facts", |facts| FactsConf::read(facts, &older)),
         };
-        incumbent::read(&mut entry, older, &mut conf);
-        entry.finish(conf)
+        istio_keys::read(&mut keys, older, &mut conf);
+        keys.finish(conf)
+    }
+
+    /// Returns the plugin's keys, every one, so that nothing depends on the defaults of the version that reads
+    /// them. Reading them returns an equal value.
+    #[must_use]
+    pub fn to_members(&self) -> Map<String, Value> {
+        let texts: [(&str, &str); 6] = [
+            ("log_level", name_of(&LOG_LEVELS, self.log_level)),
+            ("backend", self.backend.as_str()),
+            ("pod_namespace", &self.pod_namespace),
+            ("gates", name_of(&GATES, self.gates)),
+            ("inboundDefault", name_of(&INBOUND, self.inbound_default)),
+            ("ipv6", name_of(&IPV6, self.ipv6)),
+        ];
+        let texts = texts.map(|(key, text)| (key.to_owned(), text.into()));
+        let lists = [
+            ("exclude_namespaces".to_owned(), json!(self.exclude_namespaces)),
+            ("max_intervals".to_owned(), self.max_intervals.0.into()),
+            ("facts".to_owned(), self.facts.to_json()),
+        ];
+        let probed = self.probed.to_json().map(|json| ("probed".to_owned(), json));
+        texts.into_iter().chain(lists).chain(probed).collect()
     }
 }
 
 impl FactsConf {
-    fn read(entry: &mut Entry<'_>, older: &Kubernetes) -> Self {
+    fn read(keys: &mut ConfReader<'_>, older: &KubernetesKeys) -> Self {
         let default = Self::default();
-        let directory = entry.path("directory");
-        let kubeconfig = match entry.says("kubeconfig") {
-            true => entry.path("kubeconfig"),
+        let directory = keys.path("directory");
+        let kubeconfig = match keys.contains("kubeconfig") {
+            true => keys.path("kubeconfig"),
             false => older.kubeconfig.clone(),
         };
-        // Somebody with a directory and no word about a cluster has no agent.
-        let alone = directory.is_some() && kubeconfig.is_none();
-        let socket = match entry.says("socket") {
-            true => entry.path("socket"),
-            false => default.socket.filter(|_| !alone),
+        // A configuration with a directory and without a cluster has no agent.
+        let has_no_agent = directory.is_some() && kubeconfig.is_none();
+        let socket = match keys.contains("socket") {
+            true => keys.path("socket"),
+            false => default.socket.filter(|_| !has_no_agent),
         };
-        let deadline = entry.milliseconds("deadline_ms").unwrap_or(default.deadline);
+        let deadline = keys.milliseconds("deadline_ms").unwrap_or(default.deadline);
         Self { socket, directory, kubeconfig, deadline }
     }
 
-    /// The node agent's other socket, for log lines, which stands beside the one for facts.
+    /// The node agent's socket for log lines, in the directory of the one for facts.
     pub fn log_socket(&self) -> Option<PathBuf> {
         self.socket.as_ref().map(|socket| socket.with_file_name(LOG_SOCKET))
     }
+
+    /// An unused source is written as an empty string: a missing key would be the default.
+    fn to_json(&self) -> Value {
+        let text =
+            |path: &Option<PathBuf>| path.as_ref().map_or(String::new(), |it| it.display().to_string());
+        let deadline = u64::try_from(self.deadline.as_millis()).unwrap_or(u64::MAX);
+        json!({
+            "socket": text(&self.socket), "directory": text(&self.directory),
+            "kubeconfig": text(&self.kubeconfig), "deadline_ms": deadline,
+        })
+    }
 }
 
-/// What logging needs to know, for the lines that tell why the rest cannot be read.
+/// The backend that the node's probe chose when the installer wrote the keys. It is probed first when no
+/// findings are kept, and decides nothing: a reboot changes the kernel, and the entry changes only once the
+/// agent runs again, so a decision by it would fail every pod in between.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ProbeHint {
+    /// None for a name that only a newer release knows.
+    pub backend: Option<BackendKind>,
+    /// `uname -r`.
+    pub kernel: String,
+}
+
+impl ProbeHint {
+    fn read(keys: &mut ConfReader<'_>) -> Self {
+        let name = keys.string("backend");
+        let backend = BackendKind::ALL.into_iter().find(|kind| kind.name() == name);
+        Self { backend, kernel: keys.string("kernel") }
+    }
+
+    /// The value of `probed`; none without a backend.
+    fn to_json(&self) -> Option<Value> {
+        let backend = self.backend?.name();
+        Some(json!({ "backend": backend, "kernel": self.kernel }))
+    }
+
+    /// The backend to probe first on this kernel.
+    #[must_use]
+    pub fn on(&self, kernel: &str) -> Option<BackendKind> {
+        self.backend.filter(|_| !kernel.is_empty() && self.kernel == kernel)
+    }
+}
+
+/// The log level and the agent's log socket, read without the other keys, so that their errors can be logged.
 pub fn logging(members: &Map<String, Value>) -> (LogLevel, Option<PathBuf>) {
-    let mut entry = Entry::top(members);
-    let level = match entry.says("log_level") {
-        true => entry.word("log_level", &LOG_LEVELS),
-        false => entry.word("plugin_log_level", &LOG_LEVELS),
+    let mut keys = ConfReader::new(members);
+    let level = match keys.contains("log_level") {
+        true => keys.choice("log_level", &LOG_LEVELS),
+        false => keys.choice("plugin_log_level", &LOG_LEVELS),
     };
-    let older = entry.inside("kubernetes", Kubernetes::read);
-    (level, entry.inside("facts", |facts| FactsConf::read(facts, &older)).log_socket())
+    let older = keys.nested("kubernetes", KubernetesKeys::read);
+    (level, keys.nested("facts", |facts| FactsConf::read(facts, &older)).log_socket())
+}
+
+fn name_of<T: Copy + PartialEq>(names: &[(&'static str, T)], value: T) -> &'static str {
+    names.iter().find(|(_, known)| *known == value).map_or("", |(name, _)| name)
 }
 
 #[cfg(test)]

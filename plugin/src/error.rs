@@ -1,16 +1,16 @@
-//! Everything that can make a call fail, one variant per layer it comes from.
+//! Everything that can make a call fail, one variant for each layer.
 //!
-//! What a runtime is told about it, and under which number, is in `reply`.
+//! The error numbers, and CNI's codes, are in `reply`.
 
 use crate::args::ArgsError;
 use crate::backend::SelectError;
+use crate::bounded_read::StdinError;
 use crate::conf::ConfError;
-use crate::decide::Cause;
+use crate::decide::PodRefusal;
+use crate::dispatch::AttachmentsError;
 use crate::facts::FactsError;
-use crate::gc::AttachmentsError;
 use crate::request::RequestError;
 use crate::result::ResultError;
-use crate::stdin::StdinError;
 use crate::version::VersionError;
 use gybe_netfilter::hint::Hint;
 use gybe_netfilter::netns::NetnsError;
@@ -22,71 +22,71 @@ use std::path::PathBuf;
 /// Why a call fails.
 #[derive(Debug, thiserror::Error)]
 pub enum PluginError {
-    /// The call itself.
+    /// The call is malformed.
     #[error(transparent)]
     Request(#[from] RequestError),
-    /// Its bytes.
+    /// Stdin cannot be read.
     #[error(transparent)]
     Stdin(#[from] StdinError),
-    /// Its version.
+    /// The configuration version is unsupported.
     #[error(transparent)]
     Version(#[from] VersionError),
-    /// Its prevResult.
+    /// prevResult cannot be passed on.
     #[error(transparent)]
     Result(#[from] ResultError),
-    /// Our keys in it.
+    /// A key of the plugin has a wrong value.
     #[error(transparent)]
     Conf(#[from] ConfError),
-    /// Which pod it is about.
+    /// `CNI_ARGS` is malformed.
     #[error(transparent)]
     Args(#[from] ArgsError),
-    /// What is known of the pod.
+    /// The pod's facts are unknown.
     #[error(transparent)]
     Facts(#[from] FactsError),
-    /// What the pod wants.
+    /// The pod is refused.
     #[error(transparent)]
-    Refused(#[from] Cause),
-    /// The backend.
+    Refused(#[from] PodRefusal),
+    /// No backend can be used.
     #[error(transparent)]
     Backend(#[from] SelectError),
-    /// The namespace of the plugin itself: the host's.
+    /// The namespace is the plugin's own, so the host's.
     #[error("CNI_NETNS {} is the plugin's own namespace, which must never be redirected", .0.display())]
     OwnNamespace(PathBuf),
-    /// The pod's namespace.
+    /// The namespace cannot be opened or entered.
     #[error("CNI_NETNS cannot be used")]
     Netns(#[source] NetnsError),
-    /// The pod's addresses.
+    /// The pod's addresses cannot be read.
     #[error("the pod's addresses cannot be read")]
     Addresses(#[source] RoutesError),
-    /// The kernel and our rules.
+    /// The rules or routes cannot be written or read.
     #[error("the pod cannot be redirected")]
     Redirection(#[from] RedirectionError),
-    /// CHECK found something else than ADD left.
+    /// CHECK found differences from what ADD left.
     #[error("the pod's redirection is not as ADD left it: {}", .0.join("; "))]
     Drifted(Vec<String>),
-    /// GC's list.
+    /// GC's list of valid attachments is malformed.
     #[error(transparent)]
     Attachments(#[from] AttachmentsError),
 }
 
 impl PluginError {
-    /// This layer's sentence and those of the layers below, joined once.
+    /// This error and its sources, joined by colons.
     pub fn chain(&self) -> String {
-        let below = std::iter::successors(std::error::Error::source(self), |fault| fault.source());
-        below.fold(self.to_string(), |told, fault| format!("{told}: {fault}"))
+        let below = std::iter::successors(std::error::Error::source(self), |error| error.source());
+        below.fold(self.to_string(), |text, source| format!("{text}: {source}"))
     }
 }
 
 impl Hint for PluginError {
     fn hint(&self) -> Option<Cow<'static, str>> {
         match self {
-            Self::Result(fault) => fault.hint(),
-            Self::Facts(fault) => fault.hint(),
-            Self::Refused(cause) => cause.hint(),
-            Self::Backend(fault) => fault.hint(),
-            Self::Netns(fault) => fault.hint(),
-            Self::Addresses(fault) => fault.hint(),
-            Self::Redirection(fault) => fault.hint(),
+            Self::Result(error) => error.hint(),
+            Self::Facts(error) => error.hint(),
+            Self::Refused(refusal) => refusal.hint(),
+            Self::Backend(error) => error.hint(),
+            Self::Netns(error) => error.hint(),
+            Self::Addresses(error) => error.hint(),
+            Self::Redirection(error) => error.hint(),
             Self::Drifted(_) => Some("restart the pod, or run gybe apply in its namespace".into()),
             _ => None,
         }

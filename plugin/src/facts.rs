@@ -1,11 +1,10 @@
-//! Where the facts of a pod come from: an ordered list of sources, the first that knows it wins.
+//! The facts of a pod, from an ordered list of sources: the first that knows the pod wins.
 //!
-//! A source is a file of its own under `facts/`; what facts are is in `pod`. What the runtime hands
-//! over is no source: it decides in `gates` whether anybody is asked at all.
+//! Each source is a file under `facts/`; the facts are defined in `pod`. The runtime's annotations are not a
+//! source: `gates` decides by them whether a source is queried.
 
 mod agent;
 mod directory;
-pub mod file;
 mod kubeconfig;
 pub mod wire;
 
@@ -15,17 +14,17 @@ pub use kubeconfig::{KubeconfigError, KubeconfigFault};
 
 use crate::args::PodRef;
 use crate::conf::FactsConf;
-use crate::gates::Reason;
+use crate::gates::LeaveAloneReason;
 use crate::pod::PodFacts;
 use gybe_netfilter::hint::Hint;
 use std::borrow::Cow;
 use std::path::Path;
 use std::time::Instant;
 
-/// Somebody who may know the pod.
+/// A source of facts.
 #[derive(Debug, Clone, Copy)]
-enum Source<'a> {
-    /// The node agent, at its socket.
+enum FactsSource<'a> {
+    /// The node agent, by its socket.
     Agent(&'a Path),
     /// The API server, by a kubeconfig.
     Kubeconfig(&'a Path),
@@ -33,176 +32,186 @@ enum Source<'a> {
     Directory(&'a Path),
 }
 
-/// Why nothing is known of a pod.
+/// Why the facts of a pod are unknown.
 #[derive(Debug, thiserror::Error)]
 pub enum FactsError {
-    /// The configuration names nobody to ask.
-    #[error("nobody to ask about the pod: the configuration names no source of facts")]
-    NobodyToAsk,
-    /// Nobody knows it, yet.
-    #[error("nothing is known of the pod: {0}")]
+    /// The configuration has no source.
+    #[error("the configuration names no source of facts about pods")]
+    NoSource,
+    /// The sources do not know the pod, yet.
+    #[error("the pod is unknown: {0}")]
     Unknown(String),
-    /// What is known is about another life of that name.
-    #[error("what is known is about another pod: it has {what} {known:?}, the runtime means {meant:?}")]
-    Another {
+    /// The facts are about an earlier or later pod of the same name.
+    #[error("the facts are about another pod: they have {what} {found:?}, the runtime {expected:?}")]
+    OtherPod {
         /// `namespace`, `name` or `uid`.
         what: &'static str,
-        /// Of the facts.
-        known: String,
-        /// Of the call.
-        meant: String,
+        /// The value in the facts, cut short.
+        found: String,
+        /// The value in `CNI_ARGS`, cut short.
+        expected: String,
     },
-    /// They have no uid to tell whose they are, and the runtime's annotations say otherwise.
+    /// The facts would leave the pod alone, the runtime's annotations say that it is injected, and no uid
+    /// shows whether both are about the same pod.
     #[error(
-        "what is known has no uid and cannot be about this pod: {known}, and the runtime says that the injector was there"
+        "the facts cannot be about this pod: {reason}, but it is injected by the runtime's annotations; {missing}"
     )]
     Contradicted {
         /// Why the pod would be left alone.
-        known: Reason,
+        reason: LeaveAloneReason,
+        /// The side without a uid.
+        missing: &'static str,
     },
-    /// The node agent told nothing.
+    /// The node agent failed.
     #[error(transparent)]
     Agent(#[from] AgentError),
-    /// The API server told nothing.
+    /// The API server, or the way to it, failed.
     #[error(transparent)]
     Kubeconfig(#[from] KubeconfigError),
-    /// The directory's manifest cannot be used.
+    /// The manifest in the directory cannot be used.
     #[error("the pod's manifest cannot be used")]
     Directory(#[from] DirectoryError),
-    /// More than one source failed; what counts is the first.
+    /// Several sources failed.
     #[error("{first}; {rest}")]
     Several {
-        /// The first that failed.
+        /// The first error, which gives the number.
         first: Box<FactsError>,
-        /// What the others had to say.
+        /// The other errors.
         rest: String,
     },
+}
+
+impl FactsError {
+    /// The facts give `reason` to leave the pod alone, and the runtime's annotations contradict it.
+    pub(crate) fn contradicted(reason: LeaveAloneReason, facts: &PodFacts) -> Self {
+        let missing = match facts.uid.is_empty() {
+            true => "the facts have no uid",
+            false => "CNI_ARGS has no K8S_POD_UID",
+        };
+        Self::Contradicted { reason, missing }
+    }
+
+    /// Appends another source's error.
+    fn and(self, other: &Self) -> Self {
+        let source = std::error::Error::source(other).map(|why| format!(": {why}")).unwrap_or_default();
+        let other = format!("{other}{source}");
+        match self {
+            Self::Several { first, rest } => Self::Several { first, rest: format!("{rest}; {other}") },
+            first => Self::Several { first: Box::new(first), rest: other },
+        }
+    }
 }
 
 impl Hint for FactsError {
     fn hint(&self) -> Option<Cow<'static, str>> {
         match self {
-            Self::NobodyToAsk => {
+            Self::NoSource => {
                 Some("set facts.socket, facts.kubeconfig or facts.directory in the plugin's configuration".into())
             }
-            Self::Unknown(_) | Self::Another { .. } | Self::Contradicted { .. } => Some(
-                "the kubelet tries again; if it stays so, look at the agent's log, or at who writes facts.directory".into(),
+            Self::Unknown(_) | Self::OtherPod { .. } | Self::Contradicted { .. } => Some(
+                "the kubelet retries; if it persists, look at the agent's log, or at the writer of facts.directory".into(),
             ),
             Self::Agent(_) => Some(
-                "see that the node agent (gybe node, DaemonSet gybe-node) runs on this node; the kubelet tries again".into(),
+                "check that the node agent (gybe node, DaemonSet gybe-node) runs on this node; the kubelet retries".into(),
             ),
-            Self::Kubeconfig(fault) => fault.hint(),
-            // Of several there has to be room for what each had to say: advice about the first would cut
-            // off the second.
+            Self::Kubeconfig(error) => error.hint(),
+            // A hint would take the room of the later errors.
             Self::Directory(_) | Self::Several { .. } => None,
         }
     }
 }
 
-/// Asks the sources in order, all of them within one deadline.
+/// Queries the sources in order, all of them within one deadline.
 ///
 /// # Errors
-/// When none knows the pod: what each said, the first in front.
-pub fn ask(conf: &FactsConf, pod: &PodRef) -> Result<PodFacts, FactsError> {
-    let until = Instant::now() + conf.deadline;
-    let (mut faults, mut unknown) = (Vec::new(), Vec::new());
+/// When no source knows the pod: the errors of all sources, the first in front.
+pub fn look_up(conf: &FactsConf, pod: &PodRef) -> Result<PodFacts, FactsError> {
+    let deadline = Instant::now() + conf.deadline;
     let sources = sources(conf);
-    for (source, after) in sources.iter().zip((0..sources.len()).rev()) {
-        match source
-            .ask(pod, share(until, after))
-            .and_then(|facts| facts.map(|f| same_pod(f, pod)).transpose())
-        {
+    let (mut errors, mut unknown) = (Vec::new(), Vec::new());
+    for (source, remaining) in sources.iter().zip((0..sources.len()).rev()) {
+        let found = source.query(pod, share(deadline, remaining));
+        match found.and_then(|facts| facts.map(|facts| same_pod(facts, pod)).transpose()) {
             Ok(Some(facts)) => return Ok(facts),
-            Ok(None) => unknown.push(source.ignorance(pod)),
-            Err(fault) => faults.push(fault),
+            Ok(None) => unknown.push(source.unknown(pod)),
+            Err(error) => errors.push(error),
         }
     }
     if !unknown.is_empty() {
-        faults.push(FactsError::Unknown(unknown.join(", ")));
+        errors.push(FactsError::Unknown(unknown.join(", ")));
     }
-    Err(faults.into_iter().reduce(|told, fault| told.and(&fault)).unwrap_or(FactsError::NobodyToAsk))
+    Err(errors.into_iter().reduce(|first, other| first.and(&other)).unwrap_or(FactsError::NoSource))
 }
 
-/// A source that never answers must leave something of the time to those behind it.
-fn share(until: Instant, after: usize) -> Instant {
-    let left = until.saturating_duration_since(Instant::now());
-    let sources = u32::try_from(after).map_or(u32::MAX, |after| after.saturating_add(1));
-    Instant::now() + left / sources
+/// The deadline of a source, which leaves the same time to each of the `remaining` ones.
+fn share(deadline: Instant, remaining: usize) -> Instant {
+    let now = Instant::now();
+    let left = deadline.saturating_duration_since(now);
+    let sources = u32::try_from(remaining).map_or(u32::MAX, |remaining| remaining.saturating_add(1));
+    now + left / sources
 }
 
-impl FactsError {
-    fn and(self, other: &Self) -> Self {
-        let below = std::error::Error::source(other).map(|why| format!(": {why}")).unwrap_or_default();
-        let rest = format!("{other}{below}");
+impl FactsSource<'_> {
+    /// Queries the source; none if it does not know the pod.
+    fn query(self, pod: &PodRef, deadline: Instant) -> Result<Option<PodFacts>, FactsError> {
         match self {
-            Self::Several { first, rest: before } => {
-                Self::Several { first, rest: format!("{before}; {rest}") }
-            }
-            first => Self::Several { first: Box::new(first), rest },
-        }
-    }
-}
-
-impl Source<'_> {
-    fn ask(self, pod: &PodRef, until: Instant) -> Result<Option<PodFacts>, FactsError> {
-        match self {
-            Self::Agent(socket) => Ok(agent::ask(socket, pod, until)?),
-            Self::Kubeconfig(path) => Ok(kubeconfig::ask(path, pod, until)?),
+            Self::Agent(socket) => Ok(agent::query(socket, pod, deadline)?),
+            Self::Kubeconfig(path) => Ok(kubeconfig::query(path, pod, deadline)?),
             Self::Directory(directory) => Ok(directory::read(directory, pod)?),
         }
     }
 
-    /// How it does not know the pod.
-    fn ignorance(self, pod: &PodRef) -> String {
+    /// Says that the source does not know the pod.
+    fn unknown(self, pod: &PodRef) -> String {
         match self {
-            Self::Agent(socket) => format!("the node agent at {} knows no {pod}", socket.display()),
+            Self::Agent(socket) => format!("the node agent at {} does not know {pod}", socket.display()),
             Self::Kubeconfig(path) => format!("the API server of {} has no {pod}", path.display()),
             Self::Directory(directory) => {
-                format!("{} is not there", directory::path(directory, pod).display())
+                format!("{} does not exist", directory::path(directory, pod).display())
             }
         }
     }
 }
 
-fn sources(conf: &FactsConf) -> Vec<Source<'_>> {
-    let agent = conf.socket.as_deref().map(Source::Agent);
-    let kubeconfig = conf.kubeconfig.as_deref().map(Source::Kubeconfig);
-    let directory = conf.directory.as_deref().map(Source::Directory);
+fn sources(conf: &FactsConf) -> Vec<FactsSource<'_>> {
+    let agent = conf.socket.as_deref().map(FactsSource::Agent);
+    let kubeconfig = conf.kubeconfig.as_deref().map(FactsSource::Kubeconfig);
+    let directory = conf.directory.as_deref().map(FactsSource::Directory);
     [agent, kubeconfig, directory].into_iter().flatten().collect()
 }
 
-/// Do these facts mean the pod that the runtime means?
-pub fn means(facts: &PodFacts, pod: &PodRef) -> bool {
-    other(facts, pod).is_none()
+/// Whether nothing in the facts contradicts that they are about this pod.
+pub fn matches(facts: &PodFacts, pod: &PodRef) -> bool {
+    difference(facts, pod).is_none()
 }
 
-/// Whether both name a uid, and the same: without, the facts may be about an earlier pod of that name.
+/// Whether both have a uid, and the same; without, the facts may be about an earlier pod of that name.
 pub fn same_uid(facts: &PodFacts, pod: &PodRef) -> bool {
     let uid = pod.uid.as_deref().unwrap_or_default();
-    !uid.is_empty() && (facts.uid == uid || mirrors(facts, uid))
+    !uid.is_empty() && (facts.uid == uid || is_mirror_of(facts, uid))
 }
 
 fn same_pod(facts: PodFacts, pod: &PodRef) -> Result<PodFacts, FactsError> {
-    other(&facts, pod).map_or(Ok(facts), Err)
+    difference(&facts, pod).map_or(Ok(facts), Err)
 }
 
-/// A pod of the same name may have lived before. What the facts leave out is not held against them.
-fn other(facts: &PodFacts, pod: &PodRef) -> Option<FactsError> {
-    let uid = pod.uid.as_deref().filter(|uid| !mirrors(facts, uid)).unwrap_or(&facts.uid);
+/// The first of namespace, name and uid that differs. What the facts do not have does not differ.
+fn difference(facts: &PodFacts, pod: &PodRef) -> Option<FactsError> {
+    let uid = pod.uid.as_deref().filter(|uid| !is_mirror_of(facts, uid)).unwrap_or(&facts.uid);
     let parts = [
         ("namespace", &facts.namespace, pod.namespace.as_str()),
         ("name", &facts.name, pod.name.as_str()),
         ("uid", &facts.uid, uid),
     ];
-    let (what, known, meant) =
-        parts.into_iter().find(|(_, known, meant)| !known.is_empty() && known != meant)?;
+    let (what, found, expected) =
+        parts.into_iter().find(|(_, found, expected)| !found.is_empty() && found != expected)?;
     let short = |text: &str| text.chars().take(64).collect();
-    Some(FactsError::Another { what, known: short(known), meant: short(meant) })
+    Some(FactsError::OtherPod { what, found: short(found), expected: short(expected) })
 }
 
-/// A static pod runs under the hash of its file; the API server's mirror of it has a uid of its
-/// own and tells the hash in an annotation.
-fn mirrors(facts: &PodFacts, uid: &str) -> bool {
+/// Whether the facts are the API server's mirror of a static pod. A static pod runs under the hash of its
+/// file; its mirror has another uid, and the hash in an annotation.
+fn is_mirror_of(facts: &PodFacts, uid: &str) -> bool {
     ["kubernetes.io/config.hash", "kubernetes.io/config.mirror"]
         .into_iter()
         .any(|key| facts.annotation(key) == Some(uid))

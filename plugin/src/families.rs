@@ -1,30 +1,30 @@
-//! Which address families are redirected: Istio's rule, and what an operator may want instead.
+//! The address families that are redirected: by Istio's rule, or by the key `ipv6`.
 //!
 //! Pure: takes the namespace's addresses in the kernel's order (docs/ISTIO.md, section 2.5).
 
-use crate::conf::Ipv6Choice;
+use crate::conf::Ipv6Setting;
 use crate::pod::PodFacts;
 use gybe_netfilter::hint::Hint;
 use gybe_netfilter::policy::Families;
 use std::borrow::Cow;
 use std::net::IpAddr;
 
-/// Does the pod's proxy listen on both families?
+/// The address families on which the pod's proxy listens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stack {
-    /// On the family of the pod's first address.
+    /// The family of the pod's first address.
     Single,
-    /// On both: `ISTIO_DUAL_STACK` says so.
+    /// Both, by `ISTIO_DUAL_STACK`.
     Dual,
 }
 
 /// Why families cannot be chosen.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FamiliesError {
-    /// Nothing but loopback and link-local.
+    /// Only loopback and link-local addresses.
     #[error("no valid local address found in the pod's namespace")]
     NoAddress,
-    /// The operator wants no pod with IPv6 past its proxy.
+    /// `ipv6` is `reject`, and the pod's IPv6 would bypass its proxy.
     #[error("the pod's IPv6 would be left alone, and ipv6 is reject")]
     Ipv6LeftAlone,
 }
@@ -32,7 +32,9 @@ pub enum FamiliesError {
 impl Hint for FamiliesError {
     fn hint(&self) -> Option<Cow<'static, str>> {
         let hint = match self {
-            Self::NoAddress => "gybe-cni must stand behind the plugin that gives the pod its addresses",
+            Self::NoAddress => {
+                "place gybe-cni in the conflist behind the plugin that gives the pod its addresses"
+            }
             Self::Ipv6LeftAlone => {
                 "set ISTIO_DUAL_STACK=true on istio-proxy, or ipv6 to auto, redirect or leave"
             }
@@ -41,12 +43,12 @@ impl Hint for FamiliesError {
     }
 }
 
-/// The variable by which a proxy says that it listens on both families.
+/// The proxy's variable for listening on both families.
 pub(crate) const DUAL_STACK: &str = "ISTIO_DUAL_STACK";
 
-/// What the pod's proxy says about itself.
+/// Returns the families on which the pod's proxy listens.
 pub fn stack(pod: &PodFacts) -> Stack {
-    match pod.proxy().and_then(|proxy| proxy.says(DUAL_STACK)) {
+    match pod.proxy().and_then(|proxy| proxy.bool_env(DUAL_STACK)) {
         Some(true) => Stack::Dual,
         _ => Stack::Single,
     }
@@ -55,8 +57,8 @@ pub fn stack(pod: &PodFacts) -> Stack {
 /// Chooses the families. IPv4 is always redirected.
 ///
 /// # Errors
-/// When the namespace has no address yet, or IPv6 that the operator wants refused.
-pub fn choose(choice: Ipv6Choice, stack: Stack, addresses: &[IpAddr]) -> Result<Families, FamiliesError> {
+/// When the namespace has no address yet, or IPv6 that the configuration rejects.
+pub fn choose(choice: Ipv6Setting, stack: Stack, addresses: &[IpAddr]) -> Result<Families, FamiliesError> {
     let mut usable = addresses.iter().map(IpAddr::to_canonical).filter(is_usable);
     let first = usable.next().ok_or(FamiliesError::NoAddress)?;
     let any_v6 = first.is_ipv6() || usable.any(|address| address.is_ipv6());
@@ -65,15 +67,15 @@ pub fn choose(choice: Ipv6Choice, stack: Stack, addresses: &[IpAddr]) -> Result<
         Stack::Dual => any_v6,
     };
     let v6 = match choice {
-        Ipv6Choice::Redirect => any_v6,
-        Ipv6Choice::Leave => false,
-        Ipv6Choice::Reject if any_v6 && !istio => return Err(FamiliesError::Ipv6LeftAlone),
-        Ipv6Choice::Auto | Ipv6Choice::Reject => istio,
+        Ipv6Setting::Redirect => any_v6,
+        Ipv6Setting::Leave => false,
+        Ipv6Setting::Reject if any_v6 && !istio => return Err(FamiliesError::Ipv6LeftAlone),
+        Ipv6Setting::Auto | Ipv6Setting::Reject => istio,
     };
     Ok(if v6 { Families::V4AndV6 } else { Families::V4Only })
 }
 
-/// Does the namespace have IPv6 that `families` leaves alone? Worth a word in every report.
+/// Whether the namespace has IPv6 that `families` leaves alone; reported to the operator.
 pub fn ipv6_left_alone(families: Families, addresses: &[IpAddr]) -> bool {
     families == Families::V4Only
         && addresses.iter().map(IpAddr::to_canonical).any(|a| a.is_ipv6() && is_usable(&a))
@@ -96,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_address_decides_unless_somebody_says_otherwise() {
+    fn the_first_address_decides_unless_the_proxy_or_the_configuration_overrides_it() {
         let (v4, both) = (Ok(Families::V4Only), Ok(Families::V4AndV6));
         let (none, left) = (Err(FamiliesError::NoAddress), Err(FamiliesError::Ipv6LeftAlone));
         // addresses; single stack: auto, redirect, leave, reject; dual stack: the same
@@ -111,7 +113,7 @@ mod tests {
             ("169.254.1.1 fe80::5", [&none; 4], [&none; 4]),
             ("", [&none; 4], [&none; 4]),
         ] {
-            let choices = [Ipv6Choice::Auto, Ipv6Choice::Redirect, Ipv6Choice::Leave, Ipv6Choice::Reject];
+            let choices = [Ipv6Setting::Auto, Ipv6Setting::Redirect, Ipv6Setting::Leave, Ipv6Setting::Reject];
             for (stack, wants) in [(Stack::Single, single), (Stack::Dual, dual)] {
                 for (choice, want) in choices.into_iter().zip(wants) {
                     assert_eq!(
@@ -125,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn ipv6_that_is_left_alone_is_noticed() {
+    fn ipv6_that_is_left_alone_is_reported() {
         for (text, families, left) in [
             ("10.0.0.5 fd00::5", Families::V4Only, true),
             ("10.0.0.5 fd00::5", Families::V4AndV6, false),

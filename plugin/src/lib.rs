@@ -1,4 +1,4 @@
-//! The CNI plugin `gybe-cni`, and the decisions the operator's command line shares with it.
+//! The CNI plugin `gybe-cni`, and the decisions that the command line shares with it.
 //!
 //! ```text
 //! env + stdin ─► request ─┬─ conf ─────────────────────────────┐
@@ -10,38 +10,34 @@
 //!                                                                      namespace ─► prevResult
 //! ```
 //!
-//! What reads bytes, decides or renders is pure. What acts is few: `stdin` by `intake` and `reply` (the
-//! runtime's pipe), `facts` (files, sockets, a program), `wanted` (the pod's namespace), `loopback`
-//! (another plugin there), `backend` by `probe_cache` (what works on this node), and `log`. A verb's file
-//! calls both. What redirecting means to the kernel is not known here.
+//! `dispatch` performs a call. ADD is in `add` and CHECK in `check`, both through `target`; the other verbs
+//! are in `dispatch`. The modules that parse, decide or render are pure. These have effects: `bounded_read`
+//! and `reply` (the runtime's pipes), `facts` (files, sockets, a program), `target` (the pod's namespace),
+//! `loopback` (waits for another plugin), `backend` and `probe_cache` (what works on this node), and `log`.
+//! The rules are made and written by `gybe_netfilter`.
 
 mod add;
 pub mod annotations;
 pub mod args;
 pub mod backend;
-pub mod call;
+pub mod bounded_read;
 mod check;
 pub mod conf;
 pub mod decide;
-mod del;
+pub mod dispatch;
 pub mod error;
 pub mod facts;
 pub mod families;
 pub mod gates;
-pub mod gc;
-pub mod intake;
 mod log;
 mod loopback;
-pub mod network;
+pub mod network_conf;
 pub mod pod;
 pub mod probe_cache;
-pub mod probed;
 pub mod reply;
 pub mod request;
 pub mod result;
-mod status;
-pub mod stdin;
+mod target;
 pub mod version;
-mod wanted;
 
 pub use log::timestamp;

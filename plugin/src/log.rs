@@ -1,8 +1,8 @@
-//! Log lines as JSON on stderr, and to the node agent when it is there. Never stdout: that is the
-//! protocol's. And never at the price of an ADD: a line that cannot be written at once is lost.
+//! Log lines as JSON on stderr, and to the node agent's log socket. Never on stdout, which carries the reply.
+//! A line that cannot be written without waiting is dropped, so that logging never delays an ADD.
 //!
-//! `tracing-subscriber` would write much the same, with 60 KB of program for spans and filters that
-//! one process per call has no use for.
+//! `tracing-subscriber` would write much the same, and add 60 KB to the program for spans and filters that a
+//! process per call does not need.
 
 use crate::conf::LogLevel;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -18,25 +18,25 @@ use tracing::level_filters::LevelFilter;
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
-/// The target of the one event that ends a call. It goes to the agent whatever the level is, there to
-/// be counted: with verb and microseconds, and below the level with no message.
+/// The target of the event that ends a call. It goes to the agent whatever the level is, to be counted: with
+/// verb and microseconds, and without a message if the level suppresses it.
 pub(crate) const CALL: &str = "call";
 
-/// What is called, and since when.
+/// The verb of the call, and its start.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Called {
+pub(crate) struct CallContext {
     pub(crate) verb: &'static str,
-    pub(crate) began: Instant,
+    pub(crate) started: Instant,
 }
 
-/// Microseconds for a line.
+/// Microseconds since then.
 pub(crate) fn micros(since: Instant) -> u64 {
     u64::try_from(since.elapsed().as_micros()).unwrap_or(u64::MAX)
 }
 
-/// Lines from this level on go to stderr and to the agent from now on; the first call of a process
-/// counts.
-pub(crate) fn start(level: LogLevel, agent: Option<PathBuf>, called: Called) {
+/// Starts logging from this level on, to stderr and to the agent's log socket. Only the first call in a
+/// process has an effect.
+pub(crate) fn start(level: LogLevel, agent: Option<PathBuf>, context: CallContext) {
     let least = match level {
         LogLevel::None => LevelFilter::OFF,
         LogLevel::Error => LevelFilter::ERROR,
@@ -44,24 +44,24 @@ pub(crate) fn start(level: LogLevel, agent: Option<PathBuf>, called: Called) {
         LogLevel::Info => LevelFilter::INFO,
         LogLevel::Debug => LevelFilter::DEBUG,
     };
-    // Another subscriber is there already only where somebody uses this crate as a library.
-    let _ = tracing::subscriber::set_global_default(Lines { least, agent, called });
+    // Fails only if this function, or a program that uses the crate as a library, has set one before.
+    let _ = tracing::subscriber::set_global_default(LineSubscriber { least, agent, context });
 }
 
-/// What of a text goes into a line: cut where nobody reads on. JSON escapes the rest.
-pub(crate) fn brief(text: &str) -> String {
+/// Truncates text that callers or pods control to 300 characters for a log line; JSON escapes it.
+pub(crate) fn shorten(text: &str) -> String {
     text.chars().take(300).collect()
 }
 
-/// Writes each event as one line; spans mean nothing here.
-struct Lines {
+/// Writes each event as one line, and ignores spans.
+struct LineSubscriber {
     least: LevelFilter,
     agent: Option<PathBuf>,
-    called: Called,
+    context: CallContext,
 }
 
-impl Lines {
-    fn is_told(&self, metadata: &Metadata<'_>) -> bool {
+impl LineSubscriber {
+    fn is_logged(&self, metadata: &Metadata<'_>) -> bool {
         *metadata.level() <= self.least
     }
 
@@ -70,9 +70,9 @@ impl Lines {
     }
 }
 
-impl Subscriber for Lines {
+impl Subscriber for LineSubscriber {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        self.is_told(metadata) || self.is_counted(metadata)
+        self.is_logged(metadata) || self.is_counted(metadata)
     }
 
     fn max_level_hint(&self) -> Option<LevelFilter> {
@@ -86,11 +86,11 @@ impl Subscriber for Lines {
         let mut line = Line { message: String::new(), fields: String::new() };
         event.record(&mut line);
         if event.metadata().target() == CALL {
-            let (verb, took) = (self.called.verb, micros(self.called.began));
-            // A String takes whatever is written to it.
+            let (verb, took) = (self.context.verb, micros(self.context.started));
+            // Writing to a String cannot fail.
             let _ = write!(line.fields, ",\"verb\":\"{verb}\",\"took_us\":{took}");
         }
-        if let (false, Some(agent)) = (self.is_told(event.metadata()), &self.agent) {
+        if let (false, Some(agent)) = (self.is_logged(event.metadata()), &self.agent) {
             return send(&format!("{{{}}}", line.fields.trim_start_matches(',')), agent);
         }
         let (time, message) = (timestamp(SystemTime::now()), Value::from(line.message));
@@ -125,7 +125,7 @@ impl Line {
     fn put(&mut self, field: &Field, value: Value) {
         match (field.name(), value) {
             ("message", Value::String(text)) => self.message = text,
-            // A String takes whatever is written to it.
+            // Writing to a String cannot fail.
             (name, value) => drop(write!(self.fields, ",\"{name}\":{value}")),
         }
     }
@@ -153,28 +153,28 @@ impl Visit for Line {
     }
 }
 
-/// A pipe that is ready takes `PIPE_BUF` (4096) bytes without waiting (pipe(7)). Lines are shorter,
-/// because what callers and pods have a hand in is cut by [`brief`].
+/// A pipe that is ready takes `PIPE_BUF` (4096) bytes without waiting (pipe(7)). Lines are shorter, because
+/// text that callers and pods control goes through [`shorten`].
 fn write(line: &str) {
     let mut stderr = io::stderr().lock();
     let mut ready = [PollFd::new(stderr.as_fd(), PollFlags::POLLOUT)];
-    let nobody_reads = poll(&mut ready, PollTimeout::ZERO) == Ok(0);
-    if !nobody_reads {
+    let is_full = poll(&mut ready, PollTimeout::ZERO) == Ok(0);
+    if !is_full {
         let _ = stderr.write_all(line.as_bytes());
     }
 }
 
-/// One datagram a line, lost when nobody is there or nobody reads: the agent is no part of an ADD.
+/// Sends a line as one datagram, which is lost if the agent does not run or its socket is full.
 fn send(line: &str, agent: &Path) {
     let sent = UnixDatagram::unbound().and_then(|socket| {
         socket.set_nonblocking(true)?;
         socket.send_to(line.trim_end().as_bytes(), agent)
     });
-    // There is nobody left to tell.
+    // A failure to log cannot be logged.
     let _ = sent;
 }
 
-/// RFC 3339 in UTC with microseconds.
+/// Returns a time in RFC 3339, in UTC with microseconds.
 #[must_use]
 pub fn timestamp(now: SystemTime) -> String {
     let since = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO);
@@ -184,8 +184,8 @@ pub fn timestamp(now: SystemTime) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{:06}Z", since.subsec_micros())
 }
 
-/// Year, month and day, that many days after 1970-01-01. Years are counted from March on, so that
-/// the leap day is a year's last, in cycles of 400 years.
+/// Year, month and day of the date that many days after 1970-01-01. Years are counted from March on, so
+/// that the leap day is the last day of a year, in cycles of 400 years.
 fn date(days: u64) -> (u64, u64, u64) {
     let days = days + 719_468;
     let (cycle, day_of_cycle) = (days / 146_097, days % 146_097);
@@ -203,7 +203,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_time_is_told_as_people_write_it() {
+    fn a_timestamp_is_rfc_3339() {
         for (micros, want) in [
             (0, "1970-01-01T00:00:00.000000Z"),
             (951_782_399_999_999, "2000-02-28T23:59:59.999999Z"),
@@ -218,7 +218,7 @@ mod tests {
 
     #[test]
     fn the_longest_line_fits_a_pipe_that_is_ready() {
-        let worst = Value::from(brief(&"\u{1}".repeat(5000))).to_string();
+        let worst = Value::from(shorten(&"\u{1}".repeat(5000))).to_string();
         assert!(worst.len() * 2 + 300 < 4096, "{}", worst.len());
     }
 }

@@ -1,30 +1,30 @@
-//! What the decision needs to know of a pod, trimmed from its manifest.
+//! The facts of a pod: what the decision needs of its manifest.
 //!
-//! How a manifest is written is in `pod/manifest.rs`, how much of it is kept in `pod/kept.rs`; what the facts mean is in `gates`,
-//! `annotations` and `decide`; where a manifest comes from is in `facts`.
+//! `pod/manifest.rs` parses manifests, `pod/trim.rs` bounds what is kept of them; `gates`, `annotations` and
+//! `decide` evaluate the facts; `facts` gets manifests from their sources.
 
-mod kept;
 mod manifest;
+mod trim;
 
-pub use kept::PARTS;
 pub use manifest::Manifest;
-pub(crate) use manifest::broken;
+pub(crate) use manifest::describe_json_error;
+pub use trim::ISTIO_COMPONENTS;
 
 use serde_json::Value;
 use std::collections::BTreeMap;
 
-/// A pod, as far as its redirection depends on it.
+/// The facts on which a pod's redirection depends.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PodFacts {
     /// Its namespace; empty in a template that names none.
     pub namespace: String,
     /// Its name; empty in a template.
     pub name: String,
-    /// Its uid; empty in what was never in a cluster.
+    /// Its uid; empty in a manifest that was never in a cluster.
     pub uid: String,
-    /// Annotations of Istio, and those that mark a mirror of a static pod.
+    /// Istio's annotations, and those that mark the mirror of a static pod.
     pub annotations: BTreeMap<String, String>,
-    /// Labels of Istio, and those in [`PARTS`].
+    /// Istio's labels, and those in [`ISTIO_COMPONENTS`].
     pub labels: BTreeMap<String, String>,
     /// Containers, in the manifest's order.
     pub containers: Vec<Container>,
@@ -32,7 +32,7 @@ pub struct PodFacts {
     pub init_containers: Vec<Container>,
 }
 
-/// One container.
+/// A container.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Container {
     /// Its name.
@@ -42,40 +42,40 @@ pub struct Container {
     /// The variables that a decision reads, of the proxy alone and literal values only: one with
     /// `valueFrom` counts as empty.
     pub env: BTreeMap<String, String>,
-    /// TCP ports it declares.
+    /// The TCP ports that it declares.
     pub tcp_ports: Vec<u16>,
     /// `securityContext.runAsUser`, as written.
     pub run_as_user: Option<i64>,
     /// `securityContext.runAsGroup`, as written.
     pub run_as_group: Option<i64>,
-    /// Whether it lives as long as the pod.
-    pub life: Life,
+    /// How long it runs.
+    pub lifetime: Lifetime,
 }
 
-/// How long a container lives.
+/// How long a container runs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Life {
-    /// As its list says: containers for the pod's life, init containers until they are done.
+pub enum Lifetime {
+    /// A container of the pod as long as the pod, an init container until it has ended.
     #[default]
-    OfItsList,
-    /// For the pod's life, although an init container (`restartPolicy: Always`, a native sidecar).
-    Always,
+    Default,
+    /// An init container as long as the pod (`restartPolicy: Always`, a native sidecar).
+    Pod,
 }
 
-/// Why a document is no pod.
+/// Why a document is not a pod's manifest.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ManifestError {
-    /// Something in it is of another type than in a pod.
+    /// A member has the wrong type.
     #[error("not a pod's manifest: it {what}, line {line} column {column}")]
     Shape {
-        /// What is wrong; never what stands there, which may be a secret.
+        /// The fault, without the value, which may be a secret.
         what: &'static str,
-        /// Where, counted from 1; 0 where the document was not read from text.
+        /// The line, from 1; 0 where the document was not parsed from text.
         line: usize,
-        /// Likewise.
+        /// The column, from 1; 0 likewise.
         column: usize,
     },
-    /// Nothing says what it runs.
+    /// It has no containers.
     #[error("not a pod's manifest: it has no spec.containers")]
     NoContainers,
 }
@@ -84,54 +84,53 @@ pub enum ManifestError {
 pub const PROXY: &str = "istio-proxy";
 
 impl PodFacts {
-    /// Reads a Pod, or a pod template (what stands under `template:`), from JSON.
+    /// Parses a Pod, or a pod template (the value of `template:`), from JSON.
     ///
     /// # Errors
-    /// When it is of another shape.
+    /// When it is not a pod.
     pub fn from_manifest(manifest: &Value) -> Result<Self, ManifestError> {
         manifest::from_value(manifest)
     }
 
-    /// The same from bytes, without keeping what is not needed.
+    /// Parses the same from bytes, and skips what is not needed.
     ///
     /// # Errors
-    /// When they are no JSON, or of another shape.
+    /// When they are not JSON, or not a pod.
     pub fn from_json(bytes: &[u8]) -> Result<Self, ManifestError> {
         manifest::from_slice(bytes)
     }
 
-    /// Writes these facts as the manifest they would be read from again.
+    /// Returns a manifest from which the same facts are parsed.
     pub fn to_manifest(&self) -> Value {
-        manifest::written(self)
+        manifest::to_value(self)
     }
 
-    /// Istio's proxy: a container of that name, native sidecar or not.
+    /// Istio's proxy, as a container or as a native sidecar.
     pub fn proxy(&self) -> Option<&Container> {
         self.containers.iter().chain(&self.init_containers).find(|container| container.name == PROXY)
     }
 
-    /// Every container that lives as long as the pod.
+    /// The containers that run as long as the pod.
     pub fn long_lived(&self) -> impl Iterator<Item = &Container> {
-        let sidecars = self.init_containers.iter().filter(|container| container.life == Life::Always);
+        let sidecars = self.init_containers.iter().filter(|container| container.lifetime == Lifetime::Pod);
         self.containers.iter().chain(sidecars)
     }
 
-    /// An annotation's value.
     pub fn annotation(&self, name: &str) -> Option<&str> {
         self.annotations.get(name).map(String::as_str)
     }
 }
 
 impl Container {
-    /// What a variable says about yes or no; nothing when it is absent or says neither.
-    pub fn says(&self, variable: &str) -> Option<bool> {
-        self.env.get(variable).and_then(|value| yes_or_no(value))
+    /// The value of a boolean variable; none when it is absent or not a boolean.
+    pub fn bool_env(&self, variable: &str) -> Option<bool> {
+        self.env.get(variable).and_then(|value| parse_bool(value))
     }
 }
 
-/// The words Istio takes for yes and no (Go's `strconv.ParseBool`).
-pub fn yes_or_no(word: &str) -> Option<bool> {
-    match word {
+/// Parses a boolean as Istio does (Go's `strconv.ParseBool`).
+pub fn parse_bool(text: &str) -> Option<bool> {
+    match text {
         "1" | "t" | "T" | "TRUE" | "true" | "True" => Some(true),
         "0" | "f" | "F" | "FALSE" | "false" | "False" => Some(false),
         _ => None,

@@ -1,7 +1,9 @@
-//! What is known about this node, kept between calls: one small file, written whole or not at all, and
-//! a lock so that of many calls that know nothing one finds out.
+//! The probe's findings on this node, kept between calls in one small file that is replaced atomically. A lock
+//! lets one of many concurrent calls probe, and the others wait for its findings.
 
-use crate::probed::{self, Node};
+pub mod findings;
+
+use findings::NodeIdentity;
 use gybe_netfilter::backend::BackendKind;
 use gybe_netfilter::choose::{flawless, suffices};
 use gybe_netfilter::hint::Hint;
@@ -15,74 +17,74 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsE
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-/// Where a node keeps it: memory that is empty after a boot.
+/// The directory of the file: a tmpfs, which is empty after a boot.
 pub const DIRECTORY: &str = "/run/gybe";
-/// What may be there of it.
-pub const FILES: [&str; 5] = [KEPT, ".probe.json.new", LOCK, RUNTIME, ".runtime.json.new"];
-/// What was seen of the container runtimes, for the node agent.
+/// The files that Gybe may write in it.
+pub const FILES: [&str; 5] = [FINDINGS, ".probe.json.new", LOCK, RUNTIME, ".runtime.json.new"];
+/// The node agent's file on the container runtimes.
 pub const RUNTIME: &str = "runtime.json";
-const KEPT: &str = "probe.json";
+const FINDINGS: &str = "probe.json";
 const LOCK: &str = "probe.lock";
 
-/// Far more than three backends have to say.
-const MOST: u64 = 64 * 1024;
+/// The maximum size of a file, far above that of the findings on three backends.
+const MAX_BYTES: u64 = 64 * 1024;
 
-/// How long somebody else's probe is waited for. One takes a tenth of a second where nftables works,
-/// and some seconds where programs are tried on a busy node.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// The longest wait for another process's probe, which takes a tenth of a second where nftables works, and
+/// some seconds where it runs programs on a busy node.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How long it is believed that something does not work, by whoever needs it: a module may be loaded
-/// any time, a fault may have been a moment's (no memory, a late answer), and every ADD that fails
-/// meanwhile is tried again. What works does so until the next boot.
-const BELIEVED: Duration = Duration::from_secs(30);
+/// How long a negative finding is used: a module may be loaded at any time, the cause may have been temporary
+/// (no memory, a timeout), and the kubelet retries every ADD that fails meanwhile. A positive finding is used
+/// until the next boot.
+const NEGATIVE_TTL: Duration = Duration::from_secs(30);
 
-/// The place where findings are kept.
+/// The file of findings.
 #[derive(Debug, Clone)]
 pub struct ProbeCache {
     directory: PathBuf,
 }
 
-/// What is known, and whether the next call will know it too.
+/// The findings, and whether they could be kept.
 #[derive(Debug)]
-pub struct Learnt {
-    /// What was found out, now or before.
+pub struct ProbeReport {
+    /// The findings, of now or of before.
     pub capabilities: Capabilities,
-    /// About what.
-    pub node: Node,
-    /// Why it could not be kept, if it could not.
-    pub not_kept: Option<io::Error>,
+    /// The boot and kernel that they are about.
+    pub node: NodeIdentity,
+    /// Why they could not be kept, if so.
+    pub store_error: Option<io::Error>,
 }
 
-/// How old findings may be.
+/// The maximum age of findings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Age {
-    /// Any age, of a backend that can write: what else it cannot do, or others cannot, nobody waits for.
+pub enum MaxAge {
+    /// Any age, for a backend that can write; what else it cannot do does not matter.
     Any,
-    /// Any age, of a backend that does everything.
+    /// Any age, for a backend without negative findings.
     Recent,
-    /// Only those made now.
+    /// Only findings of now.
     Fresh,
 }
 
-/// Why nothing is known.
+/// Why there are no findings.
 #[derive(Debug, thiserror::Error)]
-pub enum LearnError {
-    /// Nothing can be tried here.
-    #[error("cannot find out which backend works on this node")]
+pub enum ProbeCacheError {
+    /// The probe cannot run.
+    #[error("cannot probe which backend works on this node")]
     Probe(#[from] ProbeError),
-    /// Somebody is at it, and has not come to an end.
-    #[error("somebody else has been finding out which backend works on this node for {0:?}")]
+    /// Another process has been probing for too long.
+    #[error("another process has been probing this node for more than {0:?}")]
     Busy(Duration),
-    /// Which kernel this is cannot be told.
-    #[error("cannot tell which boot and which kernel this is")]
+    /// The boot id or the kernel release cannot be read.
+    #[error("cannot read the boot id and the kernel release of this node")]
     Node(#[source] io::Error),
 }
 
-impl Hint for LearnError {
+impl Hint for ProbeCacheError {
     fn hint(&self) -> Option<Cow<'static, str>> {
         match self {
             Self::Probe(error) => error.hint(),
-            Self::Busy(_) => Some("wait for the next try, or set backend to nft".into()),
+            Self::Busy(_) => Some("wait for the next attempt, or set backend to nft".into()),
             Self::Node(_) => None,
         }
     }
@@ -95,82 +97,84 @@ impl Default for ProbeCache {
 }
 
 impl ProbeCache {
-    /// One in this directory.
+    /// A cache in this directory.
     pub fn at(directory: &Path) -> Self {
         Self { directory: directory.to_owned() }
     }
 
-    /// What is known, after trying out whatever backend `lacking` names, as long as it names one.
+    /// Returns the findings, after probing the backends that `lacking` names, until it names none.
     ///
-    /// Where findings are kept and enough, this reads two small files and no more.
+    /// If the kept findings suffice, this only reads two small files.
     ///
     /// # Errors
-    /// When nothing can be tried, or somebody else takes too long to.
-    pub fn learn(
+    /// When the probe cannot run, or another process probes for too long.
+    pub fn get_or_probe(
         &self,
-        age: Age,
+        max_age: MaxAge,
         lacking: impl Fn(&Capabilities) -> Option<BackendKind>,
-    ) -> Result<Learnt, LearnError> {
-        let node = this_node().map_err(LearnError::Node)?;
-        let kept = || self.kept(&node).and_then(|kept| kept.believed(age));
-        if let Some(capabilities) = kept().filter(|known| lacking(known).is_none()) {
-            return Ok(Learnt { capabilities, node, not_kept: None });
+    ) -> Result<ProbeReport, ProbeCacheError> {
+        let node = this_node().map_err(ProbeCacheError::Node)?;
+        let cached = || self.read(&node).and_then(|cached| cached.usable(max_age));
+        if let Some(capabilities) = cached().filter(|known| lacking(known).is_none()) {
+            return Ok(ProbeReport { capabilities, node, store_error: None });
         }
         let lock = self.lock()?;
-        // Somebody else may have found out while this call waited.
-        let mut capabilities = kept().unwrap_or_default();
-        let mut news = false;
+        // Another process may have probed while this call waited.
+        let mut capabilities = cached().unwrap_or_default();
+        let mut is_changed = false;
         while let Some(kind) = lacking(&capabilities) {
             capabilities.learn(kind)?;
-            news = true;
+            is_changed = true;
         }
-        let kept = match &lock {
-            Ok(_) if news => place(&self.directory, KEPT, &probed::to_json(&node, &capabilities).to_string()),
+        let stored = match &lock {
+            Ok(_) if is_changed => {
+                replace_file(&self.directory, FINDINGS, &findings::to_json(&node, &capabilities).to_string())
+            }
             Ok(_) => Ok(()),
             Err(why) => Err(io::Error::new(why.kind(), why.to_string())),
         };
-        Ok(Learnt { capabilities, node, not_kept: kept.err() })
+        Ok(ProbeReport { capabilities, node, store_error: stored.err() })
     }
 
-    /// What is known without trying anything: all that is kept, as long as any of it is believed.
-    pub fn recall(&self) -> Option<Capabilities> {
-        let Kept { capabilities, is_recent } = self.kept(&this_node().ok()?)?;
+    /// Returns the kept findings without probing; none if all of them are too old.
+    pub fn load(&self) -> Option<Capabilities> {
+        let CachedFindings { capabilities, is_recent } = self.read(&this_node().ok()?)?;
         (is_recent || capabilities.backends.values().any(suffices)).then_some(capabilities)
     }
 
-    /// Whether anything is kept, to be believed or not.
-    pub fn is_kept(&self) -> bool {
+    /// Whether there is a file of findings, usable or not.
+    pub fn exists(&self) -> bool {
         self.file().exists()
     }
 
-    /// Forgets it: a real ADD has met what no probe did. Nothing kept is success, and so is a failure:
-    /// what is then believed is no worse than before.
-    pub fn forget(&self) {
-        let _kept = fs::remove_file(self.file());
+    /// Deletes the findings, after an ADD contradicted them. A failure is ignored: the findings are no worse
+    /// than before.
+    pub fn clear(&self) {
+        let _ignored = fs::remove_file(self.file());
     }
 
     fn file(&self) -> PathBuf {
-        self.directory.join(KEPT)
+        self.directory.join(FINDINGS)
     }
 
-    /// What is kept about this node.
-    fn kept(&self, node: &Node) -> Option<Kept> {
-        let (text, metadata) = kept(&self.file())?;
-        let capabilities = probed::from_json(&serde_json::from_slice(&text).ok()?, node)?;
-        // One from the future is none: a clock that was set back says nothing about age.
+    /// Reads the findings on this node.
+    fn read(&self, node: &NodeIdentity) -> Option<CachedFindings> {
+        let (text, metadata) = read_own_file(&self.file())?;
+        let capabilities = findings::from_json(&serde_json::from_slice(&text).ok()?, node)?;
+        // A time in the future is unusable: the clock was set back, and the age is unknown.
         let age = metadata.modified().ok().and_then(|written| SystemTime::now().duration_since(written).ok());
-        Some(Kept { capabilities, is_recent: age.is_some_and(|age| age < BELIEVED) })
+        Some(CachedFindings { capabilities, is_recent: age.is_some_and(|age| age < NEGATIVE_TTL) })
     }
 
-    /// The lock; why there is none where nothing can be kept.
-    fn lock(&self) -> Result<io::Result<File>, LearnError> {
+    /// Takes the lock; the inner error is why nothing can be kept in the directory.
+    fn lock(&self) -> Result<io::Result<File>, ProbeCacheError> {
         let file = match self.lock_file() {
             Ok(file) => file,
             Err(why) => return Ok(Err(why)),
         };
-        match lock(&file, PATIENCE) {
+        match lock(&file, LOCK_TIMEOUT) {
             Ok(()) => Ok(Ok(file)),
-            Err(TryLockError::WouldBlock) => Err(LearnError::Busy(PATIENCE)),
+            Err(TryLockError::WouldBlock) => Err(ProbeCacheError::Busy(LOCK_TIMEOUT)),
             Err(TryLockError::Error(why)) => Ok(Err(why)),
         }
     }
@@ -181,67 +185,67 @@ impl ProbeCache {
             _ => {}
         }
         let path = self.directory.join(LOCK);
-        at_once(OpenOptions::new().write(true).create(true).truncate(false).mode(0o600)).open(path)
+        without_waiting(OpenOptions::new().write(true).create(true).truncate(false).mode(0o600)).open(path)
     }
 }
 
-/// What is kept in a file. What works for another user, or outside this user namespace, may not work here: only
-/// this user's file counts.
-pub fn kept(path: &Path) -> Option<(Vec<u8>, fs::Metadata)> {
-    let file = at_once(OpenOptions::new().read(true)).open(path).ok()?;
+/// Reads a file that this user has written. Another user's findings may not hold for this one, nor those of
+/// another user namespace.
+pub fn read_own_file(path: &Path) -> Option<(Vec<u8>, fs::Metadata)> {
+    let file = without_waiting(OpenOptions::new().read(true)).open(path).ok()?;
     let mut text = Vec::new();
-    (&file).take(MOST + 1).read_to_end(&mut text).ok().filter(|read| *read as u64 <= MOST)?;
+    (&file).take(MAX_BYTES + 1).read_to_end(&mut text).ok().filter(|read| *read as u64 <= MAX_BYTES)?;
     let metadata = file.metadata().ok().filter(|it| it.uid() == nix::unistd::geteuid().as_raw())?;
     Some((text, metadata))
 }
 
-/// Written beside it and put in its place, so that nobody reads a part; readable for everybody.
+/// Replaces a file atomically; it is readable for every user.
 ///
 /// # Errors
 /// When it cannot be written.
-pub fn place(directory: &Path, name: &str, text: &str) -> io::Result<()> {
+pub fn replace_file(directory: &Path, name: &str, text: &str) -> io::Result<()> {
     let new = directory.join(format!(".{name}.new"));
     let mut file =
-        at_once(OpenOptions::new().write(true).create(true).truncate(true).mode(0o644)).open(&new)?;
+        without_waiting(OpenOptions::new().write(true).create(true).truncate(true).mode(0o644)).open(&new)?;
     file.set_permissions(Permissions::from_mode(0o644))?;
     file.write_all(text.as_bytes())?;
     fs::rename(new, directory.join(name))
 }
 
-/// What the file says.
-struct Kept {
+/// The content of the file of findings.
+struct CachedFindings {
     capabilities: Capabilities,
     is_recent: bool,
 }
 
-impl Kept {
-    /// Without what has to be found out again; nothing where that is everything.
-    fn believed(mut self, age: Age) -> Option<Capabilities> {
-        let lasts = match age {
-            Age::Any => suffices,
-            Age::Recent => flawless,
-            Age::Fresh => return None,
+impl CachedFindings {
+    /// Returns the findings that are not too old; none for fresh ones.
+    fn usable(mut self, max_age: MaxAge) -> Option<Capabilities> {
+        let is_lasting = match max_age {
+            MaxAge::Any => suffices,
+            MaxAge::Recent => flawless,
+            MaxAge::Fresh => return None,
         };
         if !self.is_recent {
-            self.capabilities.backends.retain(lasts);
+            self.capabilities.backends.retain(is_lasting);
         }
         Some(self.capabilities)
     }
 }
 
-/// Without `O_NONBLOCK` the opening of a FIFO waits for its other end; a link is nothing we wrote.
-fn at_once(options: &mut OpenOptions) -> &mut OpenOptions {
+/// Without `O_NONBLOCK` the open of a FIFO waits for its other end. A symbolic link is not a file of Gybe.
+fn without_waiting(options: &mut OpenOptions) -> &mut OpenOptions {
     options.custom_flags((OFlag::O_NONBLOCK | OFlag::O_NOFOLLOW | OFlag::O_NOCTTY).bits())
 }
 
-/// This boot of this kernel.
+/// Reads the boot id and the kernel release.
 ///
 /// # Errors
-/// When `/proc` is not there.
-pub fn this_node() -> io::Result<Node> {
+/// When `/proc` is not mounted.
+pub fn this_node() -> io::Result<NodeIdentity> {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned();
     let kernel = nix::sys::utsname::uname()?.release().to_string_lossy().into_owned();
-    Ok(Node { boot, kernel })
+    Ok(NodeIdentity { boot, kernel })
 }
 
 #[cfg(test)]

@@ -1,15 +1,15 @@
-//! A runtime's call as a value: the verb, where the container lives, and the network's entry.
+//! A runtime's call as a value: the verb, the container's namespace, and the network configuration.
 //!
-//! Pure: takes the environment, and the bytes of stdin from whoever reads them. What a verb does with the
-//! call is in that verb's file; which versions a verb answers is in `version`.
+//! Pure: takes the environment, and a function that reads stdin. `dispatch` performs the call; `version` knows
+//! the versions that a verb accepts.
 
-use crate::network::{Network, NetworkError};
+use crate::network_conf::{NetworkConf, NetworkConfError};
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::path::PathBuf;
 
-/// Every variable that is read by anybody.
+/// Every variable that the plugin reads.
 pub const VARIABLES: [&str; 7] = [
     "CNI_COMMAND",
     "CNI_CONTAINERID",
@@ -25,19 +25,19 @@ pub const VARIABLES: [&str; 7] = [
 pub struct Environment(BTreeMap<String, OsString>);
 
 impl Environment {
-    /// The variable's value; an empty one counts as missing, as in the reference library.
+    /// A variable's value; an empty one counts as missing, as in the reference library.
     pub fn get(&self, name: &str) -> Option<&OsStr> {
         self.0.get(name).map(OsString::as_os_str).filter(|value| !value.is_empty())
     }
 
-    /// The same as text. Bytes that are no text become U+FFFD, which no check below lets pass.
+    /// A variable's value as text. Bytes that are not UTF-8 become U+FFFD, which every check below refuses.
     pub fn text(&self, name: &str) -> Option<String> {
         self.get(name).map(|value| value.to_string_lossy().into_owned())
     }
 }
 
 impl<K: Into<OsString>, V: Into<OsString>> FromIterator<(K, V)> for Environment {
-    /// Keeps what belongs to the protocol; a runtime's other variables are none of our business.
+    /// Keeps the `CNI_*` variables.
     fn from_iter<I: IntoIterator<Item = (K, V)>>(variables: I) -> Self {
         let named = variables.into_iter().filter_map(|(name, value)| {
             let name = name.into().into_string().ok()?;
@@ -47,32 +47,31 @@ impl<K: Into<OsString>, V: Into<OsString>> FromIterator<(K, V)> for Environment 
     }
 }
 
-/// What the runtime wants.
+/// `CNI_COMMAND`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verb {
-    /// Set a container up.
+    /// Sets a container up.
     Add,
-    /// Look whether it is still as set up.
+    /// Compares a container with what ADD left.
     Check,
-    /// Take a container down.
+    /// Tears a container down.
     Del,
-    /// Forget containers that are gone.
+    /// Removes what is left of containers that no longer exist.
     Gc,
-    /// Say whether ADD would work.
+    /// Reports whether ADD would work.
     Status,
-    /// Say which versions are spoken.
+    /// Reports the supported versions.
     Version,
 }
 
 impl Verb {
-    /// The verb of that name; names are upper case.
+    /// Parses a verb; verbs are upper case.
     pub fn parse(name: &str) -> Option<Self> {
         [Self::Add, Self::Check, Self::Del, Self::Gc, Self::Status, Self::Version]
             .into_iter()
             .find(|verb| verb.as_str() == name)
     }
 
-    /// Its name in `CNI_COMMAND`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Add => "ADD",
@@ -84,19 +83,18 @@ impl Verb {
         }
     }
 
-    /// The variables this verb cannot do without.
+    /// The variables that the verb requires.
     fn required(self) -> &'static [&'static str] {
         match self {
             Self::Add | Self::Check => &["CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_PATH"],
-            // A removed sandbox has no namespace any more: runtimes send CNI_NETNS="".
+            // A removed sandbox has no namespace: runtimes send CNI_NETNS="".
             Self::Del => &["CNI_CONTAINERID", "CNI_IFNAME", "CNI_PATH"],
             Self::Gc | Self::Status => &["CNI_PATH"],
             Self::Version => &[],
         }
     }
 
-    /// Is it about one container?
-    fn names_a_container(self) -> bool {
+    fn has_container(self) -> bool {
         matches!(self, Self::Add | Self::Check | Self::Del)
     }
 }
@@ -107,66 +105,62 @@ impl fmt::Display for Verb {
     }
 }
 
-/// May the container's namespace be the one the plugin itself runs in?
+/// Whether the container's namespace may be the one that the plugin itself runs in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OwnNamespace {
-    /// No: that would be the host's.
+    /// It may not: on a node that is the host's.
     Refused,
-    /// `CNI_NETNS_OVERRIDE` says so.
+    /// It may, by `CNI_NETNS_OVERRIDE`.
     Allowed,
 }
 
-/// A call that has everything its verb needs.
+/// A call with everything that its verb requires.
 #[derive(Debug, Clone)]
 pub struct Request {
-    /// What is wanted.
     pub verb: Verb,
-    /// Path of the container's namespace; ADD and CHECK always have one.
+    /// The path of the container's namespace; ADD and CHECK always have one.
     pub netns: Option<PathBuf>,
-    /// Whether that may be the plugin's own namespace.
     pub own_namespace: OwnNamespace,
-    /// `CNI_ARGS`, not yet taken apart.
+    /// `CNI_ARGS`, unparsed.
     pub args: String,
-    /// The network's entry, from stdin.
-    pub network: Network,
+    pub network: NetworkConf,
 }
 
-/// Why a call is not one we can answer.
+/// Why a call is malformed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {
-    /// All that is missing, at once.
+    /// Missing variables, all of them.
     #[error("required env variables [{}] missing", .0.join(","))]
     Missing(Vec<&'static str>),
-    /// No verb of ours.
+    /// An unknown verb, cut short.
     #[error("unknown CNI_COMMAND: {0:?}")]
     UnknownVerb(String),
-    /// Not a name that could be part of a path.
+    /// A container id that is unfit for a path, cut short.
     #[error("CNI_CONTAINERID {0:?} must be a letter or digit followed by letters, digits, '_', '.' or '-'")]
     ContainerId(String),
-    /// Not a name the kernel would take.
+    /// A name that the kernel refuses for an interface, cut short.
     #[error("CNI_IFNAME {0:?} must be 1 to 15 bytes, not '.' or '..', without '/', ':' or white space")]
     Interface(String),
-    /// Stdin is not a network's entry.
+    /// Stdin is not a network configuration.
     #[error("stdin does not hold a network configuration")]
-    Network(#[from] NetworkError),
+    Network(#[from] NetworkConfError),
 }
 
-/// Looks whether every variable that `verb` needs is there; names all that are missing.
+/// Checks that every variable that `verb` requires is set; the error names all that are missing.
 fn require(verb: Verb, env: &Environment) -> Result<(), RequestError> {
     let missing: Vec<_> = verb.required().iter().copied().filter(|name| env.get(name).is_none()).collect();
     if missing.is_empty() { Ok(()) } else { Err(RequestError::Missing(missing)) }
 }
 
 impl Request {
-    /// Reads the call from its environment and stdin.
+    /// Parses the call from its environment and stdin.
     ///
-    /// The order of the checks is the reference library's, so that a call with two faults is
-    /// answered with the same code: variables, stdin, then the container's names. A call that lacks a
-    /// variable is refused whatever stdin says, so nobody waits for stdin.
+    /// The order of the checks is the reference library's, so that a call with two faults gets the same
+    /// code: variables, stdin, then the container's id and interface. A call without a required variable is
+    /// refused before stdin is read.
     ///
     /// # Errors
-    /// When a variable is missing or has a value that nobody should pass on, or stdin cannot be read or
-    /// is no entry.
+    /// When a variable is missing or malformed, or stdin cannot be read or is not a network configuration.
     pub fn parse<B: AsRef<[u8]>, E: From<RequestError>>(
         command: &str,
         env: &Environment,
@@ -176,12 +170,17 @@ impl Request {
         if let Some(verb) = verb {
             require(verb, env)?;
         }
-        Ok(Self::of(command, verb, env, stdin()?.as_ref())?)
+        Ok(Self::from_parts(command, verb, env, stdin()?.as_ref())?)
     }
 
-    fn of(command: &str, verb: Option<Verb>, env: &Environment, stdin: &[u8]) -> Result<Self, RequestError> {
-        let network = Network::parse(stdin)?;
-        if verb.is_none_or(Verb::names_a_container) {
+    fn from_parts(
+        command: &str,
+        verb: Option<Verb>,
+        env: &Environment,
+        stdin: &[u8],
+    ) -> Result<Self, RequestError> {
+        let network = NetworkConf::parse(stdin)?;
+        if verb.is_none_or(Verb::has_container) {
             check_container_id(&env.text("CNI_CONTAINERID").unwrap_or_default())?;
             check_interface(&env.text("CNI_IFNAME").unwrap_or_default())?;
         }
@@ -207,16 +206,16 @@ fn check_container_id(id: &str) -> Result<(), RequestError> {
 }
 
 fn check_interface(name: &str) -> Result<(), RequestError> {
-    let odd = |c: char| c == '/' || c == ':' || c.is_whitespace();
+    let is_forbidden = |c: char| c == '/' || c == ':' || c.is_whitespace();
     let fits = (1..=15).contains(&name.len()) && !matches!(name, "." | "..");
-    if fits && !name.contains(odd) {
+    if fits && !name.contains(is_forbidden) {
         Ok(())
     } else {
         Err(RequestError::Interface(name.chars().take(32).collect()))
     }
 }
 
-/// A letter or digit, then letters, digits, `_`, `.` or `-`: the protocol's rule for names.
+/// Whether a name is a letter or digit, then letters, digits, `_`, `.` or `-`: the CNI specification's rule.
 pub(crate) fn is_plain_name(name: &str) -> bool {
     let mut bytes = name.bytes();
     bytes.next().is_some_and(|head| head.is_ascii_alphanumeric())

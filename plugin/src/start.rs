@@ -1,8 +1,8 @@
-//! Where the process begins: the C library calls [`main`] here, and std's own beginning is left out.
+//! The start of the process: the C library calls [`main`] here, without the runtime start of std.
 //!
-//! That one reads `/proc/self/maps` to find the stack's end and prepares to tell of its overflow: 80 µs
-//! and a tenth of the program, and an ADD is to cost no more than half a process does. Of what it does,
-//! what a caller could notice is done here too.
+//! That reads `/proc/self/maps` for the end of the stack and installs a handler for stack overflow, which takes
+//! 80 µs and a tenth of the program; an ADD may take no longer than starting half a process. What std does at
+//! the start and a caller could notice is done here too.
 
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, open};
@@ -12,49 +12,50 @@ use nix::sys::stat::Mode;
 use std::os::fd::{BorrowedFd, IntoRawFd, RawFd};
 use std::os::raw::{c_char, c_int};
 
-/// Called once, before any other code of ours, with no thread beside it.
-#[expect(unsafe_code, reason = "a symbol that the C library looks for by its name")]
+/// Called once, before other code of the program, while there is one thread.
+#[expect(unsafe_code, reason = "the C library finds the symbol by its name")]
 #[unsafe(no_mangle)]
 extern "C" fn main(_count: c_int, _arguments: *const *const c_char) -> c_int {
-    // Nobody can be told: the descriptors are what one is told by.
+    // Without standard descriptors the error cannot be reported.
     if keep_standard_descriptors().is_err() || ignore_broken_pipes().is_err() {
         std::process::abort();
     }
     crate::run()
 }
 
-/// Stdin, as the runtime opened it.
 pub(crate) fn stdin() -> BorrowedFd<'static> {
     standard(0)
 }
 
-/// Opens `/dev/null` in the place of each of the three that the caller left closed. Else what is
-/// opened next takes that number, and an answer would go to the kernel's socket instead of stdout.
+/// Opens `/dev/null` as each standard descriptor that the caller closed. Otherwise the next open gets that
+/// number, and the reply would go to a netlink socket instead of stdout.
 fn keep_standard_descriptors() -> Result<(), Errno> {
-    let mut asked = [0, 1, 2].map(|number| PollFd::new(standard(number), PollFlags::empty()));
-    while let Err(fault) = poll(&mut asked, PollTimeout::ZERO) {
-        if fault != Errno::EINTR {
-            return Err(fault);
+    let mut descriptors = [0, 1, 2].map(|number| PollFd::new(standard(number), PollFlags::empty()));
+    while let Err(errno) = poll(&mut descriptors, PollTimeout::ZERO) {
+        if errno != Errno::EINTR {
+            return Err(errno);
         }
     }
-    let closed = asked.iter().filter(|one| one.revents().is_some_and(|is| is.contains(PollFlags::POLLNVAL)));
+    let closed = descriptors
+        .iter()
+        .filter(|descriptor| descriptor.revents().is_some_and(|events| events.contains(PollFlags::POLLNVAL)));
     for _ in closed {
-        // The lowest that is free, so in the end all of them. Open until the process ends.
+        // open(2) returns the lowest free number, so this opens all of them, until the process ends.
         let _number = open("/dev/null", OFlag::O_RDWR, Mode::empty())?.into_raw_fd();
     }
     Ok(())
 }
 
-/// Whoever reads our answer may be gone: that is an error of the write, and no reason to die half-way.
+/// A runtime that has closed stdout makes the write fail; it must not kill the process in the middle of a call.
 #[expect(unsafe_code, reason = "nix makes signal(2) an unsafe function")]
 fn ignore_broken_pipes() -> Result<(), Errno> {
-    // SAFETY: to ignore a signal runs no code of ours.
+    // SAFETY: an ignored signal runs no handler.
     unsafe { signal(Signal::SIGPIPE, SigHandler::SigIgn) }.map(drop)
 }
 
-#[expect(unsafe_code, reason = "numbers become descriptors by nobody's leave")]
+#[expect(unsafe_code, reason = "std has no safe way to borrow a descriptor by its number")]
 fn standard(number: RawFd) -> BorrowedFd<'static> {
-    // SAFETY: nobody closes 0, 1 or 2, and one that the caller closed is asked about in poll(2) alone,
-    // which says so.
+    // SAFETY: the program never closes 0, 1 or 2. One that the caller closed is only passed to poll(2), which
+    // reports it.
     unsafe { BorrowedFd::borrow_raw(number) }
 }

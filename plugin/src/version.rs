@@ -1,52 +1,51 @@
-//! VERSION, and which configuration versions each verb answers.
+//! VERSION, and the configuration versions that each verb accepts.
 
 use crate::request::Verb;
 use serde_json::{Value, json};
 
-/// The protocol versions we speak, oldest first.
+/// The CNI versions that the plugin supports, oldest first.
 pub const SUPPORTED: [&str; 7] = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
 
-/// The newest of them.
 pub const NEWEST: &str = "1.1.0";
 
-/// Why a verb is not answered for a configuration of this version.
+/// Why a verb is refused for a configuration of this version.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum VersionError {
     /// Not `major.minor.patch`.
     #[error("cniVersion {0:?} is not a version like 1.0.0")]
     NotAVersion(String),
-    /// None of ours. Versions match by their exact text.
+    /// An unsupported version. Versions match by their exact text.
     #[error("incompatible CNI versions: config is {config:?}, plugin supports {all}", all = SUPPORTED.join(", "))]
     Unsupported {
-        /// What the configuration says.
+        /// `cniVersion`, cut short.
         config: String,
     },
-    /// The verb came into the protocol later.
+    /// A version older than the verb.
     #[error("config version {version:?} does not allow {verb}, which came with {since}")]
     TooOldFor {
-        /// What the configuration says.
+        /// `cniVersion`.
         version: String,
-        /// What was asked.
+        /// The verb.
         verb: Verb,
-        /// Since when it may be.
+        /// The CNI version that introduced the verb.
         since: &'static str,
     },
 }
 
-/// The answer to VERSION.
+/// The result of VERSION.
 pub fn answer() -> Value {
     json!({ "cniVersion": NEWEST, "supportedVersions": SUPPORTED })
 }
 
-/// Looks whether `verb` may be asked of a configuration of this version.
+/// Checks that `verb` exists in this version of the configuration.
 ///
 /// # Errors
-/// When the version is none of ours, or older than the verb.
-pub fn gate(verb: Verb, version: &str) -> Result<(), VersionError> {
+/// When the version is unsupported, or older than the verb.
+pub fn check(verb: Verb, version: &str) -> Result<(), VersionError> {
     if let Some(since) = since(verb) {
         let not_a_version = || VersionError::NotAVersion(version.chars().take(32).collect());
-        let asked = numbers(version).ok_or_else(not_a_version)?;
-        if numbers(since).is_some_and(|since| asked < since) {
+        let number = numbers(version).ok_or_else(not_a_version)?;
+        if numbers(since).is_some_and(|since| number < since) {
             return Err(VersionError::TooOldFor { version: version.to_owned(), verb, since });
         }
     }
@@ -65,13 +64,13 @@ fn since(verb: Verb) -> Option<&'static str> {
     }
 }
 
-/// Up to three numbers; those left out are 0, as the reference library reads them.
+/// Up to three numbers; missing ones are 0, as in the reference library.
 fn numbers(version: &str) -> Option<[i64; 3]> {
     let mut parts = version.split('.');
     let first = parts.next()?.parse().ok()?;
     let mut rest = [0, 0];
-    for (place, part) in rest.iter_mut().zip(parts.by_ref()) {
-        *place = part.parse().ok()?;
+    for (number, part) in rest.iter_mut().zip(parts.by_ref()) {
+        *number = part.parse().ok()?;
     }
     let [second, third] = rest;
     parts.next().is_none().then_some([first, second, third])
@@ -82,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_verb_is_answered_from_the_version_that_brought_it() {
+    fn a_verb_is_accepted_from_the_version_that_introduced_it() {
         for version in SUPPORTED {
             for (verb, since) in [
                 (Verb::Add, "0.1.0"),
@@ -92,7 +91,7 @@ mod tests {
                 (Verb::Status, "1.1.0"),
             ] {
                 assert_eq!(
-                    gate(verb, version).is_ok(),
+                    check(verb, version).is_ok(),
                     numbers(version) >= numbers(since),
                     "{verb} {version}"
                 );
@@ -101,10 +100,10 @@ mod tests {
     }
 
     #[test]
-    fn a_version_matches_by_its_exact_text() {
+    fn versions_match_by_their_exact_text() {
         for version in ["1", "1.0", "1.0.0.0", "1.2.0", "2.0.0", "01.0.0", "abc", " 1.0.0"] {
             for verb in [Verb::Add, Verb::Check, Verb::Del, Verb::Gc, Verb::Status] {
-                assert!(gate(verb, version).is_err(), "{verb} {version}");
+                assert!(check(verb, version).is_err(), "{verb} {version}");
             }
         }
     }

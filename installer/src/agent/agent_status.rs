@@ -61,7 +61,7 @@ mod tests {
     #[test]
     fn a_request_for_the_status_is_no_question_about_a_pod_and_the_other_way_round() {
         let request = br#"{"version":1,"status":true}"#;
-        assert!(is_request(request) && wire::asked(request).is_err());
+        assert!(is_request(request) && wire::decode_request(request).is_err());
         for line in [
             &br#"{"version":1,"namespace":"shop","name":"cart-0"}"#[..],
             br#"{"version":2,"status":true}"#,

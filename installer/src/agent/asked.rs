@@ -2,7 +2,7 @@
 
 use super::{Part, Pods, PodsState};
 use gybe_plugin::args::PodRef;
-use gybe_plugin::facts::wire::Answer;
+use gybe_plugin::facts::wire::FactsResponse;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
@@ -25,22 +25,22 @@ impl<'a> Asked<'a> {
         [(200, count(&self.known)), (404, count(&self.unknown)), (503, count(&self.faults))]
     }
 
-    fn count(&self, answer: &Answer) {
+    fn count(&self, answer: &FactsResponse) {
         let counter = match answer {
-            Answer::Pod(_) => &self.known,
-            Answer::Unknown => &self.unknown,
-            Answer::Fault(_) => &self.faults,
+            FactsResponse::Pod(_) => &self.known,
+            FactsResponse::Unknown => &self.unknown,
+            FactsResponse::Error(_) => &self.faults,
         };
         counter.fetch_add(1, Ordering::Relaxed);
     }
 }
 
 impl Pods for Asked<'_> {
-    fn at_once(&self, pod: &PodRef) -> Option<Answer> {
+    fn at_once(&self, pod: &PodRef) -> Option<FactsResponse> {
         self.pods.at_once(pod).inspect(|answer| self.count(answer))
     }
 
-    fn answer(&self, pod: &PodRef, until: Instant) -> Answer {
+    fn answer(&self, pod: &PodRef, until: Instant) -> FactsResponse {
         let answer = self.pods.answer(pod, until);
         self.count(&answer);
         answer

@@ -14,7 +14,7 @@ use super::{NodeError, health, http, metrics};
 use crate::agent::agent_status::AgentStatus;
 use crate::agent::cluster::Fate;
 use crate::error::errno;
-use crate::host::settings::Ground;
+use crate::host::settings::Environment;
 use crate::log::Journal;
 use serde_json::json;
 use std::io::{PipeReader, pipe};
@@ -77,7 +77,7 @@ impl Beside<'_> {
         }
     }
 
-    fn http(&self, ground: &Ground, view: &View<'_>, ends: oneshot::Receiver<()>) {
+    fn http(&self, ground: &Environment, view: &View<'_>, ends: oneshot::Receiver<()>) {
         let health = |path: &str| health::page(path, &view.look()).unwrap_or_else(Page::unknown);
         let numbers = |path: &str| match path {
             "/metrics" => Page::metrics(metrics::text(&view.look())),

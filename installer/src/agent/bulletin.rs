@@ -2,9 +2,9 @@
 //! that nobody holds for longer than a copy takes.
 
 use super::incumbent::IstioAgent;
-use crate::host::install::conflict::RewriteCounts;
-use crate::host::install::directory::Each;
-use crate::host::install::wanted::Confirmed;
+use crate::host::conflict::RewriteCounts;
+use crate::host::desired::Confirmed;
+use crate::host::directory::PerDirectory;
 use crate::probe::node_backend::NodeBackend;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -35,7 +35,7 @@ pub(crate) struct Posted {
     /// The setting of that name.
     pub(crate) plugin_dir: Confirmed,
     /// Where somebody keeps undoing it, and who, in sentences.
-    pub(crate) fights: Each<Option<String>>,
+    pub(crate) fights: PerDirectory<Option<String>>,
     /// Whether the kernel tells of changes; if not, they are looked for.
     pub(crate) is_told: bool,
     /// When the token in the kubeconfig ends.
@@ -79,7 +79,7 @@ pub(crate) struct Counts {
     /// Passes in which the conf could not be written.
     pub(crate) conf_failures: u64,
     /// What others undid in each directory, and we put back.
-    pub(crate) healing: Each<Healed>,
+    pub(crate) healing: PerDirectory<Healed>,
 }
 
 /// What others undid in one directory, and we put back, since the start.
@@ -112,7 +112,7 @@ impl Posted {
     /// What is not as wanted. Outside a conflict, what has been so for a moment only is left out; in a
     /// conflict such moments follow each other, and pods start in each of them.
     pub(crate) fn lacks(&self) -> &[String] {
-        let is_conflict = self.fights != Each::default();
+        let is_conflict = self.fights != PerDirectory::default();
         let is_passing = !is_conflict && self.missing_since.is_some_and(|since| since.elapsed() < PASSING);
         if is_passing { &[] } else { &self.missing }
     }

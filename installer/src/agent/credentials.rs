@@ -3,7 +3,7 @@
 
 use super::kubeconfig::{self, Credentials};
 use super::token::{Validity, expiry, validity};
-use crate::host::settings::{ApiServer, Ground, Trust};
+use crate::host::settings::{ApiServer, Environment, ServerTrust};
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
@@ -52,7 +52,7 @@ pub(crate) struct Kept {
 }
 
 /// Makes the kubeconfig say what the service account says now.
-pub(crate) fn keep(ground: &Ground, now: SystemTime) -> Result<Kept, CredentialsError> {
+pub(crate) fn keep(ground: &Environment, now: SystemTime) -> Result<Kept, CredentialsError> {
     let (text, token) = current(&ground.api)?;
     let path = ground.kubeconfig();
     let failed = |source| CredentialsError::Write { path: path.clone(), source };
@@ -64,7 +64,7 @@ pub(crate) fn keep(ground: &Ground, now: SystemTime) -> Result<Kept, Credentials
 }
 
 /// Takes it away; none there is as good.
-pub(crate) fn drop_it(ground: &Ground) -> Result<bool, CredentialsError> {
+pub(crate) fn drop_it(ground: &Environment) -> Result<bool, CredentialsError> {
     let path = ground.kubeconfig();
     let failed = |source| CredentialsError::Write { path: path.clone(), source };
     let part = removed(&path.with_file_name(KUBECONFIG_NEW)).map_err(failed)?;
@@ -87,8 +87,8 @@ fn current(api: &ApiServer) -> Result<(String, String), CredentialsError> {
         return Err(CredentialsError::NoToken(path));
     }
     let ca = match &api.trust {
-        Trust::Anybody => Vec::new(),
-        Trust::Ca(path) => read(path)?,
+        ServerTrust::Any => Vec::new(),
+        ServerTrust::Ca(path) => read(path)?,
     };
     let text = kubeconfig::render(api, Credentials { token: &token, ca: &ca });
     Ok((text, token))

@@ -21,14 +21,14 @@ use super::incumbent::IstioAgent;
 use super::label::Label;
 use super::{Part, Pods};
 use crate::error::chain;
+use crate::host::desired::{DesiredState, Shape, TakeOver};
+use crate::host::directory::PerDirectory;
 use crate::host::image::Image;
-use crate::host::install::directory::Each;
-use crate::host::install::runtimes::{ConfiguredDirectory, Runtimes};
-use crate::host::install::wanted::{Shape, TakeOver, Wanted};
-use crate::host::install::watch::{Watch, WatchMode, Woken};
-use crate::host::install::{Memory, RESYNC, RETRY, pass};
-use crate::host::runtime_report::Report;
-use crate::host::settings::{OnNode, Settings};
+use crate::host::pass::{PassHistory, RESYNC, RETRY, pass};
+use crate::host::runtimes::report::RuntimeReport;
+use crate::host::runtimes::{ConfiguredDirectory, Runtimes};
+use crate::host::settings::{NodeContext, Settings};
+use crate::host::watch::{DirectoryWatch, WakeReason, WatchMode};
 use crate::log::Journal;
 use crate::retry::NextTurn;
 use backend::Backend;
@@ -62,12 +62,12 @@ pub struct Keeping {
 pub(crate) struct Healing<'a> {
     following: Following,
     image: Image,
-    watch: Watch,
-    memory: Memory,
-    wanted: Option<Wanted>,
+    watch: DirectoryWatch,
+    memory: PassHistory,
+    wanted: Option<DesiredState>,
     wanted_since: Instant,
     /// Since when it is undone.
-    undone: Each<Option<Instant>>,
+    undone: PerDirectory<Option<Instant>>,
     /// Until when the probe's report about the runtimes is waited for.
     report_until: Instant,
     observed: Observed,
@@ -97,13 +97,13 @@ impl<'a> Healing<'a> {
             around.journal.tell("warn", "gybe node: a setting", json!({ "note": note }));
         }
         Self {
-            watch: Watch::new(watched(settings)),
+            watch: DirectoryWatch::new(watched(settings)),
             following: keeping.settings,
             image: keeping.image,
-            memory: Memory::default(),
+            memory: PassHistory::default(),
             wanted: None,
             wanted_since: Instant::now(),
-            undone: Each::default(),
+            undone: PerDirectory::default(),
             report_until: Instant::now() + keeping.report_wait,
             observed: Observed::default(),
             backend: Backend::new(keeping.probe),
@@ -140,7 +140,7 @@ impl<'a> Healing<'a> {
         }
         self.posted.settings.clone_from(&self.following.fault);
         self.posted.plugin_dir = self.following.good.choices.plugin_dir;
-        self.posted.is_told = self.watch.mode() == WatchMode::Told;
+        self.posted.is_told = self.watch.mode() == WatchMode::Inotify;
         let next = match self.following.chosen {
             Chosen::Yes => self.keep(woken),
             Chosen::NotYet => self.waits_for_choices(),
@@ -194,7 +194,7 @@ impl<'a> Healing<'a> {
     /// another conf.
     fn runtimes(&self) -> Runtimes {
         let ground = &self.following.good.ground;
-        let report = Report::kept_in(&ground.probe);
+        let report = RuntimeReport::kept_in(&ground.probe);
         let mut runtimes = report.as_ref().map_or_else(Runtimes::default, |it| it.known(&ground.places));
         if report.is_none() && Instant::now() < self.report_until {
             runtimes.plugin_directory = ConfiguredDirectory::Awaited;
@@ -206,14 +206,14 @@ impl<'a> Healing<'a> {
         runtimes
     }
 
-    fn wanted(&mut self) -> Result<Wanted, crate::host::install::entry::EntryError> {
+    fn wanted(&mut self) -> Result<DesiredState, crate::host::conflist::entry::EntryError> {
         let (settings, now) = (&self.following.good, Instant::now());
         let istio = IstioAgent::look(self.around.pods, settings);
         self.observed.look(&settings.ground.places, now);
         self.posted.istio = Some(istio);
         let backend = self.backend.look(settings, self.around.label, &mut self.told);
         self.posted.backend = Some(backend.clone());
-        let node = OnNode {
+        let node = NodeContext {
             image: &self.image,
             backend: Some(&backend),
             probed: self.backend.probed(),
@@ -236,8 +236,8 @@ impl<'a> Healing<'a> {
             let left = until.saturating_duration_since(Instant::now());
             let woken = self.watch.wait(left, stop);
             match (woken, next) {
-                (Woken::Called, _) => return true,
-                (Woken::Changed, NextTurn::After(_)) if !left.is_zero() => {}
+                (WakeReason::Readable, _) => return true,
+                (WakeReason::Changed, NextTurn::After(_)) if !left.is_zero() => {}
                 _ => return false,
             }
         }

@@ -4,7 +4,7 @@ use super::bulletin::Stage;
 use super::page::Page;
 use super::view::Seen;
 use crate::agent::agent_status::AgentStatus;
-use crate::host::install::wanted::Confirmed;
+use crate::host::desired::Confirmed;
 use std::fmt::Write as _;
 
 /// The answer to a request for `path`; none for any other.

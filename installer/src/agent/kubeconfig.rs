@@ -1,7 +1,7 @@
 //! A kubeconfig for the plugin, as text: pure. Every value stands in quotes, so none can become
 //! another key.
 
-use crate::host::settings::{ApiServer, Trust};
+use crate::host::settings::{ApiServer, ServerTrust};
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 use serde_json::Value;
 use std::net::Ipv6Addr;
@@ -19,8 +19,8 @@ pub struct Credentials<'a> {
 #[must_use]
 pub fn render(api: &ApiServer, with: Credentials<'_>) -> String {
     let trust = match api.trust {
-        Trust::Anybody => "insecure-skip-tls-verify: true".to_owned(),
-        Trust::Ca(_) => format!("certificate-authority-data: {}", BASE64_STANDARD.encode(with.ca)),
+        ServerTrust::Any => "insecure-skip-tls-verify: true".to_owned(),
+        ServerTrust::Ca(_) => format!("certificate-authority-data: {}", BASE64_STANDARD.encode(with.ca)),
     };
     let (server, token) = (quoted(&server(api)), quoted(with.token));
     format!(

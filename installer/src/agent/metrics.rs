@@ -6,7 +6,7 @@ use super::bulletin::{Healed, Posted, Stage};
 use super::calls::Counted;
 use super::incumbent::IstioAgent;
 use super::view::Seen;
-use crate::host::install::directory::Directory;
+use crate::host::directory::Directory;
 use crate::probe::node_backend::{NodeBackend, Verdict};
 use exposition::{Exposition, Kind};
 use gybe_netfilter::backend::BackendKind;

@@ -54,8 +54,8 @@ impl Part {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::settings::Given;
-    use gybe_plugin::pod::PARTS;
+    use crate::host::settings::SettingsSources;
+    use gybe_plugin::pod::ISTIO_COMPONENTS;
     use serde_json::json;
 
     fn pod(namespace: &str, name: &str, label: (&str, &str)) -> PodFacts {
@@ -70,12 +70,12 @@ mod tests {
             pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
         };
         let environment = pairs(&[("POD_NAMESPACE", "gybe-system"), ("SYSTEM_NAMESPACE", "mesh")]);
-        Settings::read(&Given { environment, files: pairs(files), network_config: None }).unwrap()
+        Settings::read(&SettingsSources { environment, files: pairs(files), network_config: None }).unwrap()
     }
 
     #[test]
     fn a_tenants_pod_of_istio_cnis_name_or_label_is_not_istio_cni() {
-        let [label, _] = PARTS;
+        let [label, _] = ISTIO_COMPONENTS;
         let part = Part::istio_cni(&settings(&[("exclude_namespaces", "mesh, cni-of-istio")]));
         for namespace in ["gybe-system", "mesh", "kube-system", "istio-cni", "cni-of-istio"] {
             assert!(part.contains(&pod(namespace, "istio-cni-node-x7x2p", label)), "{namespace}");
@@ -87,7 +87,7 @@ mod tests {
 
     #[test]
     fn a_setting_names_one_more_namespace_of_istio_cni() {
-        let [label, _] = PARTS;
+        let [label, _] = ISTIO_COMPONENTS;
         for (files, is_part) in [(&[][..], false), (&[("istio_cni_namespace", "mesh-cni")], true)] {
             let part = Part::istio_cni(&settings(files));
             assert_eq!(part.contains(&pod("mesh-cni", "istio-cni-node-x7x2p", label)), is_part);
@@ -97,7 +97,7 @@ mod tests {
 
     #[test]
     fn istiod_is_looked_for_where_the_settings_say_it_is() {
-        let [_, label] = PARTS;
+        let [_, label] = ISTIO_COMPONENTS;
         let part = Part::istiod(&settings(&[]));
         assert!(part.contains(&pod("mesh", "istiod-5d8f-x", label)));
         assert!(!part.contains(&pod("shop", "istiod-5d8f-x", label)));
@@ -106,7 +106,7 @@ mod tests {
 
     #[test]
     fn of_labels_only_those_that_are_read_are_kept() {
-        let [label, _] = PARTS;
+        let [label, _] = ISTIO_COMPONENTS;
         assert_eq!(pod("mesh", "istio-cni-node-x", label).labels.len(), 1);
         assert_eq!(pod("mesh", "cart-0", ("app", "cart")).labels.len(), 0);
     }

@@ -3,8 +3,9 @@
 use super::{Part, Pods, PodsState};
 use crate::pod::manifest;
 use gybe_plugin::args::PodRef;
-use gybe_plugin::facts::wire::Answer;
-use gybe_plugin::facts::{file, means};
+use gybe_plugin::bounded_read;
+use gybe_plugin::facts::matches;
+use gybe_plugin::facts::wire::FactsResponse;
 use gybe_plugin::pod::PodFacts;
 use std::collections::BTreeMap;
 use std::fs::{self, Metadata};
@@ -55,28 +56,28 @@ impl PodsFrom {
 
     /// What the files say now. To look at each of them costs a walk, so it is spared where the one that
     /// tells of the pod that is meant is as it was.
-    fn find(&self, pod: &PodRef) -> Answer {
+    fn find(&self, pod: &PodRef) -> FactsResponse {
         let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(facts) = still_told(&files, pod) {
-            return Answer::Pod(Box::new(facts));
+            return FactsResponse::Pod(Box::new(facts));
         }
         if let Err(why) = self.look(&mut files) {
-            return Answer::Fault(format!("{}: {why}", self.directory.display()));
+            return FactsResponse::Error(format!("{}: {why}", self.directory.display()));
         }
         let named = |facts: &&PodFacts| is_named(facts, pod);
         let mut found = files.values().filter_map(|file| file.pods.as_ref().ok()).flatten().filter(named);
         let first = found.clone().next();
-        if let Some(facts) = found.find(|facts| means(facts, pod)).or(first) {
-            return Answer::Pod(Box::new(facts.clone()));
+        if let Some(facts) = found.find(|facts| matches(facts, pod)).or(first) {
+            return FactsResponse::Pod(Box::new(facts.clone()));
         }
         // It may be the one that cannot be read.
         let own =
             files.iter().find(|(path, _)| path.file_stem().is_some_and(|stem| stem == pod.name.as_str()));
         match own {
             Some((path, Manifest { pods: Err(why), .. })) => {
-                Answer::Fault(format!("{}: {why}", path.display()))
+                FactsResponse::Error(format!("{}: {why}", path.display()))
             }
-            _ => Answer::Unknown,
+            _ => FactsResponse::Unknown,
         }
     }
 }
@@ -85,7 +86,7 @@ impl PodsFrom {
 fn still_told(files: &BTreeMap<PathBuf, Manifest>, pod: &PodRef) -> Option<PodFacts> {
     let told = |file: &Manifest| {
         let mut pods = file.pods.iter().flatten();
-        pods.find(|facts| is_named(facts, pod) && means(facts, pod)).cloned()
+        pods.find(|facts| is_named(facts, pod) && matches(facts, pod)).cloned()
     };
     let (path, file, facts) = files.iter().find_map(|(path, file)| Some((path, file, told(file)?)))?;
     let there = fs::metadata(path).ok()?;
@@ -98,11 +99,11 @@ fn is_named(facts: &PodFacts, pod: &PodRef) -> bool {
 
 impl Pods for PodsFrom {
     /// A file is there or not: there is nobody to wait for.
-    fn at_once(&self, pod: &PodRef) -> Option<Answer> {
+    fn at_once(&self, pod: &PodRef) -> Option<FactsResponse> {
         Some(self.find(pod))
     }
 
-    fn answer(&self, pod: &PodRef, _: Instant) -> Answer {
+    fn answer(&self, pod: &PodRef, _: Instant) -> FactsResponse {
         self.find(pod)
     }
 
@@ -154,7 +155,7 @@ fn stamp(file: &Metadata) -> Stamp {
 fn read(path: &Path) -> Result<Vec<PodFacts>, String> {
     let mut text = String::new();
     let most = u64::try_from(manifest::LONGEST).unwrap_or(u64::MAX).saturating_add(1);
-    let read = file::open(path).and_then(|(file, _)| file.take(most).read_to_string(&mut text));
+    let read = bounded_read::open_file(path).and_then(|(file, _)| file.take(most).read_to_string(&mut text));
     read.map_err(|why| why.to_string())?;
     let pods = match manifest::pods(&text) {
         Ok(pods) => pods,

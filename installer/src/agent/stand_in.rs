@@ -2,9 +2,10 @@
 //! goes, and sandboxes that were made with it still ask it for their DEL. Pure, but for the look at
 //! whose program it is.
 
-use crate::host::install::conflist::{Chain, ISTIO};
-use crate::host::install::seen::{Cached, Hash, ORIGINAL, Snapshot};
-use crate::host::settings::{PLUGIN, StandIn};
+use crate::host::conflist::{ISTIO, PluginChain};
+use crate::host::image::PLUGIN;
+use crate::host::observe::{CachedPlugins, Hash, ORIGINAL, ObservedState};
+use crate::host::settings::StandIn;
 use crate::pod::inside::holds;
 use std::ffi::OsStr;
 use std::fs::File;
@@ -31,11 +32,11 @@ pub(crate) fn ours(programs: &Path) -> Option<Hash> {
 /// What to do under istio-cni's name, where `ours` stands there. The look must have included the
 /// living sandboxes.
 #[must_use]
-pub(crate) fn stand_in(seen: &Snapshot, ours: Option<Hash>) -> StandIn {
+pub(crate) fn stand_in(seen: &ObservedState, ours: Option<Hash>) -> StandIn {
     let there = seen.programs.names.contains(OsStr::new(ISTIO));
     match (ours, is_needed(seen)) {
         (Some(hash), true) => StandIn::Ours(hash),
-        (Some(hash), false) => StandIn::Over(hash),
+        (Some(hash), false) => StandIn::Obsolete(hash),
         (None, true) if !there => StandIn::IfAbsent,
         _ => StandIn::None,
     }
@@ -43,11 +44,11 @@ pub(crate) fn stand_in(seen: &Snapshot, ours: Option<Hash>) -> StandIn {
 
 /// Where the cache cannot be read it is needed as long as there are traces of istio-cni: a chain that
 /// names it, or one that did before it was replaced.
-fn is_needed(seen: &Snapshot) -> bool {
+fn is_needed(seen: &ObservedState) -> bool {
     match &seen.cached {
-        Cached::Named(plugins) => plugins.contains(ISTIO),
-        Cached::Unknown => seen.conf.files.iter().any(|(name, file)| {
-            let chain = file.content.as_ref().ok().and_then(|bytes| Chain::read(bytes).ok());
+        CachedPlugins::Named(plugins) => plugins.contains(ISTIO),
+        CachedPlugins::Unknown => seen.conf.files.iter().any(|(name, file)| {
+            let chain = file.content.as_ref().ok().and_then(|bytes| PluginChain::read(bytes).ok());
             let names_it = chain.is_some_and(|chain| chain.entry(ISTIO).is_some());
             names_it && (name.ends_in(ORIGINAL) || name.ends_in(".conflist"))
         }),

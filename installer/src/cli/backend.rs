@@ -10,8 +10,8 @@ use gybe_netfilter::policy::RedirectPolicy;
 use gybe_netfilter::presence::Presence;
 use gybe_netfilter::redirection::Redirection;
 use gybe_plugin::backend::{SelectedBackend, Selection, find};
-use gybe_plugin::conf::Probed;
-use gybe_plugin::probe_cache::Age;
+use gybe_plugin::conf::ProbeHint;
+use gybe_plugin::probe_cache::MaxAge;
 
 /// The configured backend.
 #[derive(Debug, Args)]
@@ -36,7 +36,8 @@ impl BackendArg {
     /// Returns the backend that writes. The findings must be recent: the operator may just have repaired what
     /// they say does not work.
     pub(super) fn writer(&self) -> Result<SelectedBackend, CommandError> {
-        let selection = Selection { setting: self.setting, probed: &Probed::default(), age: Age::Recent };
+        let selection =
+            Selection { setting: self.setting, probed: &ProbeHint::default(), age: MaxAge::Recent };
         selection.to_write().map_err(|why| CommandError::hinted("cannot choose a backend", why))
     }
 

@@ -1,6 +1,6 @@
 //! The flags that name the node's directories, and their defaults.
 
-use crate::host::install::seen::Places;
+use crate::host::observe::NodeDirectories;
 use crate::host::platform::Platform;
 use clap::Args;
 use std::path::{Path, PathBuf};
@@ -27,9 +27,9 @@ impl DirectoriesArg {
         &self.root
     }
 
-    pub(super) fn places(&self) -> Places {
+    pub(super) fn places(&self) -> NodeDirectories {
         let usual = Platform::of_host(&self.root).places(&self.root);
-        Places {
+        NodeDirectories {
             conf: self.conf_dir.clone().unwrap_or(usual.conf),
             programs: self.bin_dir.clone().unwrap_or(usual.programs),
             results: self.results_dir.clone().unwrap_or(usual.results),

@@ -3,9 +3,9 @@
 use super::directories::{DirectoriesArg, of_this_program};
 use super::output::{CommandOutput, Exit};
 use super::style::{bad, doubtful, examples, good, titles};
-use crate::host::doctor::sight::{Ground, see};
-use crate::host::doctor::{Finding, State, examine, is_well};
-use crate::host::install::wanted::Confirmed;
+use crate::host::desired::Confirmed;
+use crate::host::doctor::observe::{DoctorOptions, see};
+use crate::host::doctor::{Finding, Severity, examine, is_well};
 use crate::pod::manifest::printable;
 use clap::Args;
 use gybe_plugin::probe_cache::DIRECTORY;
@@ -43,7 +43,8 @@ impl DoctorArgs {
             "confirmed" => Confirmed::Yes,
             _ => Confirmed::No,
         });
-        let found = examine(&see(Ground { places, run: self.run_dir.clone(), root, image, confirmed }));
+        let found =
+            examine(&see(DoctorOptions { places, run: self.run_dir.clone(), root, image, confirmed }));
         let exit = if is_well(&found) { Exit::Yes } else { Exit::No };
         let all: Vec<Value> = found.iter().map(Finding::to_json).collect();
         let json = json!({ "well": exit == Exit::Yes, "findings": all });
@@ -69,7 +70,7 @@ fn table(found: &[Finding]) -> String {
             let _ = writeln!(text, "{:<widest$}  {:<5}    what to do: {}", "", "", printable(remedy));
         }
     }
-    let wrong = found.iter().filter(|finding| finding.state == State::Wrong).count();
+    let wrong = found.iter().filter(|finding| finding.state == Severity::Wrong).count();
     text + &match wrong {
         0 => format!("\n{}\n", good("nothing is wrong")),
         1 => format!("\n{}\n", bad("one thing is wrong")),
@@ -77,11 +78,11 @@ fn table(found: &[Finding]) -> String {
     }
 }
 
-fn state(state: State) -> String {
+fn state(state: Severity) -> String {
     let name = format!("{:<5}", state.name());
     match state {
-        State::Well => good(&name),
-        State::Wrong => bad(&name),
+        Severity::Ok => good(&name),
+        Severity::Wrong => bad(&name),
         _ => doubtful(&name),
     }
 }

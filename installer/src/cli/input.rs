@@ -1,7 +1,7 @@
 //! Reads the files that an operator names, up to a size limit, and finds the position of a JSON value.
 
 use super::output::CommandError;
-use crate::host::install::json;
+use crate::host::json;
 use crate::pod::manifest;
 use gybe_plugin::conf::PluginConf;
 use serde_json::{Map, Value};

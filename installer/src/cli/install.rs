@@ -4,11 +4,11 @@ use super::directories::{DirectoriesArg, of_this_program};
 use super::output::{CommandError, CommandOutput, Exit};
 use super::pass;
 use super::style::{bad, examples, good};
-use crate::host::by_hand;
-use crate::host::doctor::sight::runtimes_of;
+use crate::host::desired::DesiredState;
+use crate::host::doctor::observe::runtimes_of;
 use crate::host::image::{Image, OTHER_NAMES};
-use crate::host::install::wanted::Wanted;
-use crate::host::settings::{Given, Mode, Settings};
+use crate::host::install;
+use crate::host::settings::{Mode, Settings, SettingsSources};
 use crate::probe::node_backend::Found;
 use clap::Args;
 use gybe_plugin::conf::FactsConf;
@@ -94,10 +94,10 @@ struct SettingsArg {
 impl SettingsArg {
     fn read(&self) -> Result<Settings, CommandError> {
         let mut given = match &self.config {
-            None => Given::default(),
+            None => SettingsSources::default(),
             Some(directory) => {
                 let variable = ("GYBE_CONFIG_DIR".to_owned(), directory.display().to_string());
-                let gathered = Given::gather(BTreeMap::from([variable]));
+                let gathered = SettingsSources::gather(BTreeMap::from([variable]));
                 gathered.map_err(|why| CommandError::because("cannot read the settings", why))?
             }
         };
@@ -143,19 +143,19 @@ impl InstallArgs {
         settings.ground.places = self.directories.places();
         settings.ground.istio_run = self.directories.root().join("var/run/istio-cni");
         let image = image(self.from.clone())?;
-        let wanted = by_hand::wanted(&settings, &image, found().as_ref());
+        let wanted = install::wanted(&settings, &image, found().as_ref());
         let wanted = wanted.map_err(|why| CommandError::because("cannot install", why))?;
         self.perform(&settings, &wanted)
     }
 
-    fn perform(&self, settings: &Settings, wanted: &Wanted) -> Result<CommandOutput, CommandError> {
+    fn perform(&self, settings: &Settings, wanted: &DesiredState) -> Result<CommandOutput, CommandError> {
         let places = &settings.ground.places;
         let notes = settings.notes.iter().map(|note| format!("note: {note}")).collect::<Vec<_>>();
         let runtimes = runtimes_of(self.directories.root(), places);
         if self.dry_run {
-            return Ok(pass::planned(&by_hand::foreseen(places, wanted, runtimes)).with_notes(notes));
+            return Ok(pass::planned(&install::foreseen(places, wanted, runtimes)).with_notes(notes));
         }
-        let pass = by_hand::settle(places, wanted, &runtimes)
+        let pass = install::settle(places, wanted, &runtimes)
             .map_err(|why| CommandError::hinted("cannot install", why))?;
         let is_done = pass.left.is_done() && pass.performed.failed.is_empty();
         let (last, exit) = match is_done {
@@ -178,6 +178,6 @@ pub(super) fn image(from: Option<PathBuf>) -> Result<Image, CommandError> {
 
 /// Returns the kept findings of the last probe of this node.
 fn found() -> Option<Found> {
-    let capabilities = ProbeCache::default().recall()?;
+    let capabilities = ProbeCache::default().load()?;
     Some(Found { kernel: this_node().ok()?.kernel, capabilities })
 }

@@ -1,7 +1,7 @@
 //! The path of a connection through the rules of a namespace, as text and as JSON.
 
-use gybe_netfilter::live::{LiveStep, LiveTrace, Outcome};
-use gybe_netfilter::trace::Fate;
+use gybe_netfilter::live::{LiveRules, LiveStep, LiveTrace, Outcome};
+use gybe_netfilter::trace::PacketOutcome;
 use serde_json::{Value, json};
 use std::fmt::Write;
 
@@ -58,17 +58,18 @@ fn step(step: &LiveStep) -> Value {
     json!({ "place": step.place, "rule": step.rule, "id": step.id, "ours": step.is_ours })
 }
 
-/// One note for each rule that the trace could not evaluate.
-pub(super) fn notes(not_evaluated: &[String]) -> Vec<String> {
-    not_evaluated.iter().map(|one| format!("note: not evaluated: {one}")).collect()
+/// What was not evaluated, and eBPF programs that can only pass or drop.
+pub(super) fn notes(rules: &LiveRules) -> Vec<String> {
+    let not_evaluated = rules.not_evaluated().iter().map(|one| format!("note: not evaluated: {one}"));
+    not_evaluated.chain(rules.notes().iter().map(|note| format!("note: {note}"))).collect()
 }
 
 /// Reports whether the live rules have the desired outcome.
-pub(super) fn matches(live: &LiveTrace, desired: Fate) -> bool {
+pub(super) fn matches(live: &LiveTrace, desired: PacketOutcome) -> bool {
     match (live.outcome, desired) {
-        (Outcome::Untouched, Fate::Untouched) | (Outcome::Dropped, Fate::Dropped) => true,
-        (Outcome::Redirected(live), Fate::Redirected(desired))
-        | (Outcome::Intercepted(live), Fate::Intercepted(desired)) => live == desired,
+        (Outcome::Untouched, PacketOutcome::Untouched) | (Outcome::Dropped, PacketOutcome::Dropped) => true,
+        (Outcome::Redirected(live), PacketOutcome::Redirected(desired))
+        | (Outcome::Intercepted(live), PacketOutcome::Intercepted(desired)) => live == desired,
         _ => false,
     }
 }

@@ -3,10 +3,11 @@
 use super::output::{CommandOutput, Exit};
 use super::style::{bad, doubtful};
 use crate::error::chain;
-use crate::host::install::Pass;
-use crate::host::install::change::{Change, Problem};
-use crate::host::install::perform::{Failed, PerformError};
-use crate::host::install::plan::Plan;
+use crate::host::apply::{ApplyError, FailedChange};
+use crate::host::change::Change;
+use crate::host::pass::Pass;
+use crate::host::plan::Plan;
+use crate::host::problem::Problem;
 use crate::pod::manifest::printable;
 use gybe_netfilter::hint::Hint;
 use serde_json::{Value, json};
@@ -35,7 +36,7 @@ pub(super) fn text(pass: &Pass) -> String {
     let done = changes.iter().take(attempted).filter(|change| !has_failed(change));
     let skipped = changes.iter().skip(attempted).map(|change| format!("not done: {change}"));
     let done = if changes.is_empty() { NOTHING.to_owned() } else { lines(done.map(past_tense)) };
-    let failed = lines(failed.iter().map(|Failed { why, .. }| format!("failed: {}", with_hint(why))));
+    let failed = lines(failed.iter().map(|FailedChange { why, .. }| format!("failed: {}", with_hint(why))));
     done + &coloured("failed:", bad, &failed)
         + &coloured("not done:", doubtful, &lines(skipped))
         + &problems(&pass.left.problems)
@@ -89,7 +90,7 @@ fn problems_json(problems: &[Problem]) -> Vec<Value> {
     problems.iter().map(one).collect()
 }
 
-fn with_hint(why: &PerformError) -> String {
+fn with_hint(why: &ApplyError) -> String {
     match why.hint() {
         Some(hint) => format!("{}; {hint}", chain(why)),
         None => chain(why),

@@ -3,8 +3,8 @@
 use super::output::{CommandError, CommandOutput};
 use crate::agent::cluster::{self, Cluster};
 use clap::Args;
-use gybe_plugin::facts::wire::LONGEST_QUESTION;
-use gybe_plugin::intake;
+use gybe_plugin::bounded_read;
+use gybe_plugin::facts::wire::MAX_REQUEST_BYTES;
 use serde_json::Value;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
@@ -28,7 +28,7 @@ pub(super) struct PodFactsArgs {
 impl PodFactsArgs {
     pub(super) fn run(&self) -> Result<CommandOutput, CommandError> {
         let until = Instant::now() + Duration::from_millis(self.deadline_ms.into());
-        let request = intake::read(std::io::stdin().as_fd(), LONGEST_QUESTION, until)
+        let request = bounded_read::to_end(std::io::stdin().as_fd(), MAX_REQUEST_BYTES, until)
             .map_err(|why| CommandError::because("the request on stdin cannot be read", why))?;
         let cluster = Cluster::Kubeconfig(self.kubeconfig.clone());
         let response = cluster::pod_facts(&cluster, &request, until)

@@ -3,8 +3,8 @@
 use super::directories::DirectoriesArg;
 use super::output::{CommandError, CommandOutput, Exit};
 use super::style::{bad, doubtful, good, titles};
-use crate::host::doctor::entry_conf;
-use crate::host::install::seen::{Hashes, Interest, look};
+use crate::host::entries::OurEntries;
+use crate::host::observe::{HashCache, ObserveScope, look};
 use crate::host::pods_on_node::{
     Found, HostPaths, Judged, Network, Sandbox, Sources, find, judge_all, summary, word,
 };
@@ -83,7 +83,8 @@ impl OnNodeArgs {
     fn sources(&self, conf: Option<PluginConf>) -> Sources {
         let of_node = || {
             let places = self.directories.places();
-            entry_conf(&look(&places, &Interest::default(), &mut Hashes::default()).conf)
+            OurEntries::find(&look(&places, &ObserveScope::default(), &mut HashCache::default()).conf)
+                .plugin_conf()
         };
         let mut conf = conf.or_else(of_node).unwrap_or_default();
         conf.facts.directory = self.facts.clone().or(conf.facts.directory);

@@ -8,9 +8,9 @@ use crate::pod::policy_file::{PolicyFile, PolicyFileError};
 use clap::{ArgGroup, Args};
 use gybe_netfilter::policy::RedirectPolicy;
 use gybe_plugin::conf::PluginConf;
-use gybe_plugin::decide::{Decision, decide, doubts};
+use gybe_plugin::decide::{Decision, decide, warnings};
 use gybe_plugin::families::ipv6_left_alone;
-use gybe_plugin::gates::{InitContainer, Reason, STATUS};
+use gybe_plugin::gates::{InitContainer, LeaveAloneReason, STATUS};
 use gybe_plugin::pod::PodFacts;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
@@ -179,7 +179,7 @@ impl PolicySource {
     pub(super) fn warnings(&self) -> Vec<String> {
         let Self::Pod { template, .. } = self else { return Vec::new() };
         let facts = PodFacts::from_manifest(&template.pod).unwrap_or_default();
-        doubts(&facts).iter().map(|doubt| format!("warning: {doubt}")).collect()
+        warnings(&facts).iter().map(|doubt| format!("warning: {doubt}")).collect()
     }
 
     /// Returns the policy for `target`.
@@ -205,7 +205,7 @@ fn requested_by_pod(
     let facts = PodFacts::from_manifest(&pod.pod).map_err(|why| CommandError::because(cannot(), why))?;
     match decide(conf, &facts, &target.addresses(), init) {
         Decision::LeaveAlone(reason) => {
-            let is_injected = reason != Reason::NoProxy || facts.annotations.contains_key(STATUS);
+            let is_injected = reason != LeaveAloneReason::NoProxy || facts.annotations.contains_key(STATUS);
             let hint = (!is_injected).then(|| not_injected(&pod.origin));
             Ok(Requested::LeaveAlone { reason: reason.to_string(), hint })
         }

@@ -12,8 +12,8 @@ use gybe_netfilter::backend::BackendKind;
 use gybe_netfilter::choose::{BackendSetting, Choice, NoBackend, choose};
 use gybe_netfilter::hint::Hint;
 use gybe_netfilter::probe::{Capabilities, Finding, Findings};
-use gybe_plugin::probe_cache::{Age, Learnt, ProbeCache};
-use gybe_plugin::probed;
+use gybe_plugin::probe_cache::findings;
+use gybe_plugin::probe_cache::{MaxAge, ProbeCache, ProbeReport};
 use serde_json::{Value, json};
 use std::error::Error;
 use std::fmt::Write;
@@ -55,8 +55,8 @@ impl ProbeArgs {
         if self.watch {
             return self.stay();
         }
-        let age = if self.fresh || self.host { Age::Fresh } else { Age::Recent };
-        let learnt = self.there(|| ProbeCache::default().learn(age, untried))?;
+        let age = if self.fresh || self.host { MaxAge::Fresh } else { MaxAge::Recent };
+        let learnt = self.there(|| ProbeCache::default().get_or_probe(age, untried))?;
         let learnt = self.kept(learnt.map_err(cannot_probe)?)?;
         Ok(output(&learnt, self.backend.setting))
     }
@@ -75,8 +75,8 @@ impl ProbeArgs {
         if self.host { on_host(&self.mount_namespace, work).map_err(cannot_probe) } else { Ok(work()) }
     }
 
-    fn kept(&self, learnt: Learnt) -> Result<Learnt, CommandError> {
-        match learnt.not_kept {
+    fn kept(&self, learnt: ProbeReport) -> Result<ProbeReport, CommandError> {
+        match learnt.store_error {
             Some(why) if self.keep => {
                 Err(CommandError::because("the findings cannot be kept in /run/gybe", why))
             }
@@ -94,19 +94,19 @@ fn cannot_probe(why: impl Error + Hint + 'static) -> CommandError {
     CommandError::hinted("cannot probe", why)
 }
 
-fn output(learnt: &Learnt, setting: BackendSetting) -> CommandOutput {
+fn output(learnt: &ProbeReport, setting: BackendSetting) -> CommandOutput {
     let chosen = choose(&learnt.capabilities, setting);
     let exit = if chosen.is_ok() { Exit::Yes } else { Exit::No };
     let text = listing(&learnt.capabilities) + &verdict(&chosen);
-    let mut json = probed::to_json(&learnt.node, &learnt.capabilities);
+    let mut json = findings::to_json(&learnt.node, &learnt.capabilities);
     if let Some(members) = json.as_object_mut() {
         members.insert("requested".to_owned(), setting.to_string().into());
         members.insert("chosen".to_owned(), as_json(&chosen));
     }
     let untried = learnt.capabilities.untried.iter().map(|what| format!("note: not tried: {what}"));
-    let not_kept =
-        learnt.not_kept.iter().map(|why| format!("note: the findings cannot be kept in /run/gybe: {why}"));
-    CommandOutput { text, json, exit, notes: untried.chain(not_kept).collect() }
+    let store_error =
+        learnt.store_error.iter().map(|why| format!("note: the findings cannot be kept in /run/gybe: {why}"));
+    CommandOutput { text, json, exit, notes: untried.chain(store_error).collect() }
 }
 
 /// One line for each finding: `nft  v4+v6  works`. A backend with the same finding for every kind of policy has

@@ -6,13 +6,14 @@ use super::output::{CommandError, CommandOutput};
 use super::packet::{self, PacketArgs};
 use super::policy_source::{IgnoreInitArg, PolicyArgs, Requested, Target};
 use super::style::{bad, examples};
+use crate::pod::cgroups::Cgroups;
 use clap::Args;
 use gybe_netfilter::compile::compile;
 use gybe_netfilter::live::{LiveRules, LiveTrace};
 use gybe_netfilter::policy::{Families, RedirectPolicy};
 use gybe_netfilter::ruleset::{Family, Ruleset};
 use gybe_netfilter::show::show_rule;
-use gybe_netfilter::trace::{Fate, Packet, trace};
+use gybe_netfilter::trace::{Packet, PacketOutcome, trace};
 use serde_json::{Value, json};
 use std::fmt::Write;
 use std::net::IpAddr;
@@ -61,7 +62,7 @@ impl TraceArgs {
                 let mut json = live_trace::json(&live.trace);
                 insert(&mut json, "packet", packet::as_json(&packet));
                 insert(&mut json, "rules", "live".into());
-                CommandOutput::done(text, json).with_notes(live_trace::notes(&live.not_evaluated))
+                CommandOutput::done(text, json).with_notes(live.notes)
             }
             // Cannot happen: without a namespace the desired rules are traced.
             (None, None) => {
@@ -89,21 +90,22 @@ impl TraceArgs {
         packet: &Packet,
         desired: Option<&DesiredRules>,
     ) -> Result<Live, CommandError> {
-        let read = namespace.inside(LiveRules::read)?;
+        let (read, cgroups) = namespace.inside(|| (LiveRules::read(), Cgroups::of_this_namespace()))?;
         let cannot =
             |why| CommandError::hinted(format!("cannot read the rules in {}", namespace.path()), why);
         let mut rules = read.map_err(cannot)?.with_addresses(self.packet.pod_addresses());
+        rules = rules.with_programs(cgroups.programs());
         if let Some(DesiredRules::Rules { policy, .. }) = desired {
             rules = rules.with_proxy_of(policy);
         }
-        Ok(Live { trace: rules.trace(packet), not_evaluated: rules.not_evaluated().to_vec() })
+        Ok(Live { trace: rules.trace(packet), notes: live_trace::notes(&rules) })
     }
 }
 
-/// The path through the rules in the namespace, and those rules that were not evaluated.
+/// The path through the rules in the namespace, and notes on what was not evaluated.
 struct Live {
     trace: LiveTrace,
-    not_evaluated: Vec<String>,
+    notes: Vec<String>,
 }
 
 /// The rules of a policy or a pod.
@@ -128,10 +130,10 @@ impl DesiredRules {
         }
     }
 
-    fn outcome(&self, packet: &Packet) -> Fate {
+    fn outcome(&self, packet: &Packet) -> PacketOutcome {
         match self {
-            Self::Rules { rules, .. } => trace(rules, packet).fate,
-            Self::None { .. } => Fate::Untouched,
+            Self::Rules { rules, .. } => trace(rules, packet).outcome,
+            Self::None { .. } => PacketOutcome::Untouched,
         }
     }
 }
@@ -152,7 +154,7 @@ fn both(desired: &DesiredRules, live: &Live, packet: &Packet) -> CommandOutput {
     insert(&mut json, "live", live_trace::json(&live.trace));
     insert(&mut json, "differs", differs.into());
     insert(&mut json, "rules", "desired".into());
-    let notes = [desired.notes, live_trace::notes(&live.not_evaluated)].concat();
+    let notes = [desired.notes, live.notes.clone()].concat();
     CommandOutput::done(text, json).with_notes(notes)
 }
 
@@ -172,12 +174,12 @@ fn output(rules: &Ruleset, packet: &Packet) -> CommandOutput {
         let _ = writeln!(text, "  {:<18} {rule}", step.chain.as_str());
     }
     let by = path.decided_by.map_or("no rule applies".to_owned(), |rule| format!("rule {rule}"));
-    let _ = writeln!(text, "{} ({by})", sentence(path.fate));
+    let _ = writeln!(text, "{} ({by})", sentence(path.outcome));
     let steps = path.steps.iter().map(|s| json!({ "chain": s.chain.as_str(), "rule": s.rule.0 }));
     let json = json!({
         "packet": packet::as_json(packet),
-        "fate": name(path.fate),
-        "port": port(path.fate),
+        "fate": name(path.outcome),
+        "port": port(path.outcome),
         "decided_by": path.decided_by.map(|rule| rule.0),
         "steps": steps.collect::<Vec<_>>(),
         "zone": path.zone,
@@ -193,27 +195,27 @@ fn notes(redirected: Families, packet: Family) -> Vec<String> {
     }
 }
 
-fn sentence(outcome: Fate) -> String {
+fn sentence(outcome: PacketOutcome) -> String {
     match outcome {
-        Fate::Untouched => "keeps its destination".to_owned(),
-        Fate::Redirected(port) => format!("goes to the proxy's port {port}"),
-        Fate::Intercepted(port) => format!("is handed to the proxy's transparent port {port}"),
-        Fate::Dropped => "is dropped".to_owned(),
+        PacketOutcome::Untouched => "keeps its destination".to_owned(),
+        PacketOutcome::Redirected(port) => format!("goes to the proxy's port {port}"),
+        PacketOutcome::Intercepted(port) => format!("is handed to the proxy's transparent port {port}"),
+        PacketOutcome::Dropped => "is dropped".to_owned(),
     }
 }
 
-fn name(outcome: Fate) -> &'static str {
+fn name(outcome: PacketOutcome) -> &'static str {
     match outcome {
-        Fate::Untouched => "untouched",
-        Fate::Redirected(_) => "redirected",
-        Fate::Intercepted(_) => "intercepted",
-        Fate::Dropped => "dropped",
+        PacketOutcome::Untouched => "untouched",
+        PacketOutcome::Redirected(_) => "redirected",
+        PacketOutcome::Intercepted(_) => "intercepted",
+        PacketOutcome::Dropped => "dropped",
     }
 }
 
-fn port(outcome: Fate) -> Option<u16> {
+fn port(outcome: PacketOutcome) -> Option<u16> {
     match outcome {
-        Fate::Redirected(port) | Fate::Intercepted(port) => Some(port.get()),
-        Fate::Untouched | Fate::Dropped => None,
+        PacketOutcome::Redirected(port) | PacketOutcome::Intercepted(port) => Some(port.get()),
+        PacketOutcome::Untouched | PacketOutcome::Dropped => None,
     }
 }

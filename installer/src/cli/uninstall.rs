@@ -5,11 +5,11 @@ use super::install::image;
 use super::output::{CommandError, CommandOutput, Exit};
 use super::pass;
 use super::style::{bad, doubtful, examples, good};
-use crate::host::by_hand::{self, Elsewhere, Out, Stays};
-use crate::host::doctor::sight::{AgentSeen, ask_agent};
-use crate::host::install::seen::{FileName, Places};
-use crate::host::install::wanted::{Leave, PutBack};
+use crate::host::desired::{PutBack, Uninstall};
+use crate::host::doctor::observe::{AgentContact, ask_agent};
+use crate::host::observe::{FileName, NodeDirectories};
 use crate::host::settings::FACTS_SOCKET;
+use crate::host::uninstall::{self, KeptProgram, OtherDirectories, UninstallReport};
 use clap::Args;
 use gybe_plugin::probe_cache::DIRECTORY;
 use serde_json::{Value, json};
@@ -61,13 +61,13 @@ impl UninstallArgs {
                 .push(format!("note: {}, and restores its entry within a second: {BEFORE}", answers(&agent)));
         }
         if self.dry_run {
-            notes.extend(Elsewhere::than(&places, root).note());
-            return Ok(pass::planned(&Out::foreseen(&places, &leave)).with_notes(notes));
+            notes.extend(OtherDirectories::than(&places, root).note());
+            return Ok(pass::planned(&UninstallReport::foreseen(&places, &leave)).with_notes(notes));
         }
-        let out =
-            Out::now(&places, &leave, root).map_err(|why| CommandError::hinted("cannot uninstall", why))?;
+        let out = UninstallReport::now(&places, &leave, root)
+            .map_err(|why| CommandError::hinted("cannot uninstall", why))?;
         let kept = match out.is_out() {
-            true => by_hand::forget_run_directory(&self.run_dir, out.is_finished()),
+            true => uninstall::forget_run_directory(&self.run_dir, out.is_finished()),
             false => Vec::new(),
         };
         let kept = kept.iter().map(|(path, why)| format!("note: {} stays: {why}", path.display()));
@@ -77,31 +77,31 @@ impl UninstallArgs {
         Ok(CommandOutput { text: text(&out), json, exit, notes: notes.into_iter().chain(kept).collect() })
     }
 
-    fn leave(&self, places: &Places) -> Result<Leave, CommandError> {
+    fn leave(&self, places: &NodeDirectories) -> Result<Uninstall, CommandError> {
         let pinned = self.conf_name.as_ref().map(|name| FileName::new(name.as_str())).transpose();
         let pinned = pinned.map_err(|why| CommandError::because("cannot use --conf-name", why))?;
         let put_back = if self.put_back_istio { PutBack::Istio } else { PutBack::Nothing };
         // Without a program in the image none has to stay.
-        Ok(by_hand::leave(places, || image(None).ok(), pinned, put_back))
+        Ok(uninstall::leave(places, || image(None).ok(), pinned, put_back))
     }
 }
 
 /// What an operator has to do before `gybe uninstall`.
 const BEFORE: &str = "set mode: leave in the ConfigMap gybe-config, or delete the DaemonSet gybe-node";
 
-fn answers(agent: &AgentSeen) -> String {
+fn answers(agent: &AgentContact) -> String {
     format!("the node agent runs and answers at {}", agent.socket.display())
 }
 
-fn refused(agent: &AgentSeen) -> CommandError {
+fn refused(agent: &AgentContact) -> CommandError {
     let what = format!("cannot uninstall: {}, and would restore its entry within a second", answers(agent));
     CommandError::new(what)
         .with_hint(format!("{BEFORE}; if that is done and the agent still runs, use gybe uninstall --force"))
 }
 
-fn text(out: &Out) -> String {
+fn text(out: &UninstallReport) -> String {
     let passes: String = out.passes.iter().map(pass::text).filter(|text| text != pass::NOTHING).collect();
-    let stays = out.stays.iter().map(|Stays { program, until }| format!("{program} stays {until}\n"));
+    let stays = out.stays.iter().map(|KeptProgram { program, until }| format!("{program} stays {until}\n"));
     let end = match (out.is_finished(), out.is_out()) {
         (true, _) => format!("{}: nothing of gybe is left\n", good("finished")),
         (false, true) if out.stays.is_empty() => {
@@ -113,9 +113,9 @@ fn text(out: &Out) -> String {
     passes + &stays.collect::<String>() + &end
 }
 
-fn as_json(out: &Out) -> Value {
+fn as_json(out: &UninstallReport) -> Value {
     let stays = out.stays.iter().map(
-        |Stays { program, until }| json!({ "program": program.to_string(), "until": until.to_string() }),
+        |KeptProgram { program, until }| json!({ "program": program.to_string(), "until": until.to_string() }),
     );
     json!({
         "out": out.is_out(),

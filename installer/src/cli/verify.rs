@@ -7,6 +7,7 @@ use super::pods::{OnNodeArgs, coloured};
 use super::policy_source::{PolicyArgs, Requested, Target};
 use super::style::{examples, good};
 use crate::host::pods_on_node::word;
+use crate::pod::cgroups::Cgroups;
 use crate::pod::verdict::judge;
 use clap::Args;
 use gybe_netfilter::verdict::{Answer, Desired, Verdict};
@@ -51,7 +52,7 @@ impl VerifyArgs {
         let namespace = OpenNamespace::at(netns)?;
         let only = self.backend.setting.named();
         let judged = |desired| {
-            let verdict = namespace.inside(|| judge(desired, only))?;
+            let verdict = namespace.inside(|| judge(desired, only, &Cgroups::of_this_namespace()))?;
             verdict.map_err(|why| {
                 CommandError::hinted(format!("cannot read the rules in {}", namespace.path()), why)
             })

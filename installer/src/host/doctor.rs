@@ -5,26 +5,23 @@ mod agent;
 mod backend;
 mod chain;
 mod directories;
-mod drop_in;
 mod entry;
 mod leftovers;
-mod others;
+pub mod observe;
+mod other_owners;
 mod pods;
 mod programs;
-pub mod sight;
 mod watching;
 
-use crate::host::install::seen::ConfDirectory;
-use chain::Ours;
-use gybe_plugin::conf::PluginConf;
+use crate::host::entries::OurEntries;
+use observe::Observation;
 use serde_json::{Value, json};
-use sight::Sight;
 
 /// One finding about the node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
     pub about: About,
-    pub state: State,
+    pub state: Severity,
     pub says: String,
     pub remedy: Option<String>,
 }
@@ -77,20 +74,20 @@ impl About {
 
 /// The severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum State {
-    Well,
+pub enum Severity {
+    Ok,
     /// Nothing is wrong, but an operator should know it.
     Note,
     /// Pods are affected, or will be.
     Wrong,
 }
 
-impl State {
+impl Severity {
     /// Its name in the output.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
-            Self::Well => "ok",
+            Self::Ok => "ok",
             Self::Note => "note",
             Self::Wrong => "WRONG",
         }
@@ -99,15 +96,15 @@ impl State {
 
 impl Finding {
     fn well(about: About, says: impl Into<String>) -> Self {
-        Self { about, state: State::Well, says: says.into(), remedy: None }
+        Self { about, state: Severity::Ok, says: says.into(), remedy: None }
     }
 
     fn note(about: About, says: impl Into<String>, remedy: Option<&str>) -> Self {
-        Self { about, state: State::Note, says: says.into(), remedy: remedy.map(str::to_owned) }
+        Self { about, state: Severity::Note, says: says.into(), remedy: remedy.map(str::to_owned) }
     }
 
     fn wrong(about: About, says: impl Into<String>, remedy: impl Into<String>) -> Self {
-        Self { about, state: State::Wrong, says: says.into(), remedy: Some(remedy.into()) }
+        Self { about, state: Severity::Wrong, says: says.into(), remedy: Some(remedy.into()) }
     }
 
     #[must_use]
@@ -119,12 +116,12 @@ impl Finding {
 
 /// Judges the observed node.
 #[must_use]
-pub fn examine(sight: &Sight) -> Vec<Finding> {
-    let ours = Ours::find(&sight.snapshot.conf);
+pub fn examine(sight: &Observation) -> Vec<Finding> {
+    let ours = OurEntries::find(&sight.snapshot.conf);
     let mut found = directories::examine(sight);
     found.extend(chain::examine(sight, &ours));
-    found.extend(drop_in::examine(sight, &ours));
-    found.extend(others::examine(sight));
+    found.extend(chain::drop_in_support(sight, &ours));
+    found.extend(other_owners::examine(sight));
     found.extend(watching::examine(sight, &ours));
     // Without an entry and without programs nothing of ours needs an explanation.
     if ours.is_anywhere() || programs::are_there(sight) {
@@ -143,30 +140,22 @@ pub fn examine(sight: &Sight) -> Vec<Finding> {
     found
 }
 
-/// Reports whether a conf directory has an entry of ours, in any shape.
-pub(crate) fn is_named(conf: &ConfDirectory) -> bool {
-    Ours::find(conf).is_anywhere()
-}
-
-/// The plugin's configuration in a conf directory, if it has an entry of ours that can be parsed.
-pub(crate) fn entry_conf(conf: &ConfDirectory) -> Option<PluginConf> {
-    entry::conf(&Ours::find(conf))
-}
-
 /// Reports whether no finding is `Wrong`.
 #[must_use]
 pub fn is_well(found: &[Finding]) -> bool {
-    found.iter().all(|finding| finding.state != State::Wrong)
+    found.iter().all(|finding| finding.state != Severity::Wrong)
 }
 
 /// The remedy if the kernel refuses root: a security module did (F36).
-fn of_security(sight: &Sight) -> String {
+fn of_security(sight: &Observation) -> String {
     let said = match sight.guard {
-        sight::Guard::SeLinux => "set seLinuxOptions.type spc_t for the agent: SELinux is enforcing here",
-        sight::Guard::AppArmor => {
+        observe::SecurityModule::SeLinux => {
+            "set seLinuxOptions.type spc_t for the agent: SELinux is enforcing here"
+        }
+        observe::SecurityModule::AppArmor => {
             "set the AppArmor profile unconfined for this process: a profile confines it"
         }
-        sight::Guard::None => {
+        observe::SecurityModule::None => {
             "run gybe doctor as root; in a pod with SELinux it needs spc_t, with AppArmor the profile unconfined"
         }
     };

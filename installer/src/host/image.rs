@@ -1,14 +1,15 @@
 //! The programs in the image: the files to be copied to a node, with their hashes.
 
-use crate::host::install::conflist::ISTIO;
-use crate::host::install::seen::{FileName, Hash};
-use crate::host::install::wanted::{Need, Place, Program, Trial};
-use crate::host::settings::PLUGIN;
+use crate::host::conflist::ISTIO;
+use crate::host::desired::{Placement, PlacementOrder, Program, Trial};
+use crate::host::observe::{FileName, Hash};
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
+/// Our plugin: the entry's type, and its program's name.
+pub const PLUGIN: &str = "gybe-cni";
 /// The operator's tool, and the agent.
 pub const TOOL: &str = "gybe";
 /// The tool's name as a pod's init container.
@@ -43,15 +44,15 @@ pub struct ImageError {
 impl Image {
     /// Reads both programs once: an image does not change under its container.
     pub fn look(directory: &Path) -> Result<Self, ImageError> {
-        let plugin = program(directory, PLUGIN, Trial::CniVersion, Need::BeforeEntry)?;
-        let tool = program(directory, TOOL, Trial::Version, Need::AfterEntry)?;
+        let plugin = program(directory, PLUGIN, Trial::CniVersion, PlacementOrder::BeforeEntry)?;
+        let tool = program(directory, TOOL, Trial::Version, PlacementOrder::AfterEntry)?;
         Ok(Self { plugin, tool })
     }
 
     /// The programs for a node. `tool` is `BeforeEntry` if the plugin runs the tool, as it does to query the
     /// API server.
     #[must_use]
-    pub fn programs(&self, tool: Need, also_as: &BTreeSet<FileName>) -> Vec<Program> {
+    pub fn programs(&self, tool: PlacementOrder, also_as: &BTreeSet<FileName>) -> Vec<Program> {
         let tool = Program { need: tool, ..self.tool.clone() };
         let others = also_as.iter().map(|name| self.also_as(name));
         [self.plugin.clone(), tool].into_iter().chain(others).collect()
@@ -68,16 +69,21 @@ impl Image {
     #[must_use]
     pub fn istio_stand_in(&self) -> Option<Program> {
         let name = FileName::new(ISTIO).ok()?;
-        Some(Program { name, place: Place::IfAbsent, need: Need::AfterEntry, ..self.plugin.clone() })
+        Some(Program {
+            name,
+            place: Placement::IfAbsent,
+            need: PlacementOrder::AfterEntry,
+            ..self.plugin.clone()
+        })
     }
 }
 
-fn program(directory: &Path, name: &str, trial: Trial, need: Need) -> Result<Program, ImageError> {
+fn program(directory: &Path, name: &str, trial: Trial, need: PlacementOrder) -> Result<Program, ImageError> {
     let path = directory.join(name);
     let read = || {
         let hash = Hash::of_all(File::open(&path)?)?;
         let name = FileName::new(name).map_err(|why| io::Error::new(io::ErrorKind::InvalidInput, why))?;
-        Ok(Program { name, source: path.clone(), hash, trial, place: Place::Always, need })
+        Ok(Program { name, source: path.clone(), hash, trial, place: Placement::Always, need })
     };
     read().map_err(|source| ImageError { path: path.clone(), source })
 }

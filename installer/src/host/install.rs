@@ -1,232 +1,75 @@
-//! One pass over a node's directories: observe, plan, apply, and observe again.
-//!
-//! ```text
-//!   directories ─► observe ─► ObservedState ─┬─► plan ─► changes ─► apply ─► directories
-//!                             DesiredState ──┘   (pure)            (the only writer)
-//! ```
-//!
-//! Install, upgrade, repair and uninstall differ only in the desired state.
+//! `gybe install` and `gybe uninstall` by an operator: the same passes as the agent's, once, and without a
+//! cluster. What the agent learns from the cluster is observed on the node, or set by flags.
 
-pub mod change;
-pub mod conflict;
-pub mod conflist;
-pub mod directory;
-pub mod entry;
-pub mod json;
-pub mod judge;
-pub mod loads;
-pub mod network_config;
-pub mod perform;
-pub mod plan;
-mod program_retry;
-pub mod runtimes;
-pub mod seen;
-pub mod wanted;
-pub mod watch;
+use crate::agent::incumbent::listens;
+use crate::agent::stand_in::{ours, stand_in};
+use crate::host::apply::{Busy, FailedChange};
+use crate::host::conflist::entry::EntryError;
+use crate::host::desired::{DesiredState, TakeOver};
+use crate::host::image::Image;
+use crate::host::observe::{HashCache, NodeDirectories, ObserveScope, ObservedState, look};
+use crate::host::pass::{Pass, PassHistory, pass};
+use crate::host::plan::{Plan, plan};
+use crate::host::runtimes::Runtimes;
+use crate::host::settings::{NodeContext, ProgramRemoval, Settings, TakeOverSetting};
+use crate::probe::node_backend::{Found, node_backend};
 
-use std::time::{Duration, Instant};
+/// How often a pass is repeated because another program wrote at the same time.
+const ATTEMPTS: usize = 3;
 
-use crate::retry::NextTurn;
-use change::Change;
-use conflict::{Conflict, ConflictTracker, RewriteCounts, WriteOutcome};
-use directory::{Directory, Each};
-use perform::{Busy, Failed, Performed, Turn, perform, works_without};
-use plan::{Plan, plan};
-use program_retry::ProgramRetries;
-use runtimes::Runtimes;
-use seen::mounted::Mounts;
-use seen::{Hashes, Interest, Places, Snapshot, look};
-use wanted::Wanted;
-
-/// What an agent remembers between passes. A pass with an empty history is correct too; it only hashes files
-/// again.
-#[derive(Debug)]
-pub struct Memory {
-    hashes: Hashes,
-    mounts: Mounts,
-    conflicts: Each<ConflictTracker>,
-    retries: ProgramRetries,
-    runtimes: Runtimes,
-}
-
-impl Default for Memory {
-    fn default() -> Self {
-        let (hashes, mounts, retries, runtimes) = Default::default();
-        Self { hashes, mounts, conflicts: Each::made(ConflictTracker::new), retries, runtimes }
-    }
-}
-
-impl Memory {
-    /// Observes the node. `failed` are the changes of the last pass: a program that could not be replaced was
-    /// tried then.
-    fn look(&mut self, places: &Places, interest: &Interest, failed: &[Failed]) -> Snapshot {
-        let mut seen = look(places, interest, &mut self.hashes);
-        self.mounts.judge(places, &mut seen);
-        seen.runtimes.clone_from(&self.runtimes);
-        seen.answering = failed.iter().filter_map(Failed::answering).cloned().collect();
-        seen
-    }
-
-    /// Sets what is known about the runtimes. A difference changes what has to be written, and that is no
-    /// conflict.
-    pub fn learn(&mut self, runtimes: Runtimes) {
-        if self.runtimes != runtimes {
-            self.desired_state_changed();
-        }
-        self.runtimes = runtimes;
-    }
-
-    /// The desired state changed: to write it is no repair, and the difference is no foreign rewrite.
-    pub fn desired_state_changed(&mut self) {
-        self.retries.clear();
-        for directory in Directory::BOTH {
-            self.conflicts.of_mut(directory).desired_state_changed();
-        }
-    }
-
-    /// How often other programs undid our changes in a directory, and how often they were restored.
-    #[must_use]
-    pub fn rewrite_counts(&self, directory: Directory) -> RewriteCounts {
-        self.conflicts.of(directory).counts()
-    }
-
-    /// Returns each directory's conflict, with the time that its changes have to wait.
-    fn conflicts(&mut self, snapshot: &Snapshot, plan: &Plan, now: Instant) -> Each<Option<Conflict>> {
-        Each::made(|directory| {
-            let tracker = self.conflicts.of_mut(directory);
-            tracker.identify(snapshot, plan);
-            let wait = tracker.observe(plan, |change| self.retries.contains(change), now);
-            tracker.conflict(wait)
-        })
-    }
-
-    fn performed(&mut self, changes: &[Change], outcome: WriteOutcome, left: &Plan) {
-        for directory in Directory::BOTH {
-            if changes.iter().any(|change| change.puts() && change.directory() == directory) {
-                self.conflicts.of_mut(directory).wrote(outcome, left, Instant::now());
-            }
-        }
-    }
-}
-
-/// Some changes cause no event: a node's label, an agent that ended, a token's age.
-pub(crate) const RESYNC: Duration = Duration::from_secs(10);
-/// After a step that failed, or while another `gybe` changes the node: our own attempts cause events too, which must not
-/// start the next attempt at once.
-pub(crate) const RETRY: Duration = Duration::from_secs(1);
-
-/// What one pass found, did and left.
-#[derive(Debug)]
-pub struct Pass {
-    /// What had to be done, without the changes that wait because of a conflict or of a failure a moment ago.
-    pub plan: Plan,
-    pub performed: Performed,
-    /// What is still to be done, read from the disk again.
-    pub left: Plan,
-    pub conflicts: Each<Option<Conflict>>,
-    /// Steps that failed before and were not tried again in this pass.
-    pub waiting: Vec<Failed>,
-    /// How long it is until the first of them is due.
-    pub due: Option<Duration>,
-}
-
-impl Pass {
-    /// Returns when the next pass is due.
-    #[must_use]
-    pub fn next_turn(&self) -> NextTurn {
-        let wait = |conflict: &Option<Conflict>| conflict.as_ref().and_then(|conflict| conflict.wait);
-        if let Some(wait) = wait(&self.conflicts.conf) {
-            return NextTurn::After(wait);
-        }
-        if self.refused().any(|failed| !matches!(failed.change, Change::Place { .. })) || self.is_in_vain() {
-            return NextTurn::After(RETRY);
-        }
-        // Neither a conflict over programs nor a program that cannot be placed delays repairs of the chain.
-        let next = wait(&self.conflicts.programs).into_iter().chain(self.due).min();
-        NextTurn::OnChange(RESYNC).within(next.unwrap_or(RESYNC))
-    }
-
-    /// Returns the steps that the system refused. After a step that another program overtook, that program's write wakes
-    /// the loop.
-    pub fn refused(&self) -> impl Iterator<Item = &Failed> {
-        self.performed.failed.iter().filter(|failed| !failed.is_overtaken())
-    }
-
-    /// Reports whether a program that was placed is to be placed again: the file system keeps no modes, or another program
-    /// writes that name too. Our own write wakes the loop, and would do so without end.
-    fn is_in_vain(&self) -> bool {
-        let mut placed = self.plan.changes.iter().filter(|change| matches!(change, Change::Place { .. }));
-        self.performed.done > 0 && placed.any(|change| self.left.changes.contains(change))
-    }
-}
-
-/// Brings a node as near to the desired state as is possible now. The next call goes on from there.
-pub fn pass(places: &Places, wanted: &Wanted, memory: &mut Memory) -> Result<Pass, Busy> {
-    let interest = wanted.interest();
-    let now = Instant::now();
-    let failed_before = memory.retries.waiting(now);
-    let mut seen = memory.look(places, &interest, &failed_before);
-    if seen.lacks_descriptors() {
-        return Err(Busy::NoDescriptors);
-    }
-    let mut whole = plan(&seen, wanted);
-    // A node in its desired state needs no lock. A change is planned from an observation made under the lock.
-    let turn = if whole.changes.is_empty() { None } else { Some(Turn::take(&places.programs)?) };
-    if turn.is_some() {
-        seen = memory.look(places, &interest, &failed_before);
-        if seen.lacks_descriptors() {
-            return Err(Busy::NoDescriptors);
-        }
-        whole = plan(&seen, wanted);
-    }
-    let conflicts = memory.conflicts(&seen, &whole, now);
-    memory.retries.retain(&whole.changes, &places.programs);
-    let waits = |change: &Change| {
-        let conflict = conflicts.of(change.directory()).as_ref();
-        let is_limited = change.puts() && conflict.is_some_and(|conflict| conflict.wait.is_some());
-        is_limited || memory.retries.delays(change, now)
+/// The desired state for these settings.
+///
+/// # Errors
+/// Never with an entry made here; the type cannot express that.
+pub fn wanted(settings: &Settings, image: &Image, found: Option<&Found>) -> Result<DesiredState, EntryError> {
+    let backend = node_backend(settings.choices.conf.backend, None, found);
+    let take_over = match settings.choices.take_over {
+        // A socket that accepts connections belongs to istio-cni's agent, which may write the entry again; pods
+        // are not queried here.
+        TakeOverSetting::Wait if listens(&settings.ground.istio_run) => TakeOver::Waits,
+        TakeOverSetting::Now | TakeOverSetting::Wait => TakeOver::Now,
     };
-    let planned = Plan { changes: due(&whole.changes, waits, places), ..whole.clone() };
-    let waiting = memory.retries.waiting(now);
-    if planned.changes.is_empty() {
-        let due = memory.retries.next(now);
-        return Ok(Pass {
-            left: whole,
-            plan: planned,
-            performed: Performed::default(),
-            conflicts,
-            waiting,
-            due,
-        });
-    }
-    let performed = perform(&planned.changes, places);
-    let left = plan(&memory.look(places, &interest, &performed.failed), wanted);
-    memory.performed(&planned.changes, outcome(&performed), &without_put_off(&left, &whole, &planned));
-    memory.retries.tried(&planned.changes, &performed.failed, &places.programs);
-    Ok(Pass { plan: planned, performed, left, conflicts, waiting, due: memory.retries.next(now) })
+    let places = &settings.ground.places;
+    let stand_in = stand_in(
+        &look(places, &ObserveScope::in_programs([]), &mut HashCache::default()),
+        ours(&places.programs),
+    );
+    let burial = ProgramRemoval::Now;
+    settings.wanted(&NodeContext {
+        image,
+        backend: Some(&backend),
+        probed: None,
+        take_over,
+        stand_in,
+        burial,
+    })
 }
 
-/// Returns the changes that need not wait. A change that waits stops those after it, as a failed one does,
-/// unless a working program serves in its place.
-fn due(changes: &[Change], waits: impl Fn(&Change) -> bool, places: &Places) -> Vec<Change> {
-    if changes.iter().all(&waits) {
-        return Vec::new();
-    }
-    let until_stopped = changes.iter().take_while(|change| !waits(change) || works_without(change, places));
-    until_stopped.filter(|change| !waits(change)).cloned().collect()
+/// The plan for the observed state, without applying it.
+#[must_use]
+pub fn foreseen(places: &NodeDirectories, wanted: &DesiredState, runtimes: Runtimes) -> Plan {
+    let seen = look(places, &wanted.interest(), &mut HashCache::default());
+    plan(&ObservedState { runtimes, ..seen }, wanted)
 }
 
-/// Returns `left` without the changes that were put off: no other program has undone those.
-fn without_put_off(left: &Plan, whole: &Plan, planned: &Plan) -> Plan {
-    let was_put_off = |change: &Change| whole.changes.contains(change) && !planned.changes.contains(change);
-    let changes = left.changes.iter().filter(|change| !was_put_off(change)).cloned().collect();
-    Plan { changes, ..left.clone() }
-}
-
-fn outcome(performed: &Performed) -> WriteOutcome {
-    match performed.failed.as_slice() {
-        [] => WriteOutcome::Complete,
-        failed if failed.iter().all(Failed::is_overtaken) => WriteOutcome::Overtaken,
-        _ => WriteOutcome::Failed,
+/// Runs one pass, and repeats it if another program wrote at the same time.
+///
+/// # Errors
+/// If another gybe, most likely the agent, holds the lock.
+pub fn settle(places: &NodeDirectories, wanted: &DesiredState, runtimes: &Runtimes) -> Result<Pass, Busy> {
+    let one = || {
+        let mut memory = PassHistory::default();
+        memory.learn(runtimes.clone());
+        pass(places, wanted, &mut memory)
+    };
+    let mut passed = one()?;
+    for _ in 1..ATTEMPTS {
+        if passed.performed.failed.is_empty()
+            || !passed.performed.failed.iter().all(FailedChange::is_overtaken)
+        {
+            break;
+        }
+        passed = one()?;
     }
+    Ok(passed)
 }

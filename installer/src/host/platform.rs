@@ -1,7 +1,7 @@
 //! The kinds of node whose runtime has its own directories (docs/ISTIO.md, section 5), and how a node's kind is
 //! recognized. Pure, except for reading the host's marks.
 
-use crate::host::install::seen::Places;
+use crate::host::observe::NodeDirectories;
 use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -84,7 +84,7 @@ impl Platform {
     }
 
     /// The directories of every kind, as seen where the host's root is at `root`.
-    pub fn all_places(root: &Path) -> impl Iterator<Item = Places> {
+    pub fn all_places(root: &Path) -> impl Iterator<Item = NodeDirectories> {
         ALL.into_iter().map(move |platform| platform.places(root))
     }
 
@@ -105,10 +105,10 @@ impl Platform {
 
     /// Its directories as seen where the host's root is at `root`.
     #[must_use]
-    pub fn places(self, root: &Path) -> Places {
+    pub fn places(self, root: &Path) -> NodeDirectories {
         let below = |path: &str| -> PathBuf { root.join(path.trim_start_matches('/')) };
         let Directories { conf, programs } = self.directories();
-        Places { conf: below(conf), programs: below(programs), results: below(RESULTS) }
+        NodeDirectories { conf: below(conf), programs: below(programs), results: below(RESULTS) }
     }
 
     /// Further requirements of this kind of node.

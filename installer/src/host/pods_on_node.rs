@@ -3,7 +3,6 @@
 //!
 //! `find` lists the sandboxes, `desired` decides what each should hold, `crate::verdict` judges what it holds.
 
-mod cgroup;
 mod desired;
 mod find;
 mod processes;
@@ -12,6 +11,7 @@ mod result_cache;
 pub use desired::Sources;
 pub use find::{Found, HostPaths, find};
 
+use crate::pod::cgroups::Cgroups;
 use crate::pod::own_namespace;
 use crate::pod::verdict::verdict_of;
 use desired::{Desired, answer};
@@ -35,6 +35,8 @@ pub struct Sandbox {
     pub network: Network,
     /// The annotations that the runtime handed to the plugins; none where it handed over nothing.
     pub annotations: Option<Map<String, Value>>,
+    /// The cgroups of its processes.
+    pub cgroups: Cgroups,
 }
 
 /// The network of a sandbox.
@@ -59,7 +61,14 @@ pub struct Judged {
 
 impl Sandbox {
     fn in_namespace(path: PathBuf) -> Self {
-        Self { pod: None, uid: None, container: None, network: Network::Own(path), annotations: None }
+        Self {
+            pod: None,
+            uid: None,
+            container: None,
+            network: Network::Own(path),
+            annotations: None,
+            cgroups: Cgroups::default(),
+        }
     }
 }
 
@@ -143,7 +152,7 @@ fn judge(sandbox: Sandbox, sources: &Sources) -> Judged {
     };
     let desired = sources.desired(&sandbox, addresses);
     let verdict = match &netns {
-        Ok(netns) => answer(&desired, verdict_of(netns, desired.for_verdict())),
+        Ok(netns) => answer(&desired, verdict_of(netns, desired.for_verdict(), &sandbox.cgroups)),
         Err(why) => answer(&desired, Verdict::because(Answer::Unknown, cannot_open(why))),
     };
     let unknown_because = match desired {

@@ -12,7 +12,7 @@ pub use options::ValidationOptions;
 use crate::pod::policy_file::{PolicyFault, PolicyFile, PolicyFileError};
 use flags::{FLAGS, Meaning, Setting, VARIABLES};
 use gybe_netfilter::backend::BackendKind;
-use gybe_plugin::pod::yes_or_no;
+use gybe_plugin::pod::parse_bool;
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -226,7 +226,7 @@ fn list(text: &str) -> Value {
 
 fn boolean(name: &str, value: &str) -> Result<bool, InitArgsError> {
     let neither = || InitArgsError::NotABool { name: name.to_owned(), value: value.to_owned() };
-    yes_or_no(value).ok_or_else(neither)
+    parse_bool(value).ok_or_else(neither)
 }
 
 /// Names faults as the operator wrote them: `--proxy-uid` instead of `proxy_uids`.

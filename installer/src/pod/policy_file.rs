@@ -17,7 +17,7 @@ use gybe_netfilter::policy::{
     CidrSet, Destinations, Dns, Groups, Inbound, InvalidPackets, Mode, Outbound, Owners, Port, PortSet,
     RedirectPolicy,
 };
-use gybe_plugin::conf::Ipv6Choice;
+use gybe_plugin::conf::Ipv6Setting;
 use gybe_plugin::families;
 use read::{ListOrAll, Reader};
 use serde_json::{Map, Value};
@@ -61,7 +61,7 @@ impl FamilyChoice {
             Self::Fixed(families) => Ok(families),
             // With `auto` there is only one reason for an error.
             Self::ByAddresses(stack) => {
-                families::choose(Ipv6Choice::Auto, stack, addresses).map_err(|_| NoAddress)
+                families::choose(Ipv6Setting::Auto, stack, addresses).map_err(|_| NoAddress)
             }
         }
     }

@@ -1,6 +1,7 @@
 //! Whether a pod's connections are redirected, asked of the pod's network namespace: what `gybe verify`,
 //! with and without `--all`, and `gybe doctor` answer with.
 
+use super::cgroups::Cgroups;
 use crate::error::chain;
 use gybe_netfilter::backend::BackendKind;
 use gybe_netfilter::choose::does;
@@ -12,10 +13,10 @@ use gybe_plugin::probe_cache::ProbeCache;
 use std::error::Error;
 
 /// Judges `netns`. A namespace that cannot be entered or read is `Unknown`, with the reason.
-pub fn verdict_of(netns: &Netns, desired: Desired<'_>) -> Verdict {
+pub fn verdict_of(netns: &Netns, desired: Desired<'_>, cgroups: &Cgroups) -> Verdict {
     let unknown =
         |what: &str, why: &dyn Error| Verdict::because(Answer::Unknown, format!("{what}: {}", chain(why)));
-    match netns.run(|| judge(desired, None)) {
+    match netns.run(|| judge(desired, None, cgroups)) {
         Ok(Ok(verdict)) => verdict,
         Ok(Err(error)) => unknown("the rules cannot be read", &error),
         Err(error) => unknown("the namespace cannot be entered", &error),
@@ -24,10 +25,14 @@ pub fn verdict_of(netns: &Netns, desired: Desired<'_>) -> Verdict {
 
 /// Judges the namespace of the calling thread; reads our own rules with the backend `only`, where one is
 /// named.
-pub(crate) fn judge(desired: Desired<'_>, only: Option<BackendKind>) -> Result<Verdict, RedirectionError> {
-    let known = ProbeCache::default().recall();
+pub(crate) fn judge(
+    desired: Desired<'_>,
+    only: Option<BackendKind>,
+    cgroups: &Cgroups,
+) -> Result<Verdict, RedirectionError> {
+    let known = ProbeCache::default().load();
     let is_whole = |kind: &BackendKind| known.as_ref().is_some_and(|known| does(known, *kind, Profile::Dns));
     let whole: Vec<BackendKind> =
         BackendKind::ALL.into_iter().filter(|kind| only == Some(*kind) || is_whole(kind)).collect();
-    judge_namespace(desired, Reading { only, whole: &whole })
+    judge_namespace(desired, Reading { only, whole: &whole, programs: Some(&cgroups.programs()) })
 }

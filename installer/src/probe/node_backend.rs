@@ -8,7 +8,7 @@
 use gybe_netfilter::backend::BackendKind;
 use gybe_netfilter::choose::{BackendSetting, Choice, NoBackend, choose, next};
 use gybe_netfilter::probe::Capabilities;
-use gybe_plugin::conf::{PluginConf, Probed};
+use gybe_plugin::conf::{PluginConf, ProbeHint};
 use std::fmt;
 
 /// The node label that overrides the cluster's setting.
@@ -99,8 +99,8 @@ impl NodeBackend {
         conf.backend = self.word;
         let choice_is_ours = self.word.named().is_none();
         conf.probed = match (choice_is_ours, self.writes(), &self.kernel) {
-            (true, Some(kind), Some(kernel)) => Probed { backend: Some(kind), kernel: kernel.clone() },
-            _ => Probed::default(),
+            (true, Some(kind), Some(kernel)) => ProbeHint { backend: Some(kind), kernel: kernel.clone() },
+            _ => ProbeHint::default(),
         };
     }
 
@@ -152,8 +152,8 @@ mod tests {
         Found { kernel: "4.18.0".into(), capabilities }
     }
 
-    fn entry(backend: &NodeBackend) -> (&'static str, Probed) {
-        let before = Probed { backend: Some(BackendKind::Nft), kernel: "of before".to_owned() };
+    fn entry(backend: &NodeBackend) -> (&'static str, ProbeHint) {
+        let before = ProbeHint { backend: Some(BackendKind::Nft), kernel: "of before".to_owned() };
         let mut conf = PluginConf { probed: before, ..PluginConf::default() };
         backend.write_into(&mut conf);
         (conf.backend.as_str(), conf.probed)
@@ -185,15 +185,15 @@ mod tests {
     fn f23_what_the_probe_found_is_written_beside_the_word_with_its_kernel() {
         let found = legacy_only();
         let auto = node_backend(BackendSetting::Auto, None, Some(&found));
-        let probed = Probed { backend: Some(BackendKind::IptablesLegacy), kernel: "4.18.0".to_owned() };
+        let probed = ProbeHint { backend: Some(BackendKind::IptablesLegacy), kernel: "4.18.0".to_owned() };
         assert_eq!(entry(&auto), ("auto", probed));
         assert_eq!(auto.writes(), Some(BackendKind::IptablesLegacy));
         assert!(
             auto.to_string().contains("auto: iptables-legacy does everything; nft: v4 refused: no nf_tables")
         );
-        assert_eq!(entry(&node_backend(BackendSetting::Auto, None, None)), ("auto", Probed::default()));
+        assert_eq!(entry(&node_backend(BackendSetting::Auto, None, None)), ("auto", ProbeHint::default()));
         let forced = node_backend(BackendSetting::Auto, Some("iptables-legacy"), Some(&found));
-        assert_eq!(entry(&forced), ("iptables-legacy", Probed::default()));
+        assert_eq!(entry(&forced), ("iptables-legacy", ProbeHint::default()));
     }
 
     #[test]

@@ -4,16 +4,16 @@
 
 mod rhythm;
 
-use crate::host::doctor::sight::{Ask, RuntimeSeen, running};
-use crate::host::install::watch::{Watch, Woken};
 use crate::host::platform::Platform;
-use crate::host::runtime_report::Report;
+use crate::host::runtimes::processes::{DropInCheck, RuntimeProcess, running};
+use crate::host::runtimes::report::RuntimeReport;
+use crate::host::watch::{DirectoryWatch, WakeReason};
 use crate::log::Journal;
 use gybe_netfilter::backend::BackendKind;
 use gybe_netfilter::choose::{BackendSetting, choose};
 use gybe_netfilter::hint::Hint;
 use gybe_netfilter::probe::Capabilities;
-use gybe_plugin::probe_cache::{Age, DIRECTORY, LearnError, Learnt, ProbeCache};
+use gybe_plugin::probe_cache::{DIRECTORY, MaxAge, ProbeCache, ProbeCacheError, ProbeReport};
 use nix::sys::signalfd::SignalFd;
 use rhythm::{Kept, Rhythm, is_flawless};
 use serde_json::json;
@@ -34,13 +34,13 @@ pub fn untried(known: &Capabilities) -> Option<BackendKind> {
 ///
 /// # Errors
 /// When nothing can be tried here.
-pub fn afresh() -> Result<Learnt, LearnError> {
-    ProbeCache::default().learn(Age::Fresh, untried)
+pub fn afresh() -> Result<ProbeReport, ProbeCacheError> {
+    ProbeCache::default().get_or_probe(MaxAge::Fresh, untried)
 }
 
 /// Keeps findings up to date until `stop` is readable. `learnt` is what has just been found out.
-pub(crate) fn watch(learnt: &Learnt, stop: &SignalFd, journal: &Journal) {
-    let mut watch = Watch::new([DIRECTORY.into()]);
+pub(crate) fn watch(learnt: &ProbeReport, stop: &SignalFd, journal: &Journal) {
+    let mut watch = DirectoryWatch::new([DIRECTORY.into()]);
     let mut rhythm = Rhythm::start(&learnt.capabilities, Instant::now());
     tell(journal, learnt);
     let mut runtimes = Vec::new();
@@ -56,7 +56,7 @@ pub(crate) fn watch(learnt: &Learnt, stop: &SignalFd, journal: &Journal) {
                 continue;
             }
         };
-        if watch.wait(wait, Some(stop.as_fd())) == Woken::Called {
+        if watch.wait(wait, Some(stop.as_fd())) == WakeReason::Readable {
             return;
         }
     }
@@ -64,20 +64,21 @@ pub(crate) fn watch(learnt: &Learnt, stop: &SignalFd, journal: &Journal) {
 
 /// Keeps what is seen of the node's runtimes, for the agent. It is called where the host's root is this thread's.
 /// A runtime's program is read once: it has some 50 MB.
-fn keep_runtimes(known: &mut Vec<RuntimeSeen>, journal: &Journal) {
+fn keep_runtimes(known: &mut Vec<RuntimeProcess>, journal: &Journal) {
     let root = Path::new("/");
     let conf = Platform::of_host(root).places(root).conf;
-    let mut seen = running(root, &conf, Ask::Nothing);
-    let same = |one: &RuntimeSeen, other: &RuntimeSeen| (&one.name, one.pid) == (&other.name, other.pid);
+    let mut seen = running(root, &conf, DropInCheck::Skip);
+    let same =
+        |one: &RuntimeProcess, other: &RuntimeProcess| (&one.name, one.pid) == (&other.name, other.pid);
     if seen.iter().any(|one| !known.iter().any(|other| same(one, other))) {
-        seen = running(root, &conf, Ask::DropIns);
+        seen = running(root, &conf, DropInCheck::Read);
     } else {
         for one in &mut seen {
             one.drop_ins = known.iter().find(|other| same(one, other)).and_then(|other| other.drop_ins);
         }
     }
     known.clone_from(&seen);
-    if let Err(why) = Report::of(root, &seen).keep_in(Path::new(DIRECTORY)) {
+    if let Err(why) = RuntimeReport::of(root, &seen).keep_in(Path::new(DIRECTORY)) {
         let more = json!({ "why": why.to_string() });
         journal.tell("warn", "gybe probe: what was seen of the runtimes cannot be kept in /run/gybe", more);
     }
@@ -85,16 +86,16 @@ fn keep_runtimes(known: &mut Vec<RuntimeSeen>, journal: &Journal) {
 
 /// What is in the file, as others see it.
 fn kept(cache: &ProbeCache) -> Kept {
-    match cache.recall() {
+    match cache.load() {
         Some(known) if untried(&known).is_none() && is_flawless(&known) => Kept::Complete,
         Some(_) => Kept::Doubtful,
-        None if cache.is_kept() => Kept::Doubtful,
+        None if cache.exists() => Kept::Doubtful,
         None => Kept::Gone,
     }
 }
 
 fn again(journal: &Journal) -> Option<Capabilities> {
-    match ProbeCache::default().learn(Age::Recent, untried) {
+    match ProbeCache::default().get_or_probe(MaxAge::Recent, untried) {
         Ok(learnt) => {
             tell(journal, &learnt);
             Some(learnt.capabilities)
@@ -111,7 +112,7 @@ fn again(journal: &Journal) -> Option<Capabilities> {
     }
 }
 
-fn tell(journal: &Journal, learnt: &Learnt) {
+fn tell(journal: &Journal, learnt: &ProbeReport) {
     match choose(&learnt.capabilities, BackendSetting::Auto) {
         Ok(choice) => {
             let more =
@@ -123,7 +124,7 @@ fn tell(journal: &Journal, learnt: &Learnt) {
             journal.tell("error", "gybe probe: no backend works", more);
         }
     }
-    if let Some(why) = &learnt.not_kept {
+    if let Some(why) = &learnt.store_error {
         journal.tell(
             "warn",
             "gybe probe: this cannot be kept in /run/gybe",
@@ -136,8 +137,8 @@ fn tell(journal: &Journal, learnt: &Learnt) {
 mod tests {
     use super::*;
     use gybe_netfilter::probe::{Finding, Profile, Refusal};
+    use gybe_plugin::probe_cache::findings;
     use gybe_plugin::probe_cache::this_node;
-    use gybe_plugin::probed;
     use std::fs;
 
     /// What the plugin goes by for the boot is asked again here, and nowhere on the path of a pod.
@@ -159,7 +160,7 @@ mod tests {
             let backends = BackendKind::ALL.into_iter().zip(findings);
             let backends = backends.filter_map(|(kind, finding)| Some((kind, all(finding?)))).collect();
             let capabilities = Capabilities { backends, ..Capabilities::default() };
-            let json = probed::to_json(&this_node().unwrap(), &capabilities);
+            let json = findings::to_json(&this_node().unwrap(), &capabilities);
             fs::write(place.join("probe.json"), json.to_string()).unwrap();
             assert_eq!(kept(&cache), found);
         }

@@ -2,20 +2,18 @@
 
 use crate::ground::{Ground, NODE, meshed};
 use gybe_api_server::{Fault, FaultKind, Verb};
+use gybe_test_support::facts;
 use serde_json::{Value, json};
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// A running agent, gone when the test ends.
+/// A running agent, killed with the value.
 pub(crate) struct Agent {
     socket: PathBuf,
-    child: Child,
-    stderr: BufReader<ChildStderr>,
+    process: gybe_test_support::Agent,
 }
 
 /// The program to run: another build of it by `GYBE_PROGRAM`.
@@ -28,7 +26,6 @@ fn gybe_node(ground: &Ground) -> Command {
         .args(["node", "--install=false"])
         .arg("--socket")
         .arg(ground.directory.join("run/facts.sock"));
-    command.stdout(Stdio::null()).stderr(Stdio::piped());
     command
 }
 
@@ -38,57 +35,25 @@ impl Agent {
         let kubeconfig = ground.server.kubeconfig(&ground.directory).unwrap();
         let mut command = gybe_node(ground);
         command.arg("--kubeconfig").arg(kubeconfig).env("KUBERNETES_NODE_NAME", NODE);
-        let mut child = command.spawn().unwrap();
-        let stderr = BufReader::new(child.stderr.take().unwrap());
-        let mut agent = Self { socket: ground.directory.join("run/facts.sock"), child, stderr };
-        agent.tells("gybe node: serving");
-        agent
+        let process = gybe_test_support::Agent::start_serving(command);
+        Self { socket: ground.directory.join("run/facts.sock"), process }
     }
 
-    /// Waits for that line.
-    pub(crate) fn tells(&mut self, message: &str) -> Value {
-        loop {
-            let mut line = String::new();
-            assert!(self.stderr.read_line(&mut line).unwrap() > 0, "it ended without {message:?}");
-            assert!(!line.contains("eyJ"), "a token in {line}");
-            let line: Value = serde_json::from_str(&line).unwrap_or_else(|fault| panic!("{fault}: {line}"));
-            if line["msg"] == message {
-                return line;
-            }
-        }
+    /// Queries a pod without a deadline.
+    pub(crate) fn query(&self, name: &str, uid: &str) -> Value {
+        facts::query(&self.socket, &facts::question("shop", name, uid))
     }
 
-    /// Asks as the plugin does that does not say how long it waits.
-    pub(crate) fn asked(&self, name: &str, uid: &str) -> Value {
-        self.hears(&json!({ "version": 1, "namespace": "shop", "name": name, "uid": uid }))
+    fn query_before(&self, name: &str, deadline_ms: &Value) -> Value {
+        let question = json!({ "version": 1, "namespace": "shop", "name": name, "deadline_ms": deadline_ms });
+        facts::query(&self.socket, &question)
     }
 
-    fn hears(&self, question: &Value) -> Value {
-        let mut call = UnixStream::connect(&self.socket).unwrap();
-        call.write_all(format!("{question}\n").as_bytes()).unwrap();
-        let mut answer = String::new();
-        call.read_to_string(&mut answer).unwrap();
-        serde_json::from_str(&answer).unwrap()
-    }
-
-    /// Memory of its own, in KiB: what no file backs.
+    /// The process's anonymous memory, in KiB.
     pub(crate) fn anonymous(&self) -> u64 {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let status = fs::read_to_string(format!("/proc/{}/status", self.process.pid())).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
         line.trim().strip_suffix(" kB").unwrap().parse().unwrap()
-    }
-
-    fn terminate(&mut self) -> ExitStatus {
-        let pid = nix::unistd::Pid::from_raw(self.child.id().try_into().unwrap());
-        nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).unwrap();
-        self.child.wait().unwrap()
-    }
-}
-
-impl Drop for Agent {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 
@@ -97,28 +62,28 @@ fn the_agent_answers_from_its_cluster_tells_of_its_trouble_and_ends_cleanly() {
     let ground = Ground::new("agent");
     ground.put("cart-0", "u0");
     let mut agent = Agent::start(&ground);
-    assert_eq!(agent.tells("gybe node: pods are known")["pods"], 1);
-    assert_eq!(agent.asked("cart-0", "u0")["pod"]["metadata"]["uid"], "u0");
-    assert_eq!(agent.asked("cart-1", "u1"), json!({ "version": 1 }));
+    assert_eq!(agent.process.next_message("gybe node: pods are known")["pods"], 1);
+    assert_eq!(agent.query("cart-0", "u0")["pod"]["metadata"]["uid"], "u0");
+    assert_eq!(agent.query("cart-1", "u1"), json!({ "version": 1 }));
     ground.server.tokens().revoke_all();
     ground.server.cut_watches();
-    let told = agent.tells("gybe node: pods are not watched; those known are answered");
+    let told = agent.process.next_message("gybe node: pods are not watched; those known are answered");
     assert!(told["cause"].as_str().unwrap().contains("401") && told["pods"] == 1, "{told}");
-    assert_eq!(agent.asked("cart-0", "u0")["pod"]["metadata"]["uid"], "u0");
-    let fault = agent.asked("cart-1", "u1")["fault"].to_string();
+    assert_eq!(agent.query("cart-0", "u0")["pod"]["metadata"]["uid"], "u0");
+    let fault = agent.query("cart-1", "u1")["fault"].to_string();
     assert!(fault.contains("401"), "{fault}");
     ground.server.tokens().restore_all();
-    agent.tells("gybe node: pods are watched again");
-    assert!(agent.terminate().success());
-    agent.tells("gybe node: stopped");
+    agent.process.next_message("gybe node: pods are watched again");
+    assert!(agent.process.terminate().success());
+    agent.process.next_message("gybe node: stopped");
     assert_eq!(fs::read_dir(ground.directory.join("run")).unwrap().count(), 0);
 }
 
 #[test]
 fn f01_a_caller_is_waited_with_for_as_long_as_it_says_within_bounds() {
     let ground = Ground::new("agent-deadline");
-    let mut agent = Agent::start(&ground);
-    agent.tells("gybe node: pods are known");
+    let agent = Agent::start(&ground);
+    agent.process.next_message("gybe node: pods are known");
     ground.server.add_fault(Fault::always(FaultKind::Silent).at(Verb::Get));
     for (deadline, least, most) in [
         (json!(400), 300, 900),
@@ -128,8 +93,7 @@ fn f01_a_caller_is_waited_with_for_as_long_as_it_says_within_bounds() {
     ] {
         let name = format!("cart-{deadline}");
         let before = Instant::now();
-        let said =
-            agent.hears(&json!({ "version": 1, "namespace": "shop", "name": name, "deadline_ms": deadline }));
+        let said = agent.query_before(&name, &deadline);
         let took = before.elapsed().as_millis();
         assert!(said["fault"].as_str().unwrap().contains("did not answer in time"), "{deadline}: {said}");
         assert!((least..most).contains(&took), "{deadline}: {took} ms");
@@ -141,19 +105,19 @@ fn f01_a_caller_is_waited_with_for_as_long_as_it_says_within_bounds() {
 fn f01_a_crowd_that_waits_for_unseen_pods_holds_nobody_whose_pod_is_known() {
     let ground = Ground::new("agent-crowd");
     ground.put("cart-0", "u0");
-    let mut agent = Agent::start(&ground);
-    agent.tells("gybe node: pods are known");
+    let agent = Agent::start(&ground);
+    agent.process.next_message("gybe node: pods are known");
     ground.server.add_fault(Fault::always(FaultKind::Silent).at(Verb::Get));
     let (agent, before) = (&agent, Instant::now());
     let unseen = &|i: usize| {
         let name = format!("new-{i}");
-        agent.hears(&json!({ "version": 1, "namespace": "shop", "name": name, "deadline_ms": 5000 }))
+        agent.query_before(&name, &json!(5000))
     };
     let answers: Vec<Value> = thread::scope(|scope| {
         let waiting: Vec<_> = (0..400).map(|i| scope.spawn(move || unseen(i))).collect();
         ground
             .asked(|requests| requests.iter().filter(|request| request.path.contains("/new-")).count() >= 8);
-        assert_eq!(agent.asked("cart-0", "u0")["pod"]["metadata"]["uid"], "u0");
+        assert_eq!(agent.query("cart-0", "u0")["pod"]["metadata"]["uid"], "u0");
         assert!(before.elapsed() < Duration::from_secs(4), "{:?}", before.elapsed());
         waiting.into_iter().map(|answer| answer.join().unwrap()).collect()
     });
@@ -191,15 +155,15 @@ fn f38_an_agent_with_250_pods_in_a_cluster_of_100_000_stays_small() {
     ground.server.set_generated_pods(100_000);
     let fill = |life| (0..250).map(|i| ground.server.put_pod(large(i, life))).max();
     fill(0);
-    let mut agent = Agent::start(&ground);
-    assert_eq!(agent.tells("gybe node: pods are known")["pods"], 250);
+    let agent = Agent::start(&ground);
+    assert_eq!(agent.process.next_message("gybe node: pods are known")["pods"], 250);
     let (agent, mut seen) = (&agent, Vec::new());
     for life in 0..4 {
         thread::scope(|scope| {
             for i in 0..110 {
                 scope.spawn(move || {
                     let uid = format!("u{i}-{life}");
-                    assert_eq!(agent.asked(&format!("cart-{i}"), &uid)["pod"]["metadata"]["uid"], *uid);
+                    assert_eq!(agent.query(&format!("cart-{i}"), &uid)["pod"]["metadata"]["uid"], *uid);
                 });
             }
         });
@@ -214,7 +178,7 @@ fn f38_an_agent_with_250_pods_in_a_cluster_of_100_000_stays_small() {
         let (last, mut gets) = (format!("u249-{}", life + 1), usize::MAX);
         while gets != ground.gets("cart-249") {
             gets = ground.gets("cart-249");
-            agent.asked("cart-249", &last);
+            agent.query("cart-249", &last);
         }
     }
     println!("KiB of anonymous memory: {seen:?}");

@@ -3,10 +3,9 @@
 use gybe_api_server::{ApiServer, Request, ServiceAccount, Validity};
 use gybe_installer::agent::Pods;
 use gybe_installer::agent::cluster::{self, Cluster, WatchState, WatchedPods};
-use gybe_plugin::facts::wire::{self, Answer};
+use gybe_plugin::facts::wire::{self, FactsResponse};
+use gybe_test_support::{TestDir, wait_until};
 use serde_json::{Value, json};
-use std::path::PathBuf;
-use std::thread;
 use std::time::{Duration, Instant};
 
 /// Longer than anything takes that comes at all.
@@ -18,14 +17,12 @@ pub(crate) const NODE: &str = "node-1";
 pub(crate) struct Ground {
     pub(crate) server: ApiServer,
     pub(crate) account: ServiceAccount,
-    pub(crate) directory: PathBuf,
+    pub(crate) directory: TestDir,
 }
 
 impl Ground {
     pub(crate) fn new(test: &str) -> Self {
-        let directory = std::env::temp_dir().join(format!("gybe-cluster-{test}-{}", std::process::id()));
-        let _ = std::fs::remove_dir_all(&directory);
-        std::fs::create_dir_all(&directory).unwrap();
+        let directory = TestDir::new(&format!("cluster-{test}"));
         let server = ApiServer::start().unwrap();
         let account = server.service_account(&directory.join("serviceaccount")).unwrap();
         Self { server, account, directory }
@@ -75,12 +72,6 @@ impl Ground {
     }
 }
 
-impl Drop for Ground {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.directory);
-    }
-}
-
 pub(crate) fn meshed(name: &str, uid: &str) -> Value {
     json!({
         "kind": "Pod",
@@ -101,14 +92,14 @@ pub(crate) fn meshed(name: &str, uid: &str) -> Value {
 }
 
 /// Asks as the plugin does; tells the uid that was answered, or the answer that was none.
-pub(crate) fn asked(pods: &WatchedPods, name: &str, uid: &str) -> Result<String, Answer> {
+pub(crate) fn asked(pods: &WatchedPods, name: &str, uid: &str) -> Result<String, FactsResponse> {
     let question = json!({ "version": 1, "namespace": "shop", "name": name, "uid": uid }).to_string();
-    let pod = wire::asked(question.as_bytes()).unwrap().pod;
+    let pod = wire::decode_request(question.as_bytes()).unwrap().pod;
     let before = Instant::now();
     let answer = pods.answer(&pod, before + CALL);
     assert!(before.elapsed() < CALL + Duration::from_secs(5), "{:?}: {answer:?}", before.elapsed());
     match answer {
-        Answer::Pod(facts) => Ok(facts.uid),
+        FactsResponse::Pod(facts) => Ok(facts.uid),
         other => Err(other),
     }
 }
@@ -120,9 +111,5 @@ pub(crate) fn knows(pods: &WatchedPods, name: &str, uid: &str) {
 
 /// Waits for the watch to be so. There is nothing to be woken by: the state is read by who serves it.
 pub(crate) fn becomes(pods: &WatchedPods, wanted: impl Fn(&WatchState) -> bool) {
-    let until = Instant::now() + PATIENCE;
-    while !wanted(&pods.state()) {
-        assert!(Instant::now() < until, "{:?}", pods.state());
-        thread::sleep(Duration::from_millis(5));
-    }
+    wait_until("the watch is in that state", || wanted(&pods.state()));
 }

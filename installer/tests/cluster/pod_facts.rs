@@ -3,7 +3,7 @@
 
 use crate::ground::Ground;
 use gybe_api_server::{Network, Validity, Verb};
-use gybe_plugin::facts::wire::{self, Answer};
+use gybe_plugin::facts::wire::{self, FactsResponse};
 use serde_json::{Value, json};
 use std::fs;
 use std::io::Write;
@@ -27,17 +27,17 @@ fn run(kubeconfig: &Path, deadline: u32, question: &str) -> Output {
     output
 }
 
-fn answer(kubeconfig: &Path) -> Answer {
+fn answer(kubeconfig: &Path) -> FactsResponse {
     let output = run(kubeconfig, 2000, QUESTION);
     let said = [output.stdout.as_slice(), &output.stderr].concat();
     assert!(!String::from_utf8_lossy(&said).contains("eyJ"), "{output:?}");
     assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
-    wire::answered(&output.stdout).unwrap()
+    wire::decode_response(&output.stdout).unwrap()
 }
 
 fn fault(kubeconfig: &Path) -> String {
     match answer(kubeconfig) {
-        Answer::Fault(why) => why,
+        FactsResponse::Error(why) => why,
         other => panic!("{other:?}"),
     }
 }
@@ -46,9 +46,9 @@ fn fault(kubeconfig: &Path) -> String {
 fn a_pod_is_told_and_one_that_is_not_there_is_unknown() {
     let ground = Ground::new("facts");
     let kubeconfig = ground.server.kubeconfig(&ground.directory).unwrap();
-    assert_eq!(answer(&kubeconfig), Answer::Unknown);
+    assert_eq!(answer(&kubeconfig), FactsResponse::Unknown);
     ground.put("cart-0", "u0");
-    let Answer::Pod(facts) = answer(&kubeconfig) else { panic!("it is there") };
+    let FactsResponse::Pod(facts) = answer(&kubeconfig) else { panic!("it is there") };
     assert_eq!((facts.uid.as_str(), facts.containers.len()), ("u0", 2));
     let requests = ground.server.requests();
     assert_eq!(requests.len(), 2);
@@ -111,7 +111,7 @@ fn a_token_in_a_file_beside_the_kubeconfig_is_found() {
     let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
     config["users"][0]["user"] = json!({ "tokenFile": "serviceaccount/token" });
     fs::write(&path, config.to_string()).unwrap();
-    assert!(matches!(answer(&path), Answer::Pod(_)));
+    assert!(matches!(answer(&path), FactsResponse::Pod(_)));
     fs::remove_file(ground.account.path().join("token")).unwrap();
     assert!(fault(&path).contains("serviceaccount/token cannot be used"));
 }

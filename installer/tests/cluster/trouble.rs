@@ -5,7 +5,7 @@ use crate::ground::{Ground, NODE, asked, becomes, knows, meshed};
 use crate::scene::{is_back, scene, status, well};
 use gybe_api_server::{Fault, FaultKind, Network, Request, Verb};
 use gybe_installer::agent::cluster::WatchedPods;
-use gybe_plugin::facts::wire::Answer;
+use gybe_plugin::facts::wire::FactsResponse;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -27,7 +27,7 @@ fn what_happened_while_history_was_forgotten_is_found_by_a_list() {
     // The watch is opened, and then told that it is too late.
     ground.asked(|requests| requests.iter().filter(|request| request.is_list_of_pods()).count() == 2);
     knows(&watched, "cart-2", "u2");
-    assert_eq!(asked(&watched, "cart-1", "u1"), Err(Answer::Unknown));
+    assert_eq!(asked(&watched, "cart-1", "u1"), Err(FactsResponse::Unknown));
     assert_eq!(ground.gets("cart-2"), 0);
     is_back(&ground, &watched, "cart-3");
 }
@@ -117,7 +117,7 @@ fn f01_a_black_hole_changes_no_answer_and_refuses_what_is_new_in_time() {
         }
         ground.put("cart-1", "u1");
         let answer = asked(&watched, "cart-1", "u1").unwrap_err();
-        assert!(matches!(&answer, Answer::Fault(why) if why.contains("the API server")), "{answer:?}");
+        assert!(matches!(&answer, FactsResponse::Error(why) if why.contains("the API server")), "{answer:?}");
         ground.server.set_network(Network::Open).unwrap();
         knows(&watched, "cart-0", "u0");
         becomes(&watched, |state| well(state) && state.pods == 2);
@@ -134,7 +134,7 @@ fn a_server_that_is_away_at_the_start_is_waited_for() {
     becomes(&watched, |state| !well(state));
     assert!(!watched.state().synced && watched.state().pods == 0);
     let answer = asked(&watched, "cart-0", "u0").unwrap_err();
-    assert!(matches!(&answer, Answer::Fault(why) if why.contains("cannot be reached")), "{answer:?}");
+    assert!(matches!(&answer, FactsResponse::Error(why) if why.contains("cannot be reached")), "{answer:?}");
     ground.server.set_network(Network::Open).unwrap();
     becomes(&watched, |state| state.synced);
     is_back(&ground, &watched, "cart-1");
@@ -154,7 +154,10 @@ fn one_pod_that_cannot_be_read_hides_no_other() {
     ground.put("cart-1", "u1");
     knows(&watched, "cart-1", "u1");
     let answer = asked(&watched, "odd-0", "odd").unwrap_err();
-    assert!(matches!(&answer, Answer::Fault(why) if why.contains("no object of its kind")), "{answer:?}");
+    assert!(
+        matches!(&answer, FactsResponse::Error(why) if why.contains("no object of its kind")),
+        "{answer:?}"
+    );
     // The same in a list, and the watch is not begun anew because of it.
     assert_eq!((ground.lists(), ground.watches()), (1, 1));
     let again = ground.watched();

@@ -2,7 +2,7 @@
 
 use crate::ground::{CALL, Ground, asked, becomes, knows, meshed};
 use gybe_api_server::{Fault, FaultKind, Verb};
-use gybe_plugin::facts::wire::Answer;
+use gybe_plugin::facts::wire::FactsResponse;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -68,14 +68,14 @@ fn a_server_that_hangs_up_on_every_question_is_asked_once_more_and_never_again()
     let watched = ground.watched();
     ground.server.add_fault(Fault::always(FaultKind::Disconnects).at(Verb::Get));
     let answer = asked(&watched, "cart-0", "u0").unwrap_err();
-    assert!(matches!(&answer, Answer::Fault(why) if why.contains("cannot be reached")), "{answer:?}");
+    assert!(matches!(&answer, FactsResponse::Error(why) if why.contains("cannot be reached")), "{answer:?}");
     assert_eq!(ground.gets("cart-0"), 2);
 }
 
 #[test]
 fn a_pod_nobody_has_is_unknown() {
     let ground = Ground::new("nobody");
-    assert_eq!(asked(&ground.watched(), "cart-0", "u0"), Err(Answer::Unknown));
+    assert_eq!(asked(&ground.watched(), "cart-0", "u0"), Err(FactsResponse::Unknown));
     assert_eq!(ground.gets("cart-0"), 1);
 }
 
@@ -116,7 +116,10 @@ fn f01_an_api_server_that_is_silent_holds_a_caller_no_longer_than_its_deadline()
     ground.server.add_fault(Fault::always(FaultKind::Silent).at(Verb::Get));
     let before = Instant::now();
     let answer = asked(&watched, "cart-0", "u0").unwrap_err();
-    assert!(matches!(&answer, Answer::Fault(why) if why.contains("did not answer in time")), "{answer:?}");
+    assert!(
+        matches!(&answer, FactsResponse::Error(why) if why.contains("did not answer in time")),
+        "{answer:?}"
+    );
     assert!(before.elapsed() < CALL + Duration::from_secs(1), "{:?}", before.elapsed());
 }
 

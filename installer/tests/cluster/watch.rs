@@ -3,7 +3,7 @@
 use crate::ground::{Ground, NODE, asked, becomes, knows, meshed};
 use gybe_installer::agent::Pods;
 use gybe_installer::agent::cluster::WatchedPods;
-use gybe_plugin::facts::wire::{self, Answer};
+use gybe_plugin::facts::wire::{self, FactsResponse};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -21,7 +21,7 @@ fn pods_of_the_node_are_known_by_list_and_by_watch_and_forgotten_when_they_go() 
     knows(&watched, "cart-1", "u1");
     ground.server.delete_pod("shop", "cart-0");
     becomes(&watched, |state| state.pods == 1);
-    assert_eq!(asked(&watched, "cart-0", "u0"), Err(Answer::Unknown));
+    assert_eq!(asked(&watched, "cart-0", "u0"), Err(FactsResponse::Unknown));
     assert_eq!(
         (ground.gets("cart-0"), ground.gets("cart-1"), ground.lists(), ground.watches()),
         (1, 0, 1, 1)
@@ -45,12 +45,12 @@ fn what_is_answered_is_trimmed_to_what_the_decision_needs() {
     let ground = Ground::new("trimmed");
     ground.put("cart-0", "u0");
     let question = br#"{"version": 1, "namespace": "shop", "name": "cart-0", "uid": "u0"}"#;
-    let pod = wire::asked(question).unwrap().pod;
+    let pod = wire::decode_request(question).unwrap().pod;
     let answer = ground.watched().answer(&pod, Instant::now() + Duration::from_secs(1));
-    let Answer::Pod(facts) = &answer else { panic!("{answer:?}") };
+    let FactsResponse::Pod(facts) = &answer else { panic!("{answer:?}") };
     assert_eq!(facts.annotations.keys().collect::<Vec<_>>(), ["sidecar.istio.io/status"]);
     assert_eq!(facts.containers[1].args, ["proxy", "sidecar"]);
-    assert!(!wire::answer(&answer).contains("hunter2"), "{answer:?}");
+    assert!(!wire::encode_response(&answer).contains("hunter2"), "{answer:?}");
 }
 
 #[test]

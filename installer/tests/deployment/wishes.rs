@@ -1,15 +1,17 @@
 //! What the manifests tell the program, read by the program itself.
 
 use crate::objects::Objects;
-use gybe_installer::host::install::wanted::Shape;
-use gybe_installer::host::settings::{Fate, Given, INCUMBENTS, KEYS, Name, OURS, Settings};
+use gybe_installer::host::desired::Shape;
+use gybe_installer::host::settings::{
+    INCUMBENTS, KEYS, OURS, SettingName, Settings, SettingsSources, Support,
+};
 use k8s_openapi::api::core::v1::{ConfigMap, VolumeMount};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 
 /// As the kubelet would start the agent, on a node called worker-1.
-pub(crate) fn given(objects: &Objects) -> Given {
+pub(crate) fn given(objects: &Objects) -> SettingsSources {
     let namespace = objects.daemon_set().metadata.namespace.unwrap();
     let downward = [("spec.nodeName", "worker-1"), ("metadata.name", "gybe-node-x7k2p")];
     let mut environment = BTreeMap::new();
@@ -23,13 +25,13 @@ pub(crate) fn given(objects: &Objects) -> Given {
         environment.insert(variable.name, value);
     }
     let config: ConfigMap = objects.one("ConfigMap");
-    Given { environment, files: config.data.unwrap(), network_config: None }
+    SettingsSources { environment, files: config.data.unwrap(), network_config: None }
 }
 
 pub(crate) fn assert_understood(objects: &Objects) {
     let given = given(objects);
-    let honoured = |names: &[Name], said: &str| {
-        names.iter().any(|name| name.name == said && name.fate == Fate::Honoured)
+    let honoured = |names: &[SettingName], said: &str| {
+        names.iter().any(|name| name.name == said && name.fate == Support::Honoured)
     };
     for name in given.environment.keys() {
         assert!(honoured(&OURS, name) || honoured(&INCUMBENTS, name), "{name}");

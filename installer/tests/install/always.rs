@@ -1,11 +1,12 @@
 //! After every single step, in any directory, the runtime still loads the network it loaded before.
 
-use gybe_installer::host::install::loads::DropIns;
-use gybe_installer::host::install::loads::choice::{Runtime, choose};
-use gybe_installer::host::install::perform::perform;
-use gybe_installer::host::install::plan::plan;
-use gybe_installer::host::install::seen::Interest;
-use gybe_installer::host::install::wanted::{Confirmed, Install, PutBack, Shape, Wanted};
+use gybe_installer::host::apply::perform;
+use gybe_installer::host::desired::{Confirmed, DesiredState, Install, PutBack, Shape};
+use gybe_installer::host::libcni::choice::choose;
+use gybe_installer::host::observe::ObserveScope;
+use gybe_installer::host::plan::plan;
+use gybe_installer::host::runtimes::DropIns;
+use gybe_installer::host::runtimes::Runtime;
 use proptest::prelude::*;
 
 use crate::ground::Ground;
@@ -40,14 +41,14 @@ fn content(kind: u8, n: usize) -> String {
 }
 
 fn network(ground: &Ground, runtime: Runtime) -> Option<(String, Vec<String>)> {
-    let network = choose(&ground.look(&Interest::default()).conf, runtime, DropIns::Loaded).ok()?.network;
+    let network = choose(&ground.look(&ObserveScope::default()).conf, runtime, DropIns::Loaded).ok()?.network;
     let mut plugins = network.plugins;
     plugins.retain(|plugin| plugin != "gybe-cni");
     Some((network.name, plugins))
 }
 
 /// Plans until nothing is left to do, takes each plan's steps one by one, and looks after each.
-fn walk(ground: &Ground, wanted: &Wanted) {
+fn walk(ground: &Ground, wanted: &DesiredState) {
     let before = [Runtime::Containerd, Runtime::CriO].map(|runtime| network(ground, runtime));
     for _ in 0..3 {
         let planned = plan(&ground.look(&wanted.interest()), wanted);
@@ -68,11 +69,13 @@ fn walk(ground: &Ground, wanted: &Wanted) {
     assert!(last.changes.is_empty(), "{:#?}", last.changes);
 }
 
-fn wanted(ground: &Ground, which: u8) -> Wanted {
+fn wanted(ground: &Ground, which: u8) -> DesiredState {
     // None of the plugins that are named here exists.
     let confirmed = |wanted| match wanted {
-        Wanted::Installed(install) => Wanted::Installed(Install { confirmed: Confirmed::Yes, ..install }),
-        left @ Wanted::Left(_) => left,
+        DesiredState::Installed(install) => {
+            DesiredState::Installed(Install { confirmed: Confirmed::Yes, ..install })
+        }
+        left @ DesiredState::Uninstalled(_) => left,
     };
     confirmed(match which {
         0 | 1 => chained(&ground.root),

@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::{MetadataExt, chown};
 use std::path::Path;
 
-use gybe_installer::host::install::wanted::PutBack;
+use gybe_installer::host::desired::PutBack;
 use rustix::fs::{XattrFlags, fsetxattr, getxattr};
 
 use crate::ground::Ground;

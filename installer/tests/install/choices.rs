@@ -2,9 +2,10 @@
 
 use std::os::unix::fs::symlink;
 
-use gybe_installer::host::install::loads::DropIns;
-use gybe_installer::host::install::loads::choice::{NoChoice, Runtime, choose};
-use gybe_installer::host::install::seen::Interest;
+use gybe_installer::host::libcni::choice::{NoChoice, choose};
+use gybe_installer::host::observe::ObserveScope;
+use gybe_installer::host::runtimes::DropIns;
+use gybe_installer::host::runtimes::Runtime;
 use serde_json::Value;
 
 use crate::ground::Ground;
@@ -32,7 +33,7 @@ fn every_recorded_choice_is_ours() {
     assert_eq!(cases.len(), 32);
     for case in cases {
         let ground = laid_out(&case["files"]);
-        let seen = ground.look(&Interest::default());
+        let seen = ground.look(&ObserveScope::default());
         for (runtime, key) in [(Runtime::Containerd, "containerd"), (Runtime::CriO, "crio")] {
             let (want, found) = (&case["pick"][key], choose(&seen.conf, runtime, DropIns::Loaded));
             let about = format!("{} by {key}: {found:?}", case["name"]);

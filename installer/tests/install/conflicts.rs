@@ -4,9 +4,9 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use gybe_installer::host::install::directory::Directory;
-use gybe_installer::host::install::wanted::{Shape, Wanted};
-use gybe_installer::host::install::{Memory, pass};
+use gybe_installer::host::desired::{DesiredState, Shape};
+use gybe_installer::host::directory::Directory;
+use gybe_installer::host::pass::{PassHistory, pass};
 
 use crate::ground::Ground;
 use crate::wants::{install, program};
@@ -44,7 +44,8 @@ fn f05_a_program_that_keeps_going_is_slowed_and_told_with_the_likely_rival_and_w
         let ground = Ground::with(&[("10-a.conflist", LIST)]);
         let mut wanted = install(&ground.root, Shape::Chained { pinned: None }, "1");
         wanted.programs.extend(["istio-iptables", "istio-cni"].map(|name| program(&ground.root, name, "1")));
-        let (wanted, places, mut memory) = (Wanted::Installed(wanted), ground.places(), Memory::default());
+        let (wanted, places, mut memory) =
+            (DesiredState::Installed(wanted), ground.places(), PassHistory::default());
         let mut pass = || pass(&places, &wanted, &mut memory).unwrap();
         assert!(pass().left.is_done());
         let path = places.programs.join(name);
@@ -96,8 +97,8 @@ fn f05_while_a_program_waits_the_chain_is_healed_if_one_that_works_serves() {
         let ground = Ground::with(&[("10-a.conflist", LIST)]);
         let mut wanted = install(&ground.root, Shape::Chained { pinned: None }, "1");
         wanted.programs.push(program(&ground.root, "istio-iptables", "1"));
-        let wanted = Wanted::Installed(wanted);
-        let (places, mut memory) = (ground.places(), Memory::default());
+        let wanted = DesiredState::Installed(wanted);
+        let (places, mut memory) = (ground.places(), PassHistory::default());
         let mut pass = || pass(&places, &wanted, &mut memory).unwrap();
         for _ in 1..=6 {
             pass();
@@ -119,7 +120,8 @@ fn f05_a_program_that_cannot_be_placed_makes_no_fight_of_the_others() {
     let mut further = program(&ground.root, "istio-iptables", "1");
     further.source = ground.root.join("image/none");
     wanted.programs.push(further);
-    let (wanted, places, mut memory) = (Wanted::Installed(wanted), ground.places(), Memory::default());
+    let (wanted, places, mut memory) =
+        (DesiredState::Installed(wanted), ground.places(), PassHistory::default());
     assert_eq!(pass(&places, &wanted, &mut memory).unwrap().performed.failed.len(), 1);
     for n in 1..=4 {
         // The directory stays as it is, so what failed waits.

@@ -1,8 +1,8 @@
 //! Nothing but our entry ever changes in somebody else's file.
 
-use gybe_installer::host::install::conflist::convert::{listed, unlisted};
-use gybe_installer::host::install::conflist::{Chain, ConflistError, ISTIO, Istio};
-use gybe_installer::host::install::entry::Entry;
+use gybe_installer::host::conflist::convert::{listed, unlisted};
+use gybe_installer::host::conflist::entry::Entry;
+use gybe_installer::host::conflist::{ConflistError, ISTIO, IstioEntry, PluginChain};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -15,11 +15,11 @@ fn ours() -> Entry {
 }
 
 fn with(file: &[u8]) -> Vec<u8> {
-    Chain::read(file).unwrap().with(&ours(), Istio::GivesWay).unwrap()
+    PluginChain::read(file).unwrap().with(&ours(), IstioEntry::Replace).unwrap()
 }
 
 fn without(file: &[u8]) -> Vec<u8> {
-    Chain::read(file).unwrap().without("gybe-cni").unwrap()
+    PluginChain::read(file).unwrap().without("gybe-cni").unwrap()
 }
 
 const REAL: [&str; 6] = [
@@ -51,7 +51,7 @@ fn the_entry_looks_like_its_neighbours() {
 fn f33_insert_then_remove_gives_the_bytes_back() {
     for file in REAL {
         let inside = with(file.as_bytes());
-        assert_eq!(Chain::read(&inside).unwrap().plugins().last(), Some(&"gybe-cni"));
+        assert_eq!(PluginChain::read(&inside).unwrap().plugins().last(), Some(&"gybe-cni"));
         assert_eq!(with(&inside), inside, "a second time changes nothing");
         assert_eq!(String::from_utf8(without(&inside)).unwrap(), file);
     }
@@ -69,24 +69,24 @@ fn f30_an_old_entry_is_replaced_where_it_stands_and_doubles_go() {
     let file =
         br#"{"plugins": [{"type":"gybe-cni"}, {"type":"a"}, {"type":"gybe-cni","log_level":"debug"}]}"#;
     let inside = with(file);
-    assert_eq!(Chain::read(&inside).unwrap().plugins(), ["a", "gybe-cni"]);
+    assert_eq!(PluginChain::read(&inside).unwrap().plugins(), ["a", "gybe-cni"]);
     assert_eq!(without(&inside), br#"{"plugins": [{"type":"a"}]}"#);
 }
 
 #[test]
 fn an_entry_that_is_not_last_becomes_last() {
     let file = br#"{"plugins": [{"type":"a"}, {"type":"gybe-cni"}, {"type":"b"}]}"#;
-    assert_eq!(Chain::read(&with(file)).unwrap().plugins(), ["a", "b", "gybe-cni"]);
+    assert_eq!(PluginChain::read(&with(file)).unwrap().plugins(), ["a", "b", "gybe-cni"]);
 }
 
 #[test]
 fn istio_cni_gives_way_in_one_write_but_not_in_ambient_mode() {
     let file = br#"{"plugins": [{"type":"a"}, {"type":"istio-cni","ambient_enabled":false}]}"#;
-    assert_eq!(Chain::read(&with(file)).unwrap().plugins(), ["a", "gybe-cni"]);
-    let stays = Chain::read(file).unwrap().with(&ours(), Istio::Stays).unwrap();
-    assert_eq!(Chain::read(&stays).unwrap().plugins(), ["a", ISTIO, "gybe-cni"]);
+    assert_eq!(PluginChain::read(&with(file)).unwrap().plugins(), ["a", "gybe-cni"]);
+    let stays = PluginChain::read(file).unwrap().with(&ours(), IstioEntry::Keep).unwrap();
+    assert_eq!(PluginChain::read(&stays).unwrap().plugins(), ["a", ISTIO, "gybe-cni"]);
     let ambient = br#"{"plugins": [{"type":"a"}, {"type":"istio-cni","ambient_enabled":true}]}"#;
-    let refused = Chain::read(ambient).unwrap().with(&ours(), Istio::GivesWay);
+    let refused = PluginChain::read(ambient).unwrap().with(&ours(), IstioEntry::Replace);
     assert_eq!(refused, Err(ConflistError::Ambient));
 }
 
@@ -95,14 +95,14 @@ fn f06_a_broken_file_is_refused_at_every_prefix() {
     for file in REAL {
         let inside = with(file.as_bytes());
         for end in 0..inside.trim_ascii_end().len() {
-            assert!(Chain::read(&inside[..end]).is_err(), "{end} bytes");
+            assert!(PluginChain::read(&inside[..end]).is_err(), "{end} bytes");
         }
     }
 }
 
 #[test]
 fn a_list_of_nothing_but_ours_is_not_emptied() {
-    let refused = Chain::read(br#"{"plugins":[{"type":"gybe-cni"}]}"#).unwrap().without("gybe-cni");
+    let refused = PluginChain::read(br#"{"plugins":[{"type":"gybe-cni"}]}"#).unwrap().without("gybe-cni");
     assert_eq!(refused, Err(ConflistError::NothingElse("gybe-cni".into())));
 }
 
@@ -192,7 +192,7 @@ proptest! {
         prop_assert_eq!(String::from_utf8(without(&inside)).unwrap(), file.clone());
 
         let mut want: Value = serde_json::from_str(&file).unwrap();
-        want["plugins"].as_array_mut().unwrap().push(serde_json::from_slice(&ours().print(&gybe_installer::host::install::entry::Layout::OneLine)).unwrap());
+        want["plugins"].as_array_mut().unwrap().push(serde_json::from_slice(&ours().print(&gybe_installer::host::conflist::entry::Layout::OneLine)).unwrap());
         prop_assert_eq!(serde_json::from_slice::<Value>(&inside).unwrap(), want);
     }
 

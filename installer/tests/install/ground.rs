@@ -5,13 +5,16 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use gybe_installer::host::install::change::Problem;
-use gybe_installer::host::install::loads::DropIns;
-use gybe_installer::host::install::loads::choice::{Runtime, choose};
-use gybe_installer::host::install::runtimes::Runtimes;
-use gybe_installer::host::install::seen::{FileName, Hashes, Interest, LOCK, Places, Snapshot, look};
-use gybe_installer::host::install::wanted::Wanted;
-use gybe_installer::host::install::{Memory, Pass, pass};
+use gybe_installer::host::desired::DesiredState;
+use gybe_installer::host::libcni::choice::choose;
+use gybe_installer::host::observe::{
+    FileName, HashCache, LOCK, NodeDirectories, ObserveScope, ObservedState, look,
+};
+use gybe_installer::host::pass::{Pass, PassHistory, pass};
+use gybe_installer::host::problem::Problem;
+use gybe_installer::host::runtimes::DropIns;
+use gybe_installer::host::runtimes::Runtime;
+use gybe_installer::host::runtimes::Runtimes;
 
 use crate::wants;
 
@@ -44,7 +47,7 @@ impl Ground {
         ground
     }
 
-    pub(crate) fn places(&self) -> Places {
+    pub(crate) fn places(&self) -> NodeDirectories {
         wants::places(&self.root)
     }
 
@@ -77,33 +80,33 @@ impl Ground {
         fs::read_to_string(self.conf(name)).unwrap()
     }
 
-    pub(crate) fn look(&self, interest: &Interest) -> Snapshot {
-        look(&self.places(), interest, &mut Hashes::default())
+    pub(crate) fn look(&self, interest: &ObserveScope) -> ObservedState {
+        look(&self.places(), interest, &mut HashCache::default())
     }
 
     /// The plugins containerd would run, of which file.
     pub(crate) fn chain(&self) -> (FileName, Vec<String>) {
         let choice =
-            choose(&self.look(&Interest::default()).conf, Runtime::Containerd, DropIns::Loaded).unwrap();
+            choose(&self.look(&ObserveScope::default()).conf, Runtime::Containerd, DropIns::Loaded).unwrap();
         (choice.file, choice.network.plugins)
     }
 
-    pub(crate) fn pass(&self, wanted: &Wanted) -> Pass {
+    pub(crate) fn pass(&self, wanted: &DesiredState) -> Pass {
         // The runtimes of today, which read drop-ins.
         self.pass_by(wanted, Runtimes::of([(Runtime::Containerd, Some(DropIns::Loaded))]))
     }
 
     /// The same on a node of which this is known.
-    pub(crate) fn pass_by(&self, wanted: &Wanted, runtimes: Runtimes) -> Pass {
-        let mut memory = Memory::default();
+    pub(crate) fn pass_by(&self, wanted: &DesiredState, runtimes: Runtimes) -> Pass {
+        let mut memory = PassHistory::default();
         memory.learn(runtimes);
         pass(&self.places(), wanted, &mut memory).unwrap()
     }
 
     /// The one pass it must take, or two to leave: the tombstone goes in a later one. After that a
     /// pass must find nothing to do, and do nothing.
-    pub(crate) fn settle(&self, wanted: &Wanted) {
-        let passes = if matches!(wanted, Wanted::Left(_)) { 2 } else { 1 };
+    pub(crate) fn settle(&self, wanted: &DesiredState) {
+        let passes = if matches!(wanted, DesiredState::Uninstalled(_)) { 2 } else { 1 };
         let last = (0..passes).map(|_| self.pass(wanted)).inspect(|pass| {
             assert!(pass.performed.failed.is_empty(), "{:?}", pass.performed.failed);
         });
@@ -112,7 +115,10 @@ impl Ground {
         let of_the_runtime = |problem: &&Problem| {
             matches!(
                 problem,
-                Problem::Waiting | Problem::Stopped(_) | Problem::NotMultus { .. } | Problem::NoPrimary(_)
+                Problem::Waiting
+                    | Problem::BrokenFirst(_)
+                    | Problem::NotMultus { .. }
+                    | Problem::NoPrimary(_)
             )
         };
         let problems: Vec<_> = last.left.problems.iter().filter(|it| !of_the_runtime(it)).collect();

@@ -2,8 +2,8 @@
 
 use std::fs;
 
-use gybe_installer::host::install::change::Problem;
-use gybe_installer::host::install::wanted::PutBack;
+use gybe_installer::host::desired::PutBack;
+use gybe_installer::host::problem::Problem;
 
 use crate::ground::Ground;
 use crate::lives::{LIST, SINGLE};

@@ -3,11 +3,11 @@
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
-use gybe_installer::host::install::change::Problem;
-use gybe_installer::host::install::loads::DropIns;
-use gybe_installer::host::install::loads::choice::Runtime;
-use gybe_installer::host::install::runtimes::{ConfiguredDirectory, Runtimes};
-use gybe_installer::host::install::wanted::{Confirmed, PutBack, Shape, Wanted};
+use gybe_installer::host::desired::{Confirmed, DesiredState, PutBack, Shape};
+use gybe_installer::host::problem::Problem;
+use gybe_installer::host::runtimes::DropIns;
+use gybe_installer::host::runtimes::Runtime;
+use gybe_installer::host::runtimes::{ConfiguredDirectory, Runtimes};
 
 use crate::ground::Ground;
 use crate::wants::{chained, install, installed, left, name};
@@ -130,9 +130,11 @@ fn a_pinned_file_is_waited_for_under_either_ending_and_not_left() {
         assert_eq!(preempted.left.problems, [Problem::Preempted { file: name(becomes), by }]);
         assert!(!preempted.left.is_done() && preempted.left.changes.is_empty(), "{:?}", preempted.left);
         fs::remove_file(ground.conf("00-first.conflist")).unwrap();
-        let Wanted::Left(mut leave) = left(&ground.root, PutBack::Nothing) else { unreachable!() };
+        let DesiredState::Uninstalled(mut leave) = left(&ground.root, PutBack::Nothing) else {
+            unreachable!()
+        };
         leave.pinned = Some(name(asked));
-        ground.settle(&Wanted::Left(leave));
+        ground.settle(&DesiredState::Uninstalled(leave));
         assert_eq!(ground.files(), before, "{asked}");
     }
 }
@@ -158,21 +160,21 @@ fn f37_our_entry_goes_where_the_runtime_turns_out_to_look_elsewhere_for_plugins(
                 continue;
             }
             let before = ground.files();
-            let Wanted::Installed(mut install) = installed(&ground.root, shape) else { unreachable!() };
+            let DesiredState::Installed(mut install) = installed(&ground.root, shape) else { unreachable!() };
             // The primary's plugin is here, and nothing is known of the runtime.
-            ground.settle(&Wanted::Installed(install.clone()));
+            ground.settle(&DesiredState::Installed(install.clone()));
             let chained = ground.files();
             assert_ne!(chained, before);
             let others = ConfiguredDirectory::Others(vec!["/usr/lib/cni".into()]);
             let known = Runtimes::of([(Runtime::Containerd, Some(DropIns::Loaded))]);
             let known = || Runtimes { plugin_directory: others.clone(), ..known.clone() };
-            let pass = ground.pass_by(&Wanted::Installed(install.clone()), known());
+            let pass = ground.pass_by(&DesiredState::Installed(install.clone()), known());
             assert_eq!(ground.files(), before, "{file}");
-            let is_elsewhere = |problem: &Problem| matches!(problem, Problem::Elsewhere(_));
+            let is_elsewhere = |problem: &Problem| matches!(problem, Problem::PluginsElsewhere(_));
             assert!(pass.left.problems.iter().any(is_elsewhere) && !pass.left.judgement.is_met(), "{pass:?}");
             assert!(pass.left.changes.is_empty(), "the next pass has nothing to do: {pass:?}");
             install.confirmed = Confirmed::Yes;
-            ground.pass_by(&Wanted::Installed(install), known());
+            ground.pass_by(&DesiredState::Installed(install), known());
             assert_eq!(ground.files(), chained, "an operator overrules it");
             ground.settle(&left(&ground.root, PutBack::Nothing));
         }
@@ -194,7 +196,7 @@ fn f06_a_file_broken_by_somebody_else_is_passed_over_and_never_written() {
         let bad = name("00-bad.conflist");
         assert!(matches!(&crio.problems[..], [Problem::Broken(it)] if it.file == bad));
         assert!(!containerd.judgement.is_met(), "it loads nothing");
-        assert!(matches!(&containerd.problems[..], [Problem::Stopped(it)] if it.file == bad));
+        assert!(matches!(&containerd.problems[..], [Problem::BrokenFirst(it)] if it.file == bad));
         assert!(ground.text("10-calico.conflist").contains("gybe-cni"), "for when the broken one is gone");
         assert_eq!(ground.text("00-bad.conflist"), broken);
         ground.settle(&left(&ground.root, PutBack::Nothing));
@@ -230,7 +232,11 @@ fn f06_the_primary_is_waited_for_and_never_made_up() {
 fn f30_an_upgrade_replaces_program_and_entry_and_a_downgrade_does_too() {
     let ground = Ground::with(&[("10-calico.conflist", LIST)]);
     for build in ["1", "2", "1"] {
-        ground.settle(&Wanted::Installed(install(&ground.root, Shape::Chained { pinned: None }, build)));
+        ground.settle(&DesiredState::Installed(install(
+            &ground.root,
+            Shape::Chained { pinned: None },
+            build,
+        )));
         let there = fs::read_to_string(ground.root.join("bin/gybe-cni")).unwrap();
         assert!(there.contains(&format!("# {build}\n")));
         assert_eq!(ground.text("10-calico.conflist").contains("debug"), build == "2");

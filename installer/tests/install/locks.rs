@@ -7,9 +7,9 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use gybe_installer::host::install::perform::Turn;
-use gybe_installer::host::install::seen::LOCK;
-use gybe_installer::host::install::wanted::PutBack;
+use gybe_installer::host::apply::NodeLock;
+use gybe_installer::host::desired::PutBack;
+use gybe_installer::host::observe::LOCK;
 
 use crate::ground::Ground;
 use crate::wants::{chained, left};
@@ -99,8 +99,8 @@ fn the_lock_file_is_made_with_the_first_change_and_goes_with_the_last_program() 
     ground.pass(&left(&ground.root, PutBack::Nothing));
     assert!(!lock.exists(), "nothing was to be changed");
     ground.settle(&chained(&ground.root));
-    let turn = Turn::take(&ground.places().programs).unwrap();
-    assert!(Turn::take(&ground.places().programs).is_err());
+    let turn = NodeLock::take(&ground.places().programs).unwrap();
+    assert!(NodeLock::take(&ground.places().programs).is_err());
     drop(turn);
     assert!(lock.exists());
     ground.settle(&left(&ground.root, PutBack::Nothing));
@@ -113,9 +113,9 @@ fn the_lock_file_is_made_with_the_first_change_and_goes_with_the_last_program() 
 fn a_lock_that_was_removed_is_nobodys() {
     let ground = Ground::new();
     let (places, lock) = (ground.places(), ground.root.join("bin").join(LOCK));
-    let turn = Turn::take(&places.programs).unwrap();
+    let turn = NodeLock::take(&places.programs).unwrap();
     fs::remove_file(&lock).unwrap();
-    let next = Turn::take(&places.programs).unwrap();
-    assert!(lock.exists() && Turn::take(&places.programs).is_err());
+    let next = NodeLock::take(&places.programs).unwrap();
+    assert!(lock.exists() && NodeLock::take(&places.programs).is_err());
     drop((turn, next));
 }

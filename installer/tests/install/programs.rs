@@ -8,9 +8,9 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 
-use gybe_installer::host::install::perform::{PerformError, TrialError};
-use gybe_installer::host::install::seen::Hash;
-use gybe_installer::host::install::wanted::{Install, Need, Shape, Wanted};
+use gybe_installer::host::apply::{ApplyError, TrialError};
+use gybe_installer::host::desired::{DesiredState, Install, PlacementOrder, Shape};
+use gybe_installer::host::observe::Hash;
 use nix::errno::Errno;
 
 use crate::ground::{Ground, Over};
@@ -28,8 +28,8 @@ fn with_plugin(ground: &Ground, bytes: &[u8]) -> Install {
     wanted
 }
 
-fn refused(ground: &Ground, wanted: Install) -> PerformError {
-    let pass = ground.pass(&Wanted::Installed(wanted));
+fn refused(ground: &Ground, wanted: Install) -> ApplyError {
+    let pass = ground.pass(&DesiredState::Installed(wanted));
     let mut failed = pass.performed.failed;
     assert_eq!(failed.len(), 1, "{failed:?}");
     failed.remove(0).why
@@ -47,7 +47,7 @@ fn f10_a_program_that_does_not_run_is_not_installed_and_nothing_names_it() {
     for (bytes, want) in cases {
         let ground = Ground::with(&[("10-a.conflist", LIST)]);
         let error = refused(&ground, with_plugin(&ground, bytes));
-        assert!(matches!(&error, PerformError::Trial { why, .. } if *why == want), "{error:?}");
+        assert!(matches!(&error, ApplyError::Trial { why, .. } if *why == want), "{error:?}");
         assert_eq!(ground.text("10-a.conflist"), LIST);
         assert!(ground.programs().is_empty(), "{:?}", ground.programs());
     }
@@ -78,7 +78,7 @@ fn f10_a_further_name_that_cannot_be_placed_keeps_no_chain_waiting_and_what_has_
         let mut further = program(&ground.root, "istio-iptables", "1");
         further.source = ground.root.join("image/none");
         wanted.programs.push(further);
-        assert!(matches!(refused(&ground, wanted), PerformError::System { .. }));
+        assert!(matches!(refused(&ground, wanted), ApplyError::System { .. }));
         assert_eq!(ground.chain().1, ["calico", "gybe-cni"]);
         assert_eq!((theirs.exists(), ran.exists()), (is_foreign, false));
     }
@@ -86,15 +86,16 @@ fn f10_a_further_name_that_cannot_be_placed_keeps_no_chain_waiting_and_what_has_
 
 #[test]
 fn f37_the_entry_waits_for_the_tool_only_where_the_plugin_runs_it() {
-    for (need, chain) in
-        [(Need::AfterEntry, ["calico", "gybe-cni"].as_slice()), (Need::BeforeEntry, ["calico"].as_slice())]
-    {
+    for (need, chain) in [
+        (PlacementOrder::AfterEntry, ["calico", "gybe-cni"].as_slice()),
+        (PlacementOrder::BeforeEntry, ["calico"].as_slice()),
+    ] {
         let ground = Ground::with(&[("10-a.conflist", LIST)]);
         // As on a disk with room for the plugin and not for the tool.
         fs::create_dir(ground.root.join("bin/gybe")).unwrap();
         let mut wanted = install(&ground.root, Shape::Chained { pinned: None }, "1");
         wanted.programs[1].need = need;
-        assert!(matches!(refused(&ground, wanted), PerformError::System { why: Errno::EISDIR, .. }));
+        assert!(matches!(refused(&ground, wanted), ApplyError::System { why: Errno::EISDIR, .. }));
         assert_eq!(ground.chain().1, chain, "{need:?}");
         assert!(ground.root.join("bin/gybe-cni").exists(), "the plugin is placed first");
     }
@@ -129,7 +130,7 @@ fn a10_what_a_program_leaves_running_is_not_waited_for() {
     let answer = r#"{"supportedVersions":["1.0.0"]}"#;
     let script = format!("#!/bin/sh\nread -r _ <'{}' &\necho '{answer}'\n", fifo.display());
     let wanted = with_plugin(&ground, script.as_bytes());
-    let pass = ground.pass(&Wanted::Installed(wanted));
+    let pass = ground.pass(&DesiredState::Installed(wanted));
     // It ends when somebody has opened and closed the other side.
     drop(fs::OpenOptions::new().write(true).open(fifo).unwrap());
     assert!(pass.performed.failed.is_empty(), "{:?}", pass.performed.failed);
@@ -146,7 +147,7 @@ fn f10_one_flipped_bit_anywhere_is_found() {
         flipped[page * 4096] ^= 4;
         fs::write(&wanted.programs[0].source, flipped).unwrap();
         wanted.programs[0].hash = Hash::of(&whole);
-        assert!(matches!(refused(&ground, wanted), PerformError::Damaged { .. }), "page {page}");
+        assert!(matches!(refused(&ground, wanted), ApplyError::Damaged { .. }), "page {page}");
     }
     assert!(ground.programs().is_empty());
 }
@@ -173,7 +174,7 @@ fn f09_a_program_is_replaced_while_others_run_it() {
         for round in 0..ROUNDS {
             let build = if round % 2 == 0 { "2" } else { "1" };
             let wanted = install(&ground.root, Shape::Chained { pinned: None }, build);
-            let pass = ground.pass(&Wanted::Installed(wanted));
+            let pass = ground.pass(&DesiredState::Installed(wanted));
             assert!(pass.performed.failed.is_empty(), "{:?}", pass.performed.failed);
         }
     });

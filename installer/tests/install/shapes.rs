@@ -3,8 +3,8 @@
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 
-use gybe_installer::host::install::change::Problem;
-use gybe_installer::host::install::wanted::{Confirmed, Install, PutBack, Shape, Wanted};
+use gybe_installer::host::desired::{Confirmed, DesiredState, Install, PutBack, Shape};
+use gybe_installer::host::problem::Problem;
 
 use crate::ground::Ground;
 use crate::lives::{LIST, SINGLE};
@@ -97,7 +97,7 @@ fn f37_where_none_of_the_primarys_plugins_is_the_runtime_may_look_elsewhere_for_
     for shape in [Shape::Chained { pinned: None }, Shape::DropIn] {
         let pass = ground.pass(&installed(&ground.root, shape));
         let plugins = vec!["calico".to_owned(), "portmap".to_owned()];
-        let alone = Problem::Alone { file: name("10-calico.conflist"), plugins };
+        let alone = Problem::PluginDirUnconfirmed { file: name("10-calico.conflist"), plugins };
         assert!(pass.left.problems.contains(&alone), "{:?}", pass.left.problems);
         assert!(!pass.left.judgement.is_met());
     }
@@ -110,7 +110,7 @@ fn f37_where_none_of_the_primarys_plugins_is_the_runtime_may_look_elsewhere_for_
         assert_eq!(ground.text("10-calico.conflist"), LIST, "nothing is chained on a guess");
     }
     let confirmed = Install { confirmed: Confirmed::Yes, ..install(&ground.root, chain(), "1") };
-    assert!(ground.pass(&Wanted::Installed(confirmed)).left.judgement.is_met());
+    assert!(ground.pass(&DesiredState::Installed(confirmed)).left.judgement.is_met());
     ground.put("10-calico.conflist", LIST);
     fs::write(ground.root.join("bin/portmap"), "").unwrap();
     assert!(ground.pass(&chained(&ground.root)).left.judgement.is_met());
@@ -130,7 +130,10 @@ fn f06_behind_a_file_that_cannot_be_read_nothing_is_chained_and_the_node_is_not_
             Some(()) => nix::unistd::mkfifo(&ground.conf(first), nix::sys::stat::Mode::S_IRWXU).unwrap(),
         }
         let left = ground.pass(&chained(&ground.root)).left;
-        assert!(matches!(&left.problems[..], [Problem::Unread(it)] if it.file == name(first)), "{left:?}");
+        assert!(
+            matches!(&left.problems[..], [Problem::UnreadableFirst(it)] if it.file == name(first)),
+            "{left:?}"
+        );
         assert!(!left.judgement.is_met());
         assert_eq!(ground.text("10-calico.conflist"), LIST);
         fs::remove_file(ground.conf(first)).unwrap();
@@ -145,7 +148,7 @@ fn f06_a_drop_in_or_its_directory_that_cannot_be_read_leaves_the_network_alone()
     symlink("/nowhere/x", ground.conf("k8s-pod-network/50-x.conf")).unwrap();
     let unread = || {
         let left = ground.pass(&chained(&ground.root)).left;
-        assert!(matches!(&left.problems[..], [Problem::Unread(_)]), "{left:?}");
+        assert!(matches!(&left.problems[..], [Problem::UnreadableFirst(_)]), "{left:?}");
         assert_eq!(ground.text("10-calico.conflist"), LIST);
     };
     unread();

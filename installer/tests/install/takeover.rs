@@ -2,9 +2,9 @@
 
 use std::fs;
 
-use gybe_installer::host::install::change::Problem;
-use gybe_installer::host::install::conflist::ConflistError;
-use gybe_installer::host::install::wanted::{PutBack, Shape, TakeOver, Wanted};
+use gybe_installer::host::conflist::ConflistError;
+use gybe_installer::host::desired::{DesiredState, PutBack, Shape, TakeOver};
+use gybe_installer::host::problem::Problem;
 
 use crate::ground::Ground;
 use crate::lives::LIST;
@@ -50,8 +50,8 @@ fn a_living_istio_agent_is_waited_for_and_ambient_is_refused() {
     let ground = Ground::with(&[("10-calico.conflist", ISTIO)]);
     let mut waiting = install(&ground.root, Shape::Chained { pinned: None }, "1");
     waiting.take_over = TakeOver::Waits;
-    let pass = ground.pass(&Wanted::Installed(waiting));
-    assert_eq!(pass.left.problems, [Problem::IstioLives(name("10-calico.conflist"))]);
+    let pass = ground.pass(&DesiredState::Installed(waiting));
+    assert_eq!(pass.left.problems, [Problem::IstioAgentRuns(name("10-calico.conflist"))]);
     let ambient = ISTIO.replace("false", "true");
     ground.put("10-calico.conflist", &ambient);
     let pass = ground.pass(&chained(&ground.root));
@@ -66,10 +66,10 @@ fn a_stand_in_for_istio_cni_never_replaces_the_real_one() {
     let mut wanted = install(&ground.root, Shape::Chained { pinned: None }, "1");
     wanted.programs.push(program(&ground.root, "istio-cni", "tombstone"));
     fs::write(ground.root.join("bin/istio-cni"), "theirs").unwrap();
-    ground.settle(&Wanted::Installed(wanted.clone()));
+    ground.settle(&DesiredState::Installed(wanted.clone()));
     assert_eq!(fs::read_to_string(ground.root.join("bin/istio-cni")).unwrap(), "theirs");
     fs::remove_file(ground.root.join("bin/istio-cni")).unwrap();
-    ground.settle(&Wanted::Installed(wanted));
+    ground.settle(&DesiredState::Installed(wanted));
     assert!(fs::read_to_string(ground.root.join("bin/istio-cni")).unwrap().contains("tombstone"));
 }
 

@@ -4,19 +4,20 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use gybe_installer::host::install::entry::Entry;
-use gybe_installer::host::install::seen::{FileName, Hash, Places};
-use gybe_installer::host::install::wanted::{
-    Confirmed, Install, Leave, Need, Place, Program, PutBack, Shape, TakeOver, Trial, Wanted,
+use gybe_installer::host::conflist::entry::Entry;
+use gybe_installer::host::desired::{
+    Confirmed, DesiredState, Install, Placement, PlacementOrder, Program, PutBack, Shape, TakeOver, Trial,
+    Uninstall,
 };
+use gybe_installer::host::observe::{FileName, Hash, NodeDirectories};
 use serde_json::json;
 
 pub(crate) fn name(name: &str) -> FileName {
     FileName::new(name).unwrap()
 }
 
-pub(crate) fn places(root: &Path) -> Places {
-    Places { conf: root.join("net.d"), programs: root.join("bin"), results: root.join("results") }
+pub(crate) fn places(root: &Path) -> NodeDirectories {
+    NodeDirectories { conf: root.join("net.d"), programs: root.join("bin"), results: root.join("results") }
 }
 
 pub(crate) fn entry(level: &str) -> Entry {
@@ -38,8 +39,8 @@ pub(crate) fn program(root: &Path, file: &str, build: &str) -> Program {
         fs::set_permissions(&source, fs::Permissions::from_mode(0o755)).unwrap();
     }
     let trial = if file == "gybe" { Trial::Version } else { Trial::CniVersion };
-    let place = if file == "istio-cni" { Place::IfAbsent } else { Place::Always };
-    let need = if file == "gybe-cni" { Need::BeforeEntry } else { Need::AfterEntry };
+    let place = if file == "istio-cni" { Placement::IfAbsent } else { Placement::Always };
+    let need = if file == "gybe-cni" { PlacementOrder::BeforeEntry } else { PlacementOrder::AfterEntry };
     Program { name: name(file), source, hash: Hash::of(text.as_bytes()), trial, place, need }
 }
 
@@ -56,16 +57,16 @@ pub(crate) fn install(root: &Path, shape: Shape, build: &str) -> Install {
     }
 }
 
-pub(crate) fn installed(root: &Path, shape: Shape) -> Wanted {
-    Wanted::Installed(install(root, shape, "1"))
+pub(crate) fn installed(root: &Path, shape: Shape) -> DesiredState {
+    DesiredState::Installed(install(root, shape, "1"))
 }
 
-pub(crate) fn chained(root: &Path) -> Wanted {
+pub(crate) fn chained(root: &Path) -> DesiredState {
     installed(root, Shape::Chained { pinned: None })
 }
 
-pub(crate) fn left(root: &Path, put_back: PutBack) -> Wanted {
-    Wanted::Left(Leave {
+pub(crate) fn left(root: &Path, put_back: PutBack) -> DesiredState {
+    DesiredState::Uninstalled(Uninstall {
         plugin: "gybe-cni".into(),
         pinned: None,
         programs: vec![name("gybe-cni"), name("gybe"), name("istio-cni")],

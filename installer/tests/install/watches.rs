@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use gybe_installer::host::install::conflict::other_owner::OtherOwner;
-use gybe_installer::host::install::conflist::Chain;
-use gybe_installer::host::install::perform::{Busy, Turn};
-use gybe_installer::host::install::watch::{Watch, WatchMode, Woken};
-use gybe_installer::host::install::{Memory, pass};
+use gybe_installer::host::apply::{Busy, NodeLock};
+use gybe_installer::host::conflict::other_owner::OtherOwner;
+use gybe_installer::host::conflist::PluginChain;
+use gybe_installer::host::pass::{PassHistory, pass};
+use gybe_installer::host::watch::{DirectoryWatch, WakeReason, WatchMode};
 
 use crate::ground::{Ground, Over};
 use crate::wants::chained;
@@ -40,9 +40,9 @@ fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 #[test]
 fn every_way_to_change_a_file_wakes() {
     let ground = Ground::new();
-    let mut watch = Watch::new([ground.places().conf]);
-    assert_eq!(watch.mode(), WatchMode::Told);
-    assert_eq!(watch.wait(Duration::ZERO, None), Woken::TimeUp);
+    let mut watch = DirectoryWatch::new([ground.places().conf]);
+    assert_eq!(watch.mode(), WatchMode::Inotify);
+    assert_eq!(watch.wait(Duration::ZERO, None), WakeReason::TimedOut);
     let ways: [&dyn Fn(); 5] = [
         &|| ground.put("a", "1"),
         &|| fs::rename(ground.conf("a"), ground.conf("b")).unwrap(),
@@ -52,30 +52,30 @@ fn every_way_to_change_a_file_wakes() {
     ];
     for (n, way) in ways.iter().enumerate() {
         way();
-        assert_eq!(watch.wait(GUARD, None), Woken::Changed, "way {n}");
-        while watch.wait(Duration::ZERO, None) == Woken::Changed {}
+        assert_eq!(watch.wait(GUARD, None), WakeReason::Changed, "way {n}");
+        while watch.wait(Duration::ZERO, None) == WakeReason::Changed {}
     }
     let (read, write) = nix::unistd::pipe().unwrap();
     nix::unistd::write(&write, b"x").unwrap();
-    assert_eq!(watch.wait(GUARD, Some(read.as_fd())), Woken::Called);
+    assert_eq!(watch.wait(GUARD, Some(read.as_fd())), WakeReason::Readable);
 }
 
 #[test]
 fn f13_a_directory_made_anew_is_watched_again() {
     let ground = Ground::new();
     let conf = ground.places().conf;
-    let mut watch = Watch::new([conf.clone()]);
+    let mut watch = DirectoryWatch::new([conf.clone()]);
     for round in 0..5 {
         fs::remove_dir_all(&conf).unwrap();
-        assert_eq!(watch.wait(GUARD, None), Woken::Changed);
+        assert_eq!(watch.wait(GUARD, None), WakeReason::Changed);
         fs::create_dir(&conf).unwrap();
         until("told again", || {
             watch.wait(Duration::from_millis(10), None);
-            watch.mode() == WatchMode::Told
+            watch.mode() == WatchMode::Inotify
         });
-        while watch.wait(Duration::ZERO, None) == Woken::Changed {}
+        while watch.wait(Duration::ZERO, None) == WakeReason::Changed {}
         ground.put("x", "x");
-        assert_eq!(watch.wait(GUARD, None), Woken::Changed, "round {round}");
+        assert_eq!(watch.wait(GUARD, None), WakeReason::Changed, "round {round}");
     }
 }
 
@@ -87,13 +87,13 @@ fn f13_a_link_that_leads_elsewhere_is_followed() {
     }
     let link = ground.root.join("link");
     symlink("one", &link).unwrap();
-    let mut watch = Watch::new([link.clone()]);
+    let mut watch = DirectoryWatch::new([link.clone()]);
     symlink("two", ground.root.join("link.new")).unwrap();
     fs::rename(ground.root.join("link.new"), &link).unwrap();
-    assert_eq!(watch.wait(GUARD, None), Woken::Changed);
-    while watch.wait(Duration::ZERO, None) == Woken::Changed {}
+    assert_eq!(watch.wait(GUARD, None), WakeReason::Changed);
+    while watch.wait(Duration::ZERO, None) == WakeReason::Changed {}
     fs::write(ground.root.join("two/x"), "x").unwrap();
-    assert_eq!(watch.wait(GUARD, None), Woken::Changed);
+    assert_eq!(watch.wait(GUARD, None), WakeReason::Changed);
 }
 
 #[test]
@@ -101,8 +101,8 @@ fn only_one_process_changes_a_node_at_a_time() {
     let ground = Ground::new();
     write(&ground, 0);
     let places = ground.places();
-    let turn = Turn::take(&places.programs).unwrap();
-    let refused = pass(&places, &chained(&ground.root), &mut Memory::default());
+    let turn = NodeLock::take(&places.programs).unwrap();
+    let refused = pass(&places, &chained(&ground.root), &mut PassHistory::default());
     assert_eq!(refused.unwrap_err(), Busy::Locked(places.programs.clone()));
     drop(turn);
     ground.settle(&chained(&ground.root));
@@ -112,8 +112,8 @@ fn only_one_process_changes_a_node_at_a_time() {
 fn f05_rewrites_are_healed_at_once_and_the_sixth_is_a_fight_with_a_name() {
     let ground = Ground::new();
     write(&ground, 0);
-    let (places, wanted, mut memory) = (ground.places(), chained(&ground.root), Memory::default());
-    let mut watch = Watch::new([places.conf.clone()]);
+    let (places, wanted, mut memory) = (ground.places(), chained(&ground.root), PassHistory::default());
+    let mut watch = DirectoryWatch::new([places.conf.clone()]);
     assert!(pass(&places, &wanted, &mut memory).unwrap().left.is_done());
     let mut slowest = Duration::ZERO;
     for n in 1..=5 {
@@ -159,7 +159,7 @@ fn f05_a_storm_of_rewrites_loses_none_of_them() {
         scope.spawn(|| {
             while !over.load(Ordering::Relaxed) {
                 // A fresh memory knows no conflict: as fast as can be.
-                let performed = pass(&places, &wanted, &mut Memory::default()).unwrap().performed;
+                let performed = pass(&places, &wanted, &mut PassHistory::default()).unwrap().performed;
                 ours.fetch_add(performed.done, Ordering::Relaxed);
                 for why in performed.failed {
                     assert!(why.is_overtaken(), "{why:?}");
@@ -184,7 +184,7 @@ fn f05_a_storm_of_rewrites_loses_none_of_them() {
     });
     ground.pass(&wanted);
     let last = theirs();
-    assert_eq!(Chain::read(&last).unwrap().without("gybe-cni").unwrap(), list(WRITES).into_bytes());
+    assert_eq!(PluginChain::read(&last).unwrap().without("gybe-cni").unwrap(), list(WRITES).into_bytes());
     let (ours, overtaken) = (ours.into_inner(), overtaken.into_inner());
     println!("{WRITES} rewrites, healed {ours} times, overtaken {overtaken} times");
 }

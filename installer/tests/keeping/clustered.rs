@@ -1,8 +1,8 @@
 //! The whole agent, as a pod of a cluster: its pods by a watch, its node's label, its DaemonSet.
 
-use crate::agent::{Agent, eventually};
 use crate::node::{Node, PRIMARY};
 use gybe_api_server::{ApiServer, ServiceAccount, Validity, Verb};
+use gybe_test_support::{Agent, wait_until};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
@@ -74,7 +74,7 @@ impl Cluster {
 
     fn ready(&self) -> Agent {
         let agent = self.node.agent();
-        eventually("peace", || agent.is_ready());
+        wait_until("peace", || agent.is_ready());
         agent
     }
 
@@ -92,7 +92,7 @@ fn f02_ready_is_a_list_of_pods_and_does_not_flap_while_tokens_change() {
     let cluster = Cluster::new("cluster-ready");
     cluster.pod("cart-0");
     let agent = cluster.ready();
-    assert_eq!((agent.number("gybe_pods"), agent.number("gybe_pods_known")), (1.0, 1.0));
+    assert_eq!((agent.metric("gybe_pods"), agent.metric("gybe_pods_known")), (1.0, 1.0));
     for _ in 0..10 {
         let old = cluster.server.tokens().issue(Validity::Valid);
         cluster.account.write(&old).unwrap();
@@ -100,33 +100,33 @@ fn f02_ready_is_a_list_of_pods_and_does_not_flap_while_tokens_change() {
         cluster.server.cut_watches();
         assert!(agent.is_ready(), "{:?}", agent.get("/readyz"));
     }
-    assert!(agent.number("gybe_watch_age_seconds") < 60.0);
+    assert!(agent.metric("gybe_watch_age_seconds") < 60.0);
     // Nobody lets the next one in: it keeps the node, and says what it lacks.
     drop(agent);
     cluster.server.tokens().revoke_all();
     cluster.node.puts(FILE, PRIMARY);
     let agent = cluster.node.agent();
-    eventually("an entry", || cluster.node.entry(FILE).is_some());
-    eventually("a reason", || {
+    wait_until("an entry", || cluster.node.entry(FILE).is_some());
+    wait_until("a reason", || {
         agent.get("/readyz").1.contains("this node's pods are not known yet: the API server said 401")
     });
     assert_eq!(agent.get("/healthz").0, 200);
     cluster.server.tokens().restore_all();
-    eventually("peace", || agent.is_ready());
+    wait_until("peace", || agent.is_ready());
 }
 
 #[test]
 fn reconnects_of_the_watch_and_errors_of_the_api_server_are_counted() {
     let cluster = Cluster::new("cluster-counts");
     let agent = cluster.ready();
-    assert_eq!(agent.number("gybe_api_errors_total{status=\"none\"}"), 0.0);
-    let reconnects = agent.number("gybe_watch_reconnects_total");
+    assert_eq!(agent.metric("gybe_api_errors_total{status=\"none\"}"), 0.0);
+    let reconnects = agent.metric("gybe_watch_reconnects_total");
     cluster.server.cut_watches();
-    eventually("another watch", || agent.number("gybe_watch_reconnects_total") > reconnects);
+    wait_until("another watch", || agent.metric("gybe_watch_reconnects_total") > reconnects);
     cluster.server.tokens().revoke_all();
     cluster.server.cut_watches();
-    eventually("a refusal", || agent.get("/metrics").1.contains("gybe_api_errors_total{status=\"401\"} "));
-    assert!(agent.number("gybe_api_errors_total{status=\"401\"}") >= 1.0);
+    wait_until("a refusal", || agent.get("/metrics").1.contains("gybe_api_errors_total{status=\"401\"} "));
+    assert!(agent.metric("gybe_api_errors_total{status=\"401\"}") >= 1.0);
 }
 
 #[test]
@@ -137,19 +137,19 @@ fn a_nodes_label_goes_into_its_entry_and_stays_there_while_nobody_can_be_asked()
     assert_eq!(cluster.backend(), "iptables-legacy");
     let before = cluster.node.text(FILE);
     cluster.server.tokens().revoke_all();
-    let mut agent = cluster.node.agent();
-    agent.tells("the node's label cannot be read");
-    eventually("turns", || agent.number("gybe_passes_total") >= 1.0);
+    let agent = cluster.node.agent();
+    agent.wait_for_message("the node's label cannot be read");
+    wait_until("turns", || agent.metric("gybe_passes_total") >= 1.0);
     assert_eq!(cluster.node.text(FILE), before, "nothing is written for what is not known");
     // What an operator says now counts for more than what a label said once.
     cluster.node.configures(&[("backend", "nft")]);
-    eventually("the cluster's word", || cluster.backend() == "nft");
+    wait_until("the cluster's word", || cluster.backend() == "nft");
     cluster.node.configures(&[]);
     drop(agent);
     cluster.server.tokens().restore_all();
     cluster.labels(&json!({ "gybe.dev/backend": "nfq" }));
-    let mut agent = cluster.ready();
-    agent.tells("gybe.dev/backend");
+    let agent = cluster.ready();
+    agent.wait_for_message("gybe.dev/backend");
     assert_eq!(cluster.backend(), "auto", "what names no backend counts for nothing");
 }
 
@@ -159,12 +159,12 @@ fn istio_cnis_agent_is_seen_among_this_nodes_pods() {
     cluster.pod("istio-cni-node-abcde");
     let entry = PRIMARY.replace("calico\"\n    }", "calico\"\n    },\n    { \"type\": \"istio-cni\" }");
     cluster.node.puts(FILE, &entry);
-    let mut agent = cluster.node.agent();
-    agent.tells("istio-cni's agent still runs");
-    eventually("its pod", || agent.number("gybe_pods") == 1.0);
+    let agent = cluster.node.agent();
+    agent.wait_for_message("istio-cni's agent still runs");
+    wait_until("its pod", || agent.metric("gybe_pods") == 1.0);
     assert_eq!(cluster.node.text(FILE), entry);
     cluster.server.delete_pod("istio-system", "istio-cni-node-abcde");
-    eventually("our entry", || cluster.node.entry(FILE).is_some());
+    wait_until("our entry", || cluster.node.entry(FILE).is_some());
 }
 
 #[test]
@@ -181,12 +181,12 @@ fn with_the_daemonset_it_goes_only_when_that_is_wanted_and_true() {
         cluster.sets(before);
         let looks = cluster.looks();
         let mut agent = cluster.ready();
-        eventually("a look", || cluster.looks() > looks);
+        wait_until("a look", || cluster.looks() > looks);
         cluster.sets(after);
-        assert!(agent.kill(Signal::SIGTERM).success());
+        assert!(agent.stop(Signal::SIGTERM).success());
         assert_eq!(cluster.node.entry(FILE).is_none(), leaves, "{wanted} {before} {after}");
         if !before {
-            agent.tells("nobody says whether the DaemonSet is gone; everything stays");
+            agent.wait_for_message("nobody says whether the DaemonSet is gone; everything stays");
         }
         assert!(cluster.node.program("gybe-cni").exists(), "whoever was on the way still asks it");
     }
@@ -204,8 +204,8 @@ fn f29_where_nobody_may_say_whether_the_daemonset_is_gone_everything_stays() {
     {
         let mut agent = cluster.ready();
         refuse(&cluster.server);
-        assert!(agent.kill(Signal::SIGTERM).success());
-        let told = agent.tells("nobody may say whether the DaemonSet is gone; everything stays");
+        assert!(agent.stop(Signal::SIGTERM).success());
+        let told = agent.wait_for_message("nobody may say whether the DaemonSet is gone; everything stays");
         assert!(told["hint"].as_str().unwrap().contains("gybe uninstall"), "{told}");
         assert!(cluster.node.entry(FILE).is_some());
     }
@@ -274,11 +274,11 @@ fn f38_the_whole_agent_with_250_pods_stays_small() {
     let cluster = Cluster::new("cluster-memory");
     cluster.has((0..250).map(|n| injected(&format!("cart-{n}"))));
     let agent = cluster.ready();
-    assert_eq!(agent.number("gybe_pods"), 250.0);
+    assert_eq!(agent.metric("gybe_pods"), 250.0);
     for _ in 0..5 {
         cluster.node.puts(FILE, PRIMARY);
         // Not counted as one where the pods were known only then: that is another wish, and nobody's undoing.
-        eventually("a heal", || cluster.node.entry(FILE).is_some());
+        wait_until("a heal", || cluster.node.entry(FILE).is_some());
     }
     (0..100).for_each(|_| drop((agent.get("/readyz"), agent.get("/metrics"))));
     let kib = memory(&agent);
@@ -291,11 +291,11 @@ fn f38_owners_of_pods_cannot_fill_the_agents_memory() {
     let cluster = Cluster::new("cluster-hostile");
     cluster.has((0..250).map(hostile));
     let agent = cluster.ready();
-    assert_eq!(agent.number("gybe_pods"), 250.0);
+    assert_eq!(agent.metric("gybe_pods"), 250.0);
     let listed = memory(&agent);
     // The same by the watch.
     cluster.has((250..260).map(hostile));
-    eventually("the others", || agent.number("gybe_pods") == 260.0);
+    wait_until("the others", || agent.metric("gybe_pods") == 260.0);
     let watched = memory(&agent);
     println!("{listed} KiB of anonymous memory after the list, {watched} KiB after the watch");
     assert!(listed.max(watched) <= 16 << 10, "{listed} KiB, {watched} KiB");
@@ -312,10 +312,10 @@ fn f38_owners_of_pods_cannot_fill_the_agents_memory() {
 fn f37_nothing_is_chained_before_the_probes_first_report() {
     let cluster = Cluster::new("unreported");
     std::fs::remove_file(cluster.node.root.join("probe/runtime.json")).unwrap();
-    let mut agent = cluster.node.agent();
-    agent.tells("waiting for the probe's report about the container runtime");
+    let agent = cluster.node.agent();
+    agent.wait_for_message("waiting for the probe's report about the container runtime");
     assert!(!agent.is_ready());
     assert_eq!(cluster.node.text(FILE), PRIMARY);
     cluster.reports();
-    eventually("an entry", || cluster.node.entry(FILE).is_some() && agent.is_ready());
+    wait_until("an entry", || cluster.node.entry(FILE).is_some() && agent.is_ready());
 }

@@ -1,7 +1,7 @@
 //! Where the runtime looks for plugins is not guessed: nothing is chained before it is known.
 
-use crate::agent::eventually;
 use crate::node::{Node, PRIMARIES, PRIMARY};
+use gybe_test_support::wait_until;
 use nix::sys::stat::stat;
 use serde_json::json;
 use std::fs;
@@ -33,48 +33,48 @@ fn reports(node: &Node, directory: &str, folder: &str) {
 fn f37_an_entry_from_before_the_report_goes_when_the_runtime_looks_elsewhere() {
     let node = Node::new("report-last");
     node.puts(FILE, PRIMARY);
-    let mut agent = node.agent();
-    eventually("an entry", || node.entry(FILE).is_some() && agent.is_ready());
+    let agent = node.agent();
+    wait_until("an entry", || node.entry(FILE).is_some() && agent.is_ready());
     reports(&node, "/usr/lib/cni", "image");
-    agent.tells("the runtime looks for plugins in /usr/lib/cni");
-    eventually("no entry", || node.text(FILE) == PRIMARY);
-    eventually("unreadiness", || !agent.is_ready());
+    agent.wait_for_message("the runtime looks for plugins in /usr/lib/cni");
+    wait_until("no entry", || node.text(FILE) == PRIMARY);
+    wait_until("unreadiness", || !agent.is_ready());
     reports(&node, "/opt/cni/bin", "bin");
-    eventually("an entry again", || node.entry(FILE).is_some() && agent.is_ready());
-    assert_eq!(agent.number("gybe_undone_total{what=\"conf\"}"), 0.0);
+    wait_until("an entry again", || node.entry(FILE).is_some() && agent.is_ready());
+    assert_eq!(agent.metric("gybe_undone_total{what=\"conf\"}"), 0.0);
 }
 
 #[test]
 fn f37_nothing_is_chained_until_a_plugin_of_the_primarys_appears() {
     let node = node("appears");
-    let mut agent = node.agent();
-    agent.tells(NOWHERE);
+    let agent = node.agent();
+    agent.wait_for_message(NOWHERE);
     assert!(!agent.is_ready() && agent.get("/readyz").1.contains(NOWHERE));
-    assert_eq!(agent.number("istio_cni_install_ready"), 0.0);
+    assert_eq!(agent.metric("istio_cni_install_ready"), 0.0);
     assert_eq!(node.text(FILE), PRIMARY);
     fs::write(node.program("calico"), "").unwrap();
-    eventually("an entry", || node.entry(FILE).is_some() && agent.is_ready());
+    wait_until("an entry", || node.entry(FILE).is_some() && agent.is_ready());
 }
 
 #[test]
 fn f37_an_operator_or_the_runtimes_configuration_confirms_the_directory() {
     let mut node = node("confirmed");
-    let mut agent = node.agent();
-    agent.tells(NOWHERE);
+    let agent = node.agent();
+    agent.wait_for_message(NOWHERE);
     node.configures(&[("plugin_dir", "confirmed")]);
-    eventually("an entry", || node.entry(FILE).is_some() && agent.is_ready());
+    wait_until("an entry", || node.entry(FILE).is_some() && agent.is_ready());
     drop(agent);
     node.configures(&[]);
     node.puts(FILE, PRIMARY);
     reports(&node, "/opt/cni/bin", "bin");
     let agent = node.agent();
-    eventually("an entry", || node.entry(FILE).is_some() && agent.is_ready());
+    wait_until("an entry", || node.entry(FILE).is_some() && agent.is_ready());
     drop(agent);
     fs::write(node.program("calico"), "").unwrap();
     node.puts(FILE, PRIMARY);
     reports(&node, "/usr/lib/cni", "image");
-    let mut agent = node.agent();
-    agent.tells("the runtime looks for plugins in /usr/lib/cni");
+    let agent = node.agent();
+    agent.wait_for_message("the runtime looks for plugins in /usr/lib/cni");
     assert!(!agent.is_ready());
     assert_eq!(node.text(FILE), PRIMARY);
 }

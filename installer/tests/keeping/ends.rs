@@ -1,7 +1,7 @@
 //! However the agent ends, the node is as it was; and the next one goes on from there.
 
-use crate::agent::{Agent, eventually};
 use crate::node::{Node, PRIMARIES, PRIMARY};
+use gybe_test_support::{Agent, wait_until};
 use nix::sys::signal::Signal;
 use std::ffi::OsStr;
 use std::fs;
@@ -22,7 +22,7 @@ fn stamps(node: &Node) -> Vec<(u64, i64, i64)> {
 
 fn installed(node: &Node) -> Agent {
     let agent = node.agent();
-    eventually("peace", || agent.is_ready());
+    wait_until("peace", || agent.is_ready());
     agent
 }
 
@@ -34,7 +34,7 @@ fn f14_whatever_ends_the_agent_leaves_everything_in_place_and_the_next_writes_no
     let before = stamps(&node);
     for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGKILL, Signal::SIGABRT] {
         let mut agent = installed(&node);
-        let status = agent.kill(signal);
+        let status = agent.stop(signal);
         let clean = matches!(signal, Signal::SIGTERM | Signal::SIGINT);
         assert_eq!(status.success(), clean, "{signal}: {status}");
         assert_eq!(stamps(&node), before, "{signal}");
@@ -93,7 +93,7 @@ fn f30_a_new_version_replaces_what_is_there_and_an_old_one_puts_it_back() {
 fn f14_an_agent_whose_socket_cannot_stand_is_not_ready_and_without_both_not_healthy() {
     let node = Node::new("unserved");
     node.puts(FILE, PRIMARY);
-    let mut agent = installed(&node);
+    let agent = installed(&node);
     let [facts, log] = ["facts.sock", "log.sock"].map(|name| node.root.join("run").join(name));
     // In one step, or the agent is faster.
     let occupy = |socket: &Path| {
@@ -102,17 +102,17 @@ fn f14_an_agent_whose_socket_cannot_stand_is_not_ready_and_without_both_not_heal
         fs::rename(theirs, socket).unwrap();
     };
     occupy(&facts);
-    eventually("an end of its readiness", || agent.get("/readyz").0 == 503);
+    wait_until("an end of its readiness", || agent.get("/readyz").0 == 503);
     let (_, text) = agent.get("/readyz");
     let why = format!("cannot serve at {}: there is something that is no socket", facts.display());
     assert!(text.contains(&why), "{text}");
-    agent.tells("its socket does not stand, and cannot be made anew");
+    agent.wait_for_message("its socket does not stand, and cannot be made anew");
     assert_eq!(agent.get("/healthz").0, 200, "another start would meet it too");
     occupy(&log);
-    eventually("an end of its health", || agent.get("/healthz").0 == 503);
+    wait_until("an end of its health", || agent.get("/healthz").0 == 503);
     fs::remove_file(&facts).unwrap();
     fs::remove_file(&log).unwrap();
-    eventually("peace", || agent.is_ready() && agent.get("/healthz").0 == 200);
+    wait_until("peace", || agent.is_ready() && agent.get("/healthz").0 == 200);
     assert!(std::os::unix::net::UnixStream::connect(facts).is_ok());
 }
 
@@ -123,7 +123,7 @@ fn two_agents_at_once_do_no_harm() {
     let (one, two) = (node.agent(), node.agent());
     for _ in 0..5 {
         node.puts(FILE, PRIMARY);
-        eventually("a heal", || node.text(FILE).matches("\"gybe-cni\"").count() == 1);
+        wait_until("a heal", || node.text(FILE).matches("\"gybe-cni\"").count() == 1);
     }
-    eventually("peace", || one.is_ready() && two.is_ready());
+    wait_until("peace", || one.is_ready() && two.is_ready());
 }

@@ -1,7 +1,7 @@
 //! An agent without file descriptors: it does not spin, changes nothing, and goes on once they are back.
 
-use crate::agent::{Agent, PATIENCE, eventually};
 use crate::node::{Node, PRIMARY};
+use gybe_test_support::{Agent, PATIENCE, wait_until};
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -31,8 +31,8 @@ fn used(agent: &Agent) -> u64 {
 fn without_file_descriptors_the_agent_does_not_spin_and_goes_on_once_they_are_back() {
     let node = Node::new("exhausted");
     node.puts(FILE, PRIMARY);
-    let mut agent = node.agent();
-    eventually("peace", || agent.is_ready());
+    let agent = node.agent();
+    wait_until("peace", || agent.is_ready());
     let plugin = || fs::metadata(node.program("gybe-cni")).unwrap().ino();
     let before = plugin();
     // The first three are taken, so there is none below the limit.
@@ -42,7 +42,7 @@ fn without_file_descriptors_the_agent_does_not_spin_and_goes_on_once_they_are_ba
     let mut probe = TcpStream::connect(agent.address("health")).unwrap();
     probe.write_all(b"GET /readyz HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
     node.puts(FILE, PRIMARY);
-    agent.tells("no file descriptors are left");
+    agent.wait_for_message("no file descriptors are left");
     let (ticks, lasting) = (used(&agent), Duration::from_secs(3));
     std::thread::sleep(lasting);
     let ticks = used(&agent) - ticks;
@@ -51,7 +51,7 @@ fn without_file_descriptors_the_agent_does_not_spin_and_goes_on_once_they_are_ba
     assert!(node.entry(FILE).is_none());
     limits(&agent, "1024");
     let since = Instant::now();
-    eventually("an entry again", || node.entry(FILE).is_some());
+    wait_until("an entry again", || node.entry(FILE).is_some());
     // Without a look of its own it would come after ten seconds.
     assert!(since.elapsed() < Duration::from_secs(6), "{:?}", since.elapsed());
     plugin_call.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -60,7 +60,7 @@ fn without_file_descriptors_the_agent_does_not_spin_and_goes_on_once_they_are_ba
         let mut text = [0; 16];
         assert!(answer.read(&mut text).unwrap() > 0, "an answer to who called meanwhile");
     }
-    eventually("peace", || agent.is_ready());
+    wait_until("peace", || agent.is_ready());
     assert_eq!(plugin(), before, "what could not be read was not written again");
-    assert_eq!(agent.number("gybe_undone_total{what=\"programs\"}"), 0.0);
+    assert_eq!(agent.metric("gybe_undone_total{what=\"programs\"}"), 0.0);
 }

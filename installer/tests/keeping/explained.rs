@@ -1,7 +1,7 @@
 //! What `gybe doctor` learns from the running agent: its own word on how it stands.
 
-use crate::agent::eventually;
 use crate::node::{Node, PRIMARIES, PRIMARY};
+use gybe_test_support::wait_until;
 use serde_json::Value;
 use std::fs;
 
@@ -24,10 +24,10 @@ fn the_agents_readiness_and_its_reasons_are_in_the_doctors_answer() {
     node.sets("CNI_CONF_NAME", FILE);
     node.puts(FILE, PRIMARY);
     let agent = node.agent();
-    eventually("peace", || agent.is_ready());
+    wait_until("peace", || agent.is_ready());
     assert!(of_agent(&node, "ok").contains(&"the node agent is ready".to_owned()), "{:#}", node.doctor());
     node.puts("05-another.conflist", PRIMARY);
-    eventually("a reason", || agent.get("/readyz").0 == 503);
+    wait_until("a reason", || agent.get("/readyz").0 == 503);
     let wrong = of_agent(&node, "wrong");
     let reason = "the node agent is not ready: the runtime takes 05-another.conflist";
     assert!(wrong.iter().any(|says| says.starts_with(reason)), "{wrong:?}");
@@ -39,10 +39,10 @@ fn a_configmap_that_the_agent_does_not_follow_is_wrong() {
     node.configures(&[("log_level", "debug")]);
     node.puts(FILE, PRIMARY);
     let agent = node.agent();
-    eventually("peace", || agent.is_ready());
+    wait_until("peace", || agent.is_ready());
     assert_eq!(of_agent(&node, "wrong"), [""; 0]);
     node.configures(&[("log_level", "loud")]);
-    eventually("its count", || agent.number("gybe_settings_followed") == 0.0);
+    wait_until("its count", || agent.metric("gybe_settings_followed") == 0.0);
     let wrong = of_agent(&node, "wrong");
     assert!(
         wrong[0].starts_with("the node agent does not follow the ConfigMap, and keeps the one before: "),
@@ -57,12 +57,12 @@ fn a_conflict_over_the_chain_is_wrong_and_the_other_writer_is_named() {
     let cilium = PRIMARY.replace("calico", "cilium-cni");
     node.puts(FILE, &cilium);
     let agent = node.agent();
-    eventually("an entry", || node.entry(FILE).is_some());
-    eventually("a conflict", || {
+    wait_until("an entry", || node.entry(FILE).is_some());
+    wait_until("a conflict", || {
         node.puts(FILE, &cilium);
-        agent.number("gybe_fight{what=\"conf\"}") == 1.0
+        agent.metric("gybe_fight{what=\"conf\"}") == 1.0
     });
-    eventually("its finding", || {
+    wait_until("its finding", || {
         let wrong = of_agent(&node, "wrong");
         wrong.iter().any(|says| says.contains("undone again and again") && says.contains("Cilium"))
     });
@@ -77,7 +77,7 @@ fn f37_the_doctor_takes_over_what_the_agent_is_set_to_about_the_plugin_directory
     node.configures(&[("plugin_dir", "confirmed")]);
     node.puts(FILE, PRIMARY);
     let agent = node.agent();
-    eventually("peace", || agent.is_ready());
+    wait_until("peace", || agent.is_ready());
     let of_directories = |flags: &[&str]| says(&node.doctor_with("probe", flags), "directories", "wrong");
     assert_eq!(of_directories(&[]), [""; 0]);
     let told = of_directories(&["--plugin-dir", "check"]);
@@ -89,9 +89,9 @@ fn a_node_that_leaves_on_purpose_is_not_wrong() {
     let mut node = Node::new("explained-leaving");
     node.puts(FILE, PRIMARY);
     let agent = node.agent();
-    eventually("peace", || agent.is_ready());
+    wait_until("peace", || agent.is_ready());
     node.configures(&[("mode", "leave")]);
-    eventually("the end", || agent.get("/left").0 == 200);
+    wait_until("the end", || agent.get("/left").0 == 200);
     assert!(node.program("gybe").exists(), "for five minutes");
     let found = node.doctor_with("run", &[]);
     for about in ["agent", "chain"] {

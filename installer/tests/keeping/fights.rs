@@ -1,7 +1,7 @@
 //! Somebody undoes what we do again and again: recognised, slowed, and told with their likely name.
 
-use crate::agent::{Agent, eventually};
 use crate::node::{Node, PRIMARY};
+use gybe_test_support::{Agent, wait_until};
 use serde_json::Value;
 use std::cell::Cell;
 use std::fs;
@@ -12,7 +12,7 @@ const FILE: &str = "10-calico.conflist";
 const FIGHT: &str = "again and again";
 
 fn is_fight(agent: &Agent, what: &str) -> bool {
-    agent.number(&format!("gybe_fight{{what=\"{what}\"}}")) == 1.0
+    agent.metric(&format!("gybe_fight{{what=\"{what}\"}}")) == 1.0
 }
 
 /// Undoes what is healed until the agent calls it a fight; how often that took.
@@ -22,8 +22,8 @@ fn provokes(agent: &Agent, what: &str, undo: impl Fn(), is_healed: impl Fn() -> 
         assert!(undone < 20, "no fight after {undone} times");
         undo();
         undone += 1;
-        let counted = || agent.number(&format!("gybe_undone_total{{what=\"{what}\"}}")) >= f64::from(undone);
-        eventually("the next turn", || counted() && (is_healed() || is_fight(agent, what)));
+        let counted = || agent.metric(&format!("gybe_undone_total{{what=\"{what}\"}}")) >= f64::from(undone);
+        wait_until("the next turn", || counted() && (is_healed() || is_fight(agent, what)));
     }
     undone
 }
@@ -35,11 +35,11 @@ fn has(line: &Value, words: &str) -> bool {
 /// How often it was told, when the node has been changed so often.
 fn told(agent: &mut Agent, words: &str, changes: usize) -> usize {
     let seen = Cell::new(0);
-    agent.hears(|line| {
+    agent.wait_for_line(|line| {
         seen.set(seen.get() + usize::from(has(line, "changed the node")));
         seen.get() == changes
     });
-    agent.all().iter().filter(|line| has(line, words)).count()
+    agent.log().iter().filter(|line| has(line, words)).count()
 }
 
 #[test]
@@ -51,17 +51,17 @@ fn f05_a_fight_over_the_chain_is_reported_with_the_rival_and_writes_are_limited(
     let installed = Instant::now();
     let is_in = || node.entry(FILE).is_some();
     assert_eq!(provokes(&agent, "conf", || node.puts(FILE, &cilium), is_in), 6);
-    let sentence = agent.tells("Cilium");
+    let sentence = agent.wait_for_message("Cilium");
     assert!(sentence["msg"].as_str().unwrap().contains("cni.exclusive=false"), "{sentence}");
-    eventually("a note", || {
+    wait_until("a note", || {
         let text = agent.get("/readyz").1;
         text.contains("note:") && text.contains("Cilium")
     });
-    eventually("an entry again", is_in);
+    wait_until("an entry again", is_in);
     let was_unready = Cell::new(false);
     for _ in 0..18 {
         node.puts(FILE, &cilium);
-        eventually("an entry again", || {
+        wait_until("an entry again", || {
             let is_unready = !agent.is_ready();
             let is_in = is_in();
             was_unready.set(was_unready.get() || (is_unready && !is_in));
@@ -71,12 +71,12 @@ fn f05_a_fight_over_the_chain_is_reported_with_the_rival_and_writes_are_limited(
     // 25 writes in all: ten at once, and 15 at two a second.
     assert!(installed.elapsed() > Duration::from_secs(4), "{:?}", installed.elapsed());
     assert!(was_unready.get(), "ready without an entry");
-    assert_eq!(agent.number("gybe_fights_total{what=\"conf\"}"), 1.0);
+    assert_eq!(agent.metric("gybe_fights_total{what=\"conf\"}"), 1.0);
     assert!(!is_fight(&agent, "programs"));
-    eventually("a count", || agent.number("gybe_healed_total{what=\"conf\"}") == 24.0);
-    eventually("peace", || agent.is_ready());
+    wait_until("a count", || agent.metric("gybe_healed_total{what=\"conf\"}") == 24.0);
+    wait_until("peace", || agent.is_ready());
     assert!(agent.get("/readyz").1.contains("Cilium"), "also while all is as wanted");
-    assert_eq!(told(&mut agent, FIGHT, 25), 1, "{:#?}", agent.all());
+    assert_eq!(told(&mut agent, FIGHT, 25), 1, "{:#?}", agent.log());
     assert_eq!(told(&mut agent, "changed the node", 25), 25);
 }
 
@@ -89,32 +89,32 @@ fn f05_a_fight_over_programs_is_told_with_the_rival_and_the_chain_is_healed_at_o
     node.brings("1");
     node.puts(FILE, PRIMARY);
     let mut agent = node.agent();
-    eventually("peace", || agent.is_ready());
+    wait_until("peace", || agent.is_ready());
     let theirs = || {
         fs::copy(&theirs, &new).unwrap();
         fs::rename(&new, node.program("gybe-cni")).unwrap();
     };
     let is_ours = || node.build("gybe-cni") == "gybe-cni 1";
     assert_eq!(provokes(&agent, "programs", theirs, is_ours), 6);
-    let sentence = agent.tells("the program gybe-cni is replaced again and again");
+    let sentence = agent.wait_for_message("the program gybe-cni is replaced again and again");
     let sentence = sentence["msg"].as_str().unwrap();
     assert!(sentence.contains("another agent of Gybe") && sentence.contains("remove one"), "{sentence}");
-    eventually("a word", || {
+    wait_until("a word", || {
         let (status, text) = agent.get("/readyz");
         status == 503 && text.contains("note: the program gybe-cni")
     });
     // The chain is nobody's fight, and every pod needs it.
     node.puts(FILE, &PRIMARY.replace("k8s-pod-network", "another"));
-    eventually("a healed chain", || node.entry(FILE).is_some());
+    wait_until("a healed chain", || node.entry(FILE).is_some());
     assert!(!is_ours(), "the program waits");
     assert!(!is_fight(&agent, "conf"));
-    eventually("our program", is_ours);
+    wait_until("our program", is_ours);
     let healed = Instant::now();
     theirs();
-    eventually("our program again", is_ours);
+    wait_until("our program again", is_ours);
     assert!(healed.elapsed() > Duration::from_secs(3), "{:?}", healed.elapsed());
     // The first pass, seven programs, and the chain.
-    assert_eq!(told(&mut agent, FIGHT, 9), 1, "{:#?}", agent.all());
+    assert_eq!(told(&mut agent, FIGHT, 9), 1, "{:#?}", agent.log());
 }
 
 /// The time in which the chain was without our entry, as shares of the whole.
@@ -166,11 +166,11 @@ fn rewritten_every(rhythm: Duration, lasting: Duration, (node, agent): (&Node, &
 /// Rewrites the file once, and looks at `/readyz` when the agent has noticed it. False when the agent had put its
 /// entry back by then, or the conflict was over: nothing is shown.
 fn is_unready_until_repaired((node, agent): (&Node, &Agent)) -> bool {
-    eventually("an entry again", || agent.is_ready() && node.entry(FILE).is_some());
-    let number = |name: &str| agent.number(&format!("gybe_{name}_total{{what=\"conf\"}}"));
+    wait_until("an entry again", || agent.is_ready() && node.entry(FILE).is_some());
+    let number = |name: &str| agent.metric(&format!("gybe_{name}_total{{what=\"conf\"}}"));
     let [undone, healed] = ["undone", "healed"].map(number);
     node.puts(FILE, PRIMARY);
-    eventually("its notice", || number("undone") > undone);
+    wait_until("its notice", || number("undone") > undone);
     let (is_conflict, is_ready) = (is_fight(agent, "conf"), agent.is_ready());
     // The counts are published with the state that `/readyz` reports: before the repair, that is without the entry.
     let shows = is_conflict && number("healed") == healed;
@@ -183,7 +183,7 @@ fn f05_the_unchained_time_under_a_rewriter_is_short_and_not_ready() {
     let node = Node::new("rewriter");
     node.puts(FILE, PRIMARY);
     let agent = node.agent();
-    eventually("peace", || agent.is_ready());
+    wait_until("peace", || agent.is_ready());
     let slow = rewritten_every(Duration::from_secs(1), Duration::from_secs(30), (&node, &agent));
     let [unchained, ready] = slow.unchained;
     println!(
@@ -198,7 +198,7 @@ fn f05_the_unchained_time_under_a_rewriter_is_short_and_not_ready() {
     println!("then every 50 ms for 10 s: unchained {unchained:.1} % of the time, ready then {ready:.1} %");
     // The burst is spent, so a repair waits for up to half a second.
     let shown = Cell::new(0);
-    eventually("looks between a rewrite and its repair", || {
+    wait_until("looks between a rewrite and its repair", || {
         shown.set(shown.get() + u32::from(is_unready_until_repaired((&node, &agent))));
         shown.get() == 5
     });

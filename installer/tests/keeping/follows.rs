@@ -1,7 +1,7 @@
 //! A changed ConfigMap is in the node's conf file without a restart.
 
-use crate::agent::eventually;
 use crate::node::{Node, PRIMARY};
+use gybe_test_support::wait_until;
 use serde_json::{Value, json};
 
 const FILE: &str = "10-calico.conflist";
@@ -12,8 +12,8 @@ fn a_changed_configmap_is_followed_in_one_write() {
     node.configures(&[("log_level", "info")]);
     node.puts(FILE, PRIMARY);
     let agent = node.agent();
-    eventually("an entry", || node.entry(FILE).is_some_and(|entry| entry["log_level"] == "info"));
-    let before = agent.number("istio_cni_installs_total{result=\"SUCCESS\"}");
+    wait_until("an entry", || node.entry(FILE).is_some_and(|entry| entry["log_level"] == "info"));
+    let before = agent.metric("istio_cni_installs_total{result=\"SUCCESS\"}");
     let files = [
         ("log_level", "debug"),
         ("exclude_namespaces", "kube-system,istio-system,extra"),
@@ -21,19 +21,19 @@ fn a_changed_configmap_is_followed_in_one_write() {
         ("ipv6", "reject"),
     ];
     node.configures(&files);
-    eventually("the other entry", || node.entry(FILE).is_some_and(|entry| entry["log_level"] == "debug"));
+    wait_until("the other entry", || node.entry(FILE).is_some_and(|entry| entry["log_level"] == "debug"));
     let entry = node.entry(FILE).unwrap();
     assert_eq!(entry["exclude_namespaces"], json!(["extra", "istio-system", "kube-system"]));
     assert_eq!((&entry["backend"], &entry["ipv6"]), (&json!("iptables-legacy"), &json!("reject")));
     let writes = "istio_cni_installs_total{result=\"SUCCESS\"}";
-    eventually("a count", || agent.number(writes) > before);
-    assert_eq!(agent.number(writes), before + 1.0);
-    assert_eq!(agent.number("gybe_undone_total{what=\"conf\"}"), 0.0, "an operator is nobody's rival");
+    wait_until("a count", || agent.metric(writes) > before);
+    assert_eq!(agent.metric(writes), before + 1.0);
+    assert_eq!(agent.metric("gybe_undone_total{what=\"conf\"}"), 0.0, "an operator is nobody's rival");
     // Another shape: the entry moves, and the primary's file is what it was.
     node.configures(&[("shape", "standalone")]);
-    eventually("its own file", || node.conf("YYY-gybe-cni.conf").exists() && node.text(FILE) == PRIMARY);
+    wait_until("its own file", || node.conf("YYY-gybe-cni.conf").exists() && node.text(FILE) == PRIMARY);
     node.configures(&[]);
-    eventually("the chain again", || node.entry(FILE).is_some() && !node.conf("YYY-gybe-cni.conf").exists());
+    wait_until("the chain again", || node.entry(FILE).is_some() && !node.conf("YYY-gybe-cni.conf").exists());
 }
 
 #[test]
@@ -41,21 +41,21 @@ fn a_configmap_that_makes_no_sense_is_told_once_and_the_one_before_holds() {
     let mut node = Node::new("senseless");
     node.configures(&[("log_level", "debug")]);
     node.puts(FILE, PRIMARY);
-    let mut agent = node.agent();
-    eventually("an entry", || node.entry(FILE).is_some());
+    let agent = node.agent();
+    wait_until("an entry", || node.entry(FILE).is_some());
     node.configures(&[("log_level", "loud"), ("mode", "leave")]);
-    let told = agent.tells("cannot be followed");
+    let told = agent.wait_for_message("cannot be followed");
     assert!(told["why"].as_str().unwrap().contains("log_level is \"loud\""), "{told}");
     node.puts(FILE, PRIMARY);
-    eventually("a heal", || node.entry(FILE).is_some_and(|entry| entry["log_level"] == "debug"));
-    eventually("its count", || agent.number("gybe_settings_followed") == 0.0);
+    wait_until("a heal", || node.entry(FILE).is_some_and(|entry| entry["log_level"] == "debug"));
+    wait_until("its count", || agent.metric("gybe_settings_followed") == 0.0);
     let (status, text) = agent.get("/readyz");
     assert!(status == 200 && text.contains("note: the ConfigMap is not followed"), "{status} {text}");
-    let times = agent.all().iter().filter(|line| line["why"] == told["why"]).count();
+    let times = agent.log().iter().filter(|line| line["why"] == told["why"]).count();
     assert_eq!(times, 1);
     node.configures(&[("log_level", "warn")]);
-    eventually("sense", || node.entry(FILE).is_some_and(|entry| entry["log_level"] == "warn"));
-    eventually("its count", || agent.number("gybe_settings_followed") == 1.0);
+    wait_until("sense", || node.entry(FILE).is_some_and(|entry| entry["log_level"] == "warn"));
+    wait_until("its count", || agent.metric("gybe_settings_followed") == 1.0);
 }
 
 /// As the last agent has left it, or the primary has written it since.
@@ -65,13 +65,13 @@ fn a_configmap_that_makes_no_sense_at_the_start_keeps_nobody_from_an_answer_and_
     node.configures(&[("log_level", "debug")]);
     node.puts(FILE, PRIMARY);
     let agent = node.agent();
-    eventually("an entry", || node.entry(FILE).is_some() && agent.is_ready());
+    wait_until("an entry", || node.entry(FILE).is_some() && agent.is_ready());
     drop(agent);
     let before = node.text(FILE);
     for senseless in [("log_level", "nonsense"), ("mode", "leaf")] {
         node.configures(&[senseless, ("exclude_namespaces", "extra")]);
-        let mut agent = node.agent();
-        let told = agent.tells("cannot be followed");
+        let agent = node.agent();
+        let told = agent.wait_for_message("cannot be followed");
         let why = format!("{} is \"{}\"", senseless.0, senseless.1);
         assert!(told["why"].as_str().unwrap().contains(&why), "{told}");
         let (status, text) = agent.get("/readyz");
@@ -80,7 +80,7 @@ fn a_configmap_that_makes_no_sense_at_the_start_keeps_nobody_from_an_answer_and_
         assert_eq!(text.lines().count(), 3, "{text}");
         assert_eq!(agent.get("/healthz"), (200, "ok\n".to_owned()));
         assert_eq!(
-            (agent.number("istio_cni_install_ready"), agent.number("gybe_settings_followed")),
+            (agent.metric("istio_cni_install_ready"), agent.metric("gybe_settings_followed")),
             (0.0, 0.0)
         );
         assert_eq!(node.asks("shop", "cart-0", "u"), json!({ "version": 1 }));
@@ -88,8 +88,8 @@ fn a_configmap_that_makes_no_sense_at_the_start_keeps_nobody_from_an_answer_and_
     }
     let agent = node.agent();
     node.configures(&[("log_level", "warn")]);
-    eventually("the other entry", || node.entry(FILE).is_some_and(|entry| entry["log_level"] == "warn"));
-    eventually("peace", || agent.get("/readyz") == (200, "ready\n".to_owned()));
+    wait_until("the other entry", || node.entry(FILE).is_some_and(|entry| entry["log_level"] == "warn"));
+    wait_until("peace", || agent.get("/readyz") == (200, "ready\n".to_owned()));
 }
 
 #[test]
@@ -97,12 +97,12 @@ fn a_configmap_that_cannot_be_read_at_the_start_is_waited_for_too() {
     let mut node = Node::new("unread");
     node.puts(FILE, PRIMARY);
     std::fs::write(node.root.join("config/mode"), [0xff]).unwrap();
-    let mut agent = node.agent();
-    agent.tells("cannot be followed");
+    let agent = node.agent();
+    agent.wait_for_message("cannot be followed");
     assert_eq!(node.text(FILE), PRIMARY);
     std::fs::remove_file(node.root.join("config/mode")).unwrap();
     node.configures(&[]);
-    eventually("peace", || agent.is_ready());
+    wait_until("peace", || agent.is_ready());
 }
 
 #[test]
@@ -127,11 +127,11 @@ fn what_the_probe_finds_out_is_in_the_entry_and_stays_when_it_is_forgotten_for_a
     node.puts(FILE, PRIMARY);
     let agent = node.agent();
     let probed = |node: &Node| node.entry(FILE).map(|entry| entry["probed"]["backend"].clone());
-    eventually("findings", || probed(&node) == Some(json!("nft")));
-    assert_eq!(agent.number("gybe_backend{backend=\"nft\"}"), 1.0);
+    wait_until("findings", || probed(&node) == Some(json!("nft")));
+    assert_eq!(agent.metric("gybe_backend{backend=\"nft\"}"), 1.0);
     std::fs::remove_file(node.root.join("probe/probe.json")).unwrap();
     node.puts(FILE, PRIMARY);
-    eventually("a heal", || probed(&node) == Some(json!("nft")));
+    wait_until("a heal", || probed(&node) == Some(json!("nft")));
     assert!(agent.is_ready());
     // A new agent, and nothing known yet, as after a reboot: nothing is written.
     drop(agent);
@@ -141,7 +141,7 @@ fn what_the_probe_finds_out_is_in_the_entry_and_stays_when_it_is_forgotten_for_a
     assert!(status == 503 && text.contains("nobody has found out"), "{status} {text}");
     node.found("a connection was late");
     node.puts(FILE, PRIMARY);
-    eventually("a verdict", || agent.get("/readyz").1.contains("a connection was late"));
+    wait_until("a verdict", || agent.get("/readyz").1.contains("a connection was late"));
 }
 
 #[test]
@@ -150,7 +150,7 @@ fn what_is_worth_knowing_of_the_settings_stands_below_ready() {
     node.configures(&[("quic_ports", "443")]);
     node.puts(FILE, PRIMARY);
     let agent = node.agent();
-    eventually("peace", || agent.is_ready());
+    wait_until("peace", || agent.is_ready());
     let (status, text) = agent.get("/readyz");
     assert!(status == 200 && text.contains("note: the ConfigMap's key quic_ports means nothing"), "{text}");
 }
@@ -164,16 +164,16 @@ fn with_a_template_the_entry_the_metrics_and_the_doctor_name_one_backend_and_no_
         "kubernetes":{"kubeconfig":"__KUBECONFIG_FILEPATH__"}}"#;
     node.configures(&[("cni_network_config", template), ("backend", "iptables-legacy"), ("ipv6", "reject")]);
     node.puts(FILE, PRIMARY);
-    let mut agent = node.agent();
-    eventually("peace", || agent.is_ready());
+    let agent = node.agent();
+    wait_until("peace", || agent.is_ready());
     let entry = node.entry(FILE).unwrap();
     assert_eq!((&entry["backend"], &entry["ipv6"]), (&json!("iptables-legacy"), &json!("reject")));
     assert_eq!((&entry["facts"]["kubeconfig"], &entry["kubernetes"]), (&json!(""), &Value::Null));
-    assert_eq!(agent.number("gybe_backend{backend=\"iptables-legacy\"}"), 1.0);
+    assert_eq!(agent.metric("gybe_backend{backend=\"iptables-legacy\"}"), 1.0);
     let (_, ready) = agent.get("/readyz");
     for note in ["has backend \"nft\": backend counts for more", "names a kubeconfig: left out"] {
         assert!(ready.contains(note), "{ready}");
-        agent.hears(|line| line["note"].as_str().is_some_and(|text| text.contains(note)));
+        agent.wait_for_line(|line| line["note"].as_str().is_some_and(|text| text.contains(note)));
     }
     let findings = node.doctor();
     let about = |name: &str| -> Vec<&Value> {

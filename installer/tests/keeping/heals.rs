@@ -1,7 +1,7 @@
 //! What others do to a node's directories, and how soon it is undone.
 
-use crate::agent::eventually;
 use crate::node::{Node, PRIMARY};
+use gybe_test_support::wait_until;
 use std::fs;
 use std::time::{Duration, Instant};
 
@@ -12,25 +12,25 @@ fn f05_a_primary_that_writes_its_file_again_is_healed_at_once_and_in_one_write()
     let node = Node::new("heals");
     node.puts(FILE, PRIMARY);
     let agent = node.agent();
-    eventually("an entry", || node.entry(FILE).is_some());
+    wait_until("an entry", || node.entry(FILE).is_some());
     let mut times = Vec::new();
     for n in 1..=5_u32 {
         let written = Instant::now();
         node.puts(FILE, &PRIMARY.replace("k8s-pod-network", &format!("net-{n}")));
-        eventually("a healed file", || node.entry(FILE).is_some());
+        wait_until("a healed file", || node.entry(FILE).is_some());
         times.push(written.elapsed());
-        eventually("a count", || agent.number("gybe_healed_total{what=\"conf\"}") == f64::from(n));
+        wait_until("a count", || agent.metric("gybe_healed_total{what=\"conf\"}") == f64::from(n));
         assert!(node.text(FILE).contains(&format!("net-{n}")), "theirs is the newer one");
     }
     times.sort();
     println!(
         "re-chained after {times:?}; the longest as the agent has it: {} s",
-        agent.number("gybe_healing_longest_seconds{what=\"conf\"}")
+        agent.metric("gybe_healing_longest_seconds{what=\"conf\"}")
     );
     // 250 ms on a node of its own; this machine is shared.
     assert!(times[2] < Duration::from_secs(2), "{times:?}");
     assert_eq!(
-        agent.number("istio_cni_installs_total{result=\"SUCCESS\"}"),
+        agent.metric("istio_cni_installs_total{result=\"SUCCESS\"}"),
         6.0,
         "one write for each of theirs"
     );
@@ -41,18 +41,18 @@ fn f05_a_primary_that_writes_its_file_again_is_healed_at_once_and_in_one_write()
 fn f06_a_file_that_somebody_else_broke_is_told_and_never_written() {
     let node = Node::new("broken");
     node.puts(FILE, PRIMARY);
-    let mut agent = node.agent();
-    eventually("an entry", || node.entry(FILE).is_some());
+    let agent = node.agent();
+    wait_until("an entry", || node.entry(FILE).is_some());
     let whole = node.text(FILE);
     for cut in [0, 1, whole.len() / 2, whole.len() - 3] {
         node.puts(FILE, &whole[..cut]);
-        eventually("a turn that sees it", || !agent.is_ready());
+        wait_until("a turn that sees it", || !agent.is_ready());
         assert_eq!(node.text(FILE), whole[..cut], "cut at {cut}");
         node.puts(FILE, &whole);
-        eventually("peace", || agent.is_ready());
+        wait_until("peace", || agent.is_ready());
     }
-    agent.tells(FILE);
-    assert_eq!(agent.number("gybe_undone_total{what=\"conf\"}"), 0.0);
+    agent.wait_for_message(FILE);
+    assert_eq!(agent.metric("gybe_undone_total{what=\"conf\"}"), 0.0);
 }
 
 #[test]
@@ -60,17 +60,17 @@ fn f12_what_cannot_be_watched_is_looked_at_every_second() {
     let node = Node::new("exhausted");
     node.puts(FILE, PRIMARY);
     let agent = node.agent();
-    assert_eq!(agent.number("gybe_watch_told"), 1.0);
+    assert_eq!(agent.metric("gybe_watch_told"), 1.0);
     drop(agent);
     fs::remove_dir_all(node.root.join("bin")).unwrap();
     let agent = node.agent();
-    assert_eq!(agent.number("gybe_watch_told"), 0.0, "what is not there cannot be watched");
+    assert_eq!(agent.metric("gybe_watch_told"), 0.0, "what is not there cannot be watched");
     let text = agent.get("/readyz").1;
     assert!(text.contains("there is no program directory"), "{text}");
     fs::create_dir(node.root.join("bin")).unwrap();
     node.has_primaries();
-    eventually("an entry", || node.entry(FILE).is_some() && agent.is_ready());
-    assert_eq!(agent.number("gybe_watch_told"), 1.0);
+    wait_until("an entry", || node.entry(FILE).is_some() && agent.is_ready());
+    assert_eq!(agent.metric("gybe_watch_told"), 1.0);
 }
 
 #[test]
@@ -79,18 +79,18 @@ fn f13_directories_that_go_and_come_again_are_filled_again() {
     node.puts(FILE, PRIMARY);
     let agent = node.agent();
     for _ in 0..3 {
-        eventually("an entry", || node.entry(FILE).is_some() && agent.is_ready());
+        wait_until("an entry", || node.entry(FILE).is_some() && agent.is_ready());
         for folder in ["net.d", "bin"] {
             // The agent may be writing into it.
-            eventually("a removed directory", || fs::remove_dir_all(node.root.join(folder)).is_ok());
+            wait_until("a removed directory", || fs::remove_dir_all(node.root.join(folder)).is_ok());
         }
-        eventually("a turn that sees it", || !agent.is_ready());
+        wait_until("a turn that sees it", || !agent.is_ready());
         fs::create_dir(node.root.join("bin")).unwrap();
         node.has_primaries();
         fs::create_dir(node.root.join("net.d")).unwrap();
         node.puts(FILE, PRIMARY);
     }
-    eventually("an entry", || node.entry(FILE).is_some() && node.program("gybe-cni").exists());
+    wait_until("an entry", || node.entry(FILE).is_some() && node.program("gybe-cni").exists());
 }
 
 #[test]
@@ -98,14 +98,14 @@ fn f10_a_program_that_somebody_damaged_is_placed_again() {
     let node = Node::new("damaged");
     node.puts(FILE, PRIMARY);
     let agent = node.agent();
-    eventually("a program", || node.build("gybe-cni") == "gybe-cni 1" && agent.is_ready());
+    wait_until("a program", || node.build("gybe-cni") == "gybe-cni 1" && agent.is_ready());
     fs::write(node.root.join("bin/.theirs"), "garbage").unwrap();
     fs::rename(node.root.join("bin/.theirs"), node.program("gybe-cni")).unwrap();
-    eventually("the right program", || node.build("gybe-cni") == "gybe-cni 1");
-    eventually("a count", || agent.number("istio_cni_installs_total{result=\"SUCCESS\"}") == 2.0);
-    let programs = |name: &str| agent.number(&format!("gybe_{name}_total{{what=\"programs\"}}"));
+    wait_until("the right program", || node.build("gybe-cni") == "gybe-cni 1");
+    wait_until("a count", || agent.metric("istio_cni_installs_total{result=\"SUCCESS\"}") == 2.0);
+    let programs = |name: &str| agent.metric(&format!("gybe_{name}_total{{what=\"programs\"}}"));
     assert_eq!((programs("undone"), programs("healed")), (1.0, 1.0));
-    assert_eq!(agent.number("gybe_healed_total{what=\"conf\"}"), 0.0, "nobody touched the chain");
+    assert_eq!(agent.metric("gybe_healed_total{what=\"conf\"}"), 0.0, "nobody touched the chain");
 }
 
 #[test]
@@ -113,40 +113,40 @@ fn f05_a_heal_is_counted_once_for_what_was_put_back_and_settings_are_no_heal() {
     let mut node = Node::new("counts");
     node.puts(FILE, PRIMARY);
     let agent = node.agent();
-    eventually("peace", || agent.is_ready());
+    wait_until("peace", || agent.is_ready());
     let counts = |name: &str| {
-        ["conf", "programs"].map(|what| agent.number(&format!("gybe_{name}_total{{what=\"{what}\"}}")))
+        ["conf", "programs"].map(|what| agent.metric(&format!("gybe_{name}_total{{what=\"{what}\"}}")))
     };
     assert_eq!((counts("undone"), counts("healed")), ([0.0; 2], [0.0; 2]), "to come in is no heal");
     // A primary that takes its file away before it writes it again has undone it once.
     fs::remove_file(node.conf(FILE)).unwrap();
-    eventually("a turn that sees it", || !agent.is_ready());
+    wait_until("a turn that sees it", || !agent.is_ready());
     node.puts(FILE, PRIMARY);
-    eventually("a heal", || counts("healed") == [1.0, 0.0]);
+    wait_until("a heal", || counts("healed") == [1.0, 0.0]);
     // Both programs at once, or one after the other: as often as they were put back.
     for program in ["gybe", "gybe-cni"] {
         fs::remove_file(node.program(program)).unwrap();
-        eventually("a program", || node.build(program) == format!("{program} 1"));
+        wait_until("a program", || node.build(program) == format!("{program} 1"));
     }
-    eventually("heals", || counts("healed") == [1.0, 2.0]);
+    wait_until("heals", || counts("healed") == [1.0, 2.0]);
     node.configures(&[("log_level", "debug")]);
-    eventually("another entry", || node.entry(FILE).is_some_and(|entry| entry["log_level"] == "debug"));
-    eventually("peace", || agent.is_ready());
+    wait_until("another entry", || node.entry(FILE).is_some_and(|entry| entry["log_level"] == "debug"));
+    wait_until("peace", || agent.is_ready());
     assert_eq!((counts("undone"), counts("healed")), ([1.0, 2.0], [1.0, 2.0]));
-    assert!(agent.number("gybe_healing_seconds_total{what=\"programs\"}") > 0.0);
+    assert!(agent.metric("gybe_healing_seconds_total{what=\"programs\"}") > 0.0);
 }
 
 #[test]
 fn f33_a_single_conf_becomes_a_list_and_the_primary_is_waited_for() {
     let node = Node::new("single");
-    let mut agent = node.agent();
-    agent.tells("waiting for the primary plugin's conf file");
+    let agent = node.agent();
+    agent.wait_for_message("waiting for the primary plugin's conf file");
     assert!(fs::read_dir(node.root.join("net.d")).unwrap().next().is_none(), "it is never made up");
     node.puts("10-net.conf", r#"{"cniVersion":"0.4.0","name":"odd name","type":"bridge","mtu":1450}"#);
-    eventually("a list", || node.entry("10-net.conflist").is_some());
+    wait_until("a list", || node.entry("10-net.conflist").is_some());
     let list = node.text("10-net.conflist");
     assert!(list.contains("odd name") && list.contains("0.4.0") && list.contains("\"mtu\":1450"), "{list}");
-    eventually("peace", || agent.is_ready());
+    wait_until("peace", || agent.is_ready());
 }
 
 #[test]
@@ -156,13 +156,13 @@ fn f04_a_drop_in_that_is_removed_from_its_own_directory_is_back_at_once() {
     node.puts(FILE, PRIMARY);
     let agent = node.agent();
     let ours = node.conf("k8s-pod-network/zz-gybe-cni.conf");
-    eventually("a drop-in", || ours.exists());
+    wait_until("a drop-in", || ours.exists());
     // Whether a runtime reads it cannot be seen from here.
     assert!(!agent.is_ready());
     for round in 0..3 {
         let before = Instant::now();
         fs::remove_file(&ours).unwrap();
-        eventually("a drop-in again", || ours.exists());
+        wait_until("a drop-in again", || ours.exists());
         // A turn that is not woken comes after ten seconds.
         assert!(before.elapsed() < Duration::from_secs(3), "{round}: {:?}", before.elapsed());
     }

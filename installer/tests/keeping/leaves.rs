@@ -1,7 +1,7 @@
 //! Out of the chain because the ConfigMap says so, in the order that hurts nobody.
 
-use crate::agent::eventually;
 use crate::node::{Node, PRIMARY};
+use gybe_test_support::wait_until;
 
 const FILE: &str = "10-calico.conflist";
 
@@ -11,15 +11,15 @@ fn f29_mode_leave_takes_the_node_out_and_says_when_it_is_done() {
     node.configures(&[("also_as", "istio-iptables")]);
     node.puts(FILE, PRIMARY);
     node.sandbox("one", &["calico", "gybe-cni"]);
-    let mut agent = node.agent();
-    eventually("peace", || agent.is_ready() && node.program("istio-iptables").exists());
+    let agent = node.agent();
+    wait_until("peace", || agent.is_ready() && node.program("istio-iptables").exists());
     let in_force = node.text(FILE);
     let refused = node.tool("uninstall").arg("--run-dir").arg(node.root.join("run")).output().unwrap();
     assert_eq!((refused.status.code(), node.text(FILE)), (Some(2), in_force), "{refused:?}");
     assert_eq!(agent.get("/left"), (503, "not asked to leave\n".to_owned()));
-    assert_eq!(agent.number("gybe_left"), 0.0);
+    assert_eq!(agent.metric("gybe_left"), 0.0);
     node.configures(&[("mode", "leave"), ("also_as", "istio-iptables")]);
-    eventually("the end", || agent.get("/left").0 == 200);
+    wait_until("the end", || agent.get("/left").0 == 200);
     assert_eq!(node.text(FILE), PRIMARY, "byte for byte");
     assert_eq!(node.build("gybe-cni"), "gybe-cni 1", "a sandbox lives, and more may be on their way");
     assert!(node.program("gybe").exists(), "gybe uninstall can finish it");
@@ -31,18 +31,18 @@ fn f29_mode_leave_takes_the_node_out_and_says_when_it_is_done() {
     assert_eq!((out.status.code(), String::from_utf8(out.stderr).unwrap()), (Some(0), String::new()));
     let (status, text) = agent.get("/readyz");
     assert!(status == 503 && text.contains("left"), "{status} {text}");
-    assert_eq!(agent.number("gybe_left"), 1.0);
-    agent.tells("left; the plugin stays for sandboxes that live");
+    assert_eq!(agent.metric("gybe_left"), 1.0);
+    agent.wait_for_message("left; the plugin stays for sandboxes that live");
     // The plugin is asked by pods that were on their way, and answered about them.
     assert!(node.root.join("run/facts.sock").exists());
     // What somebody puts back goes again.
     let entry =
         PRIMARY.replace("calico\"\n    }", "calico\"\n    },\n    {\n      \"type\": \"gybe-cni\"\n    }");
     node.puts(FILE, &entry);
-    eventually("its end", || node.text(FILE) == PRIMARY);
+    wait_until("its end", || node.text(FILE) == PRIMARY);
     // And all of it can be wanted again.
     node.configures(&[("mode", "install")]);
-    eventually("peace", || agent.is_ready());
+    wait_until("peace", || agent.is_ready());
     assert!(node.entry(FILE).is_some() && node.program("gybe").exists());
 }
 
@@ -52,9 +52,9 @@ fn a_converted_conf_and_a_file_of_our_own_come_back_to_what_was() {
     let single = r#"{"cniVersion":"0.4.0","name":"n","type":"bridge"}"#;
     node.puts("10-net.conf", single);
     let agent = node.agent();
-    eventually("a list", || node.entry("10-net.conflist").is_some());
+    wait_until("a list", || node.entry("10-net.conflist").is_some());
     node.configures(&[("mode", "leave")]);
-    eventually("the end", || agent.get("/left").0 == 200);
+    wait_until("the end", || agent.get("/left").0 == 200);
     assert_eq!(node.text("10-net.conf"), single);
     let names: Vec<_> =
         std::fs::read_dir(node.root.join("net.d")).unwrap().map(|it| it.unwrap().file_name()).collect();
@@ -67,7 +67,7 @@ fn nothing_ours_was_there_and_that_is_left_too() {
     node.configures(&[("mode", "leave")]);
     node.puts(FILE, PRIMARY);
     let agent = node.agent();
-    eventually("the end", || agent.get("/left").0 == 200);
+    wait_until("the end", || agent.get("/left").0 == 200);
     assert_eq!(agent.get("/left").1, "left; nothing stays\n");
     assert_eq!(node.text(FILE), PRIMARY);
 }

@@ -2,8 +2,6 @@
 //! other agents and operators meet it.
 
 #[cfg(test)]
-mod agent;
-#[cfg(test)]
 mod clustered;
 #[cfg(test)]
 mod confirms;

@@ -1,17 +1,15 @@
 //! A node of directories, gone when the test ends.
 
-use crate::agent::{Agent, eventually};
-use gybe_installer::host::install::conflist::Chain;
+use gybe_installer::host::conflist::PluginChain;
+use gybe_plugin::probe_cache::findings::{self, VERSION};
 use gybe_plugin::probe_cache::this_node;
-use gybe_plugin::probed::{self, VERSION};
+use gybe_test_support::{Agent, TestDir, facts};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fs::{self, Permissions};
-use std::io::{Read, Write};
 use std::os::unix::fs::{PermissionsExt, symlink};
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 pub(crate) const PRIMARY: &str = "{\n  \"cniVersion\": \"1.0.0\",\n  \"name\": \"k8s-pod-network\",\n  \"plugins\": [\n    {\n      \"type\": \"calico\"\n    }\n  ]\n}\n";
 
@@ -20,18 +18,25 @@ pub(crate) const PRIMARIES: [&str; 3] = ["bridge", "calico", "cilium-cni"];
 
 /// Directories of a node, and what an agent on it is given.
 pub(crate) struct Node {
-    pub(crate) root: PathBuf,
+    pub(crate) root: TestDir,
     versions: u32,
     pub(crate) environment: BTreeMap<String, String>,
 }
 
 impl Node {
     pub(crate) fn new(test: &str) -> Self {
-        let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("kept-{test}-{}", std::process::id()));
-        let _ = fs::remove_dir_all(&root);
-        for folder in ["net.d", "bin", "cache/results", "image", "config", "account", "probe", "pods"] {
-            fs::create_dir_all(root.join(folder)).unwrap();
-        }
+        // The programs in it are run, which /tmp may forbid.
+        let root = TestDir::new_in(Path::new(env!("CARGO_TARGET_TMPDIR")), &format!("kept-{test}"))
+            .with_subdirectories(&[
+                "net.d",
+                "bin",
+                "cache/results",
+                "image",
+                "config",
+                "account",
+                "probe",
+                "pods",
+            ]);
         let mut node = Self { root, versions: 0, environment: BTreeMap::new() };
         for (name, folder) in [
             ("MOUNTED_CNI_NET_DIR", "net.d"),
@@ -94,7 +99,7 @@ impl Node {
             "version": VERSION, "boot_id": node.boot, "kernel": node.kernel,
             "backends": { "nft": of, "iptables-nft": of, "iptables-legacy": of }, "untried": [],
         });
-        assert!(probed::from_json(&text, &node).is_some(), "{text}");
+        assert!(findings::from_json(&text, &node).is_some(), "{text}");
         fs::write(self.root.join("probe/probe.json"), text.to_string()).unwrap();
     }
 
@@ -129,7 +134,7 @@ impl Node {
     /// Our entry in a file.
     pub(crate) fn entry(&self, name: &str) -> Option<Value> {
         let text = self.text(name);
-        let entry = Chain::read(text.as_bytes()).ok()?.entry("gybe-cni")?.to_vec();
+        let entry = PluginChain::read(text.as_bytes()).ok()?.entry("gybe-cni")?.to_vec();
         serde_json::from_slice(&entry).ok()
     }
 
@@ -179,7 +184,7 @@ impl Node {
         if !self.environment.contains_key("KUBERNETES_NODE_NAME") {
             command.args(["--install", "--pods-from"]).arg(self.root.join("pods"));
         }
-        command.env_clear().envs(&self.environment).stdout(Stdio::null()).stderr(Stdio::piped());
+        command.env_clear().envs(&self.environment);
         command
     }
 
@@ -209,32 +214,20 @@ impl Node {
 
     /// What the plugin hears about a pod.
     pub(crate) fn asks(&self, namespace: &str, name: &str, uid: &str) -> Value {
-        let mut call = UnixStream::connect(self.root.join("run/facts.sock")).unwrap();
-        let question =
-            json!({ "version": 1, "namespace": namespace, "name": name, "uid": uid, "deadline_ms": 5000 });
-        call.write_all(format!("{question}\n").as_bytes()).unwrap();
-        let mut answer = String::new();
-        call.read_to_string(&mut answer).unwrap();
-        serde_json::from_str(&answer).unwrap()
+        let mut question = facts::question(namespace, name, uid);
+        question["deadline_ms"] = 5000.into();
+        facts::query(&self.root.join("run/facts.sock"), &question)
     }
 
     /// An agent that has begun.
     pub(crate) fn started(&self) -> Agent {
-        Agent::of(self.command().spawn().unwrap())
+        Agent::start(self.command())
     }
 
     /// An agent that has ended its first pass.
     pub(crate) fn agent(&self) -> Agent {
-        let mut agent = self.started();
-        agent.hears(|line| line["msg"] == "gybe node: listens" && line["for"] == "health");
-        agent.hears(|line| line["msg"] == "gybe node: listens" && line["for"] == "metrics");
-        eventually("a first pass", || !agent.get("/readyz").1.contains("first pass"));
+        let agent = self.started();
+        agent.wait_for_first_pass();
         agent
-    }
-}
-
-impl Drop for Node {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.root);
     }
 }

@@ -1,7 +1,7 @@
 //! A node that istio-cni keeps becomes ours, and no sandbox of its time is stuck for it.
 
-use crate::agent::eventually;
 use crate::node::{Node, PRIMARY};
+use gybe_test_support::wait_until;
 use std::fs;
 use std::os::unix::net::UnixListener;
 
@@ -23,14 +23,14 @@ fn node(test: &str) -> Node {
 fn while_istio_cnis_agent_has_a_pod_here_it_is_waited_for_and_then_replaced_in_one_write() {
     let node = node("take-wait");
     let pod = node.pod("istio-cni-node-x7x2p");
-    let mut agent = node.agent();
-    agent.tells("istio-cni's agent still runs");
+    let agent = node.agent();
+    agent.wait_for_message("istio-cni's agent still runs");
     let text = agent.get("/readyz").1;
     assert!(text.contains("istio-cni's agent still runs"), "{text}");
-    assert_eq!((node.text(FILE), agent.number("gybe_istio_cni_agent")), (istio(ISTIO), 1.0));
+    assert_eq!((node.text(FILE), agent.metric("gybe_istio_cni_agent")), (istio(ISTIO), 1.0));
     fs::remove_file(pod).unwrap();
     node.puts("99-other.conf", "{}");
-    eventually("our entry", || node.entry(FILE).is_some());
+    wait_until("our entry", || node.entry(FILE).is_some());
     assert!(!node.text(FILE).contains("\"istio-cni\""));
     assert_eq!(node.build("istio-cni"), "istio-cni 1.30", "what is there is not ours");
 }
@@ -41,12 +41,12 @@ fn a_socket_that_listens_is_a_sign_of_life_too() {
     fs::create_dir(node.root.join("istio")).unwrap();
     let socket = node.root.join("istio/log.sock");
     let listener = UnixListener::bind(&socket).unwrap();
-    let mut agent = node.agent();
-    agent.tells("istio-cni's agent still runs");
+    let agent = node.agent();
+    agent.wait_for_message("istio-cni's agent still runs");
     // A socket that nobody listens at is what a killed one leaves.
     drop(listener);
     node.puts("99-other.conf", "{}");
-    eventually("our entry", || node.entry(FILE).is_some());
+    wait_until("our entry", || node.entry(FILE).is_some());
     assert!(socket.exists());
 }
 
@@ -55,9 +55,9 @@ fn take_over_now_does_not_wait_and_says_what_will_come_of_it() {
     let mut node = node("take-now");
     node.pod("istio-cni-node-x7x2p");
     node.configures(&[("take_over", "now")]);
-    let mut agent = node.agent();
-    eventually("our entry", || node.entry(FILE).is_some());
-    agent.tells("will write its entry again");
+    let agent = node.agent();
+    wait_until("our entry", || node.entry(FILE).is_some());
+    agent.wait_for_message("will write its entry again");
 }
 
 #[test]
@@ -65,27 +65,27 @@ fn f29_when_its_program_goes_ours_answers_for_its_sandboxes_as_long_as_they_live
     let node = node("take-stand-in");
     node.sandbox("old", &["calico", "istio-cni"]);
     let agent = node.agent();
-    eventually("our entry", || node.entry(FILE).is_some());
+    wait_until("our entry", || node.entry(FILE).is_some());
     // Its agent ends, and takes its program away: somebody has to answer DEL.
     fs::remove_file(node.program("istio-cni")).unwrap();
-    eventually("a stand-in", || node.build("istio-cni") == "gybe-cni 1");
+    wait_until("a stand-in", || node.build("istio-cni") == "gybe-cni 1");
     drop(agent);
     // A newer version of ours is a newer stand-in.
     node.brings("2");
     let agent = node.agent();
-    eventually("a newer one", || node.build("istio-cni") == "gybe-cni 2");
+    wait_until("a newer one", || node.build("istio-cni") == "gybe-cni 2");
     // The last of its sandboxes is gone.
     fs::remove_file(node.result("old")).unwrap();
     drop(agent);
     let agent = node.agent();
-    eventually("its end", || !node.program("istio-cni").exists());
-    eventually("peace", || agent.is_ready());
+    wait_until("its end", || !node.program("istio-cni").exists());
+    wait_until("peace", || agent.is_ready());
     // The real one comes back, for whatever reason: it is nobody's to touch.
     fs::write(node.program("istio-cni"), "#!/bin/sh\n# istio-cni 1.31\n").unwrap();
     node.sandbox("new", &["calico", "istio-cni"]);
     drop(agent);
     let agent = node.agent();
-    eventually("peace", || agent.is_ready());
+    wait_until("peace", || agent.is_ready());
     assert_eq!(node.build("istio-cni"), "istio-cni 1.31");
 }
 
@@ -94,8 +94,8 @@ fn an_entry_of_the_ambient_mode_is_refused_with_the_reason() {
     let node = node("take-ambient");
     let ambient = istio(&ISTIO.replace("false", "true"));
     node.puts(FILE, &ambient);
-    let mut agent = node.agent();
-    let told = agent.tells("ambient mode");
+    let agent = node.agent();
+    let told = agent.wait_for_message("ambient mode");
     assert!(told["hint"].as_str().unwrap().contains("keep istio-cni"), "{told}");
     assert_eq!(node.text(FILE), ambient);
     assert!(!agent.is_ready());
@@ -105,9 +105,9 @@ fn an_entry_of_the_ambient_mode_is_refused_with_the_reason() {
 fn put_back_on_request() {
     let mut node = node("take-back");
     let agent = node.agent();
-    eventually("our entry", || node.entry(FILE).is_some());
+    wait_until("our entry", || node.entry(FILE).is_some());
     node.configures(&[("mode", "leave"), ("put_back_istio", "true")]);
-    eventually("the end", || agent.get("/left").0 == 200);
+    wait_until("the end", || agent.get("/left").0 == 200);
     assert_eq!(node.text(FILE), istio(ISTIO), "byte for byte");
 }
 
@@ -118,10 +118,10 @@ fn f29_a_stand_in_of_any_version_is_known_as_ours_and_goes_with_the_last_sandbox
     // From two upgrades ago: neither what the image has, nor what the last one has placed.
     fs::write(node.program("istio-cni"), "#!/bin/sh\n# gybe-cni 0\n").unwrap();
     let agent = node.agent();
-    eventually("a newer one", || node.build("istio-cni") == "gybe-cni 1");
+    wait_until("a newer one", || node.build("istio-cni") == "gybe-cni 1");
     drop(agent);
     fs::write(node.program("istio-cni"), "#!/bin/sh\n# gybe-cni 0\n").unwrap();
     fs::remove_file(node.result("old")).unwrap();
     let _agent = node.agent();
-    eventually("its end", || !node.program("istio-cni").exists());
+    wait_until("its end", || !node.program("istio-cni").exists());
 }

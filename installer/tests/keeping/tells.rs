@@ -1,7 +1,7 @@
 //! Health and metrics, as a kubelet, Prometheus and somebody who means harm ask for them.
 
-use crate::agent::{Agent, asks, eventually};
 use crate::node::{Node, PRIMARY};
+use gybe_test_support::{Agent, http, wait_until};
 use serde_json::json;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -18,15 +18,15 @@ fn ready_is_a_node_as_wanted_a_probe_that_found_something_and_pods_that_are_know
         let (status, text) = agent.get("/readyz");
         status == 503 && text.starts_with("not ready\n") && text.contains(part)
     };
-    eventually("a reason", || missing("- waiting for the primary plugin's conf file\n"));
+    wait_until("a reason", || missing("- waiting for the primary plugin's conf file\n"));
     assert_eq!(agent.get("/healthz"), (200, "ok\n".to_owned()), "to wait is healthy");
-    assert_eq!(agent.number("istio_cni_install_ready"), 0.0);
+    assert_eq!(agent.metric("istio_cni_install_ready"), 0.0);
     node.puts(FILE, PRIMARY);
-    eventually("peace", || agent.get("/readyz") == (200, "ready\n".to_owned()));
-    assert_eq!(agent.number("istio_cni_install_ready"), 1.0);
+    wait_until("peace", || agent.get("/readyz") == (200, "ready\n".to_owned()));
+    assert_eq!(agent.metric("istio_cni_install_ready"), 1.0);
     std::fs::remove_dir_all(node.root.join("pods")).unwrap();
     assert!(missing("pods"), "{:?}", agent.get("/readyz"));
-    assert_eq!(agent.number("gybe_pods_known"), 0.0);
+    assert_eq!(agent.metric("gybe_pods_known"), 0.0);
 }
 
 #[test]
@@ -35,13 +35,13 @@ fn a_pinned_file_that_the_runtime_does_not_take_is_not_ready() {
     node.sets("CNI_CONF_NAME", FILE);
     node.puts(FILE, PRIMARY);
     let agent = node.agent();
-    eventually("peace", || agent.is_ready());
+    wait_until("peace", || agent.is_ready());
     node.puts("05-another.conflist", PRIMARY);
     let reason = "- the runtime takes 05-another.conflist, not 10-calico.conflist\n";
-    eventually("a reason", || agent.get("/readyz") == (503, format!("not ready\n{reason}")));
-    assert_eq!(agent.number("istio_cni_install_ready"), 0.0);
+    wait_until("a reason", || agent.get("/readyz") == (503, format!("not ready\n{reason}")));
+    assert_eq!(agent.metric("istio_cni_install_ready"), 0.0);
     std::fs::remove_file(node.conf("05-another.conflist")).unwrap();
-    eventually("peace", || agent.is_ready());
+    wait_until("peace", || agent.is_ready());
 }
 
 #[test]
@@ -51,9 +51,9 @@ fn a_file_that_is_not_there_is_told_with_the_setting_that_names_it() {
     let agent = node.agent();
     let waits =
         |by: &str| agent.get("/readyz").1.contains(&format!("- waiting for {FILE}, which {by} asks for\n"));
-    eventually("the variable", || waits("CNI_CONF_NAME"));
+    wait_until("the variable", || waits("CNI_CONF_NAME"));
     node.configures(&[("conf_name", FILE)]);
-    eventually("the ConfigMap's key", || waits("conf_name"));
+    wait_until("the ConfigMap's key", || waits("conf_name"));
 }
 
 #[test]
@@ -61,7 +61,7 @@ fn f05_ready_does_not_flap_while_an_ordinary_rewrite_is_healed() {
     let node = Node::new("flap");
     node.puts(FILE, PRIMARY);
     let agent = node.agent();
-    eventually("peace", || agent.is_ready());
+    wait_until("peace", || agent.is_ready());
     for n in 0..4 {
         node.puts(FILE, PRIMARY);
         while node.entry(FILE).is_none() {
@@ -74,7 +74,7 @@ fn f05_ready_does_not_flap_while_an_ordinary_rewrite_is_healed() {
 fn what_plugins_tell_of_their_calls_becomes_numbers() {
     let node = Node::new("numbers");
     node.puts(FILE, PRIMARY);
-    let mut agent = node.agent();
+    let agent = node.agent();
     let plugin = UnixDatagram::unbound().unwrap();
     let log = node.root.join("run/log.sock");
     for line in [
@@ -84,12 +84,12 @@ fn what_plugins_tell_of_their_calls_becomes_numbers() {
     ] {
         plugin.send_to(line.to_string().as_bytes(), &log).unwrap();
     }
-    eventually("a call", || agent.get("/metrics").1.contains("verb=\"DEL\""));
-    assert_eq!(agent.number("gybe_plugin_calls_total{verb=\"ADD\",decision=\"redirect\"}"), 1.0);
-    assert_eq!(agent.number("gybe_plugin_call_seconds_bucket{verb=\"ADD\",phase=\"all\",le=\"0.008\"}"), 1.0);
-    assert_eq!(agent.number("gybe_plugin_call_seconds_sum{verb=\"ADD\",phase=\"rules\"}"), 0.005);
-    agent.tells("gybe-cni cmdAdd");
-    let silent = agent.all().iter().filter(|line| line["verb"] == "DEL").count();
+    wait_until("a call", || agent.get("/metrics").1.contains("verb=\"DEL\""));
+    assert_eq!(agent.metric("gybe_plugin_calls_total{verb=\"ADD\",decision=\"redirect\"}"), 1.0);
+    assert_eq!(agent.metric("gybe_plugin_call_seconds_bucket{verb=\"ADD\",phase=\"all\",le=\"0.008\"}"), 1.0);
+    assert_eq!(agent.metric("gybe_plugin_call_seconds_sum{verb=\"ADD\",phase=\"rules\"}"), 0.005);
+    agent.wait_for_message("gybe-cni cmdAdd");
+    let silent = agent.log().iter().filter(|line| line["verb"] == "DEL").count();
     assert_eq!(silent, 0, "a line without a message is to be counted only");
 }
 
@@ -98,18 +98,18 @@ fn every_line_has_a_time_and_the_metrics_say_who_runs_since_when_and_what_was_ta
     let node = Node::new("times");
     node.puts(FILE, PRIMARY);
     let before = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs_f64();
-    let mut agent = node.agent();
-    eventually("peace", || agent.is_ready());
+    let agent = node.agent();
+    wait_until("peace", || agent.is_ready());
     let version = env!("CARGO_PKG_VERSION");
-    assert_eq!(agent.number(&format!("gybe_build_info{{version=\"{version}\"}}")), 1.0);
-    let started = agent.number("process_start_time_seconds");
+    assert_eq!(agent.metric(&format!("gybe_build_info{{version=\"{version}\"}}")), 1.0);
+    let started = agent.metric("process_start_time_seconds");
     // The kernel's clock ticks a hundred times a second, and it tells the boot in whole seconds.
     assert!((before - 2.0..before + 60.0).contains(&started), "{before} {started}");
-    let lost = |agent: &Agent, of: &str| agent.number(&format!("gybe_sockets_lost_total{{socket=\"{of}\"}}"));
+    let lost = |agent: &Agent, of: &str| agent.metric(&format!("gybe_sockets_lost_total{{socket=\"{of}\"}}"));
     assert_eq!((lost(&agent, "facts"), lost(&agent, "log")), (0.0, 0.0));
     std::fs::remove_file(node.root.join("run/facts.sock")).unwrap();
-    eventually("a new socket", || node.root.join("run/facts.sock").exists());
-    eventually("its count", || lost(&agent, "facts") == 1.0);
+    wait_until("a new socket", || node.root.join("run/facts.sock").exists());
+    wait_until("its count", || lost(&agent, "facts") == 1.0);
     assert_eq!(lost(&agent, "log"), 0.0);
     let plugin = UnixDatagram::unbound().unwrap();
     for line in
@@ -117,8 +117,8 @@ fn every_line_has_a_time_and_the_metrics_say_who_runs_since_when_and_what_was_ta
     {
         plugin.send_to(line.to_string().as_bytes(), node.root.join("run/log.sock")).unwrap();
     }
-    assert_eq!(agent.tells("of now")["time"], "2026-01-02T03:04:05.000006Z");
-    let lines = agent.all();
+    assert_eq!(agent.wait_for_message("of now")["time"], "2026-01-02T03:04:05.000006Z");
+    let lines = agent.log();
     assert!(lines.len() > 5, "{lines:?}");
     for line in lines {
         let time = line["time"].as_str().unwrap_or_else(|| panic!("{line}"));
@@ -149,7 +149,7 @@ fn every_metric_has_its_help_its_type_and_one_value_for_its_labels() {
     for name in ["istio_cni_installs_total", "istio_cni_install_ready", "istio_cni_plugin_requests_total"] {
         assert!(seen.iter().any(|there| there.starts_with(name)), "{name}");
     }
-    let head = asks(&agent.address("metrics"), "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
+    let head = http::send(&agent.address("metrics"), "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
     assert!(head.contains("content-type: text/plain; version=0.0.4"), "{head}");
 }
 
@@ -165,9 +165,11 @@ fn a10_callers_that_say_nothing_or_nonsense_keep_nobody_waiting_for_long() {
         ("GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n", "404"),
         ("nonsense\r\n\r\n", "400"),
     ] {
-        assert!(asks(&address, request).starts_with(&format!("HTTP/1.1 {status}")), "{request}");
+        assert!(http::send(&address, request).starts_with(&format!("HTTP/1.1 {status}")), "{request}");
     }
-    assert!(!asks(&address, &format!("GET /{} HTTP/1.1\r\n\r\n", "x".repeat(20_000))).contains(" 200 "));
+    assert!(
+        !http::send(&address, &format!("GET /{} HTTP/1.1\r\n\r\n", "x".repeat(20_000))).contains(" 200 ")
+    );
     // More than are answered at once, and none of them asks.
     let silent: Vec<_> = (0..40).map(|_| TcpStream::connect(&address).unwrap()).collect();
     let before = Instant::now();
@@ -189,10 +191,10 @@ fn a_port_that_somebody_else_has_is_told_and_the_node_is_kept_all_the_same() {
     node.sets("MONITORING_PORT", "0");
     node.sets("MONITORING_ADDRESS", "");
     node.puts(FILE, PRIMARY);
-    let mut agent = node.started();
-    agent.tells("cannot listen, and tries on");
-    eventually("an entry", || node.entry(FILE).is_some());
+    let agent = node.started();
+    agent.wait_for_message("cannot listen, and tries on");
+    wait_until("an entry", || node.entry(FILE).is_some());
     drop(taken);
-    agent.hears(|line| line["msg"] == "gybe node: listens");
-    eventually("peace", || agent.is_ready());
+    agent.wait_for_line(|line| line["msg"] == "gybe node: listens");
+    wait_until("peace", || agent.is_ready());
 }

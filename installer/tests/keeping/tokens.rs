@@ -1,8 +1,8 @@
 //! A kubeconfig on the host, only when it is asked for, and as fresh as its token.
 
-use crate::agent::{Agent, eventually};
 use crate::node::{Node, PRIMARY};
 use base64::prelude::{BASE64_URL_SAFE_NO_PAD, Engine as _};
+use gybe_test_support::{Agent, wait_until};
 use serde_json::Value;
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -59,7 +59,7 @@ fn f02_a_rotated_token_is_in_the_kubeconfig_at_once_and_ready_does_not_flap() {
     let node = node("token", "api");
     rotates(&node, 0, &token(0, 3600));
     let agent = node.agent();
-    eventually("peace", || agent.is_ready() && is_named(&node));
+    wait_until("peace", || agent.is_ready() && is_named(&node));
     let mode = fs::metadata(node.root.join("run/kubeconfig")).unwrap().permissions().mode() & 0o777;
     assert_eq!(mode, 0o600);
     assert_eq!(kubeconfig(&node).unwrap()["clusters"][0]["cluster"]["server"], "https://[fd00::1]:6443");
@@ -67,13 +67,13 @@ fn f02_a_rotated_token_is_in_the_kubeconfig_at_once_and_ready_does_not_flap() {
     for n in 1..=10 {
         let fresh = token(n, 3600);
         rotates(&node, n, &fresh);
-        eventually("the fresh token", || {
+        wait_until("the fresh token", || {
             assert!(agent.is_ready());
             told_token(&node).as_ref() == Some(&fresh)
         });
     }
     assert_eq!(node.text(FILE), before, "the chain has nothing to do with it");
-    assert!(agent.number("gybe_kubeconfig_token_seconds") > 3000.0);
+    assert!(agent.metric("gybe_kubeconfig_token_seconds") > 3000.0);
 }
 
 #[test]
@@ -81,20 +81,20 @@ fn no_token_is_on_the_host_unless_it_is_asked_for() {
     let mut node = node("no-token", "agent");
     rotates(&node, 0, &token(0, 3600));
     let agent = node.agent();
-    eventually("peace", || agent.is_ready());
+    wait_until("peace", || agent.is_ready());
     assert_eq!(kubeconfig(&node), None);
     node.configures(&[("pod_source", "api")]);
-    eventually("a kubeconfig", || kubeconfig(&node).is_some() && is_named(&node));
+    wait_until("a kubeconfig", || kubeconfig(&node).is_some() && is_named(&node));
     node.configures(&[("pod_source", "agent")]);
-    eventually("none", || kubeconfig(&node).is_none() && !is_named(&node));
+    wait_until("none", || kubeconfig(&node).is_none() && !is_named(&node));
     node.configures(&[("pod_source", "api")]);
-    eventually("a kubeconfig", || kubeconfig(&node).is_some());
+    wait_until("a kubeconfig", || kubeconfig(&node).is_some());
     drop(agent);
     assert!(kubeconfig(&node).is_some(), "it serves while nobody is there");
     // A cut-off one, whoever did it, is whole again after the start.
     fs::write(node.root.join("run/kubeconfig"), "").unwrap();
     let _agent = node.agent();
-    eventually("a kubeconfig", || kubeconfig(&node).is_some());
+    wait_until("a kubeconfig", || kubeconfig(&node).is_some());
 }
 
 #[test]
@@ -102,20 +102,20 @@ fn f02_a_token_that_ends_is_told_before_it_hurts_and_no_line_holds_one() {
     let node = node("ends-token", "api");
     rotates(&node, 0, &token(0, 200));
     let mut agent = node.agent();
-    agent.tells("ends soon, and no newer one has come");
+    agent.wait_for_message("ends soon, and no newer one has come");
     rotates(&node, 1, &token(1, -5));
-    agent.tells("has expired");
+    agent.wait_for_message("has expired");
     rotates(&node, 2, "");
-    agent.tells("is empty");
+    agent.wait_for_message("is empty");
     let told_before = token(1, 0).split('.').next().unwrap().to_owned();
     assert!(told_token(&node).unwrap().starts_with(&told_before), "the last one stays");
     assert!(node.entry(FILE).is_some(), "a token's fault keeps nobody from the chain");
-    eventually("a word", || agent.get("/readyz").1.contains("is empty"));
+    wait_until("a word", || agent.get("/readyz").1.contains("is empty"));
     rotates(&node, 3, &token(3, 3600));
-    eventually("peace", || agent.is_ready());
+    wait_until("peace", || agent.is_ready());
     assert!(!agent_text(&mut agent).contains("eyJ"), "no secret is told");
 }
 
 fn agent_text(agent: &mut Agent) -> String {
-    agent.all().iter().map(ToString::to_string).collect()
+    agent.log().iter().map(ToString::to_string).collect()
 }

@@ -1,50 +1,42 @@
-//! A running agent with a directory of its own, both gone when the test ends.
+//! A running agent that serves the manifests of a directory.
 
+use gybe_test_support::{SERVING, TestDir, facts, wait_until};
 use serde_json::{Value, json};
-use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
-use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
+use std::ops::{Deref, DerefMut};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
 
 pub(crate) struct Agent {
-    pub(crate) directory: PathBuf,
-    pub(crate) stderr: BufReader<ChildStderr>,
-    child: Child,
+    pub(crate) directory: Arc<TestDir>,
+    process: gybe_test_support::Agent,
 }
 
-/// A directory of the test's own.
-pub(crate) fn scratch(test: &str) -> PathBuf {
-    let directory = std::env::temp_dir().join(format!("gybe-node-{test}-{}", std::process::id()));
-    let _ = fs::remove_dir_all(&directory);
-    fs::create_dir_all(directory.join("pods/shop")).unwrap();
-    directory
+pub(crate) fn scratch(test: &str) -> TestDir {
+    TestDir::new(&format!("node-{test}")).with_subdirectories(&["pods/shop"])
 }
 
 impl Agent {
     /// Starts one and waits until it serves.
-    pub(crate) fn start(directory: PathBuf) -> Self {
-        let mut child = gybe_node(&directory).stderr(Stdio::piped()).spawn().unwrap();
-        let stderr = BufReader::new(child.stderr.take().unwrap());
-        let mut agent = Self { directory, stderr, child };
-        let first = agent.line();
-        assert_eq!(first["msg"], "gybe node: serving", "{first}");
+    pub(crate) fn start(directory: impl Into<Arc<TestDir>>) -> Self {
+        let agent = Self::spawn(directory.into());
+        agent.read_log();
+        assert_eq!(agent.next_line()["msg"], SERVING);
         agent
     }
 
-    pub(crate) fn line(&mut self) -> Value {
-        let mut line = String::new();
-        self.stderr.read_line(&mut line).unwrap();
-        serde_json::from_str(&line).unwrap_or_else(|fault| panic!("{fault}: {line}"))
+    /// Starts one in a new directory, leaves its log unread, and waits until it has both sockets.
+    pub(crate) fn start_unread(directory: TestDir) -> Self {
+        let agent = Self::spawn(directory.into());
+        wait_until("the sockets are there", || {
+            agent.directory.join("run/log.sock").exists() && agent.socket().exists()
+        });
+        agent
     }
 
-    pub(crate) fn pid(&self) -> nix::unistd::Pid {
-        nix::unistd::Pid::from_raw(self.child.id().try_into().unwrap())
-    }
-
-    pub(crate) fn terminate(&mut self) -> ExitStatus {
-        nix::sys::signal::kill(self.pid(), nix::sys::signal::Signal::SIGTERM).unwrap();
-        self.child.wait().unwrap()
+    fn spawn(directory: Arc<TestDir>) -> Self {
+        let process = gybe_test_support::Agent::start_unread(gybe_node(&directory));
+        Self { directory, process }
     }
 
     pub(crate) fn socket(&self) -> PathBuf {
@@ -52,41 +44,41 @@ impl Agent {
     }
 
     /// Writes a manifest.
-    pub(crate) fn holds(&self, file: &str, text: &str) {
-        fs::write(self.directory.join("pods").join(file), text).unwrap();
+    pub(crate) fn put(&self, file: &str, text: &str) {
+        self.directory.write(Path::new("pods").join(file), text);
     }
 
-    /// Sends bytes, and reads the answer to its end.
-    pub(crate) fn hears(&self, words: &[u8]) -> String {
-        let mut call = UnixStream::connect(self.socket()).unwrap();
-        call.write_all(words).unwrap();
-        let mut answer = String::new();
-        // Whoever was hung up on hears nothing.
-        let _ = call.read_to_string(&mut answer);
-        answer
+    /// Sends bytes to the facts socket and returns the reply.
+    pub(crate) fn send(&self, bytes: &[u8]) -> String {
+        facts::send(&self.socket(), bytes)
     }
 
-    /// Asks about a pod.
-    pub(crate) fn asked(&self, namespace: &str, name: &str, uid: &str) -> Value {
-        let question = json!({ "version": 1, "namespace": namespace, "name": name, "uid": uid });
-        serde_json::from_str(&self.hears(format!("{question}\n").as_bytes())).unwrap()
+    /// Queries a pod.
+    pub(crate) fn query(&self, namespace: &str, name: &str, uid: &str) -> Value {
+        facts::query(&self.socket(), &facts::question(namespace, name, uid))
+    }
+}
+
+impl Deref for Agent {
+    type Target = gybe_test_support::Agent;
+
+    fn deref(&self) -> &Self::Target {
+        &self.process
+    }
+}
+
+impl DerefMut for Agent {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.process
     }
 }
 
 #[expect(clippy::disallowed_methods, reason = "the program under test is a program")]
-pub(crate) fn gybe_node(directory: &std::path::Path) -> Command {
+pub(crate) fn gybe_node(directory: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_gybe"));
     command.arg("node").arg("--pods-from").arg(directory.join("pods"));
-    command.arg("--socket").arg(directory.join("run/facts.sock")).stdout(Stdio::null());
+    command.arg("--socket").arg(directory.join("run/facts.sock"));
     command
-}
-
-impl Drop for Agent {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-        let _ = fs::remove_dir_all(&self.directory);
-    }
 }
 
 /// A pod as Istio's injector leaves it.

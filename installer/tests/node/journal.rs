@@ -2,7 +2,6 @@
 
 use crate::agent::{Agent, gybe_node, meshed, scratch};
 use serde_json::{Value, json};
-use std::fs;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixDatagram;
 use std::time::{Duration, Instant};
@@ -19,13 +18,12 @@ fn a_line_is_told_in_one_write() {
     agent.kill().and_then(|()| agent.wait()).unwrap();
     let line: Value = serde_json::from_slice(&line[..length.unwrap()]).unwrap();
     assert_eq!(line["msg"], "gybe node: serving");
-    fs::remove_dir_all(directory).unwrap();
 }
 
 /// A pipe holds 64 KiB, and the agent some more lines.
 #[test]
 fn f35_a_journal_that_nobody_reads_holds_neither_a_caller_nor_the_end() {
-    let mut agent = Agent::start(scratch("stuck"));
+    let mut agent = Agent::start_unread(scratch("stuck"));
     let (plugin, log) = (UnixDatagram::unbound().unwrap(), agent.directory.join("run/log.sock"));
     plugin.set_write_timeout(Some(Duration::from_secs(10))).unwrap();
     let line = json!({ "msg": "x".repeat(3000) }).to_string();
@@ -33,10 +31,10 @@ fn f35_a_journal_that_nobody_reads_holds_neither_a_caller_nor_the_end() {
         let sent = plugin.send_to(line.as_bytes(), &log);
         assert!(sent.is_ok(), "{n} lines were heard, and then no more: {sent:?}");
     }
-    agent.holds("shop/cart-0.json", &meshed("cart-0", "u1").to_string());
-    assert_eq!(agent.asked("shop", "cart-0", "u1")["pod"]["metadata"]["name"], "cart-0");
+    agent.put("shop/cart-0.json", &meshed("cart-0", "u1").to_string());
+    assert_eq!(agent.query("shop", "cart-0", "u1")["pod"]["metadata"]["name"], "cart-0");
     // This one is told of.
-    assert!(agent.hears(b"GET / HTTP/1.1\r\n").contains("fault"));
+    assert!(agent.send(b"GET / HTTP/1.1\r\n").contains("fault"));
     let before = Instant::now();
     assert!(agent.terminate().success());
     assert!(before.elapsed() < Duration::from_secs(10), "{:?}", before.elapsed());
@@ -44,15 +42,16 @@ fn f35_a_journal_that_nobody_reads_holds_neither_a_caller_nor_the_end() {
 
 #[test]
 fn f35_lines_that_were_lost_are_counted_for_whoever_reads_again() {
-    let mut agent = Agent::start(scratch("lost"));
+    let agent = Agent::start_unread(scratch("lost"));
     let (plugin, log) = (UnixDatagram::unbound().unwrap(), agent.directory.join("run/log.sock"));
     plugin.set_write_timeout(Some(Duration::from_secs(10))).unwrap();
     for n in 0..2000 {
         plugin.send_to(json!({ "msg": "x".repeat(3000), "n": n }).to_string().as_bytes(), &log).unwrap();
     }
+    agent.read_log();
     let (mut told, mut lost) = (0, 0);
     while told + lost < 2000 {
-        let line = agent.line();
+        let line = agent.next_line();
         match line["lines"].as_u64() {
             Some(lines) => lost += lines,
             None => told += u64::from(line["n"].is_u64()),

@@ -1,7 +1,7 @@
 //! How the agent starts, stops, and gives its place to the next.
 
 use crate::agent::{Agent, gybe_node, meshed, scratch};
-use nix::sys::signal::{Signal, kill};
+use nix::sys::signal::Signal;
 use serde_json::json;
 use std::fs;
 use std::io::{Read, Write};
@@ -28,21 +28,21 @@ fn the_sockets_are_the_owners_alone_and_gone_after_a_clean_end() {
     assert!(agent.terminate().success());
     assert!(before.elapsed() < Duration::from_secs(10), "{:?}", before.elapsed());
     assert_eq!(fs::read_dir(run).unwrap().count(), 0);
-    assert_eq!(agent.line()["msg"], "gybe node: stopped");
+    assert_eq!(agent.next_line()["msg"], "gybe node: stopped");
 }
 
 #[test]
 fn who_has_spoken_when_the_agent_is_told_to_end_is_answered() {
     let mut agent = Agent::start(scratch("spoken"));
-    agent.holds("shop/cart-0.json", &meshed("cart-0", "u1").to_string());
-    kill(agent.pid(), Signal::SIGSTOP).unwrap();
+    agent.put("shop/cart-0.json", &meshed("cart-0", "u1").to_string());
+    agent.signal(Signal::SIGSTOP);
     // The last one has nothing to say, and delays nobody.
     let mut calls: Vec<_> = (0..3).map(|_| UnixStream::connect(agent.socket()).unwrap()).collect();
     for call in calls.iter_mut().take(2) {
         call.write_all(b"{\"version\": 1, \"namespace\": \"shop\", \"name\": \"cart-0\"}\n").unwrap();
     }
-    kill(agent.pid(), Signal::SIGTERM).unwrap();
-    kill(agent.pid(), Signal::SIGCONT).unwrap();
+    agent.signal(Signal::SIGTERM);
+    agent.signal(Signal::SIGCONT);
     for call in calls.iter_mut().take(2) {
         let mut answer = String::new();
         call.read_to_string(&mut answer).unwrap();
@@ -59,7 +59,7 @@ fn a_socket_that_was_left_behind_is_replaced() {
         drop(UnixListener::bind(directory.join("run").join(socket)).unwrap());
     }
     let agent = Agent::start(directory);
-    assert_eq!(agent.asked("shop", "cart-0", "u1"), json!({ "version": 1 }));
+    assert_eq!(agent.query("shop", "cart-0", "u1"), json!({ "version": 1 }));
 }
 
 #[test]
@@ -67,7 +67,7 @@ fn the_next_agent_takes_the_place_without_a_gap_and_keeps_it() {
     let mut first = Agent::start(scratch("next"));
     let second = Agent::start(first.directory.clone());
     assert!(first.terminate().success());
-    assert_eq!(second.asked("shop", "cart-0", "u1"), json!({ "version": 1 }));
+    assert_eq!(second.query("shop", "cart-0", "u1"), json!({ "version": 1 }));
 }
 
 #[test]
@@ -86,6 +86,5 @@ fn a08_a_place_that_others_can_write_to_is_refused() {
         let remedies = ["take write permission from all others", "see what it is, and remove it"];
         assert!(remedies.iter().any(|remedy| told.contains(remedy)), "{told}");
         assert!(!file || fs::read_to_string(directory.join("run/facts.sock")).unwrap() == "precious");
-        fs::remove_dir_all(directory).unwrap();
     }
 }

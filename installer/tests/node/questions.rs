@@ -10,15 +10,15 @@ use std::time::{Duration, Instant};
 #[test]
 fn a_pod_is_answered_trimmed_and_read_again_when_its_file_changes() {
     let agent = Agent::start(scratch("change"));
-    assert_eq!(agent.asked("shop", "cart-0", "u1"), json!({ "version": 1 }));
-    agent.holds("shop/cart-0.json", &meshed("cart-0", "u1").to_string());
-    let pod = &agent.asked("shop", "cart-0", "u1")["pod"];
+    assert_eq!(agent.query("shop", "cart-0", "u1"), json!({ "version": 1 }));
+    agent.put("shop/cart-0.json", &meshed("cart-0", "u1").to_string());
+    let pod = &agent.query("shop", "cart-0", "u1")["pod"];
     assert_eq!(pod["metadata"]["annotations"], json!({ "sidecar.istio.io/status": "{}" }));
     assert_eq!(pod["spec"]["containers"][1]["args"], json!(["proxy", "sidecar"]));
-    agent.holds("shop/cart-0.json", &meshed("cart-0", "another-life").to_string());
-    assert_eq!(agent.asked("shop", "cart-0", "u1")["pod"]["metadata"]["uid"], "another-life");
+    agent.put("shop/cart-0.json", &meshed("cart-0", "another-life").to_string());
+    assert_eq!(agent.query("shop", "cart-0", "u1")["pod"]["metadata"]["uid"], "another-life");
     std::fs::remove_file(agent.directory.join("pods/shop/cart-0.json")).unwrap();
-    assert_eq!(agent.asked("shop", "cart-0", "u1"), json!({ "version": 1 }));
+    assert_eq!(agent.query("shop", "cart-0", "u1"), json!({ "version": 1 }));
 }
 
 #[test]
@@ -27,23 +27,23 @@ fn f39_of_several_pods_of_one_name_the_one_that_is_meant_is_answered() {
     let mut mirror = meshed("cart-0", "u3");
     mirror["metadata"]["annotations"]["kubernetes.io/config.hash"] = "hash".into();
     let list = json!({ "kind": "List", "items": [meshed("cart-0", "u1"), meshed("cart-0", "u2"), mirror] });
-    agent.holds("all.yaml", &list.to_string());
+    agent.put("all.yaml", &list.to_string());
     for (uid, known) in [("u1", "u1"), ("u2", "u2"), ("hash", "u3"), ("u3", "u3")] {
-        assert_eq!(agent.asked("shop", "cart-0", uid)["pod"]["metadata"]["uid"], known, "{uid}");
+        assert_eq!(agent.query("shop", "cart-0", uid)["pod"]["metadata"]["uid"], known, "{uid}");
     }
 }
 
 #[test]
 fn a_manifest_that_cannot_be_read_is_told_to_its_pod_alone() {
     let agent = Agent::start(scratch("broken"));
-    agent.holds("shop/cart-0.json", "{");
-    agent.holds("shop/notes.txt", "no manifest");
-    agent.holds("shop/service.yaml", "kind: Service");
-    agent.holds("shop/cart-1.json", &meshed("cart-1", "u1").to_string());
+    agent.put("shop/cart-0.json", "{");
+    agent.put("shop/notes.txt", "no manifest");
+    agent.put("shop/service.yaml", "kind: Service");
+    agent.put("shop/cart-1.json", &meshed("cart-1", "u1").to_string());
     nix::unistd::mkfifo(&agent.directory.join("pods/shop/fifo.json"), nix::sys::stat::Mode::S_IRWXU).unwrap();
-    let fault = agent.asked("shop", "cart-0", "u1")["fault"].to_string();
+    let fault = agent.query("shop", "cart-0", "u1")["fault"].to_string();
     assert!(fault.contains("cart-0.json"), "{fault}");
-    assert_eq!(agent.asked("shop", "cart-1", "u1")["pod"]["metadata"]["name"], "cart-1");
+    assert_eq!(agent.query("shop", "cart-1", "u1")["pod"]["metadata"]["name"], "cart-1");
 }
 
 #[test]
@@ -57,12 +57,12 @@ fn what_is_no_question_is_told_so_or_hung_up_on() {
             "Kubernetes would not give",
         ),
     ] {
-        let told = agent.hears(&words);
+        let told = agent.send(&words);
         assert!(told.contains("fault") && told.contains(answer), "{told}");
     }
     let mut endless = UnixStream::connect(agent.socket()).unwrap();
     while endless.write_all(&[b'x'; 4096]).is_ok() {}
-    assert_eq!(agent.asked("shop", "cart-0", "u1"), json!({ "version": 1 }));
+    assert_eq!(agent.query("shop", "cart-0", "u1"), json!({ "version": 1 }));
 }
 
 /// As a ConfigMap's volume does, and as editors do: no file is written to, and yet each says something else.
@@ -75,7 +75,7 @@ fn f39_what_a_file_says_is_never_told_after_another_took_its_place() {
         std::fs::write(agent.directory.join(life).join("0.json"), meshed("cart-0", life).to_string())
             .unwrap();
     }
-    let uid = |asked: &str| agent.asked("shop", "cart-0", asked)["pod"]["metadata"]["uid"].clone();
+    let uid = |asked: &str| agent.query("shop", "cart-0", asked)["pod"]["metadata"]["uid"].clone();
     let turn = |to: &str| {
         let _ = std::fs::remove_file(pods.join("current.new"));
         std::os::unix::fs::symlink(agent.directory.join(to), pods.join("current.new")).unwrap();
@@ -90,21 +90,21 @@ fn f39_what_a_file_says_is_never_told_after_another_took_its_place() {
     std::fs::remove_file(pods.join("current")).unwrap();
     assert_eq!(uid("u2"), Value::Null);
     // Of another name, and known from elsewhere before.
-    agent.holds("shop/cart-0.json", &meshed("cart-0", "u3").to_string());
+    agent.put("shop/cart-0.json", &meshed("cart-0", "u3").to_string());
     assert_eq!(uid("u3"), "u3");
     std::fs::rename(pods.join("shop/cart-0.json"), pods.join("shop/moved.json")).unwrap();
-    agent.holds("shop/new.json", &meshed("cart-0", "u4").to_string());
+    agent.put("shop/new.json", &meshed("cart-0", "u4").to_string());
     assert_eq!((uid("u3"), uid("u4")), ("u3".into(), "u4".into()));
 }
 
 #[test]
 fn a10_callers_that_say_nothing_keep_nobody_waiting() {
     let agent = Agent::start(scratch("silent"));
-    agent.holds("shop/cart-0.json", &meshed("cart-0", "u1").to_string());
+    agent.put("shop/cart-0.json", &meshed("cart-0", "u1").to_string());
     // More than have a place among those who are about to speak: the first of them lose theirs.
     let mut silent: Vec<_> = (0..600).map(|_| UnixStream::connect(agent.socket()).unwrap()).collect();
     let before = Instant::now();
-    assert_eq!(agent.asked("shop", "cart-0", "u1")["pod"]["metadata"]["name"], "cart-0");
+    assert_eq!(agent.query("shop", "cart-0", "u1")["pod"]["metadata"]["name"], "cart-0");
     assert_eq!(silent[0].read(&mut [0]).unwrap(), 0, "hung up on");
     assert!(before.elapsed() < Duration::from_millis(900), "{:?}", before.elapsed());
     let last = silent.last_mut().unwrap();
@@ -133,8 +133,8 @@ fn a10_a_long_answer_is_given_as_it_is_taken_and_who_does_not_take_it_holds_nobo
     let mut long = meshed("cart-0", "u1");
     let most = "x".repeat(400 << 10);
     long["metadata"]["annotations"]["traffic.sidecar.istio.io/excludeOutboundPorts"] = most.clone().into();
-    agent.holds("shop/cart-0.json", &long.to_string());
-    agent.holds("shop/cart-1.json", &meshed("cart-1", "u1").to_string());
+    agent.put("shop/cart-0.json", &long.to_string());
+    agent.put("shop/cart-1.json", &meshed("cart-1", "u1").to_string());
     let question =
         b"{\"version\": 1, \"namespace\": \"shop\", \"name\": \"cart-0\", \"deadline_ms\": 5000}\n";
     let deaf: Vec<_> = (0..70)
@@ -144,10 +144,10 @@ fn a10_a_long_answer_is_given_as_it_is_taken_and_who_does_not_take_it_holds_nobo
             call
         })
         .collect();
-    assert_eq!(agent.asked("shop", "cart-1", "u1")["pod"]["metadata"]["name"], "cart-1");
+    assert_eq!(agent.query("shop", "cart-1", "u1")["pod"]["metadata"]["name"], "cart-1");
     // Those behind the first have their turn when the first have gone.
     drop(deaf);
-    let answer: Value = serde_json::from_str(&agent.hears(question)).unwrap();
+    let answer: Value = serde_json::from_str(&agent.send(question)).unwrap();
     assert_eq!(
         answer["pod"]["metadata"]["annotations"]["traffic.sidecar.istio.io/excludeOutboundPorts"],
         most
@@ -159,14 +159,14 @@ fn f19_a_hundred_and_ten_pods_at_once_are_all_answered() {
     let agent = Agent::start(scratch("many"));
     for i in 0..110 {
         let name = format!("cart-{i}");
-        agent.holds(&format!("shop/{name}.json"), &meshed(&name, &format!("u{i}")).to_string());
+        agent.put(&format!("shop/{name}.json"), &meshed(&name, &format!("u{i}")).to_string());
     }
     let before = Instant::now();
     thread::scope(|scope| {
         for i in 0..110 {
             let agent = &agent;
             scope.spawn(move || {
-                let answer: Value = agent.asked("shop", &format!("cart-{i}"), &format!("u{i}"));
+                let answer: Value = agent.query("shop", &format!("cart-{i}"), &format!("u{i}"));
                 assert_eq!(answer["pod"]["metadata"]["uid"], format!("u{i}"));
             });
         }
@@ -176,7 +176,7 @@ fn f19_a_hundred_and_ten_pods_at_once_are_all_answered() {
 
 #[test]
 fn a09_log_lines_of_plugins_are_told_again_and_nothing_else() {
-    let mut agent = Agent::start(scratch("log"));
+    let agent = Agent::start(scratch("log"));
     let plugin = UnixDatagram::unbound().unwrap();
     let log = agent.directory.join("run/log.sock");
     for words in ["\u{1b}[2J", "[1]", "{\"msg\": \"one\"\n}", "{\"level\":\"info\",\"msg\":\"two\\nlines\"}"]
@@ -184,7 +184,7 @@ fn a09_log_lines_of_plugins_are_told_again_and_nothing_else() {
         plugin.send_to(words.as_bytes(), &log).unwrap();
     }
     for want in [json!({ "msg": "one" }), json!({ "level": "info", "msg": "two\nlines" })] {
-        let mut line = agent.line();
+        let mut line = agent.next_line();
         assert!(line.as_object_mut().unwrap().remove("time").is_some_and(|time| time.is_string()), "{line}");
         assert_eq!(line, want);
     }

@@ -4,18 +4,17 @@ use crate::agent::{Agent, gybe_node, meshed, scratch};
 use serde_json::json;
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::path::PathBuf;
-use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 const QUESTION: &[u8] =
     b"{\"version\": 1, \"namespace\": \"shop\", \"name\": \"cart-0\", \"deadline_ms\": 5000}\n";
 
 /// The socket that is told next to stand again.
-fn anew(agent: &mut Agent) -> PathBuf {
-    let line = agent.line();
+fn anew(agent: &Agent) -> PathBuf {
+    let line = agent.next_line();
     assert_eq!(line["msg"], "gybe node: its socket had been taken away; serving again", "{line}");
     line["socket"].as_str().unwrap().into()
 }
@@ -37,11 +36,11 @@ fn f14_sockets_that_somebody_takes_away_stand_again() {
             false => ["facts.sock", "log.sock"].iter().for_each(|it| fs::remove_file(run.join(it)).unwrap()),
         }
         // Each is kept for itself, by its own thread.
-        let again: BTreeSet<_> = [anew(&mut agent), anew(&mut agent)].into();
+        let again: BTreeSet<_> = [anew(&agent), anew(&agent)].into();
         assert_eq!(again, ["facts.sock", "log.sock"].map(|name| run.join(name)).into());
-        assert_eq!(agent.asked("shop", "cart-0", "u1"), json!({ "version": 1 }));
+        assert_eq!(agent.query("shop", "cart-0", "u1"), json!({ "version": 1 }));
         UnixDatagram::unbound().unwrap().send_to(b"{\"msg\":\"heard\"}", run.join("log.sock")).unwrap();
-        assert_eq!(agent.line()["msg"], "heard");
+        assert_eq!(agent.next_line()["msg"], "heard");
     }
     assert!(agent.terminate().success());
     assert_eq!(fs::read_dir(run).unwrap().count(), 0);
@@ -50,61 +49,57 @@ fn f14_sockets_that_somebody_takes_away_stand_again() {
 /// The second was killed, and its sockets are nobody's.
 #[test]
 fn f14_the_place_of_an_agent_that_was_killed_is_taken_back() {
-    let mut first = Agent::start(scratch("back"));
-    let mut second = gybe_node(&first.directory).stderr(Stdio::piped()).spawn().unwrap();
-    let mut told = String::new();
-    BufReader::new(second.stderr.take().unwrap()).read_line(&mut told).unwrap();
-    second.kill().and_then(|()| second.wait()).unwrap();
-    assert!(told.contains("serving"), "{told}");
-    assert_ne!(anew(&mut first), anew(&mut first));
-    assert_eq!(first.asked("shop", "cart-0", "u1"), json!({ "version": 1 }));
+    let first = Agent::start(scratch("back"));
+    drop(gybe_test_support::Agent::start_serving(gybe_node(&first.directory)));
+    assert_ne!(anew(&first), anew(&first));
+    assert_eq!(first.query("shop", "cart-0", "u1"), json!({ "version": 1 }));
 }
 
 /// What cannot be mended is tried again and again, at a pace, and keeps nobody.
 #[test]
 fn f14_a_log_socket_that_cannot_stand_costs_no_caller_its_answer_and_the_node_no_work() {
-    let mut agent = Agent::start(scratch("occupied"));
+    let agent = Agent::start(scratch("occupied"));
     let (run, log) = (agent.directory.join("run"), agent.directory.join("run/log.sock"));
     fs::write(run.join("theirs"), "precious").unwrap();
     fs::rename(run.join("theirs"), &log).unwrap();
-    let line = agent.line();
+    let line = agent.next_line();
     assert_eq!(line["msg"], "gybe node: its socket does not stand, and cannot be made anew", "{line}");
     let (before, until_now) = (Instant::now(), worked(&agent));
     // Hung up on after a second: twice as long as that somebody waits, and the agent does.
     for _ in 0..2 {
         let mut silent = UnixStream::connect(agent.socket()).unwrap();
         let asked = Instant::now();
-        assert_eq!(agent.asked("shop", "cart-0", "u1"), json!({ "version": 1 }));
+        assert_eq!(agent.query("shop", "cart-0", "u1"), json!({ "version": 1 }));
         assert!(asked.elapsed() < Duration::from_millis(500), "{:?}", asked.elapsed());
         assert_eq!(silent.read(&mut [0]).unwrap(), 0);
     }
     let (took, work) = (before.elapsed(), worked(&agent) - until_now);
     assert!(took > Duration::from_secs(2) && work < 20, "{work} ticks in {took:?}");
     fs::remove_file(&log).unwrap();
-    assert_eq!(anew(&mut agent), log, "told once that it did not stand, and once that it does");
+    assert_eq!(anew(&agent), log, "told once that it did not stand, and once that it does");
 }
 
 #[test]
 fn f14_a_log_socket_that_is_taken_away_costs_no_caller_its_answer() {
-    let mut agent = Agent::start(scratch("log-away"));
+    let agent = Agent::start(scratch("log-away"));
     let log = agent.directory.join("run/log.sock");
     let mut long = meshed("cart-0", "u1");
     long["metadata"]["annotations"]["traffic.sidecar.istio.io/excludeOutboundPorts"] =
         "x".repeat(400 << 10).into();
-    agent.holds("shop/cart-0.json", &long.to_string());
+    agent.put("shop/cart-0.json", &long.to_string());
     // One is waited with, because it does not take its answer; one is about to speak.
     let [mut deaf, mut speaker] = [(); 2].map(|()| UnixStream::connect(agent.socket()).unwrap());
     deaf.write_all(QUESTION).unwrap();
     let before = Instant::now();
-    assert_eq!(agent.asked("shop", "cart-1", "u1"), json!({ "version": 1 }));
+    assert_eq!(agent.query("shop", "cart-1", "u1"), json!({ "version": 1 }));
     fs::remove_file(&log).unwrap();
-    assert_eq!(agent.asked("shop", "cart-1", "u1"), json!({ "version": 1 }));
+    assert_eq!(agent.query("shop", "cart-1", "u1"), json!({ "version": 1 }));
     speaker.write_all(QUESTION).unwrap();
     let mut answer = String::new();
     speaker.read_to_string(&mut answer).unwrap();
     assert!(answer.contains("istio-proxy"), "{} bytes", answer.len());
     assert!(before.elapsed() < Duration::from_secs(3), "{:?}", before.elapsed());
-    assert_eq!(anew(&mut agent), log);
+    assert_eq!(anew(&agent), log);
     UnixDatagram::unbound().unwrap().send_to(b"{\"msg\":\"heard\"}", &log).unwrap();
-    assert_eq!(agent.line()["msg"], "heard");
+    assert_eq!(agent.next_line()["msg"], "heard");
 }

@@ -1,7 +1,7 @@
 //! Going: what `gybe uninstall` takes away, what it leaves standing, for how long, and what it says.
 
 use crate::node::{LIST, Node, SINGLE, plugin};
-use gybe_installer::host::install::seen::LOCK;
+use gybe_installer::host::observe::LOCK;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::{UnixDatagram, UnixListener};

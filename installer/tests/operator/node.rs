@@ -1,6 +1,6 @@
 //! A node: its root directory, and the programs of an image beside it; gone with the value.
 
-use gybe_installer::host::install::seen::LOCK;
+use gybe_installer::host::observe::LOCK;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs::{self, Permissions};

@@ -1,6 +1,6 @@
 //! The mounted ConfigMap as the kubelet keeps it, and as it must not be read.
 
-use gybe_installer::host::settings::{CONFIG, Given, config_directory};
+use gybe_installer::host::settings::{CONFIG, SettingsSources, config_directory};
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -38,7 +38,7 @@ impl Mount {
     }
 
     fn files(&self) -> BTreeMap<String, String> {
-        Given::gather(self.environment()).unwrap().files
+        SettingsSources::gather(self.environment()).unwrap().files
     }
 }
 
@@ -77,10 +77,10 @@ fn a_plain_directory_will_do_and_none_is_an_empty_one() {
 fn what_no_configmap_can_hold_is_not_read() {
     let mount = Mount::new("large");
     fs::write(mount.0.join("mode"), vec![b' '; (1 << 20) + 1]).unwrap();
-    let told = Given::gather(mount.environment()).unwrap_err().to_string();
+    let told = SettingsSources::gather(mount.environment()).unwrap_err().to_string();
     assert!(told.ends_with("/mode"), "{told}");
     fs::write(mount.0.join("mode"), [0xff]).unwrap();
-    assert!(Given::gather(mount.environment()).is_err());
+    assert!(SettingsSources::gather(mount.environment()).is_err());
 }
 
 #[test]
@@ -89,7 +89,7 @@ fn the_file_of_an_older_configuration_is_read_too() {
     let file = mount.0.join("entry.json");
     let mut environment = mount.environment();
     environment.insert("CNI_NETWORK_CONFIG_FILE".into(), file.display().to_string());
-    assert!(Given::gather(environment.clone()).is_err(), "it is not there");
+    assert!(SettingsSources::gather(environment.clone()).is_err(), "it is not there");
     fs::write(&file, "{}").unwrap();
-    assert_eq!(Given::gather(environment).unwrap().network_config.as_deref(), Some("{}"));
+    assert_eq!(SettingsSources::gather(environment).unwrap().network_config.as_deref(), Some("{}"));
 }

@@ -2,7 +2,7 @@
 
 use crate::said::{given, read, refused};
 use gybe_installer::host::image::OTHER_NAMES;
-use gybe_installer::host::settings::{Fate, Given, INCUMBENTS, KEYS, OURS, Settings};
+use gybe_installer::host::settings::{INCUMBENTS, KEYS, OURS, Settings, SettingsSources, Support};
 
 /// A value that is not the default.
 fn another(name: &str) -> &'static str {
@@ -40,7 +40,7 @@ fn another(name: &str) -> &'static str {
 /// The server is there in every pod.
 const POD: &[(&str, &str)] = &[("KUBERNETES_SERVICE_HOST", "10.96.0.1"), ("KUBERNETES_SERVICE_PORT", "443")];
 
-fn with(name: &str) -> Given {
+fn with(name: &str) -> SettingsSources {
     let mut given = given(POD, &[]);
     let value = another(name).to_owned();
     match name {
@@ -56,7 +56,7 @@ fn with(name: &str) -> Given {
 #[test]
 fn every_name_that_is_honoured_changes_something() {
     let plain = Settings::read(&given(POD, &[])).unwrap();
-    for name in KEYS.iter().chain(&OURS).chain(&INCUMBENTS).filter(|name| name.fate == Fate::Honoured) {
+    for name in KEYS.iter().chain(&OURS).chain(&INCUMBENTS).filter(|name| name.fate == Support::Honoured) {
         let changed = Settings::read(&with(name.name)).unwrap_or_else(|why| panic!("{}: {why}", name.name));
         let same = (&changed.ground, &changed.choices) == (&plain.ground, &plain.choices);
         assert!(!same, "{} changes nothing", name.name);
@@ -67,18 +67,18 @@ fn every_name_that_is_honoured_changes_something() {
 fn every_other_name_is_refused_or_told_with_the_reason() {
     for name in INCUMBENTS {
         match name.fate {
-            Fate::Honoured => {}
-            Fate::Refused | Fate::RefusedIfTrue => {
+            Support::Honoured => {}
+            Support::Refused | Support::RefusedIfTrue => {
                 let told = refused(&[(name.name, "true")], &[]);
                 assert!(told.contains(name.name) && told.contains(name.meaning), "{told}");
             }
-            Fate::Mute => {
+            Support::Ignored => {
                 let notes = read(&[(name.name, "x")], &[]).notes;
                 assert!(notes.len() == 1 && notes[0].contains(name.name), "{notes:?}");
                 assert!(notes[0].contains(name.meaning), "{notes:?}");
             }
         }
-        if name.fate == Fate::RefusedIfTrue {
+        if name.fate == Support::RefusedIfTrue {
             assert!(read(&[(name.name, "false")], &[]).notes.is_empty(), "{}", name.name);
             refused(&[(name.name, "perhaps")], &[]);
         }
@@ -131,10 +131,10 @@ fn the_page_about_the_agent_has_every_name() {
             .iter()
             .map(|name| {
                 let fate = match name.fate {
-                    Fate::Honoured => "",
-                    Fate::RefusedIfTrue => "refused if true: ",
-                    Fate::Refused => "refused: ",
-                    Fate::Mute => "no effect: ",
+                    Support::Honoured => "",
+                    Support::RefusedIfTrue => "refused if true: ",
+                    Support::Refused => "refused: ",
+                    Support::Ignored => "no effect: ",
                 };
                 format!("| `{}` | {} | {fate}{} |\n", name.name, name.default, name.meaning)
             })

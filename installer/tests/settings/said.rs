@@ -1,13 +1,13 @@
 //! Settings out of a few words.
 
-use gybe_installer::host::settings::{Given, Settings};
+use gybe_installer::host::settings::{Settings, SettingsSources};
 
 pub(crate) type Pairs<'a> = &'a [(&'a str, &'a str)];
 
-/// Given by these variables and these files of the ConfigMap.
-pub(crate) fn given(environment: Pairs<'_>, files: Pairs<'_>) -> Given {
+/// SettingsSources by these variables and these files of the ConfigMap.
+pub(crate) fn given(environment: Pairs<'_>, files: Pairs<'_>) -> SettingsSources {
     let owned = |pairs: Pairs<'_>| pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
-    Given { environment: owned(environment), files: owned(files), network_config: None }
+    SettingsSources { environment: owned(environment), files: owned(files), network_config: None }
 }
 
 pub(crate) fn read(environment: Pairs<'_>, files: Pairs<'_>) -> Settings {

@@ -3,10 +3,10 @@
 use crate::said::{Pairs, given, read, refused};
 use crate::wanted::{image, installed, json_of, node};
 use gybe_installer::host::image::Image;
-use gybe_installer::host::settings::{OnNode, Settings};
+use gybe_installer::host::settings::{NodeContext, Settings};
 use gybe_installer::probe::node_backend::node_backend;
 use gybe_netfilter::backend::BackendKind;
-use gybe_plugin::conf::{PluginConf, Probed};
+use gybe_plugin::conf::{PluginConf, ProbeHint};
 use serde_json::{Value, json};
 
 /// As istio-cni's documents show it, in its newer and its older form.
@@ -142,10 +142,10 @@ fn a_template_is_a_base_and_settings_and_what_is_the_agents_count_for_more() {
 #[test]
 fn what_a_node_finds_out_goes_into_an_entry_with_a_template_too() {
     let settings = read(POD, &[("cni_network_config", ISTIOS)]);
-    let probed = Probed { backend: Some(BackendKind::Nft), kernel: "6.1".to_owned() };
+    let probed = ProbeHint { backend: Some(BackendKind::Nft), kernel: "6.1".to_owned() };
     let image = image("template-probed");
     let said = node_backend(settings.choices.conf.backend, None, None);
-    let node = OnNode { backend: Some(&said), probed: Some(&probed), ..node(&image) };
+    let node = NodeContext { backend: Some(&said), probed: Some(&probed), ..node(&image) };
     assert_eq!(json_of(&installed(&settings, &node).entry)["probed"]["kernel"], "6.1");
 }
 

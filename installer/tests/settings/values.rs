@@ -1,8 +1,8 @@
 //! What values mean, and which of two counts.
 
 use crate::said::{Pairs, read, refused};
-use gybe_installer::host::install::wanted::{PutBack, Shape};
-use gybe_installer::host::settings::{Mode, PodSource, TakeOverWish, Trust};
+use gybe_installer::host::desired::{PutBack, Shape};
+use gybe_installer::host::settings::{Mode, PodSource, ServerTrust, TakeOverSetting};
 use gybe_netfilter::backend::BackendKind;
 use gybe_netfilter::choose::BackendSetting;
 use gybe_plugin::conf::LogLevel;
@@ -19,7 +19,7 @@ fn nobody_says_anything() {
     let settings = read(&[], &[]);
     let (ground, choices) = (settings.ground, settings.choices);
     assert_eq!((choices.mode, choices.shape), (Mode::Install, Shape::Chained { pinned: None }));
-    assert_eq!((choices.pod_source, choices.take_over), (PodSource::Agent, TakeOverWish::Wait));
+    assert_eq!((choices.pod_source, choices.take_over), (PodSource::Agent, TakeOverSetting::Wait));
     assert_eq!((choices.put_back, choices.further.len()), (PutBack::Nothing, 0));
     assert_eq!(choices.conf.exclude_namespaces, names(&["kube-system", "istio-system"]));
     assert_eq!(ground.places.results, Path::new("/host/var/lib/cni/results"));
@@ -152,6 +152,6 @@ fn a_kubeconfig_needs_a_server() {
     let settings = read(&server, &source);
     assert_eq!(settings.choices.conf.facts.kubeconfig.as_deref(), Some(Path::new("/run/gybe/kubeconfig")));
     let ca = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt";
-    assert_eq!(settings.ground.api.trust, Trust::Ca(ca.into()));
-    assert_eq!(read(&[("SKIP_TLS_VERIFY", "1")], &[]).ground.api.trust, Trust::Anybody);
+    assert_eq!(settings.ground.api.trust, ServerTrust::Ca(ca.into()));
+    assert_eq!(read(&[("SKIP_TLS_VERIFY", "1")], &[]).ground.api.trust, ServerTrust::Any);
 }

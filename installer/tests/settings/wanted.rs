@@ -1,10 +1,12 @@
 //! From the settings to the state a node is to be in.
 
 use crate::said::{Pairs, read};
+use gybe_installer::host::conflist::entry::{Entry, Layout};
+use gybe_installer::host::desired::{
+    DesiredState, Install, Placement, PlacementOrder, Shape, TakeOver, Uninstall,
+};
 use gybe_installer::host::image::Image;
-use gybe_installer::host::install::entry::{Entry, Layout};
-use gybe_installer::host::install::wanted::{Install, Leave, Need, Place, Shape, TakeOver, Wanted};
-use gybe_installer::host::settings::{Burial, OnNode, Settings, StandIn};
+use gybe_installer::host::settings::{NodeContext, ProgramRemoval, Settings, StandIn};
 use gybe_installer::probe::node_backend::node_backend;
 use gybe_netfilter::choose::BackendSetting;
 use gybe_plugin::conf::{PluginConf, unknown_keys};
@@ -24,28 +26,28 @@ pub(crate) fn image(test: &str) -> Image {
     image
 }
 
-pub(crate) fn node(image: &Image) -> OnNode<'_> {
-    OnNode {
+pub(crate) fn node(image: &Image) -> NodeContext<'_> {
+    NodeContext {
         image,
         backend: None,
         probed: None,
         take_over: TakeOver::Now,
         stand_in: StandIn::None,
-        burial: Burial::Now,
+        burial: ProgramRemoval::Now,
     }
 }
 
-pub(crate) fn installed(settings: &Settings, node: &OnNode<'_>) -> Install {
+pub(crate) fn installed(settings: &Settings, node: &NodeContext<'_>) -> Install {
     match settings.wanted(node).unwrap() {
-        Wanted::Installed(install) => install,
-        Wanted::Left(leave) => panic!("{leave:?}"),
+        DesiredState::Installed(install) => install,
+        DesiredState::Uninstalled(leave) => panic!("{leave:?}"),
     }
 }
 
-fn left(settings: &Settings, node: &OnNode<'_>) -> Leave {
+fn left(settings: &Settings, node: &NodeContext<'_>) -> Uninstall {
     match settings.wanted(node).unwrap() {
-        Wanted::Left(leave) => leave,
-        Wanted::Installed(install) => panic!("{install:?}"),
+        DesiredState::Uninstalled(leave) => leave,
+        DesiredState::Installed(install) => panic!("{install:?}"),
     }
 }
 
@@ -78,7 +80,7 @@ fn the_entry_says_everything_and_the_plugin_reads_it() {
 fn the_nodes_own_backend_goes_into_its_entry_also_with_an_operators_template() {
     let image = image("backend");
     let said = node_backend(BackendSetting::Auto, Some("iptables-legacy"), None);
-    let node = OnNode { backend: Some(&said), ..node(&image) };
+    let node = NodeContext { backend: Some(&said), ..node(&image) };
     let backend = |files: Pairs<'_>| json_of(&installed(&read(&[], files), &node).entry)["backend"].clone();
     assert_eq!(backend(&[]), "iptables-legacy");
     assert_eq!(backend(&[("backend", "nft")]), "iptables-legacy", "a node's label is for that node");
@@ -90,12 +92,16 @@ fn the_nodes_own_backend_goes_into_its_entry_also_with_an_operators_template() {
 fn pods_depend_on_the_plugin_and_on_the_tool_only_where_it_asks_the_api_server() {
     let image = image("needs");
     let server = [("KUBERNETES_SERVICE_HOST", "10.96.0.1"), ("KUBERNETES_SERVICE_PORT", "443")];
-    for (source, tool) in [("agent", Need::AfterEntry), ("api", Need::BeforeEntry)] {
+    for (source, tool) in [("agent", PlacementOrder::AfterEntry), ("api", PlacementOrder::BeforeEntry)] {
         let files = [("pod_source", source), ("also_as", "istio-iptables")];
-        let stand_in = OnNode { stand_in: StandIn::IfAbsent, ..node(&image) };
+        let stand_in = NodeContext { stand_in: StandIn::IfAbsent, ..node(&image) };
         let needs: Vec<_> =
             installed(&read(&server, &files), &stand_in).programs.iter().map(|it| it.need).collect();
-        assert_eq!(needs, [Need::BeforeEntry, tool, Need::AfterEntry, Need::AfterEntry], "{source}");
+        assert_eq!(
+            needs,
+            [PlacementOrder::BeforeEntry, tool, PlacementOrder::AfterEntry, PlacementOrder::AfterEntry],
+            "{source}"
+        );
     }
 }
 
@@ -107,15 +113,15 @@ fn programs_come_in_order_and_under_the_names_asked_for() {
     };
     assert_eq!(names(&installed(&read(&[], &[]), &node(&image))), ["gybe-cni", "gybe"]);
     let files = [("also_as", "istio-cni-taint, istio-iptables"), ("shape", "standalone")];
-    let stand_in = OnNode { stand_in: StandIn::IfAbsent, ..node(&image) };
+    let stand_in = NodeContext { stand_in: StandIn::IfAbsent, ..node(&image) };
     let install = installed(&read(&[("CNI_CONF_GROUP_READ", "true")], &files), &stand_in);
     assert_eq!(names(&install), ["gybe-cni", "gybe", "istio-cni-taint", "istio-iptables", "istio-cni"]);
-    assert_eq!(install.programs.last().unwrap().place, Place::IfAbsent);
+    assert_eq!(install.programs.last().unwrap().place, Placement::IfAbsent);
     assert_eq!(install.programs[3].hash, install.programs[1].hash);
-    let own = OnNode { stand_in: StandIn::Ours(install.programs[0].hash), ..node(&image) };
+    let own = NodeContext { stand_in: StandIn::Ours(install.programs[0].hash), ..node(&image) };
     let own = installed(&read(&[], &[]), &own);
-    assert_eq!((own.programs[2].place, own.programs[2].hash), (Place::Always, own.programs[0].hash));
-    let over = OnNode { stand_in: StandIn::Over(install.programs[0].hash), ..node(&image) };
+    assert_eq!((own.programs[2].place, own.programs[2].hash), (Placement::Always, own.programs[0].hash));
+    let over = NodeContext { stand_in: StandIn::Obsolete(install.programs[0].hash), ..node(&image) };
     let over = installed(&read(&[], &[]), &over);
     assert_eq!((names(&over).len(), over.retired[0].hash), (2, install.programs[0].hash));
     let dropped: Vec<_> = over.retired.iter().map(|it| it.name.to_string()).collect();
@@ -139,12 +145,15 @@ fn f29_leaving_takes_all_we_placed_and_buries_what_may_still_be_called() {
         "whatever also_as said before"
     );
     assert!(!leave.rests && leave.last.as_ref().is_some_and(|name| name.to_string() == "gybe"));
-    let later = left(&read(&[], &files), &OnNode { burial: Burial::Later, ..node(&image) });
+    let later = left(&read(&[], &files), &NodeContext { burial: ProgramRemoval::Deferred, ..node(&image) });
     assert!(later.rests, "the plugin is nobody's business yet");
     let buried: Vec<_> = leave.tombstones.iter().map(|it| (it.name.to_string(), it.place)).collect();
-    assert_eq!(buried, [("gybe-cni".to_owned(), Place::Always), ("istio-cni".to_owned(), Place::IfAbsent)]);
+    assert_eq!(
+        buried,
+        [("gybe-cni".to_owned(), Placement::Always), ("istio-cni".to_owned(), Placement::IfAbsent)]
+    );
     let old = leave.tombstones[0].hash;
-    let stands = left(&read(&[], &files), &OnNode { stand_in: StandIn::Ours(old), ..node(&image) });
+    let stands = left(&read(&[], &files), &NodeContext { stand_in: StandIn::Ours(old), ..node(&image) });
     assert_eq!(stands.tombstones[1].hash, old, "what stands there is known by what it is");
     assert_eq!((leave.plugin.as_str(), leave.pinned.unwrap().to_string()), ("gybe-cni", "x.conf".to_owned()));
 }

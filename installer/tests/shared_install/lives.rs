@@ -1,8 +1,8 @@
 //! Table A: the sixteen end-to-end cases. In, its entry taken out and put back, and out again.
 
-use gybe_installer::host::install::change::Problem;
-use gybe_installer::host::install::conflist::Chain;
-use gybe_installer::host::install::wanted::{PutBack, Shape, Wanted};
+use gybe_installer::host::conflist::PluginChain;
+use gybe_installer::host::desired::{DesiredState, PutBack, Shape};
+use gybe_installer::host::problem::Problem;
 use serde_json::Value;
 
 use crate::ground::Ground;
@@ -49,12 +49,12 @@ const CASES: [Case; 12] = [
     case(&[MINIKUBE.0], Some("00-minikube_cni.conflist"), "00-minikube_cni.conflist", MINIKUBE),
 ];
 
-fn chained(ground: &Ground, pinned: Option<&str>) -> Wanted {
+fn chained(ground: &Ground, pinned: Option<&str>) -> DesiredState {
     wants::installed(&ground.root, Shape::Chained { pinned: pinned.map(wants::name) })
 }
 
 /// In, healed, out: and every byte that is not ours is what it was, all the way.
-fn lives(ground: &Ground, wanted: &Wanted, becomes: &str, (pre, golden): (&str, &str)) {
+fn lives(ground: &Ground, wanted: &DesiredState, becomes: &str, (pre, golden): (&str, &str)) {
     let before = ground.files();
     ground.settle(wanted);
     let result = ground.text(becomes);
@@ -63,13 +63,13 @@ fn lives(ground: &Ground, wanted: &Wanted, becomes: &str, (pre, golden): (&str, 
     let original = text(&format!("install-e2e/pre/{pre}"));
     let ours = wants::entry("info");
     assert!(
-        Chain::read(result.as_bytes())
+        PluginChain::read(result.as_bytes())
             .unwrap()
             .entry("gybe-cni")
             .is_some_and(|text| ours.says_the_same(text))
     );
     if pre == CALICO.0 {
-        let without = Chain::read(result.as_bytes()).unwrap().without("gybe-cni").unwrap();
+        let without = PluginChain::read(result.as_bytes()).unwrap().without("gybe-cni").unwrap();
         assert_eq!(String::from_utf8(without).unwrap(), original, "no byte outside the entry changed");
     } else {
         assert!(result.contains(original.trim()), "the plugin's own text is untouched");
@@ -77,16 +77,18 @@ fn lives(ground: &Ground, wanted: &Wanted, becomes: &str, (pre, golden): (&str, 
         assert_eq!(name(&result), name(&original), "the network keeps its name");
     }
     // Somebody takes our entry out; it comes back.
-    ground.put(becomes, Chain::read(result.as_bytes()).unwrap().without("gybe-cni").unwrap());
+    ground.put(becomes, PluginChain::read(result.as_bytes()).unwrap().without("gybe-cni").unwrap());
     ground.settle(wanted);
     assert_eq!(ground.text(becomes), result);
-    let Wanted::Left(mut leave) = wants::left(&ground.root, PutBack::Nothing) else { unreachable!() };
-    if let Wanted::Installed(install) = wanted
+    let DesiredState::Uninstalled(mut leave) = wants::left(&ground.root, PutBack::Nothing) else {
+        unreachable!()
+    };
+    if let DesiredState::Installed(install) = wanted
         && let Shape::Chained { pinned } = &install.shape
     {
         leave.pinned.clone_from(pinned);
     }
-    ground.settle(&Wanted::Left(leave));
+    ground.settle(&DesiredState::Uninstalled(leave));
     assert_eq!(ground.files(), before, "{becomes}");
     assert!(ground.programs().is_empty());
 }

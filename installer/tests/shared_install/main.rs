@@ -19,7 +19,7 @@ mod wants;
 
 use std::path::{Path, PathBuf};
 
-use gybe_installer::host::install::entry::Layout;
+use gybe_installer::host::conflist::entry::Layout;
 use serde_json::Value;
 
 /// A file of the reference material.

@@ -1,14 +1,14 @@
 //! Table B: the parts of an installer, and the conf files of other projects.
 
 use gybe_installer::agent::kubeconfig::{Credentials, render};
-use gybe_installer::host::install::change::Problem;
-use gybe_installer::host::install::conflist::convert::{listed, unlisted};
-use gybe_installer::host::install::conflist::{Chain, ConflistError, Istio};
-use gybe_installer::host::install::entry::Entry;
-use gybe_installer::host::install::loads::{Form, network};
-use gybe_installer::host::install::network_config::{Facts, TemplateError, members};
-use gybe_installer::host::install::wanted::{PutBack, Shape};
-use gybe_installer::host::settings::{ApiServer, Given, Settings, Trust};
+use gybe_installer::host::conflist::convert::{listed, unlisted};
+use gybe_installer::host::conflist::entry::Entry;
+use gybe_installer::host::conflist::{ConflistError, IstioEntry, PluginChain};
+use gybe_installer::host::desired::{PutBack, Shape};
+use gybe_installer::host::libcni::{FileFormat, network};
+use gybe_installer::host::problem::Problem;
+use gybe_installer::host::settings::placeholders::{TemplateError, TemplateValues, members};
+use gybe_installer::host::settings::{ApiServer, ServerTrust, Settings, SettingsSources};
 use serde_json::Value;
 
 use crate::ground::Ground;
@@ -27,13 +27,13 @@ fn our_entry_goes_where_theirs_went() {
     assert_eq!(json(&single)["cniVersion"], "0.4.0");
     for file in ["list.conflist", "list-with-istio.conflist"] {
         let before = unit(file);
-        let with = Chain::read(&before).unwrap().with(&ours, Istio::GivesWay).unwrap();
+        let with = PluginChain::read(&before).unwrap().with(&ours, IstioEntry::Replace).unwrap();
         assert_eq!(json(&with), with_ours(&unit(&format!("{file}.golden"))), "{file}");
     }
-    assert_eq!(Chain::read(&unit("invalid-map.conflist")).unwrap_err(), ConflistError::NoPlugins);
-    assert_eq!(Chain::read(&unit("invalid-arr.conflist")).unwrap_err(), ConflistError::NoPlugins);
+    assert_eq!(PluginChain::read(&unit("invalid-map.conflist")).unwrap_err(), ConflistError::NoPlugins);
+    assert_eq!(PluginChain::read(&unit("invalid-arr.conflist")).unwrap_err(), ConflistError::NoPlugins);
     assert!(Entry::parse(&unit("invalid-arr.conflist")).is_err());
-    let without = Chain::read(&unit("list-with-istio.conflist")).unwrap().without("istio-cni").unwrap();
+    let without = PluginChain::read(&unit("list-with-istio.conflist")).unwrap().without("istio-cni").unwrap();
     assert_eq!(json(&without), json(&unit("list-no-istio.conflist")));
 }
 
@@ -118,25 +118,29 @@ fn files_of_other_projects_come_back_byte_for_byte() {
     ];
     for file in lists {
         let before = shared(file);
-        assert!(network(Form::List, &before, &[]).is_ok(), "{file}");
-        let with = Chain::read(&before).unwrap().with(&ours, Istio::GivesWay).unwrap();
-        assert_eq!(Chain::read(&with).unwrap().without("gybe-cni").unwrap(), before, "{file}");
+        assert!(network(FileFormat::List, &before, &[]).is_ok(), "{file}");
+        let with = PluginChain::read(&before).unwrap().with(&ours, IstioEntry::Replace).unwrap();
+        assert_eq!(PluginChain::read(&with).unwrap().without("gybe-cni").unwrap(), before, "{file}");
     }
     for file in ["cni-plugins/basic-ptp.json", "cni-plugins/basic-bridge/network-chain-test.json"] {
         let before = shared(file);
-        assert!(network(Form::Single, &before, &[]).is_ok(), "{file}");
+        assert!(network(FileFormat::Single, &before, &[]).is_ok(), "{file}");
         let list = listed(&before, &ours).unwrap();
         assert_eq!(unlisted(&list, "gybe-cni").as_deref(), Some(before.as_slice()), "{file}");
     }
     assert_eq!(listed(&shared("linkerd/10-calico.conf"), &ours), Err(ConflistError::NoName));
     for file in ["linkerd/zero-byte-file", "linkerd/cni-no-plugins.json", "linkerd/cni-invalid-plugin.json"] {
-        assert!(network(Form::List, &shared(file), &[]).is_err(), "{file}");
+        assert!(network(FileFormat::List, &shared(file), &[]).is_err(), "{file}");
     }
 }
 
 #[test]
 fn an_older_template_is_filled_in_or_refused_by_name() {
-    let facts = Facts { log_level: "debug".into(), kubeconfig_name: "kc".into(), ..Facts::default() };
+    let facts = TemplateValues {
+        log_level: "debug".into(),
+        kubeconfig_name: "kc".into(),
+        ..TemplateValues::default()
+    };
     let filled = members(&text("install-unit/istio-cni.conf.template"), &facts, "gybe-cni").unwrap();
     let want =
         r#"{"plugin_log_level":"debug","kubernetes":{"kubeconfig":"kc","cni_bin_dir":"/path/cni/bin"}}"#;
@@ -157,9 +161,9 @@ fn a_kubeconfig_says_what_theirs_says() {
     let ca = unit("kube-ca.crt");
     let with = Credentials { token: "service_account_token_string", ca: &ca };
     for (host, trust, file) in [
-        ("10.96.0.1", Trust::Ca("ca.crt".into()), "kubeconfig-tls"),
-        ("10.96.0.1", Trust::Anybody, "kubeconfig-skip-tls"),
-        ("50.76.2.1", Trust::Ca("ca.crt".into()), "kubeconfig-newhost"),
+        ("10.96.0.1", ServerTrust::Ca("ca.crt".into()), "kubeconfig-tls"),
+        ("10.96.0.1", ServerTrust::Any, "kubeconfig-skip-tls"),
+        ("50.76.2.1", ServerTrust::Ca("ca.crt".into()), "kubeconfig-newhost"),
     ] {
         let api = ApiServer {
             protocol: "https".into(),
@@ -172,7 +176,7 @@ fn a_kubeconfig_says_what_theirs_says() {
         assert_eq!(kubeconfig(&render(&api, with)), theirs, "{file}");
     }
     for lacking in ["KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"] {
-        let mut given = Given::default();
+        let mut given = SettingsSources::default();
         given.files.insert("pod_source".into(), "api".into());
         for name in ["KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"] {
             let value = if name == lacking { "" } else { "10" };
@@ -187,7 +191,7 @@ fn a_kubeconfig_says_what_theirs_says() {
 /// too, and nothing is copied. So the setting is refused, and says so.
 #[test]
 fn an_owned_conf_is_a_drop_in_here() {
-    let mut given = Given::default();
+    let mut given = SettingsSources::default();
     given.environment.insert("ISTIO_OWNED_CNI_CONFIG".into(), "true".into());
     assert!(Settings::read(&given).unwrap_err().to_string().contains("set `shape: dropin`"));
     for (file, network) in

@@ -4,12 +4,12 @@ use std::path::Path;
 use std::process::{Command, ExitCode, Output};
 use std::time::{Duration, Instant};
 
-use gybe_installer::host::install::loads::DropIns;
-use gybe_installer::host::install::loads::choice::{Runtime, choose};
-use gybe_installer::host::install::perform::PerformError;
-use gybe_installer::host::install::seen::Interest;
-use gybe_installer::host::install::wanted::{PutBack, Shape, Wanted};
-use gybe_installer::host::install::{Memory, Pass, pass};
+use gybe_installer::host::apply::ApplyError;
+use gybe_installer::host::desired::{DesiredState, PutBack, Shape};
+use gybe_installer::host::libcni::choice::{Runtime, choose};
+use gybe_installer::host::observe::ObserveScope;
+use gybe_installer::host::pass::{Pass, PassHistory, pass};
+use gybe_installer::host::runtimes::DropIns;
 
 use crate::ground::Ground;
 use crate::wants;
@@ -62,10 +62,10 @@ pub(crate) fn named(name: &str) -> Scene {
     ALL.into_iter().find(|scene| scene.name == name).unwrap_or_else(|| panic!("no scene {name}"))
 }
 
-pub(crate) fn wanted(root: &Path, act: &str) -> Wanted {
+pub(crate) fn wanted(root: &Path, act: &str) -> DesiredState {
     match act {
         "chained" => wants::chained(root),
-        "upgraded" => Wanted::Installed(wants::install(root, Shape::Chained { pinned: None }, "2")),
+        "upgraded" => DesiredState::Installed(wants::install(root, Shape::Chained { pinned: None }, "2")),
         "drop-in" => wants::installed(root, Shape::DropIn),
         "standalone" => wants::installed(root, Shape::Standalone { file: wants::name("YYY-gybe-cni.conf") }),
         "left" => wants::left(root, PutBack::Nothing),
@@ -78,14 +78,14 @@ pub(crate) fn one_pass(root: &Path, act: &str) -> ExitCode {
     let wanted = wanted(root, act);
     // The mark from which on calls count: before it is only the start of a process.
     let _ = nix::unistd::getppid();
-    let pass = pass(&wants::places(root), &wanted, &mut Memory::default()).unwrap();
+    let pass = pass(&wants::places(root), &wanted, &mut PassHistory::default()).unwrap();
     for error in &pass.performed.failed {
         println!("{}", told(&error.why));
     }
     if pass.performed.failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(3) }
 }
 
-fn told(error: &PerformError) -> String {
+fn told(error: &ApplyError) -> String {
     let mut line = error.to_string();
     let mut cause = std::error::Error::source(error);
     while let Some(why) = cause {
@@ -130,7 +130,7 @@ impl Scene {
     /// What must hold whatever happened: both runtimes load the primary's chain, and every program
     /// it names is there and answers.
     pub(crate) fn assert_node_works(&self, ground: &Ground, when: &str) {
-        let seen = ground.look(&Interest::default());
+        let seen = ground.look(&ObserveScope::default());
         for runtime in [Runtime::Containerd, Runtime::CriO] {
             let choice = choose(&seen.conf, runtime, DropIns::Loaded)
                 .unwrap_or_else(|why| panic!("{} {when}: {why:?}", self.name));
@@ -146,10 +146,10 @@ impl Scene {
 }
 
 /// A program that the killed process was starting holds its lock until its own exec.
-fn pass_after_the_killed(ground: &Ground, wanted: &Wanted) -> Pass {
+fn pass_after_the_killed(ground: &Ground, wanted: &DesiredState) -> Pass {
     let until = Instant::now() + Duration::from_secs(30);
     loop {
-        match pass(&ground.places(), wanted, &mut Memory::default()) {
+        match pass(&ground.places(), wanted, &mut PassHistory::default()) {
             Err(_) if Instant::now() < until => std::thread::yield_now(),
             pass => return pass.unwrap(),
         }

@@ -4,19 +4,19 @@ use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
-use gybe_installer::host::install::watch::{Watch, WatchMode, Woken};
+use gybe_installer::host::watch::{DirectoryWatch, WakeReason, WatchMode};
 
 use crate::ground::Ground;
 use crate::scene::traced;
 
 /// In the traced process: waits for a file, which it writes itself.
 pub(crate) fn watch(root: &Path) -> ExitCode {
-    let mut watch = Watch::new([root.join("net.d")]);
+    let mut watch = DirectoryWatch::new([root.join("net.d")]);
     println!("{:?}", watch.mode());
-    let told = watch.mode() == WatchMode::Told;
+    let told = watch.mode() == WatchMode::Inotify;
     std::fs::write(root.join("net.d/x"), "x").unwrap();
     let woken = watch.wait(Duration::from_secs(30), None);
-    if woken == Woken::Changed && !told { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    if woken == WakeReason::Changed && !told { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 pub(crate) fn f12_without_inotify_changes_are_seen() {

@@ -5,17 +5,17 @@ use gybe_plugin::facts::wire;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
-    match wire::answered(bytes) {
+    match wire::decode_response(bytes) {
         Ok(answer) => {
-            let again = wire::answer(&answer);
+            let again = wire::encode_response(&answer);
             assert!(again.ends_with('\n') && again.trim_end().lines().count() == 1, "{again:?}");
-            assert_eq!(wire::answered(again.as_bytes()), Ok(answer));
+            assert_eq!(wire::decode_response(again.as_bytes()), Ok(answer));
         }
         // The error quotes nothing of the reply: it may hold what must not be logged.
         Err(why) => assert!(why.to_string().len() < 200, "{why}"),
     }
-    if let Ok(asked) = wire::asked(bytes) {
-        let question = wire::question(&asked);
-        assert_eq!(wire::asked(question.as_bytes()), Ok(asked));
+    if let Ok(asked) = wire::decode_request(bytes) {
+        let question = wire::encode_request(&asked);
+        assert_eq!(wire::decode_request(question.as_bytes()), Ok(asked));
     }
 });

@@ -6,7 +6,7 @@ use gybe_netfilter::compile::compile;
 use gybe_netfilter::nft::{Batch, Start};
 use gybe_netfilter::policy::Families;
 use gybe_plugin::conf::PluginConf;
-use gybe_plugin::decide::{Opinion, opinion};
+use gybe_plugin::decide::{PreliminaryDecision, decide_without_addresses};
 use gybe_plugin::gates::InitContainer;
 use gybe_plugin::pod::PodFacts;
 use libfuzzer_sys::fuzz_target;
@@ -32,16 +32,16 @@ fuzz_target!(|input: &[u8]| {
         Err(_) => annotated(&String::from_utf8_lossy(input)),
     };
     assert_eq!(PodFacts::from_manifest(&facts.to_manifest()).as_ref(), Ok(&facts));
-    match opinion(&PluginConf::default(), &facts, InitContainer::Counts) {
-        Opinion::LeaveAlone(reason) => assert!(!reason.to_string().is_empty()),
+    match decide_without_addresses(&PluginConf::default(), &facts, InitContainer::Counts) {
+        PreliminaryDecision::LeaveAlone(reason) => assert!(!reason.to_string().is_empty()),
         // The message is one line of bounded length.
-        Opinion::Refuse(cause) => {
+        PreliminaryDecision::Refuse(cause) => {
             let told = cause.to_string();
             assert!(told.chars().count() < 400 && !told.contains('\n'), "{told}");
         }
-        Opinion::Redirect(wish) => {
+        PreliminaryDecision::Redirect(draft) => {
             for families in [Families::V4Only, Families::V4AndV6] {
-                let rules = compile(&wish.clone().policy(families));
+                let rules = compile(&draft.clone().complete(families));
                 Batch::apply(&rules, Start::Fresh).expect("every wish can be written");
             }
         }

@@ -1,11 +1,11 @@
 //! `CNI_ARGS`: an accepted name is one that Kubernetes allows, and safe as part of a path.
 #![no_main]
 
-use gybe_plugin::args::Caller;
+use gybe_plugin::args::PodRef;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|args: &str| {
-    let Ok(Caller::Kubernetes(pod)) = Caller::parse(args) else { return };
+    let Ok(Some(pod)) = PodRef::from_args(args) else { return };
     let (namespace, name) = (pod.namespace.as_str(), pod.name.as_str());
     for word in [namespace, name] {
         assert!((1..=253).contains(&word.len()), "{word:?}");
@@ -16,5 +16,5 @@ fuzz_target!(|args: &str| {
     // Written and parsed again, it is the same pod.
     let uid = pod.uid.as_deref().map(|uid| format!(";K8S_POD_UID={uid}")).unwrap_or_default();
     let again = format!("K8S_POD_NAMESPACE={namespace};K8S_POD_NAME={name}{uid}");
-    assert_eq!(Caller::parse(&again), Ok(Caller::Kubernetes(pod)));
+    assert_eq!(PodRef::from_args(&again), Ok(Some(pod)));
 });

@@ -20,14 +20,14 @@ fuzz_target!(|input: &[u8]| {
     assert_eq!(request.verb.as_str(), command);
     let members = request.network.members();
     let _ = unknown_keys(members);
-    if version::gate(request.verb, request.network.version()).is_err() {
+    if version::check(request.verb, request.network.version()).is_err() {
         return;
     }
     if let (Ok(conf), Ok(again)) = (PluginConf::read(members), PluginConf::read(members)) {
         assert_eq!(conf, again);
     }
     let before = request.network.member("prevResult");
-    if let Ok(handed_on) = result::to_hand_on(before.cloned(), request.network.version()) {
+    if let Ok(handed_on) = result::for_reply(before.cloned(), request.network.version()) {
         assert_unknown_members_are_kept(before, &handed_on);
     }
 });

@@ -5,8 +5,9 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader};
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 /// The message of the line the agent logs when its facts socket accepts connections.
@@ -16,111 +17,114 @@ pub const SERVING: &str = "gybe node: serving";
 const TOKEN: &str = "eyJ";
 
 /// A running `gybe node`; killed with the value.
-///
-/// A thread reads its log all the time: an agent whose stderr is full would stop.
 #[derive(Debug)]
 pub struct Agent {
     child: Child,
+    log: Mutex<Log>,
+}
+
+/// What a thread has read of the agent's stderr. It reads all the time: an agent whose stderr is full would
+/// lose lines.
+#[derive(Debug)]
+struct Log {
     received: Receiver<Value>,
-    log: Vec<Value>,
-    /// The first line that [`Agent::next_line`] has not returned yet.
+    lines: Vec<Value>,
+    /// The index of the first line that [`Agent::next_line`] has not returned yet.
     next: usize,
+    /// Stderr, while it is not read.
+    unread: Option<BufReader<ChildStderr>>,
+    sender: Option<Sender<Value>>,
 }
 
 impl Agent {
     /// Starts `command`, which is `gybe node` with its arguments and environment, or a program that runs it.
     /// It starts in the network namespace of the calling thread.
     #[must_use]
-    pub fn start(mut command: Command) -> Self {
+    pub fn start(command: Command) -> Self {
+        let agent = Self::start_unread(command);
+        agent.read_log();
+        agent
+    }
+
+    /// Starts `command` and leaves its log unread until [`Agent::read_log`], as a container runtime that hangs.
+    #[must_use]
+    pub fn start_unread(mut command: Command) -> Self {
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}"));
-        let stderr = BufReader::new(child.stderr.take().unwrap());
+        let unread = child.stderr.take().map(BufReader::new);
         let (sender, received) = channel();
-        // Ends with the pipe, that is with the agent and all its children.
-        std::thread::spawn(move || {
-            for line in stderr.lines().map_while(Result::ok) {
-                if sender.send(line_of_log(&line)).is_err() {
-                    return;
-                }
-            }
-        });
-        Self { child, received, log: Vec::new(), next: 0 }
+        let log = Log { received, lines: Vec::new(), next: 0, unread, sender: Some(sender) };
+        Self { child, log: Mutex::new(log) }
     }
 
     /// Starts `command` and waits until the agent serves.
     #[must_use]
     pub fn start_serving(command: Command) -> Self {
-        let mut agent = Self::start(command);
+        let agent = Self::start(command);
         agent.wait_for_message(SERVING);
         agent
     }
 
+    /// Starts to read its log.
+    pub fn read_log(&self) {
+        let mut log = self.lock();
+        let (Some(stderr), Some(sender)) = (log.unread.take(), log.sender.take()) else { return };
+        // Ends with the pipe, that is with the agent and all its children.
+        std::thread::spawn(move || {
+            for line in stderr.lines().map_while(Result::ok) {
+                let line = serde_json::from_str(&line).unwrap_or_else(|_| json!({ "text": line }));
+                if sender.send(line).is_err() {
+                    return;
+                }
+            }
+        });
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Log> {
+        // A test that panics with the log may still look at it while it unwinds.
+        self.log.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Everything it has logged so far.
-    pub fn log(&mut self) -> &[Value] {
-        while let Ok(line) = self.received.try_recv() {
-            self.push(line);
+    pub fn log(&self) -> Vec<Value> {
+        let mut log = self.lock();
+        while let Ok(line) = log.received.try_recv() {
+            log.push(line);
         }
-        &self.log
+        log.lines.clone()
     }
 
     /// Waits for a line like that and returns it: the first one since the agent started.
-    pub fn wait_for_line(&mut self, is_like: impl Fn(&Value) -> bool) -> Value {
-        let index = self.position(0, is_like);
-        self.log[index].clone()
+    pub fn wait_for_line(&self, is_like: impl Fn(&Value) -> bool) -> Value {
+        let mut log = self.lock();
+        let index = log.find(0, is_like);
+        log.lines[index].clone()
     }
 
     /// Waits for a line whose message contains `part`: the first one since the agent started.
-    pub fn wait_for_message(&mut self, part: &str) -> Value {
+    pub fn wait_for_message(&self, part: &str) -> Value {
         self.wait_for_line(|line| line["msg"].as_str().is_some_and(|message| message.contains(part)))
     }
 
     /// Waits for the next line: the first one that neither this method nor [`Agent::next_message`] has passed.
-    pub fn next_line(&mut self) -> Value {
-        self.next_like(|_| true)
+    pub fn next_line(&self) -> Value {
+        self.lock().find_next(|_| true)
     }
 
     /// Waits for the next line of exactly this message, and passes those before it.
-    pub fn next_message(&mut self, message: &str) -> Value {
-        self.next_like(|line| line["msg"] == message)
-    }
-
-    fn next_like(&mut self, is_like: impl Fn(&Value) -> bool) -> Value {
-        let index = self.position(self.next, is_like);
-        self.next = index + 1;
-        self.log[index].clone()
-    }
-
-    /// The index of the first line like that at or behind `from`, waited for.
-    fn position(&mut self, mut from: usize, is_like: impl Fn(&Value) -> bool) -> usize {
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            if let Some(index) = self.log[from..].iter().position(&is_like) {
-                return from + index;
-            }
-            from = self.log.len();
-            match self.received.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-                Ok(line) => self.push(line),
-                Err(RecvTimeoutError::Timeout) => panic!("no such line within {PATIENCE:?}: {:#?}", self.log),
-                Err(RecvTimeoutError::Disconnected) => {
-                    panic!("it ended without such a line: {:#?}", self.log)
-                }
-            }
-        }
-    }
-
-    fn push(&mut self, line: Value) {
-        assert!(!line.to_string().contains(TOKEN), "a token in the log: {line}");
-        self.log.push(line);
+    pub fn next_message(&self, message: &str) -> Value {
+        self.lock().find_next(|line| line["msg"] == message)
     }
 
     /// Waits until the process has closed its log, and returns all of it.
-    pub fn whole_log(&mut self) -> &[Value] {
+    pub fn whole_log(&self) -> Vec<Value> {
         let deadline = Instant::now() + PATIENCE;
+        let mut log = self.lock();
         loop {
-            match self.received.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-                Ok(line) => self.push(line),
+            match log.receive(deadline) {
+                Ok(()) => {}
                 Err(RecvTimeoutError::Timeout) => panic!("it has not ended within {PATIENCE:?}"),
-                Err(RecvTimeoutError::Disconnected) => return &self.log,
+                Err(RecvTimeoutError::Disconnected) => return log.lines.clone(),
             }
         }
     }
@@ -158,32 +162,63 @@ impl Agent {
     }
 
     /// The address at which it listens for `purpose`: `health` or `metrics`. Waits until it does.
-    pub fn address(&mut self, purpose: &str) -> String {
+    pub fn address(&self, purpose: &str) -> String {
         let line = self.wait_for_line(|line| line["msg"] == "gybe node: listens" && line["for"] == purpose);
         line["address"].as_str().unwrap().to_owned()
     }
 
     /// Status and body of one of its pages.
-    pub fn get(&mut self, path: &str) -> (u16, String) {
+    pub fn get(&self, path: &str) -> (u16, String) {
         let purpose = if path == "/metrics" { "metrics" } else { "health" };
         http::get(&self.address(purpose), path)
     }
 
     /// The value of the metric with this name and labels.
-    pub fn metric(&mut self, name: &str) -> f64 {
+    pub fn metric(&self, name: &str) -> f64 {
         let text = self.get("/metrics").1;
         let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
         value.unwrap_or_else(|| panic!("no {name} in\n{text}")).parse().unwrap()
     }
 
     /// Reports whether `/readyz` answers 200.
-    pub fn is_ready(&mut self) -> bool {
+    pub fn is_ready(&self) -> bool {
         self.get("/readyz").0 == 200
     }
 
     /// Waits until the agent has completed a pass over its node.
-    pub fn wait_for_first_pass(&mut self) {
+    pub fn wait_for_first_pass(&self) {
         wait_until("the first pass is over", || !self.get("/readyz").1.contains("first pass"));
+    }
+}
+
+impl Log {
+    fn find_next(&mut self, is_like: impl Fn(&Value) -> bool) -> Value {
+        let index = self.find(self.next, is_like);
+        self.next = index + 1;
+        self.lines[index].clone()
+    }
+
+    /// The index of the first line like that at or behind `from`, waited for.
+    fn find(&mut self, mut from: usize, is_like: impl Fn(&Value) -> bool) -> usize {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(index) = self.lines[from..].iter().position(&is_like) {
+                return from + index;
+            }
+            from = self.lines.len();
+            self.receive(deadline).unwrap_or_else(|why| panic!("{why}: {:#?}", self.lines));
+        }
+    }
+
+    fn receive(&mut self, deadline: Instant) -> Result<(), RecvTimeoutError> {
+        let line = self.received.recv_timeout(deadline.saturating_duration_since(Instant::now()))?;
+        self.push(line);
+        Ok(())
+    }
+
+    fn push(&mut self, line: Value) {
+        assert!(!line.to_string().contains(TOKEN), "a token in the log: {line}");
+        self.lines.push(line);
     }
 }
 
@@ -192,8 +227,4 @@ impl Drop for Agent {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
-}
-
-fn line_of_log(line: &str) -> Value {
-    serde_json::from_str(line).unwrap_or_else(|_| json!({ "text": line }))
 }

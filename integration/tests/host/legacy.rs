@@ -133,7 +133,7 @@ fn f28_on_a_kernel_without_nf_tables_the_word_nft_makes_the_node_unfit() -> Resu
 fn a_node_whose_label_says_legacy_gets_legacy_rules() -> Result<(), Complaint> {
     let (place, pod) = (Place::new("legacy-label")?, Pod::new()?);
     let told = probe(&place)?;
-    let known = ProbeCache::at(&place.run().join("gybe")).recall();
+    let known = ProbeCache::at(&place.run().join("gybe")).load();
     let capabilities = known.ok_or_else(|| Complaint::that("nothing is known"))?;
     let kernel = told["kernel"].as_str().unwrap_or_default().to_owned();
     let found = Found { kernel, capabilities };

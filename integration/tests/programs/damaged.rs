@@ -1,17 +1,17 @@
 //! Damaged on the way: whatever bit, whatever part of it, it never gets the plugin's name.
 
 use crate::node::{LIST, Node, add};
-use gybe_installer::host::install::perform::{Failed, PerformError};
-use gybe_installer::host::install::wanted::Wanted;
-use gybe_installer::host::install::{Memory, pass};
+use gybe_installer::host::apply::{ApplyError, FailedChange};
+use gybe_installer::host::desired::DesiredState;
+use gybe_installer::host::pass::{PassHistory, pass};
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 
 const PAGE: usize = 4096;
 
 /// Build 1 in place, and its bytes; then build 2 is to come, and comes damaged.
-fn upgraded(test: &str) -> (Node, Memory, Wanted, Vec<u8>) {
-    let (node, mut memory) = (Node::new(test), Memory::default());
+fn upgraded(test: &str) -> (Node, PassHistory, DesiredState, Vec<u8>) {
+    let (node, mut memory) = (Node::new(test), PassHistory::default());
     assert!(pass(&node.places(), &node.wants("1"), &mut memory).unwrap().left.is_done());
     let wanted = node.wants("2");
     let before = fs::read(node.image("1")).unwrap();
@@ -19,11 +19,14 @@ fn upgraded(test: &str) -> (Node, Memory, Wanted, Vec<u8>) {
 }
 
 /// Refused for its hash, and the one before is there.
-fn refused(node: &Node, wanted: &Wanted, memory: &mut Memory) {
+fn refused(node: &Node, wanted: &DesiredState, memory: &mut PassHistory) {
     // Another build each time: nothing keeps it waiting.
     memory.desired_state_changed();
     let failed = pass(&node.places(), wanted, memory).unwrap().performed.failed;
-    assert!(matches!(failed.as_slice(), [Failed { why: PerformError::Damaged { .. }, .. }]), "{failed:?}");
+    assert!(
+        matches!(failed.as_slice(), [FailedChange { why: ApplyError::Damaged { .. }, .. }]),
+        "{failed:?}"
+    );
     assert_eq!(
         fs::read_dir(node.0.join("bin")).unwrap().count(),
         2,

@@ -1,8 +1,8 @@
 //! A disk that is full: what was there stays and works, and a pass after there is room does the rest.
 
 use crate::node::{LIST, Node, add, with_own_mounts};
-use gybe_installer::host::install::perform::{Failed, PerformError};
-use gybe_installer::host::install::{Memory, Pass, pass};
+use gybe_installer::host::apply::{ApplyError, FailedChange};
+use gybe_installer::host::pass::{Pass, PassHistory, pass};
 use gybe_netfilter::hint::Hint;
 use nix::errno::Errno;
 use nix::mount::{MsFlags, mount};
@@ -22,7 +22,7 @@ fn fill(directory: &Path) {
 }
 
 fn the_disk_is_full(pass: &Pass) {
-    let [Failed { why: PerformError::System { why: Errno::ENOSPC, .. }, .. }] =
+    let [FailedChange { why: ApplyError::System { why: Errno::ENOSPC, .. }, .. }] =
         pass.performed.failed.as_slice()
     else {
         panic!("{:?}", pass.performed.failed)
@@ -37,7 +37,7 @@ fn f11_on_a_full_disk_the_old_program_serves_until_there_is_room() {
         // Room for one and a half.
         let size = fs::metadata(node.image("1")).unwrap().len() * 3 / 2;
         small_disk(&node.0.join("bin"), &format!("size={size}"));
-        let (places, mut memory) = (node.places(), Memory::default());
+        let (places, mut memory) = (node.places(), PassHistory::default());
         assert!(pass(&places, &node.wants("1"), &mut memory).unwrap().left.is_done());
         fs::write(node.0.join("net.d/10-a.conflist"), LIST).unwrap();
         let full = pass(&places, &node.wants("2"), &mut memory).unwrap();
@@ -57,7 +57,7 @@ fn f11_on_a_full_disk_the_old_program_serves_until_there_is_room() {
 fn f11_on_a_full_disk_the_primarys_file_stays_as_it_is() {
     let node = Node::new("full-conf");
     with_own_mounts(|| {
-        let (conf, mut memory) = (node.0.join("net.d"), Memory::default());
+        let (conf, mut memory) = (node.0.join("net.d"), PassHistory::default());
         small_disk(&conf, "size=64k");
         fs::write(conf.join("10-a.conflist"), LIST).unwrap();
         fill(&conf);

@@ -1,10 +1,10 @@
 //! A node's directories, and an image with two builds of the real plugin.
 
-use gybe_installer::host::install::entry::Entry;
-use gybe_installer::host::install::seen::{FileName, Hash, Places};
-use gybe_installer::host::install::wanted::{
-    Confirmed, Install, Need, Place, Program, Shape, TakeOver, Trial, Wanted,
+use gybe_installer::host::conflist::entry::Entry;
+use gybe_installer::host::desired::{
+    Confirmed, DesiredState, Install, Placement, PlacementOrder, Program, Shape, TakeOver, Trial,
 };
+use gybe_installer::host::observe::{FileName, Hash, NodeDirectories};
 use gybe_integration::programs::{path_of_ours, run};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
@@ -51,22 +51,22 @@ impl Node {
         self.0.join("bin/gybe-cni")
     }
 
-    pub(crate) fn places(&self) -> Places {
+    pub(crate) fn places(&self) -> NodeDirectories {
         let at = |folder: &str| self.0.join(folder);
-        Places { conf: at("net.d"), programs: at("bin"), results: at("results") }
+        NodeDirectories { conf: at("net.d"), programs: at("bin"), results: at("results") }
     }
 
     /// This build of the plugin, chained.
-    pub(crate) fn wants(&self, build: &str) -> Wanted {
+    pub(crate) fn wants(&self, build: &str) -> DesiredState {
         let source = self.image(build);
         let hash = Hash::of_all(fs::File::open(&source).unwrap()).unwrap();
-        Wanted::Installed(install(Program {
+        DesiredState::Installed(install(Program {
             name: FileName::new("gybe-cni").unwrap(),
             source,
             hash,
             trial: Trial::CniVersion,
-            place: Place::Always,
-            need: Need::BeforeEntry,
+            place: Placement::Always,
+            need: PlacementOrder::BeforeEntry,
         }))
     }
 

@@ -1,10 +1,10 @@
 //! A directory that is renamed on the host under a mount of it, which is what an agent's pod sees of it.
 
 use crate::node::{LIST, Node, with_own_mounts};
-use gybe_installer::host::install::change::Problem;
-use gybe_installer::host::install::directory::Directory;
-use gybe_installer::host::install::seen::Places;
-use gybe_installer::host::install::{Memory, pass};
+use gybe_installer::host::directory::Directory;
+use gybe_installer::host::observe::NodeDirectories;
+use gybe_installer::host::pass::{PassHistory, pass};
+use gybe_installer::host::problem::Problem;
 use nix::mount::{MsFlags, mount};
 use std::fs;
 use std::path::Path;
@@ -23,7 +23,8 @@ fn f13_a_directory_that_is_renamed_on_the_host_is_as_good_as_deleted() {
             let (conf, programs) = (pod.join("net.d"), pod.join("bin"));
             mounted(&node.places().conf, &conf);
             mounted(&node.places().programs, &programs);
-            let (places, mut memory) = (Places { conf, programs, ..node.places() }, Memory::default());
+            let (places, mut memory) =
+                (NodeDirectories { conf, programs, ..node.places() }, PassHistory::default());
             let mut left = || pass(&places, &node.wants("1"), &mut memory).unwrap().left;
             assert!(left().is_done(), "{folder}");
             let (name, aside) = (node.0.join(folder), node.0.join("aside"));

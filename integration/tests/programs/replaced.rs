@@ -1,7 +1,7 @@
 //! Replaced while it runs: nobody is told that a text file is busy, and nobody finds half a program.
 
 use crate::node::{Node, add};
-use gybe_installer::host::install::{Memory, pass};
+use gybe_installer::host::pass::{PassHistory, pass};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex};
 use std::thread;
@@ -40,7 +40,7 @@ impl Drop for Over<'_> {
 fn f09_replaced_a_thousand_times_under_twenty_callers_no_add_fails() {
     let node = Node::new("replaced");
     let (places, builds, mut memory) =
-        (node.places(), ["1", "2"].map(|it| node.wants(it)), Memory::default());
+        (node.places(), ["1", "2"].map(|it| node.wants(it)), PassHistory::default());
     assert!(pass(&places, &builds[1], &mut memory).unwrap().left.is_done());
     let rounds = Rounds { now: Mutex::new(Some(0)), changed: Condvar::new() };
     let (adds, plugin) = (AtomicUsize::new(0), node.plugin());

@@ -263,7 +263,7 @@ fn a_rule_that_hijacks_every_connection_is_found_and_shown_by_one() -> Result<()
         ours("gybe", &[&["verify", "--netns", &netns, "--policy", "-"], json].concat(), policy)
     };
     let intact = verify(&[])?;
-    assert_eq!((intact.code, intact.err.as_str()), (Some(0), ""), "{intact:?}");
+    assert!(intact.code == Some(0) && !intact.err.contains("rule of others"), "{intact:?}");
     world.foreign("iptables-nft -t nat -I OUTPUT -p tcp -j REDIRECT --to-ports 9000")?;
     assert_eq!(answered_by()?, "app:9000");
     let hijacked = verify(&[])?;

@@ -9,7 +9,7 @@ use gybe_integration::crowd::side_by_side;
 use gybe_netfilter::backend::BackendKind;
 use gybe_netfilter::compile::compile;
 use gybe_netfilter::live::Outcome;
-use gybe_netfilter::trace::{Fate, trace};
+use gybe_netfilter::trace::{PacketOutcome, trace};
 use gybe_netfilter::verdict::Answer;
 use proptest::collection::vec;
 use proptest::sample::select;
@@ -139,11 +139,11 @@ fn tried(seed: u64) -> Result<(Vec<String>, [usize; 3]), Complaint> {
         };
         counts.iter_mut().skip(place).take(1).for_each(|count| *count += 1);
         let sentence = world.disagreement(&live, flow)?;
-        let expected = match trace(&desired, &flow.packet()?).fate {
-            Fate::Untouched => outcome,
-            Fate::Redirected(port) => Outcome::Redirected(port),
-            Fate::Intercepted(port) => Outcome::Intercepted(port),
-            Fate::Dropped => Outcome::Dropped,
+        let expected = match trace(&desired, &flow.packet()?).outcome {
+            PacketOutcome::Untouched => outcome,
+            PacketOutcome::Redirected(port) => Outcome::Redirected(port),
+            PacketOutcome::Intercepted(port) => Outcome::Intercepted(port),
+            PacketOutcome::Dropped => Outcome::Dropped,
         };
         let missed = (outcome != expected && verdict.answer == Answer::Redirected).then(|| {
             format!("{}: {outcome:?} instead of {expected:?}, and the verdict is {verdict:?}", flow.id)

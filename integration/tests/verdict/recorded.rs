@@ -1,6 +1,6 @@
 //! The recorded connections, walked through the rules that each backend really wrote.
 
-use gybe_installer::demo::predicted::{SideEffect, follows};
+use gybe_installer::demo::predicted::{Control, SideEffect, follows};
 use gybe_integration::complaint::Complaint;
 use gybe_integration::crowd::side_by_side;
 use gybe_integration::topology::Topology;
@@ -9,7 +9,7 @@ use gybe_netfilter::backend::BackendKind;
 use gybe_netfilter::compile::compile;
 use gybe_netfilter::live::{LiveRules, Outcome};
 use gybe_netfilter::redirection::Redirection;
-use gybe_netfilter::trace::{Fate, trace};
+use gybe_netfilter::trace::{PacketOutcome, trace};
 use gybe_netfilter::verdict::{Answer, Desired, Reading, judge_namespace};
 
 /// Writes the vector's policy, reads the rules back, and walks every connection through them.
@@ -25,33 +25,38 @@ fn walked(vector: &Vector, kind: BackendKind) -> Result<Vec<String>, Complaint> 
     for flow in &vector.flows {
         let packet = flow.packet()?;
         let (traced, walked) = (trace(&rules, &packet), live.trace(&packet));
-        let same = match (traced.fate, walked.outcome) {
+        let same = match (traced.outcome, walked.outcome) {
             // What TPROXY does with the answers of others' transparent sockets is no matter of one packet.
-            (Fate::Untouched, Outcome::AnswersLost) => flow.mark.is_some() || flow.source.is_some(),
-            (Fate::Redirected(one), Outcome::Redirected(other))
-            | (Fate::Intercepted(one), Outcome::Intercepted(other)) => one == other,
-            (Fate::Dropped, Outcome::Dropped) | (Fate::Untouched, Outcome::Untouched) => true,
+            (PacketOutcome::Untouched, Outcome::AnswersLost) => flow.mark.is_some() || flow.source.is_some(),
+            (PacketOutcome::Redirected(one), Outcome::Redirected(other))
+            | (PacketOutcome::Intercepted(one), Outcome::Intercepted(other)) => one == other,
+            (PacketOutcome::Dropped, Outcome::Dropped) | (PacketOutcome::Untouched, Outcome::Untouched) => {
+                true
+            }
             _ => false,
         };
         let decided = walked.decided_by.map(|step| step.to_string()).unwrap_or_default();
-        let by = format!("{:?} desired, {:?} live by {decided}", traced.fate, walked.outcome);
+        let by = format!("{:?} desired, {:?} live by {decided}", traced.outcome, walked.outcome);
         if !same {
             wrong.push(format!("{kind} {} {}: {by}", vector.name, flow.id));
         }
-        let recorded = (flow.to, &flow.without_rules);
+        let recorded = Control { to: flow.to, outcome: &flow.without_rules };
         let is_plain = flow.mark.is_none() && flow.source.is_none() && !flow.is_forwarded();
         let fate = match walked.outcome {
-            Outcome::Redirected(port) => Fate::Redirected(port),
-            Outcome::Intercepted(port) => Fate::Intercepted(port),
-            Outcome::Dropped => Fate::Dropped,
-            _ => Fate::Untouched,
+            Outcome::Redirected(port) => PacketOutcome::Redirected(port),
+            Outcome::Intercepted(port) => PacketOutcome::Intercepted(port),
+            Outcome::Dropped => PacketOutcome::Dropped,
+            _ => PacketOutcome::Untouched,
         };
-        if is_plain && !follows(fate, recorded, SideEffect::Nothing, &flow.with_rules) {
+        if is_plain && !follows(fate, recorded, SideEffect::None, &flow.with_rules) {
             wrong.push(format!("{kind} {} {}: recorded {}, {by}", vector.name, flow.id, flow.with_rules));
         }
     }
     let judged = pod.run(|| {
-        judge_namespace(Desired::Policy(&vector.policy), Reading { only: None, whole: &BackendKind::ALL })
+        judge_namespace(
+            Desired::Policy(&vector.policy),
+            Reading { only: None, whole: &BackendKind::ALL, programs: None },
+        )
     })??;
     if (judged.answer, judged.holds()) != (Answer::Redirected, true) {
         wrong.push(format!("{kind} {}: {judged:?}", vector.name));

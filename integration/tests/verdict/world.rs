@@ -68,7 +68,7 @@ impl World {
     }
 
     pub(crate) fn verdict(&self) -> Result<Verdict, Complaint> {
-        let reading = Reading { only: None, whole: &BackendKind::ALL };
+        let reading = Reading { only: None, whole: &BackendKind::ALL, programs: None };
         let judge = || judge_namespace(Desired::Policy(&self.policy), reading);
         Ok(self.topology.at(Location::Pod).run(judge)??)
     }

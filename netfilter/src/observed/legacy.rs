@@ -1,6 +1,6 @@
 //! iptables-legacy's tables as chains of the model.
 
-use super::{Base, Chain, ChainKind, Engine, HookPoint, Observed, Rule, Statement, TableFamily, TableName};
+use super::{Base, Chain, ChainKind, Engine, Observed, Rule, Statement, TableFamily, TableName};
 use crate::ruleset::Family;
 use crate::xt::XtTarget;
 use crate::xt::legacy::{InetHook, LegacyChain, LegacyRule, LegacyTable, table_names, tables};
@@ -35,17 +35,11 @@ fn add_table(observed: &mut Observed, table: LegacyTable) {
 /// Priorities: `NF_IP_PRI_*` (include/uapi/linux/netfilter_ipv4.h).
 fn base(table: &str, chain: &LegacyChain) -> Option<Base> {
     let built_in = chain.built_in.as_ref()?;
-    let hook = match built_in.hook {
-        InetHook::Prerouting => HookPoint::Prerouting,
-        InetHook::Input => HookPoint::Input,
-        InetHook::Forward => HookPoint::Forward,
-        InetHook::Output => HookPoint::Output,
-        InetHook::Postrouting => HookPoint::Postrouting,
-    };
-    let is_source = matches!(hook, HookPoint::Input | HookPoint::Postrouting);
+    let hook = built_in.hook;
+    let is_source = matches!(hook, InetHook::Input | InetHook::Postrouting);
     let (kind, priority) = match table {
         "raw" => (ChainKind::Filter, -300),
-        "mangle" if hook == HookPoint::Output => (ChainKind::Route, -150),
+        "mangle" if hook == InetHook::Output => (ChainKind::Route, -150),
         "mangle" => (ChainKind::Filter, -150),
         "nat" => (ChainKind::Nat, if is_source { 100 } else { -100 }),
         "filter" => (ChainKind::Filter, 0),

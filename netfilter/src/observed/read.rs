@@ -3,9 +3,10 @@
 
 use super::expr::{self, Data};
 use super::{
-    Age, Base, Chain, ChainKind, Element, Engine, HookPoint, Interface, Observed, Rule, Set, Statement,
-    TableFamily, TableName, text,
+    Age, Base, Chain, ChainKind, Element, Engine, Interface, Observed, Rule, Set, Statement, TableFamily,
+    TableName, text,
 };
+use crate::ebpf;
 use crate::iptables::{MARK, PREFIX};
 use crate::netlink::attr::Attributes;
 use crate::nft::dump::{Entry, Lister, Lists};
@@ -13,6 +14,7 @@ use crate::nft::uapi::*;
 use crate::nft::{NftError, TABLE, socket::Connection};
 use crate::redirection::RedirectionError;
 use crate::routes::Rtnetlink;
+use crate::xt::legacy::InetHook;
 use nix::errno::Errno;
 
 /// How often lists that changed while they were read are read again.
@@ -32,7 +34,9 @@ pub(crate) fn read() -> Result<Observed, RedirectionError> {
     let mut observed = nf_tables().map_err(crate::backend::BackendError::from)?;
     super::legacy::add(&mut observed);
     mark_ours(&mut observed);
-    observed.interfaces = interfaces(&mut Rtnetlink::open()?)?;
+    let mut routing = Rtnetlink::open()?;
+    observed.interfaces = interfaces(&mut routing)?;
+    observed.add_programs(ebpf::of_this_namespace(&mut routing));
     Ok(observed)
 }
 
@@ -217,7 +221,7 @@ fn base(chain: &Attributes<'_>) -> Placed {
         _ => return Placed::Elsewhere,
     };
     let drops = chain.get(NFTA_CHAIN_POLICY).and_then(|policy| policy.be32()) == Some(NF_DROP);
-    match (number(NFTA_HOOK_HOOKNUM).and_then(HookPoint::numbered), number(NFTA_HOOK_PRIORITY)) {
+    match (number(NFTA_HOOK_HOOKNUM).and_then(InetHook::numbered), number(NFTA_HOOK_PRIORITY)) {
         (Some(hook), Some(priority)) => {
             Placed::At(Some(Base { kind, hook, priority: priority.cast_signed(), drops }))
         }

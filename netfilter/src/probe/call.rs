@@ -4,7 +4,7 @@ use super::arrival::Arrival;
 use crate::policy::InterfaceName;
 use crate::policy::istio::PROXY_ID;
 use crate::ruleset::Ruleset;
-use crate::trace::{Direction, Fate, Owner, Packet, Transport, trace};
+use crate::trace::{Direction, Owner, Packet, PacketOutcome, Transport, trace};
 use std::fmt;
 use std::net::SocketAddr;
 
@@ -38,9 +38,9 @@ impl Call {
             Caller::Proxy => owned(PROXY_ID),
             Caller::Marked(mark) => owned(0).marked(mark),
         };
-        match trace(rules, &packet).fate {
-            Fate::Redirected(port) | Fate::Intercepted(port) => port.get(),
-            Fate::Untouched | Fate::Dropped => self.to.port(),
+        match trace(rules, &packet).outcome {
+            PacketOutcome::Redirected(port) | PacketOutcome::Intercepted(port) => port.get(),
+            PacketOutcome::Untouched | PacketOutcome::Dropped => self.to.port(),
         }
     }
 

@@ -130,7 +130,7 @@ impl Rtnetlink {
     }
 
     /// Asks for a list of whatever kind.
-    pub(super) fn ask(
+    pub(crate) fn ask(
         &mut self,
         what: &'static str,
         kind: u16,

@@ -6,7 +6,7 @@ use super::values::Values;
 use crate::live::LiveRules;
 use crate::observed::{Statement, place};
 use crate::ruleset::Ruleset;
-use crate::trace::{Direction, Fate, Packet, Transport, trace};
+use crate::trace::{Direction, Packet, PacketOutcome, Transport, trace};
 use crate::walk::{Budget, Outcome, RuleAt, Walked};
 use std::time::Duration;
 
@@ -23,8 +23,8 @@ pub(super) struct Compared {
     pub(super) not_redirected: Vec<String>,
     /// What cannot be known.
     pub(super) unknown: Vec<String>,
-    /// Other owners' rules that change nothing.
-    pub(super) harmless: Vec<String>,
+    /// Other owners' rules that change no redirected connection.
+    pub(super) notes: Vec<String>,
 }
 
 /// What should become of a connection.
@@ -40,11 +40,11 @@ impl Wanted<'_> {
         match self {
             Self::Rules(rules) => {
                 let traced = trace(rules, packet);
-                match traced.fate {
-                    Fate::Untouched => (Outcome::Untouched, None),
-                    Fate::Redirected(port) => (Outcome::Redirected(port), None),
-                    Fate::Intercepted(port) => (Outcome::Intercepted(port), Some(traced.mark)),
-                    Fate::Dropped => (Outcome::Dropped, None),
+                match traced.outcome {
+                    PacketOutcome::Untouched => (Outcome::Untouched, None),
+                    PacketOutcome::Redirected(port) => (Outcome::Redirected(port), None),
+                    PacketOutcome::Intercepted(port) => (Outcome::Intercepted(port), Some(traced.mark)),
+                    PacketOutcome::Dropped => (Outcome::Dropped, None),
                 }
             }
             Self::OursAlone(live) => {
@@ -123,7 +123,8 @@ fn compare_within(time: Duration, wanted: &Wanted<'_>, live: &LiveRules) -> Comp
         let mut rules = blamed.iter().filter_map(|(_, by)| *by);
         rules.any(|other| (other.chain, other.rule) == (at.chain, at.rule))
     };
-    compared.harmless = foreign(live, is_blamed);
+    let harmless = |rule| format!("a rule of others changes no redirected connection: {rule}");
+    compared.notes = foreign(live, is_blamed).into_iter().map(harmless).collect();
     compared
 }
 

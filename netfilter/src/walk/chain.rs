@@ -5,10 +5,11 @@ use super::choices::Question;
 use super::live::{By, Entry, Live, Tracking};
 use super::{End, RuleAt, Walk, xt};
 use crate::observed::expr::{Code, Data, Expr, Nat, NatKind, VERDICT};
-use crate::observed::{HookPoint, Rule, Set, Statement};
+use crate::observed::{Rule, Set, Statement};
 use crate::policy::PortRange;
 use crate::ruleset::Family;
 use crate::trace::Transport;
+use crate::xt::legacy::InetHook;
 use crate::xt::{ConnectionMarkChange, Nat as XtNat, XtTarget};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -22,14 +23,14 @@ const MOST_JUMPS: usize = 64;
 /// The rule that is run.
 pub(super) struct Here {
     at: RuleAt,
-    hook: HookPoint,
+    hook: InetHook,
     registers: Registers,
 }
 
 impl Default for Here {
     fn default() -> Self {
         let at = RuleAt { base: usize::MAX, chain: usize::MAX, rule: usize::MAX };
-        Self { at, hook: HookPoint::Output, registers: Registers::default() }
+        Self { at, hook: InetHook::Output, registers: Registers::default() }
     }
 }
 
@@ -52,7 +53,7 @@ type Step = Result<(), Ended>;
 
 impl Walk<'_> {
     /// Runs the base chain at this index.
-    pub(super) fn chain(&mut self, base: usize, hook: HookPoint) -> End {
+    pub(super) fn chain(&mut self, base: usize, hook: InetHook) -> End {
         let (mut chain, mut rule) = (base, 0);
         let mut returns: Vec<(usize, usize)> = Vec::new();
         for count in 0..MOST_RULES {
@@ -127,7 +128,7 @@ impl Walk<'_> {
         End::Dropped
     }
 
-    fn rule(&mut self, rule: &Rule, at: RuleAt, hook: HookPoint) -> Ended {
+    fn rule(&mut self, rule: &Rule, at: RuleAt, hook: InetHook) -> Ended {
         // Whether a rule that only counts or logs applies makes no difference.
         if !rule.statements.iter().any(Statement::acts) {
             return Ended::NotForThis;
@@ -254,7 +255,7 @@ impl Walk<'_> {
         let Here { at, hook, .. } = self.here;
         let is_v6 = self.packet.is_v6();
         let address = match (kind, hook) {
-            (NatKind::Redirect, HookPoint::Output) => Some(loopback(is_v6)),
+            (NatKind::Redirect, InetHook::Output) => Some(loopback(is_v6)),
             (NatKind::Redirect, _) => Some(self.redirected_to()),
             (NatKind::Masquerade, _) => None,
             (NatKind::Destination | NatKind::Source, _) => address,

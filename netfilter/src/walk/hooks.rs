@@ -1,6 +1,7 @@
 //! In which order the chains at a hook are run.
 
-use crate::observed::{Base, Chain, ChainKind, HookPoint, Observed};
+use crate::observed::{Base, Chain, ChainKind, Observed};
+use crate::xt::legacy::InetHook;
 use std::cmp::Reverse;
 
 /// `NF_IP_PRI_CONNTRACK`: connection tracking at prerouting and output.
@@ -27,26 +28,26 @@ pub(super) struct Place {
 }
 
 /// What is run at `hook`, in order.
-pub(super) fn at(ns: &Observed, hook: HookPoint, is_v6: bool) -> Vec<Place> {
+pub(super) fn at(ns: &Observed, hook: InetHook, is_v6: bool) -> Vec<Place> {
     let mut items: Vec<(i32, Item)> = based(ns, is_v6)
         .filter(|(_, _, base)| base.hook == hook && base.kind != ChainKind::Nat)
         .map(|(index, _, base)| (base.priority, Item::Chain(index)))
         .collect();
-    if matches!(hook, HookPoint::Prerouting | HookPoint::Output) {
+    if matches!(hook, InetHook::Prerouting | InetHook::Output) {
         items.push((CONNTRACK, Item::Tracking));
     }
     if based(ns, is_v6).any(|(_, _, base)| base.kind == ChainKind::Nat) {
         match hook {
-            HookPoint::Prerouting | HookPoint::Output => items.push((NAT_DESTINATION, Item::Translation)),
-            HookPoint::Input | HookPoint::Postrouting => items.push((NAT_SOURCE, Item::Translation)),
-            HookPoint::Forward => {}
+            InetHook::Prerouting | InetHook::Output => items.push((NAT_DESTINATION, Item::Translation)),
+            InetHook::Input | InetHook::Postrouting => items.push((NAT_SOURCE, Item::Translation)),
+            InetHook::Forward => {}
         }
     }
     ordered(ns, items)
 }
 
 /// The chains of type nat at `hook`, in order: the first that translates decides.
-pub(super) fn translating(ns: &Observed, hook: HookPoint, is_v6: bool) -> Vec<Place> {
+pub(super) fn translating(ns: &Observed, hook: InetHook, is_v6: bool) -> Vec<Place> {
     let chains = based(ns, is_v6).filter(|(_, _, base)| base.hook == hook && base.kind == ChainKind::Nat);
     ordered(ns, chains.map(|(index, _, base)| (base.priority, Item::Chain(index))).collect())
 }

@@ -39,7 +39,7 @@ fn redirect_tcp(port: u16) -> Rule {
     ])
 }
 
-fn chain(table: &str, kind: ChainKind, at: (HookPoint, i32), rules: Vec<Rule>) -> Chain {
+fn chain(table: &str, kind: ChainKind, at: (InetHook, i32), rules: Vec<Rule>) -> Chain {
     let table = TableName { engine: Engine::NfTables, family: TableFamily::Inet, name: table.to_owned() };
     let base = Base { kind, hook: at.0, priority: at.1, drops: false };
     Chain { table, name: "base".to_owned(), base: Some(base), rules, age: None }
@@ -57,7 +57,7 @@ fn namespace(chains: Vec<Chain>) -> Observed {
         addresses: vec![address.parse().unwrap()],
     };
     let interfaces = vec![interface(1, "lo", "127.0.0.1"), interface(2, "eth0", "10.9.9.9")];
-    Observed { chains, sets: Vec::new(), opaque: Vec::new(), interfaces }
+    Observed { chains, interfaces, ..Observed::default() }
 }
 
 /// A connection of the application to the world.
@@ -72,7 +72,7 @@ fn walked(chains: Vec<Chain>) -> Walked {
 /// The redirect to 15001 that all but the proxy's connections meet.
 fn ours() -> Chain {
     let rules = vec![owned_by(1337, Expr::Verdict(Code::Return)), redirect_tcp(15001)];
-    aged(chain("gybe", ChainKind::Nat, (HookPoint::Output, -100), rules), 5, true)
+    aged(chain("gybe", ChainKind::Nat, (InetHook::Output, -100), rules), 5, true)
 }
 
 fn to(port: u16) -> Outcome {
@@ -82,7 +82,7 @@ fn to(port: u16) -> Outcome {
 #[test]
 fn the_first_chain_that_translates_decides() {
     let theirs = |priority, port| {
-        chain("other", ChainKind::Nat, (HookPoint::Output, priority), vec![redirect_tcp(port)])
+        chain("other", ChainKind::Nat, (InetHook::Output, priority), vec![redirect_tcp(port)])
     };
     assert_eq!(walked(vec![ours()]).outcome, to(15001));
     assert_eq!(walked(vec![ours(), theirs(-99, 9999)]).outcome, to(15001));
@@ -91,21 +91,21 @@ fn the_first_chain_that_translates_decides() {
 
 #[test]
 fn of_one_priority_the_youngest_comes_first_and_what_is_not_known_is_said() {
-    let theirs = || chain("other", ChainKind::Nat, (HookPoint::Output, -100), vec![redirect_tcp(9999)]);
+    let theirs = || chain("other", ChainKind::Nat, (InetHook::Output, -100), vec![redirect_tcp(9999)]);
     assert_eq!(walked(vec![ours(), aged(theirs(), 9, false)]).outcome, to(9999));
     let older = walked(vec![ours(), aged(theirs(), 2, false)]);
     // A chain of an older table may be younger than ours.
     assert_eq!((older.outcome, older.order.is_some()), (Outcome::Unknown, true));
     assert_eq!(walked(vec![ours(), theirs()]).outcome, Outcome::Unknown);
-    let same = chain("other", ChainKind::Nat, (HookPoint::Output, -100), vec![redirect_tcp(15001)]);
+    let same = chain("other", ChainKind::Nat, (InetHook::Output, -100), vec![redirect_tcp(15001)]);
     assert_eq!(walked(vec![ours(), same]).outcome, to(15001), "whichever comes first");
 }
 
 /// Of three chains each may be the first.
 #[test]
 fn of_three_chains_of_one_priority_every_order_is_tried() {
-    let same = || chain("other", ChainKind::Nat, (HookPoint::Output, -100), vec![redirect_tcp(15001)]);
-    let theirs = chain("other", ChainKind::Nat, (HookPoint::Output, -100), vec![redirect_tcp(9999)]);
+    let same = || chain("other", ChainKind::Nat, (InetHook::Output, -100), vec![redirect_tcp(15001)]);
+    let theirs = chain("other", ChainKind::Nat, (InetHook::Output, -100), vec![redirect_tcp(9999)]);
     let different = walked(vec![same(), same(), theirs]);
     assert_eq!((different.outcome, different.order.is_some()), (Outcome::Unknown, true));
     assert_eq!(walked(vec![same(), same(), same()]).outcome, to(15001));
@@ -127,7 +127,7 @@ fn a_connection_that_is_not_followed_in_time_is_unknown() {
 #[test]
 fn an_untracked_packet_is_not_translated_and_after_tracking_it_is_too_late() {
     let untrack = |priority| {
-        chain("other", ChainKind::Filter, (HookPoint::Output, priority), vec![rule(vec![Expr::Untrack])])
+        chain("other", ChainKind::Filter, (InetHook::Output, priority), vec![rule(vec![Expr::Untrack])])
     };
     assert_eq!(walked(vec![ours(), untrack(-300)]).outcome, Outcome::Untouched);
     assert_eq!(walked(vec![ours(), untrack(-150)]).outcome, to(15001));
@@ -137,14 +137,14 @@ fn an_untracked_packet_is_not_translated_and_after_tracking_it_is_too_late() {
 #[test]
 fn the_proxys_untracked_answers_are_lost() {
     let rules = vec![owned_by(1337, Expr::Untrack)];
-    let walked = walked(vec![ours(), chain("other", ChainKind::Filter, (HookPoint::Output, -300), rules)]);
+    let walked = walked(vec![ours(), chain("other", ChainKind::Filter, (InetHook::Output, -300), rules)]);
     assert_eq!((walked.outcome, walked.decided_by.map(|at| at.chain)), (Outcome::AnswersLost, Some(1)));
 }
 
 #[test]
 fn what_cannot_be_evaluated_counts_only_where_the_outcome_depends_on_it() {
     let filter = |priority, rules| {
-        vec![ours(), chain("other", ChainKind::Filter, (HookPoint::Output, priority), rules)]
+        vec![ours(), chain("other", ChainKind::Filter, (InetHook::Output, priority), rules)]
     };
     let limited = |then| vec![rule(vec![Expr::Test("limit".to_owned()), then])];
     assert_eq!(walked(filter(0, limited(Expr::Nothing("log".to_owned())))).outcome, to(15001));
@@ -163,10 +163,10 @@ fn what_cannot_be_evaluated_counts_only_where_the_outcome_depends_on_it() {
 
 #[test]
 fn chains_that_lead_back_end() {
-    let mut looped = chain("other", ChainKind::Filter, (HookPoint::Output, 0), vec![]);
+    let mut looped = chain("other", ChainKind::Filter, (InetHook::Output, 0), vec![]);
     looped.rules = vec![rule(vec![Expr::Verdict(Code::Goto("base".to_owned()))])];
     assert_eq!(walked(vec![looped]).outcome, Outcome::Unknown);
     let nowhere = vec![rule(vec![Expr::Verdict(Code::Jump("nowhere".to_owned()))])];
-    let nowhere = chain("other", ChainKind::Filter, (HookPoint::Output, 0), nowhere);
+    let nowhere = chain("other", ChainKind::Filter, (InetHook::Output, 0), nowhere);
     assert_eq!(walked(vec![nowhere]).outcome, Outcome::Unknown);
 }

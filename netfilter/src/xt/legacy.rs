@@ -53,19 +53,39 @@ pub struct BuiltIn {
     pub counted: Counted,
 }
 
-/// The kernel's hooks, `NF_INET_*` (include/uapi/linux/netfilter.h).
+/// A hook of the IP layer, in the order of `enum nf_inet_hooks` (include/uapi/linux/netfilter.h).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum InetHook {
-    /// Everything that arrives.
+    /// Every packet that arrives.
     Prerouting,
-    /// What is for this host.
+    /// Packets to this host.
     Input,
-    /// What is passed on.
+    /// Packets that are passed on.
     Forward,
-    /// What this host sends.
+    /// Packets that this host sends.
     Output,
-    /// Everything that leaves.
+    /// Every packet that leaves.
     Postrouting,
+}
+
+impl InetHook {
+    /// All, in the kernel's order.
+    pub const ALL: [Self; 5] =
+        [Self::Prerouting, Self::Input, Self::Forward, Self::Output, Self::Postrouting];
+
+    pub(crate) fn numbered(number: u32) -> Option<Self> {
+        Self::ALL.get(usize::try_from(number).ok()?).copied()
+    }
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Prerouting => "prerouting",
+            Self::Input => "input",
+            Self::Forward => "forward",
+            Self::Output => "output",
+            Self::Postrouting => "postrouting",
+        }
+    }
 }
 
 /// A rule of a chain.

@@ -34,7 +34,7 @@ fn assert_same(rules: &Ruleset, packets: &[Packet]) {
             Family::V6 => (trace(rules, packet), trace(&v6, packet)),
         };
         // A rule for a Goto may be asked in several lines; what was decided, and by which rule, counts.
-        let essence = |t: &gybe_netfilter::trace::Trace| (t.fate, t.decided_by, t.zone, t.mark);
+        let essence = |t: &gybe_netfilter::trace::Trace| (t.outcome, t.decided_by, t.zone, t.mark);
         assert_eq!(essence(&meant), essence(&written), "{packet:?}\n{rules:?}\n{}\n{}", texts[0], texts[1]);
     }
 }

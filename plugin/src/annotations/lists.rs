@@ -1,112 +1,112 @@
-//! One comma list of ports, networks or interfaces: text in, a set out, the offending item named.
+//! Parsers of comma-separated lists of ports, networks and interfaces.
 //!
-//! Istio checks the trimmed items and then uses the raw text (CVE-2026-23766). Here each item is
-//! parsed to a type and the text is gone.
+//! Istio checks the trimmed items and then uses the raw text (CVE-2026-23766). Here each item is parsed
+//! into a type, and the text is not used again.
 
 use gybe_netfilter::policy::{CidrSet, InterfaceName, PortError, PortRange, PortSet};
 use ipnet::IpNet;
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-/// What is wrong with a value, and what would be right.
+/// Why an annotation's value is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Fault {
-    /// No mode.
+pub(super) enum ValueError {
+    /// Not a mode.
     #[error("{0:?} is not REDIRECT, TPROXY or NONE")]
     Mode(String),
-    /// No port.
+    /// Not a port.
     #[error("{0:?} is not a port: 0 to 65535, or a range like 8000-8100")]
     Port(String),
     /// A range of ports that ends before it begins.
     #[error("port range {0:?} is reversed: the smaller port comes first")]
     ReversedRange(String),
-    /// Everything, where that cannot be meant.
+    /// `*` where a list is required.
     #[error("\"*\" is not allowed here: list the ports, like 80,443 or 8000-8100")]
     EveryPort,
-    /// No network.
+    /// Not a network.
     #[error("{0:?} is not a network with its prefix length, like 10.0.0.0/8 or fd00::/8")]
     Network(String),
-    /// No interface.
+    /// Not an interface.
     #[error("{0:?} is not an interface: 1 to 15 of letters, digits, '_', '-', '.', a letter first")]
     Interface(String),
-    /// Nothing between two commas.
+    /// An empty item.
     #[error("an item is missing beside a comma")]
     Empty,
-    /// More than anybody can mean.
-    #[error("{intervals} items, where at most {most} are allowed (the operator's max_intervals)")]
+    /// Too many intervals.
+    #[error("{intervals} items, where at most {max} are allowed (the operator's max_intervals)")]
     TooMany {
-        /// What the list comes to, neighbours merged.
+        /// The intervals in the list, adjacent ones merged.
         intervals: usize,
-        /// What the operator allows.
-        most: usize,
+        /// The configured `max_intervals`.
+        max: usize,
     },
 }
 
-impl Fault {
-    pub(super) fn mode(word: &str) -> Self {
-        Self::Mode(short(word))
+impl ValueError {
+    pub(super) fn mode(value: &str) -> Self {
+        Self::Mode(short(value))
     }
 }
 
-/// Ports and ranges of ports.
-pub(super) fn ports(value: &str, most: usize) -> Result<PortSet, Fault> {
+/// Parses ports and ranges of ports.
+pub(super) fn ports(value: &str, max: usize) -> Result<PortSet, ValueError> {
     let set: PortSet = items(value)
         .map(|item| {
-            // The longest range is 11 bytes; what is longer is leading zeros at best.
+            // The longest range has 11 bytes; a longer item has leading zeros at best.
             let fits = item.len() <= 32;
             let range =
                 if fits { item.parse::<PortRange>() } else { Err(PortError::NotAPort(String::new())) };
-            range.map_err(|why| match why {
-                PortError::Reversed(range) => Fault::ReversedRange(range),
-                PortError::NotAPort(_) if item == "*" => Fault::EveryPort,
-                PortError::NotAPort(_) => refused(item, Fault::Port),
+            range.map_err(|error| match error {
+                PortError::Reversed(range) => ValueError::ReversedRange(range),
+                PortError::NotAPort(_) if item == "*" => ValueError::EveryPort,
+                PortError::NotAPort(_) => invalid(item, ValueError::Port),
             })
         })
         .collect::<Result<_, _>>()?;
-    bounded(set.ranges().len(), most, set)
+    bounded(set.ranges().len(), max, set)
 }
 
-/// Networks of either family. Bits behind the prefix do not matter, the prefix length must be there.
-pub(super) fn networks(value: &str, most: usize) -> Result<CidrSet, Fault> {
+/// Parses networks of either family. Host bits are ignored, the prefix length is required.
+pub(super) fn networks(value: &str, max: usize) -> Result<CidrSet, ValueError> {
     let set: CidrSet = items(value)
-        .map(|item| network(item).ok_or_else(|| refused(item, Fault::Network)))
+        .map(|item| network(item).ok_or_else(|| invalid(item, ValueError::Network)))
         .collect::<Result<_, _>>()?;
-    bounded(set.v4().len() + set.v6().len(), most, set)
+    bounded(set.v4().len() + set.v6().len(), max, set)
 }
 
-/// Names of interfaces.
-pub(super) fn interfaces(value: &str, most: usize) -> Result<BTreeSet<InterfaceName>, Fault> {
+/// Parses names of interfaces.
+pub(super) fn interfaces(value: &str, max: usize) -> Result<BTreeSet<InterfaceName>, ValueError> {
     let set: BTreeSet<_> = items(value)
-        .map(|item| InterfaceName::parse(item).map_err(|_| refused(item, Fault::Interface)))
+        .map(|item| InterfaceName::parse(item).map_err(|_| invalid(item, ValueError::Interface)))
         .collect::<Result<_, _>>()?;
-    bounded(set.len(), most, set)
+    bounded(set.len(), max, set)
 }
 
 fn network(item: &str) -> Option<IpNet> {
     let (address, length) = item.split_once('/')?;
     let address: IpAddr = address.parse().ok()?;
-    // Go takes neither `/+8` nor `/08`, Rust's numbers take both.
-    let plain = length.bytes().all(|b| b.is_ascii_digit()) && (length == "0" || !length.starts_with('0'));
-    let length = if plain { length.parse().ok()? } else { return None };
+    // Go refuses `/+8` and `/08`, Rust's integer parser accepts both.
+    let is_plain = length.bytes().all(|b| b.is_ascii_digit()) && (length == "0" || !length.starts_with('0'));
+    let length = if is_plain { length.parse().ok()? } else { return None };
     IpNet::new(address, length).ok()
 }
 
-/// White space around the list is nobody's fault (YAML's `|` leaves a newline); inside it only
-/// blanks are, so that `80\n,81` is refused.
+/// Splits a list. White space around the list is ignored (YAML's `|` adds a line feed), and blanks around an
+/// item; a line feed inside is refused, as in `80\n,81`.
 fn items(value: &str) -> impl Iterator<Item = &str> {
     let value = value.trim();
     value.split(',').filter(move |_| !value.is_empty()).map(|item| item.trim_matches([' ', '\t']))
 }
 
-fn refused(item: &str, fault: fn(String) -> Fault) -> Fault {
-    if item.is_empty() { Fault::Empty } else { fault(short(item)) }
+fn invalid(item: &str, error: fn(String) -> ValueError) -> ValueError {
+    if item.is_empty() { ValueError::Empty } else { error(short(item)) }
 }
 
-fn bounded<T>(intervals: usize, most: usize, set: T) -> Result<T, Fault> {
-    if intervals <= most { Ok(set) } else { Err(Fault::TooMany { intervals, most }) }
+fn bounded<T>(intervals: usize, max: usize, set: T) -> Result<T, ValueError> {
+    if intervals <= max { Ok(set) } else { Err(ValueError::TooMany { intervals, max }) }
 }
 
-/// At most 40 characters as they are printed: one that is escaped takes up to ten.
+/// Truncates to 40 characters as printed: an escaped one takes up to ten.
 fn short(text: &str) -> String {
     let mut printed = 0;
     let fits = |letter: &char| {

@@ -1,4 +1,4 @@
-//! Annotations and what they mean, as tables.
+//! Tables of annotations and their values.
 
 use super::*;
 
@@ -9,8 +9,8 @@ fn pod(annotations: &[(&str, &str)]) -> PodFacts {
     PodFacts { annotations: annotations.collect(), ..PodFacts::default() }
 }
 
-/// With as many intervals as are allowed unless somebody says otherwise.
-fn traffic_of(pod: &PodFacts) -> Result<Traffic, AnnotationError> {
+/// With the default limit of intervals.
+fn traffic_of(pod: &PodFacts) -> Result<TrafficAnnotations, AnnotationError> {
     traffic(pod, MaxIntervals::default())
 }
 
@@ -27,12 +27,12 @@ fn names(text: &str) -> BTreeSet<InterfaceName> {
 }
 
 #[test]
-fn a_pod_that_says_nothing_has_istios_defaults() {
-    let want = Traffic {
+fn a_pod_without_annotations_has_istios_defaults() {
+    let want = TrafficAnnotations {
         interception: Interception::Redirect,
         included_to: Destinations::All,
         excluded_to: CidrSet::default(),
-        included_inbound: InboundPorts::Unsaid,
+        included_inbound: InboundPorts::Unset,
         excluded_inbound: ports("15020,15021,15090"),
         included_outbound: PortSet::default(),
         excluded_outbound: ports("15020"),
@@ -43,8 +43,8 @@ fn a_pod_that_says_nothing_has_istios_defaults() {
 }
 
 #[test]
-fn the_proxys_ports_are_always_excluded_on_the_way_in() {
-    for (said, want) in [
+fn the_proxys_ports_are_always_excluded_from_inbound() {
+    for (value, want) in [
         ("", "15020,15021,15090"),
         ("3306", "3306,15020,15021,15090"),
         ("15090, 15090", "15020,15021,15090"),
@@ -53,34 +53,38 @@ fn the_proxys_ports_are_always_excluded_on_the_way_in() {
         ("80,81\n", "80,81,15020,15021,15090"),
         ("0,65535", "0,65535,15020,15021,15090"),
     ] {
-        let read = traffic_of(&pod(&[(EXCLUDE_INBOUND, said)])).unwrap();
-        assert_eq!(read.excluded_inbound, ports(want), "{said:?}");
+        let read = traffic_of(&pod(&[(EXCLUDE_INBOUND, value)])).unwrap();
+        assert_eq!(read.excluded_inbound, ports(want), "{value:?}");
     }
 }
 
 #[test]
-fn inbound_ports_may_be_all_some_none_or_unsaid() {
-    for (said, want) in [
+fn included_inbound_ports_may_be_all_some_none_or_unset() {
+    for (value, want) in [
         ("*", InboundPorts::All),
         (" * ", InboundPorts::All),
         ("", InboundPorts::Only(PortSet::default())),
         ("80,443", InboundPorts::Only(ports("80,443"))),
     ] {
-        assert_eq!(traffic_of(&pod(&[(INCLUDE_INBOUND, said)])).unwrap().included_inbound, want, "{said:?}");
+        assert_eq!(
+            traffic_of(&pod(&[(INCLUDE_INBOUND, value)])).unwrap().included_inbound,
+            want,
+            "{value:?}"
+        );
     }
 }
 
 #[test]
-fn outbound_ports_that_are_said_replace_the_default() {
-    for (said, want) in [("", ""), ("25,587", "25,587"), ("15020", "15020")] {
-        let read = traffic_of(&pod(&[(EXCLUDE_OUTBOUND, said), (INCLUDE_OUTBOUND, said)])).unwrap();
-        assert_eq!((read.excluded_outbound, read.included_outbound), (ports(want), ports(want)), "{said:?}");
+fn excluded_outbound_ports_replace_the_default() {
+    for (value, want) in [("", ""), ("25,587", "25,587"), ("15020", "15020")] {
+        let read = traffic_of(&pod(&[(EXCLUDE_OUTBOUND, value), (INCLUDE_OUTBOUND, value)])).unwrap();
+        assert_eq!((read.excluded_outbound, read.included_outbound), (ports(want), ports(want)), "{value:?}");
     }
 }
 
 #[test]
 fn networks_may_be_of_both_families_and_have_host_bits() {
-    for (said, want) in [
+    for (value, want) in [
         ("*", Destinations::All),
         ("", Destinations::Only(CidrSet::default())),
         ("10.1.2.3/8, fd00::1/8", Destinations::Only(networks("10.0.0.0/8,fd00::/8"))),
@@ -88,15 +92,15 @@ fn networks_may_be_of_both_families_and_have_host_bits() {
         ("::ffff:10.0.0.0/104", Destinations::Only(networks("::ffff:a00:0/104"))),
         ("127.0.0.1/32", Destinations::Only(networks("127.0.0.1/32"))),
     ] {
-        assert_eq!(traffic_of(&pod(&[(INCLUDE_TO, said)])).unwrap().included_to, want, "{said:?}");
+        assert_eq!(traffic_of(&pod(&[(INCLUDE_TO, value)])).unwrap().included_to, want, "{value:?}");
     }
     let read = traffic_of(&pod(&[(EXCLUDE_TO, "10.0.0.0/9,10.128.0.0/9")])).unwrap();
     assert_eq!(read.excluded_to, networks("10.0.0.0/8"));
 }
 
 #[test]
-fn a04_interface_lists_are_as_istio_takes_them() {
-    for said in [
+fn a04_interface_lists_are_valid_as_in_istio() {
+    for value in [
         "",
         "eth0",
         "eth0,eth1,lo",
@@ -109,10 +113,10 @@ fn a04_interface_lists_are_as_istio_takes_them() {
         "eth0 ",
         "eth0 , eth1",
     ] {
-        let read = traffic_of(&pod(&[(EXCLUDE_INTERFACES, said)]));
-        assert_eq!(read.unwrap().excluded_interfaces, names(&said.replace(' ', "")), "{said:?}");
+        let read = traffic_of(&pod(&[(EXCLUDE_INTERFACES, value)]));
+        assert_eq!(read.unwrap().excluded_interfaces, names(&value.replace(' ', "")), "{value:?}");
     }
-    for said in [
+    for value in [
         "0eth",
         "_eth0",
         "1234567890123456",
@@ -133,36 +137,36 @@ fn a04_interface_lists_are_as_istio_takes_them() {
         "eth0\n,eth1",
     ] {
         for annotation in [EXCLUDE_INTERFACES, VIRTUAL_INTERFACES, KUBEVIRT_INTERFACES] {
-            let fault = traffic_of(&pod(&[(annotation, said)])).unwrap_err();
-            assert_eq!(fault.annotation, annotation, "{said:?}");
+            let error = traffic_of(&pod(&[(annotation, value)])).unwrap_err();
+            assert_eq!(error.annotation, annotation, "{value:?}");
         }
     }
 }
 
 #[test]
-fn the_older_name_for_virtual_interfaces_counts_only_alone() {
+fn the_older_annotation_of_virtual_interfaces_counts_only_without_the_newer() {
     for (newer, want) in [(None, "old0"), (Some("new0"), "new0"), (Some(""), "")] {
-        let mut said = vec![(KUBEVIRT_INTERFACES, "old0")];
-        said.extend(newer.map(|value| (VIRTUAL_INTERFACES, value)));
-        assert_eq!(traffic_of(&pod(&said)).unwrap().virtual_interfaces, names(want), "{newer:?}");
+        let mut value = vec![(KUBEVIRT_INTERFACES, "old0")];
+        value.extend(newer.map(|value| (VIRTUAL_INTERFACES, value)));
+        assert_eq!(traffic_of(&pod(&value)).unwrap().virtual_interfaces, names(want), "{newer:?}");
     }
 }
 
 #[test]
-fn only_three_modes_are_modes() {
-    for (said, want) in
+fn unknown_modes_are_refused() {
+    for (value, want) in
         [("REDIRECT", Interception::Redirect), ("TPROXY", Interception::Tproxy), ("NONE", Interception::None)]
     {
-        assert_eq!(interception(&pod(&[(MODE, said)])), Ok(want));
+        assert_eq!(interception(&pod(&[(MODE, value)])), Ok(want));
     }
-    for said in ["", "redirect", "TPROXY ", "none", "REDIRECT,TPROXY"] {
-        assert!(interception(&pod(&[(MODE, said)])).is_err(), "{said:?}");
+    for value in ["", "redirect", "TPROXY ", "none", "REDIRECT,TPROXY"] {
+        assert!(interception(&pod(&[(MODE, value)])).is_err(), "{value:?}");
     }
 }
 
 #[test]
-fn a01_a_value_that_cannot_be_meant_is_refused_with_its_place_and_item() {
-    for (annotation, said, item, right) in [
+fn a01_an_invalid_value_is_refused_with_its_annotation_and_item() {
+    for (annotation, value, item, right) in [
         (EXCLUDE_INBOUND, "70000", "\"70000\"", "0 to 65535"),
         (EXCLUDE_INBOUND, "80\n,81", r#""80\n""#, "0 to 65535"),
         (EXCLUDE_INBOUND, "80,", "beside a comma", ""),
@@ -191,12 +195,15 @@ fn a01_a_value_that_cannot_be_meant_is_refused_with_its_place_and_item() {
         (EXCLUDE_TO, "10.0.0.0/8\n", "", ""),
         (EXCLUDE_INTERFACES, "eth0 -j ACCEPT", "\"eth0 -j ACCEPT\"", "a letter first"),
     ] {
-        let read = traffic_of(&pod(&[(annotation, said)]));
+        let read = traffic_of(&pod(&[(annotation, value)]));
         if item.is_empty() {
-            assert!(read.is_ok(), "{said:?}");
+            assert!(read.is_ok(), "{value:?}");
             continue;
         }
-        let told = read.unwrap_err().to_string();
-        assert!(told.contains(annotation) && told.contains(item) && told.contains(right), "{said:?}: {told}");
+        let text = read.unwrap_err().to_string();
+        assert!(
+            text.contains(annotation) && text.contains(item) && text.contains(right),
+            "{value:?}: {text}"
+        );
     }
 }

@@ -1,18 +1,18 @@
-//! Annotations that nobody reads, and whose names look as if somebody should.
+//! Unknown annotations that resemble known ones.
 
 use super::{LISTS, MODE};
 use crate::gates::{INJECT, STATUS};
 
-/// The domain of Istio's traffic annotations, all of which are known here.
+/// The prefix of Istio's traffic annotations, all of which are known.
 const TRAFFIC: &str = "traffic.sidecar.istio.io/";
 
-/// So many are named.
-const MOST: usize = 8;
+/// The most sentences.
+const MAX_SENTENCES: usize = 8;
 
-/// A sentence for each name that is one edit away from a known one, or in Istio's traffic domain and
-/// unknown. Nothing is redirected otherwise by it, which its author did not mean.
+/// Returns a sentence for each unknown name that is one edit away from a known one, or that has the prefix of
+/// traffic annotations. Such an annotation has no effect, which its author probably does not expect.
 pub fn unknown<'a>(names: impl Iterator<Item = &'a str>) -> Vec<String> {
-    names.filter_map(sentence).take(MOST).collect()
+    names.filter_map(sentence).take(MAX_SENTENCES).collect()
 }
 
 fn sentence(name: &str) -> Option<String> {
@@ -25,13 +25,13 @@ fn sentence(name: &str) -> Option<String> {
     }
 }
 
-/// The known annotation of this name, or one edit away from it.
+/// Returns the known annotation of this name, or one that is one edit away.
 pub(crate) fn nearest(name: &str) -> Option<&'static str> {
     let all = || LISTS.into_iter().chain([MODE, STATUS, INJECT]);
     all().find(|known| *known == name).or_else(|| all().find(|known| is_one_edit(known, name)))
 }
 
-/// Whether one byte more, less or other, or two neighbours exchanged, make one text of the other.
+/// Whether two names differ by one byte (inserted, deleted or replaced) or by two adjacent bytes swapped.
 fn is_one_edit(one: &str, other: &str) -> bool {
     let (one, other) = (one.as_bytes(), other.as_bytes());
     let same = one.iter().zip(other).take_while(|(a, b)| a == b).count();
@@ -49,8 +49,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_one_edit_away_is_told_with_the_one_that_was_meant() {
-        for (name, meant) in [
+    fn a_name_one_edit_away_is_reported_with_the_known_name() {
+        for (name, known) in [
             ("traffic.sidecar.istio.io/excludeOutboundPort", "traffic.sidecar.istio.io/excludeOutboundPorts"),
             (
                 "traffic.sidecar.istio.io/excludeOutboundPortss",
@@ -66,26 +66,29 @@ mod tests {
             ("sidecar.istio.io/interceptionmode", "sidecar.istio.io/interceptionMode"),
             ("istio.io/reroute-virtual-interface", "istio.io/reroute-virtual-interfaces"),
         ] {
-            let told = unknown([name].into_iter());
-            assert_eq!(told, [format!("annotation {name:?} is unknown: did you mean {meant}?")]);
+            let sentences = unknown([name].into_iter());
+            assert_eq!(sentences, [format!("annotation {name:?} is unknown: did you mean {known}?")]);
         }
     }
 
     #[test]
-    fn every_other_name_of_the_traffic_domain_is_told_too_and_known_ones_and_others_are_not() {
-        let told = unknown(
+    fn unknown_traffic_annotations_are_reported_and_known_and_unrelated_ones_are_not() {
+        let sentences = unknown(
             ["traffic.sidecar.istio.io/excludePorts", "traffic.sidecar.istio.io/\u{1b}[2J"].into_iter(),
         );
-        assert_eq!(told.len(), 2);
-        assert!(told.iter().all(|text| text.ends_with("is unknown") && !text.contains('\u{1b}')), "{told:?}");
-        let others =
+        assert_eq!(sentences.len(), 2);
+        assert!(
+            sentences.iter().all(|text| text.ends_with("is unknown") && !text.contains('\u{1b}')),
+            "{sentences:?}"
+        );
+        let unrelated =
             ["sidecar.istio.io/proxyCPU", "sidecar.istio.io/rewriteAppHTTPProbers", "istio.io/rev", "app"];
         let known = LISTS.into_iter().chain([MODE, STATUS, INJECT]);
-        assert_eq!(unknown(known.chain(others)), [""; 0]);
+        assert_eq!(unknown(known.chain(unrelated)), [""; 0]);
     }
 
     #[test]
-    fn one_edit_is_one_edit() {
+    fn one_edit_is_recognized() {
         for (one, other, is) in [
             ("abc", "abc", false),
             ("abc", "abd", true),

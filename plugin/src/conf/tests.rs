@@ -1,4 +1,4 @@
-//! What may stand in the plugin's entry, as tables.
+//! Tables of configurations.
 
 use super::*;
 use gybe_netfilter::backend::BackendKind;
@@ -9,7 +9,7 @@ fn read(entry: &Value) -> Result<PluginConf, ConfError> {
 }
 
 #[test]
-fn an_entry_without_our_keys_has_every_default() {
+fn an_entry_without_keys_has_the_defaults() {
     for entry in [
         json!({ "cniVersion": "1.1.0", "name": "n", "type": "gybe-cni" }),
         json!({ "log_level": null, "backend": null, "exclude_namespaces": null, "facts": null, "ipv6": null }),
@@ -18,7 +18,7 @@ fn an_entry_without_our_keys_has_every_default() {
         let conf = read(&entry).unwrap();
         assert_eq!((conf.log_level, conf.backend), (LogLevel::Info, BackendSetting::Auto), "{entry}");
         assert_eq!((conf.gates, conf.inbound_default), (Gates::Istio, InboundDefault::All), "{entry}");
-        assert_eq!((conf.ipv6, conf.facts), (Ipv6Choice::Auto, FactsConf::default()), "{entry}");
+        assert_eq!((conf.ipv6, conf.facts), (Ipv6Setting::Auto, FactsConf::default()), "{entry}");
     }
 }
 
@@ -34,12 +34,12 @@ fn every_key_is_read() {
     let want = PluginConf {
         log_level: LogLevel::Debug,
         backend: BackendSetting::Only(BackendKind::IptablesLegacy),
-        probed: Probed { backend: Some(BackendKind::IptablesLegacy), kernel: "5.4.0".to_owned() },
+        probed: ProbeHint { backend: Some(BackendKind::IptablesLegacy), kernel: "5.4.0".to_owned() },
         exclude_namespaces: ["a", "b"].map(str::to_owned).into(),
         pod_namespace: "gybe-system".to_owned(),
         gates: Gates::Strict,
         inbound_default: InboundDefault::ContainerPorts,
-        ipv6: Ipv6Choice::Reject,
+        ipv6: Ipv6Setting::Reject,
         max_intervals: MaxIntervals(65_536),
         facts: FactsConf {
             socket: Some("/run/s".into()),
@@ -74,29 +74,29 @@ fn a_wrong_value_is_an_error_that_names_key_and_value() {
         (json!({ "facts": { "deadline_ms": "2s" } }), "facts.deadline_ms", "\"2s\""),
         (json!({ "facts": { "deadline_ms": -1 } }), "facts.deadline_ms", "-1"),
     ] {
-        let fault = read(&entry).unwrap_err().to_string();
-        assert!(fault.contains(&format!("{key} is {value}")), "{entry}: {fault}");
+        let error = read(&entry).unwrap_err().to_string();
+        assert!(error.contains(&format!("{key} is {value}")), "{entry}: {error}");
     }
 }
 
 #[test]
-fn all_wrong_values_are_named_at_once_and_cut_short() {
-    let fault =
+fn all_wrong_values_are_named_and_truncated() {
+    let error =
         read(&json!({ "backend": "x".repeat(5000), "ipv6": 4, "facts": { "socket": "s" } })).unwrap_err();
-    let keys: Vec<_> = fault.0.iter().map(|wrong| wrong.key.as_str()).collect();
+    let keys: Vec<_> = error.0.iter().map(|wrong| wrong.key.as_str()).collect();
     assert_eq!(keys, ["backend", "ipv6", "facts.socket"]);
-    assert!(fault.to_string().len() < 500);
+    assert!(error.to_string().len() < 500);
 }
 
-/// Otherwise `"Backend": "nosuch"` would be neither read nor told of.
+/// Otherwise `"Backend": "nosuch"` would be neither read nor reported.
 #[test]
-fn a_key_of_ours_in_another_case_is_a_key_nobody_knows() {
+fn a_key_of_the_plugin_in_another_case_is_unknown() {
     let entry = json!({ "Backend": "nosuch", "IPV6": "reject", "CNIVERSION": "1.1.0" });
     assert_eq!(unknown_keys(entry.as_object().unwrap()), ["Backend", "IPV6"]);
 }
 
 #[test]
-fn a_key_nobody_knows_is_told_but_harmless() {
+fn an_unknown_key_is_reported_and_not_an_error() {
     let entry =
         json!({ "name": "n", "Type": "t", "log_levle": "debug", "facts": { "sockte": 1 }, "x": null });
     assert_eq!(unknown_keys(entry.as_object().unwrap()), ["log_levle", "x", "facts.sockte"]);
@@ -104,7 +104,7 @@ fn a_key_nobody_knows_is_told_but_harmless() {
 }
 
 #[test]
-fn the_agent_is_asked_where_nobody_says_otherwise() {
+fn the_agents_socket_is_the_default_source() {
     let older = json!({ "kubeconfig": "/k" });
     for (facts, kubernetes, socket) in [
         (json!({}), json!({}), Some(SOCKET)),
@@ -117,14 +117,14 @@ fn the_agent_is_asked_where_nobody_says_otherwise() {
         (json!({ "socket": "" }), json!({}), None),
     ] {
         let entry = json!({ "facts": facts, "kubernetes": kubernetes });
-        let (asked, socket) = (read(&entry).unwrap().facts.socket, socket.map(PathBuf::from));
-        let beside = socket.as_ref().map(|socket| socket.with_file_name("log.sock"));
-        assert_eq!((asked, logging(entry.as_object().unwrap()).1), (socket, beside), "{entry}");
+        let (facts_socket, socket) = (read(&entry).unwrap().facts.socket, socket.map(PathBuf::from));
+        let log_socket = socket.as_ref().map(|socket| socket.with_file_name("log.sock"));
+        assert_eq!((facts_socket, logging(entry.as_object().unwrap()).1), (socket, log_socket), "{entry}");
     }
 }
 
 #[test]
-fn the_incumbents_entries_are_read_when_their_type_is_changed() {
+fn istio_cnis_entries_are_read_once_their_type_is_changed() {
     let older = json!({
         "type": "gybe-cni", "log_level": "warn",
         "kubernetes": { "kubeconfig": "/etc/cni/net.d/kc", "cni_bin_dir": "/opt/cni/bin", "exclude_namespaces": ["a"] },
@@ -153,7 +153,7 @@ fn the_incumbents_entries_are_read_when_their_type_is_changed() {
 }
 
 #[test]
-fn where_both_say_it_our_keys_count() {
+fn the_plugins_keys_override_istio_cnis() {
     let conf = read(&json!({
         "log_level": "debug", "plugin_log_level": "error", "backend": "iptables", "native_nftables": true,
         "exclude_namespaces": [], "facts": { "kubeconfig": "/ours" },
@@ -165,7 +165,7 @@ fn where_both_say_it_our_keys_count() {
 }
 
 #[test]
-fn an_entry_the_installer_did_not_fill_in_says_so() {
+fn a_placeholder_that_the_installer_did_not_replace_is_an_error() {
     for (entry, key) in [
         (json!({ "kubernetes": { "kubeconfig": "__KUBECONFIG_FILEPATH__" } }), "kubernetes.kubeconfig"),
         (json!({ "facts": { "kubeconfig": "__X__" } }), "facts.kubeconfig"),
@@ -173,21 +173,24 @@ fn an_entry_the_installer_did_not_fill_in_says_so() {
         (json!({ "pod_namespace": "__POD_NAMESPACE__" }), "pod_namespace"),
         (json!({ "exclude_namespaces": ["a", "__B__"] }), "exclude_namespaces"),
     ] {
-        let fault = read(&entry).unwrap_err().to_string();
-        assert!(fault.contains(key) && fault.contains("installer left its placeholder"), "{entry}: {fault}");
+        let error = read(&entry).unwrap_err().to_string();
+        assert!(
+            error.contains(key) && error.contains("installer did not replace its placeholder"),
+            "{entry}: {error}"
+        );
     }
     assert!(read(&json!({ "pod_namespace": "__a__" })).is_ok());
 }
 
 #[test]
 fn ambient_mode_is_refused_with_the_reason() {
-    let fault = read(&json!({ "ambient_enabled": true })).unwrap_err().to_string();
-    assert!(fault.contains("ambient_enabled is true") && fault.contains("no ambient mode"), "{fault}");
+    let error = read(&json!({ "ambient_enabled": true })).unwrap_err().to_string();
+    assert!(error.contains("ambient_enabled is true") && error.contains("no ambient mode"), "{error}");
     assert!(read(&json!({ "enablement_selectors": {} })).is_err());
 }
 
 #[test]
-fn what_is_written_is_what_is_read() {
+fn a_configuration_is_read_as_it_was_written() {
     let all = read(&json!({
         "log_level": "none", "backend": "iptables-nft", "exclude_namespaces": ["b", "a\"\\"],
         "pod_namespace": "gybe-system", "gates": "strict", "inboundDefault": "containerPorts", "ipv6": "leave",
@@ -195,10 +198,10 @@ fn what_is_written_is_what_is_read() {
         "facts": { "socket": "/run/s", "directory": "/d", "kubeconfig": "/k", "deadline_ms": 1 },
     }))
     .unwrap();
-    let deaf = FactsConf { socket: None, ..FactsConf::default() };
+    let no_source = FactsConf { socket: None, ..FactsConf::default() };
     let alone = FactsConf { socket: None, directory: Some("/d".into()), ..FactsConf::default() };
     let with = |facts| PluginConf { facts, ..PluginConf::default() };
-    for conf in [PluginConf::default(), all, with(deaf), with(alone)] {
+    for conf in [PluginConf::default(), all, with(no_source), with(alone)] {
         let members = conf.to_members();
         assert_eq!(PluginConf::read(&members), Ok(conf));
         assert_eq!(unknown_keys(&members), [""; 0]);
@@ -212,7 +215,7 @@ fn what_is_written_is_what_is_read() {
     }
 }
 
-/// Two versions ahead have keys that this one never heard of, and two behind lack some of ours.
+/// A newer release has keys that this one does not know, and an older one lacks some.
 #[test]
 fn f30_entries_of_other_versions_are_read() {
     let ahead =
@@ -226,11 +229,11 @@ fn f30_entries_of_other_versions_are_read() {
 }
 
 #[test]
-fn f30_a_word_of_a_version_to_come_and_another_kernels_are_no_place_to_begin() {
+fn f30_an_unknown_backend_and_one_of_another_kernel_are_no_probe_hint() {
     let probed =
         |backend: &str| read(&json!({ "probed": { "backend": backend, "kernel": "6.1.0" } })).unwrap().probed;
     assert_eq!(probed("nft").on("6.1.0"), Some(BackendKind::Nft));
     assert_eq!(probed("nft").on("6.1.1"), None);
     assert_eq!(probed("ebpf").on("6.1.0"), None);
-    assert_eq!(Probed::default().on(""), None);
+    assert_eq!(ProbeHint::default().on(""), None);
 }

@@ -1,4 +1,4 @@
-//! Pods and the policies they come to.
+//! Pods and the policies that follow from them.
 
 use super::*;
 use gybe_netfilter::policy::{CidrSet, Destinations, InterfaceName, Port};
@@ -31,7 +31,7 @@ fn annotate(pod: &mut PodFacts, name: &str, value: &str) {
 }
 
 #[test]
-fn a_plain_meshed_pod_comes_to_istios_default_policy() {
+fn a_meshed_pod_without_annotations_has_istios_default_policy() {
     let want = RedirectPolicy {
         mode: Mode::Redirect,
         outbound_port: Port::new(15001).unwrap(),
@@ -58,7 +58,7 @@ fn a_plain_meshed_pod_comes_to_istios_default_policy() {
 }
 
 #[test]
-fn annotations_reach_their_place_in_the_policy() {
+fn every_annotation_sets_its_part_of_the_policy() {
     let mut pod = meshed();
     for (name, value) in [
         ("sidecar.istio.io/interceptionMode", "TPROXY"),
@@ -86,7 +86,7 @@ fn annotations_reach_their_place_in_the_policy() {
 }
 
 #[test]
-fn a05_the_proxys_ids_are_those_it_runs_as_unless_root_or_unsaid() {
+fn a05_the_proxys_ids_are_its_security_context_or_1337() {
     for (said, want) in [
         (None, Some(1337)),
         (Some(0), Some(1337)),
@@ -136,13 +136,13 @@ fn variables_of_the_proxy_switch_dns_and_invalid_packets() {
             pod.containers[1].env.insert(variable.to_owned(), value.to_owned());
         }
         let policy = policy(&PluginConf::default(), &pod);
-        assert_eq!((policy.dns, policy.invalid, doubts(&pod).len()), (dns, invalid, unclear), "{value:?}");
+        assert_eq!((policy.dns, policy.invalid, warnings(&pod).len()), (dns, invalid, unclear), "{value:?}");
     }
 }
 
 #[test]
-fn a_mode_in_a_variable_alone_is_doubtful_and_changes_nothing() {
-    for (variable, annotation, doubtful) in [
+fn a_mode_that_is_only_in_a_variable_is_a_warning_and_changes_nothing() {
+    for (variable, annotation, is_warned) in [
         ("TPROXY", None, true),
         ("NONE", None, true),
         ("REDIRECT", None, false),
@@ -151,11 +151,11 @@ fn a_mode_in_a_variable_alone_is_doubtful_and_changes_nothing() {
         let mut pod = meshed();
         pod.containers[1].env.insert(INTERCEPTION_MODE.to_owned(), variable.to_owned());
         pod.annotations.extend(annotation.map(|mode| (annotations::MODE.to_owned(), mode.to_owned())));
-        let told = doubts(&pod);
-        assert_eq!(told.len(), usize::from(doubtful), "{told:?}");
+        let warnings = warnings(&pod);
+        assert_eq!(warnings.len(), usize::from(is_warned), "{warnings:?}");
         assert!(
-            told.iter().all(|text| text.contains(INTERCEPTION_MODE) && text.contains(variable)),
-            "{told:?}"
+            warnings.iter().all(|text| text.contains(INTERCEPTION_MODE) && text.contains(variable)),
+            "{warnings:?}"
         );
         let is_redirect = policy(&PluginConf::default(), &pod).mode == Mode::Redirect;
         assert_eq!(is_redirect, annotation.is_none(), "{variable}");
@@ -163,7 +163,7 @@ fn a_mode_in_a_variable_alone_is_doubtful_and_changes_nothing() {
 }
 
 #[test]
-fn of_several_annotations_that_cannot_be_meant_all_are_named() {
+fn all_invalid_annotations_are_named() {
     let mut pod = meshed();
     for (name, value) in [
         ("sidecar.istio.io/interceptionMode", "TPROX"),
@@ -172,7 +172,9 @@ fn of_several_annotations_that_cannot_be_meant_all_are_named() {
     ] {
         pod.annotations.insert(name.to_owned(), value.to_owned());
     }
-    let Opinion::Refuse(cause) = opinion(&PluginConf::default(), &pod, InitContainer::Counts) else {
+    let PreliminaryDecision::Refuse(cause) =
+        decide_without_addresses(&PluginConf::default(), &pod, InitContainer::Counts)
+    else {
         panic!("{pod:?}")
     };
     let want = "annotation sidecar.istio.io/interceptionMode: \"TPROX\" is not REDIRECT, TPROXY or NONE; \
@@ -181,7 +183,7 @@ fn of_several_annotations_that_cannot_be_meant_all_are_named() {
 }
 
 #[test]
-fn container_ports_count_only_where_the_operator_says_so_and_the_pod_nothing() {
+fn container_ports_count_only_if_configured_and_not_overridden_by_the_pod() {
     let all = Inbound::AllBut([15020, 15021, 15090].into_iter().collect());
     let declared = Inbound::Only([80, 8443].into_iter().collect());
     for (default, said, want) in [
@@ -195,7 +197,11 @@ fn container_ports_count_only_where_the_operator_says_so_and_the_pod_nothing() {
         pod.containers[0].tcp_ports = vec![80];
         pod.containers[1].tcp_ports = vec![15090];
         pod.init_containers = vec![
-            Container { tcp_ports: vec![8443], life: crate::pod::Life::Always, ..container("log-shipper") },
+            Container {
+                tcp_ports: vec![8443],
+                lifetime: crate::pod::Lifetime::Pod,
+                ..container("log-shipper")
+            },
             Container { tcp_ports: vec![9], ..container("migrate") },
         ];
         if let Some(value) = said {
@@ -207,7 +213,7 @@ fn container_ports_count_only_where_the_operator_says_so_and_the_pod_nothing() {
 }
 
 #[test]
-fn the_families_come_from_the_addresses() {
+fn the_families_follow_from_the_addresses() {
     let both: Vec<IpAddr> = ["10.0.0.5", "fd00::5"].iter().map(|text| text.parse().unwrap()).collect();
     for (dual, want) in [("false", Families::V4Only), ("true", Families::V4AndV6)] {
         let mut pod = meshed();
@@ -218,20 +224,20 @@ fn the_families_come_from_the_addresses() {
         }
     }
     let none = decide(&PluginConf::default(), &meshed(), &[], InitContainer::Counts);
-    assert_eq!(none, Decision::Refuse(Cause::Families(FamiliesError::NoAddress)));
+    assert_eq!(none, Decision::Refuse(PodRefusal::Families(FamiliesError::NoAddress)));
 }
 
 #[test]
-fn a_pod_that_is_not_ours_is_never_refused_for_its_addresses_or_lists() {
+fn a_pod_that_is_left_alone_is_never_refused() {
     let mut pod = meshed();
     annotate(&mut pod, "traffic.sidecar.istio.io/excludeInboundPorts", "70000");
     annotate(&mut pod, "sidecar.istio.io/inject", "false");
     let decision = decide(&PluginConf::default(), &pod, &[], InitContainer::Counts);
-    assert_eq!(decision, Decision::LeaveAlone(Reason::InjectionRefused));
+    assert_eq!(decision, Decision::LeaveAlone(LeaveAloneReason::InjectionRefused));
 }
 
 #[test]
-fn the_hint_of_a_refusal_names_what_to_correct() {
+fn the_hint_of_a_refusal_names_the_correction() {
     let conf = PluginConf::default();
     let (mut annotated, mut as_user) = (meshed(), meshed());
     annotate(&mut annotated, "traffic.sidecar.istio.io/excludeOutboundPorts", "http");
@@ -248,9 +254,9 @@ fn the_hint_of_a_refusal_names_what_to_correct() {
     );
 }
 
-/// A CNI message has room for 300 characters, so the value that a pod's owner wrote must not fill it.
+/// A CNI message has room for 300 characters; the quoted value must not fill it.
 #[test]
-fn a_value_of_escaped_characters_leaves_room_for_the_names_of_all_wrong_annotations() {
+fn a_value_of_escaped_characters_leaves_room_for_the_names_of_all_invalid_annotations() {
     let mut pod = meshed();
     for (name, value) in [
         ("traffic.sidecar.istio.io/excludeOutboundPorts", "\u{7f}".repeat(100)),

@@ -1,9 +1,9 @@
-//! Facts from the API server, for the operator who names a kubeconfig. The plugin holds no client for
-//! it: `gybe pod-facts` asks, the program that is installed beside the plugin.
+//! Facts from the API server, by a kubeconfig. The plugin contains no API client: it runs `gybe pod-facts`,
+//! the program that is installed in its own directory.
 
-use super::file;
-use super::wire::{self, Answer, LONGEST_ANSWER, Question, WireError};
+use super::wire::{self, FactsRequest, FactsResponse, MAX_RESPONSE_BYTES, WireError};
 use crate::args::PodRef;
+use crate::bounded_read;
 use crate::pod::PodFacts;
 use gybe_netfilter::hint::Hint;
 use gybe_netfilter::program::{self, Ended, NotRun};
@@ -14,60 +14,62 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// Who asks for us.
+/// The program that queries the API server.
 const PROGRAM: &str = "gybe";
 
-/// What it may complain of at length, and what of that is passed on.
-const LONGEST_COMPLAINT: usize = 16 << 10;
-const TOLD: usize = 160;
+/// The most bytes read from its stderr.
+const MAX_STDERR_BYTES: usize = 16 << 10;
 
-/// What of the time is left for its start and its end.
-const AROUND: Duration = Duration::from_millis(50);
+/// The most characters of its stderr in an error.
+const MAX_MESSAGE: usize = 160;
 
-/// Why the API server told nothing.
+/// The part of the time that the start and the end of the program take.
+const START_AND_END: Duration = Duration::from_millis(50);
+
+/// Why a kubeconfig gave no facts.
 #[derive(Debug, thiserror::Error)]
 #[error("kubeconfig {} {fault}", .path.display())]
 pub struct KubeconfigError {
-    /// Which.
+    /// The path of the kubeconfig.
     pub path: PathBuf,
-    /// What is wrong.
+    /// What went wrong.
     pub fault: KubeconfigFault,
 }
 
-/// What is wrong with a kubeconfig, or with asking by it.
+/// What went wrong with a kubeconfig, or with the query by it.
 #[derive(Debug, thiserror::Error)]
 pub enum KubeconfigFault {
     /// The file cannot be read.
     #[error("cannot be read: {0}")]
     Read(io::Error),
-    /// Who would ask by it is not there.
-    #[error("is of no use without {}, which cannot be run: {source}", .program.display())]
+    /// The program cannot be run.
+    #[error("needs the program {}, which cannot be run: {source}", .program.display())]
     Program {
         /// Its path.
         program: PathBuf,
-        /// What the kernel said.
+        /// The error of the system call.
         source: io::Error,
     },
-    /// Who asks by it takes too long.
-    #[error("led to no answer within {} ms", .0.as_millis())]
-    Late(Duration),
-    /// Who asks by it gave up.
-    #[error("led to no answer: {0}")]
+    /// The program did not end before the deadline.
+    #[error("gave no answer within {} ms", .0.as_millis())]
+    Timeout(Duration),
+    /// The program failed.
+    #[error("gave no answer: {0}")]
     Failed(String),
-    /// Nothing we understand.
-    #[error("led to an answer that is {0}")]
-    Words(WireError),
-    /// The API server, or the way to it.
-    #[error("led to no answer: {0}")]
-    Fault(String),
+    /// A malformed response.
+    #[error("gave an answer that is {0}")]
+    Invalid(WireError),
+    /// An error that the program reports: of the API server, or on the way to it.
+    #[error("gave no answer: {0}")]
+    Reported(String),
 }
 
 impl KubeconfigError {
-    /// Whether another try would end the same way until somebody changes this node.
+    /// Whether every attempt fails until an operator changes this node.
     pub fn is_configured_wrong(&self) -> bool {
         match &self.fault {
             KubeconfigFault::Read(_) => true,
-            // Anything else is a shortage of the moment: of processes, of memory, of descriptors.
+            // Other errors are temporary: no processes, memory or descriptors left.
             KubeconfigFault::Program { source, .. } => {
                 let errno = source.raw_os_error().map(Errno::from_raw);
                 matches!(errno, Some(Errno::ENOENT | Errno::ENOTDIR | Errno::EACCES | Errno::ENOEXEC))
@@ -81,60 +83,65 @@ impl Hint for KubeconfigError {
     fn hint(&self) -> Option<Cow<'static, str>> {
         let hint = match self.fault {
             KubeconfigFault::Read(_) => {
-                "see that the file is there, or take kubeconfig out and run the node agent"
+                "check that the file exists, or remove kubeconfig and run the node agent"
             }
             KubeconfigFault::Program { .. } if self.is_configured_wrong() => {
-                "install gybe beside gybe-cni, or take kubeconfig out and run the node agent"
+                "install gybe in the directory of gybe-cni, or remove kubeconfig and run the node agent"
             }
-            _ => "see that the API server answers and lets this kubeconfig get pods; the kubelet tries again",
+            _ => "check that the API server answers and lets this kubeconfig get pods; the kubelet retries",
         };
         Some(hint.into())
     }
 }
 
-/// Has the API server asked; `None` when it has no such pod.
-pub(super) fn ask(path: &Path, pod: &PodRef, until: Instant) -> Result<Option<PodFacts>, KubeconfigError> {
-    talk(path, pod, until).map_err(|fault| KubeconfigError { path: path.to_owned(), fault })
+/// Queries the API server; `None` when it has no such pod.
+pub(super) fn query(
+    path: &Path,
+    pod: &PodRef,
+    deadline: Instant,
+) -> Result<Option<PodFacts>, KubeconfigError> {
+    request_pod(path, pod, deadline).map_err(|fault| KubeconfigError { path: path.to_owned(), fault })
 }
 
-fn talk(path: &Path, pod: &PodRef, until: Instant) -> Result<Option<PodFacts>, KubeconfigFault> {
-    file::open(path).map_err(KubeconfigFault::Read)?;
-    let program = beside_us();
-    let time = until.saturating_duration_since(Instant::now());
-    // It is told its time by an argument, the start and the end of a program taken off.
-    let question = wire::question(&Question { pod: pod.clone(), patience: None });
-    let ended = run(&program, path, &question, time).map_err(|fault| match fault {
+fn request_pod(path: &Path, pod: &PodRef, deadline: Instant) -> Result<Option<PodFacts>, KubeconfigFault> {
+    bounded_read::open_file(path).map_err(KubeconfigFault::Read)?;
+    let program = program_path();
+    let time = deadline.saturating_duration_since(Instant::now());
+    // Its timeout is an argument, without the time for its start and end.
+    let request = wire::encode_request(&FactsRequest { pod: pod.clone(), timeout: None });
+    let ended = run(&program, path, &request, time).map_err(|error| match error {
         NotRun::Start(source) | NotRun::Talk(source) => KubeconfigFault::Program { program, source },
-        NotRun::Late(time) => KubeconfigFault::Late(time),
+        NotRun::Late(time) => KubeconfigFault::Timeout(time),
     })?;
     if !ended.status.success() {
-        return Err(KubeconfigFault::Failed(complaint(&ended)));
+        return Err(KubeconfigFault::Failed(failure_message(&ended)));
     }
-    match wire::answered(&ended.stdout).map_err(KubeconfigFault::Words)? {
-        Answer::Pod(facts) => Ok(Some(*facts)),
-        Answer::Unknown => Ok(None),
-        Answer::Fault(why) => Err(KubeconfigFault::Fault(why)),
+    match wire::decode_response(&ended.stdout).map_err(KubeconfigFault::Invalid)? {
+        FactsResponse::Pod(facts) => Ok(Some(*facts)),
+        FactsResponse::Unknown => Ok(None),
+        FactsResponse::Error(why) => Err(KubeconfigFault::Reported(why)),
     }
 }
 
-/// The installer puts both into one directory. Nobody's PATH is searched.
-fn beside_us() -> PathBuf {
+/// The installer puts both programs into one directory; PATH is not searched.
+fn program_path() -> PathBuf {
     std::env::current_exe().unwrap_or_default().with_file_name(PROGRAM)
 }
 
 #[expect(clippy::disallowed_methods, reason = "the client for the API server is a program of its own")]
-fn run(program: &Path, kubeconfig: &Path, question: &str, time: Duration) -> Result<Ended, NotRun> {
-    let deadline = time.saturating_sub(AROUND).as_millis().to_string();
+fn run(program: &Path, kubeconfig: &Path, request: &str, time: Duration) -> Result<Ended, NotRun> {
+    let deadline = time.saturating_sub(START_AND_END).as_millis().to_string();
     let mut command = Command::new(program);
     command.arg("pod-facts").arg("--kubeconfig").arg(kubeconfig).args(["--deadline-ms", &deadline]);
     command.env_clear().current_dir("/");
-    let longest = [LONGEST_ANSWER, LONGEST_COMPLAINT].map(|most| u64::try_from(most).unwrap_or(u64::MAX));
-    program::run(command, question.as_bytes(), time, longest.into())
+    let limits = [MAX_RESPONSE_BYTES, MAX_STDERR_BYTES].map(|limit| u64::try_from(limit).unwrap_or(u64::MAX));
+    program::run(command, request.as_bytes(), time, limits.into())
 }
 
-/// Its first words, or how it ended.
-fn complaint(ended: &Ended) -> String {
-    let said = String::from_utf8_lossy(&ended.stderr);
-    let said: String = said.trim().chars().map(|c| if c.is_control() { ' ' } else { c }).take(TOLD).collect();
-    if said.is_empty() { format!("gybe pod-facts ended with {}", ended.status) } else { said }
+/// The beginning of its stderr, or its exit status.
+fn failure_message(ended: &Ended) -> String {
+    let stderr = String::from_utf8_lossy(&ended.stderr);
+    let stderr: String =
+        stderr.trim().chars().map(|c| if c.is_control() { ' ' } else { c }).take(MAX_MESSAGE).collect();
+    if stderr.is_empty() { format!("gybe pod-facts ended with {}", ended.status) } else { stderr }
 }

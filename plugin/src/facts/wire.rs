@@ -1,186 +1,193 @@
-//! What plugin and node agent say to each other: one line of JSON each way. Pure.
+//! The protocol between plugin and node agent: one line of JSON in each direction. Pure.
 //!
-//! The plugin asks about one pod, and says how long it waits; the agent answers with the pod's manifest,
-//! trimmed to what the decision needs, or that it knows none, or why it cannot say, and closes.
+//! The plugin requests one pod, with its timeout. The agent responds with the pod's manifest, trimmed to what
+//! the decision needs, or without a pod if it knows none, or with an error, and closes the connection.
 //!
-//! A member that one side does not know it leaves alone, so either may be the newer one. What an older
-//! one could not leave alone needs another version.
+//! Either side ignores unknown members, so either may be the newer release. A change that an older release
+//! must not ignore needs another version.
 
 use crate::args::{Namespace, PodName, PodRef};
-use crate::pod::{Manifest, ManifestError, PodFacts, broken};
+use crate::pod::{Manifest, ManifestError, PodFacts, describe_json_error};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::time::Duration;
 
-/// The version of this language. One side that speaks another is told so, and nothing is guessed.
+/// The version of the protocol. A message of another version is an error.
 pub const VERSION: u32 = 1;
 
-/// No question is longer: two names, a uid and a number.
-pub const LONGEST_QUESTION: usize = 4096;
+/// The longest request: two names, a uid and a number.
+pub const MAX_REQUEST_BYTES: usize = 4096;
 
-/// No answer is longer: the API server takes 3 MiB, most of it annotations.
-pub const LONGEST_ANSWER: usize = 4 * 1024 * 1024;
+/// The longest response: the API server accepts pods of 3 MiB, most of it annotations.
+pub const MAX_RESPONSE_BYTES: usize = 4 * 1024 * 1024;
 
-/// What the agent is asked.
+/// A request for one pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Question {
-    /// About whom.
+pub struct FactsRequest {
+    /// The pod.
     pub pod: PodRef,
-    /// How long from now on the caller waits for the answer, in whole milliseconds; none where it does
-    /// not say, as the first plugins did not.
-    pub patience: Option<Duration>,
+    /// How long the client waits for the response, in whole milliseconds; the first releases do not send it.
+    pub timeout: Option<Duration>,
 }
 
-/// What the agent knows.
+/// The agent's response.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Answer {
+pub enum FactsResponse {
     /// The pod.
     Pod(Box<PodFacts>),
-    /// It knows no such pod, yet.
+    /// The agent does not know the pod, yet.
     Unknown,
-    /// It cannot say.
-    Fault(String),
+    /// The agent cannot find out.
+    Error(String),
 }
 
-/// Why words are not of this language.
+/// Why a message is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum WireError {
-    /// No JSON, or of another shape.
-    #[error("nonsense: it {0}")]
-    Nonsense(&'static str),
-    /// Another version.
-    #[error("in version {0}, not {VERSION}: bring plugin and agent to one release")]
+    /// Not JSON, or a member of the wrong type.
+    #[error("malformed: it {0}")]
+    Malformed(&'static str),
+    /// Another version of the protocol.
+    #[error("in version {0}, not {VERSION}: install plugin and agent of one release")]
     Version(u32),
-    /// A pod that is none.
-    #[error("of no use")]
+    /// The pod is not a manifest.
+    #[error("not usable")]
     Manifest(#[from] ManifestError),
 }
 
 #[derive(Deserialize)]
-struct WrittenAnswer {
+struct ResponseJson {
     version: u32,
     pod: Option<Manifest>,
     fault: Option<String>,
 }
 
-/// Writes a question.
-pub fn question(Question { pod, patience }: &Question) -> String {
+/// Encodes a request.
+pub fn encode_request(FactsRequest { pod, timeout }: &FactsRequest) -> String {
     let (namespace, name) = (pod.namespace.as_str(), pod.name.as_str());
-    let patience = patience.map(|left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX));
-    let words = json!({
-        "version": VERSION, "namespace": namespace, "name": name, "uid": pod.uid, "deadline_ms": patience,
+    let timeout = timeout.map(|left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX));
+    let json = json!({
+        "version": VERSION, "namespace": namespace, "name": name, "uid": pod.uid, "deadline_ms": timeout,
     });
-    format!("{words}\n")
+    format!("{json}\n")
 }
 
-/// Reads a question.
+/// Decodes a request.
 ///
 /// # Errors
-/// When it is none, or in another version.
-pub fn asked(line: &[u8]) -> Result<Question, WireError> {
-    let words: Value = serde_json::from_slice(line).map_err(|fault| nonsense(&fault))?;
-    let text = |key: &str| words.get(key).and_then(Value::as_str);
-    match words.get("version").and_then(Value::as_u64).map(u32::try_from) {
+/// When it is malformed or of another version.
+pub fn decode_request(line: &[u8]) -> Result<FactsRequest, WireError> {
+    let json: Value = serde_json::from_slice(line).map_err(|error| malformed(&error))?;
+    let text = |key: &str| json.get(key).and_then(Value::as_str);
+    match json.get("version").and_then(Value::as_u64).map(u32::try_from) {
         Some(Ok(VERSION)) => {}
         Some(version) => return Err(WireError::Version(version.unwrap_or(u32::MAX))),
-        None => return Err(WireError::Nonsense("names no version")),
+        None => return Err(WireError::Malformed("has no version")),
     }
-    let name = |_| WireError::Nonsense("has a name that Kubernetes would not give");
+    let name = |_| WireError::Malformed("has a name that is invalid in Kubernetes");
     let pod = PodRef {
         namespace: Namespace::parse(text("namespace").unwrap_or_default()).map_err(name)?,
         name: PodName::parse(text("name").unwrap_or_default()).map_err(name)?,
         uid: text("uid").map(str::to_owned),
     };
-    let patience = match words.get("deadline_ms") {
+    let timeout = match json.get("deadline_ms") {
         None | Some(Value::Null) => None,
-        Some(left) => Some(left.as_u64().ok_or(WireError::Nonsense("has a deadline that is none"))?),
+        Some(left) => Some(
+            left.as_u64()
+                .ok_or(WireError::Malformed("has a deadline that is not a number of milliseconds"))?,
+        ),
     };
-    Ok(Question { pod, patience: patience.map(Duration::from_millis) })
+    Ok(FactsRequest { pod, timeout: timeout.map(Duration::from_millis) })
 }
 
-/// Writes an answer.
-pub fn answer(answer: &Answer) -> String {
-    let words = match answer {
-        Answer::Pod(facts) => json!({ "version": VERSION, "pod": facts.to_manifest() }),
-        Answer::Unknown => json!({ "version": VERSION }),
-        Answer::Fault(why) => json!({ "version": VERSION, "fault": why }),
+/// Encodes a response.
+pub fn encode_response(answer: &FactsResponse) -> String {
+    let json = match answer {
+        FactsResponse::Pod(facts) => json!({ "version": VERSION, "pod": facts.to_manifest() }),
+        FactsResponse::Unknown => json!({ "version": VERSION }),
+        FactsResponse::Error(why) => json!({ "version": VERSION, "fault": why }),
     };
-    format!("{words}\n")
+    format!("{json}\n")
 }
 
-/// Reads an answer.
+/// Decodes a response.
 ///
 /// # Errors
-/// When it is none, or in another version, or its pod is none.
-pub fn answered(bytes: &[u8]) -> Result<Answer, WireError> {
-    let words: WrittenAnswer = serde_json::from_slice(bytes).map_err(|fault| nonsense(&fault))?;
-    match words {
-        WrittenAnswer { version, .. } if version != VERSION => Err(WireError::Version(version)),
-        WrittenAnswer { fault: Some(why), .. } => Ok(Answer::Fault(why.chars().take(100).collect())),
-        WrittenAnswer { pod: Some(pod), .. } => Ok(Answer::Pod(Box::new(pod.facts()?))),
-        _ => Ok(Answer::Unknown),
+/// When it is malformed, of another version, or its pod is not a manifest.
+pub fn decode_response(bytes: &[u8]) -> Result<FactsResponse, WireError> {
+    let response: ResponseJson = serde_json::from_slice(bytes).map_err(|error| malformed(&error))?;
+    match response {
+        ResponseJson { version, .. } if version != VERSION => Err(WireError::Version(version)),
+        ResponseJson { fault: Some(why), .. } => Ok(FactsResponse::Error(why.chars().take(100).collect())),
+        ResponseJson { pod: Some(pod), .. } => Ok(FactsResponse::Pod(Box::new(pod.facts()?))),
+        _ => Ok(FactsResponse::Unknown),
     }
 }
 
-/// Without a word of it: it may hold what no log should.
-fn nonsense(fault: &serde_json::Error) -> WireError {
-    WireError::Nonsense(broken(fault))
+/// Without quoting the message, which may hold a secret.
+fn malformed(fault: &serde_json::Error) -> WireError {
+    WireError::Malformed(describe_json_error(fault))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// As the first plugins ask, and some to come.
-    const OTHERS: [&str; 2] = [
+    /// A request of the first release, and one of a future release.
+    const REQUESTS: [&str; 2] = [
         r#"{"version": 1, "namespace": "shop", "name": "cart-0", "uid": "u1"}"#,
         r#"{"version": 1, "namespace": "shop", "name": "cart-0", "uid": "u1", "deadline_ms": 1950, "more": {}}"#,
     ];
 
     #[test]
-    fn what_is_said_is_understood() {
-        for patience in [None, Some(0), Some(1), Some(1950), Some(u64::MAX)] {
-            let said = Question {
-                patience: patience.map(Duration::from_millis),
-                ..asked(OTHERS[0].as_bytes()).unwrap()
+    fn a_message_is_decoded_as_it_was_encoded() {
+        for timeout in [None, Some(0), Some(1), Some(1950), Some(u64::MAX)] {
+            let request = FactsRequest {
+                timeout: timeout.map(Duration::from_millis),
+                ..decode_request(REQUESTS[0].as_bytes()).unwrap()
             };
-            assert_eq!(asked(question(&said).as_bytes()), Ok(said));
+            assert_eq!(decode_request(encode_request(&request).as_bytes()), Ok(request));
         }
         let facts = PodFacts { name: "cart-0".to_owned(), ..PodFacts::default() };
-        for said in [Answer::Pod(Box::new(facts)), Answer::Unknown, Answer::Fault("tired".to_owned())] {
-            assert_eq!(answered(answer(&said).as_bytes()), Ok(said));
+        for response in [
+            FactsResponse::Pod(Box::new(facts)),
+            FactsResponse::Unknown,
+            FactsResponse::Error("overloaded".to_owned()),
+        ] {
+            assert_eq!(decode_response(encode_response(&response).as_bytes()), Ok(response));
         }
     }
 
     #[test]
-    fn f30_a_question_of_an_older_or_a_newer_release_is_understood_as_far_as_it_goes() {
-        let patience = OTHERS.map(|words| asked(words.as_bytes()).unwrap().patience);
-        assert_eq!(patience, [None, Some(Duration::from_millis(1950))]);
-        // What the first agents make of ours: they look at these and at nothing else.
-        let ours: Value = serde_json::from_str(&question(&asked(OTHERS[1].as_bytes()).unwrap())).unwrap();
+    fn f30_members_of_an_older_or_a_newer_release_are_decoded_and_unknown_ones_ignored() {
+        let timeout = REQUESTS.map(|text| decode_request(text.as_bytes()).unwrap().timeout);
+        assert_eq!(timeout, [None, Some(Duration::from_millis(1950))]);
+        // The first release of the agent reads these members only.
+        let ours: Value =
+            serde_json::from_str(&encode_request(&decode_request(REQUESTS[1].as_bytes()).unwrap())).unwrap();
         let older = ["version", "namespace", "name", "uid"].map(|key| &ours[key]);
         assert_eq!(older, [&json!(1), &json!("shop"), &json!("cart-0"), &json!("u1")]);
         let newer = br#"{"version": 1, "pod": null, "fault": null, "more": {}}"#;
-        assert_eq!(answered(newer), Ok(Answer::Unknown));
+        assert_eq!(decode_response(newer), Ok(FactsResponse::Unknown));
     }
 
     #[test]
-    fn another_version_is_told_and_nothing_is_guessed() {
+    fn another_version_is_an_error() {
         let question = br#"{"version": 2, "namespace": "shop", "name": "cart-0"}"#;
-        assert_eq!(asked(question), Err(WireError::Version(2)));
-        assert_eq!(answered(br#"{"version": 2, "pod": null}"#), Err(WireError::Version(2)));
+        assert_eq!(decode_request(question), Err(WireError::Version(2)));
+        assert_eq!(decode_response(br#"{"version": 2, "pod": null}"#), Err(WireError::Version(2)));
     }
 
     #[test]
-    fn what_is_not_of_the_language_is_refused() {
+    fn malformed_messages_are_refused() {
         for words in ["", "x", "[]", "{}", r#"{"version": "1"}"#, r#"{"version": 1, "name": "../x"}"#] {
-            assert!(asked(words.as_bytes()).is_err(), "{words}");
+            assert!(decode_request(words.as_bytes()).is_err(), "{words}");
         }
         for deadline in ["-1", "1.5", "\"1\"", "[]"] {
-            let words = OTHERS[1].replace("1950", deadline);
+            let words = REQUESTS[1].replace("1950", deadline);
             assert_eq!(
-                asked(words.as_bytes()),
-                Err(WireError::Nonsense("has a deadline that is none")),
+                decode_request(words.as_bytes()),
+                Err(WireError::Malformed("has a deadline that is not a number of milliseconds")),
                 "{words}"
             );
         }
@@ -192,7 +199,7 @@ mod tests {
             r#"{"version": 1, "pod": {}}"#,
             r#"{"version": 1, "pod": 5}"#,
         ] {
-            assert!(answered(words.as_bytes()).is_err(), "{words}");
+            assert!(decode_response(words.as_bytes()).is_err(), "{words}");
         }
     }
 }

@@ -1,7 +1,7 @@
-//! Pods and the gate that stops each, as tables of one change to a pod that passes them all.
+//! Tables of changes to a pod that passes all gates, and the gate that each change closes.
 
 use super::*;
-use crate::pod::Life;
+use crate::pod::Lifetime;
 use serde_json::json;
 
 fn meshed() -> PodFacts {
@@ -44,50 +44,50 @@ fn set_env(pod: &mut PodFacts, value: &str) {
 }
 
 #[test]
-fn each_gate_stops_what_it_is_for() {
-    let table: [(Change, Reason); 14] = [
-        (|p| p.namespace = "kube-system".into(), Reason::ExcludedNamespace),
+fn each_gate_leaves_its_pods_alone() {
+    let table: [(Change, LeaveAloneReason); 14] = [
+        (|p| p.namespace = "kube-system".into(), LeaveAloneReason::ExcludedNamespace),
         (
             |p| p.init_containers.push(Container { name: "istio-init".into(), ..Container::default() }),
-            Reason::IstioInit,
+            LeaveAloneReason::IstioInit,
         ),
         (
             |p| p.containers.push(Container { name: "istio-init".into(), ..Container::default() }),
-            Reason::IstioInit,
+            LeaveAloneReason::IstioInit,
         ),
-        (|p| set_env(p, "true"), Reason::EnvoyDisabled),
-        (|p| set_env(p, "1"), Reason::EnvoyDisabled),
-        (|p| p.containers[1].name = "envoy".into(), Reason::NoProxy),
-        (|p| p.containers[1].args[1] = "router".into(), Reason::NotASidecar("router".into())),
-        (|p| p.containers[1].args[1] = "waypoint".into(), Reason::NotASidecar("waypoint".into())),
-        (|p| annotate(p, "sidecar.istio.io/inject", "false"), Reason::InjectionRefused),
-        (|p| annotate(p, "sidecar.istio.io/inject", "F"), Reason::InjectionRefused),
+        (|p| set_env(p, "true"), LeaveAloneReason::EnvoyDisabled),
+        (|p| set_env(p, "1"), LeaveAloneReason::EnvoyDisabled),
+        (|p| p.containers[1].name = "envoy".into(), LeaveAloneReason::NoProxy),
+        (|p| p.containers[1].args[1] = "router".into(), LeaveAloneReason::NotASidecar("router".into())),
+        (|p| p.containers[1].args[1] = "waypoint".into(), LeaveAloneReason::NotASidecar("waypoint".into())),
+        (|p| annotate(p, "sidecar.istio.io/inject", "false"), LeaveAloneReason::InjectionRefused),
+        (|p| annotate(p, "sidecar.istio.io/inject", "F"), LeaveAloneReason::InjectionRefused),
         (
             |p| {
                 annotate(p, "sidecar.istio.io/inject", "true");
                 label(p, "0");
             },
-            Reason::InjectionRefused,
+            LeaveAloneReason::InjectionRefused,
         ),
-        (|p| p.annotations.clear(), Reason::NotInjected),
-        (|p| annotate(p, "sidecar.istio.io/interceptionMode", "NONE"), Reason::ModeNone),
+        (|p| p.annotations.clear(), LeaveAloneReason::NotInjected),
+        (|p| annotate(p, "sidecar.istio.io/interceptionMode", "NONE"), LeaveAloneReason::ModeNone),
         (
             |p| {
                 p.annotations.clear();
                 label(p, "false");
             },
-            Reason::InjectionRefused,
+            LeaveAloneReason::InjectionRefused,
         ),
     ];
     for (i, (change, want)) in table.into_iter().enumerate() {
         let mut pod = meshed();
         change(&mut pod);
-        assert_eq!(closed(&conf(), &pod, InitContainer::Counts), Ok(Some(want)), "case {i}");
+        assert_eq!(check(&conf(), &pod, InitContainer::Counts), Ok(Some(want)), "case {i}");
     }
 }
 
 #[test]
-fn what_only_looks_like_a_reason_is_none() {
+fn a_pod_that_merely_resembles_an_exempt_one_is_redirected() {
     let table: [Change; 14] = [
         |_| {},
         |p| set_env(p, "yes"),
@@ -118,35 +118,35 @@ fn what_only_looks_like_a_reason_is_none() {
     for (i, change) in table.into_iter().enumerate() {
         let mut pod = meshed();
         change(&mut pod);
-        assert_eq!(closed(&conf(), &pod, InitContainer::Counts), Ok(None), "case {i}");
+        assert_eq!(check(&conf(), &pod, InitContainer::Counts), Ok(None), "case {i}");
     }
 }
 
 #[test]
-fn strict_gates_want_two_containers_and_a_clear_yes() {
-    let table: [(Change, Option<Reason>); 8] = [
+fn strict_gates_require_two_containers_and_an_inject_value_that_is_true() {
+    let table: [(Change, Option<LeaveAloneReason>); 8] = [
         (|_| {}, None),
         (|p| label(p, "true"), None),
-        (|p| label(p, "no"), Some(Reason::InjectionUnclear)),
-        (|p| label(p, ""), Some(Reason::InjectionUnclear)),
-        (|p| annotate(p, "sidecar.istio.io/inject", "yes"), Some(Reason::InjectionUnclear)),
+        (|p| label(p, "no"), Some(LeaveAloneReason::InjectionUnclear)),
+        (|p| label(p, ""), Some(LeaveAloneReason::InjectionUnclear)),
+        (|p| annotate(p, "sidecar.istio.io/inject", "yes"), Some(LeaveAloneReason::InjectionUnclear)),
         (
             |p| {
                 p.containers.remove(0);
             },
-            Some(Reason::ProxyAlone),
+            Some(LeaveAloneReason::ProxyAlone),
         ),
         (
             |p| {
                 let proxy = p.containers.remove(1);
                 p.init_containers.push(proxy);
             },
-            Some(Reason::ProxyAlone),
+            Some(LeaveAloneReason::ProxyAlone),
         ),
         (
             |p| {
                 let mut proxy = p.containers.remove(1);
-                proxy.life = Life::Always;
+                proxy.lifetime = Lifetime::Pod;
                 p.init_containers.push(proxy);
             },
             None,
@@ -155,12 +155,12 @@ fn strict_gates_want_two_containers_and_a_clear_yes() {
     for (i, (change, want)) in table.into_iter().enumerate() {
         let mut pod = meshed();
         change(&mut pod);
-        assert_eq!(closed(&strict(), &pod, InitContainer::Counts), Ok(want), "case {i}");
+        assert_eq!(check(&strict(), &pod, InitContainer::Counts), Ok(want), "case {i}");
     }
 }
 
 #[test]
-fn a06_an_agents_name_opens_no_door_elsewhere() {
+fn a06_an_agents_name_exempts_no_pod_of_another_namespace() {
     for (home, namespace, name) in [
         ("gybe-system", "shop", "gybe-node-x"),
         ("gybe-system", "gybe-system", "my-gybe-node-x"),
@@ -168,70 +168,85 @@ fn a06_an_agents_name_opens_no_door_elsewhere() {
         ("", "", "gybe-node-x"),
     ] {
         let conf = PluginConf { pod_namespace: home.to_owned(), ..PluginConf::default() };
-        assert_eq!(at_once(&conf, namespace, name, Handed::Unsaid), None, "{home:?} {namespace}/{name}");
+        assert_eq!(
+            check_without_facts(&conf, namespace, name, RuntimeAnnotations::NotProvided),
+            None,
+            "{home:?} {namespace}/{name}"
+        );
     }
 }
 
 #[test]
-fn what_the_runtime_hands_over_decides_before_anybody_is_asked() {
+fn the_runtimes_annotations_decide_before_a_source_of_facts_is_queried() {
     let meshed = json!({ "sidecar.istio.io/status": "" });
     let other =
         json!({ "sidecar.istio.io/inject": "true", "traffic.sidecar.istio.io/excludeInboundPorts": "x" });
     let none = json!({ "sidecar.istio.io/status": "", "sidecar.istio.io/interceptionMode": "NONE" });
-    // A label beats the annotation, and labels are not handed over.
+    // A label overrides the annotation, and runtimes do not hand labels over.
     let unclear = json!({ "sidecar.istio.io/status": "", "sidecar.istio.io/inject": "false" });
-    let these = |json: &'static Value| Handed::These(json.as_object().unwrap());
+    let these = |json: &'static Value| RuntimeAnnotations::Present(json.as_object().unwrap());
     let leak = |json: Value| these(Box::leak(Box::new(json)));
     let (meshed, other, none, unclear) = (leak(meshed), leak(other), leak(none), leak(unclear));
-    for (namespace, name, handed, want) in [
-        ("shop", "cart-0", Handed::Unsaid, None),
-        ("shop", "cart-0", Handed::Nothing, Some(Reason::NotInjected)),
-        ("shop", "cart-0", other, Some(Reason::NotInjected)),
+    for (namespace, name, annotations, want) in [
+        ("shop", "cart-0", RuntimeAnnotations::NotProvided, None),
+        ("shop", "cart-0", RuntimeAnnotations::Empty, Some(LeaveAloneReason::NotInjected)),
+        ("shop", "cart-0", other, Some(LeaveAloneReason::NotInjected)),
         ("shop", "cart-0", meshed, None),
         ("shop", "cart-0", unclear, None),
-        ("shop", "cart-0", none, Some(Reason::ModeNone)),
-        ("kube-system", "cart-0", Handed::Unsaid, Some(Reason::ExcludedNamespace)),
-        ("kube-system", "cart-0", meshed, Some(Reason::ExcludedNamespace)),
-        ("gybe-system", "gybe-node-x7k2p", Handed::Unsaid, Some(Reason::OwnPod)),
-        ("gybe-system", "istio-cni-node-x7k2p", Handed::Unsaid, Some(Reason::OwnPod)),
-        ("gybe-system", "gybe-node-x7k2p", Handed::Nothing, Some(Reason::NotInjected)),
-        // A06: a name is no way out of the mesh.
+        ("shop", "cart-0", none, Some(LeaveAloneReason::ModeNone)),
+        ("kube-system", "cart-0", RuntimeAnnotations::NotProvided, Some(LeaveAloneReason::ExcludedNamespace)),
+        ("kube-system", "cart-0", meshed, Some(LeaveAloneReason::ExcludedNamespace)),
+        ("gybe-system", "gybe-node-x7k2p", RuntimeAnnotations::NotProvided, Some(LeaveAloneReason::OwnPod)),
+        (
+            "gybe-system",
+            "istio-cni-node-x7k2p",
+            RuntimeAnnotations::NotProvided,
+            Some(LeaveAloneReason::OwnPod),
+        ),
+        ("gybe-system", "gybe-node-x7k2p", RuntimeAnnotations::Empty, Some(LeaveAloneReason::NotInjected)),
+        // A06: an agent's name exempts no pod of the mesh.
         ("gybe-system", "gybe-node-x7k2p", meshed, None),
     ] {
-        assert_eq!(at_once(&conf(), namespace, name, handed), want, "{namespace}/{name} {handed:?}");
+        assert_eq!(
+            check_without_facts(&conf(), namespace, name, annotations),
+            want,
+            "{namespace}/{name} {annotations:?}"
+        );
     }
 }
 
 #[test]
-fn only_annotations_of_an_injected_pod_contradict_and_only_what_they_could_know() {
-    let (injected, other) = (json!({ "sidecar.istio.io/status": "" }), json!({ "app": "x" }));
-    let (injected, other) = (injected.as_object().unwrap(), other.as_object().unwrap());
+fn only_an_injected_pods_annotations_contradict_facts_and_only_about_injection_and_mode() {
+    let (injected, plain) = (json!({ "sidecar.istio.io/status": "" }), json!({ "app": "x" }));
+    let (injected, plain) = (injected.as_object().unwrap(), plain.as_object().unwrap());
     for (reason, is) in [
-        (Reason::NoProxy, true),
-        (Reason::NotInjected, true),
-        (Reason::ModeNone, true),
-        (Reason::IstioInit, false),
-        (Reason::ExcludedNamespace, false),
+        (LeaveAloneReason::NoProxy, true),
+        (LeaveAloneReason::NotInjected, true),
+        (LeaveAloneReason::ModeNone, true),
+        (LeaveAloneReason::IstioInit, false),
+        (LeaveAloneReason::ExcludedNamespace, false),
     ] {
-        assert_eq!(contradicts(Handed::These(injected), &reason), is, "{reason}");
-        for silent in [Handed::These(other), Handed::Nothing, Handed::Unsaid] {
-            assert!(!contradicts(silent, &reason), "{reason} {silent:?}");
+        assert_eq!(contradicts(RuntimeAnnotations::Present(injected), &reason), is, "{reason}");
+        for other in
+            [RuntimeAnnotations::Present(plain), RuntimeAnnotations::Empty, RuntimeAnnotations::NotProvided]
+        {
+            assert!(!contradicts(other, &reason), "{reason} {other:?}");
         }
     }
 }
 
 #[test]
-fn an_init_container_can_be_looked_past() {
+fn the_init_container_can_be_ignored() {
     let mut pod = meshed();
     pod.init_containers.push(Container { name: "istio-init".to_owned(), ..Container::default() });
-    assert_eq!(closed(&conf(), &pod, InitContainer::Ignored), Ok(None));
+    assert_eq!(check(&conf(), &pod, InitContainer::Ignored), Ok(None));
 }
 
 #[test]
-fn a_mode_nobody_knows_is_an_error_only_for_a_pod_that_is_ours() {
+fn an_unknown_mode_is_an_error_only_for_a_pod_that_passes_the_other_gates() {
     let mut pod = meshed();
     annotate(&mut pod, "sidecar.istio.io/interceptionMode", "SIDEWAYS");
-    assert!(closed(&conf(), &pod, InitContainer::Counts).is_err());
+    assert!(check(&conf(), &pod, InitContainer::Counts).is_err());
     pod.containers.remove(1);
-    assert_eq!(closed(&conf(), &pod, InitContainer::Counts), Ok(Some(Reason::NoProxy)));
+    assert_eq!(check(&conf(), &pod, InitContainer::Counts), Ok(Some(LeaveAloneReason::NoProxy)));
 }

@@ -1,14 +1,13 @@
-//! A pod's manifest as Kubernetes writes it; everything the decision does not need is skipped.
+//! A pod's manifest as Kubernetes writes it. Members that the decision does not need are skipped.
 
-use super::kept::{Annotations, Command, Variables, is_kept_label};
-use super::{Container, Life, ManifestError, PROXY, PodFacts};
+use super::trim::{Annotations, Command, Variables, is_kept_label};
+use super::{Container, Lifetime, ManifestError, PROXY, PodFacts};
 use serde::Deserialize;
 use serde_json::error::Category;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
-/// A pod, or a pod template, as far as anybody here reads it: what else is written there is skipped
-/// while it is read, and takes no memory.
+/// A pod, or a pod template. Other members are skipped while parsing, and take no memory.
 #[derive(Deserialize)]
 pub struct Manifest {
     metadata: Option<Metadata>,
@@ -29,13 +28,13 @@ struct Metadata {
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "camelCase")]
 struct Spec {
-    containers: Option<Vec<WrittenContainer>>,
-    init_containers: Option<Vec<WrittenContainer>>,
+    containers: Option<Vec<ManifestContainer>>,
+    init_containers: Option<Vec<ManifestContainer>>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct WrittenContainer {
+struct ManifestContainer {
     name: Option<String>,
     args: Option<Command>,
     env: Option<Variables>,
@@ -59,22 +58,21 @@ struct SecurityContext {
 }
 
 pub(super) fn from_value(manifest: &Value) -> Result<PodFacts, ManifestError> {
-    Manifest::deserialize(manifest).map_err(|fault| shape(&fault)).and_then(Manifest::facts)
+    Manifest::deserialize(manifest).map_err(|error| shape(&error)).and_then(Manifest::facts)
 }
 
 pub(super) fn from_slice(bytes: &[u8]) -> Result<PodFacts, ManifestError> {
-    serde_json::from_slice(bytes).map_err(|fault| shape(&fault)).and_then(Manifest::facts)
+    serde_json::from_slice(bytes).map_err(|error| shape(&error)).and_then(Manifest::facts)
 }
 
-/// Where the fault is, not what stands there: serde's own text quotes the value, and a manifest may
-/// hold a password.
-fn shape(fault: &serde_json::Error) -> ManifestError {
-    ManifestError::Shape { what: broken(fault), line: fault.line(), column: fault.column() }
+/// The position of the error, without serde's text, which quotes the value: a manifest may hold a password.
+fn shape(error: &serde_json::Error) -> ManifestError {
+    ManifestError::Shape { what: describe_json_error(error), line: error.line(), column: error.column() }
 }
 
-/// What is wrong with bytes that should have been something else, without quoting them.
-pub(crate) fn broken(fault: &serde_json::Error) -> &'static str {
-    match fault.classify() {
+/// Describes why a document cannot be parsed, without quoting it.
+pub(crate) fn describe_json_error(error: &serde_json::Error) -> &'static str {
+    match error.classify() {
         Category::Data => "has a member of the wrong type",
         Category::Eof => "ends too early",
         Category::Syntax | Category::Io => "is not JSON",
@@ -82,15 +80,15 @@ pub(crate) fn broken(fault: &serde_json::Error) -> &'static str {
 }
 
 impl Manifest {
-    /// The version the API server gave it; empty where none did.
+    /// `metadata.resourceVersion`, or empty.
     pub fn resource_version(&self) -> &str {
         self.metadata.as_ref().and_then(|metadata| metadata.resource_version.as_deref()).unwrap_or_default()
     }
 
-    /// What the decision needs of it.
+    /// Returns what the decision needs of it.
     ///
     /// # Errors
-    /// When nothing says what it runs.
+    /// When it has no containers.
     pub fn facts(self) -> Result<PodFacts, ManifestError> {
         let metadata = self.metadata.unwrap_or_default();
         let spec = self.spec.unwrap_or_default();
@@ -100,26 +98,26 @@ impl Manifest {
             name: metadata.name.unwrap_or_default(),
             uid: metadata.uid.unwrap_or_default(),
             annotations: metadata.annotations.unwrap_or_default().0,
-            labels: needed(metadata.labels),
-            containers: containers.into_iter().map(WrittenContainer::facts).collect(),
+            labels: kept_labels(metadata.labels),
+            containers: containers.into_iter().map(ManifestContainer::facts).collect(),
             init_containers: spec
                 .init_containers
                 .into_iter()
                 .flatten()
-                .map(WrittenContainer::facts)
+                .map(ManifestContainer::facts)
                 .collect(),
         })
     }
 }
 
-fn needed(all: Option<BTreeMap<String, String>>) -> BTreeMap<String, String> {
+fn kept_labels(all: Option<BTreeMap<String, String>>) -> BTreeMap<String, String> {
     all.into_iter().flatten().filter(|(key, value)| is_kept_label(key, value)).collect()
 }
 
-impl WrittenContainer {
+impl ManifestContainer {
     fn facts(self) -> Container {
-        let who = self.security_context.unwrap_or_default();
-        // What others are started with is none of our business, and may hold a password.
+        let ids = self.security_context.unwrap_or_default();
+        // Other containers' arguments and variables are not needed, and may hold a password.
         let is_proxy = self.name.as_deref() == Some(PROXY);
         let (args, env) = if is_proxy { (self.args, self.env) } else { (None, None) };
         let tcp = |port: &DeclaredPort| port.protocol.as_deref().is_none_or(|name| name == "TCP");
@@ -128,17 +126,17 @@ impl WrittenContainer {
             args: args.unwrap_or_default().0,
             env: env.unwrap_or_default().0,
             tcp_ports: self.ports.into_iter().flatten().filter(tcp).map(|port| port.container_port).collect(),
-            run_as_user: who.run_as_user,
-            run_as_group: who.run_as_group,
-            life: match self.restart_policy.as_deref() {
-                Some("Always") => Life::Always,
-                _ => Life::OfItsList,
+            run_as_user: ids.run_as_user,
+            run_as_group: ids.run_as_group,
+            lifetime: match self.restart_policy.as_deref() {
+                Some("Always") => Lifetime::Pod,
+                _ => Lifetime::Default,
             },
         }
     }
 }
 
-pub(super) fn written(facts: &PodFacts) -> Value {
+pub(super) fn to_value(facts: &PodFacts) -> Value {
     let containers = |list: &[Container]| list.iter().map(container).collect::<Vec<_>>();
     json!({
         "metadata": {
@@ -159,6 +157,6 @@ fn container(container: &Container) -> Value {
     json!({
         "name": container.name, "args": container.args, "env": env, "ports": ports,
         "securityContext": { "runAsUser": container.run_as_user, "runAsGroup": container.run_as_group },
-        "restartPolicy": if container.life == Life::Always { Some("Always") } else { None },
+        "restartPolicy": if container.lifetime == Lifetime::Pod { Some("Always") } else { None },
     })
 }

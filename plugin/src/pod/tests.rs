@@ -1,4 +1,4 @@
-//! Manifests and what is kept of them.
+//! Manifests, and the facts that are kept of them.
 
 use super::*;
 use serde_json::json;
@@ -41,13 +41,16 @@ fn a_manifest_is_trimmed_to_what_the_decision_needs() {
     let proxy = pod.proxy().unwrap();
     let env: Vec<_> = proxy.env.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
     assert_eq!((env, proxy.args.len()), (vec![("DISABLE_ENVOY", "2"), ("INVALID_DROP", "")], 2));
-    assert_eq!((proxy.run_as_user, proxy.run_as_group, proxy.life), (Some(1337), Some(1338), Life::Always));
+    assert_eq!(
+        (proxy.run_as_user, proxy.run_as_group, proxy.lifetime),
+        (Some(1337), Some(1338), Lifetime::Pod)
+    );
     let long_lived: Vec<_> = pod.long_lived().map(|container| container.name.as_str()).collect();
     assert_eq!(long_lived, ["app", "istio-proxy"]);
 }
 
 #[test]
-fn of_values_that_may_be_of_any_length_no_more_is_kept_than_a_decision_reads() {
+fn values_of_any_length_are_truncated_to_what_a_decision_reads() {
     let long = "x".repeat(1 << 20);
     let list = vec!["80"; 9000].join(",");
     let pod = PodFacts::from_manifest(&json!({
@@ -64,17 +67,17 @@ fn of_values_that_may_be_of_any_length_no_more_is_kept_than_a_decision_reads() {
     }))
     .unwrap();
     let excluded = pod.annotation("traffic.sidecar.istio.io/excludeOutboundPorts").unwrap();
-    assert_eq!(excluded, list, "a list is whole");
+    assert_eq!(excluded, list, "a list is kept in full");
     let kept = pod.to_manifest().to_string();
     assert!(kept.len() < list.len() + 1024 && !kept.contains("PASSWORD"), "{}", kept.len());
-    // What was cut is none of the words that are known.
-    assert_eq!(pod.proxy().unwrap().says("INVALID_DROP"), None);
+    // A truncated value equals no known value.
+    assert_eq!(pod.proxy().unwrap().bool_env("INVALID_DROP"), None);
     assert!(pod.annotation("sidecar.istio.io/interceptionMode").unwrap().starts_with("NONEx"));
     assert!(pod.proxy().unwrap().args[1].starts_with("sidecarx"));
 }
 
 #[test]
-fn a_template_needs_no_name_and_null_is_absence() {
+fn a_template_needs_no_name_and_null_counts_as_absent() {
     for manifest in [
         json!({ "spec": { "containers": [] } }),
         json!({ "metadata": null, "spec": { "containers": [], "initContainers": null } }),
@@ -87,7 +90,7 @@ fn a_template_needs_no_name_and_null_is_absence() {
 }
 
 #[test]
-fn what_is_no_pod_is_refused() {
+fn a_document_that_is_not_a_pod_is_refused() {
     for manifest in [
         json!(null),
         json!("pod"),
@@ -105,22 +108,22 @@ fn what_is_no_pod_is_refused() {
 }
 
 #[test]
-fn a_fault_says_where_it_is_and_never_what_stands_there() {
+fn an_error_has_the_position_and_not_the_value() {
     let manifest = br#"{"spec":{"containers":[{"args":"--password=hunter2"}]}}"#;
-    let fault = PodFacts::from_json(manifest).unwrap_err().to_string();
-    assert!(fault.contains("line 1 column"), "{fault}");
-    assert!(!fault.contains("hunter2"), "{fault}");
+    let error = PodFacts::from_json(manifest).unwrap_err().to_string();
+    assert!(error.contains("line 1 column"), "{error}");
+    assert!(!error.contains("hunter2"), "{error}");
 }
 
 #[test]
-fn yes_and_no_are_the_words_go_takes() {
-    for word in ["1", "t", "T", "TRUE", "true", "True"] {
-        assert_eq!(yes_or_no(word), Some(true), "{word}");
+fn booleans_are_those_of_go() {
+    for text in ["1", "t", "T", "TRUE", "true", "True"] {
+        assert_eq!(parse_bool(text), Some(true), "{text}");
     }
-    for word in ["0", "f", "F", "FALSE", "false", "False"] {
-        assert_eq!(yes_or_no(word), Some(false), "{word}");
+    for text in ["0", "f", "F", "FALSE", "false", "False"] {
+        assert_eq!(parse_bool(text), Some(false), "{text}");
     }
-    for word in ["", "yes", "no", "tRUE", " true", "2", "on"] {
-        assert_eq!(yes_or_no(word), None, "{word}");
+    for text in ["", "yes", "no", "tRUE", " true", "2", "on"] {
+        assert_eq!(parse_bool(text), None, "{text}");
     }
 }

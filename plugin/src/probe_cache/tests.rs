@@ -1,13 +1,15 @@
+//! The file of findings: its age, its lock, and obstacles in its place.
+
 use super::*;
 use gybe_netfilter::probe::{Finding, Profile, Refusal};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc;
 use std::thread;
 
-/// A directory of one test's own, gone with the value.
-struct Place(PathBuf);
+/// A directory for one test, removed on drop.
+struct CacheDirectory(PathBuf);
 
-impl Place {
+impl CacheDirectory {
     fn new() -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -20,12 +22,16 @@ impl Place {
 
     fn write(&self, found: &Capabilities) {
         fs::create_dir_all(&self.0).unwrap();
-        place(&self.cache().directory, KEPT, &probed::to_json(&this_node().unwrap(), found).to_string())
-            .unwrap();
+        replace_file(
+            &self.cache().directory,
+            FINDINGS,
+            &findings::to_json(&this_node().unwrap(), found).to_string(),
+        )
+        .unwrap();
     }
 }
 
-impl Drop for Place {
+impl Drop for CacheDirectory {
     fn drop(&mut self) {
         let _gone = fs::remove_dir_all(&self.0);
     }
@@ -36,188 +42,196 @@ fn found(finding: &Finding) -> Capabilities {
     Capabilities { backends: [(BackendKind::Nft, findings)].into_iter().collect(), ..Capabilities::default() }
 }
 
-fn nothing_lacks(_: &Capabilities) -> Option<BackendKind> {
+fn nothing_lacking(_: &Capabilities) -> Option<BackendKind> {
     None
 }
 
 #[test]
-fn what_was_kept_is_known_until_it_is_forgotten() {
-    let place = Place::new();
-    assert_eq!(place.cache().recall(), None);
-    place.write(&found(&Finding::Works));
-    assert_eq!(place.cache().recall(), Some(found(&Finding::Works)));
-    let learnt = place.cache().learn(Age::Any, nothing_lacks).unwrap();
-    assert_eq!(learnt.capabilities, found(&Finding::Works));
-    assert!(!place.0.join("probe.lock").exists(), "nothing is locked to read");
-    let mode = fs::metadata(place.0.join("probe.json")).unwrap().permissions().mode();
+fn findings_are_loaded_until_they_are_cleared() {
+    let directory = CacheDirectory::new();
+    assert_eq!(directory.cache().load(), None);
+    directory.write(&found(&Finding::Works));
+    assert_eq!(directory.cache().load(), Some(found(&Finding::Works)));
+    let report = directory.cache().get_or_probe(MaxAge::Any, nothing_lacking).unwrap();
+    assert_eq!(report.capabilities, found(&Finding::Works));
+    assert!(!directory.0.join("probe.lock").exists(), "nothing is locked to read");
+    let mode = fs::metadata(directory.0.join("probe.json")).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o644);
-    place.cache().forget();
-    place.cache().forget();
-    assert_eq!(place.cache().recall(), None);
+    directory.cache().clear();
+    directory.cache().clear();
+    assert_eq!(directory.cache().load(), None);
 }
 
-fn age(place: &Place, by: Duration) {
-    let file = File::options().write(true).open(place.0.join("probe.json")).unwrap();
+fn set_age(directory: &CacheDirectory, by: Duration) {
+    let file = File::options().write(true).open(directory.0.join("probe.json")).unwrap();
     file.set_modified(SystemTime::now() - by).unwrap();
 }
 
-/// One profile without memory for a moment would otherwise cost every pod that needs it the boot; and
-/// asked again by everybody it would cost every ADD behind it, for ever on a kernel that lacks it.
+/// Otherwise one temporary failure of a profile would refuse every pod that needs it until the next boot; and
+/// probing it again for every ADD would slow all of them down on a kernel that lacks it.
 #[test]
-fn what_does_not_work_is_asked_again_by_whom_it_refuses_and_what_works_is_believed_for_the_boot() {
-    let fault = |profile| Finding::Misbehaves(format!("{profile} was late"));
-    let but = |flaw| {
-        let finding = |profile| if Some(profile) == flaw { fault(profile) } else { Finding::Works };
+fn negative_findings_expire_for_those_that_need_them_and_positive_ones_last_until_the_next_boot() {
+    let fault = |profile| Finding::Misbehaves(format!("{profile} timed out"));
+    let all_but = |failing| {
+        let finding = |profile| if Some(profile) == failing { fault(profile) } else { Finding::Works };
         Profile::ALL.map(|profile| (profile, finding(profile))).into_iter().collect()
     };
     let (nft, iptables, legacy) = (BackendKind::Nft, BackendKind::IptablesNft, BackendKind::IptablesLegacy);
-    let backends =
-        [(nft, but(Some(Profile::Lists))), (iptables, but(Some(Profile::V4AndV6))), (legacy, but(None))];
+    let backends = [
+        (nft, all_but(Some(Profile::Lists))),
+        (iptables, all_but(Some(Profile::V4AndV6))),
+        (legacy, all_but(None)),
+    ];
     let kept = Capabilities { backends: backends.into_iter().collect(), ..Capabilities::default() };
-    let place = Place::new();
-    place.write(&kept);
-    for (later, age_of_it, believed) in [
-        (Duration::ZERO, Age::Any, &[nft, iptables, legacy][..]),
-        (Duration::ZERO, Age::Recent, &[nft, iptables, legacy]),
-        (BELIEVED, Age::Any, &[iptables, legacy]),
-        (BELIEVED, Age::Recent, &[legacy]),
-        (BELIEVED, Age::Fresh, &[]),
+    let directory = CacheDirectory::new();
+    directory.write(&kept);
+    for (age, max_age, usable) in [
+        (Duration::ZERO, MaxAge::Any, &[nft, iptables, legacy][..]),
+        (Duration::ZERO, MaxAge::Recent, &[nft, iptables, legacy]),
+        (NEGATIVE_TTL, MaxAge::Any, &[iptables, legacy]),
+        (NEGATIVE_TTL, MaxAge::Recent, &[legacy]),
+        (NEGATIVE_TTL, MaxAge::Fresh, &[]),
     ] {
-        age(&place, later);
-        let learnt = place.cache().learn(age_of_it, nothing_lacks).unwrap().capabilities.backends;
-        let found: Vec<_> = learnt.iter().map(|(kind, _)| kind).collect();
-        assert_eq!(found, believed, "{age_of_it:?} after {later:?}");
+        set_age(&directory, age);
+        let report = directory.cache().get_or_probe(max_age, nothing_lacking).unwrap().capabilities.backends;
+        let found: Vec<_> = report.iter().map(|(kind, _)| kind).collect();
+        assert_eq!(found, usable, "{max_age:?} after {age:?}");
     }
-    assert_eq!(place.cache().recall(), Some(kept), "for people all of it");
+    assert_eq!(directory.cache().load(), Some(kept), "load returns all findings");
 }
 
 #[test]
 fn fresh_findings_do_not_come_from_the_file() {
-    let place = Place::new();
-    place.write(&found(&Finding::Works));
-    let learnt = place.cache().learn(Age::Fresh, nothing_lacks).unwrap();
-    assert_eq!(learnt.capabilities, Capabilities::default());
+    let directory = CacheDirectory::new();
+    directory.write(&found(&Finding::Works));
+    let report = directory.cache().get_or_probe(MaxAge::Fresh, nothing_lacking).unwrap();
+    assert_eq!(report.capabilities, Capabilities::default());
 }
 
 #[test]
-fn that_nothing_works_is_believed_for_half_a_minute_only() {
-    let place = Place::new();
-    place.write(&found(&Finding::Refused(Refusal::default())));
-    assert!(place.cache().recall().is_some());
-    age(&place, Duration::from_secs(31));
-    assert_eq!(place.cache().recall(), None);
-    // A clock that was set back says nothing about age.
-    let file = File::options().write(true).open(place.0.join("probe.json")).unwrap();
+fn the_finding_that_nothing_works_expires_after_half_a_minute() {
+    let directory = CacheDirectory::new();
+    directory.write(&found(&Finding::Refused(Refusal::default())));
+    assert!(directory.cache().load().is_some());
+    set_age(&directory, Duration::from_secs(31));
+    assert_eq!(directory.cache().load(), None);
+    // The clock was set back, and the age is unknown.
+    let file = File::options().write(true).open(directory.0.join("probe.json")).unwrap();
     file.set_modified(SystemTime::now() + Duration::from_secs(3600)).unwrap();
-    assert_eq!(place.cache().recall(), None);
-    place.write(&found(&Finding::Works));
-    age(&place, Duration::from_secs(86_400));
-    assert!(place.cache().recall().is_some());
+    assert_eq!(directory.cache().load(), None);
+    directory.write(&found(&Finding::Works));
+    set_age(&directory, Duration::from_secs(86_400));
+    assert!(directory.cache().load().is_some());
 }
 
 #[test]
-fn a_file_that_is_no_such_file_is_nothing_known() {
-    let place = Place::new();
-    fs::create_dir_all(&place.0).unwrap();
-    let file = place.0.join("probe.json");
+fn an_invalid_file_is_ignored() {
+    let directory = CacheDirectory::new();
+    fs::create_dir_all(&directory.0).unwrap();
+    let file = directory.0.join("probe.json");
     for text in ["", "{", "[]", "\u{0}", &"x".repeat(70_000), &format!("{}{}", " ".repeat(70_000), "{}")] {
         fs::write(&file, text).unwrap();
-        assert_eq!(place.cache().recall(), None, "{text:.20}");
+        assert_eq!(directory.cache().load(), None, "{text:.20}");
     }
     fs::remove_file(&file).unwrap();
     fs::create_dir(&file).unwrap();
-    assert_eq!(place.cache().recall(), None);
+    assert_eq!(directory.cache().load(), None);
     fs::remove_dir(&file).unwrap();
     nix::unistd::mkfifo(&file, nix::sys::stat::Mode::S_IRWXU).unwrap();
-    assert_eq!(place.cache().recall(), None);
+    assert_eq!(directory.cache().load(), None);
     fs::remove_file(&file).unwrap();
     std::os::unix::fs::symlink("/proc/self/cmdline", &file).unwrap();
-    assert_eq!(place.cache().recall(), None);
+    assert_eq!(directory.cache().load(), None);
 }
 
 #[test]
-fn where_nothing_can_be_kept_it_is_said_and_no_failure() {
+fn findings_that_cannot_be_kept_are_returned_with_the_error() {
     let cache = ProbeCache::at(Path::new("/proc/gybe-is-not-here"));
-    let learnt = cache.learn(Age::Any, nothing_lacks).unwrap();
-    assert!(learnt.not_kept.is_some());
+    let report = cache.get_or_probe(MaxAge::Any, nothing_lacking).unwrap();
+    assert!(report.store_error.is_some());
 }
 
-/// Whatever stands there waits for nobody: a call that hangs keeps its pod, or the node, for ever.
+/// A call that waits for a FIFO would block its pod for ever.
 #[test]
-fn a08_a10_a_fifo_or_a_link_in_place_of_lock_or_file_keeps_nobody_waiting() {
+fn a08_a10_a_fifo_or_a_link_in_place_of_lock_or_file_is_an_error_without_waiting() {
     for name in ["probe.lock", ".probe.json.new"] {
         for is_fifo in [true, false] {
-            let place = Place::new();
-            fs::create_dir(&place.0).unwrap();
-            let (stranger, elsewhere) = (place.0.join(name), place.0.join("elsewhere"));
+            let directory = CacheDirectory::new();
+            fs::create_dir(&directory.0).unwrap();
+            let (obstacle, elsewhere) = (directory.0.join(name), directory.0.join("elsewhere"));
             match is_fifo {
-                true => nix::unistd::mkfifo(&stranger, nix::sys::stat::Mode::S_IRWXU).unwrap(),
-                false => std::os::unix::fs::symlink(&elsewhere, &stranger).unwrap(),
+                true => nix::unistd::mkfifo(&obstacle, nix::sys::stat::Mode::S_IRWXU).unwrap(),
+                false => std::os::unix::fs::symlink(&elsewhere, &obstacle).unwrap(),
             }
-            let (cache, (tell, told)) = (place.cache(), mpsc::channel());
+            let (cache, (sender, receiver)) = (directory.cache(), mpsc::channel());
             thread::spawn(move || {
                 let lock = cache.lock();
-                tell.send(
-                    lock.unwrap().and_then(|_held| super::place(&cache.directory, KEPT, "{}")).is_err(),
-                )
-                .unwrap();
+                sender
+                    .send(
+                        lock.unwrap()
+                            .and_then(|_lock| replace_file(&cache.directory, FINDINGS, "{}"))
+                            .is_err(),
+                    )
+                    .unwrap();
             });
-            let not_kept = told.recv_timeout(Duration::from_secs(20));
-            assert_eq!((not_kept, elsewhere.exists()), (Ok(true), false), "{name}, a FIFO: {is_fifo}");
+            let is_refused = receiver.recv_timeout(Duration::from_secs(20));
+            assert_eq!((is_refused, elsewhere.exists()), (Ok(true), false), "{name}, a FIFO: {is_fifo}");
         }
     }
 }
 
 #[test]
-fn who_waits_for_the_lock_reads_what_the_other_has_found() {
-    let place = Place::new();
-    let held = place.cache().lock().unwrap().unwrap();
+fn a_call_that_waited_for_the_lock_reads_the_findings_of_the_other() {
+    let directory = CacheDirectory::new();
+    let lock = directory.cache().lock().unwrap().unwrap();
     thread::scope(|scope| {
-        let waits = scope.spawn(|| {
+        let waiting = scope.spawn(|| {
             let lacking = |known: &Capabilities| known.backends.is_empty().then_some(BackendKind::Nft);
-            place.cache().learn(Age::Any, lacking).unwrap().capabilities
+            directory.cache().get_or_probe(MaxAge::Any, lacking).unwrap().capabilities
         });
-        place.write(&found(&Finding::Works));
-        drop(held);
-        assert_eq!(waits.join().unwrap(), found(&Finding::Works));
+        directory.write(&found(&Finding::Works));
+        drop(lock);
+        assert_eq!(waiting.join().unwrap(), found(&Finding::Works));
     });
 }
 
 #[test]
-fn findings_of_the_largest_size_are_read_and_one_byte_more_is_not() {
-    let place = Place::new();
-    place.write(&found(&Finding::Works));
-    let file = place.0.join("probe.json");
+fn a_file_of_the_maximum_size_is_read_and_one_byte_more_is_not() {
+    let directory = CacheDirectory::new();
+    directory.write(&found(&Finding::Works));
+    let file = directory.0.join("probe.json");
     let text = fs::read_to_string(&file).unwrap();
     for (length, known) in [(64 * 1024, true), (64 * 1024 + 1, false)] {
         fs::write(&file, format!("{text}{}", " ".repeat(length - text.len()))).unwrap();
-        assert_eq!(place.cache().recall().is_some(), known, "{length}");
+        assert_eq!(directory.cache().load().is_some(), known, "{length}");
     }
 }
 
 #[test]
-fn findings_are_kept_while_the_file_is_there() {
-    let place = Place::new();
-    assert!(!place.cache().is_kept());
-    place.write(&found(&Finding::Works));
-    assert!(place.cache().is_kept());
-    place.cache().forget();
-    assert!(!place.cache().is_kept());
+fn findings_exist_until_they_are_cleared() {
+    let directory = CacheDirectory::new();
+    assert!(!directory.cache().exists());
+    directory.write(&found(&Finding::Works));
+    assert!(directory.cache().exists());
+    directory.cache().clear();
+    assert!(!directory.cache().exists());
 }
 
 #[test]
-fn the_hint_of_a_wait_that_is_too_long_names_the_setting() {
-    assert!(LearnError::Busy(PATIENCE).hint().is_some_and(|hint| hint.contains("set backend to nft")));
-    assert_eq!(LearnError::Node(io::ErrorKind::NotFound.into()).hint(), None);
+fn the_hint_for_a_busy_probe_names_the_setting() {
+    assert!(
+        ProbeCacheError::Busy(LOCK_TIMEOUT).hint().is_some_and(|hint| hint.contains("set backend to nft"))
+    );
+    assert_eq!(ProbeCacheError::Node(io::ErrorKind::NotFound.into()).hint(), None);
 }
 
-/// The directory is made where it is missing, and a directory that cannot be made is the reason given.
+/// A missing directory is created; if that fails, the error is returned.
 #[test]
-fn a_directory_that_cannot_be_made_is_the_reason_why_nothing_is_kept() {
-    let place = Place::new();
-    drop(place.cache().lock().unwrap().unwrap());
-    drop(place.cache().lock().unwrap().unwrap());
-    let file_in_the_way = place.0.join("file");
+fn a_directory_that_cannot_be_created_is_the_error() {
+    let directory = CacheDirectory::new();
+    drop(directory.cache().lock().unwrap().unwrap());
+    drop(directory.cache().lock().unwrap().unwrap());
+    let file_in_the_way = directory.0.join("file");
     fs::write(&file_in_the_way, "").unwrap();
     let below = ProbeCache::at(&file_in_the_way.join("run")).lock().unwrap();
     assert_eq!(below.unwrap_err().kind(), io::ErrorKind::NotADirectory);

@@ -1,4 +1,4 @@
-//! What runtimes are told, and that the book of errors knows all of it.
+//! Error replies, and docs/TROUBLESHOOTING.md as a complete list of them.
 
 use super::*;
 use gybe_netfilter::backend::BackendKind;
@@ -8,9 +8,9 @@ use gybe_netfilter::probe::{Capabilities, Finding, Profile};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-fn failure(verb: Option<Verb>, fault: &PluginError) -> Failure {
-    match Reply::failure(verb, Some("1.0.0"), fault) {
-        Reply::Failure(failure) => failure,
+fn error_reply(verb: Option<Verb>, error: &PluginError) -> ErrorReply {
+    match Reply::error(verb, Some("1.0.0"), error) {
+        Reply::Error(reply) => reply,
         other => panic!("{other:?}"),
     }
 }
@@ -21,77 +21,77 @@ fn no_backend(variant: Variant) -> PluginError {
 }
 
 #[test]
-fn a_message_begins_with_who_which_verb_and_which_error() {
-    let fault = no_backend(Variant::Nft);
+fn a_message_begins_with_program_verb_and_error_id() {
+    let error = no_backend(Variant::Nft);
     for (verb, begin) in [
         (Some(Verb::Add), "gybe-cni cmdAdd GYBE-ADD-015: this node cannot use backend iptables-nft: no"),
         (Some(Verb::Check), "gybe-cni cmdCheck GYBE-CHECK-015: this node"),
         (None, "gybe-cni GYBE-CNI-015: this node"),
     ] {
-        assert!(failure(verb, &fault).message.starts_with(begin), "{verb:?}");
+        assert!(error_reply(verb, &error).message.starts_with(begin), "{verb:?}");
     }
 }
 
 #[test]
-fn f28_a_node_that_cannot_add_is_told_as_not_available() {
-    let told = failure(Some(Verb::Status), &no_backend(Variant::Legacy));
-    assert_eq!((told.code, told.id.as_str()), (50, "GYBE-STATUS-015"));
-    assert!(told.details.contains("nft"), "{told:?}");
-    let no_name = PluginError::Request(RequestError::Network(NetworkError::NoName));
-    assert_eq!(failure(Some(Verb::Status), &no_name).code, 7);
+fn f28_status_reports_an_unfit_node_with_code_50() {
+    let reply = error_reply(Some(Verb::Status), &no_backend(Variant::Legacy));
+    assert_eq!((reply.code, reply.id.as_str()), (50, "GYBE-STATUS-015"));
+    assert!(reply.details.contains("nft"), "{reply:?}");
+    let no_name = PluginError::Request(RequestError::Network(NetworkConfError::NoName));
+    assert_eq!(error_reply(Some(Verb::Status), &no_name).code, 7);
 }
 
 #[test]
 fn message_and_details_together_fit_an_event() {
-    for fault in [
+    for error in [
         PluginError::OwnNamespace(PathBuf::from("/ü".repeat(3000))),
         PluginError::Drifted(vec!["chain missing".to_owned(); 90]),
         PluginError::Request(RequestError::Missing(vec!["CNI_NETNS"])),
         no_backend(Variant::Legacy),
     ] {
-        let told = failure(Some(Verb::Add), &fault);
-        assert!(told.message.chars().count() + told.details.chars().count() <= 300, "{told:?}");
+        let reply = error_reply(Some(Verb::Add), &error);
+        assert!(reply.message.chars().count() + reply.details.chars().count() <= 300, "{reply:?}");
     }
 }
 
 #[test]
-fn a_long_cause_leaves_room_for_what_would_help() {
+fn a_long_message_leaves_room_for_the_hint() {
     let found = (Profile::V4, Finding::Misbehaves("it ".repeat(200)));
     let findings = |kind| (kind, [found.clone()].into_iter().collect());
     let known =
         Capabilities { backends: BackendKind::ALL.map(findings).into_iter().collect(), untried: Vec::new() };
-    let fault = PluginError::Backend(choose(&known, BackendSetting::Auto).unwrap_err().into());
-    let told = failure(Some(Verb::Status), &fault);
-    assert_eq!(told.details, fault.hint().unwrap());
+    let error = PluginError::Backend(choose(&known, BackendSetting::Auto).unwrap_err().into());
+    let reply = error_reply(Some(Verb::Status), &error);
+    assert_eq!(reply.details, error.hint().unwrap());
     assert!(
-        told.message.contains("no backend works on this node for auto: nft: v4 misbehaves"),
+        reply.message.contains("no backend works on this node for auto: nft: v4 misbehaves"),
         "{}",
-        told.message
+        reply.message
     );
 }
 
 #[test]
-fn an_error_is_written_in_the_configs_version_or_the_newest() {
-    let fault = PluginError::Stdin(crate::stdin::StdinError::TooLong);
-    for (said, want) in [(Some("0.4.0"), "0.4.0"), (Some("7.0.0"), "1.1.0"), (None, "1.1.0")] {
-        match Reply::failure(Some(Verb::Add), said, &fault) {
-            Reply::Failure(failure) => assert_eq!(failure.json()["cniVersion"], want, "{said:?}"),
+fn an_error_has_the_configurations_version_or_the_newest() {
+    let error = PluginError::Stdin(crate::bounded_read::StdinError::TooLong);
+    for (declared, want) in [(Some("0.4.0"), "0.4.0"), (Some("7.0.0"), "1.1.0"), (None, "1.1.0")] {
+        match Reply::error(Some(Verb::Add), declared, &error) {
+            Reply::Error(reply) => assert_eq!(reply.json()["cniVersion"], want, "{declared:?}"),
             other => panic!("{other:?}"),
         }
     }
 }
 
-/// The book has one row per number: `| 011 | 999 | …`.
+/// The document has one row per number and code: `| 011 | 999 | …`.
 #[test]
-fn the_book_of_errors_has_every_number_with_its_code() {
-    let book = include_str!("../../../docs/TROUBLESHOOTING.md");
+fn troubleshooting_md_has_every_number_with_its_code() {
+    let document = include_str!("../../../docs/TROUBLESHOOTING.md");
     let source = include_str!("../reply.rs");
-    let rows: BTreeSet<(u16, u32)> = book.lines().filter_map(row).collect();
+    let rows: BTreeSet<(u16, u32)> = document.lines().filter_map(row).collect();
     let arms: BTreeSet<(u16, u32)> = source.lines().filter_map(arm).collect();
-    assert!(arms.len() > 20, "arms are read: {arms:?}");
+    assert!(arms.len() > 20, "too few match arms found: {arms:?}");
     assert_eq!(rows, arms);
     for (number, _) in rows {
-        assert!(book.contains(&format!("\n### GYBE-{number:03}\n")), "no entry for {number:03}");
+        assert!(document.contains(&format!("\n### GYBE-{number:03}\n")), "no entry for {number:03}");
     }
 }
 

@@ -1,17 +1,17 @@
-//! What a call must have, as tables.
+//! Tables of calls, whole and with faults.
 
 use super::*;
 
 const ENTRY: &[u8] = br#"{"cniVersion": "1.0.0", "name": "net", "type": "gybe-cni"}"#;
 
 fn call(changes: &[(&str, &str)]) -> Environment {
-    let whole = [
+    let complete = [
         ("CNI_CONTAINERID", "abc"),
         ("CNI_NETNS", "/run/netns/x"),
         ("CNI_IFNAME", "eth0"),
         ("CNI_PATH", "/opt/cni/bin"),
     ];
-    whole.into_iter().chain(changes.iter().copied()).collect()
+    complete.into_iter().chain(changes.iter().copied()).collect()
 }
 
 fn parse(verb: &str, env: &Environment) -> Result<Request, RequestError> {
@@ -19,7 +19,7 @@ fn parse(verb: &str, env: &Environment) -> Result<Request, RequestError> {
 }
 
 #[test]
-fn every_missing_variable_is_named_at_once() {
+fn all_missing_variables_are_named_together() {
     let none = Environment::default();
     for (verb, missing) in [
         ("ADD", "[CNI_CONTAINERID,CNI_NETNS,CNI_IFNAME,CNI_PATH]"),
@@ -28,19 +28,19 @@ fn every_missing_variable_is_named_at_once() {
         ("GC", "[CNI_PATH]"),
         ("STATUS", "[CNI_PATH]"),
     ] {
-        let fault = parse(verb, &none).unwrap_err();
-        assert_eq!(fault.to_string(), format!("required env variables {missing} missing"), "{verb}");
+        let error = parse(verb, &none).unwrap_err();
+        assert_eq!(error.to_string(), format!("required env variables {missing} missing"), "{verb}");
     }
 }
 
 #[test]
-fn an_empty_variable_is_a_missing_one() {
+fn an_empty_variable_counts_as_missing() {
     assert!(parse("ADD", &call(&[("CNI_NETNS", "")])).is_err());
     assert!(parse("DEL", &call(&[("CNI_NETNS", "")])).is_ok());
 }
 
 #[test]
-fn a07_names_that_could_leave_their_place_are_refused() {
+fn a07_names_unfit_for_a_path_are_refused() {
     for (variable, value) in [
         ("CNI_CONTAINERID", ".."),
         ("CNI_CONTAINERID", "a/b"),
@@ -55,14 +55,14 @@ fn a07_names_that_could_leave_their_place_are_refused() {
         ("CNI_IFNAME", "abcdefghijklmnop"),
     ] {
         for verb in ["ADD", "CHECK", "DEL"] {
-            let fault = parse(verb, &call(&[(variable, value)])).unwrap_err();
-            assert!(fault.to_string().contains(variable), "{verb} {value:?}: {fault}");
+            let error = parse(verb, &call(&[(variable, value)])).unwrap_err();
+            assert!(error.to_string().contains(variable), "{verb} {value:?}: {error}");
         }
     }
 }
 
 #[test]
-fn a_verb_that_is_about_no_container_needs_none_named() {
+fn gc_and_status_require_no_container() {
     let only_path: Environment = [("CNI_PATH", "/opt/cni/bin")].into_iter().collect();
     for verb in ["GC", "STATUS"] {
         assert!(parse(verb, &only_path).is_ok(), "{verb}");
@@ -70,10 +70,10 @@ fn a_verb_that_is_about_no_container_needs_none_named() {
 }
 
 #[test]
-fn only_upper_case_verbs_are_verbs() {
+fn a_verb_in_another_case_is_unknown() {
     for command in ["add", "FOO", "ADD ", "Version"] {
-        let fault = parse(command, &call(&[])).unwrap_err();
-        assert!(matches!(fault, RequestError::UnknownVerb(_)), "{command}");
+        let error = parse(command, &call(&[])).unwrap_err();
+        assert!(matches!(error, RequestError::UnknownVerb(_)), "{command}");
     }
 }
 
@@ -93,7 +93,7 @@ fn the_plugins_own_namespace_is_allowed_only_by_the_override() {
 }
 
 #[test]
-fn variables_of_others_are_not_kept() {
+fn only_cni_variables_are_kept() {
     let env: Environment = [("PATH", "/bin"), ("CNI_PATH", "/opt")].into_iter().collect();
     assert_eq!((env.get("PATH"), env.text("CNI_PATH").as_deref()), (None, Some("/opt")));
 }

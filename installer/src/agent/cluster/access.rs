@@ -3,7 +3,7 @@
 
 use super::line;
 use super::token::TokenFile;
-use gybe_plugin::facts::file;
+use gybe_plugin::bounded_read;
 use hyper::Uri;
 use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Client, Config};
@@ -128,7 +128,7 @@ async fn kubeconfig(path: &Path) -> Result<(Config, Option<TokenFile>), ClusterE
 
 /// kube reads its files whole, and waits for who writes to a FIFO.
 fn readable(path: &Path) -> Result<(), ClusterError> {
-    let there = file::open(path).and_then(|(_, length)| match length {
+    let there = bounded_read::open_file(path).and_then(|(_, length)| match length {
         0..LONGEST => Ok(()),
         _ => Err(io::Error::other(format!("it has more than {LONGEST} bytes"))),
     });

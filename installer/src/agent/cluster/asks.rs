@@ -5,7 +5,7 @@ use super::known::{Known, late};
 use super::line;
 use super::pods::{self, Pod};
 use gybe_plugin::args::PodRef;
-use gybe_plugin::facts::wire::Answer;
+use gybe_plugin::facts::wire::FactsResponse;
 use kube::Client;
 use std::sync::Arc;
 use std::time::Instant;
@@ -35,7 +35,7 @@ pub(super) async fn serve(known: Arc<Known>, client: Client, mut asked: Unbounde
     }
 }
 
-async fn get((client, known): (&Client, &Known), turns: &Semaphore, pod: &PodRef) -> Answer {
+async fn get((client, known): (&Client, &Known), turns: &Semaphore, pod: &PodRef) -> FactsResponse {
     let _turn = turns.acquire().await;
     let asked = match pods::one(pod) {
         Ok(request) => line::object::<Pod>(client, request).await,
@@ -50,11 +50,11 @@ async fn get((client, known): (&Client, &Known), turns: &Semaphore, pod: &PodRef
 }
 
 /// What the API server's word on a pod comes to.
-pub(super) fn answer(asked: Result<Pod, ApiError>, preface: &str) -> Answer {
+pub(super) fn answer(asked: Result<Pod, ApiError>, preface: &str) -> FactsResponse {
     match asked.map(Pod::facts) {
-        Ok(Ok(facts)) => Answer::Pod(Box::new(facts)),
-        Ok(Err(fault)) => Answer::Fault(format!("{preface}the API server's answer is {fault}")),
-        Err(fault) if fault.is_missing() => Answer::Unknown,
-        Err(fault) => Answer::Fault(format!("{preface}{fault}")),
+        Ok(Ok(facts)) => FactsResponse::Pod(Box::new(facts)),
+        Ok(Err(fault)) => FactsResponse::Error(format!("{preface}the API server's answer is {fault}")),
+        Err(fault) if fault.is_missing() => FactsResponse::Unknown,
+        Err(fault) => FactsResponse::Error(format!("{preface}{fault}")),
     }
 }

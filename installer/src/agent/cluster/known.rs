@@ -11,8 +11,8 @@ use super::error::ApiError;
 use crate::agent::Part;
 use awaited::{Awaited, life};
 use gybe_plugin::args::PodRef;
-use gybe_plugin::facts::means;
-use gybe_plugin::facts::wire::Answer;
+use gybe_plugin::facts::matches;
+use gybe_plugin::facts::wire::FactsResponse;
 use gybe_plugin::pod::PodFacts;
 use std::collections::BTreeMap;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -90,13 +90,13 @@ pub(super) fn key(facts: &PodFacts) -> String {
 
 impl Known {
     /// The pod that is meant, if it is known.
-    pub(super) fn find(&self, pod: &PodRef) -> Option<Answer> {
+    pub(super) fn find(&self, pod: &PodRef) -> Option<FactsResponse> {
         self.lock().find(&pod.to_string(), pod)
     }
 
     /// The pod that is meant. One of that name with another uid is an earlier life, or a later one, and
     /// as good as none: then it is waited for, and asked for once however many wait.
-    pub(super) fn learn(&self, pod: &PodRef, patience: Patience, ask: impl FnOnce()) -> Answer {
+    pub(super) fn learn(&self, pod: &PodRef, patience: Patience, ask: impl FnOnce()) -> FactsResponse {
         let (name, life) = (pod.to_string(), life(pod));
         let (mut now, mut ask) = (self.lock(), Some(ask));
         if let Some(facts) = now.find(&name, pod) {
@@ -118,7 +118,7 @@ impl Known {
     }
 
     /// What came of the question that was asked for it.
-    pub(super) fn answer(&self, pod: &PodRef, answer: Answer) {
+    pub(super) fn answer(&self, pod: &PodRef, answer: FactsResponse) {
         if let Some(awaited) = self.lock().awaited.get_mut(&life(pod)) {
             awaited.answer = Some(answer);
         }
@@ -217,12 +217,12 @@ impl Known {
 }
 
 impl Now {
-    fn find(&self, name: &str, pod: &PodRef) -> Option<Answer> {
-        let facts = self.pods.get(name)?.whole().filter(|facts| means(facts, pod))?;
-        Some(Answer::Pod(Box::new(facts.clone())))
+    fn find(&self, name: &str, pod: &PodRef) -> Option<FactsResponse> {
+        let facts = self.pods.get(name)?.whole().filter(|facts| matches(facts, pod))?;
+        Some(FactsResponse::Pod(Box::new(facts.clone())))
     }
 
-    fn leave(&mut self, life: &str, answer: Answer) -> Answer {
+    fn leave(&mut self, life: &str, answer: FactsResponse) -> FactsResponse {
         if let Some(awaited) = self.awaited.get_mut(life) {
             awaited.waiting = awaited.waiting.saturating_sub(1);
         }

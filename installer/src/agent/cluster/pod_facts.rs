@@ -6,7 +6,7 @@ use super::asks;
 use super::errands::{ErrandError, ask};
 use super::pods;
 use crate::error::chain;
-use gybe_plugin::facts::wire::{self, Answer, WireError};
+use gybe_plugin::facts::wire::{self, FactsResponse, WireError};
 use std::time::Instant;
 
 /// Answers a question about a pod by asking the API server once.
@@ -14,12 +14,12 @@ use std::time::Instant;
 /// # Errors
 /// When it is no question. What goes wrong with a question is its answer.
 pub fn pod_facts(cluster: &Cluster, question: &[u8], until: Instant) -> Result<String, WireError> {
-    let pod = wire::asked(question)?.pod;
+    let pod = wire::decode_request(question)?.pod;
     let asked = pods::one(&pod).map_err(ErrandError::from);
     let answer = match asked.and_then(|request| ask(cluster, request, until)) {
         Ok(manifest) => asks::answer(Ok(manifest), ""),
         Err(ErrandError::Api(fault)) => asks::answer(Err(fault), ""),
-        Err(ErrandError::Cluster(fault)) => Answer::Fault(chain(&fault)),
+        Err(ErrandError::Cluster(fault)) => FactsResponse::Error(chain(&fault)),
     };
-    Ok(wire::answer(&answer))
+    Ok(wire::encode_response(&answer))
 }

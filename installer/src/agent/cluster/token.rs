@@ -4,7 +4,7 @@
 //! it meanwhile. A request is rare here, and a read of tmpfs takes microseconds.
 
 use super::error::ApiError;
-use gybe_plugin::facts::file;
+use gybe_plugin::bounded_read;
 use hyper::header::HeaderValue;
 use std::io::{self, Read};
 use std::path::PathBuf;
@@ -39,7 +39,7 @@ impl TokenFile {
     }
 
     fn read(&self) -> io::Result<HeaderValue> {
-        let (file, _) = file::open(&self.path)?;
+        let (file, _) = bounded_read::open_file(&self.path)?;
         let mut text = String::new();
         file.take(LONGEST).read_to_string(&mut text)?;
         let token = text.trim();

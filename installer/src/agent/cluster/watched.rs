@@ -8,7 +8,7 @@ use super::watch::Watch;
 use crate::agent::{Part, Pods, PodsState, WatchCounts};
 use crate::log::Journal;
 use gybe_plugin::args::PodRef;
-use gybe_plugin::facts::wire::Answer;
+use gybe_plugin::facts::wire::FactsResponse;
 use nix::sys::signal::{SigSet, SigmaskHow};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
@@ -77,11 +77,11 @@ fn without_signals<T>(make: impl FnOnce() -> std::io::Result<T>) -> Result<T, Cl
 }
 
 impl Pods for WatchedPods {
-    fn at_once(&self, pod: &PodRef) -> Option<Answer> {
+    fn at_once(&self, pod: &PodRef) -> Option<FactsResponse> {
         self.known.find(pod)
     }
 
-    fn answer(&self, pod: &PodRef, until: Instant) -> Answer {
+    fn answer(&self, pod: &PodRef, until: Instant) -> FactsResponse {
         // The watch has its pods from where the kubelet has them, so one that is not there yet is about
         // to come.
         self.known.learn(pod, Patience { lag: LAG, until }, || {

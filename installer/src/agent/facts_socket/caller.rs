@@ -1,7 +1,7 @@
 //! One caller: its question as its words come, and the answer as it takes it. Only `say_all` waits.
 
 use crate::agent::agent_status;
-use gybe_plugin::facts::wire::{self, LONGEST_QUESTION, Question, WireError};
+use gybe_plugin::facts::wire::{self, FactsRequest, MAX_REQUEST_BYTES, WireError};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{MsgFlags, recv, send};
@@ -27,7 +27,7 @@ pub(super) struct Caller {
 /// What a caller wants to know.
 pub(super) enum Request {
     /// What a pod is.
-    Pod(Question),
+    Pod(FactsRequest),
     /// How the agent stands.
     Status,
 }
@@ -49,7 +49,7 @@ impl Caller {
 
     /// Takes what was said by now: one line, or all until it stops talking.
     pub(super) fn hear(&mut self) -> Heard {
-        let mut buffer = [0; LONGEST_QUESTION];
+        let mut buffer = [0; MAX_REQUEST_BYTES];
         let ended = match recv(self.stream.as_raw_fd(), &mut buffer, MsgFlags::MSG_DONTWAIT) {
             Ok(length) => {
                 self.words.extend(buffer.iter().take(length));
@@ -60,15 +60,15 @@ impl Caller {
         };
         match (ended, self.words.len()) {
             (true, 1..) => Heard::Request(self.asked()),
-            (false, ..=LONGEST_QUESTION) => Heard::Part,
+            (false, ..=MAX_REQUEST_BYTES) => Heard::Part,
             _ => Heard::Nothing,
         }
     }
 
     /// It waits for its answer from now on.
     fn asked(&mut self) -> Result<Request, WireError> {
-        let asked = wire::asked(&self.words);
-        let patience = asked.as_ref().ok().and_then(|question| question.patience).unwrap_or(PATIENCE);
+        let asked = wire::decode_request(&self.words);
+        let patience = asked.as_ref().ok().and_then(|question| question.timeout).unwrap_or(PATIENCE);
         self.until = Instant::now() + patience.min(MOST_PATIENCE);
         match asked {
             Err(_) if agent_status::is_request(&self.words) => Ok(Request::Status),

@@ -5,7 +5,7 @@ use super::waiting::{Errand, Task, Waiting};
 use crate::agent::Pods;
 use crate::agent::agent_status::{self, AgentStatus};
 use crate::log::Journal;
-use gybe_plugin::facts::wire::{self, Answer, Question, WireError};
+use gybe_plugin::facts::wire::{self, FactsRequest, FactsResponse, WireError};
 use serde_json::json;
 use std::thread::Scope;
 use std::time::Duration;
@@ -36,17 +36,17 @@ impl Desk<'_, '_> {
 
     fn answer(&self, caller: Caller, asked: Result<Request, WireError>) {
         match asked {
-            Ok(Request::Pod(Question { pod, .. })) => match self.pods.at_once(&pod) {
+            Ok(Request::Pod(FactsRequest { pod, .. })) => match self.pods.at_once(&pod) {
                 Some(answer) => self.say(caller, &answer),
                 None => self.wait(Errand { caller, task: Task::Learn(pod) }),
             },
             Ok(Request::Status) => self.say_words(agent_status::answer(&(self.status)()), caller),
-            Err(why) => self.say(caller, &Answer::Fault(why.to_string())),
+            Err(why) => self.say(caller, &FactsResponse::Error(why.to_string())),
         }
     }
 
-    fn say(&self, caller: Caller, answer: &Answer) {
-        self.say_words(wire::answer(answer), caller);
+    fn say(&self, caller: Caller, answer: &FactsResponse) {
+        self.say_words(wire::encode_response(answer), caller);
         self.tell(answer);
     }
 
@@ -69,15 +69,15 @@ impl Desk<'_, '_> {
             Task::Learn(pod) => {
                 let answer = self.pods.answer(&pod, caller.until() - WAY_BACK);
                 self.tell(&answer);
-                wire::answer(&answer).into_bytes()
+                wire::encode_response(&answer).into_bytes()
             }
             Task::Say(words) => words,
         };
         let _ = caller.say_all(&words);
     }
 
-    fn tell(&self, answer: &Answer) {
-        if let Answer::Fault(why) = answer {
+    fn tell(&self, answer: &FactsResponse) {
+        if let FactsResponse::Error(why) = answer {
             self.journal.tell("warn", "gybe node: a question could not be answered", json!({ "cause": why }));
         }
     }

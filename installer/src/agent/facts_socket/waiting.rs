@@ -4,7 +4,7 @@
 use super::caller::Caller;
 use super::desk::Desk;
 use gybe_plugin::args::PodRef;
-use gybe_plugin::facts::wire::{self, Answer};
+use gybe_plugin::facts::wire::{self, FactsResponse};
 use serde_json::json;
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -45,8 +45,8 @@ impl Desk<'_, '_> {
     pub(super) fn wait(&self, errand: Errand) {
         let mut queue = self.waiting.lock();
         if queue.errands.len() >= BEHIND {
-            let why = Answer::Fault("too many others wait for their pods".to_owned());
-            let _ = errand.caller.say(wire::answer(&why).as_bytes());
+            let why = FactsResponse::Error("too many others wait for their pods".to_owned());
+            let _ = errand.caller.say(wire::encode_response(&why).as_bytes());
             return;
         }
         queue.errands.push_back(errand);

@@ -2,12 +2,13 @@
 
 use super::Healing;
 use crate::agent::bulletin::Stage;
-use crate::host::install::change::Problem;
-use crate::host::install::directory::Directory;
-use crate::host::install::perform::Busy;
-use crate::host::install::plan::Plan;
-use crate::host::install::{Pass, RESYNC, RETRY};
-use crate::host::settings::{Mode, PLUGIN};
+use crate::host::apply::Busy;
+use crate::host::directory::Directory;
+use crate::host::image::PLUGIN;
+use crate::host::pass::{Pass, RESYNC, RETRY};
+use crate::host::plan::Plan;
+use crate::host::problem::Problem;
+use crate::host::settings::Mode;
 use crate::retry::NextTurn;
 use gybe_netfilter::hint::Hint;
 use serde_json::json;

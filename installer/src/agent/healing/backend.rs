@@ -2,12 +2,13 @@
 
 use super::told::Told;
 use crate::agent::label::{Known, Label};
-use crate::host::install::conflist::Chain;
-use crate::host::install::seen::{Hashes, Interest, Places, look};
-use crate::host::settings::{PLUGIN, Settings};
+use crate::host::conflist::PluginChain;
+use crate::host::image::PLUGIN;
+use crate::host::observe::{HashCache, NodeDirectories, ObserveScope, look};
+use crate::host::settings::Settings;
 use crate::probe::node_backend::{Found, NodeBackend, node_backend};
 use gybe_netfilter::choose::BackendSetting;
-use gybe_plugin::conf::{PluginConf, Probed};
+use gybe_plugin::conf::{PluginConf, ProbeHint};
 use gybe_plugin::probe_cache::{ProbeCache, this_node};
 use serde_json::json;
 use std::time::Duration;
@@ -31,7 +32,7 @@ pub(super) struct Backend {
 struct Before {
     cluster: BackendSetting,
     word: Option<BackendSetting>,
-    probed: Option<Probed>,
+    probed: Option<ProbeHint>,
 }
 
 impl Backend {
@@ -46,7 +47,7 @@ impl Backend {
         label: Option<&Label>,
         told: &mut Told<'_>,
     ) -> NodeBackend {
-        let recalled = self.cache.recall();
+        let recalled = self.cache.load();
         // Findings are forgotten for a moment now and then, and the last ones hold meanwhile.
         if let (Some(capabilities), Ok(node)) = (recalled, this_node()) {
             self.found = Some(Found { kernel: node.kernel, capabilities });
@@ -64,11 +65,11 @@ impl Backend {
 
     /// What the entry said of the probe, while nobody has found out anything: true for a kernel it
     /// names, and so harmless, where to drop it would be a write at every boot.
-    pub(super) fn probed(&self) -> Option<&Probed> {
+    pub(super) fn probed(&self) -> Option<&ProbeHint> {
         self.before.as_ref().filter(|_| self.found.is_none())?.probed.as_ref()
     }
 
-    fn ask(&mut self, label: Option<&Label>, places: &Places, cluster: BackendSetting) {
+    fn ask(&mut self, label: Option<&Label>, places: &NodeDirectories, cluster: BackendSetting) {
         let is_first = self.before.is_none();
         if is_first {
             self.before = Some(Before::look(places, cluster));
@@ -84,11 +85,11 @@ impl Backend {
 impl Before {
     /// Until the label is known, the word that is in the entry is the best anybody has: written over,
     /// it would be another backend's for the moment until it is.
-    fn look(places: &Places, cluster: BackendSetting) -> Self {
-        let seen = look(places, &Interest::default(), &mut Hashes::default());
+    fn look(places: &NodeDirectories, cluster: BackendSetting) -> Self {
+        let seen = look(places, &ObserveScope::default(), &mut HashCache::default());
         let contents = seen.conf.files.values().filter_map(|file| file.content.as_ref().ok());
         let entries = contents.filter_map(|bytes| {
-            let chain = Chain::read(bytes).ok()?;
+            let chain = PluginChain::read(bytes).ok()?;
             PluginConf::read(&serde_json::from_slice(chain.entry(PLUGIN)?).ok()?).ok()
         });
         let entry = entries.into_iter().next();

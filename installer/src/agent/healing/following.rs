@@ -4,7 +4,7 @@
 
 use super::told::Told;
 use crate::error::chain;
-use crate::host::settings::{Given, Ground, Settings, SettingsError, Unread};
+use crate::host::settings::{Environment, Settings, SettingsError, SettingsSources, SourceError};
 use serde_json::json;
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 pub struct Following {
     environment: BTreeMap<String, String>,
     /// None after one that could not be read: whatever comes next is to be judged anew.
-    seen: Option<Given>,
+    seen: Option<SettingsSources>,
     /// Before a ConfigMap was followed, the environment's alone: nobody has chosen by them.
     pub(super) good: Settings,
     pub(super) chosen: Chosen,
@@ -35,13 +35,13 @@ pub(super) enum Chosen {
 pub enum NoSettings {
     /// A file.
     #[error(transparent)]
-    Unread(#[from] Unread),
+    SourceError(#[from] SourceError),
     /// What they say.
     #[error(transparent)]
     Wrong(#[from] SettingsError),
 }
 
-fn read(given: Result<Given, Unread>) -> Result<(Given, Settings), NoSettings> {
+fn read(given: Result<SettingsSources, SourceError>) -> Result<(SettingsSources, Settings), NoSettings> {
     let given = given?;
     let settings = Settings::read(&given)?;
     Ok((given, settings))
@@ -54,9 +54,9 @@ impl Following {
     /// # Errors
     /// Names everything that is wrong, when something of it is in the environment, which cannot change.
     pub fn start(environment: BTreeMap<String, String>) -> Result<Self, NoSettings> {
-        let (seen, good, chosen) = match read(Given::gather(environment.clone())) {
+        let (seen, good, chosen) = match read(SettingsSources::gather(environment.clone())) {
             Ok((given, good)) => (Some(given), good, Chosen::Yes),
-            Err(why) => match read(Given::of_environment(environment.clone())) {
+            Err(why) => match read(SettingsSources::of_environment(environment.clone())) {
                 Ok((_, good)) => (None, good, Chosen::NotYet),
                 Err(_) => return Err(why),
             },
@@ -66,13 +66,13 @@ impl Following {
 
     /// Where things are and who we are.
     #[must_use]
-    pub fn ground(&self) -> &Ground {
+    pub fn ground(&self) -> &Environment {
         &self.good.ground
     }
 
     /// Looks whether something else is said now.
     pub(super) fn follow(&mut self, told: &mut Told<'_>) {
-        let given = match Given::gather(self.environment.clone()) {
+        let given = match SettingsSources::gather(self.environment.clone()) {
             Ok(given) if self.seen.as_ref() == Some(&given) => return,
             Ok(given) => given,
             Err(why) => {

@@ -4,7 +4,7 @@ use super::Healing;
 use crate::agent::credentials::{self, Kept};
 use crate::agent::token::Validity;
 use crate::error::chain;
-use crate::host::settings::{Burial, Mode, PodSource};
+use crate::host::settings::{Mode, PodSource, ProgramRemoval};
 use serde_json::json;
 use std::time::{Instant, SystemTime};
 
@@ -51,7 +51,7 @@ impl Healing<'_> {
         let settings = &self.following.good;
         let leaves = settings.choices.mode == Mode::Leave;
         let asked = if leaves {
-            self.leaving.burial(Instant::now()) == Burial::Later
+            self.leaving.burial(Instant::now()) == ProgramRemoval::Deferred
         } else {
             settings.choices.pod_source == PodSource::Api
         };

@@ -1,7 +1,7 @@
 //! When the last of us may go: some minutes after the conf, since an ADD that began under the old one
 //! is in no cache until it ends.
 
-use crate::host::settings::Burial;
+use crate::host::settings::ProgramRemoval;
 use std::time::{Duration, Instant};
 
 /// The kubelet gives up on a sandbox after 4 minutes at the latest (docs/RULES.md, section 6.1).
@@ -20,10 +20,10 @@ impl Leaving {
     }
 
     /// What may go now.
-    pub(super) fn burial(&self, now: Instant) -> Burial {
+    pub(super) fn burial(&self, now: Instant) -> ProgramRemoval {
         match self.rests(now) {
-            Some(Duration::ZERO) => Burial::Now,
-            _ => Burial::Later,
+            Some(Duration::ZERO) => ProgramRemoval::Now,
+            _ => ProgramRemoval::Deferred,
         }
     }
 
@@ -55,22 +55,22 @@ mod tests {
     fn f29_the_plugin_outlives_the_conf_by_some_minutes() {
         let (mut leaving, start) = (Leaving::new(REST), Instant::now());
         let after = |seconds| start + Duration::from_secs(seconds);
-        assert_eq!(leaving.burial(start), Burial::Later, "not out yet");
+        assert_eq!(leaving.burial(start), ProgramRemoval::Deferred, "not out yet");
         leaving.passed(true, true, start);
-        assert_eq!(leaving.burial(after(299)), Burial::Later);
+        assert_eq!(leaving.burial(after(299)), ProgramRemoval::Deferred);
         leaving.passed(true, false, after(299));
         assert_eq!(leaving.rests(after(299)), Some(Duration::from_secs(1)));
-        assert_eq!(leaving.burial(after(300)), Burial::Now);
+        assert_eq!(leaving.burial(after(300)), ProgramRemoval::Now);
         leaving.passed(true, true, after(400));
         assert_eq!(
             leaving.burial(after(699)),
-            Burial::Later,
+            ProgramRemoval::Deferred,
             "somebody put the conf back, and it went again"
         );
         leaving.passed(false, false, after(800));
         assert_eq!(leaving.rests(after(9000)), None, "not out is not resting");
         leaving.passed(true, false, after(9000));
         leaving.stays();
-        assert_eq!(leaving.burial(after(99_000)), Burial::Later);
+        assert_eq!(leaving.burial(after(99_000)), ProgramRemoval::Deferred);
     }
 }

@@ -2,11 +2,11 @@
 
 use crate::agent::incumbent::IstioAgent;
 use crate::agent::stand_in::{ours, stand_in};
+use crate::host::conflist::ISTIO;
+use crate::host::desired::TakeOver;
 use crate::host::identity::Identity;
-use crate::host::install::conflist::ISTIO;
-use crate::host::install::seen::{Hashes, Interest, Places, look};
-use crate::host::install::wanted::TakeOver;
-use crate::host::settings::{StandIn, TakeOverWish};
+use crate::host::observe::{HashCache, NodeDirectories, ObserveScope, look};
+use crate::host::settings::{StandIn, TakeOverSetting};
 use std::time::{Duration, Instant};
 
 /// How often the cache of sandboxes is read while nothing says that it matters: a file for each.
@@ -23,13 +23,13 @@ pub(super) struct Observed {
 
 impl Observed {
     /// Looks after istio-cni's program: at once when it has gone, else now and then.
-    pub(super) fn look(&mut self, places: &Places, now: Instant) {
+    pub(super) fn look(&mut self, places: &NodeDirectories, now: Instant) {
         let there = places.programs.join(ISTIO).symlink_metadata().ok().map(|it| Identity::of(&it));
         let is_due = self.looked.is_none_or(|at| now.saturating_duration_since(at) >= SELDOM);
         if !is_due && there == self.program {
             return;
         }
-        let seen = look(places, &Interest::in_programs([]), &mut Hashes::default());
+        let seen = look(places, &ObserveScope::in_programs([]), &mut HashCache::default());
         if seen.lacks_descriptors() {
             return;
         }
@@ -39,9 +39,9 @@ impl Observed {
 }
 
 /// Whether an istio-cni entry may be replaced.
-pub(super) fn take_over(wish: TakeOverWish, istio: IstioAgent) -> TakeOver {
+pub(super) fn take_over(wish: TakeOverSetting, istio: IstioAgent) -> TakeOver {
     match wish {
-        TakeOverWish::Wait if istio.may_live() => TakeOver::Waits,
-        TakeOverWish::Wait | TakeOverWish::Now => TakeOver::Now,
+        TakeOverSetting::Wait if istio.may_live() => TakeOver::Waits,
+        TakeOverSetting::Wait | TakeOverSetting::Now => TakeOver::Now,
     }
 }

@@ -5,8 +5,8 @@ mod leaving;
 use super::*;
 use crate::agent::PodsFrom;
 use crate::agent::bulletin::Stage;
-use crate::host::install::change::Change;
-use crate::host::install::perform::Turn;
+use crate::host::apply::NodeLock;
+use crate::host::change::Change;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs::{self, Permissions};
@@ -99,7 +99,7 @@ fn while_another_gybe_changes_the_node_what_is_still_to_do_waits_and_is_reported
     let ground = Ground::new("busy");
     posts(&ground, REST, |turn| {
         assert!(turn().missing.is_empty());
-        let other = Turn::take(&ground.0.join("bin")).unwrap();
+        let other = NodeLock::take(&ground.0.join("bin")).unwrap();
         assert!(turn().missing.is_empty(), "there is nothing to change");
         ground.asks("leave");
         let posted = turn();
@@ -151,11 +151,11 @@ fn a_program_that_does_not_stay_is_placed_again_after_a_while_and_not_without_en
     let mut healing = Healing::new(ground.keeping(REST), around);
     let (wanted, now) = (healing.wanted().unwrap(), Instant::now());
     let places = healing.following.good.ground.places.clone();
-    let mut pass = pass(&places, &wanted, &mut Memory::default()).unwrap();
+    let mut pass = pass(&places, &wanted, &mut PassHistory::default()).unwrap();
     assert!(pass.left.is_done());
     assert_eq!(healing.account(&pass, now), NextTurn::OnChange(RESYNC));
     pass.left.changes = pass.plan.changes.clone();
-    pass.left.changes.retain(|change| matches!(change, Change::Place { .. }));
+    pass.left.changes.retain(|change| matches!(change, Change::PlaceProgram { .. }));
     assert!(!pass.left.changes.is_empty());
     assert_eq!(healing.account(&pass, now), NextTurn::After(RETRY));
 }

@@ -1,11 +1,11 @@
 //! What the loop tells: each state once, when it begins, and not again at every turn.
 
 use crate::error::chain;
-use crate::host::install::Pass;
-use crate::host::install::change::Problem;
-use crate::host::install::conflict::Conflict;
-use crate::host::install::directory::Each;
-use crate::host::install::perform::PerformError;
+use crate::host::apply::ApplyError;
+use crate::host::conflict::Conflict;
+use crate::host::directory::PerDirectory;
+use crate::host::pass::Pass;
+use crate::host::problem::Problem;
 use crate::log::Journal;
 use gybe_netfilter::hint::Hint;
 use serde_json::{Value, json};
@@ -66,13 +66,13 @@ impl<'a> Told<'a> {
     pub(super) fn failures(&mut self, pass: &Pass) {
         let all = || pass.waiting.iter().chain(&pass.performed.failed).map(|failed| &failed.why);
         let sentences: Vec<_> = all().map(|why| chain(why)).collect();
-        let hints: Vec<_> = all().filter_map(PerformError::hint).collect();
+        let hints: Vec<_> = all().filter_map(ApplyError::hint).collect();
         let sentence = (!sentences.is_empty()).then(|| sentences.join("; "));
         self.state("failures", ("error", sentence), json!({ "hint": hints.join("; ") }));
     }
 
     /// Fights, each with whom: each sentence once until all of them have ended.
-    pub(super) fn fights(&mut self, fights: &Each<Option<Conflict>>) {
+    pub(super) fn fights(&mut self, fights: &PerDirectory<Option<Conflict>>) {
         let all: Vec<&Conflict> = fights.conf.iter().chain(&fights.programs).collect();
         if all.is_empty() {
             self.fought.clear();

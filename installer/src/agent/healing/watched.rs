@@ -1,6 +1,6 @@
 //! Which directories wake the loop.
 
-use crate::host::install::wanted::Shape;
+use crate::host::desired::Shape;
 use crate::host::settings::Settings;
 use std::collections::BTreeSet;
 use std::fs;

@@ -1,15 +1,15 @@
 //! Findings about the node agent: whether its sockets answer, and its own status.
 
-use super::chain::Ours;
-use super::sight::{AgentSeen, LogSocketSeen, Sight};
-use super::{About, Finding, entry, of_security};
+use super::observe::{AgentContact, LogSocketContact, Observation};
+use super::{About, Finding, of_security};
 use crate::agent::agent_status::AgentStatus;
+use crate::host::entries::OurEntries;
 use gybe_plugin::facts::{AgentFault, FactsError};
 use nix::errno::Errno;
 
-pub(super) fn examine(sight: &Sight, ours: &Ours<'_>) -> Vec<Finding> {
+pub(super) fn examine(sight: &Observation, ours: &OurEntries<'_>) -> Vec<Finding> {
     let Some(agent) = &sight.agent else {
-        let directory = entry::conf(ours).and_then(|conf| conf.facts.directory);
+        let directory = ours.plugin_conf().and_then(|conf| conf.facts.directory);
         let says = match directory {
             Some(directory) => {
                 format!(
@@ -68,7 +68,7 @@ fn own_word(status: &AgentStatus) -> Vec<Finding> {
     is_ready.into_iter().chain(leaving).chain(reasons).chain(settings).chain(conflicts).chain(notes).collect()
 }
 
-fn facts(sight: &Sight, ours: &Ours<'_>, agent: &AgentSeen) -> Finding {
+fn facts(sight: &Observation, ours: &OurEntries<'_>, agent: &AgentContact) -> Finding {
     let socket = agent.socket.display();
     let Some(fault) = &agent.fault else {
         let says = format!("the node agent answers at {socket}");
@@ -76,9 +76,9 @@ fn facts(sight: &Sight, ours: &Ours<'_>, agent: &AgentSeen) -> Finding {
     };
     let away = match fault {
         FactsError::Agent(agent) => match agent.fault {
-            AgentFault::Away(Errno::ENOENT) => "is not there",
-            AgentFault::Away(Errno::ECONNREFUSED) => "is gone",
-            AgentFault::Away(Errno::EACCES | Errno::EPERM) => "refuses the connection",
+            AgentFault::Unreachable(Errno::ENOENT) => "is not there",
+            AgentFault::Unreachable(Errno::ECONNREFUSED) => "is gone",
+            AgentFault::Unreachable(Errno::EACCES | Errno::EPERM) => "refuses the connection",
             _ => "does not answer correctly",
         },
         _ => "does not answer correctly",
@@ -99,7 +99,7 @@ fn facts(sight: &Sight, ours: &Ours<'_>, agent: &AgentSeen) -> Finding {
 const RUNNING: &str = "check that the pod of DaemonSet gybe-node runs on this node, and look at its log; pods outside the mesh \
                        start without it";
 
-fn log(LogSocketSeen { socket, fault }: &LogSocketSeen) -> Finding {
+fn log(LogSocketContact { socket, fault }: &LogSocketContact) -> Finding {
     match fault {
         None => Finding::well(
             About::Agent,

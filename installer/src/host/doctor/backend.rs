@@ -1,15 +1,15 @@
 //! Findings about the backend in use: the configured one, and the probe report.
 
-use super::chain::Ours;
-use super::sight::Sight;
-use super::{About, Finding, entry};
+use super::observe::Observation;
+use super::{About, Finding};
+use crate::host::entries::OurEntries;
 use crate::probe::node_backend::{Verdict, node_backend};
 use gybe_netfilter::backend::BackendKind;
 use gybe_netfilter::choose::BackendSetting;
 use gybe_netfilter::hint::Hint;
 
-pub(super) fn examine(sight: &Sight, ours: &Ours<'_>) -> Vec<Finding> {
-    let Some(conf) = entry::conf(ours) else { return Vec::new() };
+pub(super) fn examine(sight: &Observation, ours: &OurEntries<'_>) -> Vec<Finding> {
+    let Some(conf) = ours.plugin_conf() else { return Vec::new() };
     let decided = node_backend(conf.backend, None, sight.found.as_ref());
     let word = format!("backend: {}", conf.backend.as_str());
     match &decided.verdict {

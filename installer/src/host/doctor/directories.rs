@@ -1,9 +1,9 @@
 //! Findings about the runtime's directories: whether they exist, are this platform's, are writable, and have
 //! room.
 
-use super::sight::{Room, Sight, Space};
+use super::observe::{FileSystem, FreeSpace, Observation};
 use super::{About, Finding, of_security};
-use crate::host::install::seen::{Places, Standing};
+use crate::host::observe::{DirectoryState, NodeDirectories};
 use nix::errno::Errno;
 use std::path::Path;
 
@@ -12,9 +12,9 @@ const PROGRAMS_NEED: u64 = 64 << 20;
 /// Bytes for a conf file and its temporary copy.
 const CONF_NEEDS: u64 = 1 << 20;
 
-pub(super) fn examine(sight: &Sight) -> Vec<Finding> {
+pub(super) fn examine(sight: &Observation) -> Vec<Finding> {
     let mut found = vec![node(sight)];
-    let Places { conf, programs, .. } = &sight.ground.places;
+    let NodeDirectories { conf, programs, .. } = &sight.ground.places;
     found.push(standing(sight, ("conf", conf), sight.snapshot.conf.standing));
     found.push(standing(sight, ("program", programs), sight.snapshot.programs.standing));
     found.extend(elsewhere(sight));
@@ -30,32 +30,32 @@ pub(super) fn examine(sight: &Sight) -> Vec<Finding> {
     found
 }
 
-fn node(sight: &Sight) -> Finding {
+fn node(sight: &Observation) -> Finding {
     Finding::note(About::Node, format!("this is {}", sight.platform), sight.platform.advice())
 }
 
-fn standing(sight: &Sight, (of, path): (&str, &Path), standing: Standing) -> Finding {
+fn standing(sight: &Observation, (of, path): (&str, &Path), standing: DirectoryState) -> Finding {
     let path = path.display();
     match standing {
-        Standing::There => Finding::well(About::Directories, format!("{of} directory {path}")),
-        Standing::Missing => {
+        DirectoryState::Present => Finding::well(About::Directories, format!("{of} directory {path}")),
+        DirectoryState::Missing => {
             let says = format!("there is no {of} directory {path}");
             Finding::wrong(About::Directories, says, missing(sight))
         }
-        Standing::Deleted => {
+        DirectoryState::Deleted => {
             let says = format!("the {of} directory {path} was deleted while this process held it open");
             let remedy =
                 "restart this pod and the container runtime: neither sees a directory that was made again";
             Finding::wrong(About::Directories, says, remedy)
         }
-        Standing::Refused(why) => {
+        DirectoryState::Unreadable(why) => {
             let says = format!("the {of} directory {path} cannot be read: {}", why.desc());
             Finding::wrong(About::Directories, says, refused(sight, why))
         }
     }
 }
 
-fn refused(sight: &Sight, why: Errno) -> String {
+fn refused(sight: &Observation, why: Errno) -> String {
     match why {
         Errno::EACCES | Errno::EPERM => of_security(sight),
         Errno::ENOTDIR => {
@@ -65,7 +65,7 @@ fn refused(sight: &Sight, why: Errno) -> String {
     }
 }
 
-fn missing(sight: &Sight) -> String {
+fn missing(sight: &Observation) -> String {
     let wanted = sight.platform.directories();
     format!(
         "on {} the runtime uses {} and {}: name others with --conf-dir and --bin-dir; the primary plugin makes the conf directory",
@@ -74,9 +74,9 @@ fn missing(sight: &Sight) -> String {
 }
 
 /// Directories of another platform may exist here, and no runtime reads them (F37).
-fn elsewhere(sight: &Sight) -> Option<Finding> {
+fn elsewhere(sight: &Observation) -> Option<Finding> {
     let wanted = sight.platform.places(&sight.ground.root);
-    let Places { conf, programs, .. } = &sight.ground.places;
+    let NodeDirectories { conf, programs, .. } = &sight.ground.places;
     if (&wanted.conf, &wanted.programs) == (conf, programs) {
         return None;
     }
@@ -90,7 +90,7 @@ fn elsewhere(sight: &Sight) -> Option<Finding> {
 }
 
 /// For root without capabilities, as the agent runs, another user's directory is not writable.
-fn foreign(space: &Space) -> Option<Finding> {
+fn foreign(space: &FileSystem) -> Option<Finding> {
     let owner = space.stranger?;
     let says = format!("the {} directory {} belongs to user {owner}", space.of, space.path.display());
     let remedy = "chown it to root, or add manifests/components/foreign-owner: an agent without capabilities cannot write there";
@@ -98,7 +98,7 @@ fn foreign(space: &Space) -> Option<Finding> {
 }
 
 /// Root runs a file in these directories, or follows what it configures.
-fn open_to_all(space: &Space) -> Option<Finding> {
+fn open_to_all(space: &FileSystem) -> Option<Finding> {
     let mode = space.open_to_all?;
     let path = space.path.display();
     let says = format!("every user may write to the {} directory {path}: mode {mode:04o}", space.of);
@@ -107,10 +107,10 @@ fn open_to_all(space: &Space) -> Option<Finding> {
     Some(Finding::wrong(About::Directories, says, remedy))
 }
 
-fn of_space(sight: &Sight, space: &Space) -> Vec<Finding> {
-    let Space { of, path, mount, room, .. } = space;
+fn of_space(sight: &Observation, space: &FileSystem) -> Vec<Finding> {
+    let FileSystem { of, path, mount, room, .. } = space;
     let wrong = |says: String, remedy: &str| Finding::wrong(About::Directories, says, remedy);
-    let Room { bytes, inodes, read_only, no_exec } = match room {
+    let FreeSpace { bytes, inodes, read_only, no_exec } = match room {
         Ok(room) => *room,
         // The directory has its own finding; a missing run directory is normal before the first probe.
         Err(_) => return Vec::new(),

@@ -1,22 +1,13 @@
 //! Findings about our entry's values, parsed as the plugin parses them.
 
-use super::chain::Ours;
-use super::sight::Sight;
+use super::observe::Observation;
 use super::{About, Finding};
+use crate::host::entries::{OurEntries, members};
 use gybe_plugin::conf::{PluginConf, unknown_keys};
-use gybe_plugin::network::ANNOTATIONS;
+use gybe_plugin::network_conf::POD_ANNOTATIONS;
 use serde_json::{Map, Value};
 
-/// The first of our entries, if the plugin can parse it.
-pub(super) fn conf(ours: &Ours<'_>) -> Option<PluginConf> {
-    PluginConf::read(&members(ours.entries().next()?.1)?).ok()
-}
-
-fn members(entry: &[u8]) -> Option<Map<String, Value>> {
-    serde_json::from_slice::<Value>(entry).ok()?.as_object().cloned()
-}
-
-pub(super) fn examine(sight: &Sight, ours: &Ours<'_>) -> Vec<Finding> {
+pub(super) fn examine(sight: &Observation, ours: &OurEntries<'_>) -> Vec<Finding> {
     let mut found: Vec<Finding> = ours
         .entries()
         .flat_map(|(file, entry)| of_entry(&file.to_string(), &members(entry).unwrap_or_default()))
@@ -51,10 +42,10 @@ fn of_entry(file: &str, members: &Map<String, Value>) -> Vec<Finding> {
         found.push(Finding::note(About::Entry, says, None));
     }
     let declared =
-        members.get("capabilities").and_then(|all| all.get(ANNOTATIONS)) == Some(&Value::Bool(true));
+        members.get("capabilities").and_then(|all| all.get(POD_ANNOTATIONS)) == Some(&Value::Bool(true));
     if !declared {
         let says = format!(
-            "in {file}: the entry does not request the capability {ANNOTATIONS}, so pods outside the mesh wait for the agent too"
+            "in {file}: the entry does not request the capability {POD_ANNOTATIONS}, so pods outside the mesh wait for the agent too"
         );
         found.push(Finding::wrong(About::Entry, says, "run gybe install, or add it to \"capabilities\""));
     }

@@ -1,13 +1,13 @@
 //! Findings about leftovers: of an uninstall that has to wait, or of a process that was killed.
 
-use super::chain::Ours;
+use super::observe::Observation;
 use super::programs::program;
-use super::sight::Sight;
 use super::{About, Finding};
-use crate::host::install::seen::{Cached, ORIGINAL};
-use crate::host::settings::PLUGIN;
+use crate::host::entries::OurEntries;
+use crate::host::image::PLUGIN;
+use crate::host::observe::{CachedPlugins, ORIGINAL};
 
-pub(super) fn examine(sight: &Sight, ours: &Ours<'_>) -> Vec<Finding> {
+pub(super) fn examine(sight: &Observation, ours: &OurEntries<'_>) -> Vec<Finding> {
     let mut found = Vec::new();
     if !ours.is_anywhere() {
         found.extend(program(sight, PLUGIN).map(|_| tombstone(sight)));
@@ -31,10 +31,10 @@ pub(super) fn examine(sight: &Sight, ours: &Ours<'_>) -> Vec<Finding> {
     found
 }
 
-fn tombstone(sight: &Sight) -> Finding {
+fn tombstone(sight: &Observation) -> Finding {
     let living = "the DEL of existing sandboxes needs it";
     let (says, remedy) = match &sight.snapshot.cached {
-        Cached::Unknown => (
+        CachedPlugins::Unknown => (
             format!("no conf file names {PLUGIN}, and it is unknown which sandboxes still need it"),
             "let --results-dir name libcni's cache (/var/lib/cni/results), or drain the node; then run gybe uninstall",
         ),
@@ -42,7 +42,7 @@ fn tombstone(sight: &Sight) -> Finding {
             format!("no conf file names {PLUGIN}, but its program has to stay: {living}"),
             "run gybe uninstall when those pods are gone; do not remove the program before",
         ),
-        Cached::Named(_) => (
+        CachedPlugins::Named(_) => (
             format!("no conf file names {PLUGIN}, and no sandbox needs its program"),
             "run gybe uninstall to remove it, or gybe install to restore the entry",
         ),

@@ -1,6 +1,6 @@
 //! Findings about this node's pods: whether they are redirected, and their unknown annotations.
 
-use super::sight::{PodsSeen, Sight};
+use super::observe::{Observation, PodVerdicts};
 use super::{About, Finding};
 use crate::host::pods_on_node::{Judged, Sandbox, summary};
 use gybe_netfilter::verdict::Answer;
@@ -10,12 +10,12 @@ use gybe_plugin::gates::STATUS;
 /// At most this many pods are listed.
 const MOST: usize = 16;
 
-pub(super) fn examine(sight: &Sight) -> Vec<Finding> {
+pub(super) fn examine(sight: &Observation) -> Vec<Finding> {
     sight.pods.iter().flat_map(|pods| of_node(pods).into_iter().chain(doubtful(pods))).collect()
 }
 
 /// The number of pods of each kind, and each pod of the mesh that is not known to be redirected.
-fn of_node(PodsSeen { judged, unreadable }: &PodsSeen) -> Vec<Finding> {
+fn of_node(PodVerdicts { judged, unreadable }: &PodVerdicts) -> Vec<Finding> {
     let counted = || Finding::note(About::Pods, summary(judged), None);
     let mut found: Vec<_> = (!judged.is_empty()).then(counted).into_iter().collect();
     found.extend(unreadable.iter().map(|what| {
@@ -48,7 +48,7 @@ fn failed(one: &Judged) -> Finding {
 }
 
 /// Injected pods with unknown annotations, as the runtime passed them on.
-fn doubtful(PodsSeen { judged, .. }: &PodsSeen) -> Vec<Finding> {
+fn doubtful(PodVerdicts { judged, .. }: &PodVerdicts) -> Vec<Finding> {
     let doubts = |sandbox: &Sandbox| {
         let annotations = sandbox.annotations.as_ref().filter(|all| all.contains_key(STATUS))?;
         let doubts = unknown(annotations.keys().map(String::as_str));

@@ -1,28 +1,28 @@
 //! Findings about the programs in the runtime's directory: whether they exist, are complete, run, and are
 //! writable only by root.
 
-use super::chain::Ours;
-use super::sight::Sight;
+use super::observe::Observation;
 use super::{About, Finding, of_security};
+use crate::host::apply::TrialError;
+use crate::host::conflist::ISTIO;
+use crate::host::entries::OurEntries;
+use crate::host::image::PLUGIN;
 use crate::host::image::{TOOL, every_name};
-use crate::host::install::conflist::ISTIO;
-use crate::host::install::perform::TrialError;
-use crate::host::install::seen::{SeenProgram, Unreadable};
-use crate::host::settings::PLUGIN;
+use crate::host::observe::{ProgramFile, Unreadable};
 use gybe_netfilter::hint::Hint;
 use nix::errno::Errno;
 use std::ffi::OsStr;
 
 /// Reports whether the plugin or the tool exists under its own name.
-pub(super) fn are_there(sight: &Sight) -> bool {
+pub(super) fn are_there(sight: &Observation) -> bool {
     [PLUGIN, TOOL].iter().any(|name| program(sight, name).is_some())
 }
 
-pub(super) fn program<'a>(sight: &'a Sight, name: &str) -> Option<&'a SeenProgram> {
+pub(super) fn program<'a>(sight: &'a Observation, name: &str) -> Option<&'a ProgramFile> {
     sight.snapshot.programs.files.get(OsStr::new(name))
 }
 
-pub(super) fn examine(sight: &Sight, ours: &Ours<'_>) -> Vec<Finding> {
+pub(super) fn examine(sight: &Observation, ours: &OurEntries<'_>) -> Vec<Finding> {
     let mut found: Vec<Finding> = every_name()
         .filter(|name| *name != ISTIO)
         .filter_map(|name| Some(of_program(sight, name, program(sight, name)?)))
@@ -43,11 +43,11 @@ pub(super) fn examine(sight: &Sight, ours: &Ours<'_>) -> Vec<Finding> {
     found
 }
 
-fn of_program(sight: &Sight, name: &str, program: &SeenProgram) -> Finding {
+fn of_program(sight: &Observation, name: &str, program: &ProgramFile) -> Finding {
     let access = program.access;
     let hash = match &program.hash {
         Ok(hash) => hash.to_string(),
-        Err(Unreadable::Refused(Errno::EACCES | Errno::EPERM)) => {
+        Err(Unreadable::System(Errno::EACCES | Errno::EPERM)) => {
             return Finding::wrong(About::Programs, format!("{name} cannot be read"), of_security(sight));
         }
         Err(why) => {
@@ -72,7 +72,7 @@ fn of_program(sight: &Sight, name: &str, program: &SeenProgram) -> Finding {
     Finding::well(About::Programs, format!("{name}: mode {:04o}, SHA-256 {short}…", access.mode))
 }
 
-fn tried(sight: &Sight, trial: &Result<(), TrialError>) -> Finding {
+fn tried(sight: &Observation, trial: &Result<(), TrialError>) -> Finding {
     match trial {
         Ok(()) => Finding::well(About::Programs, format!("{PLUGIN} answers VERSION")),
         Err(why) => {
@@ -94,7 +94,7 @@ fn with_reason(why: &TrialError) -> String {
 }
 
 /// Another version works too, but an operator who expects this one should know.
-fn another(sight: &Sight) -> Option<Finding> {
+fn another(sight: &Observation) -> Option<Finding> {
     let says = format!("{PLUGIN} is another build than the one next to this gybe");
     sight
         .brings_another

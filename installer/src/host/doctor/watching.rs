@@ -1,29 +1,31 @@
 //! Findings about how our agent and the runtime learn of changes in the conf directory.
 
-use super::chain::Ours;
-use super::sight::{RuntimeSeen, Sight, Watches};
+use super::chain::is_for_multus;
+use super::observe::Observation;
 use super::{About, Finding};
-use crate::host::install::seen::Standing;
-use crate::host::install::watch::WatchMode;
+use crate::host::entries::OurEntries;
+use crate::host::observe::DirectoryState;
+use crate::host::runtimes::processes::{RuntimeProcess, RuntimeWatch};
+use crate::host::watch::WatchMode;
 use nix::errno::Errno;
 
-pub(super) fn examine(sight: &Sight, ours: &Ours<'_>) -> Vec<Finding> {
+pub(super) fn examine(sight: &Observation, ours: &OurEntries<'_>) -> Vec<Finding> {
     let mut found: Vec<Finding> = own(sight).into_iter().collect();
     // Multus reads a network's file for each call, and no runtime watches it.
-    if !ours.is_for_multus(sight) {
+    if !is_for_multus(ours, sight) {
         found.extend(sight.runtimes.iter().map(of_runtime));
     }
     found
 }
 
-fn own(sight: &Sight) -> Option<Finding> {
+fn own(sight: &Observation) -> Option<Finding> {
     match sight.watch {
-        WatchMode::Told => {
+        WatchMode::Inotify => {
             Some(Finding::well(About::Watching, "inotify reports changes of the conf directory at once"))
         }
         // A missing or unreadable directory has its own finding.
-        WatchMode::Asking(_) if sight.snapshot.conf.standing != Standing::There => None,
-        WatchMode::Asking(why) => {
+        WatchMode::Polling(_) if sight.snapshot.conf.standing != DirectoryState::Present => None,
+        WatchMode::Polling(why) => {
             let setting = match why {
                 Errno::EMFILE => "fs.inotify.max_user_instances",
                 Errno::ENOSPC => "fs.inotify.max_user_watches",
@@ -43,12 +45,12 @@ fn own(sight: &Sight) -> Option<Finding> {
     }
 }
 
-fn of_runtime(RuntimeSeen { name, pid, watches, .. }: &RuntimeSeen) -> Finding {
+fn of_runtime(RuntimeProcess { name, pid, watches, .. }: &RuntimeProcess) -> Finding {
     match watches {
-        Watches::ConfDirectory => {
+        RuntimeWatch::ConfDirectory => {
             Finding::well(About::Watching, format!("{name} (process {pid}) watches the conf directory"))
         }
-        Watches::Others => {
+        RuntimeWatch::Others => {
             let says = format!(
                 "{name} (process {pid}) does not watch this conf directory: it was removed and made again, or {name} is \
                  configured with another"
@@ -58,7 +60,7 @@ fn of_runtime(RuntimeSeen { name, pid, watches, .. }: &RuntimeSeen) -> Finding {
             );
             Finding::wrong(About::Watching, says, remedy)
         }
-        Watches::Unknown => {
+        RuntimeWatch::Unknown => {
             let says = format!("it is unknown what {name} (process {pid}) watches");
             Finding::note(About::Watching, says, Some("run gybe doctor as root on the node"))
         }

@@ -8,9 +8,9 @@ use gybe_netfilter::verdict::{self, Answer, Verdict};
 use gybe_plugin::args::PodRef;
 use gybe_plugin::conf::{FactsConf, PluginConf};
 use gybe_plugin::decide::{Decision, decide};
-use gybe_plugin::facts::{self, means};
-use gybe_plugin::gates::{self, InitContainer, Reason};
-use gybe_plugin::network::Handed;
+use gybe_plugin::facts::{self, matches};
+use gybe_plugin::gates::{self, InitContainer, LeaveAloneReason};
+use gybe_plugin::network_conf::RuntimeAnnotations;
 use gybe_plugin::pod::PodFacts;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -35,7 +35,7 @@ pub(super) enum Desired {
     /// The rules of this policy.
     Policy(Box<RedirectPolicy>),
     /// No rule of ours.
-    LeftAlone(Reason),
+    LeftAlone(LeaveAloneReason),
     /// It cannot be told.
     NotKnown {
         why: String,
@@ -64,19 +64,22 @@ impl Sources {
         addresses: impl FnOnce() -> Result<Vec<IpAddr>, String>,
     ) -> Desired {
         let handed = match &sandbox.annotations {
-            None => Handed::Unsaid,
-            Some(none) if none.is_empty() => Handed::Nothing,
-            Some(annotations) => Handed::These(annotations),
+            None => RuntimeAnnotations::NotProvided,
+            Some(none) if none.is_empty() => RuntimeAnnotations::Empty,
+            Some(annotations) => RuntimeAnnotations::Present(annotations),
         };
-        let not_known = |why| Desired::NotKnown { why, is_injected: matches!(handed, Handed::These(_)) };
+        let not_known =
+            |why| Desired::NotKnown { why, is_injected: matches!(handed, RuntimeAnnotations::Present(_)) };
         let Some(pod) = &sandbox.pod else {
             // The plugin leaves alone what the runtime gives no pod's name.
             return match &sandbox.container {
-                Some(_) => Desired::LeftAlone(Reason::NotKubernetes),
+                Some(_) => Desired::LeftAlone(LeaveAloneReason::NotKubernetes),
                 None => not_known("which pod it is of is not known".to_owned()),
             };
         };
-        if let Some(reason) = gates::at_once(&self.conf, pod.namespace.as_str(), pod.name.as_str(), handed) {
+        if let Some(reason) =
+            gates::check_without_facts(&self.conf, pod.namespace.as_str(), pod.name.as_str(), handed)
+        {
             return Desired::LeftAlone(reason);
         }
         let facts = match self.facts(pod) {
@@ -95,12 +98,12 @@ impl Sources {
     }
 
     fn facts(&self, pod: &PodRef) -> Result<PodFacts, String> {
-        if let Some(manifest) = self.manifest.as_ref().filter(|manifest| means(manifest, pod)) {
+        if let Some(manifest) = self.manifest.as_ref().filter(|manifest| matches(manifest, pod)) {
             return Ok(manifest.clone());
         }
         let deadline = self.until.saturating_duration_since(Instant::now()).min(PER_POD);
         let conf = FactsConf { deadline, ..self.conf.facts.clone() };
-        facts::ask(&conf, pod).map_err(|why| chain(&why))
+        facts::look_up(&conf, pod).map_err(|why| chain(&why))
     }
 }
 
@@ -117,7 +120,7 @@ impl Desired {
 /// The verdict on a namespace in the light of what is known of its pod.
 pub(super) fn answer(desired: &Desired, found: Verdict) -> Verdict {
     match (desired, found.answer) {
-        (Desired::LeftAlone(Reason::IstioInit), Answer::NotMeshed) => {
+        (Desired::LeftAlone(LeaveAloneReason::IstioInit), Answer::NotMeshed) => {
             Verdict::because(Answer::NotRedirected, "its init container istio-init has written no rules")
         }
         (Desired::LeftAlone(reason), Answer::NotMeshed | Answer::Unknown) => {
@@ -152,16 +155,31 @@ mod tests {
         let not_known = |is_injected| Desired::NotKnown { why: "no agent".to_owned(), is_injected };
         let left_alone = Desired::LeftAlone;
         for (desired, found, expected, says) in [
-            (left_alone(Reason::NoProxy), Answer::NotMeshed, Answer::NotMeshed, "no container istio-proxy"),
-            (left_alone(Reason::NoProxy), Answer::Unknown, Answer::NotMeshed, "no container istio-proxy"),
             (
-                left_alone(Reason::IstioInit),
+                left_alone(LeaveAloneReason::NoProxy),
+                Answer::NotMeshed,
+                Answer::NotMeshed,
+                "no container istio-proxy",
+            ),
+            (
+                left_alone(LeaveAloneReason::NoProxy),
+                Answer::Unknown,
+                Answer::NotMeshed,
+                "no container istio-proxy",
+            ),
+            (
+                left_alone(LeaveAloneReason::IstioInit),
                 Answer::NotMeshed,
                 Answer::NotRedirected,
                 "istio-init has written no rules",
             ),
-            (left_alone(Reason::IstioInit), Answer::ByOthers, Answer::ByOthers, "as found"),
-            (left_alone(Reason::ExcludedNamespace), Answer::Redirected, Answer::Redirected, "as found"),
+            (left_alone(LeaveAloneReason::IstioInit), Answer::ByOthers, Answer::ByOthers, "as found"),
+            (
+                left_alone(LeaveAloneReason::ExcludedNamespace),
+                Answer::Redirected,
+                Answer::Redirected,
+                "as found",
+            ),
             (not_known(true), Answer::NotMeshed, Answer::Unknown, "Istio's injector changed the pod"),
             (not_known(false), Answer::NotMeshed, Answer::NotMeshed, "its rules alone are judged"),
             (not_known(true), Answer::Redirected, Answer::Redirected, "as found"),

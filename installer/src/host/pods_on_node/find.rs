@@ -4,6 +4,7 @@ use super::processes;
 use super::result_cache;
 use super::{Network, Sandbox};
 use crate::error::chain;
+use crate::pod::cgroups::Cgroups;
 use gybe_netfilter::netns::{Identity, NetnsError};
 use gybe_plugin::args::{Namespace, PodName, PodRef};
 use std::collections::BTreeMap;
@@ -38,8 +39,12 @@ pub fn find(paths: &HostPaths) -> Found {
     listing.add_named_namespaces(&paths.root.join("run/netns"));
     listing.add_processes(&paths.root.join("proc"));
     let names = pod_names(&paths.root.join("var/log/pods"));
-    let Listing { by_namespace, others, unreadable, .. } = listing;
-    let mut sandboxes: Vec<Sandbox> = by_namespace.into_values().chain(others).collect();
+    let Listing { by_namespace, others, cgroups, unreadable, .. } = listing;
+    let with_cgroups = |(identity, sandbox): (Identity, Sandbox)| Sandbox {
+        cgroups: cgroups.get(&identity).cloned().unwrap_or_default(),
+        ..sandbox
+    };
+    let mut sandboxes: Vec<Sandbox> = by_namespace.into_iter().map(with_cgroups).chain(others).collect();
     for sandbox in sandboxes.iter_mut().filter(|sandbox| sandbox.pod.is_none()) {
         sandbox.pod = sandbox.uid.as_ref().and_then(|uid| names.get(uid)).cloned();
     }
@@ -52,6 +57,8 @@ struct Listing {
     by_namespace: BTreeMap<Identity, Sandbox>,
     /// Those in the node's network, and those whose namespace cannot be looked at.
     others: Vec<Sandbox>,
+    /// Those of the processes in each namespace.
+    cgroups: BTreeMap<Identity, Cgroups>,
     unreadable: Vec<String>,
     /// Sandboxes in the cache whose namespace is not there.
     gone: usize,
@@ -119,23 +126,24 @@ impl Listing {
         if let Some(identity) = of_node {
             self.by_namespace.remove(&identity);
         }
-        let seen = processes::of_pods(proc);
-        if let Some(why) = seen.refused {
+        let found = processes::read(proc);
+        if let Some(why) = found.refused {
             self.unreadable.push(format!("not every process of a pod can be looked at: {}", chain(&why)));
         }
-        for process in seen.processes {
+        for process in found.all {
+            self.cgroups.entry(process.identity).or_default().add_process(&process.cgroup);
+            let Some(uid) = process.pod else { continue };
             if Some(process.identity) == of_node {
-                let is_it = |other: &Sandbox| other.uid.as_ref() == Some(&process.uid);
+                let is_it = |other: &Sandbox| other.uid.as_ref() == Some(&uid);
                 if !self.others.iter().any(is_it) {
-                    let network = Network::OfNode;
-                    let uid = Some(process.uid);
-                    self.others.push(Sandbox { pod: None, uid, container: None, network, annotations: None });
+                    let sandbox = Sandbox::in_namespace(PathBuf::new());
+                    self.others.push(Sandbox { uid: Some(uid), network: Network::OfNode, ..sandbox });
                 }
             } else if let Some(sandbox) = self.by_namespace.get_mut(&process.identity) {
-                sandbox.uid.get_or_insert(process.uid);
-            } else if !self.is_cached(&process.uid) {
+                sandbox.uid.get_or_insert(uid);
+            } else if !self.is_cached(&uid) {
                 let sandbox = Sandbox::in_namespace(process.netns);
-                self.by_namespace.insert(process.identity, Sandbox { uid: Some(process.uid), ..sandbox });
+                self.by_namespace.insert(process.identity, Sandbox { uid: Some(uid), ..sandbox });
             }
         }
     }

@@ -2,9 +2,10 @@
 //! (`cachedInfo` of libcni/api.go).
 
 use super::{Network, Sandbox};
-use crate::host::install::seen::cached::{ResultCache, each_result};
+use crate::host::observe::result_cache::{ResultCache, each_result};
+use crate::pod::cgroups::Cgroups;
 use gybe_plugin::args::{Namespace, PodName, PodRef};
-use gybe_plugin::network::ANNOTATIONS;
+use gybe_plugin::network_conf::POD_ANNOTATIONS;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
@@ -52,11 +53,12 @@ fn sandbox(bytes: &[u8]) -> Option<Sandbox> {
         uid: None,
         container: Some(info.container_id.clone()).filter(|id| !id.is_empty()),
         network: Network::Own(netns),
-        annotations: match info.capability_args.get(ANNOTATIONS) {
+        annotations: match info.capability_args.get(POD_ANNOTATIONS) {
             Some(Value::Object(handed)) => Some(handed.clone()),
             Some(Value::Null) => Some(Map::new()),
             _ => None,
         },
+        cgroups: Cgroups::default(),
     })
 }
 
@@ -110,7 +112,7 @@ mod tests {
     #[test]
     fn annotations_that_were_handed_over_are_kept_and_none_is_not_the_same_as_unsaid() {
         let handed = |annotations: Value| {
-            let more = json!({ "netns": "/run/netns/a", "capabilityArgs": { ANNOTATIONS: annotations } });
+            let more = json!({ "netns": "/run/netns/a", "capabilityArgs": { POD_ANNOTATIONS: annotations } });
             read(&cached(&more)).unwrap().annotations
         };
         assert_eq!(handed(json!({ "a": "b" })).unwrap().len(), 1);

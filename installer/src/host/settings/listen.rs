@@ -1,6 +1,6 @@
 //! Where health and metrics are served: an address, or every one of this host.
 
-use super::reader::{Reader, Said};
+use super::reader::{RawSetting, SettingsReader};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 /// A place to listen at.
@@ -24,7 +24,7 @@ impl Listen {
 
 /// None when the port is 0 or less, as the incumbent has it.
 pub(super) fn read(
-    reader: &mut Reader<'_>,
+    reader: &mut SettingsReader<'_>,
     (address, port): (&'static str, &'static str),
     default: u16,
 ) -> Option<Listen> {
@@ -38,7 +38,7 @@ pub(super) fn read(
 }
 
 /// `10.0.0.1`, `::1`, and with a port: `10.0.0.1:8000`, `[::1]:8000`, `:8000`.
-fn parse_address(reader: &mut Reader<'_>, said: Said<'_>) -> (Option<IpAddr>, Option<u16>) {
+fn parse_address(reader: &mut SettingsReader<'_>, said: RawSetting<'_>) -> (Option<IpAddr>, Option<u16>) {
     let alone = said.text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(said.text);
     if let Ok(address) = alone.parse() {
         return (Some(address), None);
@@ -53,7 +53,7 @@ fn parse_address(reader: &mut Reader<'_>, said: Said<'_>) -> (Option<IpAddr>, Op
     (None, None)
 }
 
-fn parse_port(reader: &mut Reader<'_>, said: Said<'_>) -> Option<u16> {
+fn parse_port(reader: &mut SettingsReader<'_>, said: RawSetting<'_>) -> Option<u16> {
     match said.text.parse::<i64>() {
         Ok(off) if off <= 0 => None,
         Ok(port) if u16::try_from(port).is_ok() => u16::try_from(port).ok(),

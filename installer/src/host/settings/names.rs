@@ -1,13 +1,13 @@
 //! Every name a setting may have, ours and the incumbent's (docs/ISTIO.md, section 5): what it
 //! means here, and what is said of one that means nothing.
 
-use super::faults::Fault;
-use super::reader::{Reader, truth};
+use super::error::InvalidSetting;
+use super::reader::{SettingsReader, truth};
 use crate::agent::cluster::SERVICE_ACCOUNT;
 
 /// A name, and what becomes of it.
 #[derive(Debug, Clone, Copy)]
-pub struct Name {
+pub struct SettingName {
     /// Of the variable, or of the ConfigMap's key.
     pub name: &'static str,
     /// What holds where nobody says anything.
@@ -15,12 +15,12 @@ pub struct Name {
     /// What it means here.
     pub meaning: &'static str,
     /// What becomes of it.
-    pub fate: Fate,
+    pub fate: Support,
 }
 
 /// What becomes of a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fate {
+pub enum Support {
     /// It does what it says.
     Honoured,
     /// Refused when it is true.
@@ -28,19 +28,19 @@ pub enum Fate {
     /// Refused when it says anything.
     Refused,
     /// Told, and without effect.
-    Mute,
+    Ignored,
 }
 
-const fn honoured(name: &'static str, default: &'static str, meaning: &'static str) -> Name {
-    Name { name, default, meaning, fate: Fate::Honoured }
+const fn honoured(name: &'static str, default: &'static str, meaning: &'static str) -> SettingName {
+    SettingName { name, default, meaning, fate: Support::Honoured }
 }
 
-const fn other(fate: Fate, name: &'static str, meaning: &'static str) -> Name {
-    Name { name, default: "", meaning, fate }
+const fn other(fate: Support, name: &'static str, meaning: &'static str) -> SettingName {
+    SettingName { name, default: "", meaning, fate }
 }
 
 /// Keys of the ConfigMap. A changed one is followed without a restart.
-pub const KEYS: [Name; 18] = [
+pub const KEYS: [SettingName; 18] = [
     honoured(
         "mode",
         "install",
@@ -110,7 +110,7 @@ pub const KEYS: [Name; 18] = [
 ];
 
 /// Variables of ours.
-pub const OURS: [Name; 11] = [
+pub const OURS: [SettingName; 11] = [
     honoured("GYBE_CONFIG_DIR", "/etc/gybe", "where the ConfigMap is mounted"),
     honoured("GYBE_PROGRAMS_DIR", "/opt/gybe/bin", "where the image has `gybe` and `gybe-cni`"),
     honoured("GYBE_SERVICE_ACCOUNT_DIR", SERVICE_ACCOUNT, "token and CA of the service account"),
@@ -133,21 +133,21 @@ pub const OURS: [Name; 11] = [
 ];
 
 /// Variables of the incumbent's.
-pub const INCUMBENTS: [Name; 61] = [
+pub const INCUMBENTS: [SettingName; 61] = [
     honoured("CNI_CONF_NAME", "", "as `conf_name`"),
     honoured("CHAINED_CNI_PLUGIN", "true", "as `shape`: `chained` or `standalone`"),
     other(
-        Fate::RefusedIfTrue,
+        Support::RefusedIfTrue,
         "ISTIO_OWNED_CNI_CONFIG",
         "set `shape: dropin`, where the runtime reads drop-ins (containerd 2.1, CRI-O 1.34): the primary's file is left alone there too, and nothing of it is copied",
     ),
     other(
-        Fate::Refused,
+        Support::Refused,
         "ISTIO_OWNED_CNI_CONFIG_FILENAME",
         "set `shape: dropin`, where the runtime reads drop-ins (containerd 2.1, CRI-O 1.34): its file has one name, zz-gybe-cni.conf",
     ),
     other(
-        Fate::Refused,
+        Support::Refused,
         "ISTIO_OWNED_CNI_CONF_FILENAME",
         "set `shape: dropin`, where the runtime reads drop-ins (containerd 2.1, CRI-O 1.34): its file has one name, zz-gybe-cni.conf",
     ),
@@ -172,67 +172,71 @@ pub const INCUMBENTS: [Name; 61] = [
     honoured("NATIVE_NFTABLES", "false", "true is `backend: nft`"),
     honoured("FORCE_IPTABLES_BINARY", "", "`legacy` is `backend: iptables-legacy`, `nft` is `iptables-nft`"),
     honoured("LOG_OUTPUT_LEVEL", "", "the level of scope `cni-plugin`, `all` or `default`, as `log_level`"),
-    other(Fate::Mute, "LOG_AS_JSON", "lines are JSON always"),
-    other(Fate::Mute, "LOG_TARGET", "lines go to stderr"),
-    other(Fate::Mute, "LOG_CALLER", "lines name no place in the source"),
-    other(Fate::Mute, "LOG_STACKTRACE_LEVEL", "there are no stack traces"),
-    other(Fate::Mute, "LOG_ROTATE", "lines go to stderr"),
+    other(Support::Ignored, "LOG_AS_JSON", "lines are JSON always"),
+    other(Support::Ignored, "LOG_TARGET", "lines go to stderr"),
+    other(Support::Ignored, "LOG_CALLER", "lines name no place in the source"),
+    other(Support::Ignored, "LOG_STACKTRACE_LEVEL", "there are no stack traces"),
+    other(Support::Ignored, "LOG_ROTATE", "lines go to stderr"),
     other(
-        Fate::RefusedIfTrue,
+        Support::RefusedIfTrue,
         "AMBIENT_ENABLED",
         "there is no ambient mode; keep istio-cni where pods need it",
     ),
-    other(Fate::RefusedIfTrue, "AMBIENT_DNS_CAPTURE", "there is no ambient mode; unset it"),
-    other(Fate::RefusedIfTrue, "AMBIENT_IPV6", "there is no ambient mode; unset it"),
+    other(Support::RefusedIfTrue, "AMBIENT_DNS_CAPTURE", "there is no ambient mode; unset it"),
+    other(Support::RefusedIfTrue, "AMBIENT_IPV6", "there is no ambient mode; unset it"),
     other(
-        Fate::RefusedIfTrue,
+        Support::RefusedIfTrue,
         "AMBIENT_RECONCILE_POD_RULES_ON_STARTUP",
         "there is no ambient mode; unset it",
     ),
-    other(Fate::RefusedIfTrue, "ENABLE_AMBIENT_DETECTION_RETRY", "there is no ambient mode; unset it"),
+    other(Support::RefusedIfTrue, "ENABLE_AMBIENT_DETECTION_RETRY", "there is no ambient mode; unset it"),
     other(
-        Fate::RefusedIfTrue,
+        Support::RefusedIfTrue,
         "AMBIENT_DISABLE_SAFE_UPGRADE",
         "there is no ambient mode, and every upgrade is safe; unset it",
     ),
-    other(Fate::RefusedIfTrue, "AMBIENT_USE_SCOPED_XTABLES_LOCKING", "there is no ambient mode; unset it"),
-    other(Fate::RefusedIfTrue, "AMBIENT_ENABLE_AWS_BRANCH_ENI_PROBE", "there is no ambient mode; unset it"),
-    other(Fate::Mute, "AMBIENT_ENABLEMENT_SELECTOR", "it means something in ambient mode alone"),
-    other(Fate::Mute, "ZTUNNEL_UDS_ADDRESS", "it means something in ambient mode alone"),
-    other(Fate::Mute, "HOST_PROBE_SNAT_IP", "it means something in ambient mode alone"),
-    other(Fate::Mute, "HOST_PROBE_SNAT_IPV6", "it means something in ambient mode alone"),
-    other(Fate::Mute, "REVISION", "it means something in ambient mode alone"),
-    other(Fate::RefusedIfTrue, "REPAIR_ENABLED", REPAIR),
-    other(Fate::RefusedIfTrue, "REPAIR_REPAIR_PODS", REPAIR),
-    other(Fate::RefusedIfTrue, "REPAIR_DELETE_PODS", REPAIR),
-    other(Fate::RefusedIfTrue, "REPAIR_LABEL_PODS", REPAIR),
-    other(Fate::Mute, "REPAIR_BROKEN_POD_LABEL_KEY", REPAIRS),
-    other(Fate::Mute, "REPAIR_BROKEN_POD_LABEL_VALUE", REPAIRS),
-    other(Fate::Mute, "REPAIR_NODE_NAME", REPAIRS),
-    other(Fate::Mute, "REPAIR_SIDECAR_ANNOTATION", REPAIRS),
-    other(Fate::Mute, "REPAIR_INIT_CONTAINER_NAME", REPAIRS),
-    other(Fate::Mute, "REPAIR_INIT_CONTAINER_TERMINATION_MESSAGE", REPAIRS),
-    other(Fate::Mute, "REPAIR_INIT_CONTAINER_EXIT_CODE", REPAIRS),
-    other(Fate::Mute, "REPAIR_LABEL_SELECTORS", REPAIRS),
-    other(Fate::Mute, "REPAIR_FIELD_SELECTORS", REPAIRS),
-    other(Fate::Mute, "REPAIR_RUN_AS_DAEMON", "it does nothing in the incumbent either"),
-    other(Fate::Mute, "CURRENT_AGENT_VERSION", "it does nothing in the incumbent either"),
-    other(Fate::Mute, "GOMEMLIMIT", "nothing here is written in Go"),
-    other(Fate::Mute, "ALLOW_SWITCH_TO_HOST_NS", "the agent enters no namespace"),
+    other(Support::RefusedIfTrue, "AMBIENT_USE_SCOPED_XTABLES_LOCKING", "there is no ambient mode; unset it"),
+    other(
+        Support::RefusedIfTrue,
+        "AMBIENT_ENABLE_AWS_BRANCH_ENI_PROBE",
+        "there is no ambient mode; unset it",
+    ),
+    other(Support::Ignored, "AMBIENT_ENABLEMENT_SELECTOR", "it means something in ambient mode alone"),
+    other(Support::Ignored, "ZTUNNEL_UDS_ADDRESS", "it means something in ambient mode alone"),
+    other(Support::Ignored, "HOST_PROBE_SNAT_IP", "it means something in ambient mode alone"),
+    other(Support::Ignored, "HOST_PROBE_SNAT_IPV6", "it means something in ambient mode alone"),
+    other(Support::Ignored, "REVISION", "it means something in ambient mode alone"),
+    other(Support::RefusedIfTrue, "REPAIR_ENABLED", REPAIR),
+    other(Support::RefusedIfTrue, "REPAIR_REPAIR_PODS", REPAIR),
+    other(Support::RefusedIfTrue, "REPAIR_DELETE_PODS", REPAIR),
+    other(Support::RefusedIfTrue, "REPAIR_LABEL_PODS", REPAIR),
+    other(Support::Ignored, "REPAIR_BROKEN_POD_LABEL_KEY", REPAIRS),
+    other(Support::Ignored, "REPAIR_BROKEN_POD_LABEL_VALUE", REPAIRS),
+    other(Support::Ignored, "REPAIR_NODE_NAME", REPAIRS),
+    other(Support::Ignored, "REPAIR_SIDECAR_ANNOTATION", REPAIRS),
+    other(Support::Ignored, "REPAIR_INIT_CONTAINER_NAME", REPAIRS),
+    other(Support::Ignored, "REPAIR_INIT_CONTAINER_TERMINATION_MESSAGE", REPAIRS),
+    other(Support::Ignored, "REPAIR_INIT_CONTAINER_EXIT_CODE", REPAIRS),
+    other(Support::Ignored, "REPAIR_LABEL_SELECTORS", REPAIRS),
+    other(Support::Ignored, "REPAIR_FIELD_SELECTORS", REPAIRS),
+    other(Support::Ignored, "REPAIR_RUN_AS_DAEMON", "it does nothing in the incumbent either"),
+    other(Support::Ignored, "CURRENT_AGENT_VERSION", "it does nothing in the incumbent either"),
+    other(Support::Ignored, "GOMEMLIMIT", "nothing here is written in Go"),
+    other(Support::Ignored, "ALLOW_SWITCH_TO_HOST_NS", "the agent enters no namespace"),
 ];
 
 const REPAIR: &str = "there is no repair of pods yet: delete a pod that started unredirected, which istio-validation keeps from running; unset it";
 const REPAIRS: &str = "there is no repair of pods yet";
 
 /// Refuses what asks for something that is not done here, and notes what is without effect.
-pub(super) fn judge(reader: &mut Reader<'_>) {
+pub(super) fn judge(reader: &mut SettingsReader<'_>) {
     for name in INCUMBENTS {
         let Some(said) = reader.variable(name.name) else { continue };
         match name.fate {
-            Fate::Honoured => {}
-            Fate::RefusedIfTrue if truth(said.text) == Some(false) => {}
-            Fate::RefusedIfTrue | Fate::Refused => reader.refuse(said, name.meaning),
-            Fate::Mute => reader.notes.push(format!("{} has no effect: {}", said.name, name.meaning)),
+            Support::Honoured => {}
+            Support::RefusedIfTrue if truth(said.text) == Some(false) => {}
+            Support::RefusedIfTrue | Support::Refused => reader.refuse(said, name.meaning),
+            Support::Ignored => reader.notes.push(format!("{} has no effect: {}", said.name, name.meaning)),
         }
     }
     unknown_keys(reader);
@@ -240,7 +244,7 @@ pub(super) fn judge(reader: &mut Reader<'_>) {
 
 /// A later version's ConfigMap may have keys this one does not know, so they are no faults; a known
 /// key misspelt is one, or the node would be ready without what was asked of it.
-fn unknown_keys(reader: &mut Reader<'_>) {
+fn unknown_keys(reader: &mut SettingsReader<'_>) {
     let known = |key: &str| KEYS.iter().any(|name| name.name == key);
     let given = reader.given;
     for (key, text) in given.files.iter().filter(|(key, _)| !known(key)) {
@@ -248,7 +252,7 @@ fn unknown_keys(reader: &mut Reader<'_>) {
         match near {
             Some(near) => {
                 let why = format!("no key of ours; did you mean {}?", near.name);
-                reader.faults.push(Fault::new(key, text, why));
+                reader.faults.push(InvalidSetting::new(key, text, why));
             }
             None => reader.notes.push(format!("the ConfigMap's key {key} means nothing to this version")),
         }

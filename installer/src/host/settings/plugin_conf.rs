@@ -1,10 +1,10 @@
 //! What the plugin's entry says, out of the settings and the template below them: the plugin's own
 //! reader judges every word, so what is written here is what it reads there.
 
+use super::environment::Environment;
 use super::exclusion;
-use super::ground::Ground;
 use super::logging;
-use super::reader::{Reader, Said, truth};
+use super::reader::{RawSetting, SettingsReader, truth};
 use super::template::Template;
 use gybe_plugin::conf::PluginConf;
 use serde_json::{Map, Value, json};
@@ -16,12 +16,12 @@ const WORDS: [(&str, &str); 3] =
 
 /// The whole of it, but for what each node finds out.
 pub(super) fn read(
-    reader: &mut Reader<'_>,
-    ground: &Ground,
+    reader: &mut SettingsReader<'_>,
+    ground: &Environment,
     kubeconfig: Option<PathBuf>,
     template: Option<&Template>,
 ) -> PluginConf {
-    let mut said: Vec<(&str, Said<'_>)> =
+    let mut said: Vec<(&str, RawSetting<'_>)> =
         WORDS.into_iter().filter_map(|(key, ours)| Some((ours, reader.key(key)?))).collect();
     said.extend(logging::level(reader).map(|level| ("log_level", level)));
     said.extend(backend(reader).map(|backend| ("backend", backend)));
@@ -59,12 +59,17 @@ pub(super) fn read(
 }
 
 /// As the plugin reads them; a fault is the setting's that said so.
-fn typed(reader: &mut Reader<'_>, members: &Map<String, Value>, said: &[(&str, Said<'_>)]) -> PluginConf {
+fn typed(
+    reader: &mut SettingsReader<'_>,
+    members: &Map<String, Value>,
+    said: &[(&str, RawSetting<'_>)],
+) -> PluginConf {
     PluginConf::read(members).unwrap_or_else(|refused| {
         for wrong in refused.0 {
             match said.iter().find(|(ours, _)| *ours == wrong.key) {
-                Some((_, said)) => reader.refuse(*said, format!("must be {}", wrong.wanted)),
-                None => reader.refuse(Said { name: "CNI_AGENT_RUN_DIR", text: &wrong.value }, wrong.wanted),
+                Some((_, said)) => reader.refuse(*said, format!("must be {}", wrong.expected)),
+                None => reader
+                    .refuse(RawSetting { name: "CNI_AGENT_RUN_DIR", text: &wrong.value }, wrong.expected),
             }
         }
         PluginConf::default()
@@ -72,20 +77,21 @@ fn typed(reader: &mut Reader<'_>, members: &Map<String, Value>, said: &[(&str, S
 }
 
 /// The ConfigMap's word, or what the incumbent's two variables come to. There, nft goes first.
-fn backend<'a>(reader: &mut Reader<'a>) -> Option<Said<'a>> {
+fn backend<'a>(reader: &mut SettingsReader<'a>) -> Option<RawSetting<'a>> {
     let said = reader.key("backend");
     let nft = reader.variable("NATIVE_NFTABLES");
     let is_nft = reader.yes(nft);
     let forced = reader.variable("FORCE_IPTABLES_BINARY");
     let forced = forced.and_then(|forced| match forced.text {
-        "legacy" => Some(Said { text: "iptables-legacy", ..forced }),
-        "nft" => Some(Said { text: "iptables-nft", ..forced }),
+        "legacy" => Some(RawSetting { text: "iptables-legacy", ..forced }),
+        "nft" => Some(RawSetting { text: "iptables-nft", ..forced }),
         _ => {
             reader.refuse(forced, "must be legacy or nft");
             None
         }
     });
-    let native =
-        nft.filter(|said| is_nft && truth(said.text).is_some()).map(|said| Said { text: "nft", ..said });
+    let native = nft
+        .filter(|said| is_nft && truth(said.text).is_some())
+        .map(|said| RawSetting { text: "nft", ..said });
     said.or(native).or(forced)
 }

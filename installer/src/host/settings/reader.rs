@@ -1,52 +1,52 @@
 //! Values out of text, and what is wrong with it: every fault is collected, none stops the reading.
 
-use super::faults::Fault;
-use super::given::Given;
+use super::error::InvalidSetting;
+use super::sources::SettingsSources;
 use std::path::PathBuf;
 
 /// What somebody said about a setting, and where.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Said<'a> {
+pub(super) struct RawSetting<'a> {
     pub(super) name: &'static str,
     pub(super) text: &'a str,
 }
 
 /// Reads settings one by one.
-pub(super) struct Reader<'a> {
-    pub(super) given: &'a Given,
-    pub(super) faults: Vec<Fault>,
+pub(super) struct SettingsReader<'a> {
+    pub(super) given: &'a SettingsSources,
+    pub(super) faults: Vec<InvalidSetting>,
     /// Not wrong, and worth knowing.
     pub(super) notes: Vec<String>,
 }
 
-impl<'a> Reader<'a> {
-    pub(super) fn of(given: &'a Given) -> Self {
+impl<'a> SettingsReader<'a> {
+    pub(super) fn of(given: &'a SettingsSources) -> Self {
         Self { given, faults: Vec::new(), notes: Vec::new() }
     }
 
     /// The ConfigMap's word; an empty one says nothing.
-    pub(super) fn key(&self, name: &'static str) -> Option<Said<'a>> {
+    pub(super) fn key(&self, name: &'static str) -> Option<RawSetting<'a>> {
         let text = self.given.files.get(name)?.trim();
-        (!text.is_empty()).then_some(Said { name, text })
+        (!text.is_empty()).then_some(RawSetting { name, text })
     }
 
     /// The environment's; an empty one says nothing.
-    pub(super) fn variable(&self, name: &'static str) -> Option<Said<'a>> {
+    pub(super) fn variable(&self, name: &'static str) -> Option<RawSetting<'a>> {
         let text = self.given.environment.get(name)?.trim();
-        (!text.is_empty()).then_some(Said { name, text })
+        (!text.is_empty()).then_some(RawSetting { name, text })
     }
 
     /// The ConfigMap's, which can change, before the environment's, which cannot.
-    pub(super) fn either(&self, key: &'static str, variable: &'static str) -> Option<Said<'a>> {
+    pub(super) fn either(&self, key: &'static str, variable: &'static str) -> Option<RawSetting<'a>> {
         self.key(key).or_else(|| self.variable(variable))
     }
 
-    pub(super) fn refuse(&mut self, said: Said<'_>, why: impl Into<String>) {
-        self.faults.push(Fault::new(said.name, said.text, why));
+    pub(super) fn refuse(&mut self, said: RawSetting<'_>, why: impl Into<String>) {
+        self.faults.push(InvalidSetting::new(said.name, said.text, why));
     }
 
     /// One of a few words.
-    pub(super) fn word<T: Copy + Default>(&mut self, said: Option<Said<'_>>, words: &[(&str, T)]) -> T {
+    pub(super) fn word<T: Copy + Default>(&mut self, said: Option<RawSetting<'_>>, words: &[(&str, T)]) -> T {
         let Some(said) = said else { return T::default() };
         let meant = words.iter().find(|(word, _)| *word == said.text);
         meant.map_or_else(
@@ -60,12 +60,12 @@ impl<'a> Reader<'a> {
     }
 
     /// Yes or no, in every spelling of the incumbent's; no where nobody says anything.
-    pub(super) fn yes(&mut self, said: Option<Said<'_>>) -> bool {
+    pub(super) fn yes(&mut self, said: Option<RawSetting<'_>>) -> bool {
         self.yes_or_no(said).unwrap_or(false)
     }
 
     /// The same; none where nobody says anything.
-    pub(super) fn yes_or_no(&mut self, said: Option<Said<'_>>) -> Option<bool> {
+    pub(super) fn yes_or_no(&mut self, said: Option<RawSetting<'_>>) -> Option<bool> {
         let said = said?;
         let meant = truth(said.text);
         if meant.is_none() {

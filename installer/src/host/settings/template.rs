@@ -3,13 +3,13 @@
 //! What is the agent's own (`probed`, `pod_namespace`, `facts.socket`, `facts.kubeconfig` and
 //! `capabilities`) is never the template's. Whatever does not hold is noted.
 
-use super::PLUGIN;
-use super::ground::Ground;
+use super::environment::Environment;
 use super::logging;
-use super::reader::{Reader, Said};
+use super::reader::{RawSetting, SettingsReader};
 use crate::error::chain;
-use crate::host::install::network_config::{Facts, members};
-use gybe_plugin::conf::{PluginConf, Probed, is_plugin_key, unknown_keys};
+use crate::host::image::PLUGIN;
+use crate::host::settings::placeholders::{TemplateValues, members};
+use gybe_plugin::conf::{PluginConf, ProbeHint, is_plugin_key, unknown_keys};
 use serde_json::{Map, Value};
 use std::path::PathBuf;
 
@@ -26,9 +26,9 @@ pub(super) struct Template {
 }
 
 /// The template, if there is one, and the plugin can read it.
-pub(super) fn read(reader: &mut Reader<'_>, ground: &Ground) -> Option<Template> {
+pub(super) fn read(reader: &mut SettingsReader<'_>, ground: &Environment) -> Option<Template> {
     let file = reader.given.network_config.as_deref().map(str::trim).filter(|text| !text.is_empty());
-    let file = file.map(|text| Said { name: "CNI_NETWORK_CONFIG_FILE", text });
+    let file = file.map(|text| RawSetting { name: "CNI_NETWORK_CONFIG_FILE", text });
     let said = reader.either("cni_network_config", "CNI_NETWORK_CONFIG").or(file)?;
     let level = logging::level(reader).map_or("info", |level| level.text);
     let all = members(said.text, &facts(ground, level), PLUGIN).map_err(|why| chain(&why));
@@ -42,9 +42,9 @@ pub(super) fn read(reader: &mut Reader<'_>, ground: &Ground) -> Option<Template>
     Some(Template { name: said.name, members, further, conf })
 }
 
-fn facts(ground: &Ground, level: &str) -> Facts {
+fn facts(ground: &Environment, level: &str) -> TemplateValues {
     let path = ground.kubeconfig();
-    Facts {
+    TemplateValues {
         kubeconfig_path: path.display().to_string(),
         kubeconfig_name: path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
         service_host: ground.api.host.clone(),
@@ -88,7 +88,7 @@ impl Template {
     /// Puts the agent's own values in place of the template's; a note for each that was another.
     pub(super) fn settle(
         &self,
-        ground: &Ground,
+        ground: &Environment,
         kubeconfig: Option<PathBuf>,
         conf: &mut PluginConf,
     ) -> Vec<String> {
@@ -110,7 +110,7 @@ impl Template {
                 None => "names a kubeconfig: left out, since pod_source is agent; pod_source: api writes one",
             });
         }
-        conf.probed = Probed::default();
+        conf.probed = ProbeHint::default();
         conf.pod_namespace.clone_from(&ground.namespace);
         conf.facts.socket = Some(ground.facts_socket());
         conf.facts.kubeconfig = kubeconfig;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use gybe_containerd_tests::node::CONFLIST;
 use gybe_containerd_tests::{Chain, Node, config};
-use gybe_installer::host::install::watch::Watch;
+use gybe_installer::host::watch::DirectoryWatch;
 
 use crate::ground::PATIENCE;
 use crate::state::State;
@@ -49,7 +49,7 @@ impl Primary {
 
     /// Returns when Gybe is in the file; how long that took.
     pub(crate) fn healed(&self) -> Duration {
-        let mut watch = Watch::new([self.directory.clone()]);
+        let mut watch = DirectoryWatch::new([self.directory.clone()]);
         let start = Instant::now();
         while self.state() != (State { nth: self.nth, gybe: true }) {
             let left = PATIENCE.checked_sub(start.elapsed()).expect("nobody healed the conf");

@@ -87,14 +87,14 @@ fn listeners(namespace: &Arc<Namespace>, owner: Owner, badge: ServerName, ports:
     let service = |port: &u16| ListeningPort {
         transport: Transport::Tcp,
         port: *port,
-        reach: ListenAddress::Everywhere,
+        address: ListenAddress::Any,
     };
     Listeners::start(namespace, owner, badge, ports.iter().map(service).collect()).unwrap()
 }
 
 fn call(namespace: &Namespace, owner: Owner, to: SocketAddr) -> Met {
-    let call = Client { owner, transport: Transport::Tcp, to, disguise: SourceOptions::default() };
-    match call.make(namespace, PATIENCE).unwrap() {
+    let call = Client { owner, transport: Transport::Tcp, to, source: SourceOptions::default() };
+    match call.connect(namespace, PATIENCE).unwrap() {
         ConnectionOutcome::Answered(Reply { by, original, .. }) => Met { by, meant: original },
         other => Met { by: other.to_string(), meant: None },
     }

@@ -5,7 +5,7 @@ use std::fs;
 use gybe_containerd_tests::{Chain, Generation, Sandbox, chain};
 use gybe_netfilter::backend::BackendKind;
 use gybe_netfilter::probe::{Capabilities, Finding, Findings, Profile, Refusal};
-use gybe_plugin::probed;
+use gybe_plugin::probe_cache::findings;
 use serde_json::json;
 
 use crate::ground::{agents_node, gybe_node, node_of};
@@ -75,12 +75,12 @@ fn f28_where_no_backend_works_the_node_is_not_ready_and_the_remedy_is_told() {
     entry["backend"] = json!("auto");
     let node = node_of(Generation::V2, &Chain::of_reference_plugins(Generation::V2).then(entry));
     let read = |path: &str| fs::read_to_string(path).unwrap().trim().to_owned();
-    let this = probed::Node {
+    let this = findings::NodeIdentity {
         boot: read("/proc/sys/kernel/random/boot_id"),
         kernel: read("/proc/sys/kernel/osrelease"),
     };
     let kept = node.stage().path(FINDINGS);
-    fs::write(&kept, probed::to_json(&this, &nothing_works()).to_string()).unwrap();
+    fs::write(&kept, findings::to_json(&this, &nothing_works()).to_string()).unwrap();
     let network = node.cri.network().unwrap();
     assert!(!network.holds);
     for told in ["GYBE-STATUS-027", "no backend works on this node", "modprobe nft_chain_nat"] {

@@ -24,7 +24,7 @@ use std::thread;
 
 const HEAD: &str = "# States of a node
 
-Which file the runtime takes, which plugins it runs and whether a pod meets Gybe is decided in one place (`installer/src/host/install/judge.rs`). This table
+Which file the runtime takes, which plugins it runs and whether a pod meets Gybe is decided in one place (`installer/src/host/judge.rs`). This table
 is made by `make node-states`, which puts a node into each state, lets the agent do what it does, asks each tool, and has real containerd start a pod of
 the mesh. `make test-states` holds it equal, and fails where two of them disagree.
 

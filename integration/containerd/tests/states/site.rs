@@ -14,9 +14,9 @@ use gybe_containerd_tests::generation::program_under_test;
 use gybe_containerd_tests::{
     Agent, Chain, Generation, Node, Programs, Sandbox, Trouble, agent, config, manifest,
 };
-use gybe_installer::host::install::loads::DropIns;
-use gybe_installer::host::install::loads::choice::{NoChoice, Runtime, choose};
-use gybe_installer::host::install::seen::{FileName, Hashes, Interest, Places, look};
+use gybe_installer::host::libcni::choice::{NoChoice, Runtime, choose};
+use gybe_installer::host::observe::{FileName, HashCache, NodeDirectories, ObserveScope, look};
+use gybe_installer::host::runtimes::DropIns;
 use gybe_installer::testnet::namespace::Namespace;
 use gybe_netfilter::backend::Backend;
 use gybe_netfilter::nft::Nft;
@@ -215,12 +215,12 @@ impl Site {
     /// shows.
     fn has_loaded(&self) -> bool {
         let drop_ins = if self.generation == Generation::V2 { DropIns::Loaded } else { DropIns::Ignored };
-        let places = Places {
+        let places = NodeDirectories {
             conf: self.path(config::CONF_DIR),
             programs: self.path(config::BIN_DIR),
             results: self.path("/var/lib/cni/results"),
         };
-        let conf = look(&places, &Interest::default(), &mut Hashes::default()).conf;
+        let conf = look(&places, &ObserveScope::default(), &mut HashCache::default()).conf;
         let loaded = self.node.cri.loaded().unwrap();
         let is_of = |file: &FileName| {
             let text = fs::read(places.conf.join(file.as_os_str())).unwrap_or_default();

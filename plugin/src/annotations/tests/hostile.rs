@@ -1,10 +1,10 @@
-//! Values written to be misread, and values of a size nobody needs.
+//! Values written to be misread, and oversized values.
 
 use super::*;
 
-/// Nothing is kept of how a value was written, so nothing of it can be used later.
+/// The text of a value is not kept, so it cannot be used later.
 #[test]
-fn a02_a_value_is_what_was_read_and_not_how_it_was_written() {
+fn a02_values_that_parse_alike_are_equal() {
     for (annotation, written, read) in [
         (EXCLUDE_INBOUND, " 080 ,\t81, 80\n", "80,81"),
         (INCLUDE_INBOUND, "82,80-81 , 80", "80-82"),
@@ -14,50 +14,50 @@ fn a02_a_value_is_what_was_read_and_not_how_it_was_written() {
         (EXCLUDE_TO, "FD00:0::1/8", "fd00::/8"),
         (EXCLUDE_INTERFACES, " eth0 , eth0", "eth0"),
     ] {
-        let all = |value| traffic_of(&pod(&[(annotation, value)])).unwrap();
-        assert_eq!(all(written), all(read), "{annotation}: {written:?}");
-        assert!(!format!("{:?}", all(written)).contains(written), "{annotation}: {written:?}");
+        let parsed = |value| traffic_of(&pod(&[(annotation, value)])).unwrap();
+        assert_eq!(parsed(written), parsed(read), "{annotation}: {written:?}");
+        assert!(!format!("{:?}", parsed(written)).contains(written), "{annotation}: {written:?}");
     }
 }
 
 #[test]
-fn a09_an_item_is_told_escaped_and_cut_short() {
-    for said in ["9".repeat(200_000), format!("{}80", "0".repeat(200_000)), "\u{1b}[31m".repeat(90_000)] {
-        let told = traffic_of(&pod(&[(EXCLUDE_INBOUND, &said)])).unwrap_err().to_string();
-        assert!(told.len() < 400 && !told.contains('\u{1b}'), "{told}");
+fn a09_an_invalid_item_is_quoted_escaped_and_truncated() {
+    for value in ["9".repeat(200_000), format!("{}80", "0".repeat(200_000)), "\u{1b}[31m".repeat(90_000)] {
+        let text = traffic_of(&pod(&[(EXCLUDE_INBOUND, &value)])).unwrap_err().to_string();
+        assert!(text.len() < 400 && !text.contains('\u{1b}'), "{text}");
     }
 }
 
 #[test]
-fn a03_a_list_is_bounded_by_the_intervals_it_comes_to() {
+fn a03_a_list_is_bounded_by_its_number_of_intervals() {
     let scattered = |n: u32| (0..n).map(|i| (i * 2).to_string()).collect::<Vec<_>>().join(",");
     let dense = (0..=65535).map(|i| i.to_string()).collect::<Vec<_>>().join(",");
     let subnets =
         |n: u32| (0..n).map(|i| format!("10.{}.{}.0/25", i / 256, i % 256)).collect::<Vec<_>>().join(",");
-    for (annotation, said, works) in [
+    for (annotation, value, works) in [
         (EXCLUDE_OUTBOUND, scattered(4096), true),
         (EXCLUDE_OUTBOUND, scattered(4097), false),
         (EXCLUDE_OUTBOUND, dense, true),
         (EXCLUDE_TO, subnets(4096), true),
         (EXCLUDE_TO, subnets(4097), false),
     ] {
-        assert_eq!(traffic_of(&pod(&[(annotation, &said)])).is_ok(), works, "{annotation} {}", said.len());
+        assert_eq!(traffic_of(&pod(&[(annotation, &value)])).is_ok(), works, "{annotation} {}", value.len());
     }
 }
 
 #[test]
-fn a03_the_operator_says_how_long_a_list_may_be() {
-    let conf = |most: u32| {
-        let entry = serde_json::json!({ "max_intervals": most });
+fn a03_max_intervals_is_configurable() {
+    let conf = |max: u32| {
+        let entry = serde_json::json!({ "max_intervals": max });
         crate::conf::PluginConf::read(entry.as_object().unwrap()).unwrap().max_intervals
     };
-    let said = pod(&[(EXCLUDE_OUTBOUND, "80,82,84-90")]);
-    assert!(traffic(&said, conf(3)).is_ok());
-    let told = traffic(&said, conf(2)).unwrap_err().to_string();
-    assert!(told.contains("3 items, where at most 2 are allowed (the operator's max_intervals)"), "{told}");
+    let value = pod(&[(EXCLUDE_OUTBOUND, "80,82,84-90")]);
+    assert!(traffic(&value, conf(3)).is_ok());
+    let text = traffic(&value, conf(2)).unwrap_err().to_string();
+    assert!(text.contains("3 items, where at most 2 are allowed (the operator's max_intervals)"), "{text}");
 }
 
-/// What this thread computed, so that a busy machine changes nothing.
+/// The CPU time of this thread, which a busy machine does not change.
 fn cpu_milliseconds(work: impl FnOnce()) -> i64 {
     let spent = || nix::time::clock_gettime(nix::time::ClockId::CLOCK_THREAD_CPUTIME_ID).unwrap();
     let before = spent();
@@ -66,8 +66,8 @@ fn cpu_milliseconds(work: impl FnOnce()) -> i64 {
 }
 
 #[test]
-fn a03_a_quarter_megabyte_is_read_and_merged_in_no_time() {
-    // What is not optimised is some ten times slower.
+fn a03_a_list_of_250_kilobytes_is_parsed_and_merged_within_milliseconds() {
+    // Unoptimized code is about ten times slower.
     let most = if cfg!(debug_assertions) { 150 } else { 10 };
     let every: Vec<_> = (1..=45_000).map(|port| port.to_string()).collect();
     let every = every.join(",");

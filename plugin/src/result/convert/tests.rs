@@ -1,9 +1,9 @@
-//! 135 conversions as the reference library makes them, and what it loses.
+//! 135 conversions recorded from the reference library, and members that it drops.
 
 use super::*;
 
 #[derive(serde::Deserialize)]
-struct Case {
+struct ConversionCase {
     name: String,
     input: Members,
     target: String,
@@ -11,18 +11,18 @@ struct Case {
     error: Option<String>,
 }
 
-fn cases() -> Vec<Case> {
+fn cases() -> Vec<ConversionCase> {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../integration/vectors/cni/result-conversions.json");
     serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
 }
 
 fn converted(input: &Members, target: &str) -> Result<Value, ConvertError> {
-    let from = Form::of(input["cniVersion"].as_str().unwrap()).unwrap();
+    let from = Format::of(input["cniVersion"].as_str().unwrap()).unwrap();
     convert(input.clone(), from, target).map(Value::Object)
 }
 
 #[test]
-fn every_recorded_conversion_is_made_as_the_reference_makes_it() {
+fn every_recorded_conversion_equals_the_reference_librarys() {
     let cases = cases();
     assert_eq!(cases.len(), 135);
     for case in cases {
@@ -33,30 +33,30 @@ fn every_recorded_conversion_is_made_as_the_reference_makes_it() {
 }
 
 #[test]
-fn what_no_version_knows_survives_every_conversion() {
+fn members_that_no_version_defines_survive_every_conversion() {
     let strange = json!({ "deep": [1, 2.5, "ü", 18_446_744_073_709_551_615u64, null] });
-    let told = json!({
+    let original = json!({
         "cniVersion": "0.4.0", "io.example/x": strange,
         "ips": [{ "version": "4", "address": "10.0.0.1/8", "io.example/x": strange }],
         "routes": [{ "dst": "0.0.0.0/0", "io.example/x": strange }],
         "dns": { "nameservers": ["10.0.0.2"], "io.example/x": strange },
     });
-    let mut here = told;
+    let mut result = original;
     for target in ["0.3.0", "1.1.0", "1.0.0", "0.2.0", "0.1.0", "1.1.0", "0.4.0", "0.2.0", "0.3.1", "1.0.0"] {
-        here = converted(here.as_object().unwrap(), target).unwrap();
+        result = converted(result.as_object().unwrap(), target).unwrap();
         let (ip, route) = if target < "0.3" {
-            (here["ip4"].clone(), here["ip4"]["routes"][0].clone())
+            (result["ip4"].clone(), result["ip4"]["routes"][0].clone())
         } else {
-            (here["ips"][0].clone(), here["routes"][0].clone())
+            (result["ips"][0].clone(), result["routes"][0].clone())
         };
-        for part in [&here, &ip, &route, &here["dns"]] {
-            assert_eq!(part["io.example/x"], strange, "{target}: {here}");
+        for part in [&result, &ip, &route, &result["dns"]] {
+            assert_eq!(part["io.example/x"], strange, "{target}: {result}");
         }
     }
 }
 
 #[test]
-fn what_is_no_result_is_refused_by_the_part_that_is_none() {
+fn an_invalid_result_is_refused_by_its_invalid_member() {
     for (result, part) in [
         (json!({ "ips": [{ "address": "10.0.0.1" }] }), "an address"),
         (json!({ "ips": [{ "address": "10.0.0.1/33" }] }), "an address"),
@@ -69,7 +69,7 @@ fn what_is_no_result_is_refused_by_the_part_that_is_none() {
         (json!({ "dns": [] }), "dns"),
     ] {
         for version in ["0.2.0", "0.4.0", "1.1.0"] {
-            let fault = convert(result.as_object().unwrap().clone(), Form::Plain, version).unwrap_err();
+            let fault = convert(result.as_object().unwrap().clone(), Format::PlainIps, version).unwrap_err();
             assert!(
                 matches!(fault, ConvertError::Part { part: named, .. } if named == part),
                 "{result}: {fault}"

@@ -1,7 +1,7 @@
 //! A pod that is not known yet, and how long it is waited for.
 
 use gybe_plugin::args::PodRef;
-use gybe_plugin::facts::wire::Answer;
+use gybe_plugin::facts::wire::FactsResponse;
 use std::time::{Duration, Instant};
 
 /// How long a pod is waited for.
@@ -20,7 +20,7 @@ pub(super) struct Awaited {
     pub(super) waiting: usize,
     /// Whether the API server was asked for it alone.
     pub(super) asked: bool,
-    pub(super) answer: Option<Answer>,
+    pub(super) answer: Option<FactsResponse>,
 }
 
 impl Awaited {
@@ -34,7 +34,7 @@ impl Awaited {
         &mut self,
         Patience { lag, until }: Patience,
         ask: &mut Option<impl FnOnce()>,
-    ) -> Result<Duration, Answer> {
+    ) -> Result<Duration, FactsResponse> {
         let (now, asking) = (Instant::now(), self.since + lag);
         if let Some(answer) = self.answer.clone() {
             return Err(answer);
@@ -56,6 +56,6 @@ pub(super) fn life(pod: &PodRef) -> String {
     format!("{pod}/{}", pod.uid.as_deref().unwrap_or_default())
 }
 
-pub(in crate::agent::cluster) fn late() -> Answer {
-    Answer::Fault("not seen yet, and the API server did not answer in time".to_owned())
+pub(in crate::agent::cluster) fn late() -> FactsResponse {
+    FactsResponse::Error("not seen yet, and the API server did not answer in time".to_owned())
 }

@@ -1,7 +1,7 @@
 //! One pod in the cache: whole, or, where its owner has made it large, its names alone. The API server is
 //! asked for such a pod whenever the plugin asks for it, so no pod's owner can fill the agent's memory.
 
-use gybe_plugin::pod::{Container, PARTS, PodFacts};
+use gybe_plugin::pod::{Container, ISTIO_COMPONENTS, PodFacts};
 use std::mem::size_of;
 
 /// Some 3,000 ports or 800 networks in annotations. An ordinary injected pod has less than 2 KiB.
@@ -18,7 +18,7 @@ impl Held {
     pub(in crate::agent::cluster) fn of(mut facts: PodFacts) -> Self {
         if size(&facts) > LARGEST {
             let PodFacts { namespace, name, uid, mut labels, .. } = facts;
-            labels.retain(|key, value| PARTS.contains(&(key, value)));
+            labels.retain(|key, value| ISTIO_COMPONENTS.contains(&(key, value)));
             let facts = PodFacts { namespace, name, uid, labels, ..PodFacts::default() };
             return Self { facts, is_whole: false };
         }

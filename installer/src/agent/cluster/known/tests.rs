@@ -10,7 +10,7 @@ const FOREVER: Duration = Duration::from_secs(600);
 
 fn asked(name: &str, uid: &str) -> PodRef {
     let question = format!(r#"{{"version": 1, "namespace": "shop", "name": "{name}", "uid": "{uid}"}}"#);
-    wire::asked(question.as_bytes()).unwrap().pod
+    wire::decode_request(question.as_bytes()).unwrap().pod
 }
 
 fn facts(name: &str, uid: &str) -> PodFacts {
@@ -18,8 +18,8 @@ fn facts(name: &str, uid: &str) -> PodFacts {
     PodFacts { namespace, name, uid, ..PodFacts::default() }
 }
 
-fn pod(name: &str, uid: &str) -> Answer {
-    Answer::Pod(Box::new(facts(name, uid)))
+fn pod(name: &str, uid: &str) -> FactsResponse {
+    FactsResponse::Pod(Box::new(facts(name, uid)))
 }
 
 fn patience(lag: Duration, until: Instant) -> Patience {
@@ -32,7 +32,7 @@ fn far() -> Instant {
 
 fn uid(known: &Known, name: &str, uid: &str) -> Option<String> {
     match known.learn(&asked(name, uid), patience(LAG, Instant::now()), || unreachable!("it is too late")) {
-        Answer::Pod(facts) => Some(facts.uid),
+        FactsResponse::Pod(facts) => Some(facts.uid),
         other => {
             assert_eq!(other, late());
             None
@@ -107,7 +107,7 @@ fn a_pod_is_asked_for_once_however_many_wait_for_it() {
         {
             thread::yield_now();
         }
-        known.answer(&asked("cart-0", "another"), Answer::Unknown);
+        known.answer(&asked("cart-0", "another"), FactsResponse::Unknown);
         known.answer(&asked("cart-0", "u1"), pod("cart-0", "u1"));
         for one in waiting {
             assert_eq!(one.join().unwrap(), pod("cart-0", "u1"));

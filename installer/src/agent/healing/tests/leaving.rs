@@ -1,7 +1,7 @@
 //! Out of the chain, and what stays for how long.
 
 use super::*;
-use crate::host::install::perform::Turn;
+use crate::host::apply::NodeLock;
 
 /// A sandbox that was made with our plugin: `{"plugins":[{"type":"gybe-cni"}]}`.
 fn sandbox(at: &Path) {
@@ -67,7 +67,7 @@ fn f29_who_leaves_as_the_agent_ends_waits_for_another_gybe_to_let_it() {
     with_loop(&ground, REST, |healing, bulletin, _| {
         healing.turn(Instant::now());
         assert!(ground.is_in());
-        let other = Turn::take(&ground.0.join("bin")).unwrap();
+        let other = NodeLock::take(&ground.0.join("bin")).unwrap();
         let begun = Instant::now();
         std::thread::scope(|scope| {
             scope.spawn(|| healing.leave());

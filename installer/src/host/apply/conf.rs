@@ -1,0 +1,146 @@
+//! Writes, renames and removes conf files without losing another program's write.
+
+use std::ffi::OsStr;
+
+use nix::errno::Errno;
+use nix::fcntl::{RenameFlags, renameat};
+use nix::sys::stat::{Mode, mkdirat};
+use nix::unistd::{UnlinkatFlags, unlinkat};
+
+use super::ApplyError;
+use super::open_directory::OpenDirectory;
+use crate::host::change::NewAccess;
+use crate::host::observe::{DROP_IN, FileName, TEMPORARY};
+
+/// Writes `file`, unless its content is no longer the one that the plan was made from.
+pub(super) fn write(
+    folder: &OpenDirectory,
+    file: &FileName,
+    (bytes, access): (&[u8], &NewAccess),
+    instead_of: Option<&[u8]>,
+) -> Result<(), ApplyError> {
+    if folder.read(file).as_deref() != instead_of {
+        return Err(folder.overtaken(file));
+    }
+    folder.prepare(bytes, access)?;
+    let renamed = match instead_of {
+        None => create(folder, file),
+        Some(expected) => exchange(folder, file, expected),
+    };
+    renamed.map_err(|why| folder.give_up(why))?;
+    folder.sync()
+}
+
+fn create(folder: &OpenDirectory, file: &FileName) -> Result<(), ApplyError> {
+    let how = RenameFlags::RENAME_NOREPLACE;
+    match folder.rename_with(OsStr::new(TEMPORARY), file.as_os_str(), how) {
+        Ok(()) => Ok(()),
+        Err(Errno::EEXIST) => Err(folder.overtaken(file)),
+        Err(why) if is_unknown(why) => folder.rename(TEMPORARY, file),
+        Err(why) => Err(folder.failed("rename a file to", file)(why)),
+    }
+}
+
+/// Another program may write between our last read and the rename, which would lose its write. An exchange
+/// loses nothing: the file it took out can be compared, and put back.
+fn exchange(folder: &OpenDirectory, file: &FileName, expected: &[u8]) -> Result<(), ApplyError> {
+    let ours = folder.read(TEMPORARY);
+    match swap(folder, file) {
+        Ok(()) => {}
+        Err(Errno::ENOENT) => return Err(folder.overtaken(file)),
+        Err(why) if is_unknown(why) => return folder.rename(TEMPORARY, file),
+        Err(why) => return Err(folder.failed("rename a file to", file)(why)),
+    }
+    let out = folder.read(TEMPORARY);
+    if out.as_deref() == Some(expected) {
+        return folder.sweep();
+    }
+    put_back(folder, file, (ours, out))?;
+    Err(folder.overtaken(file))
+}
+
+/// Exchanges the files until the one that comes out is one we put in: another program may write again
+/// meanwhile.
+fn put_back(
+    folder: &OpenDirectory,
+    file: &FileName,
+    (mut below, mut newest): (Option<Vec<u8>>, Option<Vec<u8>>),
+) -> Result<(), ApplyError> {
+    loop {
+        swap(folder, file).map_err(folder.failed("put back", file))?;
+        let out = folder.read(TEMPORARY);
+        if out == below {
+            return Ok(());
+        }
+        (below, newest) = (newest, out);
+    }
+}
+
+fn swap(folder: &OpenDirectory, file: &FileName) -> Result<(), Errno> {
+    folder.rename_with(OsStr::new(TEMPORARY), file.as_os_str(), RenameFlags::RENAME_EXCHANGE)
+}
+
+/// Reports whether the file system lacks these renames.
+fn is_unknown(why: Errno) -> bool {
+    matches!(why, Errno::EINVAL | Errno::ENOSYS | Errno::EOPNOTSUPP)
+}
+
+/// Renames a file, and back if its content was not the expected one.
+pub(super) fn move_to(
+    folder: &OpenDirectory,
+    from: &FileName,
+    to: &FileName,
+    bytes: &[u8],
+) -> Result<(), ApplyError> {
+    if folder.read(from).as_deref() != Some(bytes) {
+        return Err(folder.overtaken(from));
+    }
+    folder.rename(from, to)?;
+    if folder.read(to).as_deref() != Some(bytes) {
+        let _ = folder.rename_with(to.as_os_str(), from.as_os_str(), RenameFlags::RENAME_NOREPLACE);
+        return Err(folder.overtaken(from));
+    }
+    folder.sync()
+}
+
+/// Removes a file that is ours alone.
+pub(super) fn remove(folder: &OpenDirectory, file: &FileName, bytes: &[u8]) -> Result<(), ApplyError> {
+    match folder.read(file) {
+        None => Ok(()),
+        Some(there) if there == bytes => folder.unlink(file.as_os_str()),
+        Some(_) => Err(folder.overtaken(file)),
+    }
+}
+
+/// Writes our drop-in. It is made in the conf directory and moved down, because containerd watches only the
+/// upper directory, and a file that leaves it is the event that makes it load the network again.
+pub(super) fn drop_in(
+    folder: &OpenDirectory,
+    network: &FileName,
+    bytes: &[u8],
+    mode: u32,
+) -> Result<(), ApplyError> {
+    match mkdirat(&folder.fd, network.as_os_str(), Mode::from_bits_truncate(0o755)) {
+        Ok(()) => folder.sync()?,
+        Err(Errno::EEXIST) => {}
+        Err(why) => return Err(folder.failed("make", network.as_os_str())(why)),
+    }
+    let inner = folder.inner(network)?;
+    folder.prepare(bytes, &NewAccess::Ours(mode))?;
+    let moved = renameat(&folder.fd, TEMPORARY, &inner.fd, DROP_IN).map_err(inner.failed("write", DROP_IN));
+    moved.map_err(|why| folder.give_up(why))?;
+    inner.sync()?;
+    folder.sync()
+}
+
+/// Removes our drop-in the same way, and the network's directory if it is then empty.
+pub(super) fn take_out(folder: &OpenDirectory, network: &FileName) -> Result<(), ApplyError> {
+    let inner = folder.inner(network)?;
+    match renameat(&inner.fd, DROP_IN, &folder.fd, TEMPORARY) {
+        Ok(()) | Err(Errno::ENOENT) => {}
+        Err(why) => return Err(inner.failed("remove", DROP_IN)(why)),
+    }
+    inner.sync()?;
+    let _ = unlinkat(&folder.fd, network.as_os_str(), UnlinkatFlags::RemoveDir);
+    folder.sweep()
+}

@@ -1,0 +1,142 @@
+//! An open directory and the operations in it.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, RenameFlags, openat, renameat, renameat2};
+use nix::sys::stat::{Mode, fchmod, fstat};
+use nix::unistd::{Gid, Uid, UnlinkatFlags, fchown, fsync, unlinkat};
+
+use super::{ApplyError, attributes};
+use crate::error::errno;
+use crate::host::change::NewAccess;
+use crate::host::observe::{FileName, LARGEST, TEMPORARY};
+
+/// An open directory: its name may change meanwhile, the directory itself may not.
+#[derive(Debug)]
+pub(super) struct OpenDirectory {
+    pub(super) fd: OwnedFd,
+    pub(super) path: PathBuf,
+}
+
+impl OpenDirectory {
+    pub(super) fn open(path: &Path) -> Result<Self, ApplyError> {
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+        let fd = nix::fcntl::open(path, flags, Mode::empty());
+        let error = |why| ApplyError::System { step: "open", path: path.to_owned(), why };
+        Ok(Self { fd: fd.map_err(error)?, path: path.to_owned() })
+    }
+
+    /// Opens a sub-directory, and no link to one.
+    pub(super) fn inner(&self, name: &FileName) -> Result<Self, ApplyError> {
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        let fd = openat(&self.fd, name.as_os_str(), flags, Mode::empty());
+        Ok(Self { fd: fd.map_err(self.failed("open", name))?, path: self.path.join(name.as_os_str()) })
+    }
+
+    pub(super) fn failed(
+        &self,
+        step: &'static str,
+        name: impl AsRef<OsStr>,
+    ) -> impl FnOnce(Errno) -> ApplyError {
+        let path = self.path.join(name.as_ref());
+        move |why| ApplyError::System { step, path, why }
+    }
+
+    pub(super) fn overtaken(&self, name: &FileName) -> ApplyError {
+        ApplyError::Overtaken { path: self.path.join(name.as_os_str()) }
+    }
+
+    /// Creates the temporary file. Its name is this process's own, because two processes may write where the
+    /// lock cannot be taken.
+    pub(super) fn temporary(&self) -> Result<File, ApplyError> {
+        let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        let create = || openat(&self.fd, TEMPORARY, flags, Mode::from_bits_truncate(0o600));
+        let fd = match create() {
+            Err(Errno::EEXIST) => {
+                self.unlink(OsStr::new(TEMPORARY))?;
+                create()
+            }
+            made => made,
+        };
+        fd.map(File::from).map_err(self.failed("create", TEMPORARY))
+    }
+
+    /// Writes the temporary file, sets mode and owner, and syncs it; removes it on failure.
+    pub(super) fn prepare(&self, bytes: &[u8], access: &NewAccess) -> Result<(), ApplyError> {
+        let mut file = self.temporary()?;
+        let filled =
+            file.write_all(bytes).map_err(|why| errno(&why)).and_then(|()| self.settle(&file, access));
+        filled.map_err(|why| self.give_up(self.failed("write", TEMPORARY)(why)))
+    }
+
+    /// Removes the temporary file, and returns the error.
+    pub(super) fn give_up(&self, why: ApplyError) -> ApplyError {
+        let _ = unlinkat(&self.fd, TEMPORARY, UnlinkatFlags::NoRemoveDir);
+        why
+    }
+
+    fn settle(&self, file: &File, access: &NewAccess) -> Result<(), Errno> {
+        let mode = match access {
+            NewAccess::Ours(mode) => *mode,
+            NewAccess::Like(_, access) => {
+                let ours = fstat(file)?;
+                if (ours.st_uid, ours.st_gid) != (access.uid, access.gid) {
+                    fchown(file, Some(Uid::from_raw(access.uid)), Some(Gid::from_raw(access.gid)))?;
+                }
+                access.mode
+            }
+        };
+        fchmod(file, Mode::from_bits_truncate(mode))?;
+        if let NewAccess::Like(name, _) = access
+            && let Ok(theirs) = self.open_file(name)
+        {
+            attributes::copy(theirs, file);
+        }
+        fsync(file)
+    }
+
+    fn open_file(&self, name: impl AsRef<OsStr>) -> Result<File, Errno> {
+        let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
+        openat(&self.fd, name.as_ref(), flags, Mode::empty()).map(File::from)
+    }
+
+    /// The content of a file; none if it does not exist or is not a regular file. Of a file that is longer than
+    /// any conf file, only enough to tell it from others.
+    pub(super) fn read(&self, name: impl AsRef<OsStr>) -> Option<Vec<u8>> {
+        let mut bytes = Vec::new();
+        self.open_file(name).ok()?.take(LARGEST + 1).read_to_end(&mut bytes).ok().map(|_| bytes)
+    }
+
+    /// Renames within the directory: the only kind of rename that containerd sees (F08).
+    pub(super) fn rename(&self, from: impl AsRef<OsStr>, to: &FileName) -> Result<(), ApplyError> {
+        renameat(&self.fd, from.as_ref(), &self.fd, to.as_os_str())
+            .map_err(self.failed("rename a file to", to))
+    }
+
+    pub(super) fn rename_with(&self, from: &OsStr, to: &OsStr, how: RenameFlags) -> Result<(), Errno> {
+        renameat2(&self.fd, from, &self.fd, to, how)
+    }
+
+    /// Removes a file; a missing one is no error.
+    pub(super) fn unlink(&self, name: &OsStr) -> Result<(), ApplyError> {
+        match unlinkat(&self.fd, name, UnlinkatFlags::NoRemoveDir) {
+            Ok(()) => self.sync(),
+            Err(Errno::ENOENT) => Ok(()),
+            Err(why) => Err(self.failed("remove", name)(why)),
+        }
+    }
+
+    pub(super) fn sweep(&self) -> Result<(), ApplyError> {
+        self.unlink(OsStr::new(TEMPORARY))
+    }
+
+    /// Syncs the directory: a new name survives a power failure only after that.
+    pub(super) fn sync(&self) -> Result<(), ApplyError> {
+        fsync(&self.fd).map_err(self.failed("sync", ""))
+    }
+}

@@ -1,0 +1,154 @@
+//! Tries a program where it will have to run, before anything depends on it, by querying its version.
+
+use gybe_netfilter::hint::Hint;
+use std::borrow::Cow;
+use std::io::{Read, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::waitpid;
+use nix::unistd::Pid;
+
+use crate::error::errno;
+use crate::host::desired::Trial;
+
+/// The time limit. An answer takes a millisecond, and longer on a node that swaps.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// The longest answer that is read, in bytes.
+const LONGEST: u64 = 64 << 10;
+
+/// What a program did instead of reporting its version.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum TrialError {
+    #[error("it cannot be run")]
+    NotRun(#[source] Errno),
+    /// Its exit status.
+    #[error("it ended with {0}")]
+    Failed(String),
+    #[error("it did not answer VERSION with its supported versions")]
+    NoVersions,
+    #[error("it did not answer within {} seconds", PATIENCE.as_secs())]
+    Hung,
+}
+
+impl Hint for TrialError {
+    fn hint(&self) -> Option<Cow<'static, str>> {
+        match self {
+            Self::NotRun(Errno::ENOEXEC) => Some("use an image for this node's architecture".into()),
+            Self::NotRun(Errno::EACCES | Errno::EPERM) => {
+                Some("mount the directory without noexec, and check whether a security module forbids running programs there".into())
+            }
+            // The loader is missing: the image's programs need none.
+            Self::NotRun(Errno::ENOENT) => Some("the program is not linked statically; use those of the image".into()),
+            Self::NotRun(_) => None,
+            Self::Failed(_) | Self::NoVersions => Some(
+                "look for a damaged or different program in the image or next to gybe; the old program is kept".into(),
+            ),
+            Self::Hung => Some(
+                "look at the node's load and disk, then at what the program waits for; the old program is kept".into(),
+            ),
+        }
+    }
+}
+
+/// Runs the program once.
+pub fn run(program: &Path, trial: Trial) -> Result<(), TrialError> {
+    let (success, status, answer) = answer(start(program, trial)?)?;
+    match trial {
+        _ if !success => Err(TrialError::Failed(status)),
+        Trial::CniVersion if !names_versions(&answer) => Err(TrialError::NoVersions),
+        Trial::CniVersion | Trial::Version => Ok(()),
+    }
+}
+
+fn start(program: &Path, trial: Trial) -> Result<Child, TrialError> {
+    #[expect(clippy::disallowed_methods, reason = "what is to be installed has to be seen running")]
+    let mut command = Command::new(program);
+    command.env_clear().stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+    match trial {
+        // The query that libcni sends; CRI-O sends it before it accepts a network.
+        Trial::CniVersion => command.envs([
+            ("CNI_COMMAND", "VERSION"),
+            ("CNI_IFNAME", "dummy"),
+            ("CNI_NETNS", "dummy"),
+            ("CNI_PATH", "dummy"),
+        ]),
+        Trial::Version => command.arg("--version"),
+    };
+    let mut child = spawn(&mut command)?;
+    if let Some(mut stdin) = child.stdin.take() {
+        // A program that does not read its input may have ended already; its answer decides.
+        let _ = stdin.write_all(br#"{"cniVersion":"1.0.0"}"#);
+    }
+    Ok(child)
+}
+
+/// Starts the program. A process that another thread starts while we write holds our descriptor until its own
+/// exec: until then the kernel returns ETXTBSY (F09), and has no event for the end of that.
+fn spawn(command: &mut Command) -> Result<Child, TrialError> {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        match command.spawn() {
+            Err(why) if errno(&why) == Errno::ETXTBSY && Instant::now() < until => {
+                thread::sleep(Duration::from_millis(1));
+            }
+            spawned => return spawned.map_err(|why| TrialError::NotRun(errno(&why))),
+        }
+    }
+}
+
+fn answer(mut child: Child) -> Result<(bool, String, Vec<u8>), TrialError> {
+    let pid = Pid::from_raw(i32::try_from(child.id()).map_err(|_| TrialError::NotRun(Errno::ESRCH))?);
+    let stdout = child.stdout.take();
+    let (tell, told) = mpsc::channel();
+    // A thread waits for the child, because a channel can be waited for with a deadline.
+    let waiting = thread::Builder::new().spawn(move || tell.send(child.wait()));
+    let waiting = match waiting {
+        Ok(waiting) => waiting,
+        // No thread will reap it.
+        Err(why) => {
+            let _ = kill(pid, Signal::SIGKILL);
+            let _ = waitpid(pid, None);
+            return Err(TrialError::NotRun(errno(&why)));
+        }
+    };
+    let (ended, hung) = match told.recv_timeout(PATIENCE) {
+        Err(RecvTimeoutError::Timeout) => {
+            // The pid is still its own: the child is not reaped before the thread reports.
+            let _ = kill(pid, Signal::SIGKILL);
+            (told.recv(), true)
+        }
+        told => (told.map_err(|_| mpsc::RecvError), false),
+    };
+    let _ = waiting.join();
+    match ended {
+        _ if hung => Err(TrialError::Hung),
+        Ok(Ok(status)) => {
+            Ok((status.success(), status.to_string(), stdout.map(output_of).unwrap_or_default()))
+        }
+        Ok(Err(why)) => Err(TrialError::NotRun(errno(&why))),
+        Err(_) => Err(TrialError::NotRun(Errno::ECHILD)),
+    }
+}
+
+/// The output of a program that has ended. The end of the pipe is not waited for: a process that the program
+/// left behind may hold the other end forever. No answer is longer than a pipe (pipe(7)).
+fn output_of(pipe: ChildStdout) -> Vec<u8> {
+    let mut answer = Vec::new();
+    if fcntl(&pipe, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).is_ok() {
+        // Output before EAGAIN counts.
+        let _ = pipe.take(LONGEST).read_to_end(&mut answer);
+    }
+    answer
+}
+
+fn names_versions(answer: &[u8]) -> bool {
+    let answer = serde_json::from_slice::<serde_json::Value>(answer).unwrap_or_default();
+    answer.get("supportedVersions").and_then(|it| it.as_array()).is_some_and(|versions| !versions.is_empty())
+}

@@ -1,0 +1,102 @@
+//! One change of a node, as a value.
+
+use std::fmt;
+
+use super::desired::Program;
+use super::directory::Directory;
+use super::observe::{Access, DROP_IN, FileName};
+
+/// One change. After each the directory still loads, and none is made if another program wrote first.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Change {
+    /// Places a program.
+    PlaceProgram { program: Program },
+    /// Removes a program.
+    RemoveProgram(FileName),
+    /// Writes a conf file.
+    Write {
+        file: FileName,
+        /// What it is to hold.
+        bytes: Vec<u8>,
+        /// Who may read it.
+        access: NewAccess,
+        /// Its present content; none if it does not exist.
+        instead_of: Option<Vec<u8>>,
+    },
+    /// Renames a conf file.
+    Move {
+        from: FileName,
+        /// The new name. A file that has it is replaced.
+        to: FileName,
+        /// What it holds now.
+        bytes: Vec<u8>,
+    },
+    /// Removes a conf file.
+    Remove {
+        file: FileName,
+        /// What it holds now.
+        bytes: Vec<u8>,
+    },
+    /// Writes our file into a network's own directory.
+    WriteDropIn {
+        network: FileName,
+        /// What it is to hold.
+        bytes: Vec<u8>,
+        /// Permission bits.
+        mode: u32,
+    },
+    /// Removes our file from a network's own directory.
+    RemoveDropIn { network: FileName },
+    /// Removes the temporary files that a killed process left.
+    Sweep(Directory),
+    /// Removes the lock file, once no program of ours is left in the program directory.
+    RemoveLock,
+}
+
+/// Mode, owners and extended attributes of a file to be written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NewAccess {
+    /// Those of this file, which it replaces or is made from.
+    Like(FileName, Access),
+    /// Our own uid and gid, with these permission bits.
+    Ours(u32),
+}
+
+impl Change {
+    /// The directory that it changes.
+    #[must_use]
+    pub fn directory(&self) -> Directory {
+        match self {
+            Self::PlaceProgram { .. } | Self::RemoveProgram(_) | Self::RemoveLock => Directory::Programs,
+            Self::Sweep(directory) => *directory,
+            _ => Directory::Conf,
+        }
+    }
+
+    /// Reports whether it creates or restores something that another program may have removed.
+    #[must_use]
+    pub fn puts(&self) -> bool {
+        matches!(
+            self,
+            Self::PlaceProgram { .. } | Self::Write { .. } | Self::Move { .. } | Self::WriteDropIn { .. }
+        )
+    }
+}
+
+impl fmt::Display for Change {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::PlaceProgram { program } => write!(f, "place program {}", program.name),
+            Self::RemoveProgram(name) => write!(f, "remove program {name}"),
+            Self::Write { file, .. } => write!(f, "write {file}"),
+            Self::Move { from, to, .. } => write!(f, "rename {from} to {to}"),
+            Self::Remove { file, .. } => write!(f, "remove {file}"),
+            Self::WriteDropIn { network, .. } => write!(f, "write {network}/{DROP_IN}"),
+            Self::RemoveDropIn { network } => write!(f, "remove {network}/{DROP_IN}"),
+            Self::RemoveLock => f.write_str("remove the lock file"),
+            Self::Sweep(directory) => {
+                write!(f, "remove leftover temporary files from the {directory} directory")
+            }
+        }
+    }
+}

@@ -1,0 +1,280 @@
+//! Foreign rewrites of one directory: how often other programs undo our changes, when that is a conflict, how fast we
+//! write then, and which program most likely does it. Pure.
+
+pub mod other_owner;
+#[cfg(test)]
+mod tests;
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use super::change::Change;
+use super::conflist::PluginChain;
+use super::desired::Program;
+use super::directory::Directory;
+use super::observe::{FileName, ObservedState};
+use super::plan::Plan;
+use crate::retry::RateLimit;
+use other_owner::{OtherOwner, likely, likely_at_program};
+
+/// More foreign rewrites than this in [`PERIOD`] are a conflict.
+const MAX_REWRITES: usize = 5;
+const PERIOD: Duration = Duration::from_secs(60);
+
+/// The writes that are allowed in a conflict. While the entry is missing, pods start outside the mesh, so it is restored
+/// at once for as long as the rate is bearable: every write of a conf makes the runtime load its networks anew. A
+/// program is megabytes, and is tried before it is placed.
+fn rate_limit(directory: Directory) -> RateLimit {
+    match directory {
+        Directory::Conf => RateLimit::new(10, Duration::from_millis(500)),
+        Directory::Programs => RateLimit::new(1, Duration::from_secs(5)),
+    }
+}
+
+/// The foreign rewrites of one directory.
+#[derive(Debug)]
+pub struct ConflictTracker {
+    directory: Directory,
+    rewritten_at: VecDeque<Instant>,
+    last: LastState,
+    limit: RateLimit,
+    counts: RewriteCounts,
+    /// The last rewrite: a conflict is reported also while nothing has to be done.
+    rewrite: ForeignRewrite,
+}
+
+/// The state in which the directory was last found or left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum LastState {
+    /// It was never as desired since the desired state changed.
+    Unknown,
+    AsDesired,
+    /// Another program undid our change, and we have not repaired it yet.
+    Undone,
+}
+
+/// Counters since the start of the process.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct RewriteCounts {
+    /// Foreign rewrites that undid our changes, as far as they were seen.
+    pub rewrites: u64,
+    /// Passes that repaired them.
+    pub repairs: u64,
+    /// Whether a change of ours is undone now.
+    pub is_undone: bool,
+}
+
+/// How the writing of a pass ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WriteOutcome {
+    Complete,
+    /// Another program wrote first; the steps up to there were done.
+    Overtaken,
+    /// The system refused a step.
+    Failed,
+}
+
+impl ConflictTracker {
+    #[must_use]
+    pub fn new(directory: Directory) -> Self {
+        let (rewritten_at, counts, rewrite) = Default::default();
+        Self {
+            directory,
+            rewritten_at,
+            last: LastState::Unknown,
+            limit: rate_limit(directory),
+            counts,
+            rewrite,
+        }
+    }
+
+    /// Keeps what the plan has to write, and the program that may have undone it, for the report of a conflict.
+    pub fn identify(&mut self, snapshot: &ObservedState, plan: &Plan) {
+        if let Some(rewrite) = ForeignRewrite::of(snapshot, plan, self.directory) {
+            self.rewrite = rewrite;
+        }
+    }
+
+    /// Takes note of a plan made now, and returns how long its writes have to wait; none when they may be done at once.
+    /// A change that `failed_before` is still to be done; no other program has undone it.
+    pub fn observe(
+        &mut self,
+        plan: &Plan,
+        failed_before: impl Fn(&Change) -> bool,
+        now: Instant,
+    ) -> Option<Duration> {
+        let writes = self.writes(plan);
+        match self.last {
+            LastState::AsDesired if self.written(plan).any(|change| !failed_before(change)) => {
+                self.count_rewrite(now)
+            }
+            // While another problem blocks, such as a primary's file that has gone, nothing is repaired yet; the
+            // next plan shows whether the entry was undone.
+            _ if !writes && self.is_free(plan) => self.last = LastState::AsDesired,
+            _ => {}
+        }
+        self.rewritten_at.retain(|at| now.saturating_duration_since(*at) < PERIOD);
+        let wait = self.limit.wait(now);
+        (writes && self.is_conflict() && !wait.is_zero()).then_some(wait)
+    }
+
+    /// Takes note of a write and of what is `left` to do after it, without the changes that were put off. A change that
+    /// is left although it was written was undone before we looked again.
+    pub fn wrote(&mut self, outcome: WriteOutcome, left: &Plan, now: Instant) {
+        self.limit.count(now);
+        let is_left = self.writes(left);
+        if self.last == LastState::Undone && (outcome == WriteOutcome::Complete || !is_left) {
+            self.counts.repairs += 1;
+            self.last = LastState::AsDesired;
+        }
+        match (is_left, outcome) {
+            (true, WriteOutcome::Complete | WriteOutcome::Overtaken) => self.count_rewrite(now),
+            // All of it is there now, whatever other problem there is.
+            (false, WriteOutcome::Complete) => self.last = LastState::AsDesired,
+            (false, _) if self.is_free(left) => self.last = LastState::AsDesired,
+            (true, WriteOutcome::Failed) | (false, _) => {}
+        }
+    }
+
+    fn count_rewrite(&mut self, now: Instant) {
+        self.rewritten_at.push_back(now);
+        self.counts.rewrites += 1;
+        self.last = LastState::Undone;
+    }
+
+    fn writes(&self, plan: &Plan) -> bool {
+        self.written(plan).next().is_some()
+    }
+
+    fn written<'a>(&self, plan: &'a Plan) -> impl Iterator<Item = &'a Change> {
+        let directory = self.directory;
+        plan.changes.iter().filter(move |change| change.puts() && change.directory() == directory)
+    }
+
+    fn is_free(&self, plan: &Plan) -> bool {
+        !plan.problems.iter().any(|problem| problem.blocks() && problem.directory() == self.directory)
+    }
+
+    #[must_use]
+    pub fn counts(&self) -> RewriteCounts {
+        RewriteCounts { is_undone: self.last == LastState::Undone, ..self.counts }
+    }
+
+    /// The desired state changed: the differences from now on are not foreign rewrites.
+    pub fn desired_state_changed(&mut self) {
+        if self.last == LastState::AsDesired {
+            self.last = LastState::Unknown;
+        }
+    }
+
+    /// Returns the conflict, if there is one. `wait` is the time until the next write, from [`Self::observe`].
+    #[must_use]
+    pub fn conflict(&self, wait: Option<Duration>) -> Option<Conflict> {
+        let rewrites = self.rewritten_at.len();
+        self.is_conflict().then(|| Conflict { rewrite: self.rewrite.clone(), rewrites, wait })
+    }
+
+    fn is_conflict(&self) -> bool {
+        self.rewritten_at.len() > MAX_REWRITES
+    }
+}
+
+/// More than [`MAX_REWRITES`] foreign rewrites of a directory in a minute.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Conflict {
+    /// The last of them.
+    pub rewrite: ForeignRewrite,
+    /// The number of rewrites in the last minute.
+    pub rewrites: usize,
+    /// The time until the next write; none when this pass has written, or has nothing to write.
+    pub wait: Option<Duration>,
+}
+
+/// A change of ours that another program undid.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ForeignRewrite {
+    pub undone: Undone,
+    /// The program that most likely did it.
+    pub other_owner: Option<OtherOwner>,
+}
+
+/// The object that was undone.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Undone {
+    /// Our entry, in this file where it is in one.
+    Entry(Option<FileName>),
+    Program(FileName, Loss),
+}
+
+/// What happened to a program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Loss {
+    Removed,
+    /// Another program has its name.
+    Replaced,
+    /// Its mode or owner is another.
+    Changed,
+}
+
+impl Default for Undone {
+    fn default() -> Self {
+        Self::Entry(None)
+    }
+}
+
+impl fmt::Display for Conflict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.rewrite.undone {
+            Undone::Entry(None) => f.write_str("our entry is undone")?,
+            Undone::Entry(Some(file)) => write!(f, "our entry in {file} is undone")?,
+            Undone::Program(name, loss) => write!(f, "the program {name} is {loss}")?,
+        }
+        match self.rewrite.other_owner {
+            Some(owner) => write!(f, " again and again, most likely by {}: {}", owner.name, owner.setting),
+            None => f.write_str(" again and again, by a plugin's agent that we do not know"),
+        }
+    }
+}
+
+impl fmt::Display for Loss {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Removed => "removed",
+            Self::Replaced => "replaced",
+            Self::Changed => "given another mode or owner",
+        })
+    }
+}
+
+impl ForeignRewrite {
+    /// Returns the first object that the plan has to write into this directory, and the program that may have undone
+    /// it; none when the plan writes nothing there.
+    fn of(snapshot: &ObservedState, plan: &Plan, directory: Directory) -> Option<Self> {
+        let mut writes =
+            plan.changes.iter().filter(|change| change.puts() && change.directory() == directory);
+        let rewrite = match writes.next()? {
+            Change::PlaceProgram { program } => {
+                let loss = loss(snapshot, program);
+                let other_owner = Some(likely_at_program(&program.name, loss));
+                Self { undone: Undone::Program(program.name.clone(), loss), other_owner }
+            }
+            Change::Write { file, .. } | Change::Move { from: file, .. } => {
+                let bytes = snapshot.conf.files.get(file).and_then(|file| file.content.as_ref().ok());
+                let chain = bytes.and_then(|bytes| PluginChain::read(bytes).ok());
+                let other_owner = chain.and_then(|chain| likely(&chain.plugins()));
+                Self { undone: Undone::Entry(Some(file.clone())), other_owner }
+            }
+            _ => Self::default(),
+        };
+        Some(rewrite)
+    }
+}
+
+fn loss(snapshot: &ObservedState, program: &Program) -> Loss {
+    match snapshot.programs.files.get(&program.name) {
+        None => Loss::Removed,
+        Some(file) if file.hash == Ok(program.hash) => Loss::Changed,
+        Some(_) => Loss::Replaced,
+    }
+}

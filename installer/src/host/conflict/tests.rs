@@ -1,0 +1,184 @@
+//! The tracker with made-up times: real ones would take minutes.
+
+use super::*;
+use crate::host::desired::{Placement, PlacementOrder, Program, Trial};
+use crate::host::observe::{FileName, Hash};
+use crate::host::problem::Problem;
+use std::path::PathBuf;
+
+fn undone() -> Plan {
+    let network = FileName::new("n").unwrap();
+    Plan { changes: vec![Change::WriteDropIn { network, bytes: Vec::new(), mode: 0o600 }], ..Plan::default() }
+}
+
+fn observe(tracker: &mut ConflictTracker, plan: &Plan, now: Instant) -> Option<Duration> {
+    tracker.observe(plan, |_| false, now)
+}
+
+/// Undoes each write at once until one has to wait; returns the number of writes and the wait.
+fn until_limited(tracker: &mut ConflictTracker, plan: &Plan, now: Instant) -> (usize, Duration) {
+    for writes in 0.. {
+        match observe(tracker, plan, now) {
+            None => tracker.wrote(WriteOutcome::Complete, plan, now),
+            Some(wait) => return (writes, wait),
+        }
+    }
+    unreachable!("no write was limited")
+}
+
+#[test]
+fn f05_in_a_conflict_the_entry_is_restored_at_once_and_at_most_twice_a_second_after_a_burst() {
+    let (mut tracker, start) = (ConflictTracker::new(Directory::Conf), Instant::now());
+    let after = |millis| start + Duration::from_millis(millis);
+    assert_eq!(until_limited(&mut tracker, &undone(), start), (10, Duration::from_millis(500)));
+    assert_eq!(observe(&mut tracker, &undone(), after(100)), Some(Duration::from_millis(400)));
+    assert_eq!(until_limited(&mut tracker, &undone(), after(500)), (1, Duration::from_millis(500)));
+    // One rewrite each second leaves room for one write each second.
+    for second in 10..70 {
+        assert_eq!(observe(&mut tracker, &undone(), after(1000 * second)), None, "{second}");
+        tracker.wrote(WriteOutcome::Complete, &Plan::default(), after(1000 * second));
+        assert!(tracker.is_conflict(), "{second}");
+    }
+}
+
+#[test]
+fn f05_five_rewrites_a_minute_are_no_conflict_and_the_sixth_makes_it_one() {
+    let (mut tracker, start) = (ConflictTracker::new(Directory::Programs), Instant::now());
+    tracker.wrote(WriteOutcome::Complete, &Plan::default(), start);
+    for n in 1..=5 {
+        let now = start + Duration::from_secs(n);
+        assert_eq!(observe(&mut tracker, &lost(), now), None);
+        tracker.wrote(WriteOutcome::Complete, &Plan::default(), now);
+    }
+    let now = start + Duration::from_secs(6);
+    assert_eq!(observe(&mut tracker, &lost(), now), Some(Duration::from_secs(4)));
+    assert_eq!(
+        observe(&mut tracker, &lost(), now),
+        Some(Duration::from_secs(4)),
+        "the same rewrite is not counted twice"
+    );
+    assert_eq!(tracker.rewritten_at.len(), 6);
+    assert_eq!(observe(&mut tracker, &lost(), start + Duration::from_secs(10)), None);
+    tracker.wrote(WriteOutcome::Complete, &Plan::default(), start + Duration::from_secs(10));
+    assert_eq!(observe(&mut tracker, &Plan::default(), start + Duration::from_secs(90)), None);
+    assert!(!tracker.is_conflict(), "a minute without a rewrite ends the conflict");
+}
+
+#[test]
+fn a_change_of_the_desired_state_is_no_foreign_rewrite() {
+    let (mut tracker, start) = (ConflictTracker::new(Directory::Conf), Instant::now());
+    for n in 0..20 {
+        tracker.wrote(WriteOutcome::Complete, &Plan::default(), start + Duration::from_secs(n));
+        tracker.desired_state_changed();
+        assert_eq!(observe(&mut tracker, &undone(), start + Duration::from_secs(n)), None);
+    }
+}
+
+#[test]
+fn f05_a_rewrite_between_our_write_and_the_next_look_is_counted() {
+    let (mut tracker, start) = (ConflictTracker::new(Directory::Programs), Instant::now());
+    assert_eq!(until_limited(&mut tracker, &lost(), start), (6, Duration::from_secs(5)));
+    assert_eq!(tracker.counts().rewrites, 6);
+}
+
+#[test]
+fn a_write_of_ours_that_failed_is_no_foreign_rewrite() {
+    let (mut tracker, start) = (ConflictTracker::new(Directory::Conf), Instant::now());
+    for n in 0..20 {
+        assert_eq!(observe(&mut tracker, &undone(), start + Duration::from_secs(n)), None);
+        tracker.wrote(WriteOutcome::Failed, &undone(), start + Duration::from_secs(n));
+    }
+}
+
+fn lost() -> Plan {
+    let (name, source) = (FileName::new("gybe-cni").unwrap(), PathBuf::new());
+    let hash = Hash::of(b"");
+    let (trial, place, need) = (Trial::CniVersion, Placement::Always, PlacementOrder::BeforeEntry);
+    let program = Program { name, source, hash, trial, place, need };
+    Plan { changes: vec![Change::PlaceProgram { program }], ..Plan::default() }
+}
+
+#[test]
+fn f05_each_directory_has_a_tracker_of_its_own() {
+    let start = Instant::now();
+    for (directory, mine, others) in
+        [(Directory::Conf, undone(), lost()), (Directory::Programs, lost(), undone())]
+    {
+        let mut tracker = ConflictTracker::new(directory);
+        tracker.wrote(WriteOutcome::Complete, &others, start);
+        for n in 1..=20 {
+            assert_eq!(observe(&mut tracker, &others, start), None, "{directory} {n}");
+        }
+        for _ in 1..=5 {
+            assert_eq!(observe(&mut tracker, &mine, start), None);
+            tracker.wrote(WriteOutcome::Complete, &others, start);
+        }
+        observe(&mut tracker, &mine, start);
+        assert!(tracker.is_conflict(), "{directory}");
+    }
+}
+
+#[test]
+fn only_a_write_that_restores_an_undone_change_counts_as_a_repair() {
+    let (mut tracker, start) = (ConflictTracker::new(Directory::Conf), Instant::now());
+    let counts = |tracker: &ConflictTracker| {
+        (tracker.counts().rewrites, tracker.counts().repairs, tracker.counts().is_undone)
+    };
+    observe(&mut tracker, &undone(), start);
+    tracker.wrote(WriteOutcome::Complete, &Plan::default(), start);
+    assert_eq!(counts(&tracker), (0, 0, false), "the first write");
+    tracker.desired_state_changed();
+    observe(&mut tracker, &undone(), start);
+    tracker.wrote(WriteOutcome::Complete, &Plan::default(), start);
+    assert_eq!(counts(&tracker), (0, 0, false), "another desired state");
+    observe(&mut tracker, &undone(), start);
+    tracker.wrote(WriteOutcome::Failed, &undone(), start);
+    assert_eq!(counts(&tracker), (1, 0, true), "a full disk");
+    observe(&mut tracker, &undone(), start);
+    tracker.wrote(WriteOutcome::Overtaken, &undone(), start);
+    assert_eq!(counts(&tracker), (2, 0, true), "the other program wrote before us");
+    observe(&mut tracker, &undone(), start);
+    tracker.wrote(WriteOutcome::Complete, &undone(), start);
+    assert_eq!(counts(&tracker), (3, 1, true), "the other program wrote before our look");
+    tracker.desired_state_changed();
+    observe(&mut tracker, &undone(), start);
+    tracker.wrote(WriteOutcome::Complete, &Plan::default(), start);
+    assert_eq!(counts(&tracker), (3, 2, false), "a repair counts although the desired state changed");
+    observe(&mut tracker, &undone(), start);
+    observe(&mut tracker, &Plan::default(), start);
+    assert_eq!(counts(&tracker), (4, 2, false), "the other program restored it");
+}
+
+#[test]
+fn f05_a_file_that_is_removed_and_comes_back_counts_as_one_rewrite() {
+    let (mut tracker, start) = (ConflictTracker::new(Directory::Conf), Instant::now());
+    let waits = Plan { problems: vec![Problem::Waiting], ..Plan::default() };
+    observe(&mut tracker, &waits, start);
+    observe(&mut tracker, &undone(), start);
+    tracker.wrote(WriteOutcome::Complete, &Plan::default(), start);
+    assert_eq!(tracker.counts().rewrites, 0, "at first we only waited for it");
+    for n in 1..=6 {
+        observe(&mut tracker, &waits, start);
+        observe(&mut tracker, &undone(), start);
+        tracker.wrote(WriteOutcome::Complete, &Plan::default(), start);
+        assert_eq!((tracker.counts().rewrites, tracker.counts().repairs), (n, n));
+    }
+    assert!(tracker.is_conflict());
+}
+
+#[test]
+fn f05_another_problem_in_the_directory_does_not_hide_a_conflict() {
+    let (mut tracker, start) = (ConflictTracker::new(Directory::Conf), Instant::now());
+    let file = || FileName::new("10.conflist").unwrap();
+    let preempted = || vec![Problem::Preempted { file: file(), by: FileName::new("05.conflist").unwrap() }];
+    let (well, rewritten) =
+        (Plan { problems: preempted(), ..Plan::default() }, Plan { problems: preempted(), ..undone() });
+    observe(&mut tracker, &rewritten, start);
+    tracker.wrote(WriteOutcome::Complete, &well, start);
+    for _ in 1..=5 {
+        assert_eq!(observe(&mut tracker, &rewritten, start), None);
+        tracker.wrote(WriteOutcome::Complete, &well, start);
+    }
+    observe(&mut tracker, &rewritten, start);
+    assert_eq!((tracker.is_conflict(), tracker.counts().repairs), (true, 5));
+}

@@ -1,0 +1,184 @@
+//! Inserts, replaces and removes one plugin's entry in a conflist; every other byte of the file stays.
+//!
+//! `plan` decides which file that is, and whether it is written.
+
+pub mod convert;
+pub mod entry;
+
+use std::ops::Range;
+
+use super::json::{self, JsonError, JsonKind, JsonValue};
+use entry::{Entry, Layout, layout_of};
+
+pub const ISTIO: &str = "istio-cni";
+
+/// Why a file's chain cannot be changed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ConflistError {
+    /// Another owner's broken file, which is never rewritten.
+    #[error("the file cannot be parsed")]
+    NotJson(#[from] JsonError),
+    #[error("the file has no list of plugins")]
+    NoPlugins,
+    /// Without this entry the list has no plugins, and a list without plugins is no network.
+    #[error("\"{0}\" is the only plugin of the list, which cannot be left empty")]
+    NothingElse(String),
+    /// Ambient mode needs the incumbent's own agent.
+    #[error("its istio-cni entry serves ambient mode, which Gybe does not support")]
+    Ambient,
+    /// A list needs a name, and Gybe does not invent one.
+    #[error("the file has no network name")]
+    NoName,
+}
+
+/// Whether an istio-cni entry is replaced by ours.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum IstioEntry {
+    /// It stays unchanged.
+    Keep,
+    /// Our entry replaces it in the same write.
+    Replace,
+}
+
+/// The plugins of a list, with their positions in the file.
+#[derive(Debug, Clone)]
+pub struct PluginChain<'a> {
+    bytes: &'a [u8],
+    /// The position after the opening bracket.
+    start: usize,
+    links: Vec<Link>,
+}
+
+#[derive(Debug, Clone)]
+struct Link {
+    span: Range<usize>,
+    plugin: Option<String>,
+    ambient: bool,
+}
+
+type Edit = (Range<usize>, Vec<u8>);
+
+impl<'a> PluginChain<'a> {
+    /// Finds the list of plugins in a file.
+    pub fn read(bytes: &'a [u8]) -> Result<Self, ConflistError> {
+        let tree = json::parse(bytes)?;
+        let plugins = tree.member("plugins").ok_or(ConflistError::NoPlugins)?;
+        let elements = plugins.as_array().ok_or(ConflistError::NoPlugins)?;
+        let links = elements.iter().map(Link::of).collect();
+        Ok(Self { bytes, start: plugins.span.start + 1, links })
+    }
+
+    /// The types of its plugins, in order.
+    #[must_use]
+    pub fn plugins(&self) -> Vec<&str> {
+        self.links.iter().filter_map(|link| link.plugin.as_deref()).collect()
+    }
+
+    /// Reports whether an istio-cni entry in it serves ambient mode.
+    #[must_use]
+    pub fn is_ambient(&self) -> bool {
+        self.links.iter().any(|link| link.is(ISTIO) && link.ambient)
+    }
+
+    /// The text of the last entry of that type.
+    #[must_use]
+    pub fn entry(&self, plugin: &str) -> Option<&'a [u8]> {
+        self.links.iter().rev().find(|link| link.is(plugin)).map(|link| json::text(self.bytes, &link.span))
+    }
+
+    /// The file with `entry` exactly once, as the last one of the chain; the same bytes if it is so already.
+    pub fn with(&self, entry: &Entry, istio: IstioEntry) -> Result<Vec<u8>, ConflistError> {
+        let goes = |link: &Link| link.is(entry.plugin()) || (istio == IstioEntry::Replace && link.is(ISTIO));
+        if self.links.iter().any(|link| goes(link) && link.is(ISTIO) && link.ambient) {
+            return Err(ConflistError::Ambient);
+        }
+        let mut gone: Vec<bool> = self.links.iter().map(goes).collect();
+        let in_place = self.links.last().filter(|link| goes(link)).map(|link| link.span.clone());
+        if let (Some(_), Some(last)) = (&in_place, gone.last_mut()) {
+            *last = false;
+        }
+        let mut edits = self.removals(&gone);
+        match in_place {
+            Some(span) => edits.extend(self.replacement(entry, span)),
+            None => edits.push(self.addition(entry)),
+        }
+        Ok(self.edited(edits))
+    }
+
+    /// The file without any entry of that type; the same bytes if it has none.
+    pub fn without(&self, plugin: &str) -> Result<Vec<u8>, ConflistError> {
+        let gone: Vec<bool> = self.links.iter().map(|link| link.is(plugin)).collect();
+        if !gone.is_empty() && gone.iter().all(|gone| *gone) {
+            return Err(ConflistError::NothingElse(plugin.to_owned()));
+        }
+        Ok(self.edited(self.removals(&gone)))
+    }
+
+    /// Computes the removals. An entry is removed with the comma before it; entries before the first one that
+    /// stays are removed with the comma after them. So `without` removes exactly the bytes that `with` added.
+    fn removals(&self, gone: &[bool]) -> Vec<Edit> {
+        let spans: Vec<&Range<usize>> = self.links.iter().map(|link| &link.span).collect();
+        let mut edits = Vec::new();
+        let mut one_stays = false;
+        for (n, (span, gone)) in spans.iter().zip(gone).enumerate() {
+            let from = n.checked_sub(1).and_then(|n| spans.get(n)).map_or(span.start, |before| before.end);
+            let to = spans.get(n + 1).map_or(span.end, |after| after.start);
+            match (gone, one_stays) {
+                (true, true) => edits.push((from..span.end, Vec::new())),
+                (true, false) => edits.push((span.start..to, Vec::new())),
+                (false, _) => one_stays = true,
+            }
+        }
+        edits
+    }
+
+    fn replacement(&self, entry: &Entry, span: Range<usize>) -> Option<Edit> {
+        if entry.says_the_same(json::text(self.bytes, &span)) {
+            return None;
+        }
+        let text = entry.print(&layout_of(self.bytes, &span));
+        Some((span, text))
+    }
+
+    fn addition(&self, entry: &Entry) -> Edit {
+        let Some(last) = self.links.last() else {
+            return (self.start..self.start, entry.print(&Layout::OneLine));
+        };
+        let before = match self.links.len().checked_sub(2).and_then(|n| self.links.get(n)) {
+            Some(neighbour) => neighbour.span.end..last.span.start,
+            None => self.start..last.span.start,
+        };
+        // Between two plugins there are a comma and white space; reuse only the white space after the comma.
+        let gap = json::text(self.bytes, &before);
+        let blanks = gap.rsplit(|byte| *byte == b',').next().unwrap_or_default();
+        let mut text = b",".to_vec();
+        text.extend_from_slice(blanks);
+        text.extend(entry.print(&layout_of(self.bytes, &last.span)));
+        (last.span.end..last.span.end, text)
+    }
+
+    fn edited(&self, edits: Vec<Edit>) -> Vec<u8> {
+        let mut out = Vec::with_capacity(self.bytes.len());
+        let mut at = 0;
+        for (span, text) in edits {
+            out.extend_from_slice(json::text(self.bytes, &(at..span.start)));
+            out.extend(text);
+            at = span.end;
+        }
+        out.extend_from_slice(json::text(self.bytes, &(at..self.bytes.len())));
+        out
+    }
+}
+
+impl Link {
+    fn of(node: &JsonValue) -> Self {
+        let plugin = node.field("type").and_then(JsonValue::as_text).map(str::to_owned);
+        let ambient =
+            node.member("ambient_enabled").is_some_and(|value| matches!(value.kind, JsonKind::Bool(true)));
+        Self { span: node.span.clone(), plugin, ambient }
+    }
+
+    fn is(&self, plugin: &str) -> bool {
+        self.plugin.as_deref() == Some(plugin)
+    }
+}

@@ -1,0 +1,213 @@
+//! Observes a node once for `gybe doctor`: bounded in time, and without a change.
+
+mod file_systems;
+mod sockets;
+
+pub use file_systems::{FileSystem, FreeSpace};
+pub(crate) use sockets::ask as ask_agent;
+pub use sockets::{AgentContact, LogSocketContact};
+
+use crate::error::errno;
+use crate::host::apply::{TrialError, try_program};
+use crate::host::desired::{Confirmed, Trial};
+use crate::host::entries::OurEntries;
+use crate::host::image::PLUGIN;
+use crate::host::image::every_name;
+use crate::host::observe::{
+    DirectoryState, Hash, HashCache, NodeDirectories, ObserveScope, ObservedState, look,
+};
+use crate::host::platform::Platform;
+use crate::host::pods_on_node::{self, HostPaths, Judged};
+use crate::host::runtimes::Runtimes;
+use crate::host::runtimes::processes::{DropInCheck, RuntimeProcess, running};
+use crate::host::runtimes::report::RuntimeReport;
+use crate::host::settings::FACTS_SOCKET;
+use crate::host::watch::{DirectoryWatch, WatchMode};
+use crate::probe::node_backend::{Found, node_backend};
+use gybe_netfilter::backend::BackendKind;
+use gybe_plugin::conf::PluginConf;
+use gybe_plugin::probe_cache::{ProbeCache, this_node};
+use nix::errno::Errno;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The parameters of an observation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DoctorOptions {
+    pub places: NodeDirectories,
+    /// The directory of sockets and of the probe report.
+    pub run: PathBuf,
+    /// The host's root as seen here.
+    pub root: PathBuf,
+    /// The programs that this `gybe` would place, unless they are the installed ones.
+    pub image: Option<PathBuf>,
+    /// Whether the operator confirmed the program directory; none to use the agent's setting.
+    pub confirmed: Option<Confirmed>,
+}
+
+/// The observed node.
+#[derive(Debug)]
+pub struct Observation {
+    pub ground: DoctorOptions,
+    pub platform: Platform,
+    pub snapshot: ObservedState,
+    /// The file systems of the conf, program and run directory.
+    pub spaces: Vec<FileSystem>,
+    /// The target of the conf directory, if it is a link.
+    pub conf_link: Option<PathBuf>,
+    /// The plugin's answer to VERSION, if it is installed.
+    pub trial: Option<Result<(), TrialError>>,
+    /// Whether the plugin that this `gybe` would place is another build.
+    pub brings_another: bool,
+    /// The agent's answer, if the entry names its socket.
+    pub agent: Option<AgentContact>,
+    /// The agent's log socket.
+    pub log: Option<LogSocketContact>,
+    /// The kubeconfig of the entry, if it cannot be read.
+    pub no_kubeconfig: Option<(PathBuf, Errno)>,
+    /// The probe report.
+    pub found: Option<Found>,
+    /// The backend in use, if its programs are missing on the host, and why.
+    pub no_programs: Option<(BackendKind, String)>,
+    /// The pods of this node with their verdicts; none if no entry of ours can be parsed.
+    pub pods: Option<PodVerdicts>,
+    /// How changes of the conf directory are reported.
+    pub watch: WatchMode,
+    /// The runtimes that run here, and what they watch.
+    pub runtimes: Vec<RuntimeProcess>,
+    /// The security module that may refuse an access.
+    pub guard: SecurityModule,
+    /// Files of istio-cni's agent.
+    pub of_istio: Vec<PathBuf>,
+}
+
+impl Observation {
+    /// The setting `plugin_dir`: the operator's, else the running agent's.
+    pub(crate) fn confirmed(&self) -> Confirmed {
+        let status = self.agent.as_ref().and_then(|agent| agent.status.as_ref());
+        let by_agent = match status {
+            Some(status) if status.plugin_dir_confirmed => Confirmed::Yes,
+            _ => Confirmed::No,
+        };
+        self.ground.confirmed.unwrap_or(by_agent)
+    }
+}
+
+/// The pod sandboxes of the node.
+#[derive(Debug)]
+pub struct PodVerdicts {
+    /// Each sandbox with its verdict.
+    pub judged: Vec<Judged>,
+    /// What could not be read, so that sandboxes may be missing.
+    pub unreadable: Vec<String>,
+}
+
+/// A security module that refuses root.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SecurityModule {
+    /// None that is visible here.
+    None,
+    SeLinux,
+    AppArmor,
+}
+
+/// Observes the node.
+#[must_use]
+pub fn see(ground: DoctorOptions) -> Observation {
+    let mut snapshot =
+        look(&ground.places, &ObserveScope::in_programs(every_name()), &mut HashCache::default());
+    let ours = OurEntries::find(&snapshot.conf);
+    let conf = ours.plugin_conf();
+    // Other owners' drop-ins need the check too.
+    let has_none = snapshot.conf.networks.is_empty() && snapshot.conf.unread_networks.is_empty();
+    let ask = if has_none { DropInCheck::Skip } else { DropInCheck::Read };
+    let directories =
+        [("conf", &ground.places.conf), ("program", &ground.places.programs), ("run", &ground.run)];
+    let plugin = ground.places.programs.join(PLUGIN);
+    let has_no_entry = snapshot.conf.standing == DirectoryState::Present && !ours.is_anywhere();
+    let sockets = match &conf {
+        // The agent's usual socket: an agent would restore the entry.
+        None if has_no_entry => Some(ground.run.join(FACTS_SOCKET)),
+        conf => conf.as_ref().and_then(|conf| conf.facts.socket.clone()),
+    };
+    let probed = found(&ground.run);
+    let seen_running = running(&ground.root, &ground.places.conf, ask);
+    snapshot.runtimes = RuntimeReport::of(&ground.root, &seen_running).known(&ground.places);
+    Observation {
+        platform: Platform::of_host(&ground.root),
+        spaces: file_systems::of(directories),
+        conf_link: fs::read_link(&ground.places.conf).ok(),
+        trial: plugin.exists().then(|| try_program(&plugin, Trial::CniVersion)),
+        brings_another: ground.image.as_deref().is_some_and(|image| is_another(&plugin, &image.join(PLUGIN))),
+        agent: sockets.as_deref().map(ask_agent),
+        log: conf.as_ref().and_then(|conf| conf.facts.log_socket()).map(|path| sockets::knock(&path)),
+        no_kubeconfig: conf.as_ref().and_then(unreadable),
+        no_programs: conf.as_ref().and_then(|conf| no_programs(conf, probed.as_ref(), &ground.root)),
+        found: probed,
+        pods: conf.map(|conf| pods_of(conf, &ground)),
+        watch: DirectoryWatch::new([ground.places.conf.clone()]).mode(),
+        runtimes: seen_running,
+        guard: guard(),
+        of_istio: of_istio(&ground),
+        snapshot,
+        ground,
+    }
+}
+
+/// What is known about the runtimes that run on the node whose root is at `root`.
+#[must_use]
+pub fn runtimes_of(root: &Path, places: &NodeDirectories) -> Runtimes {
+    RuntimeReport::of(root, &running(root, &places.conf, DropInCheck::Read)).known(places)
+}
+
+/// Reports whether both exist and differ.
+fn is_another(one: &Path, other: &Path) -> bool {
+    let length = |path: &Path| fs::metadata(path).ok().map(|meta| meta.len());
+    let hash = |path: &Path| Hash::of_all(fs::File::open(path).ok()?).ok();
+    match (length(one), length(other)) {
+        (Some(one), Some(other)) if one != other => true,
+        (Some(_), Some(_)) => hash(one) != hash(other),
+        _ => false,
+    }
+}
+
+fn unreadable(conf: &PluginConf) -> Option<(PathBuf, Errno)> {
+    let path = conf.facts.kubeconfig.as_ref()?;
+    let why = fs::File::open(path).err()?;
+    Some((path.clone(), errno(&why)))
+}
+
+fn found(run: &Path) -> Option<Found> {
+    let capabilities = ProbeCache::at(run).load()?;
+    Some(Found { kernel: this_node().ok()?.kernel, capabilities })
+}
+
+fn no_programs(conf: &PluginConf, found: Option<&Found>, root: &Path) -> Option<(BackendKind, String)> {
+    let kind = node_backend(conf.backend, None, found).writes()?;
+    kind.look_under(root).err().map(|why| (kind, why.to_string()))
+}
+
+fn pods_of(conf: PluginConf, ground: &DoctorOptions) -> PodVerdicts {
+    let paths = HostPaths { results: ground.places.results.clone(), root: ground.root.clone() };
+    let found = pods_on_node::find(&paths);
+    let judged = pods_on_node::judge_all(found.sandboxes, &pods_on_node::Sources::of(conf));
+    PodVerdicts { judged, unreadable: found.unreadable }
+}
+
+/// Detects the security module by selinux(8)'s and apparmor(7)'s files.
+fn guard() -> SecurityModule {
+    let says = |path: &str| fs::read_to_string(path).unwrap_or_default();
+    if says("/sys/fs/selinux/enforce").trim() == "1" {
+        return SecurityModule::SeLinux;
+    }
+    let confined = says("/proc/self/attr/apparmor/current");
+    if matches!(confined.trim(), "" | "unconfined") { SecurityModule::None } else { SecurityModule::AppArmor }
+}
+
+/// The files that istio-cni's agent keeps on a node (docs/ISTIO.md, section 5).
+fn of_istio(ground: &DoctorOptions) -> Vec<PathBuf> {
+    let kept = ["log.sock", "istio-cni-kubeconfig", "pluginevent.sock"];
+    let kept = kept.map(|name| ground.root.join("var/run/istio-cni").join(name));
+    let older = ground.places.conf.join("ZZZ-istio-cni-kubeconfig");
+    kept.into_iter().chain([older]).filter(|path| path.symlink_metadata().is_ok()).collect()
+}

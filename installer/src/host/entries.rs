@@ -1,0 +1,59 @@
+//! Our entries in a conf directory, wherever they are.
+
+use super::conflist::PluginChain;
+use super::image::PLUGIN;
+use super::json::{self, JsonValue};
+use super::observe::{ConfDirectory, DROP_IN, FileName, ORIGINAL};
+use gybe_plugin::conf::PluginConf;
+use serde_json::{Map, Value};
+use std::ffi::OsStr;
+
+/// The places of our entry: in a list, as a network of its own, in a network's directory.
+#[derive(Debug, Default)]
+pub(crate) struct OurEntries<'a> {
+    pub(crate) listed: Vec<(&'a FileName, &'a [u8])>,
+    pub(crate) alone: Vec<(&'a FileName, &'a [u8])>,
+    pub(crate) dropped_in: Vec<(&'a FileName, &'a [u8])>,
+}
+
+impl<'a> OurEntries<'a> {
+    pub(crate) fn find(conf: &'a ConfDirectory) -> Self {
+        let mut ours = Self::default();
+        let files = conf.files.iter().filter(|(name, _)| !name.ends_in(ORIGINAL));
+        for (name, bytes) in files.filter_map(|(name, file)| Some((name, file.content.as_ref().ok()?))) {
+            match PluginChain::read(bytes) {
+                Ok(chain) => ours.listed.extend(chain.entry(PLUGIN).map(|entry| (name, entry))),
+                Err(_) if is_of_our_type(bytes) => ours.alone.push((name, bytes)),
+                Err(_) => {}
+            }
+        }
+        for (network, files) in &conf.networks {
+            let there = files.get(OsStr::new(DROP_IN)).and_then(|file| file.content.as_ref().ok());
+            ours.dropped_in.extend(there.map(|bytes| (network, bytes.as_slice())));
+        }
+        ours
+    }
+
+    /// The plugin's configuration in the first entry, if the plugin can parse it.
+    pub(crate) fn plugin_conf(&self) -> Option<PluginConf> {
+        PluginConf::read(&members(self.entries().next()?.1)?).ok()
+    }
+
+    pub(crate) fn is_anywhere(&self) -> bool {
+        self.entries().next().is_some()
+    }
+
+    /// Every entry with the name of its file or network.
+    pub(crate) fn entries(&self) -> impl Iterator<Item = (&'a FileName, &'a [u8])> + '_ {
+        [&self.listed, &self.alone, &self.dropped_in].into_iter().flatten().copied()
+    }
+}
+
+fn is_of_our_type(bytes: &[u8]) -> bool {
+    json::parse(bytes).is_ok_and(|tree| tree.field("type").and_then(JsonValue::as_text) == Some(PLUGIN))
+}
+
+/// The keys and values of an entry; none if it is not a JSON object.
+pub(crate) fn members(entry: &[u8]) -> Option<Map<String, Value>> {
+    serde_json::from_slice::<Value>(entry).ok()?.as_object().cloned()
+}

@@ -1,0 +1,313 @@
+//! The one judge: decides which conf file the runtime uses, which plugins it runs, and whether a pod that is
+//! started now is redirected, and if not, why. Pure. The plan, `/readyz`, the metrics and `gybe doctor` use
+//! this decision and make none of their own. What is unknown counts as a reason against.
+
+use std::ffi::OsStr;
+
+use serde_json::{Map, Value};
+
+use gybe_plugin::conf::PluginConf;
+
+use super::conflist::{ISTIO, PluginChain};
+use super::desired::{Confirmed, Install, Shape};
+use super::directory::Directory;
+use super::json::{self, JsonValue};
+use super::libcni::Network;
+use super::libcni::choice::{BrokenFile, BrokenReason, ChosenNetwork, NoChoice, candidates, choose};
+use super::observe::{
+    ConfDirectory, DROP_IN, DirectoryState, FileName, ORIGINAL, ObservedState, ProgramDirectory, Unreadable,
+};
+use super::problem::{Problem, ProgramFault};
+use super::runtimes::{ConfiguredDirectory, DropIns, Possible, Runtimes};
+
+/// The plugins of Multus' thin and thick variant, which call other networks by file or name.
+const MULTUS: [&str; 2] = ["multus", "multus-shim"];
+
+/// The observed state of a node, and the shape in which our entry should be there.
+#[derive(Debug, Clone, Copy)]
+pub struct JudgeInput<'a> {
+    pub conf: &'a ConfDirectory,
+    pub programs: &'a ProgramDirectory,
+    pub runtimes: &'a Runtimes,
+    /// The type of our entry, which is its program's name.
+    pub plugin: &'a str,
+    pub fault: Option<ProgramFault>,
+    pub shape: &'a Shape,
+    /// Whether the operator confirmed the program directory.
+    pub confirmed: Confirmed,
+}
+
+/// The verdict for a pod that is started now.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Judgement {
+    /// The file that every runtime that may run here uses; none where they differ, or use none.
+    pub taken: Option<ChosenNetwork>,
+    /// BrokenReason a pod is not redirected.
+    pub reasons: Vec<Problem>,
+    /// Problems that prevent no pod's redirection.
+    pub notes: Vec<Problem>,
+}
+
+impl Judgement {
+    /// Reports whether a pod that is started now is redirected.
+    #[must_use]
+    pub fn is_met(&self) -> bool {
+        self.reasons.is_empty()
+    }
+}
+
+/// Judges for every runtime that may run here. With several, a pod has to be redirected under each.
+#[must_use]
+pub fn judge(question: &JudgeInput<'_>) -> Judgement {
+    let mut judgement =
+        Judgement { reasons: standing(question.conf, question.programs), ..Judgement::default() };
+    if let Some(why) = question.fault.filter(|_| question.programs.standing == DirectoryState::Present) {
+        judgement.reasons.push(Problem::Program { plugin: question.plugin.to_owned(), why });
+    }
+    if question.conf.standing != DirectoryState::Present {
+        return judgement;
+    }
+    if question.conf.is_of_multus && matches!(question.shape, Shape::Standalone { .. }) {
+        judgement.reasons.extend(question.network_of_ours().err());
+        return judgement;
+    }
+    judgement.reasons.extend(elsewhere(question));
+    let mut taken = Vec::new();
+    for possible in &question.runtimes.possible {
+        let (choice, reasons) = question.under(*possible);
+        taken.push(choice);
+        let new = reasons.into_iter().filter(|reason| !judgement.reasons.contains(reason));
+        judgement.reasons.extend(new.collect::<Vec<_>>());
+    }
+    let same_file = |choices: &[Option<ChosenNetwork>]| {
+        let file = |choice: &Option<ChosenNetwork>| choice.as_ref().map(|choice| choice.file.clone());
+        choices.windows(2).all(|pair| matches!(pair, [one, other] if file(one) == file(other)))
+    };
+    judgement.taken = if same_file(&taken) { taken.into_iter().next().flatten() } else { None };
+    judgement.notes = passed_over(question.conf, &judgement);
+    judgement
+}
+
+/// The problems of the two directories themselves.
+#[must_use]
+pub fn standing(conf: &ConfDirectory, programs: &ProgramDirectory) -> Vec<Problem> {
+    let places = [(programs.standing, Directory::Programs), (conf.standing, Directory::Conf)];
+    let problem = |(standing, directory)| match standing {
+        DirectoryState::Present => None,
+        DirectoryState::Missing => Some(Problem::Missing(directory)),
+        DirectoryState::Deleted => Some(Problem::Deleted(directory)),
+        DirectoryState::Unreadable(why) => Some(Problem::Unreadable(directory, why)),
+    };
+    places.into_iter().filter_map(problem).collect()
+}
+
+/// The primary's network whose chain is to be extended: the first file that every runtime can load, once no
+/// broken one sorts before it. Only a file that was read, and that libcni refuses, is skipped. A network that
+/// consists only of a mesh's plugin is not a primary's.
+#[must_use]
+pub fn primary(conf: &ConfDirectory, plugin: &str, runtimes: &Runtimes) -> Option<ChosenNetwork> {
+    let reads = runtimes.possible.iter().any(|possible| possible.drop_ins == DropIns::Loaded);
+    let drop_ins = if reads { DropIns::Loaded } else { DropIns::Ignored };
+    for candidate in candidates(conf, drop_ins) {
+        match candidate {
+            Ok(choice) if primaries(&choice.network, plugin).is_empty() => {}
+            Ok(choice) => return Some(choice),
+            Err(broken) if broken.is_unread() => return None,
+            Err(_) => {}
+        }
+    }
+    None
+}
+
+/// Our directories that the runtimes' configuration does not name (F37): a chain that names our plugin fails
+/// every pod where the runtime does not find it.
+#[must_use]
+pub fn elsewhere(question: &JudgeInput<'_>) -> Vec<Problem> {
+    if is_settled(question) {
+        return Vec::new();
+    }
+    let Runtimes { plugin_directory, conf_directory, .. } = question.runtimes;
+    let others = |directory: &ConfiguredDirectory| match directory {
+        ConfiguredDirectory::Others(others) => Some(others.clone()),
+        _ => None,
+    };
+    let plugins = others(plugin_directory).map(Problem::PluginsElsewhere);
+    plugins.into_iter().chain(others(conf_directory).map(Problem::NetworksElsewhere)).collect()
+}
+
+/// Reports whether the operator confirmed the directories, or the conf directory is Multus' own, which no
+/// runtime reads.
+fn is_settled(question: &JudgeInput<'_>) -> bool {
+    question.confirmed == Confirmed::Yes || question.conf.is_of_multus
+}
+
+/// Returns a problem if nothing shows that the runtime looks for plugins where ours are placed (F37).
+#[must_use]
+pub fn unconfirmed(question: &JudgeInput<'_>, choice: &ChosenNetwork) -> Option<Problem> {
+    if is_settled(question) {
+        return None;
+    }
+    match question.runtimes.plugin_directory {
+        ConfiguredDirectory::Unknown => {}
+        ConfiguredDirectory::Awaited => return Some(Problem::Unreported),
+        ConfiguredDirectory::Named | ConfiguredDirectory::Others(_) => return None,
+    }
+    let plugins = primaries(&choice.network, question.plugin);
+    let is_there = |kind: &String| question.programs.names.contains(OsStr::new(kind));
+    let file = choice.file.clone();
+    (!plugins.iter().any(is_there)).then_some(Problem::PluginDirUnconfirmed { file, plugins })
+}
+
+/// The plugins of a network that are not a mesh's.
+fn primaries(network: &Network, plugin: &str) -> Vec<String> {
+    network.plugins.iter().filter(|kind| *kind != plugin && *kind != ISTIO).cloned().collect()
+}
+
+fn has_multus(choice: &ChosenNetwork) -> bool {
+    choice.network.plugins.iter().any(|kind| MULTUS.contains(&kind.as_str()))
+}
+
+/// Files that no runtime can load and that stop none. Files that sort after the one in use have no effect.
+fn passed_over(conf: &ConfDirectory, judgement: &Judgement) -> Vec<Problem> {
+    let Some(taken) = &judgement.taken else { return Vec::new() };
+    let all = candidates(conf, DropIns::Loaded).filter_map(Result::err);
+    let before = all.take_while(|broken| broken.file < taken.file);
+    before.filter(|broken| !broken.is_unread()).map(Problem::Broken).collect()
+}
+
+impl<'a> JudgeInput<'a> {
+    /// The input for a desired state.
+    #[must_use]
+    pub fn new(install: &'a Install, seen: &'a ObservedState) -> Self {
+        Self {
+            conf: &seen.conf,
+            programs: &seen.programs,
+            runtimes: &seen.runtimes,
+            plugin: install.entry.plugin(),
+            fault: program_fault(install, seen),
+            shape: &install.shape,
+            confirmed: install.confirmed,
+        }
+    }
+}
+
+/// Another build than the desired one serves too, once it has answered.
+fn program_fault(install: &Install, seen: &ObservedState) -> Option<ProgramFault> {
+    let name = OsStr::new(install.entry.plugin());
+    let Some(there) = seen.programs.files.get(name) else { return Some(ProgramFault::Missing) };
+    let mut ours = install.programs.iter().filter(|program| program.name.as_os_str() == name);
+    let is_right = ours.any(|program| there.hash == Ok(program.hash)) || seen.answering.contains(name);
+    ProgramFault::of(there.access, seen.us).or_else(|| (!is_right).then_some(ProgramFault::Another))
+}
+
+impl JudgeInput<'_> {
+    fn under(&self, Possible { runtime, drop_ins }: Possible) -> (Option<ChosenNetwork>, Vec<Problem>) {
+        match choose(self.conf, runtime, drop_ins) {
+            Ok(choice) => {
+                let reasons = self.of(&choice, drop_ins);
+                (Some(choice), reasons)
+            }
+            Err(NoChoice::Nothing) => (None, vec![Problem::Waiting]),
+            Err(NoChoice::Stopped(broken)) => (None, vec![Problem::BrokenFirst(broken)]),
+            Err(NoChoice::Unknown(BrokenFile {
+                file,
+                why: BrokenReason::Unreadable(Unreadable::TooLarge(length)),
+            })) => (None, vec![Problem::TooLarge { file, length }]),
+            Err(NoChoice::Unknown(broken)) => (None, vec![Problem::UnreadableFirst(broken)]),
+        }
+    }
+
+    fn of(&self, choice: &ChosenNetwork, drop_ins: DropIns) -> Vec<Problem> {
+        if primaries(&choice.network, self.plugin).is_empty() {
+            return vec![Problem::NoPrimary(choice.file.clone())];
+        }
+        let mut reasons: Vec<_> = unconfirmed(self, choice).into_iter().collect();
+        if choice.network.plugins.iter().any(|kind| kind == self.plugin) {
+            if choice.network.plugins.iter().any(|kind| kind == ISTIO) {
+                reasons.push(Problem::BesideIstio(choice.file.clone()));
+            }
+            reasons.extend(self.bad_entry(choice));
+        } else {
+            reasons.extend(self.missed(choice, drop_ins));
+        }
+        reasons
+    }
+
+    /// BrokenReason a network without our entry does not reach our plugin; none where Multus calls our network too.
+    fn missed(&self, choice: &ChosenNetwork, drop_ins: DropIns) -> Option<Problem> {
+        let (file, plugins) = (choice.file.clone(), choice.network.plugins.clone());
+        match self.shape {
+            Shape::Standalone { file: ours } => {
+                let problem = self.network_of_ours().err();
+                let not_multus = || Problem::NotMultus { file: ours.clone(), by: file, plugins };
+                problem.or_else(|| (!has_multus(choice)).then(not_multus))
+            }
+            Shape::Chained { pinned: Some(_) } if self.file_with_entry().is_some() => {
+                let pinned = self.file_with_entry()?.clone();
+                (!has_multus(choice)).then_some(Problem::Preempted { file: pinned, by: file })
+            }
+            _ => {
+                let network = FileName::new(choice.network.name.as_str()).ok();
+                let ours = network.filter(|it| self.has_drop_in(it)).filter(|_| drop_ins == DropIns::Ignored);
+                let reads = |possible: &Possible| possible.drop_ins == DropIns::Loaded;
+                Some(match ours {
+                    Some(network) if self.runtimes.possible.iter().any(reads) => {
+                        Problem::UnseenDropIn(network)
+                    }
+                    Some(network) => Problem::DropInIgnored(network),
+                    None => Problem::NoEntry { file, plugins, plugin: self.plugin.to_owned() },
+                })
+            }
+        }
+    }
+
+    fn has_drop_in(&self, network: &FileName) -> bool {
+        let files = self.conf.networks.get(network);
+        let ours = files.and_then(|files| files.get(OsStr::new(DROP_IN)));
+        ours.and_then(|file| file.content.as_ref().ok()).is_some_and(|bytes| is_of_type(bytes, self.plugin))
+    }
+
+    fn file_with_entry(&self) -> Option<&FileName> {
+        let files = self.conf.files.iter().filter(|(name, _)| !name.ends_in(ORIGINAL));
+        let mut named = files.filter_map(|(name, file)| Some((name, file.content.as_ref().ok()?)));
+        let has =
+            |bytes: &[u8]| PluginChain::read(bytes).is_ok_and(|chain| chain.entry(self.plugin).is_some());
+        named.find(|(_, bytes)| has(bytes)).map(|(name, _)| name)
+    }
+
+    /// Checks that our own network is there for Multus.
+    fn network_of_ours(&self) -> Result<(), Problem> {
+        let Shape::Standalone { file } = self.shape else { return Ok(()) };
+        let bytes = self.conf.files.get(file).and_then(|file| file.content.as_ref().ok());
+        let bytes = bytes.filter(|bytes| is_of_type(bytes, self.plugin));
+        let bytes = bytes.ok_or_else(|| Problem::NoNetwork(file.clone()))?;
+        refused(file, bytes).map_or(Ok(()), Err)
+    }
+
+    fn bad_entry(&self, choice: &ChosenNetwork) -> Option<Problem> {
+        let bytes = self.conf.files.get(&choice.file)?.content.as_ref().ok()?;
+        if let Ok(chain) = PluginChain::read(bytes)
+            && let Some(entry) = chain.entry(self.plugin)
+        {
+            return refused(&choice.file, entry);
+        }
+        let files = self.conf.networks.get(OsStr::new(&choice.network.name))?;
+        let mut drop_ins = files.iter().filter_map(|(name, file)| Some((name, file.content.as_ref().ok()?)));
+        let (name, bytes) = drop_ins.find(|(_, bytes)| is_of_type(bytes, self.plugin))?;
+        refused(name, bytes)
+    }
+}
+
+fn is_of_type(bytes: &[u8], plugin: &str) -> bool {
+    json::parse(bytes).is_ok_and(|tree| tree.field("type").and_then(JsonValue::as_text) == Some(plugin))
+}
+
+/// BrokenReason the plugin refuses an entry, and with it every call.
+fn refused(file: &FileName, entry: &[u8]) -> Option<Problem> {
+    let members: Map<String, Value> = serde_json::from_slice(entry).unwrap_or_default();
+    let why = PluginConf::read(&members).err()?.to_string();
+    Some(Problem::BadEntry { file: file.clone(), why })
+}
+
+#[cfg(test)]
+mod tests;

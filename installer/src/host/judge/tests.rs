@@ -1,0 +1,289 @@
+use gybe_netfilter::hint::Hint;
+use std::collections::{BTreeMap, BTreeSet};
+
+use nix::errno::Errno;
+
+use super::*;
+use crate::host::observe::{Access, ConfFile, FileKind};
+use crate::host::runtimes::Runtime;
+
+const LIST: &str = r#"{"name":"net","plugins":[{"type":"calico"},{"type":"portmap"}]}"#;
+const CHAINED: &str = r#"{"name":"net","plugins":[{"type":"calico"},{"type":"gybe-cni"}]}"#;
+const BEHIND: &str =
+    r#"{"name":"net","plugins":[{"type":"calico"},{"type":"gybe-cni"},{"type":"bandwidth"}]}"#;
+const BOTH: &str = r#"{"name":"net","plugins":[{"type":"calico"},{"type":"istio-cni"},{"type":"gybe-cni"}]}"#;
+const BAD_ENTRY: &str =
+    r#"{"name":"net","plugins":[{"type":"calico"},{"type":"gybe-cni","backend":"nftt"}]}"#;
+const OURS: &str = r#"{"name":"istio-cni","type":"gybe-cni"}"#;
+const ISTIOS: &str = r#"{"name":"istio-cni","type":"istio-cni"}"#;
+const MULTUS: &str = r#"{"name":"multus-cni-network","type":"multus-shim"}"#;
+
+fn name(name: &str) -> FileName {
+    FileName::new(name).unwrap()
+}
+
+fn file(content: Result<&str, Unreadable>) -> ConfFile {
+    let access = Access { mode: 0o600, uid: 0, gid: 0 };
+    ConfFile { content: content.map(|text| text.as_bytes().to_vec()), access, kind: FileKind::Regular }
+}
+
+/// A node with these conf files, whose program directory holds the primary's plugins and ours.
+struct World {
+    conf: ConfDirectory,
+    programs: ProgramDirectory,
+    runtimes: Runtimes,
+    shape: Shape,
+    confirmed: Confirmed,
+    fault: Option<ProgramFault>,
+}
+
+impl World {
+    fn with(files: &[(&str, &str)]) -> Self {
+        let files = files.iter().map(|(file_name, text)| (name(file_name), file(Ok(text)))).collect();
+        let names = ["calico", "multus-shim", "gybe-cni"].into_iter().map(name).collect();
+        Self {
+            conf: ConfDirectory {
+                standing: DirectoryState::Present,
+                files,
+                networks: BTreeMap::new(),
+                unread_networks: BTreeMap::new(),
+                is_of_multus: false,
+                litter: false,
+            },
+            programs: ProgramDirectory {
+                standing: DirectoryState::Present,
+                names,
+                files: BTreeMap::new(),
+                litter: false,
+                has_lock: false,
+            },
+            runtimes: Runtimes::default(),
+            shape: Shape::Chained { pinned: None },
+            confirmed: Confirmed::No,
+            fault: None,
+        }
+    }
+
+    fn run_by(mut self, runtime: Runtime, drop_ins: DropIns) -> Self {
+        self.runtimes = Runtimes::of([(runtime, Some(drop_ins))]);
+        self
+    }
+
+    fn shaped(mut self, shape: Shape) -> Self {
+        self.shape = shape;
+        self
+    }
+
+    fn unread(mut self, file_name: &str, why: Errno) -> Self {
+        self.conf.files.insert(name(file_name), file(Err(Unreadable::System(why))));
+        self
+    }
+
+    fn dropped_in(mut self, text: &str) -> Self {
+        let ours = BTreeMap::from([(name(DROP_IN), file(Ok(text)))]);
+        self.conf.networks.insert(name("net"), ours);
+        self
+    }
+
+    fn without_the_primarys(mut self) -> Self {
+        self.programs.names = BTreeSet::from([name("gybe-cni"), name("something")]);
+        self
+    }
+
+    fn judged(&self) -> Judgement {
+        judge(&JudgeInput {
+            conf: &self.conf,
+            programs: &self.programs,
+            runtimes: &self.runtimes,
+            plugin: "gybe-cni",
+            fault: self.fault,
+            shape: &self.shape,
+            confirmed: self.confirmed,
+        })
+    }
+
+    /// The only reason against a redirection, as text.
+    fn reason(&self) -> String {
+        let judged = self.judged();
+        let reasons: Vec<_> = judged.reasons.iter().map(ToString::to_string).collect();
+        assert_eq!(reasons.len(), 1, "{reasons:#?}");
+        assert!(judged.reasons[0].hint().is_some() || judged.reasons[0] == Problem::Waiting, "{reasons:?}");
+        reasons[0].clone()
+    }
+}
+
+fn standalone() -> Shape {
+    Shape::Standalone { file: name("YYY-gybe-cni.conf") }
+}
+
+#[test]
+fn a_pod_is_redirected_if_the_file_in_use_runs_the_plugin() {
+    let world = World::with(&[("10-a.conflist", CHAINED), ("20-b.conflist", LIST)]);
+    let judged = world.judged();
+    assert!(judged.is_met(), "{judged:?}");
+    assert_eq!(judged.taken.unwrap().file, name("10-a.conflist"));
+    assert!(World::with(&[("10-a.conflist", BEHIND)]).judged().is_met(), "also with a plugin after ours");
+}
+
+#[test]
+fn a_file_without_our_entry_that_sorts_first_leaves_every_pod_unredirected() {
+    let world = World::with(&[("05-b.conflist", LIST), ("10-a.conflist", CHAINED)]);
+    assert_eq!(
+        world.reason(),
+        "the runtime uses 05-b.conflist (calico, portmap), which does not run gybe-cni"
+    );
+    let world = World::with(&[("05-b.conf", ISTIOS), ("10-a.conflist", CHAINED)]);
+    assert_eq!(world.reason(), "the runtime uses 05-b.conf, which has no plugin that gives a pod a network");
+    let pinned = || Shape::Chained { pinned: Some(name("10-a.conflist")) };
+    let world = World::with(&[("05-b.conflist", LIST), ("10-a.conflist", CHAINED)]).shaped(pinned());
+    assert_eq!(world.reason(), "the runtime uses 05-b.conflist, not 10-a.conflist");
+    let world = World::with(&[("00-m.conf", MULTUS), ("10-a.conflist", CHAINED)]).shaped(pinned());
+    assert!(world.judged().is_met(), "Multus calls the pinned file");
+    assert_eq!(World::with(&[]).reason(), "waiting for the primary plugin's conf file");
+}
+
+#[test]
+fn a_file_that_cannot_be_read_may_be_the_one_in_use() {
+    for (errno, hint) in [(Errno::EACCES, "chown it to root"), (Errno::ENOENT, "mount its target")] {
+        for runtime in [Runtime::Containerd, Runtime::CriO] {
+            let world = World::with(&[("10-a.conflist", CHAINED)]).unread("05-b.conflist", errno);
+            let world = world.run_by(runtime, DropIns::Loaded);
+            let reason = world.reason();
+            assert!(
+                reason.starts_with("05-b.conflist cannot be read here, and the runtime may use it"),
+                "{reason}"
+            );
+            assert!(world.judged().reasons[0].hint().unwrap().contains(hint), "{errno}");
+            assert_eq!(
+                primary(&world.conf, "gybe-cni", &world.runtimes),
+                None,
+                "a later file is not extended"
+            );
+        }
+    }
+    let behind = World::with(&[("10-a.conflist", CHAINED)]).unread("15-b.conflist", Errno::EACCES);
+    assert!(behind.judged().is_met(), "a file that sorts after the one in use has no effect");
+}
+
+#[test]
+fn an_unreadable_drop_in_or_its_directory_leaves_the_chain_unknown() {
+    let mut world = World::with(&[("10-a.conflist", CHAINED)]).dropped_in(OURS);
+    let own = world.conf.networks.get_mut(&name("net")).unwrap();
+    own.insert(name("50-x.conf"), file(Err(Unreadable::System(Errno::EACCES))));
+    assert!(world.reason().contains("50-x.conf in the directory of its network: it cannot be read"));
+    let mut world = World::with(&[("10-a.conflist", CHAINED)]);
+    world.conf.unread_networks.insert(name("net"), Unreadable::System(Errno::EACCES));
+    assert!(world.reason().contains("net in the directory of its network: it cannot be read"));
+    let older = world.run_by(Runtime::Containerd, DropIns::Ignored);
+    assert!(older.judged().is_met(), "an older runtime does not read the directory");
+}
+
+#[test]
+fn containerd_stops_at_a_broken_file_and_crio_skips_it() {
+    let world = || World::with(&[("05-b.conflist", "{"), ("10-a.conflist", CHAINED)]);
+    let stopped =
+        "containerd loads no network because 05-b.conflist, which sorts first, is broken: it is not JSON";
+    assert!(world().reason().starts_with(stopped), "an unknown runtime may be either");
+    assert!(world().run_by(Runtime::Containerd, DropIns::Loaded).reason().starts_with(stopped));
+    let judged = world().run_by(Runtime::CriO, DropIns::Ignored).judged();
+    assert!(judged.is_met() && judged.notes.len() == 1, "{judged:?}");
+    assert_eq!(primary(&world().conf, "gybe-cni", &Runtimes::default()).unwrap().file, name("10-a.conflist"));
+}
+
+#[test]
+fn a_program_directory_without_the_primarys_plugins_needs_confirmation() {
+    let world = || World::with(&[("10-a.conflist", CHAINED)]).without_the_primarys();
+    assert_eq!(world().reason(), "none of the plugins of 10-a.conflist (calico) is in the program directory");
+    let confirmed = World { confirmed: Confirmed::Yes, ..world() };
+    assert!(confirmed.judged().is_met());
+    let mut named = world();
+    named.runtimes.plugin_directory = ConfiguredDirectory::Named;
+    assert!(named.judged().is_met());
+    named.runtimes.plugin_directory = ConfiguredDirectory::Awaited;
+    assert_eq!(named.reason(), "waiting for the probe's report about the container runtime");
+    let mut others = World::with(&[("10-a.conflist", CHAINED)]);
+    others.runtimes.plugin_directory = ConfiguredDirectory::Others(vec!["/usr/lib/cni".into()]);
+    let elsewhere = "the runtime looks for plugins in /usr/lib/cni, not where ours are placed";
+    assert_eq!(others.reason(), elsewhere, "although the primary's plugin is here too");
+    others.confirmed = Confirmed::Yes;
+    assert!(others.judged().is_met());
+}
+
+#[test]
+fn a_conf_directory_that_the_runtime_does_not_read_redirects_no_pod() {
+    let mut world = World::with(&[("10-a.conflist", CHAINED)]);
+    world.runtimes.conf_directory = ConfiguredDirectory::Others(vec!["/etc/cni/\ncustom".into()]);
+    let elsewhere = r"the runtime reads conf files in /etc/cni/\ncustom, not here";
+    assert_eq!(world.reason(), elsewhere, "a path is quoted on one line");
+    world.conf.files.clear();
+    assert_eq!(
+        world.judged().reasons[0].to_string(),
+        elsewhere,
+        "reported in place of waiting for a conf file"
+    );
+    let mut confirmed = World::with(&[("10-a.conflist", CHAINED)]);
+    confirmed.runtimes.conf_directory = world.runtimes.conf_directory;
+    confirmed.confirmed = Confirmed::Yes;
+    assert!(confirmed.judged().is_met());
+}
+
+#[test]
+fn a_file_that_cri_o_skips_has_a_hint_for_cri_o() {
+    let world = World::with(&[("05-b.conflist", "{"), ("10-a.conflist", CHAINED)]);
+    let judged = world.run_by(Runtime::CriO, DropIns::Loaded).judged();
+    assert!(judged.notes[0].hint().unwrap().starts_with("CRI-O skips it"), "{judged:?}");
+}
+
+#[test]
+fn only_multus_calls_a_standalone_network() {
+    let files = [("10-a.conflist", LIST), ("YYY-gybe-cni.conf", OURS)];
+    let world = World::with(&files).shaped(standalone());
+    let without_multus =
+        "the runtime uses 10-a.conflist (calico, portmap), and only Multus would call YYY-gybe-cni.conf";
+    assert_eq!(world.reason(), without_multus);
+    let files = [("00-multus.conf", MULTUS), ("YYY-gybe-cni.conf", OURS)];
+    assert!(World::with(&files).shaped(standalone()).judged().is_met());
+    assert_eq!(
+        World::with(&files[..1]).shaped(standalone()).reason(),
+        "YYY-gybe-cni.conf does not contain our network"
+    );
+    let alone = World::with(&files[1..]).shaped(standalone());
+    assert!(alone.reason().contains("has no plugin that gives a pod a network"));
+    let mut of_multus = alone;
+    of_multus.conf.is_of_multus = true;
+    assert!(of_multus.judged().is_met(), "OpenShift's directory, which no runtime reads");
+}
+
+#[test]
+fn a_drop_in_redirects_pods_only_if_the_runtime_reads_it() {
+    let world = || World::with(&[("10-a.conflist", LIST)]).dropped_in(OURS).shaped(Shape::DropIn);
+    assert!(world().run_by(Runtime::Containerd, DropIns::Loaded).judged().is_met());
+    let older = world().run_by(Runtime::Containerd, DropIns::Ignored).reason();
+    assert_eq!(
+        older,
+        "the runtime does not read net/zz-gybe-cni.conf: it needs containerd 2.1 or CRI-O 1.34"
+    );
+    assert!(world().reason().starts_with("whether the runtime reads net/zz-gybe-cni.conf is unknown here"));
+    let mut called = world();
+    called.runtimes.read_drop_ins();
+    assert!(called.judged().is_met(), "an ADD of the plugin was observed");
+}
+
+#[test]
+fn an_entry_or_a_program_that_fails_every_pod_redirects_none() {
+    let refused = World::with(&[("10-a.conflist", BAD_ENTRY)]).reason();
+    assert!(refused.starts_with("the plugin refuses our entry in 10-a.conflist: "), "{refused}");
+    assert!(World::with(&[("10-a.conflist", BOTH)]).reason().contains("an istio-cni entry and ours"));
+    for (fault, says) in [
+        (ProgramFault::Missing, "the program gybe-cni is not in the program directory"),
+        (ProgramFault::Another, "the program gybe-cni is not the one that was placed there"),
+        (ProgramFault::NotRun, "the program gybe-cni does not run"),
+        (ProgramFault::Writable, "the program gybe-cni is writable by other users"),
+    ] {
+        let world = World { fault: Some(fault), ..World::with(&[("10-a.conflist", CHAINED)]) };
+        assert_eq!(world.reason(), says);
+    }
+    let mut gone = World::with(&[("10-a.conflist", CHAINED)]);
+    gone.conf.standing = DirectoryState::Deleted;
+    assert!(gone.reason().starts_with("the conf directory was deleted on the host"));
+}

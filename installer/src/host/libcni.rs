@@ -1,0 +1,191 @@
+//! How a runtime reads a conf file: libcni's rules for its bytes. Where the bytes come from is observed
+//! elsewhere.
+
+pub mod choice;
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+
+use super::json::{self, JsonError, JsonKind, JsonValue};
+use super::runtimes::DropIns;
+
+/// The newest CNI version that libcni knows; higher ones in `cniVersions` are ignored.
+const NEWEST: [u32; 3] = [1, 1, 0];
+
+/// The format of a conf file, by its name's ending.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FileFormat {
+    /// `.conflist`: a list of plugins.
+    List,
+    /// `.conf`, `.json`: one plugin.
+    Single,
+}
+
+impl FileFormat {
+    /// Returns none for a file that no runtime reads.
+    #[must_use]
+    pub fn of(name: &OsStr) -> Option<Self> {
+        // Go's filepath.Ext: from the last dot on, a leading one included.
+        let dot = name.as_bytes().iter().rposition(|byte| *byte == b'.')?;
+        match name.as_bytes().get(dot..)? {
+            b".conflist" => Some(Self::List),
+            b".conf" | b".json" => Some(Self::Single),
+            _ => None,
+        }
+    }
+}
+
+/// A network that a runtime can use for pods.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Network {
+    /// Empty in a `.conf` without a name.
+    pub name: String,
+    /// The CNI version that libcni uses with the plugins; empty if the file has none.
+    pub version: String,
+    /// The types of the plugins, in the order in which they run.
+    pub plugins: Vec<String>,
+    /// Whether `<dir>/<name>/*.conf` belong to the chain.
+    pub drop_ins: DropIns,
+}
+
+/// BrokenReason a runtime cannot load a file.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum LoadError {
+    #[error("it is {0}")]
+    NotJson(JsonError),
+    #[error("it is not a JSON object")]
+    NotAnObject,
+    #[error("it has no name")]
+    NoName,
+    #[error("its \"{0}\" has the wrong type")]
+    Wrong(&'static str),
+    #[error("it has no plugins")]
+    NoPlugins,
+    #[error("its plugin {0} has no type")]
+    NoType(usize),
+    /// A file in the network's own directory is broken, and breaks the network.
+    #[error("a drop-in in its network's directory is broken")]
+    DropIn(#[source] Box<Self>),
+}
+
+/// Parses a file. `drop_ins` are the `.conf` files of the network's own directory, in order.
+pub fn network(form: FileFormat, bytes: &[u8], drop_ins: &[&[u8]]) -> Result<Network, LoadError> {
+    let tree = json::parse(bytes).map_err(LoadError::NotJson)?;
+    if !tree.is_object() {
+        return Err(LoadError::NotAnObject);
+    }
+    match form {
+        FileFormat::List => list(&tree, drop_ins),
+        FileFormat::Single => {
+            let kind = plugin(&tree).ok_or(LoadError::NoType(0))?;
+            Ok(Network {
+                name: text_field(&tree, "name")?,
+                version: text_field(&tree, "cniVersion")?,
+                plugins: vec![kind],
+                drop_ins: DropIns::Ignored,
+            })
+        }
+    }
+}
+
+/// The name of a list, with which its directory is found before the whole list is parsed.
+#[must_use]
+pub fn list_name(bytes: &[u8]) -> Option<String> {
+    json::parse(bytes).ok()?.member("name")?.as_text().map(str::to_owned)
+}
+
+fn list(tree: &JsonValue, drop_ins: &[&[u8]]) -> Result<Network, LoadError> {
+    let name = tree.member("name").ok_or(LoadError::NoName)?;
+    let name = name.as_text().ok_or(LoadError::Wrong("name"))?.to_owned();
+    let version = version(tree)?;
+    switch(tree, "disableCheck")?;
+    switch(tree, "disableGC")?;
+    let inlined_only = switch(tree, "loadOnlyInlinedPlugins")?;
+    let mut plugins = match tree.member("plugins") {
+        None => Vec::new(),
+        Some(plugins) => inlined(plugins)?,
+    };
+    if !inlined_only {
+        for bytes in drop_ins {
+            let one =
+                network(FileFormat::Single, bytes, &[]).map_err(|why| LoadError::DropIn(Box::new(why)))?;
+            plugins.extend(one.plugins);
+        }
+    }
+    if plugins.is_empty() {
+        return Err(LoadError::NoPlugins);
+    }
+    let drop_ins = if inlined_only { DropIns::Ignored } else { DropIns::Loaded };
+    Ok(Network { name, version, plugins, drop_ins })
+}
+
+fn inlined(plugins: &JsonValue) -> Result<Vec<String>, LoadError> {
+    let plugins = plugins.as_array().ok_or(LoadError::Wrong("plugins"))?;
+    if plugins.is_empty() {
+        return Err(LoadError::NoPlugins);
+    }
+    let types = plugins.iter().enumerate().map(|(n, node)| plugin(node).ok_or(LoadError::NoType(n)));
+    types.collect()
+}
+
+/// The type of a plugin, if its other members have the types that libcni's struct requires.
+fn plugin(node: &JsonValue) -> Option<String> {
+    let texts = ["name", "cniVersion"].iter().all(|key| text_field(node, key).is_ok());
+    let objects =
+        ["ipam", "dns"].iter().all(|key| node.field(key).is_none_or(|it| it.is_object() || it.is_null()));
+    let capabilities = node.field("capabilities").is_none_or(|it| match &it.kind {
+        JsonKind::Object(members) => {
+            members.iter().all(|member| matches!(member.value.kind, JsonKind::Bool(_) | JsonKind::Null))
+        }
+        kind => matches!(kind, JsonKind::Null),
+    });
+    let kind = text_field(node, "type").ok().filter(|kind| !kind.is_empty());
+    kind.filter(|_| texts && objects && capabilities)
+}
+
+/// Reads a string as Go does: absent and null are empty.
+fn text_field(node: &JsonValue, key: &'static str) -> Result<String, LoadError> {
+    match node.field(key).map(|node| &node.kind) {
+        None | Some(JsonKind::Null) => Ok(String::new()),
+        Some(JsonKind::Text(text)) => Ok(text.clone()),
+        Some(_) => Err(LoadError::Wrong(key)),
+    }
+}
+
+/// Reads a boolean, which may be written as a string.
+fn switch(tree: &JsonValue, key: &'static str) -> Result<bool, LoadError> {
+    match tree.member(key).map(|node| &node.kind) {
+        None => Ok(false),
+        Some(JsonKind::Bool(on)) => Ok(*on),
+        Some(JsonKind::Text(text)) if text.eq_ignore_ascii_case("false") => Ok(false),
+        Some(JsonKind::Text(text)) if text.eq_ignore_ascii_case("true") => Ok(true),
+        Some(_) => Err(LoadError::Wrong(key)),
+    }
+}
+
+/// The highest of `cniVersion` and `cniVersions` that libcni knows.
+fn version(tree: &JsonValue) -> Result<String, LoadError> {
+    let single = match tree.member("cniVersion") {
+        None => String::new(),
+        Some(node) => node.as_text().ok_or(LoadError::Wrong("cniVersion"))?.to_owned(),
+    };
+    let Some(several) = tree.member("cniVersions") else { return Ok(single) };
+    let several = several.as_array().ok_or(LoadError::Wrong("cniVersions"))?;
+    let mut known = Vec::new();
+    for node in several {
+        let text = node.as_text().ok_or(LoadError::Wrong("cniVersions"))?;
+        known.push((numbers(text).ok_or(LoadError::Wrong("cniVersions"))?, text.to_owned()));
+    }
+    if !single.is_empty() {
+        known.push((numbers(&single).ok_or(LoadError::Wrong("cniVersion"))?, single.clone()));
+    }
+    known.retain(|(numbers, _)| *numbers <= NEWEST);
+    Ok(known.into_iter().max().map_or(single, |(_, text)| text))
+}
+
+fn numbers(version: &str) -> Option<[u32; 3]> {
+    let mut parts = version.split('.').map(str::parse::<u32>);
+    let numbers =
+        [parts.next()?.ok()?, parts.next().unwrap_or(Ok(0)).ok()?, parts.next().unwrap_or(Ok(0)).ok()?];
+    parts.next().is_none().then_some(numbers)
+}

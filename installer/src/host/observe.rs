@@ -1,0 +1,222 @@
+//! The observed state: a node's directories as one observation found them. It is a value for `plan` and
+//! `judge`; nothing is decided here.
+
+pub mod conf_directory;
+pub mod file_name;
+pub mod mounts;
+pub mod programs;
+pub mod result_cache;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+
+use nix::errno::Errno;
+
+use super::runtimes::Runtimes;
+
+pub use file_name::FileName;
+pub use programs::{Hash, HashCache, ProgramFile};
+pub use result_cache::CachedPlugins;
+
+/// The ending of a file that was set aside. No runtime loads a file with this ending.
+pub const ORIGINAL: &str = ".gybe-original";
+/// The largest conf file that is read, in bytes. Real ones have a few thousand.
+pub const LARGEST: u64 = 1 << 20;
+/// The prefix of temporary files. A killed process may leave one in a directory.
+pub const TEMPORARY: &str = ".gybe.tmp";
+/// The lock file in the program directory: it is held while a node is changed.
+pub const LOCK: &str = ".gybe.lock";
+/// Our file in a network's own directory. It sorts after all common names, because libcni runs drop-ins in the
+/// order of their names.
+pub const DROP_IN: &str = "zz-gybe-cni.conf";
+
+/// The directories of a node, as paths of this process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeDirectories {
+    /// The runtime's conf directory.
+    pub conf: PathBuf,
+    /// The runtime's plugin directory.
+    pub programs: PathBuf,
+    /// The directory in which libcni caches the results of living sandboxes.
+    pub results: PathBuf,
+}
+
+/// What an observation includes.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ObserveScope {
+    /// Conf files besides those that a runtime loads: a pinned one may have any name.
+    pub files: BTreeSet<FileName>,
+    /// Programs whose hash is needed.
+    pub programs: BTreeSet<FileName>,
+    /// Whether libcni's cache is read: that opens a file for each sandbox.
+    pub sandboxes: SandboxLookup,
+}
+
+impl ObserveScope {
+    /// Includes the programs of these names, and libcni's cache.
+    #[must_use]
+    pub fn in_programs(names: impl IntoIterator<Item = &'static str>) -> Self {
+        let programs = names.into_iter().filter_map(|name| FileName::new(name).ok()).collect();
+        Self { files: BTreeSet::new(), programs, sandboxes: SandboxLookup::Read }
+    }
+}
+
+/// Whether libcni's cache of living sandboxes is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum SandboxLookup {
+    #[default]
+    Skip,
+    /// A program may have to stay for them.
+    Read,
+}
+
+/// Everything that `plan` knows of a node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ObservedState {
+    pub conf: ConfDirectory,
+    pub programs: ProgramDirectory,
+    /// The plugins that living sandboxes were made with.
+    pub cached: CachedPlugins,
+    /// The effective uid of this process: files that only this user can write are files that Gybe wrote.
+    pub us: u32,
+    /// What is known about the runtimes. Observing the directories does not find this out: the caller sets it.
+    pub runtimes: Runtimes,
+    /// Programs of another build than the desired one that answered when they were tried.
+    pub answering: BTreeSet<FileName>,
+}
+
+/// Whether a directory is at its path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DirectoryState {
+    Present,
+    Missing,
+    /// This process holds a directory that was deleted or renamed: the host has another of the same name, or
+    /// none. Only a new mount, so a restart of the pod, shows the new one.
+    Deleted,
+    Unreadable(Errno),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConfDirectory {
+    pub standing: DirectoryState,
+    /// The files that a runtime may load, originals that were set aside, and the files asked for, in the order
+    /// in which a runtime sorts them.
+    pub files: BTreeMap<FileName, ConfFile>,
+    /// The `.conf` files of its sub-directories, which are the networks' own.
+    pub networks: BTreeMap<FileName, BTreeMap<FileName, ConfFile>>,
+    /// Sub-directories, and links that may lead to one, whose files could not be read.
+    pub unread_networks: BTreeMap<FileName, Unreadable>,
+    /// Whether Multus, and no runtime, reads this directory: Multus selects networks by name.
+    pub is_of_multus: bool,
+    pub litter: bool,
+}
+
+impl ConfDirectory {
+    fn not_there(standing: DirectoryState) -> Self {
+        Self {
+            standing,
+            files: BTreeMap::new(),
+            networks: BTreeMap::new(),
+            unread_networks: BTreeMap::new(),
+            is_of_multus: false,
+            litter: false,
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ProgramDirectory {
+    pub standing: DirectoryState,
+    /// The names of all its files.
+    pub names: BTreeSet<FileName>,
+    /// Those of the programs asked for that exist.
+    pub files: BTreeMap<FileName, ProgramFile>,
+    pub litter: bool,
+    pub has_lock: bool,
+}
+
+impl ProgramDirectory {
+    fn not_there(standing: DirectoryState) -> Self {
+        let (names, files) = (BTreeSet::new(), BTreeMap::new());
+        Self { standing, names, files, litter: false, has_lock: false }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConfFile {
+    /// Its bytes; those of the target if it is a link.
+    pub content: Result<Vec<u8>, Unreadable>,
+    pub access: Access,
+    /// A link is read, as a runtime does, and never written.
+    pub kind: FileKind,
+}
+
+/// Permission bits and owners.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Access {
+    pub mode: u32,
+    pub uid: u32,
+    pub gid: u32,
+}
+
+impl Access {
+    /// Reports whether only `owner` can have written it.
+    #[must_use]
+    pub fn is_only_of(self, owner: u32) -> bool {
+        self.uid == owner && self.mode & 0o022 == 0
+    }
+}
+
+/// The kind of a directory entry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FileKind {
+    Regular,
+    Link,
+}
+
+/// Why the content of a file is unknown.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Unreadable {
+    /// Longer than `LARGEST`; the length in bytes.
+    #[error("it is {0} bytes long")]
+    TooLarge(u64),
+    /// A directory, pipe, socket or device.
+    #[error("it is not a file")]
+    NotAFile,
+    /// The kernel's reason. For a link without a target: `ENOENT`.
+    #[error("it cannot be read: {}", .0.desc())]
+    System(Errno),
+}
+
+impl ObservedState {
+    /// Reports whether something could not be observed for lack of file descriptors. That says nothing about
+    /// the node.
+    #[must_use]
+    pub fn lacks_descriptors(&self) -> bool {
+        let lacks = |why: &Errno| matches!(why, Errno::EMFILE | Errno::ENFILE);
+        let is_refused = |why: &Unreadable| matches!(why, Unreadable::System(why) if lacks(why));
+        let standing = [self.conf.standing, self.programs.standing];
+        let conf = &self.conf;
+        let files = conf.files.values().chain(conf.networks.values().flat_map(BTreeMap::values));
+        let contents = files.filter_map(|file| file.content.as_ref().err());
+        let programs = self.programs.files.values().filter_map(|program| program.hash.as_ref().err());
+        standing.iter().any(|standing| matches!(standing, DirectoryState::Unreadable(why) if lacks(why)))
+            || contents.chain(conf.unread_networks.values()).chain(programs).any(is_refused)
+    }
+}
+
+/// Observes each directory once. What cannot be read is part of the result, not an error.
+#[must_use]
+pub fn look(places: &NodeDirectories, interest: &ObserveScope, hashes: &mut HashCache) -> ObservedState {
+    ObservedState {
+        conf: conf_directory::read(&places.conf, &interest.files),
+        programs: programs::look(&places.programs, &interest.programs, hashes),
+        cached: match interest.sandboxes {
+            SandboxLookup::Skip => CachedPlugins::Unknown,
+            SandboxLookup::Read => result_cache::look(&places.results),
+        },
+        us: nix::unistd::geteuid().as_raw(),
+        runtimes: Runtimes::default(),
+        answering: BTreeSet::new(),
+    }
+}

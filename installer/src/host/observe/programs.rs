@@ -1,0 +1,132 @@
+//! Programs identified by content, not by name: hash, mode and owner.
+
+use std::collections::{BTreeSet, HashMap};
+use std::ffi::OsStr;
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use nix::errno::Errno;
+use nix::fcntl::{AtFlags, OFlag, openat};
+use nix::sys::stat::{FileStat, Mode, SFlag, fstat, fstatat};
+use sha2::{Digest, Sha256};
+
+use super::conf_directory::{access, is, list, open_directory};
+use super::{Access, DirectoryState, FileName, LOCK, ProgramDirectory, TEMPORARY, Unreadable};
+use crate::error::errno;
+
+/// A SHA-256 digest.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Hash([u8; 32]);
+
+impl Hash {
+    #[must_use]
+    pub fn of(bytes: &[u8]) -> Self {
+        Self(Sha256::digest(bytes).into())
+    }
+
+    /// HashCache everything that `source` yields.
+    pub fn of_all(mut source: impl Read) -> io::Result<Self> {
+        let mut hasher = Sha256::new();
+        let mut buffer = vec![0; 1 << 16];
+        loop {
+            match source.read(&mut buffer)? {
+                0 => return Ok(Self(hasher.finalize().into())),
+                n => hasher.update(buffer.get(..n).unwrap_or_default()),
+            }
+        }
+    }
+}
+
+impl fmt::Display for Hash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for Hash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ProgramFile {
+    pub hash: Result<Hash, Unreadable>,
+    pub access: Access,
+}
+
+/// HashCache of unchanged files: a pass must not read megabytes.
+#[derive(Debug, Default)]
+pub struct HashCache(HashMap<Identity, Hash>);
+
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct Identity {
+    file: (u64, u64, i64),
+    // Every write moves the change time, and the writer cannot set it back.
+    changed: (i64, i64),
+}
+
+impl Identity {
+    fn of(stat: &FileStat) -> Self {
+        Self { file: (stat.st_dev, stat.st_ino, stat.st_size), changed: (stat.st_ctime, stat.st_ctime_nsec) }
+    }
+}
+
+impl HashCache {
+    fn of(&mut self, fd: OwnedFd, stat: &FileStat) -> Result<Hash, Unreadable> {
+        let identity = Identity::of(stat);
+        if let Some(hash) = self.0.get(&identity) {
+            return Ok(*hash);
+        }
+        let hash = Hash::of_all(File::from(fd)).map_err(|why| Unreadable::System(errno(&why)))?;
+        // The names are few; this bounds the memory on a node that replaces programs again and again.
+        if self.0.len() > 64 {
+            self.0.clear();
+        }
+        self.0.insert(identity, hash);
+        Ok(hash)
+    }
+}
+
+pub(super) fn look(path: &Path, names: &BTreeSet<FileName>, hashes: &mut HashCache) -> ProgramDirectory {
+    let nothing = ProgramDirectory::not_there;
+    let opened = open_directory(path).and_then(|(fd, standing)| Ok((list(&fd)?, fd, standing)));
+    match opened {
+        Ok((entries, fd, DirectoryState::Present)) => ProgramDirectory {
+            standing: DirectoryState::Present,
+            names: entries.into_iter().map(|(name, _)| name).collect(),
+            files: names
+                .iter()
+                .filter_map(|name| Some((name.clone(), program(&fd, name, hashes)?)))
+                .collect(),
+            litter: is_there(&fd, TEMPORARY),
+            has_lock: is_there(&fd, LOCK),
+        },
+        Ok((_, _, standing)) => nothing(standing),
+        Err(Errno::ENOENT) => nothing(DirectoryState::Missing),
+        Err(why) => nothing(DirectoryState::Unreadable(why)),
+    }
+}
+
+fn is_there(directory: &OwnedFd, name: &str) -> bool {
+    fstatat(directory, OsStr::new(name), AtFlags::AT_SYMLINK_NOFOLLOW).is_ok()
+}
+
+fn program(directory: &OwnedFd, name: &FileName, hashes: &mut HashCache) -> Option<ProgramFile> {
+    let stat = fstatat(directory, name.as_os_str(), AtFlags::AT_SYMLINK_NOFOLLOW).ok()?;
+    let refused = |why| Some(ProgramFile { hash: Err(why), access: access(&stat) });
+    if !is(&stat, SFlag::S_IFREG) {
+        return refused(Unreadable::NotAFile);
+    }
+    let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK | OFlag::O_NOFOLLOW;
+    let fd = match openat(directory, name.as_os_str(), flags, Mode::empty()) {
+        Ok(fd) => fd,
+        Err(Errno::ENOENT) => return None,
+        Err(why) => return refused(Unreadable::System(why)),
+    };
+    let stat = fstat(&fd).ok()?;
+    Some(ProgramFile { hash: hashes.of(fd, &stat), access: access(&stat) })
+}

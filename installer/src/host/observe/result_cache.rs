@@ -1,0 +1,140 @@
+//! The plugins that libcni's cache of living sandboxes still names: the DEL of those sandboxes runs them.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io::{ErrorKind, Read};
+use std::path::Path;
+
+use base64::prelude::{BASE64_STANDARD, Engine as _};
+
+use crate::host::json::{self, JsonValue};
+
+/// More sandboxes than any node has. With more files the result is "unknown".
+const MOST: usize = 16_384;
+/// The largest cache file that is read, in bytes: a network's configuration, a result and the pod's
+/// annotations.
+const LARGEST: u64 = 4 << 20;
+
+/// The plugins that the cache names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum CachedPlugins {
+    Named(BTreeSet<String>),
+    /// The cache cannot be read, so it may name any plugin.
+    Unknown,
+}
+
+impl CachedPlugins {
+    /// Reports whether a living sandbox may still need this plugin for its DEL.
+    #[must_use]
+    pub fn may_name(&self, plugin: &str) -> bool {
+        match self {
+            Self::Named(plugins) => plugins.contains(plugin),
+            Self::Unknown => true,
+        }
+    }
+}
+
+/// Reads libcni's cache and that of Multus, which runs its delegates with a cache of its own beside it
+/// (`cniDir` of its configuration, `/var/lib/cni/multus`): with `shape: standalone` only that one names our
+/// plugin.
+pub(super) fn look(results: &Path) -> CachedPlugins {
+    let mut named = BTreeSet::new();
+    // A node that never ran a sandbox has no directory, and neither does one that is not mounted here. An
+    // unneeded program does less harm than a pod that cannot be deleted.
+    let mut gather = |bytes: &[u8]| named.extend(plugins(bytes));
+    let usual = each_result(results, &mut gather);
+    let of_multus = each_result(&results.with_file_name("multus").join("results"), &mut gather);
+    match (usual, of_multus) {
+        (ResultCache::Whole, ResultCache::Whole | ResultCache::Absent) => CachedPlugins::Named(named),
+        _ => CachedPlugins::Unknown,
+    }
+}
+
+/// How much of a cache directory was read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ResultCache {
+    Whole,
+    Absent,
+    InPart,
+}
+
+/// Calls `each` with the content of every file of the directory.
+pub(crate) fn each_result(results: &Path, each: &mut dyn FnMut(&[u8])) -> ResultCache {
+    let entries = match fs::read_dir(results) {
+        Ok(entries) => entries,
+        Err(why) if why.kind() == ErrorKind::NotFound => return ResultCache::Absent,
+        Err(_) => return ResultCache::InPart,
+    };
+    for (n, entry) in entries.enumerate() {
+        let Ok(entry) = entry else { return ResultCache::InPart };
+        match entry.metadata() {
+            _ if n == MOST => return ResultCache::InPart,
+            Ok(meta) if meta.is_file() && meta.len() <= LARGEST => {}
+            Ok(meta) if meta.is_file() => return ResultCache::InPart,
+            _ => continue,
+        }
+        // A file that is deleted meanwhile is no longer relevant. A file cut off by a crash (F31) names no
+        // plugin: libcni cannot read it either.
+        let mut bytes = Vec::new();
+        let read = File::open(entry.path()).and_then(|file| file.take(LARGEST).read_to_end(&mut bytes));
+        if read.is_ok() {
+            each(&bytes);
+        }
+    }
+    ResultCache::Whole
+}
+
+/// A cached result holds, in `config`, the conf file it was made with, in base64.
+fn plugins(result: &[u8]) -> Vec<String> {
+    let config = json::parse(result)
+        .ok()
+        .and_then(|tree| BASE64_STANDARD.decode(tree.member("config")?.as_text()?).ok());
+    let Some(tree) = config.and_then(|config| json::parse(&config).ok()) else { return Vec::new() };
+    let entries = tree.member("plugins").and_then(JsonValue::as_array).unwrap_or(std::slice::from_ref(&tree));
+    entries.iter().filter_map(|entry| entry.field("type")?.as_text().map(str::to_owned)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A temporary directory, removed on drop.
+    struct Scratch(std::path::PathBuf);
+
+    impl Drop for Scratch {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn the_plugins_of_a_cached_result_are_found() {
+        // {"name":"n","plugins":[{"type":"a"},{"type":"gybe-cni"}]}
+        let config = "eyJuYW1lIjoibiIsInBsdWdpbnMiOlt7InR5cGUiOiJhIn0seyJ0eXBlIjoiZ3liZS1jbmkifV19";
+        let result = format!("{{\"kind\":\"cniCacheV1\",\"config\":\"{config}\",\"result\":{{}}}}");
+        assert_eq!(plugins(result.as_bytes()), ["a", "gybe-cni"]);
+        assert!(plugins(b"").is_empty());
+        assert!(plugins(br#"{"cniVersion":"0.3.1","ips":[]}"#).is_empty());
+        assert!(plugins(br#"{"config":"?"}"#).is_empty());
+    }
+
+    #[test]
+    fn the_cache_of_multus_is_read_too() {
+        let root = Scratch(std::env::temp_dir().join(format!("gybe-cached-{}", std::process::id())));
+        fs::create_dir(&root.0).unwrap();
+        let (usual, multus) = (root.0.join("results"), root.0.join("multus/results"));
+        assert_eq!(look(&usual), CachedPlugins::Unknown);
+        fs::create_dir(&usual).unwrap();
+        assert_eq!(look(&usual), CachedPlugins::Named(BTreeSet::new()), "a node without Multus");
+        fs::create_dir_all(&multus).unwrap();
+        // {"name":"n","plugins":[{"type":"a"},{"type":"gybe-cni"}]}
+        let config = "eyJuYW1lIjoibiIsInBsdWdpbnMiOlt7InR5cGUiOiJhIn0seyJ0eXBlIjoiZ3liZS1jbmkifV19";
+        fs::write(multus.join("gybe-1-net1"), format!("{{\"config\":\"{config}\"}}")).unwrap();
+        let named = look(&usual);
+        assert_ne!(named, CachedPlugins::Unknown);
+        assert!(named.may_name("gybe-cni"));
+        fs::remove_dir_all(&multus).unwrap();
+        fs::write(&multus, "").unwrap();
+        assert_eq!(look(&usual), CachedPlugins::Unknown, "Multus' cache exists and cannot be read");
+    }
+}

@@ -1,0 +1,139 @@
+//! Computes the changes from the observed state to the desired one: pure, and empty if nothing has to be done.
+//!
+//! The order of the changes is decided here. An install places the programs that the runtime runs because of
+//! the entry before any conf file names them: CRI-O drops a network whose program does not answer. The other
+//! programs come after the conf, which does not wait for them. An uninstall removes a program only after no
+//! conf file names it.
+
+mod chained;
+mod drop_in;
+mod entry_removal;
+mod originals;
+mod prediction;
+mod programs;
+mod standalone;
+mod target;
+
+use super::change::Change;
+use super::desired::{DesiredState, Install, PlacementOrder, PutBack, Shape, Uninstall};
+use super::directory::Directory;
+use super::judge::{JudgeInput, Judgement, elsewhere, judge, standing};
+use super::observe::{DirectoryState, FileName, ObservedState};
+use super::problem::Problem;
+
+/// The changes, and the problems that remain.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Plan {
+    /// In the order in which they are to be made.
+    pub changes: Vec<Change>,
+    /// What prevents a change, or a pod's redirection after the changes.
+    pub problems: Vec<Problem>,
+    /// Whether a pod that is started before any change is redirected: the readiness of the node.
+    pub judgement: Judgement,
+}
+
+impl Plan {
+    /// Reports whether there is nothing to do and nothing prevents the redirection.
+    #[must_use]
+    pub fn is_done(&self) -> bool {
+        self.changes.is_empty() && !self.problems.iter().any(Problem::blocks)
+    }
+}
+
+#[must_use]
+pub fn plan(seen: &ObservedState, wanted: &DesiredState) -> Plan {
+    let mut plan = Plan::default();
+    match wanted {
+        DesiredState::Installed(install) => into(seen, install, &mut plan),
+        DesiredState::Uninstalled(leave) => out_of(seen, leave, &mut plan),
+    }
+    let litter = [(seen.conf.litter, Directory::Conf), (seen.programs.litter, Directory::Programs)];
+    plan.changes.extend(litter.iter().filter(|(there, _)| *there).map(|(_, place)| Change::Sweep(*place)));
+    match wanted {
+        DesiredState::Installed(install) => {
+            plan.judgement = judge(&JudgeInput::new(install, seen));
+            not_enough(seen, install, &mut plan);
+        }
+        DesiredState::Uninstalled(leave) => programs::remove_lock(seen, leave, &mut plan),
+    }
+    plan
+}
+
+/// Adds the problems that the changes will not solve. The reason why the entry cannot be written replaces the
+/// statement that it is missing.
+fn not_enough(seen: &ObservedState, install: &Install, plan: &mut Plan) {
+    let left = match plan.changes.as_slice() {
+        [] => plan.judgement.clone(),
+        changes => judge(&JudgeInput::new(install, &prediction::after(seen, changes))),
+    };
+    let is_explained = plan.problems.iter().any(Problem::blocks);
+    let follows = |problem: &Problem| matches!(problem, Problem::NoEntry { .. } | Problem::NoNetwork(_));
+    let reasons = left.reasons.into_iter().filter(|reason| !(is_explained && follows(reason)));
+    plan.problems.extend(reasons.chain(left.notes));
+}
+
+fn into(seen: &ObservedState, install: &Install, plan: &mut Plan) {
+    if seen.programs.standing != DirectoryState::Present {
+        return;
+    }
+    programs::place(seen, install, PlacementOrder::BeforeEntry, plan);
+    programs::retire(seen, &install.retired, plan);
+    if seen.conf.standing == DirectoryState::Present {
+        into_conf(seen, install, plan);
+    }
+    programs::place(seen, install, PlacementOrder::AfterEntry, plan);
+}
+
+fn into_conf(seen: &ObservedState, install: &Install, plan: &mut Plan) {
+    let out = entry_removal::EntryRemoval {
+        seen,
+        plugin: install.entry.plugin(),
+        put_back: PutBack::Nothing,
+        stand_ins: &[],
+    };
+    let is_elsewhere = !elsewhere(&JudgeInput::new(install, seen)).is_empty();
+    let kept = match &install.shape {
+        Shape::Chained { .. } | Shape::DropIn if is_elsewhere => {
+            // An entry that names a program which the runtime does not find fails every pod.
+            out.of_every_file(|_| false, plan);
+            drop_in::take_out(seen, None, plan);
+            return;
+        }
+        Shape::Chained { pinned } => chained::put(seen, install, pinned.as_ref(), plan),
+        Shape::Standalone { file } => standalone::put(seen, install, file, plan),
+        Shape::DropIn => drop_in::put(seen, install, plan),
+    };
+    // While the right file for the entry is unknown, an existing entry stays where it is.
+    let Some(kept) = kept else { return };
+    out.of_every_file(|file| kept.files.contains(file), plan);
+    drop_in::take_out(seen, kept.network.as_ref(), plan);
+    originals::forget(seen, |original| kept.files.contains(original), plan);
+}
+
+fn out_of(seen: &ObservedState, leave: &Uninstall, plan: &mut Plan) {
+    // A directory that does not exist holds nothing of ours.
+    let gone = standing(&seen.conf, &seen.programs).into_iter();
+    plan.problems.extend(gone.filter(|problem| !matches!(problem, Problem::Missing(_))));
+    let out = entry_removal::EntryRemoval {
+        seen,
+        plugin: &leave.plugin,
+        put_back: leave.put_back,
+        stand_ins: &leave.tombstones,
+    };
+    out.of_every_file(|_| false, plan);
+    drop_in::take_out(seen, None, plan);
+    originals::forget(seen, |_| false, plan);
+    out.still_named(plan);
+    if plan.problems.iter().any(Problem::blocks) {
+        // While a conf file may still name them, every program stays.
+        return;
+    }
+    programs::take_away(seen, leave, plan);
+}
+
+/// The files and the network that hold our entry as desired, or will.
+#[derive(Debug, Default)]
+struct Kept {
+    files: Vec<FileName>,
+    network: Option<FileName>,
+}

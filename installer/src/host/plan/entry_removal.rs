@@ -1,0 +1,158 @@
+//! Removes our entry from conf files, and restores each file as it was.
+
+use super::originals;
+use super::programs::is_theirs;
+use super::{Plan, standalone};
+use crate::host::change::{Change, NewAccess};
+use crate::host::conflist::entry::Entry;
+use crate::host::conflist::{ConflistError, ISTIO, IstioEntry, PluginChain, convert};
+use crate::host::desired::{Program, PutBack};
+use crate::host::observe::{ConfFile, FileKind, FileName, ORIGINAL, ObservedState};
+use crate::host::problem::Problem;
+
+/// Removes the entry of `plugin` from conf files.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct EntryRemoval<'a> {
+    pub(super) seen: &'a ObservedState,
+    pub(super) plugin: &'a str,
+    pub(super) put_back: PutBack,
+    pub(super) stand_ins: &'a [Program],
+}
+
+/// A file with our entry in its chain.
+struct Held<'a> {
+    name: &'a FileName,
+    file: &'a ConfFile,
+    bytes: &'a [u8],
+    chain: PluginChain<'a>,
+}
+
+impl Held<'_> {
+    fn remove(&self) -> Change {
+        Change::Remove { file: self.name.clone(), bytes: self.bytes.to_vec() }
+    }
+}
+
+impl EntryRemoval<'_> {
+    pub(super) fn of_every_file(&self, kept: impl Fn(&FileName) -> bool, plan: &mut Plan) {
+        for (name, file) in &self.seen.conf.files {
+            let theirs = file.kind == FileKind::Link || name.ends_in(ORIGINAL) || kept(name);
+            let (false, Ok(bytes)) = (theirs, &file.content) else { continue };
+            if standalone::is_ours(bytes, self.plugin) {
+                self.of_our_own((name, file, bytes), plan);
+            } else if let Ok(chain) = PluginChain::read(bytes)
+                && chain.entry(self.plugin).is_some()
+            {
+                self.of_file(&Held { name, file, bytes, chain }, plan);
+            }
+        }
+    }
+
+    /// Removes a network that is ours alone, or restores istio-cni's in its place.
+    fn of_our_own(&self, (name, file, bytes): (&FileName, &ConfFile, &Vec<u8>), plan: &mut Plan) {
+        let change = match self.of_istio(name, standalone::is_of_istio, plan) {
+            None => Change::Remove { file: name.clone(), bytes: bytes.clone() },
+            Some(theirs) => Change::Write {
+                file: name.clone(),
+                bytes: theirs.clone(),
+                access: NewAccess::Like(name.clone(), file.access),
+                instead_of: Some(bytes.clone()),
+            },
+        };
+        plan.changes.push(change);
+    }
+
+    /// The original from before Gybe replaced istio-cni's entry, where it should and can be restored.
+    fn of_istio(
+        &self,
+        name: &FileName,
+        has_istio: impl Fn(&[u8]) -> bool,
+        plan: &mut Plan,
+    ) -> Option<&Vec<u8>> {
+        let original = originals::of(self.seen, name).filter(|original| original.is_trusted(self.seen))?;
+        let before = original.file.content.as_ref().ok()?;
+        if self.put_back != PutBack::Istio || !has_istio(before) {
+            return None;
+        }
+        if !self.istio_is_there() {
+            plan.problems.push(Problem::IstioGone(name.clone()));
+            return None;
+        }
+        Some(before)
+    }
+
+    fn of_file(&self, held: &Held<'_>, plan: &mut Plan) {
+        let unlisted = convert::unlisted(held.bytes, self.plugin);
+        let singles = originals::singles_of(held.name);
+        let original = originals::of_list(self.seen, held.name);
+        let single_is_back = singles.iter().any(|single| self.seen.conf.files.contains_key(single));
+        match original {
+            // The primary wrote its single file again; the list was ours alone.
+            _ if single_is_back && (unlisted.is_some() || original.is_some()) => {
+                plan.changes.push(held.remove());
+            }
+            // The single file is restored first: at every moment one of the two loads.
+            Some(original) if original.is_inside(held.file) => {
+                plan.changes.extend(original.bring_back());
+                plan.changes.push(held.remove());
+            }
+            _ => {
+                let without = match unlisted.filter(|_| singles.is_empty()) {
+                    Some(single) => Ok(single),
+                    None => self.replaced(held, plan),
+                };
+                rewrite(held, without, plan);
+            }
+        }
+    }
+
+    /// The file without our entry, and with istio-cni's again where that should and can be restored.
+    fn replaced(&self, held: &Held<'_>, plan: &mut Plan) -> Result<Vec<u8>, ConflistError> {
+        let without = held.chain.without(self.plugin);
+        let Some(bytes) = self.of_istio(held.name, |bytes| entry_of_istio(bytes).is_some(), plan) else {
+            return without;
+        };
+        if without == PluginChain::read(bytes)?.without(ISTIO) {
+            return Ok(bytes.clone());
+        }
+        let Some(entry) = entry_of_istio(bytes) else { return without };
+        PluginChain::read(&held.chain.with(&entry, IstioEntry::Keep)?)?.without(self.plugin)
+    }
+
+    fn istio_is_there(&self) -> bool {
+        let stand_in = self.stand_ins.iter().find(|program| program.name.as_os_str() == ISTIO);
+        stand_in.is_some_and(|stand_in| is_theirs(self.seen, stand_in))
+    }
+
+    /// Reports files that name our plugin and that no change corrects.
+    pub(super) fn still_named(&self, plan: &mut Plan) {
+        let quoted = format!("\"{}\"", self.plugin);
+        for (name, file) in &self.seen.conf.files {
+            let changed = plan.changes.iter().any(|change| match change {
+                Change::Write { file, .. } | Change::Remove { file, .. } => file == name,
+                _ => false,
+            });
+            let Ok(bytes) = &file.content else { continue };
+            let named = bytes.windows(quoted.len()).any(|window| window == quoted.as_bytes());
+            if named && !changed && !name.ends_in(ORIGINAL) {
+                plan.problems.push(Problem::StillNamed(name.clone(), self.plugin.to_owned()));
+            }
+        }
+    }
+}
+
+fn entry_of_istio(bytes: &[u8]) -> Option<Entry> {
+    Entry::parse(PluginChain::read(bytes).ok()?.entry(ISTIO)?).ok()
+}
+
+fn rewrite(held: &Held<'_>, without: Result<Vec<u8>, ConflistError>, plan: &mut Plan) {
+    match without {
+        Ok(without) => plan.changes.push(Change::Write {
+            file: held.name.clone(),
+            bytes: without,
+            access: NewAccess::Like(held.name.clone(), held.file.access),
+            instead_of: Some(held.bytes.to_vec()),
+        }),
+        Err(why) => plan.problems.push(Problem::Unchangeable { file: held.name.clone(), why }),
+    }
+}

@@ -1,0 +1,107 @@
+//! Originals: files that Gybe set aside so that uninstall can restore them, as `<name>.gybe-original` in the
+//! same directory.
+//!
+//! They survive a reboot, stay with the directory, and no runtime loads a file with this ending.
+
+use super::Plan;
+use crate::host::change::{Change, NewAccess};
+use crate::host::conflist::{PluginChain, convert};
+use crate::host::observe::{ConfFile, FileKind, FileName, ORIGINAL, ObservedState};
+
+/// A file that was set aside.
+#[derive(Debug, Clone)]
+pub(super) struct Original<'a> {
+    /// Its present name.
+    pub(super) aside: FileName,
+    /// The name under which it is restored.
+    pub(super) name: FileName,
+    pub(super) file: &'a ConfFile,
+}
+
+/// The names that a single file can have as a list. Each sorts after the file itself: until that is renamed it
+/// is still loaded, and if its owner writes it meanwhile, the owner's version is loaded.
+pub(super) fn as_list(name: &FileName) -> Vec<FileName> {
+    let behind = name.with(".conflist");
+    match name.ended(".conf", ".conflist") {
+        Some(list) => vec![list, behind],
+        None if name.ends_in(".json") || name.as_os_str() == ".json" => vec![behind],
+        None => Vec::new(),
+    }
+}
+
+/// The single files from which a list of this name can have been made.
+pub(super) fn singles_of(list: &FileName) -> Vec<FileName> {
+    let singles = ["", ".conf"].iter().filter_map(|ending| list.ended(".conflist", ending));
+    singles.filter(|single| as_list(single).contains(list)).collect()
+}
+
+/// The original of `name`.
+pub(super) fn of<'a>(seen: &'a ObservedState, name: &FileName) -> Option<Original<'a>> {
+    let aside = name.with(ORIGINAL);
+    let file = seen.conf.files.get(&aside)?;
+    Some(Original { aside, name: name.clone(), file })
+}
+
+/// The original of the single file that `list` was made from.
+pub(super) fn of_list<'a>(seen: &'a ObservedState, list: &FileName) -> Option<Original<'a>> {
+    let originals = seen.conf.files.iter().filter_map(|(aside, file)| {
+        let name = aside.without(ORIGINAL).filter(|name| as_list(name).contains(list))?;
+        Some(Original { aside: aside.clone(), name, file })
+    });
+    // `10-a.conf` and `10-a.conf.conf` can become the same list: prefer the one whose bytes fit.
+    let mut originals: Vec<_> = originals.collect();
+    originals.sort_by_key(|original| !seen.conf.files.get(list).is_some_and(|list| original.is_inside(list)));
+    originals.into_iter().next()
+}
+
+/// Copies `name` aside before other content is written to it.
+pub(super) fn set_aside(seen: &ObservedState, name: &FileName) -> Option<Change> {
+    let file = seen.conf.files.get(name)?;
+    let (aside, bytes) = (name.with(ORIGINAL), file.content.clone().ok()?);
+    let instead_of = seen.conf.files.get(&aside).and_then(|there| there.content.clone().ok());
+    let access = NewAccess::Like(name.clone(), file.access);
+    (instead_of.as_ref() != Some(&bytes)).then_some(Change::Write { file: aside, bytes, access, instead_of })
+}
+
+impl Original<'_> {
+    /// Reports whether `list` without our entry has the original's bytes.
+    pub(super) fn is_inside(&self, list: &ConfFile) -> bool {
+        let (Ok(list), Ok(original)) = (&list.content, &self.file.content) else { return false };
+        let ours = |plugin: &str| {
+            convert::unlisted(list, plugin).as_ref() == Some(original)
+                || PluginChain::read(list).and_then(|chain| chain.without(plugin)).as_ref() == Ok(original)
+        };
+        let plugins =
+            PluginChain::read(list).map(|chain| chain.plugins().last().map(|last| (*last).to_owned()));
+        self.file.kind == FileKind::Regular && plugins.ok().flatten().is_some_and(|last| ours(&last))
+    }
+
+    /// Renames it back.
+    pub(super) fn bring_back(&self) -> Option<Change> {
+        let bytes = self.file.content.clone().ok()?;
+        Some(Change::Move { from: self.aside.clone(), to: self.name.clone(), bytes })
+    }
+
+    /// Reports whether only this process's user can have written it.
+    pub(super) fn is_trusted(&self, seen: &ObservedState) -> bool {
+        self.file.kind == FileKind::Regular && self.file.access.is_only_of(seen.us)
+    }
+}
+
+/// Removes originals whose file holds our entry no longer.
+pub(super) fn forget(seen: &ObservedState, kept: impl Fn(&FileName) -> bool, plan: &mut Plan) {
+    for (aside, file) in &seen.conf.files {
+        let Some(name) = aside.without(ORIGINAL) else { continue };
+        let spoken_for = plan.changes.iter().any(|change| match change {
+            Change::Move { from, to, .. } => from == aside || to == aside,
+            Change::Write { file, .. } | Change::Remove { file, .. } => file == aside,
+            _ => false,
+        });
+        if spoken_for || kept(&name) || as_list(&name).iter().any(&kept) {
+            continue;
+        }
+        if let Ok(bytes) = &file.content {
+            plan.changes.push(Change::Remove { file: aside.clone(), bytes: bytes.clone() });
+        }
+    }
+}

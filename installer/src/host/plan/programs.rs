@@ -1,0 +1,90 @@
+//! Plans which programs are placed and which are removed.
+
+use super::Plan;
+use crate::host::change::Change;
+use crate::host::desired::{Install, Placement, PlacementOrder, Program, Uninstall};
+use crate::host::observe::{FileName, ObservedState};
+use std::ffi::OsStr;
+
+const MODE: u32 = 0o755;
+
+pub(super) fn place(seen: &ObservedState, install: &Install, need: PlacementOrder, plan: &mut Plan) {
+    let programs = install.programs.iter().filter(|program| program.need == need);
+    plan.changes.extend(programs.filter_map(|program| placed(seen, program)));
+}
+
+/// Removes stand-ins and further names that are no longer needed. No conf file names them, so their order does
+/// not matter.
+pub(super) fn retire(seen: &ObservedState, retired: &[Program], plan: &mut Plan) {
+    let gone = retired.iter().filter(|program| is_ours(seen, program));
+    plan.changes.extend(gone.map(|program| Change::RemoveProgram(program.name.clone())));
+}
+
+/// Reports whether the file of that name is the program we bring, or a copy of what an older version placed.
+fn is_ours(seen: &ObservedState, program: &Program) -> bool {
+    let hash = |name: &OsStr| seen.programs.files.get(name).and_then(|there| there.hash.as_ref().ok());
+    let of_before = program.source.file_name().and_then(hash);
+    hash(program.name.as_os_str()).is_some_and(|it| *it == program.hash || Some(it) == of_before)
+}
+
+fn placed(seen: &ObservedState, program: &Program) -> Option<Change> {
+    let stays = seen.programs.files.get(&program.name).is_some_and(|there| {
+        // The right bytes in a file that other users may write are not the right program.
+        let right =
+            there.hash == Ok(program.hash) && there.access.mode == MODE && there.access.is_only_of(seen.us);
+        right || program.place == Placement::IfAbsent
+    });
+    (!stays).then(|| Change::PlaceProgram { program: program.clone() })
+}
+
+/// Removes programs. A plugin's program stays as a tombstone while a sandbox may need it for its DEL. The
+/// runtime may still cache a chain that was just changed, so the program also stays in the pass that changes
+/// the conf.
+pub(super) fn take_away(seen: &ObservedState, leave: &Uninstall, plan: &mut Plan) {
+    let conf_is_clean = plan.changes.is_empty();
+    let asked_for = |name: &FileName| {
+        !conf_is_clean
+            || leave.rests
+            || name.as_os_str().to_str().is_none_or(|name| seen.cached.may_name(name))
+    };
+    let mut stays = false;
+    for tombstone in &leave.tombstones {
+        let Some(there) = seen.programs.files.get(&tombstone.name) else { continue };
+        // A stand-in for another plugin's program gives way to the real one.
+        let theirs = is_theirs(seen, tombstone);
+        stays |= !theirs && asked_for(&tombstone.name);
+        match asked_for(&tombstone.name) {
+            // During the grace period any readable version answers.
+            true if conf_is_clean && leave.rests && there.hash.is_ok() => {}
+            true => plan.changes.extend(placed(seen, tombstone)),
+            false if theirs => {}
+            false => plan.changes.push(Change::RemoveProgram(tombstone.name.clone())),
+        }
+    }
+    let buried = |name: &FileName| leave.tombstones.iter().any(|tombstone| tombstone.name == *name);
+    retire(seen, &leave.retired, plan);
+    let last = leave.last.iter().filter(|_| !stays);
+    for name in leave.programs.iter().filter(|name| !buried(name)).chain(last) {
+        if seen.programs.files.contains_key(name) {
+            plan.changes.push(Change::RemoveProgram(name.clone()));
+        }
+    }
+}
+
+/// Removes the lock file last, once nothing of ours is left next to it.
+pub(super) fn remove_lock(seen: &ObservedState, leave: &Uninstall, plan: &mut Plan) {
+    let goes = |name: &FileName| {
+        let unplaced =
+            |change: &Change| matches!(change, Change::RemoveProgram(unplaced) if unplaced == name);
+        !seen.programs.files.contains_key(name) || plan.changes.iter().any(unplaced)
+    };
+    if seen.programs.has_lock && leave.programs.iter().chain(&leave.last).all(goes) {
+        plan.changes.push(Change::RemoveLock);
+    }
+}
+
+/// Reports whether the program under a stand-in's name is another one.
+pub(super) fn is_theirs(seen: &ObservedState, stand_in: &Program) -> bool {
+    stand_in.place == Placement::IfAbsent
+        && seen.programs.files.get(&stand_in.name).is_some_and(|there| there.hash != Ok(stand_in.hash))
+}

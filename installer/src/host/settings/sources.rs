@@ -1,0 +1,180 @@
+//! What the settings are read from: the process's environment, and the files of the mounted ConfigMap.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use nix::dir::Dir;
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, openat};
+use nix::sys::stat::{Mode, fstat};
+
+/// Where the ConfigMap is mounted when nobody says otherwise.
+pub const CONFIG: &str = "/etc/gybe";
+
+/// A ConfigMap has at most 1 MiB (`MaxSecretSize` in Kubernetes' core/v1, which is a ConfigMap's too).
+const LARGEST: u64 = 1 << 20;
+
+/// The kubelet looks at a ConfigMap about once a minute.
+const ATTEMPTS: u32 = 3;
+
+/// Everything the settings are made of.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct SettingsSources {
+    /// Variables of the environment.
+    pub environment: BTreeMap<String, String>,
+    /// Files of the ConfigMap's directory: a key, and what it says.
+    pub files: BTreeMap<String, String>,
+    /// What the file holds that `CNI_NETWORK_CONFIG_FILE` names.
+    pub network_config: Option<String>,
+}
+
+/// Why they could not be read.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot read {}", .path.display())]
+pub struct SourceError {
+    /// Which file or directory.
+    pub path: PathBuf,
+    /// Why.
+    pub source: io::Error,
+}
+
+impl SettingsSources {
+    /// Reads what the environment names. A directory that is not there is an empty one: the ConfigMap
+    /// is optional.
+    pub fn gather(environment: BTreeMap<String, String>) -> Result<Self, SourceError> {
+        let files = config_map(&config_directory(&environment))?;
+        Ok(Self { files, ..Self::of_environment(environment)? })
+    }
+
+    /// The same with an empty ConfigMap, whatever is in it.
+    pub fn of_environment(environment: BTreeMap<String, String>) -> Result<Self, SourceError> {
+        let named = environment.get("CNI_NETWORK_CONFIG_FILE").filter(|path| !path.is_empty());
+        let network_config = named.map(|path| text(Path::new(path))).transpose()?;
+        Ok(Self { environment, files: BTreeMap::new(), network_config })
+    }
+}
+
+/// Where the ConfigMap is mounted.
+#[must_use]
+pub fn config_directory(environment: &BTreeMap<String, String>) -> PathBuf {
+    let said = environment.get("GYBE_CONFIG_DIR").filter(|path| !path.is_empty());
+    PathBuf::from(said.map_or(CONFIG, String::as_str))
+}
+
+/// The kubelet swaps the link `..data` from one directory to the next, so all files are read from
+/// what it leads to now: never one of the old and one of the new. Then it removes the old one, file by
+/// file: what was read counts only if the link still leads there.
+fn config_map(directory: &Path) -> Result<BTreeMap<String, String>, SourceError> {
+    for _ in 0..ATTEMPTS {
+        if let Some(files) = whole(directory, current(directory)?.as_ref())? {
+            return Ok(files);
+        }
+    }
+    Err(SourceError {
+        path: directory.to_owned(),
+        source: io::Error::other("it changes faster than it can be read"),
+    })
+}
+
+/// None when the link leads elsewhere by the time all is read, however that went.
+fn whole(directory: &Path, held: Option<&OwnedFd>) -> Result<Option<BTreeMap<String, String>>, SourceError> {
+    let read = held.map_or_else(|| Ok(BTreeMap::new()), |held| files(directory, held));
+    let stays = identity(held, directory)? == identity(current(directory)?.as_ref(), directory)?;
+    if stays { read.map(Some) } else { Ok(None) }
+}
+
+/// What the link leads to; the directory itself where there is no link.
+fn current(directory: &Path) -> Result<Option<OwnedFd>, SourceError> {
+    let opened = match open(&directory.join("..data")) {
+        Err(Errno::ENOENT) => open(directory),
+        opened => opened,
+    };
+    match opened {
+        Ok(held) => Ok(Some(held)),
+        Err(Errno::ENOENT) => Ok(None),
+        Err(why) => Err(SourceError { path: directory.to_owned(), source: why.into() }),
+    }
+}
+
+/// Of a directory that is held, so that nothing else has its numbers.
+fn identity(held: Option<&OwnedFd>, directory: &Path) -> Result<Option<(u64, u64)>, SourceError> {
+    let unread = |why: Errno| SourceError { path: directory.to_owned(), source: why.into() };
+    let stat = held.map(fstat).transpose().map_err(unread)?;
+    Ok(stat.map(|stat| (stat.st_dev, stat.st_ino)))
+}
+
+fn files(directory: &Path, held: &OwnedFd) -> Result<BTreeMap<String, String>, SourceError> {
+    let unread = |name: &str| {
+        let path = directory.join(name);
+        move |source| SourceError { path, source }
+    };
+    let mut files = BTreeMap::new();
+    let again = held.try_clone().map_err(unread(""))?;
+    let mut entries = Dir::from_fd(again).map_err(|why| unread("")(why.into()))?;
+    let names: Result<Vec<_>, Errno> =
+        entries.iter().map(|entry| entry.map(|it| it.file_name().to_owned())).collect();
+    for name in names.map_err(|why| unread("")(why.into()))? {
+        // What begins with two dots is the kubelet's, and a name that is no text is nobody's key.
+        let Some(key) = name.to_str().ok().filter(|name| !name.starts_with('.')) else { continue };
+        let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK;
+        let file = openat(held, name.as_c_str(), flags, Mode::empty()).map_err(io::Error::from);
+        let said = file.map(File::from).and_then(bounded).map_err(unread(key))?;
+        files.extend(said.map(|said| (key.to_owned(), said)));
+    }
+    Ok(files)
+}
+
+fn open(directory: &Path) -> Result<OwnedFd, Errno> {
+    nix::fcntl::open(directory, OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty())
+}
+
+fn text(path: &Path) -> Result<String, SourceError> {
+    let read = File::open(path).and_then(bounded);
+    let unread = |source| SourceError { path: path.to_owned(), source };
+    read.map_err(unread)?.ok_or_else(|| unread(io::ErrorKind::IsADirectory.into()))
+}
+
+/// None for what is no file.
+fn bounded(file: File) -> io::Result<Option<String>> {
+    if !file.metadata()?.is_file() {
+        return Ok(None);
+    }
+    let mut text = String::new();
+    match file.take(LARGEST + 1).read_to_string(&mut text)? as u64 > LARGEST {
+        true => Err(io::ErrorKind::FileTooLarge.into()),
+        false => Ok(Some(text)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn what_the_kubelet_removes_while_it_is_read_never_passes_for_a_poorer_configmap() {
+        let root = std::env::temp_dir().join(format!("gybe-given-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&root);
+        fs::create_dir_all(&root).unwrap();
+        let nothing = whole(&root, None);
+        for version in ["..1", "..2"] {
+            fs::create_dir(root.join(version)).unwrap();
+            fs::write(root.join(version).join("mode"), "leave").unwrap();
+        }
+        symlink("..1", root.join("..data")).unwrap();
+        let held = current(&root).unwrap();
+        let before = whole(&root, held.as_ref());
+        symlink("..2", root.join("..data_tmp")).unwrap();
+        fs::rename(root.join("..data_tmp"), root.join("..data")).unwrap();
+        fs::remove_dir_all(root.join("..1")).unwrap();
+        let (removed, again) = (whole(&root, held.as_ref()), config_map(&root));
+        fs::remove_dir_all(&root).unwrap();
+        let leave = BTreeMap::from([("mode".to_owned(), "leave".to_owned())]);
+        assert_eq!((nothing.unwrap(), removed.unwrap()), (None, None));
+        assert_eq!((before.unwrap(), again.unwrap()), (Some(leave.clone()), leave));
+    }
+}

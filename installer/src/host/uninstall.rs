@@ -1,0 +1,269 @@
+//! `gybe uninstall`: what is removed, what has to stay, and for how long.
+//!
+//! Normally it takes two calls: the first removes the entry from every file, one some minutes later removes the
+//! programs. A sandbox that was being made while the entry was removed is in no cache yet, and its DEL will
+//! need the plugin. `gybe` itself is removed last, so that the second call is possible.
+
+mod other_directories;
+
+pub use other_directories::OtherDirectories;
+
+use super::install::{foreseen, settle};
+use crate::agent::stand_in::ours;
+use crate::agent::{KUBECONFIG_NEW, REST, is_served};
+use crate::host::apply::Busy;
+use crate::host::change::Change;
+use crate::host::conflist::{ISTIO, PluginChain};
+use crate::host::desired::{DesiredState, Placement, PlacementOrder, Program, PutBack, Trial, Uninstall};
+use crate::host::image::PLUGIN;
+use crate::host::image::{Image, OTHER_NAMES, TOOL, every_name};
+use crate::host::libcni::FileFormat;
+use crate::host::observe::{
+    CachedPlugins, FileName, Hash, HashCache, LARGEST, NodeDirectories, ORIGINAL, ObserveScope,
+    ObservedState, ProgramFile, look,
+};
+use crate::host::pass::{Pass, PassHistory, pass};
+use crate::host::plan::Plan;
+use crate::host::problem::Problem;
+use crate::host::runtimes::Runtimes;
+use crate::host::settings::{FACTS_SOCKET, KUBECONFIG};
+use gybe_plugin::conf::LOG_SOCKET;
+use gybe_plugin::probe_cache::FILES;
+use nix::sys::socket::SockType;
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+/// The result of an uninstall.
+#[derive(Debug)]
+pub struct UninstallReport {
+    /// The pass that removed the entry, and the one that removed the programs, if it came to that.
+    pub passes: Vec<Pass>,
+    /// The programs that have to stay.
+    pub stays: Vec<KeptProgram>,
+    /// What is in directories of another kind of node, which are not changed.
+    pub elsewhere: OtherDirectories,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KeptProgram {
+    pub program: FileName,
+    pub until: KeptReason,
+}
+
+/// Why a program has to stay, and for how long.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum KeptReason {
+    /// The conf was changed a moment ago.
+    #[error("for another {seconds} s: the DEL of a sandbox that was just being made may need it")]
+    GracePeriod {
+        /// Until a sandbox that was being made then exists, or was given up.
+        seconds: u64,
+    },
+    /// libcni's cache names it.
+    #[error("as long as sandboxes exist that were made with it: the DEL of each needs it")]
+    Named,
+    /// The cache cannot be read.
+    #[error("until the node has been drained: it is unknown which sandboxes were made with it")]
+    Unknown,
+    #[error("as long as a conf file names it")]
+    InConf,
+    /// It is no longer needed, but was not removed.
+    #[error("because it could not be removed")]
+    Failed,
+}
+
+impl UninstallReport {
+    /// Reports whether no conf file names the plugin any more.
+    #[must_use]
+    pub fn is_out(&self) -> bool {
+        self.passes.last().is_some_and(|pass| conf_is_clean(&pass.left)) && self.elsewhere.conf.is_empty()
+    }
+
+    /// Reports whether nothing is left to do.
+    #[must_use]
+    pub fn is_finished(&self) -> bool {
+        self.is_out() && self.stays.is_empty() && self.elsewhere.is_nothing()
+    }
+}
+
+fn conf_is_clean(left: &Plan) -> bool {
+    let touches_programs = |change: &Change| {
+        matches!(change, Change::PlaceProgram { .. } | Change::RemoveProgram(_) | Change::RemoveLock)
+    };
+    left.changes.iter().all(touches_programs) && !left.problems.iter().any(Problem::blocks)
+}
+
+/// The desired state without Gybe: everything that is ours, under whatever name it was placed.
+#[must_use]
+pub fn leave(
+    places: &NodeDirectories,
+    image: impl FnOnce() -> Option<Image>,
+    pinned: Option<FileName>,
+    put_back: PutBack,
+) -> Uninstall {
+    let seen = look(places, &interest(), &mut HashCache::default());
+    let hash = |name: &str| seen.programs.files.get(OsStr::new(name)).and_then(|it| it.hash.clone().ok());
+    let tool = hash(TOOL);
+    let is_tool = |name: &&str| hash(name).is_some() && hash(name) == tool;
+    let names = [PLUGIN].into_iter().chain(OTHER_NAMES.into_iter().filter(is_tool));
+    Uninstall {
+        plugin: PLUGIN.to_owned(),
+        pinned: pinned.or_else(|| of_any_name(&places.conf)),
+        programs: names.filter_map(|name| FileName::new(name).ok()).collect(),
+        // Recognized above by the files themselves, because the image may be missing.
+        retired: Vec::new(),
+        last: FileName::new(TOOL).ok(),
+        rests: grace_period(&places.conf, SystemTime::now()).is_some(),
+        tombstones: tombstones(places, hash(PLUGIN), image),
+        put_back,
+    }
+}
+
+/// The installed plugin answers DEL, so it is its own tombstone; the image's plugin is, if the installed one
+/// cannot be read. Under istio-cni's name our program is recognized as our plugin, of whatever version; any
+/// other program is istio-cni's and stays. Where no program is, none is placed.
+fn tombstones(
+    places: &NodeDirectories,
+    hash: Option<Hash>,
+    image: impl FnOnce() -> Option<Image>,
+) -> Vec<Program> {
+    let is_there = places.programs.join(PLUGIN).symlink_metadata().is_ok();
+    let of_image = || {
+        image()?
+            .programs(PlacementOrder::AfterEntry, &BTreeSet::new())
+            .into_iter()
+            .find(|it| it.name.as_os_str() == PLUGIN)
+    };
+    let as_it_is = |name: &str, hash, place| {
+        let (name, source) = (FileName::new(name).ok()?, places.programs.join(name));
+        Some(Program {
+            name,
+            source,
+            hash,
+            trial: Trial::CniVersion,
+            place,
+            need: PlacementOrder::AfterEntry,
+        })
+    };
+    let plugin = hash.and_then(|hash| as_it_is(PLUGIN, hash, Placement::Always));
+    let plugin = plugin.or_else(|| is_there.then(of_image).flatten());
+    let stand_in = ours(&places.programs).unwrap_or_else(|| Hash::of(b"nobody's program"));
+    plugin.into_iter().chain(as_it_is(ISTIO, stand_in, Placement::IfAbsent)).collect()
+}
+
+/// Finds a pinned file of any name, which an operator need not remember.
+pub(super) fn of_any_name(conf: &Path) -> Option<FileName> {
+    let entries = fs::read_dir(conf).ok()?.flatten();
+    let names = entries.filter_map(|entry| FileName::new(entry.file_name()).ok());
+    let mut odd = names.filter(|name| FileFormat::of(name.as_os_str()).is_none() && !name.ends_in(ORIGINAL));
+    odd.find(|name| {
+        let path = conf.join(name.as_os_str());
+        let small = path.symlink_metadata().is_ok_and(|meta| meta.is_file() && meta.len() <= LARGEST);
+        let bytes = small.then(|| fs::read(&path).ok()).flatten().unwrap_or_default();
+        PluginChain::read(&bytes).is_ok_and(|chain| chain.entry(PLUGIN).is_some())
+    })
+}
+
+fn interest() -> ObserveScope {
+    ObserveScope::in_programs(every_name())
+}
+
+impl UninstallReport {
+    /// The plan of an uninstall.
+    #[must_use]
+    pub fn foreseen(places: &NodeDirectories, leave: &Uninstall) -> Plan {
+        foreseen(places, &DesiredState::Uninstalled(leave.clone()), Runtimes::default())
+    }
+
+    /// Uninstalls as far as is possible now; `root` is the host's root.
+    ///
+    /// # Errors
+    /// If another gybe holds the lock.
+    pub fn now(places: &NodeDirectories, leave: &Uninstall, root: &Path) -> Result<Self, Busy> {
+        // Several passes may be needed to remove the entry, and no program is removed in any of them.
+        let first = settle(
+            places,
+            &DesiredState::Uninstalled(Uninstall { rests: true, ..leave.clone() }),
+            &Runtimes::default(),
+        )?;
+        let clean = conf_is_clean(&first.left);
+        let mut passes = vec![first];
+        let resting = || grace_period(&places.conf, SystemTime::now());
+        if clean && resting().is_none() {
+            let over = Uninstall { rests: false, ..leave.clone() };
+            // Only once: if another program writes meanwhile, the conf has changed again.
+            passes.push(pass(places, &DesiredState::Uninstalled(over), &mut PassHistory::default())?);
+        }
+        let seen = look(places, &interest(), &mut HashCache::default());
+        let clean = passes.last().is_some_and(|pass| conf_is_clean(&pass.left));
+        let stays = stays(&seen, leave, (clean, resting()));
+        Ok(Self { passes, stays, elsewhere: OtherDirectories::than(places, root) })
+    }
+}
+
+/// The tombstones that are there and are not another owner's program.
+fn stays(
+    seen: &ObservedState,
+    leave: &Uninstall,
+    (clean, rest): (bool, Option<Duration>),
+) -> Vec<KeptProgram> {
+    let ours = |program: &&Program, there: &ProgramFile| {
+        program.name.as_os_str() == PLUGIN || there.hash == Ok(program.hash)
+    };
+    let there = leave
+        .tombstones
+        .iter()
+        .filter(|program| seen.programs.files.get(&program.name).is_some_and(|there| ours(program, there)));
+    let until = |program: &Program| match &seen.cached {
+        _ if !clean => KeptReason::InConf,
+        CachedPlugins::Unknown => KeptReason::Unknown,
+        CachedPlugins::Named(plugins)
+            if program.name.as_os_str().to_str().is_some_and(|name| plugins.contains(name)) =>
+        {
+            KeptReason::Named
+        }
+        CachedPlugins::Named(_) => rest.map_or(KeptReason::Failed, |rest| KeptReason::GracePeriod {
+            // Removable from the next full second on.
+            seconds: rest.as_secs() + 1,
+        }),
+    };
+    there.map(|program| KeptProgram { program: program.name.clone(), until: until(program) }).collect()
+}
+
+/// How long the plugin has to stay after the conf was changed; none when that is over. It is computed from the node's
+/// files, so it also holds for a repeated call, for an agent that ended a moment ago, and for an entry that another
+/// program removed. A file written by renaming changes the modification time of its directory: of the conf directory,
+/// or of a network's own.
+fn grace_period(conf: &Path, now: SystemTime) -> Option<Duration> {
+    let networks = fs::read_dir(conf).into_iter().flatten().flatten();
+    let networks = networks.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+    let all = networks.map(|entry| entry.path()).chain([conf.to_owned()]);
+    let changed = all.filter_map(|path| path.metadata().ok()?.modified().ok()).max()?;
+    // A clock that was set back makes it longer, which harms no pod.
+    let over = changed.checked_add(REST)?;
+    over.duration_since(now).ok().filter(|left| !left.is_zero())
+}
+
+const TOKENS: [&str; 2] = [KUBECONFIG, KUBECONFIG_NEW];
+const SOCKETS: [(&str, SockType); 2] = [(FACTS_SOCKET, SockType::Stream), (LOG_SOCKET, SockType::Datagram)];
+
+/// Cleans `/run/gybe`: a kubeconfig at once, because it holds a token; the rest when no program can need it any more.
+/// The sockets of a running agent stay. Returns the files that could not be removed. A missing file is no failure.
+#[must_use]
+pub fn forget_run_directory(directory: &Path, finished: bool) -> Vec<(PathBuf, io::Error)> {
+    let silent = SOCKETS.iter().filter(|(name, kind)| !is_served(&directory.join(name), *kind));
+    let rest = silent.map(|(name, _)| name).chain(&FILES).filter(|_| finished);
+    let names = TOKENS.iter().chain(rest);
+    let removed = names.map(|name| directory.join(name)).map(|path| (fs::remove_file(&path), path));
+    let failed = removed.filter_map(|(removed, path)| Some((path, removed.err()?)));
+    let failed = failed.filter(|(_, why)| why.kind() != io::ErrorKind::NotFound).collect();
+    if finished {
+        // A file of another owner keeps the directory.
+        let _ = fs::remove_dir(directory);
+    }
+    failed
+}

@@ -1,0 +1,190 @@
+//! Wakes the loop when something in a directory may have changed. The next observation finds out what.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
+use nix::sys::stat::stat;
+
+/// The polling interval while inotify is exhausted or a directory is missing.
+const ASKING: Duration = Duration::from_secs(1);
+
+/// A watch of several directories. Only completely written files wake the loop.
+#[derive(Debug)]
+pub struct DirectoryWatch {
+    paths: Vec<PathBuf>,
+    armed: Armed,
+}
+
+#[derive(Debug)]
+struct Armed {
+    inotify: Option<Inotify>,
+    standing: Vec<Identity>,
+    mode: WatchMode,
+}
+
+/// Device and inode of the directory; none if it does not exist.
+type Identity = Option<(u64, u64)>;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WatchMode {
+    /// inotify reports changes at once.
+    Inotify,
+    /// inotify cannot be used, for this reason: the loop observes every second.
+    Polling(Errno),
+}
+
+/// Why `wait` returned. It carries no data: observing again is cheap and never out of date.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WakeReason {
+    /// Something changed, or may have changed.
+    Changed,
+    TimedOut,
+    /// The other descriptor is readable.
+    Readable,
+}
+
+impl DirectoryWatch {
+    /// Starts watching. Observe once after this call, then wait: no change in between is missed.
+    #[must_use]
+    pub fn new(paths: impl IntoIterator<Item = PathBuf>) -> Self {
+        let paths: Vec<PathBuf> = paths.into_iter().collect();
+        let armed = Armed::now(&paths);
+        Self { paths, armed }
+    }
+
+    #[must_use]
+    pub fn mode(&self) -> WatchMode {
+        self.armed.mode
+    }
+
+    /// Watches these directories from now on, and reports whether they are others than before. If so, observe
+    /// after this call: earlier changes are not reported.
+    pub fn turn_to(&mut self, paths: Vec<PathBuf>) -> bool {
+        let is_another = self.paths != paths;
+        if is_another {
+            self.paths = paths;
+            self.arm();
+        }
+        is_another
+    }
+
+    /// Waits for a change, until `call` is readable, or until the time is up.
+    pub fn wait(&mut self, at_most: Duration, call: Option<BorrowedFd<'_>>) -> WakeReason {
+        let until = Instant::now() + at_most;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            let asking = self.armed.mode != WatchMode::Inotify;
+            match self.armed.listen(if asking { left.min(ASKING) } else { left }, call) {
+                Heard::Call => return WakeReason::Readable,
+                Heard::Change => {
+                    self.arm_again();
+                    return WakeReason::Changed;
+                }
+                Heard::Nothing if asking => {
+                    self.arm_again();
+                    return WakeReason::Changed;
+                }
+                Heard::Nothing if left.is_zero() => return WakeReason::TimedOut,
+                Heard::Nothing => {}
+            }
+        }
+    }
+
+    /// Renews the watch if needed. A watch belongs to an inode: a directory that was made again, or another
+    /// link target, needs a new one.
+    fn arm_again(&mut self) {
+        if self.armed.mode == WatchMode::Inotify && self.armed.standing == standing(&self.paths) {
+            return;
+        }
+        self.arm();
+    }
+
+    fn arm(&mut self) {
+        // Close the old instance first: the number of instances is limited.
+        self.armed.inotify = None;
+        self.armed = Armed::now(&self.paths);
+    }
+}
+
+enum Heard {
+    Nothing,
+    Change,
+    Call,
+}
+
+impl Armed {
+    fn now(paths: &[PathBuf]) -> Self {
+        let made = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK);
+        let result = match &made {
+            Ok(inotify) => add(inotify, paths),
+            Err(why) => Err(*why),
+        };
+        // Compared after the watches are set: later changes are reported.
+        let standing = standing(paths);
+        let mode = match result {
+            Ok(()) if standing.iter().all(Option::is_some) => WatchMode::Inotify,
+            Ok(()) => WatchMode::Polling(Errno::ENOENT),
+            Err(why) => WatchMode::Polling(why),
+        };
+        Self { inotify: made.ok(), standing, mode }
+    }
+
+    fn listen(&self, at_most: Duration, call: Option<BorrowedFd<'_>>) -> Heard {
+        let mut fds: Vec<PollFd<'_>> =
+            call.into_iter().map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
+        let from_call = fds.len();
+        fds.extend(self.inotify.iter().map(|inotify| PollFd::new(inotify.as_fd(), PollFlags::POLLIN)));
+        let timeout = PollTimeout::try_from(at_most).unwrap_or(PollTimeout::MAX);
+        // EINTR counts as an early wake-up; the caller loops.
+        let _ = poll(&mut fds, timeout);
+        let ready: Vec<bool> = fds.iter().map(|fd| fd.any() == Some(true)).collect();
+        if ready.iter().take(from_call).any(|ready| *ready) {
+            Heard::Call
+        } else if ready.iter().skip(from_call).any(|ready| *ready) {
+            self.drain();
+            Heard::Change
+        } else {
+            Heard::Nothing
+        }
+    }
+
+    /// Discards the queued events: any number of them is one reason to observe.
+    fn drain(&self) {
+        while self
+            .inotify
+            .as_ref()
+            .is_some_and(|inotify| inotify.read_events().is_ok_and(|it| !it.is_empty()))
+        {}
+    }
+}
+
+/// Watches each directory, and its parent, in which a removed directory, or a link to it, reappears. One
+/// directory may be both, and a second watch on an inode replaces the first.
+fn add(inotify: &Inotify, paths: &[PathBuf]) -> Result<(), Errno> {
+    let names = AddWatchFlags::IN_CREATE
+        | AddWatchFlags::IN_MOVED_TO
+        | AddWatchFlags::IN_MOVED_FROM
+        | AddWatchFlags::IN_DELETE
+        | AddWatchFlags::IN_DELETE_SELF
+        | AddWatchFlags::IN_MOVE_SELF
+        | AddWatchFlags::IN_ONLYDIR;
+    let whole_files = names | AddWatchFlags::IN_CLOSE_WRITE | AddWatchFlags::IN_ATTRIB;
+    let above = paths.iter().filter_map(|path| Some((path.parent()?, names)));
+    let all = above.chain(paths.iter().map(|path| (path.as_path(), whole_files)));
+    // Parents first: a directory that is both keeps the wider mask.
+    for (path, flags) in all {
+        match inotify.add_watch(path, flags) {
+            Ok(_) | Err(Errno::ENOENT | Errno::ENOTDIR) => {}
+            Err(why) => return Err(why),
+        }
+    }
+    Ok(())
+}
+
+fn standing(paths: &[PathBuf]) -> Vec<Identity> {
+    paths.iter().map(|path| stat(path).ok().map(|stat| (stat.st_dev, stat.st_ino))).collect()
+}

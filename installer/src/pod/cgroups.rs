@@ -1,0 +1,175 @@
+//! The cgroups (v2) of the processes in a network namespace, and the eBPF programs that run for their sockets.
+//!
+//! Which cgroups a pod has is known by its processes alone: `/proc/PID/cgroup`.
+
+use gybe_netfilter::ebpf::{self, Programs};
+use gybe_netfilter::netns::{Identity, Netns};
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::{ErrorKind, Read};
+use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+
+const PROC: &str = "/proc";
+
+/// Longer than the cgroup file of any process.
+const LONGEST: u64 = 1 << 16;
+
+/// Read by the thread that looks the directories up: mounts are those of its own namespace.
+const MOUNTS: &str = "/proc/self/mountinfo";
+
+/// The cgroups of the processes in a network namespace.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Cgroups {
+    /// Paths as `/proc/PID/cgroup` has them.
+    paths: BTreeSet<String>,
+    has_process: bool,
+}
+
+impl Cgroups {
+    /// Adds those of a process, by the text of its `/proc/PID/cgroup`. The line of cgroup v2 begins with
+    /// `0::`; without it the hierarchy was never mounted, and no program is in it.
+    pub fn add_process(&mut self, cgroup: &str) {
+        self.has_process = true;
+        let path = cgroup.lines().find_map(|line| line.strip_prefix("0::"));
+        // The cgroup of a process that ends may be gone before it.
+        self.paths.extend(path.filter(|path| !path.ends_with(" (deleted)")).map(str::to_owned));
+    }
+
+    /// Finds those of the calling thread's network namespace, without this process's own.
+    #[must_use]
+    pub fn of_this_namespace() -> Self {
+        let mut cgroups = Self::default();
+        let Ok(netns) = Netns::of_this_thread() else { return cgroups };
+        let own = std::process::id().to_string();
+        for process in processes(Path::new(PROC)).filter(|process| !process.ends_with(&own)) {
+            if Identity::at(&process.join("ns/net")).is_ok_and(|identity| identity == netns.identity())
+                && let Some(text) = cgroup_file(&process)
+            {
+                cgroups.add_process(&text);
+            }
+        }
+        cgroups
+    }
+
+    /// Reads the programs that run for their sockets.
+    #[must_use]
+    pub fn programs(&self) -> Programs {
+        let not_read = |sentence: String| Programs { not_read: vec![sentence], ..Programs::default() };
+        if !self.has_process {
+            let why = "no process was found in this network namespace";
+            return not_read(format!("eBPF programs of the pod's cgroups were not looked for: {why}"));
+        }
+        let mounts = fs::read_to_string(MOUNTS).unwrap_or_default();
+        let mut all = Programs::default();
+        for path in &self.paths {
+            match directory(path, &mounts) {
+                Some(Ok(cgroup)) => all.add(ebpf::of_cgroup(cgroup.as_fd())),
+                // Its last process ended, and the runtime removed it.
+                Some(Err(error)) if error.kind() == ErrorKind::NotFound => {}
+                Some(Err(error)) => {
+                    all.add(not_read(format!("eBPF programs of cgroup {path} could not be read: {error}")));
+                }
+                None => {
+                    let why = "its directory is not mounted here";
+                    all.add(not_read(format!("eBPF programs of cgroup {path} could not be read: {why}")));
+                }
+            }
+        }
+        all
+    }
+}
+
+/// The directories of the processes in `proc`.
+pub fn processes(proc: &Path) -> impl Iterator<Item = PathBuf> {
+    let is_number = |name: &std::ffi::OsStr| name.as_encoded_bytes().iter().all(u8::is_ascii_digit);
+    let entries = fs::read_dir(proc).into_iter().flatten().flatten();
+    entries.filter(move |entry| is_number(&entry.file_name())).map(|entry| entry.path())
+}
+
+/// The text of a process's `cgroup` file; none when the process is gone.
+pub fn cgroup_file(process: &Path) -> Option<String> {
+    let mut text = String::new();
+    File::open(process.join("cgroup")).ok()?.take(LONGEST).read_to_string(&mut text).ok()?;
+    Some(text)
+}
+
+/// Opens the directory of the cgroup `path` under the first mount of cgroup v2 that shows it. Path and root of
+/// a mount are both relative to the root of this process's cgroup namespace, and one with `..` is outside it.
+fn directory(path: &str, mounts: &str) -> Option<std::io::Result<File>> {
+    let places = mounts
+        .lines()
+        .filter_map(cgroup_mount)
+        .filter_map(|(root, mounted_at)| Some(mounted_at.join(Path::new(path).strip_prefix(&root).ok()?)));
+    let mut places = places.filter(|_| !path.split('/').any(|part| part == ".."));
+    places.next().map(File::open)
+}
+
+/// Root and mount point of a mount of cgroup v2 (proc_pid_mountinfo(5)).
+fn cgroup_mount(line: &str) -> Option<(PathBuf, PathBuf)> {
+    let (mount, source) = line.split_once(" - ")?;
+    let mut fields = mount.split(' ').skip(3);
+    let (root, mounted_at) = (fields.next()?, fields.next()?);
+    (source.split(' ').next()? == "cgroup2").then(|| (unescaped(root), unescaped(mounted_at)))
+}
+
+/// Blanks and backslashes stand there in octal.
+fn unescaped(field: &str) -> PathBuf {
+    let mut parts = field.split('\\');
+    let mut bytes = parts.next().unwrap_or_default().as_bytes().to_vec();
+    for part in parts {
+        let (digits, rest) = part.split_at_checked(3).unwrap_or((part, ""));
+        bytes.extend(u8::from_str_radix(digits, 8));
+        bytes.extend(rest.as_bytes());
+    }
+    OsString::from_vec(bytes).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MOUNTINFO: &str = "\
+25 1 0:23 / /sys/fs/cgroup ro,nosuid - tmpfs tmpfs ro,mode=755
+26 25 0:24 / /sys/fs/cgroup/pids rw - cgroup cgroup rw,pids
+27 25 0:25 /kubepods /run/only\\040pods rw shared:9 - cgroup2 cgroup2 rw
+28 25 0:25 / /sys/fs/cgroup/unified rw shared:10 - cgroup2 cgroup2 rw
+";
+
+    #[test]
+    fn mounts_of_cgroup_v2_are_read_with_their_roots() {
+        let mounts: Vec<_> = MOUNTINFO.lines().filter_map(cgroup_mount).collect();
+        let expected = [("/kubepods", "/run/only pods"), ("/", "/sys/fs/cgroup/unified")];
+        assert_eq!(mounts, expected.map(|(root, place)| (PathBuf::from(root), PathBuf::from(place))));
+    }
+
+    #[test]
+    fn a_cgroup_is_opened_under_a_mount_that_shows_it() {
+        let root = std::env::temp_dir().join(format!("gybe-cgroups-{}", std::process::id()));
+        fs::create_dir_all(root.join("pod1/app")).unwrap();
+        let mounts = format!("27 25 0:25 /kubepods {} rw - cgroup2 cgroup2 rw\n", root.display());
+        assert!(directory("/kubepods/pod1/app", &mounts).unwrap().is_ok());
+        assert!(directory("/kubepods/pod2", &mounts).unwrap().is_err(), "removed");
+        assert!(directory("/system.slice", &mounts).is_none(), "not under the root of the mount");
+        assert!(directory("/../kubepods/pod1/app", &mounts).is_none(), "outside the cgroup namespace");
+        fs::remove_dir_all(root).unwrap();
+    }
+
+    #[test]
+    fn a_namespace_without_processes_is_reported_as_not_looked_at() {
+        let [sentence] = &Cgroups::default().programs().not_read[..] else { panic!() };
+        assert!(sentence.ends_with("no process was found in this network namespace"), "{sentence}");
+    }
+
+    #[test]
+    fn the_path_of_cgroup_v2_is_taken_and_a_removed_cgroup_left_out() {
+        let mut cgroups = Cgroups::default();
+        cgroups.add_process("12:pids:/a\n0::/kubepods/pod1/app\n");
+        cgroups.add_process("0::/kubepods/pod1/app\n");
+        cgroups.add_process("0::/kubepods/pod1/init (deleted)\n");
+        cgroups.add_process("12:pids:/only/v1\n");
+        assert_eq!(cgroups.paths, BTreeSet::from(["/kubepods/pod1/app".to_owned()]));
+    }
+}

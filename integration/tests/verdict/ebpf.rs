@@ -1,0 +1,277 @@
+//! eBPF programs: what they do to a real connection, and that the verdict names them.
+//!
+//! Loading a program takes CAP_SYS_ADMIN in the first user namespace. A plain user's tests run in another one
+//! and show the rest: what cannot be read is reported as such.
+
+use crate::bpf::{self, EXIT, Kind, link, load, returning, set, store};
+use crate::world::World;
+use gybe_installer::pod::cgroups::Cgroups;
+use gybe_integration::complaint::Complaint;
+use gybe_integration::programs::{ours, run};
+use gybe_integration::vectors::Location;
+use gybe_netfilter::backend::BackendKind;
+use gybe_netfilter::verdict::{Answer, Desired, Reading, Verdict, judge_namespace};
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
+use std::fs;
+use std::net::Ipv4Addr;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Reports whether programs can be loaded: by root of the first user namespace.
+fn may_load() -> bool {
+    let map = fs::read_to_string("/proc/self/uid_map").unwrap();
+    map.split_whitespace().eq(["0", "0", "4294967295"])
+}
+
+/// A redirected pod with one process, which lives in a cgroup of its own where one can be made.
+struct Pod {
+    world: World,
+    cgroup: Option<PathBuf>,
+    process: Child,
+}
+
+impl Pod {
+    fn new() -> Result<Self, Complaint> {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let world = World::redirected_by(BackendKind::Nft)?;
+        let cgroup = may_load().then(|| {
+            let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+            let mount = mounts.lines().find(|line| line.contains(" - cgroup2 ")).unwrap();
+            let number = COUNT.fetch_add(1, Ordering::Relaxed);
+            let name = format!("gybe-test-{}-{number}", std::process::id());
+            // An ancestor, and the pod's own.
+            let own = Path::new(mount.split(' ').nth(4).unwrap()).join(name).join("app");
+            fs::create_dir_all(&own).unwrap();
+            own
+        });
+        #[allow(clippy::disallowed_methods, reason = "a process of the pod")]
+        let start = || Command::new("sleep").arg("600").spawn();
+        let process = world.topology.at(Location::Pod).run(start)??;
+        if let Some(cgroup) = &cgroup {
+            fs::write(cgroup.join("cgroup.procs"), process.id().to_string()).unwrap();
+        }
+        Ok(Self { world, cgroup, process })
+    }
+
+    fn cgroup(&self) -> &Path {
+        self.cgroup.as_deref().unwrap()
+    }
+
+    /// Attaches to the parent of the cgroup that the pod's process is in.
+    fn attach(&self, kind: Kind, code: &[bpf::Instruction]) -> OwnedFd {
+        let ancestor = fs::File::open(self.cgroup().parent().unwrap()).unwrap();
+        let program = load(kind, "gybe_test", code).unwrap();
+        link(&program, kind, ancestor.as_raw_fd().try_into().unwrap()).unwrap()
+    }
+
+    /// The listener that answers a connection from the cgroup to 10.1.2.3:80.
+    fn answered_by(&self) -> Result<String, Complaint> {
+        let connect = "exec 3<>/dev/tcp/10.1.2.3/80 && timeout 5 cat <&3";
+        let script = format!(
+            "echo $$ > {}/cgroup.procs; exec timeout 5 setpriv --reuid=1000 --regid=1000 --clear-groups bash -c '{connect}'",
+            self.cgroup().display()
+        );
+        Ok(self.world.topology.at(Location::Pod).run(|| run("sh", &["-c", &script], ""))??.out)
+    }
+
+    fn verdict(&self) -> Result<Verdict, Complaint> {
+        let policy = &self.world.policy;
+        let judge = || {
+            let programs = Cgroups::of_this_namespace().programs();
+            let reading = Reading { only: None, whole: &BackendKind::ALL, programs: Some(&programs) };
+            judge_namespace(Desired::Policy(policy), reading)
+        };
+        Ok(self.world.topology.at(Location::Pod).run(judge)??)
+    }
+
+    fn interface(&self, name: &str) -> Result<u32, Complaint> {
+        let index = || nix::net::if_::if_nametoindex(name);
+        Ok(self.world.topology.at(Location::Pod).run(index)??)
+    }
+}
+
+impl Drop for Pod {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+        for cgroup in self.cgroup.iter().flat_map(|own| [Some(own.as_path()), own.parent()]).flatten() {
+            let _ = fs::remove_dir(cgroup);
+        }
+    }
+}
+
+fn network_order(port: u16) -> u32 {
+    u16::from_ne_bytes(port.to_be_bytes()).into()
+}
+
+/// To the application's port 9000 at the pod's own address, as a socket load balancer chooses a backend.
+fn rewriting() -> Vec<bpf::Instruction> {
+    let address = u32::from_ne_bytes(Ipv4Addr::new(10, 244, 0, 10).octets());
+    // `struct bpf_sock_addr`: user_ip4 at 4, user_port at 24.
+    vec![set(2, address), store(4, 2), set(2, network_order(9000)), store(24, 2), set(0, 1), EXIT]
+}
+
+#[test]
+fn without_the_privilege_to_read_programs_the_verdict_says_what_it_did_not_see() -> Result<(), Complaint> {
+    let pod = Pod::new()?;
+    let verdict = pod.verdict()?;
+    assert_eq!((verdict.answer, &verdict.reasons[..]), (Answer::Redirected, &[][..]), "{verdict:?}");
+    let not_read = verdict.notes.iter().any(|note| {
+        note == "eBPF programs of the pod's cgroups could not be read: Operation not permitted; it takes \
+                 CAP_SYS_ADMIN in the first user namespace"
+    });
+    assert_eq!(not_read, !may_load(), "{verdict:?}");
+    Ok(())
+}
+
+#[test]
+fn a_namespace_without_a_process_is_judged_without_cgroups_and_the_output_says_so() -> Result<(), Complaint> {
+    let world = World::redirected_by(BackendKind::Nft)?;
+    let netns = world.topology.at(Location::Pod).path().to_string_lossy().into_owned();
+    let policy = r#"{"enable_ipv6": true, "inbound_ports_exclude": ["15090", "15021", "15020"]}"#;
+    let verify = ours("gybe", &["verify", "--netns", &netns, "--policy", "-"], policy)?;
+    let says = "cgroups were not looked for: no process was found in this network namespace";
+    assert!(verify.code == Some(0) && verify.err.contains(says), "{verify:?}");
+    Ok(())
+}
+
+/// The control: without a program, and with one that only filters, the proxy answers.
+#[test]
+fn a_program_that_rewrites_destinations_makes_the_verdict_unknown() -> Result<(), Complaint> {
+    if !may_load() {
+        return Ok(());
+    }
+    let pod = Pod::new()?;
+    let answered = pod.answered_by()?;
+    assert!(answered.contains("envoy:15001"), "{answered}");
+    {
+        let _filters = pod.attach(bpf::CGROUP_EGRESS, &returning(1));
+        let (answered, verdict) = (pod.answered_by()?, pod.verdict()?);
+        assert!(answered.contains("envoy:15001"), "{answered}");
+        assert_eq!(verdict.answer, Answer::Redirected, "{verdict:?}");
+        let says = "at cgroup hook cgroup_inet_egress may drop packets";
+        assert!(verdict.notes.iter().any(|note| note.contains(says)), "{verdict:?}");
+    }
+    let _rewrites = pod.attach(bpf::CONNECT4, &rewriting());
+    let answered = pod.answered_by()?;
+    assert!(answered.contains("app:9000"), "{answered}");
+    let netns = pod.world.topology.at(Location::Pod).path().to_string_lossy().into_owned();
+    let policy = r#"{"enable_ipv6": true, "inbound_ports_exclude": ["15090", "15021", "15020"]}"#;
+    let verify = ours("gybe", &["verify", "--netns", &netns, "--policy", "-"], policy)?;
+    assert_eq!(verify.code, Some(1), "{verify:?}");
+    assert!(verify.out.starts_with("unknown: eBPF program gybe_test (id "), "{verify:?}");
+    assert!(verify.out.contains("at cgroup hook connect4 may choose another destination"), "{verify:?}");
+    let trace =
+        ours("gybe", &["trace", "out", "tcp", "10.1.2.3:80", "--uid", "1000", "--netns", &netns], "")?;
+    assert!(trace.err.contains("note: not evaluated: eBPF program gybe_test"), "{trace:?}");
+    Ok(())
+}
+
+/// A socket that is bound to eth0 does not reach the proxy on `lo`.
+#[test]
+fn a_program_that_chooses_the_device_of_sockets_makes_the_verdict_unknown() -> Result<(), Complaint> {
+    if !may_load() {
+        return Ok(());
+    }
+    let pod = Pod::new()?;
+    // `struct bpf_sock`: bound_dev_if at 0.
+    let code = [set(2, pod.interface("eth0")?), store(0, 2), set(0, 1), EXIT];
+    let _binds = pod.attach(bpf::SOCK_CREATE, &code);
+    let (answered, verdict) = (pod.answered_by()?, pod.verdict()?);
+    assert!(!answered.contains("envoy:15001"), "{answered}");
+    assert_eq!(verdict.answer, Answer::Unknown, "{verdict:?}");
+    let says = "at cgroup hook sock_create may choose the device and the mark of a socket";
+    assert!(verdict.reasons.iter().any(|reason| reason.contains(says)), "{verdict:?}");
+    Ok(())
+}
+
+#[test]
+fn programs_at_every_kind_of_hook_are_named() -> Result<(), Complaint> {
+    if !may_load() {
+        return Ok(());
+    }
+    for (kind, returns, answer, says) in [
+        (bpf::SENDMSG4, 1, Answer::Unknown, "at cgroup hook sendmsg4 may choose another destination"),
+        (bpf::SOCK_OPS, 1, Answer::Unknown, "at cgroup hook sock_ops may move"),
+        (
+            bpf::GETSOCKOPT,
+            1,
+            Answer::Unknown,
+            "at cgroup hook getsockopt may change the original destination",
+        ),
+        (bpf::POST_BIND4, 1, Answer::Redirected, "at cgroup hook post_bind4 may refuse a bind"),
+        (bpf::SK_LOOKUP, 1, Answer::Unknown, "at sk_lookup of the network namespace may choose"),
+        // `TCX_NEXT`.
+        (bpf::TCX_INGRESS, u32::MAX, Answer::Unknown, "at tcx ingress of eth0 may rewrite"),
+        // `XDP_PASS`.
+        (bpf::XDP, 2, Answer::Unknown, "at XDP of eth0 may rewrite"),
+        // On a kernel with CONFIG_NETFILTER_NETLINK_HOOK the namespace is known and the answer is unknown.
+        (bpf::NETFILTER, 1, Answer::Redirected, "at netfilter hook output priority 50 may drop"),
+    ] {
+        let pod = Pod::new()?;
+        let code = returning(returns);
+        let place = pod.world.topology.at(Location::Pod);
+        let program = || load(kind, "gybe_test", &code).unwrap_or_else(|why| panic!("{kind:?}: {why}"));
+        let _attached = match kind {
+            bpf::NETFILTER => place.run(|| bpf::link_at_output(&program()))?,
+            bpf::TCX_INGRESS | bpf::XDP => {
+                let index = pod.interface("eth0")?;
+                place.run(|| link(&program(), kind, index))?
+            }
+            bpf::SK_LOOKUP => {
+                let netns = fs::File::open(place.path()).unwrap();
+                link(&program(), kind, netns.as_raw_fd().try_into().unwrap())
+            }
+            _ => Ok(pod.attach(kind, &code)),
+        }
+        .unwrap_or_else(|why| panic!("{kind:?}: {why}"));
+        let verdict = pod.verdict()?;
+        let all = [verdict.reasons.clone(), verdict.notes.clone()].concat();
+        assert_eq!(verdict.answer, answer, "{kind:?}: {verdict:?}");
+        let is_named = |sentence: &String| sentence.contains("gybe_test") && sentence.contains(says);
+        assert!(all.iter().any(is_named), "{kind:?}: {verdict:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn filters_of_traffic_control_are_named() -> Result<(), Complaint> {
+    let pod = Pod::new()?;
+    // A program of classic BPF that passes every packet.
+    let classic =
+        "tc qdisc add dev eth0 clsact && tc filter add dev eth0 egress bpf da bytecode '1,6 0 0 0,'";
+    pod.world.foreign(classic)?;
+    let verdict = pod.verdict()?;
+    assert_eq!(verdict.answer, Answer::Unknown, "{verdict:?}");
+    assert!(verdict.reasons[0].contains("at tc egress of eth0 is not evaluated"), "{verdict:?}");
+    if !may_load() {
+        return Ok(());
+    }
+    let pod = Pod::new()?;
+    let directory = std::env::temp_dir().join(format!("gybe-bpffs-{}", std::process::id()));
+    fs::create_dir_all(&directory).unwrap();
+    let done = pod.world.topology.at(Location::Pod).run(|| {
+        // The file system in which the program has a path is seen by this thread alone.
+        unshare(CloneFlags::CLONE_NEWNS).unwrap();
+        mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>).unwrap();
+        mount(Some("bpf"), &directory, Some("bpf"), MsFlags::empty(), None::<&str>).unwrap();
+        let program = load(bpf::CLASSIFIER, "gybe_test", &returning(0)).unwrap();
+        let path = directory.join("program");
+        bpf::pin(&program, &path).unwrap();
+        let add = "tc qdisc add dev eth0 clsact && tc filter add dev eth0 ingress bpf da object-pinned";
+        run("sh", &["-ec", &format!("{add} {}", path.display())], "")
+    })??;
+    fs::remove_dir(&directory).unwrap();
+    assert_eq!(done.code, Some(0), "{done:?}");
+    let verdict = pod.verdict()?;
+    assert_eq!(verdict.answer, Answer::Unknown, "{verdict:?}");
+    let reason = &verdict.reasons[0];
+    assert!(
+        reason.contains("gybe_test") && reason.contains("at tc ingress of eth0 may rewrite"),
+        "{verdict:?}"
+    );
+    Ok(())
+}

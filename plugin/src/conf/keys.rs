@@ -1,0 +1,73 @@
+//! The names of all known keys.
+
+use serde_json::{Map, Value};
+
+/// The plugin's keys, and istio-cni's that it reads.
+const PLUGIN: [&str; 17] = [
+    "log_level",
+    "backend",
+    "probed",
+    "exclude_namespaces",
+    "pod_namespace",
+    "gates",
+    "inboundDefault",
+    "ipv6",
+    "max_intervals",
+    "facts",
+    // istio-cni's.
+    "kubernetes",
+    "plugin_log_level",
+    "cni_agent_run_dir",
+    "ambient_enabled",
+    "enablement_selectors",
+    "native_nftables",
+    "enable_ambient_detection_retry",
+];
+
+/// The keys of the CNI specification, and those that runtimes add.
+const PROTOCOL: [&str; 14] = [
+    "cniVersion",
+    "cniVersions",
+    "name",
+    "type",
+    "capabilities",
+    "runtimeConfig",
+    "prevResult",
+    "ipam",
+    "dns",
+    "args",
+    "disableCheck",
+    "disableGC",
+    "cni.dev/valid-attachments",
+    "cni.dev/attachments",
+];
+
+/// The keys in `facts`.
+const FACTS: [&str; 4] = ["socket", "directory", "kubeconfig", "deadline_ms"];
+
+/// The keys in `probed`.
+const PROBED: [&str; 2] = ["backend", "kernel"];
+
+/// The keys in `kubernetes`, of older releases of istio-cni.
+const KUBERNETES: [&str; 5] =
+    ["kubeconfig", "cni_bin_dir", "exclude_namespaces", "k8s_api_root", "node_name"];
+
+/// Whether this key of an entry is one of the plugin's own, or one of istio-cni's that it reads.
+#[must_use]
+pub fn is_plugin_key(key: &str) -> bool {
+    PLUGIN.contains(&key)
+}
+
+/// Returns the unknown keys, which may be misspelt ones.
+pub fn unknown_keys(members: &Map<String, Value>) -> Vec<String> {
+    // Go reads the specification's keys in any case; the plugin's are case-sensitive.
+    let is_protocol = |key: &str| PROTOCOL.iter().any(|known| known.eq_ignore_ascii_case(key));
+    let top = members.keys().filter(|key| !PLUGIN.contains(&key.as_str()) && !is_protocol(key));
+    let mut unknown: Vec<_> = top.cloned().collect();
+    for (parent, known) in [("facts", FACTS.as_slice()), ("probed", &PROBED), ("kubernetes", &KUBERNETES)] {
+        let inside = members.get(parent).and_then(Value::as_object).into_iter().flat_map(Map::keys);
+        let inside = inside.filter(|key| !known.contains(&key.as_str()));
+        unknown.extend(inside.map(|key| format!("{parent}.{key}")));
+    }
+    unknown
+}

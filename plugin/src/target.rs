@@ -1,0 +1,151 @@
+//! The pod that an ADD or CHECK is about: from the request to its facts, its open network namespace and its
+//! policy. Reads only; ADD and CHECK write and compare.
+
+use crate::args::PodRef;
+use crate::backend::{SelectedBackend, Selection};
+use crate::conf::PluginConf;
+use crate::decide::{self, PodRefusal, PolicyDraft, PreliminaryDecision};
+use crate::error::PluginError;
+use crate::facts::{self, FactsError};
+use crate::families;
+use crate::gates::{self, InitContainer, LeaveAloneReason};
+use crate::log::micros;
+use crate::pod::PodFacts;
+use crate::request::{OwnNamespace, Request, Verb};
+use gybe_netfilter::backend::Backend;
+use gybe_netfilter::choose::Way;
+use gybe_netfilter::netns::{Identity, Netns};
+use gybe_netfilter::policy::Families;
+use gybe_netfilter::redirection::{Redirection, RedirectionError};
+use gybe_netfilter::routes::{Address, Rtnetlink};
+use std::net::IpAddr;
+use std::path::Path;
+use std::time::Instant;
+
+/// What a call has to do.
+pub(crate) enum Target {
+    /// Nothing: the pod, if the runtime names one, is left alone.
+    LeaveAlone {
+        reason: LeaveAloneReason,
+        /// `namespace/name`, or empty.
+        pod: String,
+    },
+    /// The pod has a policy.
+    Redirect(Box<TargetPod>),
+}
+
+/// A pod of the mesh: its namespace is open, its policy complete but for the address families.
+pub(crate) struct TargetPod {
+    pub(crate) pod: PodRef,
+    pub(crate) facts: PodFacts,
+    /// How long the sources of facts took.
+    pub(crate) facts_us: u64,
+    /// Selected before the namespace is entered; CHECK selects by the rules in the namespace.
+    backend: Option<SelectedBackend>,
+    policy: PolicyDraft,
+    netns: Netns,
+}
+
+/// The routing socket and the addresses of the pod's namespace.
+pub(crate) struct PodNetwork<'a> {
+    pub(crate) rtnetlink: &'a mut Rtnetlink,
+    /// As listed when the namespace was entered.
+    pub(crate) addresses: &'a [Address],
+}
+
+/// What was found and done in the pod's namespace.
+pub(crate) struct NamespaceReport<T> {
+    pub(crate) addresses: Vec<IpAddr>,
+    pub(crate) families: Families,
+    pub(crate) backend: &'static str,
+    pub(crate) way: Way,
+    pub(crate) outcome: T,
+}
+
+/// Finds the target of an ADD or CHECK.
+pub(crate) fn find(request: &Request, conf: &PluginConf) -> Result<Target, PluginError> {
+    let named = PodRef::from_args(&request.args)?;
+    let path = NetnsPath::of(request)?;
+    // For every pod, as the reference plugin does, but before any work.
+    path.refuse_own(Identity::at(path.path).ok())?;
+    let Some(pod) = named else {
+        return Ok(Target::LeaveAlone { reason: LeaveAloneReason::NotKubernetes, pod: String::new() });
+    };
+    let annotations = request.network.pod_annotations();
+    let reason = gates::check_without_facts(conf, pod.namespace.as_str(), pod.name.as_str(), annotations);
+    if let Some(reason) = reason {
+        return Ok(Target::LeaveAlone { reason, pod: pod.to_string() });
+    }
+    // Opened before the wait for facts: by then the path may lead to another pod's namespace.
+    let netns = path.open();
+    let started = Instant::now();
+    let facts = facts::look_up(&conf.facts, &pod)?;
+    let facts_us = micros(started);
+    let policy = match decide::decide_without_addresses(conf, &facts, InitContainer::Counts) {
+        PreliminaryDecision::Redirect(policy) => policy,
+        PreliminaryDecision::Refuse(refusal) => return Err(refusal.into()),
+        PreliminaryDecision::LeaveAlone(reason) => {
+            if gates::contradicts(annotations, &reason) && !facts::same_uid(&facts, &pod) {
+                return Err(FactsError::contradicted(reason, &facts).into());
+            }
+            return Ok(Target::LeaveAlone { reason, pod: pod.to_string() });
+        }
+    };
+    let netns = netns?;
+    // Last, because it takes a probe when no findings are kept.
+    let backend = (request.verb == Verb::Add).then(|| Selection::of(conf).to_write()).transpose()?;
+    Ok(Target::Redirect(Box::new(TargetPod { pod, facts, facts_us, backend, policy, netns })))
+}
+
+/// `CNI_NETNS`, and the namespace that it must not be.
+struct NetnsPath<'r> {
+    path: &'r Path,
+    /// The plugin's own namespace, which on a node is the host's; none where it is allowed.
+    own: Option<Identity>,
+}
+
+impl<'r> NetnsPath<'r> {
+    fn of(request: &'r Request) -> Result<Self, PluginError> {
+        let is_checked = request.verb == Verb::Add && request.own_namespace == OwnNamespace::Refused;
+        let own = is_checked.then(Identity::of_the_first_thread).transpose().map_err(PluginError::Netns)?;
+        Ok(Self { path: request.netns.as_deref().unwrap_or(Path::new("")), own })
+    }
+
+    /// Refuses the plugin's own namespace. An unreadable path is an error only where the namespace is needed.
+    fn refuse_own(&self, identity: Option<Identity>) -> Result<(), PluginError> {
+        match identity.is_some() && identity == self.own {
+            true => Err(PluginError::OwnNamespace(self.path.to_owned())),
+            false => Ok(()),
+        }
+    }
+
+    /// Opens the namespace, and checks again: the path may lead elsewhere by now.
+    fn open(&self) -> Result<Netns, PluginError> {
+        let netns = Netns::open(self.path).map_err(PluginError::Netns)?;
+        self.refuse_own(Some(netns.identity()))?;
+        Ok(netns)
+    }
+}
+
+impl TargetPod {
+    /// Enters the pod's namespace, completes the policy there, and does `work` with its rules and routes.
+    ///
+    /// One routing socket and one list of addresses serve both the policy and the work.
+    pub(crate) fn in_namespace<T>(
+        self,
+        conf: &PluginConf,
+        work: impl FnOnce(&Redirection, &dyn Backend, PodNetwork<'_>) -> Result<T, RedirectionError>,
+    ) -> Result<NamespaceReport<T>, PluginError> {
+        self.netns.enter().map_err(PluginError::Netns)?;
+        let mut rtnetlink = Rtnetlink::open().map_err(PluginError::Addresses)?;
+        let listed = rtnetlink.addresses().map_err(PluginError::Addresses)?;
+        let addresses: Vec<_> = listed.iter().map(|address| address.ip).collect();
+        let stack = families::stack(&self.facts);
+        let families = families::choose(conf.ipv6, stack, &addresses).map_err(PodRefusal::Families)?;
+        let selected = self.backend.map_or_else(|| SelectedBackend::to_read(conf.backend), Ok)?;
+        let (redirection, way) = selected.redirection(&self.policy.complete(families))?;
+        let network = PodNetwork { rtnetlink: &mut rtnetlink, addresses: &listed };
+        let outcome = work(&redirection, selected.backend.as_ref(), network)?;
+        Ok(NamespaceReport { addresses, families, backend: selected.backend.name(), way, outcome })
+    }
+}
