@@ -1,5 +1,5 @@
-//! Compiles the pause program static: cargo gives all programs of a package the same target
-//! features, and this one runs where there is no C library.
+//! Compiles the pause program as a static program: its image has no C library, and cargo gives all programs of a
+//! package the same target features.
 
 use std::path::Path;
 use std::process::Command;
@@ -7,7 +7,10 @@ use std::process::Command;
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=pause/main.rs");
     let program = Path::new(&std::env::var("OUT_DIR")?).join("pause");
-    #[expect(clippy::disallowed_methods, reason = "cargo offers no other way to one static program")]
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "cargo cannot link a single program of a package statically"
+    )]
     let mut compiler = Command::new(std::env::var("RUSTC")?);
     let status = compiler
         .args(["--edition", "2024", "pause/main.rs", "-o"])

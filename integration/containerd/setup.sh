@@ -1,13 +1,13 @@
 #!/bin/sh
-# Brings the runtimes these tests run: Debian's containerd, runc and reference plugins installed,
-# and the containerd of two newer suites unpacked under target/runtimes. What is there already is
-# kept. No service is started, and nothing is added to this machine's package sources.
+# Installs what these tests run: Debian's containerd, runc and reference plugins as packages, and the
+# containerd of two newer suites unpacked under target/runtimes. Skips what is installed. Starts no
+# service, and adds nothing to this machine's package sources.
 set -eu
 cd "$(dirname "$0")/../.."
 
 runtimes=${CARGO_TARGET_DIR:-target}/runtimes
 
-# generation:suite:package. The plugins that speak CNI 1.1 are younger than the 1.1.1 of Debian 12.
+# generation:suite:package. The 1.1.1 plugins of Debian 12 do not implement CNI 1.1; newer ones do.
 unpacked="1.7:trixie:containerd 2.x:sid:containerd 2.x:sid:containernetworking-plugins"
 
 # program:package
@@ -23,12 +23,12 @@ done
 
 stamp() { echo "$runtimes/$1/.$2"; }
 
-wanted=""
+to_unpack=""
 for entry in $unpacked; do
     generation=${entry%%:*}
-    [ -e "$(stamp "$generation" "${entry##*:}")" ] || wanted="$wanted $entry"
+    [ -e "$(stamp "$generation" "${entry##*:}")" ] || to_unpack="$to_unpack $entry"
 done
-[ -n "$missing$wanted" ] || exit 0
+[ -n "$missing$to_unpack" ] || exit 0
 
 if [ -n "$missing" ] && [ "$(id -u)" != 0 ]; then
     echo "these tests need the Debian packages:$missing" >&2
@@ -39,8 +39,8 @@ fi
 scratch=$(mktemp -d)
 policy=/usr/sbin/policy-rc.d
 
-# A package may not start its service when this script says so (policy-rc.d(8), exit 101). One
-# that somebody else put there comes back as it was.
+# While policy-rc.d exits with 101, packages do not start their services (policy-rc.d(8)). An existing
+# policy-rc.d is restored at the end.
 forbid_services() {
     [ ! -e "$policy" ] || mv "$policy" "$scratch/policy-rc.d"
     printf '#!/bin/sh\nexit 101\n' >"$policy"
@@ -61,17 +61,17 @@ trap 'exit 1' INT TERM HUP
 if [ -n "$missing" ]; then
     forbid_services
     apt-get update -qq
-    # shellcheck disable=SC2086 # a list of words is meant
+    # shellcheck disable=SC2086 # the list is split into words
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
         -o DPkg::Lock::Timeout=300 $missing >/dev/null
-    # Nor may it start at the next boot: these tests start their own.
+    # The service must not start at the next boot either: these tests start their own containerd.
     case " $missing " in
     *" containerd "*) [ ! -d /run/systemd/system ] || systemctl --quiet disable containerd.service ;;
     esac
 fi
-[ -n "$wanted" ] || exit 0
+[ -n "$to_unpack" ] || exit 0
 
-for entry in $wanted; do
+for entry in $to_unpack; do
     generation=${entry%%:*} package=${entry##*:} suite=${entry#*:}
     integration/debian-unpack.sh "$runtimes/$generation" "${suite%%:*}" "$package"
     touch "$(stamp "$generation" "$package")"

@@ -11,6 +11,7 @@ use gybe_installer::testnet::outcome::ConnectionOutcome;
 use gybe_netfilter::backend::Backend;
 use gybe_netfilter::compile::compile;
 use gybe_netfilter::policy::{Mode, RedirectPolicy};
+use gybe_netfilter::presence::Presence;
 use gybe_netfilter::redirection::{Redirection, remove};
 use gybe_netfilter::ruleset::Ruleset;
 use std::collections::BTreeMap;
@@ -77,7 +78,7 @@ impl<'b> Stand<'b> {
             // Addresses and routes of another policy would stay.
             remove(self.backend)?;
             redirection.apply(self.backend)?;
-            redirection.differences(self.backend)
+            redirection.differences(self.backend, &Presence::look().unwrap())
         };
         match self.world.at(Location::Pod).run(work)??.first() {
             None => Ok(()),
@@ -91,10 +92,11 @@ impl<'b> Stand<'b> {
     /// How often each of our rules was met.
     fn counters(&self) -> Result<BTreeMap<String, u64>, Complaint> {
         let inventory = self.world.at(Location::Pod).run(|| self.backend.inspect())??;
-        let of_part = |part: &gybe_netfilter::backend::Part| {
+        let of_part = |part: &gybe_netfilter::inventory::Part| {
             let chain = part.name.clone();
-            let named =
-                |item: &gybe_netfilter::backend::Item| Some((format!("{chain}/{}", item.id), item.packets?));
+            let named = |item: &gybe_netfilter::inventory::Item| {
+                Some((format!("{chain}/{}", item.id), item.packets?))
+            };
             part.items.iter().filter_map(named).collect::<Vec<_>>()
         };
         let mut counters = BTreeMap::new();

@@ -7,6 +7,7 @@ use gybe_installer::demo::add::RecordedAdd;
 use gybe_installer::pod::policy_file::PolicyFile;
 use gybe_installer::testnet::namespace::Namespace;
 use gybe_netfilter::backend::Backend;
+use gybe_netfilter::presence::Presence;
 use gybe_netfilter::redirection::Redirection;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -125,8 +126,8 @@ impl Errand {
     pub fn state(&self, backend: &dyn Backend) -> Result<State, Complaint> {
         let look = || {
             let rules = backend.inspect()?;
-            let missing = backend.wanted(&self.redirection.rules).differences(&rules);
-            Ok((rules.is_empty(), missing, self.redirection.differences(backend)))
+            let missing = backend.desired(&self.redirection.rules).unwrap().differences(&rules);
+            Ok((rules.is_empty(), missing, self.redirection.differences(backend, &Presence::look().unwrap())))
         };
         let (nothing, missing, all) =
             self.namespace.run(look)?.map_err(|e: gybe_netfilter::backend::BackendError| e)?;

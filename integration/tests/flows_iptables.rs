@@ -96,7 +96,7 @@ fn with_a_product_of_long_lists_in_two_chains_every_flow_ends_as_recorded() -> R
     for variant in [Variant::Legacy, Variant::Nft] {
         let backend = Iptables::find(variant)?.with_deadline(PATIENCE);
         for vector in &vectors {
-            let text = script(&compile(&vector.policy), Family::V4);
+            let text = script(&compile(&vector.policy), Family::V4).unwrap();
             assert!(text.contains("-j ISTIO_LIST_1"), "{}: {text}", vector.name);
             let world = redirected(&backend, vector, |_| {})?;
             let found = differences(&world, &vector.flows, Rules::There, Until::TheEnd)?;

@@ -7,6 +7,7 @@ use gybe_integration::complaint::Complaint;
 use gybe_integration::segment::Stray;
 use gybe_integration::topology::Topology;
 use gybe_integration::vectors::{self, Location, Vector};
+use gybe_netfilter::apply::apply;
 use gybe_netfilter::backend::Backend;
 use gybe_netfilter::compile::compile;
 use gybe_netfilter::nft::Nft;
@@ -67,7 +68,7 @@ fn a_segment_of_no_connection_is_dropped_before_it_is_answered() -> Result<(), C
     let stray = Stray { from: "10.244.0.1:20000".parse()?, to };
     assert!(!world.at(Location::Peer).run(|| stray.is_reset(NOBODY_WITHIN))??, "with drop-invalid");
     let rest = without(&compile(&vector.policy), "drop-invalid")?;
-    world.at(Location::Pod).run(|| Nft.apply(&rest))??;
+    world.at(Location::Pod).run(|| apply(&Nft, &rest))??;
     assert!(world.at(Location::Peer).run(|| stray.is_reset(PATIENCE))??, "without drop-invalid");
     Ok(())
 }

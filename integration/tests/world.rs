@@ -8,7 +8,7 @@ use gybe_integration::complaint::Complaint;
 use gybe_integration::run::{Rules, Until, differences};
 use gybe_integration::topology::Topology;
 use gybe_integration::vectors::{self, Location};
-use gybe_netfilter::backend::Backend;
+use gybe_netfilter::apply::apply;
 use gybe_netfilter::netns::{Netns, addresses};
 use gybe_netfilter::nft::Nft;
 use gybe_netfilter::policy::{Families, InterfaceName, Mode, Port};
@@ -92,7 +92,7 @@ fn a_socket_belongs_to_the_user_and_group_its_thread_acts_as() -> Result<(), Com
     ];
     let chains = vec![Chain { name: ChainName::NatOutput, rules }];
     let rules = Ruleset { families: Families::V4AndV6, chains };
-    world.at(Location::Pod).run(|| Nft.apply(&rules))??;
+    world.at(Location::Pod).run(|| apply(&Nft, &rules))??;
     let to: SocketAddr = "10.244.0.10:8080".parse()?;
     let answers = |uid, gid, by: &'static str| {
         let call = Client {

@@ -9,7 +9,7 @@ use crate::host::doctor::observe::runtimes_of;
 use crate::host::image::{Image, OTHER_NAMES};
 use crate::host::install;
 use crate::host::settings::{Mode, Settings, SettingsSources};
-use crate::probe::node_backend::Found;
+use crate::probe::node_backend::NodeProbe;
 use clap::Args;
 use gybe_plugin::conf::FactsConf;
 use gybe_plugin::probe_cache::{ProbeCache, this_node};
@@ -177,7 +177,7 @@ pub(super) fn image(from: Option<PathBuf>) -> Result<Image, CommandError> {
 }
 
 /// Returns the kept findings of the last probe of this node.
-fn found() -> Option<Found> {
+fn found() -> Option<NodeProbe> {
     let capabilities = ProbeCache::default().load()?;
-    Some(Found { kernel: this_node().ok()?.kernel, capabilities })
+    Some(NodeProbe { kernel: this_node().ok()?.kernel, capabilities })
 }

@@ -11,6 +11,7 @@ use gybe_netfilter::hint::Hint;
 use gybe_netfilter::netns;
 use gybe_netfilter::nft::Nft;
 use gybe_netfilter::policy::InterfaceName;
+use gybe_netfilter::presence::Presence;
 use gybe_netfilter::redirection::{Redirection, RedirectionError};
 use gybe_netfilter::routes::RoutesError;
 use gybe_netfilter::ruleset::{RuleId, Ruleset};
@@ -103,7 +104,7 @@ pub fn run(options: ScenarioOptions<'_>) -> Result<ScenarioResult, ScenarioError
     let before = all.iter().map(|one| connect(&fixture, one)).collect::<Result<Vec<_>, _>>()?;
     let add = add.call(options.plugin, AddPaths { netns: &fixture.pod.path(), scratch: options.scratch })?;
     succeeded(&add)?;
-    let deviations = fixture.pod.run(|| desired.differences(&Nft))??;
+    let deviations = fixture.pod.run(|| desired.differences(&Nft, &Presence::look()?))??;
     if !deviations.is_empty() {
         let deviations: Vec<String> = deviations.iter().map(ToString::to_string).collect();
         return Err(ScenarioError::Deviates(deviations.join(", ")));

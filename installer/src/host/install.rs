@@ -1,18 +1,17 @@
 //! `gybe install` and `gybe uninstall` by an operator: the same passes as the agent's, once, and without a
 //! cluster. What the agent learns from the cluster is observed on the node, or set by flags.
 
-use crate::agent::incumbent::listens;
-use crate::agent::stand_in::{ours, stand_in};
 use crate::host::apply::{Busy, FailedChange};
 use crate::host::conflist::entry::EntryError;
 use crate::host::desired::{DesiredState, TakeOver};
 use crate::host::image::Image;
+use crate::host::istio_cni::{accepts_log, our_stand_in, stand_in};
 use crate::host::observe::{HashCache, NodeDirectories, ObserveScope, ObservedState, look};
 use crate::host::pass::{Pass, PassHistory, pass};
 use crate::host::plan::{Plan, plan};
 use crate::host::runtimes::Runtimes;
 use crate::host::settings::{NodeContext, ProgramRemoval, Settings, TakeOverSetting};
-use crate::probe::node_backend::{Found, node_backend};
+use crate::probe::node_backend::{NodeProbe, node_backend};
 
 /// How often a pass is repeated because another program wrote at the same time.
 const ATTEMPTS: usize = 3;
@@ -21,18 +20,22 @@ const ATTEMPTS: usize = 3;
 ///
 /// # Errors
 /// Never with an entry made here; the type cannot express that.
-pub fn wanted(settings: &Settings, image: &Image, found: Option<&Found>) -> Result<DesiredState, EntryError> {
+pub fn wanted(
+    settings: &Settings,
+    image: &Image,
+    found: Option<&NodeProbe>,
+) -> Result<DesiredState, EntryError> {
     let backend = node_backend(settings.choices.conf.backend, None, found);
     let take_over = match settings.choices.take_over {
         // A socket that accepts connections belongs to istio-cni's agent, which may write the entry again; pods
         // are not queried here.
-        TakeOverSetting::Wait if listens(&settings.ground.istio_run) => TakeOver::Waits,
+        TakeOverSetting::Wait if accepts_log(&settings.ground.istio_run) => TakeOver::Waits,
         TakeOverSetting::Now | TakeOverSetting::Wait => TakeOver::Now,
     };
     let places = &settings.ground.places;
     let stand_in = stand_in(
         &look(places, &ObserveScope::in_programs([]), &mut HashCache::default()),
-        ours(&places.programs),
+        our_stand_in(&places.programs),
     );
     let burial = ProgramRemoval::Now;
     settings.wanted(&NodeContext {

@@ -18,8 +18,10 @@ mod reader;
 mod sources;
 mod template;
 
-pub use desired::{NodeContext, ProgramRemoval, StandIn};
-pub use environment::{ApiServer, Environment, FACTS_SOCKET, KUBECONFIG, ServerTrust};
+pub use desired::{GRACE_PERIOD, NodeContext, ProgramRemoval, StandIn};
+pub use environment::{
+    ApiServer, Environment, FACTS_SOCKET, KUBECONFIG, KUBECONFIG_TEMPORARY, SERVICE_ACCOUNT, ServerTrust,
+};
 pub use error::{InvalidSetting, SettingsError};
 pub use listen::Listen;
 pub use names::{INCUMBENTS, KEYS, OURS, SettingName, Support};

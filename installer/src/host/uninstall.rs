@@ -9,14 +9,13 @@ mod other_directories;
 pub use other_directories::OtherDirectories;
 
 use super::install::{foreseen, settle};
-use crate::agent::stand_in::ours;
-use crate::agent::{KUBECONFIG_NEW, REST, is_served};
 use crate::host::apply::Busy;
 use crate::host::change::Change;
 use crate::host::conflist::{ISTIO, PluginChain};
 use crate::host::desired::{DesiredState, Placement, PlacementOrder, Program, PutBack, Trial, Uninstall};
 use crate::host::image::PLUGIN;
 use crate::host::image::{Image, OTHER_NAMES, TOOL, every_name};
+use crate::host::istio_cni::{is_served, our_stand_in};
 use crate::host::libcni::FileFormat;
 use crate::host::observe::{
     CachedPlugins, FileName, Hash, HashCache, LARGEST, NodeDirectories, ORIGINAL, ObserveScope,
@@ -26,7 +25,7 @@ use crate::host::pass::{Pass, PassHistory, pass};
 use crate::host::plan::Plan;
 use crate::host::problem::Problem;
 use crate::host::runtimes::Runtimes;
-use crate::host::settings::{FACTS_SOCKET, KUBECONFIG};
+use crate::host::settings::{FACTS_SOCKET, GRACE_PERIOD, KUBECONFIG, KUBECONFIG_TEMPORARY};
 use gybe_plugin::conf::LOG_SOCKET;
 use gybe_plugin::probe_cache::FILES;
 use nix::sys::socket::SockType;
@@ -151,7 +150,7 @@ fn tombstones(
     };
     let plugin = hash.and_then(|hash| as_it_is(PLUGIN, hash, Placement::Always));
     let plugin = plugin.or_else(|| is_there.then(of_image).flatten());
-    let stand_in = ours(&places.programs).unwrap_or_else(|| Hash::of(b"nobody's program"));
+    let stand_in = our_stand_in(&places.programs).unwrap_or_else(|| Hash::of(b"nobody's program"));
     plugin.into_iter().chain(as_it_is(ISTIO, stand_in, Placement::IfAbsent)).collect()
 }
 
@@ -244,11 +243,11 @@ fn grace_period(conf: &Path, now: SystemTime) -> Option<Duration> {
     let all = networks.map(|entry| entry.path()).chain([conf.to_owned()]);
     let changed = all.filter_map(|path| path.metadata().ok()?.modified().ok()).max()?;
     // A clock that was set back makes it longer, which harms no pod.
-    let over = changed.checked_add(REST)?;
+    let over = changed.checked_add(GRACE_PERIOD)?;
     over.duration_since(now).ok().filter(|left| !left.is_zero())
 }
 
-const TOKENS: [&str; 2] = [KUBECONFIG, KUBECONFIG_NEW];
+const TOKENS: [&str; 2] = [KUBECONFIG, KUBECONFIG_TEMPORARY];
 const SOCKETS: [(&str, SockType); 2] = [(FACTS_SOCKET, SockType::Stream), (LOG_SOCKET, SockType::Datagram)];
 
 /// Cleans `/run/gybe`: a kubeconfig at once, because it holds a token; the rest when no program can need it any more.

@@ -50,7 +50,7 @@ pub fn contenders() -> Result<Vec<Contender>, Complaint> {
 /// Did the plugin write what the others are given?
 fn is_the_default(pod: &Pod) -> Result<(), Complaint> {
     let found = pod.namespace.run(|| Nft.inspect())??;
-    let differences = Nft.wanted(&compile(&policies::default()?)).differences(&found);
+    let differences = Nft.desired(&compile(&policies::default()?)).unwrap().differences(&found);
     let told: Vec<String> = differences.iter().map(ToString::to_string).collect();
     if told.is_empty() { Ok(()) } else { Err(Complaint::that(told.join("\n"))) }
 }

@@ -104,7 +104,7 @@ impl Contender {
                         program: theirs(name, "iptables")?,
                         arguments: vec!["--noflush", "--wait"],
                         env: Env::OwnLock,
-                        stdin: script(&rules, family).into_bytes(),
+                        stdin: script(&rules, family).unwrap().into_bytes(),
                     })
                 })
                 .collect::<Result<Vec<_>, Complaint>>()

@@ -1,4 +1,4 @@
-//! The process a sandbox is made around: it holds the namespaces and does nothing else.
+//! The pause process of a sandbox: keeps its namespaces open.
 
 fn main() {
     loop {

@@ -1,4 +1,4 @@
-//! The node agent on a stage: started, told to stop, killed; not what it knows.
+//! The node agent as a process on a test node.
 
 use std::path::Path;
 use std::process::Command;
@@ -6,88 +6,78 @@ use std::process::Command;
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 
-use crate::service::Service;
-use crate::{Stage, Trouble, config, manifest};
+use crate::containerd::{BIN_DIR, CONF_DIR};
+use crate::process::HostProcess;
+use crate::{HarnessError, SimulatedHost, manifest};
 
-/// Where it answers the plugin, inside the stage.
+/// The agent's facts socket on the test node.
 pub const SOCKET: &str = "/run/gybe/facts.sock";
 
-/// Its settings, as a ConfigMap mounts them, inside the stage.
+/// The directory of the agent's settings on the test node: the mounted ConfigMap.
 pub const SETTINGS: &str = "/run/gybe/settings";
 
-/// Where libcni keeps what it knows of living sandboxes.
-const CACHE: &str = "/var/lib/cni";
+/// libcni's cache of results.
+const CNI_CACHE: &str = "/var/lib/cni";
 
-/// What it says when its sockets are there.
+/// The log message of an agent whose sockets accept connections.
 const SERVING: &str = "gybe node: serving";
 
-/// Where an agent runs, and where its lines go.
+/// Options of an agent that installs Gybe.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Place<'p> {
-    pub(crate) stage: &'p Stage,
-    pub(crate) log: &'p Path,
-}
-
-impl Place<'_> {
-    fn command(&self, program: &Path) -> Command {
-        let mut command = self.stage.command(Path::new("/nonexistent"), program);
-        command.args(["node", "--pods-from", manifest::DIRECTORY]);
-        command
-    }
-}
-
-/// How an agent that keeps its node is started.
-#[derive(Debug, Clone, Copy)]
-pub struct Keeping<'k> {
-    /// The directory with its programs, inside the stage.
-    pub image: &'k Path,
-    /// The words before the program: another program that runs it.
-    pub wrapper: &'k [&'k str],
-    /// Variables that count for more than the usual ones.
-    pub environment: &'k [(&'k str, &'k str)],
+pub struct AgentOptions<'a> {
+    /// The directory of the programs that the agent installs, on the test node.
+    pub image: &'a Path,
+    /// A program with arguments that runs the agent; empty for none.
+    pub wrapper: &'a [&'a str],
+    /// Variables that override the agent's usual environment.
+    pub environment: &'a [(&'a str, &'a str)],
 }
 
 /// A running `gybe node`.
 #[derive(Debug)]
-pub struct Agent(Service);
+pub struct Agent(HostProcess);
 
 impl Agent {
-    /// One that knows the pods whose manifests are published on the stage, and changes nothing.
-    pub(crate) fn telling(place: &Place<'_>, program: &Path) -> Result<Agent, Trouble> {
-        Service::start(place.command(program), SERVING, place.log).map(Self)
+    /// Starts an agent that answers for the published pods and installs nothing. Returns when it serves.
+    pub(crate) fn start_serving(
+        host: &SimulatedHost,
+        program: &Path,
+        log: &Path,
+    ) -> Result<Agent, HarnessError> {
+        let mut command = host.command(Path::new("/nonexistent"), program);
+        command.args(["node", "--pods-from", manifest::DIRECTORY]);
+        HostProcess::start_and_wait(command, SERVING, log).map(Self)
     }
 
-    /// One that also keeps its node, with the programs beside its own.
-    pub(crate) fn keeping(place: &Place<'_>, image: &Path) -> Result<Agent, Trouble> {
-        let mut command = place.command(&image.join("gybe"));
-        command.arg("--install").env("GYBE_PROGRAMS_DIR", image);
-        command.env("MOUNTED_CNI_NET_DIR", config::CONF_DIR).env("MOUNTED_CNI_BIN_DIR", config::BIN_DIR);
-        command.env("GYBE_CONFIG_DIR", SETTINGS).env("MOUNTED_CNI_CACHE_DIR", CACHE);
-        Service::begin(command, SERVING, place.log).map(|(service, _)| Self(service))
-    }
-
-    /// The same, told and started otherwise.
-    pub(crate) fn keeping_as(place: &Place<'_>, how: &Keeping<'_>) -> Result<Agent, Trouble> {
-        let program = how.image.join("gybe");
-        let wrapper = how.wrapper.first().map_or(program.as_path(), Path::new);
-        let mut command = place.stage.command(Path::new("/nonexistent"), wrapper);
-        if !how.wrapper.is_empty() {
-            command.args(how.wrapper.iter().skip(1)).arg(&program);
-        }
+    /// Starts an agent that also installs Gybe and keeps it in the conflist. Returns at once.
+    pub(crate) fn start_installing(
+        host: &SimulatedHost,
+        options: &AgentOptions<'_>,
+        log: &Path,
+    ) -> Result<Agent, HarnessError> {
+        let program = options.image.join("gybe");
+        let mut command = match options.wrapper {
+            [] => host.command(Path::new("/nonexistent"), &program),
+            [wrapper, arguments @ ..] => {
+                let mut command: Command = host.command(Path::new("/nonexistent"), wrapper);
+                command.args(arguments).arg(&program);
+                command
+            }
+        };
         command.args(["node", "--pods-from", manifest::DIRECTORY, "--install"]);
-        command.env("MOUNTED_CNI_NET_DIR", config::CONF_DIR).env("MOUNTED_CNI_BIN_DIR", config::BIN_DIR);
-        command.env("GYBE_PROGRAMS_DIR", how.image).env("GYBE_CONFIG_DIR", SETTINGS);
-        command.env("MOUNTED_CNI_CACHE_DIR", CACHE).envs(how.environment.iter().copied());
-        Service::begin(command, SERVING, place.log).map(|(service, _)| Self(service))
+        command.env("MOUNTED_CNI_NET_DIR", CONF_DIR).env("MOUNTED_CNI_BIN_DIR", BIN_DIR);
+        command.env("GYBE_PROGRAMS_DIR", options.image).env("GYBE_CONFIG_DIR", SETTINGS);
+        command.env("MOUNTED_CNI_CACHE_DIR", CNI_CACHE).envs(options.environment.iter().copied());
+        HostProcess::start(command, SERVING, log).map(Self)
     }
 
-    /// Its number outside the stage.
-    pub fn pid(&self) -> Result<Pid, Trouble> {
+    /// The process id outside the test node's namespaces.
+    pub fn pid(&self) -> Result<Pid, HarnessError> {
         self.0.pid()
     }
 
-    /// Ends it by that signal, and returns when it is gone.
-    pub fn end(self, signal: Signal) -> Result<(), Trouble> {
-        self.0.end(signal)
+    /// Sends a signal and waits until the process has ended.
+    pub fn stop(self, signal: Signal) -> Result<(), HarnessError> {
+        self.0.stop(signal)
     }
 }

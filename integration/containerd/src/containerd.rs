@@ -1,39 +1,174 @@
-//! One containerd on a stage: started, killed, started again; not what is asked of it.
+//! containerd on a test node: generations, configuration, and the process.
 
+use std::fmt;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 
-use crate::service::Service;
-use crate::{Generation, Stage, Trouble, config};
+use crate::process::HostProcess;
+use crate::{HarnessError, SimulatedHost};
 
-/// What containerd logs when its sockets are there, in all generations.
+/// The image of the sandboxes. Only the test node's containerd has it.
+pub const PAUSE_IMAGE: &str = "localhost/gybe-pause:1";
+/// containerd's persistent directory.
+pub const ROOT: &str = "/run/gybe/root";
+/// containerd's socket.
+pub const SOCKET: &str = "/run/gybe/containerd.sock";
+/// The directory of the CNI configuration.
+pub const CONF_DIR: &str = "/run/gybe/net.d";
+/// The directory of the CNI plugins.
+pub const BIN_DIR: &str = "/run/gybe/bin";
+
+const CONFIGURATION: &str = "/run/gybe/containerd.toml";
+
+/// The log message of every generation of containerd once its sockets accept connections.
 const BOOTED: &str = "containerd successfully booted";
+
+/// A generation of containerd.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Generation {
+    /// 1.6, installed from Debian 12.
+    V1_6,
+    /// 1.7, from Debian 13.
+    V1_7,
+    /// The newest 2.x in Debian, with reference plugins that implement CNI 1.1.
+    V2,
+}
+
+impl Generation {
+    /// The directory that contains `usr/bin` and `usr/lib/cni`.
+    fn prefix(self) -> Result<PathBuf, HarnessError> {
+        match self {
+            Generation::V1_6 => Ok(PathBuf::from("/")),
+            Generation::V1_7 => unpacked("1.7"),
+            Generation::V2 => unpacked("2.x"),
+        }
+    }
+
+    /// The directory of `containerd`, `ctr` and the shim.
+    pub fn programs(self) -> Result<PathBuf, HarnessError> {
+        containing(self.prefix()?.join("usr/bin"), "containerd")
+    }
+
+    /// The directory of the reference plugins.
+    pub fn reference_plugins(self) -> Result<PathBuf, HarnessError> {
+        let directory = match self {
+            Generation::V1_6 | Generation::V1_7 => PathBuf::from("/usr/lib/cni"),
+            Generation::V2 => self.prefix()?.join("usr/lib/cni"),
+        };
+        containing(directory, "bridge")
+    }
+
+    /// The newest CNI version that both containerd and its reference plugins implement.
+    pub fn cni_version(self) -> &'static str {
+        match self {
+            Generation::V1_6 | Generation::V1_7 => "1.0.0",
+            Generation::V2 => "1.1.0",
+        }
+    }
+
+    /// containerd's configuration file.
+    ///
+    /// `restrict_oom_score_adj` is for machines without CAP_SYS_RESOURCE, where runc may not lower the score of the
+    /// sandbox's process. AppArmor is disabled, so that no profile has to be loaded.
+    fn configuration(self) -> String {
+        let version = match self {
+            Generation::V1_6 | Generation::V1_7 => 2,
+            Generation::V2 => 3,
+        };
+        let cri = match self {
+            Generation::V1_6 | Generation::V1_7 => cri_configuration_1(),
+            Generation::V2 => cri_configuration_2(),
+        };
+        format!(
+            "version = {version}\n\
+             root = '{ROOT}'\n\
+             state = '/run/gybe/state'\n\
+             disabled_plugins = ['io.containerd.internal.v1.opt']\n\
+             [grpc]\n\
+             address = '{SOCKET}'\n\
+             [ttrpc]\n\
+             address = '{SOCKET}.ttrpc'\n\
+             {cri}"
+        )
+    }
+}
+
+impl fmt::Display for Generation {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(match self {
+            Generation::V1_6 => "1.6",
+            Generation::V1_7 => "1.7",
+            Generation::V2 => "2.x",
+        })
+    }
+}
+
+fn cri_configuration_1() -> String {
+    format!(
+        "[plugins.'io.containerd.grpc.v1.cri']\n\
+         sandbox_image = '{PAUSE_IMAGE}'\n\
+         restrict_oom_score_adj = true\n\
+         disable_apparmor = true\n\
+         [plugins.'io.containerd.grpc.v1.cri'.cni]\n\
+         bin_dir = '{BIN_DIR}'\n\
+         conf_dir = '{CONF_DIR}'\n"
+    )
+}
+
+fn cri_configuration_2() -> String {
+    format!(
+        "[plugins.'io.containerd.cri.v1.images'.pinned_images]\n\
+         sandbox = '{PAUSE_IMAGE}'\n\
+         [plugins.'io.containerd.cri.v1.runtime']\n\
+         restrict_oom_score_adj = true\n\
+         disable_apparmor = true\n\
+         [plugins.'io.containerd.cri.v1.runtime'.cni]\n\
+         bin_dirs = ['{BIN_DIR}']\n\
+         conf_dir = '{CONF_DIR}'\n"
+    )
+}
+
+/// Returns a directory that `setup.sh` unpacked: in `runtimes` of the build directory, which is a parent of the
+/// running program.
+fn unpacked(name: &str) -> Result<PathBuf, HarnessError> {
+    let program = std::env::current_exe().map_err(HarnessError::file("/proc/self/exe"))?;
+    let found = program
+        .ancestors()
+        .map(|parent| parent.join("runtimes").join(name))
+        .find(|directory| directory.is_dir());
+    found.ok_or_else(|| HarnessError::NotInstalled { path: Path::new("target/runtimes").join(name) })
+}
+
+fn containing(directory: PathBuf, program: &str) -> Result<PathBuf, HarnessError> {
+    let path = directory.join(program);
+    if path.is_file() { Ok(directory) } else { Err(HarnessError::NotInstalled { path }) }
+}
 
 /// A running containerd.
 #[derive(Debug)]
-pub struct Containerd(Service);
+pub struct Containerd(HostProcess);
 
 impl Containerd {
-    /// Starts it and returns when its sockets are there. What it logs is added to `log`.
-    pub fn start(stage: &Stage, generation: Generation, log: &Path) -> Result<Self, Trouble> {
+    /// Starts containerd and returns when its sockets accept connections. Its log is appended to `log`.
+    pub fn start(host: &SimulatedHost, generation: Generation, log: &Path) -> Result<Self, HarnessError> {
         let programs = generation.programs()?;
-        let conf = stage.path("/run/gybe/containerd.toml");
-        fs::write(&conf, config::text(generation)).map_err(Trouble::file(conf))?;
-        let mut command = stage.command(&programs, programs.join("containerd"));
-        command.args(["--config", "/run/gybe/containerd.toml"]);
-        Service::start(command, BOOTED, log).map(Self)
+        let path = host.path(CONFIGURATION);
+        fs::write(&path, generation.configuration()).map_err(HarnessError::file(path))?;
+        let mut command = host.command(&programs, programs.join("containerd"));
+        command.args(["--config", CONFIGURATION]);
+        HostProcess::start_and_wait(command, BOOTED, log).map(Self)
     }
 
-    /// Kills it as a power cut would: what it started lives on.
-    pub fn kill(self) -> Result<(), Trouble> {
-        self.0.end(Signal::SIGKILL)
+    /// Kills containerd with SIGKILL. Its child processes go on running.
+    pub fn kill(self) -> Result<(), HarnessError> {
+        self.0.stop(Signal::SIGKILL)
     }
 
-    /// Its number outside the stage.
-    pub fn pid(&self) -> Result<Pid, Trouble> {
+    /// The process id outside the test node's namespaces.
+    pub fn pid(&self) -> Result<Pid, HarnessError> {
         self.0.pid()
     }
 }

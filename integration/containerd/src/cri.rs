@@ -1,7 +1,6 @@
-//! The kubelet's calls over containerd's socket; not what their answers ought to be.
+//! The kubelet's calls over containerd's socket: sandboxes, containers, and the node's status.
 
-mod containers;
-
+use std::collections::HashMap;
 use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -15,223 +14,311 @@ use tokio::task::JoinSet;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Response, Status};
 
-pub use containers::Lived;
+use crate::{HarnessError, Sandbox};
 
-use crate::{Loaded, Sandbox, Trouble};
-
-/// Longer than any call here takes on a busy machine.
-pub const PATIENCE: Duration = Duration::from_secs(120);
+/// Longer than any call takes on a busy machine.
+pub const CALL_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A connection to containerd.
 #[derive(Debug)]
 pub struct Cri {
-    runtime: Runtime,
-    sandboxes: RuntimeServiceClient<Channel>,
+    executor: Runtime,
+    runtime: RuntimeServiceClient<Channel>,
     images: ImageServiceClient<Channel>,
     cgroup: String,
 }
 
-/// What containerd says about a sandbox.
+/// containerd's status of a sandbox.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Standing {
-    /// Whether its process runs; a stopped one is known until it is removed.
+pub struct SandboxStatus {
+    /// Whether its process runs. A stopped sandbox is listed until it is removed.
     pub ready: bool,
-    /// All its addresses, the first first.
+    /// All addresses, the primary one first.
     pub addresses: Vec<String>,
-    /// Where its network namespace is, seen from containerd.
+    /// The path of its network namespace on the test node.
     pub netns: Option<PathBuf>,
 }
 
-/// A condition of the node, such as the network's.
+/// containerd's status of a container.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ContainerStatus {
+    /// Whether its process runs.
+    pub running: bool,
+    /// Its exit code, if it has ended.
+    pub exit_code: i32,
+    /// Its process id in containerd's PID namespace.
+    pub pid: Option<u64>,
+}
+
+/// A condition of the node, such as `NetworkReady`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Condition {
     /// Whether it holds.
     pub holds: bool,
-    /// Why not.
+    /// The reason in one word.
     pub reason: String,
-    /// In more words.
+    /// The reason in full.
     pub message: String,
 }
 
+/// The CNI network that containerd has loaded, and the result of its last attempt to load one.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LoadedNetwork {
+    /// The conflist of the pods' network as it was in the file, if there is one.
+    pub conflist: Option<Value>,
+    /// The plugins that containerd runs for a pod, with those of drop-ins.
+    pub plugins: Vec<String>,
+    /// `OK`, or the error of the last attempt.
+    pub outcome: String,
+}
+
 impl Cri {
-    /// Connects; sandboxes will be under `cgroup`.
-    pub fn connect(socket: &Path, cgroup: String) -> Result<Cri, Trouble> {
-        let built = Builder::new_current_thread().enable_all().build();
-        let runtime = built.map_err(Trouble::file("epoll"))?;
-        let failed = |source| Trouble::Connect { path: socket.to_path_buf(), source };
+    /// Connects. Sandboxes are placed below `cgroup`.
+    pub fn connect(socket: &Path, cgroup: String) -> Result<Cri, HarnessError> {
+        let executor = Builder::new_current_thread().enable_all().build();
+        let executor = executor.map_err(HarnessError::file("epoll"))?;
+        let failed = |source| HarnessError::Connect { path: socket.to_path_buf(), source };
         let address = format!("unix://{}", socket.display());
-        let endpoint = Endpoint::from_shared(address).map_err(failed)?;
-        let endpoint = endpoint.timeout(PATIENCE);
-        let channel = runtime.block_on(endpoint.connect()).map_err(failed)?;
+        let endpoint = Endpoint::from_shared(address).map_err(failed)?.timeout(CALL_TIMEOUT);
+        let channel = executor.block_on(endpoint.connect()).map_err(failed)?;
         Ok(Cri {
-            runtime,
-            sandboxes: RuntimeServiceClient::new(channel.clone()),
+            executor,
+            runtime: RuntimeServiceClient::new(channel.clone()),
             images: ImageServiceClient::new(channel),
             cgroup,
         })
     }
 
-    /// Makes a sandbox and tells its id.
-    pub fn run(&self, sandbox: &Sandbox) -> Result<String, Trouble> {
-        self.runtime.block_on(self.running(sandbox))
+    /// Creates and starts a sandbox and returns its id.
+    pub fn run(&self, sandbox: &Sandbox) -> Result<String, HarnessError> {
+        self.executor.block_on(self.run_request(sandbox))
     }
 
-    /// Makes them all at once and tells their ids in the same order.
-    pub fn run_together(&self, sandboxes: &[Sandbox]) -> Vec<Result<String, Trouble>> {
-        self.together(sandboxes.iter().map(|sandbox| self.running(sandbox)))
+    /// Creates and starts sandboxes at the same time and returns their ids in the same order.
+    pub fn run_concurrently(&self, sandboxes: &[Sandbox]) -> Vec<Result<String, HarnessError>> {
+        self.concurrently(sandboxes.iter().map(|sandbox| self.run_request(sandbox)))
     }
 
-    fn running(&self, sandbox: &Sandbox) -> impl Future<Output = Result<String, Trouble>> + Send + use<> {
+    fn run_request(
+        &self,
+        sandbox: &Sandbox,
+    ) -> impl Future<Output = Result<String, HarnessError>> + Send + use<> {
         let request = v1::RunPodSandboxRequest {
             config: Some(sandbox.config(&self.cgroup)),
             runtime_handler: String::new(),
         };
-        let mut client = self.sandboxes.clone();
+        let mut client = self.runtime.clone();
         async move {
-            let answer = client.run_pod_sandbox(request).await;
-            Ok(taken("RunPodSandbox", answer)?.pod_sandbox_id)
+            let response = client.run_pod_sandbox(request).await;
+            Ok(response_of("RunPodSandbox", response)?.pod_sandbox_id)
         }
     }
 
-    /// Stops a sandbox: its network is taken down.
-    pub fn stop(&self, id: &str) -> Result<(), Trouble> {
-        self.runtime.block_on(self.stopping(id))
+    /// Stops a sandbox; containerd removes its network.
+    pub fn stop(&self, id: &str) -> Result<(), HarnessError> {
+        self.executor.block_on(self.stop_request(id))
     }
 
-    /// Stops them all at once.
-    pub fn stop_together(&self, ids: &[String]) -> Vec<Result<(), Trouble>> {
-        self.together(ids.iter().map(|id| self.stopping(id)))
+    /// Stops sandboxes at the same time.
+    pub fn stop_concurrently(&self, ids: &[String]) -> Vec<Result<(), HarnessError>> {
+        self.concurrently(ids.iter().map(|id| self.stop_request(id)))
     }
 
-    fn stopping(&self, id: &str) -> impl Future<Output = Result<(), Trouble>> + Send + use<> {
+    fn stop_request(&self, id: &str) -> impl Future<Output = Result<(), HarnessError>> + Send + use<> {
         let request = v1::StopPodSandboxRequest { pod_sandbox_id: id.into() };
-        let mut client = self.sandboxes.clone();
+        let mut client = self.runtime.clone();
         async move {
-            let answer = client.stop_pod_sandbox(request).await;
-            taken("StopPodSandbox", answer).map(drop)
+            let response = client.stop_pod_sandbox(request).await;
+            response_of("StopPodSandbox", response).map(drop)
         }
     }
 
     /// Removes a sandbox, stopped or not.
-    pub fn remove(&self, id: &str) -> Result<(), Trouble> {
+    pub fn remove(&self, id: &str) -> Result<(), HarnessError> {
         let request = v1::RemovePodSandboxRequest { pod_sandbox_id: id.into() };
-        let mut client = self.sandboxes.clone();
-        let answer = self.runtime.block_on(client.remove_pod_sandbox(request));
-        taken("RemovePodSandbox", answer).map(drop)
+        let mut client = self.runtime.clone();
+        let response = self.executor.block_on(client.remove_pod_sandbox(request));
+        response_of("RemovePodSandbox", response).map(drop)
     }
 
-    /// What containerd knows about a sandbox.
-    pub fn standing(&self, id: &str) -> Result<Standing, Trouble> {
+    /// Stops and removes a sandbox.
+    pub fn delete(&self, id: &str) -> Result<(), HarnessError> {
+        self.stop(id)?;
+        self.remove(id)
+    }
+
+    /// Returns the status of a sandbox.
+    pub fn sandbox_status(&self, id: &str) -> Result<SandboxStatus, HarnessError> {
         let call = "PodSandboxStatus";
         let request = v1::PodSandboxStatusRequest { pod_sandbox_id: id.into(), verbose: true };
-        let mut client = self.sandboxes.clone();
-        let answer = self.runtime.block_on(client.pod_sandbox_status(request));
-        let answer = taken(call, answer)?;
-        let missing = "status";
-        let status = answer.status.ok_or(Trouble::Incomplete { call, missing })?;
+        let mut client = self.runtime.clone();
+        let response = self.executor.block_on(client.pod_sandbox_status(request));
+        let response = response_of(call, response)?;
+        let status = response.status.ok_or(HarnessError::Incomplete { call, missing: "status" })?;
         let network = status.network.unwrap_or_default();
-        let more = network.additional_ips.into_iter().map(|more| more.ip);
-        let all = std::iter::once(network.ip).chain(more);
-        Ok(Standing {
+        let additional = network.additional_ips.into_iter().map(|additional| additional.ip);
+        let addresses = std::iter::once(network.ip).chain(additional);
+        Ok(SandboxStatus {
             ready: status.state == i32::from(v1::PodSandboxState::SandboxReady),
-            addresses: all.filter(|address| !address.is_empty()).collect(),
-            netns: answer.info.get("info").and_then(|text| netns_in(text)),
+            addresses: addresses.filter(|address| !address.is_empty()).collect(),
+            netns: response.info.get("info").and_then(|text| netns_in(text)),
         })
     }
 
-    /// The ids of all sandboxes containerd knows.
-    pub fn list(&self) -> Result<Vec<String>, Trouble> {
-        let mut client = self.sandboxes.clone();
+    /// Returns the ids of all sandboxes.
+    pub fn list(&self) -> Result<Vec<String>, HarnessError> {
+        let mut client = self.runtime.clone();
         let request = v1::ListPodSandboxRequest::default();
-        let answer = self.runtime.block_on(client.list_pod_sandbox(request));
-        let items = taken("ListPodSandbox", answer)?.items;
+        let response = self.executor.block_on(client.list_pod_sandbox(request));
+        let items = response_of("ListPodSandbox", response)?.items;
         Ok(items.into_iter().map(|item| item.id).collect())
     }
 
-    /// The node's NetworkReady condition, as the kubelet reads it every few seconds.
-    pub fn network(&self) -> Result<Condition, Trouble> {
-        let call = "Status";
-        let mut client = self.sandboxes.clone();
-        let request = v1::StatusRequest::default();
-        let answer = taken(call, self.runtime.block_on(client.status(request)))?;
-        let conditions = answer.status.unwrap_or_default().conditions;
-        let missing = "NetworkReady";
-        let mut named = conditions.into_iter();
-        let found = named.find(|condition| condition.r#type == missing);
-        let found = found.ok_or(Trouble::Incomplete { call, missing })?;
-        Ok(Condition { holds: found.status, reason: found.reason, message: found.message })
+    /// Creates and starts a container in a sandbox and returns its id.
+    pub fn start_container(
+        &self,
+        sandbox_id: &str,
+        sandbox: &Sandbox,
+        container: v1::ContainerConfig,
+    ) -> Result<String, HarnessError> {
+        let mut client = self.runtime.clone();
+        let request = v1::CreateContainerRequest {
+            pod_sandbox_id: sandbox_id.into(),
+            config: Some(container),
+            sandbox_config: Some(sandbox.config(&self.cgroup)),
+        };
+        let created = self.executor.block_on(client.create_container(request));
+        let container_id = response_of("CreateContainer", created)?.container_id;
+        let request = v1::StartContainerRequest { container_id: container_id.clone() };
+        response_of("StartContainer", self.executor.block_on(client.start_container(request)))?;
+        Ok(container_id)
     }
 
-    /// What containerd has loaded as the pods' network.
-    pub fn loaded(&self) -> Result<Loaded, Trouble> {
-        let mut client = self.sandboxes.clone();
-        let request = v1::StatusRequest { verbose: true };
-        let answer = self.runtime.block_on(client.status(request));
-        Loaded::told(&taken("Status", answer)?.info)
-    }
-
-    /// Returns when calls are answered: the socket is there a little earlier.
-    pub(crate) fn wait_until_serving(&self) -> Result<(), Trouble> {
-        ask_until("containerd's CRI service", || match self.network() {
-            Err(Trouble::Refused { .. }) => Ok(None),
-            Err(trouble) => Err(trouble),
-            Ok(_) => Ok(Some(())),
+    /// Returns the status of a container.
+    pub fn container_status(&self, id: &str) -> Result<ContainerStatus, HarnessError> {
+        let call = "ContainerStatus";
+        let request = v1::ContainerStatusRequest { container_id: id.into(), verbose: true };
+        let mut client = self.runtime.clone();
+        let response = response_of(call, self.executor.block_on(client.container_status(request)))?;
+        let status = response.status.ok_or(HarnessError::Incomplete { call, missing: "status" })?;
+        let info = response.info.get("info").and_then(|text| serde_json::from_str::<Value>(text).ok());
+        Ok(ContainerStatus {
+            running: status.state == i32::from(v1::ContainerState::ContainerRunning),
+            exit_code: status.exit_code,
+            pid: info.and_then(|info| info.get("pid")?.as_u64()),
         })
     }
 
-    /// Returns when the CRI service has heard of an image that was imported beside it.
-    pub(crate) fn wait_for_image(&self, name: &str) -> Result<(), Trouble> {
+    /// Stops a container; containerd kills it after so many seconds.
+    pub fn stop_container(&self, id: &str, seconds: i64) -> Result<(), HarnessError> {
+        let request = v1::StopContainerRequest { container_id: id.into(), timeout: seconds };
+        let mut client = self.runtime.clone();
+        response_of("StopContainer", self.executor.block_on(client.stop_container(request))).map(drop)
+    }
+
+    /// Returns the node's `NetworkReady` condition, which the kubelet reads every few seconds.
+    pub fn network_condition(&self) -> Result<Condition, HarnessError> {
+        let missing = "NetworkReady";
+        let conditions = self.status(false)?.status.unwrap_or_default().conditions;
+        let found = conditions.into_iter().find(|condition| condition.r#type == missing);
+        let found = found.ok_or(HarnessError::Incomplete { call: "Status", missing })?;
+        Ok(Condition { holds: found.status, reason: found.reason, message: found.message })
+    }
+
+    /// Returns the pods' network as containerd has loaded it.
+    pub fn loaded_network(&self) -> Result<LoadedNetwork, HarnessError> {
+        LoadedNetwork::from_info(&self.status(true)?.info)
+    }
+
+    fn status(&self, verbose: bool) -> Result<v1::StatusResponse, HarnessError> {
+        let request = v1::StatusRequest { verbose };
+        response_of("Status", self.executor.block_on(self.runtime.clone().status(request)))
+    }
+
+    /// Waits until containerd answers calls: it makes the socket a little earlier.
+    pub(crate) fn wait_until_serving(&self) -> Result<(), HarnessError> {
+        poll_until("containerd's CRI service", || match self.network_condition() {
+            Err(HarnessError::Refused { .. }) => Ok(false),
+            Err(error) => Err(error),
+            Ok(_) => Ok(true),
+        })
+    }
+
+    /// Waits until the CRI service has an image that `ctr` imported.
+    pub(crate) fn wait_for_image(&self, name: &str) -> Result<(), HarnessError> {
         let request = v1::ImageStatusRequest {
             image: Some(v1::ImageSpec { image: name.into(), ..v1::ImageSpec::default() }),
             verbose: false,
         };
-        ask_until("the image's arrival", || {
+        poll_until("the import of the image", || {
             let mut client = self.images.clone();
-            let answer = self.runtime.block_on(client.image_status(request.clone()));
-            Ok(taken("ImageStatus", answer)?.image.map(drop))
+            let response = self.executor.block_on(client.image_status(request.clone()));
+            Ok(response_of("ImageStatus", response)?.image.is_some())
         })
     }
 
-    /// Runs calls side by side; the answers come in the order of the calls.
-    fn together<T: Send + 'static>(
+    /// Makes calls at the same time and returns their results in the order of the calls.
+    fn concurrently<T: Send + 'static>(
         &self,
-        calls: impl Iterator<Item = impl Future<Output = Result<T, Trouble>> + Send + 'static>,
-    ) -> Vec<Result<T, Trouble>> {
-        self.runtime.block_on(async {
+        calls: impl Iterator<Item = impl Future<Output = Result<T, HarnessError>> + Send + 'static>,
+    ) -> Vec<Result<T, HarnessError>> {
+        self.executor.block_on(async {
             let mut set = JoinSet::new();
-            for (place, call) in calls.enumerate() {
-                set.spawn(async move { (place, call.await) });
+            for (index, call) in calls.enumerate() {
+                set.spawn(async move { (index, call.await) });
             }
-            let mut answers = set.join_all().await;
-            answers.sort_by_key(|(place, _)| *place);
-            answers.into_iter().map(|(_, answer)| answer).collect()
+            let mut results = set.join_all().await;
+            results.sort_by_key(|(index, _)| *index);
+            results.into_iter().map(|(_, result)| result).collect()
         })
     }
 }
 
-/// Asks again as long as the answer is no answer: each round trip is the pause before the next.
-fn ask_until<T>(
+impl LoadedNetwork {
+    /// Reads the verbose part of the response to `Status`.
+    fn from_info(info: &HashMap<String, String>) -> Result<LoadedNetwork, HarnessError> {
+        let member = |missing| info.get(missing).ok_or(HarnessError::Incomplete { call: "Status", missing });
+        let outcome = member("lastCNILoadStatus")?.clone();
+        let network = pods_network(member("cniconfig")?);
+        let conflist = network.as_ref().and_then(|it| serde_json::from_str(it.get("Source")?.as_str()?).ok());
+        let plugins = network.as_ref().and_then(|it| it.get("Plugins")?.as_array());
+        let kind = |plugin: &Value| Some(plugin.pointer("/Network/type")?.as_str()?.to_owned());
+        let plugins = plugins.into_iter().flatten().filter_map(kind).collect();
+        Ok(LoadedNetwork { conflist, plugins, outcome })
+    }
+}
+
+/// Returns the network that is not loopback, with the text of its file.
+fn pods_network(cni_config: &str) -> Option<Value> {
+    let config: Value = serde_json::from_str(cni_config).ok()?;
+    let networks = config.pointer("/Networks")?.as_array()?;
+    let mut networks = networks.iter().filter_map(|network| network.get("Config"));
+    networks.find(|network| network.get("Name").is_none_or(|name| name != "cni-loopback")).cloned()
+}
+
+/// Repeats a call until it returns true. The duration of the call is the interval.
+fn poll_until(
     what: &'static str,
-    mut ask: impl FnMut() -> Result<Option<T>, Trouble>,
-) -> Result<T, Trouble> {
-    let since = Instant::now();
-    while since.elapsed() < PATIENCE {
-        if let Some(answer) = ask()? {
-            return Ok(answer);
+    mut call: impl FnMut() -> Result<bool, HarnessError>,
+) -> Result<(), HarnessError> {
+    let start = Instant::now();
+    while start.elapsed() < CALL_TIMEOUT {
+        if call()? {
+            return Ok(());
         }
     }
-    let within = PATIENCE;
-    Err(Trouble::Late { what, within })
+    Err(HarnessError::Timeout { what, within: CALL_TIMEOUT })
 }
 
-fn taken<T>(call: &'static str, answer: Result<Response<T>, Status>) -> Result<T, Trouble> {
-    answer.map(Response::into_inner).map_err(|status| Trouble::Refused { call, status: Box::new(status) })
+fn response_of<T>(call: &'static str, result: Result<Response<T>, Status>) -> Result<T, HarnessError> {
+    let refused = |status| HarnessError::Refused { call, status: Box::new(status) };
+    result.map(Response::into_inner).map_err(refused)
 }
 
-/// The verbose answer carries the sandbox's runtime specification as JSON text.
+/// Reads the network namespace from the sandbox's runtime specification in a verbose response.
 fn netns_in(text: &str) -> Option<PathBuf> {
-    let told: Value = serde_json::from_str(text).ok()?;
-    let namespaces = told.pointer("/runtimeSpec/linux/namespaces")?.as_array()?;
-    let network = namespaces.iter().find(|one| one["type"] == "network")?;
+    let info: Value = serde_json::from_str(text).ok()?;
+    let namespaces = info.pointer("/runtimeSpec/linux/namespaces")?.as_array()?;
+    let network = namespaces.iter().find(|namespace| namespace["type"] == "network")?;
     network["path"].as_str().map(PathBuf::from)
 }

@@ -1,4 +1,4 @@
-//! An image as an OCI archive, made of files alone; not how it is imported.
+//! OCI archives of images, among them the sandboxes' pause image.
 //!
 //! Image layout: <https://github.com/opencontainers/image-spec/blob/v1.1.0/image-layout.md>
 
@@ -8,19 +8,27 @@ use std::io;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
+use crate::containerd::PAUSE_IMAGE;
+
+/// The static pause program, which the build script compiles.
+const PAUSE_PROGRAM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/pause"));
+
+/// The image of the sandboxes.
+pub(crate) const PAUSE: Image<'static> =
+    Image { name: PAUSE_IMAGE, files: &[("pause", PAUSE_PROGRAM)], entrypoint: "/pause" };
+
 /// An image of one layer.
 #[derive(Debug, Clone, Copy)]
 pub struct Image<'i> {
-    /// As the kubelet calls it.
+    /// The name in a pod's specification.
     pub name: &'i str,
-    /// Programs, by their paths below the root.
+    /// Executable files by their paths below the root.
     pub files: &'i [(&'i str, &'i [u8])],
-    /// What is run when nobody says otherwise.
     pub entrypoint: &'i str,
 }
 
 impl Image<'_> {
-    /// The tar archive `ctr images import` takes.
+    /// Returns a tar archive for `ctr images import`.
     pub fn archive(&self) -> io::Result<Vec<u8>> {
         let layer = tar_of(self.files)?;
         let config = json!({
@@ -33,8 +41,8 @@ impl Image<'_> {
         let manifest = json!({
             "schemaVersion": 2,
             "mediaType": "application/vnd.oci.image.manifest.v1+json",
-            "config": blob("application/vnd.oci.image.config.v1+json", &config),
-            "layers": [blob("application/vnd.oci.image.layer.v1.tar", &layer)],
+            "config": descriptor("application/vnd.oci.image.config.v1+json", &config),
+            "layers": [descriptor("application/vnd.oci.image.layer.v1.tar", &layer)],
         });
         let manifest = manifest.to_string().into_bytes();
         let entry = json!({
@@ -47,25 +55,25 @@ impl Image<'_> {
         tar_of(&[
             ("oci-layout", br#"{"imageLayoutVersion":"1.0.0"}"#),
             ("index.json", index.as_bytes()),
-            (&place(&manifest), &manifest),
-            (&place(&config), &config),
-            (&place(&layer), &layer),
+            (&blob_path(&manifest), &manifest),
+            (&blob_path(&config), &config),
+            (&blob_path(&layer), &layer),
         ])
     }
 }
 
-fn blob(media_type: &str, content: &[u8]) -> Value {
+fn descriptor(media_type: &str, content: &[u8]) -> Value {
     json!({ "mediaType": media_type, "digest": digest(content), "size": content.len() })
 }
 
-fn place(content: &[u8]) -> String {
+fn blob_path(content: &[u8]) -> String {
     format!("blobs/{}", digest(content).replace(':', "/"))
 }
 
 fn digest(content: &[u8]) -> String {
     let mut text = String::from("sha256:");
     for byte in Sha256::digest(content) {
-        // Writing to a String has no way to fail.
+        // Writing to a String does not fail.
         let _ = write!(text, "{byte:02x}");
     }
     text
@@ -83,7 +91,7 @@ fn tar_of(files: &[(&str, &[u8])]) -> io::Result<Vec<u8>> {
     archive.into_inner()
 }
 
-/// The name Go and the image specification have for this machine.
+/// The machine's architecture as Go and the image specification name it.
 fn architecture() -> &'static str {
     match std::env::consts::ARCH {
         "x86_64" => "amd64",

@@ -1,39 +1,31 @@
-//! A real containerd in namespaces of its own, and the kubelet's calls to it; not what the tests
-//! ask of them.
+//! A test node: a real containerd in its own namespaces, and the kubelet's calls to it.
 //!
-//! Inside the test's [`Stage`] (namespaces that vanish with it) runs a [`Containerd`] of one
-//! [`Generation`], its CNI configuration a [`Chain`] of the reference plugins and the plugins
-//! under test. [`Cri`] speaks the kubelet's half. Nothing of it touches the machine's own network,
-//! mounts or process table.
+//! A [`Node`] is a [`SimulatedHost`] (network, mount and PID namespaces that end with the test) with a
+//! [`Containerd`] of one [`Generation`], whose CNI configuration is a [`Conflist`] of the reference plugins and the
+//! plugins under test. [`Cri`] makes the kubelet's calls. The machine's own network, mounts and processes stay
+//! unchanged.
 
 pub mod agent;
-pub mod calls;
-pub mod chain;
-pub mod config;
+pub mod conflist;
 pub mod containerd;
 pub mod cri;
-pub mod generation;
-pub mod hold;
+pub mod error;
+pub mod host;
 pub mod image;
-pub mod loaded;
 pub mod manifest;
 pub mod node;
-pub mod pause_image;
+mod process;
+pub mod recorder;
 pub mod sandbox;
-mod service;
-pub mod stage;
-pub mod trouble;
 
-pub use agent::Agent;
-pub use calls::Call;
-pub use chain::Chain;
-pub use containerd::Containerd;
+pub use agent::{Agent, AgentOptions};
+pub use conflist::Conflist;
+pub use containerd::{Containerd, Generation};
 pub use cri::Cri;
-pub use generation::Generation;
-pub use hold::Hold;
+pub use error::HarnessError;
+pub use host::SimulatedHost;
 pub use image::Image;
-pub use loaded::Loaded;
-pub use node::{LostNode, Node, Programs};
+pub use node::{Node, NodeWithoutContainerd, Programs};
+pub use process::program_under_test;
+pub use recorder::{PausePoint, RecordedCall};
 pub use sandbox::Sandbox;
-pub use stage::Stage;
-pub use trouble::Trouble;

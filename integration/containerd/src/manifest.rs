@@ -1,16 +1,15 @@
-//! Pods' manifests as an API server would hand them out, and the directory the plugin reads them
-//! from; not what the plugin makes of them.
+//! Pods' manifests, and the directory from which the plugin reads them.
 
 use std::fs;
 
 use serde_json::{Value, json};
 
-use crate::{Sandbox, Stage, Trouble};
+use crate::{HarnessError, Sandbox, SimulatedHost};
 
-/// Where the plugin's entry says that manifests are, inside the stage.
+/// The directory of manifests on the test node.
 pub const DIRECTORY: &str = "/run/gybe/pods";
 
-/// What Istio's injector leaves in a pod beside its annotation: a proxy for both families.
+/// The manifest of a pod with an injected proxy for both address families.
 pub fn injected(sandbox: &Sandbox) -> Value {
     let proxy = json!({
         "name": "istio-proxy",
@@ -26,7 +25,7 @@ pub fn injected(sandbox: &Sandbox) -> Value {
     })
 }
 
-/// The same pod in a namespace that no injector looks at.
+/// The manifest of a pod without a proxy.
 pub fn plain(sandbox: &Sandbox) -> Value {
     json!({
         "apiVersion": "v1",
@@ -36,12 +35,12 @@ pub fn plain(sandbox: &Sandbox) -> Value {
     })
 }
 
-/// Puts a manifest where the plugin looks for it.
-pub fn publish(stage: &Stage, sandbox: &Sandbox, manifest: &Value) -> Result<(), Trouble> {
-    let directory = stage.path(DIRECTORY).join(&sandbox.namespace);
-    fs::create_dir_all(&directory).map_err(Trouble::file(&directory))?;
+/// Writes a manifest to [`DIRECTORY`].
+pub fn publish(host: &SimulatedHost, sandbox: &Sandbox, manifest: &Value) -> Result<(), HarnessError> {
+    let directory = host.path(DIRECTORY).join(&sandbox.namespace);
+    fs::create_dir_all(&directory).map_err(HarnessError::file(&directory))?;
     let path = directory.join(format!("{}.json", sandbox.name));
-    fs::write(&path, manifest.to_string()).map_err(Trouble::file(path))
+    fs::write(&path, manifest.to_string()).map_err(HarnessError::file(path))
 }
 
 fn metadata(sandbox: &Sandbox) -> Value {

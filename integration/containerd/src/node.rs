@@ -1,21 +1,25 @@
-//! One machine of a cluster as far as pods are concerned: a stage, a containerd on it, its plugins
-//! and the kubelet's connection; not the pods.
+//! A test node: a simulated host with containerd, CNI plugins and the kubelet's connection.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
-use crate::agent::{Keeping, Place};
-use crate::image::Image;
-use crate::stage::starting;
-use crate::{Agent, Call, Chain, Containerd, Cri, Generation, Stage, Trouble, calls, config, pause_image};
+use crate::containerd::{BIN_DIR, CONF_DIR, SOCKET};
+use crate::image::{Image, PAUSE};
+use crate::{
+    Agent, AgentOptions, Conflist, Containerd, Cri, Generation, HarnessError, RecordedCall, SimulatedHost,
+    recorder,
+};
 
-/// The programs of this crate, which only its tests know by path.
+/// The primary plugin's conflist.
+pub const CONFLIST: &str = "10-gybe-test.conflist";
+
+/// Paths of programs; cargo tells those of this crate only to its tests.
 #[derive(Debug, Clone, Copy)]
 pub struct Programs<'p> {
-    /// `gybe-stage`
-    pub stage: &'p Path,
-    /// The plugins under test, by file name.
+    /// `gybe-host-init`
+    pub host_init: &'p Path,
+    /// The plugins under test.
     pub plugins: &'p [&'p Path],
 }
 
@@ -27,177 +31,146 @@ pub struct Node {
     containerd: Containerd,
     generation: Generation,
     log: PathBuf,
-    /// The agent's lines stand beside containerd's.
-    log_of_agent: PathBuf,
-    stage: Stage,
+    host: SimulatedHost,
 }
 
 impl Node {
-    /// Starts one whose network is `chain`; what containerd logs is in `log` afterwards.
+    /// Starts a node with that network. containerd's log is written to `log`, the agents' to `*.agent.log`.
     pub fn start(
         programs: Programs<'_>,
         generation: Generation,
-        chain: &Chain,
+        conflist: &Conflist,
         log: PathBuf,
-    ) -> Result<Node, Trouble> {
-        let log_of_agent = log.with_extension("agent.log");
-        for old in [&log, &log_of_agent] {
+    ) -> Result<Node, HarnessError> {
+        for old in [&log, &agent_log(&log)] {
             let _ = fs::remove_file(old);
         }
-        let stage = Stage::open(programs.stage)?;
-        furnish(&stage, generation, programs.plugins)?;
-        configure(&stage, chain)?;
-        let containerd = Containerd::start(&stage, generation, &log)?;
-        import(&stage, generation, pause_image::archive().map_err(Trouble::file("the pause image"))?)?;
-        let cri = connect(&stage)?;
-        cri.wait_for_image(config::PAUSE_IMAGE)?;
-        Ok(Node { cri, containerd, generation, log, log_of_agent, stage })
+        let host = SimulatedHost::start(programs.host_init)?;
+        link_plugins(&host, generation, programs.plugins)?;
+        let path = host.path(CONF_DIR).join(CONFLIST);
+        fs::write(&path, conflist.text(0)).map_err(HarnessError::file(path))?;
+        let containerd = Containerd::start(&host, generation, &log)?;
+        let cri = connect(&host)?;
+        let node = Node { cri, containerd, generation, log, host };
+        node.import(&PAUSE)?;
+        Ok(node)
     }
 
-    /// Its namespaces.
-    pub fn stage(&self) -> &Stage {
-        &self.stage
+    /// The host of the node.
+    pub fn host(&self) -> &SimulatedHost {
+        &self.host
     }
 
-    /// Brings one more image, so that containers can be made of it.
-    pub fn import(&self, image: &Image<'_>) -> Result<(), Trouble> {
-        let archive = image.archive().map_err(Trouble::file(image.name))?;
-        import(&self.stage, self.generation, archive)?;
+    /// Imports an image into the namespace of the CRI service.
+    pub fn import(&self, image: &Image<'_>) -> Result<(), HarnessError> {
+        let archive = "/run/gybe/image.tar";
+        let path = self.host.path(archive);
+        let written = image.archive().and_then(|bytes| fs::write(&path, bytes));
+        written.map_err(HarnessError::file(path))?;
+        let programs = self.generation.programs()?;
+        let program = programs.join("ctr");
+        let mut command = self.host.command(&programs, &program);
+        command.args(["--address", SOCKET, "--namespace", "k8s.io"]);
+        command.args(["images", "import", archive]);
+        let output = command.output().map_err(HarnessError::start(&program))?;
+        if !output.status.success() {
+            let message = String::from_utf8_lossy(&output.stderr).into_owned();
+            return Err(HarnessError::Ended { program, message });
+        }
         self.cri.wait_for_image(image.name)
     }
 
-    /// Starts a node agent that knows the pods whose manifests are published; it serves.
-    pub fn start_agent(&self, program: &Path) -> Result<Agent, Trouble> {
-        Agent::telling(&self.place(), program)
+    /// Starts an agent that answers for the published pods and installs nothing. Returns when it serves.
+    pub fn start_agent(&self, program: &Path) -> Result<Agent, HarnessError> {
+        Agent::start_serving(&self.host, program, &agent_log(&self.log))
     }
 
-    /// Starts one that also keeps Gybe in the chain, with the programs of this image (a directory
-    /// inside the stage); what it has done by now nobody knows.
-    pub fn begin_keeping(&self, image: &Path) -> Result<Agent, Trouble> {
-        Agent::keeping(&self.place(), image)
+    /// Starts an agent that also installs Gybe and keeps it in the conflist. Returns at once.
+    pub fn start_installing_agent(&self, options: &AgentOptions<'_>) -> Result<Agent, HarnessError> {
+        Agent::start_installing(&self.host, options, &agent_log(&self.log))
     }
 
-    /// The same, told and started otherwise.
-    pub fn begin_keeping_as(&self, how: &Keeping<'_>) -> Result<Agent, Trouble> {
-        Agent::keeping_as(&self.place(), how)
+    /// Returns containerd's log.
+    pub fn containerd_log(&self) -> Result<String, HarnessError> {
+        fs::read_to_string(&self.log).map_err(HarnessError::file(&self.log))
     }
 
-    fn place(&self) -> Place<'_> {
-        Place { stage: &self.stage, log: &self.log_of_agent }
+    /// Returns the log of all agents of this node.
+    pub fn agent_log(&self) -> Result<String, HarnessError> {
+        let path = agent_log(&self.log);
+        fs::read_to_string(&path).map_err(HarnessError::file(path))
     }
 
-    /// What containerd has logged so far.
-    pub fn containerds_log(&self) -> Result<String, Trouble> {
-        fs::read_to_string(&self.log).map_err(Trouble::file(&self.log))
-    }
-
-    /// Makes a reference plugin begin its work a second late, as on a node that has too much to do.
-    pub fn slow_down(&self, plugin: &str) -> Result<(), Trouble> {
-        let link = self.stage.path(config::BIN_DIR).join(plugin);
-        let real = fs::read_link(&link).map_err(Trouble::file(&link))?;
-        let script = format!("#!/bin/sh\nsleep 1\nexec {}\n", real.display());
+    /// Delays a reference plugin by one second, as on an overloaded node.
+    pub fn delay_plugin(&self, plugin: &str) -> Result<(), HarnessError> {
+        let link = self.host.path(BIN_DIR).join(plugin);
+        let target = fs::read_link(&link).map_err(HarnessError::file(&link))?;
+        let script = format!("#!/bin/sh\nsleep 1\nexec {}\n", target.display());
         let written = fs::remove_file(&link).and_then(|()| fs::write(&link, script));
         let written = written.and_then(|()| fs::set_permissions(&link, Permissions::from_mode(0o755)));
-        written.map_err(Trouble::file(link))
+        written.map_err(HarnessError::file(link))
     }
 
-    /// What its agents have said so far.
-    pub fn agents_log(&self) -> Result<String, Trouble> {
-        fs::read_to_string(&self.log_of_agent).map_err(Trouble::file(&self.log_of_agent))
-    }
-
-    /// Its containerd.
+    /// The node's containerd.
     pub fn containerd(&self) -> &Containerd {
         &self.containerd
     }
 
-    /// One more connection, for calls that another thread makes.
-    pub fn connect(&self) -> Result<Cri, Trouble> {
-        connect(&self.stage)
+    /// Opens another connection, for calls of another thread.
+    pub fn connect(&self) -> Result<Cri, HarnessError> {
+        connect(&self.host)
     }
 
-    /// Every call of the recorder so far.
-    pub fn calls(&self) -> Result<Vec<Call>, Trouble> {
-        Call::all_in(&self.stage.path(calls::DIRECTORY))
+    /// Returns the recorder's calls so far.
+    pub fn recorded_calls(&self) -> Result<Vec<RecordedCall>, HarnessError> {
+        RecordedCall::read_all(&self.host.path(recorder::DIRECTORY))
     }
 
-    /// Kills containerd without warning. Pods and plugins under way live on.
-    pub fn lose_containerd(self) -> Result<LostNode, Trouble> {
+    /// Kills containerd with SIGKILL. Pods and running plugins go on.
+    pub fn kill_containerd(self) -> Result<NodeWithoutContainerd, HarnessError> {
         self.containerd.kill()?;
-        Ok(LostNode { generation: self.generation, log: self.log, stage: self.stage })
+        Ok(NodeWithoutContainerd { generation: self.generation, log: self.log, host: self.host })
     }
 }
 
 /// A node whose containerd was killed.
 #[derive(Debug)]
-pub struct LostNode {
+pub struct NodeWithoutContainerd {
     generation: Generation,
     log: PathBuf,
-    stage: Stage,
+    host: SimulatedHost,
 }
 
-impl LostNode {
-    /// Its namespaces.
-    pub fn stage(&self) -> &Stage {
-        &self.stage
-    }
-
-    /// Starts containerd again, with all it had written down.
-    pub fn recover(self) -> Result<Node, Trouble> {
-        let containerd = Containerd::start(&self.stage, self.generation, &self.log)?;
-        Ok(Node {
-            cri: connect(&self.stage)?,
-            containerd,
-            generation: self.generation,
-            log_of_agent: self.log.with_extension("agent.log"),
-            log: self.log,
-            stage: self.stage,
-        })
+impl NodeWithoutContainerd {
+    /// Starts containerd again with its persistent state.
+    pub fn restart_containerd(self) -> Result<Node, HarnessError> {
+        let containerd = Containerd::start(&self.host, self.generation, &self.log)?;
+        let cri = connect(&self.host)?;
+        Ok(Node { cri, containerd, generation: self.generation, log: self.log, host: self.host })
     }
 }
 
-fn connect(stage: &Stage) -> Result<Cri, Trouble> {
-    let cri = Cri::connect(&stage.path(config::SOCKET), stage.cgroup())?;
+fn agent_log(log: &Path) -> PathBuf {
+    log.with_extension("agent.log")
+}
+
+fn connect(host: &SimulatedHost) -> Result<Cri, HarnessError> {
+    let cri = Cri::connect(&host.path(SOCKET), host.cgroup())?;
     cri.wait_until_serving()?;
     Ok(cri)
 }
 
-/// The plugins lie where they were built or installed; the directory only names them.
-fn furnish(stage: &Stage, generation: Generation, more: &[&Path]) -> Result<(), Trouble> {
+/// Fills the directory of plugins with links to where each is built or installed.
+fn link_plugins(host: &SimulatedHost, generation: Generation, plugins: &[&Path]) -> Result<(), HarnessError> {
     let reference = generation.reference_plugins()?;
     let mut found = Vec::new();
-    for entry in fs::read_dir(&reference).map_err(Trouble::file(&reference))? {
-        found.push(entry.map_err(Trouble::file(&reference))?.path());
+    for entry in fs::read_dir(&reference).map_err(HarnessError::file(&reference))? {
+        found.push(entry.map_err(HarnessError::file(&reference))?.path());
     }
-    let directory = stage.path(config::BIN_DIR);
-    for plugin in found.iter().map(PathBuf::as_path).chain(more.iter().copied()) {
+    let directory = host.path(BIN_DIR);
+    for plugin in found.iter().map(PathBuf::as_path).chain(plugins.iter().copied()) {
         let link = directory.join(plugin.file_name().unwrap_or_default());
-        symlink(plugin, &link).map_err(Trouble::file(link))?;
+        symlink(plugin, &link).map_err(HarnessError::file(link))?;
     }
     Ok(())
-}
-
-/// The primary's file.
-pub const CONFLIST: &str = "10-gybe-test.conflist";
-
-fn configure(stage: &Stage, chain: &Chain) -> Result<(), Trouble> {
-    let path = stage.path(config::CONF_DIR).join(CONFLIST);
-    fs::write(&path, chain.written(0)).map_err(Trouble::file(path))
-}
-
-/// `ctr` imports into the namespace the CRI service looks in.
-fn import(stage: &Stage, generation: Generation, image: impl AsRef<[u8]>) -> Result<(), Trouble> {
-    let archive = "/run/gybe/image.tar";
-    let outside = stage.path(archive);
-    fs::write(&outside, image).map_err(Trouble::file(outside))?;
-    let programs = generation.programs()?;
-    let program = programs.join("ctr");
-    let mut command = stage.command(&programs, &program);
-    command.args(["--address", config::SOCKET, "--namespace", "k8s.io"]);
-    command.args(["images", "import", archive]);
-    let output = command.output().map_err(starting(&program))?;
-    if output.status.success() {
-        return Ok(());
-    }
-    Err(Trouble::Ended { program, said: String::from_utf8_lossy(&output.stderr).into_owned() })
 }

@@ -1,91 +1,99 @@
-//! What the kubelet says about a pod when it wants a sandbox; not the calls.
+//! The configuration of a pod's sandbox as the kubelet passes it to the runtime.
 
 use std::collections::HashMap;
 
 use k8s_cri::v1;
 
-/// A pod's sandbox to be.
+/// A pod for which a sandbox is requested.
 #[derive(Debug, Clone, Default)]
 pub struct Sandbox {
-    /// metadata.name
+    /// `metadata.name`
     pub name: String,
-    /// metadata.namespace
+    /// `metadata.namespace`
     pub namespace: String,
-    /// metadata.annotations
+    /// `metadata.annotations`
     pub annotations: HashMap<String, String>,
-    /// Ports of the node that lead to ports of the pod.
-    pub host_ports: Vec<(u16, u16)>,
-    /// In whose user namespace it runs.
-    pub users: Users,
-    /// In whose network namespace.
-    pub network: Network,
-    /// How often the kubelet has tried before.
+    /// Ports of the node that are forwarded to the pod.
+    pub host_ports: Vec<HostPort>,
+    /// The pod's user namespace.
+    pub users: UserNamespace,
+    /// The pod's network namespace.
+    pub network: PodNetwork,
+    /// The number of earlier attempts of the kubelet.
     pub attempt: u32,
 }
 
-/// Whose ids the pod's are.
+/// A port of the node that is forwarded to a port of the pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HostPort {
+    /// The port of the node.
+    pub host: u16,
+    /// The port of the pod.
+    pub container: u16,
+}
+
+/// A pod's user namespace.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Users {
-    /// The node's: the pod's root is the node's root.
+pub enum UserNamespace {
+    /// The node's.
     #[default]
-    OfTheNode,
+    Host,
     /// The pod's own (`hostUsers: false`), mapped to 65536 ids of the node from this one on.
-    From(u32),
+    Own { first_id: u32 },
 }
 
-/// Whose network the pod's is.
+/// A pod's network namespace.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Network {
-    /// Its own, which CNI plugins make.
+pub enum PodNetwork {
+    /// The pod's own, which CNI plugins configure.
     #[default]
-    OfThePod,
-    /// The node's (`hostNetwork: true`), and no plugin is called.
-    OfTheNode,
+    Own,
+    /// The node's (`hostNetwork: true`); the runtime calls no plugin.
+    Host,
 }
 
-impl Network {
-    /// The CRI's word for it.
-    pub(crate) fn mode(self) -> i32 {
+impl PodNetwork {
+    fn mode(self) -> i32 {
         match self {
-            Network::OfThePod => v1::NamespaceMode::Pod.into(),
-            Network::OfTheNode => v1::NamespaceMode::Node.into(),
+            PodNetwork::Own => v1::NamespaceMode::Pod.into(),
+            PodNetwork::Host => v1::NamespaceMode::Node.into(),
         }
     }
 }
 
-/// Where a sandbox's containers log, inside the stage.
+/// The directory of the containers' logs on the test node.
 pub const LOGS: &str = "/run/gybe/logs";
 
 impl Sandbox {
     /// A pod without annotations.
-    pub fn named(namespace: &str, name: &str) -> Sandbox {
+    pub fn new(namespace: &str, name: &str) -> Sandbox {
         Sandbox { name: name.into(), namespace: namespace.into(), ..Sandbox::default() }
     }
 
-    /// A pod that Istio's injector has seen. Its annotations reach the plugin by the runtime too, and
-    /// one without this is known to be outside the mesh.
+    /// A pod with the annotation of Istio's injector. The plugin also receives annotations from the runtime and
+    /// leaves a pod without this one alone.
     pub fn injected(namespace: &str, name: &str) -> Sandbox {
-        Sandbox::named(namespace, name).annotated("sidecar.istio.io/status", "{}")
+        Sandbox::new(namespace, name).with_annotation("sidecar.istio.io/status", "{}")
     }
 
-    /// The same with one more annotation.
-    pub fn annotated(mut self, key: &str, value: &str) -> Sandbox {
+    /// Adds an annotation.
+    pub fn with_annotation(mut self, key: &str, value: &str) -> Sandbox {
         self.annotations.insert(key.into(), value.into());
         self
     }
 
-    /// The same with a port of the node that leads to one of the pod.
-    pub fn published(mut self, node: u16, pod: u16) -> Sandbox {
-        self.host_ports.push((node, pod));
+    /// Adds a host port.
+    pub fn with_host_port(mut self, host: u16, container: u16) -> Sandbox {
+        self.host_ports.push(HostPort { host, container });
         self
     }
 
-    /// metadata.uid: made of the name, for two pods of one name are one pod here.
+    /// `metadata.uid`, derived from the name: two sandboxes of one name belong to one pod.
     pub fn uid(&self) -> String {
         format!("uid-of-{}-{}", self.namespace, self.name)
     }
 
-    /// The CRI's words for it.
+    /// The CRI's configuration of this sandbox.
     pub(crate) fn config(&self, cgroup: &str) -> v1::PodSandboxConfig {
         let labels = [
             ("io.kubernetes.pod.name", self.name.clone()),
@@ -99,23 +107,23 @@ impl Sandbox {
                 uid: self.uid(),
                 attempt: self.attempt,
             }),
-            // A pod in the node's network has the node's name.
+            // A pod in the node's network has the node's host name.
             hostname: match self.network {
-                Network::OfThePod => self.name.clone(),
-                Network::OfTheNode => String::new(),
+                PodNetwork::Own => self.name.clone(),
+                PodNetwork::Host => String::new(),
             },
             dns_config: Some(v1::DnsConfig {
                 servers: vec!["10.96.0.10".into()],
                 searches: vec![format!("{}.svc.cluster.local", self.namespace)],
                 options: vec!["ndots:5".into()],
             }),
-            port_mappings: self.host_ports.iter().copied().map(mapping).collect(),
+            port_mappings: self.host_ports.iter().copied().map(port_mapping).collect(),
             labels: labels.map(|(key, value)| (key.into(), value)).into(),
             annotations: self.annotations.clone(),
             log_directory: LOGS.into(),
             linux: Some(v1::LinuxPodSandboxConfig {
                 cgroup_parent: cgroup.into(),
-                security_context: Some(security(self.users, self.network)),
+                security_context: Some(security_context(self.users, self.network)),
                 ..v1::LinuxPodSandboxConfig::default()
             }),
             ..v1::PodSandboxConfig::default()
@@ -123,17 +131,17 @@ impl Sandbox {
     }
 }
 
-fn security(users: Users, network: Network) -> v1::LinuxSandboxSecurityContext {
-    let own = match users {
-        Users::OfTheNode => None,
-        Users::From(first) => {
-            let ids = vec![v1::IdMapping { host_id: first, container_id: 0, length: 65536 }];
+fn security_context(users: UserNamespace, network: PodNetwork) -> v1::LinuxSandboxSecurityContext {
+    let userns_options = match users {
+        UserNamespace::Host => None,
+        UserNamespace::Own { first_id } => {
+            let ids = vec![v1::IdMapping { host_id: first_id, container_id: 0, length: 65536 }];
             Some(v1::UserNamespace { mode: v1::NamespaceMode::Pod.into(), uids: ids.clone(), gids: ids })
         }
     };
     v1::LinuxSandboxSecurityContext {
         namespace_options: Some(v1::NamespaceOption {
-            userns_options: own,
+            userns_options,
             network: network.mode(),
             ..v1::NamespaceOption::default()
         }),
@@ -141,11 +149,11 @@ fn security(users: Users, network: Network) -> v1::LinuxSandboxSecurityContext {
     }
 }
 
-fn mapping((node, pod): (u16, u16)) -> v1::PortMapping {
+fn port_mapping(HostPort { host, container }: HostPort) -> v1::PortMapping {
     v1::PortMapping {
         protocol: v1::Protocol::Tcp.into(),
-        container_port: pod.into(),
-        host_port: node.into(),
+        container_port: container.into(),
+        host_port: host.into(),
         host_ip: String::new(),
     }
 }

@@ -12,6 +12,7 @@ use gybe_integration::crowd::so_many_at_a_time;
 use gybe_integration::programs::{ours, run};
 use gybe_netfilter::backend::Backend;
 use gybe_netfilter::nft::Nft;
+use gybe_netfilter::presence::Presence;
 use gybe_netfilter::redirection::{self, Redirection};
 use serde_json::Value;
 use std::io::{Write, pipe};
@@ -88,7 +89,8 @@ fn meshed(call: &Call) -> Added {
     let pod = free.unwrap_or_else(pod);
     let added = add(call, &pod);
     if added.refused.is_none() {
-        let differences = pod.run(|| REDIRECTION.differences(&Nft)).unwrap().unwrap();
+        let differences =
+            pod.run(|| REDIRECTION.differences(&Nft, &Presence::look().unwrap())).unwrap().unwrap();
         assert!(differences.is_empty(), "passed and not redirected: {differences:?}");
         pod.run(|| redirection::remove(&Nft)).unwrap().unwrap();
     }

@@ -4,7 +4,8 @@
 use super::{BEFORE, Scratch, TPROXY, add, sh};
 use gybe_integration::errand::{Errand, State};
 use gybe_integration::killed::{BECOME, End, killed_at};
-use gybe_netfilter::backend::{Backend, Inventory};
+use gybe_netfilter::backend::Backend;
+use gybe_netfilter::inventory::Inventory;
 use gybe_netfilter::iptables::{Iptables, Variant};
 use gybe_netfilter::nft::Nft;
 use gybe_netfilter::redirection::{Redirection, remove};
@@ -57,7 +58,7 @@ fn nft_is_whole_or_as_before(name: &str, errand: &Errand, before: Option<&Redire
     let (mut as_before, mut whole) = (0, 0);
     let judge = |at| {
         let found = there(errand);
-        let is = |rules| Nft.wanted(rules).differences(&found).is_empty();
+        let is = |rules| Nft.desired(rules).unwrap().differences(&found).is_empty();
         if is(&errand.redirection.rules) {
             whole += 1;
         } else {

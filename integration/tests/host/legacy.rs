@@ -2,7 +2,7 @@
 //! its label says so.
 
 use crate::kernel::without_nf_tables;
-use gybe_installer::probe::node_backend::{Found, node_backend};
+use gybe_installer::probe::node_backend::{NodeProbe, node_backend};
 use gybe_integration::add::{Call, Place, pod};
 use gybe_integration::complaint::Complaint;
 use gybe_integration::programs::{Run, path_of_ours, run};
@@ -136,7 +136,7 @@ fn a_node_whose_label_says_legacy_gets_legacy_rules() -> Result<(), Complaint> {
     let known = ProbeCache::at(&place.run().join("gybe")).load();
     let capabilities = known.ok_or_else(|| Complaint::that("nothing is known"))?;
     let kernel = told["kernel"].as_str().unwrap_or_default().to_owned();
-    let found = Found { kernel, capabilities };
+    let found = NodeProbe { kernel, capabilities };
     let forced = node_backend(BackendSetting::Auto, Some("iptables-legacy"), Some(&found));
     let mut conf = PluginConf::default();
     forced.write_into(&mut conf);

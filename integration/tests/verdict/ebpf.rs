@@ -10,7 +10,7 @@ use gybe_integration::complaint::Complaint;
 use gybe_integration::programs::{ours, run};
 use gybe_integration::vectors::Location;
 use gybe_netfilter::backend::BackendKind;
-use gybe_netfilter::verdict::{Answer, Desired, Reading, Verdict, judge_namespace};
+use gybe_netfilter::verdict::{Answer, Desired, Verdict, VerdictContext, judge_namespace};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use std::fs;
@@ -81,7 +81,7 @@ impl Pod {
         let policy = &self.world.policy;
         let judge = || {
             let programs = Cgroups::of_this_namespace().programs();
-            let reading = Reading { only: None, whole: &BackendKind::ALL, programs: Some(&programs) };
+            let reading = VerdictContext { only: None, whole: &BackendKind::ALL, programs: Some(&programs) };
             judge_namespace(Desired::Policy(policy), reading)
         };
         Ok(self.world.topology.at(Location::Pod).run(judge)??)

@@ -8,7 +8,7 @@ use gybe_integration::programs::ours;
 use gybe_integration::run::make;
 use gybe_integration::vectors::Location;
 use gybe_netfilter::backend::BackendKind;
-use gybe_netfilter::verdict::{Answer, Desired, Reading, judge_namespace};
+use gybe_netfilter::verdict::{Answer, Desired, VerdictContext, judge_namespace};
 use std::time::Duration;
 
 /// Rules, the answer, and a part of what is said about them.
@@ -234,7 +234,7 @@ fn rules_of_ours_that_do_nothing_are_not_taken_for_a_redirect_where_the_policy_i
         (BackendKind::IptablesNft, "iptables-nft -t nat -F ISTIO_OUTPUT", "chain ISTIO_OUTPUT"),
     ] {
         let world = World::redirected_by(kind)?;
-        let judge = || judge_namespace(Desired::NotKnown, Reading::default());
+        let judge = || judge_namespace(Desired::NotKnown, VerdictContext::default());
         let pod = world.topology.at(Location::Pod);
         let intact = pod.run(judge)??;
         assert_eq!(intact.answer, Answer::Redirected, "{intact:?}");

@@ -10,7 +10,7 @@ use gybe_netfilter::compile::compile;
 use gybe_netfilter::live::{LiveRules, Outcome};
 use gybe_netfilter::redirection::Redirection;
 use gybe_netfilter::trace::{PacketOutcome, trace};
-use gybe_netfilter::verdict::{Answer, Desired, Reading, judge_namespace};
+use gybe_netfilter::verdict::{Answer, Desired, VerdictContext, judge_namespace};
 
 /// Writes the vector's policy, reads the rules back, and walks every connection through them.
 fn walked(vector: &Vector, kind: BackendKind) -> Result<Vec<String>, Complaint> {
@@ -55,13 +55,13 @@ fn walked(vector: &Vector, kind: BackendKind) -> Result<Vec<String>, Complaint> 
     let judged = pod.run(|| {
         judge_namespace(
             Desired::Policy(&vector.policy),
-            Reading { only: None, whole: &BackendKind::ALL, programs: None },
+            VerdictContext { only: None, whole: &BackendKind::ALL, programs: None },
         )
     })??;
     if (judged.answer, judged.holds()) != (Answer::Redirected, true) {
         wrong.push(format!("{kind} {}: {judged:?}", vector.name));
     }
-    let unknown = pod.run(|| judge_namespace(Desired::NotKnown, Reading::default()))??;
+    let unknown = pod.run(|| judge_namespace(Desired::NotKnown, VerdictContext::default()))??;
     if unknown.answer != Answer::Redirected {
         wrong.push(format!("{kind} {} without its policy: {unknown:?}", vector.name));
     }

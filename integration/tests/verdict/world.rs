@@ -10,7 +10,7 @@ use gybe_netfilter::backend::BackendKind;
 use gybe_netfilter::live::{LiveRules, LiveTrace, Outcome};
 use gybe_netfilter::policy::RedirectPolicy;
 use gybe_netfilter::redirection::Redirection;
-use gybe_netfilter::verdict::{Desired, Reading, Verdict, judge_namespace};
+use gybe_netfilter::verdict::{Desired, Verdict, VerdictContext, judge_namespace};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
@@ -68,7 +68,7 @@ impl World {
     }
 
     pub(crate) fn verdict(&self) -> Result<Verdict, Complaint> {
-        let reading = Reading { only: None, whole: &BackendKind::ALL, programs: None };
+        let reading = VerdictContext { only: None, whole: &BackendKind::ALL, programs: None };
         let judge = || judge_namespace(Desired::Policy(&self.policy), reading);
         Ok(self.topology.at(Location::Pod).run(judge)??)
     }

@@ -144,6 +144,15 @@ fn f39_facts_match_a_pod_unless_they_contradict_it() {
 }
 
 #[test]
+fn the_error_about_contradicted_facts_names_the_side_without_a_uid() {
+    for (uid, missing) in [("", "the facts have no uid"), ("u0", "CNI_ARGS has no K8S_POD_UID")] {
+        let facts = PodFacts { uid: uid.to_owned(), ..PodFacts::default() };
+        let text = FactsError::contradicted(LeaveAloneReason::NoProxy, &facts).to_string();
+        assert!(text.contains("no container istio-proxy") && text.ends_with(missing), "{text}");
+    }
+}
+
+#[test]
 fn a_manifest_of_the_maximum_size_is_read() {
     let manifests = ManifestDirectory::new("largest");
     let text = manifest("");

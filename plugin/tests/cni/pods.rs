@@ -1,4 +1,4 @@
-//! A directory of manifests for one test, gone when it ends.
+//! A directory of manifests for one test, removed at its end.
 
 use serde_json::{Value, json};
 use std::fs;
@@ -13,13 +13,13 @@ impl Pods {
         Self(path)
     }
 
-    /// Writes the pod's manifest where the plugin looks for it.
-    pub(crate) fn holds(&self, namespace: &str, name: &str, manifest: &Value) {
+    /// Writes the pod's manifest to the path where the plugin looks for it.
+    pub(crate) fn add(&self, namespace: &str, name: &str, manifest: &Value) {
         fs::create_dir_all(self.0.join(namespace)).unwrap();
         fs::write(self.0.join(namespace).join(format!("{name}.json")), manifest.to_string()).unwrap();
     }
 
-    /// What `facts` in a plugin's entry must be to read from here.
+    /// The value of the key `facts` for this directory.
     pub(crate) fn facts(&self) -> Value {
         json!({ "directory": self.0 })
     }

@@ -2,7 +2,7 @@
 
 use super::observe::{AgentContact, LogSocketContact, Observation};
 use super::{About, Finding, of_security};
-use crate::agent::agent_status::AgentStatus;
+use crate::host::agent_status::AgentStatus;
 use crate::host::entries::OurEntries;
 use gybe_plugin::facts::{AgentFault, FactsError};
 use nix::errno::Errno;

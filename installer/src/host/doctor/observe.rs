@@ -17,13 +17,13 @@ use crate::host::observe::{
     DirectoryState, Hash, HashCache, NodeDirectories, ObserveScope, ObservedState, look,
 };
 use crate::host::platform::Platform;
-use crate::host::pods_on_node::{self, HostPaths, Judged};
+use crate::host::pods_on_node::{self, HostPaths, SandboxVerdict};
 use crate::host::runtimes::Runtimes;
 use crate::host::runtimes::processes::{DropInCheck, RuntimeProcess, running};
 use crate::host::runtimes::report::RuntimeReport;
 use crate::host::settings::FACTS_SOCKET;
 use crate::host::watch::{DirectoryWatch, WatchMode};
-use crate::probe::node_backend::{Found, node_backend};
+use crate::probe::node_backend::{NodeProbe, node_backend};
 use gybe_netfilter::backend::BackendKind;
 use gybe_plugin::conf::PluginConf;
 use gybe_plugin::probe_cache::{ProbeCache, this_node};
@@ -66,7 +66,7 @@ pub struct Observation {
     /// The kubeconfig of the entry, if it cannot be read.
     pub no_kubeconfig: Option<(PathBuf, Errno)>,
     /// The probe report.
-    pub found: Option<Found>,
+    pub found: Option<NodeProbe>,
     /// The backend in use, if its programs are missing on the host, and why.
     pub no_programs: Option<(BackendKind, String)>,
     /// The pods of this node with their verdicts; none if no entry of ours can be parsed.
@@ -97,7 +97,7 @@ impl Observation {
 #[derive(Debug)]
 pub struct PodVerdicts {
     /// Each sandbox with its verdict.
-    pub judged: Vec<Judged>,
+    pub judged: Vec<SandboxVerdict>,
     /// What could not be read, so that sandboxes may be missing.
     pub unreadable: Vec<String>,
 }
@@ -177,12 +177,12 @@ fn unreadable(conf: &PluginConf) -> Option<(PathBuf, Errno)> {
     Some((path.clone(), errno(&why)))
 }
 
-fn found(run: &Path) -> Option<Found> {
+fn found(run: &Path) -> Option<NodeProbe> {
     let capabilities = ProbeCache::at(run).load()?;
-    Some(Found { kernel: this_node().ok()?.kernel, capabilities })
+    Some(NodeProbe { kernel: this_node().ok()?.kernel, capabilities })
 }
 
-fn no_programs(conf: &PluginConf, found: Option<&Found>, root: &Path) -> Option<(BackendKind, String)> {
+fn no_programs(conf: &PluginConf, found: Option<&NodeProbe>, root: &Path) -> Option<(BackendKind, String)> {
     let kind = node_backend(conf.backend, None, found).writes()?;
     kind.look_under(root).err().map(|why| (kind, why.to_string()))
 }
@@ -190,7 +190,7 @@ fn no_programs(conf: &PluginConf, found: Option<&Found>, root: &Path) -> Option<
 fn pods_of(conf: PluginConf, ground: &DoctorOptions) -> PodVerdicts {
     let paths = HostPaths { results: ground.places.results.clone(), root: ground.root.clone() };
     let found = pods_on_node::find(&paths);
-    let judged = pods_on_node::judge_all(found.sandboxes, &pods_on_node::Sources::of(conf));
+    let judged = pods_on_node::judge_all(found.sandboxes, &pods_on_node::PolicySources::of(conf));
     PodVerdicts { judged, unreadable: found.unreadable }
 }
 

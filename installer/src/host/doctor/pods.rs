@@ -2,7 +2,7 @@
 
 use super::observe::{Observation, PodVerdicts};
 use super::{About, Finding};
-use crate::host::pods_on_node::{Judged, Sandbox, summary};
+use crate::host::pods_on_node::{Sandbox, SandboxVerdict, summary};
 use gybe_netfilter::verdict::Answer;
 use gybe_plugin::annotations::unknown;
 use gybe_plugin::gates::STATUS;
@@ -34,7 +34,7 @@ fn of_node(PodVerdicts { judged, unreadable }: &PodVerdicts) -> Vec<Finding> {
     found
 }
 
-fn failed(one: &Judged) -> Finding {
+fn failed(one: &SandboxVerdict) -> Finding {
     let says = format!("{}: {}", one.sandbox, one.line());
     let remedy = match (one.verdict.answer, &one.sandbox.pod) {
         (Answer::NotRedirected, Some(pod)) => {

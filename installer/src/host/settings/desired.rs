@@ -13,6 +13,7 @@ use gybe_plugin::conf::ProbeHint;
 use gybe_plugin::network_conf::POD_ANNOTATIONS;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 /// What is known of the node.
 #[derive(Debug, Clone)]
@@ -54,6 +55,10 @@ impl StandIn {
         }
     }
 }
+
+/// How long the plugin outlives the conf that named it: the kubelet gives up on a sandbox after 4 minutes at the latest
+/// (docs/RULES.md, section 6.1).
+pub const GRACE_PERIOD: Duration = Duration::from_secs(300);
 
 /// Which of our programs may go when we leave.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

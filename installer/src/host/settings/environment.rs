@@ -3,7 +3,6 @@
 use super::listen::{self, Listen};
 use super::reader::SettingsReader;
 use super::sources::config_directory;
-use crate::agent::cluster::SERVICE_ACCOUNT;
 use crate::host::observe::NodeDirectories;
 use gybe_plugin::probe_cache::DIRECTORY;
 use std::path::PathBuf;
@@ -71,6 +70,10 @@ pub enum ServerTrust {
 pub const FACTS_SOCKET: &str = "facts.sock";
 /// The kubeconfig's, in the same.
 pub const KUBECONFIG: &str = "kubeconfig";
+/// The kubeconfig's name until it is complete. A write that was interrupted leaves the file, with a token in it.
+pub const KUBECONFIG_TEMPORARY: &str = ".kubeconfig.gybe.tmp";
+/// The directory into which the kubelet puts a service account's files.
+pub const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
 pub(super) fn read(reader: &mut SettingsReader<'_>) -> Environment {
     let cache = reader.path("MOUNTED_CNI_CACHE_DIR", "/host/var/lib/cni");

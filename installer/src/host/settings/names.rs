@@ -1,9 +1,9 @@
 //! Every name a setting may have, ours and the incumbent's (docs/ISTIO.md, section 5): what it
 //! means here, and what is said of one that means nothing.
 
+use super::environment::SERVICE_ACCOUNT;
 use super::error::InvalidSetting;
 use super::reader::{SettingsReader, truth};
-use crate::agent::cluster::SERVICE_ACCOUNT;
 
 /// A name, and what becomes of it.
 #[derive(Debug, Clone, Copy)]

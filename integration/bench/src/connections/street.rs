@@ -5,7 +5,7 @@ use crate::sample::processor_time;
 use gybe_installer::testnet::link::{LinkEnd, join};
 use gybe_installer::testnet::namespace::Namespace;
 use gybe_integration::complaint::Complaint;
-use gybe_netfilter::backend::Backend;
+use gybe_netfilter::apply::apply;
 use gybe_netfilter::compile::compile;
 use gybe_netfilter::iptables::{Iptables, Variant};
 use gybe_netfilter::nft::Nft;
@@ -114,9 +114,9 @@ fn write(written: Written, excluded: usize) -> Result<(), Complaint> {
     let rules = compile(&with_exclusions(excluded)?);
     let _what_was_there = match written {
         Written::Nothing => return Ok(()),
-        Written::Sets => Nft.apply(&rules)?,
-        Written::Legacy => Iptables::find(Variant::Legacy)?.apply(&rules)?,
-        Written::RulePerValue => Nft.apply(&a_rule_per_value(&rules))?,
+        Written::Sets => apply(&Nft, &rules)?,
+        Written::Legacy => apply(&Iptables::find(Variant::Legacy)?, &rules)?,
+        Written::RulePerValue => apply(&Nft, &a_rule_per_value(&rules))?,
     };
     // What was reset is forgotten after a second instead of ten, so that no table grows meanwhile.
     Ok(std::fs::write("/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_close", "1")?)

@@ -1,5 +1,5 @@
-//! What Gybe adds to the making of a sandbox: two nodes that differ in nothing else, in turn; printed
-//! side by side, and a failure when a target is missed.
+//! Measures what Gybe adds to the start of a sandbox: runs two nodes in turn that differ only in Gybe, prints the
+//! results, and fails when a target is missed.
 
 use std::cell::Cell;
 use std::error::Error;
@@ -12,29 +12,29 @@ use clap::Parser;
 use gybe_bench::print;
 use gybe_bench::report::{Limit, Report, Table, Target, cells};
 use gybe_bench::sample::{Sample, in_turn};
-use gybe_containerd_tests::{Agent, Chain, Generation, Node, Programs, Sandbox, chain, manifest};
+use gybe_containerd_tests::{Agent, Conflist, Generation, Node, Programs, Sandbox, conflist, manifest};
 use nix::unistd::{Pid, SysconfVar, sysconf};
 
-/// Measures what Gybe adds to a sandbox that containerd makes.
+/// Measures what Gybe adds to a sandbox that containerd starts.
 #[derive(Debug, Parser)]
 #[command(name = "gybe-containerd-bench")]
 struct Arguments {
-    /// The directory of the programs to be measured, gybe and gybe-cni
+    /// The directory of gybe and gybe-cni
     #[arg(long, default_value = "dist")]
     programs: PathBuf,
-    /// How many sandboxes each node makes, one after another
+    /// The number of sandboxes that each node starts, one after another
     #[arg(long, default_value_t = 101)]
     times: usize,
 }
 
-/// A node, and its agent if Gybe is in the chain.
+/// A node, with an agent if Gybe is in the conflist.
 struct Contender {
     name: &'static str,
     node: Node,
     agent: Option<Agent>,
-    /// Processor time for all sandboxes' coming up. The kernel counts it in hundredths of a second: for one
-    /// of them that is coarse, and over many it is right.
-    spent: Cell<Duration>,
+    /// Processor time for starting all sandboxes. The kernel counts it in hundredths of a second, which is exact
+    /// only as the average of many sandboxes.
+    processor_time: Cell<Duration>,
 }
 
 fn main() -> Result<ExitCode, Box<dyn Error>> {
@@ -42,80 +42,85 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
     print::preface();
     let mut reports = Vec::new();
     for generation in [Generation::V1_6, Generation::V1_7, Generation::V2] {
-        let report = measured(generation, &arguments)?;
+        let report = measure(generation, &arguments)?;
         print::tables(&report);
         reports.push(report);
     }
     Ok(print::verdict(&reports))
 }
 
-fn measured(generation: Generation, arguments: &Arguments) -> Result<Report, Box<dyn Error>> {
+fn measure(generation: Generation, arguments: &Arguments) -> Result<Report, Box<dyn Error>> {
     let contenders = contenders(generation, &arguments.programs)?;
-    // The first sandbox finds no bridge, and pages of no program in memory.
+    // The first sandbox makes the bridge and reads the programs from the disk.
     for contender in &contenders {
-        contender.measure(0)?;
-        contender.spent.set(Duration::ZERO);
+        contender.start_sandbox(0)?;
+        contender.processor_time.set(Duration::ZERO);
     }
-    let mut turn = 0;
+    let mut number = 0;
     let samples = in_turn(arguments.times, &contenders, |contender| {
-        turn += 1;
-        contender.measure(turn).map(|passed| [passed.as_secs_f64() * 1e3])
+        number += 1;
+        contender.start_sandbox(number).map(|elapsed| [elapsed.as_secs_f64() * 1e3])
     })?;
     let samples: Vec<Sample> = samples.into_iter().flatten().collect();
     #[expect(clippy::cast_precision_loss, reason = "a number of sandboxes is small")]
     let times = arguments.times as f64;
-    let spent = contenders.each_ref().map(|contender| contender.spent.get().as_secs_f64() * 1e3 / times);
-    Ok(report(generation, &contenders, (&samples, &spent)))
+    let processor_times =
+        contenders.each_ref().map(|contender| contender.processor_time.get().as_secs_f64() * 1e3 / times);
+    Ok(report(generation, &contenders, &samples, &processor_times))
 }
 
 fn contenders(generation: Generation, programs: &Path) -> Result<[Contender; 2], Box<dyn Error>> {
-    let reference = || Chain::of_reference_plugins(generation);
+    let reference = || Conflist::reference_plugins(generation);
     let gybe = programs.join("gybe-cni").canonicalize()?;
-    let start = |chain: &Chain, plugins: &[&Path], name: &str| -> Result<Node, Box<dyn Error>> {
+    let start = |conflist: &Conflist, plugins: &[&Path], name: &str| -> Result<Node, Box<dyn Error>> {
         let own = env::current_exe()?;
-        let programs = Programs { stage: &own.with_file_name("gybe-stage"), plugins };
+        let programs = Programs { host_init: &own.with_file_name("gybe-host-init"), plugins };
         let log = env::temp_dir().join(format!("gybe-containerd-bench-{name}.log"));
-        Ok(Node::start(programs, generation, chain, log)?)
+        Ok(Node::start(programs, generation, conflist, log)?)
     };
     let without = start(&reference(), &[], "without")?;
-    let with = start(&reference().then(chain::gybe_asking_the_agent()), &[&gybe], "with")?;
+    let with = start(&reference().with_plugin(conflist::gybe_with_agent()), &[&gybe], "with")?;
     let agent = with.start_agent(&programs.join("gybe").canonicalize()?)?;
     Ok([
-        Contender { name: "bridge, host-local, portmap", node: without, agent: None, spent: Cell::default() },
         Contender {
-            name: "the same, and gybe-cni with its agent",
+            name: "bridge, host-local, portmap",
+            node: without,
+            agent: None,
+            processor_time: Cell::default(),
+        },
+        Contender {
+            name: "the same, with gybe-cni and its agent",
             node: with,
             agent: Some(agent),
-            spent: Cell::default(),
+            processor_time: Cell::default(),
         },
     ])
 }
 
 impl Contender {
-    /// Makes a sandbox of a pod in the mesh, and takes it down again; how long the making took.
-    fn measure(&self, turn: usize) -> Result<Duration, Box<dyn Error>> {
-        let sandbox = Sandbox::injected("shop", &format!("cart-{turn}"));
-        manifest::publish(self.node.stage(), &sandbox, &manifest::injected(&sandbox))?;
-        let (start, before) = (Instant::now(), self.processor_time()?);
+    /// Starts and deletes a sandbox of a meshed pod; returns the duration of the start.
+    fn start_sandbox(&self, number: usize) -> Result<Duration, Box<dyn Error>> {
+        let sandbox = Sandbox::injected("shop", &format!("cart-{number}"));
+        manifest::publish(self.node.host(), &sandbox, &manifest::injected(&sandbox))?;
+        let (start, before) = (Instant::now(), self.used_processor_time()?);
         let id = self.node.cri.run(&sandbox)?;
-        let passed = start.elapsed();
-        let more = self.processor_time()?.saturating_sub(before);
-        self.spent.set(self.spent.get() + more);
-        self.node.cri.stop(&id)?;
-        self.node.cri.remove(&id)?;
-        Ok(passed)
+        let elapsed = start.elapsed();
+        let added = self.used_processor_time()?.saturating_sub(before);
+        self.processor_time.set(self.processor_time.get() + added);
+        self.node.cri.delete(&id)?;
+        Ok(elapsed)
     }
 
-    /// What containerd and the plugins it ran have had so far, and the agent.
-    fn processor_time(&self) -> Result<Duration, Box<dyn Error>> {
+    /// The processor time that containerd with its plugins and the agent have used so far.
+    fn used_processor_time(&self) -> Result<Duration, Box<dyn Error>> {
         let agent = self.agent.as_ref().map(Agent::pid).transpose()?;
         let all = [Some(self.node.containerd().pid()?), agent];
         all.into_iter().flatten().map(processor_time).sum::<Result<Duration, _>>().map_err(Into::into)
     }
 }
 
-/// User and system time, of the process and of its children that have ended (proc(5): fields 14 to 17
-/// of stat, the name in brackets before them may hold anything).
+/// User and system time of a process and of its ended children: fields 14 to 17 of /proc/PID/stat (proc(5)). The
+/// name in brackets before them may contain any character.
 fn processor_time(pid: Pid) -> io::Result<Duration> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
     let fields = stat.rsplit_once(") ").map(|(_, rest)| rest.split(' ').skip(11).take(4));
@@ -124,21 +129,26 @@ fn processor_time(pid: Pid) -> io::Result<Duration> {
     Ok(Duration::from_millis(ticks * 1000 / second))
 }
 
-fn report(generation: Generation, contenders: &[Contender], (samples, spent): (&[Sample], &[f64])) -> Report {
-    let row = |((contender, sample), spent): ((&Contender, &Sample), &f64)| {
-        vec![contender.name.to_owned(), sample.to_string(), format!("{spent:.1}")]
+fn report(
+    generation: Generation,
+    contenders: &[Contender],
+    samples: &[Sample],
+    processor_times: &[f64],
+) -> Report {
+    let row = |((contender, sample), processor_time): ((&Contender, &Sample), &f64)| {
+        vec![contender.name.to_owned(), sample.to_string(), format!("{processor_time:.1}")]
     };
     let table = Table {
-        title: format!("A sandbox by containerd {generation}, one after another"),
+        title: format!("A sandbox of containerd {generation}, one after another"),
         head: cells([
             "Chain",
-            "ms until it is up (quartiles)",
+            "ms until it runs (quartiles)",
             "ms of processor time, on average: containerd, plugins, agent",
         ]),
-        rows: contenders.iter().zip(samples).zip(spent).map(row).collect(),
+        rows: contenders.iter().zip(samples).zip(processor_times).map(row).collect(),
     };
     let medians: Vec<f64> = samples.iter().map(Sample::median).collect();
-    let more = |of: &[f64]| if let [without, with] = of { with - without } else { f64::NAN };
+    let added = |pair: &[f64]| if let [without, with] = pair { with - without } else { f64::NAN };
     let target = |what: &str, measured| Target {
         what: format!("containerd {generation}: {what}"),
         measured,
@@ -146,8 +156,8 @@ fn report(generation: Generation, contenders: &[Contender], (samples, spent): (&
         unit: "ms",
     };
     let targets = vec![
-        target("processor time that Gybe adds to a sandbox that comes up", more(spent)),
-        target("the median sandbox with Gybe, against that without", more(&medians)),
+        target("processor time that Gybe adds to the start of a sandbox", added(processor_times)),
+        target("median start of a sandbox with Gybe, minus that without", added(&medians)),
     ];
     Report { tables: vec![table], targets }
 }

@@ -1,9 +1,10 @@
-//! A CNI plugin that writes down how it was called and hands prevResult on; what to make of it is
-//! the tests' business.
+//! A CNI plugin that records its calls and returns prevResult.
 //!
-//! Keys of its entry change its ways: with `hold` an ADD connects to that socket and waits until
-//! the other end has no more to say; with `around` every call is answered by that program, and the
-//! socket is told how it ended; with `refuse` an ADD, with `unfit` a STATUS fails with that message.
+//! Keys of its entry:
+//! - `calls`: the directory of the recorded calls.
+//! - `pause_at`: before an ADD continues, it connects to this socket and reads it to the end.
+//! - `delegate`: this program answers every call; after an ADD its exit status is written to the socket.
+//! - `fail_add`, `fail_status`: an ADD or a STATUS fails with this message.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -19,30 +20,30 @@ fn main() -> Result<ExitCode, Box<dyn error::Error>> {
     let input: Value = serde_json::from_str(&text)?;
     let environment: Map<String, Value> =
         env::vars().map(|(name, value)| (name, Value::from(value))).collect();
-    let verb = env::var("CNI_COMMAND")?;
-    record(&verb, &input, &environment)?;
-    let held = if verb == "ADD" { hold(&input)? } else { None };
-    if let Some(program) = input.get("around").and_then(Value::as_str) {
-        return Ok(around(program, &text, held)?);
+    let command = env::var("CNI_COMMAND")?;
+    record(&command, &input, &environment)?;
+    let paused = if command == "ADD" { pause(&input)? } else { None };
+    if let Some(program) = input.get("delegate").and_then(Value::as_str) {
+        return Ok(delegate(program, &text, paused)?);
     }
-    let answer = match verb.as_str() {
-        "ADD" => refusal(&input, "refuse").or_else(|| input.get("prevResult").cloned()),
-        "STATUS" => refusal(&input, "unfit"),
+    let output = match command.as_str() {
+        "ADD" => error(&input, "fail_add").or_else(|| input.get("prevResult").cloned()),
+        "STATUS" => error(&input, "fail_status"),
         "VERSION" => Some(json!({
             "cniVersion": input.get("cniVersion"),
             "supportedVersions": ["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"],
         })),
         _ => None,
     };
-    let Some(answer) = answer else {
+    let Some(output) = output else {
         return Ok(ExitCode::SUCCESS);
     };
-    io::stdout().write_all(answer.to_string().as_bytes())?;
-    Ok(if answer.get("code").is_some() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    io::stdout().write_all(output.to_string().as_bytes())?;
+    Ok(if output.get("code").is_some() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-fn hold(input: &Value) -> io::Result<Option<UnixStream>> {
-    let Some(path) = input.get("hold").and_then(Value::as_str) else {
+fn pause(input: &Value) -> io::Result<Option<UnixStream>> {
+    let Some(path) = input.get("pause_at").and_then(Value::as_str) else {
         return Ok(None);
     };
     let mut socket = UnixStream::connect(path)?;
@@ -50,32 +51,36 @@ fn hold(input: &Value) -> io::Result<Option<UnixStream>> {
     Ok(Some(socket))
 }
 
-fn around(program: &str, text: &str, held: Option<UnixStream>) -> io::Result<ExitCode> {
-    #[expect(clippy::disallowed_methods, reason = "to stand around a program is to run it")]
+fn delegate(program: &str, text: &str, paused: Option<UnixStream>) -> io::Result<ExitCode> {
+    #[expect(clippy::disallowed_methods, reason = "the recorder runs the plugin that it records")]
     let mut command = Command::new(program);
-    let mut inner = command.stdin(Stdio::piped()).spawn()?;
-    if let Some(mut input) = inner.stdin.take() {
+    let mut plugin = command.stdin(Stdio::piped()).spawn()?;
+    if let Some(mut input) = plugin.stdin.take() {
         input.write_all(text.as_bytes())?;
     }
-    let status = inner.wait()?;
-    if let Some(mut socket) = held {
+    let status = plugin.wait()?;
+    if let Some(mut socket) = paused {
         write!(socket, "{status}")?;
     }
     Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn refusal(input: &Value, key: &str) -> Option<Value> {
+fn error(input: &Value, key: &str) -> Option<Value> {
     let message = input.get(key)?;
     Some(json!({ "cniVersion": input.get("cniVersion"), "code": 50, "msg": message }))
 }
 
-/// The file appears whole, so that whoever reads while a call is under way sees all of it or none.
-fn record(verb: &str, input: &Value, environment: &Map<String, Value>) -> Result<(), Box<dyn error::Error>> {
+/// Writes the call to a file by rename, so that a concurrent reader sees the whole file or none.
+fn record(
+    command: &str,
+    input: &Value,
+    environment: &Map<String, Value>,
+) -> Result<(), Box<dyn error::Error>> {
     let Some(directory) = input.get("calls").and_then(Value::as_str) else {
         return Ok(());
     };
     let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_nanos();
-    let name = format!("{directory}/{now:020}-{verb}-{}", process::id());
+    let name = format!("{directory}/{now:020}-{command}-{}", process::id());
     fs::write(&name, json!({ "env": environment, "stdin": input }).to_string())?;
     fs::rename(&name, format!("{name}.json"))?;
     Ok(())

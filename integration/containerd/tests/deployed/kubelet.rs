@@ -1,66 +1,70 @@
-//! What a kubelet makes of a container in a pod's specification, in the CRI's words. Only the host's
-//! directories are this stage's; all else is taken from the manifests.
+//! Translates a container of a pod's specification to the CRI as the kubelet does. Only the host's directories of
+//! CNI files differ from the manifests: they are the test node's.
 
 use std::collections::BTreeMap;
 
-use gybe_containerd_tests::config;
+use gybe_containerd_tests::containerd;
 use k8s_cri::v1;
 use k8s_openapi::api::core::v1::{Container, PodSpec, SecurityContext, Volume};
 
-/// What nobody knows before a pod is on a node.
-pub(crate) struct Placed<'p> {
-    /// For `fieldRef`.
+/// What a pod's containers need besides the pod's specification.
+pub(crate) struct PodContext<'p> {
+    /// The values for `fieldRef`.
     pub(crate) fields: BTreeMap<&'static str, String>,
-    /// Variables for every container of a cluster.
+    /// Variables with the API server's address, which every container receives.
     pub(crate) service: BTreeMap<&'static str, String>,
-    /// Where volumes that are no host path were written, by name.
-    pub(crate) written: &'p str,
+    /// The directory of volumes that are not host paths.
+    pub(crate) volumes: &'p str,
 }
 
-/// The host's directories that are elsewhere on a stage.
-const ELSEWHERE: [(&str, &str); 2] =
-    [("/etc/cni/net.d", config::CONF_DIR), ("/opt/cni/bin", config::BIN_DIR)];
+/// The host's directories that have another path on a test node.
+const MOVED_DIRECTORIES: [(&str, &str); 2] =
+    [("/etc/cni/net.d", containerd::CONF_DIR), ("/opt/cni/bin", containerd::BIN_DIR)];
 
-/// Where a volume is on this node.
-pub(crate) fn source(volume: &Volume, placed: &Placed<'_>) -> String {
-    let Some(host) = &volume.host_path else { return format!("{}/{}", placed.written, volume.name) };
-    let elsewhere = ELSEWHERE.iter().find(|(path, _)| *path == host.path);
-    elsewhere.map_or(host.path.clone(), |(_, stage)| (*stage).to_owned())
+/// Returns a volume's directory on the test node.
+pub(crate) fn source(volume: &Volume, context: &PodContext<'_>) -> String {
+    let Some(host) = &volume.host_path else { return format!("{}/{}", context.volumes, volume.name) };
+    let moved = MOVED_DIRECTORIES.iter().find(|(path, _)| *path == host.path);
+    moved.map_or(host.path.clone(), |(_, directory)| (*directory).to_owned())
 }
 
-pub(crate) fn container(pod: &PodSpec, container: &Container, placed: &Placed<'_>) -> v1::ContainerConfig {
+pub(crate) fn container(
+    pod: &PodSpec,
+    container: &Container,
+    context: &PodContext<'_>,
+) -> v1::ContainerConfig {
     let volumes = pod.volumes.as_deref().unwrap_or_default();
     let mounts = container.volume_mounts.iter().flatten().map(|mount| v1::Mount {
         container_path: mount.mount_path.clone(),
-        host_path: source(volumes.iter().find(|volume| volume.name == mount.name).unwrap(), placed),
+        host_path: source(volumes.iter().find(|volume| volume.name == mount.name).unwrap(), context),
         readonly: mount.read_only == Some(true),
         ..v1::Mount::default()
     });
-    let named = |name: &str, value: String| v1::KeyValue { key: name.to_owned(), value };
-    let own = container.env.iter().flatten().map(|variable| {
-        let field = variable.value_from.as_ref().and_then(|from| from.field_ref.as_ref());
-        let value = field.map(|field| placed.fields[field.field_path.as_str()].clone());
-        named(&variable.name, value.or(variable.value.clone()).unwrap())
+    let variable = |name: &str, value: String| v1::KeyValue { key: name.to_owned(), value };
+    let variables = container.env.iter().flatten().map(|it| {
+        let field = it.value_from.as_ref().and_then(|from| from.field_ref.as_ref());
+        let value = field.map(|field| context.fields[field.field_path.as_str()].clone());
+        variable(&it.name, value.or(it.value.clone()).unwrap())
     });
-    let service = placed.service.iter().map(|(name, value)| named(name, value.clone()));
+    let service = context.service.iter().map(|(name, value)| variable(name, value.clone()));
     v1::ContainerConfig {
         metadata: Some(v1::ContainerMetadata { name: container.name.clone(), attempt: 0 }),
         image: Some(v1::ImageSpec { image: container.image.clone().unwrap(), ..v1::ImageSpec::default() }),
         command: container.command.clone().unwrap_or_default(),
         args: container.args.clone().unwrap_or_default(),
-        envs: service.chain(own).collect(),
+        envs: service.chain(variables).collect(),
         mounts: mounts.collect(),
         log_path: format!("{}.log", container.name),
         linux: Some(v1::LinuxContainerConfig {
-            security_context: Some(security(pod, container.security_context.as_ref().unwrap())),
+            security_context: Some(security_context(pod, container.security_context.as_ref().unwrap())),
             ..v1::LinuxContainerConfig::default()
         }),
         ..v1::ContainerConfig::default()
     }
 }
 
-fn security(pod: &PodSpec, context: &SecurityContext) -> v1::LinuxContainerSecurityContext {
-    let capabilities = context.capabilities.clone().unwrap_or_default();
+fn security_context(pod: &PodSpec, container: &SecurityContext) -> v1::LinuxContainerSecurityContext {
+    let capabilities = container.capabilities.clone().unwrap_or_default();
     let number = |id: Option<i64>| id.map(|value| v1::Int64Value { value });
     let seccomp = pod.security_context.as_ref().and_then(|of_pod| of_pod.seccomp_profile.as_ref());
     let kind = match seccomp.map(|profile| profile.type_.as_str()) {
@@ -73,19 +77,22 @@ fn security(pod: &PodSpec, context: &SecurityContext) -> v1::LinuxContainerSecur
             drop_capabilities: capabilities.drop.unwrap_or_default(),
             ..v1::Capability::default()
         }),
-        privileged: context.privileged == Some(true),
+        privileged: container.privileged == Some(true),
         namespace_options: Some(v1::NamespaceOption {
-            network: mode(pod.host_network),
+            network: match pod.host_network {
+                Some(true) => v1::NamespaceMode::Node.into(),
+                _ => v1::NamespaceMode::Pod.into(),
+            },
             pid: match pod.host_pid {
                 Some(true) => v1::NamespaceMode::Node.into(),
                 _ => v1::NamespaceMode::Container.into(),
             },
             ..v1::NamespaceOption::default()
         }),
-        run_as_user: number(context.run_as_user),
-        run_as_group: number(context.run_as_group),
-        readonly_rootfs: context.read_only_root_filesystem == Some(true),
-        no_new_privs: context.allow_privilege_escalation == Some(false),
+        run_as_user: number(container.run_as_user),
+        run_as_group: number(container.run_as_group),
+        readonly_rootfs: container.read_only_root_filesystem == Some(true),
+        no_new_privs: container.allow_privilege_escalation == Some(false),
         masked_paths: MASKED.map(str::to_owned).to_vec(),
         readonly_paths: READONLY.map(str::to_owned).to_vec(),
         seccomp: Some(v1::SecurityProfile { profile_type: kind.into(), localhost_ref: String::new() }),
@@ -93,14 +100,7 @@ fn security(pod: &PodSpec, context: &SecurityContext) -> v1::LinuxContainerSecur
     }
 }
 
-fn mode(of_the_node: Option<bool>) -> i32 {
-    match of_the_node {
-        Some(true) => v1::NamespaceMode::Node.into(),
-        _ => v1::NamespaceMode::Pod.into(),
-    }
-}
-
-/// What a kubelet hides of /proc and /sys (`pkg/securitycontext/util.go`, v1.36).
+/// The paths that a kubelet masks (`pkg/securitycontext/util.go`, v1.36).
 const MASKED: [&str; 9] = [
     "/proc/asound",
     "/proc/acpi",

@@ -1,6 +1,6 @@
-//! The DaemonSet's pod as the manifests describe it, made by real containerd as a kubelet would have it
-//! made: with these capabilities, mounts, variables and probes, and no others. Needs root and the
-//! packages of `setup.sh`:  make test-node
+//! The DaemonSet's pod as the manifests describe it, started by real containerd as a kubelet requests it: with
+//! exactly its capabilities, mounts, variables and probes. Needs root and the packages of `setup.sh`:
+//! make test-node
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -8,10 +8,10 @@
     reason = "a test that cannot be set up must stop"
 )]
 
-mod daemon;
+mod cluster;
+mod daemonset_pod;
+mod deployment;
 mod kubelet;
 #[path = "../runtime/pod.rs"]
 #[allow(dead_code, reason = "shared with the tests of other targets")]
 mod pod;
-mod site;
-mod works;

@@ -1,4 +1,5 @@
-//! Sandboxes that come and go, each looked at: which conf it was made by, and whether it is redirected.
+//! Pods that start and stop under load; each is inspected: which conflist it was started with, and whether it is
+//! redirected.
 
 use std::fs;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -7,154 +8,161 @@ use std::time::Instant;
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use gybe_containerd_tests::{Cri, Node, Sandbox, chain, manifest};
+use gybe_containerd_tests::{Cri, Node, Sandbox, conflist, manifest};
 use gybe_installer::testnet::namespace::Namespace;
 use gybe_netfilter::backend::Backend;
 use gybe_netfilter::nft::Nft;
 use serde_json::Value;
 
-use crate::state::State;
-use crate::views::View;
+use crate::conflist_state::{ConflistState, Observation};
 
-/// How many sandboxes are on their way at any time.
+/// The number of threads that start pods.
 const WORKERS: usize = 3;
 
-/// What the kubelet is told while no agent can be asked.
+/// The error id of a refusal while no agent runs.
 pub(crate) const WITHOUT_AGENT: &str = "GYBE-ADD-032";
 
-/// A sandbox that came up.
+/// A pod that started.
 #[derive(Debug)]
-pub(crate) struct Started {
-    pub(crate) name: String,
-    begun: Instant,
-    /// The conf containerd made it by.
-    pub(crate) by: State,
+pub(crate) struct StartedPod {
+    name: String,
+    requested: Instant,
+    /// The conflist with which containerd started it.
+    pub(crate) conflist: ConflistState,
     pub(crate) is_redirected: bool,
 }
 
-/// What came of a load.
+/// The pods of a load.
 #[derive(Debug, Default)]
-pub(crate) struct Tally {
-    pub(crate) started: Vec<Started>,
-    /// The kubelet was told why; it would try again.
+pub(crate) struct LoadResult {
+    pub(crate) started: Vec<StartedPod>,
+    /// Names and errors of pods that did not start.
     pub(crate) refused: Vec<String>,
 }
 
-/// How far a load has got, for whoever waits for it.
+/// The progress of a load.
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
-    answered: AtomicUsize,
-    over: AtomicBool,
+    completed: AtomicUsize,
+    is_over: AtomicBool,
 }
 
 impl Progress {
-    /// Returns when so many more sandboxes have come up, or been refused.
+    /// Waits until so many more pods have started or been refused.
     pub(crate) fn wait_for(&self, more: usize) {
-        let wanted = self.answered.load(Ordering::Acquire) + more;
-        crate::ground::until("sandboxes' coming, or being refused", || {
-            (self.answered.load(Ordering::Acquire) >= wanted).then_some(())
+        let target = self.completed.load(Ordering::Acquire) + more;
+        crate::fixture::wait_for("starts and refusals of pods", || {
+            (self.completed.load(Ordering::Acquire) >= target).then_some(())
         });
     }
 }
 
-/// However the work ends, the load ends.
-struct Over<'a>(&'a Progress);
+/// Ends the load on drop, also when the work panics.
+struct EndOnDrop<'a>(&'a Progress);
 
-impl Drop for Over<'_> {
+impl Drop for EndOnDrop<'_> {
     fn drop(&mut self) {
-        self.0.over.store(true, Ordering::Release);
+        self.0.is_over.store(true, Ordering::Release);
     }
 }
 
-/// Makes sandboxes, looks at them and takes them down again, while `work` goes on.
-pub(crate) fn under_load<T>(node: &Node, work: impl FnOnce(&Progress) -> T) -> (T, Tally) {
+/// Starts, inspects and deletes pods while `work` runs.
+pub(crate) fn under_load<T>(node: &Node, work: impl FnOnce(&Progress) -> T) -> (T, LoadResult) {
     let progress = Progress::default();
     thread::scope(|scope| {
         let progress = &progress;
-        let worker = |number| scope.spawn(move || come_and_go(node, number, progress));
+        let worker = |number| scope.spawn(move || run_pods(node, number, progress));
         let workers: Vec<_> = (0..WORKERS).map(worker).collect();
-        let over = Over(progress);
+        let end = EndOnDrop(progress);
         let done = work(progress);
-        drop(over);
-        let mut tally = Tally::default();
+        drop(end);
+        let mut all = LoadResult::default();
         for worker in workers {
             let part = worker.join().unwrap();
-            tally.started.extend(part.started);
-            tally.refused.extend(part.refused);
+            all.started.extend(part.started);
+            all.refused.extend(part.refused);
         }
-        (done, tally)
+        (done, all)
     })
 }
 
-fn come_and_go(node: &Node, worker: usize, progress: &Progress) -> Tally {
+fn run_pods(node: &Node, worker: usize, progress: &Progress) -> LoadResult {
     let cri = node.connect().unwrap();
-    let mut tally = Tally::default();
+    let mut result = LoadResult::default();
     let mut number = 0;
-    while !progress.over.load(Ordering::Acquire) {
+    while !progress.is_over.load(Ordering::Acquire) {
         number += 1;
-        let sandbox = meshed(node, &format!("load-{worker}-{number}"));
-        let begun = Instant::now();
+        let sandbox = meshed_pod(node, &format!("load-{worker}-{number}"));
+        let requested = Instant::now();
         match cri.run(&sandbox) {
             Ok(id) => {
-                tally.started.push(look(node, &cri, &sandbox, (&id, begun)));
-                cri.stop(&id).unwrap();
-                cri.remove(&id).unwrap();
+                result.started.push(inspect_pod(node, &cri, &sandbox, &id, requested));
+                cri.delete(&id).unwrap();
             }
-            Err(trouble) => tally.refused.push(format!("{}: {}", sandbox.name, trouble.message())),
+            Err(error) => result.refused.push(format!("{}: {}", sandbox.name, error.message())),
         }
-        progress.answered.fetch_add(1, Ordering::AcqRel);
+        progress.completed.fetch_add(1, Ordering::AcqRel);
     }
-    tally
+    result
 }
 
-/// A pod that is to be redirected, known to whoever is asked about it.
-pub(crate) fn meshed(node: &Node, name: &str) -> Sandbox {
+/// Publishes the manifest of a meshed pod.
+pub(crate) fn meshed_pod(node: &Node, name: &str) -> Sandbox {
     let sandbox = Sandbox::injected("shop", name);
-    manifest::publish(node.stage(), &sandbox, &manifest::injected(&sandbox)).unwrap();
+    manifest::publish(node.host(), &sandbox, &manifest::injected(&sandbox)).unwrap();
     sandbox
 }
 
-/// Looks at a sandbox that has come up.
-pub(crate) fn look(node: &Node, cri: &Cri, sandbox: &Sandbox, (id, begun): (&str, Instant)) -> Started {
-    let netns = cri.standing(id).unwrap().netns.unwrap();
-    let namespace = Namespace::open(&node.stage().path(netns)).unwrap();
+/// Inspects a started pod. `requested`: before containerd was called.
+pub(crate) fn inspect_pod(
+    node: &Node,
+    cri: &Cri,
+    sandbox: &Sandbox,
+    id: &str,
+    requested: Instant,
+) -> StartedPod {
+    let netns = cri.sandbox_status(id).unwrap().netns.unwrap();
+    let namespace = Namespace::open(&node.host().path(netns)).unwrap();
     let ours = namespace.run(|| Nft.inspect()).unwrap().unwrap();
-    Started { name: sandbox.name.clone(), begun, by: conf_of(node, id), is_redirected: !ours.is_empty() }
+    let is_redirected = !ours.is_empty();
+    StartedPod { name: sandbox.name.clone(), requested, conflist: cached_conflist(node, id), is_redirected }
 }
 
-/// libcni keeps the conf that a sandbox was made by, for its DEL.
-fn conf_of(node: &Node, id: &str) -> State {
-    let cached = format!("/var/lib/cni/results/{}-{id}-eth0", chain::NETWORK);
-    let cached: Value = serde_json::from_slice(&fs::read(node.stage().path(cached)).unwrap()).unwrap();
-    let conf = BASE64_STANDARD.decode(cached["config"].as_str().unwrap()).unwrap();
-    State::of(&serde_json::from_slice(&conf).unwrap())
+/// Reads the conflist of a sandbox's ADD from libcni's cached result, which libcni needs for its DEL.
+fn cached_conflist(node: &Node, id: &str) -> ConflistState {
+    let cached = format!("/var/lib/cni/results/{}-{id}-eth0", conflist::NETWORK);
+    let cached: Value = serde_json::from_slice(&fs::read(node.host().path(cached)).unwrap()).unwrap();
+    let conflist = BASE64_STANDARD.decode(cached["config"].as_str().unwrap()).unwrap();
+    ConflistState::of(&serde_json::from_slice(&conflist).unwrap())
 }
 
-impl Tally {
-    /// Those that are not redirected: each was made by a conf that the primary had just written, and
-    /// none by it once containerd was seen to have a later one. All others are redirected.
-    pub(crate) fn in_a_window(&self, views: &[View]) -> Vec<&Started> {
+impl LoadResult {
+    /// Returns the pods that are not redirected. Asserts that each of them was started with a conflist that the
+    /// primary plugin had just written, before containerd was observed with a later one; all others are redirected.
+    pub(crate) fn not_redirected(&self, observations: &[Observation]) -> Vec<&StartedPod> {
         for pod in &self.started {
-            assert_eq!(pod.is_redirected, pod.by.gybe, "{pod:?}");
-            let known = views.iter().rev().find(|view| view.since < pod.begun);
-            assert!(known.is_none_or(|view| view.state <= pod.by), "{pod:?} after {known:?}");
+            assert_eq!(pod.is_redirected, pod.conflist.has_gybe, "{pod:?}");
+            let last = observations.iter().rev().find(|observation| observation.since < pod.requested);
+            assert!(last.is_none_or(|last| last.state <= pod.conflist), "{pod:?} after {last:?}");
         }
         self.started.iter().filter(|pod| !pod.is_redirected).collect()
     }
 
-    /// Nobody was refused, but for want of an agent while there was none.
+    /// Asserts that pods were refused only because no agent ran.
     pub(crate) fn assert_refused_only_without_agent(&self) {
-        assert!(self.refused.iter().all(|why| why.contains(WITHOUT_AGENT)), "{:?}", self.refused);
+        assert!(self.refused.iter().all(|error| error.contains(WITHOUT_AGENT)), "{:?}", self.refused);
     }
 
-    /// One line about it all, and one about each that is not redirected.
-    pub(crate) fn report(&self, what: &str, views: &[View]) {
-        let open = self.in_a_window(views);
+    /// Prints the numbers, and the pods that are not redirected.
+    pub(crate) fn print(&self, what: &str, observations: &[Observation]) {
+        let not_redirected = self.not_redirected(observations);
         let (all, refused) = (self.started.len(), self.refused.len());
-        println!("{what}: {all} sandboxes started, {} of them in a window, {refused} refused", open.len());
-        let named: Vec<String> = open.iter().map(|pod| format!("{} ({})", pod.name, pod.by.nth)).collect();
-        if !named.is_empty() {
-            println!("  in the window of the primary's writing number ( ): {}", named.join(", "));
+        let windows = not_redirected.len();
+        println!("{what}: {all} pods started, {windows} of them in a window, {refused} refused");
+        let list: Vec<String> =
+            not_redirected.iter().map(|pod| format!("{} ({})", pod.name, pod.conflist.revision)).collect();
+        if !list.is_empty() {
+            println!("  in the window of the primary plugin's revision ( ): {}", list.join(", "));
         }
     }
 }

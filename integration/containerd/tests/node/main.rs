@@ -1,7 +1,7 @@
-//! What an installer does to a node at work: real containerd, sandboxes coming and going, a primary
-//! that writes its conf again. Needs root, the packages of `setup.sh` and some minutes:  make test-node
+//! Installing, upgrading and uninstalling Gybe on a node with real containerd, while pods start and stop and the
+//! primary plugin rewrites its conflist. Needs root, the packages of `setup.sh` and some minutes:  make test-node
 
-#![allow(clippy::print_stdout, reason = "how many there were of what was counted")]
+#![allow(clippy::print_stdout, reason = "the tests print what they counted")]
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -10,13 +10,12 @@
     reason = "a test that cannot be set up must stop"
 )]
 
-mod ground;
-mod left;
+mod conflist_rewrites;
+mod conflist_state;
+mod containerd_restarts;
+mod fixture;
 mod load;
-mod noticed;
 mod primary;
-mod restarted;
-mod rewritten;
-mod state;
-mod upgraded;
-mod views;
+mod reload_time;
+mod uninstall;
+mod upgrades;

@@ -1,58 +1,57 @@
-//! The primary plugin's agent: it writes its conf again, whole, and knows nothing of Gybe.
+//! The primary plugin's agent: writes its whole conflist again, without Gybe.
 
 use std::fs;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use gybe_containerd_tests::node::CONFLIST;
-use gybe_containerd_tests::{Chain, Node, config};
+use gybe_containerd_tests::{Conflist, Node, containerd};
 use gybe_installer::host::watch::DirectoryWatch;
 
-use crate::ground::PATIENCE;
-use crate::state::State;
+use crate::conflist_state::ConflistState;
+use crate::fixture::PATIENCE;
 
-/// Somebody who writes the primary's file.
-pub(crate) struct Primary {
+pub(crate) struct PrimaryPlugin {
     directory: PathBuf,
-    chain: Chain,
-    nth: u64,
+    conflist: Conflist,
+    revision: u64,
 }
 
-impl Primary {
-    /// It has written once: that is how the node began.
-    pub(crate) fn of(node: &Node, chain: Chain) -> Primary {
-        Primary { directory: node.stage().path(config::CONF_DIR), chain, nth: 0 }
+impl PrimaryPlugin {
+    /// Revision 0 is already in the file: the node starts with it.
+    pub(crate) fn new(node: &Node, conflist: Conflist) -> PrimaryPlugin {
+        PrimaryPlugin { directory: node.host().path(containerd::CONF_DIR), conflist, revision: 0 }
     }
 
-    /// Writes it once more, by rename; tells the how-manieth it is.
-    pub(crate) fn writes(&mut self) -> u64 {
-        self.nth += 1;
-        let beside = self.directory.join(".primary");
-        fs::write(&beside, self.chain.written(self.nth)).unwrap();
-        fs::rename(beside, self.file()).unwrap();
-        self.nth
+    /// Writes the next revision by rename and returns its number.
+    pub(crate) fn write(&mut self) -> u64 {
+        self.revision += 1;
+        let temporary = self.directory.join(".primary");
+        fs::write(&temporary, self.text()).unwrap();
+        fs::rename(temporary, self.file()).unwrap();
+        self.revision
     }
 
-    /// What it wrote last.
-    pub(crate) fn bytes(&self) -> String {
-        self.chain.written(self.nth)
+    /// The text of the last revision.
+    pub(crate) fn text(&self) -> String {
+        self.conflist.text(self.revision)
     }
 
     pub(crate) fn file(&self) -> PathBuf {
         self.directory.join(CONFLIST)
     }
 
-    /// What is in the file, which is always whole.
-    pub(crate) fn state(&self) -> State {
-        State::of(&serde_json::from_slice(&fs::read(self.file()).unwrap()).unwrap())
+    /// The state of the file.
+    pub(crate) fn state(&self) -> ConflistState {
+        ConflistState::of(&serde_json::from_slice(&fs::read(self.file()).unwrap()).unwrap())
     }
 
-    /// Returns when Gybe is in the file; how long that took.
-    pub(crate) fn healed(&self) -> Duration {
+    /// Waits until the agent has added Gybe to the last revision; returns how long that took.
+    pub(crate) fn wait_until_repaired(&self) -> Duration {
         let mut watch = DirectoryWatch::new([self.directory.clone()]);
         let start = Instant::now();
-        while self.state() != (State { nth: self.nth, gybe: true }) {
-            let left = PATIENCE.checked_sub(start.elapsed()).expect("nobody healed the conf");
+        while self.state() != (ConflistState { revision: self.revision, has_gybe: true }) {
+            let left = PATIENCE.checked_sub(start.elapsed()).expect("the agent did not repair the conflist");
             watch.wait(left, None);
         }
         start.elapsed()

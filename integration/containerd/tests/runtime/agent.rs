@@ -1,117 +1,119 @@
-//! Gybe asking the node agent: what needs it, what does not, and what becomes of pods while it is away.
+//! The plugin with the node agent as its source of facts: which pods need the agent, and what happens while none runs.
 
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
 use std::time::Duration;
 
-use gybe_containerd_tests::{Generation, Node, Sandbox, Trouble, manifest};
+use gybe_containerd_tests::{Generation, HarnessError, Node, Sandbox, manifest};
 use nix::sys::signal::Signal;
 
-use crate::ground::{agents_node, assert_nothing_is_left, on_every_generation, ours};
-use crate::pod::{APPLICATION, Met, OUTSIDE, Outside, Pod};
+use crate::fixture::{assert_no_sandbox_is_left, node_with_agent_facts, on_every_generation, program};
+use crate::pod::{APPLICATION, Destination, OUTSIDE, OutsideClient, RunningPod};
 
-/// How many pods a kubelet lets a node have, by default.
+/// The kubelet's default limit of pods on a node.
 const PODS_OF_A_NODE: usize = 110;
-/// One in so many is outside the mesh.
-const UNMESHED: usize = 5;
-/// How long each agent lives: it serves by then, and has not served all.
-const A_LIFE: Duration = Duration::from_millis(300);
+/// Every fifth pod is not meshed.
+const UNMESHED_INTERVAL: usize = 5;
+/// The time until an agent is killed: long enough to serve, too short to serve every pod.
+const AGENT_LIFETIME: Duration = Duration::from_millis(300);
 
-/// The refusal of a pod that only the agent could have told about, and what to do.
-fn assert_the_agent_is_named(trouble: &Trouble) {
-    for told in [
+/// Asserts that a refusal names the agent and what to do.
+fn assert_names_the_agent(error: &HarnessError) {
+    for part in [
         r#"plugin type="gybe-cni" failed (add): gybe-cni cmdAdd GYBE-ADD-032: "#,
         "the node agent at /run/gybe/facts.sock",
-        "see that the node agent (gybe node, DaemonSet gybe-node) runs on this node",
+        "check that the node agent (gybe node, DaemonSet gybe-node) runs on this node",
     ] {
-        assert!(trouble.message().contains(told), "{told} is not in: {trouble}");
+        assert!(error.message().contains(part), "{part} is not in: {error}");
     }
 }
 
 on_every_generation! {
-    fn annotations_alone_decide_while_no_agent_runs_and_a_meshed_pod_waits_for_it(generation: Generation) {
-        let node = agents_node(generation);
+    fn without_an_agent_unmeshed_pods_start_and_meshed_pods_are_refused_until_one_runs(generation: Generation) {
+        let node = node_with_agent_facts(generation);
         let mut meshed = Sandbox::injected("shop", "cart");
-        assert_the_agent_is_named(&node.cri.run(&meshed).unwrap_err());
-        assert_nothing_is_left(&node);
+        assert_names_the_agent(&node.cri.run(&meshed).unwrap_err());
+        assert_no_sandbox_is_left(&node);
 
-        let outside = Outside::of(&node);
+        let outside = OutsideClient::new(&node);
         let excluded = Sandbox::injected("kube-system", "dns");
-        for passes in [Sandbox::named("shop", "plain"), excluded] {
-            let pod = Pod::inhabit(&node, node.cri.run(&passes).unwrap());
-            assert_eq!(outside.calls(pod.addresses[0], 8080), *"app", "{passes:?}");
-            assert_eq!(pod.calls(APPLICATION, OUTSIDE[0], 80), *"outside", "{passes:?}");
+        for unmeshed in [Sandbox::new("shop", "plain"), excluded] {
+            let pod = RunningPod::in_sandbox(&node, node.cri.run(&unmeshed).unwrap());
+            assert_eq!(outside.connect(pod.addresses[0], 8080), *"app", "{unmeshed:?}");
+            assert_eq!(pod.connect(APPLICATION, OUTSIDE[0], 80), *"outside", "{unmeshed:?}");
         }
 
-        let _agent = node.start_agent(&ours("gybe")).unwrap();
+        let _agent = node.start_agent(&program("gybe")).unwrap();
         meshed.attempt = 1;
-        let pod = Pod::start(&node, &meshed, &manifest::injected(&meshed));
+        let pod = RunningPod::start(&node, &meshed, &manifest::injected(&meshed));
         let address = pod.addresses[0];
-        assert_eq!(outside.calls(address, 8080), Met::proxy(15006, address, 8080));
-        assert_eq!(pod.calls(APPLICATION, OUTSIDE[0], 80), Met::proxy(15001, OUTSIDE[0], 80));
+        assert_eq!(outside.connect(address, 8080), Destination::proxy(15006, address, 8080));
+        assert_eq!(pod.connect(APPLICATION, OUTSIDE[0], 80), Destination::proxy(15001, OUTSIDE[0], 80));
     }
 }
 
-/// As many as a node can have, and some of them outside the mesh.
-fn a_node_full() -> Vec<Sandbox> {
-    let pod = |number| match number % UNMESHED {
-        0 => Sandbox::named("shop", &format!("plain-{number}")),
+/// As many pods as a node may have; some are not meshed.
+fn full_node() -> Vec<Sandbox> {
+    let pod = |number| match number % UNMESHED_INTERVAL {
+        0 => Sandbox::new("shop", &format!("plain-{number}")),
         _ => Sandbox::injected("shop", &format!("cart-{number}")),
     };
     (0..PODS_OF_A_NODE).map(pod).collect()
 }
 
-/// Starts an agent, kills it, starts another …, for as long as `work` goes on; tells how many died.
-fn while_agents_die<T: Send>(node: &Node, work: impl FnOnce() -> T + Send) -> (T, usize) {
+/// Starts and kills agents, one after another, while `work` runs; returns the number of killed agents.
+fn while_agents_are_killed<T: Send>(node: &Node, work: impl FnOnce() -> T + Send) -> (T, usize) {
     thread::scope(|scope| {
-        let (over, is_over) = channel::<()>();
+        let (end, is_over) = channel::<()>();
         let work = scope.spawn(move || {
-            let _told_when_dropped = over;
+            let _dropped_at_the_end = end;
             work()
         });
-        let mut dead = 0;
+        let mut killed = 0;
         loop {
-            let agent = node.start_agent(&ours("gybe")).unwrap();
-            let still = is_over.recv_timeout(A_LIFE);
-            agent.end(Signal::SIGKILL).unwrap();
-            dead += 1;
-            if still != Err(RecvTimeoutError::Timeout) {
-                return (work.join().unwrap(), dead);
+            let agent = node.start_agent(&program("gybe")).unwrap();
+            let work_ended = is_over.recv_timeout(AGENT_LIFETIME);
+            agent.stop(Signal::SIGKILL).unwrap();
+            killed += 1;
+            if work_ended != Err(RecvTimeoutError::Timeout) {
+                return (work.join().unwrap(), killed);
             }
         }
     })
 }
 
 #[test]
-fn f14_a_node_full_of_pods_starts_while_its_agent_is_killed_again_and_again() {
-    let node = agents_node(Generation::V2);
-    let mut sandboxes = a_node_full();
+fn f14_all_pods_of_a_full_node_start_although_its_agent_is_killed_repeatedly() {
+    let node = node_with_agent_facts(Generation::V2);
+    let mut sandboxes = full_node();
     for sandbox in &sandboxes {
-        manifest::publish(node.stage(), sandbox, &manifest::injected(sandbox)).unwrap();
+        manifest::publish(node.host(), sandbox, &manifest::injected(sandbox)).unwrap();
     }
     let kubelet = node.connect().unwrap();
-    let (made, dead) = while_agents_die(&node, || kubelet.run_together(&sandboxes));
-    let _agent = node.start_agent(&ours("gybe")).unwrap();
-    let outside = Outside::of(&node);
+    let (results, killed) = while_agents_are_killed(&node, || kubelet.run_concurrently(&sandboxes));
+    let _agent = node.start_agent(&program("gybe")).unwrap();
+    let outside = OutsideClient::new(&node);
     let mut refused = 0;
-    for (sandbox, made) in sandboxes.iter_mut().zip(made) {
+    for (sandbox, result) in sandboxes.iter_mut().zip(results) {
         let is_meshed = !sandbox.annotations.is_empty();
-        let id = made.or_else(|trouble| {
-            assert!(is_meshed, "{}: {trouble}", sandbox.name);
-            assert_the_agent_is_named(&trouble);
+        let id = result.or_else(|error| {
+            assert!(is_meshed, "{}: {error}", sandbox.name);
+            assert_names_the_agent(&error);
             refused += 1;
             sandbox.attempt = 1;
             node.cri.run(sandbox)
         });
-        let pod = Pod::inhabit(&node, id.unwrap());
+        let pod = RunningPod::in_sandbox(&node, id.unwrap());
         let address = pod.addresses[0];
-        let met = outside.calls(address, 8080);
+        let destination = outside.connect(address, 8080);
         if is_meshed {
-            assert_eq!(met, Met::proxy(15006, address, 8080), "{}", sandbox.name);
+            assert_eq!(destination, Destination::proxy(15006, address, 8080), "{}", sandbox.name);
         } else {
-            assert_eq!(met, *"app", "{}", sandbox.name);
+            assert_eq!(destination, *"app", "{}", sandbox.name);
         }
     }
-    let meshed = PODS_OF_A_NODE - PODS_OF_A_NODE.div_ceil(UNMESHED);
-    println!("{dead} agents killed: of {meshed} meshed pods {refused} were refused once, of the others none");
+    let meshed = PODS_OF_A_NODE - PODS_OF_A_NODE.div_ceil(UNMESHED_INTERVAL);
+    println!(
+        "{killed} agents killed: {refused} of {meshed} meshed pods were refused once, no unmeshed pod was"
+    );
 }

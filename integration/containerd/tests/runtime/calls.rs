@@ -1,74 +1,72 @@
-//! How containerd calls a plugin: what Gybe builds upon, so that a runtime which changes it is
-//! noticed here and not on a node.
+//! How containerd calls a plugin: the behaviour that Gybe relies on.
 
-use gybe_containerd_tests::{Call, Chain, Generation, Hold, Node, Sandbox, chain};
+use gybe_containerd_tests::{Conflist, Generation, Node, PausePoint, RecordedCall, Sandbox, conflist};
 use serde_json::{Value, json};
 
-use crate::ground::{entries, killed_during_add, node, on_every_generation};
+use crate::fixture::{entries, kill_containerd_during_add, node, on_every_generation};
 
-const HOLD: &str = "/run/gybe/hold.sock";
-/// Where host-local notes which addresses are taken.
+const PAUSE_SOCKET: &str = "/run/gybe/pause.sock";
+/// host-local's files of assigned addresses.
 const LEASES: &str = "/var/lib/cni/networks/gybe-test";
 
-fn recorded(generation: Generation) -> Chain {
-    Chain::of_reference_plugins(generation).then(chain::recorder())
+fn conflist_with_recorder(generation: Generation) -> Conflist {
+    Conflist::reference_plugins(generation).with_plugin(conflist::recorder())
 }
 
-/// The chain with a recorder that has one more key.
-fn recorded_with(generation: Generation, key: &str, value: &str) -> Chain {
-    let mut entry = chain::recorder();
+/// A conflist whose recorder has another key.
+fn conflist_with_recorder_key(generation: Generation, key: &str, value: &str) -> Conflist {
+    let mut entry = conflist::recorder();
     entry[key] = Value::from(value);
-    Chain::of_reference_plugins(generation).then(entry)
+    Conflist::reference_plugins(generation).with_plugin(entry)
 }
 
-/// A DEL is told apart by what it knows: the namespace's path, and what ADD had answered.
+/// A call. DELs differ in whether they have the namespace's path and the result of the ADD.
 #[derive(Debug, PartialEq)]
-enum Kind {
+enum CallKind {
     Add,
-    DelKnowingAll,
-    DelKnowingNetns,
-    DelKnowingNothing,
+    DelWithNetnsAndResult,
+    DelWithNetns,
+    DelWithoutNetns,
 }
 
-fn kinds(node: &Node) -> Vec<Kind> {
-    let calls = node.calls().unwrap();
-    calls.iter().filter_map(kind).collect()
+fn kinds(node: &Node) -> Vec<CallKind> {
+    node.recorded_calls().unwrap().iter().filter_map(kind).collect()
 }
 
-fn kind(call: &Call) -> Option<Kind> {
+fn kind(call: &RecordedCall) -> Option<CallKind> {
     let netns = !call.variable("CNI_NETNS").is_empty();
     let result = !call.stdin("/prevResult").is_null();
-    match (call.verb(), netns, result) {
-        ("ADD", true, true) => Some(Kind::Add),
-        ("DEL", true, true) => Some(Kind::DelKnowingAll),
-        ("DEL", true, false) => Some(Kind::DelKnowingNetns),
-        ("DEL", false, false) => Some(Kind::DelKnowingNothing),
+    match (call.command(), netns, result) {
+        ("ADD", true, true) => Some(CallKind::Add),
+        ("DEL", true, true) => Some(CallKind::DelWithNetnsAndResult),
+        ("DEL", true, false) => Some(CallKind::DelWithNetns),
+        ("DEL", false, false) => Some(CallKind::DelWithoutNetns),
         ("STATUS", false, false) => None,
-        other => panic!("a call nobody has seen before: {other:?}"),
+        other => panic!("an unexpected kind of call: {other:?}"),
     }
 }
 
 on_every_generation! {
-    fn a_sandbox_comes_up_with_two_addresses_and_its_namespace(generation: Generation) {
-        let node = node(generation, &recorded(generation));
-        let id = node.cri.run(&Sandbox::named("shop", "cart")).unwrap();
-        let standing = node.cri.standing(&id).unwrap();
-        assert!(standing.ready);
-        assert_eq!(standing.addresses.len(), 2, "{standing:?}");
-        assert!(node.stage().path(standing.netns.unwrap()).exists());
+    fn a_sandbox_has_two_addresses_and_a_namespace(generation: Generation) {
+        let node = node(generation, &conflist_with_recorder(generation));
+        let id = node.cri.run(&Sandbox::new("shop", "cart")).unwrap();
+        let status = node.cri.sandbox_status(&id).unwrap();
+        assert!(status.ready);
+        assert_eq!(status.addresses.len(), 2, "{status:?}");
+        assert!(node.host().path(status.netns.unwrap()).exists());
         assert_eq!(node.cri.list().unwrap(), [id]);
     }
 }
 
 on_every_generation! {
-    fn an_add_brings_annotations_and_what_the_plugins_before_have_done(generation: Generation) {
-        let node = node(generation, &recorded(generation));
-        let pod = Sandbox::named("shop", "cart")
-            .annotated("sidecar.istio.io/status", "{}")
-            .published(18080, 8080);
+    fn an_add_has_the_annotations_and_the_result_of_the_plugins_before(generation: Generation) {
+        let node = node(generation, &conflist_with_recorder(generation));
+        let pod = Sandbox::new("shop", "cart")
+            .with_annotation("sidecar.istio.io/status", "{}")
+            .with_host_port(18080, 8080);
         let id = node.cri.run(&pod).unwrap();
-        let calls = node.calls().unwrap();
-        let add = calls.iter().find(|call| call.verb() == "ADD").unwrap();
+        let calls = node.recorded_calls().unwrap();
+        let add = calls.iter().find(|call| call.command() == "ADD").unwrap();
 
         assert_eq!(add.argument("K8S_POD_NAMESPACE"), Some("shop"));
         assert_eq!(add.argument("K8S_POD_NAME"), Some("cart"));
@@ -82,23 +80,22 @@ on_every_generation! {
         let addresses = add.stdin("/prevResult/ips").as_array().unwrap();
         assert_eq!(addresses.len(), 2, "{addresses:?}");
         let interfaces = add.stdin("/prevResult/interfaces").as_array().unwrap();
-        let inside = interfaces.iter().find(|one| one["sandbox"] == add.variable("CNI_NETNS"));
-        assert_eq!(inside.unwrap()["name"], "eth0");
+        let in_pod = interfaces.iter().find(|interface| interface["sandbox"] == add.variable("CNI_NETNS"));
+        assert_eq!(in_pod.unwrap()["name"], "eth0");
     }
 }
 
 on_every_generation! {
-    fn a_sandbox_is_taken_down_more_than_once(generation: Generation) {
-        let node = node(generation, &recorded(generation));
-        let id = node.cri.run(&Sandbox::named("shop", "cart")).unwrap();
+    fn containerd_repeats_dels(generation: Generation) {
+        let node = node(generation, &conflist_with_recorder(generation));
+        let id = node.cri.run(&Sandbox::new("shop", "cart")).unwrap();
         node.cri.stop(&id).unwrap();
-        node.cri.stop(&id).unwrap();
-        node.cri.remove(&id).unwrap();
+        node.cri.delete(&id).unwrap();
         let expected = [
-            Kind::Add,
-            Kind::DelKnowingAll,
-            Kind::DelKnowingNothing,
-            Kind::DelKnowingNothing,
+            CallKind::Add,
+            CallKind::DelWithNetnsAndResult,
+            CallKind::DelWithoutNetns,
+            CallKind::DelWithoutNetns,
         ];
         assert_eq!(kinds(&node), expected);
         assert_eq!(node.cri.list().unwrap(), [""; 0]);
@@ -106,60 +103,59 @@ on_every_generation! {
 }
 
 on_every_generation! {
-    fn a_refused_add_is_told_to_the_kubelet_and_taken_down(generation: Generation) {
-        let chain = recorded_with(generation, "refuse", "no, and this is why");
-        let node = node(generation, &chain);
-        let trouble = node.cri.run(&Sandbox::named("shop", "cart")).unwrap_err();
-        let wanted = r#"plugin type="gybe-recorder" failed (add): no, and this is why"#;
-        assert!(trouble.message().contains(wanted), "{trouble}");
+    fn the_kubelet_receives_the_error_of_an_add_and_the_network_is_removed(generation: Generation) {
+        let conflist = conflist_with_recorder_key(generation, "fail_add", "the reason");
+        let node = node(generation, &conflist);
+        let error = node.cri.run(&Sandbox::new("shop", "cart")).unwrap_err();
+        let expected = r#"plugin type="gybe-recorder" failed (add): the reason"#;
+        assert!(error.message().contains(expected), "{error}");
         let kinds = kinds(&node);
-        assert_eq!(kinds[0], Kind::Add);
-        assert!(kinds[1..].iter().all(|kind| *kind == Kind::DelKnowingNetns), "{kinds:?}");
+        assert_eq!(kinds[0], CallKind::Add);
+        assert!(kinds[1..].iter().all(|kind| *kind == CallKind::DelWithNetns), "{kinds:?}");
         assert!(!kinds[1..].is_empty());
         assert_eq!(node.cri.list().unwrap(), [""; 0]);
         assert_eq!(entries(&node, "/run/netns"), [""; 0]);
-        assert_eq!(entries(&node, LEASES).len(), 3, "a lock, and the last address of each range");
+        assert_eq!(entries(&node, LEASES).len(), 3, "a lock and the last address of each range");
     }
 }
 
 on_every_generation! {
-    fn containerd_killed_during_an_add_takes_it_down_later_or_never(generation: Generation) {
-        let node = node(generation, &recorded_with(generation, "hold", HOLD));
-        let hold = Hold::at(node.stage(), HOLD).unwrap();
-        let sandbox = Sandbox::named("shop", "cart");
-        let (lost, plugin) = killed_during_add(node, &hold, &sandbox);
+    fn containerd_killed_during_an_add_calls_del_after_its_restart_except_1_7(generation: Generation) {
+        let node = node(generation, &conflist_with_recorder_key(generation, "pause_at", PAUSE_SOCKET));
+        let pause_point = PausePoint::listen(node.host(), PAUSE_SOCKET).unwrap();
+        let sandbox = Sandbox::new("shop", "cart");
+        let (killed, plugin) = kill_containerd_during_add(node, &pause_point, &sandbox);
         drop(plugin);
-        let node = lost.recover().unwrap();
+        let node = killed.restart_containerd().unwrap();
         for id in node.cri.list().unwrap() {
-            node.cri.stop(&id).unwrap();
-            node.cri.remove(&id).unwrap();
+            node.cri.delete(&id).unwrap();
         }
-        let known = [Kind::Add, Kind::DelKnowingNetns, Kind::DelKnowingNothing];
+        let expected = [CallKind::Add, CallKind::DelWithNetns, CallKind::DelWithoutNetns];
         match generation {
-            Generation::V1_6 | Generation::V2 => assert_eq!(kinds(&node), known),
-            // It writes a sandbox down only after its network: the namespace stays for ever.
-            Generation::V1_7 => assert_eq!(kinds(&node), [Kind::Add]),
+            Generation::V1_6 | Generation::V2 => assert_eq!(kinds(&node), expected),
+            // It stores a sandbox only after its network: the namespace is never removed.
+            Generation::V1_7 => assert_eq!(kinds(&node), [CallKind::Add]),
         }
     }
 }
 
 #[test]
-fn a_2_x_asks_for_status_and_is_content() {
+fn containerd_2_x_calls_status_and_reports_the_network_ready() {
     let generation = Generation::V2;
-    let node = node(generation, &recorded(generation));
-    let network = node.cri.network().unwrap();
+    let node = node(generation, &conflist_with_recorder(generation));
+    let network = node.cri.network_condition().unwrap();
     assert!(network.holds, "{network:?}");
-    let calls = node.calls().unwrap();
-    let status = calls.iter().find(|call| call.verb() == "STATUS").unwrap();
+    let calls = node.recorded_calls().unwrap();
+    let status = calls.iter().find(|call| call.command() == "STATUS").unwrap();
     assert!(status.stdin("/prevResult").is_null());
     assert_eq!(status.variable("CNI_CONTAINERID"), "");
 }
 
 #[test]
-fn a_2_x_tells_the_kubelet_why_a_status_failed() {
+fn containerd_2_x_reports_the_error_of_a_status_to_the_kubelet() {
     let generation = Generation::V2;
-    let chain = recorded_with(generation, "unfit", "the kernel lacks nft_redir");
-    let network = node(generation, &chain).cri.network().unwrap();
+    let conflist = conflist_with_recorder_key(generation, "fail_status", "the kernel lacks nft_redir");
+    let network = node(generation, &conflist).cri.network_condition().unwrap();
     assert!(!network.holds);
     assert!(network.message.contains("the kernel lacks nft_redir"), "{network:?}");
 }

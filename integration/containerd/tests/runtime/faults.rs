@@ -1,136 +1,135 @@
-//! Gybe in a chain where something goes wrong, or comes twice: what the kubelet is told, and what
-//! is left.
+//! Faults and repeated calls: the errors that the kubelet receives, and what is left on the node.
 
 use std::io::Read;
 use std::net::Shutdown;
 use std::thread;
 
-use gybe_containerd_tests::{Call, Chain, Generation, Hold, Sandbox, calls, chain, manifest};
+use gybe_containerd_tests::{
+    Conflist, Generation, PausePoint, RecordedCall, Sandbox, conflist, manifest, recorder,
+};
 use serde_json::{Value, json};
 
-use crate::ground::{
-    assert_nothing_is_left, gybe_node, gybe_node_with, killed_during_add, node, on_every_generation, ours,
+use crate::fixture::{
+    assert_no_sandbox_is_left, gybe_node, gybe_node_with, kill_containerd_during_add, node,
+    on_every_generation, program,
 };
-use crate::pod::{Met, Outside, Pod};
+use crate::pod::{Destination, OutsideClient, RunningPod};
 
-const HOLD: &str = "/run/gybe/hold.sock";
+const PAUSE_SOCKET: &str = "/run/gybe/pause.sock";
 
-fn adds(calls: &[Call]) -> Vec<&Call> {
-    calls.iter().filter(|call| call.verb() == "ADD").collect()
+fn adds(calls: &[RecordedCall]) -> Vec<&RecordedCall> {
+    calls.iter().filter(|call| call.command() == "ADD").collect()
 }
 
-/// Gybe, run by a recorder that first waits.
-fn held_gybe() -> Value {
-    let mut entry = chain::gybe();
-    entry["around"] = json!(ours("gybe-cni"));
-    entry["type"] = json!(calls::RECORDER);
-    entry["calls"] = json!(calls::DIRECTORY);
-    entry["hold"] = json!(HOLD);
+/// Gybe as the delegate of a recorder that pauses first.
+fn pausing_gybe() -> Value {
+    let mut entry = conflist::gybe();
+    entry["delegate"] = json!(program("gybe-cni"));
+    entry["type"] = json!(recorder::PLUGIN);
+    entry["calls"] = json!(recorder::DIRECTORY);
+    entry["pause_at"] = json!(PAUSE_SOCKET);
     entry
 }
 
 on_every_generation! {
-    fn the_result_of_the_chain_passes_gybe_unchanged(generation: Generation) {
+    fn gybe_returns_the_result_of_the_plugins_before_unchanged(generation: Generation) {
         let node = gybe_node(generation);
         let sandbox = Sandbox::injected("shop", "cart");
-        Pod::start(&node, &sandbox, &manifest::injected(&sandbox));
-        let calls = node.calls().unwrap();
-        let [before, behind] = adds(&calls)[..] else { panic!("not two recorders: {calls:?}") };
-        assert_eq!(before.stdin("/prevResult"), behind.stdin("/prevResult"));
-        assert_ne!(*behind.stdin("/prevResult"), Value::Null);
+        RunningPod::start(&node, &sandbox, &manifest::injected(&sandbox));
+        let calls = node.recorded_calls().unwrap();
+        let [before, after] = adds(&calls)[..] else { panic!("not two recorders: {calls:?}") };
+        assert_eq!(before.stdin("/prevResult"), after.stdin("/prevResult"));
+        assert_ne!(*after.stdin("/prevResult"), Value::Null);
     }
 }
 
 on_every_generation! {
-    fn f20_a_pod_can_be_stopped_twice_and_removed_and_nothing_is_left(generation: Generation) {
+    fn f20_a_pod_that_is_stopped_twice_and_removed_leaves_nothing(generation: Generation) {
         let node = gybe_node(generation);
         let sandbox = Sandbox::injected("shop", "cart");
-        let pod = Pod::start(&node, &sandbox, &manifest::injected(&sandbox));
+        let pod = RunningPod::start(&node, &sandbox, &manifest::injected(&sandbox));
         let id = pod.id.clone();
         drop(pod);
         node.cri.stop(&id).unwrap();
-        node.cri.stop(&id).unwrap();
-        node.cri.remove(&id).unwrap();
-        assert_nothing_is_left(&node);
+        node.cri.delete(&id).unwrap();
+        assert_no_sandbox_is_left(&node);
     }
 }
 
 on_every_generation! {
-    fn a_bad_annotation_is_told_to_the_kubelet_and_nothing_is_left(generation: Generation) {
+    fn the_kubelet_receives_the_error_about_an_annotation_and_nothing_is_left(generation: Generation) {
         let node = gybe_node(generation);
         let annotation = "traffic.sidecar.istio.io/excludeInboundPorts";
-        let sandbox = Sandbox::injected("shop", "cart").annotated(annotation, "80,ftp");
-        manifest::publish(node.stage(), &sandbox, &manifest::injected(&sandbox)).unwrap();
-        let trouble = node.cri.run(&sandbox).unwrap_err();
-        for told in [
+        let sandbox = Sandbox::injected("shop", "cart").with_annotation(annotation, "80,ftp");
+        manifest::publish(node.host(), &sandbox, &manifest::injected(&sandbox)).unwrap();
+        let error = node.cri.run(&sandbox).unwrap_err();
+        for part in [
             r#"plugin type="gybe-cni" failed (add): gybe-cni cmdAdd GYBE-ADD-011"#,
             annotation,
             "ftp",
             "; correct the annotation in the pod's template",
         ] {
-            assert!(trouble.message().contains(told), "{told} is not in: {trouble}");
+            assert!(error.message().contains(part), "{part} is not in: {error}");
         }
-        assert_nothing_is_left(&node);
+        assert_no_sandbox_is_left(&node);
     }
 }
 
 on_every_generation! {
-    fn f04_a_pod_nobody_knows_is_refused_until_somebody_does(generation: Generation) {
+    fn f04_a_pod_without_facts_is_refused_until_its_manifest_is_published(generation: Generation) {
         let node = gybe_node(generation);
         let mut sandbox = Sandbox::injected("shop", "cart");
-        let trouble = node.cri.run(&sandbox).unwrap_err();
-        assert!(trouble.message().contains("GYBE-ADD-017"), "{trouble}");
-        assert_nothing_is_left(&node);
+        let error = node.cri.run(&sandbox).unwrap_err();
+        assert!(error.message().contains("GYBE-ADD-017"), "{error}");
+        assert_no_sandbox_is_left(&node);
         sandbox.attempt = 1;
-        let pod = Pod::start(&node, &sandbox, &manifest::injected(&sandbox));
+        let pod = RunningPod::start(&node, &sandbox, &manifest::injected(&sandbox));
         let address = pod.addresses[0];
-        assert_eq!(Outside::of(&node).calls(address, 8080), Met::proxy(15006, address, 8080));
+        assert_eq!(OutsideClient::new(&node).connect(address, 8080), Destination::proxy(15006, address, 8080));
     }
 }
 
 on_every_generation! {
-    fn f15_after_containerd_was_killed_during_an_add_the_next_try_is_redirected(generation: Generation) {
-        let mut behind = chain::recorder();
-        behind["hold"] = json!(HOLD);
-        let node = gybe_node_with(generation, behind);
-        let hold = Hold::at(node.stage(), HOLD).unwrap();
+    fn f15_after_a_crash_of_containerd_during_an_add_the_next_attempt_is_redirected(generation: Generation) {
+        let mut recorder = conflist::recorder();
+        recorder["pause_at"] = json!(PAUSE_SOCKET);
+        let node = gybe_node_with(generation, recorder);
+        let pause_point = PausePoint::listen(node.host(), PAUSE_SOCKET).unwrap();
         let mut sandbox = Sandbox::injected("shop", "cart");
-        manifest::publish(node.stage(), &sandbox, &manifest::injected(&sandbox)).unwrap();
-        let (lost, plugin) = killed_during_add(node, &hold, &sandbox);
+        manifest::publish(node.host(), &sandbox, &manifest::injected(&sandbox)).unwrap();
+        let (killed, plugin) = kill_containerd_during_add(node, &pause_point, &sandbox);
         drop(plugin);
-        let node = lost.recover().unwrap();
+        let node = killed.restart_containerd().unwrap();
         for id in node.cri.list().unwrap() {
-            node.cri.stop(&id).unwrap();
-            node.cri.remove(&id).unwrap();
+            node.cri.delete(&id).unwrap();
         }
         sandbox.attempt = 1;
         let kubelet = node.connect().unwrap();
         let id = thread::scope(|scope| {
             let adding = scope.spawn(|| kubelet.run(&sandbox));
-            drop(hold.wait().unwrap());
+            drop(pause_point.wait().unwrap());
             adding.join().unwrap().unwrap()
         });
-        let pod = Pod::inhabit(&node, id);
+        let pod = RunningPod::in_sandbox(&node, id);
         let address = pod.addresses[0];
-        assert_eq!(Outside::of(&node).calls(address, 8080), Met::proxy(15006, address, 8080));
+        assert_eq!(OutsideClient::new(&node).connect(address, 8080), Destination::proxy(15006, address, 8080));
     }
 }
 
 on_every_generation! {
-    fn f15_a_plugin_whose_containerd_was_killed_comes_to_its_end(generation: Generation) {
-        let node = node(generation, &Chain::of_reference_plugins(generation).then(held_gybe()));
-        let hold = Hold::at(node.stage(), HOLD).unwrap();
+    fn f15_a_plugin_ends_after_its_containerd_was_killed(generation: Generation) {
+        let node = node(generation, &Conflist::reference_plugins(generation).with_plugin(pausing_gybe()));
+        let pause_point = PausePoint::listen(node.host(), PAUSE_SOCKET).unwrap();
         let sandbox = Sandbox::injected("shop", "cart");
-        manifest::publish(node.stage(), &sandbox, &manifest::injected(&sandbox)).unwrap();
-        let (lost, mut plugin) = killed_during_add(node, &hold, &sandbox);
+        manifest::publish(node.host(), &sandbox, &manifest::injected(&sandbox)).unwrap();
+        let (killed, mut plugin) = kill_containerd_during_add(node, &pause_point, &sandbox);
         plugin.shutdown(Shutdown::Write).unwrap();
-        let mut ended = String::new();
-        plugin.read_to_string(&mut ended).unwrap();
-        assert_eq!(ended, "exit status: 1", "nobody reads the result, and the runtime would say so");
-        let node = lost.recover().unwrap();
+        let mut status = String::new();
+        plugin.read_to_string(&mut status).unwrap();
+        assert_eq!(status, "exit status: 1", "no process reads the result");
+        let node = killed.restart_containerd().unwrap();
         for id in node.cri.list().unwrap() {
-            node.cri.stop(&id).unwrap();
-            node.cri.remove(&id).unwrap();
+            node.cri.delete(&id).unwrap();
         }
     }
 }

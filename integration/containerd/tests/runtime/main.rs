@@ -1,7 +1,7 @@
-//! What three generations of containerd do with the plugin, seen on real sandboxes. Needs root and
-//! the packages of `setup.sh`:  make test-containerd
+//! The plugin in real sandboxes of three generations of containerd. Needs root and the packages of `setup.sh`:
+//! make test-containerd
 
-#![allow(clippy::print_stdout, reason = "how many there were of what was counted")]
+#![allow(clippy::print_stdout, reason = "the tests print what they counted")]
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -10,12 +10,12 @@
 )]
 
 mod agent;
-mod cached;
+mod cached_results;
 mod calls;
+mod crash_injected;
 mod faults;
-mod ground;
+mod fixture;
 mod pod;
-mod redirected;
+mod redirection;
 mod status;
-mod struck;
-mod verified;
+mod verify;

@@ -1,5 +1,4 @@
-//! A sandbox with processes in it: a proxy and an application that say who they are, and callers;
-//! not where their connections ought to end.
+//! A sandbox with a proxy and an application in it, and connections to and from it.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
@@ -15,101 +14,102 @@ use serde_json::Value;
 
 pub(crate) const PROXY: Owner = Owner { uid: 1337, gid: 1337 };
 pub(crate) const APPLICATION: Owner = Owner { uid: 1000, gid: 1000 };
-/// The bridge's addresses: where a pod meets whatever is not itself.
+/// The bridge's addresses, at which a pod reaches the node.
 pub(crate) const OUTSIDE: [IpAddr; 2] =
     [IpAddr::V4(Ipv4Addr::new(10, 88, 0, 1)), IpAddr::V6(Ipv6Addr::new(0xfd00, 0x88, 0, 0, 0, 0, 0, 1))];
 
-/// The kernel sends a lost SYN again after one second and after three.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// The kernel repeats a lost SYN after one second and after three.
+const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A pod at work.
-pub(crate) struct Pod {
+/// A sandbox with processes.
+pub(crate) struct RunningPod {
     pub(crate) id: String,
     pub(crate) addresses: Vec<IpAddr>,
     namespace: Arc<Namespace>,
     _listeners: Vec<Listeners>,
 }
 
-/// What is around the pods.
-pub(crate) struct Outside {
+/// A client and a listener in the node's network namespace.
+pub(crate) struct OutsideClient {
     namespace: Arc<Namespace>,
     _listeners: Listeners,
 }
 
-/// Whom a connection met.
+/// The listener that a connection reached.
 #[derive(Debug, PartialEq)]
-pub(crate) struct Met {
-    by: String,
-    meant: Option<SocketAddr>,
+pub(crate) struct Destination {
+    listener: String,
+    /// The original destination, if the listener reports one.
+    original: Option<SocketAddr>,
 }
 
-impl Pod {
-    /// Publishes the manifest, has the sandbox made, and starts who would run in it.
-    pub(crate) fn start(node: &Node, sandbox: &Sandbox, manifest: &Value) -> Pod {
-        manifest::publish(node.stage(), sandbox, manifest).unwrap();
+impl RunningPod {
+    /// Publishes the manifest and starts the sandbox and its processes.
+    pub(crate) fn start(node: &Node, sandbox: &Sandbox, manifest: &Value) -> RunningPod {
+        manifest::publish(node.host(), sandbox, manifest).unwrap();
         let id = node.cri.run(sandbox).unwrap();
-        Pod::inhabit(node, id)
+        RunningPod::in_sandbox(node, id)
     }
 
-    /// Starts who would run in a sandbox that is there.
-    pub(crate) fn inhabit(node: &Node, id: String) -> Pod {
-        let standing = node.cri.standing(&id).unwrap();
-        let path = node.stage().path(standing.netns.unwrap());
+    /// Starts the processes of a pod in an existing sandbox.
+    pub(crate) fn in_sandbox(node: &Node, id: String) -> RunningPod {
+        let status = node.cri.sandbox_status(&id).unwrap();
+        let path = node.host().path(status.netns.unwrap());
         let namespace = Arc::new(Namespace::open(&path).unwrap());
-        let addresses = standing.addresses.iter().map(|text| text.parse().unwrap()).collect();
+        let addresses = status.addresses.iter().map(|text| text.parse().unwrap()).collect();
         let proxy = listeners(&namespace, PROXY, ServerName::NameAndPort("envoy"), &[15001, 15006]);
         let application = listeners(&namespace, APPLICATION, ServerName::Name("app"), &[8080]);
-        Pod { id, addresses, namespace, _listeners: vec![proxy, application] }
+        RunningPod { id, addresses, namespace, _listeners: vec![proxy, application] }
     }
 
-    /// What becomes of a connection that one of the pod's processes makes.
-    pub(crate) fn calls(&self, owner: Owner, to: IpAddr, port: u16) -> Met {
-        call(&self.namespace, owner, SocketAddr::new(to, port))
+    /// Connects as a process of the pod.
+    pub(crate) fn connect(&self, owner: Owner, to: IpAddr, port: u16) -> Destination {
+        connect(&self.namespace, owner, SocketAddr::new(to, port))
     }
 }
 
-impl Outside {
-    /// The node's own namespace, with somebody listening in it.
-    pub(crate) fn of(node: &Node) -> Outside {
-        let namespace = Arc::new(Namespace::open(&node.stage().netns()).unwrap());
+impl OutsideClient {
+    pub(crate) fn new(node: &Node) -> OutsideClient {
+        let namespace = Arc::new(Namespace::open(&node.host().netns()).unwrap());
         let root = Owner { uid: 0, gid: 0 };
-        let peer = listeners(&namespace, root, ServerName::Name("outside"), &[80]);
-        Outside { namespace, _listeners: peer }
+        let listeners = listeners(&namespace, root, ServerName::Name("outside"), &[80]);
+        OutsideClient { namespace, _listeners: listeners }
     }
 
-    /// What becomes of a connection that comes from outside the pod.
-    pub(crate) fn calls(&self, to: IpAddr, port: u16) -> Met {
-        call(&self.namespace, Owner { uid: 0, gid: 0 }, SocketAddr::new(to, port))
+    /// Connects as a process of the node.
+    pub(crate) fn connect(&self, to: IpAddr, port: u16) -> Destination {
+        connect(&self.namespace, Owner { uid: 0, gid: 0 }, SocketAddr::new(to, port))
     }
 }
 
-fn listeners(namespace: &Arc<Namespace>, owner: Owner, badge: ServerName, ports: &[u16]) -> Listeners {
-    let service = |port: &u16| ListeningPort {
+fn listeners(namespace: &Arc<Namespace>, owner: Owner, name: ServerName, ports: &[u16]) -> Listeners {
+    let listening_port = |port: &u16| ListeningPort {
         transport: Transport::Tcp,
         port: *port,
         address: ListenAddress::Any,
     };
-    Listeners::start(namespace, owner, badge, ports.iter().map(service).collect()).unwrap()
+    Listeners::start(namespace, owner, name, ports.iter().map(listening_port).collect()).unwrap()
 }
 
-fn call(namespace: &Namespace, owner: Owner, to: SocketAddr) -> Met {
-    let call = Client { owner, transport: Transport::Tcp, to, source: SourceOptions::default() };
-    match call.connect(namespace, PATIENCE).unwrap() {
-        ConnectionOutcome::Answered(Reply { by, original, .. }) => Met { by, meant: original },
-        other => Met { by: other.to_string(), meant: None },
+fn connect(namespace: &Namespace, owner: Owner, to: SocketAddr) -> Destination {
+    let client = Client { owner, transport: Transport::Tcp, to, source: SourceOptions::default() };
+    match client.connect(namespace, TIMEOUT).unwrap() {
+        ConnectionOutcome::Answered(Reply { by, original, .. }) => Destination { listener: by, original },
+        other => Destination { listener: other.to_string(), original: None },
     }
 }
 
-impl Met {
-    /// The proxy, on that port, and it knows where the connection was meant to go.
-    pub(crate) fn proxy(port: u16, address: IpAddr, meant: u16) -> Met {
-        Met { by: format!("envoy:{port}"), meant: Some(SocketAddr::new(address, meant)) }
+impl Destination {
+    /// The proxy's port, with the original destination.
+    pub(crate) fn proxy(port: u16, address: IpAddr, original_port: u16) -> Destination {
+        let original = Some(SocketAddr::new(address, original_port));
+        Destination { listener: format!("envoy:{port}"), original }
     }
 }
 
-/// Whoever is called so. That conntrack knows where the connection goes says nothing of a redirect.
-impl PartialEq<str> for Met {
+/// Compares only the listener: conntrack has an original destination for connections without redirection, too.
+impl PartialEq<str> for Destination {
     fn eq(&self, name: &str) -> bool {
-        self.by == name
+        self.listener == name
     }
 }

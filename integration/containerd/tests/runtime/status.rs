@@ -1,58 +1,62 @@
-//! What containerd 2.x makes of Gybe's STATUS: it judges the node, and says what would help.
+//! Gybe's STATUS in containerd 2.x: the node's network condition, and the hint in its message.
 
 use std::fs;
 
-use gybe_containerd_tests::{Chain, Generation, Sandbox, chain};
+use gybe_containerd_tests::{Conflist, Generation, Sandbox, conflist};
 use gybe_netfilter::backend::BackendKind;
 use gybe_netfilter::probe::{Capabilities, Finding, Findings, Profile, Refusal};
 use gybe_plugin::probe_cache::findings;
 use serde_json::json;
 
-use crate::ground::{agents_node, gybe_node, node_of};
+use crate::fixture::{gybe_node, node_with_agent_facts, node_with_gybe};
 
-/// All that carries iptables-legacy on this machine: its other names are links to it.
+/// iptables-legacy; its other names are links to this file.
 const LEGACY: &str = "/usr/sbin/xtables-legacy-multi";
-/// Where findings are kept, inside a stage.
-const FINDINGS: &str = "/run/gybe/probe.json";
+/// The stored probe report on the node.
+const PROBE_REPORT: &str = "/run/gybe/probe.json";
 
 #[test]
-fn with_gybe_in_the_chain_the_network_is_ready() {
+fn with_gybe_in_the_conflist_the_network_is_ready() {
     let node = gybe_node(Generation::V2);
-    let network = node.cri.network().unwrap();
+    let network = node.cri.network_condition().unwrap();
     assert!(network.holds, "{network:?}");
-    assert!(node.calls().unwrap().iter().any(|call| call.verb() == "STATUS"));
+    assert!(node.recorded_calls().unwrap().iter().any(|call| call.command() == "STATUS"));
 }
 
 #[test]
-fn the_network_is_ready_all_the_time_though_no_agent_ever_runs() {
-    let node = agents_node(Generation::V2);
-    assert!(node.cri.network().unwrap().holds);
+fn the_network_is_ready_without_an_agent() {
+    let node = node_with_agent_facts(Generation::V2);
+    assert!(node.cri.network_condition().unwrap().holds);
     node.cri.run(&Sandbox::injected("shop", "cart")).unwrap_err();
-    assert!(node.cri.network().unwrap().holds, "a pod was refused, and the node is as good as before");
-    node.cri.run(&Sandbox::named("gybe-system", "gybe-node-x7x2p")).unwrap();
-    assert!(node.cri.network().unwrap().holds);
+    assert!(
+        node.cri.network_condition().unwrap().holds,
+        "a refused pod does not change the node's condition"
+    );
+    node.cri.run(&Sandbox::new("gybe-system", "gybe-node-x7x2p")).unwrap();
+    assert!(node.cri.network_condition().unwrap().holds);
 }
 
 #[test]
-fn f28_without_the_programs_of_its_backend_the_node_is_not_ready_until_they_are_back() {
-    let mut entry = chain::gybe();
+fn f28_the_node_is_not_ready_while_the_programs_of_its_backend_are_missing() {
+    let mut entry = conflist::gybe();
     entry["backend"] = json!("iptables-legacy");
-    let node = node_of(Generation::V2, &Chain::of_reference_plugins(Generation::V2).then(entry));
-    assert!(node.cri.network().unwrap().holds);
-    node.stage().hide(LEGACY).unwrap();
-    let network = node.cri.network().unwrap();
+    let node =
+        node_with_gybe(Generation::V2, &Conflist::reference_plugins(Generation::V2).with_plugin(entry));
+    assert!(node.cri.network_condition().unwrap().holds);
+    node.host().hide(LEGACY).unwrap();
+    let network = node.cri.network_condition().unwrap();
     assert!(!network.holds);
-    for told in
+    for part in
         ["GYBE-STATUS-015", "iptables-legacy", "install it, or set backend to nft, which needs no program"]
     {
-        assert!(network.message.contains(told), "{told} is not in {network:?}");
+        assert!(network.message.contains(part), "{part} is not in {network:?}");
     }
-    node.stage().show(LEGACY).unwrap();
-    assert!(node.cri.network().unwrap().holds);
+    node.host().unhide(LEGACY).unwrap();
+    assert!(node.cri.network_condition().unwrap().holds);
 }
 
-/// Findings about this kernel, true or not, by which nothing works.
-fn nothing_works() -> Capabilities {
+/// A probe report in which every backend is refused.
+fn no_backend_works() -> Capabilities {
     let refusal = Refusal {
         why: "nftables refused chain nat-output: no such file or directory".into(),
         errno: Some(2),
@@ -70,25 +74,26 @@ fn nothing_works() -> Capabilities {
 }
 
 #[test]
-fn f28_where_no_backend_works_the_node_is_not_ready_and_the_remedy_is_told() {
-    let mut entry = chain::gybe();
+fn f28_where_no_backend_works_the_node_is_not_ready_and_the_message_has_the_hint() {
+    let mut entry = conflist::gybe();
     entry["backend"] = json!("auto");
-    let node = node_of(Generation::V2, &Chain::of_reference_plugins(Generation::V2).then(entry));
+    let node =
+        node_with_gybe(Generation::V2, &Conflist::reference_plugins(Generation::V2).with_plugin(entry));
     let read = |path: &str| fs::read_to_string(path).unwrap().trim().to_owned();
-    let this = findings::NodeIdentity {
+    let node_id = findings::NodeIdentity {
         boot: read("/proc/sys/kernel/random/boot_id"),
         kernel: read("/proc/sys/kernel/osrelease"),
     };
-    let kept = node.stage().path(FINDINGS);
-    fs::write(&kept, findings::to_json(&this, &nothing_works()).to_string()).unwrap();
-    let network = node.cri.network().unwrap();
+    let report = node.host().path(PROBE_REPORT);
+    fs::write(&report, findings::to_json(&node_id, &no_backend_works()).to_string()).unwrap();
+    let network = node.cri.network_condition().unwrap();
     assert!(!network.holds);
-    for told in ["GYBE-STATUS-027", "no backend works on this node", "modprobe nft_chain_nat"] {
-        assert!(network.message.contains(told), "{told} is not in {network:?}");
+    for part in ["GYBE-STATUS-027", "no backend works on this node", "modprobe nft_chain_nat"] {
+        assert!(network.message.contains(part), "{part} is not in {network:?}");
     }
-    // Forgotten, as the next boot or `gybe probe --fresh` would, it is found out once more.
-    fs::remove_file(&kept).unwrap();
-    let network = node.cri.network().unwrap();
+    // Without a stored report, as after a boot or `gybe probe --fresh`, the plugin probes again.
+    fs::remove_file(&report).unwrap();
+    let network = node.cri.network_condition().unwrap();
     assert!(network.holds, "{network:?}");
-    assert!(kept.exists());
+    assert!(report.exists());
 }

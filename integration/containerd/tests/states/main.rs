@@ -1,6 +1,5 @@
-//! States of a node, and what each tool says of them: the plan, `/readyz`, the metrics, `gybe doctor`; and the next
-//! pod that real containerd starts there. They never disagree. The table is docs/NODE-STATES.md. Needs root and the
-//! packages of `setup.sh`:  make test-states
+//! States of a node: the plan, `/readyz`, the metrics and `gybe doctor` agree in each about the next pod that real
+//! containerd starts. The table is docs/NODE-STATES.md. Needs root and the packages of `setup.sh`:  make test-states
 
 #![allow(
     clippy::unwrap_used,
@@ -9,14 +8,14 @@
     clippy::indexing_slicing,
     reason = "a test that cannot be set up must stop"
 )]
-#![allow(clippy::print_stdout, reason = "which row it is at")]
+#![allow(clippy::print_stdout, reason = "the test prints each row")]
 
+mod node;
 mod rows;
-mod site;
 
 use gybe_containerd_tests::Generation;
-use rows::{Row, rows};
-use site::{Site, Verdicts};
+use node::{StateNode, Verdicts};
+use rows::{ROWS, Row};
 use std::fmt::Write;
 use std::fs;
 use std::path::Path;
@@ -24,73 +23,75 @@ use std::thread;
 
 const HEAD: &str = "# States of a node
 
-Which file the runtime takes, which plugins it runs and whether a pod meets Gybe is decided in one place (`installer/src/host/judge.rs`). This table
-is made by `make node-states`, which puts a node into each state, lets the agent do what it does, asks each tool, and has real containerd start a pod of
-the mesh. `make test-states` holds it equal, and fails where two of them disagree.
+One module decides which file the runtime loads, which plugins it runs and whether a pod is redirected: `installer/src/host/judge.rs`. This table
+shows its answers in states of a node. `make node-states` writes it: it puts a node into each state, runs the agent, queries each tool, and starts a meshed
+pod with real containerd. `make test-states` compares it, and fails where two columns disagree.
 
-| State of the node | containerd | Plan | `/readyz` | `istio_cni_install_ready` | `gybe doctor` | The next pod | Why not |
+| State of the node | containerd | Plan | `/readyz` | `istio_cni_install_ready` | `gybe doctor` | The next pod | Reason |
 |---|---|---|---|---|---|---|---|
 ";
 
 fn line(row: &Row, verdicts: &Verdicts) -> String {
-    let word = |yes: bool| if yes { "redirected" } else { "not" };
-    let Verdicts { plan, ready, metric, doctor, pod, why } = verdicts;
+    let Verdicts { plan, ready, metric, doctor, pod, reason } = verdicts;
+    let plan = if *plan { "redirected" } else { "not redirected" };
     let ready = if *ready { "ready" } else { "not ready" };
-    let doctor = if *doctor { "nothing wrong" } else { "WRONG" };
-    let (name, plan) = (row.name, word(*plan));
-    // What a cell holds must not end it.
-    let why = why.replace('|', "\\|");
-    format!(
-        "| {name} | {} | {plan} | {ready} | {metric} | {doctor} | {} | {why} |\n",
-        row.generation,
-        pod.words()
-    )
+    let doctor = if *doctor { "no problem" } else { "problem" };
+    let pod = pod.text();
+    // A vertical bar would end the cell.
+    let reason = reason.replace('|', "\\|");
+    let (name, generation) = (row.name, row.generation);
+    format!("| {name} | {generation} | {plan} | {ready} | {metric} | {doctor} | {pod} | {reason} |\n")
 }
 
-/// One node's rows: those of its generation, less those of the other nodes of it.
-fn run(generation: Generation, (part, parts): (usize, usize)) -> Vec<(usize, String, Option<String>)> {
-    let site = Site::of(generation, part);
-    let all = rows();
-    let these = all.iter().enumerate().filter(|(_, row)| row.generation == generation);
-    let these = these.skip(part).step_by(parts);
-    let only = std::env::var("GYBE_ROW").ok();
-    let these = these.filter(|(_, row)| only.as_deref().is_none_or(|only| row.name.contains(only)));
-    these
-        .map(|(n, row)| {
-            let verdicts = site.judged(n, row);
+/// A row's index, its line of the table, and the disagreement, if there is one.
+type RowResult = (usize, String, Option<String>);
+
+/// Runs every `nodes`-th row of a generation, from `first` on, on one node. `GYBE_ROW` selects rows by name.
+fn run(generation: Generation, first: usize, nodes: usize) -> Vec<RowResult> {
+    let node = StateNode::start(generation, first);
+    let selected = std::env::var("GYBE_ROW").ok();
+    let rows = ROWS.iter().enumerate().filter(|(_, row)| row.generation == generation);
+    let rows = rows.skip(first).step_by(nodes);
+    rows.filter(|(_, row)| selected.as_deref().is_none_or(|part| row.name.contains(part)))
+        .map(|(index, row)| {
+            let verdicts = node.verdicts(index, row);
             println!("{}", line(row, &verdicts).trim_end());
-            (n, line(row, &verdicts), verdicts.disagreement(row))
+            (index, line(row, &verdicts), verdicts.disagreement(row))
         })
         .collect()
 }
 
 #[test]
-fn plan_readiness_metrics_doctor_and_the_next_pod_never_disagree() {
-    let mut all = thread::scope(|scope| {
+fn plan_readiness_metrics_doctor_and_the_next_pod_agree() {
+    let mut results = thread::scope(|scope| {
         let (old, new) = (Generation::V1_7, Generation::V2);
-        let nodes = [(old, (0, 1)), (new, (0, 2)), (new, (1, 2))];
-        let nodes = nodes.map(|(generation, part)| scope.spawn(move || run(generation, part)));
+        let nodes = [
+            scope.spawn(move || run(old, 0, 1)),
+            scope.spawn(move || run(new, 0, 2)),
+            scope.spawn(move || run(new, 1, 2)),
+        ];
         nodes.into_iter().flat_map(|node| node.join().unwrap()).collect::<Vec<_>>()
     });
-    all.sort();
-    let wrong: Vec<_> = all.iter().filter_map(|(_, line, wrong)| Some((line, wrong.as_ref()?))).collect();
-    assert!(wrong.is_empty(), "{wrong:#?}");
+    results.sort();
+    let disagreements: Vec<_> =
+        results.iter().filter_map(|(.., disagreement)| disagreement.as_ref()).collect();
+    assert!(disagreements.is_empty(), "{disagreements:#?}");
     if std::env::var_os("GYBE_ROW").is_some() {
         return;
     }
-    assert!(all.len() >= 40, "{}", all.len());
-    let mut text = HEAD.to_owned();
-    for (_, line, _) in &all {
-        write!(text, "{line}").unwrap();
+    assert_eq!(results.len(), ROWS.len());
+    let mut table = HEAD.to_owned();
+    for (_, line, _) in &results {
+        write!(table, "{line}").unwrap();
     }
-    let kept = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/NODE-STATES.md");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/NODE-STATES.md");
     if std::env::var_os("GYBE_WRITE").is_some() {
-        fs::write(&kept, &text).unwrap();
+        fs::write(&path, &table).unwrap();
     }
-    let there = fs::read_to_string(&kept).unwrap_or_default();
-    let first = text.lines().zip(there.lines()).find(|(made, kept)| made != kept);
+    let stored = fs::read_to_string(&path).unwrap_or_default();
+    let difference = table.lines().zip(stored.lines()).find(|(new, stored)| new != stored);
     assert!(
-        text == there,
-        "docs/NODE-STATES.md is not what was found, run: make node-states\nfirst: {first:#?}"
+        table == stored,
+        "docs/NODE-STATES.md is outdated; run: make node-states\nfirst: {difference:#?}"
     );
 }

@@ -1,0 +1,90 @@
+//! A node without Gybe, its cluster, and the manifests that install Gybe.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::thread;
+
+use gybe_api_server::{ApiServer, Validity};
+use gybe_containerd_tests::{Conflist, Generation, Image, Node, Programs, Sandbox, manifest};
+use gybe_installer::testnet::namespace::Namespace;
+use k8s_openapi::api::apps::v1::DaemonSet;
+use k8s_openapi::api::core::v1::ConfigMap;
+use serde_json::{Value, json};
+
+const HOST_INIT: &str = env!("CARGO_BIN_EXE_gybe-host-init");
+/// From this package's directory.
+const TOP: &str = "../..";
+
+/// An API server and a node of its cluster.
+pub(crate) struct Cluster {
+    pub(crate) api: ApiServer,
+    pub(crate) node: Node,
+    /// The node's network namespace, in which the agent and the API server run.
+    pub(crate) network: Namespace,
+}
+
+impl Cluster {
+    pub(crate) fn new(generation: Generation) -> Self {
+        let name = thread::current().name().unwrap_or("unnamed").replace("::", ".");
+        let log = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}.log"));
+        let programs = Programs { host_init: Path::new(HOST_INIT), plugins: &[] };
+        let node = Node::start(programs, generation, &Conflist::reference_plugins(generation), log).unwrap();
+        let network = Namespace::open(&node.host().netns()).unwrap();
+        let api = network.run(ApiServer::start).unwrap().unwrap();
+        let node_object = json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": NODE } });
+        api.put(node_object).unwrap();
+        let copied = copied_files();
+        let files: Vec<_> = copied.iter().map(|(path, bytes)| (path.as_str(), bytes.as_slice())).collect();
+        node.import(&Image { name: &image(), files: &files, entrypoint: "/opt/gybe/bin/gybe" }).unwrap();
+        Self { api, node, network }
+    }
+
+    /// Creates a meshed pod that is scheduled to the node.
+    pub(crate) fn schedule(&self, sandbox: &Sandbox) {
+        let mut pod = manifest::injected(sandbox);
+        pod["spec"]["nodeName"] = NODE.into();
+        self.api.put_pod(pod);
+    }
+
+    /// Writes a service account's files as the kubelet does.
+    pub(crate) fn write_token(&self, directory: &Path) {
+        let account = self.api.service_account(directory).unwrap();
+        account.write(&self.api.tokens().issue(Validity::Valid)).unwrap();
+    }
+}
+
+/// The node's name.
+pub(crate) const NODE: &str = "worker-1";
+
+/// Reads the single object of a file of the base.
+fn object(file: &str) -> Value {
+    let path = Path::new(TOP).join("manifests/base").join(file);
+    serde_saphyr::from_str(&fs::read_to_string(path).unwrap()).unwrap()
+}
+
+pub(crate) fn daemon_set() -> DaemonSet {
+    serde_json::from_value(object("daemonset.yaml")).unwrap()
+}
+
+pub(crate) fn config_map() -> ConfigMap {
+    serde_json::from_value(object("configmap.yaml")).unwrap()
+}
+
+fn image() -> String {
+    let pod = daemon_set().spec.template.spec.unwrap();
+    // containerd completes a name without a registry with `docker.io/library`.
+    format!("docker.io/library/{}", pod.containers[0].image.clone().unwrap())
+}
+
+/// Paths in the image and contents of the files that the Dockerfile copies.
+fn copied_files() -> Vec<(String, Vec<u8>)> {
+    let text = fs::read_to_string(Path::new(TOP).join("manifests/Dockerfile")).unwrap();
+    let copy = text.lines().find_map(|line| line.strip_prefix("COPY ")).unwrap();
+    let words: Vec<&str> = copy.split(' ').collect();
+    let (to, sources) = words.split_last().unwrap();
+    let in_image = |source: &Path| format!("{}{}", &to[1..], source.file_name().unwrap().to_str().unwrap());
+    let read = |path: PathBuf| {
+        fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}; run: make build", path.display()))
+    };
+    sources.iter().map(|source| (in_image(Path::new(source)), read(Path::new(TOP).join(source)))).collect()
+}

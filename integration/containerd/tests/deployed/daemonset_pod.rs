@@ -1,0 +1,160 @@
+//! The DaemonSet's pod on the node: its volumes, its containers, its HTTP endpoints.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, TcpStream};
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::time::Duration;
+
+use gybe_containerd_tests::cri::ContainerStatus;
+use gybe_containerd_tests::sandbox::{LOGS, PodNetwork};
+use gybe_containerd_tests::{Node, Sandbox};
+use gybe_test_support::wait_for_at_most;
+use k8s_openapi::api::core::v1::{Container, HTTPGetAction, PodSpec, Probe};
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+
+use crate::cluster::{Cluster, NODE, config_map, daemon_set};
+use crate::kubelet::{self, PodContext};
+
+/// Longer than any awaited event takes on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// The directory of the volumes on the test node.
+const VOLUMES: &str = "/run/kubelet";
+
+pub(crate) struct DaemonSetPod<'s> {
+    cluster: &'s Cluster,
+    pod: PodSpec,
+    containers: BTreeMap<String, String>,
+}
+
+impl<'s> DaemonSetPod<'s> {
+    pub(crate) fn start(cluster: &'s Cluster) -> Self {
+        let pod = daemon_set().spec.template.spec.unwrap();
+        let namespace = daemon_set().metadata.namespace.unwrap();
+        let host = cluster.node.host();
+        fs::create_dir_all(host.path(LOGS)).unwrap();
+        cluster.write_token(&host.path(VOLUMES).join("token"));
+        write_config(&cluster.node, &config_map().data.unwrap());
+        let sandbox = Sandbox { network: PodNetwork::Host, ..Sandbox::new(&namespace, "gybe-node-x7k2p") };
+        let address = cluster.api.address();
+        let context = PodContext {
+            fields: [
+                ("spec.nodeName", NODE),
+                ("metadata.namespace", &namespace),
+                ("metadata.name", &sandbox.name),
+            ]
+            .map(|(field, value)| (field, value.to_owned()))
+            .into(),
+            service: [
+                ("KUBERNETES_SERVICE_HOST", address.ip().to_string()),
+                ("KUBERNETES_SERVICE_PORT", address.port().to_string()),
+            ]
+            .into(),
+            volumes: VOLUMES,
+        };
+        for volume in pod.volumes.iter().flatten().filter(|volume| volume.host_path.is_some()) {
+            fs::create_dir_all(host.path(kubelet::source(volume, &context))).unwrap();
+        }
+        let id = cluster.node.cri.run(&sandbox).unwrap();
+        let start = |container: &Container| {
+            let config = kubelet::container(&pod, container, &context);
+            let id = cluster.node.cri.start_container(&id, &sandbox, config).unwrap();
+            (container.name.clone(), id)
+        };
+        let containers = pod.containers.iter().map(start).collect();
+        Self { cluster, pod, containers }
+    }
+
+    /// Runs the agent's readiness probe as the kubelet does.
+    pub(crate) fn is_ready(&self) -> bool {
+        self.probe(|install| &install.readiness_probe)
+    }
+
+    /// Runs the agent's liveness probe as the kubelet does.
+    pub(crate) fn is_alive(&self) -> bool {
+        self.probe(|install| &install.liveness_probe)
+    }
+
+    fn probe(&self, probe: impl Fn(&Container) -> &Option<Probe>) -> bool {
+        let install = self.pod.containers.iter().find(|container| container.name == "install").unwrap();
+        let probe = probe(install);
+        let HTTPGetAction { path, port, .. } = probe.clone().unwrap().http_get.unwrap();
+        let IntOrString::String(name) = port else { panic!("{port:?}") };
+        let port = install.ports.iter().flatten().find(|it| it.name.as_ref() == Some(&name)).unwrap();
+        self.is_ok(port.container_port.try_into().unwrap(), &path.unwrap())
+    }
+
+    /// Reports whether the agent answers 200.
+    pub(crate) fn is_ok(&self, port: u16, path: &str) -> bool {
+        self.get(port, path).is_some_and(|response| response.starts_with("HTTP/1.1 200 "))
+    }
+
+    /// Returns the response to a request from the node.
+    pub(crate) fn get(&self, port: u16, path: &str) -> Option<String> {
+        let request = || {
+            let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).ok()?;
+            stream.set_read_timeout(Some(Duration::from_secs(5))).ok()?;
+            write!(stream, "GET {path} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n").ok()?;
+            let mut response = String::new();
+            stream.read_to_string(&mut response).ok()?;
+            Some(response)
+        };
+        self.cluster.network.run(request).unwrap()
+    }
+
+    /// Waits until a condition holds; panics with the containers' logs when it does not in time.
+    pub(crate) fn wait_for(&self, what: &str, mut condition: impl FnMut() -> bool) {
+        let held = wait_for_at_most(PATIENCE, || condition().then_some(()));
+        held.unwrap_or_else(|| panic!("not within {PATIENCE:?}: {what}:\n{}", self.logs()));
+    }
+
+    pub(crate) fn status(&self, container: &str) -> ContainerStatus {
+        self.cluster.node.cri.container_status(&self.containers[container]).unwrap()
+    }
+
+    /// Returns a line of /proc/PID/status of the container's process.
+    pub(crate) fn proc_status(&self, container: &str, key: &str) -> String {
+        let pid = self.status(container).pid.unwrap();
+        let path = self.cluster.node.host().path(format!("/proc/{pid}/status"));
+        let status = fs::read_to_string(path).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'));
+        line.unwrap().trim().to_owned()
+    }
+
+    pub(crate) fn stop(&self, container: &str) {
+        self.cluster.node.cri.stop_container(&self.containers[container], 10).unwrap();
+    }
+
+    /// Returns the containers' status and logs.
+    pub(crate) fn logs(&self) -> String {
+        let logs = self.cluster.node.host().path(LOGS);
+        let read = |name: &String| fs::read_to_string(logs.join(format!("{name}.log"))).unwrap_or_default();
+        self.containers
+            .keys()
+            .map(|name| format!("{name}: {:?}\n{}", self.status(name), read(name)))
+            .collect()
+    }
+}
+
+/// Writes a ConfigMap as the kubelet does: to a new directory, to which the link `..data` is changed by a rename.
+pub(crate) fn write_config(node: &Node, data: &BTreeMap<String, String>) {
+    let volume = node.host().path(VOLUMES).join("config");
+    fs::create_dir_all(&volume).unwrap();
+    let before = fs::read_link(volume.join("..data")).ok();
+    let new = if before.as_deref() == Some(Path::new("..one")) { "..two" } else { "..one" };
+    fs::create_dir(volume.join(new)).unwrap();
+    for (key, value) in data {
+        fs::write(volume.join(new).join(key), value).unwrap();
+        let link = volume.join(key);
+        if !link.is_symlink() {
+            symlink(Path::new("..data").join(key), link).unwrap();
+        }
+    }
+    symlink(new, volume.join("..data_tmp")).unwrap();
+    fs::rename(volume.join("..data_tmp"), volume.join("..data")).unwrap();
+    if let Some(before) = before {
+        fs::remove_dir_all(volume.join(before)).unwrap();
+    }
+}

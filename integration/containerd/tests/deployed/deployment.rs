@@ -1,0 +1,102 @@
+//! The agent works with the rights and mounts of the manifests, on each generation of containerd.
+
+use std::fs;
+
+use gybe_containerd_tests::node::CONFLIST;
+use gybe_containerd_tests::{Generation, Sandbox, containerd};
+use serde_json::Value;
+
+use crate::cluster::{Cluster, config_map};
+use crate::daemonset_pod::{DaemonSetPod, write_config};
+use crate::pod::{Destination, OutsideClient, RunningPod};
+
+/// CAP_SETUID, CAP_NET_BIND_SERVICE, CAP_NET_ADMIN, CAP_NET_RAW, CAP_SYS_CHROOT, CAP_SYS_PTRACE and
+/// CAP_SYS_ADMIN (include/uapi/linux/capability.h).
+const PROBE_CAPABILITIES: u64 = 1 << 7 | 1 << 10 | 1 << 12 | 1 << 13 | 1 << 18 | 1 << 19 | 1 << 21;
+
+fn conflist(cluster: &Cluster) -> String {
+    fs::read_to_string(cluster.node.host().path(containerd::CONF_DIR).join(CONFLIST)).unwrap()
+}
+
+fn gybe_entry(cluster: &Cluster) -> Value {
+    let list: Value = serde_json::from_str(&conflist(cluster)).unwrap();
+    let last = list["plugins"].as_array().unwrap().last().unwrap().clone();
+    if last["type"] == "gybe-cni" { last } else { Value::Null }
+}
+
+/// Asserts that the containers have only these capabilities, cannot gain others, and have a system call filter.
+fn assert_confined(agent: &DaemonSetPod<'_>) {
+    for (container, capabilities) in [("install", 0), ("probe", PROBE_CAPABILITIES)] {
+        for set in ["CapPrm", "CapEff", "CapBnd"] {
+            let held = u64::from_str_radix(&agent.proc_status(container, set), 16).unwrap();
+            assert_eq!(held, capabilities, "{container} {set} {held:x}");
+        }
+        let rest = ["NoNewPrivs", "Seccomp", "Uid"].map(|key| agent.proc_status(container, key));
+        assert_eq!(rest, ["1", "2", "0\t0\t0\t0"], "{container}");
+    }
+}
+
+fn assert_next_pod_is_redirected(cluster: &Cluster, name: &str) {
+    let sandbox = Sandbox::injected("shop", name);
+    cluster.schedule(&sandbox);
+    let pod = RunningPod::in_sandbox(&cluster.node, cluster.node.cri.run(&sandbox).unwrap());
+    let address = pod.addresses[0];
+    assert_eq!(
+        OutsideClient::new(&cluster.node).connect(address, 8080),
+        Destination::proxy(15006, address, 8080)
+    );
+}
+
+fn assert_deployment_works(generation: Generation) {
+    let cluster = Cluster::new(generation);
+    let agent = DaemonSetPod::start(&cluster);
+    agent.wait_for("ready", || agent.is_ready());
+    assert!(agent.is_alive());
+    assert_confined(&agent);
+    let report = cluster.node.host().path("/run/gybe/probe.json");
+    assert!(report.is_file(), "no probe report:\n{}", agent.logs());
+    agent.wait_for("an entry with the probe report", || gybe_entry(&cluster)["probed"]["backend"] == "nft");
+    assert_next_pod_is_redirected(&cluster, "cart-0");
+
+    // A changed ConfigMap takes effect without a restart.
+    let mut data = config_map().data.unwrap();
+    data.insert("log_level".into(), "debug".into());
+    write_config(&cluster.node, &data);
+    agent.wait_for("the conflist has the new setting", || gybe_entry(&cluster)["log_level"] == "debug");
+    assert!(agent.get(15014, "/metrics").unwrap().contains("istio_cni_install_ready 1"), "{}", agent.logs());
+
+    // After the agent's end Gybe stays in the conflist, and unmeshed pods start.
+    agent.stop("install");
+    agent.stop("probe");
+    assert!(!agent.status("install").running && agent.status("install").exit_code == 0, "{}", agent.logs());
+    assert_eq!(gybe_entry(&cluster)["log_level"], "debug");
+    cluster.node.cri.run(&Sandbox::new("shop", "plain-0")).unwrap();
+}
+
+#[test]
+fn f14_the_deployment_works_on_1_6() {
+    assert_deployment_works(Generation::V1_6);
+}
+
+#[test]
+fn f14_the_deployment_works_on_1_7() {
+    assert_deployment_works(Generation::V1_7);
+}
+
+#[test]
+fn f14_the_deployment_works_on_2_x() {
+    assert_deployment_works(Generation::V2);
+}
+
+#[test]
+fn f29_mode_leave_in_the_configmap_removes_gybe_from_the_conflist() {
+    let cluster = Cluster::new(Generation::V2);
+    let before = conflist(&cluster);
+    let agent = DaemonSetPod::start(&cluster);
+    agent.wait_for("ready", || agent.is_ready());
+    let mut data = config_map().data.unwrap();
+    data.insert("mode".into(), "leave".into());
+    write_config(&cluster.node, &data);
+    agent.wait_for("the conflist without Gybe", || conflist(&cluster) == before);
+    agent.wait_for("/left", || agent.is_ok(8000, "/left"));
+}
