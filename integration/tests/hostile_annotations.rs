@@ -7,9 +7,9 @@
 #![allow(clippy::indexing_slicing, reason = "a test that cannot be set up must stop")]
 
 use gybe_installer::testnet::namespace::Namespace;
-use gybe_integration::add::{Call, Place, pod};
-use gybe_integration::complaint::Complaint;
-use gybe_integration::peak::{Peak, peak};
+use gybe_integration::failure::Failure;
+use gybe_integration::peak_memory::{PeakMemory, peak_memory};
+use gybe_integration::plugin_call::{PluginCall, PluginDir, pod};
 use gybe_integration::programs::run;
 use serde_json::Value;
 use std::fs;
@@ -90,12 +90,12 @@ fn cases() -> Vec<Case> {
 
 /// The call for a pod with these annotations, which the runtime hands over in part.
 fn annotated(
-    place: &Place,
+    place: &PluginDir,
     pod: &Namespace,
     annotations: &[(&'static str, String)],
-) -> Result<Call, Complaint> {
+) -> Result<PluginCall, Failure> {
     let mut manifest: Value = serde_json::from_str(&fs::read_to_string(place.manifest())?)?;
-    let mut call = Call::add(pod, place)?;
+    let mut call = PluginCall::add(pod, place)?;
     let handed = call.stdin.pointer_mut("/runtimeConfig/io.kubernetes.cri.pod-annotations");
     for (name, value) in annotations {
         manifest["metadata"]["annotations"][*name] = value.clone().into();
@@ -108,13 +108,13 @@ fn annotated(
 }
 
 /// The largest of the programs that the plugin ran.
-fn programs(needed: &Peak) -> u64 {
+fn programs(needed: &PeakMemory) -> u64 {
     let is_one = |name: &str| name.starts_with("iptables-") || name.starts_with("ip6tables-");
     let marks = needed.programs.iter().filter(|(name, _)| is_one(name)).map(|(_, most)| *most);
     marks.max().unwrap_or_default()
 }
 
-fn assert_cause(needed: &Peak) -> Result<(), Complaint> {
+fn assert_cause(needed: &PeakMemory) -> Result<(), Failure> {
     let said: Value = serde_json::from_str(&needed.out)?;
     let said = format!("{} {}", said["msg"], said["details"]);
     let causes =
@@ -124,16 +124,16 @@ fn assert_cause(needed: &Peak) -> Result<(), Complaint> {
 }
 
 #[test]
-fn whatever_annotations_ask_an_add_needs_no_more_than_16_mb() -> Result<(), Complaint> {
+fn whatever_annotations_ask_an_add_needs_no_more_than_16_mb() -> Result<(), Failure> {
     for backend in ["nft", "iptables-nft", "iptables-legacy"] {
         let mut unannotated = None;
         for Case { name, annotations, is_refused } in cases() {
             let is_refused = is_refused && (backend != "nft" || name == UNREAD);
-            let (place, pod) = (Place::new("hostile")?, pod()?);
-            let call = annotated(&place, &pod, &annotations)?.by(backend);
+            let (place, pod) = (PluginDir::new("hostile"), pod()?);
+            let call = annotated(&place, &pod, &annotations)?.with_backend(backend);
             for turn in ["ADD", "ADD again"] {
                 let begun = Instant::now();
-                let needed = peak(&call, &place)?;
+                let needed = peak_memory(&call, &place)?;
                 let took = begun.elapsed().as_millis();
                 let own = needed.programs["gybe-cni"];
                 let own = RELEASED + own.saturating_sub(*unannotated.get_or_insert(own));

@@ -9,7 +9,7 @@
 
 use gybe_api_server::{ApiServer, Network, Verb};
 use gybe_installer::testnet::namespace::Namespace;
-use gybe_integration::add::Place;
+use gybe_integration::plugin_call::PluginDir;
 use gybe_integration::programs::{path_of_ours, run};
 use gybe_netfilter::backend::Backend;
 use gybe_netfilter::nft::Nft;
@@ -22,7 +22,7 @@ struct Ground {
     server: ApiServer,
     kubeconfig: PathBuf,
     pod: Namespace,
-    _place: Place,
+    _place: PluginDir,
 }
 
 /// What an ADD came to: its code of CNI's, and its words.
@@ -34,7 +34,7 @@ enum Outcome {
 
 impl Ground {
     fn new(test: &str) -> Self {
-        let (server, place) = (ApiServer::start().unwrap(), Place::new(test).unwrap());
+        let (server, place) = (ApiServer::start().unwrap(), PluginDir::new(test));
         let kubeconfig = server.kubeconfig(&place.run()).unwrap();
         let pod = Namespace::new().unwrap();
         pod.run(|| run("ip", &["address", "add", "10.244.0.10/32", "dev", "lo"], "")).unwrap().unwrap();

@@ -5,7 +5,7 @@
     reason = "a test that meets what it did not expect has nothing better to do"
 )]
 
-use gybe_integration::add::{Call, Place, pod};
+use gybe_integration::plugin_call::{PluginCall, PluginDir, pod};
 use gybe_integration::programs::{path_of_ours, run};
 use serde_json::{Value, json};
 use std::fs;
@@ -15,13 +15,13 @@ const MEANT: &str = "did you mean traffic.sidecar.istio.io/excludeOutboundPorts?
 
 #[test]
 fn a_misspelt_annotation_is_a_warning_of_add_verify_and_trace_and_fails_none_of_them() {
-    let (place, namespace) = (Place::new("misspelt").unwrap(), pod().unwrap());
+    let (place, namespace) = (PluginDir::new("misspelt"), pod().unwrap());
     let mut manifest: Value = serde_json::from_slice(&fs::read(place.manifest()).unwrap()).unwrap();
-    let correct = Call::add(&namespace, &place).unwrap().make(&place, "").unwrap();
+    let correct = PluginCall::add(&namespace, &place).unwrap().run(&place, "").unwrap();
     assert_eq!((correct.code, correct.err.contains("is unknown")), (Some(0), false), "{correct:?}");
     manifest["metadata"]["annotations"][MISSPELT] = json!("9090");
     fs::write(place.manifest(), manifest.to_string()).unwrap();
-    let added = Call::add(&namespace, &place).unwrap().make(&place, "").unwrap();
+    let added = PluginCall::add(&namespace, &place).unwrap().run(&place, "").unwrap();
     assert_eq!(added.code, Some(0), "{added:?}");
     let warning = added.err.lines().find(|line| line.contains(MISSPELT)).unwrap();
     let warning: Value = serde_json::from_str(warning).unwrap();

@@ -1,7 +1,7 @@
 //! The one module that writes to stdout and stderr: Markdown, for docs/BENCHMARKS.md.
 
 use crate::report::{Limit, Report, Table, Target, cells};
-use gybe_integration::complaint::Complaint;
+use gybe_integration::failure::Failure;
 use std::io::{self, Write};
 use std::process::ExitCode;
 use std::{fs, thread};
@@ -32,7 +32,7 @@ pub fn verdict(reports: &[Report]) -> ExitCode {
 }
 
 /// Says why nothing could be measured.
-pub fn failure(complaint: &Complaint) -> ExitCode {
+pub fn failure(complaint: &Failure) -> ExitCode {
     let _nobody_reads = writeln!(io::stderr(), "gybe-bench: {complaint:?}");
     ExitCode::FAILURE
 }
