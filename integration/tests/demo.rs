@@ -1,20 +1,20 @@
 //! `gybe demo` says what is true: all is well with all rules, and not without any one of them.
 
-use gybe_integration::complaint::Complaint;
-use gybe_integration::crowd::side_by_side;
+use gybe_integration::failure::Failure;
+use gybe_integration::parallel::in_parallel;
 use gybe_integration::programs::{Run, ours, path_of_ours, run};
 use serde_json::Value;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-fn demo(arguments: &[&str]) -> Result<Run, Complaint> {
+fn demo(arguments: &[&str]) -> Result<Run, Failure> {
     let arguments: Vec<&str> = ["demo"].into_iter().chain(arguments.iter().copied()).collect();
     Ok(ours("gybe", &arguments, "")?)
 }
 
 #[test]
-fn with_all_rules_every_connection_goes_where_it_must_and_no_program_is_run() -> Result<(), Complaint> {
+fn with_all_rules_every_connection_goes_where_it_must_and_no_program_is_run() -> Result<(), Failure> {
     let run = demo(&["--json"])?;
     assert_eq!(run.code, Some(0), "{run:#?}");
     let told: Value = serde_json::from_str(&run.out)?;
@@ -30,13 +30,13 @@ fn with_all_rules_every_connection_goes_where_it_must_and_no_program_is_run() ->
 }
 
 #[test]
-fn without_any_one_rule_it_fails_and_names_the_connections() -> Result<(), Complaint> {
+fn without_any_one_rule_it_fails_and_names_the_connections() -> Result<(), Failure> {
     let unknown = demo(&["--without", "no-such-rule"])?;
     assert_eq!(unknown.code, Some(2), "{unknown:#?}");
     let known = unknown.err.split("it has ").nth(1).unwrap_or_default().trim();
     let known: Vec<&str> = known.split(", ").collect();
     assert!(known.len() >= 12, "{known:?}");
-    let runs = side_by_side(known, |rule| demo(&["--without", rule]).map(|run| (rule, run)));
+    let runs = in_parallel(known, |rule| demo(&["--without", rule]).map(|run| (rule, run)));
     for run in runs {
         let (rule, run) = run?;
         assert_eq!(run.code, Some(1), "without {rule}: {run:#?}");
@@ -47,7 +47,7 @@ fn without_any_one_rule_it_fails_and_names_the_connections() -> Result<(), Compl
 
 /// A plugin that runs others first: the demo must notice, or what it says of ours is worth nothing.
 #[test]
-fn a_plugin_that_runs_programs_is_found_out() -> Result<(), Complaint> {
+fn a_plugin_that_runs_programs_is_found_out() -> Result<(), Failure> {
     let place = Place::new("runs-programs")?;
     let plugin = path_of_ours("gybe-cni")?;
     let script = place.program(&format!("#!/bin/sh\n/bin/true\nexec '{}'\n", plugin.display()))?;
@@ -59,7 +59,7 @@ fn a_plugin_that_runs_programs_is_found_out() -> Result<(), Complaint> {
 }
 
 #[test]
-fn a_plugin_that_fails_is_quoted_and_nothing_is_left_behind() -> Result<(), Complaint> {
+fn a_plugin_that_fails_is_quoted_and_nothing_is_left_behind() -> Result<(), Failure> {
     let place = Place::new("fails")?;
     let script = place.program("#!/bin/sh\necho '{\"code\": 7, \"msg\": \"no such luck\"}'\nexit 1\n")?;
     let scratch = place.0.join("scratch");
@@ -74,7 +74,7 @@ fn a_plugin_that_fails_is_quoted_and_nothing_is_left_behind() -> Result<(), Comp
 }
 
 #[test]
-fn without_privilege_it_says_what_would_make_it_work() -> Result<(), Complaint> {
+fn without_privilege_it_says_what_would_make_it_work() -> Result<(), Failure> {
     let gybe = path_of_ours("gybe")?;
     let run = run("setpriv", &["--bounding-set=-all", &gybe.to_string_lossy(), "demo"], "")?;
     assert_eq!(run.code, Some(2), "{run:#?}");
@@ -86,13 +86,13 @@ fn without_privilege_it_says_what_would_make_it_work() -> Result<(), Complaint> 
 struct Place(PathBuf);
 
 impl Place {
-    fn new(test: &str) -> Result<Self, Complaint> {
+    fn new(test: &str) -> Result<Self, Failure> {
         let path = std::env::temp_dir().join(format!("gybe-test-{test}-{}", std::process::id()));
         fs::create_dir(&path)?;
         Ok(Self(path))
     }
 
-    fn program(&self, text: &str) -> Result<PathBuf, Complaint> {
+    fn program(&self, text: &str) -> Result<PathBuf, Failure> {
         let path: &Path = &self.0.join("plugin");
         fs::write(path, text)?;
         fs::set_permissions(path, Permissions::from_mode(0o755))?;

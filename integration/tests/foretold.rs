@@ -1,7 +1,7 @@
 //! Every recorded fate, foretold from the rules alone.
 
 use gybe_installer::demo::predicted::{SideEffect, follows};
-use gybe_integration::foretell::{foretell, foretells};
+use gybe_integration::predict::{agrees_with_trace, trace_flow};
 use gybe_integration::vectors;
 use gybe_netfilter::compile::compile;
 use gybe_netfilter::ruleset::Ruleset;
@@ -13,8 +13,8 @@ fn trace_foretells_every_recorded_flow() {
     for vector in vectors::all().unwrap() {
         let rules = compile(&vector.policy);
         for flow in &vector.flows {
-            let trace = foretell(&rules, flow).unwrap();
-            if !foretells(&vector.policy, flow).unwrap() {
+            let trace = trace_flow(&rules, flow).unwrap();
+            if !agrees_with_trace(&vector.policy, flow).unwrap() {
                 wrong.push(format!(
                     "{} {}: {} foretold {:?} by {:?}",
                     vector.name, flow.id, flow.with_rules, trace.outcome, trace.decided_by
@@ -31,7 +31,7 @@ fn without_rules_trace_foretells_the_control_and_not_the_policy() {
         let nothing = Ruleset { families: vector.policy.families, chains: Vec::new() };
         let mut missed = 0;
         for flow in &vector.flows {
-            let fate = foretell(&nothing, flow).unwrap().outcome;
+            let fate = trace_flow(&nothing, flow).unwrap().outcome;
             assert_eq!(fate, PacketOutcome::Untouched, "{} {}", vector.name, flow.id);
             let asked = (flow.to, &flow.without_rules);
             assert!(

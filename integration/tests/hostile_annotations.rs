@@ -7,9 +7,9 @@
 #![allow(clippy::indexing_slicing, reason = "a test fails by panicking")]
 
 use gybe_installer::testnet::namespace::Namespace;
-use gybe_integration::add::{Call, Place, pod};
-use gybe_integration::complaint::Complaint;
-use gybe_integration::peak::{Peak, peak};
+use gybe_integration::failure::Failure;
+use gybe_integration::peak_memory::{PeakMemory, peak_memory};
+use gybe_integration::plugin_call::{PluginCall, PluginDir, pod};
 use gybe_integration::programs::run;
 use serde_json::Value;
 use std::fs;
@@ -92,12 +92,12 @@ fn cases() -> Vec<HostilePod> {
 
 /// The ADD for a pod with these annotations, of which the runtime hands over the mode.
 fn annotated(
-    place: &Place,
+    directory: &PluginDir,
     pod: &Namespace,
     annotations: &[(&'static str, String)],
-) -> Result<Call, Complaint> {
-    let mut manifest: Value = serde_json::from_str(&fs::read_to_string(place.manifest())?)?;
-    let mut call = Call::add(pod, place)?;
+) -> Result<PluginCall, Failure> {
+    let mut manifest: Value = serde_json::from_str(&fs::read_to_string(directory.manifest())?)?;
+    let mut call = PluginCall::add(pod, directory)?;
     let runtime_annotations = call.stdin.pointer_mut("/runtimeConfig/io.kubernetes.cri.pod-annotations");
     for (name, value) in annotations {
         manifest["metadata"]["annotations"][*name] = value.clone().into();
@@ -107,18 +107,18 @@ fn annotated(
     {
         runtime_annotations[*name] = mode.clone().into();
     }
-    fs::write(place.manifest(), manifest.to_string())?;
+    fs::write(directory.manifest(), manifest.to_string())?;
     Ok(call)
 }
 
 /// The memory of the plugin's largest child.
-fn largest_child(needed: &Peak) -> u64 {
+fn largest_child(needed: &PeakMemory) -> u64 {
     let is_child = |name: &str| name.starts_with("iptables-") || name.starts_with("ip6tables-");
     let marks = needed.programs.iter().filter(|(name, _)| is_child(name)).map(|(_, most)| *most);
     marks.max().unwrap_or_default()
 }
 
-fn assert_cause(needed: &Peak) -> Result<(), Complaint> {
+fn assert_cause(needed: &PeakMemory) -> Result<(), Failure> {
     let error: Value = serde_json::from_str(&needed.out)?;
     let text = format!("{} {}", error["msg"], error["details"]);
     let causes =
@@ -128,16 +128,16 @@ fn assert_cause(needed: &Peak) -> Result<(), Complaint> {
 }
 
 #[test]
-fn an_add_takes_no_more_than_16_mib_whatever_the_annotations() -> Result<(), Complaint> {
+fn an_add_takes_no_more_than_16_mib_whatever_the_annotations() -> Result<(), Failure> {
     for backend in ["nft", "iptables-nft", "iptables-legacy"] {
         let mut unannotated = None;
         for HostilePod { name, annotations, is_refused } in cases() {
             let is_refused = is_refused && (backend != "nft" || name == TOO_LONG);
-            let (place, pod) = (Place::new("hostile")?, pod()?);
-            let call = annotated(&place, &pod, &annotations)?.by(backend);
+            let (directory, pod) = (PluginDir::new("hostile"), pod()?);
+            let call = annotated(&directory, &pod, &annotations)?.with_backend(backend);
             for turn in ["ADD", "ADD again"] {
                 let started = Instant::now();
-                let needed = peak(&call, &place)?;
+                let needed = peak_memory(&call, &directory)?;
                 let took = started.elapsed().as_millis();
                 let own = needed.programs["gybe-cni"];
                 let own = RELEASED + own.saturating_sub(*unannotated.get_or_insert(own));

@@ -4,7 +4,7 @@
 
 use gybe_api_server::{ApiServer, Network, Verb};
 use gybe_installer::testnet::namespace::Namespace;
-use gybe_integration::add::Place;
+use gybe_integration::plugin_call::PluginDir;
 use gybe_integration::programs::{path_of_ours, run};
 use gybe_netfilter::backend::Backend;
 use gybe_netfilter::nft::Nft;
@@ -18,7 +18,7 @@ struct TestCluster {
     server: ApiServer,
     kubeconfig: PathBuf,
     pod: Namespace,
-    _place: Place,
+    _place: PluginDir,
 }
 
 /// The outcome of an ADD.
@@ -30,7 +30,7 @@ enum Outcome {
 
 impl TestCluster {
     fn new(test: &str) -> Self {
-        let (server, place) = (ApiServer::start().unwrap(), Place::new(test).unwrap());
+        let (server, place) = (ApiServer::start().unwrap(), PluginDir::new(test));
         let kubeconfig = server.kubeconfig(&place.run()).unwrap();
         let pod = Namespace::new().unwrap();
         pod.run(|| run("ip", &["address", "add", "10.244.0.10/32", "dev", "lo"], "")).unwrap().unwrap();

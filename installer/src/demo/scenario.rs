@@ -12,6 +12,7 @@ use gybe_netfilter::hint::Hint;
 use gybe_netfilter::netns;
 use gybe_netfilter::nft::Nft;
 use gybe_netfilter::policy::InterfaceName;
+use gybe_netfilter::presence::Presence;
 use gybe_netfilter::redirection::{Redirection, RedirectionError};
 use gybe_netfilter::routes::RoutesError;
 use gybe_netfilter::ruleset::{RuleId, Ruleset};
@@ -135,7 +136,7 @@ pub fn play(script: ScenarioOptions<'_>) -> Result<ScenarioResult, ScenarioError
     let before = all.iter().map(|one| make(&stage, one)).collect::<Result<Vec<_>, _>>()?;
     let add = add.call(script.plugin, AddPaths { netns: &stage.pod.path(), scratch: script.scratch })?;
     succeeded(&add)?;
-    let deviations = stage.pod.run(|| wanted.differences(&Nft))??;
+    let deviations = stage.pod.run(|| wanted.differences(&Nft, &Presence::look()?))??;
     if !deviations.is_empty() {
         let said: Vec<String> = deviations.iter().map(ToString::to_string).collect();
         return Err(ScenarioError::Deviates(said.join(", ")));

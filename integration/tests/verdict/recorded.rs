@@ -1,8 +1,8 @@
 //! The recorded connections, walked through the rules that each backend really wrote.
 
 use gybe_installer::demo::predicted::{SideEffect, follows};
-use gybe_integration::complaint::Complaint;
-use gybe_integration::crowd::side_by_side;
+use gybe_integration::failure::Failure;
+use gybe_integration::parallel::in_parallel;
 use gybe_integration::topology::Topology;
 use gybe_integration::vectors::{self, Location, Vector};
 use gybe_netfilter::backend::BackendKind;
@@ -13,8 +13,8 @@ use gybe_netfilter::trace::{PacketOutcome, trace};
 use gybe_netfilter::verdict::{Answer, Desired, VerdictContext, judge_namespace};
 
 /// Writes the vector's policy, reads the rules back, and walks every connection through them.
-fn walked(vector: &Vector, kind: BackendKind) -> Result<Vec<String>, Complaint> {
-    let topology = Topology::raise(vector.policy.mode, &[])?;
+fn walked(vector: &Vector, kind: BackendKind) -> Result<Vec<String>, Failure> {
+    let topology = Topology::new(vector.policy.mode, &[])?;
     let pod = topology.at(Location::Pod);
     let backend = kind.find()?;
     let redirection = Redirection::of(&vector.policy);
@@ -69,12 +69,12 @@ fn walked(vector: &Vector, kind: BackendKind) -> Result<Vec<String>, Complaint> 
 }
 
 #[test]
-fn every_backends_rules_read_back_give_every_recorded_connection_its_outcome() -> Result<(), Complaint> {
+fn every_backends_rules_read_back_give_every_recorded_connection_its_outcome() -> Result<(), Failure> {
     for kind in BackendKind::ALL {
         let vectors = vectors::all()?;
         let count = vectors.len();
-        let wrong = side_by_side(vectors, |vector| walked(&vector, kind));
-        let wrong = wrong.into_iter().collect::<Result<Vec<Vec<String>>, Complaint>>()?.concat();
+        let wrong = in_parallel(vectors, |vector| walked(&vector, kind));
+        let wrong = wrong.into_iter().collect::<Result<Vec<Vec<String>>, Failure>>()?.concat();
         assert!(wrong.is_empty(), "{kind}, {count} policies: {} differ:\n{}", wrong.len(), wrong.join("\n"));
     }
     Ok(())

@@ -2,7 +2,7 @@
 //!
 //! What is not in our table is left out; what is in it but not by us gets a name to be told by.
 
-use crate::backend::{Item, Part, PartKind};
+use crate::inventory::{Item, Part, PartKind};
 use crate::netlink::attr::{Attributes, Writer};
 use crate::nft::chain::{self, Base};
 use crate::nft::key::{self, KeyType, Range};
