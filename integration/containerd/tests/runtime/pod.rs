@@ -83,11 +83,8 @@ impl OutsideClient {
 }
 
 fn listeners(namespace: &Arc<Namespace>, owner: Owner, name: ServerName, ports: &[u16]) -> Listeners {
-    let listening_port = |port: &u16| ListeningPort {
-        transport: Transport::Tcp,
-        port: *port,
-        address: ListenAddress::Any,
-    };
+    let listening_port =
+        |port: &u16| ListeningPort { transport: Transport::Tcp, port: *port, address: ListenAddress::Any };
     Listeners::start(namespace, owner, name, ports.iter().map(listening_port).collect()).unwrap()
 }
 
