@@ -36,9 +36,9 @@ fn f05_a_program_that_keeps_going_is_slowed_and_told_with_the_likely_rival_and_w
         ("gybe-cni", replace, "replaced", "another agent of Gybe, of another version: one DaemonSet of Gybe"),
         ("gybe-cni", remove, "removed", "configuration management or malware scanner"),
         ("gybe-cni", open_to_all, "given another mode or owner", "root's, with mode 0755"),
-        ("istio-iptables", replace, "replaced", "istio-cni's container install-cni: remove the DaemonSet"),
-        ("istio-iptables", remove, "removed", "or take the name out of also_as (--also-as)"),
-        ("istio-cni", remove, "removed", "istio-cni's container install-cni: remove the DaemonSet"),
+        ("istio-iptables", replace, "replaced", "istio-cni's container install-cni: take the name out of also_as"),
+        ("istio-iptables", remove, "removed", "take the name out of also_as (--also-as)"),
+        ("istio-cni", remove, "removed", "istio-cni's container install-cni: if istio-cni serves ambient pods"),
     ];
     for (name, undo, how, words) in cases {
         let ground = Ground::with(&[("10-a.conflist", LIST)]);

@@ -46,7 +46,7 @@ impl Environment {
         let take_over = take_over(settings.options.take_over, istio);
         let is_early = take_over == TakeOver::Now && istio == IstioAgent::HasPod;
         let why = "istio-cni's agent is on this node too, and will write its entry again".to_owned();
-        let hint = json!({ "hint": "remove the DaemonSet istio-cni-node" });
+        let hint = json!({ "hint": "if istio-cni serves ambient pods, keep it and exclude this node from Gybe; otherwise remove the DaemonSet istio-cni-node" });
         log.condition(Level::Warn, "gybe node: istio-cni's agent runs", is_early.then_some(why), hint);
         let why = istiod_in_mesh(pods, settings);
         log.condition(Level::Warn, "gybe node: istiod's namespace is not excluded", why, json!({}));
