@@ -56,7 +56,7 @@ fn the_plugins_keys_decide_whether_they_stand_alone_or_in_a_list() {
 }
 
 #[test]
-fn what_is_no_configuration_of_the_plugin_is_refused() {
+fn other_json_is_refused_as_the_plugins_configuration() {
     for (conf, why) in [
         ("", "EOF"),
         ("[]", "no entry of type gybe-cni"),

@@ -91,7 +91,7 @@ fn f11_a_mount_that_is_read_only_full_or_noexec_is_named() {
 
 /// The install keeps what is there, and says which mount to look at.
 #[test]
-fn f11_an_install_onto_a_full_mount_keeps_what_serves_and_says_so() {
+fn f11_an_install_onto_a_full_mount_keeps_the_old_program_and_reports_it() {
     let node = Node::new("full");
     let ran = node.sh("mount -t tmpfs -o size=64k full ROOT/opt/cni/bin && exec GYBE install --root ROOT");
     assert_eq!(ran.code, Some(1), "{ran:#?}");
@@ -102,7 +102,7 @@ fn f11_an_install_onto_a_full_mount_keeps_what_serves_and_says_so() {
 
 /// The limit of a user namespace of the test's own.
 #[test]
-fn f12_exhausted_inotify_is_told_with_the_limit_to_raise() {
+fn f12_exhausted_inotify_is_reported_with_the_limit_to_raise() {
     let node = Node::installed("inotify");
     let inside = "echo 0 > /proc/sys/user/max_inotify_instances && GYBE doctor --root ROOT --json";
     let ran = node.sh(&format!("exec unshare --user --map-root-user sh -c '{inside}'"));
@@ -115,7 +115,7 @@ fn f12_exhausted_inotify_is_told_with_the_limit_to_raise() {
 
 /// Root without CAP_DAC_OVERRIDE is refused as by a security module.
 #[test]
-fn f36_what_root_is_refused_is_told_as_a_security_modules_doing() {
+fn f36_an_access_that_root_is_refused_is_attributed_to_a_security_module() {
     let node = Node::installed("refused");
     let refused =
         "chown 1000 ROOT/etc/cni/net.d && chmod 0700 ROOT/etc/cni/net.d && exec setpriv --bounding-set=-all";
@@ -125,7 +125,7 @@ fn f36_what_root_is_refused_is_told_as_a_security_modules_doing() {
 
 /// Root without capabilities, as the agent is, and then with the three of components/foreign-owner.
 #[test]
-fn f36_another_users_directory_is_told_and_three_capabilities_are_enough_for_it() {
+fn f36_another_users_directory_is_reported_and_needs_three_capabilities() {
     let node = Node::new("foreign");
     let install = "GYBE install --root ROOT --pods-from /pods";
     let bare = node.sh(&format!(
@@ -164,7 +164,7 @@ fn agent(node: &Node) -> Agent {
 }
 
 #[test]
-fn a_node_with_everything_in_its_place_is_well() {
+fn doctor_finds_nothing_wrong_on_a_complete_node() {
     let node = Node::new("well");
     fs::create_dir_all(node.0.run().join("gybe")).unwrap();
     let agent = agent(&node);
@@ -205,7 +205,7 @@ fn a_node_with_everything_in_its_place_is_well() {
 }
 
 #[test]
-fn f23_a_word_that_cannot_work_on_this_node_is_told() {
+fn f23_a_configured_backend_that_cannot_work_is_reported() {
     let node = Node::new("word");
     let ran = node.sh("GYBE probe >&2 && exec GYBE install --root ROOT --backend iptables --pods-from /p");
     assert_eq!(ran.code, Some(0), "{ran:#?}");

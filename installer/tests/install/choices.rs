@@ -27,7 +27,7 @@ fn laid_out(files: &Value) -> Ground {
 }
 
 #[test]
-fn every_recorded_choice_is_ours() {
+fn every_recorded_choice_of_a_runtime_is_predicted() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../integration/vectors/cni/conf-selection.json");
     let cases: Vec<Value> = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
     assert_eq!(cases.len(), 32);

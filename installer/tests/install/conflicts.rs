@@ -31,14 +31,24 @@ fn open_to_all(program: &Path) {
 }
 
 #[test]
-fn f05_a_program_that_keeps_going_is_slowed_and_told_with_the_likely_rival_and_what_stops_it() {
+fn f05_a_conflict_over_a_program_is_rate_limited_and_names_the_likely_owner_and_a_remedy() {
     let cases: [(&str, Undo, &str, &str); 6] = [
         ("gybe-cni", replace, "replaced", "another agent of Gybe, of another version: one DaemonSet of Gybe"),
         ("gybe-cni", remove, "removed", "configuration management or malware scanner"),
         ("gybe-cni", open_to_all, "given another mode or owner", "root's, with mode 0755"),
-        ("istio-iptables", replace, "replaced", "istio-cni's container install-cni: take the name out of also_as"),
+        (
+            "istio-iptables",
+            replace,
+            "replaced",
+            "istio-cni's container install-cni: take the name out of also_as",
+        ),
         ("istio-iptables", remove, "removed", "take the name out of also_as (--also-as)"),
-        ("istio-cni", remove, "removed", "istio-cni's container install-cni: if istio-cni serves ambient pods"),
+        (
+            "istio-cni",
+            remove,
+            "removed",
+            "istio-cni's container install-cni: if istio-cni serves ambient pods",
+        ),
     ];
     for (name, undo, how, words) in cases {
         let ground = Ground::with(&[("10-a.conflist", LIST)]);
@@ -80,7 +90,7 @@ fn bring_another(program: &Path) {
 
 /// A chain that names what does not run would refuse every pod.
 #[test]
-fn f05_while_a_program_waits_the_chain_is_healed_if_one_that_works_serves() {
+fn f05_while_a_program_waits_the_chain_is_repaired_if_a_working_one_serves() {
     let cases: [(&str, Undo, bool); 8] = [
         // No pod depends on the tool.
         ("gybe", remove, true),
@@ -114,7 +124,7 @@ fn f05_while_a_program_waits_the_chain_is_healed_if_one_that_works_serves() {
 
 /// What failed is not undone, and to put another program back is not to be undone.
 #[test]
-fn f05_a_program_that_cannot_be_placed_makes_no_fight_of_the_others() {
+fn f05_a_program_that_cannot_be_placed_causes_no_conflict_over_the_others() {
     let ground = Ground::with(&[("10-a.conflist", LIST)]);
     let mut wanted = install(&ground.root, Shape::Chained { pinned: None }, "1");
     let mut further = program(&ground.root, "istio-iptables", "1");

@@ -58,14 +58,14 @@ fn f33_insert_then_remove_gives_the_bytes_back() {
 }
 
 #[test]
-fn an_entry_that_says_the_same_in_other_words_stays_as_it_is() {
+fn an_equal_entry_in_another_layout_stays_unchanged() {
     let file = br#"{"plugins":[{"type":"a"},{ "exclude_namespaces":["kube-system"],"type":"gybe-cni",
         "log_level":"inf\u006f","capabilities":{"io.kubernetes.cri.pod-annotations":true} }]}"#;
     assert_eq!(with(file), file);
 }
 
 #[test]
-fn f30_an_old_entry_is_replaced_where_it_stands_and_doubles_go() {
+fn f30_an_old_entry_is_replaced_in_place_and_duplicates_are_removed() {
     let file =
         br#"{"plugins": [{"type":"gybe-cni"}, {"type":"a"}, {"type":"gybe-cni","log_level":"debug"}]}"#;
     let inside = with(file);
@@ -80,7 +80,7 @@ fn an_entry_that_is_not_last_becomes_last() {
 }
 
 #[test]
-fn istio_cni_gives_way_in_one_write_but_not_in_ambient_mode() {
+fn istio_cnis_entry_is_replaced_in_one_write_except_in_ambient_mode() {
     let file = br#"{"plugins": [{"type":"a"}, {"type":"istio-cni","ambient_enabled":false}]}"#;
     assert_eq!(PluginChain::read(&with(file)).unwrap().plugins(), ["a", "gybe-cni"]);
     let stays = PluginChain::read(file).unwrap().with(&ours(), IstioEntry::Keep).unwrap();
@@ -107,7 +107,7 @@ fn a_list_of_nothing_but_ours_is_not_emptied() {
 }
 
 #[test]
-fn f33_a_single_conf_becomes_a_list_and_comes_back_byte_for_byte() {
+fn f33_a_single_conf_becomes_a_list_and_is_restored_byte_for_byte() {
     for single in [
         "{\n  \"name\": \"rkt\",\n  \"mtu\": 1460,\n  \"type\": \"bridge\"\n}\n",
         "\t{\"cniVersion\":\"0.2.0\",\"name\":\"a\\u0062\",\"type\":\"ptp\"} \n",

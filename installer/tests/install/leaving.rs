@@ -10,7 +10,7 @@ use crate::lives::{LIST, SINGLE};
 use crate::wants::{chained, left, name};
 
 #[test]
-fn leaving_while_the_single_conf_is_back_leaves_only_that() {
+fn uninstall_keeps_only_a_single_conf_that_was_written_again() {
     let ground = Ground::with(&[("10-db.conf", SINGLE)]);
     ground.settle(&chained(&ground.root));
     ground.put("10-db.conf", SINGLE);
@@ -19,7 +19,7 @@ fn leaving_while_the_single_conf_is_back_leaves_only_that() {
 }
 
 #[test]
-fn a_list_somebody_changed_keeps_their_change() {
+fn uninstall_keeps_another_owners_change_of_a_list() {
     let ground = Ground::with(&[("10-db.conf", SINGLE)]);
     ground.settle(&chained(&ground.root));
     let theirs = ground.text("10-db.conflist").replace("cni0", "cni9").replace("\n  ", "\n\t");
@@ -33,7 +33,7 @@ fn a_list_somebody_changed_keeps_their_change() {
 }
 
 #[test]
-fn f29_the_plugin_answers_until_no_living_sandbox_names_it() {
+fn f29_the_plugin_stays_until_no_living_sandbox_needs_it() {
     let ground = Ground::with(&[("10-calico.conflist", LIST)]);
     ground.settle(&chained(&ground.root));
     // {"name":"n","plugins":[{"type":"a"},{"type":"gybe-cni"}]}

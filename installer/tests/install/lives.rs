@@ -20,7 +20,7 @@ fn pinned(file: &str) -> Shape {
 }
 
 #[test]
-fn in_and_out_again_leaves_every_byte_as_it_was() {
+fn install_and_uninstall_restore_every_byte() {
     for (file, content) in
         [("10-calico.conflist", LIST), ("10-db.conf", SINGLE), ("10-db.json", SINGLE), (".conf", SINGLE)]
     {
@@ -42,7 +42,7 @@ fn in_and_out_again_leaves_every_byte_as_it_was() {
 }
 
 #[test]
-fn f33_a_converted_conf_never_overwrites_somebody_elses_list() {
+fn f33_a_converted_conf_never_overwrites_another_owners_list() {
     let other = LIST.replace("calico", "flannel");
     let ground = Ground::with(&[("10-a.conf", SINGLE), ("10-a.conflist", &other)]);
     let before = ground.files();
@@ -66,7 +66,7 @@ fn a_name_that_would_give_another_network_the_lead_is_not_used() {
 }
 
 #[test]
-fn f05_a_rewritten_file_is_healed_with_one_write() {
+fn f05_a_rewritten_file_is_repaired_with_one_write() {
     let ground = Ground::with(&[("10-calico.conflist", LIST), ("20-b.conf", SINGLE)]);
     ground.settle(&chained(&ground.root));
     let changed = LIST.replace("1500", "1400");
@@ -106,7 +106,7 @@ fn the_primary_is_followed_when_it_changes() {
 }
 
 #[test]
-fn a_pinned_file_is_waited_for_under_either_ending_and_not_left() {
+fn the_entry_waits_for_a_pinned_file_with_either_ending_and_stays_there() {
     for (asked, there, becomes) in [
         ("a.conflist", "a.conf", "a.conflist"),
         ("a.conf", "a.conflist", "a.conflist"),
@@ -140,7 +140,7 @@ fn a_pinned_file_is_waited_for_under_either_ending_and_not_left() {
 }
 
 #[test]
-fn a_pinned_file_that_multus_calls_is_well_though_the_runtime_takes_another() {
+fn a_pinned_file_that_multus_calls_redirects_pods_although_the_runtime_uses_another() {
     for plugin in ["multus", "multus-shim"] {
         let multus = format!(r#"{{"name":"multus-cni-network","type":"{plugin}"}}"#);
         let ground = Ground::with(&[("00-multus.conf", multus.as_str()), ("10-calico.conflist", LIST)]);
@@ -152,7 +152,7 @@ fn a_pinned_file_that_multus_calls_is_well_though_the_runtime_takes_another() {
 }
 
 #[test]
-fn f37_our_entry_goes_where_the_runtime_turns_out_to_look_elsewhere_for_plugins() {
+fn f37_our_entry_is_removed_if_the_runtime_looks_elsewhere_for_plugins() {
     for (file, text) in [("10-calico.conflist", LIST), ("10-calico.conf", SINGLE)] {
         let ground = Ground::with(&[(file, text)]);
         for shape in [Shape::Chained { pinned: None }, Shape::DropIn] {
@@ -185,7 +185,7 @@ fn f37_our_entry_goes_where_the_runtime_turns_out_to_look_elsewhere_for_plugins(
 }
 
 #[test]
-fn f06_a_file_broken_by_somebody_else_is_passed_over_and_never_written() {
+fn f06_another_owners_broken_file_is_skipped_and_never_written() {
     for broken in
         ["", "{", "\"text\"", "[]", "{}", r#"{"name":"x","plugins":[]}"#, r#"{"plugins":[{"type":"a"}]}"#]
     {
@@ -208,7 +208,7 @@ fn f06_a_file_broken_by_somebody_else_is_passed_over_and_never_written() {
 }
 
 #[test]
-fn f06_every_prefix_of_the_primarys_own_write_is_left_alone() {
+fn f06_no_prefix_of_the_primarys_own_write_is_changed() {
     let ground = Ground::with(&[("10-calico.conflist", LIST)]);
     ground.settle(&chained(&ground.root));
     for end in 0..LIST.trim_end().len() {
@@ -222,7 +222,7 @@ fn f06_every_prefix_of_the_primarys_own_write_is_left_alone() {
 }
 
 #[test]
-fn f06_the_primary_is_waited_for_and_never_made_up() {
+fn f06_the_entry_waits_for_the_primarys_file() {
     let ground = Ground::with(&[("YYY-istio-cni.conf", r#"{"name":"istio-cni","type":"istio-cni"}"#)]);
     let before = ground.files();
     let pass = ground.pass(&chained(&ground.root));

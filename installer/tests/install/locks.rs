@@ -110,7 +110,7 @@ fn the_lock_file_is_made_with_the_first_change_and_goes_with_the_last_program() 
 
 /// One that waits for its holder's end must not hold what is no longer there.
 #[test]
-fn a_lock_that_was_removed_is_nobodys() {
+fn a_lock_file_that_was_removed_is_not_held() {
     let ground = Ground::new();
     let (places, lock) = (ground.places(), ground.root.join("bin").join(LOCK));
     let turn = NodeLock::take(&places.programs).unwrap();

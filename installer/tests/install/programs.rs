@@ -54,7 +54,7 @@ fn f10_a_program_that_does_not_run_is_not_installed_and_nothing_names_it() {
 }
 
 #[test]
-fn f10_a_failed_upgrade_keeps_the_old_program_and_heals_the_chain_all_the_same() {
+fn f10_a_failed_upgrade_keeps_the_old_program_and_still_repairs_the_chain() {
     let ground = Ground::with(&[("10-a.conflist", LIST)]);
     ground.settle(&chained(&ground.root));
     ground.put("10-a.conflist", LIST);
@@ -66,7 +66,7 @@ fn f10_a_failed_upgrade_keeps_the_old_program_and_heals_the_chain_all_the_same()
 
 /// No conf leads to a further name, and what has it may be anybody's.
 #[test]
-fn f10_a_further_name_that_cannot_be_placed_keeps_no_chain_waiting_and_what_has_it_is_not_run() {
+fn f10_a_further_name_that_cannot_be_placed_does_not_delay_the_chain() {
     for is_foreign in [false, true] {
         let ground = Ground::with(&[("10-a.conflist", LIST)]);
         let (theirs, ran) = (ground.root.join("bin/istio-iptables"), ground.root.join("ran"));
@@ -123,7 +123,7 @@ fn f10_no_conf_names_a_program_that_does_not_work_and_cannot_be_replaced() {
 
 /// The pipe of its answer is then held open by a process that nobody knows.
 #[test]
-fn a10_what_a_program_leaves_running_is_not_waited_for() {
+fn a10_a_trial_does_not_wait_for_processes_that_the_program_leaves_running() {
     let ground = Ground::with(&[("10-a.conflist", LIST)]);
     let fifo = ground.root.join("fifo");
     nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
@@ -182,7 +182,7 @@ fn f09_a_program_is_replaced_while_others_run_it() {
 }
 
 #[test]
-fn a08_a_program_others_may_write_is_replaced_though_its_bytes_are_right() {
+fn a08_a_program_that_others_may_write_is_replaced_although_its_bytes_are_right() {
     let ground = Ground::with(&[("10-a.conflist", LIST)]);
     ground.settle(&chained(&ground.root));
     let plugin = ground.root.join("bin/gybe-cni");
@@ -192,7 +192,7 @@ fn a08_a_program_others_may_write_is_replaced_though_its_bytes_are_right() {
 }
 
 #[test]
-fn f37_missing_directories_are_told_and_not_made() {
+fn f37_missing_directories_are_reported_and_not_made() {
     let ground = Ground::with(&[("10-a.conflist", LIST)]);
     for folder in ["bin", "net.d"] {
         fs::remove_dir_all(ground.root.join(folder)).unwrap();

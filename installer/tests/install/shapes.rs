@@ -11,7 +11,7 @@ use crate::lives::{LIST, SINGLE};
 use crate::wants::{chained, install, installed, left, name};
 
 #[test]
-fn standalone_is_a_network_of_its_own_and_nobody_elses_file() {
+fn standalone_writes_a_network_of_its_own_and_no_other_file() {
     let ground = Ground::with(&[("10-calico.conflist", LIST)]);
     ground.settle(&chained(&ground.root));
     let shape = Shape::Standalone { file: name("YYY-gybe-cni.conf") };
@@ -76,7 +76,7 @@ fn a08_a_link_is_read_as_the_runtime_reads_it_and_never_written_through() {
 }
 
 #[test]
-fn a_file_too_large_for_us_may_be_the_runtimes_and_nothing_is_chained_behind_it() {
+fn a_file_that_is_too_large_to_read_stops_chaining() {
     let large = LIST.replace("\"cniVersion\"", &format!("\"x\":\"{}\",\"cniVersion\"", "x".repeat(1 << 20)));
     let ground = Ground::with(&[("10-calico.conflist", LIST), ("05-large.conflist", &large)]);
     let length = large.len() as u64;
@@ -90,7 +90,7 @@ fn a_file_too_large_for_us_may_be_the_runtimes_and_nothing_is_chained_behind_it(
 }
 
 #[test]
-fn f37_where_none_of_the_primarys_plugins_is_the_runtime_may_look_elsewhere_for_ours() {
+fn f37_without_the_primarys_plugins_the_program_directory_is_unconfirmed() {
     let ground = Ground::with(&[("10-calico.conflist", LIST)]);
     ground.settle(&chained(&ground.root));
     fs::remove_file(ground.root.join("bin/calico")).unwrap();
@@ -121,7 +121,7 @@ fn chain() -> Shape {
 }
 
 #[test]
-fn f06_behind_a_file_that_cannot_be_read_nothing_is_chained_and_the_node_is_not_ready() {
+fn f06_no_entry_is_written_after_an_unreadable_file_and_the_node_is_not_ready() {
     for (first, end) in [("05-link.conflist", None), ("05-pipe.conflist", Some(()))] {
         let ground = Ground::with(&[("10-calico.conflist", LIST)]);
         match end {

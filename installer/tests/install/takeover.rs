@@ -13,7 +13,7 @@ use crate::wants::{chained, install, installed, left, name, program};
 const ISTIO: &str = "{\"cniVersion\":\"0.3.1\",\"name\":\"n\",\"plugins\":[{\"type\":\"calico\"},{\"type\":\"istio-cni\",\"ambient_enabled\":false}]}\n";
 
 #[test]
-fn istio_cni_is_taken_over_in_one_write_and_comes_back_on_request() {
+fn istio_cnis_entry_is_replaced_in_one_write_and_restored_on_request() {
     for put_back in [PutBack::Istio, PutBack::Nothing] {
         let ground = Ground::with(&[("10-calico.conflist", ISTIO)]);
         fs::write(ground.root.join("bin/istio-cni"), "theirs").unwrap();
@@ -29,7 +29,7 @@ fn istio_cni_is_taken_over_in_one_write_and_comes_back_on_request() {
 }
 
 #[test]
-fn istio_cni_comes_back_into_a_changed_file_too_but_not_without_its_program() {
+fn istio_cnis_entry_is_restored_in_a_changed_file_too_but_not_without_its_program() {
     let ground = Ground::with(&[("10-calico.conflist", ISTIO)]);
     fs::write(ground.root.join("bin/istio-cni"), "theirs").unwrap();
     ground.settle(&chained(&ground.root));
@@ -46,7 +46,7 @@ fn istio_cni_comes_back_into_a_changed_file_too_but_not_without_its_program() {
 }
 
 #[test]
-fn a_living_istio_agent_is_waited_for_and_ambient_is_refused() {
+fn a_running_istio_agent_delays_the_take_over_and_ambient_prevents_it() {
     let ground = Ground::with(&[("10-calico.conflist", ISTIO)]);
     let mut waiting = install(&ground.root, Shape::Chained { pinned: None }, "1");
     waiting.take_over = TakeOver::Waits;
@@ -77,7 +77,7 @@ const ALONE: &str =
     "{\"cniVersion\":\"0.3.1\",\"name\":\"istio-cni\",\"type\":\"istio-cni\",\"log_level\":\"info\"}\n";
 
 #[test]
-fn a_network_of_istio_cnis_own_is_taken_over_and_comes_back_on_request() {
+fn istio_cnis_standalone_network_is_replaced_and_restored_on_request() {
     let shape = Shape::Standalone { file: name("istio-cni.conf") };
     for put_back in [PutBack::Istio, PutBack::Nothing] {
         let ground = Ground::with(&[("istio-cni.conf", ALONE)]);

@@ -61,7 +61,7 @@ fn every_way_to_change_a_file_wakes() {
 }
 
 #[test]
-fn f13_a_directory_made_anew_is_watched_again() {
+fn f13_a_directory_that_was_made_again_is_watched_again() {
     let ground = Ground::new();
     let conf = ground.places().conf;
     let mut watch = DirectoryWatch::new([conf.clone()]);
@@ -80,7 +80,7 @@ fn f13_a_directory_made_anew_is_watched_again() {
 }
 
 #[test]
-fn f13_a_link_that_leads_elsewhere_is_followed() {
+fn f13_a_changed_link_is_followed() {
     let ground = Ground::new();
     for folder in ["one", "two"] {
         fs::create_dir(ground.root.join(folder)).unwrap();
@@ -109,7 +109,7 @@ fn only_one_process_changes_a_node_at_a_time() {
 }
 
 #[test]
-fn f05_rewrites_are_healed_at_once_and_the_sixth_is_a_fight_with_a_name() {
+fn f05_rewrites_are_repaired_at_once_and_the_sixth_is_a_conflict_with_a_named_owner() {
     let ground = Ground::new();
     write(&ground, 0);
     let (places, wanted, mut memory) = (ground.places(), chained(&ground.root), PassHistory::default());

@@ -57,7 +57,7 @@ fn every_key_of_the_config_map_has_a_flag_of_its_name_that_the_page_names() {
 }
 
 #[test]
-fn every_setting_of_the_config_map_has_its_flag_which_counts_for_more() {
+fn every_setting_of_the_config_map_has_a_flag_that_overrides_it() {
     let node = Node::with(&[("10-db.conf", SINGLE)]);
     let config = node.root.join("config");
     fs::create_dir(&config).unwrap();
@@ -89,7 +89,7 @@ fn every_setting_of_the_config_map_has_its_flag_which_counts_for_more() {
 }
 
 #[test]
-fn what_cannot_be_followed_is_told_at_once_and_changes_nothing() {
+fn invalid_settings_are_all_reported_and_change_nothing() {
     let node = Node::with(&[("10-calico.conflist", LIST)]);
     let said = node.install("--backend nftt --shape round --also-as sh");
     assert_eq!(said.code, 2);
@@ -106,7 +106,7 @@ fn what_cannot_be_followed_is_told_at_once_and_changes_nothing() {
 }
 
 #[test]
-fn a_dry_run_says_what_it_would_do_and_does_nothing() {
+fn a_dry_run_prints_the_plan_and_changes_nothing() {
     let node = Node::with(&[("10-db.conf", SINGLE)]);
     let said = node.install("--dry-run");
     let would = "would place program gybe-cni\nwould write 10-db.conflist\n\
@@ -129,7 +129,7 @@ fn a_dry_run_says_what_it_would_do_and_does_nothing() {
 }
 
 #[test]
-fn a_dry_run_of_either_says_no_when_something_stands_in_the_way() {
+fn a_dry_run_fails_if_a_problem_prevents_the_change() {
     let node = Node::new();
     let said = node.install("--dry-run");
     assert!(said.code == 1 && said.out.contains("waiting for the primary"), "{said:?}");
@@ -180,7 +180,7 @@ fn f37_on_a_node_of_another_kind_its_own_directories_are_used() {
 }
 
 #[test]
-fn a_further_name_that_is_asked_for_no_more_goes_and_a_namesake_stays() {
+fn a_further_name_that_is_no_longer_configured_is_removed_and_a_namesake_stays() {
     let node = Node::with(&[("10-calico.conflist", LIST)]);
     assert_eq!(node.install("--also-as istio-iptables").code, 0);
     node.program("opt/cni/bin/istio-cni-taint", "#!/bin/sh\necho theirs\n");

@@ -18,7 +18,7 @@ fn installed(files: &[(&str, &str)], words: &str) -> (Node, std::collections::BT
 }
 
 #[test]
-fn f29_the_first_call_takes_the_entry_and_the_second_the_programs() {
+fn f29_the_first_uninstall_removes_the_entry_and_the_second_the_programs() {
     let (node, before) = installed(&[("10-calico.conflist", LIST)], "");
     let first = node.uninstall("");
     assert_eq!((first.code, first.err.as_str()), (0, ""), "{first:?}");
@@ -59,7 +59,7 @@ fn f29_the_plugin_stays_as_long_as_a_living_sandbox_names_it() {
 }
 
 #[test]
-fn f29_without_a_look_at_living_sandboxes_the_plugin_stays_and_it_is_said() {
+fn f29_with_an_unreadable_cache_the_plugin_stays_and_the_reason_is_reported() {
     let (node, _) = installed(&[("10-calico.conflist", LIST)], "");
     fs::remove_dir(node.root.join("var/lib/cni/results")).unwrap();
     for _ in 0..2 {
@@ -70,7 +70,7 @@ fn f29_without_a_look_at_living_sandboxes_the_plugin_stays_and_it_is_said() {
 }
 
 #[test]
-fn f32_every_shape_and_name_it_may_have_been_given_is_found_again() {
+fn f32_uninstall_finds_every_shape_and_name() {
     for (files, words) in [
         (&[("10-calico.conflist", LIST)][..], "--shape dropin"),
         (&[("10-calico.conflist", LIST)], "--shape standalone"),
@@ -91,7 +91,7 @@ fn f32_every_shape_and_name_it_may_have_been_given_is_found_again() {
 }
 
 #[test]
-fn f30_what_a_newer_version_has_left_is_ours_too() {
+fn f30_files_of_a_newer_version_are_removed_too() {
     let newer = LIST.replace(
         "\n    }\n  ]",
         "\n    },\n    {\n      \"type\": \"gybe-cni\",\n      \"quic\": { \"zones\": [1e99] }\n    }\n  ]",
@@ -135,7 +135,7 @@ fn f06_a_broken_file_that_names_it_is_not_touched_and_keeps_everything() {
 }
 
 #[test]
-fn another_programs_namesake_is_left_alone() {
+fn another_program_of_the_same_name_stays() {
     let (node, _) = installed(&[("10-calico.conflist", LIST)], "");
     node.program("opt/cni/bin/istio-iptables", "#!/bin/sh\necho theirs\n");
     node.program("opt/cni/bin/istio-cni", "#!/bin/sh\necho theirs\n");
@@ -145,7 +145,7 @@ fn another_programs_namesake_is_left_alone() {
 }
 
 #[test]
-fn a_pipe_in_the_plugins_place_holds_nobody_up() {
+fn a_pipe_under_the_plugins_name_blocks_no_uninstall() {
     let (node, before) = installed(&[("10-calico.conflist", LIST)], "");
     let plugin = node.root.join("opt/cni/bin/gybe-cni");
     fs::remove_file(&plugin).unwrap();
@@ -167,7 +167,7 @@ fn the_kubeconfig_goes_at_once_and_the_rest_of_the_run_directory_at_the_end() {
 }
 
 #[test]
-fn while_another_gybe_is_at_it_nothing_is_done() {
+fn while_another_gybe_holds_the_lock_nothing_is_changed() {
     let (node, _) = installed(&[("10-calico.conflist", LIST)], "");
     let held = fs::File::open(node.root.join("opt/cni/bin").join(LOCK)).unwrap();
     held.lock().unwrap();
@@ -183,7 +183,7 @@ fn while_another_gybe_is_at_it_nothing_is_done() {
 
 /// Its API server is away, or it is of another version: it lives, and would put the entry back.
 #[test]
-fn an_agent_that_can_say_nothing_of_a_pod_stops_an_uninstall_and_changes_nothing() {
+fn a_running_agent_that_cannot_answer_stops_an_uninstall() {
     for answer in [r#"{"version":1,"fault":"the API server does not answer"}"#, r#"{"version":9}"#] {
         let (node, _) = installed(&[("10-calico.conflist", LIST)], "");
         let before = node.networks();
@@ -203,7 +203,7 @@ fn an_agent_that_can_say_nothing_of_a_pod_stops_an_uninstall_and_changes_nothing
 
 /// An ADD that found the entry before the agent left is in no cache yet, and asks for its DEL.
 #[test]
-fn f29_who_took_the_entry_out_a_moment_ago_does_not_matter() {
+fn f29_the_grace_period_applies_whichever_program_removed_the_entry() {
     let (node, before) = installed(&[("10-calico.conflist", LIST)], "--shape dropin");
     fs::remove_dir_all(node.conf("k8s-pod-network")).unwrap();
     assert_eq!(node.networks(), before);
@@ -213,7 +213,7 @@ fn f29_who_took_the_entry_out_a_moment_ago_does_not_matter() {
 }
 
 #[test]
-fn f37_what_is_in_the_directories_of_another_kind_of_node_is_not_called_gone() {
+fn f37_files_in_another_platforms_directories_are_reported_as_remaining() {
     let (node, _) = installed(&[("10-calico.conflist", LIST)], "");
     // Whoever made it, it makes no OpenShift.
     fs::create_dir_all(node.root.join("etc/cni/multus/net.d")).unwrap();
@@ -242,7 +242,7 @@ fn f37_what_is_in_the_directories_of_another_kind_of_node_is_not_called_gone() {
 }
 
 #[test]
-fn f29_the_sockets_of_an_agent_that_lives_stay_and_those_of_a_dead_one_go() {
+fn f29_a_running_agents_sockets_stay_and_a_dead_ones_are_removed() {
     let (node, _) = installed(&[("10-calico.conflist", LIST)], "");
     let run = node.root.join("run/gybe");
     let (facts, log) = (run.join("facts.sock"), run.join("log.sock"));

@@ -7,7 +7,7 @@ use std::os::unix::net::UnixListener;
 const THEIRS: &str = "{\n  \"name\": \"net\",\n  \"plugins\": [\n    {\n      \"type\": \"calico\"\n    },\n    {\n      \"type\": \"istio-cni\",\n      \"log_level\": \"info\"\n    }\n  ]\n}\n";
 
 #[test]
-fn an_istio_cni_entry_is_replaced_when_the_operator_says_so_and_comes_back_on_request() {
+fn an_istio_cni_entry_is_replaced_on_the_operators_order_and_restored_on_request() {
     let node = Node::with(&[("10-calico.conflist", THEIRS)]);
     node.program("opt/cni/bin/istio-cni", "#!/bin/sh\necho theirs\n");
     let run = node.root.join("var/run/istio-cni");
@@ -65,7 +65,7 @@ fn f29_a_stand_in_answers_for_istio_cni_and_goes_with_the_last_sandbox() {
 }
 
 #[test]
-fn under_the_name_istio_cni_taint_nothing_is_done_and_that_is_said() {
+fn istio_cni_taint_does_nothing_and_reports_that() {
     let node = Node::new();
     let path = node.root.join("istio-cni-taint");
     std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_gybe"), &path).unwrap();

@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::fs::symlink;
 
 #[test]
-fn f13_a_linked_conf_directory_and_a_runtime_that_lost_its_watch_are_told() {
+fn f13_a_linked_conf_directory_and_a_runtime_that_lost_its_watch_are_reported() {
     let node = well();
     fs::rename(node.root.join("etc/cni/net.d"), node.root.join("etc/cni/real")).unwrap();
     symlink("real", node.root.join("etc/cni/net.d")).unwrap();
@@ -40,7 +40,7 @@ fn f13_a_linked_conf_directory_and_a_runtime_that_lost_its_watch_are_told() {
 }
 
 #[test]
-fn another_meshs_leavings_are_told() {
+fn leftovers_of_another_mesh_are_reported() {
     let node = well();
     fs::create_dir_all(node.root.join("var/run/istio-cni")).unwrap();
     fs::write(node.root.join("var/run/istio-cni/istio-cni-kubeconfig"), "token: x").unwrap();
@@ -69,7 +69,7 @@ fn with_istio(entry: &str, program: bool) -> Node {
 }
 
 #[test]
-fn no_advice_about_istio_cni_leaves_pods_without_a_redirect() {
+fn no_remedy_about_istio_cni_leaves_pods_without_redirection() {
     for (entry, program, state, says, remedy) in [
         (
             "\"type\": \"istio-cni\"",
@@ -115,7 +115,7 @@ fn ciliums_socket_load_balancing_is_named_with_the_setting_that_excludes_pods() 
 
 /// The probe found iptables-nft to work, and the package was removed since.
 #[test]
-fn a_backend_whose_programs_are_gone_is_told() {
+fn a_backend_whose_programs_are_gone_is_reported() {
     let node = Node::with(&[("10-calico.conflist", LIST)]);
     assert_eq!(node.install("--pods-from /p --backend iptables-nft").code, 0);
     for name in ["iptables-nft-save", "iptables-nft-restore"] {
@@ -145,7 +145,7 @@ fn a_directory_that_every_user_may_write_in_is_wrong() {
 }
 
 #[test]
-fn f29_what_an_uninstall_has_left_is_told_with_how_to_finish() {
+fn f29_leftovers_of_an_uninstall_are_reported_with_how_to_finish() {
     let node = Node::with(&[("10-db.conf", SINGLE)]);
     let nothing = node.doctor("--json");
     assert_eq!(nothing.code, 0, "{nothing:?}");
@@ -200,7 +200,7 @@ fn f37_on_openshift_only_the_network_that_multus_calls_is_judged() {
 }
 
 #[test]
-fn f06_what_stops_containerd_is_a_note_where_cri_o_runs() {
+fn f06_a_broken_first_file_is_a_note_where_cri_o_runs() {
     let node = well();
     node.put("00-broken.conf", "{}");
     runs(&node, "crio");

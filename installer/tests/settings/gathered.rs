@@ -62,7 +62,7 @@ fn the_kubelets_newest_version_is_read_whole() {
 }
 
 #[test]
-fn a_plain_directory_will_do_and_none_is_an_empty_one() {
+fn a_plain_directory_is_read_and_a_missing_one_counts_as_empty() {
     let mount = Mount::new("plain");
     fs::write(mount.0.join("mode"), "leave\n").unwrap();
     fs::write(mount.0.join(".swp"), "\u{0}").unwrap();
@@ -74,7 +74,7 @@ fn a_plain_directory_will_do_and_none_is_an_empty_one() {
 }
 
 #[test]
-fn what_no_configmap_can_hold_is_not_read() {
+fn files_that_no_configmap_can_hold_are_not_read() {
     let mount = Mount::new("large");
     fs::write(mount.0.join("mode"), vec![b' '; (1 << 20) + 1]).unwrap();
     let told = SettingsSources::gather(mount.environment()).unwrap_err().to_string();

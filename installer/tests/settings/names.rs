@@ -54,7 +54,7 @@ fn with(name: &str) -> SettingsSources {
 }
 
 #[test]
-fn every_name_that_is_honoured_changes_something() {
+fn every_supported_setting_has_an_effect() {
     let plain = Settings::read(&given(POD, &[])).unwrap();
     for name in KEYS.iter().chain(&OURS).chain(&INCUMBENTS).filter(|name| name.support == Support::Honoured) {
         let changed = Settings::read(&with(name.name)).unwrap_or_else(|why| panic!("{}: {why}", name.name));
@@ -64,7 +64,7 @@ fn every_name_that_is_honoured_changes_something() {
 }
 
 #[test]
-fn every_other_name_is_refused_or_told_with_the_reason() {
+fn every_other_setting_is_refused_or_noted_with_the_reason() {
     for name in INCUMBENTS {
         match name.support {
             Support::Honoured => {}
@@ -88,7 +88,7 @@ fn every_other_name_is_refused_or_told_with_the_reason() {
 }
 
 #[test]
-fn all_that_is_wrong_is_told_at_once() {
+fn all_invalid_settings_are_reported_at_once() {
     let environment = [
         ("AMBIENT_ENABLED", "true"),
         ("ISTIO_OWNED_CNI_CONFIG", "true"),
@@ -112,7 +112,7 @@ fn all_that_is_wrong_is_told_at_once() {
 }
 
 #[test]
-fn a_key_that_may_be_misspelt_is_refused_and_another_one_is_told() {
+fn a_key_that_may_be_misspelt_is_refused_and_another_unknown_one_is_noted() {
     let told = refused(&[], &[("exclude_namespace", "a")]);
     assert!(
         told.contains("exclude_namespace is \"a\"") && told.contains("mean exclude_namespaces?"),
@@ -147,7 +147,7 @@ fn the_page_about_the_agent_has_every_name() {
 }
 
 #[test]
-fn every_further_name_of_the_tool_is_told_where_it_may_be_asked_for() {
+fn every_further_name_of_the_tool_is_documented() {
     let told = KEYS.iter().find(|key| key.name == "also_as").unwrap().meaning;
     let refused = refused(&[], &[("also_as", "istio-clean-iptables")]);
     for name in OTHER_NAMES {

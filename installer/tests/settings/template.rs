@@ -119,7 +119,7 @@ fn entry(settings: &Settings, image: &Image) -> Value {
 }
 
 #[test]
-fn a_template_is_a_base_and_settings_and_what_is_the_agents_count_for_more() {
+fn settings_and_the_agents_own_values_override_a_template() {
     let (plain, image) = (read(POD, &[]), image("template-base"));
     for Row { template, settings, entry: more, notes } in rows() {
         let files: Vec<_> = settings.iter().copied().chain([("cni_network_config", template)]).collect();
@@ -140,7 +140,7 @@ fn a_template_is_a_base_and_settings_and_what_is_the_agents_count_for_more() {
 }
 
 #[test]
-fn what_a_node_finds_out_goes_into_an_entry_with_a_template_too() {
+fn the_probe_report_is_written_into_an_entry_with_a_template_too() {
     let settings = read(POD, &[("cni_network_config", ISTIOS)]);
     let probed = ProbeHint { backend: Some(BackendKind::Nft), kernel: "6.1".to_owned() };
     let image = image("template-probed");
@@ -164,7 +164,7 @@ fn the_configmaps_template_comes_before_the_variables_and_that_before_the_files(
 }
 
 #[test]
-fn a_template_that_cannot_be_followed_is_refused_with_the_cause() {
+fn an_invalid_template_is_refused_with_the_cause() {
     for (template, cause) in [
         (r#"{"type":"gybe-cni","a":"__ETCD__"}"#, "unknown placeholders: __ETCD__"),
         (r#"{"type":"istio-cni","ambient_enabled":true}"#, "no ambient mode"),

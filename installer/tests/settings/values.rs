@@ -66,7 +66,7 @@ fn lists_are_trimmed_and_empty_elements_dropped() {
 }
 
 #[test]
-fn the_level_is_the_first_that_anybody_says() {
+fn the_first_configured_log_level_applies() {
     let level = |environment: Pairs<'_>, files: Pairs<'_>| read(environment, files).options.conf.log_level;
     let scopes = ("LOG_OUTPUT_LEVEL", "default:warn,cni-plugin:debug,cni:error");
     assert_eq!(level(&[scopes, ("LOG_LEVEL", "error")], &[("log_level", "none")]), LogLevel::None);
@@ -84,7 +84,7 @@ fn the_level_is_the_first_that_anybody_says() {
 }
 
 #[test]
-fn the_backend_is_the_first_that_anybody_says() {
+fn the_first_configured_backend_applies() {
     let backend = |environment: Pairs<'_>, files: Pairs<'_>| read(environment, files).options.conf.backend;
     let both = [("NATIVE_NFTABLES", "true"), ("FORCE_IPTABLES_BINARY", "legacy")];
     assert_eq!(backend(&both, &[("backend", "iptables")]), BackendSetting::Iptables);
@@ -127,7 +127,7 @@ fn modes_are_read_as_the_incumbent_reads_them() {
 }
 
 #[test]
-fn places_to_listen_at_have_any_form_and_may_be_none() {
+fn listen_addresses_have_any_form_and_may_be_off() {
     let of = |environment: Pairs<'_>| -> Vec<String> {
         let health = read(environment, &[]).environment.health;
         health.map_or(Vec::new(), |listen| listen.addresses().map(|it: SocketAddr| it.to_string()).collect())

@@ -56,7 +56,7 @@ pub(crate) fn json_of(entry: &Entry) -> Value {
 }
 
 #[test]
-fn the_entry_says_everything_and_the_plugin_reads_it() {
+fn the_plugin_reads_every_key_of_the_entry() {
     let image = image("entry");
     let settings =
         read(&[("POD_NAMESPACE", "gybe-system")], &[("log_level", "debug"), ("backend", "iptables")]);
@@ -132,7 +132,7 @@ fn programs_come_in_order_and_under_the_names_asked_for() {
 }
 
 #[test]
-fn f29_leaving_takes_all_we_placed_and_buries_what_may_still_be_called() {
+fn f29_uninstall_removes_all_programs_and_defers_those_that_may_still_be_called() {
     let image = image("leaving");
     let files = [("mode", "leave"), ("also_as", "istio-iptables"), ("conf_name", "x.conf")];
     let leave = left(&read(&[], &files), &node(&image));

@@ -94,7 +94,7 @@ fn lives(ground: &Ground, wanted: &DesiredState, becomes: &str, (pre, golden): (
 }
 
 #[test]
-fn every_directory_ends_as_theirs_does_and_begins_again_as_it_was() {
+fn every_directory_ends_as_with_istio_cni_and_is_restored() {
     for case in CASES {
         let ground = Ground::new();
         for (n, file) in case.files.iter().enumerate() {
@@ -105,7 +105,7 @@ fn every_directory_ends_as_theirs_does_and_begins_again_as_it_was() {
 }
 
 #[test]
-fn a_file_that_comes_later_is_waited_for() {
+fn the_entry_waits_for_a_later_file() {
     for (pinned, appears, becomes) in [
         (Some("missing_initially.conf"), "missing_initially.conf", "missing_initially.conflist"),
         (None, "calico.conflist", "calico.conflist"),

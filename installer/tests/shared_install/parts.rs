@@ -19,7 +19,7 @@ fn unit(file: &str) -> Vec<u8> {
 }
 
 #[test]
-fn our_entry_goes_where_theirs_went() {
+fn our_entry_is_written_where_istio_cnis_was() {
     let ours = wants::entry("info");
     let single = listed(&unit("bridge.conf"), &ours).unwrap();
     assert_eq!(less(json(&single)), less(with_ours(&unit("bridge.conf.golden"))));
@@ -38,7 +38,7 @@ fn our_entry_goes_where_theirs_went() {
 }
 
 #[test]
-fn a_directory_with_both_gives_the_first() {
+fn of_two_files_the_first_is_used() {
     let ground = Ground::new();
     ground.put("bridge.conf", unit("bridge.conf"));
     ground.put("list.conflist", unit("list.conflist"));
@@ -78,7 +78,7 @@ fn a_file_of_any_name_can_be_pinned() {
 }
 
 #[test]
-fn what_makes_them_write_again_makes_us_too() {
+fn a_change_after_which_istio_cni_writes_again_makes_gybe_write_again() {
     let ground = Ground::new();
     ground.put("10-list.conflist", unit("list.conflist"));
     let chained = wants::chained(&ground.root);
@@ -104,7 +104,7 @@ fn what_makes_them_write_again_makes_us_too() {
 }
 
 #[test]
-fn files_of_other_projects_come_back_byte_for_byte() {
+fn files_of_other_projects_are_restored_byte_for_byte() {
     let ours = wants::entry("info");
     let lists = [
         "linkerd/10-calico.conflist",
@@ -157,7 +157,7 @@ fn kubeconfig(text: &str) -> Value {
 }
 
 #[test]
-fn a_kubeconfig_says_what_theirs_says() {
+fn a_kubeconfig_has_the_values_of_istio_cnis() {
     let ca = unit("kube-ca.crt");
     let with = Credentials { token: "service_account_token_string", ca: &ca };
     for (host, trust, file) in [

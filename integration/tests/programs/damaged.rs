@@ -62,7 +62,7 @@ fn f10_a_bit_flipped_in_any_page_of_the_plugin_is_found() {
 }
 
 #[test]
-fn f10_no_part_of_the_plugin_is_taken_for_all_of_it() {
+fn f10_a_truncated_plugin_is_never_accepted() {
     let (node, mut memory, wanted, before) = upgraded("cut");
     let source = File::options().write(true).open(node.image("2")).unwrap();
     let ends: Vec<usize> = (0..=before.len()).step_by(16 * PAGE).chain([before.len()]).collect();

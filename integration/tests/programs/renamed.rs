@@ -15,7 +15,7 @@ fn mounted(of: &Path, at: &Path) {
 }
 
 #[test]
-fn f13_a_directory_that_is_renamed_on_the_host_is_as_good_as_deleted() {
+fn f13_a_directory_that_is_renamed_on_the_host_counts_as_deleted() {
     let node = Node::new("renamed");
     with_own_mounts(|| {
         for (of, folder) in [(Directory::Conf, "net.d"), (Directory::Programs, "bin")] {
