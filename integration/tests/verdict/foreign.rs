@@ -27,7 +27,7 @@ macro_rules! nft {
     };
 }
 
-const CASES: [Case; 33] = [
+const CASES: [Case; 34] = [
     ("true", Answer::Redirected, ""),
     (
         "iptables-nft -t nat -I OUTPUT -p tcp -j REDIRECT --to-ports 9000",
@@ -91,6 +91,12 @@ const CASES: [Case; 33] = [
         nft!("filter hook output priority 10", "tcp sport 15006 drop"),
         Answer::NotRedirected,
         "hook output priority 10, inet other theirs: tcp sport 15006 drop",
+    ),
+    // Only answers to clients have such a port behind address translation.
+    (
+        nft!("filter hook output priority 10", "tcp dport 61000-65535 drop"),
+        Answer::NotRedirected,
+        "gets no answer instead of port 15006 of the proxy: hook output priority 10, inet other theirs: tcp dport 61000-65535 drop",
     ),
     (
         nft!("filter hook input priority 0; policy drop", "ct state established accept"),

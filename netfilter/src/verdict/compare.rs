@@ -1,7 +1,7 @@
 //! The outcome of every kind of connection under the desired rules, compared with that under the rules
 //! that are there.
 
-use super::connections::{self, MOST};
+use super::connections::{self, CLIENT_PORT, MOST};
 use super::values::Values;
 use crate::live::LiveRules;
 use crate::live::rules::{Statement, place};
@@ -67,7 +67,7 @@ fn compare_within(time: Duration, wanted: &DesiredOutcomes<'_>, live: &LiveRules
     if let DesiredOutcomes::Rules(rules) = wanted {
         values.add_desired(rules);
     }
-    values.add_observed(&live.rules);
+    values.add_live(&live.rules);
     let unknown = [live.not_evaluated(), &values.not_evaluated].concat();
     let mut compared = Comparison { unknown, ..Comparison::default() };
     let (mut is_out_of_time, mut redirects) = (false, false);
@@ -137,7 +137,11 @@ fn sentence(live: &LiveRules, packet: &Packet, wanted: Outcome, walked: &WalkRes
     let mut from = match (&packet.direction, packet.owner) {
         (Direction::Leaves { .. }, Some(owner)) => format!("from user {} group {}", owner.uid, owner.gid),
         (Direction::Leaves { by } | Direction::Arrives { by }, _) => {
-            format!("from {} by {}", packet.source.ip(), by.as_str())
+            let source = match packet.source {
+                source if source.port() == CLIENT_PORT => source.ip().to_string(),
+                source => source.to_string(),
+            };
+            format!("from {source} by {}", by.as_str())
         }
     };
     if packet.mark != 0 {

@@ -12,7 +12,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 pub(super) const MOST: usize = 300_000;
 
 /// A client's port, where no rule names one.
-const CLIENT_PORT: u16 = 40_000;
+pub(super) const CLIENT_PORT: u16 = 40_000;
 /// A server's.
 const SERVER_PORT: u16 = 9_999;
 

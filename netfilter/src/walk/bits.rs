@@ -29,6 +29,11 @@ impl Bits {
         self.known.iter().all(|known| *known == 0xff).then_some(self.value.as_slice())
     }
 
+    /// The bytes as a number in the machine's byte order, when every bit is known.
+    pub(super) fn number(&self) -> Option<u32> {
+        Some(u32::from_ne_bytes(self.whole()?.try_into().ok()?))
+    }
+
     /// The first `length` bytes from `offset`; what is beyond the end is unknown.
     pub(super) fn slice(&self, offset: usize, length: usize) -> Self {
         let cut = |bytes: &[u8]| {

@@ -1,9 +1,10 @@
-//! A packet on its way, and the connection it belongs to.
+//! The packet that is followed, as rules see it, and its connection as connection tracking keeps it.
 
 use super::bits::Bits;
 use crate::live::rules::NamespaceRules;
 use crate::live::rules::expr::Source;
 use crate::nft::uapi::*;
+use crate::policy::InterfaceName;
 use crate::trace::{Direction, Owner, Packet, Transport};
 use std::net::{IpAddr, SocketAddr};
 
@@ -16,7 +17,7 @@ pub(super) enum HookInterface {
     Unknown,
 }
 
-/// What connection tracking has made of the packet.
+/// The relation of the packet to its connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Tracking {
     NotYet,
@@ -88,9 +89,26 @@ const NEW: u32 = 1 << 3;
 const UNTRACKED: u32 = 1 << 6;
 
 impl CurrentPacket {
-    /// Another packet of the connection, about which nothing is decided.
-    pub(super) fn fresh(&self, flags: [u8; 2]) -> Self {
-        Self { flags, tracking: Tracking::NotYet, zone: None, intercepted: None, ..self.clone() }
+    /// A packet in the direction of `packet`, before its first hook.
+    pub(super) fn of(packet: &Packet, flags: [u8; 2]) -> Self {
+        let name = |by: &InterfaceName| HookInterface::Name(by.as_str().to_owned());
+        let (arrives, leaves) = match &packet.direction {
+            Direction::Arrives { by } => (name(by), HookInterface::None),
+            Direction::Leaves { by } => (HookInterface::None, name(by)),
+        };
+        Self {
+            protocol: packet.protocol,
+            source: packet.source,
+            destination: packet.destination,
+            arrives,
+            leaves,
+            mark: packet.mark,
+            owner: packet.owner,
+            flags,
+            tracking: Tracking::NotYet,
+            zone: None,
+            intercepted: None,
+        }
     }
 
     /// The interface that the packet left by.

@@ -6,6 +6,7 @@ use crate::live::rules::{
 use crate::nft::uapi::{NFT_CMP_EQ, NFT_META_L4PROTO, NFT_META_SKUID};
 use crate::policy::InterfaceName;
 use crate::trace::Transport;
+use crate::xt::legacy::InetHook;
 use std::time::Duration;
 
 const PROXY: Owner = Owner { uid: 1337, gid: 1337 };
