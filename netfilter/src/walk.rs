@@ -28,7 +28,7 @@ use std::net::SocketAddr;
 /// The outcome of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// It goes where it would go without any rule.
+    /// It keeps its destination.
     Untouched,
     /// It goes to this port of the pod.
     Redirected(Port),
@@ -38,16 +38,16 @@ pub enum Outcome {
     Translated(SocketAddr),
     /// Its first packet is dropped.
     Dropped,
-    /// Its first packet arrives, and what follows does not, or not as part of it.
+    /// Its first packet arrives, and its answer or a later packet does not, or not as part of it.
     AnswersLost,
-    /// It depends on what cannot be known.
+    /// It depends on facts that are not known.
     Unknown,
 }
 
-/// Where a rule stands: indices into the namespace's chains and a chain's rules.
+/// The position of a rule: indices into the chains of the namespace and the rules of the chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RuleAt {
-    /// The base chain that led there.
+    /// The base chain that led to it.
     pub(crate) base: usize,
     pub(crate) chain: usize,
     /// `usize::MAX` for the policy of the base chain.
@@ -58,13 +58,13 @@ pub(crate) struct RuleAt {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct WalkResult {
     pub(crate) outcome: Outcome,
-    /// The rule that decided so; none when no rule did.
+    /// The rule that decided the outcome.
     pub(crate) decided_by: Option<RuleAt>,
-    /// Rules that the first packet met and that applied, in order.
+    /// The rules that applied to the first packet, in order.
     pub(crate) steps: Vec<RuleAt>,
     pub(crate) mark: u32,
     pub(crate) zone: Option<u16>,
-    /// Two chains of which the kernel does not tell which comes first, where the outcome depends on it.
+    /// Two chains whose order decides the outcome and is not known.
     pub(crate) order: Option<(usize, usize)>,
 }
 
@@ -77,10 +77,10 @@ pub(crate) struct Listeners {
     pub(crate) application: Owner,
 }
 
-/// Ports that Istio's proxy and agent listen on beside those that connections are redirected to.
+/// Other ports that Istio's proxy and agent listen on.
 const PROXY_PORTS: [u16; 6] = [15000, 15008, 15020, 15021, 15053, 15090];
 
-/// Follows a connection whose first packet is `packet`; what is not found within the budget is unknown.
+/// Follows a connection whose first packet is `packet`; the outcome is unknown when the budget is spent.
 pub(crate) fn walk(
     rules: &NamespaceRules,
     packet: &Packet,
@@ -119,7 +119,7 @@ fn undecided() -> WalkResult {
     }
 }
 
-/// The outcome depends on the answer to that question.
+/// The result when the outcome depends on that fact.
 fn depends(walked: &WalkResult, on: Option<&UnknownFact>) -> WalkResult {
     let (decided_by, order) = match on {
         Some(UnknownFact::Applies(at)) => (Some(*at), None),

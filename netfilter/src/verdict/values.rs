@@ -6,7 +6,7 @@ mod rules;
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-/// More candidates times tests of one property than this are not computed.
+/// The limit of candidates times tests of one property.
 const MOST_TESTED: usize = 10_000_000;
 
 /// A property of a packet.
@@ -76,8 +76,8 @@ const EPHEMERAL: u128 = 32_768;
 #[derive(Debug, Default)]
 pub(super) struct Values {
     tests: BTreeSet<Test>,
-    /// The rule that is read is another owner's. It may be meant for answers, which have the ports of the first
-    /// packet the other way round.
+    /// The rule that is read is another owner's. It may be meant for answers, which have the ports of the
+    /// first packet exchanged.
     also_of_answers: bool,
     /// Names of interfaces.
     pub(super) interfaces: BTreeSet<String>,

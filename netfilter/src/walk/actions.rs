@@ -63,8 +63,8 @@ impl Walk<'_> {
         Err(RuleEnd::Accept)
     }
 
-    /// The first address of the interface that the packet came in by. For an interface that is not there
-    /// an address of the namespace stands for it.
+    /// The first address of the interface that the packet arrived by; loopback where the namespace has no such
+    /// interface.
     fn redirected_to(&self) -> IpAddr {
         let is_v6 = self.packet.is_v6();
         let named = match &self.packet.arrives {
@@ -178,7 +178,7 @@ impl Walk<'_> {
         self.changed_by = Some(self.rule.at);
     }
 
-    /// A packet that has a connection or a zone keeps it (`nft_notrack_eval`, `xt_ct_target`).
+    /// A packet with a connection or a zone keeps it (`nft_notrack_eval`, `xt_ct_target`).
     pub(super) fn untrack(&mut self) {
         if is_open(&self.packet) {
             self.packet.tracking = Tracking::Untracked;

@@ -8,9 +8,9 @@ use crate::live::rules::{LiveRule, Set, Statement};
 use crate::xt::XtMatch;
 use crate::xt::legacy::InetHook;
 
-/// How many rules one chain and those it leads to may run.
+/// How many rules are run from one base chain.
 const MOST_RULES: usize = 100_000;
-/// After so many rules the clock is looked at.
+/// After this many rules the budget is checked.
 const RULES_PER_LOOK: usize = 16;
 /// `NFT_JUMP_STACK_SIZE` is 16; iptables allows more.
 const MOST_JUMPS: usize = 64;
@@ -29,7 +29,7 @@ impl Default for RunningRule {
     }
 }
 
-/// How a rule ended.
+/// The result of a rule for a packet.
 pub(super) enum RuleEnd {
     /// It did not apply.
     NotForThis,
@@ -43,7 +43,7 @@ pub(super) enum RuleEnd {
     Unknown,
 }
 
-/// How a statement ended: the rule goes on, or this is its end.
+/// The result of a statement: the rule goes on, or ends.
 pub(super) type StatementResult = Result<(), RuleEnd>;
 
 impl Walk<'_> {
@@ -124,7 +124,7 @@ impl Walk<'_> {
     }
 
     fn rule(&mut self, rule: &LiveRule, at: RuleAt, hook: InetHook) -> RuleEnd {
-        // Whether a rule that only counts or logs applies makes no difference.
+        // A rule that only counts or logs changes nothing.
         if !rule.statements.iter().any(Statement::acts) {
             return RuleEnd::NotForThis;
         }
@@ -243,7 +243,7 @@ fn verdict(code: &Code) -> StatementResult {
     }
 }
 
-/// The data of the key's element; `None` when it cannot be told whether there is one.
+/// Returns the data of the key's element; `None` when unknown bits of the key decide.
 fn find<'s>(set: &'s Set, key: &Bits) -> Option<Option<&'s Data>> {
     if set.is_dynamic {
         return None;

@@ -11,7 +11,7 @@ use std::net::{IpAddr, SocketAddr};
 /// An interface at a hook.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum HookInterface {
-    /// The hook has none.
+    /// The packet has none at this hook.
     None,
     Name(String),
     Unknown,
@@ -23,7 +23,7 @@ pub(super) enum Tracking {
     NotYet,
     Untracked,
     Invalid,
-    /// Part of the connection, in the direction of its first packet or not.
+    /// Part of the connection, in the direction of its first packet.
     Original,
     Reply,
 }
@@ -38,7 +38,7 @@ pub(super) struct CurrentPacket {
     pub(super) leaves: HookInterface,
     pub(super) mark: u32,
     pub(super) owner: Option<Owner>,
-    /// TCP's flags, and which of them are known.
+    /// TCP flags, and which of them are known.
     pub(super) flags: [u8; 2],
     pub(super) tracking: Tracking,
     /// The zone that was chosen before tracking.
@@ -49,17 +49,17 @@ pub(super) struct CurrentPacket {
 /// Addresses and ports of one direction.
 pub(super) type Tuple = (SocketAddr, SocketAddr);
 
-/// What connection tracking keeps.
+/// An entry of connection tracking.
 #[derive(Debug, Clone)]
 pub(super) struct ConntrackEntry {
     pub(super) original: Tuple,
     pub(super) reply: Tuple,
     pub(super) zone: u16,
     pub(super) mark: u32,
-    /// Whether destination and source were translated, and whether that was decided.
+    /// The translation of the destination and of the source.
     pub(super) destination: Translation,
     pub(super) source: Translation,
-    /// Not the first packet.
+    /// The first packet has passed.
     pub(super) is_known: bool,
 }
 
@@ -133,7 +133,7 @@ impl CurrentPacket {
         }
     }
 
-    /// What an expression loads; `None` where the kernel breaks off the rule (`NFT_BREAK`).
+    /// Loads a value; `None` where the kernel ends the rule (`NFT_BREAK`).
     pub(super) fn load(
         &self,
         source: &Source,
@@ -181,7 +181,7 @@ impl CurrentPacket {
             NFT_CT_DIRECTION => Bits::known([u8::from(self.tracking == Tracking::Reply)]),
             NFT_CT_ZONE => Bits::known(entry.zone.to_ne_bytes()),
             NFT_CT_STATUS => {
-                // IPS_SRC_NAT, IPS_DST_NAT and their _DONE; the others are not followed.
+                // IPS_SRC_NAT and IPS_DST_NAT; the other bits are unknown.
                 let set = |on: bool, bits: u32| if on { bits } else { 0 };
                 let value = set(entry.source.is_done, 1 << 4) | set(entry.destination.is_done, 1 << 5);
                 let known: u32 = 1 << 4 | 1 << 5;
@@ -189,7 +189,7 @@ impl CurrentPacket {
             }
             7 => Bits::known([if self.is_v6() { NFPROTO_IPV6 } else { NFPROTO_IPV4 }]),
             10 => Bits::known([self.protocol_number()]),
-            // `nft_ct_get_eval` breaks off the rule for a connection of the other IP version.
+            // `nft_ct_get_eval` ends the rule for a connection of the other IP version.
             19 | 20 if self.is_v6() => return None,
             21 | 22 if !self.is_v6() => return None,
             8 | 19 | 21 => Bits::known(octets(source.ip())),
@@ -207,7 +207,7 @@ impl CurrentPacket {
         }
     }
 
-    /// Lengths, identification, time to live and class of service are the sender's affair.
+    /// The sender chooses lengths, identification, time to live and class of service: these bits are unknown.
     fn network_header(&self) -> Bits {
         let (source, destination) = (octets(self.source.ip()), octets(self.destination.ip()));
         let mut header = match self.is_v6() {
@@ -215,7 +215,7 @@ impl CurrentPacket {
                 let mut header = Bits::unknown(12);
                 put(&mut header, 0, &[0x45]);
                 put(&mut header, 9, &[self.protocol_number()]);
-                // No fragment: of the flags only "do not fragment" is open.
+                // No fragment; of the flags only "do not fragment" is unknown.
                 set(&mut header, 6, 0, 0xbf);
                 set(&mut header, 7, 0, 0xff);
                 header

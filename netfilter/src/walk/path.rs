@@ -14,8 +14,8 @@ impl Walk<'_> {
         if let Some(end) = self.hook(InetHook::Output) {
             return end;
         }
-        // Routed again when the destination is another; at the hook itself the interface stays
-        // what it was (`struct nf_hook_state`).
+        // The kernel routes again when the destination changed; the rest of the hook has the interface of before
+        // (`struct nf_hook_state`).
         if self.packet.destination != before {
             self.packet.leaves = match self.is_inside(self.packet.destination) {
                 true => HookInterface::Name(LOOPBACK.to_owned()),
@@ -32,12 +32,12 @@ impl Walk<'_> {
             return PacketEnd::Outside;
         }
         self.packet.arrives = std::mem::replace(&mut self.packet.leaves, HookInterface::None);
-        // `loopback_xmit` takes the sender's socket from it, and leaves it its connection and mark.
+        // `loopback_xmit` removes the socket; connection and mark stay.
         self.packet.owner = None;
         self.arrive()
     }
 
-    /// The packet comes in by an interface.
+    /// The packet arrives by an interface.
     pub(super) fn arrive(&mut self) -> PacketEnd {
         if let Some(end) = self.hook(InetHook::Prerouting) {
             return end;
@@ -55,7 +55,7 @@ impl Walk<'_> {
         forwarded.unwrap_or(PacketEnd::Outside)
     }
 
-    /// Runs what hangs on a hook; tells where the packet ended up when it goes no further.
+    /// Runs a hook; returns the end of the path when the packet goes no further.
     fn hook(&mut self, hook: InetHook) -> Option<PacketEnd> {
         let mut places = hooks::at(self.rules, hook, self.packet.is_v6());
         self.decide_order(&mut places);
@@ -74,7 +74,7 @@ impl Walk<'_> {
                 HookEnd::Unknown => return Some(PacketEnd::Unknown),
             }
         }
-        // At the end of the hook without the interfaces of this one.
+        // The next hook has another pair of interfaces.
         if hook == InetHook::Input {
             self.packet.leaves = HookInterface::None;
         }
@@ -87,7 +87,7 @@ impl Walk<'_> {
             Item::Tracking | Item::Translation => usize::MAX,
         };
         for run in places.chunk_by_mut(|before, _| before.may_come_after_next) {
-            // Which of those left comes first: every order is tried once.
+            // Selects the first of the remaining chains: every order is tried once.
             for from in 0..run.len() {
                 let Some((first, rest)) = run.get_mut(from..).and_then(<[Place]>::split_first_mut) else {
                     continue;
@@ -102,7 +102,7 @@ impl Walk<'_> {
         }
     }
 
-    /// `nf_conntrack_in`: a packet that has a connection, or is to have none, keeps it so.
+    /// `nf_conntrack_in`: leaves a packet that already has a connection, or was taken out of tracking.
     fn track(&mut self) {
         if self.packet.tracking != Tracking::NotYet {
             return;
@@ -120,7 +120,7 @@ impl Walk<'_> {
                 self.current = index;
                 tracking
             }
-            // Nothing begins with an answer to nothing (`tcp_new`).
+            // An answer without a first packet begins no connection (`tcp_new`).
             None if self.packet.flags == SYN_ACK && self.packet.protocol == Transport::Tcp => {
                 Tracking::Invalid
             }
@@ -132,7 +132,7 @@ impl Walk<'_> {
         };
     }
 
-    /// `nf_nat_inet_fn`: chains are asked for the first packet alone, then every packet is translated.
+    /// `nf_nat_inet_fn`: the chains run for the first packet only; every packet is translated.
     fn translation(&mut self, hook: InetHook) -> HookEnd {
         let is_destination = matches!(hook, InetHook::Prerouting | InetHook::Output);
         let is_reply = match self.packet.tracking {
@@ -158,7 +158,7 @@ impl Walk<'_> {
         let Some(entry) = self.entries.get_mut(self.current) else { return HookEnd::Passes };
         let decided = if is_destination { &mut entry.destination } else { &mut entry.source };
         decided.is_decided = true;
-        // An answer is turned back where a first packet's other half is translated.
+        // An answer is translated back at the hook of the other half.
         let turned = if is_destination != is_reply { entry.destination } else { entry.source };
         if turned.is_done {
             let (from, to) = if is_reply { entry.original } else { entry.reply };

@@ -97,7 +97,7 @@ impl Values {
         let counts = !all_read && rule.statements.iter().any(Statement::acts);
         if counts && self.not_evaluated.len() < NAMED {
             let place = place(chain);
-            self.not_evaluated.push(format!("a comparison that is not evaluated: {place}: {}", rule.text));
+            self.not_evaluated.push(format!("comparison not evaluated: {place}: {}", rule.text));
         }
     }
 
@@ -119,8 +119,8 @@ impl Values {
         for (length, component) in &key {
             let part = |bytes: &'_ [u8]| bytes.get(from..from + length).unwrap_or_default().to_vec();
             let bounds: Vec<_> = set.elements.iter().map(|one| (part(&one.first), part(&one.last))).collect();
-            // Elements with the same data need not be told apart. Of a key of several parts which values go
-            // with which counts, so each is told apart.
+            // Elements with the same data are one group. In a key of several parts the combination decides, so each
+            // element is a group of its own.
             let mut groups: BTreeMap<(usize, &Data), Vec<Range<'_>>> = BTreeMap::new();
             for (index, (element, (first, last))) in set.elements.iter().zip(&bounds).enumerate() {
                 let apart = if key.len() == 1 { 0 } else { index };
@@ -149,12 +149,12 @@ impl Values {
         let parts = parts(component, family);
         let is_little = component.is_host_order != component.is_swapped && cfg!(target_endian = "little");
         let is_by_value = matches!(bounds, Bounds::Ranges(ranges) if ranges.iter().all(|(a, b)| a == b));
-        // The kernel compares bytes: of a number in the other order that tells nothing of its size.
+        // The kernel compares bytes: in little-endian order that says nothing about the size of a number.
         let is_read = !component.is_inverted
             && (is_by_value || !is_little)
             && (parts.len() == 1 || !component.is_swapped);
         if parts.is_empty() || !is_read {
-            // Of what is no property here, the walk tries every value.
+            // The walk tries both results of a test of anything else.
             return parts.is_empty();
         }
         for part in &parts {
@@ -170,7 +170,7 @@ impl Values {
                 Bounds::Ranges(_) if parts.len() == 1 || is_by_value && values.len() == 1 => {
                     self.test(part.property, mask, values);
                 }
-                // Of several parts the first that differs decides: each bound is a value of its own.
+                // The first part that differs decides, so each bound is a value of its own.
                 _ => {
                     for bound in values.into_iter().flat_map(|(first, last)| [first, last]) {
                         self.test(part.property, mask, vec![(0, bound)]);
