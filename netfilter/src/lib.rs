@@ -20,12 +20,16 @@
 
 #![warn(missing_docs)]
 
+pub mod access;
+pub mod apply;
 pub mod backend;
+mod chains;
 pub mod choose;
 pub mod compile;
+pub mod datagrams;
 pub mod ebpf;
-pub mod heard;
 pub mod hint;
+pub mod inventory;
 pub mod iptables;
 pub mod live;
 pub mod lock;

@@ -8,13 +8,13 @@ mod connections;
 mod parts;
 mod values;
 
-use crate::backend::{BackendKind, Inventory};
-use crate::choose::Way;
+use crate::backend::BackendKind;
 use crate::ebpf::Programs;
+use crate::inventory::Inventory;
 use crate::live::LiveRules;
 use crate::policy::RedirectPolicy;
 use crate::presence::Presence;
-use crate::redirection::{Deviation, Redirection, RedirectionError};
+use crate::redirection::{Deviation, Redirection, RedirectionError, RuleVariant};
 use compare::{Comparison, DesiredOutcomes, compare};
 
 /// The desired state of a namespace.
@@ -104,8 +104,8 @@ pub fn judge_namespace(
     reading: VerdictContext<'_>,
 ) -> Result<Verdict, RedirectionError> {
     let presence = Presence::look()?;
-    if let Some(foreign) = presence.foreign.first() {
-        return Ok(Verdict::because(Answer::ByOthers, foreign.to_string()));
+    if let Some(mesh) = presence.other_meshes.first() {
+        return Ok(Verdict::because(Answer::ByOthers, mesh.to_string()));
     }
     let kinds = reading.only.map_or_else(|| presence.ours.clone(), |kind| vec![kind]);
     let (policy, without) = match desired {
@@ -120,7 +120,7 @@ pub fn judge_namespace(
     let (wanted, differences, live) = match (policy, kinds.first()) {
         (Some(policy), Some(kind)) => {
             let redirection = written(policy, *kind, reading.whole)?;
-            let differences = redirection.differences(&*kind.find()?)?;
+            let differences = redirection.differences(&*kind.find()?, &presence)?;
             (Some(redirection.rules), differences, live.with_proxy_of(policy))
         }
         _ => (None, Vec::new(), live),
@@ -188,9 +188,9 @@ fn written(
     kind: BackendKind,
     whole: &[BackendKind],
 ) -> Result<Redirection, RedirectionError> {
-    let way = match whole.contains(&kind) {
-        true => Way::Whole,
-        false => Redirection::way_written(policy, &*kind.find()?)?,
+    let variant = match whole.contains(&kind) {
+        true => RuleVariant::Complete,
+        false => Redirection::written_variant(policy, &*kind.find()?)?,
     };
-    Ok(Redirection::by_way(policy, way))
+    Ok(Redirection::with_variant(policy, variant))
 }

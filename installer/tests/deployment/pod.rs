@@ -1,7 +1,7 @@
 //! What the pod may do on a node, and whether its parts know each other.
 
 use crate::objects::Objects;
-use gybe_installer::probe::host::NEEDED;
+use gybe_installer::probe::NEEDED;
 use k8s_openapi::api::core::v1::{ConfigMap, Container, Namespace, SecurityContext, ServiceAccount, Volume};
 
 pub(crate) fn assert_confined(objects: &Objects) {

@@ -22,26 +22,7 @@ impl Variant {
             Self::Nft => "iptables-nft",
         }
     }
-
-    /// The one that this is not.
-    pub(super) fn other(self) -> Self {
-        match self {
-            Self::Legacy => Self::Nft,
-            Self::Nft => Self::Legacy,
-        }
-    }
 }
-
-/// Where distributions put them; NixOS last.
-pub(super) const DIRECTORIES: [&str; 7] = [
-    "/usr/sbin",
-    "/sbin",
-    "/usr/bin",
-    "/bin",
-    "/usr/local/sbin",
-    "/usr/local/bin",
-    "/run/current-system/sw/bin",
-];
 
 /// One program: a path, and for a program of many names the one it shall answer to.
 #[derive(Debug, Clone, PartialEq, Eq)]

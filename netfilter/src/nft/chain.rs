@@ -1,4 +1,4 @@
-//! Where each of our chains hangs: type, hook and priority, each with its why.
+//! The table, and the type, hook and priority of each of its chains, with the reasons.
 
 use super::uapi::{NF_ACCEPT, NF_INET_LOCAL_OUT, NF_INET_PRE_ROUTING};
 use super::uapi::{
@@ -6,6 +6,9 @@ use super::uapi::{
 };
 use crate::netlink::attr::{Attributes, Writer};
 use crate::ruleset::{ChainName, Hook, Stage};
+
+/// The table's name, family `inet`. All of Gybe's nftables objects are in it, and no other owner's.
+pub const TABLE: &str = "gybe";
 
 /// Before conntrack looks at the packet (`NF_IP_PRI_CONNTRACK` is -200): it is chosen there in which
 /// zone it will be looked up.
@@ -20,7 +23,7 @@ const NAT: i32 = -100;
 
 /// What makes a chain a base chain.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Base {
+pub(crate) struct Base {
     kind: Vec<u8>,
     hook: u32,
     priority: i32,
@@ -48,7 +51,7 @@ impl Base {
     }
 
     /// Reads it from a chain's attributes; `None` for one that does not hang on a hook.
-    pub(super) fn read(chain: &Attributes<'_>) -> Option<Self> {
+    pub(crate) fn read(chain: &Attributes<'_>) -> Option<Self> {
         let hook = Attributes::of(chain.get(NFTA_CHAIN_HOOK)?.value);
         Some(Self {
             kind: chain.get(NFTA_CHAIN_TYPE)?.text().to_vec(),
@@ -59,7 +62,7 @@ impl Base {
     }
 
     /// Its priority, when it translates destinations: those of packets that arrive or leave.
-    pub(super) fn translates_at(&self) -> Option<i32> {
+    pub(crate) fn translates_at(&self) -> Option<i32> {
         let translates = self.kind == b"nat" && [NF_INET_PRE_ROUTING, NF_INET_LOCAL_OUT].contains(&self.hook);
         translates.then_some(self.priority)
     }

@@ -2,12 +2,13 @@
 //!
 //! What is not in our table is left out; what is in it but not by us gets a name to be told by.
 
-use crate::backend::{Item, Part, PartKind};
+use crate::inventory::{Item, Part, PartKind};
 use crate::netlink::attr::{Attributes, Writer};
+use crate::nft::chain::TABLE;
 use crate::nft::chain::{self, Base};
+use crate::nft::expr;
 use crate::nft::key::{self, KeyType, Range};
 use crate::nft::uapi::*;
-use crate::nft::{TABLE, expr};
 
 /// The chains of our table, each with its rules in order.
 pub(super) fn chains(chains: &[Vec<u8>], rules: &[Vec<u8>]) -> Vec<Part> {
