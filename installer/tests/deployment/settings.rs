@@ -1,4 +1,4 @@
-//! What the manifests tell the program, read by the program itself.
+//! The settings, directories and arguments in the manifests, parsed by the program.
 
 use crate::objects::Objects;
 use gybe_installer::host::desired::Shape;
@@ -10,8 +10,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 
-/// As the kubelet would start the agent, on a node called worker-1.
-pub(crate) fn given(objects: &Objects) -> SettingsSources {
+/// The environment and ConfigMap of the agent on a node called worker-1.
+pub(crate) fn settings_sources(objects: &Objects) -> SettingsSources {
     let namespace = objects.daemon_set().metadata.namespace.unwrap();
     let downward = [("spec.nodeName", "worker-1"), ("metadata.name", "gybe-node-x7k2p")];
     let mut environment = BTreeMap::new();
@@ -28,18 +28,18 @@ pub(crate) fn given(objects: &Objects) -> SettingsSources {
     SettingsSources { environment, files: config.data.unwrap(), network_config: None }
 }
 
-pub(crate) fn assert_understood(objects: &Objects) {
-    let given = given(objects);
-    let honoured = |names: &[SettingName], said: &str| {
-        names.iter().any(|name| name.name == said && name.fate == Support::Honoured)
+pub(crate) fn assert_accepted(objects: &Objects) {
+    let sources = settings_sources(objects);
+    let is_honoured = |names: &[SettingName], searched: &str| {
+        names.iter().any(|name| name.name == searched && name.fate == Support::Honoured)
     };
-    for name in given.environment.keys() {
-        assert!(honoured(&OURS, name) || honoured(&INCUMBENTS, name), "{name}");
+    for name in sources.environment.keys() {
+        assert!(is_honoured(&OURS, name) || is_honoured(&INCUMBENTS, name), "{name}");
     }
-    for key in given.files.keys() {
-        assert!(honoured(&KEYS, key), "{key}");
+    for key in sources.files.keys() {
+        assert!(is_honoured(&KEYS, key), "{key}");
     }
-    let settings = Settings::read(&given).unwrap();
+    let settings = Settings::read(&sources).unwrap();
     assert_eq!(settings.notes, [""; 0]);
     let ground = &settings.ground;
     assert_eq!((ground.node.as_str(), ground.pod.as_str()), ("worker-1", "gybe-node-x7k2p"));
@@ -48,16 +48,15 @@ pub(crate) fn assert_understood(objects: &Objects) {
         assert!(excluded.contains(namespace), "{namespace}");
     }
     assert_eq!(settings.choices.conf.facts.socket.as_deref(), Some(ground.facts_socket().as_path()));
-    directories(objects, &settings);
+    assert_directories_mounted(objects, &settings);
     let ports = objects.container("install").ports.unwrap();
     let port = |name: &str| ports.iter().find(|it| it.name.as_deref() == Some(name)).unwrap().container_port;
     assert_eq!(ground.health.map(|it| i32::from(it.port)), Some(port("health")));
     assert_eq!(ground.metrics.map(|it| i32::from(it.port)), Some(port("metrics")));
 }
 
-/// Each directory the agent goes by is mounted, from the host where it must be the host's, and
-/// writable only where it writes.
-fn directories(objects: &Objects, settings: &Settings) {
+/// Asserts that each directory of the agent is mounted from the right volume, and writable only where the agent writes.
+fn assert_directories_mounted(objects: &Objects, settings: &Settings) {
     let (ground, install) = (&settings.ground, objects.container("install"));
     let volumes = objects.pod().volumes.unwrap();
     for (path, volume, writes) in [
@@ -79,19 +78,19 @@ fn directories(objects: &Objects, settings: &Settings) {
         );
     }
     let run = volumes.iter().find(|volume| volume.name == "run").and_then(|volume| volume.host_path.clone());
-    assert_eq!(Path::new(&run.unwrap().path), ground.run, "the plugin looks there, on the host");
+    assert_eq!(Path::new(&run.unwrap().path), ground.run, "the plugin uses this directory of the host");
     assert_eq!(ground.image, Path::new(&install.command.unwrap()[0]).parent().unwrap());
 }
 
-/// `--help` behind them is an answer only when all before it could be read.
-pub(crate) fn assert_arguments(objects: &Objects) {
+/// `--help` after the arguments succeeds only if the program accepts all of them.
+pub(crate) fn assert_arguments_accepted(objects: &Objects) {
     for container in objects.pod().containers {
-        let words: Vec<String> = container.command.into_iter().chain(container.args).flatten().collect();
-        #[expect(clippy::disallowed_methods, reason = "as a container's process is started")]
+        let arguments: Vec<String> = container.command.into_iter().chain(container.args).flatten().collect();
+        #[expect(clippy::disallowed_methods, reason = "runs the program under test")]
         let mut gybe = Command::new(env!("CARGO_BIN_EXE_gybe"));
-        let output = gybe.args(&words[1..]).arg("--help").output().unwrap();
-        assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
+        let output = gybe.args(&arguments[1..]).arg("--help").output().unwrap();
+        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
     }
-    let shape = Settings::read(&given(objects)).unwrap().choices.shape;
+    let shape = Settings::read(&settings_sources(objects)).unwrap().choices.shape;
     assert!(matches!(shape, Shape::Chained { .. } | Shape::Standalone { .. }));
 }
