@@ -1,8 +1,8 @@
 //! A node agent that answers for the example pod and runs until the value is dropped.
 
 use crate::pod::CniCall;
-use crate::programs::{built_program, command};
 use crate::private_run::RUN;
+use crate::programs::{built_program, command};
 use gybe_integration::complaint::Complaint;
 use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};

@@ -18,8 +18,9 @@ pub fn measure(rounds: usize) -> Result<Report, Complaint> {
     let contenders = contenders()?;
     let mut report = Report { tables: Vec::new(), targets: Vec::new() };
     for size in SIZES {
-        let samples =
-            in_turn(rounds, &contenders, |contender| Ok::<_, Complaint>([run_concurrently(contender, size)?]))?;
+        let samples = in_turn(rounds, &contenders, |contender| {
+            Ok::<_, Complaint>([run_concurrently(contender, size)?])
+        })?;
         let samples: Vec<Sample> = samples.into_iter().flatten().collect();
         report.tables.push(table(size, &contenders, &samples));
         report.targets.extend(target(size, &samples));

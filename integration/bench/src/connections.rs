@@ -38,7 +38,8 @@ struct Row<'a> {
 }
 
 fn report(rows: &[Row<'_>]) -> Report {
-    let samples_of = |count| rows.iter().find(|row| row.link.is(RuleForm::Sets, count)).map(|row| row.samples);
+    let samples_of =
+        |count| rows.iter().find(|row| row.link.is(RuleForm::Sets, count)).map(|row| row.samples);
     let medians = |samples: &[Sample; 2]| samples.each_ref().map(Sample::median);
     let default = samples_of(0).map_or([f64::NAN; 2], medians);
     let longest = samples_of(1000).map_or([f64::NAN; 2], medians);
@@ -69,12 +70,13 @@ fn report(rows: &[Row<'_>]) -> Report {
         rows: rows.iter().map(row).collect(),
     };
     let target = |direction: &str, longest: f64, default: f64| Target {
-        what: format!("{direction} connection with 1000 excluded ports and networks, against the default policy"),
+        what: format!(
+            "{direction} connection with 1000 excluded ports and networks, against the default policy"
+        ),
         measured: longest / default,
         limit: Limit::AtMost(1.1),
         unit: "x",
     };
-    let targets =
-        vec![target("inbound", longest[0], default[0]), target("outbound", longest[1], default[1])];
+    let targets = vec![target("inbound", longest[0], default[0]), target("outbound", longest[1], default[1])];
     Report { tables: vec![table], targets }
 }

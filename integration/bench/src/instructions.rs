@@ -1,9 +1,9 @@
 //! Instructions in user space, counted by callgrind. They do not depend on the machine's load.
 
 use crate::pod::{self, CniCall};
+use crate::private_run::RUN;
 use crate::programs::{built_program, command, system_program};
 use crate::report::{Report, Table, cells};
-use crate::private_run::RUN;
 use gybe_integration::complaint::Complaint;
 use std::io::{Write, pipe};
 use std::path::Path;

@@ -52,7 +52,11 @@ enum Environment {
 /// When it is not built.
 pub fn built_program(name: &str) -> Result<PathBuf, Complaint> {
     let path = std::env::current_exe()?.with_file_name(name);
-    if path.exists() { Ok(path) } else { Err(Complaint::that(format!("there is no {path:?}; run: make bench"))) }
+    if path.exists() {
+        Ok(path)
+    } else {
+        Err(Complaint::that(format!("there is no {path:?}; run: make bench")))
+    }
 }
 
 /// Returns the path of a program of the system.
@@ -71,7 +75,11 @@ impl Contender {
     /// # Errors
     /// When a program is missing.
     pub fn noop(call: &CniCall) -> Result<Self, Complaint> {
-        let command = ProgramCommand { program: built_program("gybe-noop")?, arguments: Vec::new(), ..ProgramCommand::cni(call)? };
+        let command = ProgramCommand {
+            program: built_program("gybe-noop")?,
+            arguments: Vec::new(),
+            ..ProgramCommand::cni(call)?
+        };
         Ok(Self { name: "no-op", commands: vec![command], namespace: StartNamespace::Node })
     }
 
@@ -147,7 +155,9 @@ impl Contender {
     /// # Errors
     /// When it cannot be started, or there are several commands.
     pub fn start(&self, pod: &Pod) -> Result<Waiting<'_>, Complaint> {
-        let [command] = self.commands.as_slice() else { return Err(Complaint::that("more than one program")) };
+        let [command] = self.commands.as_slice() else {
+            return Err(Complaint::that("more than one program"));
+        };
         let (reader, writer) = pipe()?;
         let child = command.command(pod, reader).spawn()?;
         Ok(Waiting { child, writer: Some(writer), stdin: &command.stdin })
