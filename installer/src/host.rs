@@ -7,6 +7,7 @@
 //!   observe ──► libcni ───┘    judge: is a pod redirected, and if not, which problem
 //! ```
 
+pub(crate) mod agent_status;
 pub mod apply;
 pub mod change;
 pub mod conflict;
@@ -18,6 +19,7 @@ pub mod entries;
 pub(crate) mod identity;
 pub mod image;
 pub mod install;
+pub(crate) mod istio_cni;
 pub mod json;
 pub mod judge;
 pub mod libcni;

@@ -1,8 +1,8 @@
-//! What the agent tells on stderr, one JSON object a line: its own news, and what plugins sent.
+//! The log of the agent and of the probe: one JSON object a line on stderr, our own lines and those of the plugin.
 //!
-//! A pipe that nobody reads is full after 64 KiB, and whoever writes to it then waits for ever (pipe(7)).
-//! To write without waiting is no way out: O_NONBLOCK belongs to the open file, which stderr shares with
-//! others (open(2)). So a thread writes that nobody waits for, and there is a bound on what is behind it.
+//! A pipe without a reader is full after 64 KiB, and its writer then blocks for ever (pipe(7)). Writing without blocking is
+//! no way out: O_NONBLOCK belongs to the open file description, which stderr shares with other processes (open(2)). So a
+//! thread writes that no other thread waits for, and its queue is bounded.
 
 use gybe_plugin::timestamp;
 use nix::sys::signal::{SigSet, SigmaskHow};
@@ -15,58 +15,90 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, SystemTime};
 
-/// So many lines may be behind the one that is being written; a plugin's has 4 KiB at most.
-const BEHIND: usize = 1024;
+/// The number of lines that may wait behind the one that is being written; a plugin's line has at most 4 KiB.
+const QUEUE: usize = 1024;
 
-/// How long the end waits for what has been told.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// How long the end of the process waits for queued lines.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Has lines written whole, and keeps nobody who tells one.
+const LOST: &str = "gybe: lines were lost because stderr was not read";
+
+/// The severity of a line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Level {
+    Info,
+    Warn,
+    Error,
+}
+
+impl Level {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Info => "info",
+            Self::Warn => "warn",
+            Self::Error => "error",
+        }
+    }
+}
+
+/// A log whose lines are written whole, and that never blocks its callers.
 #[derive(Debug)]
-pub(crate) struct Journal {
-    /// None when it ends.
-    lines: Option<SyncSender<String>>,
-    /// How many found no place since it was last told.
+pub(crate) struct Log {
+    /// None while the log is dropped.
+    queue: Option<SyncSender<String>>,
+    /// The lines that found the queue full since the last report of lost lines.
     lost: Arc<AtomicU64>,
-    /// Hangs up when all is written.
+    /// Disconnected when all lines are written.
     written: Mutex<Receiver<Infallible>>,
 }
 
-impl Default for Journal {
+impl Default for Log {
     fn default() -> Self {
-        let ((lines, told), (writing, written)) = (sync_channel(BEHIND), channel());
+        let ((queue, queued), (writing, written)) = (sync_channel(QUEUE), channel());
         let lost = Arc::<AtomicU64>::default();
-        let missed = Arc::clone(&lost);
-        // Signals are for the agent's own loop; a thread begins with its maker's mask (signal(7)).
+        let lost_lines = Arc::clone(&lost);
+        // Signals end the agent in its own loop; a thread inherits its creator's mask (signal(7)).
         let before = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK);
-        // Where there is no thread, whoever tells writes.
-        let _ = thread::Builder::new().name("journal".to_owned()).spawn(move || {
+        // Without a thread the callers write themselves.
+        let _ = thread::Builder::new().name("log".to_owned()).spawn(move || {
             let _until_all_is_written = writing;
-            write_all(&told, &missed);
+            write_all(&queued, &lost_lines);
         });
         if let Ok(before) = before {
             let _ = before.thread_set_mask();
         }
-        Self { lines: Some(lines), lost, written: Mutex::new(written) }
+        Self { queue: Some(queue), lost, written: Mutex::new(written) }
     }
 }
 
-impl Journal {
-    /// Tells something of the agent's own.
-    pub(crate) fn tell(&self, level: &str, message: &str, more: Value) {
-        self.pass_on(&line(level, message, more));
+impl Log {
+    pub(crate) fn info(&self, message: &str, fields: Value) {
+        self.log(Level::Info, message, fields);
     }
 
-    /// Tells a line as it is; one without a time gets that of now.
-    pub(crate) fn relay(&self, mut line: Map<String, Value>) {
+    pub(crate) fn warn(&self, message: &str, fields: Value) {
+        self.log(Level::Warn, message, fields);
+    }
+
+    pub(crate) fn error(&self, message: &str, fields: Value) {
+        self.log(Level::Error, message, fields);
+    }
+
+    /// Logs a line of our own; `fields` is a JSON object.
+    pub(crate) fn log(&self, level: Level, message: &str, fields: Value) {
+        self.enqueue(&line(level, message, fields));
+    }
+
+    /// Logs another program's line unchanged; a line without a time gets the current one.
+    pub(crate) fn forward(&self, mut line: Map<String, Value>) {
         if !line.get("time").is_some_and(Value::is_string) {
             line.insert("time".to_owned(), now());
         }
-        self.pass_on(&Value::Object(line));
+        self.enqueue(&Value::Object(line));
     }
 
-    fn pass_on(&self, line: &Value) {
-        match self.lines.as_ref().map(|lines| lines.try_send(format!("{line}\n"))) {
+    fn enqueue(&self, line: &Value) {
+        match self.queue.as_ref().map(|queue| queue.try_send(format!("{line}\n"))) {
             Some(Err(TrySendError::Full(_))) => drop(self.lost.fetch_add(1, Ordering::Relaxed)),
             Some(Err(TrySendError::Disconnected(line))) => write(&line),
             Some(Ok(())) | None => {}
@@ -74,44 +106,42 @@ impl Journal {
     }
 }
 
-impl Drop for Journal {
-    /// Waits for what has been told, but not for a reader who does not come.
+impl Drop for Log {
+    /// Waits until the queue is written, but not for ever: stderr may have no reader.
     fn drop(&mut self) {
-        self.lines = None;
-        let _ = self.written.get_mut().unwrap_or_else(PoisonError::into_inner).recv_timeout(PATIENCE);
+        self.queue = None;
+        let _ = self.written.get_mut().unwrap_or_else(PoisonError::into_inner).recv_timeout(FLUSH_TIMEOUT);
     }
 }
 
-/// Until nobody tells any more.
-fn write_all(told: &Receiver<String>, lost: &AtomicU64) {
-    for line in told {
-        write(&line);
+/// Writes until the log is dropped.
+fn write_all(queued: &Receiver<String>, lost: &AtomicU64) {
+    for text in queued {
+        write(&text);
         let lost = lost.swap(0, Ordering::Relaxed);
         if lost > 0 {
-            write(&format!("{}\n", self::line("warn", LOST, json!({ "lines": lost }))));
+            write(&format!("{}\n", line(Level::Warn, LOST, json!({ "lines": lost }))));
         }
     }
 }
 
-const LOST: &str = "gybe: lines were lost, because nobody read those before them";
-
-fn line(level: &str, message: &str, more: Value) -> Value {
-    let members = [("time", now()), ("level", level.into()), ("msg", message.into())];
+fn line(level: Level, message: &str, fields: Value) -> Value {
+    let members = [("time", now()), ("level", level.name().into()), ("msg", message.into())];
     let mut line: Map<String, Value> =
         members.map(|(key, value)| (key.to_owned(), value)).into_iter().collect();
-    if let Value::Object(more) = more {
-        line.extend(more);
+    if let Value::Object(fields) = fields {
+        line.extend(fields);
     }
     Value::Object(line)
 }
 
-/// RFC 3339 in UTC, as the plugin's lines have it.
+/// Returns the time in RFC 3339 and UTC, as the plugin's lines have it.
 fn now() -> Value {
     timestamp(SystemTime::now()).into()
 }
 
-/// In one piece: stderr has no buffer, and each part of a line would be a write of its own.
+/// Writes in one system call: stderr has no buffer, and each part of a line would be a write of its own.
 fn write(line: &str) {
-    // There is nobody left to tell when stderr is closed.
+    // A closed stderr cannot be reported anywhere.
     let _ = io::stderr().write_all(line.as_bytes());
 }

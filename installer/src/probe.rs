@@ -1,5 +1,8 @@
-//! Which backends work on this node: the probe with the host's programs, its schedule, and the backend in use.
+//! The probe's view of a node: the backend in use, the host's mount namespace in which a probe runs, and the capabilities that
+//! it needs. The probe itself is in `gybe_netfilter`; the loop that repeats it is in `agent::probe_loop`.
 
-pub mod host;
+mod capabilities;
+pub mod host_mounts;
 pub mod node_backend;
-pub mod node_probe;
+
+pub use capabilities::{MissingCapabilities, NEEDED, check};

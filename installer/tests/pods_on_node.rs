@@ -6,7 +6,7 @@
     reason = "a test that meets what it did not expect has nothing better to do"
 )]
 
-use gybe_installer::host::pods_on_node::{Found, HostPaths, Network, Sandbox, find};
+use gybe_installer::host::pods_on_node::{HostPaths, Network, Sandbox, SandboxList, find};
 use serde_json::json;
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -50,7 +50,7 @@ impl Host {
         self.file(&format!("var/lib/cni/results/{file}"), &info.to_string());
     }
 
-    fn find(&self) -> Found {
+    fn find(&self) -> SandboxList {
         find(&HostPaths { results: self.0.join("var/lib/cni/results"), root: self.0.clone() })
     }
 
@@ -94,7 +94,7 @@ fn a_namespace_that_several_sources_show_is_one_sandbox_and_each_is_named_as_wel
     host.process(105, &under(HOST), "node-netns");
     host.process(106, "0::/system.slice/sshd.service", "node-netns");
     fs::create_dir_all(host.0.join(format!("var/log/pods/kube-system_proxy-x_{HOST}"))).unwrap();
-    let Found { sandboxes, unreadable } = host.find();
+    let SandboxList { sandboxes, unreadable } = host.find();
     assert_eq!(unreadable, [""; 0]);
     let shown: Vec<String> = sandboxes.iter().map(|sandbox| host.shown(sandbox)).collect();
     assert_eq!(

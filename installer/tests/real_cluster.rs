@@ -2,8 +2,10 @@
 //! of that the node `GYBE_NODE`, or any. `make test-cluster`.
 #![cfg(test)]
 
-use gybe_installer::agent::Pods;
-use gybe_installer::agent::cluster::{Cluster, Fate, WatchedPods, daemonset_fate, node_labels, pod_facts};
+use gybe_installer::agent::PodLookup;
+use gybe_installer::agent::cluster::{
+    Cluster, DaemonSetState, WatchedPods, daemonset_state, node_labels, pod_facts,
+};
 use gybe_plugin::facts::wire::{self, FactsResponse};
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -65,7 +67,7 @@ fn every_pod_of_a_node_is_known_and_told_as_the_api_server_has_it() {
     for pod in pods {
         let asked = wire::decode_request(question(pod).as_bytes()).unwrap().pod;
         let before = Instant::now();
-        let answer = watched.answer(&asked, soon());
+        let answer = watched.wait_for(&asked, soon());
         assert!(before.elapsed() < Duration::from_millis(250), "{asked}: {:?}", before.elapsed());
         let alone = pod_facts(&cluster(), question(pod).as_bytes(), soon()).unwrap();
         assert_eq!(answer, wire::decode_response(alone.as_bytes()).unwrap(), "{asked}");
@@ -81,8 +83,8 @@ fn what_is_not_there_is_not_told() {
     let watched = WatchedPods::start(&cluster(), &node()).unwrap();
     let nobody = json!({ "metadata": { "namespace": "default", "name": "gybe-test-nobody", "uid": "u" } });
     let asked = wire::decode_request(question(&nobody).as_bytes()).unwrap().pod;
-    assert_eq!(watched.answer(&asked, soon()), FactsResponse::Unknown);
-    assert_eq!(daemonset_fate(&cluster(), "default", "gybe-test-nobody", soon()), Fate::Gone);
+    assert_eq!(watched.wait_for(&asked, soon()), FactsResponse::Unknown);
+    assert_eq!(daemonset_state(&cluster(), "default", "gybe-test-nobody", soon()), DaemonSetState::Absent);
 }
 
 #[test]

@@ -1,58 +1,81 @@
-//! What every way of writing rules can do, and how it says that it could not.
-//!
-//! A backend takes the whole rule set. How it does so is its own affair.
+//! The interface of the backends. A backend knows only its own rules; [`crate::apply`] decides about other owners'
+//! rules and about those of another backend.
 
-mod applied;
-mod difference;
-mod foreign;
-mod inventory;
-mod kind;
-mod memory;
-
-pub use applied::{Applied, Before, Translator};
-pub use difference::Difference;
-pub use foreign::Foreign;
-pub(crate) use foreign::Name;
-pub use inventory::{Inventory, Item, Part, PartKind};
-pub use kind::BackendKind;
-pub use memory::Memory;
-
+use crate::access::NamespaceAccess;
 use crate::hint::Hint;
-use crate::iptables::IptablesError;
-use crate::nft::NftError;
+use crate::inventory::Inventory;
+use crate::iptables::error::IptablesError;
+use crate::nft::error::NftError;
 use crate::ruleset::Ruleset;
 use std::borrow::Cow;
+use std::fmt;
 
-/// Writes, removes and reads our rules in the network namespace of the calling thread.
+/// Writes, removes and reads Gybe's rules in the network namespace of the calling thread.
 pub trait Backend: Send + Sync {
-    /// Its name: `nft`, `iptables-nft`, `iptables-legacy`.
+    /// `nft`, `iptables-nft` or `iptables-legacy`.
     fn name(&self) -> &'static str;
 
-    /// Makes the namespace hold exactly `rules` of ours. Twice is the same as once. What another
-    /// backend of ours has written there goes once these are in force.
+    /// Opens the namespace for the methods below. The iptables backends take the namespace's lock; transactions of
+    /// nftables need none.
     ///
     /// # Errors
-    /// When the rules are not all in force afterwards, and then none of them was changed; also when
-    /// somebody else redirects the namespace, and when another backend's rules could not be taken away.
-    fn apply(&self, rules: &Ruleset) -> Result<Applied, BackendError>;
+    /// When another process holds the lock for longer than the backend waits.
+    fn open(&self) -> Result<NamespaceAccess, BackendError>;
 
-    /// Makes the namespace hold nothing that this backend writes. Nothing there already is success.
+    /// Makes exactly `rules` the rules that this backend has in the namespace. Idempotent; rules that are in force
+    /// already are not written again.
     ///
     /// # Errors
-    /// When something of ours may still be there.
-    fn remove(&self) -> Result<(), BackendError>;
+    /// When the rules are not all in force afterwards; then none of them was changed.
+    fn write(&self, access: &mut NamespaceAccess, rules: &Ruleset) -> Result<PreviousRules, BackendError>;
 
-    /// What this backend has written there, by name and in order, with counters.
+    /// Removes this backend's rules. Succeeds when there are none.
     ///
     /// # Errors
-    /// When it cannot be read.
-    fn inspect(&self) -> Result<Inventory, BackendError>;
+    /// When rules of this backend may still be there.
+    fn clear(&self, access: &mut NamespaceAccess) -> Result<(), BackendError>;
 
-    /// What [`Backend::inspect`] would find after [`Backend::apply`] of these rules.
-    fn wanted(&self, rules: &Ruleset) -> Inventory;
+    /// Reads this backend's rules, in order, with names and counters.
+    ///
+    /// # Errors
+    /// When they cannot be read.
+    fn read(&self, access: &mut NamespaceAccess) -> Result<Inventory, BackendError>;
+
+    /// What [`Backend::read`] returns after [`Backend::write`] of these rules.
+    ///
+    /// # Errors
+    /// When the backend refuses to write that many rules.
+    fn desired(&self, rules: &Ruleset) -> Result<Inventory, BackendError>;
+
+    /// [`Backend::clear`] with access of its own.
+    ///
+    /// # Errors
+    /// As [`Backend::open`] and [`Backend::clear`].
+    fn remove(&self) -> Result<(), BackendError> {
+        self.clear(&mut self.open()?)
+    }
+
+    /// [`Backend::read`] with access of its own.
+    ///
+    /// # Errors
+    /// As [`Backend::open`] and [`Backend::read`].
+    fn inspect(&self) -> Result<Inventory, BackendError> {
+        self.read(&mut self.open()?)
+    }
 }
 
-/// Why a backend could not do what it was asked.
+/// The rules that a write replaced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PreviousRules {
+    /// The namespace had no rules of Gybe.
+    None,
+    /// It had exactly these rules; nothing was written.
+    Same,
+    /// It had other rules of Gybe, which are gone.
+    Different,
+}
+
+/// The error of a backend.
 #[derive(Debug, thiserror::Error)]
 pub enum BackendError {
     /// nftables over netlink.
@@ -61,17 +84,6 @@ pub enum BackendError {
     /// The iptables programs.
     #[error(transparent)]
     Iptables(#[from] IptablesError),
-    /// Somebody else redirects this namespace.
-    #[error(transparent)]
-    Foreign(#[from] Foreign),
-    /// Two backends have their rules there now.
-    #[error("the rules are in force, and those of {kind} are still there beside them")]
-    Left {
-        /// Whose rules should have gone.
-        kind: BackendKind,
-        /// Why they have not.
-        source: Box<BackendError>,
-    },
 }
 
 impl Hint for BackendError {
@@ -79,8 +91,37 @@ impl Hint for BackendError {
         match self {
             Self::Nft(error) => error.hint(),
             Self::Iptables(error) => error.hint(),
-            Self::Foreign(foreign) => foreign.hint(),
-            Self::Left { source, .. } => source.hint().or_else(|| Some("apply again".into())),
         }
+    }
+}
+
+/// A way to write rules.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum BackendKind {
+    /// nftables over netlink.
+    Nft,
+    /// `iptables-nft-restore`.
+    IptablesNft,
+    /// `iptables-legacy-restore`.
+    IptablesLegacy,
+}
+
+impl BackendKind {
+    /// All backends, the preferred one first.
+    pub const ALL: [Self; 3] = [Self::Nft, Self::IptablesNft, Self::IptablesLegacy];
+
+    /// The backend's name in the configuration.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Nft => "nft",
+            Self::IptablesNft => "iptables-nft",
+            Self::IptablesLegacy => "iptables-legacy",
+        }
+    }
+}
+
+impl fmt::Display for BackendKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
     }
 }

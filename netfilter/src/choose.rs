@@ -9,6 +9,7 @@ use crate::backend::BackendKind;
 use crate::hint::Hint;
 use crate::policy::{Dns, Families, Mode, RedirectPolicy};
 use crate::probe::{Capabilities, Finding, Findings, Profile, Table, is_not_loaded};
+use crate::redirection::RuleVariant;
 use std::borrow::Cow;
 use std::fmt;
 use std::str::FromStr;
@@ -53,15 +54,6 @@ pub struct NoBackend {
     /// What is the matter with each.
     pub found: Vec<(BackendKind, String)>,
     hint: Option<Cow<'static, str>>,
-}
-
-/// How a policy is written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Way {
-    /// As it is compiled.
-    Whole,
-    /// Without conntrack zones for DNS, which this kernel has not. Worth a warning.
-    WithoutZones,
 }
 
 /// A policy needs what the chosen backend cannot do here.
@@ -233,15 +225,15 @@ impl Choice {
     /// # Errors
     /// When it cannot on this node. IPv6 in particular is never left out in silence: that would be a
     /// way past the proxy.
-    pub fn way(&self, policy: &RedirectPolicy) -> Result<Way, Unserved> {
+    pub fn variant(&self, policy: &RedirectPolicy) -> Result<RuleVariant, Unserved> {
         let both = policy.families == Families::V4AndV6;
         self.need(both, Profile::V4AndV6, "the pod's IPv6 is to be redirected")?;
         self.need(policy.mode != Mode::Redirect, Profile::Tproxy, "the pod asks for TPROXY")?;
         let dns = policy.dns != Dns::Off;
         let split = self.need(dns, Profile::Dns, "the pod's DNS is to be captured");
         match split {
-            Ok(()) => Ok(Way::Whole),
-            Err(_) if !self.missing.contains(Profile::DnsWithoutZones) => Ok(Way::WithoutZones),
+            Ok(()) => Ok(RuleVariant::Complete),
+            Err(_) if !self.missing.contains(Profile::DnsWithoutZones) => Ok(RuleVariant::WithoutZones),
             Err(unserved) => Err(unserved),
         }
     }

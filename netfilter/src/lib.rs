@@ -20,19 +20,22 @@
 
 #![warn(missing_docs)]
 
+pub mod access;
+pub mod apply;
 pub mod backend;
+mod chains;
 pub mod choose;
 pub mod compile;
+pub mod datagrams;
 pub mod ebpf;
-pub mod heard;
 pub mod hint;
+pub mod inventory;
 pub mod iptables;
 pub mod live;
 pub mod lock;
 mod netlink;
 pub mod netns;
 pub mod nft;
-mod observed;
 pub mod policy;
 pub mod presence;
 pub mod probe;

@@ -1,11 +1,13 @@
 //! The rules of a namespace as the kernel lists them, and connections followed through them.
 
+pub(crate) mod rules;
+
 use crate::ebpf::Programs;
-use crate::observed::{Interface, Observed, place, read};
+use crate::live::rules::{Interface, NamespaceRules, place, read};
 use crate::policy::RedirectPolicy;
 use crate::redirection::RedirectionError;
 use crate::trace::{Owner, Packet};
-use crate::walk::{self, Budget, Listeners, RuleAt, Walked};
+use crate::walk::{self, Budget, Listeners, RuleAt, WalkResult};
 
 pub use crate::walk::Outcome;
 use std::fmt;
@@ -22,7 +24,7 @@ const APPLICATION: u32 = 1000;
 /// All rules at netfilter's hooks of a namespace, whoever owns them.
 #[derive(Debug, Clone)]
 pub struct LiveRules {
-    pub(crate) observed: Observed,
+    pub(crate) rules: NamespaceRules,
     pub(crate) listeners: Listeners,
 }
 
@@ -70,7 +72,7 @@ impl LiveRules {
     /// When they cannot be read.
     pub fn read() -> Result<Self, RedirectionError> {
         let application = Owner { uid: APPLICATION, gid: APPLICATION };
-        Ok(Self { observed: read()?, listeners: Listeners { proxy: PROXY, application } })
+        Ok(Self { rules: read()?, listeners: Listeners { proxy: PROXY, application } })
     }
 
     /// The same with the identity of the policy's proxy, which answers redirected connections.
@@ -88,7 +90,7 @@ impl LiveRules {
     /// The same in a namespace that has these addresses too.
     #[must_use]
     pub fn with_addresses(mut self, addresses: &[IpAddr]) -> Self {
-        self.observed.interfaces.push(Interface {
+        self.rules.interfaces.push(Interface {
             index: 0,
             name: String::new(),
             addresses: addresses.to_vec(),
@@ -99,24 +101,24 @@ impl LiveRules {
     /// The same with the eBPF programs of the pod's cgroups, which no namespace shows.
     #[must_use]
     pub fn with_programs(mut self, programs: Programs) -> Self {
-        self.observed.add_programs(programs);
+        self.rules.add_programs(programs);
         self
     }
 
     /// What changes no address and is worth knowing, one sentence each: eBPF programs that can only pass or drop,
     /// and what could not be read.
     pub fn notes(&self) -> &[String] {
-        &self.observed.notes
+        &self.rules.notes
     }
 
     /// What cannot be evaluated there and may change what becomes of a connection, one sentence each.
     pub fn not_evaluated(&self) -> &[String] {
-        &self.observed.opaque
+        &self.rules.opaque
     }
 
     /// Follows the connection that begins with `packet`.
     pub fn trace(&self, packet: &Packet) -> LiveTrace {
-        let walked = walk::walk(&self.observed, packet, self.listeners, Budget::of(TRACED_WITHIN));
+        let walked = walk::walk(&self.rules, packet, self.listeners, Budget::of(TRACED_WITHIN));
         let order = walked.order.map(|(first, second)| [first, second].map(|at| self.chain_place(at)));
         LiveTrace {
             outcome: walked.outcome,
@@ -129,11 +131,11 @@ impl LiveRules {
     }
 
     fn chain_place(&self, index: usize) -> String {
-        self.observed.chains.get(index).map_or_else(|| "address translation".to_owned(), place)
+        self.rules.chains.get(index).map_or_else(|| "address translation".to_owned(), place)
     }
 
     pub(crate) fn step(&self, at: RuleAt) -> LiveStep {
-        let chain = self.observed.chains.get(at.chain);
+        let chain = self.rules.chains.get(at.chain);
         let rule = chain.and_then(|chain| chain.rules.get(at.rule));
         let base = self.chain_place(at.base);
         let place = match chain {
@@ -150,12 +152,12 @@ impl LiveRules {
 
     /// The same with our own rules alone.
     pub(crate) fn ours_alone(&self) -> Self {
-        Self { observed: self.observed.ours_alone(), listeners: self.listeners }
+        Self { rules: self.rules.ours_alone(), listeners: self.listeners }
     }
 
     /// The outcome as the verdict compares it; unknown when it is not found within the budget.
-    pub(crate) fn walked(&self, packet: &Packet, budget: Budget) -> Walked {
-        walk::walk(&self.observed, packet, self.listeners, budget)
+    pub(crate) fn walked(&self, packet: &Packet, budget: Budget) -> WalkResult {
+        walk::walk(&self.rules, packet, self.listeners, budget)
     }
 }
 

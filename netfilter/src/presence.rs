@@ -1,173 +1,231 @@
-//! Who has rules in a namespace: which of our backends, which other meshes, who else translates
-//! addresses. Only looks.
+//! Whose rules a namespace has: the backends of Gybe, other meshes, and other owners that translate addresses. Only reads.
 //!
-//! nftables is asked over netlink, iptables-nft's tables among it. iptables-legacy's tables are read with
-//! getsockopt, and only where the kernel says that this namespace has them.
+//! The nftables chains, iptables-nft's among them, come over netlink. The tables of iptables-legacy are read with
+//! getsockopt, and only where the kernel lists such tables for the namespace.
 
-use crate::backend::{BackendError, BackendKind, Foreign, Translator};
-use crate::iptables::{LegacyFound, MARK, PREFIX, TABLES, legacy};
+use crate::access::NamespaceAccess;
+use crate::backend::{BackendError, BackendKind};
+use crate::chains::ListedChain;
+use crate::hint::Hint;
+use crate::iptables::{MARK, PREFIX, SavedRules, TABLES, legacy_rules};
 use crate::nft::TABLE;
-use crate::nft::chains::{ChainPlace, chains};
 use crate::nft::uapi::{NFPROTO_INET, NFPROTO_IPV4, NFPROTO_IPV6};
-use crate::ruleset::Family;
+use crate::ruleset::{Family, Stage};
+use std::borrow::Cow;
+use std::fmt;
 
-/// What Istio's own nftables backend calls its tables.
+/// The prefix of the tables of Istio's nftables backend.
 const ISTIO_TABLES: &str = "istio-proxy-";
 
-/// Who is at work in a namespace.
+/// The owners of a namespace's rules.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Presence {
-    /// The backends that have rules of ours there, in the order of [`BackendKind::ALL`].
+    /// The backends with rules of Gybe, in the order of [`BackendKind::ALL`].
     pub ours: Vec<BackendKind>,
-    /// Other meshes' redirects.
-    pub foreign: Vec<Foreign>,
-    /// Who else has rules that translate addresses at our hooks.
-    pub beside: Vec<Translator>,
+    /// Redirections by other meshes.
+    pub other_meshes: Vec<OtherMesh>,
+    /// Other owners' rules that translate addresses at the hooks that Gybe uses.
+    pub other_nat: Vec<OtherNat>,
+}
+
+/// Rules of another mesh, which Gybe neither changes nor adds to.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum OtherMesh {
+    /// Chains with the names of a sidecar's redirection and without Gybe's mark.
+    #[error("chain {chain} in table {table} ({family}) was not written by gybe")]
+    Chain {
+        /// The family of the table.
+        family: Family,
+        /// The table.
+        table: &'static str,
+        /// The first such chain.
+        chain: String,
+    },
+    /// A table of Istio's nftables backend.
+    #[error("nftables table inet {table} belongs to istio-cni")]
+    Table {
+        /// The first such table.
+        table: String,
+    },
+}
+
+impl Hint for OtherMesh {
+    fn hint(&self) -> Option<Cow<'static, str>> {
+        Some(match self {
+            Self::Chain { table, .. } => format!(
+                "istio-cni or istio-init has redirected this pod (its table {table} has no empty chain GYBE); \
+                 exclude the pod from istio-cni and istio-init, or from Gybe"
+            )
+            .into(),
+            Self::Table { .. } => "exclude the pod from istio-cni, or from Gybe".into(),
+        })
+    }
+}
+
+/// Other owners' rules that translate addresses.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum OtherNat {
+    /// A chain of nftables, possibly written by iptables-nft.
+    NftChain {
+        /// `ip`, `ip6` or `inet`.
+        family: &'static str,
+        /// Its table.
+        table: String,
+        /// Its name.
+        chain: String,
+        /// Its priority; Gybe's is -100.
+        priority: i32,
+    },
+    /// Table `nat` of iptables-legacy.
+    LegacyTable {
+        /// `ip` or `ip6`.
+        family: &'static str,
+    },
+}
+
+impl fmt::Display for OtherNat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NftChain { family, table, chain, priority } => {
+                write!(f, "nftables chain {family} {table} {chain} (priority {priority})")
+            }
+            Self::LegacyTable { family } => write!(f, "table nat of {family}tables-legacy"),
+        }
+    }
 }
 
 impl Presence {
-    /// Looks around in the calling thread's namespace.
+    /// Reads the network namespace of the calling thread.
     ///
     /// # Errors
-    /// When something there cannot be read.
+    /// When its chains or tables cannot be read.
     pub fn look() -> Result<Self, BackendError> {
-        Self::among(&chains()?)
+        Self::read(&mut NamespaceAccess::default())
     }
 
-    /// What these chains show, and what iptables-legacy does.
-    pub(crate) fn among(chains: &[ChainPlace]) -> Result<Self, BackendError> {
-        let mut presence = Self::of_chains(chains);
-        for (family, found) in legacy()? {
-            presence.add_legacy(family, found);
+    pub(crate) fn read(access: &mut NamespaceAccess) -> Result<Self, BackendError> {
+        let mut presence = Self::of_chains(&access.chains()?);
+        for (family, saved) in legacy_rules(access)? {
+            presence.add_legacy(family, saved);
         }
         Ok(presence)
     }
 
-    /// What nftables' chains show.
-    pub(crate) fn of_chains(chains: &[ChainPlace]) -> Self {
+    /// The owners that the nftables chains show.
+    pub(crate) fn of_chains(chains: &[ListedChain]) -> Self {
         let mut presence = Self::default();
-        for place in chains {
-            match (place.family, place.table.as_str()) {
+        for chain in chains {
+            match (chain.family, chain.table.as_str()) {
                 (NFPROTO_INET, TABLE) => presence.add(BackendKind::Nft),
                 (NFPROTO_INET, table) if table.starts_with(ISTIO_TABLES) => {
-                    presence.foreign.push(Foreign::Table { table: table.to_owned() });
+                    presence.other_meshes.push(OtherMesh::Table { table: table.to_owned() });
                 }
-                (NFPROTO_IPV4, _) => presence.add_iptables_nft(Family::V4, place, chains),
-                (NFPROTO_IPV6, _) => presence.add_iptables_nft(Family::V6, place, chains),
+                (NFPROTO_IPV4, _) => presence.add_iptables_nft(Family::V4, chain, chains),
+                (NFPROTO_IPV6, _) => presence.add_iptables_nft(Family::V6, chain, chains),
                 _ => {}
             }
-            presence.beside.extend(translator(place, chains));
+            presence.other_nat.extend(other_nat(chain, chains));
         }
         presence
     }
 
     fn add(&mut self, kind: BackendKind) {
         if !self.ours.contains(&kind) {
-            let place = self.ours.iter().position(|other| *other > kind).unwrap_or(self.ours.len());
-            self.ours.insert(place, kind);
+            let position = self.ours.iter().position(|other| *other > kind).unwrap_or(self.ours.len());
+            self.ours.insert(position, kind);
         }
     }
 
-    fn add_iptables_nft(&mut self, family: Family, place: &ChainPlace, all: &[ChainPlace]) {
-        let table = TABLES.iter().map(|stage| stage.table()).find(|table| *table == place.table);
-        let Some(table) = table.filter(|_| place.chain.starts_with(PREFIX) || place.chain == MARK) else {
+    fn add_iptables_nft(&mut self, family: Family, chain: &ListedChain, all: &[ListedChain]) {
+        let table = TABLES.iter().map(|stage| stage.table()).find(|table| *table == chain.table);
+        let Some(table) = table.filter(|_| chain.name.starts_with(PREFIX) || chain.name == MARK) else {
             return;
         };
-        if is_marked(place, all) {
+        if is_marked(chain, all) {
             self.add(BackendKind::IptablesNft);
         } else {
-            self.foreign.push(Foreign::Chain { family, table, chain: place.chain.clone() });
+            self.other_meshes.push(OtherMesh::Chain { family, table, chain: chain.name.clone() });
         }
     }
 
-    /// Takes in what iptables-legacy shows.
-    pub(crate) fn add_legacy(&mut self, family: Family, found: LegacyFound) {
-        if found.ours {
+    fn add_legacy(&mut self, family: Family, saved: SavedRules) {
+        if !saved.ours.is_empty() {
             self.add(BackendKind::IptablesLegacy);
         }
-        self.foreign.extend(found.foreign);
-        if found.translates {
+        let chain =
+            |(stage, chain): (Stage, String)| OtherMesh::Chain { family, table: stage.table(), chain };
+        self.other_meshes.extend(saved.other_redirects.into_iter().map(chain));
+        if saved.has_other_nat {
             let family = if family == Family::V4 { "ip" } else { "ip6" };
-            self.beside.push(Translator::Legacy { family });
-        }
-    }
-
-    /// The backends but `kind` that have rules of ours there, when nobody else redirects this namespace.
-    ///
-    /// # Errors
-    /// When somebody does.
-    pub(crate) fn others_than(&self, kind: BackendKind) -> Result<Vec<BackendKind>, Foreign> {
-        match self.foreign.first() {
-            Some(foreign) => Err(foreign.clone()),
-            None => Ok(self.ours.iter().copied().filter(|other| *other != kind).collect()),
+            self.other_nat.push(OtherNat::LegacyTable { family });
         }
     }
 }
 
-/// Is it a chain with rules of somebody else's that translate destinations?
-fn translator(place: &ChainPlace, all: &[ChainPlace]) -> Option<Translator> {
-    let priority =
-        place.translates_at.filter(|_| (place.family, place.table.as_str()) != (NFPROTO_INET, TABLE))?;
-    // Where iptables-nft has written for us, one rule leads from the hook into our chain.
-    let of_ours = u32::from(is_marked(place, all));
-    let family = match place.family {
+/// The chain, if it translates destinations and has rules of other owners.
+fn other_nat(chain: &ListedChain, all: &[ListedChain]) -> Option<OtherNat> {
+    let is_ours = (chain.family, chain.table.as_str()) == (NFPROTO_INET, TABLE);
+    let priority = chain.translates_at.filter(|_| !is_ours)?;
+    // Where iptables-nft has written Gybe's rules, one rule leads from the hook into Gybe's chain.
+    let our_rules = u32::from(is_marked(chain, all));
+    let family = match chain.family {
         NFPROTO_INET => "inet",
         NFPROTO_IPV4 => "ip",
         NFPROTO_IPV6 => "ip6",
         _ => return None,
     };
-    let (table, chain) = (place.table.clone(), place.chain.clone());
-    (place.uses > of_ours).then_some(Translator::Nftables { family, table, chain, priority })
+    let (table, name) = (chain.table.clone(), chain.name.clone());
+    (chain.uses > our_rules).then_some(OtherNat::NftChain { family, table, chain: name, priority })
 }
 
-/// Has the chain's table the mark that says that iptables-nft has written it for us?
-fn is_marked(place: &ChainPlace, all: &[ChainPlace]) -> bool {
-    let mark = |other: &&ChainPlace| {
-        (other.family, &other.table) == (place.family, &place.table) && other.chain == MARK
+/// Reports whether the chain's table has the mark of rules that Gybe wrote through iptables-nft.
+fn is_marked(chain: &ListedChain, all: &[ListedChain]) -> bool {
+    let is_mark = |other: &&ListedChain| {
+        (other.family, &other.table) == (chain.family, &chain.table) && other.name == MARK
     };
-    matches!(place.family, NFPROTO_IPV4 | NFPROTO_IPV6) && all.iter().any(|other| mark(&other))
+    matches!(chain.family, NFPROTO_IPV4 | NFPROTO_IPV6) && all.iter().any(|other| is_mark(&other))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn place(family: u8, table: &str, chain: &str) -> ChainPlace {
-        ChainPlace { family, table: table.to_owned(), chain: chain.to_owned(), translates_at: None, uses: 0 }
+    fn chain(family: u8, table: &str, name: &str) -> ListedChain {
+        ListedChain { family, table: table.to_owned(), name: name.to_owned(), translates_at: None, uses: 0 }
     }
 
-    fn translating(family: u8, table: &str, uses: u32) -> ChainPlace {
-        ChainPlace { translates_at: Some(-100), uses, ..place(family, table, "OUTPUT") }
+    fn translating(family: u8, table: &str, uses: u32) -> ListedChain {
+        ListedChain { translates_at: Some(-100), uses, ..chain(family, table, "OUTPUT") }
     }
 
     #[test]
-    fn every_neighbour_is_named_and_everybody_else_is_none() {
-        let nat = |chain| place(NFPROTO_IPV4, "nat", chain);
-        for (chains, ours, foreign) in [
-            (vec![nat("OUTPUT"), nat("DOCKER"), place(NFPROTO_INET, "firewalld", "ISTIO_X")], &[][..], None),
-            (vec![place(NFPROTO_INET, "gybe", "nat-output")], &[BackendKind::Nft], None),
-            (vec![place(NFPROTO_INET, "istio-proxy-nat", "output")], &[], Some("istio-proxy-nat")),
+    fn gybe_and_other_meshes_are_recognised_by_their_tables_and_chains() {
+        let nat = |name| chain(NFPROTO_IPV4, "nat", name);
+        for (chains, ours, mesh) in [
+            (vec![nat("OUTPUT"), nat("DOCKER"), chain(NFPROTO_INET, "firewalld", "ISTIO_X")], &[][..], None),
+            (vec![chain(NFPROTO_INET, "gybe", "nat-output")], &[BackendKind::Nft], None),
+            (vec![chain(NFPROTO_INET, "istio-proxy-nat", "output")], &[], Some("istio-proxy-nat")),
             (vec![nat("ISTIO_OUTPUT")], &[], Some("ISTIO_OUTPUT in table nat (IPv4)")),
             (vec![nat("ISTIO_OUTPUT"), nat("GYBE")], &[BackendKind::IptablesNft], None),
             (vec![nat("GYBE")], &[BackendKind::IptablesNft], None),
             (
-                vec![nat("ISTIO_OUTPUT"), place(NFPROTO_IPV6, "nat", "GYBE")],
+                vec![nat("ISTIO_OUTPUT"), chain(NFPROTO_IPV6, "nat", "GYBE")],
                 &[BackendKind::IptablesNft],
                 Some("ISTIO_OUTPUT"),
             ),
-            (vec![place(NFPROTO_IPV4, "other", "ISTIO_X")], &[], None),
+            (vec![chain(NFPROTO_IPV4, "other", "ISTIO_X")], &[], None),
         ] {
             let presence = Presence::of_chains(&chains);
             assert_eq!(presence.ours, ours, "{chains:?}");
-            let said = presence.foreign.first().map(ToString::to_string);
-            assert_eq!(said.is_some(), foreign.is_some(), "{chains:?}");
-            assert!(said.unwrap_or_default().contains(foreign.unwrap_or_default()), "{chains:?}");
+            let found = presence.other_meshes.first().map(ToString::to_string);
+            assert_eq!(found.is_some(), mesh.is_some(), "{chains:?}");
+            assert!(found.unwrap_or_default().contains(mesh.unwrap_or_default()), "{chains:?}");
         }
     }
 
     #[test]
-    fn a_chain_that_translates_is_named_when_it_has_rules_of_others() {
-        let mark = || place(NFPROTO_IPV4, "nat", "GYBE");
+    fn a_chain_that_translates_is_reported_when_it_has_rules_of_other_owners() {
+        let mark = || chain(NFPROTO_IPV4, "nat", "GYBE");
         for (chains, named) in [
             (vec![translating(NFPROTO_INET, "gybe", 7)], None),
             (vec![translating(NFPROTO_IPV4, "nat", 0)], None),
@@ -182,9 +240,9 @@ mod tests {
                 Some("nftables chain inet portmap OUTPUT (priority -100)"),
             ),
         ] {
-            let beside: Vec<_> =
-                Presence::of_chains(&chains).beside.iter().map(ToString::to_string).collect();
-            assert_eq!(beside, named.into_iter().collect::<Vec<_>>(), "{chains:?}");
+            let other_nat: Vec<_> =
+                Presence::of_chains(&chains).other_nat.iter().map(ToString::to_string).collect();
+            assert_eq!(other_nat, named.into_iter().collect::<Vec<_>>(), "{chains:?}");
         }
     }
 }

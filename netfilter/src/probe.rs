@@ -19,10 +19,12 @@ pub use place::ProbeError;
 pub use profile::Profile;
 pub use table::Table;
 
+use crate::apply::ApplyError;
 use crate::backend::{Backend, BackendError, BackendKind};
 use crate::hint::Hint;
 use crate::iptables::IptablesError;
 use crate::nft::NftError;
+use crate::presence::Presence;
 use crate::redirection::{Redirection, RedirectionError};
 use crate::xt::legacy;
 use arrival::{Arrival, Made};
@@ -168,9 +170,10 @@ fn attempt(backend: &dyn Backend, profile: Profile) -> Result<(Finding, Option<S
 }
 
 fn write(redirection: &Redirection, backend: &dyn Backend) -> Result<(), Finding> {
-    let refused = |error| Finding::Refused(refusal(&error));
-    redirection.apply(backend).map_err(refused)?;
-    match redirection.differences(backend).map_err(refused)?.first() {
+    let refused = |error: &RedirectionError| Finding::Refused(refusal(error));
+    redirection.apply(backend).map_err(|error| refused(&error))?;
+    let presence = Presence::look().map_err(|error| refused(&error.into()))?;
+    match redirection.differences(backend, &presence).map_err(|error| refused(&error))?.first() {
         None => Ok(()),
         Some(deviation) => Err(Finding::Misbehaves(format!("it reads back otherwise: {deviation}"))),
     }
@@ -199,10 +202,12 @@ fn refusal(error: &RedirectionError) -> Refusal {
     let below = std::iter::successors(error.source(), |cause: &&dyn Error| (*cause).source());
     let why = below.fold(error.to_string(), |told, cause| format!("{told}: {cause}"));
     let (errno, object) = match error {
-        RedirectionError::Rules(BackendError::Nft(NftError::Refused { object, source, .. })) => {
-            (Some(*source as i32), Some(object.to_string()))
-        }
-        RedirectionError::Rules(BackendError::Iptables(error)) => (None, rule_of(error)),
+        RedirectionError::Rules(ApplyError::Backend(BackendError::Nft(NftError::Refused {
+            object,
+            source,
+            ..
+        }))) => (Some(*source as i32), Some(object.to_string())),
+        RedirectionError::Rules(ApplyError::Backend(BackendError::Iptables(error))) => (None, rule_of(error)),
         RedirectionError::Routes(error) => (error.errno().map(|errno| errno as i32), None),
         RedirectionError::Rules(_) => (None, None),
     };

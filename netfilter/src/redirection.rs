@@ -1,9 +1,10 @@
-//! All that a namespace must hold for a policy to be true: packet rules and routes, as one.
+//! A policy's packet rules and routes as one: applied, compared and removed together.
 
-use crate::backend::{Applied, Backend, BackendError, BackendKind, Before, Difference};
-use crate::choose::Way;
+use crate::apply::{ApplyError, ApplyReport, apply};
+use crate::backend::{Backend, BackendError, BackendKind, PreviousRules};
 use crate::compile::compile;
 use crate::hint::Hint;
+use crate::inventory::Difference;
 use crate::nft::NftError;
 use crate::policy::RedirectPolicy;
 use crate::presence::Presence;
@@ -12,30 +13,47 @@ use crate::ruleset::{Ruleset, Stage};
 use std::borrow::Cow;
 use std::fmt;
 
-/// What a namespace must hold. Acts on the namespace of the calling thread.
+/// The rules and routes that a policy needs. Its methods act on the network namespace of the calling thread.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Redirection {
-    /// What becomes of packets.
+    /// The packet rules.
     pub rules: Ruleset,
-    /// What they need beside it.
+    /// The addresses, routing rules and routes.
     pub routes: Routes,
 }
 
-/// Why a namespace does not hold it, or cannot be asked.
+/// Which rules of a policy are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RuleVariant {
+    /// All rules.
+    Complete,
+    /// Without conntrack zones for DNS, which this kernel lacks; worth a warning. If a DNS query of the agent and
+    /// one of the application share a five-tuple, they share one translation, and one of them gets no reply.
+    WithoutZones,
+}
+
+/// The error of applying, reading or removing a redirection.
 #[derive(Debug, thiserror::Error)]
 pub enum RedirectionError {
     /// The packet rules.
     #[error(transparent)]
-    Rules(#[from] BackendError),
+    Rules(#[from] ApplyError),
     /// The routes.
     #[error(transparent)]
     Routes(#[from] RoutesError),
 }
 
+impl From<BackendError> for RedirectionError {
+    fn from(error: BackendError) -> Self {
+        Self::Rules(error.into())
+    }
+}
+
 impl RedirectionError {
-    /// Was it refused for want of a part of the kernel? Then what a probe has found is out of date.
+    /// Reports whether the kernel refused rules because it lacks a module; then the findings of a probe are outdated.
     pub fn is_unsupported(&self) -> bool {
-        matches!(self, Self::Rules(BackendError::Nft(NftError::Refused { lacking: Some(_), .. })))
+        let Self::Rules(ApplyError::Backend(BackendError::Nft(error))) = self else { return false };
+        matches!(error, NftError::Refused { lacking: Some(_), .. })
     }
 }
 
@@ -48,16 +66,16 @@ impl Hint for RedirectionError {
     }
 }
 
-/// One thing that is not as it should be.
+/// One difference between the desired and the observed state of a namespace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Deviation {
-    /// A chain, a rule, a set or an element.
+    /// A chain, a rule, a set or an element differs.
     Rules(Difference),
-    /// An address, a routing rule or a route that is missing.
+    /// An address, a routing rule or a route is missing.
     Route(Entry),
-    /// One of ours that is there for nothing.
+    /// Gybe added a route that the policy does not need.
     ExtraRoute(Stray),
-    /// Another backend has rules of ours there too.
+    /// Another backend has rules of Gybe there too.
     OtherBackend(BackendKind),
 }
 
@@ -66,70 +84,66 @@ impl fmt::Display for Deviation {
         match self {
             Self::Rules(difference) => write!(f, "{difference}"),
             Self::Route(entry @ Entry::MarkRule { .. }) => {
-                write!(f, "{entry} is missing, or another rule stands before it")
+                write!(f, "{entry} is missing, or another rule precedes it")
             }
             Self::Route(entry) => write!(f, "{entry} is missing"),
             Self::ExtraRoute(stray) => write!(f, "{stray} should not be there"),
-            Self::OtherBackend(kind) => write!(f, "rules of ours by {kind} should not be there"),
+            Self::OtherBackend(kind) => write!(f, "rules written by backend {kind} should not be there"),
         }
     }
 }
 
 impl Redirection {
-    /// What makes `policy` true.
+    /// The redirection of `policy` with all its rules.
     pub fn of(policy: &RedirectPolicy) -> Self {
         Self { rules: compile(policy), routes: Routes::wanted(policy) }
     }
 
-    /// The same without what gives the agent's DNS queries and the application's a conntrack zone of
-    /// their own: for a kernel that has no zones. A query of each that share one five-tuple then share
-    /// one translation, and one of the two gets no answer.
-    #[must_use]
-    pub fn without_zones(mut self) -> Self {
-        self.rules.chains.retain(|chain| chain.name.stage() != Stage::Raw);
-        self
-    }
-
-    /// The same written that way.
-    pub fn by_way(policy: &RedirectPolicy, way: Way) -> Self {
-        match way {
-            Way::Whole => Self::of(policy),
-            Way::WithoutZones => Self::of(policy).without_zones(),
+    /// The redirection of `policy` with the rules of `variant`.
+    pub fn with_variant(policy: &RedirectPolicy, variant: RuleVariant) -> Self {
+        let mut redirection = Self::of(policy);
+        if variant == RuleVariant::WithoutZones {
+            redirection.rules.chains.retain(|chain| chain.name.stage() != Stage::Raw);
         }
+        redirection
     }
 
-    /// In which way `backend` has written `policy` here: the one that is nearer to what is there.
+    /// Returns the variant in which `backend` has written `policy` here: the one with fewer differences.
     ///
     /// # Errors
-    /// When the namespace cannot be asked.
-    pub fn way_written(policy: &RedirectPolicy, backend: &dyn Backend) -> Result<Way, RedirectionError> {
-        let [whole, without] = [Way::Whole, Way::WithoutZones].map(|way| Self::by_way(policy, way).rules);
-        if whole == without {
-            return Ok(Way::Whole);
+    /// When the rules cannot be read.
+    pub fn written_variant(
+        policy: &RedirectPolicy,
+        backend: &dyn Backend,
+    ) -> Result<RuleVariant, RedirectionError> {
+        let complete = Self::with_variant(policy, RuleVariant::Complete).rules;
+        let without = Self::with_variant(policy, RuleVariant::WithoutZones).rules;
+        if complete == without {
+            return Ok(RuleVariant::Complete);
         }
-        let found = backend.inspect()?;
-        let apart = |rules| backend.wanted(rules).differences(&found).len();
-        let without_zones = apart(&without) < apart(&whole);
-        Ok(if without_zones { Way::WithoutZones } else { Way::Whole })
+        let observed = backend.inspect()?;
+        let differences = |rules| Ok::<_, BackendError>(backend.desired(rules)?.differences(&observed).len());
+        let is_without_zones = differences(&without)? < differences(&complete)?;
+        Ok(if is_without_zones { RuleVariant::WithoutZones } else { RuleVariant::Complete })
     }
 
-    /// Makes the namespace hold exactly this of ours. Twice is the same as once.
+    /// Makes these the only rules and routes that Gybe has in the namespace. Idempotent.
     ///
-    /// Routes come first: they do nothing by themselves, while rules without them lose packets. Those
-    /// of an earlier policy go last.
+    /// Adds routes first: routes alone have no effect, while rules without them lose packets. Removes routes of an
+    /// earlier policy last.
     ///
     /// # Errors
-    /// When the rules are not in force afterwards. Routes may be there then; they do no harm.
-    pub fn apply(&self, backend: &dyn Backend) -> Result<Applied, RedirectionError> {
+    /// When the rules are not in force afterwards. Routes may have been added; they do no harm.
+    pub fn apply(&self, backend: &dyn Backend) -> Result<ApplyReport, RedirectionError> {
         let mut rtnetlink = Rtnetlink::open()?;
         self.routes.apply(&mut rtnetlink)?;
-        let applied = backend.apply(&self.rules)?;
+        let report = apply(backend, &self.rules)?;
         self.routes.remove_extra(&mut rtnetlink)?;
-        Ok(applied)
+        Ok(report)
     }
 
-    /// The same over a routing socket that is open already, for a namespace that is most likely fresh:
-    /// routes of ours are looked for only where there were rules of ours.
+    /// [`Redirection::apply`] over an open routing socket, for a namespace that is most likely new: looks for routes
+    /// of an earlier policy only where there were rules of Gybe.
     ///
     /// # Errors
     /// As [`Redirection::apply`].
@@ -137,24 +151,28 @@ impl Redirection {
         &self,
         rtnetlink: &mut Rtnetlink,
         backend: &dyn Backend,
-    ) -> Result<Applied, RedirectionError> {
+    ) -> Result<ApplyReport, RedirectionError> {
         self.routes.apply(rtnetlink)?;
-        let applied = backend.apply(&self.rules)?;
-        if applied.before != Before::Nothing {
+        let report = apply(backend, &self.rules)?;
+        if report.previous != PreviousRules::None {
             self.routes.remove_extra(rtnetlink)?;
         }
-        Ok(applied)
+        Ok(report)
     }
 
-    /// What in the namespace is not as it should be; nothing when all is well.
+    /// Returns the differences between this and the namespace, whose `presence` the caller has read.
     ///
     /// # Errors
-    /// When the namespace cannot be asked.
-    pub fn differences(&self, backend: &dyn Backend) -> Result<Vec<Deviation>, RedirectionError> {
-        let rules = backend.wanted(&self.rules).differences(&backend.inspect()?);
+    /// When the rules or routes cannot be read.
+    pub fn differences(
+        &self,
+        backend: &dyn Backend,
+        presence: &Presence,
+    ) -> Result<Vec<Deviation>, RedirectionError> {
+        let rules = backend.desired(&self.rules)?.differences(&backend.inspect()?);
         let mut all: Vec<_> = rules.into_iter().map(Deviation::Rules).collect();
-        let others = Presence::look()?.ours.into_iter().filter(|kind| kind.name() != backend.name());
-        all.extend(others.map(Deviation::OtherBackend));
+        let others = presence.ours.iter().filter(|kind| kind.name() != backend.name());
+        all.extend(others.copied().map(Deviation::OtherBackend));
         let mut rtnetlink = Rtnetlink::open()?;
         all.extend(self.routes.missing(&mut rtnetlink)?.into_iter().map(Deviation::Route));
         all.extend(self.routes.extra(&mut rtnetlink)?.into_iter().map(Deviation::ExtraRoute));
@@ -162,8 +180,7 @@ impl Redirection {
     }
 }
 
-/// Makes the namespace hold nothing that this backend writes, and no route of ours. Nothing there
-/// already is success.
+/// Removes the rules of `backend` and all routes of Gybe. Succeeds when there are none.
 ///
 /// # Errors
 /// As [`remove_by`].
@@ -171,12 +188,12 @@ pub fn remove(backend: &dyn Backend) -> Result<(), RedirectionError> {
     remove_by([backend])
 }
 
-/// The same of several backends.
+/// Removes the rules of `backends` and all routes of Gybe.
 ///
-/// Rules go first: they lose packets without their routes. What fails does not keep the rest.
+/// Removes rules first, because they lose packets without their routes. An error does not end the removal.
 ///
 /// # Errors
-/// The first failure, when something of ours may still be there.
+/// The first error; rules or routes of Gybe may still be there.
 pub fn remove_by<'b>(backends: impl IntoIterator<Item = &'b dyn Backend>) -> Result<(), RedirectionError> {
     let removals: Vec<_> = backends.into_iter().map(Backend::remove).collect();
     let routes = Rtnetlink::open().and_then(|mut rtnetlink| routes::remove(&mut rtnetlink));
@@ -184,12 +201,12 @@ pub fn remove_by<'b>(backends: impl IntoIterator<Item = &'b dyn Backend>) -> Res
     Ok(routes?)
 }
 
-/// Makes the namespace hold nothing of ours, whichever backend has written it.
+/// Removes all rules and routes of Gybe, whichever backend has written them.
 ///
 /// # Errors
-/// As [`remove_by`], and when a backend's programs are not there.
+/// As [`remove_by`], and when a backend's programs are missing.
 pub fn remove_all() -> Result<(), RedirectionError> {
-    // Always nftables: a table whose chains somebody has deleted is seen by nobody who lists chains.
+    // Always nftables: a list of chains does not show a table without chains.
     let kinds = Presence::look()?.ours.into_iter().filter(|kind| *kind != BackendKind::Nft);
     let backends =
         [BackendKind::Nft].into_iter().chain(kinds).map(BackendKind::find).collect::<Result<Vec<_>, _>>()?;

@@ -71,6 +71,15 @@ pub enum Family {
     V6,
 }
 
+impl fmt::Display for Family {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::V4 => "IPv4",
+            Self::V6 => "IPv6",
+        })
+    }
+}
+
 /// Transport protocols a rule is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Protocol {

@@ -11,7 +11,7 @@ pub use packet::{Connection, ConnectionPhase, Direction, Owner, Packet, Transpor
 use crate::policy::{InterfaceName, Port};
 use crate::ruleset::{ChainName, Hook, RuleId, Ruleset, Stage};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use walk::{Outcome, walk};
+use walk::{ChainEnd, walk};
 
 /// What becomes of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,7 +52,7 @@ pub struct Trace {
 
 /// Follows `packet` through `rules`.
 pub fn trace(rules: &Ruleset, packet: &Packet) -> Trace {
-    let mut journey = Journey {
+    let mut tracer = Tracer {
         rules,
         packet: packet.clone(),
         trace: Trace {
@@ -64,20 +64,20 @@ pub fn trace(rules: &Ruleset, packet: &Packet) -> Trace {
         },
     };
     match &packet.direction {
-        Direction::Arrives { .. } => journey.arrives(&[Stage::Raw, Stage::Mangle, Stage::Nat]),
-        Direction::Leaves { .. } => journey.leaves(),
+        Direction::Arrives { .. } => tracer.arrives(&[Stage::Raw, Stage::Mangle, Stage::Nat]),
+        Direction::Leaves { .. } => tracer.leaves(),
     }
-    journey.trace.mark = journey.packet.mark;
-    journey.trace
+    tracer.trace.mark = tracer.packet.mark;
+    tracer.trace
 }
 
-struct Journey<'a> {
+struct Tracer<'a> {
     rules: &'a Ruleset,
     packet: Packet,
     trace: Trace,
 }
 
-impl Journey<'_> {
+impl Tracer<'_> {
     fn leaves(&mut self) {
         for stage in [Stage::Raw, Stage::Mangle, Stage::Nat] {
             if !self.stage(Hook::Output, stage) {
@@ -111,22 +111,22 @@ impl Journey<'_> {
         let Some(base) = base.filter(|_| asked) else { return true };
         let outcome = walk(self.rules, base, &mut self.packet, &mut self.trace);
         match outcome {
-            Outcome::Passes(rule) => {
+            ChainEnd::Passes(rule) => {
                 if self.trace.outcome == PacketOutcome::Untouched {
                     self.trace.decided_by = rule.or(self.trace.decided_by);
                 }
                 true
             }
-            Outcome::Redirected(rule, port) => {
+            ChainEnd::Redirected(rule, port) => {
                 self.decide(PacketOutcome::Redirected(port), rule);
                 self.turn_to(port, hook);
                 true
             }
-            Outcome::Intercepted(rule, port) => {
+            ChainEnd::Intercepted(rule, port) => {
                 self.decide(PacketOutcome::Intercepted(port), rule);
                 false
             }
-            Outcome::Dropped(rule) => {
+            ChainEnd::Dropped(rule) => {
                 self.decide(PacketOutcome::Dropped, rule);
                 false
             }

@@ -8,14 +8,14 @@ mod connections;
 mod parts;
 mod values;
 
-use crate::backend::{BackendKind, Inventory};
-use crate::choose::Way;
+use crate::backend::BackendKind;
 use crate::ebpf::Programs;
+use crate::inventory::Inventory;
 use crate::live::LiveRules;
 use crate::policy::RedirectPolicy;
 use crate::presence::Presence;
-use crate::redirection::{Deviation, Redirection, RedirectionError};
-use compare::{Compared, Wanted, compare};
+use crate::redirection::{Deviation, Redirection, RedirectionError, RuleVariant};
+use compare::{Comparison, DesiredOutcomes, compare};
 
 /// What a namespace should hold.
 #[derive(Debug, Clone, Copy)]
@@ -87,7 +87,7 @@ impl Verdict {
 
 /// What the caller knows of the namespace and its node.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Reading<'k> {
+pub struct VerdictContext<'k> {
     /// The backend whose rules are read; `None` for whichever has written.
     pub only: Option<BackendKind>,
     /// Backends that are known to write every rule on this node, conntrack zones included.
@@ -100,10 +100,13 @@ pub struct Reading<'k> {
 ///
 /// # Errors
 /// When its rules or routes cannot be read, or the programs that read ours are missing.
-pub fn judge_namespace(desired: Desired<'_>, reading: Reading<'_>) -> Result<Verdict, RedirectionError> {
+pub fn judge_namespace(
+    desired: Desired<'_>,
+    reading: VerdictContext<'_>,
+) -> Result<Verdict, RedirectionError> {
     let presence = Presence::look()?;
-    if let Some(foreign) = presence.foreign.first() {
-        return Ok(Verdict::because(Answer::ByOthers, foreign.to_string()));
+    if let Some(mesh) = presence.other_meshes.first() {
+        return Ok(Verdict::because(Answer::ByOthers, mesh.to_string()));
     }
     let kinds = reading.only.map_or_else(|| presence.ours.clone(), |kind| vec![kind]);
     let (policy, without) = match desired {
@@ -118,14 +121,14 @@ pub fn judge_namespace(desired: Desired<'_>, reading: Reading<'_>) -> Result<Ver
     let (wanted, differences, live) = match (policy, kinds.first()) {
         (Some(policy), Some(kind)) => {
             let redirection = written(policy, *kind, reading.whole)?;
-            let differences = redirection.differences(&*kind.find()?)?;
+            let differences = redirection.differences(&*kind.find()?, &presence)?;
             (Some(redirection.rules), differences, live.with_proxy_of(policy))
         }
         _ => (None, Vec::new(), live),
     };
     let wanted = match &wanted {
-        Some(rules) => Wanted::Rules(rules),
-        None => Wanted::OursAlone(live.ours_alone()),
+        Some(rules) => DesiredOutcomes::Rules(rules),
+        None => DesiredOutcomes::OursAlone(live.ours_alone()),
     };
     let mut compared = compare(&wanted, &live);
     if policy.is_none() {
@@ -137,8 +140,8 @@ pub fn judge_namespace(desired: Desired<'_>, reading: Reading<'_>) -> Result<Ver
 
 /// Why rules of ours that are there cannot be what any policy asks for.
 fn broken(kinds: &[BackendKind], live: &LiveRules) -> Vec<String> {
-    let mut broken = live.observed.broken_chains();
-    let has_table = || live.observed.chains.iter().any(|chain| chain.table.is_ours());
+    let mut broken = live.rules.broken_chains();
+    let has_table = || live.rules.chains.iter().any(|chain| chain.table.is_ours());
     // The chains of a dormant table hang at no hook and are not read.
     if kinds.contains(&BackendKind::Nft) && live.not_evaluated().is_empty() && !has_table() {
         broken.push("table inet gybe is dormant".to_owned());
@@ -146,7 +149,7 @@ fn broken(kinds: &[BackendKind], live: &LiveRules) -> Vec<String> {
     broken
 }
 
-fn verdict(compared: Compared, differences: &[Deviation]) -> Verdict {
+fn verdict(compared: Comparison, differences: &[Deviation]) -> Verdict {
     let routes = differences.iter().any(|one| matches!(one, Deviation::Route(_) | Deviation::ExtraRoute(_)));
     let routes = routes.then(|| "our own routes were changed".to_owned());
     let mut not_redirected = compared.not_redirected;
@@ -186,9 +189,9 @@ fn written(
     kind: BackendKind,
     whole: &[BackendKind],
 ) -> Result<Redirection, RedirectionError> {
-    let way = match whole.contains(&kind) {
-        true => Way::Whole,
-        false => Redirection::way_written(policy, &*kind.find()?)?,
+    let variant = match whole.contains(&kind) {
+        true => RuleVariant::Complete,
+        false => Redirection::written_variant(policy, &*kind.find()?)?,
     };
-    Ok(Redirection::by_way(policy, way))
+    Ok(Redirection::with_variant(policy, variant))
 }

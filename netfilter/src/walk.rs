@@ -12,17 +12,17 @@ mod budget;
 mod chain;
 mod choices;
 mod hooks;
-mod live;
+mod packet;
 mod xt;
 
-use crate::observed::Observed;
+use crate::live::rules::NamespaceRules;
 use crate::policy::Port;
 use crate::trace::{ConnectionPhase, Direction, Owner, Packet, Transport};
 use crate::xt::legacy::InetHook;
 pub(crate) use budget::Budget;
-use choices::{Choices, Question};
+use choices::{Choices, UnknownFact};
 use hooks::{Item, Place};
-use live::{By, Entry, Live, Tracking};
+use packet::{ConntrackEntry, CurrentPacket, HookInterface, Tracking};
 use std::net::SocketAddr;
 
 /// What becomes of a connection.
@@ -56,7 +56,7 @@ pub(crate) struct RuleAt {
 
 /// A connection's way through the rules.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Walked {
+pub(crate) struct WalkResult {
     pub(crate) outcome: Outcome,
     /// The rule that decided so; none when no rule did.
     pub(crate) decided_by: Option<RuleAt>,
@@ -81,9 +81,9 @@ pub(crate) struct Listeners {
 const PROXY_PORTS: [u16; 6] = [15000, 15008, 15020, 15021, 15053, 15090];
 
 /// Follows a connection whose first packet is `packet`; what is not found within the budget is unknown.
-pub(crate) fn walk(ns: &Observed, packet: &Packet, listeners: Listeners, budget: Budget) -> Walked {
+pub(crate) fn walk(ns: &NamespaceRules, packet: &Packet, listeners: Listeners, budget: Budget) -> WalkResult {
     let mut choices = Choices::within(budget);
-    let mut first: Option<Walked> = None;
+    let mut first: Option<WalkResult> = None;
     loop {
         let mut walk = Walk::new(ns, packet, listeners, choices);
         let outcome = walk.connection(packet);
@@ -99,14 +99,14 @@ pub(crate) fn walk(ns: &Observed, packet: &Packet, listeners: Listeners, budget:
         }
         if choices.are_too_many() {
             return first
-                .map_or_else(|| depends(&walked_nowhere(), None), |first| depends(&first, choices.last()));
+                .map_or_else(|| depends(&undecided(), None), |first| depends(&first, choices.last()));
         }
     }
-    first.unwrap_or_else(walked_nowhere)
+    first.unwrap_or_else(undecided)
 }
 
-fn walked_nowhere() -> Walked {
-    Walked {
+fn undecided() -> WalkResult {
+    WalkResult {
         outcome: Outcome::Unknown,
         decided_by: None,
         steps: Vec::new(),
@@ -117,18 +117,18 @@ fn walked_nowhere() -> Walked {
 }
 
 /// The outcome depends on the answer to that question.
-fn depends(walked: &Walked, on: Option<&Question>) -> Walked {
+fn depends(walked: &WalkResult, on: Option<&UnknownFact>) -> WalkResult {
     let (decided_by, order) = match on {
-        Some(Question::Applies(at)) => (Some(*at), None),
-        Some(Question::Order(first, second)) => (walked.decided_by, Some((*first, *second))),
+        Some(UnknownFact::Applies(at)) => (Some(*at), None),
+        Some(UnknownFact::Order(first, second)) => (walked.decided_by, Some((*first, *second))),
         None => (walked.decided_by, None),
     };
-    Walked { outcome: Outcome::Unknown, decided_by, order, ..walked.clone() }
+    WalkResult { outcome: Outcome::Unknown, decided_by, order, ..walked.clone() }
 }
 
 /// How a chain or a hook ended for a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum End {
+enum HookEnd {
     Passes,
     Dropped,
     Unknown,
@@ -136,7 +136,7 @@ enum End {
 
 /// Where a packet ended up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Reached {
+enum PacketEnd {
     /// A socket of the namespace.
     Inside,
     /// It left by an interface.
@@ -147,8 +147,8 @@ enum Reached {
 
 /// The first packet where it ended up.
 struct First {
-    live: Live,
-    reached: Reached,
+    live: CurrentPacket,
+    reached: PacketEnd,
     outcome: Outcome,
 }
 
@@ -159,13 +159,13 @@ impl First {
 }
 
 struct Walk<'n> {
-    ns: &'n Observed,
+    ns: &'n NamespaceRules,
     listeners: Listeners,
     choices: Choices,
-    here: chain::Here,
-    packet: Live,
+    here: chain::RunningRule,
+    packet: CurrentPacket,
     /// The connections that tracking knows, the packet's among them at `current`.
-    entries: Vec<Entry>,
+    entries: Vec<ConntrackEntry>,
     current: usize,
     /// The mark by which routing delivers an intercepted connection's packets here.
     delivered_by: Option<u32>,
@@ -186,13 +186,13 @@ const ACK: [u8; 2] = [0x10, 0x37];
 const LOOPBACK: &str = "lo";
 
 impl<'n> Walk<'n> {
-    fn new(ns: &'n Observed, packet: &Packet, listeners: Listeners, choices: Choices) -> Self {
-        let name = |by: &crate::policy::InterfaceName| By::Name(by.as_str().to_owned());
+    fn new(ns: &'n NamespaceRules, packet: &Packet, listeners: Listeners, choices: Choices) -> Self {
+        let name = |by: &crate::policy::InterfaceName| HookInterface::Name(by.as_str().to_owned());
         let (arrives, leaves) = match &packet.direction {
-            Direction::Arrives { by } => (name(by), By::None),
-            Direction::Leaves { by } => (By::None, name(by)),
+            Direction::Arrives { by } => (name(by), HookInterface::None),
+            Direction::Leaves { by } => (HookInterface::None, name(by)),
         };
-        let live = Live {
+        let live = CurrentPacket {
             protocol: packet.protocol,
             source: packet.source,
             destination: packet.destination,
@@ -205,7 +205,7 @@ impl<'n> Walk<'n> {
             zone: None,
             intercepted: None,
         };
-        let mut entry = Entry::new(packet.source, packet.destination, 0, packet.connection.mark);
+        let mut entry = ConntrackEntry::new(packet.source, packet.destination, 0, packet.connection.mark);
         let entries = match packet.connection.phase {
             ConnectionPhase::New | ConnectionPhase::Invalid => Vec::new(),
             ConnectionPhase::Established => {
@@ -219,7 +219,7 @@ impl<'n> Walk<'n> {
             ns,
             listeners,
             choices,
-            here: chain::Here::default(),
+            here: chain::RunningRule::default(),
             packet: live,
             entries,
             current: 0,
@@ -232,14 +232,14 @@ impl<'n> Walk<'n> {
         }
     }
 
-    fn walked(&self, outcome: (Outcome, u32, Option<u16>)) -> Walked {
+    fn walked(&self, outcome: (Outcome, u32, Option<u16>)) -> WalkResult {
         let (outcome, mark, zone) = outcome;
         let decided_by = match outcome {
             Outcome::Untouched => self.decided_by.or(self.passed_by),
             Outcome::Redirected(_) | Outcome::Translated(_) => self.translated_by.or(self.decided_by),
             _ => self.decided_by,
         };
-        Walked { outcome, decided_by, steps: self.steps.clone(), mark, zone, order: None }
+        WalkResult { outcome, decided_by, steps: self.steps.clone(), mark, zone, order: None }
     }
 
     /// Sends the packets.
@@ -262,17 +262,17 @@ impl<'n> Walk<'n> {
         (outcome, mark, zone)
     }
 
-    fn go(&mut self, direction: &Direction) -> Reached {
+    fn go(&mut self, direction: &Direction) -> PacketEnd {
         match direction {
             Direction::Arrives { .. } => self.arrive(),
             Direction::Leaves { .. } => self.leave(),
         }
     }
 
-    fn outcome(&self, packet: &Packet, reached: Reached) -> Outcome {
+    fn outcome(&self, packet: &Packet, reached: PacketEnd) -> Outcome {
         match (reached, self.packet.intercepted.and_then(Port::new)) {
-            (Reached::Dropped, _) => return Outcome::Dropped,
-            (Reached::Unknown, _) => return Outcome::Unknown,
+            (PacketEnd::Dropped, _) => return Outcome::Dropped,
+            (PacketEnd::Unknown, _) => return Outcome::Unknown,
             // The socket has it already, whatever its addresses become.
             (_, Some(port)) => return Outcome::Intercepted(port),
             _ => {}
@@ -293,9 +293,9 @@ impl<'n> Walk<'n> {
     /// Sends what follows the first packet, which ended up at `reached`: its answer, a packet behind it, and
     /// one behind the answer. A packet that connection tracking cannot place may be taken for the first of
     /// another connection, and translated as such.
-    fn followed(&mut self, packet: &Packet, reached: Reached, outcome: Outcome) -> Outcome {
+    fn followed(&mut self, packet: &Packet, reached: PacketEnd, outcome: Outcome) -> Outcome {
         // What only passes through comes back by an interface that routing chooses.
-        if matches!(packet.direction, Direction::Arrives { .. }) && reached == Reached::Outside {
+        if matches!(packet.direction, Direction::Arrives { .. }) && reached == PacketEnd::Outside {
             return outcome;
         }
         let first = First { live: self.packet.clone(), reached, outcome };
@@ -320,19 +320,19 @@ impl<'n> Walk<'n> {
     fn answer(&mut self, packet: &Packet, first: &First, flags: [u8; 2]) -> Option<Outcome> {
         let First { live, reached, outcome } = first;
         let owner = match (*reached, *outcome) {
-            (Reached::Inside, Outcome::Untouched) if !PROXY_PORTS.contains(&live.destination.port()) => {
+            (PacketEnd::Inside, Outcome::Untouched) if !PROXY_PORTS.contains(&live.destination.port()) => {
                 Some(self.listeners.application)
             }
-            (Reached::Inside, _) => Some(self.listeners.proxy),
+            (PacketEnd::Inside, _) => Some(self.listeners.proxy),
             _ => None,
         };
         let is_own = packet.owner.is_some();
         let (arrives, leaves) = match *reached {
-            Reached::Inside if is_own => (By::None, By::Name(LOOPBACK.to_owned())),
-            Reached::Inside => (By::None, live.arrives.clone()),
-            _ => (live.left_by(packet), By::None),
+            PacketEnd::Inside if is_own => (HookInterface::None, HookInterface::Name(LOOPBACK.to_owned())),
+            PacketEnd::Inside => (HookInterface::None, live.arrives.clone()),
+            _ => (live.left_by(packet), HookInterface::None),
         };
-        self.packet = Live {
+        self.packet = CurrentPacket {
             source: live.destination,
             destination: live.source,
             arrives,
@@ -341,20 +341,20 @@ impl<'n> Walk<'n> {
             owner,
             ..live.fresh(flags)
         };
-        let came_back = if *reached == Reached::Inside { self.leave() } else { self.arrive() };
-        let expected = if is_own { Reached::Inside } else { Reached::Outside };
+        let came_back = if *reached == PacketEnd::Inside { self.leave() } else { self.arrive() };
+        let expected = if is_own { PacketEnd::Inside } else { PacketEnd::Outside };
         let ends = (self.packet.source, self.packet.destination);
         self.lost(came_back, came_back == expected && ends == (packet.destination, packet.source))
     }
 
     /// Another packet behind the first; what becomes of the connection when it goes elsewhere.
     fn follow(&mut self, packet: &Packet, first: &First) -> Option<Outcome> {
-        let name = |by: &crate::policy::InterfaceName| By::Name(by.as_str().to_owned());
+        let name = |by: &crate::policy::InterfaceName| HookInterface::Name(by.as_str().to_owned());
         let (arrives, leaves) = match &packet.direction {
-            Direction::Arrives { by } => (name(by), By::None),
-            Direction::Leaves { by } => (By::None, name(by)),
+            Direction::Arrives { by } => (name(by), HookInterface::None),
+            Direction::Leaves { by } => (HookInterface::None, name(by)),
         };
-        self.packet = Live {
+        self.packet = CurrentPacket {
             source: packet.source,
             destination: packet.destination,
             arrives,
@@ -369,10 +369,10 @@ impl<'n> Walk<'n> {
         self.lost(reached, is_same && is_marked)
     }
 
-    fn lost(&mut self, reached: Reached, is_as_expected: bool) -> Option<Outcome> {
+    fn lost(&mut self, reached: PacketEnd, is_as_expected: bool) -> Option<Outcome> {
         match reached {
-            Reached::Unknown => Some(Outcome::Unknown),
-            Reached::Dropped => Some(Outcome::AnswersLost),
+            PacketEnd::Unknown => Some(Outcome::Unknown),
+            PacketEnd::Dropped => Some(Outcome::AnswersLost),
             _ if is_as_expected => None,
             _ => {
                 self.decided_by = self.changed_by.or(self.decided_by);
@@ -382,7 +382,7 @@ impl<'n> Walk<'n> {
     }
 
     /// A socket of the namespace sends the packet.
-    fn leave(&mut self) -> Reached {
+    fn leave(&mut self) -> PacketEnd {
         let before = self.packet.destination;
         if let Some(reached) = self.hook(InetHook::Output) {
             return reached;
@@ -391,43 +391,45 @@ impl<'n> Walk<'n> {
         // what it was (`struct nf_hook_state`).
         if self.packet.destination != before {
             self.packet.leaves = match self.is_inside(self.packet.destination) {
-                true => By::Name(LOOPBACK.to_owned()),
-                false if self.packet.leaves == By::Name(LOOPBACK.to_owned()) => By::Unknown,
+                true => HookInterface::Name(LOOPBACK.to_owned()),
+                false if self.packet.leaves == HookInterface::Name(LOOPBACK.to_owned()) => {
+                    HookInterface::Unknown
+                }
                 false => self.packet.leaves.clone(),
             };
         }
         if let Some(reached) = self.hook(InetHook::Postrouting) {
             return reached;
         }
-        if self.packet.leaves != By::Name(LOOPBACK.to_owned()) {
-            return Reached::Outside;
+        if self.packet.leaves != HookInterface::Name(LOOPBACK.to_owned()) {
+            return PacketEnd::Outside;
         }
-        self.packet.arrives = std::mem::replace(&mut self.packet.leaves, By::None);
+        self.packet.arrives = std::mem::replace(&mut self.packet.leaves, HookInterface::None);
         // `loopback_xmit` takes the sender's socket from it, and leaves it its connection and mark.
         self.packet.owner = None;
         self.arrive()
     }
 
     /// The packet comes in by an interface.
-    fn arrive(&mut self) -> Reached {
+    fn arrive(&mut self) -> PacketEnd {
         if let Some(reached) = self.hook(InetHook::Prerouting) {
             return reached;
         }
-        let is_by_loopback = self.packet.arrives == By::Name(LOOPBACK.to_owned());
+        let is_by_loopback = self.packet.arrives == HookInterface::Name(LOOPBACK.to_owned());
         let stays = self.packet.intercepted.is_some()
             || is_by_loopback
             || self.delivered_by.is_some_and(|mark| mark != 0 && mark == self.packet.mark)
             || self.is_inside(self.packet.destination);
         if stays {
-            return self.hook(InetHook::Input).unwrap_or(Reached::Inside);
+            return self.hook(InetHook::Input).unwrap_or(PacketEnd::Inside);
         }
-        self.packet.leaves = By::Unknown;
+        self.packet.leaves = HookInterface::Unknown;
         let forwarded = self.hook(InetHook::Forward).or_else(|| self.hook(InetHook::Postrouting));
-        forwarded.unwrap_or(Reached::Outside)
+        forwarded.unwrap_or(PacketEnd::Outside)
     }
 
     /// Runs what hangs on a hook; tells where the packet ended up when it goes no further.
-    fn hook(&mut self, hook: InetHook) -> Option<Reached> {
+    fn hook(&mut self, hook: InetHook) -> Option<PacketEnd> {
         let mut places = hooks::at(self.ns, hook, self.packet.is_v6());
         self.decide_order(&mut places);
         for place in places {
@@ -435,19 +437,19 @@ impl<'n> Walk<'n> {
                 Item::Chain(index) => self.chain(index, hook),
                 Item::Tracking => {
                     self.track();
-                    End::Passes
+                    HookEnd::Passes
                 }
                 Item::Translation => self.translation(hook),
             };
             match end {
-                End::Passes => {}
-                End::Dropped => return Some(Reached::Dropped),
-                End::Unknown => return Some(Reached::Unknown),
+                HookEnd::Passes => {}
+                HookEnd::Dropped => return Some(PacketEnd::Dropped),
+                HookEnd::Unknown => return Some(PacketEnd::Unknown),
             }
         }
         // At the end of the hook without the interfaces of this one.
         if hook == InetHook::Input {
-            self.packet.leaves = By::None;
+            self.packet.leaves = HookInterface::None;
         }
         None
     }
@@ -464,7 +466,7 @@ impl<'n> Walk<'n> {
                     continue;
                 };
                 for other in rest {
-                    if self.choices.ask(Question::Order(chain(first), chain(other))) {
+                    if self.choices.assume(UnknownFact::Order(chain(first), chain(other))) {
                         break;
                     }
                     std::mem::swap(&mut first.item, &mut other.item);
@@ -497,21 +499,21 @@ impl<'n> Walk<'n> {
             }
             None => {
                 self.current = self.entries.len();
-                self.entries.push(Entry::new(tuple.0, tuple.1, zone, 0));
+                self.entries.push(ConntrackEntry::new(tuple.0, tuple.1, zone, 0));
                 Tracking::Original
             }
         };
     }
 
     /// `nf_nat_inet_fn`: chains are asked for the first packet alone, then every packet is translated.
-    fn translation(&mut self, hook: InetHook) -> End {
+    fn translation(&mut self, hook: InetHook) -> HookEnd {
         let is_destination = matches!(hook, InetHook::Prerouting | InetHook::Output);
         let is_reply = match self.packet.tracking {
             Tracking::Original => false,
             Tracking::Reply => true,
-            Tracking::NotYet | Tracking::Untracked | Tracking::Invalid => return End::Passes,
+            Tracking::NotYet | Tracking::Untracked | Tracking::Invalid => return HookEnd::Passes,
         };
-        let half = |entry: &Entry| if is_destination { entry.destination } else { entry.source };
+        let half = |entry: &ConntrackEntry| if is_destination { entry.destination } else { entry.source };
         let is_decided =
             |walk: &Self| walk.entries.get(walk.current).is_none_or(|e| e.is_known || half(e).is_decided);
         if !is_decided(self) {
@@ -520,13 +522,13 @@ impl<'n> Walk<'n> {
             for place in places {
                 let Item::Chain(index) = place.item else { continue };
                 match self.chain(index, hook) {
-                    End::Passes if is_decided(self) => break,
-                    End::Passes => {}
+                    HookEnd::Passes if is_decided(self) => break,
+                    HookEnd::Passes => {}
                     end => return end,
                 }
             }
         }
-        let Some(entry) = self.entries.get_mut(self.current) else { return End::Passes };
+        let Some(entry) = self.entries.get_mut(self.current) else { return HookEnd::Passes };
         let decided = if is_destination { &mut entry.destination } else { &mut entry.source };
         decided.is_decided = true;
         // An answer is turned back where a first packet's other half is translated.
@@ -538,7 +540,7 @@ impl<'n> Walk<'n> {
                 false => self.packet.source = to,
             }
         }
-        End::Passes
+        HookEnd::Passes
     }
 }
 

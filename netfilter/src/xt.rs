@@ -18,10 +18,10 @@ mod targets;
 
 pub use conntrack::{Conntrack, ConntrackTest, States};
 pub use matches::{
-    AddressTypes, IcmpTest, IdTest, IpRange, MarkTest, Multiport, Owner, SocketTest, TcpFlags, TcpTest,
+    AddressTypes, IcmpTest, IdTest, IpRange, MarkTest, Multiport, OwnerTest, SocketTest, TcpFlags, TcpTest,
     TypeTest, UdpTest, XtMatch, decode_match,
 };
-pub use nat::Nat;
+pub use nat::NatRange;
 pub use ports::{PortEnd, PortTest};
 pub use targets::{ConnectionMarkChange, Tracking, XtTarget, decode_target};
 

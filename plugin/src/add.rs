@@ -13,8 +13,8 @@ use crate::reply::Reply;
 use crate::request::Request;
 use crate::result;
 use crate::target::{self, Target, TargetPod};
-use gybe_netfilter::choose::Way;
 use gybe_netfilter::policy::Families;
+use gybe_netfilter::redirection::RuleVariant;
 use std::path::Path;
 use std::time::Instant;
 
@@ -53,10 +53,10 @@ fn redirect(target: TargetPod, conf: &PluginConf, netns: Option<&Path>) -> Resul
             forget_contradicted_findings(error);
         }
     })?;
-    for owner in &report.outcome.beside {
+    for owner in &report.outcome.other_nat {
         tracing::warn!(pod, beside = %owner, "gybe-cni cmdAdd: other owners' rules translate addresses here");
     }
-    if report.way == Way::WithoutZones {
+    if report.variant == RuleVariant::WithoutZones {
         tracing::warn!(
             pod,
             "gybe-cni cmdAdd: this kernel has no conntrack zones; DNS is captured without them"

@@ -6,14 +6,15 @@
 
 use crate::conf::{PluginConf, ProbeHint};
 use crate::probe_cache::{MaxAge, ProbeCache, ProbeCacheError, ProbeReport};
+use gybe_netfilter::apply::ApplyError;
 use gybe_netfilter::backend::{Backend, BackendError, BackendKind};
-use gybe_netfilter::choose::{BackendSetting, Choice, NoBackend, Unserved, Way, choose, does, next};
+use gybe_netfilter::choose::{BackendSetting, Choice, NoBackend, Unserved, choose, does, next};
 use gybe_netfilter::hint::Hint;
 use gybe_netfilter::iptables::IptablesError;
 use gybe_netfilter::policy::RedirectPolicy;
 use gybe_netfilter::presence::Presence;
 use gybe_netfilter::probe::{Capabilities, Profile};
-use gybe_netfilter::redirection::{Redirection, RedirectionError};
+use gybe_netfilter::redirection::{Redirection, RedirectionError, RuleVariant};
 use std::borrow::Cow;
 
 /// A backend, and how it writes a policy on this node.
@@ -167,16 +168,16 @@ impl SelectedBackend {
     ///
     /// # Errors
     /// When the backend cannot write the policy on this node.
-    pub fn redirection(&self, policy: &RedirectPolicy) -> Result<(Redirection, Way), SelectError> {
-        let way = match &self.coverage {
-            Coverage::Everything => Way::Whole,
-            Coverage::ProbeHint(choice) => match choice.way(policy) {
-                Ok(way) => way,
-                Err(_) => probe_again(choice.backend)?.way(policy)?,
+    pub fn redirection(&self, policy: &RedirectPolicy) -> Result<(Redirection, RuleVariant), SelectError> {
+        let variant = match &self.coverage {
+            Coverage::Everything => RuleVariant::Complete,
+            Coverage::ProbeHint(choice) => match choice.variant(policy) {
+                Ok(variant) => variant,
+                Err(_) => probe_again(choice.backend)?.variant(policy)?,
             },
-            Coverage::AsWritten => Redirection::way_written(policy, &*self.backend)?,
+            Coverage::AsWritten => Redirection::written_variant(policy, &*self.backend)?,
         };
-        Ok((Redirection::by_way(policy, way), way))
+        Ok((Redirection::with_variant(policy, variant), variant))
     }
 }
 
@@ -192,13 +193,12 @@ pub(crate) fn forget_contradicted_findings(error: &RedirectionError) {
 fn contradicts_findings(error: &RedirectionError) -> bool {
     match error {
         // An iptables program fails also for what the kernel lacks; its text is not evaluated.
-        RedirectionError::Rules(BackendError::Iptables(error)) => !matches!(
+        RedirectionError::Rules(ApplyError::Backend(BackendError::Iptables(error))) => !matches!(
             error,
             IptablesError::Busy { .. }
                 | IptablesError::NoLock(_)
                 | IptablesError::TooManyRules { .. }
-                | IptablesError::Foreign(_)
-                | IptablesError::Neighbours(_)
+                | IptablesError::Chains(_)
                 | IptablesError::Legacy(_)
         ),
         other => other.is_unsupported(),
@@ -246,7 +246,7 @@ mod tests {
             (IptablesError::TooManyRules { rule, rules: 9000 }, false),
         ] {
             let text = error.to_string();
-            let error = RedirectionError::Rules(BackendError::Iptables(error));
+            let error = RedirectionError::from(BackendError::Iptables(error));
             assert_eq!(contradicts_findings(&error), is_forgotten, "{text}");
         }
     }

@@ -15,7 +15,8 @@ pub(crate) fn check(request: &Request) -> Result<Reply, PluginError> {
     let Target::Redirect(target) = target::find(request, &conf)? else { return Ok(Reply::Empty) };
     let pod = target.pod.to_string();
     let report = target.in_namespace(&conf, |redirection, backend, _| {
-        Ok((redirection.differences(backend)?, Presence::look()?.beside))
+        let presence = Presence::look()?;
+        Ok((redirection.differences(backend, &presence)?, presence.other_nat))
     })?;
     let (differences, other_owners) = report.outcome;
     for owner in &other_owners {

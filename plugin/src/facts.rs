@@ -54,7 +54,7 @@ pub enum FactsError {
     /// The facts would leave the pod alone, the runtime's annotations say that it is injected, and no uid
     /// shows whether both are about the same pod.
     #[error(
-        "the facts cannot be about this pod: {reason}, but it is injected by the runtime's annotations; {missing}"
+        "the facts cannot be about this pod: {reason}, but the runtime's annotations show that it is injected; {missing}"
     )]
     Contradicted {
         /// Why the pod would be left alone.

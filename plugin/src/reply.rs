@@ -139,15 +139,8 @@ pub(crate) fn command(verb: Verb) -> &'static str {
 fn number_and_code(error: &PluginError) -> (u16, u32) {
     use PluginError as E;
     match error {
-        E::Request(RequestError::Missing(_)) => (1, 4),
-        E::Request(RequestError::UnknownVerb(_)) => (2, 4),
+        E::Request(error) => request_number(error),
         E::Stdin(_) => (3, 5),
-        E::Request(RequestError::Network(NetworkConfError::Syntax(_) | NetworkConfError::Shape { .. })) => {
-            (4, 6)
-        }
-        E::Request(RequestError::Network(NetworkConfError::NoName | NetworkConfError::Name(_))) => (5, 7),
-        E::Request(RequestError::ContainerId(_)) => (6, 4),
-        E::Request(RequestError::Interface(_)) => (7, 4),
         E::Version(VersionError::NotAVersion(_)) => (8, 6),
         E::Version(VersionError::Unsupported { .. } | VersionError::TooOldFor { .. }) => (8, 1),
         E::Conf(_) => (9, 7),
@@ -165,6 +158,19 @@ fn number_and_code(error: &PluginError) -> (u16, u32) {
         E::Redirection(_) => (24, 999),
         E::Drifted(_) => (25, 999),
         E::Attachments(_) => (26, 999),
+    }
+}
+
+/// The number and code of a malformed call.
+fn request_number(error: &RequestError) -> (u16, u32) {
+    use NetworkConfError as N;
+    match error {
+        RequestError::Missing(_) => (1, 4),
+        RequestError::UnknownVerb(_) => (2, 4),
+        RequestError::Network(N::Syntax(_) | N::Shape { .. }) => (4, 6),
+        RequestError::Network(N::NoName | N::Name(_)) => (5, 7),
+        RequestError::ContainerId(_) => (6, 4),
+        RequestError::Interface(_) => (7, 4),
     }
 }
 

@@ -13,10 +13,9 @@ use crate::log::micros;
 use crate::pod::PodFacts;
 use crate::request::{OwnNamespace, Request, Verb};
 use gybe_netfilter::backend::Backend;
-use gybe_netfilter::choose::Way;
 use gybe_netfilter::netns::{Identity, Netns};
 use gybe_netfilter::policy::Families;
-use gybe_netfilter::redirection::{Redirection, RedirectionError};
+use gybe_netfilter::redirection::{Redirection, RedirectionError, RuleVariant};
 use gybe_netfilter::routes::{Address, Rtnetlink};
 use std::net::IpAddr;
 use std::path::Path;
@@ -58,7 +57,7 @@ pub(crate) struct NamespaceReport<T> {
     pub(crate) addresses: Vec<IpAddr>,
     pub(crate) families: Families,
     pub(crate) backend: &'static str,
-    pub(crate) way: Way,
+    pub(crate) variant: RuleVariant,
     pub(crate) outcome: T,
 }
 
@@ -143,9 +142,9 @@ impl TargetPod {
         let stack = families::stack(&self.facts);
         let families = families::choose(conf.ipv6, stack, &addresses).map_err(PodRefusal::Families)?;
         let selected = self.backend.map_or_else(|| SelectedBackend::to_read(conf.backend), Ok)?;
-        let (redirection, way) = selected.redirection(&self.policy.complete(families))?;
+        let (redirection, variant) = selected.redirection(&self.policy.complete(families))?;
         let network = PodNetwork { rtnetlink: &mut rtnetlink, addresses: &listed };
         let outcome = work(&redirection, selected.backend.as_ref(), network)?;
-        Ok(NamespaceReport { addresses, families, backend: selected.backend.name(), way, outcome })
+        Ok(NamespaceReport { addresses, families, backend: selected.backend.name(), variant, outcome })
     }
 }

@@ -1,31 +1,29 @@
-//! The cluster, as the agent sees it: this node's pods by list and watch, and a few single questions.
+//! The agent's view of the cluster: this node's pods by list and watch, and a few single queries.
 //!
 //! ```text
-//! cluster ─► line (token, deadlines, refusals) ─► kube's client ─┬─ watch ─► known ─► WatchedPods ─► facts socket
-//!                                                                ├─ errands: the own node, the own DaemonSet
-//!                                                                └─ pod_facts: one GET for the plugin
+//! access ─► client (token, deadlines, refusals) ─► kube's client ─┬─ watch ─► pod_cache ─► WatchedPods ─► facts socket
+//!                                                                 ├─ lookup: one pod that the watch has not delivered
+//!                                                                 └─ queries: our node, our DaemonSet, a pod for the plugin
 //! ```
 //!
-//! Only reads, and never more than this node's pods. Everything runs on the thread that is given to it,
-//! with a runtime of its own; who asks are plain threads.
+//! Only reads, and never more than this node's pods. The watch and the lookups run on one thread with a runtime of its own;
+//! the callers are plain threads.
 
 mod access;
-mod asks;
-mod errands;
+mod client;
 mod error;
-mod items;
-mod known;
-mod line;
-mod lines;
-mod pod_facts;
-mod pods;
-mod token;
+mod line_splitter;
+mod list_parser;
+mod lookup;
+mod pod_cache;
+mod pod_requests;
+mod queries;
+mod token_file;
 mod watch;
-mod watched;
+mod watched_pods;
 
-pub use access::{Cluster, ClusterError, SERVICE_ACCOUNT, ServiceAccount};
-pub use errands::{ErrandError, Fate, daemonset_fate, node_labels};
+pub use access::{Cluster, ClusterError, ServiceAccount};
 pub use error::ApiError;
-pub use known::{Trouble, WatchState};
-pub use pod_facts::pod_facts;
-pub use watched::WatchedPods;
+pub use pod_cache::{WatchProblem, WatchState};
+pub use queries::{DaemonSetState, QueryError, daemonset_state, node_labels, pod_facts};
+pub use watched_pods::WatchedPods;

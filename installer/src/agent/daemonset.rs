@@ -1,36 +1,36 @@
-//! Whether our DaemonSet is there. That it is gone is believed only of one that was there: it may have
-//! another name than ours, and then it never is.
+//! Whether our DaemonSet exists. Its absence counts only when this process has seen it before: under another name it never
+//! exists.
 
-use super::label::Home;
-use crate::agent::cluster::{Fate, daemonset_fate};
+use super::node_label::ClusterNode;
+use crate::agent::cluster::{DaemonSetState, daemonset_state};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Its name, as the manifests and our rights have it.
+/// The name in the manifests and in our RBAC rules.
 const NAME: &str = "gybe-node";
-/// The kubelet gives us thirty seconds to end, and there may be two questions in them, before we leave.
-const PATIENCE: Duration = Duration::from_secs(3);
-/// Between two questions while nobody answers. Milliseconds.
+/// The kubelet gives the agent thirty seconds to end; up to two of these queries precede the uninstall.
+const TIMEOUT: Duration = Duration::from_secs(3);
+/// The time between two queries while the API server does not respond. Milliseconds.
 const MINUTE: u16 = 60_000;
 
-/// Ours, and whether this process has seen it.
+/// Our DaemonSet, and whether this process has seen it.
 #[derive(Debug)]
 pub(super) struct DaemonSet<'a> {
-    home: Option<&'a Home>,
+    home: Option<&'a ClusterNode>,
     namespace: String,
-    was_there: AtomicBool,
+    was_seen: AtomicBool,
 }
 
 impl<'a> DaemonSet<'a> {
-    pub(super) fn new(home: Option<&'a Home>, namespace: &str) -> Self {
-        Self { home, namespace: namespace.to_owned(), was_there: AtomicBool::new(false) }
+    pub(super) fn new(home: Option<&'a ClusterNode>, namespace: &str) -> Self {
+        Self { home, namespace: namespace.to_owned(), was_seen: AtomicBool::new(false) }
     }
 
-    /// Asks until somebody has answered, or `stop` is readable. Who is refused may be let in yet.
-    pub(super) fn look(&self, stop: BorrowedFd<'_>) {
-        while let Some(Fate::Unknown(_) | Fate::Refused(_)) = self.ask() {
+    /// Queries until the API server has responded, or `stop` is readable. A refusal may be lifted later.
+    pub(super) fn observe(&self, stop: BorrowedFd<'_>) {
+        while let Some(DaemonSetState::Unknown(_) | DaemonSetState::Refused(_)) = self.query() {
             match poll(&mut [PollFd::new(stop, PollFlags::POLLIN)], PollTimeout::from(MINUTE)) {
                 Ok(0) | Err(_) => {}
                 Ok(_) => return,
@@ -38,20 +38,22 @@ impl<'a> DaemonSet<'a> {
         }
     }
 
-    /// What has become of it; none where there is no cluster.
-    pub(super) fn fate(&self) -> Option<Fate> {
-        let fate = self.ask()?;
-        if fate == Fate::Gone && !self.was_there.load(Ordering::Acquire) {
-            return Some(Fate::Unknown(format!("{NAME} was not there while the agent ran, either")));
+    /// Returns its state now; none without a cluster.
+    pub(super) fn state(&self) -> Option<DaemonSetState> {
+        let state = self.query()?;
+        if state == DaemonSetState::Absent && !self.was_seen.load(Ordering::Acquire) {
+            let why = format!("{NAME} did not exist while the agent ran, either");
+            return Some(DaemonSetState::Unknown(why));
         }
-        Some(fate)
+        Some(state)
     }
 
-    fn ask(&self) -> Option<Fate> {
-        let fate = daemonset_fate(&self.home?.cluster, &self.namespace, NAME, Instant::now() + PATIENCE);
-        if fate == Fate::Present {
-            self.was_there.store(true, Ordering::Release);
+    fn query(&self) -> Option<DaemonSetState> {
+        let until = Instant::now() + TIMEOUT;
+        let state = daemonset_state(&self.home?.cluster, &self.namespace, NAME, until);
+        if state == DaemonSetState::Present {
+            self.was_seen.store(true, Ordering::Release);
         }
-        Some(fate)
+        Some(state)
     }
 }

@@ -1,19 +1,22 @@
-//! The socket at which the plugin asks about pods: who is let in, and in which order. What is said there
-//! is in `gybe_plugin`'s `facts::wire`; who knows the pods is behind `node::Pods`.
+//! The socket at which the plugin queries facts about pods. The protocol is in `gybe_plugin`'s `facts::wire`; the pods come
+//! from a [`PodLookup`].
 //!
-//! One thread hears all callers, and answers at once what is known, which is nearly every question: a
-//! thread for each caller costs more than its answer. What has to be waited for is in `waiting`. Whoever
-//! says nothing costs a place among those who are about to speak, and loses it to others.
+//! One thread reads all connections and answers at once what is known, which is nearly every query: a thread for each
+//! connection costs more than its response. Queries that have to wait are in `job_queue`. Idle connections are bounded; the
+//! oldest is dropped.
 
-mod caller;
-mod desk;
-mod waiting;
+mod connection;
+mod dispatcher;
+mod job_queue;
 
-use crate::agent::agent_status::AgentStatus;
-use crate::agent::{LOOK, PlaceError, Pods, Socket, Unserved};
-use crate::log::Journal;
-use caller::Caller;
-use desk::Desk;
+use super::socket::{CHECK_INTERVAL, Socket};
+use super::socket_file::SocketError;
+use super::{PodLookup, SocketContext};
+use crate::host::agent_status::AgentStatus;
+use crate::log::Log;
+use connection::Connection;
+use dispatcher::Dispatcher;
+use job_queue::JobQueue;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{SockType, getsockopt, sockopt};
@@ -27,111 +30,113 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
-use waiting::Waiting;
 
-/// So many may be about to speak; for one more, whoever has been silent for longest is hung up on. The
-/// plugin speaks as soon as it is connected, and a node has 110 pods, or some hundreds.
-const SPEAKERS: usize = 256;
+/// The number of connections without a complete query. The plugin sends as soon as it is connected, and a node has 110 pods,
+/// or some hundreds.
+const MAX_IDLE: usize = 256;
 
-/// At the end those are heard who are there: as many as a backlog holds (net.core.somaxconn).
+/// At the end of the agent all waiting connections are accepted: as many as a backlog holds (net.core.somaxconn).
 const BACKLOG: usize = 4096;
 
-/// How long no connection is accepted after one could not be: without a free file descriptor the listener stays
-/// readable, and the loop would spin.
-const PAUSE: Duration = Duration::from_millis(100);
+/// How long no connection is accepted after accept(2) failed: without a free file descriptor the listener stays readable, and
+/// the loop would spin.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// The socket, listening.
 #[derive(Debug)]
 pub(crate) struct FactsSocket {
     socket: Socket<UnixListener>,
-    us: u32,
+    uid: u32,
     /// Until when no connection is accepted.
     paused_until: Option<Instant>,
 }
 
-/// For what something came.
-struct Woken {
+/// What poll(2) reported.
+struct Ready {
     stop: bool,
-    caller: bool,
-    speakers: Vec<bool>,
-    nobody: bool,
+    listener: bool,
+    /// One for each idle connection.
+    connections: Vec<bool>,
+    timed_out: bool,
 }
 
 impl FactsSocket {
-    pub(crate) fn open(path: &Path) -> Result<Self, PlaceError> {
-        Ok(Self { socket: Socket::open(path, SockType::Stream)?, us: geteuid().as_raw(), paused_until: None })
+    pub(crate) fn open(path: &Path) -> Result<Self, SocketError> {
+        let socket = Socket::open(path, SockType::Stream)?;
+        Ok(Self { socket, uid: geteuid().as_raw(), paused_until: None })
     }
 
-    /// Answers callers until `stop` is readable. Who has spoken by then, and who waits for a pod, is still
-    /// answered; none of them waits longer than it said.
+    /// Answers queries until `stop` is readable. Queries that have arrived by then, and those that wait for a pod, are still
+    /// answered, within their deadlines.
     pub(crate) fn serve(
         &mut self,
         stop: BorrowedFd<'_>,
-        (pods, status): (&dyn Pods, &(dyn Fn() -> AgentStatus + Sync)),
-        (journal, unserved): (&Journal, &Unserved),
+        pods: &dyn PodLookup,
+        status: &(dyn Fn() -> AgentStatus + Sync),
+        context: SocketContext<'_>,
     ) -> Result<(), Errno> {
-        let (waiting, mut speakers) = (Waiting::default(), VecDeque::new());
+        let (queue, mut idle) = (JobQueue::default(), VecDeque::new());
         thread::scope(|scope| {
-            let desk = Desk { pods, status, journal, waiting: &waiting, scope };
+            let dispatcher = Dispatcher { pods, status, log: context.log, queue: &queue, scope };
             loop {
-                let woken = self.wait(stop, &speakers)?;
-                let spoken = speakers.drain(..).zip(woken.speakers);
-                let still =
-                    spoken.filter_map(|(caller, spoke)| if spoke { desk.hear(caller) } else { Some(caller) });
-                speakers = still.filter(Caller::has_time).collect();
-                let most = if woken.stop { BACKLOG } else { usize::from(woken.caller) };
-                let came: Vec<_> = iter::from_fn(|| self.accept()).take(most).collect();
-                let let_in = came.into_iter().filter_map(|caller| self.let_in(caller, journal));
-                speakers.extend(let_in.filter_map(|caller| desk.hear(caller)));
-                speakers.drain(..speakers.len().saturating_sub(SPEAKERS));
-                if woken.stop {
+                let ready = self.wait(stop, &idle)?;
+                let waited = idle.drain(..).zip(ready.connections);
+                let still_idle = waited.filter_map(|(connection, is_readable)| {
+                    if is_readable { dispatcher.receive(connection) } else { Some(connection) }
+                });
+                idle = still_idle.filter(Connection::has_time).collect();
+                let most = if ready.stop { BACKLOG } else { usize::from(ready.listener) };
+                let accepted: Vec<_> = iter::from_fn(|| self.accept()).take(most).collect();
+                let authorized =
+                    accepted.into_iter().filter_map(|stream| self.authorize(stream, context.log));
+                idle.extend(authorized.filter_map(|connection| dispatcher.receive(connection)));
+                idle.drain(..idle.len().saturating_sub(MAX_IDLE));
+                if ready.stop {
                     return Ok(());
                 }
-                if woken.nobody {
-                    self.socket.keep(unserved, journal);
+                if ready.timed_out {
+                    self.socket.restore(context);
                 }
             }
         })
     }
 
-    /// Waits until somebody comes, speaks, or has been silent for too long.
-    fn wait(&self, stop: BorrowedFd<'_>, speakers: &VecDeque<Caller>) -> Result<Woken, Errno> {
+    /// Waits for a connection, for data, or for the first deadline of an idle connection.
+    fn wait(&self, stop: BorrowedFd<'_>, idle: &VecDeque<Connection>) -> Result<Ready, Errno> {
         let readable = |fd| PollFd::new(fd, PollFlags::POLLIN);
         let pause = self.paused_until.map(|until| until.saturating_duration_since(Instant::now()));
         let pause = pause.filter(|pause| !pause.is_zero());
         let events = if pause.is_some() { PollFlags::empty() } else { PollFlags::POLLIN };
         let mut fds = vec![readable(stop), PollFd::new(self.socket.as_fd(), events)];
-        fds.extend(speakers.iter().map(|caller| readable(caller.as_fd())));
-        // All have the same time, so the first who came is the first whose time is up; poll(2) counts
-        // whole milliseconds.
-        let left = speakers.front().map_or(LOOK, |first| first.left() + Duration::from_millis(1));
-        let left = left.min(pause.unwrap_or(LOOK)).min(LOOK);
-        let nobody = match poll(&mut fds, PollTimeout::try_from(left).map_err(|_| Errno::EINVAL)?) {
+        fds.extend(idle.iter().map(|connection| readable(connection.as_fd())));
+        // All connections have the same time, so the first one's deadline comes first; poll(2) counts whole milliseconds.
+        let left = idle.front().map_or(CHECK_INTERVAL, |first| first.left() + Duration::from_millis(1));
+        let left = left.min(pause.unwrap_or(CHECK_INTERVAL)).min(CHECK_INTERVAL);
+        let timed_out = match poll(&mut fds, PollTimeout::try_from(left).map_err(|_| Errno::EINVAL)?) {
             Err(Errno::EINTR) => false,
-            came => came? == 0 && pause.is_none(),
+            ready => ready? == 0 && pause.is_none(),
         };
-        let mut came = fds.iter().map(|fd| fd.any().unwrap_or(false));
-        let [stop, caller] = [came.next(), came.next()].map(Option::unwrap_or_default);
-        Ok(Woken { stop, caller, speakers: came.collect(), nobody })
+        let mut ready = fds.iter().map(|fd| fd.any().unwrap_or(false));
+        let [stop, listener] = [ready.next(), ready.next()].map(Option::unwrap_or_default);
+        Ok(Ready { stop, listener, connections: ready.collect(), timed_out })
     }
 
     fn accept(&mut self) -> Option<UnixStream> {
         match self.socket.open.accept() {
-            Ok((caller, _)) => Some(caller),
+            Ok((stream, _)) => Some(stream),
             Err(why) if why.kind() == io::ErrorKind::WouldBlock => None,
             Err(_) => {
-                self.paused_until = Some(Instant::now() + PAUSE);
+                self.paused_until = Some(Instant::now() + ACCEPT_PAUSE);
                 None
             }
         }
     }
 
-    /// Only root, or the user we are, is told about pods.
-    fn let_in(&self, caller: UnixStream, journal: &Journal) -> Option<Caller> {
-        match getsockopt(&caller, sockopt::PeerCredentials).map(|peer| peer.uid()) {
-            Ok(uid) if uid == 0 || uid == self.us => Some(Caller::new(caller, Instant::now())),
+    /// Only root and our own user may query pods.
+    fn authorize(&self, stream: UnixStream, log: &Log) -> Option<Connection> {
+        match getsockopt(&stream, sockopt::PeerCredentials).map(|peer| peer.uid()) {
+            Ok(uid) if uid == 0 || uid == self.uid => Some(Connection::new(stream, Instant::now())),
             Ok(uid) => {
-                journal.tell("warn", "gybe node: a caller was refused", json!({ "uid": uid }));
+                log.warn("gybe node: a connection was refused", json!({ "uid": uid }));
                 None
             }
             Err(_) => None,

@@ -1,8 +1,7 @@
-//! HTTP for health and metrics: one thread, few callers at once, and none for long.
+//! HTTP for health and metrics: one thread, with bounded connections and deadlines.
 
-use super::page::Page;
 use crate::host::settings::Listen;
-use crate::log::Journal;
+use crate::log::Log;
 use futures::future::{join_all, poll_fn, select};
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
@@ -22,85 +21,122 @@ use std::time::Duration;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::oneshot;
 
-/// So many callers at once for each place. For one more the oldest has to go: who asks is answered in
-/// no time, and who only holds the line must not keep a probe waiting.
-const CALLERS: usize = 16;
-/// A caller who has not asked, or not read, by then is hung up on.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// hyper's smallest: a request of ours is two lines.
-const LONGEST: usize = 8192;
-/// Who calls while all are being answered waits there.
+/// The number of connections of each server. One more drops the oldest: a request is answered in no time, and idle
+/// connections must not delay the kubelet's probes.
+const MAX_CONNECTIONS: usize = 16;
+/// The deadline of a connection.
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// hyper's smallest buffer: a request has two lines.
+const MAX_REQUEST: usize = 8192;
+/// Connections that wait while all others are answered.
 const BACKLOG: u32 = 128;
-/// Between two attempts at a port that somebody else has.
-const TAKEN: Duration = Duration::from_secs(5);
+/// The time between two attempts to bind a port that another process has.
+const BIND_RETRY: Duration = Duration::from_secs(5);
 
-/// What is answered at a path.
-pub(crate) type Answer<'a> = &'a (dyn Fn(&str) -> Page + Sync);
+/// Prometheus' text format, version 0.0.4.
+const METRICS: &str = "text/plain; version=0.0.4; charset=utf-8";
+const TEXT: &str = "text/plain; charset=utf-8";
 
-/// Where, what is answered there, and what it is called.
-pub(crate) type Place<'a> = (Listen, Answer<'a>, &'static str);
+/// A response.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Page {
+    status: u16,
+    media_type: &'static str,
+    text: String,
+}
 
-/// A caller who is being answered.
-type Call<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
+impl Page {
+    pub(crate) fn ok(text: impl Into<String>) -> Self {
+        Self { status: 200, media_type: TEXT, text: text.into() }
+    }
 
-/// Serves each place until `stop`, or its sender is gone. What cannot be bound now is tried again:
-/// a node without its health page is still to be healed.
-pub(crate) fn serve(places: &[Place<'_>], stop: oneshot::Receiver<()>, journal: &Journal) -> io::Result<()> {
+    pub(crate) fn unavailable(text: impl Into<String>) -> Self {
+        Self { status: 503, media_type: TEXT, text: text.into() }
+    }
+
+    pub(crate) fn metrics(text: String) -> Self {
+        Self { status: 200, media_type: METRICS, text }
+    }
+
+    pub(crate) fn not_found() -> Self {
+        Self { status: 404, media_type: TEXT, text: "not found\n".to_owned() }
+    }
+
+    fn method_not_allowed() -> Self {
+        Self { status: 405, media_type: TEXT, text: "only GET\n".to_owned() }
+    }
+}
+
+/// What one listening address serves.
+#[derive(Clone, Copy)]
+pub(crate) struct Server<'a> {
+    pub(crate) listen: Listen,
+    /// Returns the page at a path.
+    pub(crate) page: &'a (dyn Fn(&str) -> Page + Sync),
+    /// The name in the log.
+    pub(crate) name: &'static str,
+}
+
+type Connection<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
+
+/// Serves until `end` is sent or dropped.
+pub(crate) fn serve(servers: &[Server<'_>], end: oneshot::Receiver<()>, log: &Log) -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
-    let all = join_all(places.iter().map(|at| place(*at, journal)));
-    runtime.block_on(select(pin!(all), stop));
+    let all = join_all(servers.iter().map(|server| accept(*server, log)));
+    runtime.block_on(select(pin!(all), end));
     Ok(())
 }
 
-async fn place((listen, answer, name): Place<'_>, journal: &Journal) {
-    let listener = bound((listen, name), journal).await;
-    let mut calls: VecDeque<Call<'_>> = VecDeque::with_capacity(CALLERS);
+async fn accept(server: Server<'_>, log: &Log) {
+    let listener = bind(server, log).await;
+    let mut connections: VecDeque<Connection<'_>> = VecDeque::with_capacity(MAX_CONNECTIONS);
     loop {
-        let caller = poll_fn(|context| {
-            calls.retain_mut(|call| call.as_mut().poll(context).is_pending());
+        let accepted = poll_fn(|context| {
+            connections.retain_mut(|connection| connection.as_mut().poll(context).is_pending());
             listener.poll_accept(context)
         });
-        match caller.await {
-            Ok((caller, _)) => {
-                if calls.len() == CALLERS {
-                    drop(calls.pop_front());
+        match accepted.await {
+            Ok((stream, _)) => {
+                if connections.len() == MAX_CONNECTIONS {
+                    drop(connections.pop_front());
                 }
-                calls.push_back(Box::pin(call(caller, answer)));
-                // What this one has asked already is seen before the next one comes.
+                connections.push_back(Box::pin(respond(stream, server)));
+                // A request that has arrived is read before the next connection is accepted.
                 tokio::task::yield_now().await;
             }
-            // No descriptors left, most likely: they come back when somebody hangs up.
+            // Most likely the process has no free descriptor, until a connection ends.
             Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
         }
     }
 }
 
-async fn bound((listen, name): (Listen, &str), journal: &Journal) -> TcpListener {
-    let mut told = false;
+async fn bind(server: Server<'_>, log: &Log) -> TcpListener {
+    let mut is_logged = false;
     loop {
         let mut last = None;
-        for address in listen.addresses() {
-            match listening(address) {
+        for address in server.listen.addresses() {
+            match listener(address) {
                 Ok(listener) => {
                     let address = listener.local_addr().unwrap_or(address).to_string();
-                    journal.tell("info", "gybe node: listens", json!({ "for": name, "address": address }));
+                    log.info("gybe node: listens", json!({ "for": server.name, "address": address }));
                     return listener;
                 }
                 Err(why) => last = Some((address, why)),
             }
         }
-        if let Some((address, why)) = last.filter(|_| !told) {
-            let more = json!({ "for": name, "address": address.to_string(), "why": why.to_string() });
-            journal.tell("error", "gybe node: cannot listen, and tries on", more);
-            told = true;
+        if let Some((address, why)) = last.filter(|_| !is_logged) {
+            let (address, why) = (address.to_string(), why.to_string());
+            let fields = json!({ "for": server.name, "address": address, "why": why });
+            log.error("gybe node: cannot listen; trying again", fields);
+            is_logged = true;
         }
-        tokio::time::sleep(TAKEN).await;
+        tokio::time::sleep(BIND_RETRY).await;
     }
 }
 
-/// As `TcpListener::bind` does it, but that `[::]` hears IPv4 whatever `net.ipv6.bindv6only` says (ipv6(7)):
-/// the kubelet asks at the node's address, whichever kind that is.
-fn listening(address: SocketAddr) -> io::Result<TcpListener> {
+/// Binds as `TcpListener::bind` does, but `[::]` accepts IPv4 whatever `net.ipv6.bindv6only` says (ipv6(7)): the kubelet
+/// connects to the node's address, of either family.
+fn listener(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = match address {
         SocketAddr::V4(_) => TcpSocket::new_v4()?,
         SocketAddr::V6(_) => {
@@ -114,28 +150,28 @@ fn listening(address: SocketAddr) -> io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
-/// One request a connection.
-async fn call(caller: TcpStream, answer: Answer<'_>) {
+/// Answers one request, and closes the connection.
+async fn respond(stream: TcpStream, server: Server<'_>) {
     let service = service_fn(|request: Request<Incoming>| async move {
         Ok::<_, Infallible>(response(match *request.method() {
-            Method::GET | Method::HEAD => answer(request.uri().path()),
-            _ => Page::not_so(),
+            Method::GET | Method::HEAD => (server.page)(request.uri().path()),
+            _ => Page::method_not_allowed(),
         }))
     });
     let served = http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(PATIENCE)
+        .header_read_timeout(TIMEOUT)
         .keep_alive(false)
-        .max_buf_size(LONGEST)
-        .serve_connection(TokioIo::new(caller), service);
-    // Whoever hung up, or was hung up on, is nobody to tell.
-    let _ = tokio::time::timeout(PATIENCE, served).await;
+        .max_buf_size(MAX_REQUEST)
+        .serve_connection(TokioIo::new(stream), service);
+    // A client that closed the connection needs no report.
+    let _ = tokio::time::timeout(TIMEOUT, served).await;
 }
 
 fn response(page: Page) -> Response<Full<Bytes>> {
     let mut response = Response::new(Full::new(Bytes::from(page.text)));
     *response.status_mut() = StatusCode::from_u16(page.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    let media = hyper::header::HeaderValue::from_static(page.media);
-    response.headers_mut().insert(hyper::header::CONTENT_TYPE, media);
+    let media_type = hyper::header::HeaderValue::from_static(page.media_type);
+    response.headers_mut().insert(hyper::header::CONTENT_TYPE, media_type);
     response
 }

@@ -1,28 +1,38 @@
-//! A kubeconfig for the plugin, as text: pure. Every value stands in quotes, so none can become
-//! another key.
+//! The kubeconfig for the plugin: its text, and its file on the node, readable by its owner alone.
 
-use crate::host::settings::{ApiServer, ServerTrust};
+use super::token::{Validity, expiry, validity};
+use crate::host::settings::{ApiServer, Environment, KUBECONFIG_TEMPORARY, ServerTrust};
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 use serde_json::Value;
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::io::{self, Read, Write};
 use std::net::Ipv6Addr;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
-/// What goes into it beside the server.
+/// Larger than any token or bundle of certificates.
+const MAX_SIZE: u64 = 1 << 20;
+
+/// The contents of the kubeconfig besides the server.
 #[derive(Clone, Copy)]
 pub struct Credentials<'a> {
-    /// The service account's.
     pub token: &'a str,
-    /// The CA's certificates, PEM. Not looked at where anybody is trusted.
+    /// The CA's certificates in PEM; ignored where the server's certificate is not verified.
     pub ca: &'a [u8],
 }
 
-/// The server, whom to trust for it, and a token: keys in the order `kubectl config view` has them.
+/// Renders a kubeconfig with its keys in the order of `kubectl config view`. Every value is quoted, so none can become
+/// another key.
 #[must_use]
-pub fn render(api: &ApiServer, with: Credentials<'_>) -> String {
+pub fn render(api: &ApiServer, credentials: Credentials<'_>) -> String {
     let trust = match api.trust {
         ServerTrust::Any => "insecure-skip-tls-verify: true".to_owned(),
-        ServerTrust::Ca(_) => format!("certificate-authority-data: {}", BASE64_STANDARD.encode(with.ca)),
+        ServerTrust::Ca(_) => {
+            format!("certificate-authority-data: {}", BASE64_STANDARD.encode(credentials.ca))
+        }
     };
-    let (server, token) = (quoted(&server(api)), quoted(with.token));
+    let (server, token) = (quoted(&server(api)), quoted(credentials.token));
     format!(
         "apiVersion: v1\nkind: Config\nclusters:\n- name: local\n  cluster:\n    {trust}\n    server: {server}\n\
          users:\n- name: gybe\n  user:\n    token: {token}\n\
@@ -30,7 +40,7 @@ pub fn render(api: &ApiServer, with: Credentials<'_>) -> String {
     )
 }
 
-/// Its URL; an IPv6 address stands in brackets (RFC 3986, 3.2.2).
+/// Returns the server's URL; an IPv6 address is in brackets (RFC 3986, 3.2.2).
 #[must_use]
 pub fn server(api: &ApiServer) -> String {
     let ApiServer { protocol, host, port, .. } = api;
@@ -40,7 +50,98 @@ pub fn server(api: &ApiServer) -> String {
     }
 }
 
-/// A JSON string is a YAML string too (YAML 1.2.2, 1.2).
+/// A JSON string is also a YAML string (YAML 1.2.2, 1.2).
 fn quoted(text: &str) -> String {
     Value::from(text).to_string()
+}
+
+/// Why the kubeconfig cannot be kept up to date.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum KubeconfigError {
+    #[error("cannot read {}", .path.display())]
+    Read { path: PathBuf, source: io::Error },
+    /// The kubelet writes whole tokens, so another program emptied the file.
+    #[error("{} is empty", .0.display())]
+    NoToken(PathBuf),
+    #[error("cannot write {}", .path.display())]
+    Write { path: PathBuf, source: io::Error },
+}
+
+/// A kubeconfig that is up to date.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Kubeconfig {
+    pub(crate) was_written: bool,
+    pub(crate) validity: Validity,
+    /// When its token expires.
+    pub(crate) expires: Option<SystemTime>,
+}
+
+/// Writes the kubeconfig, if the service account's files say something else than it does.
+pub(crate) fn update(ground: &Environment, now: SystemTime) -> Result<Kubeconfig, KubeconfigError> {
+    let (text, token) = current(&ground.api)?;
+    let path = ground.kubeconfig();
+    let was_written = !is_current(&path, &text, ground.kubeconfig_mode);
+    if was_written {
+        let failed = |source| KubeconfigError::Write { path: path.clone(), source };
+        replace(&path, &text, ground.kubeconfig_mode).map_err(failed)?;
+    }
+    Ok(Kubeconfig { was_written, validity: validity(&token, now), expires: expiry(&token) })
+}
+
+/// Removes the kubeconfig and its temporary file; reports whether there was one.
+pub(crate) fn remove(ground: &Environment) -> Result<bool, KubeconfigError> {
+    let path = ground.kubeconfig();
+    let failed = |source| KubeconfigError::Write { path: path.clone(), source };
+    let temporary = remove_file(&path.with_file_name(KUBECONFIG_TEMPORARY)).map_err(failed)?;
+    Ok(remove_file(&path).map_err(failed)? || temporary)
+}
+
+fn remove_file(path: &Path) -> io::Result<bool> {
+    match fs::remove_file(path) {
+        Ok(()) => Ok(true),
+        Err(why) if why.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(why) => Err(why),
+    }
+}
+
+/// Returns the text for the service account's files as they are now, and the token in it.
+fn current(api: &ApiServer) -> Result<(String, String), KubeconfigError> {
+    let path = api.service_account.join("token");
+    let token = String::from_utf8_lossy(&read(&path)?).trim().to_owned();
+    if token.is_empty() {
+        return Err(KubeconfigError::NoToken(path));
+    }
+    let ca = match &api.trust {
+        ServerTrust::Any => Vec::new(),
+        ServerTrust::Ca(path) => read(path)?,
+    };
+    Ok((render(api, Credentials { token: &token, ca: &ca }), token))
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, KubeconfigError> {
+    let read = || {
+        let mut bytes = Vec::new();
+        File::open(path)?.take(MAX_SIZE).read_to_end(&mut bytes)?;
+        Ok(bytes)
+    };
+    read().map_err(|source| KubeconfigError::Read { path: path.to_owned(), source })
+}
+
+fn is_current(path: &Path, text: &str, mode: u32) -> bool {
+    let file = fs::symlink_metadata(path).ok().filter(fs::Metadata::is_file);
+    let has_mode = file.is_some_and(|file| file.permissions().mode() & 0o7777 == mode);
+    has_mode && read(path).is_ok_and(|bytes| bytes == text.as_bytes())
+}
+
+/// Writes a temporary file and renames it, so that no process reads a part of it, or reads it without the right to. Not synced:
+/// the directory is in memory, and does not outlive the boot.
+fn replace(path: &Path, text: &str, mode: u32) -> io::Result<()> {
+    let temporary = path.with_file_name(KUBECONFIG_TEMPORARY);
+    remove_file(&temporary)?;
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
+    let written = file
+        .write_all(text.as_bytes())
+        .and_then(|()| file.set_permissions(Permissions::from_mode(mode)))
+        .and_then(|()| fs::rename(&temporary, path));
+    written.inspect_err(|_| drop(fs::remove_file(&temporary)))
 }

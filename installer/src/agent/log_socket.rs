@@ -1,9 +1,10 @@
-//! The socket to which plugins send their lines: each is counted, and told again.
+//! The socket to which the plugin sends its log lines: each is counted and logged.
 
-use super::calls::Calls;
-use super::place::PlaceError;
-use super::sockets::{LOOK, Socket, Unserved};
-use crate::log::Journal;
+use super::SocketContext;
+use super::plugin_calls::PluginCalls;
+use super::socket::{CHECK_INTERVAL, Socket};
+use super::socket_file::SocketError;
+use crate::log::Log;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::SockType;
@@ -13,59 +14,58 @@ use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 
 /// A plugin's line is shorter than a pipe's atomic write.
-const LONGEST: usize = 4096;
+const MAX_LINE: usize = 4096;
 
-/// After so many lines it is looked whether the agent ends.
-const AT_ONCE: usize = 256;
+/// The number of lines between two checks whether the agent ends.
+const BATCH: usize = 256;
 
-/// Where plugins send their lines.
 #[derive(Debug)]
 pub(crate) struct LogSocket(Socket<UnixDatagram>);
 
 impl LogSocket {
-    pub(crate) fn open(path: &Path) -> Result<Self, PlaceError> {
+    pub(crate) fn open(path: &Path) -> Result<Self, SocketError> {
         Socket::open(path, SockType::Datagram).map(Self)
     }
 
-    /// Counts and tells lines until `end` wakes.
+    /// Counts and logs lines until `end` is readable.
     pub(crate) fn serve(
         &mut self,
         end: BorrowedFd<'_>,
-        calls: &Calls,
-        (journal, unserved): (&Journal, &Unserved),
+        calls: &PluginCalls,
+        context: SocketContext<'_>,
     ) -> Result<(), Errno> {
-        let timeout = PollTimeout::try_from(LOOK).map_err(|_| Errno::EINVAL)?;
+        let timeout = PollTimeout::try_from(CHECK_INTERVAL).map_err(|_| Errno::EINVAL)?;
         loop {
             let readable = |fd| PollFd::new(fd, PollFlags::POLLIN);
             let mut fds = [readable(end), readable(self.0.as_fd())];
-            let came = match poll(&mut fds, timeout) {
+            let ready = match poll(&mut fds, timeout) {
                 Err(Errno::EINTR) => continue,
-                came => came?,
+                ready => ready?,
             };
-            let [ended, lines] = fds.map(|fd| fd.any().unwrap_or(false));
-            if lines {
-                self.receive(journal, calls);
+            let [has_ended, has_lines] = fds.map(|fd| fd.any().unwrap_or(false));
+            if has_lines {
+                self.receive(context.log, calls);
             }
-            if ended {
+            if has_ended {
                 return Ok(());
             }
-            if came == 0 {
-                self.0.keep(unserved, journal);
+            if ready == 0 {
+                self.0.restore(context);
             }
         }
     }
 
-    /// Counts and tells what has arrived. What is no JSON object is not ours to print: it is dropped.
-    /// A line without a message is below the plugin's level, and only to be counted.
-    fn receive(&self, journal: &Journal, calls: &Calls) {
-        let mut buffer = vec![0; LONGEST];
-        for _ in 0..AT_ONCE {
+    /// Counts and logs the lines that have arrived. Anything but a JSON object is dropped. A line without a message is below
+    /// the plugin's log level, and only counted.
+    fn receive(&self, log: &Log, calls: &PluginCalls) {
+        let mut buffer = vec![0; MAX_LINE];
+        for _ in 0..BATCH {
             let Ok(length) = self.0.open.recv(&mut buffer) else { return };
             if let Ok(Value::Object(line)) = serde_json::from_slice(buffer.get(..length).unwrap_or_default())
             {
-                calls.heard(&line);
+                calls.record(&line);
                 if line.contains_key("msg") {
-                    journal.relay(line);
+                    log.forward(line);
                 }
             }
         }

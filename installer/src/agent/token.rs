@@ -1,28 +1,25 @@
-//! What a service account's token says of itself: when it expires. Not whether it is genuine, which
-//! only the API server can tell.
+//! The expiry of a service account's token, as its claims have it. Only the API server can verify the token.
 
 use base64::prelude::{BASE64_URL_SAFE_NO_PAD, Engine as _};
 use serde_json::Value;
 use std::time::{Duration, SystemTime};
 
 /// The kubelet renews a token after four fifths of its life, so one of an hour has twelve minutes
-/// left at the least (kubelet, `requiresRefresh` in token_manager.go).
-pub(crate) const SOON: Duration = Duration::from_secs(300);
+/// left at least (kubelet, `requiresRefresh` in token_manager.go).
+pub(crate) const RENEWAL_OVERDUE: Duration = Duration::from_secs(300);
 
-/// How a token stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Validity {
-    /// It says nothing of an end: a token of the old kind, or none of JWT's form (RFC 7519).
+    /// It has no expiry: a token of the old kind, or one that is not a JWT (RFC 7519).
     Unlimited,
-    /// Good for so long.
+    /// It is valid for this time.
     For(Duration),
-    /// Its end is near, and no newer one has come.
+    /// It expires in this time, and the kubelet has not renewed it.
     EndsSoon(Duration),
-    /// Over.
     Expired,
 }
 
-/// When the token's life ends, as its claim `exp` has it.
+/// Returns the time of the claim `exp`.
 #[must_use]
 pub(crate) fn expiry(token: &str) -> Option<SystemTime> {
     let claims = token.trim().split('.').nth(1)?;
@@ -35,12 +32,11 @@ pub(crate) fn expiry(token: &str) -> Option<SystemTime> {
     SystemTime::UNIX_EPOCH.checked_add(seconds)
 }
 
-/// How it stands now.
 #[must_use]
 pub(crate) fn validity(token: &str, now: SystemTime) -> Validity {
     match expiry(token).map(|end| end.duration_since(now)) {
         None => Validity::Unlimited,
-        Some(Ok(left)) if left > SOON => Validity::For(left),
+        Some(Ok(left)) if left > RENEWAL_OVERDUE => Validity::For(left),
         Some(Ok(left)) => Validity::EndsSoon(left),
         Some(Err(_)) => Validity::Expired,
     }
@@ -55,7 +51,7 @@ mod tests {
     }
 
     #[test]
-    fn f02_a_token_says_when_it_ends() {
+    fn f02_a_tokens_expiry_is_read_from_its_claims() {
         let now = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000);
         for (claims, want) in [
             (r#"{"exp":1003600}"#, Validity::For(Duration::from_secs(3600))),

@@ -51,7 +51,7 @@ impl ApplyArgs {
         let (origin, path, name) = (source.origin(), namespace.path(), backend.name());
         let text = format!("applied {origin} to {path}: wrote {rules} rules with {name}\n");
         let json = json!({ "applied": true, "backend": name, "rules": rules });
-        let others = backend::notes(&applied.beside);
+        let others = backend::notes(&applied.other_nat);
         Ok(CommandOutput::done(text, json)
             .with_notes([target.notes(&source, &policy), notes, others].concat()))
     }

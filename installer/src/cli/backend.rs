@@ -2,14 +2,14 @@
 
 use super::namespace::OpenNamespace;
 use super::output::CommandError;
-use crate::pod::init_args;
 use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use gybe_netfilter::backend::{Backend, BackendKind, Translator};
-use gybe_netfilter::choose::{BackendSetting, Way};
+use gybe_netfilter::backend::{Backend, BackendKind};
+use gybe_netfilter::choose::BackendSetting;
 use gybe_netfilter::policy::RedirectPolicy;
+use gybe_netfilter::presence::OtherNat;
 use gybe_netfilter::presence::Presence;
-use gybe_netfilter::redirection::Redirection;
+use gybe_netfilter::redirection::{Redirection, RuleVariant};
 use gybe_plugin::backend::{SelectedBackend, Selection, find};
 use gybe_plugin::conf::ProbeHint;
 use gybe_plugin::probe_cache::MaxAge;
@@ -51,7 +51,7 @@ impl BackendArg {
         };
         let first = self.setting.order().iter().copied().take(1);
         let kinds = if kinds.is_empty() { first.collect() } else { kinds };
-        kinds.into_iter().map(reader).collect()
+        kinds.into_iter().map(named).collect()
     }
 }
 
@@ -60,18 +60,18 @@ pub(super) fn redirection(
     backend: &SelectedBackend,
     policy: &RedirectPolicy,
 ) -> Result<(Redirection, Vec<String>), CommandError> {
-    let (redirection, way) =
+    let (redirection, variant) =
         backend.redirection(policy).map_err(|why| CommandError::hinted("cannot redirect", why))?;
-    let notes = match way {
-        Way::Whole => Vec::new(),
-        Way::WithoutZones => {
+    let notes = match variant {
+        RuleVariant::Complete => Vec::new(),
+        RuleVariant::WithoutZones => {
             vec!["note: this kernel has no conntrack zones, so DNS is captured without".to_owned()]
         }
     };
     Ok((redirection, notes))
 }
 
-/// Who has rules there.
+/// Reads whose rules a namespace has.
 pub(super) fn presence(there: &OpenNamespace<'_>) -> Result<Presence, CommandError> {
     let found = there.inside(Presence::look)?;
     found.map_err(|why| {
@@ -79,19 +79,10 @@ pub(super) fn presence(there: &OpenNamespace<'_>) -> Result<Presence, CommandErr
     })
 }
 
-/// What an operator should know about others who translate addresses there.
-pub(super) fn notes(beside: &[Translator]) -> Vec<String> {
-    let beside = beside.iter();
-    beside.map(|other| format!("note: another program translates addresses there: {other}")).collect()
-}
-
-/// Returns the backend that the arguments of `istio-iptables` name. Nothing is probed: an init container may not
-/// create the network namespace that a probe needs.
-pub(super) fn of(tool: init_args::Tool) -> Result<Box<dyn Backend>, CommandError> {
-    match tool {
-        init_args::Tool::Any | init_args::Tool::Nftables => reader(BackendKind::Nft),
-        init_args::Tool::IptablesLegacy => reader(BackendKind::IptablesLegacy),
-    }
+/// Notes about other owners' rules that translate addresses there.
+pub(super) fn notes(other_nat: &[OtherNat]) -> Vec<String> {
+    let notes = other_nat.iter();
+    notes.map(|other| format!("note: another program translates addresses there: {other}")).collect()
 }
 
 /// Returns every backend that can be used here: nftables needs nothing, iptables its programs.
@@ -99,6 +90,7 @@ pub(super) fn all_here() -> Vec<Box<dyn Backend>> {
     BackendKind::ALL.into_iter().filter_map(|kind| kind.find().ok()).collect()
 }
 
-fn reader(kind: BackendKind) -> Result<Box<dyn Backend>, CommandError> {
+/// Returns the backend of this kind. Nothing is probed: `gybe init` runs where no namespace may be created.
+pub(super) fn named(kind: BackendKind) -> Result<Box<dyn Backend>, CommandError> {
     find(kind).map_err(|why| CommandError::hinted("cannot use the configured backend", why))
 }

@@ -5,7 +5,8 @@ use super::namespace::NetnsArg;
 use super::output::{CommandError, CommandOutput};
 use super::style::examples;
 use clap::Args;
-use gybe_netfilter::backend::{Backend, BackendError, Inventory, Item, Part, PartKind};
+use gybe_netfilter::backend::{Backend, BackendError};
+use gybe_netfilter::inventory::{Inventory, Item, Part, PartKind};
 use serde_json::{Value, json};
 use std::fmt::Write;
 
@@ -31,7 +32,7 @@ impl InspectArgs {
         if text.is_empty() {
             text = format!("no rules of Gybe in {}\n", namespace.path());
         }
-        let notes = backend::notes(&backend::presence(&namespace)?.beside);
+        let notes = backend::notes(&backend::presence(&namespace)?.other_nat);
         Ok(CommandOutput::done(text, all_as_json(&found)).with_notes(notes))
     }
 }

@@ -1,11 +1,14 @@
 //! `gybe node`: the node agent, in the foreground.
 
-use super::init::Context;
+use super::invocation::Context;
 use super::output::{CommandError, CommandOutput};
 use super::style::examples;
-use crate::agent::cluster::{Cluster, SERVICE_ACCOUNT, ServiceAccount, WatchedPods};
-use crate::agent::{self, Agent, Following, Home, Keeping, NodeError, Pods, PodsFrom, REST};
+use crate::agent::cluster::{Cluster, ServiceAccount, WatchedPods};
+use crate::agent::{
+    self, Agent, ClusterNode, LiveSettings, ManifestPods, NodeError, PodLookup, ReconcileConfig,
+};
 use crate::host::image::Image;
+use crate::host::settings::{GRACE_PERIOD, SERVICE_ACCOUNT};
 use clap::Args;
 use gybe_netfilter::hint::Hint;
 use gybe_plugin::conf::SOCKET;
@@ -53,29 +56,29 @@ impl NodeArgs {
     pub(super) fn run(&self, context: &Context) -> Result<CommandOutput, CommandError> {
         let home = self.home(context)?;
         let as_a_pod = self.pods_from.is_none() && self.kubeconfig.is_none();
-        let keeping = self.install.unwrap_or(as_a_pod).then(|| keeping(context, as_a_pod)).transpose()?;
-        let facts = self.facts(keeping.as_ref())?;
+        let reconcile = self.install.unwrap_or(as_a_pod).then(|| reconcile(context, as_a_pod)).transpose()?;
+        let facts = self.facts(reconcile.as_ref())?;
         let pods = self.pods(home.as_ref())?;
-        match agent::serve(Agent { pods: pods.as_ref(), facts: &facts, keeping, home }) {
+        match agent::serve(Agent { pods: pods.as_ref(), facts: &facts, reconcile, home }) {
             Ok(()) => Ok(CommandOutput::done("", json!({ "stopped": true }))),
             Err(why) => Err(CommandError::hinted("the node agent cannot run", why)),
         }
     }
 
     /// The socket that the agent serves must be the one that it writes into the entry.
-    fn facts(&self, keeping: Option<&Keeping>) -> Result<PathBuf, CommandError> {
-        match (keeping, &self.socket) {
+    fn facts(&self, reconcile: Option<&ReconcileConfig>) -> Result<PathBuf, CommandError> {
+        match (reconcile, &self.socket) {
             (None, socket) => Ok(socket.clone().unwrap_or_else(|| SOCKET.into())),
-            (Some(keeping), None) => Ok(keeping.settings.ground().facts_socket()),
+            (Some(reconcile), None) => Ok(reconcile.settings.environment().facts_socket()),
             (Some(_), Some(_)) => Err(CommandError::new("--socket is for an agent that only serves pods")
                 .with_hint("set CNI_AGENT_RUN_DIR: the entry names the socket there".to_owned())),
         }
     }
 
-    fn pods(&self, home: Option<&Home>) -> Result<Box<dyn Pods>, CommandError> {
+    fn pods(&self, home: Option<&ClusterNode>) -> Result<Box<dyn PodLookup>, CommandError> {
         match (&self.pods_from, home) {
-            (Some(directory), _) => Ok(Box::new(PodsFrom::new(directory))),
-            (None, Some(Home { cluster, node })) => match WatchedPods::start(cluster, node) {
+            (Some(directory), _) => Ok(Box::new(ManifestPods::new(directory))),
+            (None, Some(ClusterNode { cluster, node })) => match WatchedPods::start(cluster, node) {
                 Ok(watched) => Ok(Box::new(watched)),
                 Err(why) => Err(CommandError::because("the node agent cannot watch its cluster", why)),
             },
@@ -84,11 +87,11 @@ impl NodeArgs {
     }
 
     /// Returns `None` if manifests replace the cluster.
-    fn home(&self, context: &Context) -> Result<Option<Home>, CommandError> {
+    fn home(&self, context: &Context) -> Result<Option<ClusterNode>, CommandError> {
         if self.pods_from.is_some() {
             return Ok(None);
         }
-        Ok(Some(Home { cluster: self.cluster(context)?, node: self.node(context)? }))
+        Ok(Some(ClusterNode { cluster: self.cluster(context)?, node: self.node(context)? }))
     }
 
     fn cluster(&self, context: &Context) -> Result<Cluster, CommandError> {
@@ -129,17 +132,17 @@ impl Hint for NodeError {
     }
 }
 
-/// Reads everything that keeping the node needs. An error in the environment ends the agent before it changes
+/// Reads everything that reconciling the node needs. An error in the environment ends the agent before it changes
 /// the node.
-fn keeping(context: &Context, as_a_pod: bool) -> Result<Keeping, CommandError> {
+fn reconcile(context: &Context, as_a_pod: bool) -> Result<ReconcileConfig, CommandError> {
     let cannot = "the node agent cannot start";
     let environment = context.environment.clone().into_iter().collect();
-    let settings = Following::start(environment).map_err(|why| CommandError::because(cannot, why))?;
+    let settings = LiveSettings::start(environment).map_err(|why| CommandError::because(cannot, why))?;
     let hint = "set GYBE_PROGRAMS_DIR to the image's directory of gybe and gybe-cni";
-    let image = Image::look(&settings.ground().image)
+    let image = Image::read(&settings.environment().image)
         .map_err(|why| CommandError::because(cannot, why).with_hint(hint))?;
-    let probe = ProbeCache::at(&settings.ground().probe);
+    let probe = ProbeCache::at(&settings.environment().probe);
     // Outside the DaemonSet no probe container runs.
     let report_wait = if as_a_pod { REPORT_WAIT } else { Duration::ZERO };
-    Ok(Keeping { settings, image, probe, report_wait, rest: REST })
+    Ok(ReconcileConfig { settings, image, probe, report_wait, grace_period: GRACE_PERIOD })
 }

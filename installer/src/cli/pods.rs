@@ -4,9 +4,9 @@ use super::directories::DirectoriesArg;
 use super::output::{CommandError, CommandOutput, Exit};
 use super::style::{bad, doubtful, good, titles};
 use crate::host::entries::OurEntries;
-use crate::host::observe::{HashCache, ObserveScope, look};
+use crate::host::observe::{HashCache, ObserveScope, observe};
 use crate::host::pods_on_node::{
-    Found, HostPaths, Judged, Network, Sandbox, Sources, find, judge_all, summary, word,
+    HostPaths, Network, PolicySources, Sandbox, SandboxList, SandboxVerdict, find, judge_all, summary, word,
 };
 use crate::pod::manifest::printable;
 use clap::Args;
@@ -31,7 +31,7 @@ pub(super) struct OnNodeArgs {
 impl OnNodeArgs {
     /// Judges every sandbox. `conf` is the plugin's configuration if the operator named one.
     pub(super) fn all(&self, conf: Option<PluginConf>) -> CommandOutput {
-        let Found { sandboxes, unreadable } = self.found();
+        let SandboxList { sandboxes, unreadable } = self.found();
         output(&judge_all(sandboxes, &self.sources(conf)), &unreadable)
     }
 
@@ -57,8 +57,8 @@ impl OnNodeArgs {
         self.one(&PodRef { namespace, name, uid: None }, &self.sources(conf).with_manifest(facts))
     }
 
-    fn one(&self, pod: &PodRef, sources: &Sources) -> Result<CommandOutput, CommandError> {
-        let Found { sandboxes, unreadable } = self.found();
+    fn one(&self, pod: &PodRef, sources: &PolicySources) -> Result<CommandOutput, CommandError> {
+        let SandboxList { sandboxes, unreadable } = self.found();
         let is_it = |sandbox: &Sandbox| {
             let named = sandbox.pod.as_ref();
             named.is_some_and(|it| it.namespace == pod.namespace && it.name == pod.name)
@@ -74,21 +74,21 @@ impl OnNodeArgs {
         Ok(output(&judge_all(these, sources), &[]))
     }
 
-    fn found(&self) -> Found {
-        let results = self.directories.places().results;
+    fn found(&self) -> SandboxList {
+        let results = self.directories.node_directories().results;
         find(&HostPaths { results, root: self.directories.root().to_owned() })
     }
 
     /// Uses the configuration of the node's own entry unless the operator named another one.
-    fn sources(&self, conf: Option<PluginConf>) -> Sources {
+    fn sources(&self, conf: Option<PluginConf>) -> PolicySources {
         let of_node = || {
-            let places = self.directories.places();
-            OurEntries::find(&look(&places, &ObserveScope::default(), &mut HashCache::default()).conf)
+            let places = self.directories.node_directories();
+            OurEntries::find(&observe(&places, &ObserveScope::default(), &mut HashCache::default()).conf)
                 .plugin_conf()
         };
         let mut conf = conf.or_else(of_node).unwrap_or_default();
         conf.facts.directory = self.facts.clone().or(conf.facts.directory);
-        Sources::of(conf)
+        PolicySources::of(conf)
     }
 }
 
@@ -111,7 +111,7 @@ fn not_a_pod(pod: &str) -> CommandError {
 }
 
 /// One line for each sandbox, its differences below, and the number of sandboxes with each verdict.
-fn output(judged: &[Judged], unreadable: &[String]) -> CommandOutput {
+fn output(judged: &[SandboxVerdict], unreadable: &[String]) -> CommandOutput {
     let names: Vec<String> = judged.iter().map(|one| printable(&one.sandbox.to_string())).collect();
     let widest = names.iter().map(String::len).chain([POD.len()]).max().unwrap_or(0);
     let mut text = String::new();
@@ -130,7 +130,7 @@ fn output(judged: &[Judged], unreadable: &[String]) -> CommandOutput {
             let _ = writeln!(text, "{:<widest$}    {}", "", printable(difference));
         }
     }
-    let holds = unreadable.is_empty() && !judged.iter().any(Judged::fails);
+    let holds = unreadable.is_empty() && !judged.iter().any(SandboxVerdict::fails);
     let json = json!({
         "holds": holds,
         "sandboxes": judged.iter().map(as_json).collect::<Vec<_>>(),
@@ -143,7 +143,7 @@ fn output(judged: &[Judged], unreadable: &[String]) -> CommandOutput {
 }
 
 /// One note if the requested policy of some pods is not known: the first reason, and how many more pods there are.
-fn notes(judged: &[Judged]) -> Option<String> {
+fn notes(judged: &[SandboxVerdict]) -> Option<String> {
     let mut unknown =
         judged.iter().filter(|one| one.sandbox.pod.is_some()).filter_map(|one| one.unknown_because.as_ref());
     let first = unknown.next()?;
@@ -152,8 +152,8 @@ fn notes(judged: &[Judged]) -> Option<String> {
     Some(format!("note: the policy of a pod is not known, so only its rules are judged: {first}{more}"))
 }
 
-fn as_json(one: &Judged) -> Value {
-    let Judged { sandbox, verdict, unknown_because } = one;
+fn as_json(one: &SandboxVerdict) -> Value {
+    let SandboxVerdict { sandbox, verdict, unknown_because } = one;
     let pod = sandbox.pod.as_ref();
     let netns = match &sandbox.network {
         Network::Own(path) => Some(path.display().to_string()),

@@ -3,10 +3,10 @@
 use super::backend::BackendArg;
 use super::output::{CommandError, CommandOutput, Exit};
 use super::style::{examples, titles};
+use crate::agent::probe_loop::{self, untried};
 use crate::agent::stop_signal;
-use crate::log::Journal;
-use crate::probe::host::{self, HostError, HostMounts};
-use crate::probe::node_probe::{self, untried};
+use crate::log::Log;
+use crate::probe::host_mounts::{HOST_MOUNTS, HostMounts, HostMountsError};
 use clap::Args;
 use gybe_netfilter::backend::BackendKind;
 use gybe_netfilter::choose::{BackendSetting, Choice, NoBackend, choose};
@@ -40,7 +40,7 @@ pub(super) struct ProbeArgs {
     #[arg(long)]
     host: bool,
     /// The file of the host's mount namespace
-    #[arg(long, value_name = "PATH", default_value = host::OF_PROCESS_1, requires = "host")]
+    #[arg(long, value_name = "PATH", default_value = HOST_MOUNTS, requires = "host")]
     mount_namespace: PathBuf,
     /// Fail if the findings cannot be kept
     #[arg(long)]
@@ -64,9 +64,9 @@ impl ProbeArgs {
     /// The first probe must succeed: what it lacks would be missing in every later one.
     fn stay(&self) -> Result<CommandOutput, CommandError> {
         let stop = stop_signal().map_err(|why| CommandError::because("cannot wait for signals", why))?;
-        let learnt = self.there(node_probe::afresh)?;
+        let learnt = self.there(probe_loop::probe_all)?;
         let learnt = self.kept(learnt.map_err(cannot_probe)?)?;
-        self.there(|| node_probe::watch(&learnt, &stop, &Journal::default()))?;
+        self.there(|| probe_loop::watch(&learnt, &stop, &Log::default()))?;
         Ok(CommandOutput::done("", json!({ "stopped": true })))
     }
 
@@ -85,8 +85,8 @@ impl ProbeArgs {
     }
 }
 
-fn on_host<T: Send>(namespace: &Path, work: impl FnOnce() -> T + Send) -> Result<T, HostError> {
-    host::lacking()?;
+fn on_host<T: Send>(namespace: &Path, work: impl FnOnce() -> T + Send) -> Result<T, HostMountsError> {
+    crate::probe::check()?;
     HostMounts::open(namespace)?.run(work)
 }
 

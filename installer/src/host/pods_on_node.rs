@@ -8,8 +8,8 @@ mod find;
 mod processes;
 mod result_cache;
 
-pub use desired::Sources;
-pub use find::{Found, HostPaths, find};
+pub use desired::PolicySources;
+pub use find::{HostPaths, SandboxList, find};
 
 use crate::pod::cgroups::Cgroups;
 use crate::pod::own_namespace;
@@ -50,7 +50,7 @@ pub enum Network {
 
 /// A sandbox and the verdict on it.
 #[derive(Debug, Clone)]
-pub struct Judged {
+pub struct SandboxVerdict {
     /// The sandbox.
     pub sandbox: Sandbox,
     /// Whether its connections are redirected.
@@ -84,7 +84,7 @@ impl fmt::Display for Sandbox {
     }
 }
 
-impl Judged {
+impl SandboxVerdict {
     /// Reports whether the pod is not as it should be; what another mesh redirects is left to it.
     #[must_use]
     pub fn fails(&self) -> bool {
@@ -116,7 +116,7 @@ pub fn word(answer: Answer) -> &'static str {
 
 /// How many sandboxes there are of each kind, in one line.
 #[must_use]
-pub fn summary(judged: &[Judged]) -> String {
+pub fn summary(judged: &[SandboxVerdict]) -> String {
     let kinds =
         [Answer::Redirected, Answer::ByOthers, Answer::NotMeshed, Answer::NotRedirected, Answer::Unknown];
     let count = |kind: Answer| judged.iter().filter(|one| one.verdict.answer == kind).count();
@@ -135,14 +135,14 @@ pub fn summary(judged: &[Judged]) -> String {
 
 /// Judges every sandbox, in the order given.
 #[must_use]
-pub fn judge_all(sandboxes: Vec<Sandbox>, sources: &Sources) -> Vec<Judged> {
+pub fn judge_all(sandboxes: Vec<Sandbox>, sources: &PolicySources) -> Vec<SandboxVerdict> {
     sandboxes.into_iter().map(|sandbox| judge(sandbox, sources)).collect()
 }
 
-fn judge(sandbox: Sandbox, sources: &Sources) -> Judged {
+fn judge(sandbox: Sandbox, sources: &PolicySources) -> SandboxVerdict {
     let Network::Own(path) = &sandbox.network else {
         let verdict = Verdict::because(Answer::NotMeshed, "it uses the node's network");
-        return Judged { sandbox, verdict, unknown_because: None };
+        return SandboxVerdict { sandbox, verdict, unknown_because: None };
     };
     let netns = Netns::open(path);
     let addresses = || {
@@ -159,7 +159,7 @@ fn judge(sandbox: Sandbox, sources: &Sources) -> Judged {
         Desired::NotKnown { why, .. } => Some(why),
         _ => None,
     };
-    Judged { sandbox, verdict, unknown_because }
+    SandboxVerdict { sandbox, verdict, unknown_because }
 }
 
 fn cannot_open(why: &NetnsError) -> String {
@@ -173,7 +173,7 @@ mod tests {
 
     #[test]
     fn a_pod_whose_rules_differ_from_those_it_should_have_fails() {
-        let judged = |answer, differences: &[&str]| Judged {
+        let judged = |answer, differences: &[&str]| SandboxVerdict {
             sandbox: Sandbox::in_namespace(PathBuf::new()),
             verdict: Verdict {
                 differences: differences.iter().map(|one| (*one).to_owned()).collect(),

@@ -8,7 +8,7 @@ use gybe_netfilter::choose::does;
 use gybe_netfilter::netns::Netns;
 use gybe_netfilter::probe::Profile;
 use gybe_netfilter::redirection::RedirectionError;
-use gybe_netfilter::verdict::{Answer, Desired, Reading, Verdict, judge_namespace};
+use gybe_netfilter::verdict::{Answer, Desired, Verdict, VerdictContext, judge_namespace};
 use gybe_plugin::probe_cache::ProbeCache;
 use std::error::Error;
 
@@ -34,5 +34,5 @@ pub(crate) fn judge(
     let is_whole = |kind: &BackendKind| known.as_ref().is_some_and(|known| does(known, *kind, Profile::Dns));
     let whole: Vec<BackendKind> =
         BackendKind::ALL.into_iter().filter(|kind| only == Some(*kind) || is_whole(kind)).collect();
-    judge_namespace(desired, Reading { only, whole: &whole, programs: Some(&cgroups.programs()) })
+    judge_namespace(desired, VerdictContext { only, whole: &whole, programs: Some(&cgroups.programs()) })
 }

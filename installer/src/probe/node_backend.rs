@@ -1,9 +1,9 @@
-//! Which backend a node's plugin is to use: the operator's word for the node, else for the cluster,
-//! else the plugin's choice; and what the probe's findings make of it. Pure.
+//! The backend of a node: the operator's setting for the node, else for the cluster, else the plugin's choice; and whether it
+//! works according to the probe. Pure.
 //!
-//! The operator's word goes into the entry's `backend`, where the plugin takes it at its word. What the
-//! probe found goes beside it, into `probed`, with the kernel it is true for: written as a word it would
-//! outlive its kernel by a reboot, and every ADD until the agent is back would be refused for it.
+//! The operator's setting goes into the entry's `backend`, which the plugin uses without probing. The result of the probe goes
+//! into `probed`, with the kernel that it is true for: as a setting it would outlive its kernel after a reboot, and every ADD
+//! until the agent runs again would be refused.
 
 use gybe_netfilter::backend::BackendKind;
 use gybe_netfilter::choose::{BackendSetting, Choice, NoBackend, choose, next};
@@ -14,97 +14,91 @@ use std::fmt;
 /// The node label that overrides the cluster's setting.
 pub const LABEL: &str = "gybe.dev/backend";
 
-/// What was found out about the node.
+/// The probe's report about the node.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Found {
-    /// On which kernel.
+pub struct NodeProbe {
     pub kernel: String,
-    /// What works there.
     pub capabilities: Capabilities,
 }
 
-/// Who has decided.
+/// Where the setting comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum By {
+pub enum SettingSource {
     /// The node's label.
     Label,
     /// The cluster's setting.
     Cluster,
-    /// Nobody: the plugin goes by the probe.
-    Nobody,
+    /// There is no setting: the plugin uses the result of the probe.
+    None,
 }
 
-/// What the findings make of the word.
+/// Whether the setting works on the node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
-    /// Nothing is known yet.
+    /// The node was not probed for it.
     Unknown,
-    /// This one writes.
     Works(Choice),
-    /// None does.
     Fails(NoBackend),
 }
 
 /// A node's backend.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeBackend {
-    /// The word for the entry.
-    pub word: BackendSetting,
-    /// Whose it is.
-    pub by: By,
-    /// What it comes to.
+    /// The setting for the entry.
+    pub setting: BackendSetting,
+    pub source: SettingSource,
     pub verdict: Verdict,
-    /// The kernel that is said of.
+    /// The kernel that `verdict` is about.
     pub kernel: Option<String>,
-    /// A label that means nothing, and so counts for nothing.
+    /// A label that names no backend, and is ignored.
     pub unknown_label: Option<String>,
 }
 
-/// Decides. Findings are forgotten for a moment now and then: whoever writes the entry hands in the
-/// last ones meanwhile, so that the entry is not written for that.
+/// Decides the node's backend. The report is missing for a moment now and then: the caller passes the last one meanwhile, so
+/// that the entry is not rewritten.
 #[must_use]
-pub fn node_backend(cluster: BackendSetting, label: Option<&str>, found: Option<&Found>) -> NodeBackend {
+pub fn node_backend(cluster: BackendSetting, label: Option<&str>, probe: Option<&NodeProbe>) -> NodeBackend {
     let by_label = label.and_then(|label| label.parse().ok());
     let unknown_label = label.filter(|_| by_label.is_none()).map(str::to_owned);
-    let (word, by) = match by_label {
-        Some(word) => (word, By::Label),
-        None if cluster == BackendSetting::Auto => (cluster, By::Nobody),
-        None => (cluster, By::Cluster),
+    let (setting, source) = match by_label {
+        Some(setting) => (setting, SettingSource::Label),
+        None if cluster == BackendSetting::Auto => (cluster, SettingSource::None),
+        None => (cluster, SettingSource::Cluster),
     };
-    let verdict = found.map_or(Verdict::Unknown, |found| judge(&found.capabilities, word));
-    NodeBackend { word, by, verdict, kernel: found.map(|found| found.kernel.clone()), unknown_label }
+    let verdict = probe.map_or(Verdict::Unknown, |probe| verdict(&probe.capabilities, setting));
+    NodeBackend { setting, source, verdict, kernel: probe.map(|probe| probe.kernel.clone()), unknown_label }
 }
 
-fn judge(known: &Capabilities, wish: BackendSetting) -> Verdict {
-    match choose(known, wish) {
+fn verdict(known: &Capabilities, setting: BackendSetting) -> Verdict {
+    match choose(known, setting) {
         Ok(choice) => Verdict::Works(choice),
-        Err(_) if next(known, wish).is_some() => Verdict::Unknown,
+        Err(_) if next(known, setting).is_some() => Verdict::Unknown,
         Err(none) => Verdict::Fails(none),
     }
 }
 
 impl NodeBackend {
-    /// The backend that writes, as far as it is known.
+    /// Returns the backend in use, as far as it is known.
     #[must_use]
     pub fn writes(&self) -> Option<BackendKind> {
-        match (&self.verdict, self.word) {
+        match (&self.verdict, self.setting) {
             (_, BackendSetting::Only(kind)) => Some(kind),
             (Verdict::Works(choice), _) => Some(choice.backend),
             _ => None,
         }
     }
 
-    /// Puts it into what the plugin's entry is to say.
+    /// Sets the backend in the configuration for the plugin's entry.
     pub fn write_into(&self, conf: &mut PluginConf) {
-        conf.backend = self.word;
-        let choice_is_ours = self.word.named().is_none();
-        conf.probed = match (choice_is_ours, self.writes(), &self.kernel) {
+        conf.backend = self.setting;
+        let is_probed = self.setting.named().is_none();
+        conf.probed = match (is_probed, self.writes(), &self.kernel) {
             (true, Some(kind), Some(kernel)) => ProbeHint { backend: Some(kind), kernel: kernel.clone() },
             _ => ProbeHint::default(),
         };
     }
 
-    /// What an operator should know about the label.
+    /// Returns a note about an ignored label.
     #[must_use]
     pub fn note(&self) -> Option<String> {
         let label = self.unknown_label.as_ref()?;
@@ -113,16 +107,16 @@ impl NodeBackend {
     }
 }
 
-/// Why it is so, in a sentence.
+/// The reason in one sentence.
 impl fmt::Display for NodeBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.by {
-            By::Label => write!(f, "node label {LABEL} says {}", self.word.as_str())?,
-            By::Cluster => write!(f, "the setting says {}", self.word.as_str())?,
-            By::Nobody => write!(f, "the choice is the plugin's")?,
+        match self.source {
+            SettingSource::Label => write!(f, "node label {LABEL} says {}", self.setting.as_str())?,
+            SettingSource::Cluster => write!(f, "the setting says {}", self.setting.as_str())?,
+            SettingSource::None => write!(f, "the plugin chooses")?,
         }
         match &self.verdict {
-            Verdict::Unknown => f.write_str("; nothing has been found out yet"),
+            Verdict::Unknown => f.write_str("; the node has not been probed yet"),
             Verdict::Works(choice) => write!(f, "; {}", choice.why),
             Verdict::Fails(none) => write!(f, "; {none}"),
         }
@@ -140,7 +134,7 @@ mod tests {
     }
 
     /// A kernel with nothing but ip_tables.
-    fn legacy_only() -> Found {
+    fn legacy_only() -> NodeProbe {
         let refused =
             findings(&Finding::Refused(Refusal { why: "no nf_tables".into(), ..Refusal::default() }));
         let backends = [
@@ -149,7 +143,7 @@ mod tests {
             (BackendKind::IptablesLegacy, findings(&Finding::Works)),
         ];
         let capabilities = Capabilities { backends: backends.into_iter().collect(), untried: Vec::new() };
-        Found { kernel: "4.18.0".into(), capabilities }
+        NodeProbe { kernel: "4.18.0".into(), capabilities }
     }
 
     fn entry(backend: &NodeBackend) -> (&'static str, ProbeHint) {
@@ -160,31 +154,35 @@ mod tests {
     }
 
     #[test]
-    fn the_label_counts_for_more_than_the_cluster_and_an_unknown_one_for_nothing() {
+    fn the_label_overrides_the_clusters_setting_and_an_unknown_label_is_ignored() {
         let nft = BackendSetting::Only(BackendKind::Nft);
-        for (cluster, label, word, by) in [
-            (BackendSetting::Auto, None, "auto", By::Nobody),
-            (nft, None, "nft", By::Cluster),
-            (nft, Some("iptables-legacy"), "iptables-legacy", By::Label),
-            (nft, Some("auto"), "auto", By::Label),
-            (nft, Some("legacy"), "nft", By::Cluster),
-            (BackendSetting::Auto, Some(""), "auto", By::Nobody),
+        for (cluster, label, setting, source) in [
+            (BackendSetting::Auto, None, "auto", SettingSource::None),
+            (nft, None, "nft", SettingSource::Cluster),
+            (nft, Some("iptables-legacy"), "iptables-legacy", SettingSource::Label),
+            (nft, Some("auto"), "auto", SettingSource::Label),
+            (nft, Some("legacy"), "nft", SettingSource::Cluster),
+            (BackendSetting::Auto, Some(""), "auto", SettingSource::None),
         ] {
             let decided = node_backend(cluster, label, None);
-            assert_eq!((decided.word.as_str(), decided.by), (word, by), "{label:?}");
-            assert_eq!(decided.note().is_some(), decided.by != By::Label && label.is_some(), "{label:?}");
+            assert_eq!((decided.setting.as_str(), decided.source), (setting, source), "{label:?}");
+            assert_eq!(
+                decided.note().is_some(),
+                decided.source != SettingSource::Label && label.is_some(),
+                "{label:?}"
+            );
         }
-        let told = node_backend(nft, Some("nfq\n"), None).note().unwrap();
+        let note = node_backend(nft, Some("nfq\n"), None).note().unwrap();
         assert!(
-            told.starts_with("node label gybe.dev/backend is \"nfq\\n\", which names no backend"),
-            "{told}"
+            note.starts_with("node label gybe.dev/backend is \"nfq\\n\", which names no backend"),
+            "{note}"
         );
     }
 
     #[test]
-    fn f23_what_the_probe_found_is_written_beside_the_word_with_its_kernel() {
-        let found = legacy_only();
-        let auto = node_backend(BackendSetting::Auto, None, Some(&found));
+    fn f23_the_probes_result_is_written_next_to_the_setting_with_its_kernel() {
+        let probe = legacy_only();
+        let auto = node_backend(BackendSetting::Auto, None, Some(&probe));
         let probed = ProbeHint { backend: Some(BackendKind::IptablesLegacy), kernel: "4.18.0".to_owned() };
         assert_eq!(entry(&auto), ("auto", probed));
         assert_eq!(auto.writes(), Some(BackendKind::IptablesLegacy));
@@ -192,23 +190,23 @@ mod tests {
             auto.to_string().contains("auto: iptables-legacy does everything; nft: v4 refused: no nf_tables")
         );
         assert_eq!(entry(&node_backend(BackendSetting::Auto, None, None)), ("auto", ProbeHint::default()));
-        let forced = node_backend(BackendSetting::Auto, Some("iptables-legacy"), Some(&found));
+        let forced = node_backend(BackendSetting::Auto, Some("iptables-legacy"), Some(&probe));
         assert_eq!(entry(&forced), ("iptables-legacy", ProbeHint::default()));
     }
 
     #[test]
-    fn f23_a_word_that_cannot_work_here_is_known_before_a_pod_fails() {
-        let found = legacy_only();
-        let nft = node_backend(BackendSetting::Only(BackendKind::Nft), None, Some(&found));
+    fn f23_a_setting_that_cannot_work_is_reported_before_a_pod_fails() {
+        let probe = legacy_only();
+        let nft = node_backend(BackendSetting::Only(BackendKind::Nft), None, Some(&probe));
         let Verdict::Fails(none) = &nft.verdict else { panic!("{nft:?}") };
         assert!(none.hint().unwrap().contains("iptables-legacy works on this node"));
-        assert_eq!(nft.writes(), Some(BackendKind::Nft), "the word is the operator's all the same");
-        // The plugin tries what it needs and no more: the rest is not known to fail.
+        assert_eq!(nft.writes(), Some(BackendKind::Nft), "the operator's setting stays");
+        // The plugin probes only what it needs: the rest is not known to fail.
         let mut partly = legacy_only();
         partly.capabilities.backends = [(BackendKind::Nft, findings(&Finding::Works))].into_iter().collect();
         let iptables = node_backend(BackendSetting::Iptables, None, Some(&partly));
-        assert_eq!((iptables.verdict, iptables.by), (Verdict::Unknown, By::Cluster));
-        // The probe loads no ip_tables, and the first pod of a node that names it does.
+        assert_eq!((iptables.verdict, iptables.source), (Verdict::Unknown, SettingSource::Cluster));
+        // The probe does not load ip_tables; the first pod of a node with that setting does.
         partly.capabilities.backends.insert(BackendKind::IptablesLegacy, findings(&Finding::NotLoaded));
         let legacy = node_backend(BackendSetting::Only(BackendKind::IptablesLegacy), None, Some(&partly));
         assert_eq!(legacy.verdict, Verdict::Unknown);

@@ -2,7 +2,7 @@
 
 use crate::ground::{CALL, Ground, NODE};
 use gybe_api_server::{Fault, FaultKind, Network, Verb};
-use gybe_installer::agent::cluster::{Cluster, Fate, ServiceAccount, daemonset_fate, node_labels};
+use gybe_installer::agent::cluster::{Cluster, DaemonSetState, ServiceAccount, daemonset_state, node_labels};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
@@ -14,9 +14,9 @@ fn daemonset() -> Value {
     json!({ "kind": "DaemonSet", "metadata": { "namespace": "gybe-system", "name": "gybe-node" } })
 }
 
-fn fate(ground: &Ground) -> Fate {
+fn fate(ground: &Ground) -> DaemonSetState {
     let before = Instant::now();
-    let fate = daemonset_fate(&ground.cluster(), "gybe-system", "gybe-node", soon());
+    let fate = daemonset_state(&ground.cluster(), "gybe-system", "gybe-node", soon());
     assert!(before.elapsed() < CALL + Duration::from_secs(5), "{:?}: {fate:?}", before.elapsed());
     fate
 }
@@ -41,15 +41,15 @@ fn a_nodes_labels_are_told() {
 #[test]
 fn a_daemonset_is_there_or_on_its_way_out_or_gone() {
     let ground = Ground::new("daemonset");
-    assert_eq!(fate(&ground), Fate::Gone);
+    assert_eq!(fate(&ground), DaemonSetState::Absent);
     ground.server.put(daemonset()).unwrap();
-    assert_eq!(fate(&ground), Fate::Present);
+    assert_eq!(fate(&ground), DaemonSetState::Present);
     let mut leaving = daemonset();
     leaving["metadata"]["deletionTimestamp"] = "2026-01-02T00:00:00Z".into();
     ground.server.put(leaving).unwrap();
-    assert_eq!(fate(&ground), Fate::BeingDeleted);
+    assert_eq!(fate(&ground), DaemonSetState::BeingDeleted);
     ground.server.delete(&daemonset());
-    assert_eq!(fate(&ground), Fate::Gone);
+    assert_eq!(fate(&ground), DaemonSetState::Absent);
 }
 
 #[test]
@@ -57,10 +57,10 @@ fn nobody_who_does_not_say_so_makes_a_daemonset_gone() {
     let ground = Ground::new("not-gone");
     ground.server.put(daemonset()).unwrap();
     ground.server.tokens().revoke_all();
-    assert!(matches!(fate(&ground), Fate::Refused(why) if why.contains("401")));
+    assert!(matches!(fate(&ground), DaemonSetState::Refused(why) if why.contains("401")));
     ground.rotate();
     ground.server.forbid(Verb::Get, "daemonsets");
-    assert!(matches!(fate(&ground), Fate::Refused(why) if why.contains("403")));
+    assert!(matches!(fate(&ground), DaemonSetState::Refused(why) if why.contains("403")));
     ground.server.permit(Verb::Get, "daemonsets");
     // Something in between has no page of that name, and knows nothing of DaemonSets.
     for trouble in [
@@ -71,17 +71,17 @@ fn nobody_who_does_not_say_so_makes_a_daemonset_gone() {
         FaultKind::Disconnects,
     ] {
         ground.server.add_fault(Fault::always(trouble));
-        assert!(matches!(fate(&ground), Fate::Unknown(_)), "{trouble:?}");
+        assert!(matches!(fate(&ground), DaemonSetState::Unknown(_)), "{trouble:?}");
         ground.server.clear_faults();
     }
     for network in [Network::Unreachable, Network::Silent, Network::Refusing] {
         ground.server.set_network(network).unwrap();
-        assert!(matches!(fate(&ground), Fate::Unknown(_)), "{network:?}");
+        assert!(matches!(fate(&ground), DaemonSetState::Unknown(_)), "{network:?}");
     }
     ground.server.set_network(Network::Open).unwrap();
-    assert_eq!(fate(&ground), Fate::Present);
-    let nowhere = daemonset_fate(&ground.cluster(), "", "gybe-node", soon());
-    assert!(matches!(nowhere, Fate::Unknown(_)), "{nowhere:?}");
+    assert_eq!(fate(&ground), DaemonSetState::Present);
+    let nowhere = daemonset_state(&ground.cluster(), "", "gybe-node", soon());
+    assert!(matches!(nowhere, DaemonSetState::Unknown(_)), "{nowhere:?}");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! A cluster of a test's own, its service account's directory, and who watches it. Gone with the test.
 
 use gybe_api_server::{ApiServer, Request, ServiceAccount, Validity};
-use gybe_installer::agent::Pods;
+use gybe_installer::agent::PodLookup;
 use gybe_installer::agent::cluster::{self, Cluster, WatchState, WatchedPods};
 use gybe_plugin::facts::wire::{self, FactsResponse};
 use gybe_test_support::{TestDir, wait_until};
@@ -96,7 +96,7 @@ pub(crate) fn asked(pods: &WatchedPods, name: &str, uid: &str) -> Result<String,
     let question = json!({ "version": 1, "namespace": "shop", "name": name, "uid": uid }).to_string();
     let pod = wire::decode_request(question.as_bytes()).unwrap().pod;
     let before = Instant::now();
-    let answer = pods.answer(&pod, before + CALL);
+    let answer = pods.wait_for(&pod, before + CALL);
     assert!(before.elapsed() < CALL + Duration::from_secs(5), "{:?}: {answer:?}", before.elapsed());
     match answer {
         FactsResponse::Pod(facts) => Ok(facts.uid),

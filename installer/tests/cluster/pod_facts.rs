@@ -121,10 +121,10 @@ fn a10_what_is_no_question_is_refused() {
     let ground = Ground::new("facts-question");
     let kubeconfig = ground.server.kubeconfig(&ground.directory).unwrap();
     for (question, told) in [
-        ("", "nonsense"),
+        ("", "malformed"),
         ("{\"version\": 2}", "version 2"),
         ("{\"version\": 1, \"namespace\": \"..\", \"name\": \"x\"}", "Kubernetes would not give"),
-        (&"x".repeat(5000), "more than anybody would say"),
+        (&"x".repeat(5000), "it is longer than allowed"),
     ] {
         let output = run(&kubeconfig, 2000, question);
         let said = String::from_utf8(output.stderr).unwrap();

@@ -62,7 +62,7 @@ fn f03_a_certificate_that_is_days_off_is_told_and_the_next_is_trusted() {
         ground.server.set_network(Network::Refusing).unwrap();
         ground.server.set_network(Network::Open).unwrap();
         becomes(&watched, |state| {
-            state.trouble.as_ref().is_some_and(|trouble| trouble.sentence.contains("certificate"))
+            state.problem.as_ref().is_some_and(|trouble| trouble.sentence.contains("certificate"))
         });
         knows(&watched, "cart-0", "u0");
         ground.server.present_certificate(Validity::Valid).unwrap();
@@ -81,7 +81,7 @@ fn a_right_that_is_taken_away_is_told_and_waited_for() {
         ground.server.expire_watches();
         becomes(&watched, |state| status(state) == Some(403));
         knows(&watched, "cart-0", "u0");
-        let sentence = watched.state().trouble.unwrap().sentence;
+        let sentence = watched.state().problem.unwrap().sentence;
         assert!(sentence.contains("gybe-node") && sentence.contains("pods"), "{sentence}");
         ground.server.permit(verb, "pods");
         is_back(&ground, &watched, "cart-2");

@@ -4,11 +4,11 @@ use crate::ground::{Ground, becomes, knows};
 use gybe_installer::agent::cluster::{WatchState, WatchedPods};
 
 pub(crate) fn well(state: &WatchState) -> bool {
-    state.trouble.is_none()
+    state.problem.is_none()
 }
 
 pub(crate) fn status(state: &WatchState) -> Option<u16> {
-    state.trouble.as_ref().and_then(|trouble| trouble.status)
+    state.problem.as_ref().and_then(|trouble| trouble.status)
 }
 
 /// A cluster with one pod, and its watch, open.

@@ -87,13 +87,13 @@ fn f39_an_earlier_life_is_not_answered_and_the_new_one_is_asked_for() {
     knows(&watched, "cart-0", "u1");
     ground.server.add_fault(Fault::always(FaultKind::Fails(503)).at(Verb::Watch));
     ground.server.cut_watches();
-    becomes(&watched, |state| state.trouble.is_some());
+    becomes(&watched, |state| state.problem.is_some());
     ground.server.delete_pod("shop", "cart-0");
     ground.put("cart-0", "u2");
     knows(&watched, "cart-0", "u2");
     assert_eq!(ground.gets("cart-0"), 1);
     ground.server.clear_faults();
-    becomes(&watched, |state| state.trouble.is_none());
+    becomes(&watched, |state| state.problem.is_none());
     knows(&watched, "cart-0", "u2");
     assert_eq!(ground.gets("cart-0"), 1);
 }

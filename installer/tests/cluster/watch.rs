@@ -1,7 +1,7 @@
 //! What is known when all is well, and what it costs the API server.
 
 use crate::ground::{Ground, NODE, asked, becomes, knows, meshed};
-use gybe_installer::agent::Pods;
+use gybe_installer::agent::PodLookup;
 use gybe_installer::agent::cluster::WatchedPods;
 use gybe_plugin::facts::wire::{self, FactsResponse};
 use std::thread;
@@ -46,7 +46,7 @@ fn what_is_answered_is_trimmed_to_what_the_decision_needs() {
     ground.put("cart-0", "u0");
     let question = br#"{"version": 1, "namespace": "shop", "name": "cart-0", "uid": "u0"}"#;
     let pod = wire::decode_request(question).unwrap().pod;
-    let answer = ground.watched().answer(&pod, Instant::now() + Duration::from_secs(1));
+    let answer = ground.watched().wait_for(&pod, Instant::now() + Duration::from_secs(1));
     let FactsResponse::Pod(facts) = &answer else { panic!("{answer:?}") };
     assert_eq!(facts.annotations.keys().collect::<Vec<_>>(), ["sidecar.istio.io/status"]);
     assert_eq!(facts.containers[1].args, ["proxy", "sidecar"]);

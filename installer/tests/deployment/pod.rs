@@ -1,7 +1,7 @@
 //! The pod's rights on a node, and the references between its parts.
 
 use crate::objects::Objects;
-use gybe_installer::probe::host::NEEDED;
+use gybe_installer::probe::NEEDED;
 use k8s_openapi::api::core::v1::{ConfigMap, Container, Namespace, SecurityContext, ServiceAccount, Volume};
 
 pub(crate) fn assert_confined(objects: &Objects) {

@@ -31,7 +31,7 @@ pub(crate) fn settings_sources(objects: &Objects) -> SettingsSources {
 pub(crate) fn assert_accepted(objects: &Objects) {
     let sources = settings_sources(objects);
     let is_honoured = |names: &[SettingName], searched: &str| {
-        names.iter().any(|name| name.name == searched && name.fate == Support::Honoured)
+        names.iter().any(|name| name.name == searched && name.support == Support::Honoured)
     };
     for name in sources.environment.keys() {
         assert!(is_honoured(&OURS, name) || is_honoured(&INCUMBENTS, name), "{name}");
@@ -41,31 +41,31 @@ pub(crate) fn assert_accepted(objects: &Objects) {
     }
     let settings = Settings::read(&sources).unwrap();
     assert_eq!(settings.notes, [""; 0]);
-    let ground = &settings.ground;
-    assert_eq!((ground.node.as_str(), ground.pod.as_str()), ("worker-1", "gybe-node-x7k2p"));
-    let excluded = &settings.choices.conf.exclude_namespaces;
-    for namespace in ["kube-system", "istio-system", ground.namespace.as_str()] {
+    let environment = &settings.environment;
+    assert_eq!((environment.node.as_str(), environment.pod.as_str()), ("worker-1", "gybe-node-x7k2p"));
+    let excluded = &settings.options.conf.exclude_namespaces;
+    for namespace in ["kube-system", "istio-system", environment.namespace.as_str()] {
         assert!(excluded.contains(namespace), "{namespace}");
     }
-    assert_eq!(settings.choices.conf.facts.socket.as_deref(), Some(ground.facts_socket().as_path()));
+    assert_eq!(settings.options.conf.facts.socket.as_deref(), Some(environment.facts_socket().as_path()));
     assert_directories_mounted(objects, &settings);
     let ports = objects.container("install").ports.unwrap();
     let port = |name: &str| ports.iter().find(|it| it.name.as_deref() == Some(name)).unwrap().container_port;
-    assert_eq!(ground.health.map(|it| i32::from(it.port)), Some(port("health")));
-    assert_eq!(ground.metrics.map(|it| i32::from(it.port)), Some(port("metrics")));
+    assert_eq!(environment.health.map(|it| i32::from(it.port)), Some(port("health")));
+    assert_eq!(environment.metrics.map(|it| i32::from(it.port)), Some(port("metrics")));
 }
 
 /// Asserts that each directory of the agent is mounted from the right volume, and writable only where the agent writes.
 fn assert_directories_mounted(objects: &Objects, settings: &Settings) {
-    let (ground, install) = (&settings.ground, objects.container("install"));
+    let (environment, install) = (&settings.environment, objects.container("install"));
     let volumes = objects.pod().volumes.unwrap();
     for (path, volume, writes) in [
-        (ground.places.conf.as_path(), "cni-conf", true),
-        (&ground.places.programs, "cni-bin", true),
-        (ground.places.results.parent().unwrap(), "cni-cache", false),
-        (&ground.run, "run", true),
-        (&ground.config, "config", false),
-        (&ground.api.service_account, "token", false),
+        (environment.directories.conf.as_path(), "cni-conf", true),
+        (&environment.directories.programs, "cni-bin", true),
+        (environment.directories.results.parent().unwrap(), "cni-cache", false),
+        (&environment.run, "run", true),
+        (&environment.config, "config", false),
+        (&environment.api.service_account, "token", false),
     ] {
         let at = |mount: &&VolumeMount| Path::new(&mount.mount_path) == path;
         let mount = install.volume_mounts.iter().flatten().find(at);
@@ -78,8 +78,8 @@ fn assert_directories_mounted(objects: &Objects, settings: &Settings) {
         );
     }
     let run = volumes.iter().find(|volume| volume.name == "run").and_then(|volume| volume.host_path.clone());
-    assert_eq!(Path::new(&run.unwrap().path), ground.run, "the plugin uses this directory of the host");
-    assert_eq!(ground.image, Path::new(&install.command.unwrap()[0]).parent().unwrap());
+    assert_eq!(Path::new(&run.unwrap().path), environment.run, "the plugin uses this directory of the host");
+    assert_eq!(environment.image, Path::new(&install.command.unwrap()[0]).parent().unwrap());
 }
 
 /// `--help` after the arguments succeeds only if the program accepts all of them.
@@ -91,6 +91,6 @@ pub(crate) fn assert_arguments_accepted(objects: &Objects) {
         let output = gybe.args(&arguments[1..]).arg("--help").output().unwrap();
         assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
     }
-    let shape = Settings::read(&settings_sources(objects)).unwrap().choices.shape;
+    let shape = Settings::read(&settings_sources(objects)).unwrap().options.shape;
     assert!(matches!(shape, Shape::Chained { .. } | Shape::Standalone { .. }));
 }

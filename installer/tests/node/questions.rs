@@ -50,7 +50,7 @@ fn a_manifest_that_cannot_be_read_is_told_to_its_pod_alone() {
 fn what_is_no_question_is_told_so_or_hung_up_on() {
     let agent = Agent::start(scratch("garbage"));
     for (words, answer) in [
-        (b"GET / HTTP/1.1\r\n".to_vec(), "nonsense"),
+        (b"GET / HTTP/1.1\r\n".to_vec(), "malformed"),
         (b"{\"version\": 7, \"name\": \"x\"}\n".to_vec(), "version 7"),
         (
             b"{\"version\": 1, \"namespace\": \"..\", \"name\": \"../../etc\"}\n".to_vec(),

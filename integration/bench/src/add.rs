@@ -6,14 +6,14 @@ use crate::policies;
 use crate::programs::Contender;
 use crate::report::{Limit, Report, Table, Target, cells};
 use crate::sample::{Sample, children_processor_time, in_turn};
-use gybe_integration::complaint::Complaint;
+use gybe_integration::failure::Failure;
 use gybe_netfilter::backend::Backend;
 use gybe_netfilter::compile::compile;
 use gybe_netfilter::nft::Nft;
 
 /// # Errors
 /// When a program fails, or the plugin writes other rules.
-pub fn measure(times: usize) -> Result<Report, Complaint> {
+pub fn measure(times: usize) -> Result<Report, Failure> {
     let contenders = contenders()?;
     // Kept until the end: the kernel's removal of a namespace would be in a later measurement.
     let mut pods = pod::new_pods(times * contenders.len() + 1)?.into_iter();
@@ -24,12 +24,12 @@ pub fn measure(times: usize) -> Result<Report, Complaint> {
         used.push(pod);
     }
     let samples = in_turn(times, &contenders, |contender| {
-        let pod = pods.next().ok_or_else(|| Complaint::that("no namespace left"))?;
+        let pod = pods.next().ok_or_else(|| Failure::new("no namespace left"))?;
         let before = children_processor_time()?;
         let elapsed = contender.run(&pod, || ())?.elapsed();
         let processor_time = children_processor_time()?.saturating_sub(before);
         used.push(pod);
-        Ok::<_, Complaint>([elapsed, processor_time].map(|time| time.as_secs_f64() * 1e6))
+        Ok::<_, Failure>([elapsed, processor_time].map(|time| time.as_secs_f64() * 1e6))
     })?;
     Ok(report(&contenders, &samples, times))
 }
@@ -38,7 +38,7 @@ pub fn measure(times: usize) -> Result<Report, Complaint> {
 ///
 /// # Errors
 /// When a program is missing.
-pub fn contenders() -> Result<Vec<Contender>, Complaint> {
+pub fn contenders() -> Result<Vec<Contender>, Failure> {
     let call = CniCall::new()?;
     let mut all = vec![Contender::noop(&call)?, Contender::gybe("gybe-cni ADD", &call)?];
     all.extend(Contender::system_programs()?);
@@ -46,11 +46,11 @@ pub fn contenders() -> Result<Vec<Contender>, Complaint> {
 }
 
 /// Asserts that the plugin wrote the rules that the other programs receive.
-fn assert_default_rules(pod: &Pod) -> Result<(), Complaint> {
+fn assert_default_rules(pod: &Pod) -> Result<(), Failure> {
     let found = pod.namespace.run(|| Nft.inspect())??;
-    let differences = Nft.wanted(&compile(&policies::default()?)).differences(&found);
+    let differences = Nft.desired(&compile(&policies::default()?))?.differences(&found);
     let lines: Vec<String> = differences.iter().map(ToString::to_string).collect();
-    if lines.is_empty() { Ok(()) } else { Err(Complaint::that(lines.join("\n"))) }
+    if lines.is_empty() { Ok(()) } else { Err(Failure::new(lines.join("\n"))) }
 }
 
 fn report(contenders: &[Contender], samples: &[[Sample; 2]], times: usize) -> Report {

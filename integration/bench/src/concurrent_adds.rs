@@ -5,7 +5,7 @@ use crate::pod;
 use crate::programs::{Contender, RunTime};
 use crate::report::{Limit, Report, Table, Target, cells};
 use crate::sample::{Sample, in_turn};
-use gybe_integration::complaint::Complaint;
+use gybe_integration::failure::Failure;
 use std::sync::Barrier;
 use std::thread;
 
@@ -14,12 +14,12 @@ const SIZES: [usize; 2] = [50, 250];
 
 /// # Errors
 /// When a program fails.
-pub fn measure(rounds: usize) -> Result<Report, Complaint> {
+pub fn measure(rounds: usize) -> Result<Report, Failure> {
     let contenders = contenders()?;
     let mut report = Report { tables: Vec::new(), targets: Vec::new() };
     for size in SIZES {
         let samples = in_turn(rounds, &contenders, |contender| {
-            Ok::<_, Complaint>([run_concurrently(contender, size)?])
+            Ok::<_, Failure>([run_concurrently(contender, size)?])
         })?;
         let samples: Vec<Sample> = samples.into_iter().flatten().collect();
         report.tables.push(table(size, &contenders, &samples));
@@ -29,7 +29,7 @@ pub fn measure(rounds: usize) -> Result<Report, Complaint> {
 }
 
 /// Measures from the start of the first program to the end of the last, in milliseconds.
-fn run_concurrently(contender: &Contender, size: usize) -> Result<f64, Complaint> {
+fn run_concurrently(contender: &Contender, size: usize) -> Result<f64, Failure> {
     let (pods, start) = (pod::new_pods(size)?, Barrier::new(size));
     let runs: Vec<RunTime> = thread::scope(|scope| {
         let start = &start;
@@ -41,7 +41,7 @@ fn run_concurrently(contender: &Contender, size: usize) -> Result<f64, Complaint
         let join = |thread: thread::ScopedJoinHandle<'_, _>| {
             thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         };
-        threads.into_iter().map(join).collect::<Result<_, Complaint>>()
+        threads.into_iter().map(join).collect::<Result<_, Failure>>()
     })?;
     let first = runs.iter().map(|run| run.started).min();
     let last = runs.iter().map(|run| run.ended).max();

@@ -8,7 +8,7 @@ mod pod_link;
 
 use crate::report::{Limit, Report, Table, Target, cells};
 use crate::sample::{Sample, in_turn};
-use gybe_integration::complaint::Complaint;
+use gybe_integration::failure::Failure;
 use pod_link::{Direction, PodLink, RuleForm};
 
 /// Numbers of excluded ports and networks.
@@ -16,7 +16,7 @@ const COUNTS: [usize; 4] = [0, 1, 100, 1000];
 
 /// # Errors
 /// When the namespaces cannot be set up, or a connection does not reach the expected listener.
-pub fn measure(rounds: usize) -> Result<Report, Complaint> {
+pub fn measure(rounds: usize) -> Result<Report, Failure> {
     let mut links = vec![PodLink::build(RuleForm::None, 0)?];
     for form in [RuleForm::Sets, RuleForm::Legacy, RuleForm::RulePerValue] {
         for count in COUNTS {
@@ -24,7 +24,7 @@ pub fn measure(rounds: usize) -> Result<Report, Complaint> {
         }
     }
     let samples = in_turn(rounds, &links, |link| {
-        Ok::<_, Complaint>([link.cost(Direction::Inbound)?, link.cost(Direction::Outbound)?])
+        Ok::<_, Failure>([link.cost(Direction::Inbound)?, link.cost(Direction::Outbound)?])
     })?;
     let rows: Vec<Row<'_>> =
         links.iter().zip(&samples).map(|(link, samples)| Row { link, samples }).collect();

@@ -4,7 +4,7 @@ use crate::pod::{self, CniCall};
 use crate::private_run::RUN;
 use crate::programs::{built_program, command, system_program};
 use crate::report::{Report, Table, cells};
-use gybe_integration::complaint::Complaint;
+use gybe_integration::failure::Failure;
 use std::io::{Write, pipe};
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use std::path::Path;
 ///
 /// # Errors
 /// When a program fails under callgrind.
-pub fn measure() -> Result<Report, Complaint> {
+pub fn measure() -> Result<Report, Failure> {
     let rows = match system_program("valgrind", "valgrind") {
         Ok(valgrind) => count_all(&valgrind)?,
         Err(missing) => vec![vec![format!("{missing:?}"), "not counted".into()]],
@@ -25,12 +25,12 @@ pub fn measure() -> Result<Report, Complaint> {
     Ok(Report { tables: vec![table], targets: Vec::new() })
 }
 
-fn count_all(valgrind: &Path) -> Result<Vec<Vec<String>>, Complaint> {
+fn count_all(valgrind: &Path) -> Result<Vec<Vec<String>>, Failure> {
     let call = CniCall::new()?;
     let unmeshed = call.clone().without_annotations();
     let row = |name: &str, program: &str, call: &CniCall| {
         let count = count(valgrind, &built_program(program)?, call)?;
-        Ok::<_, Complaint>(vec![name.to_owned(), count.to_string()])
+        Ok::<_, Failure>(vec![name.to_owned(), count.to_string()])
     };
     Ok(vec![
         row("no-op", "gybe-noop", &call)?,
@@ -40,7 +40,7 @@ fn count_all(valgrind: &Path) -> Result<Vec<Vec<String>>, Complaint> {
     ])
 }
 
-fn count(valgrind: &Path, program: &Path, call: &CniCall) -> Result<u64, Complaint> {
+fn count(valgrind: &Path, program: &Path, call: &CniCall) -> Result<u64, Failure> {
     let pods = pod::new_pods(1)?;
     let (reader, mut writer) = pipe()?;
     writer.write_all(call.stdin().as_bytes())?;
@@ -52,10 +52,10 @@ fn count(valgrind: &Path, program: &Path, call: &CniCall) -> Result<u64, Complai
     let output = valgrind.env_clear().envs(env).stdin(reader).output()?;
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
     if !output.status.success() {
-        return Err(Complaint::that(format!("{program:?} under callgrind: {}: {stderr}", output.status)));
+        return Err(Failure::new(format!("{program:?} under callgrind: {}: {stderr}", output.status)));
     }
     // `==123== Collected : 456789`
     let collected = stderr.lines().find_map(|line| line.split_once("Collected :"));
     let count = collected.and_then(|(_, count)| count.trim().parse().ok());
-    count.ok_or_else(|| Complaint::that(format!("callgrind counted nothing: {stderr}")))
+    count.ok_or_else(|| Failure::new(format!("callgrind counted nothing: {stderr}")))
 }

@@ -22,7 +22,7 @@ pub mod sample;
 pub mod verbs;
 
 use arguments::{Arguments, Part};
-use gybe_integration::complaint::Complaint;
+use gybe_integration::failure::Failure;
 use report::Report;
 use std::process::ExitCode;
 
@@ -31,15 +31,15 @@ pub fn run(arguments: &Arguments) -> ExitCode {
     let reports = private_run::mount_private_run().and_then(|()| {
         print::preface();
         let parts = arguments.parts().into_iter();
-        parts.map(|part| measure(part, arguments)).collect::<Result<Vec<Report>, Complaint>>()
+        parts.map(|part| measure(part, arguments)).collect::<Result<Vec<Report>, Failure>>()
     });
     match reports {
         Ok(reports) => print::verdict(&reports),
-        Err(complaint) => print::failure(&complaint),
+        Err(error) => print::failure(&error),
     }
 }
 
-fn measure(part: Part, arguments: &Arguments) -> Result<Report, Complaint> {
+fn measure(part: Part, arguments: &Arguments) -> Result<Report, Failure> {
     let report = match part {
         Part::Add => add::measure(arguments.times),
         Part::Verbs => verbs::measure(arguments.times),

@@ -4,8 +4,8 @@ use crate::policies::{default, networks, scattered_ports};
 use crate::report::{Limit, Report, Table, Target, cells};
 use crate::sample::{Sample, in_turn, processor_time};
 use gybe_installer::testnet::namespace::Namespace;
-use gybe_integration::complaint::Complaint;
-use gybe_integration::crowd::side_by_side;
+use gybe_integration::failure::Failure;
+use gybe_integration::parallel::in_parallel;
 use gybe_netfilter::nft::Nft;
 use gybe_netfilter::policy::{Inbound, RedirectPolicy};
 use gybe_netfilter::redirection::Redirection;
@@ -34,7 +34,7 @@ impl List {
         }
     }
 
-    fn policy(self, count: usize) -> Result<RedirectPolicy, Complaint> {
+    fn policy(self, count: usize) -> Result<RedirectPolicy, Failure> {
         let mut policy = default()?;
         match self {
             Self::InboundPorts => policy.inbound = Inbound::AllBut(scattered_ports(count)),
@@ -53,7 +53,7 @@ struct Case {
 
 /// # Errors
 /// When a list cannot be applied.
-pub fn measure(rounds: usize) -> Result<Report, Complaint> {
+pub fn measure(rounds: usize) -> Result<Report, Failure> {
     let mut cases = Vec::new();
     for list in [List::InboundPorts, List::OutboundPorts, List::Networks] {
         for count in COUNTS {
@@ -66,14 +66,14 @@ pub fn measure(rounds: usize) -> Result<Report, Complaint> {
         let namespace = Namespace::new()?;
         let times = apply(&namespace, &case.policy)?;
         namespaces.push(namespace);
-        Ok::<_, Complaint>(times)
+        Ok::<_, Failure>(times)
     })?;
-    let memory = in_turn(rounds.min(3), &cases, |case| Ok::<_, Complaint>([memory(case, &mut namespaces)?]))?;
+    let memory = in_turn(rounds.min(3), &cases, |case| Ok::<_, Failure>([memory(case, &mut namespaces)?]))?;
     Ok(report(&cases, &times, &memory))
 }
 
 /// Applies a policy; returns milliseconds of elapsed time and of processor time.
-fn apply(namespace: &Namespace, policy: &RedirectPolicy) -> Result<[f64; 2], Complaint> {
+fn apply(namespace: &Namespace, policy: &RedirectPolicy) -> Result<[f64; 2], Failure> {
     namespace.run(|| {
         let (start, before) = (Instant::now(), processor_time()?);
         Redirection::of(policy).apply(&Nft)?;
@@ -83,9 +83,9 @@ fn apply(namespace: &Namespace, policy: &RedirectPolicy) -> Result<[f64; 2], Com
 }
 
 /// Measures the kernel's memory for one namespace's rules, in KiB.
-fn memory(case: &Case, used: &mut Vec<Namespace>) -> Result<f64, Complaint> {
+fn memory(case: &Case, used: &mut Vec<Namespace>) -> Result<f64, Failure> {
     let copies = (MEMORY_ENTRIES / case.count).clamp(1, 100);
-    let created = side_by_side((0..copies).collect(), |_: usize| Namespace::new());
+    let created = in_parallel((0..copies).collect(), |_: usize| Namespace::new());
     let namespaces = created.into_iter().collect::<Result<Vec<_>, _>>()?;
     let before = kernel_memory()?;
     for namespace in &namespaces {
@@ -97,7 +97,7 @@ fn memory(case: &Case, used: &mut Vec<Namespace>) -> Result<f64, Complaint> {
 }
 
 /// Returns the machine's kernel memory that cannot be reclaimed, in KiB.
-fn kernel_memory() -> Result<f64, Complaint> {
+fn kernel_memory() -> Result<f64, Failure> {
     let meminfo = std::fs::read_to_string("/proc/meminfo")?;
     let names = ["SUnreclaim:", "VmallocUsed:", "Percpu:"];
     let fields = meminfo.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());

@@ -1,7 +1,7 @@
 //! Output in Markdown, for docs/BENCHMARKS.md. Other modules do not write to stdout or stderr.
 
 use crate::report::{Limit, Report, Table, Target, cells};
-use gybe_integration::complaint::Complaint;
+use gybe_integration::failure::Failure;
 use std::io::{self, Write};
 use std::process::ExitCode;
 use std::{fs, thread};
@@ -32,8 +32,8 @@ pub fn verdict(reports: &[Report]) -> ExitCode {
 }
 
 /// Writes the error that ended the benchmark.
-pub fn failure(complaint: &Complaint) -> ExitCode {
-    let _closed = writeln!(io::stderr(), "gybe-bench: {complaint:?}");
+pub fn failure(error: &Failure) -> ExitCode {
+    let _closed = writeln!(io::stderr(), "gybe-bench: {error:?}");
     ExitCode::FAILURE
 }
 

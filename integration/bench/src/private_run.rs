@@ -1,6 +1,6 @@
 //! A private tmpfs at /run in a mount namespace of this process, which the kernel removes when the process ends.
 
-use gybe_integration::complaint::Complaint;
+use gybe_integration::failure::Failure;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -13,8 +13,8 @@ pub const RUN: &str = "/run";
 ///
 /// # Errors
 /// When this process may not make a mount namespace.
-pub fn mount_private_run() -> Result<(), Complaint> {
-    let refused = |what: &str, errno| Complaint::that(format!("cannot {what}: {errno}; run this as root"));
+pub fn mount_private_run() -> Result<(), Failure> {
+    let refused = |what: &str, errno| Failure::new(format!("cannot {what}: {errno}; run this as root"));
     unshare(CloneFlags::CLONE_NEWNS).map_err(|errno| refused("make a mount namespace", errno))?;
     let nothing: Option<&str> = None;
     let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;

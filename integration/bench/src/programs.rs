@@ -2,7 +2,7 @@
 
 use crate::pod::{CniCall, Pod};
 use crate::policies;
-use gybe_integration::complaint::Complaint;
+use gybe_integration::failure::Failure;
 use gybe_netfilter::compile::compile;
 use gybe_netfilter::iptables::script;
 use gybe_netfilter::ruleset::Family;
@@ -50,12 +50,12 @@ enum Environment {
 ///
 /// # Errors
 /// When it is not built.
-pub fn built_program(name: &str) -> Result<PathBuf, Complaint> {
+pub fn built_program(name: &str) -> Result<PathBuf, Failure> {
     let path = std::env::current_exe()?.with_file_name(name);
     if path.exists() {
         Ok(path)
     } else {
-        Err(Complaint::that(format!("there is no {path:?}; run: make bench")))
+        Err(Failure::new(format!("there is no {path:?}; run: make bench")))
     }
 }
 
@@ -63,10 +63,10 @@ pub fn built_program(name: &str) -> Result<PathBuf, Complaint> {
 ///
 /// # Errors
 /// When it is missing; the error names its package.
-pub fn system_program(name: &str, package: &str) -> Result<PathBuf, Complaint> {
+pub fn system_program(name: &str, package: &str) -> Result<PathBuf, Failure> {
     let paths = ["/usr/sbin", "/usr/bin", "/sbin", "/bin"].map(|directory| Path::new(directory).join(name));
     let found = paths.into_iter().find(|path| path.exists());
-    found.ok_or_else(|| Complaint::that(format!("there is no {name}; install the Debian package {package}")))
+    found.ok_or_else(|| Failure::new(format!("there is no {name}; install the Debian package {package}")))
 }
 
 impl Contender {
@@ -74,7 +74,7 @@ impl Contender {
     ///
     /// # Errors
     /// When a program is missing.
-    pub fn noop(call: &CniCall) -> Result<Self, Complaint> {
+    pub fn noop(call: &CniCall) -> Result<Self, Failure> {
         let command = ProgramCommand {
             program: built_program("gybe-noop")?,
             arguments: Vec::new(),
@@ -87,7 +87,7 @@ impl Contender {
     ///
     /// # Errors
     /// When it is not built.
-    pub fn gybe(name: &'static str, call: &CniCall) -> Result<Self, Complaint> {
+    pub fn gybe(name: &'static str, call: &CniCall) -> Result<Self, Failure> {
         Ok(Self { name, commands: vec![ProgramCommand::cni(call)?], namespace: StartNamespace::Node })
     }
 
@@ -95,7 +95,7 @@ impl Contender {
     ///
     /// # Errors
     /// When one is missing.
-    pub fn system_programs() -> Result<Vec<Self>, Complaint> {
+    pub fn system_programs() -> Result<Vec<Self>, Failure> {
         let rules = compile(&policies::default()?);
         let nft = ProgramCommand {
             program: system_program("nft", "nftables")?,
@@ -111,10 +111,10 @@ impl Contender {
                         program: system_program(name, "iptables")?,
                         arguments: vec!["--noflush", "--wait"],
                         environment: Environment::OwnLock,
-                        stdin: script(&rules, family).into_bytes(),
+                        stdin: script(&rules, family)?.into_bytes(),
                     })
                 })
-                .collect::<Result<Vec<_>, Complaint>>()
+                .collect::<Result<Vec<_>, Failure>>()
         };
         let in_pod = |name, commands| Self { name, commands, namespace: StartNamespace::Pod };
         Ok(vec![
@@ -134,7 +134,7 @@ impl Contender {
     ///
     /// # Errors
     /// When a command fails.
-    pub fn run(&self, pod: &Pod, ready: impl FnOnce() + Send) -> Result<RunTime, Complaint> {
+    pub fn run(&self, pod: &Pod, ready: impl FnOnce() + Send) -> Result<RunTime, Failure> {
         let work = || {
             let commands: Result<Vec<_>, _> =
                 self.commands.iter().map(|command| command.with_stdin(pod)).collect();
@@ -154,9 +154,9 @@ impl Contender {
     ///
     /// # Errors
     /// When it cannot be started, or there are several commands.
-    pub fn start(&self, pod: &Pod) -> Result<Waiting<'_>, Complaint> {
+    pub fn start(&self, pod: &Pod) -> Result<Waiting<'_>, Failure> {
         let [command] = self.commands.as_slice() else {
-            return Err(Complaint::that("more than one program"));
+            return Err(Failure::new("more than one program"));
         };
         let (reader, writer) = pipe()?;
         let child = command.command(pod, reader).spawn()?;
@@ -183,7 +183,7 @@ impl Waiting<'_> {
     ///
     /// # Errors
     /// When the program does not read.
-    pub fn write_stdin(&mut self) -> Result<(), Complaint> {
+    pub fn write_stdin(&mut self) -> Result<(), Failure> {
         Ok(self.writer.take().map_or(Ok(()), |mut writer| writer.write_all(self.stdin))?)
     }
 }
@@ -205,13 +205,13 @@ impl RunTime {
 }
 
 impl ProgramCommand {
-    fn cni(call: &CniCall) -> Result<Self, Complaint> {
+    fn cni(call: &CniCall) -> Result<Self, Failure> {
         let (program, stdin) = (built_program("gybe-cni")?, call.stdin().into_bytes());
         Ok(Self { program, arguments: Vec::new(), environment: Environment::Cni(call.clone()), stdin })
     }
 
     /// All but the start: stdin is written and closed, as a pipe has room for it.
-    fn with_stdin(&self, pod: &Pod) -> Result<Command, Complaint> {
+    fn with_stdin(&self, pod: &Pod) -> Result<Command, Failure> {
         let (reader, mut writer) = pipe()?;
         writer.write_all(&self.stdin)?;
         Ok(self.command(pod, reader))
@@ -229,7 +229,7 @@ impl ProgramCommand {
     }
 }
 
-fn run_to_end(mut command: Command) -> Result<(), Complaint> {
+fn run_to_end(mut command: Command) -> Result<(), Failure> {
     let mut child = command.spawn()?;
     let status = child.wait()?;
     if status.success() {
@@ -238,7 +238,7 @@ fn run_to_end(mut command: Command) -> Result<(), Complaint> {
     let mut output = String::new();
     child.stdout.take().into_iter().try_for_each(|mut out| out.read_to_string(&mut output).map(drop))?;
     child.stderr.take().into_iter().try_for_each(|mut err| err.read_to_string(&mut output).map(drop))?;
-    Err(Complaint::that(format!("{command:?}: {status}: {output}")))
+    Err(Failure::new(format!("{command:?}: {status}: {output}")))
 }
 
 /// A command for a measured or measuring program.

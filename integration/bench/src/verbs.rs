@@ -7,7 +7,7 @@ use crate::pod::{self, CniCall};
 use crate::programs::Contender;
 use crate::report::{Limit, Report, Table, Target, cells};
 use crate::sample::{Sample, children_processor_time, in_turn};
-use gybe_integration::complaint::Complaint;
+use gybe_integration::failure::Failure;
 
 /// A call, and its limit as a multiple of a program that does nothing.
 struct Case {
@@ -17,30 +17,30 @@ struct Case {
 
 /// # Errors
 /// When a call fails.
-pub fn measure(times: usize) -> Result<Report, Complaint> {
+pub fn measure(times: usize) -> Result<Report, Failure> {
     let call = CniCall::new()?;
     let agent = Agent::start(&call)?;
     let cases = cases(&call, &agent)?;
     // A namespace for each call, and another for measuring its memory.
     let mut pods = pod::new_pods((times + 1) * cases.len())?.into_iter();
-    let mut next = || pods.next().ok_or_else(|| Complaint::that("no namespace left"));
+    let mut next = || pods.next().ok_or_else(|| Failure::new("no namespace left"));
     let mut used = Vec::new();
     let samples = in_turn(times, &cases, |case| {
         let (pod, before) = (next()?, children_processor_time()?);
         let elapsed = case.contender.run(&pod, || ())?.elapsed();
         let used_time = children_processor_time()?.saturating_sub(before);
         used.push(pod);
-        Ok::<_, Complaint>([elapsed, used_time].map(|time| time.as_secs_f64() * 1e6))
+        Ok::<_, Failure>([elapsed, used_time].map(|time| time.as_secs_f64() * 1e6))
     })?;
     // Not the no-op: it does not read its stdin and ends before it is traced.
     let peaks = cases.iter().skip(1).map(|case| peak_memory(&case.contender, &next()?));
-    let peaks = peaks.collect::<Result<Vec<f64>, Complaint>>()?;
+    let peaks = peaks.collect::<Result<Vec<f64>, Failure>>()?;
     Ok(report(&cases, &samples, &peaks, times))
 }
 
-fn cases(call: &CniCall, agent: &Agent) -> Result<Vec<Case>, Complaint> {
+fn cases(call: &CniCall, agent: &Agent) -> Result<Vec<Case>, Failure> {
     let case = |name, call: CniCall, at_most| {
-        Ok::<_, Complaint>(Case { contender: Contender::gybe(name, &call)?, at_most })
+        Ok::<_, Failure>(Case { contender: Contender::gybe(name, &call)?, at_most })
     };
     Ok(vec![
         Case { contender: Contender::noop(call)?, at_most: None },

@@ -2,7 +2,7 @@
 #![no_main]
 
 use gybe_netfilter::compile::compile;
-use gybe_netfilter::heard;
+use gybe_netfilter::datagrams;
 use gybe_netfilter::nft::{Batch, Start};
 use gybe_netfilter::policy::{Families, RedirectPolicy};
 use libfuzzer_sys::fuzz_target;
@@ -21,13 +21,13 @@ fuzz_target!(|input: &[u8]| {
         0 => batch(&datagrams),
         1 => inventory(&datagrams),
         2 => {
-            for other in heard::presence(&datagrams).into_iter().flat_map(|presence| presence.foreign) {
+            for other in datagrams::presence(&datagrams).into_iter().flat_map(|presence| presence.other_meshes) {
                 assert!(!other.to_string().is_empty());
             }
         }
         _ => {
             let received: usize = datagrams.iter().map(Vec::len).sum();
-            let addresses = heard::addresses(&datagrams).unwrap_or_default();
+            let addresses = datagrams::addresses(&datagrams).unwrap_or_default();
             // An address takes a header of 16 bytes, one of 8, and an attribute of 8 at least.
             assert!(addresses.len() * 32 <= received, "{} addresses in {received} bytes", addresses.len());
         }
@@ -49,7 +49,7 @@ fn batch(datagrams: &[Vec<u8>]) {
     let rules = compile(&RedirectPolicy::injected(Families::V4AndV6));
     let batch = Batch::apply(&rules, Start::Fresh).expect("the default");
     let slices: Vec<&[u8]> = datagrams.iter().map(Vec::as_slice).collect();
-    if heard::batch(&batch, &slices).is_err() {
+    if datagrams::batch(&batch, &slices).is_err() {
         return;
     }
     let acknowledges = |message: &[u8]| {
@@ -77,7 +77,7 @@ fn half(bytes: &[u8], at: usize) -> u16 {
 fn inventory(datagrams: &[Vec<u8>]) {
     let mut left = datagrams.iter().cloned();
     // Each list in two datagrams, as kernels send them: its entries, then its end.
-    if let Ok(inventory) = heard::inventory(|_| left.by_ref().take(2).collect()) {
+    if let Ok(inventory) = datagrams::inventory(|_| left.by_ref().take(2).collect()) {
         assert!(inventory.differences(&inventory).is_empty(), "{inventory:?}");
     }
 }

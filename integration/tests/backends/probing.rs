@@ -1,8 +1,10 @@
 //! What a probe finds, on a kernel that can do everything, and with backends that only say so.
 
 use super::{in_new_namespace, patient, sh};
-use gybe_netfilter::backend::{Applied, Backend, BackendError, BackendKind, Inventory};
+use gybe_netfilter::access::NamespaceAccess;
+use gybe_netfilter::backend::{Backend, BackendError, BackendKind, PreviousRules};
 use gybe_netfilter::choose::{BackendSetting, choose};
+use gybe_netfilter::inventory::Inventory;
 use gybe_netfilter::netns::Netns;
 use gybe_netfilter::nft::Nft;
 use gybe_netfilter::probe::{Capabilities, Finding, Profile, try_out};
@@ -27,23 +29,27 @@ impl Backend for Hasty {
         Nft.name()
     }
 
-    fn apply(&self, rules: &Ruleset) -> Result<Applied, BackendError> {
+    fn open(&self) -> Result<NamespaceAccess, BackendError> {
+        Nft.open()
+    }
+
+    fn write(&self, access: &mut NamespaceAccess, rules: &Ruleset) -> Result<PreviousRules, BackendError> {
         let listener = TcpListener::bind("[::]:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         TcpStream::connect(("2001:db8::1", port)).unwrap();
-        Nft.apply(rules)
+        Nft.write(access, rules)
     }
 
-    fn remove(&self) -> Result<(), BackendError> {
-        Nft.remove()
+    fn clear(&self, access: &mut NamespaceAccess) -> Result<(), BackendError> {
+        Nft.clear(access)
     }
 
-    fn inspect(&self) -> Result<Inventory, BackendError> {
-        Nft.inspect()
+    fn read(&self, access: &mut NamespaceAccess) -> Result<Inventory, BackendError> {
+        Nft.read(access)
     }
 
-    fn wanted(&self, rules: &Ruleset) -> Inventory {
-        Nft.wanted(rules)
+    fn desired(&self, rules: &Ruleset) -> Result<Inventory, BackendError> {
+        Nft.desired(rules)
     }
 }
 
@@ -89,20 +95,24 @@ impl Backend for Forgetful {
         Nft.name()
     }
 
-    fn apply(&self, rules: &Ruleset) -> Result<Applied, BackendError> {
-        Nft.apply(&self.kept(rules))
+    fn open(&self) -> Result<NamespaceAccess, BackendError> {
+        Nft.open()
     }
 
-    fn remove(&self) -> Result<(), BackendError> {
-        Nft.remove()
+    fn write(&self, access: &mut NamespaceAccess, rules: &Ruleset) -> Result<PreviousRules, BackendError> {
+        Nft.write(access, &self.kept(rules))
     }
 
-    fn inspect(&self) -> Result<Inventory, BackendError> {
-        Nft.inspect()
+    fn clear(&self, access: &mut NamespaceAccess) -> Result<(), BackendError> {
+        Nft.clear(access)
     }
 
-    fn wanted(&self, rules: &Ruleset) -> Inventory {
-        Nft.wanted(&self.kept(rules))
+    fn read(&self, access: &mut NamespaceAccess) -> Result<Inventory, BackendError> {
+        Nft.read(access)
+    }
+
+    fn desired(&self, rules: &Ruleset) -> Result<Inventory, BackendError> {
+        Nft.desired(&self.kept(rules))
     }
 }
 

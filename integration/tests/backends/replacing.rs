@@ -3,8 +3,10 @@
 
 use super::{in_new_namespace, patient, sh};
 use gybe_integration::vectors;
-use gybe_netfilter::backend::{BackendError, BackendKind, Before, Memory};
+use gybe_netfilter::apply::{ApplyError, apply};
+use gybe_netfilter::backend::{BackendError, BackendKind, PreviousRules};
 use gybe_netfilter::hint::Hint;
+use gybe_netfilter::policy::{Families, RedirectPolicy};
 use gybe_netfilter::presence::Presence;
 use gybe_netfilter::redirection::{Deviation, Redirection, remove_all};
 use gybe_netfilter::routes::Rtnetlink;
@@ -149,10 +151,10 @@ fn f26_what_others_have_there_stays_to_the_byte_whatever_comes_and_goes() {
             ("dns-all-dual", BackendKind::Nft),
         ] {
             let applied = redirections[name].apply(&*patient(kind)).unwrap();
-            let beside: Vec<String> = applied.beside.iter().map(ToString::to_string).collect();
+            let other_nat: Vec<String> = applied.other_nat.iter().map(ToString::to_string).collect();
             assert!(
-                beside.contains(&"nftables chain inet theirs out (priority -100)".to_owned()),
-                "{beside:?}"
+                other_nat.contains(&"nftables chain inet theirs out (priority -100)".to_owned()),
+                "{other_nat:?}"
             );
             assert!(sh("nft list table inet theirs") == before.0.split_inclusive("}\n}\n").next().unwrap());
         }
@@ -170,11 +172,16 @@ fn what_is_too_much_is_a_difference_and_applying_again_mends_it() {
     in_new_namespace(|| {
         tproxy.apply(&*nft).unwrap();
         // What an agent that crashed half way would leave.
-        nft.apply(&plain.rules).unwrap();
+        apply(&*nft, &plain.rules).unwrap();
         sh("iptables-legacy -t nat -N GYBE; iptables-legacy -t nat -N ISTIO_OUTPUT");
-        let said: Vec<String> = plain.differences(&*nft).unwrap().iter().map(ToString::to_string).collect();
+        let said: Vec<String> = plain
+            .differences(&*nft, &Presence::look().unwrap())
+            .unwrap()
+            .iter()
+            .map(ToString::to_string)
+            .collect();
         let wanted = [
-            "rules of ours by iptables-legacy should not be there",
+            "rules written by backend iptables-legacy should not be there",
             "IPv4 rule fwmark 0x539 lookup 133 should not be there",
             "IPv6 rule fwmark 0x539 lookup 133 should not be there",
             "IPv4 route local default dev lo table 133 should not be there",
@@ -182,9 +189,9 @@ fn what_is_too_much_is_a_difference_and_applying_again_mends_it() {
             "address ::6/128 on lo should not be there",
         ];
         assert_eq!(said, wanted);
-        assert_eq!(plain.apply(&*nft).unwrap().before, Before::Others);
-        assert_eq!(plain.differences(&*nft).unwrap(), []);
-        assert_eq!(plain.apply(&*nft).unwrap().before, Before::TheSame);
+        assert_eq!(plain.apply(&*nft).unwrap().previous, PreviousRules::Different);
+        assert_eq!(plain.differences(&*nft, &Presence::look().unwrap()).unwrap(), []);
+        assert_eq!(plain.apply(&*nft).unwrap().previous, PreviousRules::Same);
     });
 }
 
@@ -205,16 +212,24 @@ fn an_add_looks_for_stale_routes_only_where_rules_of_ours_were() {
     let nft = patient(BackendKind::Nft);
     in_new_namespace(|| {
         let mut routing = Rtnetlink::open().unwrap();
-        assert_eq!(tproxy.apply_over(&mut routing, &*nft).unwrap().before, Before::Nothing);
-        assert_eq!(plain.apply_over(&mut routing, &*nft).unwrap().before, Before::Others);
-        assert_eq!(plain.differences(&*nft).unwrap(), []);
+        assert_eq!(tproxy.apply_over(&mut routing, &*nft).unwrap().previous, PreviousRules::None);
+        assert_eq!(plain.apply_over(&mut routing, &*nft).unwrap().previous, PreviousRules::Different);
+        assert_eq!(plain.differences(&*nft, &Presence::look().unwrap()).unwrap(), []);
         // The control: a backend that finds nothing leaves the routes to whoever verifies.
         tproxy.apply_over(&mut routing, &*nft).unwrap();
         nft.remove().unwrap();
-        plain.apply_over(&mut routing, &Memory::default()).unwrap();
-        nft.apply(&plain.rules).unwrap();
+        plain.routes.apply(&mut routing).unwrap();
+        apply(&*nft, &plain.rules).unwrap();
         let stray = |deviation: &Deviation| matches!(deviation, Deviation::ExtraRoute(_));
-        assert_eq!(plain.differences(&*nft).unwrap().iter().filter(|one| stray(one)).count(), 5);
+        assert_eq!(
+            plain
+                .differences(&*nft, &Presence::look().unwrap())
+                .unwrap()
+                .iter()
+                .filter(|one| stray(one))
+                .count(),
+            5
+        );
     });
 }
 
@@ -231,7 +246,7 @@ fn f18_a_foreign_mesh_is_refused_by_every_backend_before_anything_is_written() {
             sh(by);
             let before = sh("nft list ruleset; iptables-legacy-save | grep -v '^#' || true");
             for kind in BackendKind::ALL {
-                let error = patient(kind).apply(&redirections["inject-default-v4"].rules).unwrap_err();
+                let error = apply(&*patient(kind), &redirections["inject-default-v4"].rules).unwrap_err();
                 assert!(error.to_string().contains(whose), "{kind}: {error}");
                 assert!(error.hint().unwrap().contains("istio-cni"), "{error:?}");
                 remove_all().unwrap();
@@ -250,11 +265,38 @@ fn rules_of_another_backend_go_only_after_ours_are_in_force() {
         let before = everything();
         let mut wrong = second.rules.clone();
         wrong.chains.retain(|chain| chain.name.as_str() != "nat-capture");
-        let error = patient(BackendKind::Nft).apply(&wrong).unwrap_err();
-        assert!(matches!(error, BackendError::Nft(_)) && error.source().is_some(), "{error:?}");
+        let error = apply(&*patient(BackendKind::Nft), &wrong).unwrap_err();
+        assert!(
+            matches!(error, ApplyError::Backend(BackendError::Nft(_))) && error.source().is_some(),
+            "{error:?}"
+        );
         assert_eq!(everything(), before);
         let applied = second.apply(&*patient(BackendKind::Nft)).unwrap();
-        assert_eq!((applied.before, applied.beside), (Before::Others, vec![]));
+        assert_eq!((applied.previous, applied.other_nat), (PreviousRules::Different, vec![]));
         assert_eq!(everything(), alone(second, BackendKind::Nft));
+    });
+}
+
+#[test]
+fn the_policy_applied_last_is_the_only_one_and_each_rule_that_differs_is_named() {
+    let first = Redirection::of(&RedirectPolicy::injected(Families::V4Only));
+    let mut policy = RedirectPolicy::injected(Families::V4Only);
+    policy.outbound.excluded_ports = (22..=22).into();
+    let second = Redirection::of(&policy);
+    let nft = patient(BackendKind::Nft);
+    let differences = |desired: &Redirection| -> Vec<String> {
+        let all = desired.differences(&*nft, &Presence::look().unwrap()).unwrap();
+        all.iter().map(ToString::to_string).collect()
+    };
+    in_new_namespace(|| {
+        assert!(differences(&first).contains(&"chain nat-output is missing".to_owned()));
+        for desired in [&first, &second, &second, &first] {
+            desired.apply(&*nft).unwrap();
+            assert_eq!(differences(desired), [""; 0]);
+        }
+        let all = differences(&second);
+        assert!(all.iter().any(|line| line.contains("\"outbound-excluded-port\"")), "{all:?}");
+        nft.remove().unwrap();
+        assert!(nft.inspect().unwrap().is_empty() && !differences(&first).is_empty());
     });
 }

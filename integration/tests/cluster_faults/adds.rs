@@ -8,10 +8,11 @@ use crate::row::{Added, Row};
 use crate::site::{Site, known, programs};
 use gybe_installer::demo::add::RecordedAdd;
 use gybe_installer::testnet::namespace::Namespace;
-use gybe_integration::crowd::so_many_at_a_time;
+use gybe_integration::parallel::in_parallel_at_most;
 use gybe_integration::programs::{ours, run};
 use gybe_netfilter::backend::Backend;
 use gybe_netfilter::nft::Nft;
+use gybe_netfilter::presence::Presence;
 use gybe_netfilter::redirection::{self, Redirection};
 use serde_json::Value;
 use std::io::{Write, pipe};
@@ -63,7 +64,7 @@ pub(crate) fn adds_until(
 fn batch(site: &Site, calls: Vec<(Kind, usize)>, at_a_time: usize) -> Vec<Added> {
     // Nothing is written for a pod in no mesh, so one namespace shows it for all of them.
     let shared = pod();
-    let added = so_many_at_a_time(at_a_time, calls, |(kind, number)| {
+    let added = in_parallel_at_most(at_a_time, calls, |(kind, number)| {
         let name = if kind == Kind::Known { known(number) } else { fresh_name() };
         let call = kind.call(site, &name);
         let added = if kind.is_meshed() { meshed(&call) } else { add(&call, &shared) };
@@ -88,7 +89,8 @@ fn meshed(call: &Call) -> Added {
     let pod = free.unwrap_or_else(pod);
     let added = add(call, &pod);
     if added.refused.is_none() {
-        let differences = pod.run(|| REDIRECTION.differences(&Nft)).unwrap().unwrap();
+        let differences =
+            pod.run(|| REDIRECTION.differences(&Nft, &Presence::look().unwrap())).unwrap().unwrap();
         assert!(differences.is_empty(), "passed and not redirected: {differences:?}");
         pod.run(|| redirection::remove(&Nft)).unwrap().unwrap();
     }

@@ -6,6 +6,7 @@ use gybe_integration::vectors;
 use gybe_netfilter::backend::Backend;
 use gybe_netfilter::iptables::{Iptables, Variant};
 use gybe_netfilter::nft::Nft;
+use gybe_netfilter::presence::Presence;
 use gybe_netfilter::redirection::{Redirection, remove};
 use std::time::Duration;
 
@@ -108,7 +109,12 @@ fn leaves_it_as_it_was(backend: &dyn Backend, their_tables: &str, seen_before: &
                 for name in round {
                     let redirection = policy(name);
                     redirection.apply(backend).unwrap_or_else(|error| panic!("{name}: {error:?}"));
-                    assert_eq!(redirection.differences(backend).unwrap(), [], "{name} by {}", backend.name());
+                    assert_eq!(
+                        redirection.differences(backend, &Presence::look().unwrap()).unwrap(),
+                        [],
+                        "{name} by {}",
+                        backend.name()
+                    );
                     assert_ne!(sh(EVERYTHING), before, "{name} by {}", backend.name());
                 }
                 remove(backend).unwrap();

@@ -8,7 +8,8 @@ mod programs;
 
 use gybe_installer::testnet::namespace::Namespace;
 use gybe_integration::vectors;
-use gybe_netfilter::backend::{Backend, Before};
+use gybe_netfilter::apply::apply;
+use gybe_netfilter::backend::{Backend, PreviousRules};
 use gybe_netfilter::compile::compile;
 use gybe_netfilter::iptables::{Iptables, Variant};
 use gybe_netfilter::policy::{Destinations, InterfaceName};
@@ -39,7 +40,7 @@ fn ruleset(name: &str) -> Ruleset {
 /// What a CHECK finds missing or changed.
 fn differences(context: &str, backend: &Iptables, rules: &Ruleset) -> Vec<String> {
     let found = backend.inspect().unwrap_or_else(|error| panic!("{context}: {error:?}"));
-    backend.wanted(rules).differences(&found).iter().map(ToString::to_string).collect()
+    backend.desired(rules).unwrap().differences(&found).iter().map(ToString::to_string).collect()
 }
 
 fn assert_there(context: &str, backend: &Iptables, rules: &Ruleset) {
@@ -47,8 +48,8 @@ fn assert_there(context: &str, backend: &Iptables, rules: &Ruleset) {
     assert!(differences.is_empty(), "{context}: {differences:#?}");
 }
 
-fn apply(context: &str, backend: &Iptables, rules: &Ruleset) -> Before {
-    backend.apply(rules).unwrap_or_else(|error| panic!("{context}: {error:?}")).before
+fn apply(context: &str, backend: &Iptables, rules: &Ruleset) -> PreviousRules {
+    apply(&backend, rules).unwrap_or_else(|error| panic!("{context}: {error:?}")).previous
 }
 
 /// Runs ADD, CHECK, ADD and the removal for each ruleset, in the namespace of this thread.
@@ -56,10 +57,10 @@ fn add_check_add(release: &Release, variant: Variant, rulesets: &[(String, Rules
     let backend = release.backend(variant);
     for (name, rules) in rulesets {
         let context = format!("{} {} {name}", release.version, variant.name());
-        assert_eq!(apply(&context, &backend, rules), Before::Nothing, "{context}");
+        assert_eq!(apply(&context, &backend, rules), PreviousRules::None, "{context}");
         assert_there(&context, &backend, rules);
         release.assert_version(&release.save(variant));
-        assert_eq!(apply(&context, &backend, rules), Before::TheSame, "{context}");
+        assert_eq!(apply(&context, &backend, rules), PreviousRules::Same, "{context}");
         backend.remove().unwrap();
         let left = release.save(variant);
         assert!(!left.contains("ISTIO_") && !left.contains("GYBE"), "{context}: {left}");
@@ -138,7 +139,11 @@ fn a_version_finds_the_rules_of_another_whole_except_1_8_7_those_of_newer_ones()
                 let changed = || {
                     apply(&context, &writer, &rules);
                     assert_eq!(differences(&context, &reader, &rules).is_empty(), readable, "{context}");
-                    assert_eq!(apply(&context, &reader, &rules) == Before::TheSame, readable, "{context}");
+                    assert_eq!(
+                        apply(&context, &reader, &rules) == PreviousRules::Same,
+                        readable,
+                        "{context}"
+                    );
                     assert_there(&context, &reader, &rules);
                 };
                 Namespace::new().unwrap().run(changed).unwrap();

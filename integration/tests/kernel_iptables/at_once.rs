@@ -1,7 +1,7 @@
 //! Several calls at once in one namespace: each begins when another has ended.
 
 use super::*;
-use gybe_netfilter::backend::BackendKind;
+use gybe_netfilter::apply::apply;
 use gybe_netfilter::hint::Hint;
 use gybe_netfilter::netns::Netns;
 use gybe_netfilter::nft::Nft;
@@ -32,13 +32,13 @@ fn f18_of_adds_at_once_for_one_namespace_each_succeeds_and_one_ones_rules_are_th
             in_new_namespace(|| {
                 let apply = |which: usize| {
                     let (backend, rules) = (&backend, &rules[which % 2]);
-                    Box::new(move || backend.apply(rules).map(drop)) as Box<dyn FnOnce() -> _ + Send>
+                    Box::new(move || apply(backend, rules).map(drop)) as Box<dyn FnOnce() -> _ + Send>
                 };
                 // Of the same pod in even rounds, of two with other annotations in odd ones.
                 let outcomes = at_once((0..4).map(|call| apply(call * (round % 2))).collect());
                 assert!(outcomes.iter().all(Result::is_ok), "{}, {round}: {outcomes:?}", backend.name());
                 let found = backend.inspect().unwrap();
-                let whole = |rules: &Ruleset| backend.wanted(rules).differences(&found).is_empty();
+                let whole = |rules: &Ruleset| backend.desired(rules).unwrap().differences(&found).is_empty();
                 assert!(rules.iter().any(whole), "{}, {round}: {}", backend.name(), save(variant));
             });
         }
@@ -54,13 +54,13 @@ fn f18_of_adds_at_once_by_both_kinds_of_programs_one_ones_rules_are_there() {
         in_new_namespace(|| {
             let apply = |backend: &'_ Iptables| {
                 let (backend, rules) = (backend.clone(), &rules);
-                Box::new(move || backend.apply(rules).map(drop)) as Box<dyn FnOnce() -> _ + Send>
+                Box::new(move || apply(&backend, rules).map(drop)) as Box<dyn FnOnce() -> _ + Send>
             };
             let outcomes = at_once(backends.iter().map(apply).collect());
             assert!(outcomes.iter().all(Result::is_ok), "{round}: {outcomes:?}");
             let ours = Presence::look().unwrap().ours;
             let [one] = ours.as_slice() else { panic!("{round}: {ours:?}") };
-            let there = backends.iter().find(|backend| BackendKind::from(backend.variant()) == *one).unwrap();
+            let there = backends.iter().find(|backend| backend.name() == one.name()).unwrap();
             assert_there(there, &rules);
         });
     }
@@ -75,15 +75,15 @@ fn f18_of_adds_at_once_by_nftables_and_a_program_rules_are_there() {
         let program = patient(variant);
         for round in 0..ROUNDS {
             in_new_namespace(|| {
-                program.apply(&rules).unwrap();
+                apply(&program, &rules).unwrap();
                 let (program, rules) = (&program, &rules);
                 let outcomes = at_once(vec![
-                    Box::new(move || program.apply(rules).map(drop)),
-                    Box::new(move || Nft.apply(rules).map(drop)),
+                    Box::new(move || apply(program, rules).map(drop)),
+                    Box::new(move || apply(&Nft, rules).map(drop)),
                 ]);
                 assert!(outcomes.iter().all(Result::is_ok), "{round}: {outcomes:?}");
                 let there = |backend: &dyn Backend| {
-                    backend.wanted(rules).differences(&backend.inspect().unwrap()).is_empty()
+                    backend.desired(rules).unwrap().differences(&backend.inspect().unwrap()).is_empty()
                 };
                 assert!(there(program) || there(&Nft), "{}, {round}: none", program.name());
             });
@@ -102,10 +102,10 @@ fn f18_f22_a_lock_that_somebody_holds_is_waited_for_no_longer_than_the_deadline(
             assert!(matches!(&late, IptablesError::Busy { .. }), "{late:?}");
             assert!(late.to_string().contains("50ms") && late.hint().unwrap().contains("lslocks"), "{late}");
             // Another namespace's lock is another lock.
-            in_new_namespace(|| patient(variant).apply(&rules).unwrap());
+            in_new_namespace(|| apply(&patient(variant), &rules).unwrap());
             drop(held);
             assert!(names_nothing_of_ours(&save(variant)));
-            patient(variant).apply(&rules).unwrap();
+            apply(&patient(variant), &rules).unwrap();
         });
     }
 }

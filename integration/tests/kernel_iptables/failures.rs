@@ -1,7 +1,8 @@
 //! Programs that refuse, hang or wait: the namespace is as it was, and the error says why.
 
 use super::*;
-use gybe_netfilter::backend::Before;
+use gybe_netfilter::apply::apply;
+use gybe_netfilter::backend::PreviousRules;
 use gybe_netfilter::hint::Hint;
 use gybe_netfilter::ruleset::Family;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -58,7 +59,7 @@ fn f16_when_ipv6_is_refused_halfway_both_families_are_as_they_were() {
         in_new_namespace(|| {
             let (first, second) = (ruleset("dns-all-tproxy-dual"), ruleset("inject-default-dual"));
             let backend = patient(variant);
-            backend.apply(&first).unwrap();
+            apply(&backend, &first).unwrap();
             let before = save(variant);
             let error = refusal(&programs.backend(variant), &second);
             assert!(matches!(&error, IptablesError::PutBack { family: Family::V6, .. }), "{error:?}");
@@ -79,11 +80,11 @@ fn a_failure_that_cannot_be_undone_names_both_failures_and_the_next_apply_repair
         in_new_namespace(|| {
             let rules = ruleset("dns-all-tproxy-dual");
             let backend = patient(variant);
-            backend.apply(&ruleset("inject-default-dual")).unwrap();
+            apply(&backend, &ruleset("inject-default-dual")).unwrap();
             let error = refusal(&programs.backend(variant), &rules);
             assert!(matches!(&error, IptablesError::HalfWritten { family: Family::V4, .. }), "{error:?}");
             assert!(error.to_string().contains("no more") && error.hint().unwrap().contains("apply again"));
-            backend.apply(&rules).unwrap();
+            apply(&backend, &rules).unwrap();
             assert_there(&backend, &rules);
         });
     }
@@ -128,7 +129,7 @@ fn f24_f40_missing_ipv6_programs_are_missed_before_anything_is_written() {
             let error = refusal(&backend, &ruleset("inject-default-dual"));
             assert!(matches!(&error, IptablesError::ProgramMissing { family: Family::V6, .. }), "{error:?}");
             assert!(names_nothing_of_ours(&save(variant)));
-            backend.apply(&ruleset("inject-default-v4")).unwrap();
+            apply(&backend, &ruleset("inject-default-v4")).unwrap();
         });
     }
 }
@@ -142,7 +143,7 @@ fn the_program_of_many_names_does_as_well() {
         symlink(format!("/usr/sbin/{multi}"), programs.0.join(multi)).unwrap();
         in_new_namespace(|| {
             let rules = ruleset("dns-all-tproxy-dual");
-            programs.backend(variant).apply(&rules).unwrap();
+            apply(&programs.backend(variant), &rules).unwrap();
             assert_there(&programs.backend(variant), &rules);
             assert_there(&patient(variant), &rules);
         });
@@ -156,9 +157,9 @@ fn programs_that_print_protocols_as_numbers_are_understood() {
     let programs = Programs::with(Variant::Nft, "iptables-nft-save", print);
     let (backend, rules) = (programs.backend(Variant::Nft), ruleset("dns-all-tproxy-dual"));
     in_new_namespace(|| {
-        assert_eq!(backend.apply(&rules).unwrap().before, Before::Nothing);
+        assert_eq!(apply(&backend, &rules).unwrap().previous, PreviousRules::None);
         assert_there(&backend, &rules);
-        assert_eq!(backend.apply(&rules).unwrap().before, Before::TheSame);
+        assert_eq!(apply(&backend, &rules).unwrap().previous, PreviousRules::Same);
         backend.remove().unwrap();
         assert!(names_nothing_of_ours(&save(Variant::Nft)));
     });

@@ -1,6 +1,7 @@
 //! Legacy tables read with getsockopt: what `iptables-legacy-save` prints is what is read.
 
 use super::*;
+use gybe_netfilter::apply::apply;
 use gybe_netfilter::hint::Hint;
 use gybe_netfilter::nft::Nft;
 use gybe_netfilter::ruleset::Family;
@@ -93,7 +94,7 @@ fn every_rule_of_ours_reads_as_its_program_prints_it() {
     let backend = patient(Variant::Legacy);
     in_new_namespace(|| {
         for (name, rules) in every_ruleset() {
-            backend.apply(&rules).unwrap();
+            apply(&backend, &rules).unwrap();
             for (family, program) in [(Family::V4, "iptables"), (Family::V6, "ip6tables")] {
                 let printed = sh(&format!("{program}-legacy-save -c | sed '/^#/d'"));
                 let read: String = legacy_tables(family).unwrap().iter().map(ToString::to_string).collect();
@@ -140,7 +141,7 @@ fn a_redirect_in_legacy_tables_is_refused_where_their_programs_are_missing() {
         mount(Some("/dev/null"), &program, none, MsFlags::MS_BIND, none).unwrap();
         assert!(Iptables::find(Variant::Legacy).is_err());
         for backend in [&Nft as &dyn Backend, &patient(Variant::Nft)] {
-            let error = backend.apply(&ruleset("inject-default-dual")).unwrap_err().to_string();
+            let error = apply(backend, &ruleset("inject-default-dual")).unwrap_err().to_string();
             assert!(error.contains("ISTIO_OUTPUT in table nat (IPv4)"), "{error}");
         }
     });

@@ -18,6 +18,7 @@ mod writing;
 
 use gybe_installer::testnet::namespace::Namespace;
 use gybe_integration::vectors;
+use gybe_netfilter::apply::{ApplyError, apply};
 use gybe_netfilter::backend::{Backend, BackendError};
 use gybe_netfilter::compile::compile;
 use gybe_netfilter::iptables::{Iptables, IptablesError, Variant};
@@ -71,13 +72,13 @@ fn ruleset(name: &str) -> Ruleset {
 fn assert_there(backend: &Iptables, rules: &Ruleset) {
     let found = backend.inspect().unwrap();
     let differences: Vec<String> =
-        backend.wanted(rules).differences(&found).iter().map(ToString::to_string).collect();
+        backend.desired(rules).unwrap().differences(&found).iter().map(ToString::to_string).collect();
     assert!(differences.is_empty(), "{}: {differences:#?}\n{}", backend.name(), save(backend.variant()));
 }
 
 fn refusal(backend: &Iptables, rules: &Ruleset) -> IptablesError {
-    match backend.apply(rules) {
-        Err(BackendError::Iptables(error)) => error,
+    match apply(backend, rules) {
+        Err(ApplyError::Backend(BackendError::Iptables(error))) => error,
         other => panic!("{other:?}"),
     }
 }

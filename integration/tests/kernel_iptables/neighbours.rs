@@ -1,6 +1,7 @@
 //! Others who redirect the same namespace are told apart and left alone.
 
 use super::*;
+use gybe_netfilter::apply::apply;
 use gybe_netfilter::hint::Hint;
 use gybe_netfilter::nft::Nft;
 
@@ -17,7 +18,7 @@ fn chains_of_istio_are_refused_and_left_alone() {
                     &format!("{program} -t nat -A ISTIO_OUTPUT -p tcp -j REDIRECT --to-ports 15001"),
                 );
                 let before = save(variant);
-                let error = backend.apply(&ruleset("inject-default-dual")).unwrap_err();
+                let error = apply(&backend, &ruleset("inject-default-dual")).unwrap_err();
                 assert!(error.to_string().contains("ISTIO_OUTPUT in table nat"), "{error}");
                 assert!(error.hint().unwrap().contains("istio-cni"));
                 backend.remove().unwrap();
@@ -36,12 +37,12 @@ fn nobody_is_redirected_by_two_backends_at_a_time() {
         [(&legacy as &dyn Backend, &nft as &dyn Backend), (&nft, &legacy), (&Nft, &legacy), (&Nft, &nft)]
     {
         in_new_namespace(|| {
-            first.apply(&rules).unwrap();
-            second.apply(&rules).unwrap();
+            apply(first, &rules).unwrap();
+            apply(second, &rules).unwrap();
             assert!(first.inspect().unwrap().is_empty(), "{} over {}", second.name(), first.name());
-            assert!(second.wanted(&rules).differences(&second.inspect().unwrap()).is_empty());
+            assert!(second.desired(&rules).unwrap().differences(&second.inspect().unwrap()).is_empty());
             first.remove().unwrap();
-            assert!(second.wanted(&rules).differences(&second.inspect().unwrap()).is_empty());
+            assert!(second.desired(&rules).unwrap().differences(&second.inspect().unwrap()).is_empty());
         });
     }
 }

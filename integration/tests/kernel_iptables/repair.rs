@@ -1,6 +1,7 @@
 //! What a killed run leaves is repaired by the next one.
 
 use super::*;
+use gybe_netfilter::apply::apply;
 use gybe_netfilter::iptables::script;
 use gybe_netfilter::ruleset::Family;
 
@@ -16,7 +17,7 @@ const COMMITS: [(&str, Family, &str); 6] = [
 
 /// Writes the part of the rules that one commit would.
 fn commit(variant: Variant, rules: &Ruleset, (program, family, table): (&str, Family, &str)) {
-    let text = script(rules, family);
+    let text = script(rules, family).unwrap();
     let part = text.split_inclusive("COMMIT\n").find(|part| part.starts_with(&format!("*{table}\n")));
     if let Some(part) = part {
         tables(variant, &format!("{program}tables-restore --noflush <<'EOF'\n{part}EOF"));
@@ -41,7 +42,7 @@ fn f15_whatever_a_killed_apply_left_the_next_one_repairs() {
                             None => {}
                         }
                     }
-                    backend.apply(&rules).unwrap_or_else(|error| panic!("cut at {cut}: {error:?}"));
+                    apply(&backend, &rules).unwrap_or_else(|error| panic!("cut at {cut}: {error:?}"));
                     assert_there(&backend, &rules);
                     backend.remove().unwrap();
                     assert!(names_nothing_of_ours(&save(variant)));

@@ -1,6 +1,7 @@
 //! Pods with `hostUsers: false`.
 
 use super::*;
+use gybe_netfilter::apply::apply;
 use gybe_netfilter::hint::Hint;
 use gybe_netfilter::iptables::script;
 use gybe_netfilter::ruleset::Family;
@@ -68,12 +69,12 @@ fn a_namespace_of_another_user_namespace_is_redirected_from_inside_it() {
             let rules = ruleset("inject-default-dual");
             let name = variant.name().trim_start_matches("iptables-");
             // The control: the very same text is refused from outside.
-            let text = script(&rules, Family::V4);
+            let text = script(&rules, Family::V4).unwrap();
             let outside = sh(&format!(
                 "iptables-{name}-restore --noflush <<'EOF' 2>/dev/null || echo refused\n{text}EOF"
             ));
             assert_eq!(outside.trim(), "refused");
-            backend.apply(&rules).unwrap();
+            apply(&backend, &rules).unwrap();
             assert_there(&backend, &rules);
             assert!(save(variant).contains("--uid-owner 1337"));
             backend.remove().unwrap();
@@ -95,7 +96,7 @@ fn a_user_namespace_without_root_is_refused_by_name_and_with_the_remedy() {
         let refused = std::thread::scope(|scope| {
             let inside = scope.spawn(|| {
                 setns(netns, CloneFlags::CLONE_NEWNET).unwrap();
-                backend.apply(&ruleset("inject-default-v4")).unwrap_err()
+                apply(&backend, &ruleset("inject-default-v4")).unwrap_err()
             });
             inside.join().unwrap()
         });

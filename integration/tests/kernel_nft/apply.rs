@@ -2,14 +2,16 @@
 
 use crate::namespace::{in_new_namespace, nft};
 use crate::rules::{differences, every_match, every_verdict, inspected, redirect};
-use gybe_netfilter::backend::{Backend, Inventory};
+use gybe_netfilter::apply::apply;
+use gybe_netfilter::backend::Backend;
+use gybe_netfilter::inventory::Inventory;
 use gybe_netfilter::nft::Nft;
 
 #[test]
 fn what_was_applied_is_what_is_there() {
     in_new_namespace(|| {
         assert!(inspected().is_empty());
-        Nft.apply(&redirect()).unwrap();
+        apply(&Nft, &redirect()).unwrap();
         assert_eq!(differences(&redirect()), [""; 0], "{}", nft(&["-a", "list", "ruleset"]));
     });
 }
@@ -17,9 +19,9 @@ fn what_was_applied_is_what_is_there() {
 #[test]
 fn f18_applying_twice_is_the_same_as_once_and_keeps_the_rules_that_are_there() {
     in_new_namespace(|| {
-        Nft.apply(&redirect()).unwrap();
+        apply(&Nft, &redirect()).unwrap();
         let before = nft(&["-a", "list", "ruleset"]);
-        Nft.apply(&redirect()).unwrap();
+        apply(&Nft, &redirect()).unwrap();
         assert_eq!(nft(&["-a", "list", "ruleset"]), before, "handles and all");
     });
 }
@@ -28,7 +30,7 @@ fn f18_applying_twice_is_the_same_as_once_and_keeps_the_rules_that_are_there() {
 fn f18_other_rules_take_the_place_of_those_that_are_there() {
     in_new_namespace(|| {
         for rules in [redirect(), every_match(), every_verdict(), redirect()] {
-            Nft.apply(&rules).unwrap();
+            apply(&Nft, &rules).unwrap();
             assert_eq!(differences(&rules), [""; 0], "{}", nft(&["list", "ruleset"]));
         }
     });
@@ -38,7 +40,7 @@ fn f18_other_rules_take_the_place_of_those_that_are_there() {
 fn removing_leaves_nothing_and_is_success_when_nothing_is_there() {
     in_new_namespace(|| {
         Nft.remove().unwrap();
-        Nft.apply(&every_match()).unwrap();
+        apply(&Nft, &every_match()).unwrap();
         Nft.remove().unwrap();
         assert_eq!(nft(&["list", "ruleset"]), "");
         assert_eq!(inspected(), Inventory::default());
@@ -51,7 +53,7 @@ fn a_dry_run_keeps_nothing_and_changes_nothing() {
     in_new_namespace(|| {
         Nft.dry_run(&every_match()).unwrap();
         assert_eq!(nft(&["list", "ruleset"]), "");
-        Nft.apply(&redirect()).unwrap();
+        apply(&Nft, &redirect()).unwrap();
         let before = nft(&["-a", "list", "ruleset"]);
         Nft.dry_run(&every_verdict()).unwrap();
         assert_eq!(nft(&["-a", "list", "ruleset"]), before);
@@ -70,7 +72,7 @@ fn f26_tables_of_others_are_neither_read_nor_touched() {
         nft(&["add table ip gybe; add chain ip gybe nat-output"]);
         let foreign = nft(&["-a", "list", "ruleset"]);
         assert!(inspected().is_empty());
-        Nft.apply(&redirect()).unwrap();
+        apply(&Nft, &redirect()).unwrap();
         assert_eq!(differences(&redirect()), [""; 0]);
         Nft.remove().unwrap();
         assert_eq!(nft(&["-a", "list", "ruleset"]), foreign);
@@ -80,7 +82,7 @@ fn f26_tables_of_others_are_neither_read_nor_touched() {
 #[test]
 fn counters_are_reported_and_make_no_difference() {
     in_new_namespace(|| {
-        Nft.apply(&redirect()).unwrap();
+        apply(&Nft, &redirect()).unwrap();
         crate::namespace::ip("link set lo up");
         // Nobody listens there: one packet leaves, and the answer is a refusal.
         std::net::TcpStream::connect("127.0.0.1:9").unwrap_err();

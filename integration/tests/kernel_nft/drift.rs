@@ -2,7 +2,7 @@
 
 use crate::namespace::{in_new_namespace, nft};
 use crate::rules::{differences, redirect};
-use gybe_netfilter::backend::Backend;
+use gybe_netfilter::apply::apply;
 use gybe_netfilter::nft::Nft;
 use std::io::Write;
 use std::process::{Child, Command, Stdio};
@@ -22,7 +22,7 @@ fn handle(line: &str) -> String {
 fn f21_each_rule_that_was_deleted_is_named() {
     for (chain, rule) in redirect().rules() {
         in_new_namespace(|| {
-            Nft.apply(&redirect()).unwrap();
+            apply(&Nft, &redirect()).unwrap();
             let handle = handle(&format!("comment \"{}\"", rule.id));
             nft(&["delete", "rule", "inet", "gybe", chain.as_str(), "handle", &handle]);
             let sentence = format!("rule \"{}\" in chain {chain} is missing", rule.id);
@@ -35,10 +35,10 @@ fn f21_each_rule_that_was_deleted_is_named() {
 #[test]
 fn f21_a_table_put_to_sleep_is_named_and_woken_by_the_next_apply() {
     in_new_namespace(|| {
-        Nft.apply(&redirect()).unwrap();
+        apply(&Nft, &redirect()).unwrap();
         nft(&["add table inet gybe { flags dormant; }"]);
         assert_eq!(differences(&redirect()), ["the table's flag dormant should not be there"]);
-        Nft.apply(&redirect()).unwrap();
+        apply(&Nft, &redirect()).unwrap();
         assert_eq!(differences(&redirect()), [""; 0]);
         assert!(!nft(&["list", "table", "inet", "gybe"]).contains("dormant"));
     });
@@ -47,7 +47,7 @@ fn f21_a_table_put_to_sleep_is_named_and_woken_by_the_next_apply() {
 #[test]
 fn f21_a_rule_that_was_changed_is_named() {
     in_new_namespace(|| {
-        Nft.apply(&redirect()).unwrap();
+        apply(&Nft, &redirect()).unwrap();
         let handle = handle("comment \"proxy-uid\"");
         nft(&[&format!(
             "replace rule inet gybe nat-output handle {handle} skuid 1338 counter return comment \"proxy-uid\""
@@ -62,7 +62,7 @@ fn f21_a_rule_that_was_changed_is_named() {
 #[test]
 fn f21_rules_that_are_too_many_or_in_another_place_are_named() {
     in_new_namespace(|| {
-        Nft.apply(&redirect()).unwrap();
+        apply(&Nft, &redirect()).unwrap();
         nft(&["insert rule inet gybe nat-output drop"]);
         nft(&[&format!("delete rule inet gybe nat-prerouting handle {}", handle("comment \"inbound\""))]);
         nft(&[
@@ -82,7 +82,7 @@ fn f21_rules_that_are_too_many_or_in_another_place_are_named() {
 #[test]
 fn f21_elements_of_a_set_are_named() {
     in_new_namespace(|| {
-        Nft.apply(&redirect()).unwrap();
+        apply(&Nft, &redirect()).unwrap();
         nft(&["delete element inet gybe inbound-excluded-ports { 15090 }"]);
         nft(&["add element inet gybe inbound-excluded-ports { 22, 8000-8010 }"]);
         let sentences = [
@@ -98,13 +98,13 @@ fn f21_elements_of_a_set_are_named() {
 #[test]
 fn f21_a_catch_all_element_of_a_set_is_named() {
     in_new_namespace(|| {
-        Nft.apply(&redirect()).unwrap();
+        apply(&Nft, &redirect()).unwrap();
         // `nft` 1.0.6 crashes when it adds `*` to a set that is there, so the table is written anew.
         let table = nft(&["list", "table", "inet", "gybe"]).replacen("elements = { ", "elements = { *, ", 1);
         nft(&[&format!("delete table inet gybe\n{table}")]);
         let sentence = "element * of set inbound-excluded-ports should not be there";
         assert_eq!(differences(&redirect()), [sentence]);
-        Nft.apply(&redirect()).unwrap();
+        apply(&Nft, &redirect()).unwrap();
         assert_eq!(differences(&redirect()), [""; 0]);
     });
 }
@@ -136,7 +136,7 @@ fn interactive_nft() -> Child {
 #[test]
 fn f21_a_whole_table_that_is_gone_is_every_chain_and_set_missing() {
     in_new_namespace(|| {
-        Nft.apply(&redirect()).unwrap();
+        apply(&Nft, &redirect()).unwrap();
         nft(&["flush ruleset"]);
         let sentences = [
             "set inbound-excluded-ports is missing",
@@ -145,7 +145,7 @@ fn f21_a_whole_table_that_is_gone_is_every_chain_and_set_missing() {
             "chain nat-prerouting is missing",
         ];
         assert_eq!(differences(&redirect()), sentences);
-        Nft.apply(&redirect()).unwrap();
+        apply(&Nft, &redirect()).unwrap();
         assert_eq!(differences(&redirect()), [""; 0]);
     });
 }
@@ -153,7 +153,7 @@ fn f21_a_whole_table_that_is_gone_is_every_chain_and_set_missing() {
 #[test]
 fn f21_a_chain_that_hangs_elsewhere_is_named() {
     in_new_namespace(|| {
-        Nft.apply(&redirect()).unwrap();
+        apply(&Nft, &redirect()).unwrap();
         nft(&["flush chain inet gybe nat-prerouting; delete chain inet gybe nat-prerouting"]);
         nft(&["add chain inet gybe nat-prerouting { type nat hook prerouting priority -99; }"]);
         assert_eq!(differences(&redirect())[0], "chain nat-prerouting is not as it was written");
@@ -163,11 +163,11 @@ fn f21_a_chain_that_hangs_elsewhere_is_named() {
 #[test]
 fn a11_applying_mends_whatever_was_done() {
     in_new_namespace(|| {
-        Nft.apply(&redirect()).unwrap();
+        apply(&Nft, &redirect()).unwrap();
         nft(&[
             "add rule inet gybe nat-output drop; add chain inet gybe other; add set inet gybe s { type mark; }",
         ]);
-        Nft.apply(&redirect()).unwrap();
+        apply(&Nft, &redirect()).unwrap();
         assert_eq!(differences(&redirect()), [""; 0]);
     });
 }

@@ -2,7 +2,7 @@
 
 use crate::namespace::{in_new_namespace, nft};
 use crate::rules::{differences, every_match, every_verdict, policy};
-use gybe_netfilter::backend::Backend;
+use gybe_netfilter::apply::apply;
 use gybe_netfilter::compile::compile;
 use gybe_netfilter::nft::Nft;
 use gybe_netfilter::show::show;
@@ -19,7 +19,7 @@ fn load(script: &str) {
 #[test]
 fn every_match_loads_and_reads_back_byte_for_byte() {
     in_new_namespace(|| {
-        Nft.apply(&every_match()).unwrap();
+        apply(&Nft, &every_match()).unwrap();
         assert_eq!(differences(&every_match()), [""; 0], "{}", nft(&["list", "ruleset"]));
     });
 }
@@ -27,7 +27,7 @@ fn every_match_loads_and_reads_back_byte_for_byte() {
 #[test]
 fn every_verdict_loads_and_reads_back_byte_for_byte() {
     in_new_namespace(|| {
-        Nft.apply(&every_verdict()).unwrap();
+        apply(&Nft, &every_verdict()).unwrap();
         assert_eq!(differences(&every_verdict()), [""; 0], "{}", nft(&["list", "ruleset"]));
     });
 }
@@ -36,7 +36,7 @@ fn every_verdict_loads_and_reads_back_byte_for_byte() {
 fn nft_lists_every_rule_so_that_it_can_be_loaded_again() {
     for rules in [every_match(), every_verdict()] {
         in_new_namespace(|| {
-            Nft.apply(&rules).unwrap();
+            apply(&Nft, &rules).unwrap();
             let listed = nft(&["list", "ruleset"]);
             in_new_namespace(|| {
                 load(&listed);
@@ -49,7 +49,7 @@ fn nft_lists_every_rule_so_that_it_can_be_loaded_again() {
 #[test]
 fn nft_shows_every_rules_id_as_its_comment() {
     in_new_namespace(|| {
-        Nft.apply(&every_match()).unwrap();
+        apply(&Nft, &every_match()).unwrap();
         let listed = nft(&["list", "table", "inet", "gybe"]);
         for (_, rule) in every_match().rules() {
             let comment = format!("comment \"{}\"", rule.id);
@@ -62,7 +62,7 @@ fn nft_shows_every_rules_id_as_its_comment() {
 #[test]
 fn nft_prints_values_as_people_write_them() {
     in_new_namespace(|| {
-        Nft.apply(&every_match()).unwrap();
+        apply(&Nft, &every_match()).unwrap();
         let listed = nft(&["-n", "list", "table", "inet", "gybe"]);
         for line in [
             "elements = { 0, 3, 1337, 4294967294 }",
@@ -91,7 +91,7 @@ fn nft_prints_values_as_people_write_them() {
 fn the_text_that_is_shown_loads_as_the_rules_that_are_written() {
     for rules in [every_match(), compile(&policy())] {
         let written = in_new_namespace(|| {
-            Nft.apply(&rules).unwrap();
+            apply(&Nft, &rules).unwrap();
             nft(&["list", "ruleset"])
         });
         in_new_namespace(|| {

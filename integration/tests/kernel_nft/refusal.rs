@@ -2,6 +2,7 @@
 
 use crate::namespace::{in_new_namespace, nft, without_privilege};
 use crate::rules::{differences, every_verdict, inspected, redirect, rule, ruleset};
+use gybe_netfilter::apply::apply;
 use gybe_netfilter::backend::Backend;
 use gybe_netfilter::hint::Hint;
 use gybe_netfilter::nft::{Nft, NftError, Object};
@@ -11,7 +12,7 @@ use std::borrow::Cow;
 use std::error::Error;
 
 fn refused(rules: &Ruleset) -> (String, Errno, Option<Cow<'static, str>>) {
-    let error = Nft.apply(rules).unwrap_err();
+    let error = apply(&Nft, rules).unwrap_err();
     let reason = error.source().and_then(|source| source.downcast_ref::<Errno>());
     (error.to_string(), *reason.unwrap_or_else(|| panic!("{error:?}")), error.hint())
 }
@@ -40,7 +41,7 @@ fn f16_a_refused_transaction_leaves_the_rules_that_were_there() {
         vec![rule("lost", vec![], Verdict::Goto(ChainName::NatCapture))],
     )]);
     in_new_namespace(|| {
-        Nft.apply(&redirect()).unwrap();
+        apply(&Nft, &redirect()).unwrap();
         let before = nft(&["-a", "list", "ruleset"]);
         assert_eq!(refused(&wrong).1, Errno::ENOENT);
         assert_eq!(nft(&["-a", "list", "ruleset"]), before);
@@ -83,13 +84,13 @@ fn a_rule_id_that_is_too_long_for_a_comment_is_refused_by_name() {
     };
     in_new_namespace(|| {
         for length in [254, 255, 256, 300, 70_000] {
-            let error = Nft.apply(&with(length)).unwrap_err();
+            let error = apply(&Nft, &with(length)).unwrap_err();
             let named =
                 error.to_string().contains("rule \"xxx") || error.to_string().contains("cannot write");
             assert!(named, "{length}: {error:?}");
             assert!(inspected().is_empty());
         }
-        Nft.apply(&with(253)).unwrap();
+        apply(&Nft, &with(253)).unwrap();
         assert_eq!(differences(&with(253)), [""; 0]);
     });
 }
@@ -98,7 +99,7 @@ fn a_rule_id_that_is_too_long_for_a_comment_is_refused_by_name() {
 fn f19_fifty_namespaces_at_once_do_not_wait_for_each_other_in_vain() {
     std::thread::scope(|scope| {
         for _ in 0..50 {
-            scope.spawn(|| in_new_namespace(|| Nft.apply(&every_verdict()).unwrap()));
+            scope.spawn(|| in_new_namespace(|| apply(&Nft, &every_verdict()).unwrap()));
         }
     });
 }

@@ -6,6 +6,7 @@ use gybe_netfilter::backend::Backend;
 use gybe_netfilter::hint::Hint;
 use gybe_netfilter::nft::Nft;
 use gybe_netfilter::policy::{Families, Inbound, Mode, PortSet};
+use gybe_netfilter::presence::Presence;
 use gybe_netfilter::redirection::{self, Redirection};
 use gybe_netfilter::routes::{self, Routes, RoutesError, Rtnetlink, addresses};
 
@@ -118,7 +119,7 @@ fn a_rule_of_ours_behind_another_is_missed_and_moved() {
             wanted.missing(&mut routing()).unwrap().iter().map(ToString::to_string).collect();
         assert_eq!(missing, ["IPv4 rule fwmark 0x539 lookup 133"]);
         redirection.apply(&Nft).unwrap();
-        assert_eq!(redirection.differences(&Nft).unwrap(), []);
+        assert_eq!(redirection.differences(&Nft, &Presence::look().unwrap()).unwrap(), []);
         let rules = ip("rule");
         assert_eq!(rules.matches("lookup 133").count(), 1, "{rules}");
         assert!(rules.find("lookup 133") < rules.find("lookup 100"), "{rules}");
@@ -267,11 +268,16 @@ fn a_redirection_is_rules_and_routes_and_its_differences_name_both() {
         policy.mode = TPROXY;
         let redirection = Redirection::of(&policy);
         redirection.apply(&Nft).unwrap();
-        assert_eq!(redirection.differences(&Nft).unwrap(), []);
+        assert_eq!(redirection.differences(&Nft, &Presence::look().unwrap()).unwrap(), []);
         ip("-6 addr del ::6/128 dev lo");
         ip("rule del fwmark 0x539 lookup 133");
         crate::namespace::nft(&["delete chain inet gybe mangle-output"]);
-        let found: Vec<_> = redirection.differences(&Nft).unwrap().iter().map(ToString::to_string).collect();
+        let found: Vec<_> = redirection
+            .differences(&Nft, &Presence::look().unwrap())
+            .unwrap()
+            .iter()
+            .map(ToString::to_string)
+            .collect();
         let sentences = [
             "chain mangle-output is missing",
             "address ::6/128 on lo is missing",
@@ -279,7 +285,7 @@ fn a_redirection_is_rules_and_routes_and_its_differences_name_both() {
         ];
         assert_eq!(found, sentences);
         redirection.apply_over(&mut routing(), &Nft).unwrap();
-        assert_eq!(redirection.differences(&Nft).unwrap(), []);
+        assert_eq!(redirection.differences(&Nft, &Presence::look().unwrap()).unwrap(), []);
         redirection::remove(&Nft).unwrap();
         assert!(Nft.inspect().unwrap().is_empty());
         assert_eq!(redirection.routes.missing(&mut routing()).unwrap().len(), 5);

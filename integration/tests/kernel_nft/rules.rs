@@ -1,6 +1,7 @@
 //! Rule sets made by hand: every match and every verdict, whether or not `compile` writes it today.
 
-use gybe_netfilter::backend::{Backend, Inventory};
+use gybe_netfilter::backend::Backend;
+use gybe_netfilter::inventory::Inventory;
 use gybe_netfilter::nft::Nft;
 use gybe_netfilter::policy::{Families, InterfaceName, Port, PortSet, RedirectPolicy};
 use gybe_netfilter::ruleset::{
@@ -178,7 +179,7 @@ pub(crate) fn inspected() -> Inventory {
 
 /// What is not as `rules` would have it, in sentences.
 pub(crate) fn differences(rules: &Ruleset) -> Vec<String> {
-    Nft.wanted(rules).differences(&inspected()).iter().map(ToString::to_string).collect()
+    Nft.desired(rules).unwrap().differences(&inspected()).iter().map(ToString::to_string).collect()
 }
 
 /// What the injector asks for, on both families.

@@ -2,7 +2,7 @@
 
 use crate::namespace::{in_new_namespace, nft};
 use crate::rules::{differences, rule, ruleset};
-use gybe_netfilter::backend::Backend;
+use gybe_netfilter::apply::apply;
 use gybe_netfilter::hint::Hint;
 use gybe_netfilter::nft::Nft;
 use gybe_netfilter::ruleset::{ChainName, Is, Match, Networks, Protocol, Ruleset, Verdict};
@@ -32,7 +32,7 @@ fn a03_sets_of_a_thousand_elements_load_and_read_back() {
     let uids = Match::OwnerUid((0..1000).collect());
     for rules in [v4(1000), v6(1000), with(vec![Match::Protocol(Protocol::Udp), ports]), with(vec![uids])] {
         in_new_namespace(|| {
-            Nft.apply(&rules).unwrap();
+            apply(&Nft, &rules).unwrap();
             assert_eq!(differences(&rules), [""; 0]);
         });
     }
@@ -42,7 +42,7 @@ fn a03_sets_of_a_thousand_elements_load_and_read_back() {
 fn a03_sets_of_45_000_networks_load_and_read_back() {
     for rules in [v4(45_000), v6(45_000)] {
         in_new_namespace(|| {
-            if let Err(error) = Nft.apply(&rules) {
+            if let Err(error) = apply(&Nft, &rules) {
                 // A plain user may send no more at once than the administrator lets everybody.
                 assert!(error.hint().is_some_and(|hint| hint.contains("wmem_max")), "{error:?}");
                 assert_ne!(
@@ -64,7 +64,7 @@ fn every_other_port_loads_and_reads_back() {
     let ports = Match::DestinationPort(Is::In, (0..=u16::MAX).step_by(2).collect());
     let rules = with(vec![Match::Protocol(Protocol::Tcp), ports]);
     in_new_namespace(|| {
-        Nft.apply(&rules).unwrap();
+        apply(&Nft, &rules).unwrap();
         assert!(differences(&rules).is_empty());
     });
 }

@@ -107,15 +107,15 @@ fn a_choice_says_why_and_a_refusal_what_to_do() {
 fn a_policy_is_refused_for_what_it_needs_and_for_nothing_else() {
     let missing = [(Profile::Tproxy, refused("tproxy")), (Profile::V4AndV6, refused("v6"))];
     let choice = choose(&known(&[(Nft, findings(&missing))]), BackendSetting::Auto).unwrap();
-    assert_eq!(choice.way(&policy(|_| ())), Ok(Way::Whole));
-    assert_eq!(choice.way(&policy(|policy| policy.dns = Dns::All)), Ok(Way::Whole));
-    let both = choice.way(&policy(|policy| policy.families = Families::V4AndV6)).unwrap_err();
+    assert_eq!(choice.variant(&policy(|_| ())), Ok(RuleVariant::Complete));
+    assert_eq!(choice.variant(&policy(|policy| policy.dns = Dns::All)), Ok(RuleVariant::Complete));
+    let both = choice.variant(&policy(|policy| policy.families = Families::V4AndV6)).unwrap_err();
     assert_eq!(
         both.to_string(),
         "the pod's IPv6 is to be redirected, which nft cannot do on this node: refused: v6"
     );
     let tproxy = Mode::Tproxy { mark: 1, route_table: 2 };
-    assert!(choice.way(&policy(|policy| policy.mode = tproxy)).is_err());
+    assert!(choice.variant(&policy(|policy| policy.mode = tproxy)).is_err());
 }
 
 #[test]
@@ -127,9 +127,9 @@ fn dns_goes_without_zones_where_that_was_seen_to_work() {
         let findings = findings(&[dns.clone(), (Profile::DnsWithoutZones, finding)]);
         choose(&known(&[(Nft, findings)]), BackendSetting::Auto).unwrap()
     };
-    assert_eq!(without(Finding::Works).way(&asks), Ok(Way::WithoutZones));
-    assert_eq!(without(Finding::Works).way(&policy(|_| ())), Ok(Way::Whole));
-    assert!(without(refused("dns too")).way(&asks).is_err());
+    assert_eq!(without(Finding::Works).variant(&asks), Ok(RuleVariant::WithoutZones));
+    assert_eq!(without(Finding::Works).variant(&policy(|_| ())), Ok(RuleVariant::Complete));
+    assert!(without(refused("dns too")).variant(&asks).is_err());
 }
 
 #[test]

@@ -1,11 +1,10 @@
 //! What can go wrong with iptables, and what helps.
 
-use super::MOST_RULES;
+use super::layout::MAX_RULES;
 use super::programs::DIRECTORIES;
 use super::save::SaveError;
-use crate::backend::{Foreign, Name};
 use crate::hint::Hint;
-use crate::nft::NftError;
+use crate::nft::error::NftError;
 use crate::ruleset::{Family, RuleId};
 use crate::xt::legacy::LegacyError;
 use std::borrow::Cow;
@@ -17,22 +16,19 @@ use std::time::Duration;
 #[derive(Debug, thiserror::Error)]
 pub enum IptablesError {
     /// No program of this variant on this node.
-    #[error("no {variant} programs for {} on this node", Name(*family))]
+    #[error("no {variant} programs for {family} on this node")]
     ProgramMissing {
         /// Which variant.
         variant: &'static str,
         /// For which family.
         family: Family,
     },
-    /// Somebody else redirects this namespace.
-    #[error(transparent)]
-    Foreign(#[from] Foreign),
-    /// Whether somebody else redirects it cannot be found out.
-    #[error("cannot tell whether somebody else redirects this namespace")]
-    Neighbours(#[source] NftError),
+    /// The kernel did not list the nftables chains, and so not the tables of iptables-nft.
+    #[error("cannot list the nftables chains of this network namespace")]
+    Chains(#[source] NftError),
     /// The policy's lists come to more rules than are written.
     #[error(
-        "the policy comes to more than {MOST_RULES} iptables rules, {rules} of them by the lists of {rule}"
+        "the policy comes to more than {MAX_RULES} iptables rules, {rules} of them by the lists of {rule}"
     )]
     TooManyRules {
         /// The rule with the longest lists.
@@ -95,7 +91,7 @@ pub enum IptablesError {
     #[error("cannot enter the user namespace that owns this network namespace as its root")]
     UserNamespace(#[source] std::io::Error),
     /// The rules are as they were before.
-    #[error("rules for {} could not be written, and everything was put back as it was", Name(*family))]
+    #[error("rules for {family} could not be written, and everything was put back as it was")]
     PutBack {
         /// The family whose rules were refused.
         family: Family,
@@ -103,7 +99,7 @@ pub enum IptablesError {
         source: Box<IptablesError>,
     },
     /// The rules are neither as they were nor as they should be.
-    #[error("rules for {} could not be written, nor what was there before put back ({undo})", Name(*family))]
+    #[error("rules for {family} could not be written, nor what was there before put back ({undo})")]
     HalfWritten {
         /// The family whose rules were refused.
         family: Family,
@@ -127,11 +123,10 @@ impl Hint for IptablesError {
                 DIRECTORIES.join(", ")
             )
             .into()),
-            Self::Foreign(foreign) => foreign.hint(),
             Self::TooManyRules { .. } => Some(
                 "shorten the pod's lists of networks, ports and interfaces, or choose nft: there a list is one rule".into(),
             ),
-            Self::Neighbours(error) => error.hint(),
+            Self::Chains(error) => error.hint(),
             Self::Legacy(error) => error.hint(),
             Self::Unreadable { source: SaveError::Incompatible(_), .. } => {
                 Some("choose the backend \"nft\"".into())

@@ -1,45 +1,44 @@
-//! What of ours is there, in the words every backend shares: a part for each chain of ours and for
-//! each chain of others that leads into one, named as people ask iptables for it (`ip nat ISTIO_OUTPUT`).
+//! Gybe's iptables rules as an inventory: one part for each of Gybe's chains and for each other chain that leads into
+//! one, named by the words in which iptables is asked for it (`ip nat ISTIO_OUTPUT`).
 
-use super::holding::{Entry, Holding};
 use super::layout::family_name;
-use super::session::PerFamily;
-use crate::backend::{Inventory, Item, Part, PartKind};
+use super::rules::{IptablesRules, RuleText, TableRules};
+use crate::inventory::{Inventory, Item, Part, PartKind};
 use crate::ruleset::{Family, Stage};
 use std::collections::BTreeMap;
 
-/// The inventory of what both families hold.
-pub(super) fn inventory(holdings: &PerFamily) -> Inventory {
-    let tables = holdings.iter().flat_map(|(family, tables)| {
-        tables.iter().flat_map(move |(stage, holding)| parts(*family, *stage, holding))
+/// The inventory of both families.
+pub(super) fn inventory(rules: &IptablesRules) -> Inventory {
+    let tables = rules.iter().flat_map(|(family, tables)| {
+        tables.iter().flat_map(move |(stage, table)| parts(*family, *stage, table))
     });
     Inventory::of(tables.collect())
 }
 
-fn parts(family: Family, stage: Stage, holding: &Holding) -> impl Iterator<Item = Part> {
-    let place = move |chain: &str| format!("{} {} {chain}", family_name(family), stage.table());
-    let part = move |(chain, entries): (&String, &Vec<Entry>)| Part {
+fn parts(family: Family, stage: Stage, table: &TableRules) -> impl Iterator<Item = Part> {
+    let full_name = move |chain: &str| format!("{} {} {chain}", family_name(family), stage.table());
+    let part = move |(chain, rules): (&String, &Vec<RuleText>)| Part {
         kind: PartKind::Chain,
-        name: place(chain),
+        name: full_name(chain),
         form: Vec::new(),
-        items: items(entries),
+        items: items(rules),
     };
-    holding.chains.iter().chain(&holding.hooks).map(part)
+    table.chains.iter().chain(&table.hooks).map(part)
 }
 
-/// A rule with lists is several here: `id`, `id#2`, `id#3`, in order.
-fn items(entries: &[Entry]) -> Vec<Item> {
-    let mut seen = BTreeMap::<String, usize>::new();
-    let items = entries.iter().map(|entry| {
-        // Carrying out a divert takes rules that no rule of ours names.
-        let id = Some(entry.comment()).filter(|id| !id.is_empty()).unwrap_or_else(|| entry.target());
-        let times = seen.entry(id.clone()).or_default();
-        *times += 1;
+/// The rules of one chain. A rule with lists is several rules here: `id`, `id#2`, `id#3`, in order.
+fn items(rules: &[RuleText]) -> Vec<Item> {
+    let mut counts = BTreeMap::<String, usize>::new();
+    let items = rules.iter().map(|rule| {
+        // The rules that carry out a divert have no id.
+        let id = Some(rule.comment()).filter(|id| !id.is_empty()).unwrap_or_else(|| rule.target());
+        let count = counts.entry(id.clone()).or_default();
+        *count += 1;
         Item {
-            id: if *times == 1 { id } else { format!("{id}#{times}") },
-            form: entry.text().as_bytes().to_vec(),
-            packets: entry.counters.map(|counters| counters.packets),
-            bytes: entry.counters.map(|counters| counters.bytes),
+            id: if *count == 1 { id } else { format!("{id}#{count}") },
+            form: rule.text().as_bytes().to_vec(),
+            packets: rule.counters.map(|counters| counters.packets),
+            bytes: rule.counters.map(|counters| counters.bytes),
         }
     });
     items.collect()

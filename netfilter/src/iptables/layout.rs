@@ -12,6 +12,10 @@ pub(crate) const PREFIX: &str = "ISTIO_";
 /// translation that needs them begins to capture.
 pub(crate) const TABLES: [Stage; 3] = [Stage::Raw, Stage::Mangle, Stage::Nat];
 
+/// The most iptables rules that a policy may have in one namespace, both families together: the memory of the programs
+/// stays below 16 MB (docs/BENCHMARKS.md). The nft backend has no such limit, because there a list is one rule.
+pub(super) const MAX_RULES: usize = 6000;
+
 /// Both families, in the order they are written.
 pub(super) const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
 

@@ -22,14 +22,6 @@ impl Variant {
             Self::Nft => "iptables-nft",
         }
     }
-
-    /// The one that this is not.
-    pub(super) fn other(self) -> Self {
-        match self {
-            Self::Legacy => Self::Nft,
-            Self::Nft => Self::Legacy,
-        }
-    }
 }
 
 /// Where distributions put them; NixOS last.

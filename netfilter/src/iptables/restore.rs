@@ -1,128 +1,102 @@
-//! Rules to restore input: pure, and the only writer of that text.
+//! Renders rules as restore input. Pure; the only writer of that text.
 //!
-//! Each table is one transaction of the kernel, so for each table and family either everything
-//! below has happened or nothing: our mark stands in every table that has a chain of ours, because
-//! it is written and deleted in the same transaction. A run that is killed between two tables
-//! leaves some tables as they were and some as they should be; the next apply reads all of them
-//! and writes those that differ.
+//! Each table is one transaction of the kernel, so the rules of a table and family change all at once or not at all.
+//! Every table with a chain of Gybe has Gybe's mark, because one transaction writes and deletes both. A process
+//! killed between two tables leaves some tables changed and some unchanged; the next apply reads all of them and
+//! writes those that differ.
 
+use super::error::IptablesError;
 use super::expand::{Excess, Expansion, Line, Names, expand};
-use super::holding::{Entry, Holding, Holdings};
-use super::layout::{FAMILIES, MARK, TABLES};
-use super::session::PerFamily;
+use super::layout::{FAMILIES, MARK, MAX_RULES, TABLES};
+use super::rules::{FamilyRules, IptablesRules, RuleText, TableRules};
 use super::token::{Target, Token};
 use crate::policy::Families;
 use crate::ruleset::{Chain, ChainName, Family, Rule, RuleId, Ruleset, Stage, Verdict};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// So many rules one namespace gets at most, both families together: what the programs need for them stays
-/// below 16 MB (docs/BENCHMARKS.md). The nft backend has no such limit, as a list is one rule there.
-pub(super) const MOST_RULES: usize = 6000;
-
-/// What the tables hold of ours when rules stand.
-#[derive(Debug, Default)]
-pub(super) struct Rendered {
-    /// Both families; without the rest when it is too much.
-    pub holdings: PerFamily,
-    /// The rule that was too much.
-    pub excess: Option<TooManyRules>,
+/// The rules of a policy for both families.
+///
+/// # Errors
+/// When they are more than [`MAX_RULES`].
+pub(super) fn render(rules: &Ruleset) -> Result<IptablesRules, IptablesError> {
+    let mut budget = RuleBudget::default();
+    FAMILIES.into_iter().map(|family| Ok((family, render_family(rules, family, &mut budget)?))).collect()
 }
 
-/// A policy comes to more rules than are written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct TooManyRules {
-    /// The rule with the longest lists so far.
-    pub rule: RuleId,
-    /// How many rules that one comes to.
-    pub rules: usize,
-}
-
-/// What the tables of both families hold of ours when `rules` stand.
-pub(super) fn render(rules: &Ruleset) -> Rendered {
-    let mut rendered = Rendered::default();
-    let mut written = Written::default();
-    for family in FAMILIES {
-        rendered.holdings.insert(family, render_family(rules, family, &mut written));
-    }
-    rendered.excess = written.excess;
-    rendered
-}
-
-/// What was written so far.
+/// Counts rules up to [`MAX_RULES`].
 #[derive(Default)]
-struct Written {
-    rules: usize,
-    longest: Option<TooManyRules>,
-    excess: Option<TooManyRules>,
+struct RuleBudget {
+    rendered: usize,
+    /// The rule with the longest lists so far, and its number of iptables rules.
+    longest: Option<(RuleId, usize)>,
 }
 
-impl Written {
-    /// The rule's lines, unless they are too many.
-    fn expansion(&mut self, rule: &Rule, family: Family, names: &Names<'_>) -> Expansion {
-        let left = MOST_RULES.saturating_sub(self.rules);
-        let (expansion, rules) = match expand(rule, family, names, left) {
+impl RuleBudget {
+    /// Expands one rule.
+    fn expand(&mut self, rule: &Rule, family: Family, names: &Names<'_>) -> Result<Expansion, IptablesError> {
+        let expansion = expand(rule, family, names, MAX_RULES.saturating_sub(self.rendered));
+        let count = match &expansion {
             Ok(expansion) => {
-                let called: usize = expansion.lists.iter().map(|(_, lines)| lines.len()).sum();
-                let rules = expansion.lines.len() + called;
-                self.rules += rules;
-                (Some(expansion), rules)
+                expansion.lines.len() + expansion.lists.iter().map(|(_, lines)| lines.len()).sum::<usize>()
             }
-            Err(Excess { rules }) => (None, rules),
+            Err(Excess { rules }) => *rules,
         };
-        if self.longest.is_none_or(|longest| longest.rules < rules) {
-            self.longest = Some(TooManyRules { rule: rule.id, rules });
-        }
-        if expansion.is_none() && self.excess.is_none() {
-            self.excess = self.longest;
-        }
-        expansion.unwrap_or_default()
+        let (longest, most) = self.longest.filter(|(_, most)| *most >= count).unwrap_or((rule.id, count));
+        self.longest = Some((longest, most));
+        self.rendered += count;
+        expansion.map_err(|Excess { .. }| IptablesError::TooManyRules { rule: longest, rules: most })
     }
 }
 
-fn render_family(rules: &Ruleset, family: Family, written: &mut Written) -> Holdings {
+fn render_family(
+    rules: &Ruleset,
+    family: Family,
+    budget: &mut RuleBudget,
+) -> Result<FamilyRules, IptablesError> {
     if family == Family::V6 && rules.families == Families::V4Only {
-        return Holdings::new();
+        return Ok(FamilyRules::new());
     }
     let diverts = marks(rules);
     let divert = |mark| divert_chain(diverts.iter().position(|other| *other == mark));
-    let mut holdings = Holdings::new();
+    let mut tables = FamilyRules::new();
     let mut lists = BTreeMap::<Stage, usize>::new();
     for chain in &rules.chains {
         let stage = chain.name.stage();
         let (mut entries, mut called) = (Vec::new(), BTreeMap::new());
         for rule in &chain.rules {
             let lists = lists.entry(stage).or_default();
-            let expansion = written.expansion(rule, family, &Names { divert: &divert, lists: *lists });
+            let expansion = budget.expand(rule, family, &Names { divert: &divert, lists: *lists })?;
             *lists += expansion.lists.len();
-            entries.extend(expansion.lines.into_iter().map(Entry::from));
+            entries.extend(expansion.lines.into_iter().map(RuleText::from));
             let chains = expansion.lists.into_iter();
-            called.extend(chains.map(|(name, lines)| (name, lines.into_iter().map(Entry::from).collect())));
+            called
+                .extend(chains.map(|(name, lines)| (name, lines.into_iter().map(RuleText::from).collect())));
         }
         if entries.is_empty() && !is_continued_into(rules, chain.name) {
             continue;
         }
-        let holding = holdings.entry(stage).or_default();
+        let table = tables.entry(stage).or_default();
         for mark in diverts.iter().filter(|mark| diverts_to(chain, **mark)) {
-            holding.chains.insert(divert(*mark), carry_out_divert(*mark));
+            table.chains.insert(divert(*mark), carry_out_divert(*mark));
         }
-        holding.chains.append(&mut called);
-        holding.chains.insert(MARK.to_owned(), Vec::new());
-        holding.chains.insert(chain.name.iptables().to_owned(), entries);
+        table.chains.append(&mut called);
+        table.chains.insert(MARK.to_owned(), Vec::new());
+        table.chains.insert(chain.name.iptables().to_owned(), entries);
         if let Some(hook) = chain.name.hook() {
-            holding.hooks.insert(hook.built_in().to_owned(), vec![jump_to(chain.name)]);
+            table.hooks.insert(hook.built_in().to_owned(), vec![jump_to(chain.name)]);
         }
     }
-    holdings
+    Ok(tables)
 }
 
 /// Called, not continued into: what comes back meets the rules that others wrote after ours.
-fn jump_to(chain: ChainName) -> Entry {
+fn jump_to(chain: ChainName) -> RuleText {
     let name = Token::Comment(RuleId(chain.as_str()));
     Line::new(vec![name], Target::Jump(chain.iptables().to_owned())).into()
 }
 
 /// A mark and an end of the stage are two targets, and a rule has one.
-fn carry_out_divert(mark: u32) -> Vec<Entry> {
+fn carry_out_divert(mark: u32) -> Vec<RuleText> {
     [Target::SetMark(mark), Target::Accept].map(|target| Line::new(Vec::new(), target).into()).to_vec()
 }
 
@@ -150,8 +124,8 @@ fn is_continued_into(rules: &Ruleset, name: ChainName) -> bool {
 }
 
 /// Restore input (for `--noflush`) that makes `wanted` of `found`; `None` when nothing is to do.
-pub(super) fn transaction(found: &Holdings, wanted: &Holdings) -> Option<String> {
-    let nothing = Holding::default();
+pub(super) fn transaction(found: &FamilyRules, wanted: &FamilyRules) -> Option<String> {
+    let nothing = TableRules::default();
     let mut text = String::new();
     for stage in TABLES {
         let found = found.get(&stage).unwrap_or(&nothing);
@@ -163,7 +137,7 @@ pub(super) fn transaction(found: &Holdings, wanted: &Holdings) -> Option<String>
     (!text.is_empty()).then_some(text)
 }
 
-fn table(text: &mut String, stage: Stage, found: &Holding, wanted: &Holding) {
+fn table(text: &mut String, stage: Stage, found: &TableRules, wanted: &TableRules) {
     let mut line = |words: &[&str]| {
         words.iter().for_each(|word| text.push_str(word));
         text.push('\n');
@@ -183,13 +157,13 @@ fn table(text: &mut String, stage: Stage, found: &Holding, wanted: &Holding) {
     line(&["COMMIT"]);
 }
 
-fn is_hooked(found: &Holding, wanted: &Holding, chain: &str) -> bool {
+fn is_hooked(found: &TableRules, wanted: &TableRules, chain: &str) -> bool {
     found.hooks.get(chain) == wanted.hooks.get(chain)
 }
 
 /// Takes out what leads into our chains. By words where they are plain: a number would name the
 /// wrong rule if somebody inserted one meanwhile. What is left goes by number, last first.
-fn unhook(found: &Holding, wanted: &Holding) -> Vec<String> {
+fn unhook(found: &TableRules, wanted: &TableRules) -> Vec<String> {
     let mut lines = Vec::new();
     for (chain, entries) in found.hooks.iter().filter(|(chain, _)| !is_hooked(found, wanted, chain)) {
         let strange = entries.iter().rev().filter(|entry| !entry.is_writable());

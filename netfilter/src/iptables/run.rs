@@ -1,76 +1,117 @@
-//! One call of an iptables program: absolute path, empty environment, as root of the right user
-//! namespace, and a deadline for all of them. Knows no rules.
+//! One call of an iptables program: absolute path, empty environment, as root of the user namespace that owns the
+//! network namespace, with one deadline for all calls, on a thread whose view of the host's files is its own.
 
 use super::error::IptablesError;
 use super::programs::Program;
 use super::user_namespace::confine;
 use crate::program::{NotRun, run};
 use nix::errno::Errno;
-use std::io;
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
 use std::os::fd::BorrowedFd;
 use std::process::{Command, ExitStatus};
 use std::time::{Duration, Instant};
+use std::{io, panic, thread};
 
-/// Under which conditions programs run.
+/// The user and group files that the programs must not read. An empty /etc/nsswitch.conf means "files only" to the C
+/// library.
+///
+/// `iptables-restore` looks up every id as a name before it reads it as a number, even where the input has only
+/// numbers: libxt_owner calls `getpwnam("1337")`. Seen with
+/// `strace -f -e trace=openat,connect iptables-nft-restore --noflush` (1.8.9, both variants) on one rule
+/// with `--uid-owner 1337`: /var/run/nscd/socket, /etc/nsswitch.conf, /etc/passwd, libnss_systemd.
+/// A directory service can therefore delay it, and a user named "1337" can change a rule's meaning.
+const MASKED: [&str; 4] = ["/etc/nsswitch.conf", "/etc/passwd", "/etc/group", "/var/run/nscd/socket"];
+
+/// Runs `work` on a thread without names of users and groups; its child processes inherit that.
+///
+/// The thread keeps the caller's network namespace and ends with the work, so nothing has to be undone. Where the
+/// kernel refuses the mounts, the work runs all the same, which is right on every node without users named like
+/// numbers.
+pub(super) fn on_private_thread<T: Send>(work: impl FnOnce() -> T + Send) -> io::Result<T> {
+    thread::scope(|scope| {
+        let thread = thread::Builder::new().name("iptables".to_owned()).spawn_scoped(scope, || {
+            let _best_effort = mask_names();
+            work()
+        })?;
+        Ok(thread.join().unwrap_or_else(|panic| panic::resume_unwind(panic)))
+    })
+}
+
+fn mask_names() -> nix::Result<()> {
+    unshare(CloneFlags::CLONE_NEWNS)?;
+    // Private first: through a shared mount the host would see an empty /etc/passwd.
+    mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>)?;
+    for path in MASKED {
+        match mount(Some("/dev/null"), path, None::<&str>, MsFlags::MS_BIND, None::<&str>) {
+            Ok(()) | Err(Errno::ENOENT) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(())
+}
+
+/// The conditions under which programs run.
 #[derive(Clone, Copy)]
 pub(super) struct Conditions<'a> {
-    /// When the last of them must have ended.
+    /// When the last program must have ended.
     pub deadline: Instant,
-    /// The user namespace to enter first.
+    /// The user namespace that a program enters first.
     pub user_namespace: Option<BorrowedFd<'a>>,
 }
 
-/// What legacy programs lock: the network namespace is locked already, by us, so each has to have a
-/// file that nobody else locks. The mount namespace is the thread's own where one may be made
-/// (`secluded`), and no file is left behind. `flock` works on it; seen with iptables-legacy-restore
-/// 1.8.9. Before 1.8.6 the file cannot be chosen, and all namespaces wait for /run/xtables.lock.
+/// The lock file of the legacy programs. Gybe has locked the network namespace already, so each program needs a file
+/// that no other process locks. The mount namespace is the thread's own where the kernel allows one, and no file is
+/// left behind. `flock` works on it; seen with iptables-legacy-restore 1.8.9. Before 1.8.6 the file cannot be
+/// chosen, and all namespaces wait for /run/xtables.lock.
 const PROGRAMS_LOCK: &str = "/proc/self/ns/mnt";
 
-/// What a program said.
-pub(super) struct Answer {
+/// The exit status and the output of a program.
+pub(super) struct ProgramOutput {
     pub status: ExitStatus,
     pub stdout: String,
     pub stderr: String,
 }
 
-/// More than this no namespace of ours will ever print.
-const LONGEST_OUTPUT: u64 = 64 << 20;
-/// A program may complain at length; so much of it is told.
-const LONGEST_COMPLAINT: u64 = 64 << 10;
-const TOLD: usize = 4 << 10;
+/// Bytes of stdout; the rules of one namespace never take as much.
+const MAX_STDOUT: u64 = 64 << 20;
+/// Bytes of stderr, and how many of them an error message may quote.
+const MAX_STDERR: u64 = 64 << 10;
+const MAX_QUOTED: usize = 4 << 10;
 
 impl Conditions<'_> {
-    /// How long is left, never quite nothing.
+    /// The time until the deadline, at least 1 ms.
     pub(super) fn time_left(&self) -> Duration {
         self.deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1))
     }
 
-    /// Runs `program` on `input` and waits for its end.
+    /// Runs `program` with `input` on stdin, and waits for its end.
     pub(super) fn run(
         &self,
         program: &Program,
         arguments: &[String],
         input: &str,
-    ) -> Result<Answer, IptablesError> {
+    ) -> Result<ProgramOutput, IptablesError> {
         let not_run = |source| IptablesError::NotRun { program: program.path.clone(), source };
         let time = self.time_left();
         let command = self.command(program, arguments).map_err(not_run)?;
-        let longest = (LONGEST_OUTPUT, LONGEST_COMPLAINT);
+        let longest = (MAX_STDOUT, MAX_STDERR);
         let ended = run(command, input.as_bytes(), time, longest).map_err(|fault| match fault {
             NotRun::Late(after) => IptablesError::Deadline { program: program.path.clone(), after },
             NotRun::Talk(source) => not_run(source),
             NotRun::Start(source) => match source.raw_os_error().map(Errno::from_raw) {
-                // What is done between fork and exec: becoming root of a user namespace that may have none.
+                // Fails between fork and exec: the user namespace may not have a root user to become.
                 Some(Errno::EINVAL | Errno::EPERM) if self.user_namespace.is_some() => {
                     IptablesError::UserNamespace(source)
                 }
                 _ => not_run(source),
             },
         })?;
-        Ok(Answer {
+        Ok(ProgramOutput {
             status: ended.status,
             stdout: String::from_utf8_lossy(&ended.stdout).into_owned(),
-            stderr: String::from_utf8_lossy(ended.stderr.get(..TOLD).unwrap_or(&ended.stderr)).into_owned(),
+            stderr: String::from_utf8_lossy(ended.stderr.get(..MAX_QUOTED).unwrap_or(&ended.stderr))
+                .into_owned(),
         })
     }
 

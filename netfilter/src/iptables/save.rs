@@ -1,70 +1,52 @@
-//! What `iptables-save -c` prints to what of ours is there: pure, and wary of what it does not know.
+//! Parses the output of `iptables-save -c`, strictly and without effects.
 //!
-//! Comments are free text that somebody in the pod may have written, line breaks included; they are
-//! read as quoted words, so that none is taken for a rule. Lines of others are passed over.
+//! Comments are free text, line breaks included, that a process in the pod may have written; they are parsed as
+//! quoted words, so that no comment is taken for a rule. Other owners' rules are skipped.
 
 mod lines;
 
-use super::holding::{Counters, Entry, Holding, Holdings};
 use super::layout::{MARK, PREFIX, TABLES};
-use super::neighbours::Found;
-use crate::backend::Foreign;
-use crate::ruleset::{Family, Hook, Stage};
+use super::rules::{Counters, FamilyRules, RuleText, TableRules};
+use crate::ruleset::{Hook, Stage};
 use crate::xt::legacy::{LegacyRule, LegacyTable};
 use lines::logical_lines;
 pub(super) use lines::words;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// One family's tables, as far as they concern us.
+/// The rules in one family's tables that matter to Gybe.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Saved {
-    /// What of ours is there.
-    pub ours: Holdings,
-    /// `ISTIO_*` chains in tables without our mark: somebody else's.
-    pub foreign: Vec<(Stage, String)>,
-    /// Does somebody else translate destinations, where we do?
-    pub translates: bool,
+pub(crate) struct SavedRules {
+    /// Gybe's rules.
+    pub(crate) ours: FamilyRules,
+    /// `ISTIO_*` chains in tables without Gybe's mark: redirections by other meshes.
+    pub(crate) other_redirects: Vec<(Stage, String)>,
+    /// Whether table nat has rules of other owners at the hooks that Gybe uses.
+    pub(crate) has_other_nat: bool,
 }
 
-impl Saved {
-    /// What it shows to somebody who wants to write.
-    pub(super) fn found(&self, family: Family) -> Found {
-        let chain = |(stage, chain): &(Stage, String)| Foreign::Chain {
-            family,
-            table: stage.table(),
-            chain: chain.clone(),
-        };
-        Found {
-            ours: !self.ours.is_empty(),
-            foreign: self.foreign.iter().map(chain).collect(),
-            translates: self.translates,
-        }
-    }
-}
-
-/// Why the text cannot be judged.
+/// The error of parsing the output of iptables-save.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SaveError {
-    /// It ends in the middle of a table.
-    #[error("its output ends in the middle of a table")]
+    /// The output ends within a table.
+    #[error("its output ends within a table")]
     Unfinished,
     /// A table has rules that only `nft` can read.
     #[error("table {0} has rules that only nft can show")]
     Incompatible(&'static str),
-    /// A line that should be a rule and is not.
-    #[error("its output has a line that is no rule: {0:?}")]
-    NoRule(String),
+    /// A line that is not a rule.
+    #[error("its output has a line that is not a rule: {0:?}")]
+    NotARule(String),
 }
 
-/// Reads the whole output.
-pub(super) fn parse(text: &str) -> Result<Saved, SaveError> {
-    let mut tables = BTreeMap::<Stage, Table>::new();
-    let mut open: Option<Table> = None;
+/// Parses the whole output.
+pub(super) fn parse(text: &str) -> Result<SavedRules, SaveError> {
+    let mut tables = BTreeMap::<Stage, SavedTable>::new();
+    let mut open: Option<SavedTable> = None;
     let mut stage = None;
     for line in logical_lines(text).ok_or(SaveError::Unfinished)? {
         if let Some(name) = line.strip_prefix('*') {
             stage = TABLES.into_iter().find(|stage| stage.table() == name.trim());
-            open = Some(Table::default());
+            open = Some(SavedTable::default());
         } else if line.starts_with("COMMIT") {
             tables.extend(stage.take().zip(open.take()));
         } else if line.starts_with('#') {
@@ -76,15 +58,15 @@ pub(super) fn parse(text: &str) -> Result<Saved, SaveError> {
     if open.is_some() {
         return Err(SaveError::Unfinished);
     }
-    Ok(judge(tables))
+    Ok(classify(tables))
 }
 
-/// The same from tables that the kernel returned.
-pub(super) fn of_legacy(tables: &BTreeMap<Stage, LegacyTable>) -> Saved {
-    judge(tables.iter().map(|(stage, table)| (*stage, Table::from(table))).collect())
+/// Converts tables that the kernel returned.
+pub(super) fn of_legacy(tables: &BTreeMap<Stage, LegacyTable>) -> SavedRules {
+    classify(tables.iter().map(|(stage, table)| (*stage, SavedTable::from(table))).collect())
 }
 
-/// iptables-nft passes over a table it cannot show, with a remark, and succeeds.
+/// iptables-nft skips a table that it cannot show, prints a remark, and succeeds.
 fn refuse_incompatible(remark: &str) -> Result<(), SaveError> {
     let hidden = |stage: &Stage| remark.contains(&format!("Table `{}' is incompatible", stage.table()));
     match TABLES.iter().find(|stage| hidden(stage)) {
@@ -93,47 +75,47 @@ fn refuse_incompatible(remark: &str) -> Result<(), SaveError> {
     }
 }
 
-fn judge(tables: BTreeMap<Stage, Table>) -> Saved {
-    let mut saved = Saved::default();
+fn classify(tables: BTreeMap<Stage, SavedTable>) -> SavedRules {
+    let mut saved = SavedRules::default();
     for (stage, table) in tables {
         let redirects = table.chains.iter().filter(|chain| chain.starts_with(PREFIX));
-        saved.translates |= stage == Stage::Nat && table.has_others();
+        saved.has_other_nat |= stage == Stage::Nat && table.has_others();
         if table.chains.contains(MARK) {
             saved.ours.insert(stage, table.ours());
         } else {
-            saved.foreign.extend(redirects.map(|chain| (stage, chain.clone())));
+            saved.other_redirects.extend(redirects.map(|chain| (stage, chain.clone())));
         }
     }
     saved
 }
 
 #[derive(Default)]
-struct Table {
+struct SavedTable {
     /// Chains that are not built in.
     chains: BTreeSet<String>,
-    rules: BTreeMap<String, Vec<Entry>>,
+    rules: BTreeMap<String, Vec<RuleText>>,
 }
 
-impl From<&LegacyTable> for Table {
+impl From<&LegacyTable> for SavedTable {
     fn from(table: &LegacyTable) -> Self {
         let user_chains = table.chains.iter().filter(|chain| chain.built_in.is_none());
         let rules = table.chains.iter().map(|chain| {
-            let entries = chain.rules.iter().zip(1..).map(|(rule, number)| legacy_entry(rule, number));
-            (chain.name.clone(), entries.collect())
+            let rules = chain.rules.iter().zip(1..).map(|(rule, number)| legacy_rule(rule, number));
+            (chain.name.clone(), rules.collect())
         });
         Self { chains: user_chains.map(|chain| chain.name.clone()).collect(), rules: rules.collect() }
     }
 }
 
-fn legacy_entry(rule: &LegacyRule, number: usize) -> Entry {
+fn legacy_rule(rule: &LegacyRule, number: usize) -> RuleText {
     let text = rule.to_string();
     let counters = Counters { packets: rule.counted.packets, bytes: rule.counted.bytes };
-    Entry::read(&words(&text).unwrap_or_else(|| vec![text]), Some(counters), number)
+    RuleText::read(&words(&text).unwrap_or_else(|| vec![text]), Some(counters), number)
 }
 
-impl Table {
+impl SavedTable {
     fn take(&mut self, line: &str) -> Result<(), SaveError> {
-        let no_rule = || SaveError::NoRule(line.chars().take(80).collect());
+        let not_a_rule = || SaveError::NotARule(line.chars().take(80).collect());
         if let Some(declared) = line.strip_prefix(':') {
             // `:NAME - [0:0]`; a built-in chain has a policy in place of the dash.
             let mut parts = declared.rsplitn(3, ' ');
@@ -141,48 +123,48 @@ impl Table {
             match (name, policy) {
                 (Some(name), Some("-")) => drop(self.chains.insert(name.to_owned())),
                 (Some(_), Some(_)) => {}
-                _ => return Err(no_rule()),
+                _ => return Err(not_a_rule()),
             }
             return Ok(());
         }
         let (counters, rule) = counted(line);
-        let rule = rule.strip_prefix("-A ").ok_or_else(no_rule)?;
+        let rule = rule.strip_prefix("-A ").ok_or_else(not_a_rule)?;
         let (chain, spec) = rule.split_once(' ').unwrap_or((rule, ""));
         let rules = self.rules.entry(chain.to_owned()).or_default();
         let number = rules.len() + 1;
-        let mut words = words(spec).ok_or_else(no_rule)?;
+        let mut words = words(spec).ok_or_else(not_a_rule)?;
         name_protocol(&mut words);
-        rules.push(Entry::read(&words, counters, number));
+        rules.push(RuleText::read(&words, counters, number));
         Ok(())
     }
 
-    /// Are there rules at our hooks that do not lead into chains of ours?
+    /// Reports whether rules at these hooks do not lead into Gybe's chains.
     fn has_others(&self) -> bool {
-        let is_ours = |rule: &Entry| self.chains.contains(MARK) && rule.target().starts_with(PREFIX);
+        let is_ours = |rule: &RuleText| self.chains.contains(MARK) && rule.target().starts_with(PREFIX);
         let hooks = [Hook::Prerouting, Hook::Output].map(Hook::built_in);
         let rules = hooks.iter().filter_map(|hook| self.rules.get(*hook));
         rules.flatten().any(|rule| !is_ours(rule))
     }
 
-    fn ours(mut self) -> Holding {
+    fn ours(mut self) -> TableRules {
         let is_ours = |chain: &str| chain == MARK || chain.starts_with(PREFIX);
-        let mut holding = Holding::default();
+        let mut table = TableRules::default();
         for chain in self.chains.iter().filter(|chain| is_ours(chain)) {
-            holding.chains.insert(chain.clone(), self.rules.remove(chain).unwrap_or_default());
+            table.chains.insert(chain.clone(), self.rules.remove(chain).unwrap_or_default());
         }
         for (chain, rules) in self.rules {
-            let hooks: Vec<Entry> =
-                rules.into_iter().filter(|rule| holding.chains.contains_key(&rule.target())).collect();
+            let hooks: Vec<RuleText> =
+                rules.into_iter().filter(|rule| table.chains.contains_key(&rule.target())).collect();
             if !hooks.is_empty() {
-                holding.hooks.insert(chain, hooks);
+                table.hooks.insert(chain, hooks);
             }
         }
-        holding
+        table
     }
 }
 
-/// iptables-nft 1.8.7 prints a protocol's number where /etc/protocols does not name it. A rule has one `-p`,
-/// ahead of its matches and so of its comment.
+/// Replaces protocol numbers by names: iptables-nft 1.8.7 prints the number of a protocol that /etc/protocols lacks.
+/// A rule has one `-p`, before its matches and so before its comment.
 fn name_protocol(words: &mut [String]) {
     let at = words.iter().take_while(|word| *word != "-m").position(|word| word == "-p");
     if let Some(protocol) = at.and_then(|at| words.get_mut(at + 1)) {
@@ -194,7 +176,7 @@ fn name_protocol(words: &mut [String]) {
     }
 }
 
-/// `[packets:bytes] -A ...`, or without the brackets when `-c` was not understood.
+/// Splits `[packets:bytes] -A ...`; a program that does not know `-c` prints no brackets.
 fn counted(line: &str) -> (Option<Counters>, &str) {
     let split = line.strip_prefix('[').and_then(|rest| rest.split_once("] "));
     let Some((counts, rule)) = split else { return (None, line) };

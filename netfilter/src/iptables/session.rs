@@ -1,132 +1,102 @@
-//! Reading and writing one network namespace's tables by the programs of one variant.
+//! Reads and writes the tables of one network namespace with the programs of one variant.
 
 use super::error::IptablesError;
-use super::holding::Holdings;
-use super::layout::FAMILIES;
-use super::neighbours::{has_nft_tables, read_legacy};
+use super::layout::{FAMILIES, TABLES};
+use super::legacy::read_legacy;
 use super::programs::{FamilyPrograms, Program, Programs, Variant};
 use super::restore::transaction;
-use super::run::{Answer, Conditions};
-use super::save::{self, Saved};
-use crate::nft::chains::chains;
-use crate::presence::Presence;
+use super::rules::{FamilyRules, IptablesRules};
+use super::run::{Conditions, ProgramOutput};
+use super::save::{self, SavedRules};
+use crate::access::NamespaceAccess;
+use crate::chains::ListedChain;
+use crate::nft::uapi::{NFPROTO_IPV4, NFPROTO_IPV6};
 use crate::ruleset::Family;
-use std::collections::BTreeMap;
 
-/// What of ours each family holds.
-pub(super) type PerFamily = BTreeMap<Family, Holdings>;
-
-/// Programs of one variant, at work in the network namespace of the calling thread.
+/// Programs of one variant in the network namespace of the calling thread.
 pub(super) struct Session<'a> {
     pub variant: Variant,
     pub programs: &'a Programs,
-    /// The other variant's programs where there are any.
-    pub other: Option<&'a Programs>,
     pub conditions: Conditions<'a>,
 }
 
 impl Session<'_> {
-    /// What of ours is there, and what of others is in its place.
-    pub(super) fn read(&self, family: Family) -> Result<Saved, IptablesError> {
+    /// Reads the tables of one family.
+    pub(super) fn read(
+        &self,
+        access: &mut NamespaceAccess,
+        family: Family,
+    ) -> Result<SavedRules, IptablesError> {
         if self.variant == Variant::Legacy {
             return read_legacy(family);
         }
-        let Some(programs) = self.programs.of(family) else { return Ok(Saved::default()) };
-        if !has_nft_tables(family, &chains().map_err(IptablesError::Neighbours)?) {
-            return Ok(Saved::default());
+        let Some(programs) = self.programs.of(family) else { return Ok(SavedRules::default()) };
+        if !has_nft_tables(family, &access.chains().map_err(IptablesError::Chains)?) {
+            return Ok(SavedRules::default());
         }
-        // Anybody with capabilities may read; from inside the user namespace /proc may not let us
-        // (its files belong to whom that namespace's root was when the network namespace was made).
+        // Reading takes capabilities only. From inside the user namespace the process's files in /proc may not be
+        // readable: they belong to the user who was that namespace's root when the network namespace was made.
         let outside = Conditions { user_namespace: None, ..self.conditions };
-        let answer = accepted(&programs.save, outside.run(&programs.save, &["-c".to_owned()], "")?, "")?;
-        save::parse(&answer.stdout)
+        let output = accepted(&programs.save, outside.run(&programs.save, &["-c".to_owned()], "")?, "")?;
+        save::parse(&output.stdout)
             .map_err(|source| IptablesError::Unreadable { program: programs.save.path.clone(), source })
     }
 
-    /// What of ours is there in both families.
-    pub(super) fn ours(&self) -> Result<PerFamily, IptablesError> {
-        FAMILIES.into_iter().map(|family| Ok((family, self.read(family)?.ours))).collect()
+    /// Gybe's rules of both families.
+    pub(super) fn ours(&self, access: &mut NamespaceAccess) -> Result<IptablesRules, IptablesError> {
+        FAMILIES.into_iter().map(|family| Ok((family, self.read(access, family)?.ours))).collect()
     }
 
-    /// The same, and what the reading has shown beside it.
-    pub(super) fn ours_among(&self, presence: &mut Presence) -> Result<PerFamily, IptablesError> {
-        let only_ours = |family| {
-            let saved = self.read(family)?;
-            if self.variant == Variant::Legacy {
-                presence.add_legacy(family, saved.found(family));
-            }
-            Ok((family, saved.ours))
-        };
-        FAMILIES.into_iter().map(only_ours).collect()
-    }
-
-    /// Are there programs for every family that is wanted? Asked before anything is written.
-    pub(super) fn can_write(&self, wanted: &PerFamily) -> Result<(), IptablesError> {
-        let mut families = wanted.iter().filter(|(_, holdings)| !holdings.is_empty());
+    /// Checks that there are programs for every family in `desired`.
+    pub(super) fn can_write(&self, desired: &IptablesRules) -> Result<(), IptablesError> {
+        let mut families = desired.iter().filter(|(_, rules)| !rules.is_empty());
         families.try_for_each(|(family, _)| self.programs_of(*family).map(drop))
     }
 
-    /// Makes `wanted` of `found`.
+    /// Replaces `observed` by `desired`.
     pub(super) fn write(
         &self,
         family: Family,
-        found: &Holdings,
-        wanted: &Holdings,
+        observed: &FamilyRules,
+        desired: &FamilyRules,
     ) -> Result<(), IptablesError> {
-        let Some(text) = transaction(found, wanted) else { return Ok(()) };
+        let Some(text) = transaction(observed, desired) else { return Ok(()) };
         let programs = self.programs_of(family)?;
         let mut arguments = vec!["--noflush".to_owned()];
         if self.variant == Variant::Legacy {
-            // Whole seconds; a wait that outlasts the deadline is ended by it.
+            // Whole seconds; the deadline ends a wait that would outlast it.
             arguments.extend(["-w".to_owned(), self.conditions.time_left().as_secs().max(1).to_string()]);
         }
-        let answer = self.conditions.run(&programs.restore, &arguments, &text)?;
-        accepted(&programs.restore, answer, &text).map(drop)
+        let output = self.conditions.run(&programs.restore, &arguments, &text)?;
+        accepted(&programs.restore, output, &text).map(drop)
     }
 
-    /// Takes away what of ours is there. Both families are tried, whatever becomes of the first.
-    pub(super) fn clear(&self) -> Result<(), IptablesError> {
-        let (found, nothing) = (self.ours()?, Holdings::new());
-        let removals = found.iter().map(|(family, holdings)| self.write(*family, holdings, &nothing));
+    /// Removes Gybe's rules. Tries both families, even when the first fails.
+    pub(super) fn clear(&self, access: &mut NamespaceAccess) -> Result<(), IptablesError> {
+        let (observed, nothing) = (self.ours(access)?, FamilyRules::new());
+        let removals = observed.iter().map(|(family, rules)| self.write(*family, rules, &nothing));
         removals.collect::<Vec<_>>().into_iter().collect()
     }
 
-    /// Who else is at work in this namespace. This variant's own tables it leaves to [`Session::read`].
-    pub(super) fn presence(&self) -> Result<Presence, IptablesError> {
-        let mut presence = Presence::of_chains(&chains().map_err(IptablesError::Neighbours)?);
-        if self.variant == Variant::Nft {
-            for family in FAMILIES {
-                presence.add_legacy(family, read_legacy(family)?.found(family));
-            }
-        }
-        Ok(presence)
-    }
-
-    /// The other variant's programs, at work under the same conditions.
-    pub(super) fn other(&self) -> Option<Session<'_>> {
-        let programs = self.other?;
-        Some(Session {
-            variant: self.variant.other(),
-            programs,
-            other: Some(self.programs),
-            conditions: self.conditions,
-        })
-    }
-
-    /// Makes what is there what was there before, as far as that may be written.
-    pub(super) fn put_back(&self, family: Family, before: &Holdings) -> Result<(), String> {
-        let now = self.read(family).map_err(|error| error.to_string())?.ours;
-        let (tables, left_out): (Holdings, Vec<usize>) = before
+    /// Restores the rules of `before`, except those that must not be written back.
+    pub(super) fn restore(
+        &self,
+        access: &mut NamespaceAccess,
+        family: Family,
+        before: &FamilyRules,
+    ) -> Result<(), String> {
+        let now = self.read(access, family).map_err(|error| error.to_string())?.ours;
+        let (tables, left_out): (FamilyRules, Vec<usize>) = before
             .iter()
-            .map(|(stage, holding)| {
-                let (writable, left_out) = holding.writable();
+            .map(|(stage, table)| {
+                let (writable, left_out) = table.writable();
                 ((*stage, writable), left_out)
             })
             .unzip();
         self.write(family, &now, &tables).map_err(|error| error.to_string())?;
         match left_out.into_iter().sum() {
             0 => Ok(()),
-            some => Err(format!("{some} rules that are not of our making were left out")),
+            count => Err(format!("left out {count} rules that Gybe does not write")),
         }
     }
 
@@ -136,20 +106,30 @@ impl Session<'_> {
     }
 }
 
-/// The answer, when it is not a refusal.
-fn accepted(program: &Program, answer: Answer, input: &str) -> Result<Answer, IptablesError> {
-    if answer.status.success() {
-        return Ok(answer);
+/// Reports whether the namespace has iptables-nft tables of `family`, so that running the program is worthwhile.
+fn has_nft_tables(family: Family, chains: &[ListedChain]) -> bool {
+    let number = match family {
+        Family::V4 => NFPROTO_IPV4,
+        Family::V6 => NFPROTO_IPV6,
+    };
+    let is_iptables = |table: &str| TABLES.iter().any(|stage| stage.table() == table);
+    chains.iter().any(|chain| chain.family == number && is_iptables(&chain.table))
+}
+
+/// Returns the output of a program that succeeded.
+fn accepted(program: &Program, output: ProgramOutput, input: &str) -> Result<ProgramOutput, IptablesError> {
+    if output.status.success() {
+        return Ok(output);
     }
     Err(IptablesError::Failed {
         program: program.path.clone(),
-        status: answer.status,
-        rule: rule_at(&answer.stderr, input),
-        stderr: essence(&answer.stderr),
+        status: output.status,
+        rule: rule_at(&output.stderr, input),
+        stderr: summary(&output.stderr),
     })
 }
 
-/// The rule in the line of `input` that the program complains about ("line 12 failed").
+/// The comment of the rule in the line of `input` that stderr names ("line 12 failed").
 fn rule_at(stderr: &str, input: &str) -> Option<String> {
     let (_, after) = stderr.split_once("line: ").or_else(|| stderr.split_once("line "))?;
     let digits: String = after.chars().take_while(char::is_ascii_digit).collect();
@@ -158,10 +138,11 @@ fn rule_at(stderr: &str, input: &str) -> Option<String> {
     words.nth(1).map(str::to_owned)
 }
 
-/// The lines that say something, as one.
-fn essence(stderr: &str) -> String {
-    let says = |line: &&str| !line.is_empty() && !line.starts_with("# Warning") && !line.starts_with("Try `");
-    stderr.lines().map(str::trim).filter(says).take(4).collect::<Vec<_>>().join("; ")
+/// The first four informative lines, as one.
+fn summary(stderr: &str) -> String {
+    let is_informative =
+        |line: &&str| !line.is_empty() && !line.starts_with("# Warning") && !line.starts_with("Try `");
+    stderr.lines().map(str::trim).filter(is_informative).take(4).collect::<Vec<_>>().join("; ")
 }
 
 #[cfg(test)]
@@ -169,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_complaint_names_the_rule_it_is_about() {
+    fn stderr_with_a_line_number_names_the_rule() {
         let input = "*nat\n:GYBE - [0:0]\n-A ISTIO_OUTPUT -m owner --uid-owner 7 -m comment --comment proxy-uid -j RETURN\nCOMMIT\n";
         for (stderr, rule) in [
             ("line 3: RULE_APPEND failed (Invalid argument): rule in chain ISTIO_OUTPUT", Some("proxy-uid")),
@@ -183,8 +164,8 @@ mod tests {
     }
 
     #[test]
-    fn a_complaint_is_cut_to_what_it_says() {
+    fn stderr_is_cut_to_its_informative_lines() {
         let stderr = "iptables-nft-restore v1.8.9 (nf_tables): \nline 4: RULE_APPEND failed\n\nTry `x'\n# Warning: y\n";
-        assert_eq!(essence(stderr), "iptables-nft-restore v1.8.9 (nf_tables):; line 4: RULE_APPEND failed");
+        assert_eq!(summary(stderr), "iptables-nft-restore v1.8.9 (nf_tables):; line 4: RULE_APPEND failed");
     }
 }

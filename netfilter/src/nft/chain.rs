@@ -20,7 +20,7 @@ const NAT: i32 = -100;
 
 /// What makes a chain a base chain.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Base {
+pub(crate) struct Base {
     kind: Vec<u8>,
     hook: u32,
     priority: i32,
@@ -48,7 +48,7 @@ impl Base {
     }
 
     /// Reads it from a chain's attributes; `None` for one that does not hang on a hook.
-    pub(super) fn read(chain: &Attributes<'_>) -> Option<Self> {
+    pub(crate) fn read(chain: &Attributes<'_>) -> Option<Self> {
         let hook = Attributes::of(chain.get(NFTA_CHAIN_HOOK)?.value);
         Some(Self {
             kind: chain.get(NFTA_CHAIN_TYPE)?.text().to_vec(),
@@ -59,7 +59,7 @@ impl Base {
     }
 
     /// Its priority, when it translates destinations: those of packets that arrive or leave.
-    pub(super) fn translates_at(&self) -> Option<i32> {
+    pub(crate) fn translates_at(&self) -> Option<i32> {
         let translates = self.kind == b"nat" && [NF_INET_PRE_ROUTING, NF_INET_LOCAL_OUT].contains(&self.hook);
         translates.then_some(self.priority)
     }

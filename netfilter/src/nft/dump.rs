@@ -13,26 +13,27 @@ use super::set;
 use super::socket::Connection;
 use super::uapi::*;
 use super::{TABLE, expr};
-use crate::backend::{Inventory, Item, Part, PartKind};
+use crate::inventory::{Inventory, Item, Part, PartKind};
 use crate::netlink::attr::{Attributes, Writer};
 use crate::netlink::list::Listed;
 use crate::netlink::message::{DUMP, Header, REQUEST};
 use crate::netlink::socket::Failure;
 use crate::ruleset::{Chain, NamedList, Ruleset};
 use found::FoundSet;
+pub(crate) use found::comment;
 use nix::errno::Errno;
 
 /// How often a list that changed while it was read is read again.
 const ATTEMPTS: u32 = 5;
 
-/// What the kernel would list after the rules were applied.
-pub(super) fn wanted(rules: &Ruleset) -> Inventory {
+/// The inventory that the kernel lists once `rules` are applied.
+pub(super) fn desired(rules: &Ruleset) -> Inventory {
     let chains = rules.chains.iter().map(wanted_chain);
     Inventory::of(chains.chain(rules.lists().iter().map(wanted_set)).collect())
 }
 
-/// Whether the kernel lists exactly these rules. One part after the other: all their sets together may
-/// have tens of thousands of elements.
+/// Reports whether `found` is exactly `rules`. Compares part by part, because all sets together may have tens of
+/// thousands of elements.
 pub(super) fn holds(rules: &Ruleset, found: &Inventory) -> bool {
     let lists = rules.lists();
     let mut parts = rules.chains.iter().map(wanted_chain).chain(lists.iter().map(wanted_set));
@@ -64,13 +65,13 @@ fn wanted_set(list: &NamedList<'_>) -> Part {
     }
 }
 
-/// What is there. Nothing when there is no table of ours.
+/// Reads Gybe's table; empty when there is none.
 pub(super) fn inventory(connection: &mut Connection) -> Result<Inventory, NftError> {
-    told(&mut |request, sequence| connection.0.list(request, sequence))
+    inventory_by(&mut |request, sequence| connection.0.list(request, sequence))
 }
 
-/// The same by whoever answers a request of this sequence number with a list.
-pub(crate) fn told(lister: &mut Lister<'_>) -> Result<Inventory, NftError> {
+/// [`inventory`] from a lister.
+pub(crate) fn inventory_by(lister: &mut Lister<'_>) -> Result<Inventory, NftError> {
     for _ in 0..ATTEMPTS {
         if let Some(inventory) = attempt(lister)? {
             return Ok(inventory);
@@ -79,10 +80,10 @@ pub(crate) fn told(lister: &mut Lister<'_>) -> Result<Inventory, NftError> {
     Err(NftError::Restless { attempts: ATTEMPTS })
 }
 
-/// The kernel, or a recording of it.
+/// Returns the list that a request with this sequence number asks for: the kernel, or a recording.
 pub(crate) type Lister<'l> = dyn FnMut(&[u8], u32) -> Result<Listed, Failure> + 'l;
 
-/// One attempt; `None` when something changed meanwhile.
+/// Reads all lists once; `None` when the rules changed meanwhile.
 fn attempt(lister: &mut Lister<'_>) -> Result<Option<Inventory>, NftError> {
     let mut lists = Lists { lister, generation: None, sequence: 0, family: NFPROTO_INET };
     let sets = match lists.ask("the sets", NFT_MSG_GETSET, |w| w.text(NFTA_SET_TABLE, TABLE)) {
@@ -239,7 +240,7 @@ mod tests {
     fn namespace(chains: &[&[u8]], sets: &[&[u8]]) -> (Result<Inventory, NftError>, Vec<Vec<u8>>) {
         let table = TABLE.as_bytes();
         let mut asked = Vec::new();
-        let told = told(&mut |request, sequence| {
+        let inventory = inventory_by(&mut |request, sequence| {
             asked.push(request.to_vec());
             Ok(Listed::Whole(match sequence {
                 1 => sets.iter().map(|n| entry(&[(NFTA_SET_TABLE, table), (NFTA_SET_NAME, n)])).collect(),
@@ -249,23 +250,23 @@ mod tests {
                 _ => Vec::new(),
             }))
         });
-        (told, asked)
+        (inventory, asked)
     }
 
     #[test]
     fn a11_chains_and_sets_of_whatever_name_are_told_apart_and_asked_for_by_that_name() {
-        let (told, asked) = namespace(&[b"\xff", b"\xfe", b"nat-output"], &[b"\x1b[2J"]);
-        let told = told.unwrap();
-        let names: Vec<&str> = told.parts.iter().map(|part| part.name.as_str()).collect();
+        let (inventory, asked) = namespace(&[b"\xff", b"\xfe", b"nat-output"], &[b"\x1b[2J"]);
+        let inventory = inventory.unwrap();
+        let names: Vec<&str> = inventory.parts.iter().map(|part| part.name.as_str()).collect();
         assert_eq!(names, [r"\x1b[2J", r"\xfe", r"\xff", "nat-output"]);
-        assert!(told.differences(&told).is_empty());
+        assert!(inventory.differences(&inventory).is_empty());
         assert!(asked[4].windows(5).any(|bytes| bytes == b"\x1b[2J\0"), "{asked:x?}");
     }
 
     #[test]
     fn f25_a_list_that_says_one_name_twice_is_read_again_and_then_refused() {
-        let (told, asked) = namespace(&[b"nat-output", b"nat-output"], &[]);
-        assert!(matches!(told, Err(NftError::Restless { attempts: ATTEMPTS })), "{told:?}");
+        let (inventory, asked) = namespace(&[b"nat-output", b"nat-output"], &[]);
+        assert!(matches!(inventory, Err(NftError::Restless { attempts: ATTEMPTS })), "{inventory:?}");
         assert!(asked.len() > 4);
     }
 }

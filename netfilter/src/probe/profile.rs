@@ -7,7 +7,7 @@
 use super::call::{Call, Caller};
 use crate::policy::istio::{OWN_POD_MARK, PROXY_ID, TPROXY_MARK, TPROXY_TABLE, TUNNEL_PORT};
 use crate::policy::{Destinations, Dns, Families, Groups, InvalidPackets, Mode, Owners, RedirectPolicy};
-use crate::redirection::Redirection;
+use crate::redirection::{Redirection, RuleVariant};
 use crate::trace::Transport;
 use ipnet::IpNet;
 use std::fmt;
@@ -80,8 +80,11 @@ impl Profile {
 
     /// What is written for it.
     pub fn redirection(self) -> Redirection {
-        let redirection = Redirection::of(&self.policy());
-        if self == Self::DnsWithoutZones { redirection.without_zones() } else { redirection }
+        let variant = match self {
+            Self::DnsWithoutZones => RuleVariant::WithoutZones,
+            _ => RuleVariant::Complete,
+        };
+        Redirection::with_variant(&self.policy(), variant)
     }
 
     /// The connections that are made.

@@ -6,7 +6,7 @@ use crate::ruleset::{Chain, ConnectionState, Is, Match, Networks, Protocol, Rule
 use std::net::IpAddr;
 
 /// How a chain's walk ended.
-pub(super) enum Outcome {
+pub(super) enum ChainEnd {
     /// Nothing was done with it; the rule that said so, if one did.
     Passes(Option<RuleId>),
     Redirected(RuleId, Port),
@@ -15,27 +15,27 @@ pub(super) enum Outcome {
 }
 
 /// Walks `packet` from the head of `base` until a verdict ends it.
-pub(super) fn walk(rules: &Ruleset, base: &Chain, packet: &mut Packet, trace: &mut Trace) -> Outcome {
+pub(super) fn walk(rules: &Ruleset, base: &Chain, packet: &mut Packet, trace: &mut Trace) -> ChainEnd {
     let mut chain = base;
     let mut went_on_by = None;
     // Each turn enters one chain; compile lets none lead back, so the number of chains bounds it.
     for _ in 0..=rules.chains.len() {
-        let Some(ended) = first_that_ends(chain, packet, trace) else { return Outcome::Passes(went_on_by) };
+        let Some(ended) = first_that_ends(chain, packet, trace) else { return ChainEnd::Passes(went_on_by) };
         match ended.verdict {
             Verdict::Goto(name) => match rules.chain(name) {
                 Some(next) => (chain, went_on_by) = (next, Some(ended.id)),
-                None => return Outcome::Passes(Some(ended.id)),
+                None => return ChainEnd::Passes(Some(ended.id)),
             },
-            Verdict::Redirect(port) => return Outcome::Redirected(ended.id, port),
+            Verdict::Redirect(port) => return ChainEnd::Redirected(ended.id, port),
             Verdict::Tproxy { port, mark } => {
                 packet.mark = mark;
-                return Outcome::Intercepted(ended.id, port);
+                return ChainEnd::Intercepted(ended.id, port);
             }
-            Verdict::Drop => return Outcome::Dropped(ended.id),
-            _ => return Outcome::Passes(Some(ended.id)),
+            Verdict::Drop => return ChainEnd::Dropped(ended.id),
+            _ => return ChainEnd::Passes(Some(ended.id)),
         }
     }
-    Outcome::Passes(went_on_by)
+    ChainEnd::Passes(went_on_by)
 }
 
 /// The first rule that applies and ends the chain; those that apply and go on leave their marks.

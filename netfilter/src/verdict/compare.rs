@@ -4,10 +4,10 @@
 use super::connections::{self, MOST};
 use super::values::Values;
 use crate::live::LiveRules;
-use crate::observed::{Statement, place};
+use crate::live::rules::{Statement, place};
 use crate::ruleset::Ruleset;
 use crate::trace::{Direction, Packet, PacketOutcome, Transport, trace};
-use crate::walk::{Budget, Outcome, RuleAt, Walked};
+use crate::walk::{Budget, Outcome, RuleAt, WalkResult};
 use std::time::Duration;
 
 /// How many findings of one kind are reported.
@@ -18,7 +18,7 @@ const WITHIN: Duration = Duration::from_secs(5);
 
 /// What the comparison found, one sentence each.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Compared {
+pub(super) struct Comparison {
     /// Connections that should be redirected and are not.
     pub(super) not_redirected: Vec<String>,
     /// What cannot be known.
@@ -28,14 +28,14 @@ pub(super) struct Compared {
 }
 
 /// What should become of a connection.
-pub(super) enum Wanted<'r> {
+pub(super) enum DesiredOutcomes<'r> {
     /// As these rules say.
     Rules(&'r Ruleset),
     /// As our own rules that are there say, were they alone.
     OursAlone(LiveRules),
 }
 
-impl Wanted<'_> {
+impl DesiredOutcomes<'_> {
     fn of(&self, packet: &Packet, budget: Budget) -> (Outcome, Option<u32>) {
         match self {
             Self::Rules(rules) => {
@@ -57,23 +57,23 @@ impl Wanted<'_> {
 }
 
 /// Compares.
-pub(super) fn compare(wanted: &Wanted<'_>, live: &LiveRules) -> Compared {
+pub(super) fn compare(wanted: &DesiredOutcomes<'_>, live: &LiveRules) -> Comparison {
     compare_within(WITHIN, wanted, live)
 }
 
-fn compare_within(time: Duration, wanted: &Wanted<'_>, live: &LiveRules) -> Compared {
+fn compare_within(time: Duration, wanted: &DesiredOutcomes<'_>, live: &LiveRules) -> Comparison {
     let budget = Budget::of(time);
     let mut values = Values::default();
-    if let Wanted::Rules(rules) = wanted {
+    if let DesiredOutcomes::Rules(rules) = wanted {
         values.add_desired(rules);
     }
-    values.add_observed(&live.observed);
+    values.add_observed(&live.rules);
     let unknown = [live.not_evaluated(), &values.not_evaluated].concat();
-    let mut compared = Compared { unknown, ..Compared::default() };
+    let mut compared = Comparison { unknown, ..Comparison::default() };
     let (mut is_out_of_time, mut redirects) = (false, false);
     let mut blamed: Vec<(Outcome, Option<RuleAt>)> = Vec::new();
     let ours = live.ours_alone();
-    let tried = connections::each(&live.observed, &values, live.listeners, |packet| {
+    let tried = connections::each(&live.rules, &values, live.listeners, |packet| {
         let (outcome, mark) = wanted.of(&packet, budget);
         redirects |= matches!(outcome, Outcome::Redirected(_) | Outcome::Intercepted(_));
         is_out_of_time = budget.is_spent();
@@ -116,7 +116,7 @@ fn compare_within(time: Duration, wanted: &Wanted<'_>, live: &LiveRules) -> Comp
         compared.unknown.push(format!("not evaluated within {} s", time.as_secs()));
     }
     let all_tried = tried.is_some() && !is_out_of_time && live.not_evaluated().is_empty();
-    if matches!(wanted, Wanted::OursAlone(_)) && all_tried && !redirects {
+    if matches!(wanted, DesiredOutcomes::OursAlone(_)) && all_tried && !redirects {
         compared.not_redirected.push("our rules redirect no connection".to_owned());
     }
     let is_blamed = |at: &RuleAt| {
@@ -129,7 +129,7 @@ fn compare_within(time: Duration, wanted: &Wanted<'_>, live: &LiveRules) -> Comp
 }
 
 /// `TCP from user 1000 to 198.51.100.1:80 goes to port 9999 of the pod instead of 15001: hook ...`.
-fn sentence(live: &LiveRules, packet: &Packet, wanted: Outcome, walked: &Walked) -> String {
+fn sentence(live: &LiveRules, packet: &Packet, wanted: Outcome, walked: &WalkResult) -> String {
     let protocol = match packet.protocol {
         Transport::Tcp => "TCP",
         Transport::Udp => "UDP",
@@ -153,7 +153,7 @@ fn sentence(live: &LiveRules, packet: &Packet, wanted: Outcome, walked: &Walked)
     let by = match (walked.order, walked.decided_by) {
         (Some((first, second)), _) => {
             let places = [first, second]
-                .map(|index| live.observed.chains.get(index).map_or("address translation".to_owned(), place));
+                .map(|index| live.rules.chains.get(index).map_or("address translation".to_owned(), place));
             format!("the kernel does not tell which comes first: {}", places.join(" or "))
         }
         (None, Some(at)) => live.step(at).to_string(),
@@ -166,7 +166,7 @@ fn sentence(live: &LiveRules, packet: &Packet, wanted: Outcome, walked: &Walked)
 fn foreign(live: &LiveRules, is_blamed: impl Fn(&RuleAt) -> bool) -> Vec<String> {
     let mut all: Vec<String> = Vec::new();
     let mut more = 0_usize;
-    for (index, chain) in live.observed.chains.iter().enumerate() {
+    for (index, chain) in live.rules.chains.iter().enumerate() {
         for (number, rule) in chain.rules.iter().enumerate() {
             let at = RuleAt { base: index, chain: index, rule: number };
             if rule.is_ours || !rule.statements.iter().any(Statement::acts) || is_blamed(&at) {

@@ -2,7 +2,7 @@
 //! tell apart.
 
 use super::values::{Property, Values, number};
-use crate::observed::Observed;
+use crate::live::rules::NamespaceRules;
 use crate::policy::InterfaceName;
 use crate::trace::{Direction, Owner, Packet, Transport};
 use crate::walk::Listeners;
@@ -27,7 +27,7 @@ fn elsewhere(is_v6: bool) -> [IpAddr; 2] {
 
 /// Gives each packet to `try_it` until that returns false; `None` when they would be too many.
 pub(super) fn each(
-    ns: &Observed,
+    ns: &NamespaceRules,
     values: &Values,
     listeners: Listeners,
     mut try_it: impl FnMut(Packet) -> bool,
@@ -61,7 +61,7 @@ struct Plan {
 const PROTOCOLS: [Transport; 2] = [Transport::Tcp, Transport::Udp];
 
 impl Plan {
-    fn of(ns: &Observed, values: &Values, listeners: Listeners, is_v6: bool) -> Option<Self> {
+    fn of(ns: &NamespaceRules, values: &Values, listeners: Listeners, is_v6: bool) -> Option<Self> {
         let port = |value: u128| u16::try_from(value).unwrap_or_default();
         let address = |value: u128| match (is_v6, u32::try_from(value)) {
             (false, Ok(value)) => IpAddr::V4(Ipv4Addr::from_bits(value)),
@@ -138,7 +138,7 @@ impl Plan {
     }
 
     /// Connections that the pod's own sockets make.
-    fn outbound(&self, ns: &Observed, try_it: &mut impl FnMut(Packet) -> bool) -> bool {
+    fn outbound(&self, ns: &NamespaceRules, try_it: &mut impl FnMut(Packet) -> bool) -> bool {
         for destination in &self.destinations {
             let is_inside = ns.is_local(*destination);
             let loopback = [InterfaceName::loopback()];
@@ -166,7 +166,7 @@ impl Plan {
     }
 
     /// The address routing chooses, and the pod's own addresses that rules name.
-    fn sources_to(&self, ns: &Observed, to: IpAddr, by: &InterfaceName) -> Vec<IpAddr> {
+    fn sources_to(&self, ns: &NamespaceRules, to: IpAddr, by: &InterfaceName) -> Vec<IpAddr> {
         let chosen = match ns.is_local(to) {
             true => Some(to),
             false => ns.primary(by.as_str(), self.is_v6).or_else(|| {
@@ -185,7 +185,7 @@ impl Plan {
     }
 
     /// Connections that arrive.
-    fn inbound(&self, ns: &Observed, try_it: &mut impl FnMut(Packet) -> bool) -> bool {
+    fn inbound(&self, ns: &NamespaceRules, try_it: &mut impl FnMut(Packet) -> bool) -> bool {
         for by in &self.interfaces {
             let own = ns.primary(by.as_str(), self.is_v6);
             let to = self.destinations.iter().copied().filter(|to| !to.is_loopback()).chain(own);

@@ -2,9 +2,9 @@
 //! expression.
 
 use super::values::Property;
+use crate::live::rules::expr::Source;
+use crate::live::rules::{Component, Field, TableFamily};
 use crate::nft::uapi::{NFT_PAYLOAD_NETWORK_HEADER, NFT_PAYLOAD_TRANSPORT_HEADER};
-use crate::observed::expr::Source;
-use crate::observed::{Component, Field, TableFamily};
 
 /// Bytes of a loaded value that are bytes of a property.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

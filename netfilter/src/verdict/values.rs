@@ -2,8 +2,10 @@
 //! bounds that any rule names.
 
 use super::parts::parts;
-use crate::observed::expr::{Data, Expr};
-use crate::observed::{Chain, Component, Field, Observed, Rule, Set, Statement, Symbols, TableFamily, place};
+use crate::live::rules::expr::{Data, Expr};
+use crate::live::rules::{
+    Component, Field, LiveChain, LiveRule, NamespaceRules, Set, Statement, Symbols, TableFamily, place,
+};
 use crate::policy::PortRange;
 use crate::ruleset::{Match, Networks, Ruleset};
 use crate::xt::{ConntrackTest, IdTest, PortEnd, XtMatch};
@@ -197,7 +199,7 @@ impl Values {
     }
 
     /// The tests of all rules that are there.
-    pub(super) fn add_observed(&mut self, ns: &Observed) {
+    pub(super) fn add_observed(&mut self, ns: &NamespaceRules) {
         for chain in &ns.chains {
             for rule in &chain.rules {
                 self.add_rule(ns, chain, rule);
@@ -205,7 +207,7 @@ impl Values {
         }
     }
 
-    fn add_rule(&mut self, ns: &Observed, chain: &Chain, rule: &Rule) {
+    fn add_rule(&mut self, ns: &NamespaceRules, chain: &LiveChain, rule: &LiveRule) {
         let mut registers = Registers { symbols: Symbols::default(), family: chain.table.family };
         let mut all_read = true;
         for statement in &rule.statements {

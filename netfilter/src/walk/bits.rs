@@ -1,7 +1,7 @@
 //! Values of which perhaps only some bits are known, and the registers of a rule.
 
+use crate::live::rules::expr::VERDICT;
 use crate::nft::uapi::{NFT_CMP_GTE, NFT_CMP_LTE, NFT_CMP_NEQ};
-use crate::observed::expr::VERDICT;
 use std::cmp::Ordering;
 
 /// True, false, or it cannot be told.

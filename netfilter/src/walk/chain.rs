@@ -1,16 +1,16 @@
 //! One chain, run for one packet: what `nft_do_chain` and `ipt_do_table` do.
 
 use super::bits::{Bits, Registers, Truth};
-use super::choices::Question;
-use super::live::{By, Entry, Live, Tracking};
-use super::{End, RuleAt, Walk, xt};
-use crate::observed::expr::{Code, Data, Expr, Nat, NatKind, VERDICT};
-use crate::observed::{Rule, Set, Statement};
+use super::choices::UnknownFact;
+use super::packet::{ConntrackEntry, CurrentPacket, HookInterface, Tracking};
+use super::{HookEnd, RuleAt, Walk, xt};
+use crate::live::rules::expr::{Code, Data, Expr, Nat, NatKind, VERDICT};
+use crate::live::rules::{LiveRule, Set, Statement};
 use crate::policy::PortRange;
 use crate::ruleset::Family;
 use crate::trace::Transport;
 use crate::xt::legacy::InetHook;
-use crate::xt::{ConnectionMarkChange, Nat as XtNat, XtTarget};
+use crate::xt::{ConnectionMarkChange, NatRange, XtTarget};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 /// How many rules one chain and those it leads to may run.
@@ -21,13 +21,13 @@ const RULES_PER_LOOK: usize = 16;
 const MOST_JUMPS: usize = 64;
 
 /// The rule that is run.
-pub(super) struct Here {
+pub(super) struct RunningRule {
     at: RuleAt,
     hook: InetHook,
     registers: Registers,
 }
 
-impl Default for Here {
+impl Default for RunningRule {
     fn default() -> Self {
         let at = RuleAt { base: usize::MAX, chain: usize::MAX, rule: usize::MAX };
         Self { at, hook: InetHook::Output, registers: Registers::default() }
@@ -35,7 +35,7 @@ impl Default for Here {
 }
 
 /// How a rule ended.
-enum Ended {
+enum RuleEnd {
     /// It did not apply.
     NotForThis,
     /// It applied, and the next one is run.
@@ -49,20 +49,20 @@ enum Ended {
 }
 
 /// How a statement ended: the rule goes on, or this is its end.
-type Step = Result<(), Ended>;
+type StatementResult = Result<(), RuleEnd>;
 
 impl Walk<'_> {
     /// Runs the base chain at this index.
-    pub(super) fn chain(&mut self, base: usize, hook: InetHook) -> End {
+    pub(super) fn chain(&mut self, base: usize, hook: InetHook) -> HookEnd {
         let (mut chain, mut rule) = (base, 0);
         let mut returns: Vec<(usize, usize)> = Vec::new();
         for count in 0..MOST_RULES {
             if count % RULES_PER_LOOK == 0 && self.choices.is_out_of_time() {
-                return End::Unknown;
+                return HookEnd::Unknown;
             }
             let Some((home, current)) = self.ns.chains.get(chain).map(|home| (home, home.rules.get(rule)))
             else {
-                return End::Unknown;
+                return HookEnd::Unknown;
             };
             let Some(current) = current else {
                 match returns.pop() {
@@ -74,66 +74,66 @@ impl Walk<'_> {
             let at = RuleAt { base, chain, rule };
             rule += 1;
             let ended = self.rule(current, at, hook);
-            if !matches!(ended, Ended::NotForThis) {
+            if !matches!(ended, RuleEnd::NotForThis) {
                 self.steps.push(at);
             }
             match ended {
-                Ended::NotForThis | Ended::GoesOn => {}
-                Ended::Accept => {
+                RuleEnd::NotForThis | RuleEnd::GoesOn => {}
+                RuleEnd::Accept => {
                     self.decided_by.get_or_insert(at);
-                    return End::Passes;
+                    return HookEnd::Passes;
                 }
-                Ended::Drop => {
+                RuleEnd::Drop => {
                     self.decided_by = Some(at);
-                    return End::Dropped;
+                    return HookEnd::Dropped;
                 }
-                Ended::Unknown => {
+                RuleEnd::Unknown => {
                     self.decided_by = Some(at);
-                    return End::Unknown;
+                    return HookEnd::Unknown;
                 }
-                Ended::Return => match returns.pop() {
+                RuleEnd::Return => match returns.pop() {
                     Some(back) => (chain, rule) = back,
                     None => {
                         self.passed_by = Some(at);
                         return self.policy(base);
                     }
                 },
-                Ended::Jump(to) | Ended::Goto(to) if self.ns.chain(&home.table, &to).is_none() => {
+                RuleEnd::Jump(to) | RuleEnd::Goto(to) if self.ns.chain(&home.table, &to).is_none() => {
                     self.decided_by = Some(at);
-                    return End::Unknown;
+                    return HookEnd::Unknown;
                 }
-                Ended::Jump(to) => {
+                RuleEnd::Jump(to) => {
                     if returns.len() >= MOST_JUMPS {
-                        return End::Unknown;
+                        return HookEnd::Unknown;
                     }
                     returns.push((chain, rule));
                     (chain, rule) = (self.index(home, &to), 0);
                 }
-                Ended::Goto(to) => (chain, rule) = (self.index(home, &to), 0),
+                RuleEnd::Goto(to) => (chain, rule) = (self.index(home, &to), 0),
             }
         }
-        End::Unknown
+        HookEnd::Unknown
     }
 
-    fn index(&self, home: &crate::observed::Chain, name: &str) -> usize {
+    fn index(&self, home: &crate::live::rules::LiveChain, name: &str) -> usize {
         self.ns.chain(&home.table, name).map_or(usize::MAX, |(index, _)| index)
     }
 
-    fn policy(&mut self, base: usize) -> End {
+    fn policy(&mut self, base: usize) -> HookEnd {
         let drops = self.ns.chains.get(base).and_then(|chain| chain.base).is_some_and(|base| base.drops);
         if !drops {
-            return End::Passes;
+            return HookEnd::Passes;
         }
         self.decided_by = Some(RuleAt { base, chain: base, rule: usize::MAX });
-        End::Dropped
+        HookEnd::Dropped
     }
 
-    fn rule(&mut self, rule: &Rule, at: RuleAt, hook: InetHook) -> Ended {
+    fn rule(&mut self, rule: &LiveRule, at: RuleAt, hook: InetHook) -> RuleEnd {
         // Whether a rule that only counts or logs applies makes no difference.
         if !rule.statements.iter().any(Statement::acts) {
-            return Ended::NotForThis;
+            return RuleEnd::NotForThis;
         }
-        self.here = Here { at, hook, registers: Registers::default() };
+        self.here = RunningRule { at, hook, registers: Registers::default() };
         for statement in &rule.statements {
             let step = match statement {
                 Statement::Expr(expr) => self.expr(expr),
@@ -145,26 +145,26 @@ impl Walk<'_> {
                 return ended;
             }
         }
-        Ended::GoesOn
+        RuleEnd::GoesOn
     }
 
-    fn test(&mut self, truth: Truth) -> Step {
+    fn test(&mut self, truth: Truth) -> StatementResult {
         let at = self.here.at;
-        let applies = truth.unwrap_or_else(|| self.choices.ask(Question::Applies(at)));
-        if applies { Ok(()) } else { Err(Ended::NotForThis) }
+        let applies = truth.unwrap_or_else(|| self.choices.assume(UnknownFact::Applies(at)));
+        if applies { Ok(()) } else { Err(RuleEnd::NotForThis) }
     }
 
-    fn matches(&mut self, test: &crate::xt::XtMatch) -> Step {
+    fn matches(&mut self, test: &crate::xt::XtMatch) -> StatementResult {
         let truth = xt::passes(test, &self.packet, self.entries.get(self.current), self.ns);
         self.test(truth)
     }
 
-    fn expr(&mut self, expr: &Expr) -> Step {
+    fn expr(&mut self, expr: &Expr) -> StatementResult {
         match expr {
             Expr::Load { source, to } => {
                 match self.packet.load(source, self.entries.get(self.current), self.ns) {
                     Some(bits) => self.here.registers.put(*to, &bits),
-                    None => return Err(Ended::NotForThis),
+                    None => return Err(RuleEnd::NotForThis),
                 }
             }
             Expr::Value { to, value } => self.here.registers.put(*to, &Bits::known(value.clone())),
@@ -189,61 +189,63 @@ impl Walk<'_> {
             }
             Expr::SetMark { from } => match number(&self.here.registers.get(*from, 4)) {
                 Some(mark) => self.set_mark(mark),
-                None => return Err(Ended::Unknown),
+                None => return Err(RuleEnd::Unknown),
             },
             Expr::SetConnectionMark { from } => match number(&self.here.registers.get(*from, 4)) {
                 Some(mark) => self.set_connection_mark(mark),
-                None => return Err(Ended::Unknown),
+                None => return Err(RuleEnd::Unknown),
             },
             Expr::SetZone { from } => match self.here.registers.get(*from, 2).whole() {
                 Some(&[a, b]) => self.set_zone(u16::from_ne_bytes([a, b])),
-                _ => return Err(Ended::Unknown),
+                _ => return Err(RuleEnd::Unknown),
             },
             Expr::Verdict(code) => return verdict(code),
             Expr::Nat(nat) => return self.nat(nat),
             Expr::Tproxy { is_for, port } => return self.tproxy(*is_for, *port),
             Expr::Untrack => self.untrack(),
-            Expr::Reject => return Err(Ended::Drop),
+            Expr::Reject => return Err(RuleEnd::Drop),
             Expr::Nothing(_) => {}
             Expr::Test(_) => return self.test(None),
             Expr::Match(test) => return self.matches(test),
             Expr::Target(target) => return self.target(target),
-            Expr::Unknown(_) => return Err(Ended::Unknown),
+            Expr::Unknown(_) => return Err(RuleEnd::Unknown),
         }
         Ok(())
     }
 
-    fn lookup(&mut self, (name, inverted): (&str, bool), from: usize, to: Option<usize>) -> Step {
+    fn lookup(&mut self, (name, inverted): (&str, bool), from: usize, to: Option<usize>) -> StatementResult {
         let table = self.ns.chains.get(self.here.at.chain).map(|chain| &chain.table);
-        let Some(set) = table.and_then(|table| self.ns.set(table, name)) else { return Err(Ended::Unknown) };
+        let Some(set) = table.and_then(|table| self.ns.set(table, name)) else {
+            return Err(RuleEnd::Unknown);
+        };
         let key = self.here.registers.get(from, set.key_length);
         let found = find(set, &key);
         let Some(to) = to else {
             return self.test(found.map(|found| found.is_some() != inverted));
         };
         match found {
-            Some(None) => Err(Ended::NotForThis),
+            Some(None) => Err(RuleEnd::NotForThis),
             Some(Some(Data::Verdict(code))) if to == VERDICT => verdict(code),
             Some(Some(Data::Value(value))) => {
                 self.here.registers.put(to, &Bits::known(value.clone()));
                 Ok(())
             }
-            None | Some(Some(_)) => Err(Ended::Unknown),
+            None | Some(Some(_)) => Err(RuleEnd::Unknown),
         }
     }
 
-    fn nat(&mut self, nat: &Nat) -> Step {
+    fn nat(&mut self, nat: &Nat) -> StatementResult {
         let length = if self.packet.is_v6() { 16 } else { 4 };
         let address = |from: Option<usize>| from.map(|from| self.here.registers.get(from, length));
         let port = |from: Option<usize>| from.map(|from| self.here.registers.get(from, 2));
         let is_one = |first: &Option<Bits>, last: &Option<Bits>| last.is_none() || first == last;
         let (first, port_first) = (address(nat.address), port(nat.port));
         if !is_one(&first, &address(nat.last_address)) || !is_one(&port_first, &port(nat.last_port)) {
-            return Err(Ended::Unknown);
+            return Err(RuleEnd::Unknown);
         }
         let read = |bits: Option<Bits>| match bits {
             None => Ok(None),
-            Some(bits) => bits.whole().map(|bytes| Some(bytes.to_vec())).ok_or(Ended::Unknown),
+            Some(bits) => bits.whole().map(|bytes| Some(bytes.to_vec())).ok_or(RuleEnd::Unknown),
         };
         let address = read(first)?.and_then(|bytes| self::address(&bytes));
         let port = read(port_first)?.and_then(|bytes| Some(u16::from_be_bytes(bytes.try_into().ok()?)));
@@ -251,8 +253,8 @@ impl Walk<'_> {
     }
 
     /// Sets a translation up (`nf_nat_setup_info`) and ends the rule.
-    fn translate(&mut self, kind: NatKind, address: Option<IpAddr>, port: Option<u16>) -> Step {
-        let Here { at, hook, .. } = self.here;
+    fn translate(&mut self, kind: NatKind, address: Option<IpAddr>, port: Option<u16>) -> StatementResult {
+        let RunningRule { at, hook, .. } = self.here;
         let is_v6 = self.packet.is_v6();
         let address = match (kind, hook) {
             (NatKind::Redirect, InetHook::Output) => Some(loopback(is_v6)),
@@ -260,7 +262,7 @@ impl Walk<'_> {
             (NatKind::Masquerade, _) => None,
             (NatKind::Destination | NatKind::Source, _) => address,
         };
-        let Some(entry) = self.entries.get_mut(self.current) else { return Err(Ended::Accept) };
+        let Some(entry) = self.entries.get_mut(self.current) else { return Err(RuleEnd::Accept) };
         let moved =
             |from: SocketAddr| SocketAddr::new(address.unwrap_or(from.ip()), port.unwrap_or(from.port()));
         match kind {
@@ -278,7 +280,7 @@ impl Walk<'_> {
             }
             _ => {}
         }
-        Err(Ended::Accept)
+        Err(RuleEnd::Accept)
     }
 
     /// The first address of the interface that the packet came in by. For an interface that is not there
@@ -286,22 +288,22 @@ impl Walk<'_> {
     fn redirected_to(&self) -> IpAddr {
         let is_v6 = self.packet.is_v6();
         let named = match &self.packet.arrives {
-            By::Name(name) => self.ns.primary(name, is_v6),
-            By::None | By::Unknown => None,
+            HookInterface::Name(name) => self.ns.primary(name, is_v6),
+            HookInterface::None | HookInterface::Unknown => None,
         };
         named.unwrap_or_else(|| loopback(is_v6))
     }
 
-    fn tproxy(&mut self, is_for: Option<Family>, port: Option<usize>) -> Step {
+    fn tproxy(&mut self, is_for: Option<Family>, port: Option<usize>) -> StatementResult {
         let is_v6 = self.packet.is_v6();
         if is_for.is_some_and(|family| (family == Family::V6) != is_v6) {
-            return Err(Ended::NotForThis);
+            return Err(RuleEnd::NotForThis);
         }
         let port = match port.map(|from| self.here.registers.get(from, 2)) {
             None => self.packet.destination.port(),
             Some(bits) => match bits.whole() {
                 Some(&[a, b]) => u16::from_be_bytes([a, b]),
-                _ => return Err(Ended::Unknown),
+                _ => return Err(RuleEnd::Unknown),
             },
         };
         self.packet.intercepted = Some(port);
@@ -309,29 +311,29 @@ impl Walk<'_> {
         Ok(())
     }
 
-    fn target(&mut self, target: &XtTarget) -> Step {
+    fn target(&mut self, target: &XtTarget) -> StatementResult {
         match target {
-            XtTarget::Accept => Err(Ended::Accept),
-            XtTarget::Drop | XtTarget::Reject { .. } => Err(Ended::Drop),
-            XtTarget::Return => Err(Ended::Return),
-            XtTarget::Jump(chain) => Err(Ended::Jump(chain.clone())),
-            XtTarget::Goto(chain) => Err(Ended::Goto(chain.clone())),
+            XtTarget::Accept => Err(RuleEnd::Accept),
+            XtTarget::Drop | XtTarget::Reject { .. } => Err(RuleEnd::Drop),
+            XtTarget::Return => Err(RuleEnd::Return),
+            XtTarget::Jump(chain) => Err(RuleEnd::Jump(chain.clone())),
+            XtTarget::Goto(chain) => Err(RuleEnd::Goto(chain.clone())),
             XtTarget::Redirect(nat) => self.xt_nat(NatKind::Redirect, nat),
             XtTarget::Dnat(nat) => self.xt_nat(NatKind::Destination, nat),
             XtTarget::Snat(nat) => self.xt_nat(NatKind::Source, nat),
             XtTarget::Masquerade(_) => self.translate(NatKind::Masquerade, None, None),
             XtTarget::Tproxy { address, port, value, mask } => {
                 if !address.is_unspecified() && *address != self.packet.destination.ip() {
-                    return Err(Ended::Unknown);
+                    return Err(RuleEnd::Unknown);
                 }
                 if self.packet.protocol != Transport::Tcp && self.packet.protocol != Transport::Udp {
-                    return Err(Ended::Drop);
+                    return Err(RuleEnd::Drop);
                 }
                 let own = self.packet.destination.port();
                 self.packet.intercepted = Some(if *port == 0 { own } else { *port });
                 self.set_mark((self.packet.mark & !mask) ^ value);
                 self.decided_by = Some(self.here.at);
-                Err(Ended::Accept)
+                Err(RuleEnd::Accept)
             }
             XtTarget::SetMark { value, mask } => {
                 self.set_mark((self.packet.mark & !mask) ^ value);
@@ -350,17 +352,17 @@ impl Walk<'_> {
                 Ok(())
             }
             XtTarget::Log { .. } | XtTarget::NfLog { .. } => Ok(()),
-            XtTarget::Queue | XtTarget::NfQueue { .. } | XtTarget::Unknown(_) => Err(Ended::Unknown),
+            XtTarget::Queue | XtTarget::NfQueue { .. } | XtTarget::Unknown(_) => Err(RuleEnd::Unknown),
         }
     }
 
-    fn xt_nat(&mut self, kind: NatKind, nat: &XtNat) -> Step {
+    fn xt_nat(&mut self, kind: NatKind, nat: &NatRange) -> StatementResult {
         let address = match nat.addresses {
-            Some([first, last]) if first != last => return Err(Ended::Unknown),
+            Some([first, last]) if first != last => return Err(RuleEnd::Unknown),
             addresses => addresses.map(|[first, _]| first),
         };
         let port = match nat.ports.map(PortRange::bounds) {
-            Some((first, last)) if first != last => return Err(Ended::Unknown),
+            Some((first, last)) if first != last => return Err(RuleEnd::Unknown),
             ports => ports.map(|(first, _)| first),
         };
         self.translate(kind, address, port)
@@ -380,7 +382,7 @@ impl Walk<'_> {
         }
     }
 
-    fn connected(&mut self) -> Option<&mut Entry> {
+    fn connected(&mut self) -> Option<&mut ConntrackEntry> {
         let is_part = matches!(self.packet.tracking, Tracking::Original | Tracking::Reply);
         self.entries.get_mut(self.current).filter(|_| is_part)
     }
@@ -416,20 +418,20 @@ fn loopback(is_v6: bool) -> IpAddr {
     if is_v6 { Ipv6Addr::LOCALHOST.into() } else { Ipv4Addr::LOCALHOST.into() }
 }
 
-fn is_open(packet: &Live) -> bool {
+fn is_open(packet: &CurrentPacket) -> bool {
     packet.tracking == Tracking::NotYet && packet.zone.is_none()
 }
 
-fn verdict(code: &Code) -> Step {
+fn verdict(code: &Code) -> StatementResult {
     match code {
-        Code::Accept => Err(Ended::Accept),
-        Code::Drop => Err(Ended::Drop),
+        Code::Accept => Err(RuleEnd::Accept),
+        Code::Drop => Err(RuleEnd::Drop),
         Code::Continue => Ok(()),
-        Code::Break => Err(Ended::NotForThis),
-        Code::Return => Err(Ended::Return),
-        Code::Jump(chain) => Err(Ended::Jump(chain.clone())),
-        Code::Goto(chain) => Err(Ended::Goto(chain.clone())),
-        Code::Other(_) => Err(Ended::Unknown),
+        Code::Break => Err(RuleEnd::NotForThis),
+        Code::Return => Err(RuleEnd::Return),
+        Code::Jump(chain) => Err(RuleEnd::Jump(chain.clone())),
+        Code::Goto(chain) => Err(RuleEnd::Goto(chain.clone())),
+        Code::Other(_) => Err(RuleEnd::Unknown),
     }
 }
 

@@ -7,7 +7,7 @@ const MOST: usize = 256;
 
 /// What a walk asked about.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Question {
+pub(super) enum UnknownFact {
     /// Whether a rule applies.
     Applies(RuleAt),
     /// Which of two chains comes first.
@@ -18,7 +18,7 @@ pub(super) enum Question {
 #[derive(Debug)]
 pub(super) struct Choices {
     budget: Budget,
-    answers: Vec<(bool, Option<Question>)>,
+    answers: Vec<(bool, Option<UnknownFact>)>,
     given: usize,
     walks: usize,
 }
@@ -33,7 +33,7 @@ impl Choices {
     }
 
     /// Answers as the script says, and true beyond its end.
-    pub(super) fn ask(&mut self, question: Question) -> bool {
+    pub(super) fn assume(&mut self, question: UnknownFact) -> bool {
         let answer = match self.answers.get_mut(self.given) {
             Some((answer, asked)) => {
                 *asked = Some(question);
@@ -67,7 +67,7 @@ impl Choices {
     }
 
     /// The question whose answer made the difference to the walk before.
-    pub(super) fn last(&self) -> Option<&Question> {
+    pub(super) fn last(&self) -> Option<&UnknownFact> {
         self.answers.iter().rev().find(|(answer, _)| !answer).and_then(|(_, question)| question.as_ref())
     }
 }

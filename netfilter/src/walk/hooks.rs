@@ -1,6 +1,6 @@
 //! In which order the chains at a hook are run.
 
-use crate::observed::{Base, Chain, ChainKind, Observed};
+use crate::live::rules::{BaseChain, ChainKind, LiveChain, NamespaceRules};
 use crate::xt::legacy::InetHook;
 use std::cmp::Reverse;
 
@@ -28,7 +28,7 @@ pub(super) struct Place {
 }
 
 /// What is run at `hook`, in order.
-pub(super) fn at(ns: &Observed, hook: InetHook, is_v6: bool) -> Vec<Place> {
+pub(super) fn at(ns: &NamespaceRules, hook: InetHook, is_v6: bool) -> Vec<Place> {
     let mut items: Vec<(i32, Item)> = based(ns, is_v6)
         .filter(|(_, _, base)| base.hook == hook && base.kind != ChainKind::Nat)
         .map(|(index, _, base)| (base.priority, Item::Chain(index)))
@@ -47,19 +47,19 @@ pub(super) fn at(ns: &Observed, hook: InetHook, is_v6: bool) -> Vec<Place> {
 }
 
 /// The chains of type nat at `hook`, in order: the first that translates decides.
-pub(super) fn translating(ns: &Observed, hook: InetHook, is_v6: bool) -> Vec<Place> {
+pub(super) fn translating(ns: &NamespaceRules, hook: InetHook, is_v6: bool) -> Vec<Place> {
     let chains = based(ns, is_v6).filter(|(_, _, base)| base.hook == hook && base.kind == ChainKind::Nat);
     ordered(ns, chains.map(|(index, _, base)| (base.priority, Item::Chain(index))).collect())
 }
 
-fn based(ns: &Observed, is_v6: bool) -> impl Iterator<Item = (usize, &Chain, Base)> {
+fn based(ns: &NamespaceRules, is_v6: bool) -> impl Iterator<Item = (usize, &LiveChain, BaseChain)> {
     let chains = ns.chains.iter().enumerate().filter(move |(_, chain)| chain.table.family.sees(is_v6));
     chains.filter_map(|(index, chain)| Some((index, chain, chain.base?)))
 }
 
-/// By priority; of one priority what was registered last comes first (`nf_hook_entries_grow`,
+/// HookInterface priority; of one priority what was registered last comes first (`nf_hook_entries_grow`,
 /// net/netfilter/core.c, v6.18).
-fn ordered(ns: &Observed, mut items: Vec<(i32, Item)>) -> Vec<Place> {
+fn ordered(ns: &NamespaceRules, mut items: Vec<(i32, Item)>) -> Vec<Place> {
     let chain = |item: Item| match item {
         Item::Chain(index) => ns.chains.get(index),
         Item::Tracking | Item::Translation => None,
@@ -89,7 +89,7 @@ fn ordered(ns: &Observed, mut items: Vec<(i32, Item)>) -> Vec<Place> {
 
 /// Is it certain that the first was registered after the second? Handles grow within a namespace for
 /// tables and within a table for chains.
-fn is_younger(first: &Chain, second: &Chain) -> bool {
+fn is_younger(first: &LiveChain, second: &LiveChain) -> bool {
     let (Some(first_age), Some(second_age)) = (first.age, second.age) else { return false };
     match first.table == second.table {
         true => first_age.chain > second_age.chain,

@@ -1,9 +1,9 @@
 use super::*;
-use crate::nft::uapi::{NFT_CMP_EQ, NFT_META_L4PROTO, NFT_META_SKUID};
-use crate::observed::expr::{Code, Expr, Nat, NatKind, Source};
-use crate::observed::{
-    Age, Base, Chain, ChainKind, Engine, Interface, Rule, Statement, TableFamily, TableName,
+use crate::live::rules::expr::{Code, Expr, Nat, NatKind, Source};
+use crate::live::rules::{
+    Age, BaseChain, ChainKind, Engine, Interface, LiveChain, LiveRule, Statement, TableFamily, TableName,
 };
+use crate::nft::uapi::{NFT_CMP_EQ, NFT_META_L4PROTO, NFT_META_SKUID};
 use crate::policy::InterfaceName;
 use crate::trace::Transport;
 use std::time::Duration;
@@ -11,12 +11,12 @@ use std::time::Duration;
 const PROXY: Owner = Owner { uid: 1337, gid: 1337 };
 const APP: Owner = Owner { uid: 1000, gid: 1000 };
 
-fn rule(exprs: Vec<Expr>) -> Rule {
+fn rule(exprs: Vec<Expr>) -> LiveRule {
     let statements = exprs.into_iter().map(Statement::Expr).collect();
-    Rule { text: String::new(), comment: None, is_ours: false, statements }
+    LiveRule { text: String::new(), comment: None, is_ours: false, statements }
 }
 
-fn owned_by(uid: u32, then: Expr) -> Rule {
+fn owned_by(uid: u32, then: Expr) -> LiveRule {
     rule(vec![
         Expr::Load { source: Source::Meta(NFT_META_SKUID), to: 0 },
         Expr::Compare { op: NFT_CMP_EQ, at: 0, value: uid.to_ne_bytes().to_vec() },
@@ -24,7 +24,7 @@ fn owned_by(uid: u32, then: Expr) -> Rule {
     ])
 }
 
-fn redirect_tcp(port: u16) -> Rule {
+fn redirect_tcp(port: u16) -> LiveRule {
     rule(vec![
         Expr::Load { source: Source::Meta(NFT_META_L4PROTO), to: 0 },
         Expr::Compare { op: NFT_CMP_EQ, at: 0, value: vec![6] },
@@ -39,29 +39,29 @@ fn redirect_tcp(port: u16) -> Rule {
     ])
 }
 
-fn chain(table: &str, kind: ChainKind, at: (InetHook, i32), rules: Vec<Rule>) -> Chain {
+fn chain(table: &str, kind: ChainKind, at: (InetHook, i32), rules: Vec<LiveRule>) -> LiveChain {
     let table = TableName { engine: Engine::NfTables, family: TableFamily::Inet, name: table.to_owned() };
-    let base = Base { kind, hook: at.0, priority: at.1, drops: false };
-    Chain { table, name: "base".to_owned(), base: Some(base), rules, age: None }
+    let base = BaseChain { kind, hook: at.0, priority: at.1, drops: false };
+    LiveChain { table, name: "base".to_owned(), base: Some(base), rules, age: None }
 }
 
-fn aged(mut chain: Chain, table: u64, is_of_one_piece: bool) -> Chain {
+fn aged(mut chain: LiveChain, table: u64, is_of_one_piece: bool) -> LiveChain {
     chain.age = Some(Age { table, chain: 1, is_of_one_piece });
     chain
 }
 
-fn namespace(chains: Vec<Chain>) -> Observed {
+fn namespace(chains: Vec<LiveChain>) -> NamespaceRules {
     let interface = |index, name: &str, address: &str| Interface {
         index,
         name: name.to_owned(),
         addresses: vec![address.parse().unwrap()],
     };
     let interfaces = vec![interface(1, "lo", "127.0.0.1"), interface(2, "eth0", "10.9.9.9")];
-    Observed { chains, interfaces, ..Observed::default() }
+    NamespaceRules { chains, interfaces, ..NamespaceRules::default() }
 }
 
 /// A connection of the application to the world.
-fn walked(chains: Vec<Chain>) -> Walked {
+fn walked(chains: Vec<LiveChain>) -> WalkResult {
     let by = InterfaceName::parse("eth0").unwrap();
     let ends = ("10.9.9.9:40000".parse().unwrap(), "198.51.100.1:80".parse().unwrap());
     let packet = Packet::first(Direction::Leaves { by }, Transport::Tcp, ends.0, ends.1).owned_by(APP);
@@ -70,7 +70,7 @@ fn walked(chains: Vec<Chain>) -> Walked {
 }
 
 /// The redirect to 15001 that all but the proxy's connections meet.
-fn ours() -> Chain {
+fn ours() -> LiveChain {
     let rules = vec![owned_by(1337, Expr::Verdict(Code::Return)), redirect_tcp(15001)];
     aged(chain("gybe", ChainKind::Nat, (InetHook::Output, -100), rules), 5, true)
 }

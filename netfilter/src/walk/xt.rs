@@ -1,17 +1,22 @@
 //! Matches of iptables, asked about a packet.
 
 use super::bits::Truth;
-use super::live::{By, Entry, Live, Tracking};
-use crate::observed::Observed;
+use super::packet::{ConntrackEntry, CurrentPacket, HookInterface, Tracking};
+use crate::live::rules::NamespaceRules;
 use crate::policy::PortRange;
 use crate::ruleset::Is;
 use crate::trace::Transport;
 use crate::xt::legacy::{AddressTest, Header, InterfaceTest};
-use crate::xt::{AddressTypes, Conntrack, ConntrackTest, Owner, PortEnd, States, TypeTest, XtMatch};
+use crate::xt::{AddressTypes, Conntrack, ConntrackTest, OwnerTest, PortEnd, States, TypeTest, XtMatch};
 use std::net::IpAddr;
 
 /// Whether a packet passes a match; `None` when that depends on more than is known.
-pub(super) fn passes(test: &XtMatch, packet: &Live, entry: Option<&Entry>, ns: &Observed) -> Truth {
+pub(super) fn passes(
+    test: &XtMatch,
+    packet: &CurrentPacket,
+    entry: Option<&ConntrackEntry>,
+    ns: &NamespaceRules,
+) -> Truth {
     let (source, destination) = (packet.source.port(), packet.destination.port());
     match test {
         XtMatch::Tcp(test) => {
@@ -81,12 +86,12 @@ fn contains(range: PortRange, port: u16) -> bool {
     first <= port && port <= last
 }
 
-fn tracked<'e>(packet: &Live, entry: Option<&'e Entry>) -> Option<&'e Entry> {
+fn tracked<'e>(packet: &CurrentPacket, entry: Option<&'e ConntrackEntry>) -> Option<&'e ConntrackEntry> {
     entry.filter(|_| matches!(packet.tracking, Tracking::Original | Tracking::Reply))
 }
 
 /// `owner_mt` (net/netfilter/xt_owner.c): a packet without a socket passes when every test is inverted.
-fn owner(test: &Owner, packet: &Live) -> Truth {
+fn owner(test: &OwnerTest, packet: &CurrentPacket) -> Truth {
     let Some(owner) = packet.owner else {
         let ids = [test.uid.map(|id| id.is), test.gid.map(|id| id.is), test.socket];
         return Some(ids.into_iter().flatten().all(|is| is == Is::NotIn));
@@ -99,7 +104,7 @@ fn owner(test: &Owner, packet: &Live) -> Truth {
 }
 
 /// `conntrack_mt` (net/netfilter/xt_conntrack.c).
-fn conntrack(test: &Conntrack, packet: &Live, entry: Option<&Entry>) -> Truth {
+fn conntrack(test: &Conntrack, packet: &CurrentPacket, entry: Option<&ConntrackEntry>) -> Truth {
     let known = tracked(packet, entry);
     let states = test.tests.iter().filter_map(|test| match test {
         ConntrackTest::State(is, states) => Some(has_state(*states, packet, entry) == (*is == Is::In)),
@@ -132,7 +137,7 @@ fn conntrack(test: &Conntrack, packet: &Live, entry: Option<&Entry>) -> Truth {
     }))
 }
 
-fn has_state(states: States, packet: &Live, entry: Option<&Entry>) -> bool {
+fn has_state(states: States, packet: &CurrentPacket, entry: Option<&ConntrackEntry>) -> bool {
     let state = match packet.state(entry) {
         1 => States::INVALID,
         2 => States::ESTABLISHED,
@@ -147,7 +152,7 @@ fn has_state(states: States, packet: &Live, entry: Option<&Entry>) -> bool {
 }
 
 /// `RTN_UNICAST`, `RTN_LOCAL`, `RTN_MULTICAST`.
-fn address_types(test: &AddressTypes, packet: &Live, ns: &Observed) -> Truth {
+fn address_types(test: &AddressTypes, packet: &CurrentPacket, ns: &NamespaceRules) -> Truth {
     if test.limit_in || test.limit_out {
         return None;
     }
@@ -166,7 +171,7 @@ fn address_types(test: &AddressTypes, packet: &Live, ns: &Observed) -> Truth {
 }
 
 /// What every rule of iptables-legacy tests by itself (`ip_packet_match`).
-pub(super) fn header(header: &Header, packet: &Live) -> Truth {
+pub(super) fn header(header: &Header, packet: &CurrentPacket) -> Truth {
     let address = |test: Option<AddressTest>, address: IpAddr| {
         Some(test.is_none_or(|test| {
             let equal = masked(address, test.mask) == masked(test.address, test.mask);
@@ -187,12 +192,12 @@ pub(super) fn header(header: &Header, packet: &Live) -> Truth {
     ])
 }
 
-fn interface(test: Option<&InterfaceTest>, by: &By) -> Truth {
+fn interface(test: Option<&InterfaceTest>, by: &HookInterface) -> Truth {
     let Some(test) = test else { return Some(true) };
     let name = match by {
-        By::Unknown => return None,
-        By::None => "",
-        By::Name(name) => name.as_str(),
+        HookInterface::Unknown => return None,
+        HookInterface::None => "",
+        HookInterface::Name(name) => name.as_str(),
     };
     let equal = if test.is_prefix { name.starts_with(&test.name) } else { name == test.name };
     Some(equal == (test.is == Is::In))

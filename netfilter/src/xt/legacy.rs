@@ -50,7 +50,7 @@ pub struct BuiltIn {
     /// The policy.
     pub policy: XtTarget,
     /// How much has met the policy.
-    pub counted: Counted,
+    pub counted: Counters,
 }
 
 /// A hook of the IP layer, in the order of `enum nf_inet_hooks` (include/uapi/linux/netfilter.h).
@@ -98,12 +98,12 @@ pub struct LegacyRule {
     /// What becomes of a packet that passes all of them; `None` leaves it to the next rule.
     pub target: Option<XtTarget>,
     /// How much has met the rule.
-    pub counted: Counted,
+    pub counted: Counters,
 }
 
 /// What a rule or a policy has counted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Counted {
+pub struct Counters {
     /// Packets.
     pub packets: u64,
     /// Their bytes.

@@ -19,7 +19,7 @@ pub enum XtMatch {
     /// `multiport`.
     Multiport(Multiport),
     /// `owner`.
-    Owner(Owner),
+    Owner(OwnerTest),
     /// `mark`: the packet's mark.
     Mark(MarkTest),
     /// `connmark`: the connection's mark.
@@ -108,7 +108,7 @@ pub struct Multiport {
 /// `struct xt_owner_match_info`: who owns the packet's socket. A packet without one passes none but
 /// inverted tests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Owner {
+pub struct OwnerTest {
     /// Whether the packet has a socket.
     pub socket: Option<Is>,
     /// The user.
@@ -287,7 +287,7 @@ fn multiport(fields: Fields<'_>, revision: u8) -> Option<Multiport> {
     Some(Multiport { end, is, ports })
 }
 
-fn owner(fields: Fields<'_>) -> Option<Owner> {
+fn owner(fields: Fields<'_>) -> Option<OwnerTest> {
     let (tested, inverted) = (fields.u8(16)?, u32::from(fields.u8(17)?));
     let ids = |bit: u8, at: usize| -> Option<Option<IdTest>> {
         if tested & bit == 0 {
@@ -296,7 +296,7 @@ fn owner(fields: Fields<'_>) -> Option<Owner> {
         let test = IdTest { is: is(inverted, bit.into()), first: fields.u32(at)?, last: fields.u32(at + 4)? };
         Some(Some(test))
     };
-    Some(Owner {
+    Some(OwnerTest {
         socket: (tested & 4 != 0).then(|| is(inverted, 4)),
         uid: ids(1, 0)?,
         gid: ids(2, 8)?,

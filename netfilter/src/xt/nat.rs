@@ -8,7 +8,7 @@ use std::net::IpAddr;
 
 /// The addresses and ports of a translation, and how one of them is chosen.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Nat {
+pub struct NatRange {
     /// First and last address; `None` leaves the choice to the target.
     pub addresses: Option<[IpAddr; 2]>,
     /// The ports; `None` leaves the port as it is.
@@ -26,7 +26,7 @@ const PERSISTENT: u32 = 1 << 3;
 const PROTO_RANDOM_FULLY: u32 = 1 << 4;
 const PROTO_OFFSET: u32 = 1 << 5;
 
-impl Nat {
+impl NatRange {
     /// `struct nf_nat_ipv4_multi_range_compat`: a count that is 1, and one range.
     pub(super) fn v4_compat(fields: Fields<'_>) -> Option<Self> {
         let range = Fields(fields.0.get(4..)?);

@@ -3,7 +3,7 @@
 mod text;
 
 use super::fields::{Fields, printable};
-use super::nat::Nat;
+use super::nat::NatRange;
 use crate::ruleset::Family;
 use std::net::IpAddr;
 
@@ -23,13 +23,13 @@ pub enum XtTarget {
     /// Continues in a chain, which returns to the caller of this one.
     Goto(String),
     /// `REDIRECT`: to an address of this host.
-    Redirect(Nat),
+    Redirect(NatRange),
     /// `DNAT`: another destination.
-    Dnat(Nat),
+    Dnat(NatRange),
     /// `SNAT`: another source.
-    Snat(Nat),
+    Snat(NatRange),
     /// `MASQUERADE`: the leaving interface's address as source.
-    Masquerade(Nat),
+    Masquerade(NatRange),
     /// `TPROXY`: to a local socket, without a translation.
     Tproxy {
         /// The socket's address; unspecified is the packet's own.
@@ -143,8 +143,8 @@ const ZONE_MARK: u16 = 1 << 4;
 pub fn decode_target(family: Family, name: &str, revision: u8, data: &[u8]) -> XtTarget {
     let fields = Fields(data);
     let nat = |revision: u8| match (family, revision) {
-        (Family::V4, 0) => Nat::v4_compat(fields),
-        _ => Nat::inet(fields, family, revision == 2),
+        (Family::V4, 0) => NatRange::v4_compat(fields),
+        _ => NatRange::inet(fields, family, revision == 2),
     };
     let decoded = match (name, revision) {
         ("", 0) => fields.array(0).map(i32::from_ne_bytes).and_then(verdict),

@@ -26,7 +26,7 @@ use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
 
 fn assert_same(rules: &Ruleset, packets: &[Packet]) {
-    let texts = [Family::V4, Family::V6].map(|family| script(rules, family));
+    let texts = [Family::V4, Family::V6].map(|family| script(rules, family).unwrap());
     let [v4, v6] = texts.clone().map(|text| read_back(&text));
     for packet in packets {
         let (meant, written) = match packet.family() {
@@ -95,7 +95,7 @@ fn long_lists_in_one_rule_mean_the_same_as_chains_that_call_each_other() {
             ],
         }];
         let rules = Ruleset { families: Families::V4AndV6, chains };
-        chains_were_called += script(&rules, Family::V4).matches(":ISTIO_LIST_").count();
+        chains_were_called += script(&rules, Family::V4).unwrap().matches(":ISTIO_LIST_").count();
         let packets: Vec<Packet> = (0..400).map(|_| random.packet()).collect();
         assert_same(&rules, &packets);
     }
@@ -108,7 +108,7 @@ fn the_referee_notices_a_rule_that_is_gone() {
     let rules = compile(&random.policy());
     let packets: Vec<Packet> = (0..2000).map(|_| random.packet()).collect();
     let without = rules.without("proxy-uid").unwrap();
-    let (text, less) = (script(&rules, Family::V4), script(&without, Family::V4));
+    let (text, less) = (script(&rules, Family::V4).unwrap(), script(&without, Family::V4).unwrap());
     let (all, less) = (read_back(&text), read_back(&less));
     let v4 = packets.iter().filter(|packet| packet.family() == Family::V4);
     assert!(v4.into_iter().any(|packet| trace(&all, packet).decided_by != trace(&less, packet).decided_by));
@@ -118,7 +118,8 @@ fn the_referee_notices_a_rule_that_is_gone() {
 fn with_ipv6_off_nothing_is_written_for_it() {
     let mut random = Random::new(4);
     let policies = (0..100).map(|_| random.policy()).filter(|policy| policy.families == Families::V4Only);
-    let scripts: Vec<String> = policies.map(|policy| script(&compile(&policy), Family::V6)).collect();
+    let scripts: Vec<String> =
+        policies.map(|policy| script(&compile(&policy), Family::V6).unwrap()).collect();
     assert!(scripts.len() > 20 && scripts.iter().all(String::is_empty));
 }
 
@@ -138,7 +139,7 @@ fn long_port_lists_share_rules_and_never_overfill_one() {
         verdict: Verdict::Return,
     };
     let chains = vec![Chain { name: ChainName::NatOutput, rules: vec![rule] }];
-    let text = script(&Ruleset { families: Families::V4AndV6, chains }, Family::V4);
+    let text = script(&Ruleset { families: Families::V4AndV6, chains }, Family::V4).unwrap();
     let lists: Vec<usize> = text
         .lines()
         .filter_map(|line| line.split_once("--dports ")?.1.split(' ').next())

@@ -176,7 +176,7 @@ fn a01_an_invalid_value_is_refused_with_its_annotation_and_item() {
         (EXCLUDE_OUTBOUND, "80;443", "\"80;443\"", "0 to 65535"),
         (EXCLUDE_OUTBOUND, "-80", "\"-80\"", "0 to 65535"),
         (EXCLUDE_OUTBOUND, "+80", "\"+80\"", "0 to 65535"),
-        (EXCLUDE_OUTBOUND, "90-80", "\"90-80\"", "a range"),
+        (EXCLUDE_OUTBOUND, "90-80", "\"90-80\"", "reversed"),
         (EXCLUDE_OUTBOUND, "٨٠", "\"٨٠\"", "0 to 65535"),
         (INCLUDE_OUTBOUND, "*", "\"*\"", "list the ports"),
         (INCLUDE_OUTBOUND, "80 81", "\"80 81\"", "0 to 65535"),

@@ -1,34 +1,26 @@
 //! Sources of facts: directories of manifests, and the order and time of several sources.
 
 use super::*;
+use gybe_test_support::TestDir;
 use std::error::Error;
 use std::fs;
-use std::path::PathBuf;
 use std::time::Duration;
 
 /// A directory of manifests, removed at the end of the test.
-struct ManifestDirectory(PathBuf);
+struct ManifestDirectory(TestDir);
 
 impl ManifestDirectory {
     fn new(test: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("gybe-facts-{test}-{}", std::process::id()));
-        fs::create_dir_all(path.join("shop")).unwrap();
-        Self(path)
+        Self(TestDir::new(&format!("facts-{test}")).with_subdirectories(&["shop"]))
     }
 
     fn add(&self, name: &str, manifest: &str) {
-        fs::write(self.0.join("shop").join(name), manifest).unwrap();
+        self.0.write(format!("shop/{name}"), manifest);
     }
 
     fn look_up(&self, name: &str) -> Result<PodFacts, FactsError> {
-        let conf = FactsConf { socket: None, directory: Some(self.0.clone()), ..FactsConf::default() };
+        let conf = FactsConf { socket: None, directory: Some(self.0.to_owned()), ..FactsConf::default() };
         look_up(&conf, &pod(name))
-    }
-}
-
-impl Drop for ManifestDirectory {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
     }
 }
 
@@ -75,7 +67,7 @@ fn a_source_that_never_answers_leaves_time_for_the_next() {
     let socket = manifests.0.join("facts.sock");
     let _silent = std::os::unix::net::UnixListener::bind(&socket).unwrap();
     let deadline = Duration::from_secs(8);
-    let directory = Some(manifests.0.clone());
+    let directory = Some(manifests.0.to_owned());
     let conf = FactsConf { socket: Some(socket), directory, deadline, ..FactsConf::default() };
     let started = Instant::now();
     let facts = look_up(&conf, &pod("cart-0")).unwrap();
@@ -141,6 +133,15 @@ fn f39_facts_match_a_pod_unless_they_contradict_it() {
     assert!(matches(&facts("u1"), &pod("cart-0")));
     assert!(matches(&facts(""), &pod("cart-0")), "facts without a uid match every uid");
     assert!(!matches(&facts("u0"), &pod("cart-0")));
+}
+
+#[test]
+fn the_error_about_contradicted_facts_names_the_side_without_a_uid() {
+    for (uid, missing) in [("", "the facts have no uid"), ("u0", "CNI_ARGS has no K8S_POD_UID")] {
+        let facts = PodFacts { uid: uid.to_owned(), ..PodFacts::default() };
+        let text = FactsError::contradicted(LeaveAloneReason::NoProxy, &facts).to_string();
+        assert!(text.contains("no container istio-proxy") && text.ends_with(missing), "{text}");
+    }
 }
 
 #[test]

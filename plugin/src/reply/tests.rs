@@ -17,7 +17,11 @@ fn error_reply(verb: Option<Verb>, error: &PluginError) -> ErrorReply {
 
 fn no_backend(variant: Variant) -> PluginError {
     let source = Iptables::find_in(variant, &[]).unwrap_err().into();
-    SelectError::Programs { kind: variant.into(), source }.into()
+    let kind = match variant {
+        Variant::Nft => BackendKind::IptablesNft,
+        Variant::Legacy => BackendKind::IptablesLegacy,
+    };
+    SelectError::Programs { kind, source }.into()
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! The node agent's socket, with everybody behind it who may sit there; never longer than the deadline.
+//! The node agent's socket with working, broken, silent and missing agents behind it, within the deadline.
 
 use crate::call::{STATUS, call, entry};
 use crate::pods::{Pods, meshed};
@@ -12,35 +12,37 @@ use std::time::Duration;
 
 const MODE: &str = "sidecar.istio.io/interceptionMode";
 
-/// An agent that serves one call after another as `serve` says, until the test's process ends.
-fn agent(pods: &Pods, serve: impl Fn(UnixStream, String) + Send + 'static) {
+/// Starts an agent that serves each connection by `serve`, until the test process ends.
+fn start_agent(pods: &Pods, serve: impl Fn(UnixStream, String) + Send + 'static) {
     let listener = UnixListener::bind(pods.0.join("facts.sock")).unwrap();
     thread::spawn(move || {
-        for call in listener.incoming() {
-            let call = call.unwrap();
-            let mut question = String::new();
-            BufReader::new(&call).read_line(&mut question).unwrap();
-            serve(call, question);
+        for connection in listener.incoming() {
+            let connection = connection.unwrap();
+            let mut request = String::new();
+            BufReader::new(&connection).read_line(&mut request).unwrap();
+            serve(connection, request);
         }
     });
 }
 
-fn says(pods: &Pods, answer: impl Into<Vec<u8>>) {
-    let answer = answer.into();
-    agent(pods, move |mut call, _| drop(call.write_all(&answer)));
+/// Starts an agent that sends this response to every request.
+fn respond(pods: &Pods, response: impl Into<Vec<u8>>) {
+    let response = response.into();
+    start_agent(pods, move |mut connection, _| drop(connection.write_all(&response)));
 }
 
-/// A meshed pod is refused for now, under this number, with these words; DEL and all others pass.
-fn refused(pods: &Pods, number: &str, words: &[&str]) {
+/// Asserts that a meshed pod is refused with code 11, this number and these words, and that calls which need
+/// no facts succeed.
+fn assert_refused(pods: &Pods, number: &str, words: &[&str]) {
     let outcome = call("ADD", "shop/cart-0", &entry(pods, Some(json!({ STATUS: "{}" }))));
-    let told = outcome.message();
+    let message = outcome.message();
     assert_eq!((outcome.exit, outcome.code()), (Some(1), Some(11)), "{outcome:?}");
-    assert!(told.starts_with(&format!("gybe-cni cmdAdd GYBE-ADD-{number}: ")), "{told}");
-    assert!(words.iter().all(|word| told.contains(word)), "{words:?} in {told}");
-    nobody_else_waits(pods);
+    assert!(message.starts_with(&format!("gybe-cni cmdAdd GYBE-ADD-{number}: ")), "{message}");
+    assert!(words.iter().all(|word| message.contains(word)), "{words:?} in {message}");
+    assert_other_pods_pass(pods);
 }
 
-fn nobody_else_waits(pods: &Pods) {
+fn assert_other_pods_pass(pods: &Pods) {
     for (pod, annotations) in [
         ("shop/cart-0", Some(json!({}))),
         ("shop/cart-0", Some(Value::Null)),
@@ -56,47 +58,51 @@ fn nobody_else_waits(pods: &Pods) {
 }
 
 #[test]
-fn a_meshed_pod_is_decided_by_what_the_agent_knows() {
+fn a_meshed_pod_is_decided_by_the_agents_facts() {
     let pods = Pods::new("agent-knows");
-    agent(&pods, |mut call, question| {
-        let mut asked: Value = serde_json::from_str(&question).unwrap();
-        // What is left of the entry's 400 ms.
-        let left = asked.as_object_mut().unwrap().remove("deadline_ms").unwrap();
+    start_agent(&pods, |mut connection, request| {
+        let mut request: Value = serde_json::from_str(&request).unwrap();
+        // The rest of the configured 400 ms.
+        let left = request.as_object_mut().unwrap().remove("deadline_ms").unwrap();
         assert!(left.as_u64().is_some_and(|left| (1..=400).contains(&left)), "{left}");
-        assert_eq!(asked, json!({ "version": 1, "namespace": "shop", "name": "cart-0", "uid": "u1" }));
+        assert_eq!(request, json!({ "version": 1, "namespace": "shop", "name": "cart-0", "uid": "u1" }));
         let mut pod = meshed(&[]);
         pod["metadata"]["uid"] = "u1".into();
-        call.write_all(json!({ "version": 1, "pod": pod, "news": 1 }).to_string().as_bytes()).unwrap();
+        connection.write_all(json!({ "version": 1, "pod": pod, "news": 1 }).to_string().as_bytes()).unwrap();
     });
     for annotations in
         [None, Some(json!({ STATUS: "{}" })), Some(json!({ STATUS: "", "sidecar.istio.io/inject": "false" }))]
     {
-        // As far as the namespace, which is not there.
+        // The next step fails: the namespace does not exist.
         let outcome = call("ADD", "shop/cart-0", &entry(&pods, annotations));
         assert!(outcome.message().contains("GYBE-ADD-020"), "{outcome:?}");
     }
 }
 
 #[test]
-fn nobody_at_the_socket_is_told_with_what_to_do() {
+fn a_missing_agent_is_an_error_with_a_hint() {
     let pods = Pods::new("agent-away");
-    refused(&pods, "032", &["the node agent at", "facts.sock", "No such file", "gybe node", "DaemonSet"]);
+    assert_refused(
+        &pods,
+        "032",
+        &["the node agent at", "facts.sock", "No such file", "gybe node", "DaemonSet"],
+    );
     drop(UnixListener::bind(pods.0.join("facts.sock")).unwrap());
-    refused(&pods, "032", &["Connection refused"]);
+    assert_refused(&pods, "032", &["Connection refused"]);
 }
 
 #[test]
-fn f39_someone_elses_pod_is_not_used() {
+fn f39_facts_of_another_pod_are_not_used() {
     for (metadata, what) in [(json!({ "uid": "u0" }), "uid"), (json!({ "name": "cart-1" }), "name")] {
         let pods = Pods::new(&format!("agent-other-{what}"));
         let mut pod = meshed(&[]);
         pod["metadata"].as_object_mut().unwrap().extend(metadata.as_object().unwrap().clone());
-        says(&pods, json!({ "version": 1, "pod": pod }).to_string());
-        refused(&pods, "018", &["another pod", what]);
+        respond(&pods, json!({ "version": 1, "pod": pod }).to_string());
+        assert_refused(&pods, "018", &["another pod", what]);
     }
 }
 
-/// The agent of a pod that lived before under this name: its facts have no uid to tell by.
+/// The facts may be about an earlier pod of this name: they have no uid.
 #[test]
 fn f39_facts_without_a_uid_that_contradict_the_runtimes_annotations_leave_no_pod_alone() {
     let (mut no_proxy, mut not_injected, none) = (meshed(&[]), meshed(&[]), meshed(&[(MODE, "NONE")]));
@@ -108,40 +114,40 @@ fn f39_facts_without_a_uid_that_contradict_the_runtimes_annotations_leave_no_pod
         ("none", none, "interceptionMode is NONE"),
     ] {
         let pods = Pods::new(&format!("agent-stale-{name}"));
-        says(&pods, json!({ "version": 1, "pod": pod }).to_string());
-        refused(&pods, "018", &["has no uid", reason, "the injector was there"]);
-        // Who hands over no annotations contradicts nothing.
+        respond(&pods, json!({ "version": 1, "pod": pod }).to_string());
+        assert_refused(&pods, "018", &["have no uid", reason, "show that it is injected"]);
+        // Without the runtime's annotations nothing contradicts the facts.
         assert_eq!(call("ADD", "shop/cart-0", &entry(&pods, None)).exit, Some(0), "{name}");
-        // With the uid of the call it is this very pod.
+        // With the uid of the call the facts are about this pod.
         pod["metadata"]["uid"] = "u1".into();
         let pods = Pods::new(&format!("agent-same-{name}"));
-        says(&pods, json!({ "version": 1, "pod": pod }).to_string());
+        respond(&pods, json!({ "version": 1, "pod": pod }).to_string());
         let outcome = call("ADD", "shop/cart-0", &entry(&pods, Some(json!({ STATUS: "{}" }))));
         assert_eq!(outcome.exit, Some(0), "{name}: {outcome:?}");
     }
 }
 
 #[test]
-fn a_pod_the_agent_does_not_know_is_refused_for_now() {
+fn a_pod_that_the_agent_does_not_know_is_refused_with_code_11() {
     let pods = Pods::new("agent-unknown");
-    says(&pods, r#"{"version": 1}"#);
-    refused(&pods, "017", &["the node agent at", "facts.sock", "knows no shop/cart-0"]);
+    respond(&pods, r#"{"version": 1}"#);
+    assert_refused(&pods, "017", &["the node agent at", "facts.sock", "does not know shop/cart-0"]);
 }
 
 #[test]
-fn a10_an_agent_that_never_answers_is_not_waited_for() {
+fn a10_an_agent_that_never_responds_is_an_error_within_the_deadline() {
     let pods = Pods::new("agent-silent");
-    agent(&pods, |call, _| std::mem::forget(call));
-    refused(&pods, "032", &["did not answer in time"]);
+    start_agent(&pods, |connection, _| std::mem::forget(connection));
+    assert_refused(&pods, "032", &["did not answer in time"]);
     let drip = Pods::new("agent-drip");
-    agent(&drip, |mut call, _| {
+    start_agent(&drip, |mut call, _| {
         thread::spawn(move || {
             while call.write_all(b" ").is_ok() {
                 thread::sleep(Duration::from_millis(20));
             }
         });
     });
-    refused(&drip, "032", &["did not answer in time"]);
+    assert_refused(&drip, "032", &["did not answer in time"]);
 }
 
 #[test]
@@ -154,11 +160,11 @@ fn a10_an_agent_with_a_full_backlog_is_not_waited_for() {
         connect(caller.as_raw_fd(), &address).map(|()| caller)
     };
     let _callers: Vec<_> = std::iter::from_fn(|| one_more().ok()).collect();
-    refused(&pods, "032", &["did not answer in time"]);
+    assert_refused(&pods, "032", &["did not answer in time"]);
 }
 
 #[test]
-fn a10_garbage_is_refused() {
+fn a10_a_malformed_response_is_an_error() {
     for (i, answer) in [
         b"".to_vec(),
         b"HTTP/1.1 200 OK\r\n\r\n".to_vec(),
@@ -172,47 +178,47 @@ fn a10_garbage_is_refused() {
     .enumerate()
     {
         let pods = Pods::new(&format!("agent-garbage-{i}"));
-        says(&pods, answer);
-        refused(&pods, "032", &["answered"]);
+        respond(&pods, answer);
+        assert_refused(&pods, "032", &["answered"]);
     }
 }
 
 #[test]
-fn an_agent_of_another_release_is_told_apart_from_a_broken_one() {
+fn another_version_of_the_protocol_is_an_error_of_its_own() {
     let pods = Pods::new("agent-version");
-    says(&pods, r#"{"version": 2, "pod": {"shape": "new"}}"#);
-    refused(&pods, "032", &["version 2", "one release"]);
+    respond(&pods, r#"{"version": 2, "pod": {"shape": "new"}}"#);
+    assert_refused(&pods, "032", &["version 2", "one release"]);
 }
 
 #[test]
-fn a10_a_hundred_megabytes_are_not_read() {
+fn a10_a_response_of_100_megabytes_is_not_read_to_its_end() {
     let pods = Pods::new("agent-huge");
-    agent(&pods, |mut call, _| {
+    start_agent(&pods, |mut call, _| {
         let piece = vec![b' '; 1 << 20];
         let written = (0..100).take_while(|_| call.write_all(&piece).is_ok()).count();
         assert!(written < 100, "{written} MB were read");
     });
-    refused(&pods, "032", &["more than 4194304 bytes"]);
+    assert_refused(&pods, "032", &["more than 4194304 bytes"]);
 }
 
 #[test]
-fn a10_a_fifo_or_a_file_where_the_socket_should_be_is_no_agent() {
+fn a10_a_fifo_in_place_of_the_socket_is_an_error() {
     let pods = Pods::new("agent-fifo");
     nix::unistd::mkfifo(&pods.0.join("facts.sock"), nix::sys::stat::Mode::S_IRWXU).unwrap();
     nix::unistd::mkfifo(&pods.0.join("log.sock"), nix::sys::stat::Mode::S_IRWXU).unwrap();
-    refused(&pods, "032", &["Connection refused"]);
+    assert_refused(&pods, "032", &["Connection refused"]);
 }
 
 #[test]
-fn sources_behind_a_silent_agent_get_their_share_of_the_time() {
-    // A short name: what the second has to say must not be what is cut.
+fn sources_after_a_silent_agent_get_their_share_of_the_time() {
+    // A short name, so that the second error is not truncated.
     let pods = Pods::new("behind");
-    agent(&pods, |call, _| std::mem::forget(call));
+    start_agent(&pods, |connection, _| std::mem::forget(connection));
     let mut entry = entry(&pods, Some(json!({ STATUS: "" })));
-    entry["facts"]["directory"] = json!(pods.0);
+    entry["facts"]["directory"] = json!(pods.0.path());
     let outcome = call("ADD", "shop/cart-0", &entry);
-    let told = outcome.message();
-    assert!(told.contains("ADD-032") && told.contains("cart-0.json is not there"), "{told}");
-    pods.holds("shop", "cart-0", &meshed(&[]));
+    let message = outcome.message();
+    assert!(message.contains("ADD-032") && message.contains("cart-0.json does not exist"), "{message}");
+    pods.add("shop", "cart-0", &meshed(&[]));
     assert!(call("ADD", "shop/cart-0", &entry).message().contains("ADD-020"), "{outcome:?}");
 }

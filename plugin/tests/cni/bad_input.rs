@@ -1,13 +1,13 @@
-//! Bad input: refused with a name and a cause, before anything is changed, and never on DEL.
+//! Invalid input: refused with its name and cause before anything is changed; DEL accepts it.
 
 use crate::pods::{Pods, meshed};
-use crate::program::{Outcome, run, run_apart};
+use crate::program::{Outcome, run, run_with_own_run_directory};
 use serde_json::{Value, json};
 use std::fs;
 
 const PORTS: &str = "traffic.sidecar.istio.io/excludeInboundPorts";
 
-/// A call for the pod shop/cart-0 in the namespace at `netns`.
+/// Calls the plugin for the pod shop/cart-0 in the namespace at `netns`.
 fn call(verb: &str, netns: &str, entry: &Value) -> Outcome {
     let args = "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=cart-0";
     let env = [
@@ -28,20 +28,20 @@ fn entry(pods: &Pods) -> Value {
     })
 }
 
-/// Asserts a refusal: exit 1, one JSON document, this code and id, and each word in what is shown.
-fn refused(outcome: &Outcome, code: u64, id: &str, words: &[&str]) {
+/// Asserts a refusal: exit status 1, one JSON document, this code and id, and each of these words.
+fn assert_refused(outcome: &Outcome, code: u64, id: &str, words: &[&str]) {
     assert_eq!((outcome.exit, outcome.code()), (Some(1), Some(code)), "{outcome:?}");
-    let told = outcome.message();
+    let message = outcome.message();
     let begin = format!("gybe-cni cmdAdd {id}: ");
-    assert!(told.starts_with(&begin) && told.chars().count() <= 302, "{told}");
-    assert!(words.iter().all(|word| told.contains(word)), "{words:?} in {told}");
+    assert!(message.starts_with(&begin) && message.chars().count() <= 302, "{message}");
+    assert!(words.iter().all(|word| message.contains(word)), "{words:?} in {message}");
     let line = outcome.stderr.lines().last().unwrap_or_default();
-    let line: Value = serde_json::from_str(line).unwrap_or_else(|fault| panic!("{fault}: {outcome:?}"));
+    let line: Value = serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {outcome:?}"));
     assert_eq!((line["level"].as_str(), line["id"].as_str()), (Some("error"), Some(id)), "{line}");
 }
 
 #[test]
-fn a_bad_annotation_is_refused_with_its_item() {
+fn an_invalid_annotation_is_refused_with_the_invalid_item() {
     let pods = Pods::new("annotation");
     for (annotation, value, words) in [
         (PORTS, "70000", ["excludeInboundPorts", "\"70000\""]),
@@ -59,27 +59,27 @@ fn a_bad_annotation_is_refused_with_its_item() {
         ),
         ("sidecar.istio.io/interceptionMode", "SIDEWAYS", ["interceptionMode", "TPROXY"]),
     ] {
-        pods.holds("shop", "cart-0", &meshed(&[(annotation, value)]));
-        refused(&call("ADD", "/nonexistent", &entry(&pods)), 999, "GYBE-ADD-011", &words);
+        pods.add("shop", "cart-0", &meshed(&[(annotation, value)]));
+        assert_refused(&call("ADD", "/nonexistent", &entry(&pods)), 999, "GYBE-ADD-011", &words);
     }
 }
 
 #[test]
-fn a03_f34_an_annotation_of_a_quarter_megabyte_is_answered_in_a_sentence() {
+fn a03_f34_an_annotation_of_a_quarter_megabyte_is_refused_in_a_short_message() {
     let pods = Pods::new("huge");
     let scattered: Vec<_> = (0..32768).map(|i| (i * 2).to_string()).collect();
     for value in [scattered.join(","), ",".repeat(262_144), "\u{1b}".repeat(60_000)] {
-        pods.holds("shop", "cart-0", &meshed(&[(PORTS, &value)]));
+        pods.add("shop", "cart-0", &meshed(&[(PORTS, &value)]));
         let outcome = call("ADD", "/nonexistent", &entry(&pods));
-        refused(&outcome, 999, "GYBE-ADD-011", &["excludeInboundPorts"]);
+        assert_refused(&outcome, 999, "GYBE-ADD-011", &["excludeInboundPorts"]);
         assert!(outcome.stderr.len() < 2000, "{}", outcome.stderr.len());
     }
 }
 
 #[test]
-fn f17_a_path_that_is_no_network_namespace_is_refused() {
+fn f17_a_path_that_is_not_a_network_namespace_is_refused() {
     let pods = Pods::new("netns");
-    pods.holds("shop", "cart-0", &meshed(&[]));
+    pods.add("shop", "cart-0", &meshed(&[]));
     let fifo = pods.0.join("fifo");
     nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
     let dangling = pods.0.join("dangling");
@@ -99,14 +99,14 @@ fn f17_a_path_that_is_no_network_namespace_is_refused() {
         fifo.to_str().unwrap(),
         dangling.to_str().unwrap(),
     ] {
-        refused(&call("ADD", path, &entry(&pods)), 8, "GYBE-ADD-020", &[path]);
+        assert_refused(&call("ADD", path, &entry(&pods)), 8, "GYBE-ADD-020", &[path]);
         assert_eq!(call("DEL", path, &entry(&pods)).exit, Some(0), "DEL {path}");
     }
 }
 
 #[test]
 fn f17_the_hosts_own_namespace_is_refused_for_every_pod_whatever_its_path() {
-    // Were the check broken, root would write into the namespace of this thread, and not the machine's.
+    // If the check failed, root would write into the namespace of this thread, and not into the machine's.
     if let Ok(netns) = gybe_netfilter::netns::Netns::create() {
         netns.enter().unwrap();
     }
@@ -114,54 +114,54 @@ fn f17_the_hosts_own_namespace_is_refused_for_every_pod_whatever_its_path() {
     let link = pods.0.join("link");
     std::os::unix::fs::symlink("/proc/self/ns/net", &link).unwrap();
     for manifest in [meshed(&[]), json!({ "spec": { "containers": [] } })] {
-        pods.holds("shop", "cart-0", &manifest);
+        pods.add("shop", "cart-0", &manifest);
         for path in ["/proc/self/ns/net", "/proc/thread-self/ns/net", link.to_str().unwrap()] {
-            refused(&call("ADD", path, &entry(&pods)), 8, "GYBE-ADD-021", &["own namespace"]);
+            assert_refused(&call("ADD", path, &entry(&pods)), 8, "GYBE-ADD-021", &["own namespace"]);
             assert_eq!(call("DEL", path, &entry(&pods)).exit, Some(0), "DEL {path}");
         }
     }
 }
 
 #[test]
-fn a_pod_nobody_knows_is_refused_for_now() {
+fn an_unknown_pod_is_refused_with_code_11() {
     let pods = Pods::new("unknown");
-    refused(&call("ADD", "/nonexistent", &entry(&pods)), 11, "GYBE-ADD-017", &["shop/cart-0.json"]);
-    let mut nobody = entry(&pods);
-    nobody["facts"] = json!({ "socket": "" });
-    refused(&call("ADD", "/nonexistent", &nobody), 7, "GYBE-ADD-016", &["facts.directory"]);
+    assert_refused(&call("ADD", "/nonexistent", &entry(&pods)), 11, "GYBE-ADD-017", &["shop/cart-0.json"]);
+    let mut no_source = entry(&pods);
+    no_source["facts"] = json!({ "socket": "" });
+    assert_refused(&call("ADD", "/nonexistent", &no_source), 7, "GYBE-ADD-016", &["facts.directory"]);
 }
 
 #[test]
-fn a10_a_fifo_where_a_manifest_should_be_is_not_waited_for() {
+fn a10_a_fifo_in_place_of_a_manifest_is_an_error_without_waiting() {
     let pods = Pods::new("fifo");
     fs::create_dir_all(pods.0.join("shop")).unwrap();
     nix::unistd::mkfifo(&pods.0.join("shop/cart-0.json"), nix::sys::stat::Mode::S_IRWXU).unwrap();
-    refused(&call("ADD", "/nonexistent", &entry(&pods)), 11, "GYBE-ADD-019", &["not a regular file"]);
+    assert_refused(&call("ADD", "/nonexistent", &entry(&pods)), 11, "GYBE-ADD-019", &["not a regular file"]);
 }
 
 #[test]
 fn a_wrong_value_in_the_configuration_is_refused_with_key_and_value() {
     let pods = Pods::new("conf");
-    pods.holds("shop", "cart-0", &meshed(&[]));
+    pods.add("shop", "cart-0", &meshed(&[]));
     for (key, value) in
         [("backend", json!("nftt")), ("ipv6", json!(6)), ("exclude_namespaces", json!("shop"))]
     {
         let mut entry = entry(&pods);
         entry[key] = value.clone();
-        refused(&call("ADD", "/nonexistent", &entry), 7, "GYBE-ADD-009", &[key, &value.to_string()]);
+        assert_refused(&call("ADD", "/nonexistent", &entry), 7, "GYBE-ADD-009", &[key, &value.to_string()]);
         assert_eq!(call("DEL", "/nonexistent", &entry).exit, Some(0), "DEL {key}");
     }
 }
 
 #[test]
-fn pods_that_are_not_ours_pass_with_their_result_untouched() {
+fn pods_outside_the_mesh_pass_with_their_result_unchanged() {
     let pods = Pods::new("pass");
     for (change, reason) in [
         (json!({ "exclude_namespaces": ["shop"], "facts": { "socket": "" } }), "its namespace is excluded"),
         (json!({ "whatever": 1 }), "no container istio-proxy"),
         (json!({ "backend": "iptables" }), "no container istio-proxy"),
     ] {
-        pods.holds("shop", "cart-0", &json!({ "spec": { "containers": [{ "name": "app" }] } }));
+        pods.add("shop", "cart-0", &json!({ "spec": { "containers": [{ "name": "app" }] } }));
         let mut entry = entry(&pods);
         entry.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
         entry["prevResult"]["io.example/unknown"] = json!({ "kept": [1, null] });
@@ -182,7 +182,7 @@ fn pods_that_are_not_ours_pass_with_their_result_untouched() {
 }
 
 #[test]
-fn f20_f31_del_succeeds_whatever_is_missing_or_wrong_behind_the_protocol() {
+fn f20_f31_del_succeeds_with_missing_or_wrong_keys_and_arguments() {
     for entry in [
         json!({ "name": "net" }),
         json!({ "cniVersion": "1.0.0", "name": "net", "backend": 5, "facts": "x", "log_level": [] }),
@@ -213,7 +213,10 @@ fn f28_status_judges_the_node_and_never_the_agent() {
     let status = |change: Value| {
         let mut entry = json!({ "cniVersion": "1.1.0", "name": "net", "type": "gybe-cni", "backend": "nft" });
         entry.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
-        run_apart([("CNI_COMMAND", "STATUS"), ("CNI_PATH", "/opt/cni/bin")], &entry.to_string())
+        run_with_own_run_directory(
+            [("CNI_COMMAND", "STATUS"), ("CNI_PATH", "/opt/cni/bin")],
+            &entry.to_string(),
+        )
     };
     for away in [
         json!({}),

@@ -1,14 +1,14 @@
-//! A call of the plugin whose entry names an agent's socket, with the annotations the runtime hands over.
+//! A call of the plugin with an agent's socket in its configuration and with the runtime's annotations.
 
 use crate::pods::Pods;
 use crate::program::{Outcome, run};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
-/// What the injector leaves on a pod in the mesh.
+/// The annotation that the injector adds.
 pub(crate) const STATUS: &str = "sidecar.istio.io/status";
 
-/// The entry of an agent beside these pods.
+/// A configuration with the socket of an agent in the directory of `pods`.
 pub(crate) fn entry(pods: &Pods, annotations: Option<Value>) -> Value {
     let runtime = annotations.map(|these| json!({ "io.kubernetes.cri.pod-annotations": these }));
     json!({
@@ -18,7 +18,7 @@ pub(crate) fn entry(pods: &Pods, annotations: Option<Value>) -> Value {
     })
 }
 
-/// The variables of a call about a pod whose namespace is not there.
+/// The variables of a call about a pod whose network namespace does not exist.
 pub(crate) fn environment<'a>(verb: &'a str, args: &'a str) -> [(&'a str, &'a str); 6] {
     [
         ("CNI_COMMAND", verb),
@@ -30,7 +30,7 @@ pub(crate) fn environment<'a>(verb: &'a str, args: &'a str) -> [(&'a str, &'a st
     ]
 }
 
-/// What becomes of a pod, `namespace/name`; never later than its deadlines allow.
+/// Calls the plugin for a pod, `namespace/name`, and checks that it ends in time.
 pub(crate) fn call(verb: &str, pod: &str, entry: &Value) -> Outcome {
     let (namespace, name) = pod.split_once('/').unwrap();
     let args = format!("IgnoreUnknown=1;K8S_POD_NAMESPACE={namespace};K8S_POD_NAME={name};K8S_POD_UID=u1");

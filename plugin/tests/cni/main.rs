@@ -1,4 +1,4 @@
-//! The built program `gybe-cni`, asked as runtimes ask it.
+//! The built program `gybe-cni`, called as runtimes call it.
 
 #[cfg(test)]
 mod agent;
@@ -7,9 +7,9 @@ mod bad_input;
 #[cfg(test)]
 mod call;
 #[cfg(test)]
-mod journal;
-#[cfg(test)]
 mod kubeconfig;
+#[cfg(test)]
+mod log_socket;
 #[cfg(test)]
 mod pipes;
 #[cfg(test)]

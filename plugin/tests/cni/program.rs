@@ -1,4 +1,4 @@
-//! Runs the program once: nothing in its environment but what the test says.
+//! Runs the program once, with the variables of the test as its whole environment.
 
 use serde_json::Value;
 use std::fs::File;
@@ -6,10 +6,10 @@ use std::io::{PipeWriter, Write};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-/// The program, as it was built.
+/// The path of the built program.
 pub(crate) const GYBE_CNI: &str = env!("CARGO_BIN_EXE_gybe-cni");
 
-/// What a call came to.
+/// The outcome of a call.
 #[derive(Debug)]
 pub(crate) struct Outcome {
     pub(crate) exit: Option<i32>,
@@ -18,19 +18,19 @@ pub(crate) struct Outcome {
 }
 
 impl Outcome {
-    /// Stdout as one JSON document; nothing when it is empty.
+    /// Stdout as one JSON document; none when it is empty.
     pub(crate) fn json(&self) -> Option<Value> {
         let empty = self.stdout.trim().is_empty();
         (!empty)
-            .then(|| serde_json::from_str(&self.stdout).unwrap_or_else(|fault| panic!("{fault}: {self:?}")))
+            .then(|| serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{error}: {self:?}")))
     }
 
-    /// CNI's error code; nothing when the call succeeded.
+    /// CNI's error code; none when the call succeeded.
     pub(crate) fn code(&self) -> Option<u64> {
         self.json()?.get("code").and_then(Value::as_u64)
     }
 
-    /// What an event would show.
+    /// Message and details, as the kubelet's event shows them.
     pub(crate) fn message(&self) -> String {
         let json = self.json().unwrap_or_default();
         let text = |key: &str| json[key].as_str().unwrap_or_default().to_owned();
@@ -40,13 +40,13 @@ impl Outcome {
 
 /// Runs `gybe-cni` with this environment and stdin.
 pub(crate) fn run<'a>(env: impl IntoIterator<Item = (&'a str, &'a str)>, stdin: &str) -> Outcome {
-    let mut child = started(env, Stdio::piped());
-    // A call refused for its environment is answered before anybody reads stdin.
+    let mut child = start(env, Stdio::piped());
+    // The plugin does not read stdin of a call that it refuses for its environment.
     let _ = child.stdin.take().unwrap().write_all(stdin.as_bytes());
-    ended(child)
+    outcome(child)
 }
 
-/// The same of a copy of it that stands elsewhere.
+/// Runs a copy of the program at another path.
 pub(crate) fn run_at<'a>(
     program: &Path,
     env: impl IntoIterator<Item = (&'a str, &'a str)>,
@@ -56,31 +56,37 @@ pub(crate) fn run_at<'a>(
     let mut child =
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let _ = child.stdin.take().unwrap().write_all(stdin.as_bytes());
-    ended(child)
+    outcome(child)
 }
 
-/// Puts a program somewhere. A child does it: what this process holds open for writing, another test's
-/// child holds for a moment as well, and a program that is open for writing cannot be run.
-#[expect(clippy::disallowed_methods, reason = "see above")]
+/// Copies a program. A child process does it: a file that this process has open for writing is also open in
+/// another test's child for a moment, and a program that is open for writing cannot be executed.
+#[expect(clippy::disallowed_methods, reason = "a child process must copy, as described above")]
 pub(crate) fn install(from: &Path, to: &Path) {
     let copied = Command::new("cp").args(["--preserve=mode", "--"]).args([from, to]).status().unwrap();
     assert!(copied.success(), "{} to {}", from.display(), to.display());
 }
 
-/// The same, but stdin is not closed before the program has ended.
-pub(crate) fn run_held_open<'a>(env: impl IntoIterator<Item = (&'a str, &'a str)>, stdin: &str) -> Outcome {
-    let mut child = started(env, Stdio::piped());
-    let mut held = child.stdin.take().unwrap();
-    held.write_all(stdin.as_bytes()).unwrap();
-    let outcome = ended(child);
-    drop(held);
+/// Runs the program, and closes its stdin only after it has ended.
+pub(crate) fn run_with_open_stdin<'a>(
+    env: impl IntoIterator<Item = (&'a str, &'a str)>,
+    stdin: &str,
+) -> Outcome {
+    let mut child = start(env, Stdio::piped());
+    let mut open_stdin = child.stdin.take().unwrap();
+    open_stdin.write_all(stdin.as_bytes()).unwrap();
+    let outcome = outcome(child);
+    drop(open_stdin);
     outcome
 }
 
-/// The same where `/run` is the call's own: what STATUS finds out about this machine is gone with it. Who
-/// is not root can try nothing out, and so can keep nothing.
-#[expect(clippy::disallowed_methods, reason = "a mount namespace is a program's to make")]
-pub(crate) fn run_apart<'a>(env: impl IntoIterator<Item = (&'a str, &'a str)>, stdin: &str) -> Outcome {
+/// Runs the program with an empty `/run`, so that findings of STATUS about this machine are not kept. A user
+/// other than root can neither probe nor keep findings.
+#[expect(clippy::disallowed_methods, reason = "unshare makes the mount namespace")]
+pub(crate) fn run_with_own_run_directory<'a>(
+    env: impl IntoIterator<Item = (&'a str, &'a str)>,
+    stdin: &str,
+) -> Outcome {
     if !nix::unistd::geteuid().is_root() {
         return run(env, stdin);
     }
@@ -91,19 +97,19 @@ pub(crate) fn run_apart<'a>(env: impl IntoIterator<Item = (&'a str, &'a str)>, s
     let mut child =
         unshare.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let _ = child.stdin.take().unwrap().write_all(stdin.as_bytes());
-    ended(child)
+    outcome(child)
 }
 
-/// The same with a file for stdin.
-pub(crate) fn run_reading<'a>(env: impl IntoIterator<Item = (&'a str, &'a str)>, stdin: File) -> Outcome {
-    ended(started(env, stdin.into()))
+/// Runs the program with a file as stdin.
+pub(crate) fn run_with_stdin<'a>(env: impl IntoIterator<Item = (&'a str, &'a str)>, stdin: File) -> Outcome {
+    outcome(start(env, stdin.into()))
 }
 
-fn started<'a>(env: impl IntoIterator<Item = (&'a str, &'a str)>, stdin: Stdio) -> Child {
+fn start<'a>(env: impl IntoIterator<Item = (&'a str, &'a str)>, stdin: Stdio) -> Child {
     gybe_cni(env).stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-fn ended(child: Child) -> Outcome {
+fn outcome(child: Child) -> Outcome {
     let output = child.wait_with_output().unwrap();
     Outcome {
         exit: output.status.code(),
@@ -112,29 +118,32 @@ fn ended(child: Child) -> Outcome {
     }
 }
 
-/// The exit of a call whose answer goes to `stdout`.
-pub(crate) fn exit_writing_to<'a>(
+/// Returns the exit status of a call whose reply goes to `stdout`.
+pub(crate) fn exit_with_stdout<'a>(
     stdout: File,
     env: impl IntoIterator<Item = (&'a str, &'a str)>,
 ) -> Option<i32> {
     gybe_cni(env).stdin(Stdio::null()).stdout(stdout).stderr(Stdio::null()).status().unwrap().code()
 }
 
-/// The exit of a call whose log goes to `stderr`.
-pub(crate) fn exit_logging_to<'a>(
+/// Returns the exit status of a call whose log goes to `stderr`.
+pub(crate) fn exit_with_stderr<'a>(
     stderr: PipeWriter,
     env: impl IntoIterator<Item = (&'a str, &'a str)>,
 ) -> Option<i32> {
     gybe_cni(env).stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr).status().unwrap().code()
 }
 
-/// A call by somebody who closed descriptors before: `closing` as a shell writes it, `<&-`.
+/// Runs the program without some standard descriptors: `closing` in shell syntax, `<&-`.
 #[expect(clippy::disallowed_methods, reason = "a shell can close what std's Command cannot")]
-pub(crate) fn run_without<'a>(closing: &str, env: impl IntoIterator<Item = (&'a str, &'a str)>) -> Outcome {
+pub(crate) fn run_with_closed<'a>(
+    closing: &str,
+    env: impl IntoIterator<Item = (&'a str, &'a str)>,
+) -> Outcome {
     let script = format!("exec \"$0\" {closing}");
     let mut shell = Command::new("/bin/sh");
     shell.args(["-c", &script, env!("CARGO_BIN_EXE_gybe-cni")]).env_clear().envs(env);
-    ended(shell.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
+    outcome(shell.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
 }
 
 fn gybe_cni<'a>(env: impl IntoIterator<Item = (&'a str, &'a str)>) -> Command {

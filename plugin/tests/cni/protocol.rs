@@ -1,4 +1,4 @@
-//! The protocol as the reference library speaks it: 221 recorded calls, and where we answer otherwise.
+//! 221 calls recorded with the reference library, and the deviations from it.
 
 use crate::pods::Pods;
 use crate::program::{Outcome, run};
@@ -6,7 +6,7 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 
 #[derive(Debug, serde::Deserialize)]
-struct Case {
+struct RecordedCall {
     name: String,
     env: BTreeMap<String, String>,
     stdin: String,
@@ -14,44 +14,44 @@ struct Case {
     stdout: Value,
 }
 
-/// Calls we answer otherwise than the reference, with what we answer and the sentence of the CNI
-/// specification (or of ours) that makes it right.
-const OTHERWISE: [(&str, i32, Option<u64>, &str); 4] = [
+/// Calls with another outcome than the reference library's: name, exit status, code, and the sentence of the
+/// CNI specification, or of the project, that justifies it.
+const DEVIATIONS: [(&str, i32, Option<u64>, &str); 4] = [
     (
         "DEL-netns-self",
         0,
         None,
         "Plugins should generally complete a DEL action without error even if some resources are missing. \
-         (A recycled /proc/PID/ns/net is the host's: the container's is gone, and a failing DEL keeps its pod for ever.)",
+         (A recycled /proc/PID/ns/net is the host's: the container's no longer exists, and a failing DEL keeps its pod for ever.)",
     ),
     (
         "ADD-args-field-trick",
         0,
         None,
         "CNI_ARGS: Extra arguments passed in by the user at invocation time. Alphanumeric key-value pairs separated \
-         by semicolons. (CommonArgs is a field of a Go struct, and to us an unknown key like any other.)",
+         by semicolons. (CommonArgs is a field of a Go struct, and to the plugin an unknown key like any other.)",
     ),
     (
         "ADD-args-k8s",
         1,
         Some(11),
-        "11: Try again later. (The recorded plugin asks nobody about pods. Ours must, and no node agent is there; \
-         the test below gives it somebody.)",
+        "11: Try again later. (The recorded plugin needs no facts about pods. gybe-cni does, and no node agent runs; \
+         the test below provides a manifest.)",
     ),
     ("ADD-args-crio-dup", 1, Some(11), "The same."),
 ];
 
-fn cases() -> Vec<Case> {
+fn cases() -> Vec<RecordedCall> {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../integration/vectors/cni/protocol.json");
     serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
 }
 
-fn call(case: &Case, stdin: &str) -> Outcome {
+fn call(case: &RecordedCall, stdin: &str) -> Outcome {
     run(case.env.iter().map(|(name, value)| (name.as_str(), value.as_str())), stdin)
 }
 
-/// Exit, CNI code, and for a success the whole result.
-fn differs(case: &Case, outcome: &Outcome) -> Option<String> {
+/// Compares exit status, CNI code, and for a success the whole result.
+fn differs(case: &RecordedCall, outcome: &Outcome) -> Option<String> {
     let answer = outcome.json().unwrap_or(Value::Null);
     // Where the reference refuses after its work it prints two documents; the second is the error.
     let want_code = case.stdout["code"].as_u64().or_else(|| case.stdout.get("_raw").map(|_| 8));
@@ -61,20 +61,20 @@ fn differs(case: &Case, outcome: &Outcome) -> Option<String> {
 }
 
 #[test]
-fn every_recorded_call_is_answered_as_the_reference_answers_it() {
+fn every_recorded_call_has_the_reference_librarys_outcome() {
     let cases = cases();
     assert_eq!(cases.len(), 221);
-    let otherwise = |case: &&Case| OTHERWISE.iter().any(|(name, ..)| *name == case.name);
-    let (ours, theirs): (Vec<_>, Vec<_>) = cases.iter().partition(otherwise);
-    let wrong: Vec<_> = theirs.iter().filter_map(|case| differs(case, &call(case, &case.stdin))).collect();
+    let deviates = |case: &&RecordedCall| DEVIATIONS.iter().any(|(name, ..)| *name == case.name);
+    let (deviations, equal): (Vec<_>, Vec<_>) = cases.iter().partition(deviates);
+    let wrong: Vec<_> = equal.iter().filter_map(|case| differs(case, &call(case, &case.stdin))).collect();
     assert!(wrong.is_empty(), "{} of {} differ:\n{}", wrong.len(), cases.len(), wrong.join("\n"));
-    assert_eq!(ours.len(), OTHERWISE.len(), "each deviation is one recorded call");
+    assert_eq!(deviations.len(), DEVIATIONS.len(), "each deviation is one recorded call");
 }
 
 #[test]
-fn where_we_answer_otherwise_we_answer_as_we_say() {
+fn every_deviation_has_its_documented_outcome() {
     for case in cases() {
-        let Some((_, exit, code, why)) = OTHERWISE.iter().find(|(name, ..)| *name == case.name) else {
+        let Some((_, exit, code, why)) = DEVIATIONS.iter().find(|(name, ..)| *name == case.name) else {
             continue;
         };
         let outcome = call(&case, &case.stdin);
@@ -84,9 +84,9 @@ fn where_we_answer_otherwise_we_answer_as_we_say() {
 }
 
 #[test]
-fn a_recorded_call_for_a_pod_is_answered_alike_when_somebody_knows_the_pod() {
+fn a_recorded_call_for_a_pod_has_the_references_outcome_if_the_pod_is_known() {
     let pods = Pods::new("protocol");
-    pods.holds("ns", "p", &serde_json::json!({ "spec": { "containers": [{ "name": "app" }] } }));
+    pods.add("ns", "p", &serde_json::json!({ "spec": { "containers": [{ "name": "app" }] } }));
     for case in
         cases().iter().filter(|case| ["ADD-args-k8s", "ADD-args-crio-dup"].contains(&case.name.as_str()))
     {
@@ -97,7 +97,7 @@ fn a_recorded_call_for_a_pod_is_answered_alike_when_somebody_knows_the_pod() {
 }
 
 #[test]
-fn a_person_is_told_who_it_is() {
+fn without_cni_command_the_plugin_prints_its_name_and_versions() {
     let outcome = run([], "");
     assert_eq!((outcome.exit, outcome.stdout.as_str()), (Some(0), ""));
     assert!(outcome.stderr.starts_with("CNI plugin gybe-cni "), "{outcome:?}");

@@ -1,28 +1,28 @@
-//! Calls as containerd, kubelet and libcni really made them: every one of every recording, answered.
+//! Calls recorded from containerd, the kubelet and libcni: all of them are replayed.
 //!
-//! What is not recorded, because it is ours, is put in: who knows the pod. What STATUS finds out about the
-//! machine the test runs on does not stay.
+//! The source of facts is added to the recorded configurations. Findings of STATUS about the machine that runs
+//! the test are not kept.
 
 use crate::pods::{Pods, meshed};
-use crate::program::{Outcome, run_apart};
+use crate::program::{Outcome, run_with_own_run_directory};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fs;
 
 #[derive(Debug, serde::Deserialize)]
 struct Recording {
-    calls: Vec<Call>,
+    calls: Vec<RuntimeCall>,
 }
 
 #[derive(Debug, serde::Deserialize)]
-struct Call {
+struct RuntimeCall {
     #[serde(alias = "command")]
     verb: String,
     env: BTreeMap<String, String>,
     stdin: Value,
 }
 
-/// The recordings and how many calls each has: one that is lost, or cannot be read any more, shows.
+/// The recordings and the number of their calls, so that a lost or unreadable one is noticed.
 const RECORDINGS: [(&str, usize); 10] = [
     ("containerd-1.6.20-crictl.json", 3),
     ("containerd-1.6.20-sandbox.json", 4),
@@ -38,44 +38,48 @@ const RECORDINGS: [(&str, usize); 10] = [
 
 const DIRECTORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../integration/vectors/runtime");
 
-/// Every recorded call, with where it stands.
-fn calls() -> Vec<(String, Call)> {
+/// Every recorded call, with its file and position.
+fn calls() -> Vec<(String, RuntimeCall)> {
     let mut all = Vec::new();
     for (name, count) in RECORDINGS {
         let text = fs::read(format!("{DIRECTORY}/{name}")).unwrap();
         let recording: Recording =
-            serde_json::from_slice(&text).unwrap_or_else(|fault| panic!("{name}: {fault}"));
+            serde_json::from_slice(&text).unwrap_or_else(|error| panic!("{name}: {error}"));
         assert_eq!(recording.calls.len(), count, "{name}");
-        let place = |(at, call): (usize, Call)| (format!("{name}, call {at}, {}", call.verb), call);
-        all.extend(recording.calls.into_iter().enumerate().map(place));
+        let locate = |(at, call): (usize, RuntimeCall)| (format!("{name}, call {at}, {}", call.verb), call);
+        all.extend(recording.calls.into_iter().enumerate().map(locate));
     }
     all
 }
 
-impl Call {
+impl RuntimeCall {
     fn arg(&self, key: &str) -> Option<&str> {
         let args = self.env.get("CNI_ARGS")?;
         args.split(';').find_map(|pair| pair.strip_prefix(key)?.strip_prefix('='))
     }
 
-    /// Makes it, with this manifest for its pod.
+    /// Replays the call, with this manifest for its pod.
     fn make(&self, pods: &Pods, mut manifest: Value) -> Outcome {
         if let (Some(namespace), Some(name)) = (self.arg("K8S_POD_NAMESPACE"), self.arg("K8S_POD_NAME")) {
             manifest["metadata"]["uid"] = self.arg("K8S_POD_UID").into();
-            pods.holds(namespace, name, &manifest);
+            pods.add(namespace, name, &manifest);
         }
         let mut entry = self.stdin.clone();
         match self.verb.as_str() {
             "ADD" | "CHECK" => entry["facts"] = pods.facts(),
             _ => {}
         }
-        run_apart(self.env.iter().map(|(name, value)| (name.as_str(), value.as_str())), &entry.to_string())
+        run_with_own_run_directory(
+            self.env.iter().map(|(name, value)| (name.as_str(), value.as_str())),
+            &entry.to_string(),
+        )
     }
 
-    /// The same for a pod in the mesh, if the runtime says anything about its annotations.
+    /// The call for a pod in the mesh, if the runtime hands over annotations.
     fn annotated(mut self) -> Self {
-        if let Some(handed) = self.stdin.pointer_mut("/runtimeConfig/io.kubernetes.cri.pod-annotations") {
-            *handed = json!({ "sidecar.istio.io/status": "{}" });
+        if let Some(annotations) = self.stdin.pointer_mut("/runtimeConfig/io.kubernetes.cri.pod-annotations")
+        {
+            *annotations = json!({ "sidecar.istio.io/status": "{}" });
         }
         self
     }
@@ -94,16 +98,16 @@ fn every_recording_is_replayed() {
 }
 
 #[test]
-fn every_recorded_call_for_an_unmeshed_pod_succeeds_and_hands_its_result_on() {
+fn every_recorded_call_for_an_unmeshed_pod_succeeds_and_passes_the_result_on() {
     let pods = Pods::new("recorded");
     let mut replayed = BTreeMap::<String, usize>::new();
-    for (place, call) in calls() {
+    for (position, call) in calls() {
         let outcome = call.make(&pods, json!({ "spec": { "containers": [{ "name": "app" }] } }));
-        assert_eq!(outcome.exit, Some(0), "{place}: {outcome:?}");
+        assert_eq!(outcome.exit, Some(0), "{position}: {outcome:?}");
         match call.verb.as_str() {
-            "ADD" => assert_eq!(outcome.json().as_ref(), call.stdin.get("prevResult"), "{place}"),
-            "VERSION" => assert!(outcome.json().unwrap()["supportedVersions"].is_array(), "{place}"),
-            _ => assert_eq!(outcome.stdout, "", "{place}"),
+            "ADD" => assert_eq!(outcome.json().as_ref(), call.stdin.get("prevResult"), "{position}"),
+            "VERSION" => assert!(outcome.json().unwrap()["supportedVersions"].is_array(), "{position}"),
+            _ => assert_eq!(outcome.stdout, "", "{position}"),
         }
         *replayed.entry(call.verb).or_default() += 1;
     }
@@ -112,24 +116,24 @@ fn every_recorded_call_for_an_unmeshed_pod_succeeds_and_hands_its_result_on() {
     assert_eq!(verbs, ["ADD", "CHECK", "DEL", "GC", "STATUS", "VERSION"]);
 }
 
-/// The recorded namespaces are gone, so a pod that is to be redirected must be refused for that, and
-/// for nothing before: everything the runtime said about it was understood.
+/// The recorded namespaces no longer exist, so a meshed pod must be refused for its namespace, and not for
+/// anything before it.
 #[test]
-fn every_recorded_add_of_a_meshed_pod_gets_as_far_as_its_namespace() {
+fn every_recorded_add_of_a_meshed_pod_fails_only_at_its_namespace() {
     let pods = Pods::new("recorded-meshed");
     let (mut refused, mut passed) = (0, 0);
-    for (place, call) in calls().into_iter().filter(|(_, call)| call.verb == "ADD") {
+    for (position, call) in calls().into_iter().filter(|(_, call)| call.verb == "ADD") {
         let call = call.annotated();
         let outcome = call.make(&pods, meshed(&[]));
         if call.arg("K8S_POD_NAME").is_none() {
-            assert_eq!(outcome.json().as_ref(), call.stdin.get("prevResult"), "{place}");
+            assert_eq!(outcome.json().as_ref(), call.stdin.get("prevResult"), "{position}");
             passed += 1;
         } else {
-            assert_eq!(outcome.code(), Some(8), "{place}: {outcome:?}");
-            assert!(outcome.message().contains(&call.env["CNI_NETNS"]), "{place}: {outcome:?}");
+            assert_eq!(outcome.code(), Some(8), "{position}: {outcome:?}");
+            assert!(outcome.message().contains(&call.env["CNI_NETNS"]), "{position}: {outcome:?}");
             refused += 1;
         }
     }
-    println!("recorded ADDs of a meshed pod: {refused} up to its namespace, {passed} of nobody's");
+    println!("recorded ADDs of a meshed pod: {refused} refused at the namespace, {passed} without a pod");
     assert!(refused >= 8, "{refused} {passed}");
 }

@@ -1,13 +1,14 @@
-//! DEL with whatever a runtime has kept since the ADD: entries of long ago, results that a crash cut.
+//! DEL with configurations of older releases, and with results that a crash truncated.
 
 use crate::call::environment;
 use crate::program::{install, run, run_at};
+use gybe_test_support::TestDir;
 use serde_json::{Value, json};
 use std::fs;
 
 const VERSIONS: [&str; 8] = ["", "0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
 
-/// Every form an entry of ours, or one that was moved over from istio-cni, ever had; and one it might have.
+/// Configurations of every release of Gybe and istio-cni, and one of a future release.
 fn old_entries() -> Vec<(String, Value)> {
     let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/cni/old_entries");
     let files = fs::read_dir(directory).unwrap().map(|file| file.unwrap().path());
@@ -17,8 +18,8 @@ fn old_entries() -> Vec<(String, Value)> {
     files.map(read).collect()
 }
 
-/// As on stop, on removal, and after an ADD that failed (docs/RULES.md, section 6).
-fn assert_torn_down(entry: &Value, told: &str) {
+/// Calls DEL as runtimes do on stop, on removal, and after a failed ADD (docs/RULES.md, section 6).
+fn assert_torn_down(entry: &Value, label: &str) {
     let result = json!({ "cniVersion": entry["cniVersion"], "ips": [], "dns": {} });
     for (netns, prev_result) in
         [("/nonexistent", Some(&result)), ("", None), ("/nonexistent", None), ("", Some(&Value::Null))]
@@ -36,12 +37,12 @@ fn assert_torn_down(entry: &Value, told: &str) {
             ("CNI_ARGS", "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=cart-0"),
         ];
         let outcome = run(env, &entry.to_string());
-        assert_eq!((outcome.exit, outcome.stdout.as_str()), (Some(0), ""), "{told}: {outcome:?}");
+        assert_eq!((outcome.exit, outcome.stdout.as_str()), (Some(0), ""), "{label}: {outcome:?}");
     }
 }
 
 #[test]
-fn f32_every_entry_there_ever_was_is_torn_down() {
+fn f32_del_succeeds_with_the_configuration_of_every_release() {
     let entries = old_entries();
     assert!(entries.len() >= 7, "{}", entries.len());
     for (file, entry) in entries {
@@ -56,10 +57,9 @@ fn f32_every_entry_there_ever_was_is_torn_down() {
     }
 }
 
-/// A list that is deleted by an older runtime comes with the name and version of the list, and with
-/// its own keys as they stand in the file.
+/// An older runtime passes the whole list, with its name and version.
 #[test]
-fn f32_an_entry_of_the_list_it_was_part_of_is_torn_down() {
+fn f32_del_succeeds_with_a_whole_list_as_configuration() {
     for (file, entry) in old_entries() {
         let whole = json!({ "cniVersion": "0.4.0", "name": "k8s-pod-network", "plugins": [entry] });
         assert_torn_down(&whole, &format!("{file} in its list"));
@@ -67,11 +67,11 @@ fn f32_an_entry_of_the_list_it_was_part_of_is_torn_down() {
 }
 
 #[test]
-fn f31_any_part_of_a_cached_result_is_no_hindrance() {
+fn f31_del_succeeds_with_a_truncated_cached_result() {
     let (_, entry) = old_entries().into_iter().find(|(file, _)| file.contains("gybe-0.1")).unwrap();
     let result = json!({ "cniVersion": "1.0.0", "interfaces": [{ "name": "eth0" }], "ips": [], "dns": {} });
     let whole = result.to_string();
-    // A runtime that reads the cut file as text hands on what it has; one that cannot hands on nothing.
+    // A runtime may pass the truncated file as text.
     for end in 0..whole.len() {
         let mut entry = entry.clone();
         entry["prevResult"] = serde_json::from_str(&whole[..end]).unwrap_or_else(|_| whole[..end].into());
@@ -82,12 +82,11 @@ fn f31_any_part_of_a_cached_result_is_no_hindrance() {
     }
 }
 
-/// istio-cni's agent takes its program away when it goes. Ours stands in under that name: it answers
-/// every verb with which a sandbox of before may come, whatever its entry says.
+/// istio-cni's agent deletes its program when it is uninstalled. gybe-cni replaces it under that name, and must
+/// answer every verb for the sandboxes of before.
 #[test]
-fn f29_under_istio_cnis_name_it_answers_for_sandboxes_that_were_made_with_that() {
-    let directory = std::env::temp_dir().join(format!("gybe-stand-in-{}", std::process::id()));
-    fs::create_dir_all(&directory).unwrap();
+fn f29_under_istio_cnis_name_the_plugin_answers_for_istio_cnis_sandboxes() {
+    let directory = TestDir::new("stand-in");
     let program = directory.join("istio-cni");
     install(std::path::Path::new(env!("CARGO_BIN_EXE_gybe-cni")), &program);
     let call = |verb: &str, entry: &Value| {
@@ -100,7 +99,7 @@ fn f29_under_istio_cnis_name_it_answers_for_sandboxes_that_were_made_with_that()
         entry["type"] = "istio-cni".into();
         assert_eq!(call("DEL", &entry).exit, Some(0), "{file}");
         assert!(call("VERSION", &entry).stdout.contains("supportedVersions"), "{file}");
-        // Its agent may have put its entry back: an ADD is ours then, and an excluded pod passes.
+        // istio-cni's agent may have restored its entry: the ADD then calls gybe-cni, and an excluded pod passes.
         entry["exclude_namespaces"] = json!(["kube-system"]);
         entry["prevResult"] = json!({ "cniVersion": "1.0.0", "ips": [{ "address": "10.0.0.1/24" }] });
         let is_ambient = entry["ambient_enabled"] == true;
@@ -109,5 +108,4 @@ fn f29_under_istio_cnis_name_it_answers_for_sandboxes_that_were_made_with_that()
             assert_eq!(outcome.exit, Some(i32::from(is_ambient)), "{file}: {verb}: {outcome:?}");
         }
     }
-    fs::remove_dir_all(directory).unwrap();
 }

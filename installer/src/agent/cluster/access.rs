@@ -1,8 +1,8 @@
-//! Where the API server is and who we are to it: what a pod is given, or a kubeconfig. Reads files,
-//! and asks nobody.
+//! The API server's address and our credentials, from a pod's service account or a kubeconfig. Reads files, and sends no
+//! request.
 
-use super::line;
-use super::token::TokenFile;
+use super::client;
+use super::token_file::TokenFile;
 use gybe_plugin::bounded_read;
 use hyper::Uri;
 use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
@@ -11,77 +11,56 @@ use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
-/// A cluster, and who we are in it.
+/// A cluster, and our identity in it.
 #[derive(Debug, Clone)]
 pub enum Cluster {
-    /// The one this runs in as a pod.
+    /// The cluster in which the agent runs as a pod.
     Own(ServiceAccount),
-    /// The one a kubeconfig's current context means.
+    /// The cluster of a kubeconfig's current context.
     Kubeconfig(PathBuf),
 }
 
-/// What the kubelet gives to a pod.
+/// The environment and files that the kubelet gives to a pod.
 #[derive(Debug, Clone)]
 pub struct ServiceAccount {
-    /// `KUBERNETES_SERVICE_HOST`: an address, of which IPv6 comes without brackets, or a name.
+    /// `KUBERNETES_SERVICE_HOST`: a name or an address, IPv6 without brackets.
     pub host: String,
     /// `KUBERNETES_SERVICE_PORT`.
     pub port: String,
-    /// Where `ca.crt` and `token` are.
+    /// The directory with `ca.crt` and `token`.
     pub directory: PathBuf,
 }
 
-/// Where the kubelet puts a service account's files.
-pub const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
+/// The limit of a kubeconfig.
+const MAX_SIZE: u64 = 1 << 20;
 
-/// No kubeconfig is longer.
-const LONGEST: u64 = 1 << 20;
-
-/// Why a cluster cannot be asked, whoever may be there.
+/// Why no request can be sent to a cluster.
 #[derive(Debug, thiserror::Error)]
 pub enum ClusterError {
-    /// A file that is needed.
     #[error("{} cannot be read", .path.display())]
-    Read {
-        /// Its path.
-        path: PathBuf,
-        /// What the kernel said.
-        source: io::Error,
-    },
-    /// No kubeconfig, or one that lacks something. Its own words may quote a credential.
+    Read { path: PathBuf, source: io::Error },
+    /// The kubeconfig is incomplete. The parser's own message may quote a credential.
     #[error("kubeconfig {} {what}", .path.display())]
-    Kubeconfig {
-        /// Its path.
-        path: PathBuf,
-        /// What is wrong with it.
-        what: String,
-    },
-    /// Address and port are none.
+    Kubeconfig { path: PathBuf, what: String },
     #[error("the API server has no address: {host:?}, port {port:?}")]
-    Address {
-        /// What was given as its host.
-        host: String,
-        /// What was given as its port.
-        port: String,
-    },
-    /// A certificate, a key or a program for credentials.
+    Address { host: String, port: String },
+    /// A certificate, a key, or a program for credentials.
     #[error("{0} cannot be used")]
     Credentials(&'static str),
-    /// The runtime.
-    #[error("no thread can be made to ask from")]
+    #[error("cannot start a thread for requests")]
     Thread(#[source] io::Error),
 }
 
 impl Cluster {
-    /// A client for it. To be called where a runtime is, which the client lives in.
+    /// Returns a client. Called in the context of the runtime that the client uses.
     pub(super) async fn client(&self) -> Result<Client, ClusterError> {
         let (config, token) = match self {
             Self::Own(account) => account.config()?,
             Self::Kubeconfig(path) => kubeconfig(path).await?,
         };
-        line::client(&config, token).map_err(|fault| match fault {
-            kube::Error::Auth(_) => ClusterError::Credentials("what the kubeconfig names for credentials"),
-            _ => ClusterError::Credentials("the certificate of the API server's authority, or ours"),
+        client::client(&config, token).map_err(|fault| match fault {
+            kube::Error::Auth(_) => ClusterError::Credentials("the credentials in the kubeconfig"),
+            _ => ClusterError::Credentials("the certificate of the API server's CA, or our own"),
         })
     }
 }
@@ -91,8 +70,8 @@ impl ServiceAccount {
         let authority = self.directory.join("ca.crt");
         readable(&authority)?;
         let mut config = Config::new(self.server()?);
-        // The file is what counts, and is read again as it changes. Without the empty list the node's
-        // own authorities would be looked for first, and an image has none.
+        // The file is used, and read again when it changes. Without the empty list kube would first look for the node's own
+        // certificates, and the image has none.
         config.root_cert = Some(Vec::new());
         config.root_cert_file = Some(authority);
         Ok((config, Some(TokenFile::new(self.directory.join("token")))))
@@ -114,38 +93,38 @@ impl ServiceAccount {
 async fn kubeconfig(path: &Path) -> Result<(Config, Option<TokenFile>), ClusterError> {
     readable(path)?;
     let wrong = |what| ClusterError::Kubeconfig { path: path.to_owned(), what };
-    let read = Kubeconfig::read_from(path).map_err(|fault| wrong(told(&fault)))?;
+    let read = Kubeconfig::read_from(path).map_err(|fault| wrong(reason(&fault)))?;
     let options = KubeConfigOptions::default();
     let config = Config::from_custom_kubeconfig(read, &options).await;
-    let mut config = config.map_err(|fault| wrong(told(&fault)))?;
+    let mut config = config.map_err(|fault| wrong(reason(&fault)))?;
     if config.proxy_url.is_some() {
-        return Err(wrong("names a proxy, and none is ever used".to_owned()));
+        return Err(wrong("names a proxy; proxies are not supported".to_owned()));
     }
-    // A token in the kubeconfig itself counts for more (client-go).
+    // A token in the kubeconfig itself takes precedence (client-go).
     let file = config.auth_info.token_file.take().filter(|_| config.auth_info.token.is_none());
     Ok((config, file.map(|file| TokenFile::new(file.into()))))
 }
 
-/// kube reads its files whole, and waits for who writes to a FIFO.
+/// Checks a file before kube reads it: kube reads any size, and blocks on a FIFO.
 fn readable(path: &Path) -> Result<(), ClusterError> {
-    let there = bounded_read::open_file(path).and_then(|(_, length)| match length {
-        0..LONGEST => Ok(()),
-        _ => Err(io::Error::other(format!("it has more than {LONGEST} bytes"))),
+    let opened = bounded_read::open_file(path).and_then(|(_, length)| match length {
+        0..MAX_SIZE => Ok(()),
+        _ => Err(io::Error::other(format!("it has more than {MAX_SIZE} bytes"))),
     });
-    there.map_err(|source| ClusterError::Read { path: path.to_owned(), source })
+    opened.map_err(|source| ClusterError::Read { path: path.to_owned(), source })
 }
 
-/// What is wrong, in words that quote nothing of the file but names.
-fn told(fault: &KubeconfigError) -> String {
+/// Returns the reason in a text that quotes nothing of the file but names.
+fn reason(fault: &KubeconfigError) -> String {
     match fault {
-        KubeconfigError::Parse(_) => "is not YAML of that kind".to_owned(),
+        KubeconfigError::Parse(_) => "is not a kubeconfig in YAML".to_owned(),
         KubeconfigError::CurrentContextNotSet => "has no current-context".to_owned(),
         KubeconfigError::LoadContext(name) => format!("has no context {name:?}"),
         KubeconfigError::LoadClusterOfContext(name) => format!("has no cluster {name:?}"),
         KubeconfigError::MissingClusterUrl => "has no server".to_owned(),
-        KubeconfigError::LoadCertificateAuthority(_) => "has no certificate-authority of use".to_owned(),
-        KubeconfigError::LoadClientCertificate(_) => "has no client-certificate of use".to_owned(),
-        KubeconfigError::LoadClientKey(_) => "has no client-key of use".to_owned(),
+        KubeconfigError::LoadCertificateAuthority(_) => "has no usable certificate-authority".to_owned(),
+        KubeconfigError::LoadClientCertificate(_) => "has no usable client-certificate".to_owned(),
+        KubeconfigError::LoadClientKey(_) => "has no usable client-key".to_owned(),
         _ => "cannot be used".to_owned(),
     }
 }
@@ -160,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn the_servers_address_is_that_of_the_environment() {
+    fn the_servers_address_comes_from_the_environment() {
         for (host, port, uri) in [
             ("10.96.0.1", "443", "https://10.96.0.1:443/"),
             ("fd00:10:96::1", "6443", "https://[fd00:10:96::1]:6443/"),

@@ -1,6 +1,4 @@
-//! Why the API server told nothing: one kind for everything that is asked of it.
-//!
-//! Of what libraries say only such words are kept as cannot hold a credential.
+//! Errors of requests to the API server. Of a library's error only text that cannot contain a credential is kept.
 
 use http_body_util::LengthLimitError;
 use hyper::StatusCode;
@@ -9,42 +7,37 @@ use std::error::Error;
 use std::io;
 use std::time::Duration;
 
-/// Why a question to the API server has no answer.
+/// Why a request to the API server has no usable response.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ApiError {
-    /// No connection, or it broke: refused, unreachable, no TLS we believe.
+    /// There is no connection, or it broke: refused, unreachable, or its certificate is not trusted.
     #[error("the API server cannot be reached: {0}")]
     Unreachable(String),
-    /// There is somebody, and nothing comes.
+    /// No response arrived before the deadline.
     #[error("the API server did not answer within {} ms", .0.as_millis())]
     Late(Duration),
-    /// It said no.
-    #[error("the API server said {status}: {sentence}")]
+    /// The status is an error.
+    #[error("the API server responded {status}: {sentence}")]
     Refused {
-        /// HTTP's status code.
+        /// The HTTP status.
         status: u16,
-        /// The reason in its `Status`, a word for programs; empty where it sent none.
+        /// The reason in its `Status`, for programs; empty if it sent none.
         reason: String,
-        /// Its own words, cut.
+        /// The server's message, truncated.
         sentence: String,
-        /// How long it wants to be left alone (RFC 9110, Retry-After, in seconds).
+        /// The delay that the server requests (RFC 9110, Retry-After, in seconds).
         retry_after: Option<Duration>,
     },
-    /// It said what nobody understands.
+    /// The response cannot be parsed.
     #[error("the API server's answer {0}")]
-    Nonsense(&'static str),
-    /// There is nothing to show it.
+    Unreadable(&'static str),
+    /// There is no token to send.
     #[error("the token {path} cannot be used: {cause}")]
-    Token {
-        /// The file.
-        path: String,
-        /// What is wrong with it.
-        cause: String,
-    },
+    Token { path: String, cause: String },
 }
 
 impl ApiError {
-    /// HTTP's status code, where there was an answer.
+    /// Returns the HTTP status, if there was a response.
     pub fn status(&self) -> Option<u16> {
         match self {
             Self::Refused { status, .. } => Some(*status),
@@ -52,23 +45,22 @@ impl ApiError {
         }
     }
 
-    /// Whether it is asked about something that is not there.
+    /// Reports whether the object does not exist.
     pub fn is_missing(&self) -> bool {
         self.status() == Some(StatusCode::NOT_FOUND.as_u16())
     }
 
-    /// Whether the API server itself says so. Something in between, or a server that lacks the whole kind,
-    /// says 404 too, but not that (apimachinery's `StatusReasonNotFound`, with details of the object).
+    /// Reports whether the API server itself says that the object does not exist. A proxy, or a server without the whole kind,
+    /// also responds 404, but without that reason (apimachinery's `StatusReasonNotFound`, with details of the object).
     pub fn is_not_found(&self) -> bool {
         self.is_missing() && matches!(self, Self::Refused { reason, .. } if reason == "NotFound")
     }
 
-    /// Whether it does not know us, or does not let us.
+    /// Reports whether the server refused our identity or our rights.
     pub fn is_forbidden(&self) -> bool {
         matches!(self.status(), Some(401 | 403))
     }
 
-    /// How long it wants to be left alone.
     pub(super) fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Refused { retry_after, .. } => *retry_after,
@@ -76,34 +68,34 @@ impl ApiError {
         }
     }
 
-    /// What broke a body off.
+    /// Converts the error of a body that ended early.
     pub(super) fn broken(fault: &(dyn Error + 'static)) -> Self {
         if layers(fault).any(<dyn Error>::is::<LengthLimitError>) {
-            return Self::Nonsense("is longer than any we take");
+            return Self::Unreadable("is longer than the limit");
         }
-        Self::Unreachable(told(fault))
+        Self::Unreachable(describe(fault))
     }
 }
 
 impl From<kube::Error> for ApiError {
     fn from(fault: kube::Error) -> Self {
         match fault {
-            // What `line` says goes through kube as it is.
+            // An error of `client` passes through kube unchanged.
             kube::Error::Service(fault) => match fault.downcast::<Self>() {
                 Ok(ours) => *ours,
-                Err(other) => Self::Unreachable(told(&*other)),
+                Err(other) => Self::Unreachable(describe(&*other)),
             },
             kube::Error::Api(status) => {
-                let (reason, sentence) = (cut(&status.reason), cut(&status.message));
+                let (reason, sentence) = (truncate(&status.reason), truncate(&status.message));
                 Self::Refused { status: status.code, reason, sentence, retry_after: None }
             }
-            kube::Error::HyperError(fault) => Self::Unreachable(told(&fault)),
-            _ => Self::Nonsense("is none that can be read"),
+            kube::Error::HyperError(fault) => Self::Unreachable(describe(&fault)),
+            _ => Self::Unreadable("cannot be read"),
         }
     }
 }
 
-/// Whether the other side closed a connection that stood, with no answer begun that can be read.
+/// Reports whether the server closed an established connection before it responded.
 pub(super) fn has_hung_up(fault: &legacy::Error) -> bool {
     let closed = |layer: &(dyn Error + 'static)| match layer.downcast_ref::<hyper::Error>() {
         Some(fault) => fault.is_incomplete_message() || fault.is_canceled() || fault.is_closed(),
@@ -115,25 +107,25 @@ pub(super) fn has_hung_up(fault: &legacy::Error) -> bool {
     !fault.is_connect() && layers(fault).any(closed)
 }
 
-/// So much of a sentence goes on; the plugin passes on even less.
-const LONGEST: usize = 200;
+/// The length of a message in characters; the plugin truncates it further.
+const MAX_MESSAGE: usize = 200;
 
-pub(super) fn cut(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(LONGEST).collect()
+pub(super) fn truncate(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(MAX_MESSAGE).collect()
 }
 
-/// The inner layers say it; the outermost only that something failed, some repeat the next one's words,
-/// and rustls recommends a page to read.
-fn told(fault: &(dyn Error + 'static)) -> String {
-    let mut said: Vec<String> = Vec::new();
+/// Joins the layers of an error. The outermost often says only that a request failed, some repeat the next one's text, and
+/// rustls appends a URL.
+fn describe(fault: &(dyn Error + 'static)) -> String {
+    let mut parts: Vec<String> = Vec::new();
     for layer in layers(fault).map(ToString::to_string) {
-        let words = layer.split(": http").next().unwrap_or_default();
-        let news = said.last().is_none_or(|before| !before.contains(words));
-        if news && !(words.starts_with("client error") && fault.source().is_some()) {
-            said.push(words.to_owned());
+        let text = layer.split(": http").next().unwrap_or_default();
+        let is_new = parts.last().is_none_or(|before| !before.contains(text));
+        if is_new && !(text.starts_with("client error") && fault.source().is_some()) {
+            parts.push(text.to_owned());
         }
     }
-    cut(&said.join(": "))
+    truncate(&parts.join(": "))
 }
 
 fn layers<'a>(fault: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {

@@ -1,15 +1,15 @@
-//! The watch of this node's pods: a list, then what happens from there on, for ever.
+//! The watch of this node's pods: a list, and then events.
 //!
-//! It is ours and not kube's `watcher`, because that opens a watch which a server ends at once again
-//! and again without a pause, keeps the server's bookmarks and wishes for patience to itself, has each
-//! page of a list in memory whole, and reads every agent's list from etcd.
+//! kube's `watcher` is not used: it opens a watch that a server ends at once again and again without a pause, hides the
+//! server's bookmarks and `Retry-After`, holds each page of a list in memory, and makes the server read every agent's list
+//! from etcd.
 
 use super::error::ApiError;
-use super::items::Items;
-use super::known::{Held, Known, Pods, key};
-use super::lines::Lines;
-use super::pods::{self, Page, Pod};
-use crate::log::Journal;
+use super::line_splitter::LineSplitter;
+use super::list_parser::ListParser;
+use super::pod_cache::{CachedPod, PodCache, PodsByName, key};
+use super::pod_requests::{self, Page, Pod};
+use crate::log::Log;
 use crate::retry::{Backoff, random};
 use http_body_util::BodyExt;
 use kube::Client;
@@ -21,17 +21,17 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::time::{sleep, timeout};
 
-/// How long a watch lives, and so much more or less, lest all agents come back at once. kube allows
+/// The length of a watch in seconds, and the spread around it, so that the agents do not come back all at once. kube allows
 /// less than 295 seconds.
-const LIFE: f64 = 240.0;
-const SPREAD: f64 = 50.0;
-/// The server ends a watch itself. One that it has not ended by then is dead.
+const WATCH_SECONDS: f64 = 240.0;
+const SPREAD_SECONDS: f64 = 50.0;
+/// The server ends a watch itself. A watch that it has not ended after this time is dead.
 const GRACE: Duration = Duration::from_secs(10);
-/// Until more of a list comes.
-const MORE: Duration = Duration::from_secs(30);
-/// After so many failures in a row the list is begun anew: a server that was restored from a backup
-/// knows no version of ours, and need not say so.
-const BEGIN_ANEW: u32 = 5;
+/// How long the next part of a list may take.
+const LIST_TIMEOUT: Duration = Duration::from_secs(30);
+/// After this many failures in a row the pods are listed again: a server restored from a backup does not know our resource
+/// version, and need not report that.
+const MAX_FAILURES: u32 = 5;
 
 /// The waits between two watches.
 const FIRST_WAIT: Duration = Duration::from_millis(200);
@@ -39,110 +39,112 @@ const LONGEST_WAIT: Duration = Duration::from_secs(30);
 /// A watch that was open for less than this did not succeed, however it ended.
 const STEADY: Duration = Duration::from_secs(5);
 
-const TOO_LONG: &str = "has an object that is longer than any";
+const TOO_LONG: &str = "has an object that is longer than the limit";
 
-/// The watch, and what it fills.
 pub(super) struct Watch {
     pub(super) client: Client,
     pub(super) node: String,
-    pub(super) known: Arc<Known>,
-    pub(super) journal: Journal,
+    pub(super) cache: Arc<PodCache>,
+    pub(super) log: Log,
 }
 
 impl Watch {
-    /// Goes on until it is dropped.
+    /// Runs until it is dropped.
     pub(super) async fn run(self) -> Infallible {
         let (mut backoff, mut version) = (Backoff::new(FIRST_WAIT), None);
         loop {
             let mut opened = None;
-            let fault = self.live(&mut version, &mut opened).await.err();
+            let fault = self.watch(&mut version, &mut opened).await.err();
             if is_success(opened.map(|at: Instant| at.elapsed())) {
                 backoff.succeeded();
             }
             let requested = fault.as_ref().and_then(ApiError::retry_after);
             let wait = backoff.failed_at_server(LONGEST_WAIT, requested);
             if let Some(fault) = &fault {
-                self.lose(fault, wait);
+                self.report(fault, wait);
             }
-            if backoff.failures() >= BEGIN_ANEW || fault.is_some_and(|fault| has_expired(&fault)) {
+            if backoff.failures() >= MAX_FAILURES || fault.is_some_and(|fault| has_expired(&fault)) {
                 version = None;
             }
             sleep(wait).await;
         }
     }
 
-    fn lose(&self, fault: &ApiError, wait: Duration) {
-        // 410 is how a server says that it is time for a new list, and no trouble where there was one.
-        let expected = fault.status() == Some(410) && self.known.state().synced;
+    fn report(&self, fault: &ApiError, wait: Duration) {
+        // 410 only means that the pods have to be listed again.
+        let expected = fault.status() == Some(410) && self.cache.state().synced;
         if expected {
             return;
         }
-        self.known.count_error(fault);
-        if self.known.lost(fault) {
+        self.cache.count_error(fault);
+        if self.cache.failed(fault) {
             let (cause, wait) = (fault.to_string(), wait.as_millis());
-            let pods = self.known.state().pods;
-            let more = json!({ "cause": cause, "again_in_ms": u64::try_from(wait).ok(), "pods": pods });
-            self.journal.tell("warn", "gybe node: pods are not watched; those known are answered", more);
+            let pods = self.cache.state().pods;
+            let fields = json!({ "cause": cause, "again_in_ms": u64::try_from(wait).ok(), "pods": pods });
+            self.log.warn("gybe node: pods are not watched; known pods are answered for", fields);
         }
     }
 
-    /// One life of the watch, with a list before it where there is no version to go on from; tells when
-    /// it was opened, if it was.
-    async fn live(&self, version: &mut Option<String>, opened: &mut Option<Instant>) -> Result<(), ApiError> {
+    /// Lists the pods where there is no version to continue from, and watches them until the watch ends. `opened` is set when
+    /// the watch is open.
+    async fn watch(
+        &self,
+        version: &mut Option<String>,
+        opened: &mut Option<Instant>,
+    ) -> Result<(), ApiError> {
         let from = match version {
             Some(version) => version.clone(),
             None => version.insert(self.list().await?).clone(),
         };
-        let seconds = LIFE + SPREAD * (random() - 0.5);
+        let seconds = WATCH_SECONDS + SPREAD_SECONDS * (random() - 0.5);
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "some hundred seconds")]
-        let request = pods::watch(&self.node, &from, seconds as u32)?;
-        let answer = self.client.send(request.map(Body::from)).await?;
+        let request = pod_requests::watch(&self.node, &from, seconds as u32)?;
+        let response = self.client.send(request.map(Body::from)).await?;
         *opened = Some(Instant::now());
-        if self.known.open() {
-            self.journal.tell("info", "gybe node: pods are watched again", json!({}));
+        if self.cache.opened() {
+            self.log.info("gybe node: pods are watched again", json!({}));
         }
-        let patience = Duration::from_secs_f64(seconds) + GRACE;
-        self.follow(answer.into_body(), patience, version).await
+        let timeout = Duration::from_secs_f64(seconds) + GRACE;
+        self.follow(response.into_body(), timeout, version).await
     }
 
-    /// Events, one a line, until the server ends them.
+    /// Reads events, one a line, until the server ends the watch.
     async fn follow(
         &self,
         mut body: Body,
-        patience: Duration,
+        limit: Duration,
         version: &mut Option<String>,
     ) -> Result<(), ApiError> {
-        let mut lines = Lines::default();
-        while let Some(frame) = timeout(patience, body.frame()).await.map_err(|_| ApiError::Late(patience))? {
-            // Broken off or ended, it comes to the same: what is wrong, if anything is, the next one tells.
+        let mut lines = LineSplitter::default();
+        while let Some(frame) = timeout(limit, body.frame()).await.map_err(|_| ApiError::Late(limit))? {
+            // A watch that broke off is like one that ended: the next watch shows a problem, if there is one.
             let Ok(frame) = frame else { return Ok(()) };
-            self.known.heard();
+            self.cache.heard();
             lines.feed(&frame.into_data().unwrap_or_default());
-            while let Some(line) = lines.next().map_err(|_| ApiError::Nonsense(TOO_LONG))? {
-                if let Some(now) = self.told(&line)? {
-                    *version = Some(now);
+            while let Some(line) = lines.next().map_err(|_| ApiError::Unreadable(TOO_LONG))? {
+                if let Some(seen) = self.event(&line)? {
+                    *version = Some(seen);
                 }
             }
         }
         Ok(())
     }
 
-    /// Takes note of what a line says; tells the version it came with.
-    fn told(&self, line: &[u8]) -> Result<Option<String>, ApiError> {
+    /// Handles the event of a line; returns its resource version.
+    fn event(&self, line: &[u8]) -> Result<Option<String>, ApiError> {
         match serde_json::from_slice(line) {
-            Ok(event) => self.happened(event),
-            // One object that is none of its kind must not keep the others from being seen. (kube takes
-            // any such line for a refusal, and ends there.)
+            Ok(event) => self.handle(event),
+            // One malformed object must not hide the others. (kube takes any such line for a refusal, and ends the watch.)
             Err(_) => {
-                self.journal.tell("warn", "gybe node: an event about a pod cannot be read", json!({}));
+                self.log.warn("gybe node: an event about a pod cannot be read", json!({}));
                 Ok(None)
             }
         }
     }
 
-    /// Takes note of an event; tells its version.
-    fn happened(&self, event: WatchEvent<Pod>) -> Result<Option<String>, ApiError> {
-        let (pod, gone) = match event {
+    /// Handles an event; returns its resource version.
+    fn handle(&self, event: WatchEvent<Pod>) -> Result<Option<String>, ApiError> {
+        let (pod, is_deleted) = match event {
             WatchEvent::Added(pod) | WatchEvent::Modified(pod) => (pod, false),
             WatchEvent::Deleted(pod) => (pod, true),
             WatchEvent::Bookmark(mark) => return Ok(Some(mark.metadata.resource_version)),
@@ -150,50 +152,52 @@ impl Watch {
         };
         let version = Some(pod.resource_version().to_owned()).filter(|version| !version.is_empty());
         match pod.facts() {
-            Ok(facts) if gone => self.known.forget(&facts),
-            Ok(facts) => self.known.hold(facts),
-            // A pod that runs nothing asks for nothing.
+            Ok(facts) if is_deleted => self.cache.remove(&facts),
+            Ok(facts) => self.cache.insert(facts),
+            // A pod without containers has no facts.
             Err(_) => {}
         }
         Ok(version)
     }
 
-    /// The pods as they are, page after page; tells from which version on they can be watched.
+    /// Lists the pods page by page; returns the resource version from which they can be watched.
     async fn list(&self) -> Result<String, ApiError> {
-        let (mut found, mut next) = (Pods::new(), None);
+        let (mut found, mut next) = (PodsByName::new(), None);
         loop {
-            let request = pods::list(&self.node, next.as_deref())?;
-            let answer = self.client.send(request.map(Body::from)).await?;
-            let page = self.page(answer.into_body(), &mut found).await?;
+            let request = pod_requests::list(&self.node, next.as_deref())?;
+            let response = self.client.send(request.map(Body::from)).await?;
+            let page = self.page(response.into_body(), &mut found).await?;
             next = page.next().map(str::to_owned);
             if next.is_none() {
                 let (version, pods) = (page.version()?, found.len());
-                if self.known.replace(found) {
-                    self.journal.tell("info", "gybe node: pods are known", json!({ "pods": pods }));
+                if self.cache.replace(found) {
+                    self.log.info("gybe node: pods are known", json!({ "pods": pods }));
                 }
                 return Ok(version);
             }
         }
     }
 
-    async fn page(&self, mut body: Body, found: &mut Pods) -> Result<Page, ApiError> {
-        let mut items = Items::default();
-        while let Some(frame) = timeout(MORE, body.frame()).await.map_err(|_| ApiError::Late(MORE))? {
+    async fn page(&self, mut body: Body, found: &mut PodsByName) -> Result<Page, ApiError> {
+        let mut list = ListParser::default();
+        while let Some(frame) =
+            timeout(LIST_TIMEOUT, body.frame()).await.map_err(|_| ApiError::Late(LIST_TIMEOUT))?
+        {
             let bytes = frame.map_err(ApiError::from)?.into_data().unwrap_or_default();
-            self.known.heard();
-            let cut = items.feed(&bytes, |item| {
+            self.cache.heard();
+            let cut = list.feed(&bytes, |item| {
                 let facts = serde_json::from_slice::<Pod>(item).ok().and_then(|pod| pod.facts().ok());
-                facts.iter().for_each(|facts| self.known.hold_first(facts));
-                found.extend(facts.map(|facts| (key(&facts), Held::of(facts))));
+                facts.iter().for_each(|facts| self.cache.insert_before_sync(facts));
+                found.extend(facts.map(|facts| (key(&facts), CachedPod::new(facts))));
             });
-            cut.map_err(|_| ApiError::Nonsense(TOO_LONG))?;
+            cut.map_err(|_| ApiError::Unreadable(TOO_LONG))?;
         }
-        serde_json::from_slice(&items.rest()).map_err(|_| ApiError::Nonsense("is no list"))
+        serde_json::from_slice(&list.rest()).map_err(|_| ApiError::Unreadable("is not a list"))
     }
 }
 
-/// Whether it makes no sense to go on from where we were: 410, or any other answer that speaks of the
-/// question and not of us or of the server's health.
+/// Reports whether the watch cannot continue from the last version: 410, or any other status that concerns the request, not us
+/// or the server's health.
 fn has_expired(fault: &ApiError) -> bool {
     fault.status().is_some_and(|status| (400..500).contains(&status) && ![401, 403, 429].contains(&status))
 }

@@ -1,17 +1,15 @@
-//! Prometheus' text format, version 0.0.4. Forty lines of it are all we need; a library would bring
-//! registries and atomics for numbers that live elsewhere.
+//! Prometheus' text format, version 0.0.4. A library would bring registries and atomics for numbers that live elsewhere.
 
-use crate::agent::calls::{BOUNDS, Histogram};
+use crate::agent::plugin_calls::{BOUNDS, Histogram};
 use std::fmt::{Display, Write as _};
 
-/// Text in the making.
 #[derive(Debug, Default)]
 pub(super) struct Exposition {
     text: String,
     name: &'static str,
 }
 
-/// What a family of metrics is.
+/// The type of a metric family.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Kind {
     Counter,
@@ -21,9 +19,9 @@ pub(super) enum Kind {
 
 type Labels<'a> = &'a [(&'a str, &'a str)];
 
-// A String takes whatever is written to it, so what `write!` returns says nothing.
+// Writing to a String cannot fail, so the results of `write!` are ignored.
 impl Exposition {
-    /// Begins a family: its samples come next.
+    /// Starts a family; its samples follow.
     pub(super) fn family(&mut self, name: &'static str, kind: Kind, help: &str) {
         let kind = match kind {
             Kind::Counter => "counter",
@@ -34,29 +32,28 @@ impl Exposition {
         let _ = write!(self.text, "# HELP {name} {help}\n# TYPE {name} {kind}\n");
     }
 
-    /// A number of it.
     pub(super) fn sample(&mut self, labels: Labels<'_>, value: impl Display) {
-        self.line(("", labels, None), value);
+        self.line("", labels, None, value);
     }
 
-    /// A histogram of it, in seconds.
+    /// Adds a histogram in seconds.
     pub(super) fn histogram(&mut self, labels: Labels<'_>, histogram: &Histogram) {
         let mut so_far = 0;
         for (bound, count) in BOUNDS.iter().zip(histogram.counts) {
             so_far += count;
-            self.line(("_bucket", labels, Some(&seconds(*bound))), so_far);
+            self.line("_bucket", labels, Some(&seconds(*bound)), so_far);
         }
-        self.line(("_bucket", labels, Some("+Inf")), histogram.count);
-        self.line(("_sum", labels, None), seconds(histogram.sum));
-        self.line(("_count", labels, None), histogram.count);
+        self.line("_bucket", labels, Some("+Inf"), histogram.count);
+        self.line("_sum", labels, None, seconds(histogram.sum));
+        self.line("_count", labels, None, histogram.count);
     }
 
-    fn line(&mut self, (suffix, labels, le): (&str, Labels<'_>, Option<&str>), value: impl Display) {
+    fn line(&mut self, suffix: &str, labels: Labels<'_>, le: Option<&str>, value: impl Display) {
         let _ = write!(self.text, "{}{suffix}", self.name);
         let all = labels.iter().copied().chain(le.map(|le| ("le", le)));
-        for (n, (key, word)) in all.enumerate() {
+        for (n, (key, label)) in all.enumerate() {
             let open = if n == 0 { "{" } else { "," };
-            let _ = write!(self.text, "{open}{key}=\"{word}\"");
+            let _ = write!(self.text, "{open}{key}=\"{label}\"");
         }
         let close = if labels.is_empty() && le.is_none() { "" } else { "}" };
         let _ = writeln!(self.text, "{close} {value}");
@@ -67,7 +64,7 @@ impl Exposition {
     }
 }
 
-/// Microseconds as seconds, without a detour over fractions of two.
+/// Converts microseconds to seconds, without the rounding of binary fractions.
 fn seconds(micros: u64) -> String {
     let text = format!("{}.{:06}", micros / 1_000_000, micros % 1_000_000);
     text.trim_end_matches('0').trim_end_matches('.').to_owned()

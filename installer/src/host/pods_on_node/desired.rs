@@ -22,7 +22,7 @@ const ALTOGETHER: Duration = Duration::from_secs(10);
 
 /// Where it is known what a pod should have.
 #[derive(Debug)]
-pub struct Sources {
+pub struct PolicySources {
     conf: PluginConf,
     /// The manifest that was named for one pod.
     manifest: Option<PodFacts>,
@@ -44,7 +44,7 @@ pub(super) enum Desired {
     },
 }
 
-impl Sources {
+impl PolicySources {
     /// The sources that the plugin's configuration names; their time begins now.
     #[must_use]
     pub fn of(conf: PluginConf) -> Self {

@@ -24,7 +24,7 @@ pub struct HostPaths {
 
 /// What was found.
 #[derive(Debug, Default)]
-pub struct Found {
+pub struct SandboxList {
     /// Sandboxes, by name.
     pub sandboxes: Vec<Sandbox>,
     /// What could not be read, so that sandboxes may be missing; one sentence each.
@@ -33,7 +33,7 @@ pub struct Found {
 
 /// Lists the sandboxes: a namespace that several sources show is one sandbox.
 #[must_use]
-pub fn find(paths: &HostPaths) -> Found {
+pub fn find(paths: &HostPaths) -> SandboxList {
     let mut listing = Listing::default();
     listing.add_cached(paths);
     listing.add_named_namespaces(&paths.root.join("run/netns"));
@@ -49,7 +49,7 @@ pub fn find(paths: &HostPaths) -> Found {
         sandbox.pod = sandbox.uid.as_ref().and_then(|uid| names.get(uid)).cloned();
     }
     sandboxes.sort_by_cached_key(|sandbox| (sandbox.pod.is_none(), sandbox.to_string()));
-    Found { sandboxes, unreadable }
+    SandboxList { sandboxes, unreadable }
 }
 
 #[derive(Default)]

@@ -23,16 +23,16 @@ struct CachedInfo {
 }
 
 /// What the cache holds: its sandboxes, several times where a sandbox has several networks.
-pub(super) struct Listed {
+pub(super) struct CachedSandboxes {
     pub(super) sandboxes: Vec<Sandbox>,
     pub(super) is_whole: bool,
 }
 
 /// Reads the cache; a directory that is not there holds no sandbox.
-pub(super) fn read(results: &Path) -> Listed {
+pub(super) fn read(results: &Path) -> CachedSandboxes {
     let mut sandboxes = Vec::new();
     let read = each_result(results, &mut |bytes| sandboxes.extend(sandbox(bytes)));
-    Listed { sandboxes, is_whole: read != ResultCache::InPart }
+    CachedSandboxes { sandboxes, is_whole: read != ResultCache::InPart }
 }
 
 /// The sandbox that a file is about; none for a file of another form, or one that a crash cut off.

@@ -4,8 +4,8 @@ use crate::policies::{rule_per_value, with_exclusions};
 use crate::sample::processor_time;
 use gybe_installer::testnet::link::{LinkEnd, join};
 use gybe_installer::testnet::namespace::Namespace;
-use gybe_integration::complaint::Complaint;
-use gybe_netfilter::backend::Backend;
+use gybe_integration::failure::Failure;
+use gybe_netfilter::apply::apply;
 use gybe_netfilter::compile::compile;
 use gybe_netfilter::iptables::{Iptables, Variant};
 use gybe_netfilter::nft::Nft;
@@ -61,18 +61,18 @@ pub(super) struct PodLink {
 
 impl PodLink {
     /// Sets up a pod with the default rules and that many excluded ports and networks.
-    pub(super) fn build(form: RuleForm, excluded: usize) -> Result<Self, Complaint> {
+    pub(super) fn build(form: RuleForm, excluded: usize) -> Result<Self, Failure> {
         let (pod, peer) = (Namespace::new()?, Namespace::new()?);
         let end = |namespace, address| {
             let addresses = vec![ipnet::IpNet::new(address, 24)?];
-            Ok::<_, Complaint>(LinkEnd { namespace, name: InterfaceName::parse("eth0")?, addresses })
+            Ok::<_, Failure>(LinkEnd { namespace, name: InterfaceName::parse("eth0")?, addresses })
         };
         join(&end(&pod, POD.into())?, &end(&peer, PEER.into())?)?;
         pod.run(|| write(form, excluded))??;
         let listener = |namespace: &Namespace, port| {
             let listening = namespace.run(|| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)))??;
             listening.set_nonblocking(true)?;
-            Ok::<_, Complaint>(listening)
+            Ok::<_, Failure>(listening)
         };
         let (inbound, outbound) = match form {
             RuleForm::None => (listener(&pod, APP)?, listener(&peer, APP)?),
@@ -99,31 +99,31 @@ impl PodLink {
     }
 
     /// Measures the client's processor time for one connection, in microseconds.
-    pub(super) fn cost(&self, direction: Direction) -> Result<f64, Complaint> {
+    pub(super) fn cost(&self, direction: Direction) -> Result<f64, Failure> {
         let (client, listener, to) = match direction {
             Direction::Inbound => (&self.peer, &self.inbound, SocketAddr::from((POD, APP))),
             Direction::Outbound => (&self.pod, &self.outbound, SocketAddr::from((PEER, APP))),
         };
         let elapsed = client
-            .run(|| (0..BATCHES).map(|_| batch(to, listener)).sum::<Result<Duration, Complaint>>())??;
+            .run(|| (0..BATCHES).map(|_| batch(to, listener)).sum::<Result<Duration, Failure>>())??;
         Ok(elapsed.as_secs_f64() * 1e6 / f64::from(BATCH * BATCHES))
     }
 }
 
-fn write(form: RuleForm, excluded: usize) -> Result<(), Complaint> {
+fn write(form: RuleForm, excluded: usize) -> Result<(), Failure> {
     let rules = compile(&with_exclusions(excluded)?);
     let _previous = match form {
         RuleForm::None => return Ok(()),
-        RuleForm::Sets => Nft.apply(&rules)?,
-        RuleForm::Legacy => Iptables::find(Variant::Legacy)?.apply(&rules)?,
-        RuleForm::RulePerValue => Nft.apply(&rule_per_value(&rules))?,
+        RuleForm::Sets => apply(&Nft, &rules)?,
+        RuleForm::Legacy => apply(&Iptables::find(Variant::Legacy)?, &rules)?,
+        RuleForm::RulePerValue => apply(&Nft, &rule_per_value(&rules))?,
     };
     // Conntrack removes reset connections after one second instead of ten, so that its table does not grow.
     Ok(std::fs::write("/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_close", "1")?)
 }
 
 /// Measures a batch of connections, then checks that the listener received them.
-fn batch(to: SocketAddr, listener: &TcpListener) -> Result<Duration, Complaint> {
+fn batch(to: SocketAddr, listener: &TcpListener) -> Result<Duration, Failure> {
     let begun = processor_time()?;
     for _ in 0..BATCH {
         let stream = TcpStream::connect(to)?;
@@ -134,7 +134,7 @@ fn batch(to: SocketAddr, listener: &TcpListener) -> Result<Duration, Complaint> 
     for _ in 0..BATCH {
         match listener.accept() {
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                return Err(Complaint::that(format!("the listener did not receive a connection to {to}")));
+                return Err(Failure::new(format!("the listener did not receive a connection to {to}")));
             }
             accepted => drop(accepted?),
         }

@@ -22,7 +22,7 @@ fn assert_names_the_agent(error: &HarnessError) {
     for part in [
         r#"plugin type="gybe-cni" failed (add): gybe-cni cmdAdd GYBE-ADD-032: "#,
         "the node agent at /run/gybe/facts.sock",
-        "see that the node agent (gybe node, DaemonSet gybe-node) runs on this node",
+        "check that the node agent (gybe node, DaemonSet gybe-node) runs on this node",
     ] {
         assert!(error.message().contains(part), "{part} is not in: {error}");
     }

@@ -17,6 +17,7 @@ mod with_nftnl;
 mod with_rustables;
 mod words;
 
+use gybe_netfilter::apply::apply;
 use gybe_netfilter::backend::Backend;
 use gybe_netfilter::nft::Nft;
 use gybe_netfilter::ruleset::Ruleset;
@@ -39,7 +40,7 @@ impl Seen {
 
 fn ours(rules: &Ruleset) -> Seen {
     namespace::in_new_namespace(|| {
-        Nft.apply(rules).unwrap();
+        apply(&Nft, rules).unwrap();
         Seen::here()
     })
 }
@@ -104,7 +105,7 @@ fn we_read_what_nftnl_wrote_as_what_we_would_have_written() {
             namespace::commit(&with_nftnl::batch(&case.rules)).unwrap();
             Nft.inspect().unwrap()
         });
-        let differences = Nft.wanted(&case.rules).differences(&found);
+        let differences = Nft.desired(&case.rules).unwrap().differences(&found);
         (!differences.is_empty()).then(|| format!("{differences:?}"))
     });
 }

@@ -1,6 +1,6 @@
 use super::*;
 
-fn chains(saved: &Saved, stage: Stage) -> Vec<&str> {
+fn chains(saved: &SavedRules, stage: Stage) -> Vec<&str> {
     saved.ours.get(&stage).map(|ours| ours.chains.keys().map(String::as_str).collect()).unwrap_or_default()
 }
 
@@ -19,7 +19,7 @@ fn rules_are_read_with_their_ids_and_counters_in_order() {
                     [2:120] -A ISTIO_OUTPUT -p tcp -m comment --comment second -j REDIRECT --to-ports 15001\n");
     let saved = parse(&text).unwrap();
     let ours = &saved.ours[&Stage::Nat];
-    let ids: Vec<_> = ours.chains["ISTIO_OUTPUT"].iter().map(Entry::comment).collect();
+    let ids: Vec<_> = ours.chains["ISTIO_OUTPUT"].iter().map(RuleText::comment).collect();
     assert_eq!(ids, ["first", "second"]);
     assert_eq!(ours.chains["ISTIO_OUTPUT"][1].counters, Some(Counters { packets: 2, bytes: 120 }));
     assert_eq!(ours.hooks["OUTPUT"][0].target(), "ISTIO_OUTPUT");
@@ -30,7 +30,7 @@ fn rules_are_read_with_their_ids_and_counters_in_order() {
 fn chains_without_our_mark_are_somebody_elses() {
     let saved = parse(&nat(":ISTIO_OUTPUT - [0:0]\n-A OUTPUT -j ISTIO_OUTPUT\n")).unwrap();
     assert!(saved.ours.is_empty());
-    assert_eq!(saved.foreign, [(Stage::Nat, "ISTIO_OUTPUT".to_owned())]);
+    assert_eq!(saved.other_redirects, [(Stage::Nat, "ISTIO_OUTPUT".to_owned())]);
 }
 
 #[test]
@@ -38,7 +38,7 @@ fn the_mark_of_one_table_says_nothing_of_another() {
     let raw = nat(":GYBE - [0:0]\n:ISTIO_OUTPUT_DNS - [0:0]\n").replace("*nat", "*raw");
     let saved = parse(&(raw + &nat(":ISTIO_OUTPUT - [0:0]\n"))).unwrap();
     assert_eq!(chains(&saved, Stage::Raw), ["GYBE", "ISTIO_OUTPUT_DNS"]);
-    assert_eq!(saved.foreign, [(Stage::Nat, "ISTIO_OUTPUT".to_owned())]);
+    assert_eq!(saved.other_redirects, [(Stage::Nat, "ISTIO_OUTPUT".to_owned())]);
 }
 
 #[test]
@@ -49,7 +49,7 @@ fn rules_of_others_are_passed_over() {
         + "*filter\n:INPUT ACCEPT [0:0]\n:ISTIO_X - [0:0]\n-A INPUT -j ISTIO_X\nCOMMIT\n";
     let saved = parse(&text).unwrap();
     assert_eq!(chains(&saved, Stage::Nat), ["GYBE"]);
-    assert!(saved.ours[&Stage::Nat].hooks.is_empty() && saved.foreign.is_empty());
+    assert!(saved.ours[&Stage::Nat].hooks.is_empty() && saved.other_redirects.is_empty());
 }
 
 /// Seen: `iptables -A OUTPUT -m comment --comment $'x\n-A OUTPUT -j ISTIO_EVIL\n" y' -j RETURN` is
@@ -61,7 +61,7 @@ fn a_line_break_in_a_comment_begins_no_rule() {
                     [0:0] -A ISTIO_OUTPUT -m comment --comment \"it\\'s a \\\\\" -j RETURN\n");
     let saved = parse(&text).unwrap();
     assert_eq!(chains(&saved, Stage::Nat), ["GYBE", "ISTIO_OUTPUT"]);
-    assert!(saved.foreign.is_empty() && saved.ours[&Stage::Nat].hooks.is_empty());
+    assert!(saved.other_redirects.is_empty() && saved.ours[&Stage::Nat].hooks.is_empty());
     assert_eq!(saved.ours[&Stage::Nat].chains["ISTIO_OUTPUT"][0].comment(), "it's a \\");
 }
 
@@ -76,7 +76,7 @@ fn a_rule_with_words_that_are_not_ours_is_never_written_back() {
         ("-M /evil -j ISTIO_OUTPUT", false),
         ("-m comment --comment \"\" -j ISTIO_OUTPUT", false),
     ] {
-        assert_eq!(Entry::read(&words(spec).unwrap(), None, 1).is_writable(), writable, "{spec}");
+        assert_eq!(RuleText::read(&words(spec).unwrap(), None, 1).is_writable(), writable, "{spec}");
     }
 }
 
@@ -86,11 +86,11 @@ fn what_cannot_be_judged_is_refused() {
     let cut = whole.split("COMMIT").next().unwrap();
     assert_eq!(parse(cut), Err(SaveError::Unfinished));
     assert_eq!(parse(&nat("-A OUTPUT -m comment --comment \"x\n")), Err(SaveError::Unfinished));
-    assert!(matches!(parse(&nat("-I OUTPUT -j X\n")), Err(SaveError::NoRule(_))));
+    assert!(matches!(parse(&nat("-I OUTPUT -j X\n")), Err(SaveError::NotARule(_))));
     let hidden = "# Table `nat' is incompatible, use 'nft' tool.\n";
     assert_eq!(parse(hidden), Err(SaveError::Incompatible("nat")));
-    assert_eq!(parse("# Table `filter' is incompatible, use 'nft' tool.\n"), Ok(Saved::default()));
-    assert_eq!(parse(""), Ok(Saved::default()));
+    assert_eq!(parse("# Table `filter' is incompatible, use 'nft' tool.\n"), Ok(SavedRules::default()));
+    assert_eq!(parse(""), Ok(SavedRules::default()));
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //!
 //! What is not in our table is left out; what is in it but not by us gets a name to be told by.
 
-use crate::backend::{Item, Part, PartKind};
+use crate::inventory::{Item, Part, PartKind};
 use crate::netlink::attr::{Attributes, Writer};
 use crate::nft::chain::{self, Base};
 use crate::nft::key::{self, KeyType, Range};
@@ -49,12 +49,18 @@ fn rule(rule: &Attributes<'_>) -> Item {
 
 /// A rule's comment; one without has only its handle to be told by.
 fn name_of(rule: &Attributes<'_>) -> String {
-    let comment = rule.get(NFTA_RULE_USERDATA).and_then(|userdata| match userdata.value {
-        [0, length, text @ ..] => text.get(..usize::from(length.saturating_sub(1))),
-        _ => None,
-    });
     let handle = || rule.get(NFTA_RULE_HANDLE).and_then(|handle| handle.be64()).unwrap_or_default();
-    comment.map_or_else(|| format!("handle {}", handle()), |text| text.escape_ascii().to_string())
+    comment(rule).unwrap_or_else(|| format!("handle {}", handle()))
+}
+
+/// The comment of a rule: the first entry of its user data (`NFTNL_UDATA_RULE_COMMENT`), not printable bytes escaped.
+pub(crate) fn comment(rule: &Attributes<'_>) -> Option<String> {
+    match rule.get(NFTA_RULE_USERDATA)?.value {
+        [0, length, text @ ..] => {
+            Some(text.get(..usize::from(length.saturating_sub(1)))?.escape_ascii().to_string())
+        }
+        _ => None,
+    }
 }
 
 /// The flags of our table (`enum nft_table_flags`, include/uapi/linux/netfilter/nf_tables.h, v6.18).

@@ -1,7 +1,7 @@
 use super::*;
+use crate::live::rules::expr::{Code, Source, VERDICT};
+use crate::live::rules::{Element, Engine, TableName};
 use crate::nft::uapi::{NFT_CMP_EQ, NFT_META_MARK, NFT_PAYLOAD_TRANSPORT_HEADER};
-use crate::observed::expr::{Code, Source, VERDICT};
-use crate::observed::{Element, Engine, TableName};
 
 const TRANSPORT: u32 = NFT_PAYLOAD_TRANSPORT_HEADER;
 const LESS: u32 = 2;
@@ -21,10 +21,11 @@ fn table() -> TableName {
 fn values(exprs: Vec<Expr>, sets: Vec<Set>) -> Values {
     let mut statements: Vec<Statement> = exprs.into_iter().map(Statement::Expr).collect();
     statements.push(Statement::Expr(Expr::Verdict(Code::Drop)));
-    let rule = Rule { text: "a rule".to_owned(), comment: None, is_ours: false, statements };
-    let chain = Chain { table: table(), name: "theirs".to_owned(), base: None, rules: vec![rule], age: None };
+    let rule = LiveRule { text: "a rule".to_owned(), comment: None, is_ours: false, statements };
+    let chain =
+        LiveChain { table: table(), name: "theirs".to_owned(), base: None, rules: vec![rule], age: None };
     let mut values = Values::default();
-    values.add_observed(&Observed { chains: vec![chain], sets, ..Observed::default() });
+    values.add_observed(&NamespaceRules { chains: vec![chain], sets, ..NamespaceRules::default() });
     values
 }
 

@@ -5,7 +5,7 @@
 //! RETURN, and the table with a last ERROR (`translate_table`, net/ipv4/netfilter/ip_tables.c, v6.18).
 
 use super::sockopt::Info;
-use super::{AddressTest, BuiltIn, Counted, Header, InetHook, InterfaceTest, LegacyChain, LegacyRule};
+use super::{AddressTest, BuiltIn, Counters, Header, InetHook, InterfaceTest, LegacyChain, LegacyRule};
 use crate::ruleset::{Family, Is};
 use crate::xt::fields::{Fields, is, word};
 use crate::xt::targets::verdict;
@@ -122,9 +122,9 @@ impl<'a> Entry<'a> {
         self.fields.0.get(offset..).filter(|target| target.len() >= EXTENSION).map(Fields)
     }
 
-    fn counted(self, layout: &Layout) -> Option<Counted> {
+    fn counted(self, layout: &Layout) -> Option<Counters> {
         let number = |at| self.fields.array(at).map(u64::from_ne_bytes);
-        Some(Counted { packets: number(layout.counters)?, bytes: number(layout.counters + 8)? })
+        Some(Counters { packets: number(layout.counters)?, bytes: number(layout.counters + 8)? })
     }
 }
 

@@ -1,6 +1,6 @@
 //! A table as `iptables-legacy-save -c` prints it (iptables/iptables-save.c and iptables.c, 1.8.9).
 
-use super::{AddressTest, BuiltIn, Counted, Header, InterfaceTest, LegacyChain, LegacyRule, LegacyTable};
+use super::{AddressTest, BuiltIn, Counters, Header, InterfaceTest, LegacyChain, LegacyRule, LegacyTable};
 use crate::xt::XtTarget;
 use crate::xt::fields::not;
 use std::fmt;
@@ -30,7 +30,7 @@ impl fmt::Display for LegacyChain {
     }
 }
 
-impl fmt::Display for Counted {
+impl fmt::Display for Counters {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "[{}:{}]", self.packets, self.bytes)
     }

@@ -1,7 +1,7 @@
 //! Matches as `iptables-save` prints them (extensions/libxt_*.c, iptables 1.8.9).
 
 use super::{
-    AddressTypes, IcmpTest, IdTest, IpRange, MarkTest, Multiport, Owner, SocketTest, TcpFlags, TcpTest,
+    AddressTypes, IcmpTest, IdTest, IpRange, MarkTest, Multiport, OwnerTest, SocketTest, TcpFlags, TcpTest,
     TypeTest, UdpTest, XtMatch,
 };
 use crate::ruleset::{Family, Is};
@@ -87,7 +87,7 @@ fn multiport(test: &Multiport) -> String {
     format!("{}{option} {}", not(test.is), ports.join(","))
 }
 
-fn owner(test: &Owner) -> Vec<String> {
+fn owner(test: &OwnerTest) -> Vec<String> {
     let socket = test.socket.map(|is| format!("{}--socket-exists", not(is)));
     let ids = |option: &str, ids: Option<IdTest>| {
         ids.map(|IdTest { is, first, last }| match first == last {

@@ -4,7 +4,7 @@ use super::{
     ConnectionMarkChange, NOTRACK_ALIAS, Tracking, XtTarget, ZONE_DIR_ORIG, ZONE_DIR_REPL, ZONE_MARK,
 };
 use crate::xt::fields::quoted;
-use crate::xt::nat::Nat;
+use crate::xt::nat::NatRange;
 use std::fmt;
 
 impl fmt::Display for XtTarget {
@@ -50,7 +50,7 @@ impl fmt::Display for XtTarget {
     }
 }
 
-fn to_ports(nat: &Nat) -> String {
+fn to_ports(nat: &NatRange) -> String {
     let ports = nat.port_text().map(|ports| format!(" --to-ports {ports}"));
     format!("{}{}", ports.unwrap_or_default(), nat.flag_text())
 }

@@ -1,0 +1,158 @@
+//! The transport of requests to the API server: credentials, deadlines, and the reason of a refusal. kube builds the requests.
+//!
+//! kube's own transport is not used because it repeats a refused request up to fifteen times, for as long as a server requests,
+//! and sends a token for up to a minute after it was replaced.
+
+use super::error::{ApiError, has_hung_up, truncate};
+use super::pod_requests::MAX_OBJECT;
+use super::token_file::TokenFile;
+use http_body_util::{BodyExt, Collected, Limited};
+use hyper::body::Incoming;
+use hyper::header::{AUTHORIZATION, RETRY_AFTER};
+use hyper::{Request, Response, StatusCode};
+use hyper_util::client::legacy;
+use hyper_util::client::legacy::connect::{Connect, HttpConnector};
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+use kube::client::{Body, ConfigExt};
+use kube::core::Status;
+use kube::{Client, Config};
+use serde::de::DeserializeOwned;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::timeout;
+use tower::util::{BoxCloneService, option_layer};
+use tower::{BoxError, Layer, ServiceExt, service_fn};
+
+/// The deadline of a TCP connection.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// The deadline of the response's header, the connection included.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(15);
+/// The deadline of an error response's body.
+const ERROR_BODY_TIMEOUT: Duration = Duration::from_secs(2);
+/// TCP keep-alive: a watch may be silent for minutes on a connection that is dead.
+const KEEP_ALIVE_AFTER: Duration = Duration::from_secs(15);
+const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(5);
+const KEEP_ALIVE_PROBES: u32 = 3;
+const UNACKNOWLEDGED: Duration = Duration::from_secs(30);
+/// How long an idle connection is kept: a load balancer may have forgotten an older one.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(5);
+/// The read buffer of a connection; hyper's default would take more of the node's memory.
+const READ_BUFFER: usize = 64 << 10;
+/// Error response bodies are truncated to this size.
+const MAX_ERROR_BODY: usize = 16 << 10;
+
+/// Sends a request, with the credentials of a kubeconfig.
+type Transport = BoxCloneService<Request<Body>, Response<Incoming>, BoxError>;
+
+/// Returns kube's client with our transport. Called in a runtime's context.
+pub(super) fn client(config: &Config, token: Option<TokenFile>) -> Result<Client, kube::Error> {
+    let https = config.rustls_https_connector_with_connector(tcp())?;
+    let connections = |idle| {
+        legacy::Client::builder(TokioExecutor::new())
+            .pool_timer(TokioTimer::new())
+            .pool_idle_timeout(IDLE_TIMEOUT)
+            .pool_max_idle_per_host(idle)
+            .http1_max_buf_size(READ_BUFFER)
+            .build::<_, Body>(https.clone())
+    };
+    let (pooled, new) = (connections(usize::MAX), connections(0));
+    let http = service_fn(move |request| send(pooled.clone(), new.clone(), request));
+    let headers = config.extra_headers_layer()?.layer(http);
+    // The password, token or program of a kubeconfig; a token in a file is read here.
+    let authorized = BoxCloneService::new(option_layer(config.auth_layer()?).layer(headers));
+    let token = Arc::new(token);
+    let authenticated = service_fn(move |request: Request<Body>| {
+        let (authorized, token) = (authorized.clone(), Arc::clone(&token));
+        async move { Ok::<_, BoxError>(authenticate(authorized, token.as_ref().as_ref(), request).await?) }
+    });
+    Ok(Client::new(config.base_uri_layer().layer(authenticated), config.default_namespace.clone()))
+}
+
+fn tcp() -> HttpConnector {
+    let mut tcp = HttpConnector::new();
+    tcp.enforce_http(false);
+    tcp.set_nodelay(true);
+    tcp.set_connect_timeout(Some(CONNECT_TIMEOUT));
+    tcp.set_keepalive(Some(KEEP_ALIVE_AFTER));
+    tcp.set_keepalive_interval(Some(KEEP_ALIVE_INTERVAL));
+    tcp.set_keepalive_retries(Some(KEEP_ALIVE_PROBES));
+    tcp.set_tcp_user_timeout(Some(UNACKNOWLEDGED));
+    tcp
+}
+
+/// Sends a request over a pooled connection, and again over a new one if the server closed the pooled one before it responded:
+/// a server may close an idle connection at any moment.
+async fn send<C>(
+    pooled: legacy::Client<C, Body>,
+    new: legacy::Client<C, Body>,
+    request: Request<Body>,
+) -> Result<Response<Incoming>, BoxError>
+where
+    C: Connect + Clone + Send + Sync + 'static,
+{
+    // This program sends only GETs: they have no body, and may be repeated.
+    let (head, _) = request.into_parts();
+    let send =
+        |client: legacy::Client<C, Body>| client.request(Request::from_parts(head.clone(), Body::empty()));
+    match send(pooled).await {
+        Err(fault) if has_hung_up(&fault) => Ok(send(new).await?),
+        response => Ok(response?),
+    }
+}
+
+/// Sends a request with the token of the file, and once more when the token was refused and the file has another by now.
+async fn authenticate(
+    transport: Transport,
+    token: Option<&TokenFile>,
+    request: Request<Body>,
+) -> Result<Response<Incoming>, ApiError> {
+    let (mut head, _) = request.into_parts();
+    let mut sent = None;
+    loop {
+        if let Some(token) = token {
+            head.headers.insert(AUTHORIZATION, token.bearer()?);
+        }
+        let request = Request::from_parts(head.clone(), Body::empty());
+        let response = timeout(RESPONSE_TIMEOUT, transport.clone().oneshot(request)).await;
+        let response = response.map_err(|_| ApiError::Late(RESPONSE_TIMEOUT))?;
+        let response = response.map_err(|fault| ApiError::broken(&*fault))?;
+        if response.status().is_success() {
+            return Ok(response);
+        }
+        let before = sent.replace(head.headers.get(AUTHORIZATION).cloned());
+        let is_refused = response.status() == StatusCode::UNAUTHORIZED;
+        let is_renewed = token.is_some_and(|token| token.bearer().ok() != sent.clone().flatten());
+        if !(is_refused && is_renewed && before.is_none()) {
+            return Err(refusal(response).await);
+        }
+    }
+}
+
+async fn refusal(response: Response<Incoming>) -> ApiError {
+    let status = response.status();
+    let retry_after = response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
+    let body =
+        timeout(ERROR_BODY_TIMEOUT, Limited::new(response.into_body(), MAX_ERROR_BODY).collect()).await;
+    let body = body.ok().and_then(Result::ok).map(Collected::to_bytes).unwrap_or_default();
+    let parsed = serde_json::from_slice(&body).map(|status: Status| (status.message, status.reason));
+    let text = |_| (String::from_utf8_lossy(&body).trim().to_owned(), String::new());
+    let (message, reason) = parsed.unwrap_or_else(text);
+    let name = status.canonical_reason().unwrap_or("no reason");
+    ApiError::Refused {
+        status: status.as_u16(),
+        reason: truncate(&reason),
+        sentence: truncate(if message.is_empty() { name } else { &message }),
+        retry_after: retry_after.map(Duration::from_secs),
+    }
+}
+
+/// Requests one object.
+pub(super) async fn object<T: DeserializeOwned>(
+    client: &Client,
+    request: Request<Vec<u8>>,
+) -> Result<T, ApiError> {
+    let response = client.send(request.map(Body::from)).await?;
+    let body = Limited::new(response.into_body(), MAX_OBJECT).collect().await;
+    let bytes = body.map_err(|fault| ApiError::broken(&*fault))?.to_bytes();
+    serde_json::from_slice(&bytes).map_err(|_| ApiError::Unreadable("is not an object of the requested kind"))
+}

@@ -1,0 +1,235 @@
+//! The cache of this node's pods and the state of the watch that fills it. Queries may wait here for a pod that is not known
+//! yet. While the API server is down the cache stays as it is.
+
+mod cached_pod;
+mod pending;
+
+pub(super) use cached_pod::CachedPod;
+pub(super) use pending::{WaitLimits, timed_out};
+
+use super::error::ApiError;
+use crate::agent::IstioComponent;
+use gybe_plugin::args::PodRef;
+use gybe_plugin::facts::matches;
+use gybe_plugin::facts::wire::FactsResponse;
+use gybe_plugin::pod::PodFacts;
+use pending::{PendingPod, key_with_uid};
+use std::collections::BTreeMap;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// The state of the watch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WatchState {
+    /// Whether a list was complete once: from then on queries are answered, however old the cache is.
+    pub synced: bool,
+    /// The time since the API server last sent something about pods: a list, the start of a watch, an event or a bookmark.
+    /// A server sends a bookmark about every minute. A refusal does not count: it delivers no new pods.
+    pub silent: Duration,
+    /// Why the watch is not open; none while it is.
+    pub problem: Option<WatchProblem>,
+    pub pods: usize,
+    pub reconnects: u64,
+    /// Failed requests about pods by HTTP status; none stands for no response, or for one that cannot be read.
+    pub errors: BTreeMap<Option<u16>, u64>,
+}
+
+/// Why the watch is not open.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WatchProblem {
+    /// The HTTP status, if the server responded.
+    pub status: Option<u16>,
+    /// The reason in words; never a credential.
+    pub sentence: String,
+}
+
+/// Pods by `<namespace>/<name>`, which is unique at any time.
+pub(super) type PodsByName = BTreeMap<String, CachedPod>;
+
+/// The cache, shared between the watch and the queries.
+#[derive(Debug)]
+pub(super) struct PodCache {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug)]
+struct State {
+    pods: PodsByName,
+    /// The pods that queries wait for, by name and uid; removed with the last query.
+    pending: BTreeMap<String, PendingPod>,
+    synced: bool,
+    heard: Instant,
+    problem: Option<WatchProblem>,
+    openings: u64,
+    errors: BTreeMap<Option<u16>, u64>,
+}
+
+impl Default for PodCache {
+    fn default() -> Self {
+        let state = State {
+            pods: PodsByName::new(),
+            pending: BTreeMap::new(),
+            synced: false,
+            heard: Instant::now(),
+            problem: None,
+            openings: 0,
+            // A missing counter cannot be distinguished from one that never counted.
+            errors: BTreeMap::from([(None, 0)]),
+        };
+        Self { state: Mutex::new(state), changed: Condvar::new() }
+    }
+}
+
+pub(super) fn key(facts: &PodFacts) -> String {
+    format!("{}/{}", facts.namespace, facts.name)
+}
+
+impl PodCache {
+    /// Returns the pod, if it is known.
+    pub(super) fn find(&self, pod: &PodRef) -> Option<FactsResponse> {
+        self.lock().find(&pod.to_string(), pod)
+    }
+
+    /// Returns the pod, and waits for one that is unknown. A pod of that name with another uid is an earlier or a later one,
+    /// and counts as unknown. `look_up` is called for the first of all queries that wait for the same pod.
+    pub(super) fn wait_for(&self, pod: &PodRef, limits: WaitLimits, look_up: impl FnOnce()) -> FactsResponse {
+        let (name, key) = (pod.to_string(), key_with_uid(pod));
+        let (mut state, mut look_up) = (self.lock(), Some(look_up));
+        if let Some(facts) = state.find(&name, pod) {
+            return facts;
+        }
+        let pending = state.pending.entry(key.clone()).or_insert_with(PendingPod::new);
+        pending.waiting = pending.waiting.saturating_add(1);
+        loop {
+            let pending = state.pending.get_mut(&key);
+            let left = match pending.map_or(Err(timed_out()), |pod| pod.wait(limits, &mut look_up)) {
+                Ok(left) => left,
+                Err(answer) => return state.leave(&key, answer),
+            };
+            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            if let Some(facts) = state.find(&name, pod) {
+                return state.leave(&key, facts);
+            }
+        }
+    }
+
+    /// Takes in the result of a lookup.
+    pub(super) fn answer(&self, pod: &PodRef, answer: FactsResponse) {
+        if let Some(pending) = self.lock().pending.get_mut(&key_with_uid(pod)) {
+            pending.answer = Some(answer);
+        }
+        self.changed.notify_all();
+    }
+
+    /// Replaces all pods by those of a complete list; reports whether it is the first list.
+    pub(super) fn replace(&self, pods: PodsByName) -> bool {
+        self.change(|state| {
+            state.pods = pods;
+            !std::mem::replace(&mut state.synced, true)
+        })
+    }
+
+    /// Adds a pod of a list that is not complete, while no list has been complete yet.
+    pub(super) fn insert_before_sync(&self, facts: &PodFacts) {
+        self.change(|state| {
+            if !state.synced {
+                state.pods.insert(key(facts), CachedPod::new(facts.clone()));
+            }
+        });
+    }
+
+    /// Adds or replaces a pod.
+    pub(super) fn insert(&self, facts: PodFacts) {
+        self.change(|state| drop(state.pods.insert(key(&facts), CachedPod::new(facts))));
+    }
+
+    /// Removes a pod, but not a later one of the same name.
+    pub(super) fn remove(&self, facts: &PodFacts) {
+        self.change(|state| {
+            let name = key(facts);
+            if state.pods.get(&name).is_some_and(|cached| cached.identity().uid == facts.uid) {
+                state.pods.remove(&name);
+            }
+        });
+    }
+
+    /// The API server sent something about pods.
+    pub(super) fn heard(&self) {
+        self.lock().heard = Instant::now();
+    }
+
+    /// The watch is open; reports whether it had a problem before.
+    pub(super) fn opened(&self) -> bool {
+        let mut state = self.lock();
+        state.openings = state.openings.saturating_add(1);
+        state.heard = Instant::now();
+        state.problem.take().is_some()
+    }
+
+    pub(super) fn count_error(&self, fault: &ApiError) {
+        *self.lock().errors.entry(fault.status()).or_default() += 1;
+    }
+
+    /// The watch is not open; reports whether the problem is another than before.
+    pub(super) fn failed(&self, fault: &ApiError) -> bool {
+        let problem = Some(WatchProblem { status: fault.status(), sentence: fault.to_string() });
+        let mut state = self.lock();
+        let is_new = state.problem != problem;
+        state.problem = problem;
+        is_new
+    }
+
+    /// Reports whether a pod of this component is known; none before the first complete list.
+    pub(super) fn has_pod_of(&self, component: &IstioComponent) -> Option<bool> {
+        let state = self.lock();
+        state
+            .synced
+            .then(|| state.pods.values().map(CachedPod::identity).any(|facts| component.contains(facts)))
+    }
+
+    pub(super) fn state(&self) -> WatchState {
+        let state = self.lock();
+        WatchState {
+            synced: state.synced,
+            silent: state.heard.elapsed(),
+            problem: state.problem.clone(),
+            pods: state.pods.len(),
+            reconnects: state.openings.saturating_sub(1),
+            errors: state.errors.clone(),
+        }
+    }
+
+    /// Changes the state, and wakes the waiting queries.
+    fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+        let mut state = self.lock();
+        let changed = change(&mut state);
+        state.heard = Instant::now();
+        drop(state);
+        self.changed.notify_all();
+        changed
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn find(&self, name: &str, pod: &PodRef) -> Option<FactsResponse> {
+        let facts = self.pods.get(name)?.whole().filter(|facts| matches(facts, pod))?;
+        Some(FactsResponse::Pod(Box::new(facts.clone())))
+    }
+
+    /// Ends one query's wait.
+    fn leave(&mut self, key: &str, answer: FactsResponse) -> FactsResponse {
+        if let Some(pending) = self.pending.get_mut(key) {
+            pending.waiting = pending.waiting.saturating_sub(1);
+        }
+        self.pending.retain(|_, pending| pending.waiting > 0);
+        answer
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,114 @@
+//! The requests about pods: this node's list, its watch, and a single pod; and the responses as types that keep only what is
+//! needed. Pure.
+
+use super::error::ApiError;
+use gybe_plugin::args::PodRef;
+use gybe_plugin::pod::Manifest;
+use hyper::{Request, Uri};
+use kube::api::{GetParams, ListParams, WatchParams};
+use kube::core::Request as ApiRequest;
+use serde::Deserialize;
+
+const PODS: &str = "/api/v1/pods";
+
+/// The limit of an object: etcd has 1.5 MiB, and the API server 3.
+pub(super) const MAX_OBJECT: usize = 4 << 20;
+
+/// The number of pods in a page, if the server splits the list: one page at a time is parsed.
+const PAGE_SIZE: u32 = 100;
+
+/// A list without its items.
+#[derive(Deserialize)]
+pub(super) struct Page {
+    #[serde(default)]
+    metadata: PageMetadata,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase")]
+struct PageMetadata {
+    resource_version: Option<String>,
+    r#continue: Option<String>,
+}
+
+impl Page {
+    /// Returns the token of the next page.
+    pub(super) fn next(&self) -> Option<&str> {
+        self.metadata.r#continue.as_deref().filter(|token| !token.is_empty())
+    }
+
+    /// Returns the resource version from which the list can be watched.
+    pub(super) fn version(&self) -> Result<String, ApiError> {
+        let version = self.metadata.resource_version.clone().filter(|version| !version.is_empty());
+        version.ok_or(ApiError::Unreadable("is a list without a version"))
+    }
+}
+
+/// Requests a page of a node's pods.
+///
+/// Version 0 means "from the server's cache". Without it the server would read all of the cluster's pods from etcd for every
+/// agent; the kubelet lists in the same way. A pod that such a list does not contain yet comes by the watch, or is looked up.
+/// kube omits the version from a request with a limit, so it is added here; from the second page on the token contains it.
+pub(super) fn list(node: &str, next: Option<&str>) -> Result<Request<Vec<u8>>, ApiError> {
+    let mut params = ListParams::default().fields(&of_node(node)).limit(PAGE_SIZE);
+    params.continue_token = next.map(str::to_owned);
+    let mut request = ApiRequest::new(PODS).list(&params).map_err(|_| invalid_name())?;
+    if next.is_none() {
+        let uri: Uri = format!("{}&resourceVersion=0", request.uri()).parse().map_err(|_| invalid_name())?;
+        *request.uri_mut() = uri;
+    }
+    Ok(request)
+}
+
+/// Requests the events of a node's pods after a version, for `seconds`.
+pub(super) fn watch(node: &str, version: &str, seconds: u32) -> Result<Request<Vec<u8>>, ApiError> {
+    let params = WatchParams::default().fields(&of_node(node)).timeout(seconds);
+    ApiRequest::new(PODS).watch(&params, version).map_err(|_| invalid_name())
+}
+
+pub(super) fn one(pod: &PodRef) -> Result<Request<Vec<u8>>, ApiError> {
+    let pods = format!("/api/v1/namespaces/{}/pods", pod.namespace);
+    ApiRequest::new(pods).get(pod.name.as_str(), &GetParams::default()).map_err(|_| invalid_name())
+}
+
+pub(super) type Pod = Manifest;
+
+fn of_node(node: &str) -> String {
+    format!("spec.nodeName={node}")
+}
+
+pub(super) fn invalid_name() -> ApiError {
+    ApiError::Unreadable("cannot be requested: a name in the request is invalid")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_are_requested_from_the_servers_cache_and_in_pages() {
+        let first = list("node-1", None).unwrap();
+        let uri = "/api/v1/pods?&fieldSelector=spec.nodeName%3Dnode-1&limit=100";
+        assert_eq!(first.uri().to_string(), format!("{uri}&resourceVersion=0"));
+        let second = list("node-1", Some("a+b=")).unwrap();
+        assert_eq!(second.uri().to_string(), format!("{uri}&continue=a%2Bb%3D"));
+    }
+
+    #[test]
+    fn a_watch_has_bookmarks_and_an_end() {
+        let uri = watch("node-1", "77", 240).unwrap().uri().to_string();
+        for part in ["watch=true", "allowWatchBookmarks=true", "timeoutSeconds=240", "resourceVersion=77"] {
+            assert!(uri.contains(part), "{uri}");
+        }
+    }
+
+    #[test]
+    fn a_page_has_the_token_of_the_next_and_the_version_to_watch_from() {
+        let page = |text: &str| serde_json::from_str::<Page>(text).unwrap();
+        let last =
+            page(r#"{"kind": "PodList", "metadata": {"resourceVersion": "7", "continue": ""}, "items": []}"#);
+        assert_eq!((last.next(), last.version()), (None, Ok("7".to_owned())));
+        let first = page(r#"{"metadata": {"continue": "x"}}"#);
+        assert_eq!((first.next(), first.version().is_err()), (Some("x"), true));
+    }
+}

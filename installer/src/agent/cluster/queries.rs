@@ -1,0 +1,117 @@
+//! Rare single queries: our own node, our own DaemonSet, and a pod for the plugin. PerDirectory runs on the calling thread, with a
+//! deadline.
+
+use super::access::{Cluster, ClusterError};
+use super::client;
+use super::error::ApiError;
+use super::lookup;
+use super::pod_requests::{self, invalid_name};
+use crate::error::chain;
+use gybe_plugin::facts::wire::{self, FactsResponse, WireError};
+use hyper::Request;
+use kube::api::GetParams;
+use kube::core::Request as ApiRequest;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use std::collections::BTreeMap;
+use std::time::Instant;
+use tokio::runtime;
+
+/// Why a query has no response.
+#[derive(Debug, thiserror::Error)]
+pub enum QueryError {
+    #[error(transparent)]
+    Cluster(#[from] ClusterError),
+    #[error(transparent)]
+    Api(#[from] ApiError),
+}
+
+/// Whether a DaemonSet exists.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DaemonSetState {
+    Present,
+    BeingDeleted,
+    Absent,
+    /// The API server refuses us (401, 403): the namespace or the service account may be gone, or a role was changed. It
+    /// proves nothing.
+    Refused(String),
+    /// There was no response.
+    Unknown(String),
+}
+
+#[derive(Deserialize)]
+struct Object {
+    #[serde(default)]
+    metadata: Metadata,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase")]
+struct Metadata {
+    labels: Option<BTreeMap<String, String>>,
+    deletion_timestamp: Option<String>,
+}
+
+/// Returns the labels of a node. Needs `get` on nodes.
+///
+/// # Errors
+/// When the cluster cannot be queried, or does not respond in time.
+pub fn node_labels(
+    cluster: &Cluster,
+    node: &str,
+    until: Instant,
+) -> Result<BTreeMap<String, String>, QueryError> {
+    let request = ApiRequest::new("/api/v1/nodes").get(node, &GetParams::default());
+    let request = request.map_err(|_| invalid_name())?;
+    Ok(get::<Object>(cluster, request, until)?.metadata.labels.unwrap_or_default())
+}
+
+/// Returns the state of a DaemonSet. Needs `get` on it by its name.
+pub fn daemonset_state(cluster: &Cluster, namespace: &str, name: &str, until: Instant) -> DaemonSetState {
+    // Without a namespace the request has another meaning, and its response is 404.
+    if namespace.is_empty() {
+        return DaemonSetState::Unknown("the agent's namespace is not configured".to_owned());
+    }
+    let daemonsets = ApiRequest::new(format!("/apis/apps/v1/namespaces/{namespace}/daemonsets"));
+    let request = daemonsets.get(name, &GetParams::default()).map_err(|_| QueryError::from(invalid_name()));
+    match request.and_then(|request| get::<Object>(cluster, request, until)) {
+        Ok(Object { metadata }) if metadata.deletion_timestamp.is_some() => DaemonSetState::BeingDeleted,
+        Ok(_) => DaemonSetState::Present,
+        Err(QueryError::Api(fault)) if fault.is_not_found() => DaemonSetState::Absent,
+        Err(QueryError::Api(fault)) if fault.is_forbidden() => DaemonSetState::Refused(fault.to_string()),
+        Err(fault) => DaemonSetState::Unknown(fault.to_string()),
+    }
+}
+
+/// Answers a query of the plugin, in the protocol of the facts socket, with one request to the API server.
+///
+/// # Errors
+/// When the query is malformed. Any other failure is its answer.
+pub fn pod_facts(cluster: &Cluster, query: &[u8], until: Instant) -> Result<String, WireError> {
+    let pod = wire::decode_request(query)?.pod;
+    let request = pod_requests::one(&pod).map_err(QueryError::from);
+    let answer = match request.and_then(|request| get(cluster, request, until)) {
+        Ok(manifest) => lookup::answer(Ok(manifest), ""),
+        Err(QueryError::Api(fault)) => lookup::answer(Err(fault), ""),
+        Err(QueryError::Cluster(fault)) => FactsResponse::Error(chain(&fault)),
+    };
+    Ok(wire::encode_response(&answer))
+}
+
+fn get<T: DeserializeOwned>(
+    cluster: &Cluster,
+    request: Request<Vec<u8>>,
+    until: Instant,
+) -> Result<T, QueryError> {
+    let started = Instant::now();
+    let runtime = runtime::Builder::new_current_thread().enable_io().enable_time().build();
+    let runtime = runtime.map_err(ClusterError::Thread)?;
+    let result = runtime.block_on(async {
+        let client = cluster.client().await?;
+        let object = tokio::time::timeout_at(until.into(), client::object(&client, request)).await;
+        Ok(object.unwrap_or_else(|_| Err(ApiError::Late(started.elapsed())))?)
+    });
+    // A DNS lookup keeps a thread of the runtime; it is not waited for.
+    runtime.shutdown_background();
+    result
+}

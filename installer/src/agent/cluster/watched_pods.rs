@@ -1,0 +1,119 @@
+//! This node's pods by a watch of the cluster: queries are answered from the cache, and otherwise from the watch or a lookup,
+//! whichever is first.
+
+use super::access::{Cluster, ClusterError};
+use super::lookup::{self, Lookup};
+use super::pod_cache::{PodCache, WaitLimits, WatchState};
+use super::watch::Watch;
+use crate::agent::{IstioComponent, PodLookup, PodsState, WatchCounts};
+use crate::log::Log;
+use gybe_plugin::args::PodRef;
+use gybe_plugin::facts::wire::FactsResponse;
+use nix::sys::signal::{SigSet, SigmaskHow};
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+use tokio::runtime;
+use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
+
+/// How long the watch may lag behind the kubelet's, before a pod is looked up at the API server.
+const WATCH_LAG: Duration = Duration::from_millis(300);
+
+/// A server sends a bookmark every minute. Silence for longer than the life of a watch is neither a slow server nor a token
+/// that is being replaced.
+const STALE: Duration = Duration::from_secs(300);
+
+/// The watch, running on a thread of its own until it is dropped.
+#[derive(Debug)]
+pub struct WatchedPods {
+    cache: Arc<PodCache>,
+    /// None while it is being dropped.
+    lookups: Option<UnboundedSender<Lookup>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl WatchedPods {
+    /// Starts to watch the pods of this node. `state` shows whether the API server responds.
+    ///
+    /// # Errors
+    /// When the configuration of the cluster is incomplete, or no thread can be created.
+    pub fn start(cluster: &Cluster, node: &str) -> Result<Self, ClusterError> {
+        let runtime = runtime::Builder::new_current_thread().enable_io().enable_time().build();
+        let runtime = runtime.map_err(ClusterError::Thread)?;
+        let client = runtime.block_on(cluster.client())?;
+        let cache = Arc::<PodCache>::default();
+        let (sender, lookups) = unbounded_channel();
+        let watch = Watch {
+            client: client.clone(),
+            node: node.to_owned(),
+            cache: Arc::clone(&cache),
+            log: Log::default(),
+        };
+        let serve = lookup::serve(Arc::clone(&cache), client, lookups);
+        let thread = without_signals(|| {
+            thread::Builder::new().name("cluster".to_owned()).spawn(move || {
+                let _watching = runtime.spawn(watch.run());
+                runtime.block_on(serve);
+                // A DNS lookup keeps a thread; the agent's end does not wait for it.
+                runtime.shutdown_background();
+            })
+        })?;
+        Ok(Self { cache, lookups: Some(sender), thread: Some(thread) })
+    }
+
+    pub fn state(&self) -> WatchState {
+        self.cache.state()
+    }
+}
+
+/// Calls `make` with all signals blocked: signals end the agent in its own loop, never in a thread created before it.
+fn without_signals<T>(make: impl FnOnce() -> std::io::Result<T>) -> Result<T, ClusterError> {
+    let failed = |errno: nix::errno::Errno| ClusterError::Thread(errno.into());
+    let before = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK).map_err(failed)?;
+    let made = make();
+    before.thread_set_mask().map_err(failed)?;
+    made.map_err(ClusterError::Thread)
+}
+
+impl PodLookup for WatchedPods {
+    fn find(&self, pod: &PodRef) -> Option<FactsResponse> {
+        self.cache.find(pod)
+    }
+
+    fn wait_for(&self, pod: &PodRef, until: Instant) -> FactsResponse {
+        // The watch has the same source as the kubelet's, so a pod that it has not delivered is about to come.
+        self.cache.wait_for(pod, WaitLimits { watch_lag: WATCH_LAG, until }, || {
+            let lookup = Lookup { pod: pod.clone(), until };
+            // The thread ends only after the sender is dropped.
+            let _ = self.lookups.as_ref().map(|lookups| lookups.send(lookup));
+        })
+    }
+
+    fn state(&self) -> PodsState {
+        let WatchState { synced, silent, problem, pods, reconnects, errors } = self.cache.state();
+        let why = problem.map_or(String::new(), |problem| format!(": {}", problem.sentence));
+        let missing = match synced {
+            false => Some(format!("this node's pods are not known yet{why}")),
+            // Known pods are answered for, however old the cache is; but new pods are not in it.
+            true if silent > STALE => {
+                Some(format!("the API server has sent nothing about pods for {} s{why}", silent.as_secs()))
+            }
+            true => None,
+        };
+        PodsState { missing, pods, watch: Some(WatchCounts { silent, reconnects, errors }) }
+    }
+
+    fn has_pod_of(&self, component: &IstioComponent) -> Option<bool> {
+        self.cache.has_pod_of(component)
+    }
+}
+
+impl Drop for WatchedPods {
+    fn drop(&mut self) {
+        // Ends the thread.
+        drop(self.lookups.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! The plugin's queries about pods, counted by their response.
+
+use super::{IstioComponent, PodLookup, PodsState};
+use gybe_plugin::args::PodRef;
+use gybe_plugin::facts::wire::FactsResponse;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+/// A [`PodLookup`] that counts the responses of another.
+pub(crate) struct CountedPods<'a> {
+    pods: &'a dyn PodLookup,
+    known: AtomicU64,
+    unknown: AtomicU64,
+    faults: AtomicU64,
+}
+
+impl<'a> CountedPods<'a> {
+    pub(crate) fn new(pods: &'a dyn PodLookup) -> Self {
+        Self { pods, known: AtomicU64::new(0), unknown: AtomicU64::new(0), faults: AtomicU64::new(0) }
+    }
+
+    /// Returns the counts by the HTTP status of such a response, as the incumbent counts its plugin's requests.
+    pub(crate) fn counts(&self) -> [(u16, u64); 3] {
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        [(200, count(&self.known)), (404, count(&self.unknown)), (503, count(&self.faults))]
+    }
+
+    fn count(&self, answer: &FactsResponse) {
+        let counter = match answer {
+            FactsResponse::Pod(_) => &self.known,
+            FactsResponse::Unknown => &self.unknown,
+            FactsResponse::Error(_) => &self.faults,
+        };
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl PodLookup for CountedPods<'_> {
+    fn find(&self, pod: &PodRef) -> Option<FactsResponse> {
+        self.pods.find(pod).inspect(|answer| self.count(answer))
+    }
+
+    fn wait_for(&self, pod: &PodRef, until: Instant) -> FactsResponse {
+        let answer = self.pods.wait_for(pod, until);
+        self.count(&answer);
+        answer
+    }
+
+    fn state(&self) -> PodsState {
+        self.pods.state()
+    }
+
+    fn has_pod_of(&self, component: &IstioComponent) -> Option<bool> {
+        self.pods.has_pod_of(component)
+    }
+}

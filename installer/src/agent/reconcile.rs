@@ -1,0 +1,332 @@
+//! The reconcile loop: wakes when something may have changed, observes the node, and does what one pass can do. PerDirectory turn
+//! returns a report, which is published as the agent's status. No error of a turn ends the loop.
+
+mod backend;
+mod environment;
+mod live_settings;
+mod report;
+mod status_log;
+#[cfg(test)]
+mod tests;
+mod uninstall;
+
+pub use live_settings::{LiveSettings, SettingsLoadError};
+
+use super::PodLookup;
+use super::kubeconfig::{self, Kubeconfig};
+use super::node_label::NodeLabel;
+use super::plugin_calls::PluginCalls;
+use super::status::{Phase, PublishedStatus, Status, TurnReport};
+use super::token::Validity;
+use crate::error::chain;
+use crate::host::apply::Busy;
+use crate::host::desired::{DesiredState, Shape};
+use crate::host::directory::PerDirectory;
+use crate::host::image::Image;
+use crate::host::pass::{PassHistory, RESYNC, RETRY, pass};
+use crate::host::runtimes::report::RuntimeReport;
+use crate::host::runtimes::{ConfiguredDirectory, Runtimes};
+use crate::host::settings::{Mode, NodeContext, PodSource, ProgramRemoval, Settings};
+use crate::host::watch::{DirectoryWatch, WakeReason, WatchMode};
+use crate::log::{Level, Log};
+use crate::retry::NextTurn;
+use backend::Backend;
+use environment::Environment;
+use gybe_netfilter::hint::Hint;
+use gybe_plugin::probe_cache::ProbeCache;
+use live_settings::Origin;
+use report::RepairTimer;
+use serde_json::json;
+use status_log::StatusLog;
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::fd::BorrowedFd;
+use std::path::PathBuf;
+use std::time::{Duration, Instant, SystemTime};
+use uninstall::GracePeriod;
+
+/// The configuration of the loop.
+#[derive(Debug)]
+pub struct ReconcileConfig {
+    pub settings: LiveSettings,
+    /// The programs to place.
+    pub image: Image,
+    /// The file with the probe's report.
+    pub probe: ProbeCache,
+    /// How long after the start nothing is chained without the probe's report about the runtimes.
+    pub report_wait: Duration,
+    /// How long the plugin outlives the conf on uninstall; [`crate::host::settings::GRACE_PERIOD`] except in tests.
+    pub grace_period: Duration,
+}
+
+/// The state of the loop.
+pub(crate) struct Reconciler<'a> {
+    settings: LiveSettings,
+    image: Image,
+    watch: DirectoryWatch,
+    memory: PassHistory,
+    desired: Option<DesiredState>,
+    desired_since: Instant,
+    timers: PerDirectory<RepairTimer>,
+    /// Until when the loop waits for the probe's report about the runtimes.
+    report_until: Instant,
+    environment: Environment,
+    backend: Backend,
+    grace_period: GracePeriod,
+    context: ReconcileContext<'a>,
+    status: Status,
+    log: StatusLog<'a>,
+}
+
+/// What the loop shares with the agent's other threads.
+#[derive(Clone, Copy)]
+pub(crate) struct ReconcileContext<'a> {
+    pub(crate) pods: &'a dyn PodLookup,
+    pub(crate) calls: &'a PluginCalls,
+    pub(crate) published: &'a PublishedStatus,
+    pub(crate) log: &'a Log,
+    /// None without a cluster.
+    pub(crate) label: Option<&'a NodeLabel>,
+}
+
+/// What a turn came to.
+struct Turn {
+    report: TurnReport,
+    next: NextTurn,
+}
+
+impl<'a> Reconciler<'a> {
+    /// Starts to watch; changes nothing before `run`.
+    pub(crate) fn new(config: ReconcileConfig, context: ReconcileContext<'a>) -> Self {
+        let settings = &config.settings.current;
+        for note in &settings.notes {
+            context.log.warn("gybe node: a setting", json!({ "note": note }));
+        }
+        Self {
+            watch: DirectoryWatch::new(watched_directories(settings)),
+            settings: config.settings,
+            image: config.image,
+            memory: PassHistory::default(),
+            desired: None,
+            desired_since: Instant::now(),
+            timers: PerDirectory::default(),
+            report_until: Instant::now() + config.report_wait,
+            environment: Environment::default(),
+            backend: Backend::new(config.probe),
+            grace_period: GracePeriod::new(config.grace_period),
+            context,
+            status: Status::default(),
+            log: StatusLog::new(context.log),
+        }
+    }
+
+    /// Takes turns until `stop` is readable, and leaves the node as it is then.
+    pub(crate) fn run(mut self, stop: BorrowedFd<'_>) -> Self {
+        let mut woken = Instant::now();
+        loop {
+            let next = self.turn(woken);
+            if self.wait(next, Some(stop)) {
+                return self;
+            }
+            woken = Instant::now();
+        }
+    }
+
+    /// The settings in use.
+    pub(crate) fn settings(&self) -> &Settings {
+        &self.settings.current
+    }
+
+    /// Takes one turn, and publishes its report. `woken` is when it began.
+    fn turn(&mut self, woken: Instant) -> NextTurn {
+        self.settings.refresh(&self.log);
+        while self.watch.turn_to(watched_directories(&self.settings.current)) {
+            // The directories depend on the settings; a change before the new watch was set up causes no event.
+            self.settings.refresh(&self.log);
+        }
+        let turn = match self.settings.origin {
+            Origin::ConfigMap => self.reconcile(woken),
+            Origin::Environment => {
+                let why = "the node stays as it is until the ConfigMap can be followed";
+                self.unchanged(why.to_owned(), NextTurn::OnChange(RESYNC))
+            }
+        };
+        self.publish(turn)
+    }
+
+    fn publish(&mut self, Turn { report, next }: Turn) -> NextTurn {
+        let report = TurnReport {
+            settings_error: self.settings.error.clone(),
+            plugin_dir: self.settings.current.options.plugin_dir,
+            is_notified: self.watch.mode() == WatchMode::Inotify,
+            ..report
+        };
+        self.status.update(report, Instant::now());
+        self.context.published.publish(&self.status);
+        next
+    }
+
+    /// Returns the report of a turn that could not observe the node: the last report, with `why` as what is missing.
+    fn unchanged(&self, why: String, next: NextTurn) -> Turn {
+        let before = TurnReport { pass: None, kubeconfig_failed: false, ..self.status.report.clone() };
+        Turn { report: TurnReport { missing: vec![why], ..before }, next }
+    }
+
+    /// Brings the node as near to the desired state as is possible now.
+    fn reconcile(&mut self, woken: Instant) -> Turn {
+        let kubeconfig = self.update_kubeconfig();
+        let facts = self.environment.observe(&self.settings.current, self.context.pods, &mut self.log);
+        let backend = self.backend.decide(&self.settings.current, self.context.label, &mut self.log);
+        let known = |report| TurnReport {
+            token_expires: kubeconfig.as_ref().ok().and_then(|kubeconfig| kubeconfig.as_ref()?.expires),
+            kubeconfig_failed: kubeconfig.is_err(),
+            istio: Some(facts.istio),
+            backend: Some(backend.clone()),
+            ..report
+        };
+        let node = NodeContext {
+            image: &self.image,
+            backend: Some(&backend),
+            probed: self.backend.recorded_probe(),
+            take_over: facts.take_over,
+            stand_in: facts.stand_in,
+            burial: self.grace_period.programs(Instant::now()),
+        };
+        let desired = match self.settings.current.desired(&node) {
+            Ok(desired) => desired,
+            Err(why) => {
+                let turn = self.unchanged(chain(&why), NextTurn::OnChange(RESYNC));
+                return Turn { report: known(turn.report), ..turn };
+            }
+        };
+        if self.desired.as_ref() != Some(&desired) {
+            self.memory.desired_state_changed();
+            self.desired_since = Instant::now();
+        }
+        let runtimes = self.runtimes();
+        let waits_for_probe = runtimes.plugin_directory == ConfiguredDirectory::Awaited;
+        self.memory.set_runtimes(runtimes);
+        let pass = match pass(&self.settings.current.environment.directories, &desired, &mut self.memory) {
+            Ok(pass) => pass,
+            Err(busy) => {
+                let turn = self.busy(&busy);
+                return Turn { report: known(turn.report), ..turn };
+            }
+        };
+        self.log.condition(Level::Warn, BUSY, None, json!({}));
+        self.desired = Some(desired);
+        let Turn { report, next } = self.report(&pass, woken);
+        let mut report = known(report);
+        // A change that is left may be to the conf that names the kubeconfig.
+        if report.missing.is_empty() {
+            self.remove_kubeconfig();
+        }
+        report.missing.extend(kubeconfig.err());
+        // The file with the probe's report is not watched.
+        Turn { report, next: if waits_for_probe { next.within(RETRY) } else { next } }
+    }
+
+    /// Another gybe holds the lock, or there is no free descriptor: the node could not be observed.
+    fn busy(&mut self, busy: &Busy) -> Turn {
+        let why = busy.to_string();
+        self.log.condition(Level::Warn, BUSY, Some(why.clone()), json!({ "hint": busy.hint() }));
+        let mut turn = self.unchanged(why, NextTurn::After(RETRY));
+        if self.settings.current.options.mode == Mode::Leave {
+            turn.report.phase = Phase::Uninstalling;
+        }
+        turn
+    }
+
+    /// Returns what the probe saw of the runtimes. A runtime that calls our plugin reads the drop-in, once no sandbox can be
+    /// in creation that was begun under another conf.
+    fn runtimes(&self) -> Runtimes {
+        let ground = &self.settings.current.environment;
+        let report = RuntimeReport::kept_in(&ground.probe);
+        let mut runtimes = report.as_ref().map_or_else(Runtimes::default, |it| it.known(&ground.directories));
+        if report.is_none() && Instant::now() < self.report_until {
+            runtimes.plugin_directory = ConfiguredDirectory::Awaited;
+        }
+        let is_drop_in = self.settings.current.options.shape == Shape::DropIn;
+        if is_drop_in && self.context.calls.added_after(self.desired_since + self.grace_period.length) {
+            runtimes.read_drop_ins();
+        }
+        runtimes
+    }
+
+    /// Writes the kubeconfig, before the conf that names it; none where there is to be none. Its failure does not delay the
+    /// conf: the plugin queries the agent first.
+    fn update_kubeconfig(&mut self) -> Result<Option<Kubeconfig>, String> {
+        let settings = &self.settings.current;
+        if settings.options.pod_source == PodSource::Agent || settings.options.mode == Mode::Leave {
+            return Ok(None);
+        }
+        let updated = kubeconfig::update(&settings.environment, SystemTime::now()).map_err(|why| chain(&why));
+        self.log.condition(Level::Error, KUBECONFIG_FAILED, updated.as_ref().err().cloned(), json!({}));
+        let kubeconfig = updated?;
+        if kubeconfig.was_written {
+            let path = settings.environment.kubeconfig();
+            self.log.event(Level::Info, "gybe node: wrote the kubeconfig", json!({ "path": path }));
+        }
+        let why = match kubeconfig.validity {
+            Validity::Unlimited | Validity::For(_) => None,
+            Validity::EndsSoon(_) => Some("the token in the kubeconfig ends soon, and no newer one has come"),
+            Validity::Expired => Some("the token in the kubeconfig has expired"),
+        };
+        let hint = "the kubelet renews it: look at its log, and at the clocks of node and API server";
+        let message = "gybe node: the token is not renewed";
+        self.log.condition(Level::Warn, message, why.map(str::to_owned), json!({ "hint": hint }));
+        Ok(Some(kubeconfig))
+    }
+
+    /// Removes the kubeconfig, after the conf that named it.
+    fn remove_kubeconfig(&mut self) {
+        let settings = &self.settings.current;
+        let is_needed = match settings.options.mode {
+            Mode::Leave => self.grace_period.programs(Instant::now()) == ProgramRemoval::Deferred,
+            Mode::Install => settings.options.pod_source == PodSource::Api,
+        };
+        if is_needed {
+            return;
+        }
+        match kubeconfig::remove(&settings.environment) {
+            Ok(true) => self.log.event(Level::Info, "gybe node: removed the kubeconfig", json!({})),
+            Ok(false) => {}
+            Err(why) => self.log.condition(Level::Error, KUBECONFIG_FAILED, Some(chain(&why)), json!({})),
+        }
+    }
+
+    /// Waits for the next turn; reports whether `stop` is readable.
+    fn wait(&mut self, next: NextTurn, stop: Option<BorrowedFd<'_>>) -> bool {
+        let until = Instant::now() + next.wait();
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            match (self.watch.wait(left, stop), next) {
+                (WakeReason::Readable, _) => return true,
+                (WakeReason::Changed, NextTurn::After(_)) if !left.is_zero() => {}
+                _ => return false,
+            }
+        }
+    }
+}
+
+const BUSY: &str = "gybe node: the node cannot be changed now";
+const KUBECONFIG_FAILED: &str = "gybe node: the kubeconfig cannot be kept up to date";
+
+/// Returns the directories whose changes wake the loop. The host's may appear later; the other two are mounts, there from the
+/// start or never.
+fn watched_directories(settings: &Settings) -> Vec<PathBuf> {
+    let ground = &settings.environment;
+    let mounts = [&ground.config, &ground.api.service_account];
+    let mounts = mounts.into_iter().filter(|path| path.is_dir());
+    let all = [&ground.directories.conf, &ground.directories.programs].into_iter().chain(mounts).cloned();
+    all.chain(network_directories(settings)).collect()
+}
+
+/// A drop-in is in a directory below the conf directory, which has events of its own.
+fn network_directories(settings: &Settings) -> BTreeSet<PathBuf> {
+    let conf = &settings.environment.directories.conf;
+    let entries = (settings.options.shape == Shape::DropIn).then(|| fs::read_dir(conf).ok()).flatten();
+    let entries = entries.into_iter().flatten().flatten();
+    let directories = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+    directories.map(|entry| entry.path()).collect()
+}

@@ -1,0 +1,107 @@
+//! The backend that the entry names, from the node's label, the settings and the last probe report.
+
+use super::status_log::StatusLog;
+use crate::agent::node_label::{LabelState, NodeLabel};
+use crate::host::conflist::PluginChain;
+use crate::host::image::PLUGIN;
+use crate::host::observe::{HashCache, NodeDirectories, ObserveScope, observe};
+use crate::host::settings::Settings;
+use crate::log::Level;
+use crate::probe::node_backend::{NodeBackend, NodeProbe, node_backend};
+use gybe_netfilter::choose::BackendSetting;
+use gybe_plugin::conf::{PluginConf, ProbeHint};
+use gybe_plugin::probe_cache::{ProbeCache, this_node};
+use serde_json::json;
+use std::time::Duration;
+
+/// How long the first turn waits for the label: the API server is near, and while it is down the existing entry says what the
+/// label said.
+const LABEL_WAIT: Duration = Duration::from_secs(2);
+
+/// The last probe report, and the label.
+#[derive(Debug)]
+pub(super) struct Backend {
+    cache: ProbeCache,
+    probe: Option<NodeProbe>,
+    label: LabelState,
+    /// Our entry as it was before the first turn.
+    initial: Option<InitialEntry>,
+}
+
+/// The backend in our entry as it was before the first turn, and the cluster's setting then.
+#[derive(Debug)]
+struct InitialEntry {
+    cluster: BackendSetting,
+    setting: Option<BackendSetting>,
+    probed: Option<ProbeHint>,
+}
+
+impl Backend {
+    pub(super) fn new(cache: ProbeCache) -> Self {
+        Self { cache, probe: None, label: LabelState::Unknown, initial: None }
+    }
+
+    /// Decides the node's backend.
+    pub(super) fn decide(
+        &mut self,
+        settings: &Settings,
+        label: Option<&NodeLabel>,
+        log: &mut StatusLog<'_>,
+    ) -> NodeBackend {
+        // The report is missing for a moment now and then; the last one holds meanwhile.
+        if let (Some(capabilities), Ok(node)) = (self.cache.load(), this_node()) {
+            self.probe = Some(NodeProbe { kernel: node.kernel, capabilities });
+        }
+        let cluster = settings.options.conf.backend;
+        self.read_label(label, &settings.environment.directories, cluster);
+        let label = match &self.label {
+            LabelState::Set(label) => Some(label.as_str()),
+            LabelState::Absent => None,
+            LabelState::Unknown => {
+                label.and(self.initial.as_ref()).and_then(|initial| initial.setting(cluster))
+            }
+        };
+        let backend = node_backend(cluster, label, self.probe.as_ref());
+        log.condition(Level::Warn, "gybe node: the node's label is ignored", backend.note(), json!({}));
+        backend
+    }
+
+    /// Returns the probe result in our entry, until there is a report: it is true for the kernel that it names, so keeping it
+    /// is harmless, and dropping it would be a write at every boot.
+    pub(super) fn recorded_probe(&self) -> Option<&ProbeHint> {
+        self.initial.as_ref().filter(|_| self.probe.is_none())?.probed.as_ref()
+    }
+
+    fn read_label(&mut self, label: Option<&NodeLabel>, places: &NodeDirectories, cluster: BackendSetting) {
+        let is_first = self.initial.is_none();
+        if is_first {
+            self.initial = Some(InitialEntry::read(places, cluster));
+        }
+        self.label = match label {
+            Some(label) if is_first => label.wait(LABEL_WAIT),
+            Some(label) => label.read(),
+            None => LabelState::Unknown,
+        };
+    }
+}
+
+impl InitialEntry {
+    /// Until the label is known, the setting in the entry is the best guess: to overwrite it would change the backend for the
+    /// moment until it is.
+    fn read(places: &NodeDirectories, cluster: BackendSetting) -> Self {
+        let seen = observe(places, &ObserveScope::default(), &mut HashCache::default());
+        let contents = seen.conf.files.values().filter_map(|file| file.content.as_ref().ok());
+        let entries = contents.filter_map(|bytes| {
+            let chain = PluginChain::read(bytes).ok()?;
+            PluginConf::read(&serde_json::from_slice(chain.entry(PLUGIN)?).ok()?).ok()
+        });
+        let entry = entries.into_iter().next();
+        let (setting, probed) = entry.map(|conf| (conf.backend, conf.probed)).unzip();
+        Self { cluster, setting, probed }
+    }
+
+    /// Returns the setting, unless the cluster's setting changed since.
+    fn setting(&self, cluster: BackendSetting) -> Option<&'static str> {
+        self.setting.filter(|_| self.cluster == cluster).map(BackendSetting::as_str)
+    }
+}

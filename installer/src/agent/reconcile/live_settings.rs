@@ -1,0 +1,112 @@
+//! Settings that follow the ConfigMap: read again at every turn, and used when they are valid. An invalid ConfigMap is logged
+//! once, and the settings before it hold. If there are none, because the agent has only just started, the node stays as it is
+//! until the ConfigMap is valid.
+
+use super::status_log::StatusLog;
+use crate::error::chain;
+use crate::host::settings::{Environment, Settings, SettingsError, SettingsSources, SourceError};
+use crate::log::Level;
+use serde_json::json;
+use std::collections::BTreeMap;
+
+/// The settings in use, and the values they were read from.
+#[derive(Debug)]
+pub struct LiveSettings {
+    environment: BTreeMap<String, String>,
+    /// None after a ConfigMap that could not be read: the next one is read whatever it says.
+    read_from: Option<SettingsSources>,
+    /// Before a valid ConfigMap was read, the settings of the environment alone.
+    pub(super) current: Settings,
+    pub(super) origin: Origin,
+    /// Why the ConfigMap as it is now is not in use.
+    pub(super) error: Option<String>,
+}
+
+/// Where the settings in use come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Origin {
+    /// A valid ConfigMap, or its absence.
+    ConfigMap,
+    /// No valid ConfigMap was read since the start.
+    Environment,
+}
+
+/// Why there are no settings to start with.
+#[derive(Debug, thiserror::Error)]
+pub enum SettingsLoadError {
+    #[error(transparent)]
+    SourceError(#[from] SourceError),
+    #[error(transparent)]
+    Invalid(#[from] SettingsError),
+}
+
+fn load(
+    given: Result<SettingsSources, SourceError>,
+) -> Result<(SettingsSources, Settings), SettingsLoadError> {
+    let given = given?;
+    let settings = Settings::read(&given)?;
+    Ok((given, settings))
+}
+
+impl LiveSettings {
+    /// Reads the settings. An invalid ConfigMap alone does not stop the agent: without it no query is answered, and every pod
+    /// in the mesh is refused on its node.
+    ///
+    /// # Errors
+    /// Names everything that is invalid, if some of it is in the environment, which cannot change.
+    pub fn start(environment: BTreeMap<String, String>) -> Result<Self, SettingsLoadError> {
+        let (read_from, current, origin) = match load(SettingsSources::gather(environment.clone())) {
+            Ok((given, current)) => (Some(given), current, Origin::ConfigMap),
+            Err(why) => match load(SettingsSources::of_environment(environment.clone())) {
+                Ok((_, current)) => (None, current, Origin::Environment),
+                Err(_) => return Err(why),
+            },
+        };
+        Ok(Self { environment, read_from, current, origin, error: None })
+    }
+
+    #[must_use]
+    pub fn environment(&self) -> &Environment {
+        &self.current.environment
+    }
+
+    /// Reads the ConfigMap, and uses it if it changed and is valid.
+    pub(super) fn refresh(&mut self, log: &StatusLog<'_>) {
+        let given = match SettingsSources::gather(self.environment.clone()) {
+            Ok(given) if self.read_from.as_ref() == Some(&given) => return,
+            Ok(given) => given,
+            Err(why) => {
+                self.read_from = None;
+                return self.reject(chain(&why), log);
+            }
+        };
+        match Settings::read(&given) {
+            Ok(settings) => {
+                self.error = None;
+                for note in settings.notes.iter().filter(|note| !self.current.notes.contains(note)) {
+                    log.event(Level::Warn, "gybe node: a setting", json!({ "note": note }));
+                }
+                if settings.options != self.current.options {
+                    log.event(Level::Info, "gybe node: the settings changed", json!({}));
+                }
+                // A process keeps its environment, so `ground` is the same.
+                self.current = settings;
+                self.origin = Origin::ConfigMap;
+            }
+            Err(why) => self.reject(why.to_string(), log),
+        }
+        self.read_from = Some(given);
+    }
+
+    fn reject(&mut self, why: String, log: &StatusLog<'_>) {
+        if self.error.as_ref() != Some(&why) {
+            let kept = match self.origin {
+                Origin::ConfigMap => "those from before hold",
+                Origin::Environment => "the node stays as it is; pods are answered",
+            };
+            let fields = json!({ "why": why, "kept": kept });
+            log.event(Level::Error, "gybe node: the settings cannot be followed", fields);
+        }
+        self.error = Some(why);
+    }
+}

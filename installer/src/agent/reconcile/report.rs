@@ -1,0 +1,126 @@
+//! The report of a pass, what is logged about it, and when the next turn is due.
+
+use super::{Reconciler, Turn};
+use crate::agent::status::{PassReport, Phase, TurnReport};
+use crate::host::conflict::RewriteCounts;
+use crate::host::directory::{Directory, PerDirectory};
+use crate::host::image::PLUGIN;
+use crate::host::pass::{Pass, RESYNC};
+use crate::host::plan::Plan;
+use crate::host::problem::Problem;
+use crate::host::settings::Mode;
+use crate::log::Level;
+use serde_json::json;
+use std::time::{Duration, Instant};
+
+/// Measures how long a directory's changes of ours are undone.
+#[derive(Debug, Default)]
+pub(super) struct RepairTimer {
+    before: RewriteCounts,
+    undone_since: Option<Instant>,
+}
+
+impl RepairTimer {
+    /// Takes in the counts after a pass of the turn that began at `woken`; returns how long what it repaired was undone.
+    fn observe(&mut self, counts: RewriteCounts, woken: Instant) -> Option<Duration> {
+        let before = std::mem::replace(&mut self.before, counts);
+        if counts.rewrites > before.rewrites {
+            self.undone_since.get_or_insert(woken);
+        }
+        let is_repaired = counts.repairs > before.repairs;
+        let took = self.undone_since.filter(|_| is_repaired).map(|since| since.elapsed());
+        if took.is_some() || !counts.is_undone {
+            // What was undone again after the repair is undone from now on.
+            self.undone_since = counts.is_undone.then(Instant::now);
+        }
+        took
+    }
+}
+
+impl Reconciler<'_> {
+    /// Returns the report of a pass, and logs it. `woken` is when the turn began.
+    pub(super) fn report(&mut self, pass: &Pass, woken: Instant) -> Turn {
+        let rewrites = PerDirectory::made(|directory| self.memory.rewrite_counts(directory));
+        let repaired_in = PerDirectory::made(|directory| {
+            self.timers.of_mut(directory).observe(*rewrites.of(directory), woken)
+        });
+        self.log_pass(pass, repaired_in.conf.max(repaired_in.programs));
+        let settings = &self.settings.current;
+        let (missing, notes) = sentences(self.is_as_desired(pass), &pass.left);
+        let mut problems = pass.left.problems.iter();
+        let deleted = problems.find(|it| matches!(it, Problem::Deleted(_))).map(ToString::to_string);
+        let has_failed = |directory| pass.refused().any(|failed| failed.change.directory() == directory);
+        let conflict = |directory| pass.conflicts.of(directory).as_ref().map(ToString::to_string);
+        let report = TurnReport {
+            missing,
+            notes: notes.into_iter().chain(settings.notes.iter().cloned()).collect(),
+            deleted_directory: deleted,
+            conflicts: PerDirectory::made(conflict),
+            pass: Some(PassReport {
+                is_done: pass.left.is_done(),
+                has_changed: pass.applied.done > 0,
+                programs_failed: has_failed(Directory::Programs),
+                conf_failed: has_failed(Directory::Conf),
+                rewrites,
+                repaired_in,
+            }),
+            phase: self.phase(pass),
+            ..TurnReport::default()
+        };
+        let rest = self.grace_period.left(Instant::now()).filter(|left| !left.is_zero());
+        Turn { report, next: pass.next_turn().within(rest.unwrap_or(RESYNC)) }
+    }
+
+    /// Installed: a pod that starts now is redirected. Uninstalled: nothing is left to remove.
+    fn is_as_desired(&self, pass: &Pass) -> bool {
+        match self.settings.current.options.mode {
+            Mode::Install => pass.left.judgement.is_redirected(),
+            Mode::Leave => pass.left.is_done(),
+        }
+    }
+
+    fn log_pass(&mut self, pass: &Pass, repaired_in: Option<Duration>) {
+        if pass.applied.done > 0 {
+            let micros = |took: Duration| u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
+            self.log.changes(pass, repaired_in.map(micros));
+        }
+        self.log.failures(pass);
+        self.log.problems(&pass.left.problems);
+        self.log.conflicts(&pass.conflicts);
+    }
+
+    /// Returns the phase after a pass; starts the grace period when our entry has left the chain.
+    fn phase(&mut self, pass: &Pass) -> Phase {
+        let settings = &self.settings.current;
+        if settings.options.mode == Mode::Install {
+            self.grace_period.cancel();
+            return Phase::Installed;
+        }
+        let is_out = pass.left.is_done();
+        let conf_changed = pass.plan.changes.iter().any(|change| change.directory() == Directory::Conf);
+        self.grace_period.passed(is_out, conf_changed, Instant::now());
+        let plugin_stays = settings.environment.directories.programs.join(PLUGIN).symlink_metadata().is_ok();
+        let (phase, why) = match (is_out, plugin_stays) {
+            (true, true) => {
+                (Phase::Uninstalled { plugin_stays }, Some("left; the plugin stays for sandboxes that live"))
+            }
+            (true, false) => (Phase::Uninstalled { plugin_stays }, Some("left; nothing stays")),
+            (false, _) => (Phase::Uninstalling, None),
+        };
+        self.log.condition(Level::Info, "gybe node: uninstalled", why.map(str::to_owned), json!({}));
+        phase
+    }
+}
+
+/// Returns what keeps the node from its desired state, and what else an operator should know, in sentences.
+fn sentences(is_as_desired: bool, left: &Plan) -> (Vec<String>, Vec<String>) {
+    let reasons = left.judgement.reasons.iter().filter(|reason| !left.problems.contains(reason));
+    let (blocking, notes): (Vec<_>, Vec<_>) = left.problems.iter().partition(|problem| problem.blocks());
+    let blocking = blocking.into_iter().chain(reasons).map(ToString::to_string);
+    let blocking = blocking.chain(left.changes.iter().map(|change| format!("still to do: {change}")));
+    let notes = notes.into_iter().map(ToString::to_string);
+    match is_as_desired {
+        true => (Vec::new(), blocking.chain(notes).collect()),
+        false => (blocking.collect(), notes.collect()),
+    }
+}

@@ -1,0 +1,251 @@
+//! Turns of the loop called by the test, for what would take minutes to wait for.
+
+mod uninstall;
+
+use super::environment::istiod_in_mesh;
+use super::*;
+use crate::agent::ManifestPods;
+use crate::host::apply::NodeLock;
+use crate::host::change::Change;
+use crate::host::settings::GRACE_PERIOD;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+/// The directories of a node, removed with the value.
+struct TestNode(PathBuf);
+
+impl TestNode {
+    fn new(test: &str) -> Self {
+        let root = std::env::temp_dir().join(format!("gybe-reconcile-{test}-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&root);
+        for folder in ["net.d", "bin", "cache/results", "image", "config", "run", "pods"] {
+            fs::create_dir_all(root.join(folder)).unwrap();
+        }
+        fs::write(root.join("bin/calico"), "").unwrap();
+        for program in ["gybe", "gybe-cni"] {
+            let file = root.join("image").join(program);
+            let answer = r#"{"cniVersion":"1.0.0","supportedVersions":["1.0.0"]}"#;
+            fs::write(&file, format!("#!/bin/sh\necho '{answer}'\n")).unwrap();
+            fs::set_permissions(file, Permissions::from_mode(0o755)).unwrap();
+        }
+        let chain = r#"{"cniVersion":"1.0.0","name":"n","plugins":[{"type":"calico"}]}"#;
+        fs::write(root.join("net.d/10.conflist"), chain).unwrap();
+        Self(root)
+    }
+
+    fn config(&self, grace_period: Duration) -> ReconcileConfig {
+        let folder = |name: &str| self.0.join(name).display().to_string();
+        let environment: BTreeMap<_, _> = [
+            ("MOUNTED_CNI_NET_DIR", folder("net.d")),
+            ("MOUNTED_CNI_BIN_DIR", folder("bin")),
+            ("MOUNTED_CNI_CACHE_DIR", folder("cache")),
+            ("GYBE_CONFIG_DIR", folder("config")),
+            ("CNI_AGENT_RUN_DIR", folder("run")),
+            ("GYBE_ISTIO_RUN_DIR", folder("istio")),
+        ]
+        .map(|(name, value)| (name.to_owned(), value))
+        .into();
+        let settings = LiveSettings::start(environment).unwrap();
+        let image = Image::read(&self.0.join("image")).unwrap();
+        let probe = ProbeCache::at(&self.0);
+        ReconcileConfig { settings, image, probe, report_wait: Duration::ZERO, grace_period }
+    }
+
+    fn set_mode(&self, mode: &str) {
+        fs::write(self.0.join("config/mode"), mode).unwrap();
+    }
+
+    fn has(&self, path: &str) -> bool {
+        self.0.join(path).exists()
+    }
+
+    fn has_entry(&self) -> bool {
+        fs::read_to_string(self.0.join("net.d/10.conflist")).unwrap().contains("gybe-cni")
+    }
+}
+
+impl Drop for TestNode {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Runs `work` with a loop, its published status, and the plugin calls that it reads.
+fn with_loop(
+    node: &TestNode,
+    grace_period: Duration,
+    work: impl FnOnce(&mut Reconciler<'_>, &PublishedStatus, &PluginCalls),
+) {
+    let pods = ManifestPods::new(&node.0.join("pods"));
+    let (published, calls, log) = Default::default();
+    let context =
+        ReconcileContext { pods: &pods, calls: &calls, published: &published, log: &log, label: None };
+    work(&mut Reconciler::new(node.config(grace_period), context), &published, &calls);
+}
+
+/// Runs `work` with a function that takes a turn and returns the published status.
+fn statuses(node: &TestNode, grace_period: Duration, work: impl FnOnce(&mut dyn FnMut() -> Status)) {
+    with_loop(node, grace_period, |reconciler, published, _| {
+        work(&mut || {
+            reconciler.turn(Instant::now());
+            published.read()
+        });
+    });
+}
+
+/// Runs `work` with a function that takes a turn and returns its report.
+fn reports(node: &TestNode, grace_period: Duration, work: impl FnOnce(&mut dyn FnMut() -> TurnReport)) {
+    statuses(node, grace_period, |turn| work(&mut || turn().report));
+}
+
+/// Runs `work` with a function that takes a turn and returns the phase.
+fn phases(node: &TestNode, grace_period: Duration, work: impl FnOnce(&mut dyn FnMut() -> Phase)) {
+    reports(node, grace_period, |turn| work(&mut || turn().phase));
+}
+
+#[test]
+fn while_another_gybe_changes_the_node_the_changes_wait_and_are_reported() {
+    let node = TestNode::new("busy");
+    reports(&node, GRACE_PERIOD, |turn| {
+        assert!(turn().missing.is_empty());
+        let other = NodeLock::take(&node.0.join("bin")).unwrap();
+        assert!(turn().missing.is_empty(), "there is nothing to change");
+        node.set_mode("leave");
+        let report = turn();
+        let missing = report.missing;
+        assert!(missing.len() == 1 && missing[0].starts_with("another gybe is changing"), "{missing:?}");
+        assert_eq!(report.phase, Phase::Uninstalling);
+        drop(other);
+        let report = turn();
+        assert!(report.missing.is_empty() && report.phase == Phase::Uninstalled { plugin_stays: true });
+    });
+}
+
+#[test]
+fn an_unchanged_configmap_is_used_again_after_it_could_not_be_read() {
+    let node = TestNode::new("unread");
+    node.set_mode("install");
+    reports(&node, GRACE_PERIOD, |turn| {
+        assert_eq!(turn().settings_error, None);
+        fs::write(node.0.join("config/mode"), [0xff]).unwrap();
+        assert!(turn().settings_error.is_some_and(|why| why.contains("config/mode")));
+        node.set_mode("install");
+        assert_eq!(turn().settings_error, None);
+    });
+}
+
+#[test]
+fn the_kubeconfig_is_removed_only_after_the_conf_is_as_desired() {
+    let node = TestNode::new("kubeconfig");
+    let conf = node.0.join("net.d/10.conflist");
+    let primary = fs::read(&conf).unwrap();
+    fs::write(&conf, "{").unwrap();
+    let temporary = "run/.kubeconfig.gybe.tmp";
+    for file in ["run/kubeconfig", temporary] {
+        fs::write(node.0.join(file), "").unwrap();
+    }
+    reports(&node, GRACE_PERIOD, |turn| {
+        assert!(!turn().missing.is_empty() && node.has("run/kubeconfig"));
+        fs::write(&conf, primary).unwrap();
+        assert!(turn().missing.is_empty() && !node.has("run/kubeconfig") && !node.has(temporary));
+    });
+}
+
+#[test]
+fn a_program_that_does_not_stay_is_placed_again_only_after_a_pause() {
+    let node = TestNode::new("in-vain");
+    with_loop(&node, GRACE_PERIOD, |reconciler, _, _| {
+        reconciler.turn(Instant::now());
+        let desired = reconciler.desired.clone().unwrap();
+        fs::remove_file(node.0.join("bin/gybe-cni")).unwrap();
+        let places = reconciler.settings().environment.directories.clone();
+        let mut pass = pass(&places, &desired, &mut PassHistory::default()).unwrap();
+        assert!(pass.left.is_done());
+        assert_eq!(reconciler.report(&pass, Instant::now()).next, NextTurn::OnChange(RESYNC));
+        pass.left.changes = pass.plan.changes.clone();
+        pass.left.changes.retain(|change| matches!(change, Change::PlaceProgram { .. }));
+        assert!(!pass.left.changes.is_empty());
+        assert_eq!(reconciler.report(&pass, Instant::now()).next, NextTurn::After(RETRY));
+    });
+}
+
+#[test]
+fn f37_a_program_that_cannot_be_placed_is_retried_with_growing_waits_and_the_chain_is_repaired_meanwhile() {
+    let node = TestNode::new("retry");
+    let (image, conf) = (node.0.join("image/gybe-cni"), node.0.join("net.d/10.conflist"));
+    let (whole, primary) = (fs::read(&image).unwrap(), fs::read(&conf).unwrap());
+    fs::copy(&image, node.0.join("bin/gybe-cni")).unwrap();
+    statuses(&node, GRACE_PERIOD, |turn| {
+        // Others may write the program in use, so it has to be replaced; and the image is damaged.
+        fs::set_permissions(node.0.join("bin/gybe-cni"), Permissions::from_mode(0o777)).unwrap();
+        fs::write(&image, "cut off").unwrap();
+        let mut failures = 0;
+        for n in 0..20 {
+            // More would be a conflict.
+            if n < 5 {
+                fs::write(&conf, &primary).unwrap();
+            }
+            let status = turn();
+            assert!(node.has_entry() && !status.report.missing.is_empty());
+            failures = status.counts.program_failures;
+            // The fourth comes after seven seconds.
+            assert!((1..=3).contains(&failures) && status.counts.conf_failures == 0, "{status:?}");
+        }
+        // Another program changed the directory: it may take now what it refused.
+        fs::write(node.0.join("bin/another"), "").unwrap();
+        assert_eq!(turn().counts.program_failures, failures + 1);
+        node.set_mode("leave");
+        let failures = turn().counts.program_failures;
+        node.set_mode("install");
+        assert_eq!(turn().counts.program_failures, failures + 1, "the desired state changed");
+        fs::write(&image, &whole).unwrap();
+        node.set_mode("leave");
+        turn();
+        node.set_mode("install");
+        assert!(turn().report.missing.is_empty());
+    });
+}
+
+#[test]
+fn whether_the_runtime_reads_a_drop_in_is_unknown_until_an_add_that_only_the_drop_in_explains() {
+    let node = TestNode::new("drop-in");
+    fs::write(node.0.join("config/shape"), "dropin").unwrap();
+    for (grace_period, is_known) in [(Duration::ZERO, true), (GRACE_PERIOD, false)] {
+        with_loop(&node, grace_period, |reconciler, published, calls| {
+            let mut missing = || {
+                reconciler.turn(Instant::now());
+                published.read().report.missing
+            };
+            let unknown = "whether the runtime reads n/zz-gybe-cni.conf is unknown here";
+            assert!(missing()[0].starts_with(unknown));
+            calls.record(json!({ "verb": "DEL", "decision": "nothing" }).as_object().unwrap());
+            assert!(missing()[0].starts_with(unknown));
+            calls.record(json!({ "verb": "ADD", "decision": "leave alone" }).as_object().unwrap());
+            assert_eq!(missing().is_empty(), is_known);
+        });
+    }
+}
+
+#[test]
+fn istiod_in_a_namespace_that_is_not_excluded_is_reported_on_its_node() {
+    let node = TestNode::new("istiod");
+    let pods = ManifestPods::new(&node.0.join("pods"));
+    let in_mesh = || istiod_in_mesh(&pods, &node.config(GRACE_PERIOD).settings.current);
+    let place = |namespace: &str| {
+        let labels = json!({ "app": "istiod" });
+        let metadata =
+            json!({ "namespace": namespace, "name": "istiod-5d8f-x", "uid": "u", "labels": labels });
+        let pod: Value =
+            json!({ "apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": { "containers": [] } });
+        fs::write(node.0.join("pods/istiod.json"), pod.to_string()).unwrap();
+    };
+    place("istio-system");
+    assert_eq!(in_mesh(), None);
+    fs::write(node.0.join("config/exclude_namespaces"), "kube-system").unwrap();
+    assert!(in_mesh().is_some_and(|why| why.contains("istio-system")));
+    place("shop");
+    assert_eq!(in_mesh(), None, "a tenant's pod");
+}

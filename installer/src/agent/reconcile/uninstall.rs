@@ -1,0 +1,105 @@
+//! The uninstall by the agent: the grace period of the plugin, and the uninstall as the agent ends.
+
+use super::{Reconciler, Turn};
+use crate::agent::status::Phase;
+use crate::host::settings::{Mode, ProgramRemoval};
+use crate::log::Level;
+use serde_json::json;
+use std::time::{Duration, Instant};
+
+/// How long an agent that ends tries to uninstall, also in a conflict. Its pod has 30 s (`terminationGracePeriodSeconds`), of
+/// which up to eleven are over by then: queries that wait for a pod are answered, and the API server is queried twice for the
+/// DaemonSet.
+const END_TIMEOUT: Duration = Duration::from_secs(8);
+
+/// The time for which the plugin outlives the conf that named it: an ADD that began under that conf is in no cache until it
+/// ends.
+#[derive(Debug)]
+pub(super) struct GracePeriod {
+    pub(super) length: Duration,
+    /// Since when our entry is out of the chain.
+    out_since: Option<Instant>,
+}
+
+impl GracePeriod {
+    pub(super) fn new(length: Duration) -> Self {
+        Self { length, out_since: None }
+    }
+
+    /// Returns whether the programs may be removed now.
+    pub(super) fn programs(&self, now: Instant) -> ProgramRemoval {
+        match self.left(now) {
+            Some(Duration::ZERO) => ProgramRemoval::Now,
+            _ => ProgramRemoval::Deferred,
+        }
+    }
+
+    /// Returns the remaining time; none while our entry is in the chain.
+    pub(super) fn left(&self, now: Instant) -> Option<Duration> {
+        self.out_since.map(|since| self.length.saturating_sub(now.saturating_duration_since(since)))
+    }
+
+    /// Our entry belongs into the chain.
+    pub(super) fn cancel(&mut self) {
+        self.out_since = None;
+    }
+
+    /// Takes in a pass. A pass that had to change the conf starts the period again.
+    pub(super) fn passed(&mut self, is_out: bool, conf_changed: bool, now: Instant) {
+        self.out_since = match self.out_since {
+            Some(since) if is_out && !conf_changed => Some(since),
+            _ if is_out => Some(now),
+            _ => None,
+        };
+    }
+}
+
+impl Reconciler<'_> {
+    /// Takes our entry out of the chain before the agent ends, in as many turns as the time allows: no later turn will.
+    pub(crate) fn uninstall(&mut self) {
+        self.settings.current.options.mode = Mode::Leave;
+        let until = Instant::now() + END_TIMEOUT;
+        loop {
+            let turn: Turn = self.reconcile(Instant::now());
+            let next = self.publish(turn);
+            let left = until.saturating_duration_since(Instant::now());
+            match self.status.report.phase {
+                Phase::Uninstalled { .. } => return,
+                _ if left.is_zero() => break,
+                _ => drop(self.wait(next.within(left), None)),
+            }
+        }
+        let hint = "to take the node out of the chain, run gybe uninstall on it";
+        let fields = json!({ "missing": self.status.report.missing, "hint": hint });
+        self.log.event(Level::Error, "gybe node: no time left to remove our entry from the chain", fields);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::settings::GRACE_PERIOD;
+
+    #[test]
+    fn f29_the_plugin_outlives_the_conf_by_the_grace_period() {
+        let (mut period, start) = (GracePeriod::new(GRACE_PERIOD), Instant::now());
+        let after = |seconds| start + Duration::from_secs(seconds);
+        assert_eq!(period.programs(start), ProgramRemoval::Deferred, "not out yet");
+        period.passed(true, true, start);
+        assert_eq!(period.programs(after(299)), ProgramRemoval::Deferred);
+        period.passed(true, false, after(299));
+        assert_eq!(period.left(after(299)), Some(Duration::from_secs(1)));
+        assert_eq!(period.programs(after(300)), ProgramRemoval::Now);
+        period.passed(true, true, after(400));
+        assert_eq!(
+            period.programs(after(699)),
+            ProgramRemoval::Deferred,
+            "another program restored the conf, and it was removed again"
+        );
+        period.passed(false, false, after(800));
+        assert_eq!(period.left(after(9000)), None, "the period runs only while our entry is out");
+        period.passed(true, false, after(9000));
+        period.cancel();
+        assert_eq!(period.programs(after(99_000)), ProgramRemoval::Deferred);
+    }
+}

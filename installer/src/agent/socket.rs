@@ -1,0 +1,108 @@
+//! The agent's sockets, and their re-creation when another program removes them: without them every ADD of a pod in the mesh is
+//! refused, and an uninstall, or a cleanup of `/run`, may remove them at any time.
+
+use super::socket_file::{SocketError, SocketFile};
+use super::{NodeError, SocketContext};
+use crate::error::chain;
+use nix::sys::socket::{Backlog, SockType, listen};
+use serde_json::json;
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+/// How long a socket is idle before its file is checked.
+pub(crate) const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// A non-blocking socket and its file. One thread serves it and checks its file.
+#[derive(Debug)]
+pub(crate) struct Socket<S> {
+    pub(crate) open: S,
+    file: SocketFile,
+    path: PathBuf,
+    kind: SockType,
+}
+
+impl<S: From<OwnedFd>> Socket<S> {
+    /// Creates a socket at `path`; a stream socket listens.
+    pub(crate) fn open(path: &Path, kind: SockType) -> Result<Self, SocketError> {
+        let (file, socket) = SocketFile::create(path, kind, |socket| match kind {
+            // 110 pods may start at once; the kernel bounds this by net.core.somaxconn.
+            SockType::Stream => listen(socket, Backlog::MAXCONN),
+            _ => Ok(()),
+        })?;
+        Ok(Self { open: socket.into(), file, path: path.to_owned(), kind })
+    }
+
+    /// Creates the socket again when its file was removed. Called while the socket is idle: connections in the old socket's
+    /// queue are lost with it. If the directory that is mounted here was deleted on the host, only a restart helps; other
+    /// obstacles may go away, so every call tries.
+    pub(crate) fn restore(&mut self, context: SocketContext<'_>) {
+        let socket = self.path.display().to_string();
+        let mut why = None;
+        if !self.file.is_served() {
+            context.health.count_lost(&self.path, self.kind);
+            match Self::open(&self.path, self.kind) {
+                Ok(created) => {
+                    *self = created;
+                    let message = "gybe node: the socket was removed; it is created again";
+                    context.log.warn(message, json!({ "socket": socket }));
+                }
+                Err(source) => why = Some(chain(&NodeError::Serve { path: self.path.clone(), source })),
+            }
+        }
+        if context.health.has_changed(&self.path, why.as_ref())
+            && let Some(why) = why
+        {
+            let fields = json!({ "socket": socket, "why": why });
+            context.log.error("gybe node: the socket was removed, and cannot be created again", fields);
+        }
+    }
+}
+
+impl<S: AsFd> AsFd for Socket<S> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.open.as_fd()
+    }
+}
+
+/// Why a socket is not served, by its path, and how often each was removed.
+#[derive(Debug, Default)]
+pub(crate) struct SocketHealth {
+    problems: Mutex<BTreeMap<PathBuf, String>>,
+    facts_lost: AtomicU64,
+    log_lost: AtomicU64,
+}
+
+impl SocketHealth {
+    pub(crate) fn problems(&self) -> Vec<String> {
+        self.problems.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+    }
+
+    /// Returns how often each socket was removed since the start.
+    pub(crate) fn lost(&self) -> [(&'static str, u64); 2] {
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        [("facts", count(&self.facts_lost)), ("log", count(&self.log_lost))]
+    }
+
+    /// Counts a removed socket, once until it is served again.
+    fn count_lost(&self, socket: &Path, kind: SockType) {
+        let is_counted = self.problems.lock().unwrap_or_else(PoisonError::into_inner).contains_key(socket);
+        let counter = if kind == SockType::Stream { &self.facts_lost } else { &self.log_lost };
+        if !is_counted {
+            counter.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Sets a socket's problem, and reports whether it differs from the one before.
+    fn has_changed(&self, socket: &Path, why: Option<&String>) -> bool {
+        let mut problems = self.problems.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = match why {
+            Some(why) => problems.insert(socket.to_owned(), why.clone()),
+            None => problems.remove(socket),
+        };
+        before.as_ref() != why
+    }
+}

@@ -1,0 +1,282 @@
+//! The agent's status: what each turn of the reconcile loop reports, what adds up over the turns, and the snapshot that
+//! `/readyz`, `/metrics` and the facts socket show.
+
+use super::istio::IstioAgent;
+use super::plugin_calls::{CallCounts, PluginCalls};
+use super::queries::CountedPods;
+use super::socket::SocketHealth;
+use super::{PodLookup, PodsState, process};
+use crate::host::conflict::RewriteCounts;
+use crate::host::desired::Confirmed;
+use crate::host::directory::{Directory, PerDirectory};
+use crate::probe::node_backend::{NodeBackend, Verdict};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+/// A single rewrite is repaired in a fraction of this, and does not make the agent unready.
+const MOMENT: Duration = Duration::from_secs(1);
+/// A turn takes milliseconds. It may wait for a disk, and for a program that is tried: 10 s each.
+const HUNG: Duration = Duration::from_secs(120);
+
+/// The report of one turn of the reconcile loop.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct TurnReport {
+    pub(crate) phase: Phase,
+    /// What differs from the desired state, in sentences.
+    pub(crate) missing: Vec<String>,
+    /// What does not keep a pod from the mesh, and an operator should know.
+    pub(crate) notes: Vec<String>,
+    /// A directory that is mounted here and was deleted on the host, in a sentence.
+    pub(crate) deleted_directory: Option<String>,
+    /// What is wrong with the ConfigMap, while the settings before it hold.
+    pub(crate) settings_error: Option<String>,
+    /// The setting of that name.
+    pub(crate) plugin_dir: Confirmed,
+    /// The conflict over each directory, in sentences.
+    pub(crate) conflicts: PerDirectory<Option<String>>,
+    /// Whether the kernel reports changes (inotify); if not, the loop polls.
+    pub(crate) is_notified: bool,
+    /// When the token in the kubeconfig expires.
+    pub(crate) token_expires: Option<SystemTime>,
+    pub(crate) istio: Option<IstioAgent>,
+    pub(crate) backend: Option<NodeBackend>,
+    /// None when the turn made no pass.
+    pub(crate) pass: Option<PassReport>,
+    pub(crate) kubeconfig_failed: bool,
+}
+
+/// What a pass did.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct PassReport {
+    /// Whether nothing is left to do.
+    pub(crate) is_done: bool,
+    pub(crate) has_changed: bool,
+    /// Whether the system refused to place a program.
+    pub(crate) programs_failed: bool,
+    /// Whether the system refused to write the conf.
+    pub(crate) conf_failed: bool,
+    pub(crate) rewrites: PerDirectory<RewriteCounts>,
+    /// How long what the pass repaired had been undone.
+    pub(crate) repaired_in: PerDirectory<Option<Duration>>,
+}
+
+/// How far the node is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum Phase {
+    /// The first pass has not ended.
+    #[default]
+    Starting,
+    /// Our entry belongs into the chain.
+    Installed,
+    Uninstalling,
+    /// Our entry is out of the chain; what stays is for living sandboxes.
+    Uninstalled {
+        /// Whether the plugin's program stays.
+        plugin_stays: bool,
+    },
+}
+
+/// The last report, and what adds up over the turns.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct Status {
+    pub(crate) report: TurnReport,
+    /// When the last turn ended.
+    pub(crate) turned: Option<Instant>,
+    /// Since when something is missing; none before the node was once in its desired state.
+    missing_since: Option<Instant>,
+    was_complete: bool,
+    pub(crate) counts: Counts,
+}
+
+/// Counters since the start of the process.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct Counts {
+    pub(crate) turns: u64,
+    /// Passes that brought the node to its desired state, or found it there at the start.
+    pub(crate) successes: u64,
+    pub(crate) program_failures: u64,
+    pub(crate) kubeconfig_failures: u64,
+    pub(crate) conf_failures: u64,
+    pub(crate) repairs: PerDirectory<RepairCounts>,
+}
+
+/// Foreign rewrites of one directory, and their repairs.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(crate) struct RepairCounts {
+    pub(crate) rewrites: RewriteCounts,
+    /// The time from the wake-up to the repair, of all repairs together.
+    pub(crate) time: Duration,
+    pub(crate) longest: Duration,
+    pub(crate) conflicts: u64,
+}
+
+impl Status {
+    /// Takes in the report of a turn that ended now.
+    pub(crate) fn update(&mut self, report: TurnReport, now: Instant) {
+        self.count(&report);
+        self.was_complete |= report.missing.is_empty();
+        self.missing_since = match self.missing_since {
+            _ if report.missing.is_empty() || !self.was_complete => None,
+            Some(since) => Some(since),
+            None => Some(now),
+        };
+        self.turned = Some(now);
+        self.report = report;
+    }
+
+    fn count(&mut self, report: &TurnReport) {
+        let (is_first, counts) = (self.turned.is_none(), &mut self.counts);
+        counts.turns += 1;
+        counts.kubeconfig_failures += u64::from(report.kubeconfig_failed);
+        let Some(pass) = &report.pass else { return };
+        counts.program_failures += u64::from(pass.programs_failed);
+        counts.conf_failures += u64::from(pass.conf_failed);
+        counts.successes += u64::from(pass.is_done && (is_first || pass.has_changed));
+        for directory in Directory::BOTH {
+            let repairs = counts.repairs.of_mut(directory);
+            let took = pass.repaired_in.of(directory).unwrap_or_default();
+            repairs.rewrites = *pass.rewrites.of(directory);
+            repairs.time += took;
+            repairs.longest = repairs.longest.max(took);
+            let was_conflict = self.report.conflicts.of(directory).is_some();
+            repairs.conflicts += u64::from(!was_conflict && report.conflicts.of(directory).is_some());
+        }
+    }
+
+    /// Returns what differs from the desired state. Outside a conflict, what has differed for a moment only is left out; in
+    /// a conflict such moments follow each other, and pods start in each of them.
+    pub(crate) fn missing(&self) -> &[String] {
+        let is_conflict = self.report.conflicts != PerDirectory::default();
+        let is_momentary = !is_conflict && self.missing_since.is_some_and(|since| since.elapsed() < MOMENT);
+        if is_momentary { &[] } else { &self.report.missing }
+    }
+}
+
+/// The status that the reconcile loop publishes after each turn.
+#[derive(Debug, Default)]
+pub(crate) struct PublishedStatus(Mutex<Status>);
+
+impl PublishedStatus {
+    pub(crate) fn read(&self) -> Status {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(crate) fn publish(&self, status: &Status) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone_from(status);
+    }
+}
+
+/// What a snapshot is taken from.
+#[derive(Clone, Copy)]
+pub(crate) struct StatusSources<'a> {
+    pub(crate) published: &'a PublishedStatus,
+    pub(crate) pods: &'a CountedPods<'a>,
+    pub(crate) calls: &'a PluginCalls,
+    pub(crate) sockets: &'a SocketHealth,
+    /// When the agent started.
+    pub(crate) started: Instant,
+}
+
+/// The whole agent at one moment.
+#[derive(Debug)]
+pub(crate) struct AgentSnapshot {
+    pub(crate) status: Status,
+    pub(crate) pods: PodsState,
+    /// The plugin's queries by the HTTP status of their response.
+    pub(crate) queries: [(u16, u64); 3],
+    pub(crate) calls: CallCounts,
+    /// Why a socket of the agent is not served.
+    pub(crate) socket_problems: Vec<String>,
+    /// How often each socket was removed by another program.
+    pub(crate) sockets_lost: [(&'static str, u64); 2],
+    /// When the process started, in seconds since 1970.
+    pub(crate) start_time: Option<f64>,
+    /// The time since the last turn ended.
+    idle: Duration,
+}
+
+impl StatusSources<'_> {
+    pub(crate) fn snapshot(&self) -> AgentSnapshot {
+        let status = self.published.read();
+        AgentSnapshot {
+            idle: status.turned.unwrap_or(self.started).elapsed(),
+            status,
+            pods: self.pods.state(),
+            queries: self.pods.counts(),
+            calls: self.calls.read(),
+            socket_problems: self.sockets.problems(),
+            sockets_lost: self.sockets.lost(),
+            start_time: process::start_time(),
+        }
+    }
+}
+
+impl AgentSnapshot {
+    fn hung(&self) -> Option<String> {
+        (self.idle > HUNG).then(|| format!("the loop has ended no turn for {} s", self.idle.as_secs()))
+    }
+
+    /// Returns why only a restart of the container helps: the loop hangs, or a directory that is mounted here was deleted
+    /// or renamed on the host (F13; a mount follows an inode, not a path), or neither socket can be created.
+    pub(crate) fn needs_restart(&self) -> Option<String> {
+        self.hung().or_else(|| self.status.report.deleted_directory.clone()).or_else(|| self.no_socket())
+    }
+
+    /// Returns why neither socket can be created: their directory is gone from here. What blocks only one of them would
+    /// block it after a restart too, and the restart would interrupt the other one.
+    fn no_socket(&self) -> Option<String> {
+        match self.socket_problems.as_slice() {
+            [why, _, ..] => Some(why.clone()),
+            _ => None,
+        }
+    }
+
+    /// Returns why the agent is not ready, in sentences.
+    pub(crate) fn not_ready(&self) -> Vec<String> {
+        let report = &self.status.report;
+        let phase = match report.phase {
+            Phase::Starting if self.status.turned.is_none() => {
+                Some("the first pass has not ended".to_owned())
+            }
+            // The reason why there has been no pass is among what is missing.
+            Phase::Installed | Phase::Starting => None,
+            Phase::Uninstalling => Some("leaving".to_owned()),
+            Phase::Uninstalled { .. } => Some("left, as the ConfigMap's mode says".to_owned()),
+        };
+        let backend = match report.backend.as_ref().map(|backend| &backend.verdict) {
+            // None before the first pass.
+            Some(Verdict::Works(_)) | None => None,
+            Some(Verdict::Fails(why)) => Some(why.to_string()),
+            Some(Verdict::Unknown) => {
+                Some("the node has not been probed for a backend that works".to_owned())
+            }
+        };
+        let all = self.hung().into_iter().chain(phase).chain(self.status.missing().iter().cloned());
+        let all = all.chain(backend).chain(self.pods.missing.clone());
+        all.chain(self.socket_problems.clone()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn f05_in_a_conflict_there_is_no_grace_period() {
+        let now = Instant::now();
+        let mut status = Status::default();
+        let missing = || TurnReport {
+            missing: vec!["still to do: write 10.conflist".to_owned()],
+            ..TurnReport::default()
+        };
+        status.update(TurnReport::default(), now);
+        status.update(missing(), now);
+        assert!(status.missing().is_empty(), "a single rewrite");
+        let conflicts =
+            PerDirectory { conf: Some("our entry is undone again and again".to_owned()), programs: None };
+        status.update(TurnReport { conflicts: conflicts.clone(), ..missing() }, now);
+        assert_eq!(status.missing(), missing().missing);
+        status.update(TurnReport { conflicts, ..TurnReport::default() }, now);
+        assert!(status.missing().is_empty(), "the entry is there");
+    }
+}

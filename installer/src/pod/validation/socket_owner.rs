@@ -1,0 +1,126 @@
+//! The process that listens on an address, from `/proc`. Best effort: it is for a message.
+
+use crate::pod::manifest::printable;
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+/// The owner of a listening socket.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SocketOwner {
+    /// The address that the socket is bound to.
+    pub address: SocketAddr,
+    pub uid: u32,
+    /// `PID (NAME)`; `None` for a process of another container, which is not visible here.
+    pub process: Option<String>,
+}
+
+/// The tables of the calling thread's network namespace.
+const TABLES: [&str; 2] = ["/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6"];
+
+/// `TCP_LISTEN` of include/net/tcp_states.h, as the tables write it.
+const LISTENING: &str = "0A";
+
+impl SocketOwner {
+    /// Returns the owner of the socket that receives connections to `address`.
+    pub fn of(address: SocketAddr) -> Option<Self> {
+        let tables = TABLES.iter().filter_map(|table| fs::read_to_string(table).ok());
+        let listeners: Vec<Listener> = tables.flat_map(|table| listeners(&table)).collect();
+        let exact = listeners.iter().find(|listener| listener.address == address);
+        let any = || listeners.iter().find(|listener| listener.has_wildcard_for(address));
+        let found = exact.or_else(any)?;
+        Some(Self { address: found.address, uid: found.uid, process: process(found.inode) })
+    }
+}
+
+#[derive(Debug, PartialEq, Eq)]
+struct Listener {
+    address: SocketAddr,
+    uid: u32,
+    inode: u64,
+}
+
+impl Listener {
+    /// A socket on `::` receives IPv4 too, unless IPV6_V6ONLY is set, which the table does not show.
+    fn has_wildcard_for(&self, address: SocketAddr) -> bool {
+        let families_fit = self.address.is_ipv6() || address.is_ipv4();
+        self.address.port() == address.port() && self.address.ip().is_unspecified() && families_fit
+    }
+}
+
+/// Returns the listening sockets of a table (Documentation/networking/proc_net_tcp.rst).
+fn listeners(table: &str) -> Vec<Listener> {
+    table.lines().skip(1).filter_map(listener).collect()
+}
+
+fn listener(line: &str) -> Option<Listener> {
+    let mut words = line.split_whitespace();
+    let address = address(words.nth(1)?)?;
+    // The next word is the remote address.
+    words.nth(1).filter(|state| *state == LISTENING)?;
+    let uid = words.nth(3)?.parse().ok()?;
+    Some(Listener { address, uid, inode: words.nth(1)?.parse().ok()? })
+}
+
+/// Parses `0100007F:3A9A`: 32-bit words in the machine's own byte order.
+fn address(text: &str) -> Option<SocketAddr> {
+    let (ip, port) = text.split_once(':')?;
+    let word = |at: usize| u32::from_str_radix(ip.get(at * 8..at * 8 + 8)?, 16).ok().map(u32::to_ne_bytes);
+    let ip: IpAddr = match ip.len() {
+        8 => Ipv4Addr::from(word(0)?).into(),
+        32 => {
+            let bytes = [word(0)?, word(1)?, word(2)?, word(3)?];
+            Ipv6Addr::from_bits(u128::from_be_bytes(bytes.concat().try_into().ok()?)).into()
+        }
+        _ => return None,
+    };
+    Some(SocketAddr::new(ip, u16::from_str_radix(port, 16).ok()?))
+}
+
+/// Returns the process that has the socket: `123 (envoy)`.
+fn process(inode: u64) -> Option<String> {
+    let link = format!("socket:[{inode}]");
+    let has_socket = |pid: &str| {
+        let fds = fs::read_dir(format!("/proc/{pid}/fd")).ok()?;
+        let mut links = fds.filter_map(|fd| fs::read_link(fd.ok()?.path()).ok());
+        links.any(|target| target.as_os_str() == link.as_str()).then_some(())
+    };
+    let entries = fs::read_dir("/proc").ok()?.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    let mut pids = entries.filter(|name| name.bytes().all(|b| b.is_ascii_digit()));
+    let pid = pids.find(|pid| has_socket(pid).is_some())?;
+    let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    Some(format!("{pid} ({})", printable(name.trim_end())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+
+    #[test]
+    fn the_kernels_tables_are_read() {
+        let table = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n\
+             \x20  0: 00000000:0016 00000000:0000 0A 00000000:00000000 00:00000000 00000000     7        0 15 1 0 100 0\n\
+             \x20  1: 00000000:0017 00000000:0000 01 00000000:00000000 00:00000000 00000000     7        0 16 1 0 100 0\n\
+             \x20  2: nonsense\n";
+        let address = "0.0.0.0:22".parse().unwrap();
+        assert_eq!(listeners(table), [Listener { address, uid: 7, inode: 15 }]);
+    }
+
+    #[test]
+    fn a_listening_process_is_found_by_its_address() {
+        for here in ["127.0.0.1:0", "[::1]:0", "0.0.0.0:0"] {
+            let listener = TcpListener::bind(here).unwrap();
+            let bound = listener.local_addr().unwrap();
+            let queried = if bound.ip().is_unspecified() {
+                SocketAddr::new(Ipv4Addr::new(127, 0, 0, 6).into(), bound.port())
+            } else {
+                bound
+            };
+            let owner = SocketOwner::of(queried).unwrap();
+            assert_eq!(owner.address, bound);
+            let process = owner.process.unwrap();
+            assert!(process.starts_with(&format!("{} (", std::process::id())), "{process}");
+        }
+        assert_eq!(SocketOwner::of("127.0.0.1:1".parse().unwrap()), None);
+    }
+}

@@ -1,0 +1,111 @@
+//! Applies rules to a namespace: refuses where another mesh redirects it, writes with one backend, removes the rules
+//! of the other backends, and reports what was there. The only module that knows all backends.
+
+use crate::backend::{Backend, BackendError, BackendKind, PreviousRules};
+use crate::hint::Hint;
+use crate::iptables::{Iptables, Variant};
+use crate::nft::Nft;
+use crate::presence::{OtherMesh, OtherNat, Presence};
+use crate::ruleset::Ruleset;
+use std::borrow::Cow;
+use std::path::Path;
+
+/// What [`apply`] found and replaced.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ApplyReport {
+    /// Gybe's rules before the call, whichever backend had written them.
+    pub previous: PreviousRules,
+    /// Other owners' rules that translate addresses at the same hooks; worth a warning. A connection is translated
+    /// once, and their translation comes first if their chain was registered after Gybe's.
+    pub other_nat: Vec<OtherNat>,
+}
+
+/// The error of [`apply`].
+#[derive(Debug, thiserror::Error)]
+pub enum ApplyError {
+    /// A backend failed; the rules are not in force.
+    #[error(transparent)]
+    Backend(#[from] BackendError),
+    /// Another mesh redirects this namespace; nothing was written.
+    #[error(transparent)]
+    OtherMesh(#[from] OtherMesh),
+    /// The rules are in force, and another backend's rules could not be removed.
+    #[error("the rules are in force, but the rules of {kind} are still there too")]
+    NotRemoved {
+        /// The other backend.
+        kind: BackendKind,
+        /// Why its rules could not be removed.
+        source: BackendError,
+    },
+}
+
+impl Hint for ApplyError {
+    fn hint(&self) -> Option<Cow<'static, str>> {
+        match self {
+            Self::Backend(error) => error.hint(),
+            Self::OtherMesh(mesh) => mesh.hint(),
+            Self::NotRemoved { source, .. } => source.hint().or_else(|| Some("apply again".into())),
+        }
+    }
+}
+
+/// Makes exactly `rules` the rules that Gybe has in the network namespace of the calling thread. Idempotent.
+///
+/// # Errors
+/// When the rules are not all in force afterwards (then none was changed), or another backend's rules are still there.
+pub fn apply(backend: &dyn Backend, rules: &Ruleset) -> Result<ApplyReport, ApplyError> {
+    let mut access = backend.open()?;
+    let presence = Presence::read(&mut access)?;
+    if let Some(mesh) = presence.other_meshes.into_iter().next() {
+        return Err(mesh.into());
+    }
+    // Before the write, because a backend's rules cannot be removed without its programs.
+    let others = presence.ours.into_iter().filter(|kind| kind.name() != backend.name());
+    let others = others.map(|kind| Ok((kind, kind.find()?))).collect::<Result<Vec<_>, BackendError>>()?;
+    let previous = backend.write(&mut access, rules)?;
+    for (kind, other) in &others {
+        let removed = if access.is_locked() { other.clear(&mut access) } else { other.remove() };
+        removed.map_err(|source| ApplyError::NotRemoved { kind: *kind, source })?;
+    }
+    if others.is_empty() {
+        return Ok(ApplyReport { previous, other_nat: presence.other_nat });
+    }
+    if !access.is_locked() {
+        // A concurrent call of one of these backends may have removed the rules just written, as those of an
+        // earlier backend, before its own rules were removed here.
+        backend.write(&mut access, rules)?;
+    }
+    Ok(ApplyReport { previous: PreviousRules::Different, other_nat: presence.other_nat })
+}
+
+impl BackendKind {
+    /// The backend.
+    ///
+    /// # Errors
+    /// When the node lacks its programs.
+    pub fn find(self) -> Result<Box<dyn Backend>, BackendError> {
+        Ok(match self.variant() {
+            None => Box::new(Nft),
+            Some(variant) => Box::new(Iptables::find(variant)?),
+        })
+    }
+
+    /// Checks that the host with root directory `root` has the backend's programs. Runs none.
+    ///
+    /// # Errors
+    /// When it lacks them.
+    pub fn look_under(self, root: &Path) -> Result<(), BackendError> {
+        match self.variant() {
+            None => Ok(()),
+            Some(variant) => Ok(Iptables::find_under(variant, root).map(drop)?),
+        }
+    }
+
+    fn variant(self) -> Option<Variant> {
+        match self {
+            Self::Nft => None,
+            Self::IptablesNft => Some(Variant::Nft),
+            Self::IptablesLegacy => Some(Variant::Legacy),
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! Two inventories compared: each thing that is not as it should be, by the name people know.
+
+use super::{Inventory, Item, Part, PartKind};
+use std::collections::{HashMap, HashSet};
+use std::fmt;
+
+/// One thing that is not as it should be. `item` is `None` when it is the chain or set itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Difference {
+    /// It should be there and is not.
+    Missing {
+        /// Chain or set.
+        kind: PartKind,
+        /// Which one.
+        part: String,
+        /// The rule or element in it.
+        item: Option<String>,
+    },
+    /// It is there, and it is another.
+    Changed {
+        /// Chain or set.
+        kind: PartKind,
+        /// Which one.
+        part: String,
+        /// The rule or element in it.
+        item: Option<String>,
+    },
+    /// It is there and should not be.
+    Extra {
+        /// Chain or set.
+        kind: PartKind,
+        /// Which one.
+        part: String,
+        /// The rule or element in it.
+        item: Option<String>,
+    },
+    /// It is there, but not in its place among the others.
+    Moved {
+        /// The chain.
+        part: String,
+        /// The rule.
+        item: String,
+    },
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (fact, kind, part, item) = match self {
+            Self::Missing { kind, part, item } => ("is missing", *kind, part, item.as_deref()),
+            Self::Changed { kind, part, item } => ("is not as it was written", *kind, part, item.as_deref()),
+            Self::Extra { kind, part, item } => ("should not be there", *kind, part, item.as_deref()),
+            Self::Moved { part, item } => ("is out of order", PartKind::Chain, part, Some(item.as_str())),
+        };
+        match (kind, item) {
+            (PartKind::Chain, None) => write!(f, "chain {part} {fact}"),
+            (PartKind::Set, None) => write!(f, "set {part} {fact}"),
+            (PartKind::Chain, Some(item)) => write!(f, "rule {item:?} in chain {part} {fact}"),
+            (PartKind::Set, Some(item)) => write!(f, "element {item} of set {part} {fact}"),
+            (PartKind::TableFlag, _) => write!(f, "the table's flag {part} {fact}"),
+        }
+    }
+}
+
+/// What has to change in `found` to be as `wanted`.
+pub(super) fn between(wanted: &Inventory, found: &Inventory) -> Vec<Difference> {
+    let key = |part: &Part| (part.kind, part.name.clone());
+    let there: HashMap<_, &Part> = found.parts.iter().map(|part| (key(part), part)).collect();
+    let asked: HashSet<_> = wanted.parts.iter().map(key).collect();
+    let mut all = Vec::new();
+    for part in &wanted.parts {
+        match there.get(&key(part)) {
+            Some(other) => compare(part, other, &mut all),
+            None => all.push(Difference::Missing { kind: part.kind, part: part.name.clone(), item: None }),
+        }
+    }
+    let extra = found.parts.iter().filter(|part| !asked.contains(&key(part)));
+    all.extend(extra.map(|p| Difference::Extra { kind: p.kind, part: p.name.clone(), item: None }));
+    all
+}
+
+pub(super) fn compare(wanted: &Part, found: &Part, all: &mut Vec<Difference>) {
+    let (kind, part) = (wanted.kind, &wanted.name);
+    if wanted.form != found.form {
+        all.push(Difference::Changed { kind, part: part.clone(), item: None });
+    }
+    if wanted.items.len() == found.items.len() && wanted.items.iter().zip(&found.items).all(same) {
+        return;
+    }
+    // The first of several with one id stands for it; the others are too many.
+    let mut left: HashMap<&str, (usize, &Item)> = HashMap::with_capacity(found.items.len());
+    for (position, item) in found.items.iter().enumerate().rev() {
+        left.insert(&item.id, (position, item));
+    }
+    let mut places = Vec::new();
+    let mut kept = HashSet::new();
+    for item in &wanted.items {
+        let named = Some(item.id.clone());
+        match left.get(item.id.as_str()) {
+            None => all.push(Difference::Missing { kind, part: part.clone(), item: named }),
+            Some((position, other)) => {
+                kept.insert(*position);
+                places.push((*position, item));
+                if !same((item, other)) {
+                    all.push(Difference::Changed { kind, part: part.clone(), item: named });
+                }
+            }
+        }
+    }
+    if kind == PartKind::Chain {
+        let moved = out_of_place(&places);
+        all.extend(moved.map(|item| Difference::Moved { part: part.clone(), item: item.id.clone() }));
+    }
+    let extra = found.items.iter().enumerate().filter(|(position, _)| !kept.contains(position));
+    all.extend(extra.map(|(_, i)| Difference::Extra { kind, part: part.clone(), item: Some(i.id.clone()) }));
+}
+
+fn same((wanted, found): (&Item, &Item)) -> bool {
+    wanted.id == found.id && wanted.form == found.form
+}
+
+/// The fewest items that would have to move: those outside the longest ascending run of positions. A chain
+/// may have thousands of rules, so for each length only the run with the lowest end is known, by its last
+/// item, and of each item the one before it.
+fn out_of_place<'i>(places: &[(usize, &'i Item)]) -> impl Iterator<Item = &'i Item> {
+    let position = |at: usize| places.get(at).map(|(position, _)| *position);
+    let (mut ends, mut before) = (Vec::<usize>::new(), Vec::with_capacity(places.len()));
+    for (at, (place, _)) in places.iter().enumerate() {
+        let length = ends.partition_point(|end| position(*end) < Some(*place));
+        before.push(length.checked_sub(1).and_then(|shorter| ends.get(shorter)).copied());
+        match ends.get_mut(length) {
+            Some(end) => *end = at,
+            None => ends.push(at),
+        }
+    }
+    let last = ends.last().copied();
+    let stay: HashSet<usize> = std::iter::successors(last, |at| before.get(*at).copied().flatten()).collect();
+    let moved: Vec<_> =
+        places.iter().enumerate().filter(|(at, _)| !stay.contains(at)).map(|(_, (_, item))| *item).collect();
+    moved.into_iter()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn part(kind: PartKind, name: &str, ids: &[&str]) -> Part {
+        let items = ids.iter().map(|id| Item {
+            id: (*id).to_owned(),
+            form: id.as_bytes().to_vec(),
+            packets: None,
+            bytes: None,
+        });
+        Part { kind, name: name.to_owned(), form: vec![1], items: items.collect() }
+    }
+
+    fn chain(ids: &[&str]) -> Inventory {
+        Inventory::of(vec![part(PartKind::Chain, "nat-output", ids)])
+    }
+
+    fn sentences(wanted: &Inventory, found: &Inventory) -> Vec<String> {
+        wanted.differences(found).iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn equal_inventories_have_no_difference_whatever_was_counted() {
+        let mut found = chain(&["a", "b"]);
+        found.parts[0].items[0].packets = Some(7);
+        assert!(sentences(&chain(&["a", "b"]), &found).is_empty());
+    }
+
+    #[test]
+    fn f21_a_rule_that_is_gone_new_or_another_is_named() {
+        let mut found = chain(&["a", "c", "x"]);
+        found.parts[0].items[1].form = vec![9];
+        let all = sentences(&chain(&["a", "b", "c"]), &found);
+        let wanted = [
+            r#"rule "b" in chain nat-output is missing"#,
+            r#"rule "c" in chain nat-output is not as it was written"#,
+            r#"rule "x" in chain nat-output should not be there"#,
+        ];
+        assert_eq!(all, wanted);
+    }
+
+    #[test]
+    fn only_the_rule_that_was_moved_is_out_of_order() {
+        let all = sentences(&chain(&["a", "b", "c", "d"]), &chain(&["d", "a", "b", "c"]));
+        assert_eq!(all, [r#"rule "d" in chain nat-output is out of order"#]);
+    }
+
+    #[test]
+    fn of_many_rules_the_one_that_was_moved_is_found() {
+        let ids: Vec<String> = (0..50_000).map(|n| n.to_string()).collect();
+        let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
+        let moved = [&ids[1..40_000], &ids[..1], &ids[40_000..]].concat();
+        assert_eq!(
+            sentences(&chain(&ids), &chain(&moved)),
+            [r#"rule "0" in chain nat-output is out of order"#]
+        );
+    }
+
+    #[test]
+    fn a_rule_that_is_there_twice_is_once_too_many() {
+        let all = sentences(&chain(&["a", "b"]), &chain(&["a", "b", "a"]));
+        assert_eq!(all, [r#"rule "a" in chain nat-output should not be there"#]);
+    }
+
+    #[test]
+    fn chains_and_sets_are_told_apart_and_elements_named() {
+        let wanted =
+            Inventory::of(vec![part(PartKind::Set, "ports", &["80"]), part(PartKind::Chain, "c", &[])]);
+        let mut found =
+            Inventory::of(vec![part(PartKind::Set, "ports", &["81"]), part(PartKind::Chain, "ports", &[])]);
+        found.parts[1].form = vec![2];
+        let all = sentences(&wanted, &found);
+        let sentences = [
+            "chain c is missing",
+            "set ports is not as it was written",
+            "element 80 of set ports is missing",
+            "element 81 of set ports should not be there",
+            "chain ports should not be there",
+        ];
+        assert_eq!(all, sentences);
+    }
+}

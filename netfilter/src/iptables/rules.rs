@@ -1,0 +1,171 @@
+//! Gybe's rules in the tables of iptables: the same value for rendered rules and for rules read from the kernel.
+
+use super::expand::Line;
+use super::save::words;
+use crate::ruleset::{Family, Stage};
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+/// Gybe's rules of both families.
+pub(super) type IptablesRules = BTreeMap<Family, FamilyRules>;
+
+/// Gybe's rules of one family; a table without rules of Gybe has no entry.
+pub(crate) type FamilyRules = BTreeMap<Stage, TableRules>;
+
+/// The rules of `family`, possibly none.
+pub(super) fn of_family(rules: &IptablesRules, family: Family) -> &FamilyRules {
+    const NONE: &FamilyRules = &FamilyRules::new();
+    rules.get(&family).unwrap_or(NONE)
+}
+
+/// Gybe's rules in one table.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct TableRules {
+    /// Gybe's chains, the mark among them, and their rules.
+    pub(super) chains: BTreeMap<String, Vec<RuleText>>,
+    /// Rules in other chains that lead into Gybe's chains, by chain.
+    pub(super) hooks: BTreeMap<String, Vec<RuleText>>,
+}
+
+/// One rule: the words that follow `-A CHAIN` in restore input. One string, because there may be thousands of rules.
+#[derive(Debug, Clone)]
+pub(crate) struct RuleText {
+    text: Box<str>,
+    /// The kernel's counters, if the rule was read.
+    pub(super) counters: Option<Counters>,
+    /// Its number in its chain, from 1, if the rule was read.
+    pub(super) number: usize,
+}
+
+/// A rule's counters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Counters {
+    pub(super) packets: u64,
+    pub(super) bytes: u64,
+}
+
+/// Compares rules without counters.
+impl PartialEq for RuleText {
+    fn eq(&self, other: &Self) -> bool {
+        self.text == other.text
+    }
+}
+
+impl Eq for RuleText {}
+
+impl From<Line> for RuleText {
+    fn from(line: Line) -> Self {
+        Self::read(&line.words(), None, 0)
+    }
+}
+
+/// The options that Gybe's rules use; see `token.rs`.
+const OUR_OPTIONS: [&str; 28] = [
+    "!",
+    "-s",
+    "-d",
+    "-i",
+    "-o",
+    "-p",
+    "-m",
+    "-j",
+    "-g",
+    "--sport",
+    "--dport",
+    "--sports",
+    "--dports",
+    "--uid-owner",
+    "--gid-owner",
+    "--mark",
+    "--ctstate",
+    "--comment",
+    "--to-ports",
+    "--on-port",
+    "--on-ip",
+    "--tproxy-mark",
+    "--set-xmark",
+    "--save-mark",
+    "--restore-mark",
+    "--nfmask",
+    "--ctmask",
+    "--zone",
+];
+
+impl RuleText {
+    /// A rule from its words.
+    pub(super) fn read(words: &[String], counters: Option<Counters>, number: usize) -> Self {
+        let text = words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ");
+        Self { text: text.into(), counters, number }
+    }
+
+    /// Its comment, the id of a rule of the ruleset; or empty.
+    pub(super) fn comment(&self) -> String {
+        self.after(&["--comment"]).unwrap_or_default()
+    }
+
+    /// Its target or chain, or empty.
+    pub(super) fn target(&self) -> String {
+        self.after(&["-j", "-g"]).unwrap_or_default()
+    }
+
+    fn words(&self) -> Vec<String> {
+        words(&self.text).unwrap_or_default()
+    }
+
+    fn after(&self, options: &[&str]) -> Option<String> {
+        let words = self.words();
+        // A comment may look like an option.
+        let is_comment = |at: usize| {
+            at.checked_sub(1).and_then(|at| words.get(at)).is_some_and(|word| word == "--comment")
+        };
+        let mut positions = words.iter().enumerate();
+        let (at, _) = positions.find(|(at, word)| options.contains(&word.as_str()) && !is_comment(*at))?;
+        words.get(at + 1).cloned()
+    }
+
+    /// The rule as restore input has it.
+    pub(super) fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// Reports whether the rule may be written back: only with the options of Gybe's own rules and plain values. Text
+    /// that a process in the pod left in a rule must not reach a program that runs as root outside of it
+    /// (`--modprobe=...`, or a comment with a line break that begins a line of its own).
+    pub(super) fn is_writable(&self) -> bool {
+        let plain = |word: &str| {
+            !word.is_empty() && word.bytes().all(|b| b.is_ascii_alphanumeric() || b"_-.,:/".contains(&b))
+        };
+        self.words()
+            .iter()
+            .all(|word| OUR_OPTIONS.contains(&word.as_str()) || (plain(word) && !word.starts_with('-')))
+    }
+}
+
+/// Quotes a word as `xtables_save_string` does: only where necessary, with double quotes.
+fn quoted(word: &str) -> Cow<'_, str> {
+    if word.is_empty() || word.contains([' ', '\n', '"', '\'', '\\']) {
+        let escaped: String = word
+            .chars()
+            .flat_map(|c| ['"', '\'', '\\'].contains(&c).then_some('\\').into_iter().chain([c]))
+            .collect();
+        format!("\"{escaped}\"").into()
+    } else {
+        word.into()
+    }
+}
+
+impl TableRules {
+    /// The rules that may be written back, and the number of those that may not.
+    pub(super) fn writable(&self) -> (Self, usize) {
+        let mut kept = self.clone();
+        let lists = kept.chains.values_mut().chain(kept.hooks.values_mut());
+        let dropped = lists
+            .map(|rules| {
+                let before = rules.len();
+                rules.retain(RuleText::is_writable);
+                before - rules.len()
+            })
+            .sum();
+        (kept, dropped)
+    }
+}

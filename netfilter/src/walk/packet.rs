@@ -1,0 +1,270 @@
+//! A packet on its way, and the connection it belongs to.
+
+use super::bits::Bits;
+use crate::live::rules::NamespaceRules;
+use crate::live::rules::expr::Source;
+use crate::nft::uapi::*;
+use crate::trace::{Direction, Owner, Packet, Transport};
+use std::net::{IpAddr, SocketAddr};
+
+/// An interface at a hook.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum HookInterface {
+    /// The hook has none.
+    None,
+    Name(String),
+    Unknown,
+}
+
+/// What connection tracking has made of the packet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Tracking {
+    NotYet,
+    Untracked,
+    Invalid,
+    /// Part of the connection, in the direction of its first packet or not.
+    Original,
+    Reply,
+}
+
+/// The packet.
+#[derive(Debug, Clone)]
+pub(super) struct CurrentPacket {
+    pub(super) protocol: Transport,
+    pub(super) source: SocketAddr,
+    pub(super) destination: SocketAddr,
+    pub(super) arrives: HookInterface,
+    pub(super) leaves: HookInterface,
+    pub(super) mark: u32,
+    pub(super) owner: Option<Owner>,
+    /// TCP's flags, and which of them are known.
+    pub(super) flags: [u8; 2],
+    pub(super) tracking: Tracking,
+    /// The zone that was chosen before tracking.
+    pub(super) zone: Option<u16>,
+    pub(super) intercepted: Option<u16>,
+}
+
+/// Addresses and ports of one direction.
+pub(super) type Tuple = (SocketAddr, SocketAddr);
+
+/// What connection tracking keeps.
+#[derive(Debug, Clone)]
+pub(super) struct ConntrackEntry {
+    pub(super) original: Tuple,
+    pub(super) reply: Tuple,
+    pub(super) zone: u16,
+    pub(super) mark: u32,
+    /// Whether destination and source were translated, and whether that was decided.
+    pub(super) destination: Translation,
+    pub(super) source: Translation,
+    /// Not the first packet.
+    pub(super) is_known: bool,
+}
+
+/// One half of a translation.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Translation {
+    pub(super) is_decided: bool,
+    pub(super) is_done: bool,
+}
+
+impl ConntrackEntry {
+    pub(super) fn new(source: SocketAddr, destination: SocketAddr, zone: u16, mark: u32) -> Self {
+        Self {
+            original: (source, destination),
+            reply: (destination, source),
+            zone,
+            mark,
+            destination: Translation::default(),
+            source: Translation::default(),
+            is_known: false,
+        }
+    }
+}
+
+/// `NF_CT_STATE_BIT` of `IP_CT_NEW` and of `IP_CT_UNTRACKED` (nf_conntrack_common.h).
+const NEW: u32 = 1 << 3;
+const UNTRACKED: u32 = 1 << 6;
+
+impl CurrentPacket {
+    /// Another packet of the connection, about which nothing is decided.
+    pub(super) fn fresh(&self, flags: [u8; 2]) -> Self {
+        Self { flags, tracking: Tracking::NotYet, zone: None, intercepted: None, ..self.clone() }
+    }
+
+    /// The interface that the packet left by.
+    pub(super) fn left_by(&self, first: &Packet) -> HookInterface {
+        match (&self.leaves, &first.direction) {
+            (HookInterface::None, Direction::Leaves { by }) => HookInterface::Name(by.as_str().to_owned()),
+            (leaves, _) => leaves.clone(),
+        }
+    }
+
+    pub(super) fn is_v6(&self) -> bool {
+        self.destination.is_ipv6()
+    }
+
+    /// `NF_CT_STATE_BIT` (include/uapi/linux/netfilter/nf_conntrack_common.h).
+    pub(super) fn state(&self, entry: Option<&ConntrackEntry>) -> u32 {
+        match (self.tracking, entry) {
+            (Tracking::Untracked, _) => UNTRACKED,
+            (Tracking::Original, Some(entry)) if !entry.is_known => NEW,
+            (Tracking::Original | Tracking::Reply, Some(_)) => 1 << 1,
+            _ => 1,
+        }
+    }
+
+    /// What an expression loads; `None` where the kernel breaks off the rule (`NFT_BREAK`).
+    pub(super) fn load(
+        &self,
+        source: &Source,
+        entry: Option<&ConntrackEntry>,
+        ns: &NamespaceRules,
+    ) -> Option<Bits> {
+        match source {
+            Source::Meta(key) => self.meta(*key, ns),
+            Source::Ct(key, direction) => self.connection(*key, *direction, entry),
+            Source::Payload { base: NFT_PAYLOAD_NETWORK_HEADER, offset, length } => {
+                Some(self.network_header().slice(usize::try_from(*offset).ok()?, *length))
+            }
+            Source::Payload { base: NFT_PAYLOAD_TRANSPORT_HEADER, offset, length } => {
+                Some(self.transport_header().slice(usize::try_from(*offset).ok()?, *length))
+            }
+            Source::Payload { length, .. } | Source::Other(_, length) => Some(Bits::unknown(*length)),
+        }
+    }
+
+    fn meta(&self, key: u32, ns: &NamespaceRules) -> Option<Bits> {
+        let v6 = self.is_v6();
+        Some(match key {
+            NFT_META_MARK => Bits::known(self.mark.to_ne_bytes()),
+            NFT_META_PROTOCOL => Bits::known(if v6 { [0x86, 0xdd] } else { [0x08, 0x00] }),
+            NFT_META_NFPROTO => Bits::known([if v6 { NFPROTO_IPV6 } else { NFPROTO_IPV4 }]),
+            NFT_META_L4PROTO => Bits::known([self.protocol_number()]),
+            NFT_META_IIFNAME => name(&self.arrives),
+            NFT_META_OIFNAME => name(&self.leaves),
+            NFT_META_IIF => index(&self.arrives, ns),
+            NFT_META_OIF => index(&self.leaves, ns),
+            NFT_META_SKUID => Bits::known(self.owner?.uid.to_ne_bytes()),
+            NFT_META_SKGID => Bits::known(self.owner?.gid.to_ne_bytes()),
+            _ => Bits::unknown(16),
+        })
+    }
+
+    fn connection(&self, key: u32, direction: Option<u8>, entry: Option<&ConntrackEntry>) -> Option<Bits> {
+        if key == NFT_CT_STATE {
+            return Some(Bits::known(self.state(entry).to_ne_bytes()));
+        }
+        let entry = entry.filter(|_| matches!(self.tracking, Tracking::Original | Tracking::Reply))?;
+        let (source, destination) = if direction == Some(1) { entry.reply } else { entry.original };
+        Some(match key {
+            NFT_CT_MARK => Bits::known(entry.mark.to_ne_bytes()),
+            NFT_CT_DIRECTION => Bits::known([u8::from(self.tracking == Tracking::Reply)]),
+            NFT_CT_ZONE => Bits::known(entry.zone.to_ne_bytes()),
+            NFT_CT_STATUS => {
+                // IPS_SRC_NAT, IPS_DST_NAT and their _DONE; the others are not followed.
+                let set = |on: bool, bits: u32| if on { bits } else { 0 };
+                let value = set(entry.source.is_done, 1 << 4) | set(entry.destination.is_done, 1 << 5);
+                let known: u32 = 1 << 4 | 1 << 5;
+                Bits { value: value.to_ne_bytes().to_vec(), known: known.to_ne_bytes().to_vec() }
+            }
+            7 => Bits::known([if self.is_v6() { NFPROTO_IPV6 } else { NFPROTO_IPV4 }]),
+            10 => Bits::known([self.protocol_number()]),
+            // `nft_ct_get_eval` breaks off the rule for a connection of the other IP version.
+            19 | 20 if self.is_v6() => return None,
+            21 | 22 if !self.is_v6() => return None,
+            8 | 19 | 21 => Bits::known(octets(source.ip())),
+            9 | 20 | 22 => Bits::known(octets(destination.ip())),
+            11 => Bits::known(source.port().to_be_bytes()),
+            12 => Bits::known(destination.port().to_be_bytes()),
+            _ => Bits::unknown(16),
+        })
+    }
+
+    pub(super) fn protocol_number(&self) -> u8 {
+        match self.protocol {
+            Transport::Tcp => 6,
+            Transport::Udp => 17,
+        }
+    }
+
+    /// Lengths, identification, time to live and class of service are the sender's affair.
+    fn network_header(&self) -> Bits {
+        let (source, destination) = (octets(self.source.ip()), octets(self.destination.ip()));
+        let mut header = match self.is_v6() {
+            false => {
+                let mut header = Bits::unknown(12);
+                put(&mut header, 0, &[0x45]);
+                put(&mut header, 9, &[self.protocol_number()]);
+                // No fragment: of the flags only "do not fragment" is open.
+                set(&mut header, 6, 0, 0xbf);
+                set(&mut header, 7, 0, 0xff);
+                header
+            }
+            true => {
+                let mut header = Bits::unknown(8);
+                set(&mut header, 0, 0x60, 0xf0);
+                put(&mut header, 6, &[self.protocol_number()]);
+                header
+            }
+        };
+        for address in [source, destination] {
+            header.known.extend(vec![0xff; address.len()]);
+            header.value.extend(address);
+        }
+        header
+    }
+
+    fn transport_header(&self) -> Bits {
+        let mut header = Bits::unknown(20);
+        put(&mut header, 0, &self.source.port().to_be_bytes());
+        put(&mut header, 2, &self.destination.port().to_be_bytes());
+        if self.protocol == Transport::Tcp {
+            let [flags, known] = self.flags;
+            set(&mut header, 13, flags, known);
+        }
+        header
+    }
+}
+
+fn put(bits: &mut Bits, at: usize, value: &[u8]) {
+    for (offset, byte) in value.iter().enumerate() {
+        set(bits, at + offset, *byte, 0xff);
+    }
+}
+
+fn set(bits: &mut Bits, at: usize, value: u8, known: u8) {
+    if let (Some(to), Some(is)) = (bits.value.get_mut(at), bits.known.get_mut(at)) {
+        (*to, *is) = (value, known);
+    }
+}
+
+pub(super) fn octets(address: IpAddr) -> Vec<u8> {
+    match address {
+        IpAddr::V4(address) => address.octets().to_vec(),
+        IpAddr::V6(address) => address.octets().to_vec(),
+    }
+}
+
+fn name(by: &HookInterface) -> Bits {
+    match by {
+        HookInterface::Unknown => Bits::unknown(16),
+        HookInterface::None => Bits::known([0; 16]),
+        HookInterface::Name(name) => {
+            let mut padded = name.as_bytes().to_vec();
+            padded.resize(16, 0);
+            Bits::known(padded)
+        }
+    }
+}
+
+fn index(by: &HookInterface, ns: &NamespaceRules) -> Bits {
+    match by {
+        HookInterface::None => Bits::known([0; 4]),
+        HookInterface::Name(name) => {
+            ns.index(name).map_or_else(|| Bits::unknown(4), |i| Bits::known(i.to_ne_bytes()))
+        }
+        HookInterface::Unknown => Bits::unknown(4),
+    }
+}
