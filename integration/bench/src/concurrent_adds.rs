@@ -18,9 +18,8 @@ pub fn measure(rounds: usize) -> Result<Report, Failure> {
     let contenders = contenders()?;
     let mut report = Report { tables: Vec::new(), targets: Vec::new() };
     for size in SIZES {
-        let samples = in_turn(rounds, &contenders, |contender| {
-            Ok::<_, Failure>([run_concurrently(contender, size)?])
-        })?;
+        let samples =
+            in_turn(rounds, &contenders, |contender| Ok::<_, Failure>([run_concurrently(contender, size)?]))?;
         let samples: Vec<Sample> = samples.into_iter().flatten().collect();
         report.tables.push(table(size, &contenders, &samples));
         report.targets.extend(target(size, &samples));

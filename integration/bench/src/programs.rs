@@ -52,11 +52,7 @@ enum Environment {
 /// When it is not built.
 pub fn built_program(name: &str) -> Result<PathBuf, Failure> {
     let path = std::env::current_exe()?.with_file_name(name);
-    if path.exists() {
-        Ok(path)
-    } else {
-        Err(Failure::new(format!("there is no {path:?}; run: make bench")))
-    }
+    if path.exists() { Ok(path) } else { Err(Failure::new(format!("there is no {path:?}; run: make bench"))) }
 }
 
 /// Returns the path of a program of the system.

@@ -104,8 +104,8 @@ impl PodLink {
             Direction::Inbound => (&self.peer, &self.inbound, SocketAddr::from((POD, APP))),
             Direction::Outbound => (&self.pod, &self.outbound, SocketAddr::from((PEER, APP))),
         };
-        let elapsed = client
-            .run(|| (0..BATCHES).map(|_| batch(to, listener)).sum::<Result<Duration, Failure>>())??;
+        let elapsed =
+            client.run(|| (0..BATCHES).map(|_| batch(to, listener)).sum::<Result<Duration, Failure>>())??;
         Ok(elapsed.as_secs_f64() * 1e6 / f64::from(BATCH * BATCHES))
     }
 }
