@@ -36,7 +36,7 @@ fn world(
 ) -> Result<Topology, Failure> {
     let topology = Topology::new(vector.policy.mode, &vector.flows)?;
     let rules = change(compile(&vector.policy))?;
-    let redirection = Redirection { rules, routes: Routes::wanted(&vector.policy) };
+    let redirection = Redirection { rules, routes: Routes::of(&vector.policy) };
     topology.at(Location::Pod).run(|| redirection.apply(&Nft))??;
     Ok(topology)
 }
