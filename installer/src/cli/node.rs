@@ -1,6 +1,6 @@
 //! `gybe node`: the node agent, in the foreground.
 
-use super::init::Context;
+use super::invocation::Context;
 use super::output::{CommandError, CommandOutput};
 use super::style::examples;
 use crate::agent::cluster::{Cluster, ServiceAccount, WatchedPods};
