@@ -85,7 +85,7 @@ fn every_setting_of_the_config_map_has_a_flag_that_overrides_it() {
         (&"/etc/gybe/pods".into(), &"".into())
     );
     assert_eq!(node.programs(), ["gybe", "gybe-cni", "istio-iptables"]);
-    assert!(said.err.contains("note: exclude_namespaces does not name \"istio-system\""), "{}", said.err);
+    assert!(said.err.contains("note: exclude_namespaces does not contain \"istio-system\""), "{}", said.err);
 }
 
 #[test]

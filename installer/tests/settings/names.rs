@@ -119,7 +119,7 @@ fn a_key_that_may_be_misspelt_is_refused_and_another_unknown_one_is_noted() {
         "{told}"
     );
     let notes = read(&[], &[("quic_ports", "1")]).notes;
-    assert!(notes[0].contains("quic_ports means nothing"), "{notes:?}");
+    assert!(notes[0].contains("unknown key quic_ports"), "{notes:?}");
 }
 
 /// A table of names and a page of names: one of the two would rot.

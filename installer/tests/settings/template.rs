@@ -169,8 +169,8 @@ fn an_invalid_template_is_refused_with_the_cause() {
         (r#"{"type":"gybe-cni","a":"__ETCD__"}"#, "unknown placeholders: __ETCD__"),
         (r#"{"type":"istio-cni","ambient_enabled":true}"#, "no ambient mode"),
         (r#"{"type":"gybe-cni","backend":"nftt"}"#, "must be one of auto"),
-        (r#"{"type":"calico"}"#, "of plugin \"calico\""),
-        ("{", "broken"),
+        (r#"{"type":"calico"}"#, "for the plugin \"calico\""),
+        ("{", "cannot be parsed"),
     ] {
         let why = refused(&[("CNI_NETWORK_CONFIG", template)], &[]);
         assert!(why.contains(cause), "{why}");

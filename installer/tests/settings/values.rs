@@ -61,7 +61,10 @@ fn lists_are_trimmed_and_empty_elements_dropped() {
         assert_eq!(conf.exclude_namespaces, names(want), "{text:?}");
     }
     for text in ["A", "a b", "-a", "a-", "a.b", &"a".repeat(64)] {
-        assert!(refused(&[("EXCLUDE_NAMESPACES", text)], &[]).contains("no namespace"), "{text}");
+        assert!(
+            refused(&[("EXCLUDE_NAMESPACES", text)], &[]).contains("not valid namespace names"),
+            "{text}"
+        );
     }
 }
 
@@ -113,7 +116,7 @@ fn the_shape_and_its_file_go_together() {
     assert_eq!(file(&shape(&[alone], &[("conf_name", "x.conf")])).as_deref(), Some("alone x.conf"));
     assert_eq!(file(&shape(&[alone], &[("shape", "chained")])), None);
     assert_eq!(shape(&[alone], &[("shape", "dropin")]), Shape::DropIn);
-    assert!(refused(&[pinned], &[("shape", "dropin")]).contains("can name no file"));
+    assert!(refused(&[pinned], &[("shape", "dropin")]).contains("cannot be set with it"));
 }
 
 #[test]

@@ -97,15 +97,15 @@ impl Template {
             notes.push("has probed, which is ignored: the agent writes the probe report");
         }
         if !theirs.pod_namespace.is_empty() && theirs.pod_namespace != ground.namespace {
-            notes.push("has another pod_namespace than the agent, whose own is used");
+            notes.push("has another pod_namespace than the agent's: the agent's is used");
         }
         let says_socket = self.members.get("facts").is_some_and(|it| it.get("socket").is_some());
         if says_socket && theirs.facts.socket != Some(ground.facts_socket()) {
-            notes.push("has another facts.socket than the agent, whose own is used");
+            notes.push("has another facts.socket than the agent's: the agent's is used");
         }
         if theirs.facts.kubeconfig.is_some() && theirs.facts.kubeconfig != kubeconfig {
             notes.push(match kubeconfig {
-                Some(_) => "names another kubeconfig than the agent writes, which is used",
+                Some(_) => "names another kubeconfig than the agent writes: the agent's is used",
                 None => {
                     "names a kubeconfig, which is ignored because pod_source is agent; set pod_source: api"
                 }
