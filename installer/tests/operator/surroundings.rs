@@ -192,7 +192,7 @@ fn f37_on_openshift_only_the_network_that_multus_calls_is_judged() {
     let said = node.doctor("--json");
     assert_eq!(said.code, 0, "{said:?}");
     let chain = found(&said.json(), "chain", "ok");
-    assert!(chain.len() == 1 && chain[0].0.ends_with("YYY-gybe-cni.conf, for Multus to call"), "{chain:?}");
+    assert!(chain.len() == 1 && chain[0].0.ends_with("YYY-gybe-cni.conf, which Multus calls"), "{chain:?}");
     assert!(!said.out.contains("restart crio"), "{}", said.out);
     fs::remove_file(node.root.join("etc/cni/multus/net.d/YYY-gybe-cni.conf")).unwrap();
     let told = node.doctor("--json").json();
