@@ -43,7 +43,7 @@ impl Ground {
 
     /// The example's pod comes to be, by this name.
     fn put(&self, name: &str) {
-        let mut pod: Value = serde_json::from_str(include_str!("../../examples/pod.json")).unwrap();
+        let mut pod: Value = serde_json::from_str(include_str!("../../../examples/pod.json")).unwrap();
         pod["metadata"]["name"] = name.into();
         pod["metadata"]["uid"] = format!("uid-of-{name}").into();
         self.server.put_pod(pod);
@@ -51,7 +51,7 @@ impl Ground {
 
     /// The example's ADD, for the pod of this name.
     fn add(&self, name: &str) -> Outcome {
-        let mut add: Value = serde_json::from_str(include_str!("../../examples/add.json")).unwrap();
+        let mut add: Value = serde_json::from_str(include_str!("../../../examples/add.json")).unwrap();
         add["env"]["CNI_NETNS"] = json!(self.pod.path());
         let args = format!("K8S_POD_NAMESPACE=shop;K8S_POD_NAME={name};K8S_POD_UID=uid-of-{name}");
         add["env"]["CNI_ARGS"] = format!("IgnoreUnknown=1;{args}").into();
