@@ -132,7 +132,7 @@ fn check(
 ) -> Result<Option<Difference>, ClientError> {
     let expected = flow.expected(rules);
     let patience = if *expected == ConnectionOutcome::Timeout { UNANSWERED_FOR } else { ANSWERED_WITHIN };
-    let found = call(flow, port).make(topology.at(flow.from), patience)?;
+    let found = call(flow, port).connect(topology.at(flow.from), patience)?;
     let difference = Difference { id: flow.id.clone(), expected: expected.clone(), found };
     Ok((!flow.agrees(expected, &difference.found)).then_some(difference))
 }
@@ -142,13 +142,12 @@ fn check(
 /// # Errors
 /// When it could not be made as described.
 pub fn make(topology: &Topology, flow: &Flow, patience: Duration) -> Result<ConnectionOutcome, ClientError> {
-    call(flow, None).make(topology.at(flow.from), patience)
+    call(flow, None).connect(topology.at(flow.from), patience)
 }
 
 fn call(flow: &Flow, port: Option<u16>) -> Client {
-    let disguise =
-        SourceOptions { source: flow.source, source_port: flow.source_port.or(port), mark: flow.mark };
-    Client { owner: flow.owner, transport: flow.transport, to: flow.to, disguise }
+    let source = SourceOptions { address: flow.source, port: flow.source_port.or(port), mark: flow.mark };
+    Client { owner: flow.owner, transport: flow.transport, to: flow.to, source }
 }
 
 impl Flow {

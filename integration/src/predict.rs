@@ -2,7 +2,7 @@
 //! where. Sends no packet.
 
 use crate::vectors::{Flow, Location};
-use gybe_installer::demo::predicted::{SideEffect, follows};
+use gybe_installer::demo::predicted::{Control, SideEffect, follows};
 use gybe_installer::testnet::outcome::{ConnectionOutcome, Reply};
 use gybe_netfilter::compile::{PASSTHROUGH_V6, compile};
 use gybe_netfilter::policy::{Families, InterfaceName, InterfaceNameError, Mode, Port, RedirectPolicy};
@@ -70,7 +70,8 @@ pub fn agrees_with_trace(policy: &RedirectPolicy, flow: &Flow) -> Result<bool, I
     let rules = compile(policy);
     let fate = trace_flow(&rules, flow)?.outcome;
     let side_effect = flow.side_effect(policy, &rules)?;
-    let follows = follows(fate, (flow.to, &flow.without_rules), side_effect, &flow.with_rules);
+    let follows =
+        follows(fate, Control { to: flow.to, outcome: &flow.without_rules }, side_effect, &flow.with_rules);
     Ok(follows && flow.has_redirection_of(policy, fate))
 }
 
@@ -96,12 +97,12 @@ impl Flow {
     ) -> Result<SideEffect, InterfaceNameError> {
         let both = policy.families == Families::V4AndV6;
         Ok(match (self.source, policy.mode) {
-            (Some(source), _) if source == PASSTHROUGH_V6 && both => SideEffect::ItsSource,
+            (Some(source), _) if source == PASSTHROUGH_V6 && both => SideEffect::AddsSource,
             // The source is not the pod's: only the marks of TPROXY route replies back to the socket.
-            (Some(_), Mode::Tproxy { .. }) if self.mark.is_some() => SideEffect::PerhapsItsAnswers,
-            (Some(_), Mode::Redirect) if self.mark.is_some() => SideEffect::LosesItsAnswers,
-            _ if self.reply_is_captured(rules)? => SideEffect::LosesItsAnswers,
-            _ => SideEffect::Nothing,
+            (Some(_), Mode::Tproxy { .. }) if self.mark.is_some() => SideEffect::MayLoseReplies,
+            (Some(_), Mode::Redirect) if self.mark.is_some() => SideEffect::LosesReplies,
+            _ if self.reply_is_captured(rules)? => SideEffect::LosesReplies,
+            _ => SideEffect::None,
         })
     }
 

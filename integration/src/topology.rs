@@ -68,8 +68,8 @@ impl Topology {
             route(from, network.parse()?, NextHop::Via(neighbour.parse()?))?;
         }
         // The peer has every address outside the other networks.
-        route(&peer, "0.0.0.0/0".parse()?, NextHop::Here)?;
-        route(&peer, "::/0".parse()?, NextHop::Here)?;
+        route(&peer, "0.0.0.0/0".parse()?, NextHop::Local)?;
+        route(&peer, "::/0".parse()?, NextHop::Local)?;
         let listeners = vec![
             Listeners::start(&pod, proxy(mode), ServerName::NameAndPort("envoy"), proxy_services())?,
             Listeners::start(&pod, APP, ServerName::NameAndPort("app"), app_services())?,
@@ -113,19 +113,19 @@ fn proxy(mode: Mode) -> Owner {
 }
 
 fn proxy_services() -> Vec<ListeningPort> {
-    let tcp = |port, reach| ListeningPort { transport: Transport::Tcp, port, reach };
-    let everywhere = [15000, 15008, 15020, 15021, 15090].map(|port| tcp(port, ListenAddress::Everywhere));
+    let tcp = |port, address| ListeningPort { transport: Transport::Tcp, port, address };
+    let everywhere = [15000, 15008, 15020, 15021, 15090].map(|port| tcp(port, ListenAddress::Any));
     let transparent = [15001, 15006].map(|port| tcp(port, ListenAddress::Transparent));
     let dns = [Transport::Tcp, Transport::Udp].map(|transport| ListeningPort {
         transport,
         port: 15053,
-        reach: ListenAddress::Loopback,
+        address: ListenAddress::Loopback,
     });
     everywhere.into_iter().chain(transparent).chain(dns).collect()
 }
 
 fn app_services() -> Vec<ListeningPort> {
-    let everywhere = |transport, port| ListeningPort { transport, port, reach: ListenAddress::Everywhere };
+    let everywhere = |transport, port| ListeningPort { transport, port, address: ListenAddress::Any };
     let tcp = [22, 53, 4000, 5000, 8080, 9000].map(|port| everywhere(Transport::Tcp, port));
     let udp = [53, 8080].map(|port| everywhere(Transport::Udp, port));
     tcp.into_iter().chain(udp).collect()
@@ -136,11 +136,8 @@ fn services_of(flows: &[Flow], name: &str) -> Vec<ListeningPort> {
     let mut services: Vec<ListeningPort> = Vec::new();
     let is_to_name = |flow: &&Flow| matches!(&flow.without_rules, ConnectionOutcome::Answered(answer) if answer.by == name);
     for flow in flows.iter().filter(is_to_name) {
-        let service = ListeningPort {
-            transport: flow.transport,
-            port: flow.to.port(),
-            reach: ListenAddress::Everywhere,
-        };
+        let service =
+            ListeningPort { transport: flow.transport, port: flow.to.port(), address: ListenAddress::Any };
         if !services.contains(&service) {
             services.push(service);
         }

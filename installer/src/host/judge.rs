@@ -13,12 +13,14 @@ use super::desired::{Confirmed, Install, Shape};
 use super::directory::Directory;
 use super::json::{self, JsonValue};
 use super::libcni::Network;
-use super::libcni::choice::{BrokenFile, BrokenReason, ChosenNetwork, NoChoice, candidates, choose};
+use super::libcni::choice::{
+    BrokenFile, BrokenReason, ChosenNetwork, NoChoice, candidates, choose, choose_by_name,
+};
 use super::observe::{
     ConfDirectory, DROP_IN, DirectoryState, FileName, ORIGINAL, ObservedState, ProgramDirectory, Unreadable,
 };
 use super::problem::{Problem, ProgramFault};
-use super::runtimes::{ConfiguredDirectory, DropIns, Possible, Runtimes};
+use super::runtimes::{ConfiguredDirectory, DropIns, Possible, Runtime, Runtimes};
 
 /// The plugins of Multus' thin and thick variant, which call other networks by file or name.
 const MULTUS: [&str; 2] = ["multus", "multus-shim"];
@@ -41,7 +43,7 @@ pub struct JudgeInput<'a> {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Judgement {
     /// The file that every runtime that may run here uses; none where they differ, or use none.
-    pub taken: Option<ChosenNetwork>,
+    pub in_use: Option<ChosenNetwork>,
     /// BrokenReason a pod is not redirected.
     pub reasons: Vec<Problem>,
     /// Problems that prevent no pod's redirection.
@@ -51,7 +53,7 @@ pub struct Judgement {
 impl Judgement {
     /// Reports whether a pod that is started now is redirected.
     #[must_use]
-    pub fn is_met(&self) -> bool {
+    pub fn is_redirected(&self) -> bool {
         self.reasons.is_empty()
     }
 }
@@ -60,45 +62,50 @@ impl Judgement {
 #[must_use]
 pub fn judge(question: &JudgeInput<'_>) -> Judgement {
     let mut judgement =
-        Judgement { reasons: standing(question.conf, question.programs), ..Judgement::default() };
-    if let Some(why) = question.fault.filter(|_| question.programs.standing == DirectoryState::Present) {
+        Judgement { reasons: directory_problems(question.conf, question.programs), ..Judgement::default() };
+    if let Some(why) = question.fault.filter(|_| question.programs.state == DirectoryState::Present) {
         judgement.reasons.push(Problem::Program { plugin: question.plugin.to_owned(), why });
     }
-    if question.conf.standing != DirectoryState::Present {
+    if question.conf.state != DirectoryState::Present {
         return judgement;
     }
     if question.conf.is_of_multus && matches!(question.shape, Shape::Standalone { .. }) {
         judgement.reasons.extend(question.network_of_ours().err());
         return judgement;
     }
-    judgement.reasons.extend(elsewhere(question));
-    let mut taken = Vec::new();
+    let elsewhere = elsewhere(question);
+    let is_elsewhere = !elsewhere.is_empty();
+    judgement.reasons.extend(elsewhere);
+    let mut in_use = Vec::new();
     for possible in &question.runtimes.possible {
         let (choice, reasons) = question.under(*possible);
-        taken.push(choice);
-        let new = reasons.into_iter().filter(|reason| !judgement.reasons.contains(reason));
+        in_use.push(choice);
+        // No entry is written to a directory that the runtime does not use.
+        let follows = |reason: &Problem| is_elsewhere && reason.is_missing_entry();
+        let new =
+            reasons.into_iter().filter(|reason| !judgement.reasons.contains(reason) && !follows(reason));
         judgement.reasons.extend(new.collect::<Vec<_>>());
     }
     let same_file = |choices: &[Option<ChosenNetwork>]| {
         let file = |choice: &Option<ChosenNetwork>| choice.as_ref().map(|choice| choice.file.clone());
         choices.windows(2).all(|pair| matches!(pair, [one, other] if file(one) == file(other)))
     };
-    judgement.taken = if same_file(&taken) { taken.into_iter().next().flatten() } else { None };
+    judgement.in_use = if same_file(&in_use) { in_use.into_iter().next().flatten() } else { None };
     judgement.notes = passed_over(question.conf, &judgement);
     judgement
 }
 
 /// The problems of the two directories themselves.
 #[must_use]
-pub fn standing(conf: &ConfDirectory, programs: &ProgramDirectory) -> Vec<Problem> {
-    let places = [(programs.standing, Directory::Programs), (conf.standing, Directory::Conf)];
-    let problem = |(standing, directory)| match standing {
+pub fn directory_problems(conf: &ConfDirectory, programs: &ProgramDirectory) -> Vec<Problem> {
+    let directories = [(programs.state, Directory::Programs), (conf.state, Directory::Conf)];
+    let problem = |(state, directory)| match state {
         DirectoryState::Present => None,
         DirectoryState::Missing => Some(Problem::Missing(directory)),
         DirectoryState::Deleted => Some(Problem::Deleted(directory)),
         DirectoryState::Unreadable(why) => Some(Problem::Unreadable(directory, why)),
     };
-    places.into_iter().filter_map(problem).collect()
+    directories.into_iter().filter_map(problem).collect()
 }
 
 /// The primary's network whose chain is to be extended: the first file that every runtime can load, once no
@@ -108,8 +115,11 @@ pub fn standing(conf: &ConfDirectory, programs: &ProgramDirectory) -> Vec<Proble
 pub fn primary(conf: &ConfDirectory, plugin: &str, runtimes: &Runtimes) -> Option<ChosenNetwork> {
     let reads = runtimes.possible.iter().any(|possible| possible.drop_ins == DropIns::Loaded);
     let drop_ins = if reads { DropIns::Loaded } else { DropIns::Ignored };
+    let is_crio = runtimes.possible.iter().all(|possible| possible.runtime == Runtime::CriO);
+    let named = runtimes.crio_network.as_deref().filter(|_| is_crio);
     for candidate in candidates(conf, drop_ins) {
         match candidate {
+            Ok(choice) if named.is_some_and(|name| choice.network_name() != name) => {}
             Ok(choice) if primaries(&choice.network, plugin).is_empty() => {}
             Ok(choice) => return Some(choice),
             Err(broken) if broken.is_unread() => return None,
@@ -169,22 +179,22 @@ fn has_multus(choice: &ChosenNetwork) -> bool {
 
 /// Files that no runtime can load and that stop none. Files that sort after the one in use have no effect.
 fn passed_over(conf: &ConfDirectory, judgement: &Judgement) -> Vec<Problem> {
-    let Some(taken) = &judgement.taken else { return Vec::new() };
+    let Some(in_use) = &judgement.in_use else { return Vec::new() };
     let all = candidates(conf, DropIns::Loaded).filter_map(Result::err);
-    let before = all.take_while(|broken| broken.file < taken.file);
+    let before = all.take_while(|broken| broken.file < in_use.file);
     before.filter(|broken| !broken.is_unread()).map(Problem::Broken).collect()
 }
 
 impl<'a> JudgeInput<'a> {
     /// The input for a desired state.
     #[must_use]
-    pub fn new(install: &'a Install, seen: &'a ObservedState) -> Self {
+    pub fn new(install: &'a Install, observed: &'a ObservedState) -> Self {
         Self {
-            conf: &seen.conf,
-            programs: &seen.programs,
-            runtimes: &seen.runtimes,
+            conf: &observed.conf,
+            programs: &observed.programs,
+            runtimes: &observed.runtimes,
             plugin: install.entry.plugin(),
-            fault: program_fault(install, seen),
+            fault: program_fault(install, observed),
             shape: &install.shape,
             confirmed: install.confirmed,
         }
@@ -192,22 +202,33 @@ impl<'a> JudgeInput<'a> {
 }
 
 /// Another build than the desired one serves too, once it has answered.
-fn program_fault(install: &Install, seen: &ObservedState) -> Option<ProgramFault> {
+fn program_fault(install: &Install, observed: &ObservedState) -> Option<ProgramFault> {
     let name = OsStr::new(install.entry.plugin());
-    let Some(there) = seen.programs.files.get(name) else { return Some(ProgramFault::Missing) };
+    let Some(there) = observed.programs.files.get(name) else { return Some(ProgramFault::Missing) };
     let mut ours = install.programs.iter().filter(|program| program.name.as_os_str() == name);
-    let is_right = ours.any(|program| there.hash == Ok(program.hash)) || seen.answering.contains(name);
-    ProgramFault::of(there.access, seen.us).or_else(|| (!is_right).then_some(ProgramFault::Another))
+    let is_right = ours.any(|program| there.hash == Ok(program.hash)) || observed.answering.contains(name);
+    ProgramFault::of(there.access, observed.us).or_else(|| (!is_right).then_some(ProgramFault::Another))
 }
 
 impl JudgeInput<'_> {
     fn under(&self, Possible { runtime, drop_ins }: Possible) -> (Option<ChosenNetwork>, Vec<Problem>) {
-        match choose(self.conf, runtime, drop_ins) {
+        let named = self.runtimes.crio_network.as_deref().filter(|_| runtime == Runtime::CriO);
+        let chosen = match named {
+            Some(name) => choose_by_name(self.conf, name, drop_ins),
+            None => choose(self.conf, runtime, drop_ins),
+        };
+        match chosen {
             Ok(choice) => {
                 let reasons = self.of(&choice, drop_ins);
                 (Some(choice), reasons)
             }
-            Err(NoChoice::Nothing) => (None, vec![Problem::Waiting]),
+            Err(NoChoice::Nothing) => (
+                None,
+                vec![
+                    named
+                        .map_or(Problem::Waiting, |name| Problem::NoDefaultNetwork { name: name.to_owned() }),
+                ],
+            ),
             Err(NoChoice::Stopped(broken)) => (None, vec![Problem::BrokenFirst(broken)]),
             Err(NoChoice::Unknown(BrokenFile {
                 file,

@@ -44,7 +44,7 @@ fn rows() -> Vec<Row> {
                 "inboundDefault": "containerPorts", "max_intervals": 7, "exclude_namespaces": ["b", "istio-system"],
             }),
             &[
-                "cni_network_config has exclude_namespaces [\"a\",\"istio-system\"]: exclude_namespaces counts for more",
+                "cni_network_config has exclude_namespaces [\"a\",\"istio-system\"], which exclude_namespaces overrides",
             ],
         ),
         row(
@@ -52,7 +52,7 @@ fn rows() -> Vec<Row> {
             &[],
             json!({ "exclude_namespaces": ["a", "istio-system"] }),
             &[
-                "cni_network_config names a kubeconfig: left out, since pod_source is agent; pod_source: api writes one",
+                "cni_network_config names a kubeconfig, which is ignored because pod_source is agent; set pod_source: api",
             ],
         ),
         row(
@@ -71,14 +71,14 @@ fn rows() -> Vec<Row> {
             r#"{"type":"gybe-cni","backend":"nft","ipv6":"leave","gates":"strict","log_level":"warn"}"#,
             &[("backend", "iptables"), ("log_level", "warn")],
             json!({ "backend": "iptables", "ipv6": "leave", "gates": "strict", "log_level": "warn" }),
-            &["cni_network_config has backend \"nft\": backend counts for more"],
+            &["cni_network_config has backend \"nft\", which backend overrides"],
         ),
         row(r#"{"type":"gybe-cni","native_nftables":true}"#, &[], json!({ "backend": "nft" }), &[]),
         row(
             r#"{"type":"gybe-cni","native_nftables":true}"#,
             &[("backend", "iptables-legacy")],
             json!({ "backend": "iptables-legacy" }),
-            &["cni_network_config has backend \"nft\": backend counts for more"],
+            &["cni_network_config has backend \"nft\", which backend overrides"],
         ),
         row(
             r#"{"type":"gybe-cni","pod_namespace":"else","probed":{"backend":"nft","kernel":"9"},
@@ -86,7 +86,7 @@ fn rows() -> Vec<Row> {
             &[],
             json!({ "facts": { "deadline_ms": 500 } }),
             &[
-                "cni_network_config has probed: left out, the agent writes what it finds out",
+                "cni_network_config has probed, which is ignored: the agent writes the probe report",
                 "cni_network_config has another pod_namespace than the agent's: the agent's is used",
                 "cni_network_config has another facts.socket than the agent's: the agent's is used",
             ],
@@ -95,7 +95,7 @@ fn rows() -> Vec<Row> {
             r#"{"type":"gybe-cni","of_a_release_to_come":[1],"facts":{"sockets":1}}"#,
             &[],
             json!({ "of_a_release_to_come": [1] }),
-            &["cni_network_config: this version does not know of_a_release_to_come, facts.sockets"],
+            &["cni_network_config: unknown keys of_a_release_to_come, facts.sockets"],
         ),
         row(
             r#"{"type":"gybe-cni","exclude_namespaces":[]}"#,
@@ -135,7 +135,7 @@ fn a_template_is_a_base_and_settings_and_what_is_the_agents_count_for_more() {
         assert_eq!(made, want, "{template} {settings:?}");
         assert_eq!(with.notes, notes, "{template} {settings:?}");
         let read_back = PluginConf::read(made.as_object().unwrap()).unwrap();
-        assert_eq!(read_back, with.choices.conf, "{template} {settings:?}");
+        assert_eq!(read_back, with.options.conf, "{template} {settings:?}");
     }
 }
 
@@ -144,7 +144,7 @@ fn what_a_node_finds_out_goes_into_an_entry_with_a_template_too() {
     let settings = read(POD, &[("cni_network_config", ISTIOS)]);
     let probed = ProbeHint { backend: Some(BackendKind::Nft), kernel: "6.1".to_owned() };
     let image = image("template-probed");
-    let said = node_backend(settings.choices.conf.backend, None, None);
+    let said = node_backend(settings.options.conf.backend, None, None);
     let node = NodeContext { backend: Some(&said), probed: Some(&probed), ..node(&image) };
     assert_eq!(json_of(&installed(&settings, &node).entry)["probed"]["kernel"], "6.1");
 }

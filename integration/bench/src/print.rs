@@ -28,7 +28,7 @@ pub fn verdict(reports: &[Report]) -> ExitCode {
         head: cells(["Target", "Limit", "Measured", "Verdict"]),
         rows: targets.iter().map(|target| row(target)).collect(),
     });
-    if targets.iter().all(|target| target.is_met()) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    if targets.iter().all(|target| target.is_redirected()) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 /// Says why nothing could be measured.
@@ -43,7 +43,7 @@ fn row(target: &Target) -> Vec<String> {
         Limit::AtLeast(least) => format!("at least {least} {}", target.unit),
     };
     let measured = format!("{:.2} {}", target.measured, target.unit);
-    let verdict = if target.is_met() { "met" } else { "MISSED" };
+    let verdict = if target.is_redirected() { "met" } else { "MISSED" };
     vec![target.what.clone(), limit, measured, verdict.into()]
 }
 

@@ -1,4 +1,4 @@
-//! `gybe demo` says what is true: all is well with all rules, and not without any one of them.
+//! `gybe demo` reports success with all rules, and failure without any one of them.
 
 use gybe_integration::failure::Failure;
 use gybe_integration::parallel::in_parallel;
@@ -14,23 +14,23 @@ fn demo(arguments: &[&str]) -> Result<Run, Failure> {
 }
 
 #[test]
-fn with_all_rules_every_connection_goes_where_it_must_and_no_program_is_run() -> Result<(), Failure> {
+fn with_all_rules_every_connection_reaches_its_destination_and_no_program_is_run() -> Result<(), Failure> {
     let run = demo(&["--json"])?;
     assert_eq!(run.code, Some(0), "{run:#?}");
-    let told: Value = serde_json::from_str(&run.out)?;
-    assert_eq!(told["as_expected"], true);
-    assert_eq!(told["add"]["programs"], 0);
-    assert_eq!(told["add"]["processes"], 0);
-    let rows = told["connections"].as_array().map(Vec::len);
+    let report: Value = serde_json::from_str(&run.out)?;
+    assert_eq!(report["as_expected"], true);
+    assert_eq!(report["add"]["programs"], 0);
+    assert_eq!(report["add"]["processes"], 0);
+    let rows = report["connections"].as_array().map(Vec::len);
     assert_eq!(rows, Some(24));
-    let turned = |row: &&Value| row["with"].as_str().is_some_and(|with| with.contains(" orig="));
-    let turned = told["connections"].as_array().map(|rows| rows.iter().filter(turned).count());
-    assert!(turned.is_some_and(|turned| turned >= 6), "{}", run.out);
+    let is_redirected = |row: &&Value| row["with"].as_str().is_some_and(|with| with.contains(" orig="));
+    let redirected = report["connections"].as_array().map(|rows| rows.iter().filter(is_redirected).count());
+    assert!(redirected.is_some_and(|redirected| redirected >= 6), "{}", run.out);
     Ok(())
 }
 
 #[test]
-fn without_any_one_rule_it_fails_and_names_the_connections() -> Result<(), Failure> {
+fn without_any_one_rule_the_demo_fails_and_names_the_connections() -> Result<(), Failure> {
     let unknown = demo(&["--without", "no-such-rule"])?;
     assert_eq!(unknown.code, Some(2), "{unknown:#?}");
     let known = unknown.err.split("it has ").nth(1).unwrap_or_default().trim();
@@ -45,24 +45,24 @@ fn without_any_one_rule_it_fails_and_names_the_connections() -> Result<(), Failu
     Ok(())
 }
 
-/// A plugin that runs others first: the demo must notice, or what it says of ours is worth nothing.
+/// The control of the demo's claim that the plugin runs no program.
 #[test]
-fn a_plugin_that_runs_programs_is_found_out() -> Result<(), Failure> {
-    let place = Place::new("runs-programs")?;
+fn a_plugin_that_runs_programs_is_reported() -> Result<(), Failure> {
+    let directory = TestDirectory::new("runs-programs")?;
     let plugin = path_of_ours("gybe-cni")?;
-    let script = place.program(&format!("#!/bin/sh\n/bin/true\nexec '{}'\n", plugin.display()))?;
+    let script = directory.program(&format!("#!/bin/sh\n/bin/true\nexec '{}'\n", plugin.display()))?;
     let run = demo(&["--plugin", &script.to_string_lossy()])?;
     assert_eq!(run.code, Some(1), "{run:#?}");
     assert!(run.out.contains("the ADD ran 2 programs and forked 1 processes"), "{}", run.out);
-    assert!(run.out.contains("24 of 24 connections went where they must"), "{}", run.out);
+    assert!(run.out.contains("24 of 24 connections reached the expected destination"), "{}", run.out);
     Ok(())
 }
 
 #[test]
-fn a_plugin_that_fails_is_quoted_and_nothing_is_left_behind() -> Result<(), Failure> {
-    let place = Place::new("fails")?;
-    let script = place.program("#!/bin/sh\necho '{\"code\": 7, \"msg\": \"no such luck\"}'\nexit 1\n")?;
-    let scratch = place.0.join("scratch");
+fn the_error_of_a_failing_plugin_is_printed_and_no_file_is_left() -> Result<(), Failure> {
+    let directory = TestDirectory::new("fails")?;
+    let script = directory.program("#!/bin/sh\necho '{\"code\": 7, \"msg\": \"no such luck\"}'\nexit 1\n")?;
+    let scratch = directory.0.join("scratch");
     fs::create_dir(&scratch)?;
     let (gybe, setting) = (path_of_ours("gybe")?, format!("TMPDIR={}", scratch.display()));
     let script = script.to_string_lossy();
@@ -74,7 +74,7 @@ fn a_plugin_that_fails_is_quoted_and_nothing_is_left_behind() -> Result<(), Fail
 }
 
 #[test]
-fn without_privilege_it_says_what_would_make_it_work() -> Result<(), Failure> {
+fn without_privilege_the_hint_names_the_command() -> Result<(), Failure> {
     let gybe = path_of_ours("gybe")?;
     let run = run("setpriv", &["--bounding-set=-all", &gybe.to_string_lossy(), "demo"], "")?;
     assert_eq!(run.code, Some(2), "{run:#?}");
@@ -82,10 +82,10 @@ fn without_privilege_it_says_what_would_make_it_work() -> Result<(), Failure> {
     Ok(())
 }
 
-/// A directory of one test; gone with this value.
-struct Place(PathBuf);
+/// A directory of one test, removed on drop.
+struct TestDirectory(PathBuf);
 
-impl Place {
+impl TestDirectory {
     fn new(test: &str) -> Result<Self, Failure> {
         let path = std::env::temp_dir().join(format!("gybe-test-{test}-{}", std::process::id()));
         fs::create_dir(&path)?;
@@ -100,8 +100,8 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for TestDirectory {
     fn drop(&mut self) {
-        let _gone = fs::remove_dir_all(&self.0);
+        let _removed = fs::remove_dir_all(&self.0);
     }
 }

@@ -52,7 +52,7 @@ fn without_any_one_rule_some_flow_goes_elsewhere() -> Result<(), Failure> {
 /// Does one of them show that its rule is missing?
 fn betrayed(mutants: &[Mutant]) -> Result<bool, Failure> {
     for mutant in mutants {
-        let routes = Routes::wanted(&mutant.vector.policy);
+        let routes = Routes::of(&mutant.vector.policy);
         let redirection = Redirection { rules: mutant.rules.clone(), routes };
         if !check_vector(&mutant.vector, &redirection, &Nft, Until::FirstDifference)?.is_empty() {
             return Ok(true);

@@ -99,12 +99,12 @@ fn a_socket_belongs_to_the_user_and_group_its_thread_acts_as() -> Result<(), Fai
             owner: Owner { uid, gid },
             transport: Transport::Tcp,
             to,
-            disguise: SourceOptions::default(),
+            source: SourceOptions::default(),
         };
         let world = &world;
         move || -> Result<(), Failure> {
             for _ in 0..20 {
-                let fate = call.make(world.at(Location::Pod), PATIENCE)?;
+                let fate = call.connect(world.at(Location::Pod), PATIENCE)?;
                 assert_eq!(fate.to_string().split(' ').next(), Some(by), "uid {uid} gid {gid}");
             }
             Ok(())
@@ -130,8 +130,8 @@ fn nobody_listening_is_told_from_nobody_answering() -> Result<(), Failure> {
     let call = |to: &str| -> Result<String, Failure> {
         let owner = Owner { uid: 1000, gid: 1000 };
         let call =
-            Client { owner, transport: Transport::Tcp, to: to.parse()?, disguise: SourceOptions::default() };
-        Ok(call.make(world.at(Location::Pod), Duration::from_millis(200))?.to_string())
+            Client { owner, transport: Transport::Tcp, to: to.parse()?, source: SourceOptions::default() };
+        Ok(call.connect(world.at(Location::Pod), Duration::from_millis(200))?.to_string())
     };
     assert_eq!(call("127.0.0.1:1")?, "refused");
     // On the pod's own network, and nobody is there: the neighbour is never found.

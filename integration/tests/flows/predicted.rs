@@ -1,6 +1,6 @@
-//! Every recorded fate, foretold from the rules alone.
+//! Every recorded outcome follows from the prediction of `trace`.
 
-use gybe_installer::demo::predicted::{SideEffect, follows};
+use gybe_installer::demo::predicted::{Control, SideEffect, follows};
 use gybe_integration::predict::{agrees_with_trace, trace_flow};
 use gybe_integration::vectors;
 use gybe_netfilter::compile::compile;
@@ -8,7 +8,7 @@ use gybe_netfilter::ruleset::Ruleset;
 use gybe_netfilter::trace::PacketOutcome;
 
 #[test]
-fn trace_foretells_every_recorded_flow() {
+fn trace_predicts_every_recorded_flow() {
     let mut wrong = Vec::new();
     for vector in vectors::all().unwrap() {
         let rules = compile(&vector.policy);
@@ -16,7 +16,7 @@ fn trace_foretells_every_recorded_flow() {
             let trace = trace_flow(&rules, flow).unwrap();
             if !agrees_with_trace(&vector.policy, flow).unwrap() {
                 wrong.push(format!(
-                    "{} {}: {} foretold {:?} by {:?}",
+                    "{} {}: {} predicted {:?} by {:?}",
                     vector.name, flow.id, flow.with_rules, trace.outcome, trace.decided_by
                 ));
             }
@@ -26,21 +26,21 @@ fn trace_foretells_every_recorded_flow() {
 }
 
 #[test]
-fn without_rules_trace_foretells_the_control_and_not_the_policy() {
+fn without_rules_trace_predicts_the_control_and_not_the_policy() {
     for vector in vectors::all().unwrap() {
-        let nothing = Ruleset { families: vector.policy.families, chains: Vec::new() };
+        let no_rules = Ruleset { families: vector.policy.families, chains: Vec::new() };
         let mut missed = 0;
         for flow in &vector.flows {
-            let fate = trace_flow(&nothing, flow).unwrap().outcome;
-            assert_eq!(fate, PacketOutcome::Untouched, "{} {}", vector.name, flow.id);
-            let asked = (flow.to, &flow.without_rules);
+            let predicted = trace_flow(&no_rules, flow).unwrap().outcome;
+            assert_eq!(predicted, PacketOutcome::Untouched, "{} {}", vector.name, flow.id);
+            let control = Control { to: flow.to, outcome: &flow.without_rules };
             assert!(
-                follows(fate, asked, SideEffect::Nothing, &flow.without_rules),
+                follows(predicted, control, SideEffect::None, &flow.without_rules),
                 "{} {}",
                 vector.name,
                 flow.id
             );
-            missed += usize::from(!follows(fate, asked, SideEffect::Nothing, &flow.with_rules));
+            missed += usize::from(!follows(predicted, control, SideEffect::None, &flow.with_rules));
         }
         assert!(missed > 0, "no flow of {} needs its rules", vector.name);
     }

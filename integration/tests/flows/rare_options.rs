@@ -36,7 +36,7 @@ fn world(
 ) -> Result<Topology, Failure> {
     let topology = Topology::new(vector.policy.mode, &vector.flows)?;
     let rules = change(compile(&vector.policy))?;
-    let redirection = Redirection { rules, routes: Routes::wanted(&vector.policy) };
+    let redirection = Redirection { rules, routes: Routes::of(&vector.policy) };
     topology.at(Location::Pod).run(|| redirection.apply(&Nft))??;
     Ok(topology)
 }
@@ -88,14 +88,14 @@ fn the_upstream_resolvers_answer_belongs_to_the_agents_question() -> Result<(), 
             owner: Owner { uid: 1337, gid: 1337 },
             transport: Transport::Udp,
             to: server.parse()?,
-            disguise: SourceOptions::default(),
+            source: SourceOptions::default(),
         };
         for (there, answers_seen) in [(true, 1), (false, 0)] {
             let world = world(&vector, |rules| {
                 let rules = if there { rules } else { without(&rules, rule)? };
                 Ok(with(rules, ChainName::ManglePrerouting, answer_to_a_known_question()?))
             })?;
-            let fate = question.make(world.at(Location::Pod), PATIENCE)?;
+            let fate = question.connect(world.at(Location::Pod), PATIENCE)?;
             assert!(matches!(fate, ConnectionOutcome::Answered(_)), "{name} {server}: {fate}");
             assert_eq!(counted(&world, "witness")?, answers_seen, "{rule} there: {there}, {server}");
         }
@@ -126,14 +126,14 @@ fn the_proxys_mark_spares_also_where_it_is_the_mark_of_calls_to_the_own_pod() ->
         owner: Owner { uid: 0, gid: 1337 },
         transport: Transport::Tcp,
         to: "10.244.0.10:8080".parse()?,
-        disguise: SourceOptions::default(),
+        source: SourceOptions::default(),
     };
     for (there, answers) in [(true, "app:8080"), (false, "envoy:15006")] {
         let world = world(&vector, |rules| match there {
             true => Ok(rules),
             false => without(&rules, "proxy-keeps-source"),
         })?;
-        match call.make(world.at(Location::Pod), PATIENCE)? {
+        match call.connect(world.at(Location::Pod), PATIENCE)? {
             ConnectionOutcome::Answered(answer) => {
                 assert_eq!(answer.by, answers, "proxy-keeps-source there: {there}")
             }

@@ -45,9 +45,8 @@ fn world(
 
 fn call(world: &Topology, from: Location, to: &str, patience: Duration) -> Result<String, Failure> {
     let owner = Owner { uid: if from == Location::Pod { 1000 } else { 0 }, gid: 0 };
-    let call =
-        Client { owner, transport: Transport::Tcp, to: to.parse()?, disguise: SourceOptions::default() };
-    let fate = call.make(world.at(from), patience)?.to_string();
+    let call = Client { owner, transport: Transport::Tcp, to: to.parse()?, source: SourceOptions::default() };
+    let fate = call.connect(world.at(from), patience)?.to_string();
     Ok(fate.split(' ').next().unwrap_or_default().to_owned())
 }
 

@@ -134,7 +134,7 @@ fn f23_a_pod_that_needs_what_this_node_cannot_do_is_refused_and_nothing_written(
     let ran = PluginCall::add(&pod, &place)?.with_backend("auto").run(&place, "")?;
     let told: Value = serde_json::from_str(&ran.out)?;
     assert_eq!(told["code"], 999);
-    let said = "gybe-cni cmdAdd GYBE-ADD-028: the pod's IPv6 is to be redirected, which nft cannot do on this node: \
+    let said = "gybe-cni cmdAdd GYBE-ADD-028: the pod's IPv6 must be redirected, which nft cannot do on this node: \
                 refused: no inet NAT of IPv6";
     assert_eq!(told["msg"], said);
     assert_eq!(pod.run(|| run("nft", &["list", "ruleset"], ""))??.out, "");

@@ -1,6 +1,6 @@
 //! The recorded connections, walked through the rules that each backend really wrote.
 
-use gybe_installer::demo::predicted::{SideEffect, follows};
+use gybe_installer::demo::predicted::{Control, SideEffect, follows};
 use gybe_integration::failure::Failure;
 use gybe_integration::parallel::in_parallel;
 use gybe_integration::topology::Topology;
@@ -40,7 +40,7 @@ fn walked(vector: &Vector, kind: BackendKind) -> Result<Vec<String>, Failure> {
         if !same {
             wrong.push(format!("{kind} {} {}: {by}", vector.name, flow.id));
         }
-        let recorded = (flow.to, &flow.without_rules);
+        let recorded = Control { to: flow.to, outcome: &flow.without_rules };
         let is_plain = flow.mark.is_none() && flow.source.is_none() && !flow.is_forwarded();
         let fate = match walked.outcome {
             Outcome::Redirected(port) => PacketOutcome::Redirected(port),
@@ -48,7 +48,7 @@ fn walked(vector: &Vector, kind: BackendKind) -> Result<Vec<String>, Failure> {
             Outcome::Dropped => PacketOutcome::Dropped,
             _ => PacketOutcome::Untouched,
         };
-        if is_plain && !follows(fate, recorded, SideEffect::Nothing, &flow.with_rules) {
+        if is_plain && !follows(fate, recorded, SideEffect::None, &flow.with_rules) {
             wrong.push(format!("{kind} {} {}: recorded {}, {by}", vector.name, flow.id, flow.with_rules));
         }
     }

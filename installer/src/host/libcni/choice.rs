@@ -1,5 +1,7 @@
 //! The runtime's choice of a conf file: the first by name, and the handling of broken files.
 
+use std::borrow::Cow;
+
 use super::{FileFormat, LoadError, Network, list_name, network};
 use crate::host::observe::{ConfDirectory, FileName, Unreadable};
 use crate::host::runtimes::{DropIns, Runtime};
@@ -69,15 +71,44 @@ pub fn choose(conf: &ConfDirectory, runtime: Runtime, drop_ins: DropIns) -> Resu
     Err(NoChoice::Nothing)
 }
 
+/// Returns the file that CRI-O uses if its configuration names a network (`cni_default_network`): the first with a network
+/// of this name. ocicni skips every other file.
+pub fn choose_by_name(
+    conf: &ConfDirectory,
+    name: &str,
+    drop_ins: DropIns,
+) -> Result<ChosenNetwork, NoChoice> {
+    for candidate in candidates(conf, drop_ins) {
+        match candidate {
+            Ok(choice) if choice.network_name() == name => return Ok(choice),
+            Err(broken) if broken.is_unread() => return Err(NoChoice::Unknown(broken)),
+            _ => {}
+        }
+    }
+    Err(NoChoice::Nothing)
+}
+
+impl ChosenNetwork {
+    /// The network's name; ocicni uses the file's name for a network without one.
+    pub(crate) fn network_name(&self) -> Cow<'_, str> {
+        match self.network.name.as_str() {
+            "" => self.file.as_os_str().to_string_lossy(),
+            name => name.into(),
+        }
+    }
+}
+
 /// Every file that a runtime reads, in its order, with the result of loading it.
 pub fn candidates(
     conf: &ConfDirectory,
     drop_ins: DropIns,
 ) -> impl Iterator<Item = Result<ChosenNetwork, BrokenFile>> + '_ {
-    let named =
-        conf.files.iter().filter_map(|(file, seen)| Some((file, seen, FileFormat::of(file.as_os_str())?)));
-    named.map(move |(file, seen, form)| {
-        let network = match &seen.content {
+    let named = conf
+        .files
+        .iter()
+        .filter_map(|(file, observed)| Some((file, observed, FileFormat::of(file.as_os_str())?)));
+    named.map(move |(file, observed, form)| {
+        let network = match &observed.content {
             Ok(bytes) if drop_ins == DropIns::Loaded => load(conf, form, bytes),
             Ok(bytes) => network(form, bytes, &[]).map_err(BrokenReason::from),
             Err(why) => Err(BrokenReason::Unreadable(why.clone())),
@@ -98,10 +129,10 @@ fn load(conf: &ConfDirectory, form: FileFormat, bytes: &[u8]) -> Result<Network,
         if let Some(why) = conf.unread_networks.get(&own) {
             return Err(BrokenReason::UnreadableDropIn(own, why.clone()));
         }
-        for (name, seen) in conf.networks.get(&own).into_iter().flatten() {
+        for (name, observed) in conf.networks.get(&own).into_iter().flatten() {
             // Only `.conf` files in a network's own directory are loaded.
             if name.ends_in(".conf") {
-                let read = seen.content.as_ref();
+                let read = observed.content.as_ref();
                 drop_ins.push(read.map_err(|why| BrokenReason::UnreadableDropIn(name.clone(), why.clone()))?);
             }
         }

@@ -14,7 +14,7 @@ use nix::sys::stat::{FileStat, Mode, SFlag, fstat, fstatat};
 use sha2::{Digest, Sha256};
 
 use super::conf_directory::{access, is, list, open_directory};
-use super::{Access, DirectoryState, FileName, LOCK, ProgramDirectory, TEMPORARY, Unreadable};
+use super::{Access, DirectoryState, FileName, LOCK, ProgramDirectory, Unreadable, is_temporary};
 use crate::error::errno;
 
 /// A SHA-256 digest.
@@ -93,19 +93,19 @@ impl HashCache {
 
 pub(super) fn look(path: &Path, names: &BTreeSet<FileName>, hashes: &mut HashCache) -> ProgramDirectory {
     let nothing = ProgramDirectory::not_there;
-    let opened = open_directory(path).and_then(|(fd, standing)| Ok((list(&fd)?, fd, standing)));
+    let opened = open_directory(path).and_then(|(fd, state)| Ok((list(&fd)?, fd, state)));
     match opened {
         Ok((entries, fd, DirectoryState::Present)) => ProgramDirectory {
-            standing: DirectoryState::Present,
+            state: DirectoryState::Present,
+            has_temporary: entries.iter().any(|(name, _)| is_temporary(name)),
             names: entries.into_iter().map(|(name, _)| name).collect(),
             files: names
                 .iter()
                 .filter_map(|name| Some((name.clone(), program(&fd, name, hashes)?)))
                 .collect(),
-            litter: is_there(&fd, TEMPORARY),
             has_lock: is_there(&fd, LOCK),
         },
-        Ok((_, _, standing)) => nothing(standing),
+        Ok((_, _, state)) => nothing(state),
         Err(Errno::ENOENT) => nothing(DirectoryState::Missing),
         Err(why) => nothing(DirectoryState::Unreadable(why)),
     }
