@@ -1,11 +1,13 @@
 //! Connections in the recorded network: their outcome under every policy, by every backend and by prediction.
 
 #[cfg(test)]
+mod exceptional_packets;
+#[cfg(test)]
 mod faults_catalogue;
 #[cfg(test)]
 mod iptables;
 #[cfg(test)]
-mod istio_1_0;
+mod istio_1_0_listing;
 #[cfg(test)]
 mod mutation;
 #[cfg(test)]
@@ -15,6 +17,4 @@ mod nft;
 #[cfg(test)]
 mod predicted;
 #[cfg(test)]
-mod rare_options;
-#[cfg(test)]
-mod unanswered;
+mod tproxy_without_proxy;
