@@ -33,7 +33,7 @@ fn a_nodes_labels_are_told() {
     let missing = node_labels(&ground.cluster(), "node-2", soon()).unwrap_err().to_string();
     assert!(missing.contains("404") && missing.contains("node-2"), "{missing}");
     let nonsense = node_labels(&ground.cluster(), "a b", soon()).unwrap_err().to_string();
-    assert!(nonsense.contains("a name in the question is none"), "{nonsense}");
+    assert!(nonsense.contains("a name in the request is invalid"), "{nonsense}");
     let paths: Vec<_> = ground.server.requests().into_iter().map(|request| request.path).collect();
     assert_eq!(paths, ["/api/v1/nodes/node-1", "/api/v1/nodes/node-1", "/api/v1/nodes/node-2"]);
 }

@@ -60,10 +60,10 @@ fn what_the_server_says_is_told() {
     let ground = Ground::new("facts-said");
     let late = ground.server.tokens().issue(Validity::Expired);
     let kubeconfig = ground.server.kubeconfig_with(&ground.directory, &late).unwrap();
-    assert!(fault(&kubeconfig).contains("said 401"));
+    assert!(fault(&kubeconfig).contains("responded 401"));
     let kubeconfig = ground.server.kubeconfig(&ground.directory).unwrap();
     ground.server.forbid(Verb::Get, "pods");
-    assert!(fault(&kubeconfig).contains("said 403"));
+    assert!(fault(&kubeconfig).contains("responded 403"));
     ground.server.set_network(Network::Refusing).unwrap();
     assert!(fault(&kubeconfig).contains("Connection refused"));
     for network in [Network::Unreachable, Network::Silent] {
@@ -85,8 +85,8 @@ fn a_kubeconfig_that_is_none_is_named_and_not_quoted() {
         config.to_string()
     };
     for (text, told) in [
-        ("{ eyJ: [ eyJ".to_owned(), "is not YAML of that kind"),
-        ("[]".to_owned(), "is not YAML of that kind"),
+        ("{ eyJ: [ eyJ".to_owned(), "is not a kubeconfig in YAML"),
+        ("[]".to_owned(), "is not a kubeconfig in YAML"),
         ("kind: Config".to_owned(), "has no current-context"),
         (with("/current-context", "other".into()), "has no context \"other\""),
         (with("/contexts/0/context/cluster", "other".into()), "has no cluster \"other\""),
@@ -123,7 +123,7 @@ fn a10_what_is_no_question_is_refused() {
     for (question, told) in [
         ("", "malformed"),
         ("{\"version\": 2}", "version 2"),
-        ("{\"version\": 1, \"namespace\": \"..\", \"name\": \"x\"}", "Kubernetes would not give"),
+        ("{\"version\": 1, \"namespace\": \"..\", \"name\": \"x\"}", "that is invalid in Kubernetes"),
         (&"x".repeat(5000), "it is longer than allowed"),
     ] {
         let output = run(&kubeconfig, 2000, question);

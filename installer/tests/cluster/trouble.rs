@@ -155,7 +155,7 @@ fn one_pod_that_cannot_be_read_hides_no_other() {
     knows(&watched, "cart-1", "u1");
     let answer = asked(&watched, "odd-0", "odd").unwrap_err();
     assert!(
-        matches!(&answer, FactsResponse::Error(why) if why.contains("no object of its kind")),
+        matches!(&answer, FactsResponse::Error(why) if why.contains("not an object of the requested kind")),
         "{answer:?}"
     );
     // The same in a list, and the watch is not begun anew because of it.

@@ -130,13 +130,13 @@ fn what_the_server_says_to_a_question_is_told_and_no_credential() {
     ground.server.forbid(Verb::Get, "pods");
     let told = |name: &str| format!("{:?}", asked(&watched, name, "u").unwrap_err());
     let forbidden = told("cart-0");
-    assert!(forbidden.contains("said 403") && forbidden.contains("is forbidden"), "{forbidden}");
+    assert!(forbidden.contains("responded 403") && forbidden.contains("is forbidden"), "{forbidden}");
     ground.server.permit(Verb::Get, "pods");
     ground.server.add_fault(Fault::always(FaultKind::TooManyRequests(100)).at(Verb::Get));
     let too_many = told("cart-1");
-    assert!(too_many.contains("said 429"), "{too_many}");
+    assert!(too_many.contains("responded 429"), "{too_many}");
     ground.server.clear_faults();
     ground.server.tokens().revoke_all();
     let unauthorized = told("cart-2");
-    assert!(unauthorized.contains("said 401") && !unauthorized.contains("eyJ"), "{unauthorized}");
+    assert!(unauthorized.contains("responded 401") && !unauthorized.contains("eyJ"), "{unauthorized}");
 }

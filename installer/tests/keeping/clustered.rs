@@ -108,7 +108,7 @@ fn f02_ready_is_a_list_of_pods_and_does_not_flap_while_tokens_change() {
     let agent = cluster.node.agent();
     wait_until("an entry", || cluster.node.entry(FILE).is_some());
     wait_until("a reason", || {
-        agent.get("/readyz").1.contains("this node's pods are not known yet: the API server said 401")
+        agent.get("/readyz").1.contains("this node's pods are not known yet: the API server responded 401")
     });
     assert_eq!(agent.get("/healthz").0, 200);
     cluster.server.tokens().restore_all();
@@ -186,7 +186,7 @@ fn with_the_daemonset_it_goes_only_when_that_is_wanted_and_true() {
         assert!(agent.stop(Signal::SIGTERM).success());
         assert_eq!(cluster.node.entry(FILE).is_none(), leaves, "{wanted} {before} {after}");
         if !before {
-            agent.wait_for_message("nobody says whether the DaemonSet is gone; everything stays");
+            agent.wait_for_message("the state of the DaemonSet is unknown; nothing is uninstalled");
         }
         assert!(cluster.node.program("gybe-cni").exists(), "whoever was on the way still asks it");
     }
@@ -205,7 +205,7 @@ fn f29_where_nobody_may_say_whether_the_daemonset_is_gone_everything_stays() {
         let mut agent = cluster.ready();
         refuse(&cluster.server);
         assert!(agent.stop(Signal::SIGTERM).success());
-        let told = agent.wait_for_message("nobody may say whether the DaemonSet is gone; everything stays");
+        let told = agent.wait_for_message("the API server refuses to show the DaemonSet; nothing is uninstalled");
         assert!(told["hint"].as_str().unwrap().contains("gybe uninstall"), "{told}");
         assert!(cluster.node.entry(FILE).is_some());
     }

@@ -7,7 +7,7 @@ use serde_json::json;
 use std::fs;
 
 const FILE: &str = "10-calico.conflist";
-const NOWHERE: &str = "of the plugins of 10-calico.conflist (calico) none is in the program directory";
+const NOWHERE: &str = "none of the plugins of 10-calico.conflist (calico) is in the program directory";
 
 /// Its directory of plugins is not the one that the primary's are in.
 fn node(test: &str) -> Node {

@@ -104,9 +104,9 @@ fn f14_an_agent_whose_socket_cannot_stand_is_not_ready_and_without_both_not_heal
     occupy(&facts);
     wait_until("an end of its readiness", || agent.get("/readyz").0 == 503);
     let (_, text) = agent.get("/readyz");
-    let why = format!("cannot serve at {}: there is something that is no socket", facts.display());
+    let why = format!("cannot serve at {}: another file that is not a socket has its name", facts.display());
     assert!(text.contains(&why), "{text}");
-    agent.wait_for_message("its socket does not stand, and cannot be made anew");
+    agent.wait_for_message("the socket was removed, and cannot be created again");
     assert_eq!(agent.get("/healthz").0, 200, "another start would meet it too");
     occupy(&log);
     wait_until("an end of its health", || agent.get("/healthz").0 == 503);

@@ -29,7 +29,7 @@ fn the_agents_readiness_and_its_reasons_are_in_the_doctors_answer() {
     node.puts("05-another.conflist", PRIMARY);
     wait_until("a reason", || agent.get("/readyz").0 == 503);
     let wrong = of_agent(&node, "wrong");
-    let reason = "the node agent is not ready: the runtime takes 05-another.conflist";
+    let reason = "the node agent is not ready: the runtime uses 05-another.conflist";
     assert!(wrong.iter().any(|says| says.starts_with(reason)), "{wrong:?}");
 }
 
@@ -45,7 +45,7 @@ fn a_configmap_that_the_agent_does_not_follow_is_wrong() {
     wait_until("its count", || agent.metric("gybe_settings_followed") == 0.0);
     let wrong = of_agent(&node, "wrong");
     assert!(
-        wrong[0].starts_with("the node agent does not follow the ConfigMap, and keeps the one before: "),
+        wrong[0].starts_with("the node agent rejects the ConfigMap and keeps the previous settings: "),
         "{wrong:?}"
     );
     assert!(wrong[0].contains("log_level is \"loud\""), "{wrong:?}");
@@ -81,7 +81,7 @@ fn f37_the_doctor_takes_over_what_the_agent_is_set_to_about_the_plugin_directory
     let of_directories = |flags: &[&str]| says(&node.doctor_with("probe", flags), "directories", "wrong");
     assert_eq!(of_directories(&[]), [""; 0]);
     let told = of_directories(&["--plugin-dir", "check"]);
-    assert!(told[0].contains("none is in the program directory"), "the flag counts for more: {told:?}");
+    assert!(told[0].contains("is in the program directory"), "the flag takes precedence: {told:?}");
 }
 
 #[test]

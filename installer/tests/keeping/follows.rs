@@ -138,7 +138,7 @@ fn what_the_probe_finds_out_is_in_the_entry_and_stays_when_it_is_forgotten_for_a
     let agent = node.agent();
     assert_eq!(probed(&node), Some(json!("nft")));
     let (status, text) = agent.get("/readyz");
-    assert!(status == 503 && text.contains("nobody has found out"), "{status} {text}");
+    assert!(status == 503 && text.contains("has not been probed"), "{status} {text}");
     node.found("a connection was late");
     node.puts(FILE, PRIMARY);
     wait_until("a verdict", || agent.get("/readyz").1.contains("a connection was late"));
@@ -180,7 +180,7 @@ fn with_a_template_the_entry_the_metrics_and_the_doctor_name_one_backend_and_no_
         findings["findings"].as_array().unwrap().iter().filter(|it| it["about"] == name).collect()
     };
     assert!(
-        about("backend")[0]["says"].as_str().unwrap().starts_with("the entry says iptables-legacy"),
+        about("backend")[0]["says"].as_str().unwrap().starts_with("backend: iptables-legacy"),
         "{findings}"
     );
     assert!(about("entry").iter().all(|it| it["state"] == "ok"), "{findings}");

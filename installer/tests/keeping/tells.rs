@@ -37,7 +37,7 @@ fn a_pinned_file_that_the_runtime_does_not_take_is_not_ready() {
     let agent = node.agent();
     wait_until("peace", || agent.is_ready());
     node.puts("05-another.conflist", PRIMARY);
-    let reason = "- the runtime takes 05-another.conflist, not 10-calico.conflist\n";
+    let reason = "- the runtime uses 05-another.conflist, not 10-calico.conflist\n";
     wait_until("a reason", || agent.get("/readyz") == (503, format!("not ready\n{reason}")));
     assert_eq!(agent.metric("istio_cni_install_ready"), 0.0);
     std::fs::remove_file(node.conf("05-another.conflist")).unwrap();
@@ -50,7 +50,7 @@ fn a_file_that_is_not_there_is_told_with_the_setting_that_names_it() {
     node.sets("CNI_CONF_NAME", FILE);
     let agent = node.agent();
     let waits =
-        |by: &str| agent.get("/readyz").1.contains(&format!("- waiting for {FILE}, which {by} asks for\n"));
+        |by: &str| agent.get("/readyz").1.contains(&format!("- waiting for {FILE}, which {by} names\n"));
     wait_until("the variable", || waits("CNI_CONF_NAME"));
     node.configures(&[("conf_name", FILE)]);
     wait_until("the ConfigMap's key", || waits("conf_name"));
@@ -192,7 +192,7 @@ fn a_port_that_somebody_else_has_is_told_and_the_node_is_kept_all_the_same() {
     node.sets("MONITORING_ADDRESS", "");
     node.puts(FILE, PRIMARY);
     let agent = node.started();
-    agent.wait_for_message("cannot listen, and tries on");
+    agent.wait_for_message("cannot listen; trying again");
     wait_until("an entry", || node.entry(FILE).is_some());
     drop(taken);
     agent.wait_for_line(|line| line["msg"] == "gybe node: listens");

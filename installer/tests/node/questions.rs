@@ -54,7 +54,7 @@ fn what_is_no_question_is_told_so_or_hung_up_on() {
         (b"{\"version\": 7, \"name\": \"x\"}\n".to_vec(), "version 7"),
         (
             b"{\"version\": 1, \"namespace\": \"..\", \"name\": \"../../etc\"}\n".to_vec(),
-            "Kubernetes would not give",
+            "that is invalid in Kubernetes",
         ),
     ] {
         let told = agent.send(&words);
