@@ -14,6 +14,7 @@ mod input;
 mod inspect;
 mod install;
 mod invocation;
+mod istio_args;
 mod live_trace;
 mod namespace;
 mod node;
@@ -36,7 +37,7 @@ mod verify;
 pub use output::Exit;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
-use init::Context;
+use invocation::Context;
 use output::{CommandError, CommandOutput};
 use std::ffi::OsString;
 

@@ -1,7 +1,6 @@
 //! One pod: its manifest, its policy file or arguments, and the checks inside its network namespace.
 
 pub mod cgroups;
-pub mod families;
 pub mod init_args;
 pub(crate) mod inside;
 pub mod manifest;

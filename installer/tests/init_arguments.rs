@@ -1,13 +1,8 @@
-//! The arguments of `istio-iptables`: every form pflag knows, and the policy they mean.
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test that meets what it did not expect has nothing better to do"
-)]
+//! The arguments of `istio-iptables`: every form that pflag accepts, and their policy.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
-use gybe_installer::pod::families::Families;
 use gybe_installer::pod::init_args::{InitArgs, InitArgsError, Order};
-use gybe_installer::pod::policy_file::PolicyFile;
+use gybe_installer::pod::policy_file::{Families, PolicyFile};
 use gybe_netfilter::policy::{Dns, RedirectPolicy};
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -28,11 +23,11 @@ fn file(text: &str) -> RedirectPolicy {
     PolicyFile::parse(text).unwrap().with_families(Families::V4Only)
 }
 
-/// What the injector writes when nobody asked for anything.
+/// The injector's arguments for a pod without annotations.
 const INJECTED: &str = "-p 15001 -z 15006 -u 1337 -m REDIRECT -i * -x '' -b * -d 15090,15021,15020";
 
 #[test]
-fn what_the_injector_writes_is_what_an_empty_policy_file_means() {
+fn the_injectors_default_arguments_equal_an_empty_policy_file() {
     let line = format!("istio-iptables {INJECTED} --log_output_level=default:info");
     assert_eq!(policy(&line, &[]), file("{}"));
 }
@@ -53,8 +48,8 @@ fn without_arguments_nothing_is_captured() {
 }
 
 #[test]
-fn every_form_of_a_flag_means_the_same() {
-    let wanted = policy("-p 16001 -b 80,81", &[]);
+fn every_form_of_a_flag_has_the_same_meaning() {
+    let expected = policy("-p 16001 -b 80,81", &[]);
     for line in [
         "-p16001 -b80,81",
         "-p=16001 -b=80,81",
@@ -64,12 +59,12 @@ fn every_form_of_a_flag_means_the_same() {
         "-nfp 16001 -fb80,81 -u ''",
         "--log_as_json --log_target stdout --dry-run -p 16001 --probe-timeout 5s -b 80,81",
     ] {
-        assert_eq!(policy(line, &[]), wanted, "{line}");
+        assert_eq!(policy(line, &[]), expected, "{line}");
     }
 }
 
 #[test]
-fn every_flag_reaches_its_name_in_the_policy() {
+fn every_flag_sets_its_key_of_the_policy() {
     for (line, text) in [
         ("-z 16006 -e 16008", r#""inbound_capture_port": 16006, "inbound_tunnel_port": 16008"#),
         ("-u 5,6 -g 7", r#""proxy_uids": [5, 6], "proxy_gids": [7]"#),
@@ -92,13 +87,13 @@ fn every_flag_reaches_its_name_in_the_policy() {
 }
 
 #[test]
-fn dns_without_capture_all_is_about_the_pods_own_servers() {
+fn dns_without_capture_all_is_captured_for_the_pods_own_servers() {
     let dns = policy("--redirect-dns", &[]).dns;
     assert_eq!(dns, Dns::Servers(["10.96.0.10".parse::<std::net::IpAddr>().unwrap()].into_iter().collect()));
 }
 
 #[test]
-fn variables_count_less_than_arguments() {
+fn arguments_override_variables() {
     for (line, environment, same) in [
         ("", [("ISTIO_INBOUND_PORTS", "80")], "-b 80"),
         ("-b 81", [("ISTIO_INBOUND_PORTS", "80")], "-b 81"),
@@ -111,33 +106,33 @@ fn variables_count_less_than_arguments() {
     }
     let groups = policy(INJECTED, &[("ISTIO_OUTBOUND_OWNER_GROUPS", "2,3")]);
     assert_eq!(groups, file(r#"{"owner_groups_include": [2, 3]}"#));
-    let nobody = policy(INJECTED, &[("ISTIO_OUTBOUND_OWNER_GROUPS", "")]);
-    assert_eq!(nobody, file(r#"{"owner_groups_include": []}"#));
+    let no_group = policy(INJECTED, &[("ISTIO_OUTBOUND_OWNER_GROUPS", "")]);
+    assert_eq!(no_group, file(r#"{"owner_groups_include": []}"#));
     let loopback = policy(INJECTED, &[("ISTIO_OUTBOUND_IPV4_LOOPBACK_CIDR", "127.0.0.1/8")]);
     assert_eq!(loopback, file(r#"{"loopback_cidr_v4": "127.0.0.1/8"}"#));
 }
 
 #[test]
-fn orders_are_kept_apart_from_the_policy() {
+fn orders_are_not_part_of_the_policy() {
     let args = read(&format!("{INJECTED} --run-validation --skip-rule-apply --dry-run=false"), &[]).unwrap();
     assert!(args.orders(Order::RunValidation) && args.orders(Order::SkipRuleApply));
     assert!(!args.orders(Order::DryRun) && !args.orders(Order::CleanupOnly));
 }
 
 #[test]
-fn what_is_no_argument_is_named() {
-    for (line, told) in [
+fn an_unknown_or_incomplete_argument_is_named() {
+    for (line, expected) in [
         ("--envoy-prot 1", "\"--envoy-prot\" is not an argument"),
         ("-y 1", "\"-y\" is not an argument"),
         ("80", "\"80\" is not an argument"),
         ("-", "\"-\" is not an argument"),
-        ("-p", "--envoy-port wants a value"),
-        ("--envoy-port", "--envoy-port wants a value"),
+        ("-p", "--envoy-port needs a value"),
+        ("--envoy-port", "--envoy-port needs a value"),
         ("--drop-invalid=maybe", "\"maybe\", which is neither"),
         ("--owner-groups 5", "is not an argument"),
     ] {
         let error = read(line, &[]).unwrap_err().to_string();
-        assert!(error.contains(told), "{line}: {error}");
+        assert!(error.contains(expected), "{line}: {error}");
     }
     let error = read("-b x -u istio-proxy", &[]).unwrap().policy(&[]).unwrap_err();
     let cause = error.source().unwrap().to_string();

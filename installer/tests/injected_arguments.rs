@@ -1,19 +1,14 @@
-//! The forms in which init containers call `istio-iptables`, as data of our own, each beside the
-//! policy it asks for.
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test that meets what it did not expect has nothing better to do"
-)]
+//! The argument lists with which Istio's injector calls `istio-iptables`, each with its policy.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
-use gybe_installer::pod::families::Families;
-use gybe_installer::pod::init_args::{InitArgs, Order, Probe, Tool};
-use gybe_installer::pod::policy_file::PolicyFile;
+use gybe_installer::pod::init_args::{InitArgs, Order, ValidationOptions};
+use gybe_installer::pod::policy_file::{Families, PolicyFile};
+use gybe_netfilter::backend::BackendKind;
 use gybe_netfilter::policy::{Port, RedirectPolicy};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// What stands between the ports and the log level, and the policy it asks for.
+/// The arguments between the ports and the log level, and their policy.
 const FORMS: [(&str, &str); 11] = [
     ("-u 1337 -m REDIRECT -i * -x '' -b * -d 15090,15021,15020", "{}"),
     ("-u 1000629999 -m REDIRECT -i * -x '' -b * -d 15090,15021,15020", r#"{"proxy_uids": [1000629999]}"#),
@@ -59,7 +54,7 @@ fn file(text: &str) -> RedirectPolicy {
 }
 
 #[test]
-fn every_form_of_the_injector_asks_for_its_policy() {
+fn every_argument_list_of_the_injector_has_its_policy() {
     for (line, text) in FORMS {
         let init = read(&format!("istio-iptables -p 15001 -z 15006 {line} --log_output_level=default:info"));
         assert_eq!(policy(&init), file(text), "{line}");
@@ -85,7 +80,7 @@ fn the_bare_form_of_istio_1_0_has_one_port_for_both_directions() {
             r#"{"proxy_port": 16001, "inbound_capture_port": 16001, "mode": "TPROXY",
                 "outbound_cidrs_include": ["10.0.0.0/8"], "inbound_ports_exclude": [22]}"#,
         ),
-        // From Istio 1.3 on the other port is given, and counts.
+        // Since Istio 1.3 the injector sets the second port.
         ("-p 15001 -z 15006 -u 1337 -m REDIRECT -i * -x '' -b * -d 15090,15021,15020", "{}"),
         (
             "-u 1337 -m REDIRECT -i * -x '' -b *",
@@ -94,11 +89,11 @@ fn the_bare_form_of_istio_1_0_has_one_port_for_both_directions() {
     ] {
         assert_eq!(policy(&read(line).with_one_port()), file(text), "{line}");
     }
-    assert_eq!(policy(&read("-p 16001 -i * -b *")).inbound_port.get(), 15006, "an istio-iptables of today");
+    assert_eq!(policy(&read("-p 16001 -i * -b *")).inbound_port.get(), 15006, "a current istio-iptables");
 }
 
 #[test]
-fn a_command_line_that_begins_with_a_flag_of_istio_iptables_is_known() {
+fn a_command_line_that_begins_with_a_flag_of_istio_iptables_is_recognised() {
     for word in ["-p", "-p15001", "-nf", "--envoy-port", "--envoy-port=1", "--dry-run", "--log_caller"] {
         assert!(InitArgs::is_flag(word), "{word}");
     }
@@ -108,36 +103,40 @@ fn a_command_line_that_begins_with_a_flag_of_istio_iptables_is_known() {
 }
 
 #[test]
-fn what_is_asked_beside_the_policy_is_read_once() {
-    let probe = read("--iptables-probe-port 16002 --probe-timeout=1m30s").probe();
-    assert_eq!(probe, Probe { port: Port::new(16002).unwrap(), patience: Duration::from_secs(90) });
-    assert_eq!(read("--probe-timeout=").probe(), Probe::default());
-    assert_eq!((Probe::default().port.get(), Probe::default().patience.as_secs()), (15002, 5));
-    for (line, tool) in [
-        ("-n", Tool::Any),
-        ("--force-iptables-binary legacy", Tool::IptablesLegacy),
-        ("--force-iptables-binary nft", Tool::Nftables),
-        ("--force-iptables-binary legacy --native-nftables", Tool::Nftables),
+fn options_that_are_not_part_of_the_policy_are_read() {
+    let options = read("--iptables-probe-port 16002 --probe-timeout=1m30s").validation();
+    assert_eq!(
+        options,
+        ValidationOptions { port: Port::new(16002).unwrap(), timeout: Duration::from_secs(90) }
+    );
+    let default = ValidationOptions::default();
+    assert_eq!(read("--probe-timeout=").validation(), default);
+    assert_eq!((default.port.get(), default.timeout.as_secs()), (15002, 5));
+    for (line, backend) in [
+        ("-n", BackendKind::Nft),
+        ("--force-iptables-binary legacy", BackendKind::IptablesLegacy),
+        ("--force-iptables-binary nft", BackendKind::Nft),
+        ("--force-iptables-binary legacy --native-nftables", BackendKind::Nft),
     ] {
-        assert_eq!(read(line).tool(), tool, "{line}");
+        assert_eq!(read(line).backend(), backend, "{line}");
     }
     let environment = [("CNI_MODE", "true"), ("RECONCILE", "true"), ("NETWORK_NAMESPACE", "/x")];
     let environment = environment.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
     let args = InitArgs::read(&[], &environment).unwrap();
     assert_eq!(args.network_namespace(), Some("/x"));
     assert_eq!(args.notes().len(), 2);
-    assert!(args.notes().iter().any(|note| note.starts_with("note: CNI_MODE means nothing")));
+    assert!(args.notes().iter().any(|note| note.starts_with("note: CNI_MODE is ignored")));
 }
 
 #[test]
-fn the_pods_dns_servers_are_needed_only_when_the_policy_is_about_them() {
-    for (line, wanted) in [
+fn the_pods_dns_servers_are_needed_only_if_the_policy_depends_on_them() {
+    for (line, needed) in [
         ("-n", false),
         ("--redirect-dns", true),
         ("--capture-all-dns", false),
         ("--redirect-dns --capture-all-dns", false),
         ("--redirect-dns --capture-all-dns=false", true),
     ] {
-        assert_eq!(read(line).needs_dns_servers(), wanted, "{line}");
+        assert_eq!(read(line).needs_dns_servers(), needed, "{line}");
     }
 }

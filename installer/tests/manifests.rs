@@ -1,10 +1,5 @@
-//! Manifests: which pods they make, and what hostile ones cost.
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    reason = "a test that meets what it did not expect has nothing better to do"
-)]
+//! Manifests: the pods in them, and the limits on hostile ones.
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "a test fails by panicking")]
 
 use gybe_installer::pod::manifest::{LONGEST, ManifestError, PodTemplate, pods};
 use serde_json::Value;
@@ -24,7 +19,7 @@ fn container(pod: &Value) -> &str {
 }
 
 #[test]
-fn every_kind_with_a_pod_template_gives_its_pod() {
+fn the_pod_template_of_every_kind_is_found() {
     for kind in [
         "Deployment",
         "DaemonSet",
@@ -48,7 +43,7 @@ fn every_kind_with_a_pod_template_gives_its_pod() {
 }
 
 #[test]
-fn pods_cron_jobs_and_bare_templates_have_their_own_shapes() {
+fn pods_cron_jobs_and_bare_templates_are_read() {
     for (text, origin) in [
         (format!("kind: Pod\nmetadata: {{name: a}}\nspec: {POD_SPEC}"), "Pod/a"),
         (format!("kind: Pod\nmetadata: {{generateName: a-}}\nspec: {POD_SPEC}"), "Pod/a-"),
@@ -78,7 +73,7 @@ fn lists_documents_and_json_are_read_in_order() {
 }
 
 #[test]
-fn a_file_without_pods_says_what_it_has() {
+fn the_error_for_a_file_without_pods_names_the_kinds_in_it() {
     let text = "kind: Service\nspec: {}\n---\nkind: Certificate\nspec: {template: {spec: {}}}\n";
     let error = pods(text).unwrap_err();
     assert_eq!(error.to_string(), "the manifest has no pod and no pod template, only Service, Certificate");
@@ -88,7 +83,7 @@ fn a_file_without_pods_says_what_it_has() {
 }
 
 #[test]
-fn annotations_keep_the_text_they_were_written_with() {
+fn annotations_keep_their_text() {
     let text =
         "kind: Pod\nmetadata:\n  annotations:\n    a: \"\"\n    b: '*'\n    c: '15020'\n    d: \"true\"\n";
     let pod = one(text).pod;
@@ -98,7 +93,7 @@ fn annotations_keep_the_text_they_were_written_with() {
 }
 
 #[test]
-fn a10_hostile_manifests_are_refused_soon_and_in_one_line() {
+fn a10_hostile_manifests_are_refused_quickly_and_in_one_line() {
     let mut laughs = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n".to_owned();
     for i in 1..30 {
         let beneath = vec![format!("*a{}", i - 1); 10].join(", ");
@@ -115,7 +110,7 @@ fn a10_hostile_manifests_are_refused_soon_and_in_one_line() {
         ("many nodes", format!("[{}]", "1,".repeat(2_000_000))),
         ("a name twice", "kind: Pod\nkind: Pod\n".to_owned()),
         ("a control character", "kind: \u{1}\n".to_owned()),
-        ("an unknown alias", "kind: *nobody\n".to_owned()),
+        ("an unknown alias", "kind: *missing\n".to_owned()),
         ("a tab", "kind:\n\t- Pod\n".to_owned()),
     ] {
         let begin = Instant::now();

@@ -106,7 +106,7 @@ fn on_openshift_the_entry_is_the_network_that_multus_is_asked_for() {
     let metadata = &network["metadata"];
     assert_eq!((&metadata["namespace"], &metadata["name"]), (&"default".into(), &"istio-cni".into()));
     let settings = Settings::read(&wishes::given(&objects)).unwrap();
-    assert_eq!(settings.choices.shape, Shape::Standalone { file: FileName::new("istio-cni.conf").unwrap() });
+    assert_eq!(settings.options.shape, Shape::Standalone { file: FileName::new("istio-cni.conf").unwrap() });
     let context = objects.pod().security_context.unwrap();
     assert_eq!(context.se_linux_options.unwrap().type_.as_deref(), Some("spc_t"));
 }

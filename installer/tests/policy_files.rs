@@ -1,13 +1,9 @@
-//! Policy files: what each name means, and what is said when it is wrong.
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    reason = "a test that meets what it did not expect has nothing better to do"
-)]
+//! Policy files: the meaning of each key, and the errors of wrong values.
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "a test fails by panicking")]
 
-use gybe_installer::pod::families::{Families, FamilyChoice, NoAddress, Stack};
-use gybe_installer::pod::policy_file::{PolicyFile, PolicyFileError};
+use gybe_installer::pod::policy_file::{
+    Families, FamilyChoice, NoAddress, PolicyFile, PolicyFileError, Stack,
+};
 use gybe_netfilter::policy::{
     CidrSet, Destinations, Dns, Groups, Inbound, InvalidPackets, Mode, Owners, Port, PortSet, RedirectPolicy,
 };
@@ -43,7 +39,7 @@ fn cidrs(text: &str) -> CidrSet {
 }
 
 #[test]
-fn an_empty_file_asks_for_what_the_injector_asks_for() {
+fn an_empty_file_has_the_injectors_defaults() {
     assert_eq!(policy("{}"), policy(INJECTOR_DEFAULTS));
     assert_eq!(policy("{}").inbound, Inbound::AllBut(ports(&[15020, 15021, 15090])));
 }
@@ -71,7 +67,7 @@ fn without_users_the_proxy_is_1337_and_without_groups_they_are_its_users() {
 }
 
 #[test]
-fn an_inbound_list_makes_the_exclude_list_void() {
+fn an_inbound_include_list_overrides_the_exclude_list() {
     for (text, inbound) in [
         (r#"{"inbound_ports_include": [80], "inbound_ports_exclude": [80]}"#, Inbound::Only(ports(&[80]))),
         (r#"{"inbound_ports_include": []}"#, Inbound::Only(ports(&[]))),
@@ -83,7 +79,7 @@ fn an_inbound_list_makes_the_exclude_list_void() {
 }
 
 #[test]
-fn outbound_lists_go_where_they_are_named() {
+fn outbound_lists_set_the_matching_field() {
     let text = r#"{"outbound_ports_include": [9], "outbound_ports_exclude": [8],
         "outbound_cidrs_include": ["10.0.0.0/8", "fd00::/8"], "outbound_cidrs_exclude": ["10.1.2.3/16"],
         "exclude_interfaces": ["net1"], "reroute_virtual_interfaces": ["eth1", "eth2"]}"#;
@@ -115,7 +111,7 @@ fn groups_are_all_but_some_or_only_some() {
 }
 
 #[test]
-fn dns_is_captured_for_all_servers_for_some_or_not() {
+fn dns_is_captured_for_all_servers_some_or_none() {
     let some = Dns::Servers(cidrs("10.96.0.10/32,fd00::10/128"));
     for (text, dns) in [
         (r#"{"redirect_dns": true, "capture_all_dns": true, "dns_servers_v4": ["10.96.0.10"]}"#, Dns::All),
@@ -140,22 +136,22 @@ fn tproxy_has_a_mark_and_a_table() {
 }
 
 #[test]
-fn families_are_decided_by_the_file_or_by_the_first_address_that_counts() {
+fn families_are_set_by_the_file_or_by_the_first_usable_address() {
     let v6 = Ok(Families::V4AndV6);
     let v4 = Ok(Families::V4Only);
-    let nobody = Err(NoAddress);
+    let no_address = Err(NoAddress);
     for (text, addresses, families) in [
         (r#"{"enable_ipv6": true, "dual_stack": false}"#, "10.0.0.1", v6),
         (r#"{"enable_ipv6": false, "dual_stack": true}"#, "fd00::1", v4),
         (r#"{"enable_ipv6": false}"#, "", v4),
         ("{}", "127.0.0.1,::1,169.254.1.1,fe80::1,10.0.0.1,fd00::1", v4),
         ("{}", "127.0.0.1,::1,fe80::1,fd00::1,10.0.0.1", v6),
-        ("{}", "127.0.0.1,::1,fe80::1", nobody),
-        ("{}", "", nobody),
+        ("{}", "127.0.0.1,::1,fe80::1", no_address),
+        ("{}", "", no_address),
         (r#"{"dual_stack": true}"#, "10.0.0.1,fe80::1", v4),
         (r#"{"dual_stack": true}"#, "10.0.0.1,fe80::1,10.0.0.2,fd00::1", v6),
         (r#"{"dual_stack": true}"#, "fd00::1", v6),
-        (r#"{"dual_stack": true}"#, "fe80::1", nobody),
+        (r#"{"dual_stack": true}"#, "fe80::1", no_address),
     ] {
         let addresses: Vec<IpAddr> =
             addresses.split(',').filter(|a| !a.is_empty()).map(|a| a.parse().unwrap()).collect();
@@ -166,20 +162,20 @@ fn families_are_decided_by_the_file_or_by_the_first_address_that_counts() {
 }
 
 #[test]
-fn every_wrong_value_is_named_with_its_key() {
-    for (text, told) in [
+fn every_wrong_value_is_reported_with_its_key() {
+    for (text, expected) in [
         (r#"{"inbound_port_include": ["*"]}"#, "did you mean inbound_ports_include?"),
         (r#"{"proxy_uid": 5}"#, "did you mean proxy_uids?"),
         (r#"{"inbound_ports_exclud": []}"#, "did you mean inbound_ports_exclude?"),
-        (r#"{"colour": "red"}"#, "colour: is not a name we know"),
+        (r#"{"colour": "red"}"#, "colour: unknown key"),
         (r#"{"proxy_uids": ["istio-proxy"]}"#, "names are refused"),
         (r#"{"proxy_uids": [-1]}"#, "is not a numeric id"),
         (r#"{"owner_groups_exclude": ["4294967295"]}"#, "no user at all"),
-        (r#"{"owner_groups_include": ["*", "5"]}"#, "stands alone"),
-        (r#"{"inbound_ports_exclude": ["*"]}"#, "inbound_ports_exclude: has no place"),
-        (r#"{"outbound_ports_exclude": ["*"]}"#, "no place"),
-        (r#"{"outbound_ports_include": ["*"]}"#, "no place"),
-        (r#"{"outbound_cidrs_exclude": ["*"]}"#, "no place"),
+        (r#"{"owner_groups_include": ["*", "5"]}"#, "must be the only value"),
+        (r#"{"inbound_ports_exclude": ["*"]}"#, "inbound_ports_exclude: does not take"),
+        (r#"{"outbound_ports_exclude": ["*"]}"#, "does not take"),
+        (r#"{"outbound_ports_include": ["*"]}"#, "does not take"),
+        (r#"{"outbound_cidrs_exclude": ["*"]}"#, "does not take"),
         (r#"{"outbound_cidrs_exclude": ["10.0.0.1"]}"#, "write \"10.0.0.1/32\""),
         (r#"{"outbound_cidrs_include": ["fd00::1"]}"#, "write \"fd00::1/128\""),
         (r#"{"outbound_cidrs_include": ["10.0.0.0/33"]}"#, "is not a network"),
@@ -192,7 +188,7 @@ fn every_wrong_value_is_named_with_its_key() {
         (r#"{"proxy_port": "http"}"#, "1 to 65535"),
         (r#"{"proxy_port": [1]}"#, "must be a string or a whole number"),
         (r#"{"mode": "NONE"}"#, "neither REDIRECT nor TPROXY"),
-        (r#"{"tproxy_mark": 0}"#, "every packet that has none"),
+        (r#"{"tproxy_mark": 0}"#, "every packet without a mark"),
         (r#"{"tproxy_mark": 1338}"#, "already marks"),
         (r#"{"tproxy_route_table": 254}"#, "the kernel's own"),
         (r#"{"redirect_dns": "true"}"#, "must be true or false"),
@@ -205,12 +201,12 @@ fn every_wrong_value_is_named_with_its_key() {
     ] {
         let faults = faults(text);
         assert_eq!(faults.len(), 1, "{text}: {faults:?}");
-        assert!(faults[0].contains(told), "{text}: {faults:?}");
+        assert!(faults[0].contains(expected), "{text}: {faults:?}");
     }
 }
 
 #[test]
-fn all_faults_are_told_at_once() {
+fn all_faults_are_reported_together() {
     let text = r#"{"proxy_port": 0, "colour": 1, "proxy_uids": ["a", "b"], "mode": "x"}"#;
     let error = PolicyFile::parse(text).unwrap_err();
     for key in ["5 faults", "proxy_port: ", "colour: ", "\"a\"", "\"b\"", "mode: "] {
@@ -219,7 +215,7 @@ fn all_faults_are_told_at_once() {
 }
 
 #[test]
-fn what_is_no_object_or_has_a_name_twice_is_refused() {
+fn a_text_that_is_no_object_or_has_a_duplicate_key_is_refused() {
     let deep = "[".repeat(100_000);
     for text in ["", "[]", "null", "{", "{} {}", r#"{"mode": "TPROXY", "mode": "REDIRECT"}"#, &deep] {
         let refused = matches!(PolicyFile::parse(text), Err(PolicyFileError::NotAnObject(_)));
@@ -228,7 +224,7 @@ fn what_is_no_object_or_has_a_name_twice_is_refused() {
 }
 
 #[test]
-fn the_manual_has_every_name_and_no_other() {
+fn the_manual_documents_every_key_and_no_other() {
     let manual = include_str!("../../docs/CONFIGURE.md");
     let (_, section) = manual.split_once("## 5. Policy files").unwrap();
     let rows = section.lines().filter(|line| line.starts_with("| `"));
@@ -239,7 +235,7 @@ fn the_manual_has_every_name_and_no_other() {
     documented.sort_unstable();
     assert_eq!(documented, known.keys().map(String::as_str).collect::<Vec<_>>());
     for name in names {
-        let told = faults(&format!(r#"{{"{name}": null}}"#));
-        assert!(!told[0].contains("not a name"), "{told:?}");
+        let found = faults(&format!(r#"{{"{name}": null}}"#));
+        assert!(!found[0].contains("unknown key"), "{found:?}");
     }
 }

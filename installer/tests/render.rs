@@ -1,11 +1,11 @@
 //! `gybe render` of a manifest with several pods, one of which is refused.
-#![allow(clippy::unwrap_used, reason = "a test that meets what it did not expect has nothing better to do")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use serde_json::Value;
 use std::io::Write;
 use std::process::{Command, Output, Stdio};
 
-/// Three pods; the second asks for a port that there is not.
+/// Three pods; the second has an annotation with an invalid port.
 fn manifest() -> String {
     let pod = |name: &str, ports: &str| {
         format!(
@@ -29,7 +29,7 @@ fn render(arguments: &[&str]) -> (Option<i32>, String, String) {
 }
 
 #[test]
-fn a_refused_pod_is_named_and_hides_no_other() {
+fn a_refused_pod_is_named_and_the_others_are_rendered() {
     let (code, out, err) = render(&[]);
     assert_eq!((code, err.lines().count()), (Some(2), 1), "{err}");
     assert!(err.starts_with("gybe: cannot redirect Pod/b: ") && err.contains("70000"), "{err}");
@@ -41,7 +41,7 @@ fn a_refused_pod_is_named_and_hides_no_other() {
 }
 
 #[test]
-fn in_json_it_has_its_reason_in_its_place() {
+fn the_json_array_has_the_reason_of_the_refused_pod() {
     let (code, out, _) = render(&["--json"]);
     let pods: Vec<Value> = serde_json::from_str(&out).unwrap();
     let redirected: Vec<bool> = pods.iter().map(|pod| pod["redirected"].as_bool().unwrap()).collect();
@@ -50,7 +50,7 @@ fn in_json_it_has_its_reason_in_its_place() {
 }
 
 #[test]
-fn one_pod_chosen_of_them_is_answered_alone() {
+fn name_renders_one_pod_only() {
     let (code, out, err) = render(&["--name", "b"]);
     assert_eq!((code, out.as_str()), (Some(2), ""));
     assert!(err.starts_with("gybe: cannot redirect Pod/b: "), "{err}");

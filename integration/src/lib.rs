@@ -1,22 +1,20 @@
-//! What the tests of real packets stand on: recorded flows, the network they were recorded in, and
-//! the making of one connection after the other. The tests themselves are in `tests/`.
+//! What the tests with real packets share: the recorded flows, the network they were recorded in, connections
+//! made in it, policies and connections drawn at random, and the built programs. The tests are in `tests/`.
 
-pub mod add;
-pub mod callers;
-pub mod complaint;
-pub mod crowd;
 pub mod differential;
-pub mod errand;
+pub mod failure;
 pub mod faults;
-pub mod foretell;
-pub mod killed;
+pub mod flow_check;
+pub mod invocation;
+pub mod kill;
 pub mod mutation;
-pub mod peak;
+pub mod parallel;
+pub mod peak_memory;
+pub mod plugin_call;
+pub mod predict;
 pub mod programs;
-pub mod prophecy;
-pub mod run;
+pub mod random_flow;
+pub mod random_policy;
 pub mod segment;
 pub mod topology;
-pub mod untouched;
 pub mod vectors;
-pub mod wishes;

@@ -1,56 +1,55 @@
-//! Which flows would tell that a rule is missing. Asked of the rules; no packet is sent here.
+//! Selects the flows that show that a rule is missing, by tracing. Sends no packet.
 
-use crate::foretell::foretell;
+use crate::predict::trace_flow;
 use crate::vectors::{Flow, Vector};
 use gybe_netfilter::compile::compile;
 use gybe_netfilter::policy::InterfaceNameError;
 use gybe_netfilter::ruleset::{RuleId, Ruleset};
 use std::collections::BTreeMap;
 
-/// A policy's rules less one, and the flows to look at.
+/// A policy's rules without one of them, and the flows to check.
 #[derive(Debug, Clone)]
 pub struct Mutant {
-    /// The rule that is missing.
+    /// The missing rule.
     pub rule: RuleId,
-    /// The policy.
     pub vector: Vector,
-    /// What is left of its rules.
+    /// The other rules.
     pub rules: Ruleset,
-    /// Do `vector.flows` hold only those whose fate `trace` sees change? Otherwise they hold all.
-    pub foretold: bool,
+    /// Whether `vector.flows` are only those whose outcome changes in the trace. Otherwise they are all.
+    pub predicted: bool,
 }
 
-/// For every rule the policies' rules have, the mutants that may betray that it is missing, the
-/// quickest first: policies where `trace` foretells another fate, then all others that have the rule.
+/// Returns, for every rule of the policies, the mutants without it, the quickest to check first: policies where
+/// the trace changes, then all others that have the rule.
 ///
 /// # Errors
-/// Never, as long as the flows name real interfaces.
+/// Never, as long as the flows name valid interfaces.
 pub fn mutants(vectors: &[Vector]) -> Result<BTreeMap<RuleId, Vec<Mutant>>, InterfaceNameError> {
     let mut all: BTreeMap<RuleId, Vec<Mutant>> = BTreeMap::new();
     for vector in vectors {
         let rules = compile(&vector.policy);
         for rule in rules.rules().map(|(_, rule)| rule.id) {
             let Some(rest) = rules.without(rule.0) else { continue };
-            let told = telling(&rules, &rest, &vector.flows)?;
-            let foretold = !told.is_empty();
-            let flows = if foretold { told } else { vector.flows.clone() };
-            let mutant = Mutant { rule, vector: Vector { flows, ..vector.clone() }, rules: rest, foretold };
+            let changed = changed_flows(&rules, &rest, &vector.flows)?;
+            let predicted = !changed.is_empty();
+            let flows = if predicted { changed } else { vector.flows.clone() };
+            let mutant = Mutant { rule, vector: Vector { flows, ..vector.clone() }, rules: rest, predicted };
             all.entry(rule).or_default().push(mutant);
         }
     }
     for mutants in all.values_mut() {
-        mutants.sort_by_key(|mutant| !mutant.foretold);
+        mutants.sort_by_key(|mutant| !mutant.predicted);
     }
     Ok(all)
 }
 
-/// The flows whose fate changes from `rules` to `rest`.
-fn telling(rules: &Ruleset, rest: &Ruleset, flows: &[Flow]) -> Result<Vec<Flow>, InterfaceNameError> {
-    let mut told = Vec::new();
+/// The flows whose outcome in the trace differs between `rules` and `rest`.
+fn changed_flows(rules: &Ruleset, rest: &Ruleset, flows: &[Flow]) -> Result<Vec<Flow>, InterfaceNameError> {
+    let mut changed = Vec::new();
     for flow in flows {
-        if foretell(rules, flow)?.outcome != foretell(rest, flow)?.outcome {
-            told.push(flow.clone());
+        if trace_flow(rules, flow)?.outcome != trace_flow(rest, flow)?.outcome {
+            changed.push(flow.clone());
         }
     }
-    Ok(told)
+    Ok(changed)
 }

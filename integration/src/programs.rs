@@ -1,52 +1,42 @@
-//! The built programs the tests run, and how they are run. What they should say stands in `tests/`.
+//! Runs the built programs and others.
 
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-/// What a program did.
+/// The result of a program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Run {
-    /// How it ended; `None` when by a signal.
+    /// `None` when a signal ended it.
     pub code: Option<i32>,
-    /// What it wrote to stdout.
+    /// Stdout.
     pub out: String,
-    /// What it wrote to stderr.
+    /// Stderr.
     pub err: String,
 }
 
-/// Why a program was not run to its end.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// The tests do not build it themselves: it belongs to another package.
+    /// Cargo does not build it for the tests: it belongs to another package.
     #[error("{path} is not there; build it first: cargo build --workspace")]
-    NotBuilt {
-        /// Where it should be.
-        path: PathBuf,
-    },
-    /// It could not be started, written to or waited for.
+    NotBuilt { path: PathBuf },
     #[error("cannot run {program}")]
-    NotRun {
-        /// Which program.
-        program: String,
-        /// Why.
-        source: io::Error,
-    },
+    NotRun { program: String, source: io::Error },
 }
 
-/// Where one of our own programs is: in the directory the tests were built in.
+/// Returns the path of `gybe` or `gybe-cni`: in the directory that the tests were built in.
 ///
 /// # Errors
 /// When it is not built.
 pub fn path_of_ours(name: &str) -> Result<PathBuf, RunError> {
     let not_run = |source| RunError::NotRun { program: name.to_owned(), source };
-    // A test stands in target/PROFILE/deps, the programs in target/PROFILE.
+    // A test is in target/PROFILE/deps, the programs are in target/PROFILE.
     let test = std::env::current_exe().map_err(not_run)?;
     let path = test.ancestors().nth(2).map(|profile| profile.join(name)).unwrap_or_default();
     if path.exists() { Ok(path) } else { Err(RunError::NotBuilt { path }) }
 }
 
-/// Runs one of our own programs.
+/// Runs `gybe` or `gybe-cni`.
 ///
 /// # Errors
 /// When it is not built, or cannot be run.
@@ -54,7 +44,7 @@ pub fn ours(name: &str, arguments: &[&str], stdin: &str) -> Result<Run, RunError
     run(&path_of_ours(name)?.to_string_lossy(), arguments, stdin)
 }
 
-/// Runs any program, in the network namespace of the calling thread, with `stdin` to read.
+/// Runs a program in the network namespace of the calling thread, with `stdin`.
 ///
 /// # Errors
 /// When it cannot be run.
@@ -66,7 +56,7 @@ pub fn run(program: &str, arguments: &[&str], stdin: &str) -> Result<Run, RunErr
     let mut child = pipes.spawn().map_err(not_run)?;
     if let Some(mut pipe) = child.stdin.take() {
         match pipe.write_all(stdin.as_bytes()) {
-            // It may end without having read all of it.
+            // It may end before it has read all of it.
             Err(error) if error.kind() != io::ErrorKind::BrokenPipe => return Err(not_run(error)),
             _ => {}
         }

@@ -1,4 +1,4 @@
-//! A TCP segment that belongs to no connection, and whether it was answered with a reset. IPv4.
+//! A TCP segment that belongs to no connection. IPv4.
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -9,26 +9,24 @@ use std::net::SocketAddrV4;
 use std::os::fd::{AsFd, AsRawFd};
 use std::time::{Duration, Instant};
 
-/// Sent from the calling thread's network namespace.
+/// A FIN without a connection.
 #[derive(Debug, Clone, Copy)]
 pub struct Stray {
-    /// Where it says it comes from.
     pub from: SocketAddrV4,
-    /// Where it goes.
     pub to: SocketAddrV4,
 }
 
 const TCP: u8 = 6;
 const RESET: u8 = 0x04;
-/// FIN and ACK: as a first segment invalid to conntrack (net/netfilter/nf_conntrack_proto_tcp.c,
-/// `tcp_conntracks`, column sNO, v6.18), and answered with a reset by every TCP.
+/// FIN and ACK: invalid to conntrack as a first segment (net/netfilter/nf_conntrack_proto_tcp.c,
+/// `tcp_conntracks`, column sNO, v6.18), and every TCP replies with a reset.
 const FIN_ACK: u8 = 0x11;
 
 impl Stray {
-    /// Sends it; true when a reset comes back within that time.
+    /// Sends it from the calling thread's network namespace and reports whether a reset comes back within that time.
     ///
     /// # Errors
-    /// When the kernel lets this process make no packets of its own.
+    /// When the process may not use raw sockets.
     pub fn is_reset(&self, within: Duration) -> nix::Result<bool> {
         let deadline = Instant::now() + within;
         let raw = socket(AddressFamily::Inet, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::Tcp)?;
@@ -62,7 +60,7 @@ impl Stray {
         segment
     }
 
-    /// Is this packet, IP header first, a reset from the other side to ours?
+    /// Reports whether this packet, with its IP header, is the reset.
     fn resets(&self, packet: &[u8]) -> bool {
         let header = packet.first().map_or(0, |first| usize::from(first & 0x0f) * 4);
         let Some(segment) = packet.get(header..header + 20) else { return false };

@@ -1,4 +1,4 @@
-//! The network the flows were recorded in: a pod with three interfaces, and who lives behind them.
+//! The network that the flows were recorded in: a pod with three interfaces, and the hosts behind them.
 //!
 //! ```text
 //!   peer 10.244.0.1 ── eth0 10.244.0.10 ┐
@@ -15,10 +15,10 @@ use gybe_netfilter::policy::{InterfaceName, InterfaceNameError, Mode};
 use gybe_netfilter::trace::{Owner, Transport};
 use std::sync::Arc;
 
-/// The recorded network, alive until this value goes.
+/// The recorded network; its namespaces and listeners end with the value.
 #[derive(Debug)]
 pub struct Topology {
-    // Listeners first: they stop before their namespaces go.
+    // First, so that the listeners stop before their namespaces end.
     _listeners: Vec<Listeners>,
     pod: Arc<Namespace>,
     peer: Arc<Namespace>,
@@ -26,26 +26,19 @@ pub struct Topology {
     sec: Arc<Namespace>,
 }
 
-/// Why there is no such network.
 #[derive(Debug, thiserror::Error)]
 pub enum TopologyError {
-    /// A namespace.
     #[error("cannot make the namespaces of the recorded network")]
     Namespace(#[from] NamespaceError),
-    /// A link, address or route.
-    #[error("cannot wire up the recorded network")]
+    #[error("cannot set up the links of the recorded network")]
     Link(#[from] LinkError),
-    /// Somebody who should answer in it.
-    #[error("cannot people the recorded network")]
+    #[error("cannot start the listeners of the recorded network")]
     Listen(#[from] ListenError),
-    /// A name or address written wrongly in this file.
-    #[error("the recorded network is described wrongly")]
+    #[error("an invalid name or address of the recorded network")]
     Name(#[from] InterfaceNameError),
-    /// Likewise.
-    #[error("the recorded network is described wrongly")]
+    #[error("an invalid name or address of the recorded network")]
     Network(#[from] ipnet::AddrParseError),
-    /// Likewise.
-    #[error("the recorded network is described wrongly")]
+    #[error("an invalid name or address of the recorded network")]
     Address(#[from] std::net::AddrParseError),
 }
 
@@ -53,11 +46,11 @@ const APP: Owner = Owner { uid: 1000, gid: 1000 };
 const ROOT: Owner = Owner { uid: 0, gid: 0 };
 
 impl Topology {
-    /// Builds it for a proxy of that mode; whoever is outside answers every port one of `flows` asks for.
+    /// Makes the network for a proxy of that mode; the hosts outside listen on every port that `flows` connect to.
     ///
     /// # Errors
-    /// When the process or the kernel cannot.
-    pub fn raise(mode: Mode, flows: &[Flow]) -> Result<Self, TopologyError> {
+    /// When a namespace, link or listener cannot be made.
+    pub fn new(mode: Mode, flows: &[Flow]) -> Result<Self, TopologyError> {
         let namespace = || Namespace::new().map(Arc::new);
         let (pod, peer, vm, sec) = (namespace()?, namespace()?, namespace()?, namespace()?);
         wire(&pod, "eth0", "10.244.0.10/24 fd00:10::10/64", (&peer, "10.244.0.1/24 fd00:10::1/64"))?;
@@ -74,14 +67,14 @@ impl Topology {
         ] {
             route(from, network.parse()?, NextHop::Via(neighbour.parse()?))?;
         }
-        // The world: every address that is not somebody else's is the peer's.
-        route(&peer, "0.0.0.0/0".parse()?, NextHop::Here)?;
-        route(&peer, "::/0".parse()?, NextHop::Here)?;
+        // The peer has every address outside the other networks.
+        route(&peer, "0.0.0.0/0".parse()?, NextHop::Local)?;
+        route(&peer, "::/0".parse()?, NextHop::Local)?;
         let listeners = vec![
             Listeners::start(&pod, proxy(mode), ServerName::NameAndPort("envoy"), proxy_services())?,
             Listeners::start(&pod, APP, ServerName::NameAndPort("app"), app_services())?,
-            Listeners::start(&peer, ROOT, ServerName::Name("ext-peer"), asked(flows, "ext-peer"))?,
-            Listeners::start(&sec, ROOT, ServerName::Name("ext-sec"), asked(flows, "ext-sec"))?,
+            Listeners::start(&peer, ROOT, ServerName::Name("ext-peer"), services_of(flows, "ext-peer"))?,
+            Listeners::start(&sec, ROOT, ServerName::Name("ext-sec"), services_of(flows, "ext-sec"))?,
         ];
         Ok(Self { _listeners: listeners, pod, peer, vm, sec })
     }
@@ -97,7 +90,7 @@ impl Topology {
     }
 }
 
-/// A link from `pod` to whoever is at the other end, who calls his end `eth0`.
+/// A link from `pod` to another namespace, in which it is called `eth0`.
 fn wire(
     pod: &Namespace,
     name: &str,
@@ -114,40 +107,37 @@ fn wire(
 fn proxy(mode: Mode) -> Owner {
     match mode {
         Mode::Redirect => Owner { uid: 1337, gid: 1337 },
-        // Transparent sockets want privilege, so the injector makes the proxy root.
+        // Transparent sockets need privilege, so the injector makes the proxy root.
         Mode::Tproxy { .. } => Owner { uid: 0, gid: 1337 },
     }
 }
 
 fn proxy_services() -> Vec<ListeningPort> {
-    let tcp = |port, reach| ListeningPort { transport: Transport::Tcp, port, reach };
-    let everywhere = [15000, 15008, 15020, 15021, 15090].map(|port| tcp(port, ListenAddress::Everywhere));
+    let tcp = |port, address| ListeningPort { transport: Transport::Tcp, port, address };
+    let everywhere = [15000, 15008, 15020, 15021, 15090].map(|port| tcp(port, ListenAddress::Any));
     let transparent = [15001, 15006].map(|port| tcp(port, ListenAddress::Transparent));
     let dns = [Transport::Tcp, Transport::Udp].map(|transport| ListeningPort {
         transport,
         port: 15053,
-        reach: ListenAddress::Loopback,
+        address: ListenAddress::Loopback,
     });
     everywhere.into_iter().chain(transparent).chain(dns).collect()
 }
 
 fn app_services() -> Vec<ListeningPort> {
-    let everywhere = |transport, port| ListeningPort { transport, port, reach: ListenAddress::Everywhere };
+    let everywhere = |transport, port| ListeningPort { transport, port, address: ListenAddress::Any };
     let tcp = [22, 53, 4000, 5000, 8080, 9000].map(|port| everywhere(Transport::Tcp, port));
     let udp = [53, 8080].map(|port| everywhere(Transport::Udp, port));
     tcp.into_iter().chain(udp).collect()
 }
 
-/// Every port on which `name` is asked for.
-fn asked(flows: &[Flow], name: &str) -> Vec<ListeningPort> {
+/// A service on every port of `name` that a flow connects to.
+fn services_of(flows: &[Flow], name: &str) -> Vec<ListeningPort> {
     let mut services: Vec<ListeningPort> = Vec::new();
-    let is_asked = |flow: &&Flow| matches!(&flow.without_rules, ConnectionOutcome::Answered(answer) if answer.by == name);
-    for flow in flows.iter().filter(is_asked) {
-        let service = ListeningPort {
-            transport: flow.transport,
-            port: flow.to.port(),
-            reach: ListenAddress::Everywhere,
-        };
+    let is_to_name = |flow: &&Flow| matches!(&flow.without_rules, ConnectionOutcome::Answered(answer) if answer.by == name);
+    for flow in flows.iter().filter(is_to_name) {
+        let service =
+            ListeningPort { transport: flow.transport, port: flow.to.port(), address: ListenAddress::Any };
         if !services.contains(&service) {
             services.push(service);
         }

@@ -1,7 +1,7 @@
 //! The flow vectors: 144 connections recorded under each of 70 policies, and further flows for rules that no
 //! recorded flow needs. `vectors/rules/README.md` describes the files.
 
-use gybe_installer::pod::families::NoAddress;
+use gybe_installer::pod::policy_file::NoAddress;
 use gybe_installer::pod::policy_file::{PolicyFile, PolicyFileError};
 use gybe_installer::testnet::outcome::{ConnectionOutcome, ParseOutcomeError};
 use gybe_netfilter::policy::RedirectPolicy;

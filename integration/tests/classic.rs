@@ -14,8 +14,8 @@
 //! ```
 
 use gybe_installer::pod::policy_file::PolicyFile;
-use gybe_integration::complaint::Complaint;
-use gybe_integration::run::{Rules, Until, differences, under};
+use gybe_integration::failure::Failure;
+use gybe_integration::flow_check::{Rules, Until, check_vector, differences};
 use gybe_integration::topology::Topology;
 use gybe_integration::vectors::{Flow, Location, Vector};
 use gybe_netfilter::nft::Nft;
@@ -35,7 +35,7 @@ const PROXY_GROUP: Owner = Owner { uid: 2000, gid: 1337 };
 const TO_PROXY: &str = "envoy:15001";
 
 #[test]
-fn the_classic_rules_send_every_connection_where_they_always_did() -> Result<(), Complaint> {
+fn the_classic_rules_send_every_connection_where_they_always_did() -> Result<(), Failure> {
     let flows = [
         // Inbound: the one port, and no other.
         flow(Location::Peer, APP, "10.244.0.10:80", ["refused", TO_PROXY])?,
@@ -61,15 +61,15 @@ fn the_classic_rules_send_every_connection_where_they_always_did() -> Result<(),
     ];
     let policy = PolicyFile::parse(POLICY)?.policy(&[])?;
     let vector = Vector { name: "classic".into(), policy, flows: flows.to_vec() };
-    let world = Topology::raise(vector.policy.mode, &vector.flows)?;
-    let control = differences(&world, &vector.flows, Rules::NotThere, Until::TheEnd)?;
+    let world = Topology::new(vector.policy.mode, &vector.flows)?;
+    let control = differences(&world, &vector.flows, Rules::Absent, Until::End)?;
     assert!(control.is_empty(), "without rules: {control:#?}");
-    let found = under(&vector, &Redirection::of(&vector.policy), &Nft, Until::TheEnd)?;
+    let found = check_vector(&vector, &Redirection::of(&vector.policy), &Nft, Until::End)?;
     assert!(found.is_empty(), "with rules: {found:#?}");
     Ok(())
 }
 
-fn flow(from: Location, owner: Owner, to: &str, [without, with]: [&str; 2]) -> Result<Flow, Complaint> {
+fn flow(from: Location, owner: Owner, to: &str, [without, with]: [&str; 2]) -> Result<Flow, Failure> {
     let source = match from {
         Location::Pod if to.starts_with("127.") => "127.0.0.1",
         Location::Pod => "10.244.0.10",

@@ -1,9 +1,5 @@
-//! `gybe` at work in a network namespace: apply, verify, inspect and remove agree with each other.
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test that meets what it did not expect has nothing better to do"
-)]
+//! `gybe` in a network namespace: apply, verify, inspect and remove agree with each other.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use gybe_installer::testnet::namespace::Namespace;
 use gybe_integration::programs::{Run, ours, path_of_ours, run};
@@ -19,8 +15,8 @@ impl Pod {
         Self(Namespace::new().unwrap())
     }
 
-    /// An apply that names no backend goes by what is known about the machine; that is asked in
-    /// `probe.rs`, where nothing is kept on the machine itself.
+    /// `apply` without a backend would use the machine's own probe findings; `probe` tests that with findings of
+    /// its own.
     fn gybe(&self, words: &str, stdin: &str) -> Run {
         let netns = self.0.path().to_string_lossy().into_owned();
         let by_nft = words.starts_with("apply") && !words.contains("--backend");
@@ -61,7 +57,7 @@ fn rule_ids(inspected: &Value) -> Vec<String> {
 }
 
 #[test]
-fn what_is_applied_is_verified_inspected_and_removed() {
+fn applied_rules_are_verified_inspected_and_removed() {
     let pod = Pod::new();
     assert!(pod.done("inspect", "").starts_with("no rules of Gybe in "));
     pod.done("apply --policy -", POLICY);
@@ -71,10 +67,10 @@ fn what_is_applied_is_verified_inspected_and_removed() {
 
     let file = gybe_installer::pod::policy_file::PolicyFile::parse(POLICY).unwrap();
     let rules = compile(&file.policy(&[]).unwrap());
-    let mut wanted: Vec<String> = rules.rules().map(|(_, rule)| rule.id.0.to_owned()).collect();
-    wanted.sort();
+    let mut expected: Vec<String> = rules.rules().map(|(_, rule)| rule.id.0.to_owned()).collect();
+    expected.sort();
     let inspected = pod.json("inspect", "");
-    assert_eq!(rule_ids(&inspected), wanted);
+    assert_eq!(rule_ids(&inspected), expected);
     assert_eq!(inspected["backend"], "nft");
     assert!(!inspected["sets"].as_array().unwrap().is_empty(), "{inspected}");
 
@@ -86,7 +82,7 @@ fn what_is_applied_is_verified_inspected_and_removed() {
 }
 
 #[test]
-fn verify_names_what_is_missing_and_what_another_policy_has() {
+fn verify_names_missing_rules_and_those_of_another_policy() {
     let pod = Pod::new();
     let empty = pod.gybe("verify --policy -", POLICY);
     assert_eq!(empty.code, Some(1));
@@ -115,10 +111,10 @@ fn verify_names_what_is_missing_and_what_another_policy_has() {
 }
 
 #[test]
-fn counters_are_shown_and_are_no_difference() {
+fn counters_are_printed_and_are_no_difference() {
     let pod = Pod::new();
     pod.done("apply --policy -", r#"{"enable_ipv6": false}"#);
-    // Refused, but seen: nobody listens on the proxy's port.
+    // The connection is refused, because no process listens on the proxy's port, but a rule counts it.
     let refused = pod.0.run(|| std::net::TcpStream::connect("127.0.0.2:80").map(drop)).unwrap();
     assert!(refused.is_err());
     let inspected = pod.json("inspect", "");
@@ -131,11 +127,14 @@ fn counters_are_shown_and_are_no_difference() {
 }
 
 #[test]
-fn a_pod_that_is_left_alone_has_nothing_written_and_must_have_nothing() {
+fn for_a_pod_that_is_left_alone_nothing_is_written_and_rules_are_a_difference() {
     let pod = Pod::new();
     pod.by_hand("ip", "addr add 10.9.9.9/32 dev lo");
     let unmeshed = "{kind: Pod, metadata: {name: a}, spec: {containers: [{name: app}]}}";
-    assert!(pod.done("apply --pod -", unmeshed).starts_with("Pod/a is left alone: "));
+    let applied = pod.gybe("apply --pod -", unmeshed);
+    assert_eq!(applied.code, Some(0));
+    assert!(applied.out.starts_with("Pod/a is left alone: "), "{}", applied.out);
+    assert!(applied.err.starts_with("hint: Pod/a is not injected: "), "{}", applied.err);
     assert_eq!(pod.by_hand("nft", "list ruleset").out, "");
     assert_eq!(pod.gybe("verify --pod -", unmeshed).code, Some(0));
     pod.done("apply --policy -", POLICY);
@@ -176,7 +175,7 @@ fn the_namespaces_addresses_decide_about_families() {
 }
 
 #[test]
-fn tproxy_brings_its_route_and_takes_it_away() {
+fn tproxy_routes_are_added_and_removed() {
     let pod = Pod::new();
     let policy = r#"{"mode": "TPROXY", "enable_ipv6": false}"#;
     pod.done("apply --policy -", policy);
@@ -211,7 +210,7 @@ fn every_backend_that_is_named_applies_verifies_and_removes() {
 }
 
 #[test]
-fn others_tables_are_not_touched() {
+fn other_programs_tables_are_not_changed() {
     let pod = Pod::new();
     pod.by_hand("nft", "add table inet theirs");
     pod.by_hand("nft", "add chain inet theirs nat-output");
@@ -223,7 +222,7 @@ fn others_tables_are_not_touched() {
 }
 
 #[test]
-fn what_is_no_network_namespace_is_named() {
+fn a_path_that_is_no_network_namespace_is_named() {
     for path in ["/nonexistent", "/etc/passwd", "/proc/self/ns/mnt", "/dev/null", "/"] {
         for words in ["inspect", "remove", "apply --policy -", "verify --policy -"] {
             let words: Vec<&str> = words.split(' ').chain(["--netns", path]).collect();
@@ -238,8 +237,8 @@ fn what_is_no_network_namespace_is_named() {
     }
 }
 
-/// A pod that sees its node's processes. The node is a namespace of this test's own, so that what is
-/// not refused harms nobody: process 1 lives in it, and `gybe` is called from another.
+/// A pod that sees its node's processes. The node is a namespace of this test, so a command that is not refused
+/// changes no real node: process 1 runs in it, and `gybe` runs in another namespace.
 #[test]
 fn the_nodes_namespace_is_refused_from_a_pod_that_sees_its_processes() {
     let node = Pod::new();
@@ -249,7 +248,7 @@ fn the_nodes_namespace_is_refused_from_a_pod_that_sees_its_processes() {
         let words = ["--pid", "--fork", "--mount-proc", "--mount", "sh", "-c", &script];
         let run = node.0.run(|| run("unshare", &words, POLICY)).unwrap().unwrap();
         if script.contains("inspect") {
-            assert_eq!(run.code, Some(0), "looking is no harm: {run:?}");
+            assert_eq!(run.code, Some(0), "inspect only reads: {run:?}");
         } else {
             assert_eq!((run.code, run.out.as_str()), (Some(2), ""), "{run:?}");
             assert!(run.err.starts_with("gybe: /proc/1/ns/net is the network namespace of process 1"));

@@ -1,42 +1,42 @@
-//! `gybe demo` says what is true: all is well with all rules, and not without any one of them.
+//! `gybe demo` reports success with all rules, and failure without any one of them.
 
-use gybe_integration::complaint::Complaint;
-use gybe_integration::crowd::side_by_side;
+use gybe_integration::failure::Failure;
+use gybe_integration::parallel::in_parallel;
 use gybe_integration::programs::{Run, ours, path_of_ours, run};
 use serde_json::Value;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-fn demo(arguments: &[&str]) -> Result<Run, Complaint> {
+fn demo(arguments: &[&str]) -> Result<Run, Failure> {
     let arguments: Vec<&str> = ["demo"].into_iter().chain(arguments.iter().copied()).collect();
     Ok(ours("gybe", &arguments, "")?)
 }
 
 #[test]
-fn with_all_rules_every_connection_goes_where_it_must_and_no_program_is_run() -> Result<(), Complaint> {
+fn with_all_rules_every_connection_reaches_its_destination_and_no_program_is_run() -> Result<(), Failure> {
     let run = demo(&["--json"])?;
     assert_eq!(run.code, Some(0), "{run:#?}");
-    let told: Value = serde_json::from_str(&run.out)?;
-    assert_eq!(told["as_expected"], true);
-    assert_eq!(told["add"]["programs"], 0);
-    assert_eq!(told["add"]["processes"], 0);
-    let rows = told["connections"].as_array().map(Vec::len);
+    let report: Value = serde_json::from_str(&run.out)?;
+    assert_eq!(report["as_expected"], true);
+    assert_eq!(report["add"]["programs"], 0);
+    assert_eq!(report["add"]["processes"], 0);
+    let rows = report["connections"].as_array().map(Vec::len);
     assert_eq!(rows, Some(24));
-    let turned = |row: &&Value| row["with"].as_str().is_some_and(|with| with.contains(" orig="));
-    let turned = told["connections"].as_array().map(|rows| rows.iter().filter(turned).count());
-    assert!(turned.is_some_and(|turned| turned >= 6), "{}", run.out);
+    let is_redirected = |row: &&Value| row["with"].as_str().is_some_and(|with| with.contains(" orig="));
+    let redirected = report["connections"].as_array().map(|rows| rows.iter().filter(is_redirected).count());
+    assert!(redirected.is_some_and(|redirected| redirected >= 6), "{}", run.out);
     Ok(())
 }
 
 #[test]
-fn without_any_one_rule_it_fails_and_names_the_connections() -> Result<(), Complaint> {
+fn without_any_one_rule_the_demo_fails_and_names_the_connections() -> Result<(), Failure> {
     let unknown = demo(&["--without", "no-such-rule"])?;
     assert_eq!(unknown.code, Some(2), "{unknown:#?}");
     let known = unknown.err.split("it has ").nth(1).unwrap_or_default().trim();
     let known: Vec<&str> = known.split(", ").collect();
     assert!(known.len() >= 12, "{known:?}");
-    let runs = side_by_side(known, |rule| demo(&["--without", rule]).map(|run| (rule, run)));
+    let runs = in_parallel(known, |rule| demo(&["--without", rule]).map(|run| (rule, run)));
     for run in runs {
         let (rule, run) = run?;
         assert_eq!(run.code, Some(1), "without {rule}: {run:#?}");
@@ -45,24 +45,24 @@ fn without_any_one_rule_it_fails_and_names_the_connections() -> Result<(), Compl
     Ok(())
 }
 
-/// A plugin that runs others first: the demo must notice, or what it says of ours is worth nothing.
+/// The control of the demo's claim that the plugin runs no program.
 #[test]
-fn a_plugin_that_runs_programs_is_found_out() -> Result<(), Complaint> {
-    let place = Place::new("runs-programs")?;
+fn a_plugin_that_runs_programs_is_reported() -> Result<(), Failure> {
+    let directory = TestDirectory::new("runs-programs")?;
     let plugin = path_of_ours("gybe-cni")?;
-    let script = place.program(&format!("#!/bin/sh\n/bin/true\nexec '{}'\n", plugin.display()))?;
+    let script = directory.program(&format!("#!/bin/sh\n/bin/true\nexec '{}'\n", plugin.display()))?;
     let run = demo(&["--plugin", &script.to_string_lossy()])?;
     assert_eq!(run.code, Some(1), "{run:#?}");
     assert!(run.out.contains("the ADD ran 2 programs and forked 1 processes"), "{}", run.out);
-    assert!(run.out.contains("24 of 24 connections went where they must"), "{}", run.out);
+    assert!(run.out.contains("24 of 24 connections reached the expected destination"), "{}", run.out);
     Ok(())
 }
 
 #[test]
-fn a_plugin_that_fails_is_quoted_and_nothing_is_left_behind() -> Result<(), Complaint> {
-    let place = Place::new("fails")?;
-    let script = place.program("#!/bin/sh\necho '{\"code\": 7, \"msg\": \"no such luck\"}'\nexit 1\n")?;
-    let scratch = place.0.join("scratch");
+fn the_error_of_a_failing_plugin_is_printed_and_no_file_is_left() -> Result<(), Failure> {
+    let directory = TestDirectory::new("fails")?;
+    let script = directory.program("#!/bin/sh\necho '{\"code\": 7, \"msg\": \"no such luck\"}'\nexit 1\n")?;
+    let scratch = directory.0.join("scratch");
     fs::create_dir(&scratch)?;
     let (gybe, setting) = (path_of_ours("gybe")?, format!("TMPDIR={}", scratch.display()));
     let script = script.to_string_lossy();
@@ -74,7 +74,7 @@ fn a_plugin_that_fails_is_quoted_and_nothing_is_left_behind() -> Result<(), Comp
 }
 
 #[test]
-fn without_privilege_it_says_what_would_make_it_work() -> Result<(), Complaint> {
+fn without_privilege_the_hint_names_the_command() -> Result<(), Failure> {
     let gybe = path_of_ours("gybe")?;
     let run = run("setpriv", &["--bounding-set=-all", &gybe.to_string_lossy(), "demo"], "")?;
     assert_eq!(run.code, Some(2), "{run:#?}");
@@ -82,17 +82,17 @@ fn without_privilege_it_says_what_would_make_it_work() -> Result<(), Complaint> 
     Ok(())
 }
 
-/// A directory of one test; gone with this value.
-struct Place(PathBuf);
+/// A directory of one test, removed on drop.
+struct TestDirectory(PathBuf);
 
-impl Place {
-    fn new(test: &str) -> Result<Self, Complaint> {
+impl TestDirectory {
+    fn new(test: &str) -> Result<Self, Failure> {
         let path = std::env::temp_dir().join(format!("gybe-test-{test}-{}", std::process::id()));
         fs::create_dir(&path)?;
         Ok(Self(path))
     }
 
-    fn program(&self, text: &str) -> Result<PathBuf, Complaint> {
+    fn program(&self, text: &str) -> Result<PathBuf, Failure> {
         let path: &Path = &self.0.join("plugin");
         fs::write(path, text)?;
         fs::set_permissions(path, Permissions::from_mode(0o755))?;
@@ -100,8 +100,8 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for TestDirectory {
     fn drop(&mut self) {
-        let _gone = fs::remove_dir_all(&self.0);
+        let _removed = fs::remove_dir_all(&self.0);
     }
 }

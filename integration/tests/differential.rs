@@ -4,14 +4,14 @@
 #![allow(clippy::print_stdout, reason = "the seed of a run, for the next one")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot be set up must stop")]
 
-use gybe_integration::callers::callers;
-use gybe_integration::complaint::Complaint;
-use gybe_integration::crowd::side_by_side;
-use gybe_integration::differential::{Case, Disagreement, Stand, first_disagreement};
-use gybe_integration::run::{Rules, Until, differences};
+use gybe_integration::differential::{Case, Disagreement, Testbed, first_disagreement};
+use gybe_integration::failure::Failure;
+use gybe_integration::flow_check::{Rules, Until, differences};
+use gybe_integration::parallel::in_parallel;
+use gybe_integration::random_flow;
+use gybe_integration::random_policy;
 use gybe_integration::topology::Topology;
 use gybe_integration::vectors::{self, Flow};
-use gybe_integration::wishes::wishes;
 use gybe_netfilter::backend::Backend;
 use gybe_netfilter::iptables::{Iptables, Variant};
 use gybe_netfilter::nft::Nft;
@@ -56,26 +56,26 @@ fn source(number: u64) -> TestRunner {
 
 fn policy_and_flows(number: u64) -> (impl ValueTree<Value = RedirectPolicy>, Vec<Flow>) {
     let mut source = source(number);
-    let policy = wishes().new_tree(&mut source).unwrap();
-    let flows = vec(callers(), CONNECTIONS).new_tree(&mut source).unwrap().current();
+    let policy = random_policy::policies().new_tree(&mut source).unwrap();
+    let flows = vec(random_flow::flows(), CONNECTIONS).new_tree(&mut source).unwrap().current();
     (policy, flows)
 }
 
 /// Networks of their own for one case.
-fn fresh<'b>(case: &Case, backends: &[&'b dyn Backend]) -> Result<Vec<Stand<'b>>, Complaint> {
-    let stands: Vec<Stand<'b>> =
-        backends.iter().map(|backend| Stand::raise(case.policy.mode, *backend)).collect::<Result<_, _>>()?;
-    write(case, &stands)?;
-    Ok(stands)
+fn fresh<'b>(case: &Case, backends: &[&'b dyn Backend]) -> Result<Vec<Testbed<'b>>, Failure> {
+    let testbeds: Vec<Testbed<'b>> =
+        backends.iter().map(|backend| Testbed::new(case.policy.mode, *backend)).collect::<Result<_, _>>()?;
+    write(case, &testbeds)?;
+    Ok(testbeds)
 }
 
-fn write(case: &Case, stands: &[Stand<'_>]) -> Result<(), Complaint> {
+fn write(case: &Case, testbeds: &[Testbed<'_>]) -> Result<(), Failure> {
     let redirection = Redirection::of(&case.policy);
-    stands.iter().try_for_each(|stand| stand.write(&redirection))
+    testbeds.iter().try_for_each(|testbed| testbed.write(&redirection))
 }
 
 /// The policy made as small as it can be made and still disagrees about that connection.
-fn smallest(first: Disagreement, number: u64, backends: &[&dyn Backend]) -> Result<Disagreement, Complaint> {
+fn smallest(first: Disagreement, number: u64, backends: &[&dyn Backend]) -> Result<Disagreement, Failure> {
     let (mut tree, flows) = policy_and_flows(number);
     let (mut smallest, mut smaller) = (first, tree.simplify());
     for _ in 0..SHRINKS {
@@ -91,29 +91,29 @@ fn smallest(first: Disagreement, number: u64, backends: &[&dyn Backend]) -> Resu
 }
 
 /// The cases, first those with a proxy of the one mode, then those of the other.
-fn cases(numbers: Range<u64>) -> Result<Vec<Vec<(u64, Case)>>, Complaint> {
+fn cases(numbers: Range<u64>) -> Result<Vec<Vec<(u64, Case)>>, Failure> {
     let case = |number| {
         let (policy, flows) = policy_and_flows(number);
         Ok((number, Case::of(policy.current(), &flows, number)?))
     };
-    let cases: Vec<(u64, Case)> = numbers.map(case).collect::<Result<_, Complaint>>()?;
+    let cases: Vec<(u64, Case)> = numbers.map(case).collect::<Result<_, Failure>>()?;
     let (redirect, tproxy) = cases.into_iter().partition(|(_, case)| case.policy.mode == Mode::Redirect);
     Ok(vec![redirect, tproxy])
 }
 
 /// Makes the connections of cases of one mode; every case that somebody disagrees about.
-fn doubtful(cases: &[(u64, Case)], backends: &[&dyn Backend]) -> Result<Vec<u64>, Complaint> {
+fn doubtful(cases: &[(u64, Case)], backends: &[&dyn Backend]) -> Result<Vec<u64>, Failure> {
     let Some((_, first)) = cases.first() else { return Ok(Vec::new()) };
-    let pair = |_| backends.iter().map(|backend| Stand::raise(first.policy.mode, *backend)).collect();
-    let lanes = side_by_side((0..LANES.min(cases.len())).collect(), pair);
-    let lanes = lanes.into_iter().collect::<Result<Vec<Vec<Stand<'_>>>, Complaint>>()?;
+    let pair = |_| backends.iter().map(|backend| Testbed::new(first.policy.mode, *backend)).collect();
+    let lanes = in_parallel((0..LANES.min(cases.len())).collect(), pair);
+    let lanes = lanes.into_iter().collect::<Result<Vec<Vec<Testbed<'_>>>, Failure>>()?;
     let mut doubtful = Vec::new();
     for cases in cases.chunks(LANES) {
         let pairs: Vec<_> = cases.iter().zip(&lanes).collect();
-        let written = side_by_side(pairs.clone(), |((_, case), stands)| write(case, stands));
-        written.into_iter().collect::<Result<Vec<()>, Complaint>>()?;
-        let found = side_by_side(pairs, |((number, case), stands)| {
-            Ok::<_, Complaint>(first_disagreement(case, stands)?.map(|_| *number))
+        let written = in_parallel(pairs.clone(), |((_, case), testbeds)| write(case, testbeds));
+        written.into_iter().collect::<Result<Vec<()>, Failure>>()?;
+        let found = in_parallel(pairs, |((number, case), testbeds)| {
+            Ok::<_, Failure>(first_disagreement(case, testbeds)?.map(|_| *number))
         });
         doubtful.extend(found.into_iter().collect::<Result<Vec<_>, _>>()?.into_iter().flatten());
     }
@@ -121,7 +121,7 @@ fn doubtful(cases: &[(u64, Case)], backends: &[&dyn Backend]) -> Result<Vec<u64>
 }
 
 #[test]
-fn nft_legacy_and_trace_never_disagree() -> Result<(), Complaint> {
+fn nft_legacy_and_trace_never_disagree() -> Result<(), Failure> {
     let _others_wait = ONE_TEST_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let (first, policies) = (number("GYBE_SEED", 1), number("GYBE_POLICIES", 200));
     println!("policies {first} to {}: GYBE_SEED={first} GYBE_POLICIES={policies}", first + policies - 1);
@@ -158,21 +158,21 @@ fn nft_legacy_and_trace_never_disagree() -> Result<(), Complaint> {
 
 /// The control: where connections go without rules is known, and random ones go everywhere.
 #[test]
-fn without_rules_random_connections_go_where_they_are_said_to_go() -> Result<(), Complaint> {
+fn without_rules_random_connections_go_where_they_are_said_to_go() -> Result<(), Failure> {
     let _others_wait = ONE_TEST_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     for (number, mode) in [(1, Mode::Redirect), (2, Mode::Tproxy { mark: 1337, route_table: 133 })] {
-        let mut flows = vec(callers(), 400).new_tree(&mut source(number)).unwrap().current();
+        let mut flows = vec(random_flow::flows(), 400).new_tree(&mut source(number)).unwrap().current();
         // `::6` is there only with a redirection.
         flows.retain(|flow| flow.source.is_none_or(|source| source.is_ipv4()));
-        let world = Topology::raise(mode, &flows)?;
-        let found = differences(&world, &flows, Rules::NotThere, Until::TheEnd)?;
+        let world = Topology::new(mode, &flows)?;
+        let found = differences(&world, &flows, Rules::Absent, Until::End)?;
         assert!(found.is_empty(), "{mode:?}: {} of {}: {found:#?}", found.len(), flows.len());
     }
     for vector in vectors::recorded()? {
         for flow in vector.flows.iter().filter(|flow| flow.mark.is_none()) {
             if let gybe_installer::testnet::outcome::ConnectionOutcome::Answered(answer) = &flow.without_rules
             {
-                let said = flow.untouched().to_string();
+                let said = flow.outcome_without_rules().to_string();
                 assert_eq!(said.split(' ').next(), Some(answer.by.as_str()), "{}", flow.id);
             }
         }
@@ -181,11 +181,11 @@ fn without_rules_random_connections_go_where_they_are_said_to_go() -> Result<(),
 }
 
 #[test]
-fn who_answers_each_recorded_flow_is_foretold() -> Result<(), Complaint> {
+fn who_answers_each_recorded_flow_is_foretold() -> Result<(), Failure> {
     for vector in vectors::all()? {
         let rules = gybe_netfilter::compile::compile(&vector.policy);
         for flow in vector.flows.iter().filter(|flow| flow.mark.is_none()) {
-            let foretold = flow.clone().foretold(&vector.policy, &rules)?;
+            let foretold = flow.clone().with_predicted_outcome(&vector.policy, &rules)?;
             let (said, recorded) = (foretold.with_rules.to_string(), flow.with_rules.to_string());
             let by = |text: &str| text.split(' ').next().unwrap().to_owned();
             assert_eq!(by(&said), by(&recorded), "{} {}", vector.name, flow.id);
@@ -197,7 +197,7 @@ fn who_answers_each_recorded_flow_is_foretold() -> Result<(), Complaint> {
 /// The control of the comparison itself: one backend with a rule too few is found out, and the
 /// report says under which policy, with which packet, and what each backend's rules did.
 #[test]
-fn a_backend_that_lacks_a_rule_is_found_out() -> Result<(), Complaint> {
+fn a_backend_that_lacks_a_rule_is_found_out() -> Result<(), Failure> {
     let _others_wait = ONE_TEST_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let named = |vector: &vectors::Vector| vector.name == "inject-default-dual";
     let vector = vectors::all()?.into_iter().find(named).unwrap();
@@ -208,9 +208,12 @@ fn a_backend_that_lacks_a_rule_is_found_out() -> Result<(), Complaint> {
     let lacking = Redirection { rules, ..whole.clone() };
     for (nft, iptables) in [(&whole, &lacking), (&lacking, &whole)] {
         let mode = case.policy.mode;
-        let stands = [Stand::raise(mode, &Nft)?, Stand::raise(mode, &legacy)?];
-        stands.iter().zip([nft, iptables]).try_for_each(|(stand, redirection)| stand.write(redirection))?;
-        let report = first_disagreement(&case, &stands)?.unwrap().to_string();
+        let testbeds = [Testbed::new(mode, &Nft)?, Testbed::new(mode, &legacy)?];
+        testbeds
+            .iter()
+            .zip([nft, iptables])
+            .try_for_each(|(testbed, redirection)| testbed.write(redirection))?;
+        let report = first_disagreement(&case, &testbeds)?.unwrap().to_string();
         for part in ["policy: RedirectPolicy", "packet: ", "by proxy-uid, so", "nft: ", "iptables-legacy: "] {
             assert!(report.contains(part), "{part:?} in:\n{report}");
         }

@@ -7,7 +7,7 @@
     reason = "a test that meets what it did not expect has nothing better to do; JSON that lacks a member is null"
 )]
 
-use gybe_integration::add::Place;
+use gybe_integration::plugin_call::PluginDir;
 use gybe_integration::programs::{Run, path_of_ours};
 use serde_json::Value;
 use std::fs;
@@ -17,11 +17,11 @@ use std::process::{Child, Command, Stdio};
 const LIST: &str = r#"{"cniVersion":"1.0.0","name":"net","plugins":[{"type":"bridge"}]}"#;
 
 /// A node's root directory, with the primary's file in it; the programs are the real ones.
-struct Node(Place);
+struct Node(PluginDir);
 
 impl Node {
     fn new(test: &str) -> Self {
-        let place = Place::new(&format!("doctor-{test}")).unwrap();
+        let place = PluginDir::new(&format!("doctor-{test}"));
         for folder in ["etc/cni/net.d", "opt/cni/bin", "var/lib/cni/results"] {
             fs::create_dir_all(place.path().join("root").join(folder)).unwrap();
         }

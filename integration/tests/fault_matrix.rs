@@ -1,12 +1,12 @@
 //! docs/FAULTS.md and the tests of the workspace.
 
-use gybe_integration::complaint::Complaint;
+use gybe_integration::failure::Failure;
 use gybe_integration::faults::{catalogue, check, fault_tests};
 use std::path::Path;
 
 #[test]
 fn every_fault_in_the_catalogue_has_a_test_and_every_test_of_a_fault_is_in_the_catalogue()
--> Result<(), Complaint> {
+-> Result<(), Failure> {
     // Cargo runs a test in its package's directory.
     let root = Path::new("..");
     let catalogue = catalogue(root)?;

@@ -1,9 +1,9 @@
 //! Every recorded connection with the rules written by iptables, legacy and nft: each ends where it
 //! was recorded to end.
 
-use gybe_integration::complaint::Complaint;
-use gybe_integration::crowd::side_by_side;
-use gybe_integration::run::{Difference, Rules, Until, differences};
+use gybe_integration::failure::Failure;
+use gybe_integration::flow_check::{Difference, Rules, Until, differences};
+use gybe_integration::parallel::in_parallel;
 use gybe_integration::topology::Topology;
 use gybe_integration::vectors::{self, Location, Vector};
 use gybe_netfilter::compile::compile;
@@ -30,23 +30,23 @@ fn redirected(
     backend: &Iptables,
     vector: &Vector,
     change: impl FnOnce(&mut Redirection) + Send,
-) -> Result<Topology, Complaint> {
-    let world = Topology::raise(vector.policy.mode, &vector.flows)?;
+) -> Result<Topology, Failure> {
+    let world = Topology::new(vector.policy.mode, &vector.flows)?;
     let mut redirection = Redirection::of(&vector.policy);
     change(&mut redirection);
     world.at(Location::Pod).run(|| redirection.apply(backend))??;
     Ok(world)
 }
 
-fn every_flow_ends_as_recorded(variant: Variant) -> Result<(), Complaint> {
+fn every_flow_ends_as_recorded(variant: Variant) -> Result<(), Failure> {
     let _others_wait = ONE_TEST_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let backend = Iptables::find(variant)?.with_deadline(PATIENCE);
     let mut all: Vec<String> = Vec::new();
     for vectors in vectors::all()?.chunks(WORLDS) {
-        let worlds = side_by_side(vectors.iter().collect(), |vector| redirected(&backend, vector, |_| {}));
+        let worlds = in_parallel(vectors.iter().collect(), |vector| redirected(&backend, vector, |_| {}));
         let worlds = worlds.into_iter().collect::<Result<Vec<_>, _>>()?;
-        let found = side_by_side(vectors.iter().zip(worlds).collect(), |(vector, world)| {
-            Ok::<_, Complaint>((vector, differences(&world, &vector.flows, Rules::There, Until::TheEnd)?))
+        let found = in_parallel(vectors.iter().zip(worlds).collect(), |(vector, world)| {
+            Ok::<_, Failure>((vector, differences(&world, &vector.flows, Rules::Present, Until::End)?))
         });
         for found in found {
             let (vector, found) = found?;
@@ -58,18 +58,18 @@ fn every_flow_ends_as_recorded(variant: Variant) -> Result<(), Complaint> {
 }
 
 #[test]
-fn with_iptables_legacy_every_flow_ends_as_recorded() -> Result<(), Complaint> {
+fn with_iptables_legacy_every_flow_ends_as_recorded() -> Result<(), Failure> {
     every_flow_ends_as_recorded(Variant::Legacy)
 }
 
 #[test]
-fn with_iptables_nft_every_flow_ends_as_recorded() -> Result<(), Complaint> {
+fn with_iptables_nft_every_flow_ends_as_recorded() -> Result<(), Failure> {
     every_flow_ends_as_recorded(Variant::Nft)
 }
 
 /// The policy with lists so long that their product stands in chains that call each other. No flow meets
 /// what is added; `None` when the policy has no two such lists.
-fn with_long_lists(vector: &Vector) -> Result<Option<Vector>, Complaint> {
+fn with_long_lists(vector: &Vector) -> Result<Option<Vector>, Failure> {
     let mut policy = vector.policy.clone();
     let Destinations::Only(networks) = &policy.outbound.included_to else { return Ok(None) };
     if policy.virtual_interfaces.is_empty() || networks.is_empty() || networks.names_loopback() {
@@ -88,7 +88,7 @@ fn with_long_lists(vector: &Vector) -> Result<Option<Vector>, Complaint> {
 }
 
 #[test]
-fn with_a_product_of_long_lists_in_two_chains_every_flow_ends_as_recorded() -> Result<(), Complaint> {
+fn with_a_product_of_long_lists_in_two_chains_every_flow_ends_as_recorded() -> Result<(), Failure> {
     let _others_wait = ONE_TEST_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let vectors = vectors::all()?.iter().map(with_long_lists).collect::<Result<Vec<_>, _>>()?;
     let vectors: Vec<Vector> = vectors.into_iter().flatten().collect();
@@ -99,7 +99,7 @@ fn with_a_product_of_long_lists_in_two_chains_every_flow_ends_as_recorded() -> R
             let text = script(&compile(&vector.policy), Family::V4).unwrap();
             assert!(text.contains("-j ISTIO_LIST_1"), "{}: {text}", vector.name);
             let world = redirected(&backend, vector, |_| {})?;
-            let found = differences(&world, &vector.flows, Rules::There, Until::TheEnd)?;
+            let found = differences(&world, &vector.flows, Rules::Present, Until::End)?;
             assert!(found.is_empty(), "{variant:?}, {}: {found:#?}", vector.name);
         }
     }
@@ -107,10 +107,10 @@ fn with_a_product_of_long_lists_in_two_chains_every_flow_ends_as_recorded() -> R
 }
 
 #[test]
-fn a_missing_rule_is_noticed() -> Result<(), Complaint> {
+fn a_missing_rule_is_noticed() -> Result<(), Failure> {
     let _others_wait = ONE_TEST_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let vector = vectors::all()?.into_iter().find(|vector| vector.name == "inject-default-dual");
-    let vector = vector.ok_or_else(|| Complaint::that("no vector inject-default-dual"))?;
+    let vector = vector.ok_or_else(|| Failure::new("no vector inject-default-dual"))?;
     for variant in [Variant::Legacy, Variant::Nft] {
         for rule in ["proxy-uid", "inbound-to-proxy", "outbound-to-proxy", "proxy-to-own-pod-v6"] {
             let world =
@@ -119,7 +119,7 @@ fn a_missing_rule_is_noticed() -> Result<(), Complaint> {
                     redirection.rules = rest.unwrap_or_else(|| redirection.rules.clone());
                 })?;
             let found: Vec<Difference> =
-                differences(&world, &vector.flows, Rules::There, Until::ADifference)?;
+                differences(&world, &vector.flows, Rules::Present, Until::FirstDifference)?;
             assert!(!found.is_empty(), "{variant:?} without {rule}");
         }
     }

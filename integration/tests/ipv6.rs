@@ -1,12 +1,12 @@
 //! IPv6 in one pod and none in the next: each namespace decides for itself.
 
 use gybe_installer::testnet::namespace::Namespace;
-use gybe_integration::add::{Call, Place, pod};
-use gybe_integration::complaint::Complaint;
+use gybe_integration::failure::Failure;
+use gybe_integration::plugin_call::{PluginCall, PluginDir, pod};
 use gybe_integration::programs::{ours, run};
 
 /// The example pod, which asks for both families, in a namespace where IPv6 is off.
-fn without_ipv6() -> Result<Namespace, Complaint> {
+fn without_ipv6() -> Result<Namespace, Failure> {
     let pod = pod()?;
     for interface in ["all", "default"] {
         pod.run(|| std::fs::write(format!("/proc/sys/net/ipv6/conf/{interface}/disable_ipv6"), "1"))??;
@@ -17,20 +17,20 @@ fn without_ipv6() -> Result<Namespace, Complaint> {
 }
 
 /// What an ADD says it did about families, and what is there afterwards.
-fn added(place: &Place, pod: &Namespace) -> Result<(String, String), Complaint> {
-    let call = Call::add(pod, place)?;
-    let ran = call.make(place, "")?;
+fn added(place: &PluginDir, pod: &Namespace) -> Result<(String, String), Failure> {
+    let call = PluginCall::add(pod, place)?;
+    let ran = call.run(place, "")?;
     assert_eq!(ran.code, Some(0), "{ran:?}");
     let line = ran.err.lines().find(|line| line.contains("cmdAdd")).unwrap_or_default().to_owned();
-    let check = call.of("CHECK").make(place, "")?;
+    let check = call.with_verb("CHECK").run(place, "")?;
     assert_eq!(check.code, Some(0), "{check:?}");
     let inspected = ours("gybe", &["inspect", "--netns", &pod.path().to_string_lossy()], "")?;
     Ok((line, inspected.out))
 }
 
 #[test]
-fn f40_where_ipv6_is_off_ipv4_alone_is_redirected_and_that_is_told() -> Result<(), Complaint> {
-    let place = Place::new("ipv6")?;
+fn f40_where_ipv6_is_off_ipv4_alone_is_redirected_and_that_is_told() -> Result<(), Failure> {
+    let place = PluginDir::new("ipv6");
     // In turn, so that what was found out in one would be remembered in the next.
     for _ in 0..2 {
         let (line, rules) = added(&place, &without_ipv6()?)?;
@@ -44,13 +44,13 @@ fn f40_where_ipv6_is_off_ipv4_alone_is_redirected_and_that_is_told() -> Result<(
 }
 
 #[test]
-fn f40_each_backend_leaves_out_the_ipv6_that_is_not_there() -> Result<(), Complaint> {
-    let place = Place::new("ipv6-backends")?;
+fn f40_each_backend_leaves_out_the_ipv6_that_is_not_there() -> Result<(), Failure> {
+    let place = PluginDir::new("ipv6-backends");
     for backend in ["nft", "iptables-nft", "iptables-legacy"] {
         let pod = without_ipv6()?;
-        let call = Call::add(&pod, &place)?.by(backend);
+        let call = PluginCall::add(&pod, &place)?.with_backend(backend);
         for verb in ["ADD", "CHECK", "DEL"] {
-            let ran = call.clone().of(verb).make(&place, "")?;
+            let ran = call.clone().with_verb(verb).run(&place, "")?;
             assert_eq!(ran.code, Some(0), "{backend} {verb}: {ran:?}");
         }
     }

@@ -1,15 +1,10 @@
-//! No agent at all: the plugin has the API server asked by a kubeconfig, through `gybe pod-facts`.
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    reason = "a test that cannot be set up must stop"
-)]
-#![allow(clippy::disallowed_methods, reason = "an ADD is a program")]
+//! ADD without an agent: the plugin queries the API server by a kubeconfig, through `gybe pod-facts`.
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "a test fails by panicking")]
+#![allow(clippy::disallowed_methods, reason = "the test runs the plugin")]
 
 use gybe_api_server::{ApiServer, Network, Verb};
 use gybe_installer::testnet::namespace::Namespace;
-use gybe_integration::add::Place;
+use gybe_integration::plugin_call::PluginDir;
 use gybe_integration::programs::{path_of_ours, run};
 use gybe_netfilter::backend::Backend;
 use gybe_netfilter::nft::Nft;
@@ -18,38 +13,39 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-struct Ground {
+/// An API server with its kubeconfig, and a pod's network namespace.
+struct TestCluster {
     server: ApiServer,
     kubeconfig: PathBuf,
     pod: Namespace,
-    _place: Place,
+    _place: PluginDir,
 }
 
-/// What an ADD came to: its code of CNI's, and its words.
+/// The outcome of an ADD.
 #[derive(Debug, PartialEq, Eq)]
 enum Outcome {
-    Passed,
-    Refused(u64, String),
+    Succeeded,
+    Refused { code: u64, message: String },
 }
 
-impl Ground {
+impl TestCluster {
     fn new(test: &str) -> Self {
-        let (server, place) = (ApiServer::start().unwrap(), Place::new(test).unwrap());
+        let (server, place) = (ApiServer::start().unwrap(), PluginDir::new(test));
         let kubeconfig = server.kubeconfig(&place.run()).unwrap();
         let pod = Namespace::new().unwrap();
         pod.run(|| run("ip", &["address", "add", "10.244.0.10/32", "dev", "lo"], "")).unwrap().unwrap();
         Self { server, kubeconfig, pod, _place: place }
     }
 
-    /// The example's pod comes to be, by this name.
-    fn put(&self, name: &str) {
+    /// Creates the example's pod with this name.
+    fn create_pod(&self, name: &str) {
         let mut pod: Value = serde_json::from_str(include_str!("../../examples/pod.json")).unwrap();
         pod["metadata"]["name"] = name.into();
         pod["metadata"]["uid"] = format!("uid-of-{name}").into();
         self.server.put_pod(pod);
     }
 
-    /// The example's ADD, for the pod of this name.
+    /// Makes the example's ADD for the pod of this name.
     fn add(&self, name: &str) -> Outcome {
         let mut add: Value = serde_json::from_str(include_str!("../../examples/add.json")).unwrap();
         add["env"]["CNI_NETNS"] = json!(self.pod.path());
@@ -66,15 +62,17 @@ impl Ground {
         let output = child.wait_with_output().unwrap();
         let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
         if output.status.success() {
-            return Outcome::Passed;
+            return Outcome::Succeeded;
         }
-        Outcome::Refused(answer["code"].as_u64().unwrap(), answer["msg"].as_str().unwrap().to_owned())
+        let message = answer["msg"].as_str().unwrap().to_owned();
+        Outcome::Refused { code: answer["code"].as_u64().unwrap(), message }
     }
 
-    fn refuses(&self, code: u64, words: &str) {
+    /// Asserts that ADD is refused with this code and these words, and writes nothing.
+    fn assert_refused(&self, expected: u64, words: &str) {
         match self.add("cart-0") {
-            Outcome::Refused(told, why) if told == code && why.contains(words) => {}
-            other => panic!("{code} {words:?}: {other:?}"),
+            Outcome::Refused { code, message } if code == expected && message.contains(words) => {}
+            other => panic!("{expected} {words:?}: {other:?}"),
         }
         assert!(self.is_untouched());
     }
@@ -85,25 +83,25 @@ impl Ground {
 }
 
 #[test]
-fn a_pod_is_redirected_by_what_gybe_pod_facts_learns() {
-    let ground = Ground::new("kubeconfig");
-    ground.refuses(11, "GYBE-ADD-017");
-    ground.put("cart-0");
-    assert_eq!(ground.add("cart-0"), Outcome::Passed);
-    assert!(!ground.is_untouched());
-    assert_eq!(ground.server.requests().len(), 2, "{:?}", ground.server.requests());
+fn a_pod_is_redirected_by_the_facts_of_gybe_pod_facts() {
+    let cluster = TestCluster::new("kubeconfig");
+    cluster.assert_refused(11, "GYBE-ADD-017");
+    cluster.create_pod("cart-0");
+    assert_eq!(cluster.add("cart-0"), Outcome::Succeeded);
+    assert!(!cluster.is_untouched());
+    assert_eq!(cluster.server.requests().len(), 2, "{:?}", cluster.server.requests());
 }
 
 #[test]
-fn what_stands_between_is_told() {
-    let ground = Ground::new("kubeconfig-refused");
-    ground.put("cart-0");
-    ground.server.forbid(Verb::Get, "pods");
-    ground.refuses(11, "said 403");
-    ground.server.tokens().revoke_all();
-    ground.refuses(11, "said 401");
-    ground.server.set_network(Network::Unreachable).unwrap();
-    ground.refuses(11, "did not answer within");
-    std::fs::remove_file(&ground.kubeconfig).unwrap();
-    ground.refuses(7, "kubeconfig cannot be read");
+fn errors_of_the_api_server_and_of_the_kubeconfig_are_named() {
+    let cluster = TestCluster::new("kubeconfig-refused");
+    cluster.create_pod("cart-0");
+    cluster.server.forbid(Verb::Get, "pods");
+    cluster.assert_refused(11, "said 403");
+    cluster.server.tokens().revoke_all();
+    cluster.assert_refused(11, "said 401");
+    cluster.server.set_network(Network::Unreachable).unwrap();
+    cluster.assert_refused(11, "did not answer within");
+    std::fs::remove_file(&cluster.kubeconfig).unwrap();
+    cluster.assert_refused(7, "kubeconfig cannot be read");
 }

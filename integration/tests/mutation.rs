@@ -1,9 +1,9 @@
 //! Every rule is there for something: without it, at least one connection goes elsewhere.
 
-use gybe_integration::complaint::Complaint;
-use gybe_integration::crowd::side_by_side;
+use gybe_integration::failure::Failure;
+use gybe_integration::flow_check::{Until, check_vector};
 use gybe_integration::mutation::{Mutant, mutants};
-use gybe_integration::run::{Until, under};
+use gybe_integration::parallel::in_parallel;
 use gybe_integration::vectors;
 use gybe_netfilter::compile::RULE_IDS;
 use gybe_netfilter::nft::Nft;
@@ -24,7 +24,7 @@ const SHOWN_ELSEWHERE: [&str; 7] = [
 
 /// A rule that no flow's policy has would be held against nothing below.
 #[test]
-fn every_rule_there_is_stands_in_some_flows_policy() -> Result<(), Complaint> {
+fn every_rule_there_is_stands_in_some_flows_policy() -> Result<(), Failure> {
     let mutants = mutants(&vectors::all()?)?;
     let held: BTreeSet<&str> = mutants.keys().map(|rule| rule.0).collect();
     assert_eq!(held, BTreeSet::from(RULE_IDS));
@@ -32,11 +32,11 @@ fn every_rule_there_is_stands_in_some_flows_policy() -> Result<(), Complaint> {
 }
 
 #[test]
-fn without_any_one_rule_some_flow_goes_elsewhere() -> Result<(), Complaint> {
+fn without_any_one_rule_some_flow_goes_elsewhere() -> Result<(), Failure> {
     let mut mutants = mutants(&vectors::all()?)?;
     mutants.retain(|rule, _| !SHOWN_ELSEWHERE.contains(&rule.0));
-    let fates = side_by_side(mutants.into_iter().collect(), |(rule, mutants)| {
-        Ok::<_, Complaint>((rule, betrayed(&mutants)?))
+    let fates = in_parallel(mutants.into_iter().collect(), |(rule, mutants)| {
+        Ok::<_, Failure>((rule, betrayed(&mutants)?))
     });
     let mut survivors = Vec::new();
     for fate in fates {
@@ -50,11 +50,11 @@ fn without_any_one_rule_some_flow_goes_elsewhere() -> Result<(), Complaint> {
 }
 
 /// Does one of them show that its rule is missing?
-fn betrayed(mutants: &[Mutant]) -> Result<bool, Complaint> {
+fn betrayed(mutants: &[Mutant]) -> Result<bool, Failure> {
     for mutant in mutants {
-        let routes = Routes::wanted(&mutant.vector.policy);
+        let routes = Routes::of(&mutant.vector.policy);
         let redirection = Redirection { rules: mutant.rules.clone(), routes };
-        if !under(&mutant.vector, &redirection, &Nft, Until::ADifference)?.is_empty() {
+        if !check_vector(&mutant.vector, &redirection, &Nft, Until::FirstDifference)?.is_empty() {
             return Ok(true);
         }
     }

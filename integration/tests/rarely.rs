@@ -3,7 +3,7 @@
 
 use gybe_installer::testnet::client::{Client, SourceOptions};
 use gybe_installer::testnet::outcome::ConnectionOutcome;
-use gybe_integration::complaint::Complaint;
+use gybe_integration::failure::Failure;
 use gybe_integration::segment::Stray;
 use gybe_integration::topology::Topology;
 use gybe_integration::vectors::{self, Location, Vector};
@@ -24,25 +24,25 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_secs(5);
 const NOBODY_WITHIN: Duration = Duration::from_secs(1);
 
-fn vector(name: &str) -> Result<Vector, Complaint> {
+fn vector(name: &str) -> Result<Vector, Failure> {
     let found = vectors::all()?.into_iter().find(|vector| vector.name == name);
-    found.ok_or_else(|| Complaint::that(format!("no vector {name}")))
+    found.ok_or_else(|| Failure::new(format!("no vector {name}")))
 }
 
 /// The recorded network with the policy's rules as `change` leaves them.
 fn world(
     vector: &Vector,
-    change: impl FnOnce(Ruleset) -> Result<Ruleset, Complaint>,
-) -> Result<Topology, Complaint> {
-    let topology = Topology::raise(vector.policy.mode, &vector.flows)?;
+    change: impl FnOnce(Ruleset) -> Result<Ruleset, Failure>,
+) -> Result<Topology, Failure> {
+    let topology = Topology::new(vector.policy.mode, &vector.flows)?;
     let rules = change(compile(&vector.policy))?;
-    let redirection = Redirection { rules, routes: Routes::wanted(&vector.policy) };
+    let redirection = Redirection { rules, routes: Routes::of(&vector.policy) };
     topology.at(Location::Pod).run(|| redirection.apply(&Nft))??;
     Ok(topology)
 }
 
-fn without(rules: &Ruleset, id: &str) -> Result<Ruleset, Complaint> {
-    rules.without(id).ok_or_else(|| Complaint::that(format!("no rule {id}")))
+fn without(rules: &Ruleset, id: &str) -> Result<Ruleset, Failure> {
+    rules.without(id).ok_or_else(|| Failure::new(format!("no rule {id}")))
 }
 
 /// The rules with one more, at the end of the chain.
@@ -54,14 +54,14 @@ fn with(mut rules: Ruleset, chain: ChainName, rule: Rule) -> Ruleset {
     rules
 }
 
-fn arrives_by_eth0() -> Result<Match, Complaint> {
+fn arrives_by_eth0() -> Result<Match, Failure> {
     Ok(Match::InInterface(BTreeSet::from([InterfaceName::parse("eth0")?])))
 }
 
 /// A segment of no connection: without `drop-invalid` the pod's kernel answers it with a reset, and
 /// a reset is what kills a connection whose late segment conntrack could not place.
 #[test]
-fn a_segment_of_no_connection_is_dropped_before_it_is_answered() -> Result<(), Complaint> {
+fn a_segment_of_no_connection_is_dropped_before_it_is_answered() -> Result<(), Failure> {
     let vector = vector("drop-invalid")?;
     let to = "10.244.0.10:8080".parse()?;
     let world = world(&vector, Ok)?;
@@ -76,7 +76,7 @@ fn a_segment_of_no_connection_is_dropped_before_it_is_answered() -> Result<(), C
 /// The upstream's answer is tracked in the zone of the agent's question, so that it is part of that
 /// connection and not the beginning of another one: a firewall in the pod would turn it away.
 #[test]
-fn the_upstream_resolvers_answer_belongs_to_the_agents_question() -> Result<(), Complaint> {
+fn the_upstream_resolvers_answer_belongs_to_the_agents_question() -> Result<(), Failure> {
     for (name, rule, server) in [
         ("dns-all-dual", "zone-upstream-answers", "10.96.0.10:53"),
         ("dns-all-dual", "zone-upstream-answers", "[fd00:96::10]:53"),
@@ -88,14 +88,14 @@ fn the_upstream_resolvers_answer_belongs_to_the_agents_question() -> Result<(), 
             owner: Owner { uid: 1337, gid: 1337 },
             transport: Transport::Udp,
             to: server.parse()?,
-            disguise: SourceOptions::default(),
+            source: SourceOptions::default(),
         };
         for (there, answers_seen) in [(true, 1), (false, 0)] {
             let world = world(&vector, |rules| {
                 let rules = if there { rules } else { without(&rules, rule)? };
                 Ok(with(rules, ChainName::ManglePrerouting, answer_to_a_known_question()?))
             })?;
-            let fate = question.make(world.at(Location::Pod), PATIENCE)?;
+            let fate = question.connect(world.at(Location::Pod), PATIENCE)?;
             assert!(matches!(fate, ConnectionOutcome::Answered(_)), "{name} {server}: {fate}");
             assert_eq!(counted(&world, "witness")?, answers_seen, "{rule} there: {there}, {server}");
         }
@@ -103,14 +103,14 @@ fn the_upstream_resolvers_answer_belongs_to_the_agents_question() -> Result<(), 
     Ok(())
 }
 
-fn answer_to_a_known_question() -> Result<Rule, Complaint> {
+fn answer_to_a_known_question() -> Result<Rule, Failure> {
     let from_dns = Match::SourcePort(Is::In, PortSet::from_iter([53]));
     let known = Match::State(ConnectionState::EstablishedOrRelated);
     let matches = vec![arrives_by_eth0()?, Match::Protocol(Protocol::Udp), from_dns, known];
     Ok(Rule { id: RuleId("witness"), matches, verdict: Verdict::Return })
 }
 
-fn counted(world: &Topology, id: &str) -> Result<u64, Complaint> {
+fn counted(world: &Topology, id: &str) -> Result<u64, Failure> {
     let inventory = world.at(Location::Pod).run(|| Nft.inspect())??;
     let items = inventory.parts.iter().flat_map(|part| &part.items);
     Ok(items.filter(|item| item.id == id).filter_map(|item| item.packets).sum())
@@ -119,21 +119,21 @@ fn counted(world: &Topology, id: &str) -> Result<u64, Complaint> {
 /// Somebody may choose as the proxy's mark the very one that its calls to its own pod get. Those
 /// calls then count as the proxy's connections to the application, and are not intercepted.
 #[test]
-fn the_proxys_mark_spares_also_where_it_is_the_mark_of_calls_to_the_own_pod() -> Result<(), Complaint> {
+fn the_proxys_mark_spares_also_where_it_is_the_mark_of_calls_to_the_own_pod() -> Result<(), Failure> {
     let mut vector = vector("tproxy-default-dual")?;
     vector.policy.mode = Mode::Tproxy { mark: 1338, route_table: 133 };
     let call = Client {
         owner: Owner { uid: 0, gid: 1337 },
         transport: Transport::Tcp,
         to: "10.244.0.10:8080".parse()?,
-        disguise: SourceOptions::default(),
+        source: SourceOptions::default(),
     };
     for (there, answers) in [(true, "app:8080"), (false, "envoy:15006")] {
         let world = world(&vector, |rules| match there {
             true => Ok(rules),
             false => without(&rules, "proxy-keeps-source"),
         })?;
-        match call.make(world.at(Location::Pod), PATIENCE)? {
+        match call.connect(world.at(Location::Pod), PATIENCE)? {
             ConnectionOutcome::Answered(answer) => {
                 assert_eq!(answer.by, answers, "proxy-keeps-source there: {there}")
             }

@@ -1,9 +1,5 @@
-//! What `gybe render` prints is what `gybe apply` writes: nft itself is the judge.
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test that meets what it did not expect has nothing better to do"
-)]
+//! `gybe render` prints what `gybe apply` writes, compared with nft(8).
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use gybe_installer::testnet::namespace::Namespace;
 use gybe_integration::programs::{Run, ours, run};
@@ -26,7 +22,7 @@ fn table(namespace: &Namespace) -> String {
 }
 
 #[test]
-fn nft_accepts_every_script_and_reads_in_it_what_apply_writes() {
+fn nft_accepts_every_script_and_lists_the_rules_that_apply_writes() {
     for (name, policy) in vectors::policy_files().unwrap() {
         let script = gybe(&["render", "--backend", "nft", "--policy", "-"], &policy);
         let (by_nft, by_gybe) = (Namespace::new().unwrap(), Namespace::new().unwrap());
@@ -49,7 +45,7 @@ fn nft_accepts_every_script_and_reads_in_it_what_apply_writes() {
 }
 
 #[test]
-fn the_script_loaded_twice_is_the_same_as_once() {
+fn loading_the_script_twice_changes_nothing() {
     let namespace = Namespace::new().unwrap();
     let load = |script: &str| assert_eq!(nft(&namespace, &["-f", "-"], script).code, Some(0));
     let other = gybe(&["render", "--policy", "-"], r#"{"redirect_dns": true, "capture_all_dns": true}"#);
@@ -63,9 +59,10 @@ fn the_script_loaded_twice_is_the_same_as_once() {
 }
 
 #[test]
-fn a_comment_about_a_pod_that_is_left_alone_is_a_script_too() {
+fn nft_accepts_the_comment_about_a_pod_that_is_left_alone() {
     let namespace = Namespace::new().unwrap();
-    let script = gybe(&["render", "--pod", "-"], "{kind: Pod, spec: {containers: [{name: app}]}}");
+    let pod = "{kind: Pod, spec: {containers: [{name: app}]}}";
+    let script = ours("gybe", &["render", "--pod", "-"], pod).unwrap().out;
     assert!(script.starts_with("# "), "{script}");
     assert_eq!(nft(&namespace, &["-c", "-f", "-"], &script).code, Some(0));
 }

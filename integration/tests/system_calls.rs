@@ -1,14 +1,14 @@
 //! What an ADD asks of the kernel, by its own record: one program, two sockets, nothing deleted.
 
-use gybe_integration::add::{Call, Place, pod};
-use gybe_integration::complaint::Complaint;
+use gybe_integration::failure::Failure;
+use gybe_integration::plugin_call::{PluginCall, PluginDir, pod};
 use gybe_integration::programs::{path_of_ours, run};
 use std::fs;
 
 /// Runs the example ADD in a new namespace and gives what strace wrote down of these calls.
-fn recorded(test: &str, calls: &str) -> Result<String, Complaint> {
-    let (place, pod) = (Place::new(test)?, pod()?);
-    let call = Call::add(&pod, &place)?;
+fn recorded(test: &str, calls: &str) -> Result<String, Failure> {
+    let (place, pod) = (PluginDir::new(test), pod()?);
+    let call = PluginCall::add(&pod, &place)?;
     let (record, plugin) = (place.path().join("record"), path_of_ours("gybe-cni")?);
     let (record_path, plugin) = (record.to_string_lossy(), plugin.to_string_lossy());
     let (calls, env) =
@@ -29,7 +29,7 @@ fn lines<'r>(record: &'r str, call: &str) -> Vec<&'r str> {
 }
 
 #[test]
-fn f24_an_add_runs_no_program_and_starts_no_process() -> Result<(), Complaint> {
+fn f24_an_add_runs_no_program_and_starts_no_process() -> Result<(), Failure> {
     let record = recorded("programs", "execve,execveat,fork,vfork,clone,clone3")?;
     assert_eq!(lines(&record, "execve").len(), 1, "its own: {record}");
     let made = record.lines().filter(|line| line.contains("clone") || line.contains("fork"));
@@ -40,7 +40,7 @@ fn f24_an_add_runs_no_program_and_starts_no_process() -> Result<(), Complaint> {
 }
 
 #[test]
-fn f01_an_add_opens_one_netfilter_and_at_most_one_routing_socket_and_no_other() -> Result<(), Complaint> {
+fn f01_an_add_opens_one_netfilter_and_at_most_one_routing_socket_and_no_other() -> Result<(), Failure> {
     let record = recorded("sockets", "socket,socketpair,io_uring_setup")?;
     assert_eq!(lines(&record, "NETLINK_NETFILTER").len(), 1, "{record}");
     assert!(lines(&record, "NETLINK_ROUTE").len() <= 1, "{record}");
@@ -82,11 +82,11 @@ fn message_types(line: &str) -> Vec<u16> {
 
 /// A delete makes the closing of the socket wait 7 to 15 ms.
 #[test]
-fn an_add_into_a_fresh_namespace_is_one_batch_and_deletes_nothing() -> Result<(), Complaint> {
+fn an_add_into_a_fresh_namespace_is_one_batch_and_deletes_nothing() -> Result<(), Failure> {
     let record = recorded("deletes", "sendmsg,sendto,sendmmsg")?;
     let sent: Vec<Vec<u16>> = record.lines().map(message_types).collect();
     let (batches, others): (Vec<_>, Vec<_>) = sent.iter().partition(|types| types.contains(&NEW_RULE));
-    let [batch] = batches.as_slice() else { return Err(Complaint::that(record)) };
+    let [batch] = batches.as_slice() else { return Err(Failure::new(record)) };
     assert!(batch.iter().filter(|kind| **kind == NEW_RULE).count() >= 11, "{batch:x?}");
     assert!(!batch.iter().any(|kind| DELETES.contains(kind)), "{batch:x?}");
     let others: Vec<u16> = others.into_iter().flatten().copied().collect();
@@ -97,7 +97,7 @@ fn an_add_into_a_fresh_namespace_is_one_batch_and_deletes_nothing() -> Result<()
 
 /// So a disk that is full or read-only (F11) is nobody's concern who starts a pod.
 #[test]
-fn f11_an_add_writes_nothing_to_a_disk() -> Result<(), Complaint> {
+fn f11_an_add_writes_nothing_to_a_disk() -> Result<(), Failure> {
     let changing = "open,openat,openat2,creat,mkdir,mkdirat,rename,renameat,renameat2,unlink,unlinkat,link,linkat,\
                     symlink,symlinkat,truncate,ftruncate,fsync,fdatasync";
     let record = recorded("writes", changing)?;

@@ -4,8 +4,8 @@
 use gybe_installer::testnet::client::{Client, SourceOptions};
 use gybe_installer::testnet::link::{LinkEnd, join};
 use gybe_installer::testnet::namespace::Namespace;
-use gybe_integration::complaint::Complaint;
-use gybe_integration::run::{Rules, Until, differences};
+use gybe_integration::failure::Failure;
+use gybe_integration::flow_check::{Rules, Until, differences};
 use gybe_integration::topology::Topology;
 use gybe_integration::vectors::{self, Location};
 use gybe_netfilter::apply::apply;
@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 const PATIENCE: Duration = Duration::from_secs(5);
 
 #[test]
-fn without_rules_every_flow_goes_where_it_was_recorded_to_go() -> Result<(), Complaint> {
+fn without_rules_every_flow_goes_where_it_was_recorded_to_go() -> Result<(), Failure> {
     let all: Vec<_> = vectors::all()?.into_iter().flat_map(|vector| vector.flows).collect();
     let mut flows: Vec<vectors::Flow> = Vec::new();
     for flow in all {
@@ -32,15 +32,15 @@ fn without_rules_every_flow_goes_where_it_was_recorded_to_go() -> Result<(), Com
     }
     // Nobody's rules are there, so all policies share this one control; only the proxy's user differs.
     for mode in [Mode::Redirect, Mode::Tproxy { mark: 1337, route_table: 133 }] {
-        let world = Topology::raise(mode, &flows)?;
-        let found = differences(&world, &flows, Rules::NotThere, Until::TheEnd)?;
+        let world = Topology::new(mode, &flows)?;
+        let found = differences(&world, &flows, Rules::Absent, Until::End)?;
         assert!(found.is_empty(), "{mode:?}: {} flows: {found:#?}", found.len());
     }
     Ok(())
 }
 
 #[test]
-fn a_namespace_is_a_new_one_that_others_can_open_by_its_path() -> Result<(), Complaint> {
+fn a_namespace_is_a_new_one_that_others_can_open_by_its_path() -> Result<(), Failure> {
     let own = Netns::of_this_thread()?;
     let (one, other) = (Namespace::new()?, Namespace::new()?);
     let opened = Netns::open(&one.path())?;
@@ -55,15 +55,15 @@ fn a_namespace_is_a_new_one_that_others_can_open_by_its_path() -> Result<(), Com
 }
 
 #[test]
-fn what_is_in_a_namespace_goes_with_it() -> Result<(), Complaint> {
+fn what_is_in_a_namespace_goes_with_it() -> Result<(), Failure> {
     let (stays, goes) = (Namespace::new()?, Namespace::new()?);
     let name = InterfaceName::parse("eth0")?;
-    let end = |namespace, address: &str| -> Result<LinkEnd<'_>, Complaint> {
+    let end = |namespace, address: &str| -> Result<LinkEnd<'_>, Failure> {
         Ok(LinkEnd { namespace, name: name.clone(), addresses: vec![address.parse()?] })
     };
     join(&end(&stays, "10.9.0.1/24")?, &end(&goes, "10.9.0.2/24")?)?;
     let has_link =
-        || -> Result<bool, Complaint> { Ok(stays.run(addresses)??.iter().any(|address| address.index != 1)) };
+        || -> Result<bool, Failure> { Ok(stays.run(addresses)??.iter().any(|address| address.index != 1)) };
     assert!(has_link()?);
     drop(goes);
     // The kernel takes it down a moment later, and the other end of its link with it.
@@ -78,9 +78,9 @@ fn what_is_in_a_namespace_goes_with_it() -> Result<(), Complaint> {
 /// `meta skuid` and `meta skgid` look at the socket, and the socket at the thread that made it: two
 /// threads of one process are two users to them at the same time.
 #[test]
-fn a_socket_belongs_to_the_user_and_group_its_thread_acts_as() -> Result<(), Complaint> {
-    let world = Topology::raise(Mode::Redirect, &[])?;
-    let listener = |number| Port::new(number).ok_or_else(|| Complaint::that("port 0"));
+fn a_socket_belongs_to_the_user_and_group_its_thread_acts_as() -> Result<(), Failure> {
+    let world = Topology::new(Mode::Redirect, &[])?;
+    let listener = |number| Port::new(number).ok_or_else(|| Failure::new("port 0"));
     let turn = |id, owner, port| Rule {
         id: RuleId(id),
         matches: vec![Match::Protocol(Protocol::Tcp), owner],
@@ -99,12 +99,12 @@ fn a_socket_belongs_to_the_user_and_group_its_thread_acts_as() -> Result<(), Com
             owner: Owner { uid, gid },
             transport: Transport::Tcp,
             to,
-            disguise: SourceOptions::default(),
+            source: SourceOptions::default(),
         };
         let world = &world;
-        move || -> Result<(), Complaint> {
+        move || -> Result<(), Failure> {
             for _ in 0..20 {
-                let fate = call.make(world.at(Location::Pod), PATIENCE)?;
+                let fate = call.connect(world.at(Location::Pod), PATIENCE)?;
                 assert_eq!(fate.to_string().split(' ').next(), Some(by), "uid {uid} gid {gid}");
             }
             Ok(())
@@ -125,13 +125,13 @@ fn a_socket_belongs_to_the_user_and_group_its_thread_acts_as() -> Result<(), Com
 }
 
 #[test]
-fn nobody_listening_is_told_from_nobody_answering() -> Result<(), Complaint> {
-    let world = Topology::raise(Mode::Redirect, &[])?;
-    let call = |to: &str| -> Result<String, Complaint> {
+fn nobody_listening_is_told_from_nobody_answering() -> Result<(), Failure> {
+    let world = Topology::new(Mode::Redirect, &[])?;
+    let call = |to: &str| -> Result<String, Failure> {
         let owner = Owner { uid: 1000, gid: 1000 };
         let call =
-            Client { owner, transport: Transport::Tcp, to: to.parse()?, disguise: SourceOptions::default() };
-        Ok(call.make(world.at(Location::Pod), Duration::from_millis(200))?.to_string())
+            Client { owner, transport: Transport::Tcp, to: to.parse()?, source: SourceOptions::default() };
+        Ok(call.connect(world.at(Location::Pod), Duration::from_millis(200))?.to_string())
     };
     assert_eq!(call("127.0.0.1:1")?, "refused");
     // On the pod's own network, and nobody is there: the neighbour is never found.

@@ -1,9 +1,8 @@
-//! Which backend writes: decided from what was found out and what the operator wants, before the first
-//! write. Pure.
+//! Chooses the backend from the findings of the probe and the configured backend, before the first write. Pure.
 //!
-//! nftables is left only when it cannot do what every policy is made of. What else it cannot do is said
-//! of the choice, and a policy that needs it is refused: another backend is never the answer to a
-//! refusal, because a pod has one backend's rules.
+//! Another backend replaces nftables only where nftables lacks what every policy needs. The choice lists what else the
+//! backend lacks, and a policy that needs it is refused: a refusal never leads to another backend, because a pod has
+//! the rules of one backend.
 
 use crate::backend::BackendKind;
 use crate::hint::Hint;
@@ -31,40 +30,40 @@ pub enum BackendSetting {
 #[error("must be one of auto, nft, iptables-nft, iptables-legacy, iptables")]
 pub struct UnknownBackendSetting;
 
-/// What every policy is made of: whoever cannot do these is no backend.
+/// The profiles that every policy needs; a backend must work with all of them.
 const ESSENTIAL: [Profile; 2] = [Profile::V4, Profile::Lists];
 
-/// The backend that writes on this node.
+/// The backend chosen for this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Choice {
-    /// Which one.
+    /// The backend.
     pub backend: BackendKind,
-    /// Why this one, in a sentence.
+    /// The reason, in one sentence.
     pub why: String,
-    /// What it cannot do here, and what was found instead.
+    /// The profiles that do not work here, with the finding.
     pub missing: Table<Profile, String>,
 }
 
-/// No backend will do.
+/// No backend works.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("no backend works on this node for {setting}: {}", sentences(.found))]
 pub struct NoBackend {
-    /// What was asked for.
+    /// The configured backend.
     pub setting: BackendSetting,
-    /// What is the matter with each.
+    /// The finding of each backend.
     pub found: Vec<(BackendKind, String)>,
     hint: Option<Cow<'static, str>>,
 }
 
-/// A policy needs what the chosen backend cannot do here.
+/// A policy needs a profile that does not work with the chosen backend on this node.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{need}, which {backend} cannot do on this node: {found}")]
-pub struct Unserved {
-    /// What the policy asks for.
+pub struct UnsupportedPolicy {
+    /// The part of the policy.
     pub need: &'static str,
     /// The chosen backend.
     pub backend: BackendKind,
-    /// What was found when it was tried.
+    /// The finding of the probe.
     pub found: String,
 }
 
@@ -121,9 +120,9 @@ impl FromStr for BackendSetting {
     }
 }
 
-/// The backend that must be tried out before anything can be chosen; none when enough is known.
+/// Returns the backend to probe before a choice is possible; none when the findings are enough.
 pub fn next(known: &Capabilities, setting: BackendSetting) -> Option<BackendKind> {
-    // Who names a backend wants its part of the kernel loaded, as the first pod does it.
+    // Configuring a backend by name permits loading its kernel modules, as the first pod does.
     let is_named = setting.named().is_some();
     let is_enough = |findings: &&Findings| !(is_named && is_not_loaded(findings));
     let tried = |kind: &BackendKind| known.backends.get(*kind).filter(is_enough);
@@ -131,10 +130,10 @@ pub fn next(known: &Capabilities, setting: BackendSetting) -> Option<BackendKind
     if settled { None } else { setting.order().iter().copied().find(|kind| tried(kind).is_none()) }
 }
 
-/// Chooses from what is known.
+/// Chooses a backend.
 ///
 /// # Errors
-/// When nothing that was tried will do.
+/// When none of the probed backends works.
 pub fn choose(known: &Capabilities, setting: BackendSetting) -> Result<Choice, NoBackend> {
     let mut passed_over = Vec::new();
     for kind in setting.order() {
@@ -143,35 +142,35 @@ pub fn choose(known: &Capabilities, setting: BackendSetting) -> Result<Choice, N
                 return Ok(chosen(*kind, findings, setting, &passed_over));
             }
             Some(findings) => passed_over.push((*kind, fault(findings))),
-            None => passed_over.push((*kind, "was not tried".to_owned())),
+            None => passed_over.push((*kind, "was not probed".to_owned())),
         }
     }
     let hint = hint(known, setting);
     Err(NoBackend { setting, found: passed_over, hint })
 }
 
-/// Does it do what every policy is made of?
+/// Reports whether the backend can do what every policy needs.
 pub fn suffices(findings: &Findings) -> bool {
     ESSENTIAL.iter().all(|profile| findings.get(*profile).is_some_and(Finding::works))
 }
 
-/// Does it do all that was tried?
+/// Reports whether every profile works.
 pub fn flawless(findings: &Findings) -> bool {
     findings.values().all(Finding::works)
 }
 
-/// Is `backend` known to do that here?
+/// Reports whether `profile` is known to work with `backend`.
 pub fn does(known: &Capabilities, backend: BackendKind, profile: Profile) -> bool {
     known.backends.get(backend).and_then(|findings| findings.get(profile)).is_some_and(Finding::works)
 }
 
-/// What is the matter, by the first essential profile that does not work.
+/// The finding of the first essential profile that does not work.
 fn fault(findings: &Findings) -> String {
     let failing = ESSENTIAL.iter().filter_map(|profile| Some((profile, findings.get(*profile)?)));
     let mut failing = failing.filter(|(_, finding)| !finding.works());
     failing
         .next()
-        .map_or_else(|| "was not tried".to_owned(), |(profile, finding)| format!("{profile} {finding}"))
+        .map_or_else(|| "was not probed".to_owned(), |(profile, finding)| format!("{profile} {finding}"))
 }
 
 fn chosen(
@@ -201,7 +200,7 @@ fn sentences(found: &[(BackendKind, String)]) -> String {
     found.iter().map(|(kind, what)| format!("{kind}: {what}")).collect::<Vec<_>>().join("; ")
 }
 
-/// What would help: what the first refusal says, and another word where another backend works.
+/// The hint of the first refusal; where another backend works, that backend.
 fn hint(known: &Capabilities, setting: BackendSetting) -> Option<Cow<'static, str>> {
     if let Some(other) =
         BackendKind::ALL.into_iter().find(|kind| known.backends.get(*kind).is_some_and(suffices))
@@ -210,7 +209,7 @@ fn hint(known: &Capabilities, setting: BackendSetting) -> Option<Cow<'static, st
     }
     let findings = setting.order().iter().filter_map(|kind| known.backends.get(*kind));
     let mut hints = findings.flat_map(Table::values).filter_map(Finding::hint);
-    hints.next().or_else(|| Some("gybe probe --fresh says what was tried".into()))
+    hints.next().or_else(|| Some("gybe probe --fresh shows the findings".into()))
 }
 
 impl Hint for NoBackend {
@@ -220,36 +219,35 @@ impl Hint for NoBackend {
 }
 
 impl Choice {
-    /// How the chosen backend writes this policy.
+    /// Returns the variant of the policy's rules that the backend can write here.
     ///
     /// # Errors
-    /// When it cannot on this node. IPv6 in particular is never left out in silence: that would be a
-    /// way past the proxy.
-    pub fn variant(&self, policy: &RedirectPolicy) -> Result<RuleVariant, Unserved> {
+    /// When it cannot write the policy. IPv6 in particular is never left out silently, because its connections would
+    /// bypass the proxy.
+    pub fn variant(&self, policy: &RedirectPolicy) -> Result<RuleVariant, UnsupportedPolicy> {
         let both = policy.families == Families::V4AndV6;
-        self.need(both, Profile::V4AndV6, "the pod's IPv6 is to be redirected")?;
+        self.need(both, Profile::V4AndV6, "the pod's IPv6 must be redirected")?;
         self.need(policy.mode != Mode::Redirect, Profile::Tproxy, "the pod asks for TPROXY")?;
         let dns = policy.dns != Dns::Off;
-        let split = self.need(dns, Profile::Dns, "the pod's DNS is to be captured");
+        let split = self.need(dns, Profile::Dns, "the pod's DNS must be captured");
         match split {
             Ok(()) => Ok(RuleVariant::Complete),
             Err(_) if !self.missing.contains(Profile::DnsWithoutZones) => Ok(RuleVariant::WithoutZones),
-            Err(unserved) => Err(unserved),
+            Err(unsupported) => Err(unsupported),
         }
     }
 
-    fn need(&self, is_needed: bool, profile: Profile, need: &'static str) -> Result<(), Unserved> {
+    fn need(&self, is_needed: bool, profile: Profile, need: &'static str) -> Result<(), UnsupportedPolicy> {
         match self.missing.get(profile).filter(|_| is_needed) {
             None => Ok(()),
-            Some(found) => Err(Unserved { need, backend: self.backend, found: found.clone() }),
+            Some(found) => Err(UnsupportedPolicy { need, backend: self.backend, found: found.clone() }),
         }
     }
 }
 
-impl Hint for Unserved {
+impl Hint for UnsupportedPolicy {
     fn hint(&self) -> Option<Cow<'static, str>> {
-        let hint =
-            "gybe probe says which backends can; name one of them in backend, or load what the kernel lacks";
+        let hint = "gybe probe lists the backends that can; configure one of them as backend, or load the missing kernel modules";
         Some(hint.into())
     }
 }

@@ -8,7 +8,7 @@ use crate::nft::batch::Batch;
 use crate::nft::socket::verdict;
 use crate::nft::{NftError, dump};
 use crate::presence::Presence;
-use crate::routes::{Address, addresses_in};
+use crate::routes::{Address, parse_addresses};
 
 /// The sequence number of the request whose reply [`presence`] and [`addresses`] parse.
 pub const SEQUENCE: u32 = 1;
@@ -44,7 +44,7 @@ pub fn presence(datagrams: &[Vec<u8>]) -> Option<Presence> {
 
 /// Parses a namespace's addresses from their list; `None` when the list is not whole.
 pub fn addresses(datagrams: &[Vec<u8>]) -> Option<Vec<Address>> {
-    whole(datagrams).map(|entries| addresses_in(&entries))
+    whole(datagrams).map(|entries| parse_addresses(&entries))
 }
 
 fn whole(datagrams: &[Vec<u8>]) -> Option<Vec<Vec<u8>>> {

@@ -30,8 +30,8 @@ use crate::backend::{Backend, BackendError, PreviousRules};
 use crate::inventory::Inventory;
 use crate::ruleset::{Family, Ruleset};
 use inventory::inventory;
-use layout::FAMILIES;
-use programs::{DIRECTORIES, Programs};
+use layout::{DEADLINE, DIRECTORIES, FAMILIES};
+use programs::Programs;
 use restore::{render, transaction};
 use rules::{FamilyRules, IptablesRules, of_family};
 use run::{Conditions, on_private_thread};
@@ -48,9 +48,6 @@ pub struct Iptables {
     programs: Programs,
     deadline: Duration,
 }
-
-/// A write takes some 10 ms; this is for an overloaded node.
-const DEADLINE: Duration = Duration::from_secs(10);
 
 impl Iptables {
     /// Finds the programs where distributions install them.

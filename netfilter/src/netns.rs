@@ -1,4 +1,4 @@
-//! A network namespace: opened and checked to be one, and work done in it without ever coming back.
+//! Opens a network namespace, verifies that it is one, and runs work in it on a thread that ends there.
 
 mod create;
 mod kind;
@@ -16,17 +16,17 @@ use std::{io, panic, thread};
 pub use crate::routes::{Address, addresses};
 pub use create::{CreateError, UNPRIVILEGED};
 
-/// This thread's namespace. Not `/proc/self`: that is the thread group leader's.
+/// This thread's namespace; `/proc/self` is the thread group leader's.
 const OWN: &str = "/proc/thread-self/ns/net";
 
-/// An open network namespace; it lives at least as long as this value.
+/// An open network namespace; it exists at least as long as this value.
 #[derive(Debug)]
 pub struct Netns {
     fd: OwnedFd,
     identity: Identity,
 }
 
-/// Which namespace: its device and inode, whatever its path.
+/// The identity of a namespace: device and inode, independent of its path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Identity {
     device: u64,
@@ -34,21 +34,19 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// Of whatever is at `path`. It need be no namespace; then it is the same as none.
+    /// The identity of the file at `path`. A file that is not a namespace equals no namespace.
     ///
     /// # Errors
-    /// When nothing is there, or it cannot be looked at.
+    /// When there is no file, or it cannot be read.
     pub fn at(path: &Path) -> Result<Self, NetnsError> {
         stat(path).map(|found| Self::of(&found)).map_err(|source| NetnsError::unopened(path, source))
     }
 
-    /// Of the namespace that the process's first thread is in.
-    ///
-    /// Not of `thread-self`, which the kernel takes half as long again to look up: for a program of one
-    /// thread.
+    /// The namespace of the process's first thread. For programs with one thread: the kernel takes half as long again
+    /// to look up `thread-self`.
     ///
     /// # Errors
-    /// When `/proc` is not there.
+    /// When `/proc` is not mounted.
     pub fn of_the_first_thread() -> Result<Self, NetnsError> {
         Self::at(Path::new("/proc/self/ns/net"))
     }
@@ -58,10 +56,10 @@ impl Identity {
     }
 }
 
-/// Why a network namespace cannot be had.
+/// The error of opening or entering a network namespace.
 #[derive(Debug, thiserror::Error)]
 pub enum NetnsError {
-    /// Nothing at that path.
+    /// The path does not exist.
     #[error("network namespace {path:?} does not exist")]
     Missing {
         /// The path as given.
@@ -75,15 +73,15 @@ pub enum NetnsError {
         /// Why.
         source: Errno,
     },
-    /// It is something else.
+    /// The file is not a namespace.
     #[error("{path:?} is not a network namespace but {what}")]
     NotANamespace {
         /// The path as given.
         path: PathBuf,
-        /// What it is.
+        /// What the file is.
         what: &'static str,
     },
-    /// It is a namespace of another type.
+    /// The file is a namespace of another type.
     #[error("{path:?} is a {kind} namespace, not a network namespace")]
     OtherNamespace {
         /// The path as given.
@@ -91,15 +89,15 @@ pub enum NetnsError {
         /// Its type: `mnt`, `pid`, ...
         kind: &'static str,
     },
-    /// The kernel would not tell about what was opened.
-    #[error("cannot tell whether {path:?} is a network namespace")]
+    /// The kernel did not report what the file is.
+    #[error("cannot determine whether {path:?} is a network namespace")]
     Inspect {
         /// The path as given.
         path: PathBuf,
         /// Why.
         source: Errno,
     },
-    /// The thread that was to go in could not be started.
+    /// The thread for the namespace could not be started.
     #[error("cannot start a thread for the network namespace")]
     Thread {
         /// Why.
@@ -127,15 +125,16 @@ impl NetnsError {
 impl Hint for NetnsError {
     fn hint(&self) -> Option<Cow<'static, str>> {
         match self {
-            Self::Enter { source: Errno::EPERM } => {
-                Some("it takes CAP_SYS_ADMIN here and in the user namespace that owns it".into())
-            }
+            Self::Enter { source: Errno::EPERM } => Some(
+                "it takes CAP_SYS_ADMIN here and in the user namespace that owns the network namespace"
+                    .into(),
+            ),
             Self::Open { source: Errno::EACCES | Errno::EPERM, .. } => Some(
                 "run as root; of another user's process, /proc/PID/ns is readable with CAP_SYS_PTRACE alone"
                     .into(),
             ),
             Self::NotANamespace { what: EMPTY_FILE, .. } => {
-                Some("a file like this is left over where a namespace was mounted before a reboot".into())
+                Some("such a file is left where a namespace was mounted before a reboot".into())
             }
             _ => None,
         }
@@ -145,10 +144,10 @@ impl Hint for NetnsError {
 const EMPTY_FILE: &str = "an empty file";
 
 impl Netns {
-    /// Opens the namespace at `path`, which is followed as given: runtimes hand out links.
+    /// Opens the namespace at `path` and follows links, because runtimes pass links.
     ///
     /// # Errors
-    /// When nothing is there, it cannot be opened, or it is anything but a network namespace.
+    /// When the path does not exist, cannot be opened, or is not a network namespace.
     pub fn open(path: &Path) -> Result<Self, NetnsError> {
         // Without O_NONBLOCK the opening of a FIFO waits for a writer that never comes (A10).
         let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC | OFlag::O_NOCTTY;
@@ -165,46 +164,46 @@ impl Netns {
         }
     }
 
-    /// The namespace the calling thread is in.
+    /// The namespace of the calling thread.
     ///
     /// # Errors
-    /// When `/proc` is not there.
+    /// When `/proc` is not mounted.
     pub fn of_this_thread() -> Result<Self, NetnsError> {
         Self::open(Path::new(OWN))
     }
 
-    /// Which it is.
+    /// The identity, for comparison.
     pub fn identity(&self) -> Identity {
         self.identity
     }
 
-    /// Are these the same namespace?
+    /// Reports whether both are the same namespace.
     pub fn is_same_as(&self, other: &Self) -> bool {
         self.identity == other.identity
     }
 
     /// Runs `work` in the namespace.
     ///
-    /// `setns(2)` moves a thread, not a process. So a thread is made for this one errand and ends
-    /// there: nobody moves back, and nothing can go wrong on the way back.
+    /// `setns(2)` moves one thread, so a thread of its own runs `work` and ends in the namespace: no thread has to
+    /// return, which could fail.
     ///
     /// # Errors
-    /// When the namespace cannot be entered; `work` was not begun then.
+    /// When the namespace cannot be entered; then `work` did not start.
     pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T, NetnsError> {
         thread::scope(|scope| {
-            let errand = thread::Builder::new().name("in-netns".into()).spawn_scoped(scope, || {
+            let thread = thread::Builder::new().name("in-netns".into()).spawn_scoped(scope, || {
                 self.enter()?;
                 Ok(work())
             });
-            let errand = errand.map_err(|source| NetnsError::Thread { source })?;
-            errand.join().unwrap_or_else(|panic| panic::resume_unwind(panic))
+            let thread = thread.map_err(|source| NetnsError::Thread { source })?;
+            thread.join().unwrap_or_else(|panic| panic::resume_unwind(panic))
         })
     }
 
     /// Moves the calling thread into the namespace, for the rest of its life.
     ///
-    /// For a program with one errand: a thread made for it ([`Netns::run`]) has a stack, an
-    /// allocator's arena and two changes of processor that cost as much as the errand.
+    /// For a program with one task: the thread of [`Netns::run`] takes a stack, an allocator arena and two migrations
+    /// between processors, as much time as the task itself.
     ///
     /// # Errors
     /// When the namespace cannot be entered.

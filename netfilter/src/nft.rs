@@ -14,6 +14,7 @@ pub(crate) mod uapi;
 mod value;
 
 pub use batch::{Batch, Object, Start, TooLong};
+pub use chain::TABLE;
 pub use error::{KernelPart, NftError};
 
 pub use crate::netlink::reply::Unknown;
@@ -24,9 +25,6 @@ use crate::backend::{Backend, BackendError, BackendKind, PreviousRules};
 use crate::inventory::Inventory;
 use crate::ruleset::Ruleset;
 use socket::Connection;
-
-/// The table's name, family `inet`. Nothing else in a namespace is ours, and nothing in it is not.
-pub const TABLE: &str = "gybe";
 
 /// The nftables backend.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

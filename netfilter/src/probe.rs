@@ -1,23 +1,22 @@
-//! What this kernel makes of our rules: each kind of policy is written, read back and put to use with
-//! real connections, in network namespaces that live for one attempt.
+//! Probes what this kernel supports: writes each kind of policy, reads it back and makes real connections, each in a
+//! temporary network namespace.
 //!
-//! Only what was seen to work counts: no version, no list of modules, nothing about the host's own
-//! rules. What follows from the findings is decided in `choose`.
+//! Only the result of the attempt counts, not the kernel's version, its modules or the host's own rules. `choose`
+//! decides what follows from the findings.
 //!
 //! ```text
-//! profile ─► policy ─► compile ─► Ruleset ─► Backend::apply ─► read back ─► connections ─► Finding
-//!                                    └─ trace: where each connection should arrive ──┘
+//! profile ─► policy ─► compile ─► Ruleset ─► apply ─► read back ─► connections ─► Finding
+//!                                    └─ trace: the expected arrivals ──┘
 //! ```
 
-mod arrival;
-mod call;
-mod place;
+mod connection;
 mod profile;
 mod table;
+mod temporary_namespace;
 
-pub use place::ProbeError;
 pub use profile::Profile;
 pub use table::Table;
+pub use temporary_namespace::ProbeError;
 
 use crate::apply::ApplyError;
 use crate::backend::{Backend, BackendError, BackendKind};
@@ -27,42 +26,40 @@ use crate::nft::NftError;
 use crate::presence::Presence;
 use crate::redirection::{Redirection, RedirectionError};
 use crate::xt::legacy;
-use arrival::{Arrival, Made};
-use call::Call;
-use place::{Prepared, in_new_namespace};
+use connection::{Arrival, Attempt, ProbeConnection};
 use std::borrow::Cow;
 use std::error::Error;
 use std::fmt;
+use temporary_namespace::{NamespaceState, in_new_namespace};
 
-/// What became of one profile with one backend.
+/// The result of one profile with one backend.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Finding {
-    /// The rules were taken, read back as written, and every connection went where it should.
+    /// The kernel accepted the rules, they were read back as written, and every connection arrived as expected.
     Works,
-    /// The rules were not taken.
+    /// The rules could not be written.
     Refused(Refusal),
-    /// They were taken, and do not do what they say.
+    /// The rules were written and do not work.
     Misbehaves(String),
-    /// Nothing was written: the backend's part of the kernel, `ip_tables`, is not loaded, and is not for
-    /// being tried out.
+    /// Not tried, because `ip_tables` is not loaded, and a probe does not load it.
     NotLoaded,
 }
 
-/// Why rules were not taken.
+/// The error of writing rules, for the probe's report.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Refusal {
-    /// All layers in one sentence.
+    /// The error chain in one sentence.
     pub why: String,
-    /// The kernel's number for it, where there is one.
+    /// The kernel's errno, if there is one.
     pub errno: Option<i32>,
-    /// What it was about: a rule, a chain, the table.
+    /// The refused object: a rule, a chain, the table.
     pub object: Option<String>,
-    /// What would help, where that is known.
+    /// The error's hint.
     pub hint: Option<String>,
 }
 
 impl Finding {
-    /// Does it work?
+    /// Reports whether the profile works.
     pub fn works(&self) -> bool {
         *self == Self::Works
     }
@@ -89,24 +86,24 @@ impl fmt::Display for Finding {
     }
 }
 
-/// What was found out about each profile.
+/// The findings of one backend, by profile.
 pub type Findings = Table<Profile, Finding>;
 
-/// What was found out about this kernel; a backend that was not tried is not in it.
+/// The findings on this kernel; a backend that was not tried has none.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Capabilities {
-    /// By backend.
+    /// The findings by backend.
     pub backends: Table<BackendKind, Findings>,
-    /// What could not be put to use here, in sentences: it was written and read back only.
+    /// The checks that could not be made here, as sentences; those rules were only written and read back.
     pub untried: Vec<String>,
 }
 
 impl Capabilities {
-    /// Tries a backend out, and takes in what is found. iptables-legacy's part of the kernel is not loaded
-    /// for that, unless it was found [`Finding::NotLoaded`] before: who asks again means it.
+    /// Probes a backend and adds its findings. Loads the kernel's `ip_tables` only where the previous finding was
+    /// [`Finding::NotLoaded`], because a second probe of the same backend is explicit.
     ///
     /// # Errors
-    /// When nothing can be tried: this process may make no network namespace.
+    /// When the process cannot create a network namespace.
     pub fn learn(&mut self, kind: BackendKind) -> Result<(), ProbeError> {
         let may_load = self.backends.get(kind).is_some_and(is_not_loaded);
         let findings = match kind.find() {
@@ -135,7 +132,7 @@ impl Capabilities {
     }
 }
 
-/// Was nothing tried because its part of the kernel is not loaded?
+/// Reports whether the backend was not tried because its kernel module is not loaded.
 pub fn is_not_loaded(findings: &Findings) -> bool {
     findings.values().any(|finding| *finding == Finding::NotLoaded)
 }
@@ -144,26 +141,26 @@ fn all(finding: &Finding) -> Findings {
     Profile::ALL.map(|profile| (profile, finding.clone())).into_iter().collect()
 }
 
-/// Tries one profile with one backend, in a namespace made for it.
+/// Tries one profile with one backend in a temporary namespace.
 ///
 /// # Errors
-/// When this process may make none.
+/// When the process cannot create one.
 pub fn try_out(backend: &dyn Backend, profile: Profile) -> Result<Finding, ProbeError> {
     Ok(attempt(backend, profile)?.0)
 }
 
-/// The finding, and what could not be tried.
+/// Returns the finding, and the check that could not be made.
 fn attempt(backend: &dyn Backend, profile: Profile) -> Result<(Finding, Option<String>), ProbeError> {
     let redirection = profile.redirection();
     in_new_namespace(profile, |prepared| match prepared {
-        Prepared::WithoutIpv6(errno) => {
-            let why = "IPv6 is off in this kernel, or for new network namespaces".to_owned();
-            let hint = Some("switch it on (net.ipv6.conf.default.disable_ipv6)".to_owned());
+        NamespaceState::WithoutIpv6(errno) => {
+            let why = "IPv6 is disabled in this kernel, or in new network namespaces".to_owned();
+            let hint = Some("enable it (net.ipv6.conf.default.disable_ipv6)".to_owned());
             let refusal = Refusal { why, errno: Some(errno as i32), object: None, hint };
             (Finding::Refused(refusal), None)
         }
-        Prepared::Ready => match write(&redirection, backend) {
-            Ok(()) => put_to_use(&redirection, &profile.calls()),
+        NamespaceState::Ready => match write(&redirection, backend) {
+            Ok(()) => connect_all(&redirection, &profile.connections()),
             Err(finding) => (finding, None),
         },
     })
@@ -175,17 +172,17 @@ fn write(redirection: &Redirection, backend: &dyn Backend) -> Result<(), Finding
     let presence = Presence::look().map_err(|error| refused(&error.into()))?;
     match redirection.differences(backend, &presence).map_err(|error| refused(&error))?.first() {
         None => Ok(()),
-        Some(deviation) => Err(Finding::Misbehaves(format!("it reads back otherwise: {deviation}"))),
+        Some(deviation) => Err(Finding::Misbehaves(format!("it reads back differently: {deviation}"))),
     }
 }
 
-fn put_to_use(redirection: &Redirection, calls: &[Call]) -> (Finding, Option<String>) {
+fn connect_all(redirection: &Redirection, connections: &[ProbeConnection]) -> (Finding, Option<String>) {
     let mut untried = None;
-    for call in calls {
-        match call.make() {
-            Made::Arrived(arrival) if arrival == call.expected(&redirection.rules) => {}
-            Made::Arrived(arrival) => return (misbehaves(call, redirection, &arrival), untried),
-            Made::NotByThatUser(uid) => {
+    for connection in connections {
+        match connection.make() {
+            Attempt::Arrived(arrival) if arrival == connection.expected(&redirection.rules) => {}
+            Attempt::Arrived(arrival) => return (misbehaves(connection, redirection, &arrival), untried),
+            Attempt::UserNotMapped(uid) => {
                 untried = Some(format!("connections of uid {uid}: this user namespace does not map it"));
             }
         }
@@ -193,9 +190,9 @@ fn put_to_use(redirection: &Redirection, calls: &[Call]) -> (Finding, Option<Str
     (Finding::Works, untried)
 }
 
-fn misbehaves(call: &Call, redirection: &Redirection, arrival: &Arrival) -> Finding {
-    let expected = call.expected(&redirection.rules);
-    Finding::Misbehaves(format!("{call} should have arrived {expected}, and {}", arrival.as_news()))
+fn misbehaves(connection: &ProbeConnection, redirection: &Redirection, arrival: &Arrival) -> Finding {
+    let expected = connection.expected(&redirection.rules);
+    Finding::Misbehaves(format!("{connection} should have arrived {expected}, and {}", arrival.predicate()))
 }
 
 fn refusal(error: &RedirectionError) -> Refusal {

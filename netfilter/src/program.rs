@@ -1,5 +1,5 @@
-//! Runs one program to its end: memory files for its input and output, so much and no more of them,
-//! and a deadline. Which program, as whom and in which environment, is the caller's affair.
+//! Runs one program with a deadline, with memory files of bounded size for its input and output. The caller chooses the
+//! program, its user and its environment.
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
@@ -53,20 +53,20 @@ pub fn run(
 ) -> Result<Ended, NotRun> {
     let (mut output, mut complaint) = (bounded(output)?, bounded(complaint)?);
     command.stdin(filled(input)?).stdout(output.try_clone()?).stderr(complaint.try_clone()?);
-    // A group of its own, so that what it has started ends with it when it takes too long.
+    // A process group of its own, so that a kill reaches the processes that it has started.
     let child = command.process_group(0).spawn().map_err(NotRun::Start)?;
     let status = end_of(child, time)?.ok_or(NotRun::Late(time))?;
     Ok(Ended { status, stdout: written(&mut output)?, stderr: written(&mut complaint)? })
 }
 
-/// Memory, not pipes: nobody has to read while another writes, and what the program leaves running
-/// (a modprobe) keeps nobody waiting.
+/// Memory files instead of pipes: input and output need no concurrent reader, and a process that the program leaves
+/// running (a modprobe) does not delay the caller.
 fn memory_file(flags: MFdFlags) -> io::Result<File> {
     Ok(memfd_create(c"gybe-program", MFdFlags::MFD_CLOEXEC | flags)?.into())
 }
 
-/// A file that is as long as it may become, and empty as long as nobody wrote: memory is taken by the
-/// write, and none is possible beyond the end (fcntl(2), `F_SEAL_GROW`).
+/// A sparse file of the maximum size that cannot grow: a write allocates memory, and a write beyond the end fails
+/// (fcntl(2), `F_SEAL_GROW`).
 fn bounded(most: u64) -> io::Result<File> {
     let file = memory_file(MFdFlags::MFD_ALLOW_SEALING)?;
     file.set_len(most)?;
@@ -81,7 +81,7 @@ fn filled(bytes: &[u8]) -> io::Result<File> {
     Ok(file)
 }
 
-/// What the program has written: its descriptor and ours share one position.
+/// Reads what the program has written: its descriptor and this one share one position.
 fn written(file: &mut File) -> io::Result<Vec<u8>> {
     let length = file.stream_position()?;
     let mut bytes = Vec::new();
@@ -90,22 +90,22 @@ fn written(file: &mut File) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Waits for the end, at most `time`; then kills and gives `None`.
+/// Waits for `time` at most; then kills the process group and returns `None`.
 fn end_of(mut child: Child, time: Duration) -> io::Result<Option<ExitStatus>> {
     let pid = Pid::from_raw(i32::try_from(child.id()).map_err(io::Error::other)?);
     thread::scope(|scope| {
         let (ended, end) = mpsc::channel();
-        // Looks without reaping, so that the number still means this child when it is killed.
-        let looks = thread::Builder::new().spawn_scoped(scope, move || {
+        // Waits without reaping, so that the pid is still this child's when it is killed.
+        let waiter = thread::Builder::new().spawn_scoped(scope, move || {
             while waitid(Id::Pid(pid), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT) == Err(Errno::EINTR) {}
-            let _nobody_waits = ended.send(());
+            let _receiver_timed_out = ended.send(());
         });
-        let in_time = looks.is_ok() && end.recv_timeout(time).is_ok();
+        let in_time = waiter.is_ok() && end.recv_timeout(time).is_ok();
         if !in_time {
             killpg(pid, Signal::SIGKILL)?;
         }
         let status = child.wait()?;
-        looks.map(|_| in_time.then_some(status))
+        waiter.map(|_| in_time.then_some(status))
     })
 }
 
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_in_and_comes_out_is_whole() {
+    fn input_and_output_are_complete() {
         let ended = shell("cat; echo why >&2; exit 3", "words\n", 100).unwrap();
         assert_eq!(
             (ended.status.code(), ended.stdout, ended.stderr),
@@ -133,13 +133,13 @@ mod tests {
     }
 
     #[test]
-    fn a10_what_never_ends_is_not_gathered() {
+    fn a10_endless_output_is_cut_off() {
         let ended = shell("exec cat /dev/zero", "", 100_000).unwrap();
         assert!(!ended.status.success() && ended.stdout.len() <= 100_000, "{:?}", ended.status);
     }
 
     #[test]
-    fn a10_what_takes_too_long_is_killed_and_what_it_leaves_behind_is_not_waited_for() {
+    fn a10_a_late_program_is_killed_and_its_background_processes_are_not_waited_for() {
         let before = Instant::now();
         let mut command = command_sleep();
         command.env_clear();
@@ -158,7 +158,7 @@ mod tests {
 
     #[test]
     #[expect(clippy::disallowed_methods, reason = "what is tested runs programs")]
-    fn what_is_not_there_is_told() {
+    fn a_missing_program_is_an_error() {
         let command = Command::new("/nonexistent/gybe");
         let fault = run(command, b"", Duration::from_secs(1), (10, 10)).unwrap_err();
         assert!(matches!(&fault, NotRun::Start(why) if why.kind() == io::ErrorKind::NotFound), "{fault:?}");

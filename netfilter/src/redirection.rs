@@ -8,7 +8,7 @@ use crate::inventory::Difference;
 use crate::nft::NftError;
 use crate::policy::RedirectPolicy;
 use crate::presence::Presence;
-use crate::routes::{self, Entry, Routes, RoutesError, Rtnetlink, Stray};
+use crate::routes::{self, Routes, RoutesError, RoutingEntry, Rtnetlink, Stray};
 use crate::ruleset::{Ruleset, Stage};
 use std::borrow::Cow;
 use std::fmt;
@@ -72,7 +72,7 @@ pub enum Deviation {
     /// A chain, a rule, a set or an element differs.
     Rules(Difference),
     /// An address, a routing rule or a route is missing.
-    Route(Entry),
+    Route(RoutingEntry),
     /// Gybe added a route that the policy does not need.
     ExtraRoute(Stray),
     /// Another backend has rules of Gybe there too.
@@ -83,7 +83,7 @@ impl fmt::Display for Deviation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Rules(difference) => write!(f, "{difference}"),
-            Self::Route(entry @ Entry::MarkRule { .. }) => {
+            Self::Route(entry @ RoutingEntry::MarkRule { .. }) => {
                 write!(f, "{entry} is missing, or another rule precedes it")
             }
             Self::Route(entry) => write!(f, "{entry} is missing"),
@@ -96,7 +96,7 @@ impl fmt::Display for Deviation {
 impl Redirection {
     /// The redirection of `policy` with all its rules.
     pub fn of(policy: &RedirectPolicy) -> Self {
-        Self { rules: compile(policy), routes: Routes::wanted(policy) }
+        Self { rules: compile(policy), routes: Routes::of(policy) }
     }
 
     /// The redirection of `policy` with the rules of `variant`.

@@ -1,74 +1,73 @@
-//! Addresses, routing rules and routes that a redirect needs beside its packet rules.
+//! The addresses, routing rules and routes that a redirection needs in addition to its packet rules.
 //!
-//! Two needs. IPv6 has one loopback address where IPv4 has a whole network, so the proxy's
-//! passthrough source `::6` is added to `lo`. TPROXY marks packets, and a routing rule with a table
-//! of one local route delivers what is marked to this host. Harmless without the packet rules.
-//!
-//! How an entry looks on the wire is in `entry`, the socket in `rtnetlink`.
+//! IPv6 has one loopback address where IPv4 has a network, so Gybe adds the proxy's passthrough source `::6` to `lo`.
+//! TPROXY marks packets, and a routing rule with a table of one local route delivers marked packets to this host.
+//! Both have no effect without the packet rules. `entry` encodes entries, `rtnetlink` is the socket.
 
 mod address;
 mod entry;
 mod error;
 mod loopback;
-mod place;
+mod priority;
 mod rtnetlink;
 mod uapi;
 
-pub(crate) use address::read_all as addresses_in;
+pub(crate) use address::parse_addresses;
 pub use address::{Address, addresses};
-pub use entry::Entry;
+pub use entry::RoutingEntry;
 pub use error::RoutesError;
 pub use rtnetlink::Rtnetlink;
 
 use crate::policy::{Families, Inbound, Mode, RedirectPolicy};
 use crate::ruleset::Family;
+use entry::RoutingList;
 use nix::errno::Errno;
-use place::{Place, place};
-use rtnetlink::{Addition, List};
+use priority::{RulePriority, rule_priority};
+use rtnetlink::Addition;
 use std::fmt;
 
-/// What must be there, in the order it is written.
+/// The entries that a policy needs, in the order of their creation.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Routes {
-    entries: Vec<Entry>,
+    entries: Vec<RoutingEntry>,
 }
 
 impl Routes {
-    /// What `policy` needs (docs/RULES.md, section 2). Nothing, for most policies on IPv4.
-    pub fn wanted(policy: &RedirectPolicy) -> Self {
+    /// The entries that `policy` needs (docs/RULES.md, section 2); none for most IPv4 policies.
+    pub fn of(policy: &RedirectPolicy) -> Self {
         let families: &[Family] = match policy.families {
             Families::V4Only => &[Family::V4],
             Families::V4AndV6 => &[Family::V4, Family::V6],
         };
         let mut entries = Vec::new();
         if policy.families == Families::V4AndV6 {
-            entries.push(Entry::PassthroughAddress);
+            entries.push(RoutingEntry::PassthroughAddress);
         }
         if let Mode::Tproxy { mark, route_table: table } = policy.mode
             && policy.inbound != Inbound::Only(Default::default())
         {
             for family in families.iter().copied() {
-                entries.push(Entry::LocalRoute { family, table });
-                entries.push(Entry::MarkRule { family, mark, table });
+                entries.push(RoutingEntry::LocalRoute { family, table });
+                entries.push(RoutingEntry::MarkRule { family, mark, table });
             }
         }
         Self { entries }
     }
 
-    /// Is nothing needed, so that no socket is?
+    /// Reports whether no entry is needed, and so no socket.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// Is `::6` on `lo` needed, where IPv6 has but one address?
+    /// Reports whether the address `::6` on `lo` is needed.
     pub fn needs_passthrough_address(&self) -> bool {
-        self.entries.contains(&Entry::PassthroughAddress)
+        self.entries.contains(&RoutingEntry::PassthroughAddress)
     }
 
-    /// Adds what is not there. Twice is the same as once.
+    /// Adds the missing entries. Idempotent.
     ///
     /// # Errors
-    /// When something of it is not there afterwards.
+    /// When an entry is missing afterwards.
     pub fn apply(&self, rtnetlink: &mut Rtnetlink) -> Result<(), RoutesError> {
         let mut there_already = false;
         let additions = self.additions(rtnetlink)?;
@@ -78,74 +77,78 @@ impl Routes {
                 source => return Err(RoutesError::refused(entry, source)),
             }
         }
-        // A route to elsewhere also counts as being there.
+        // The kernel returns EEXIST also for a route with another target.
         let missing = if there_already { self.missing(rtnetlink)? } else { Vec::new() };
         missing.first().map_or(Ok(()), |entry| Err(RoutesError::Occupied { entry: *entry }))
     }
 
-    /// What is to be asked for, rules with their place. Of two calls at once both choose the same place, and
-    /// the kernel refuses the second rule.
+    /// The entries to add, rules with their priority. Concurrent calls choose the same priority, and the kernel refuses
+    /// the second rule.
     fn additions(&self, rtnetlink: &mut Rtnetlink) -> Result<Vec<Addition>, RoutesError> {
         let mut additions = Vec::new();
         for entry in self.entries.iter().copied() {
             let addition = match entry {
-                Entry::MarkRule { family, .. } => match place(entry, &rtnetlink.list(List::Rules(family))?) {
-                    Place::Held => continue,
-                    Place::Free(priority) => Addition { entry, priority },
-                    Place::None => return Err(RoutesError::NoPlace { entry }),
-                },
-                Entry::PassthroughAddress | Entry::LocalRoute { .. } => Addition { entry, priority: 0 },
+                RoutingEntry::MarkRule { family, .. } => {
+                    match rule_priority(entry, &rtnetlink.list(RoutingList::Rules(family))?) {
+                        RulePriority::Present => continue,
+                        RulePriority::Free(priority) => Addition { entry, priority },
+                        RulePriority::None => return Err(RoutesError::NoPriority { entry }),
+                    }
+                }
+                RoutingEntry::PassthroughAddress | RoutingEntry::LocalRoute { .. } => {
+                    Addition { entry, priority: 0 }
+                }
             };
             additions.push(addition);
         }
         Ok(additions)
     }
 
-    /// What of it is not there, or not in its place.
+    /// Returns the entries that are missing, or rules that another rule precedes.
     ///
     /// # Errors
-    /// When the kernel does not list what is there.
-    pub fn missing(&self, rtnetlink: &mut Rtnetlink) -> Result<Vec<Entry>, RoutesError> {
+    /// When the kernel does not list its entries.
+    pub fn missing(&self, rtnetlink: &mut Rtnetlink) -> Result<Vec<RoutingEntry>, RoutesError> {
         let mut missing = Vec::new();
-        let mut read: Vec<(List, Vec<Vec<u8>>)> = Vec::new();
+        let mut read: Vec<(RoutingList, Vec<Vec<u8>>)> = Vec::new();
         for entry in &self.entries {
-            let list = List::holding(*entry);
+            let list = RoutingList::holding(*entry);
             if !read.iter().any(|(other, _)| *other == list) {
                 read.push((list, rtnetlink.list(list)?));
             }
             let listed =
                 read.iter().find(|(other, _)| *other == list).map_or(&[][..], |(_, entries)| entries);
-            let stands = match entry {
-                Entry::MarkRule { .. } => place(*entry, listed) == Place::Held,
+            let is_present = match entry {
+                RoutingEntry::MarkRule { .. } => rule_priority(*entry, listed) == RulePriority::Present,
                 _ => listed.iter().any(|found| entry.is(found)),
             };
-            if !stands {
+            if !is_present {
                 missing.push(*entry);
             }
         }
         Ok(missing)
     }
 
-    /// What of ours is there beside it: what an earlier policy needed.
+    /// Returns Gybe's entries that the policy does not need: those of an earlier policy.
     ///
     /// # Errors
-    /// When the kernel does not list what is there.
+    /// When the kernel does not list its entries.
     pub fn extra(&self, rtnetlink: &mut Rtnetlink) -> Result<Vec<Stray>, RoutesError> {
-        Ok(self.beside(rtnetlink)?.iter().map(|(list, entry)| Stray::of(*list, entry)).collect())
+        Ok(self.superfluous(rtnetlink)?.iter().map(|(list, entry)| Stray::of(*list, entry)).collect())
     }
 
-    /// Removes it. Comes after the packet rules that needed it are gone.
+    /// Removes the entries of [`Routes::extra`]. Call this after the packet rules that needed them are gone.
     ///
     /// # Errors
-    /// When something of it may still be there.
+    /// When one of them may still be there.
     pub fn remove_extra(&self, rtnetlink: &mut Rtnetlink) -> Result<(), RoutesError> {
-        let beside = self.beside(rtnetlink)?;
-        rtnetlink.delete(&beside)
+        let superfluous = self.superfluous(rtnetlink)?;
+        rtnetlink.delete(&superfluous)
     }
 
-    fn beside(&self, rtnetlink: &mut Rtnetlink) -> Result<Vec<(List, Vec<u8>)>, RoutesError> {
+    fn superfluous(&self, rtnetlink: &mut Rtnetlink) -> Result<Vec<(RoutingList, Vec<u8>)>, RoutesError> {
         let mut all = ours(rtnetlink)?;
-        // Of a rule that is there twice the first decides: the other stands where an earlier version put it.
+        // Of a rule that exists twice the first is evaluated: an earlier version of Gybe added the other.
         let mut kept = Vec::new();
         all.retain(|(_, found)| {
             let wanted = self.entries.iter().find(|entry| entry.is(found) && !kept.contains(*entry));
@@ -156,18 +159,18 @@ impl Routes {
     }
 }
 
-/// Something of ours that is there and should not be.
+/// An entry of Gybe that should not be there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stray {
-    /// As we write it.
-    Known(Entry),
-    /// It bears our mark of origin, and is in this list.
+    /// An entry of a known form.
+    Known(RoutingEntry),
+    /// An entry with Gybe's number of origin in this list.
     Unknown(&'static str),
 }
 
 impl Stray {
-    fn of(list: List, found: &[u8]) -> Self {
-        Entry::read(list, found).map_or(Self::Unknown(list.name()), Self::Known)
+    fn of(list: RoutingList, found: &[u8]) -> Self {
+        RoutingEntry::read(list, found).map_or(Self::Unknown(list.name()), Self::Known)
     }
 }
 
@@ -175,32 +178,32 @@ impl fmt::Display for Stray {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Known(entry) => entry.fmt(f),
-            Self::Unknown(list) => write!(f, "something of ours among the {list}"),
+            Self::Unknown(list) => write!(f, "an unknown entry of Gybe among the {list}"),
         }
     }
 }
 
-/// Removes everything that bears our mark of origin, and nothing else.
+/// Removes all entries with Gybe's number of origin.
 ///
 /// # Errors
-/// When something of ours may still be there.
+/// When an entry of Gybe may still be there.
 pub fn remove(rtnetlink: &mut Rtnetlink) -> Result<(), RoutesError> {
     let ours = ours(rtnetlink)?;
     rtnetlink.delete(&ours)
 }
 
-/// Everything that bears our mark of origin.
-fn ours(rtnetlink: &mut Rtnetlink) -> Result<Vec<(List, Vec<u8>)>, RoutesError> {
+/// All entries with Gybe's number of origin.
+fn ours(rtnetlink: &mut Rtnetlink) -> Result<Vec<(RoutingList, Vec<u8>)>, RoutesError> {
     let mut ours = Vec::new();
-    for list in List::ALL {
+    for list in RoutingList::ALL {
         let entries = rtnetlink.list(list)?;
-        // A kernel that names no address's origin cannot say whose this one is; nobody but a mesh
-        // has an address `::6` on `lo`, and what we promise is that nothing of ours stays.
-        let origins_told = entries.iter().any(|entry| entry::names_origin(entry));
+        // A kernel that lists no origins of addresses does not show who added `::6` to `lo`. Only meshes use that
+        // address, and Gybe promises to leave nothing behind.
+        let has_origins = entries.iter().any(|entry| entry::names_origin(entry));
         let found = entries.into_iter().filter(|entry| match list {
-            List::Addresses => entry::is_our_address(entry, origins_told),
-            List::Rules(_) => entry::is_our_rule(entry),
-            List::Routes(_) => entry::is_our_route(entry),
+            RoutingList::Addresses => entry::is_our_address(entry, has_origins),
+            RoutingList::Rules(_) => entry::is_our_rule(entry),
+            RoutingList::Routes(_) => entry::is_our_route(entry),
         });
         ours.extend(found.map(|entry| (list, entry)));
     }

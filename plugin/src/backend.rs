@@ -8,7 +8,7 @@ use crate::conf::{PluginConf, ProbeHint};
 use crate::probe_cache::{MaxAge, ProbeCache, ProbeCacheError, ProbeReport};
 use gybe_netfilter::apply::ApplyError;
 use gybe_netfilter::backend::{Backend, BackendError, BackendKind};
-use gybe_netfilter::choose::{BackendSetting, Choice, NoBackend, Unserved, choose, does, next};
+use gybe_netfilter::choose::{BackendSetting, Choice, NoBackend, UnsupportedPolicy, choose, does, next};
 use gybe_netfilter::hint::Hint;
 use gybe_netfilter::iptables::IptablesError;
 use gybe_netfilter::policy::RedirectPolicy;
@@ -53,7 +53,7 @@ pub enum SelectError {
     NoBackend(#[from] NoBackend),
     /// The selected backend cannot write the pod's policy.
     #[error(transparent)]
-    Unserved(#[from] Unserved),
+    UnsupportedPolicy(#[from] UnsupportedPolicy),
     /// The rules that are in the namespace cannot be read.
     #[error("cannot read which backend has rules in the pod's namespace")]
     Presence(#[source] BackendError),
@@ -68,7 +68,7 @@ impl Hint for SelectError {
             Self::Programs { .. } => Some("install it, or set backend to nft, which needs no program".into()),
             Self::Probe(error) => error.hint(),
             Self::NoBackend(error) => error.hint(),
-            Self::Unserved(error) => error.hint(),
+            Self::UnsupportedPolicy(error) => error.hint(),
             Self::Presence(error) => error.hint(),
             Self::Redirection(error) => error.hint(),
         }

@@ -87,13 +87,13 @@ fn is_loopback(pid: &str, variable: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gybe_test_support::TestDir;
     use std::io::{Read, Write};
     use std::process::{Command, Stdio};
 
     #[test]
     fn the_loopback_plugin_is_found_by_its_name_its_parent_and_its_namespace() {
-        let directory = std::env::temp_dir().join(format!("gybe-loopback-{}", process::id()));
-        fs::create_dir_all(&directory).unwrap();
+        let directory = TestDir::new("loopback");
         let program = directory.join("loopback");
         fs::copy("/bin/cat", &program).unwrap();
         #[expect(clippy::disallowed_methods, reason = "the plugin that is searched for is a program")]
@@ -109,7 +109,6 @@ mod tests {
         drop(child.stdin.take());
         child.wait().unwrap();
         let after = is_running(own, Path::new("/run/netns/a"));
-        fs::remove_dir_all(&directory).unwrap();
         assert_eq!((found, after), ([true, false, false, false], false));
     }
 }

@@ -180,7 +180,7 @@ fn backend_number(error: &SelectError) -> (u16, u32) {
         SelectError::Programs { .. } => (15, 7),
         SelectError::Redirection(_) => (24, 999),
         SelectError::NoBackend(_) => (27, 50),
-        SelectError::Unserved(_) => (28, 999),
+        SelectError::UnsupportedPolicy(_) => (28, 999),
         SelectError::Probe(ProbeCacheError::Busy(_)) => (29, 11),
         SelectError::Probe(_) => (30, 999),
         SelectError::Presence(_) => (31, 999),

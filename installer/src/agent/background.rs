@@ -41,7 +41,7 @@ impl BackgroundTasks<'_> {
         let wait = |what| move |why: std::io::Error| NodeError::Wait { what, source: errno(&why) };
         let (stop, running) = pipe().map_err(wait("the end"))?;
         let (published, label) = (PublishedStatus::default(), NodeLabel::default());
-        let ground = config.settings.ground().clone();
+        let ground = config.settings.environment().clone();
         let daemonset = DaemonSet::new(self.home.as_ref(), &ground.namespace);
         let (end_http, http_ends) = oneshot::channel();
         let context = ReconcileContext {
@@ -92,7 +92,7 @@ impl BackgroundTasks<'_> {
 
     /// Leaves the node as it is, unless the setting says to uninstall with our DaemonSet, and the DaemonSet is gone.
     fn uninstall_without_daemonset(&self, mut reconciler: Reconciler<'_>, daemonset: &DaemonSet<'_>) {
-        let is_configured = reconciler.settings().choices.leave_when_daemonset_gone;
+        let is_configured = reconciler.settings().options.leave_when_daemonset_gone;
         let Some(state) = is_configured.then(|| daemonset.state()).flatten() else { return };
         let stays = |message, cause: &str| {
             let hint = "to take the node out of the chain, run gybe uninstall on it";

@@ -27,7 +27,7 @@ impl IstioComponent {
     /// controller looks for it.
     #[must_use]
     pub fn istio_cni(settings: &Settings) -> Self {
-        let (ground, choices) = (&settings.ground, &settings.choices);
+        let (ground, choices) = (&settings.environment, &settings.options);
         let namespaces = [ground.namespace.as_str(), &ground.control_plane, "kube-system", SAIL_NAMESPACE];
         let namespaces = namespaces.into_iter().filter(|name| !name.is_empty()).map(str::to_owned);
         let excluded = choices.conf.exclude_namespaces.iter().cloned();
@@ -40,7 +40,7 @@ impl IstioComponent {
     /// istiod, in the namespace of the settings.
     #[must_use]
     pub fn istiod(settings: &Settings) -> Self {
-        let namespaces = [settings.ground.control_plane.clone()].into();
+        let namespaces = [settings.environment.control_plane.clone()].into();
         Self { prefix: "istiod-", label: ("app", "istiod"), namespaces }
     }
 
@@ -70,7 +70,7 @@ impl IstioAgent {
     pub(crate) fn find(pods: &dyn PodLookup, settings: &Settings) -> Self {
         match pods.has_pod_of(&IstioComponent::istio_cni(settings)) {
             Some(true) => Self::HasPod,
-            _ if accepts_log(&settings.ground.istio_run) => Self::Listens,
+            _ if accepts_log(&settings.environment.istio_run) => Self::Listens,
             Some(false) => Self::Absent,
             None => Self::Unknown,
         }

@@ -66,7 +66,7 @@ pub(crate) fn watch(learnt: &ProbeReport, stop: &SignalFd, log: &Log) {
 /// 50 MB.
 fn report_runtimes(known: &mut Vec<RuntimeProcess>, log: &Log) {
     let root = Path::new("/");
-    let conf = Platform::of_host(root).places(root).conf;
+    let conf = Platform::of_host(root).node_directories(root).conf;
     let mut seen = running(root, &conf, DropInCheck::Skip);
     let same =
         |one: &RuntimeProcess, other: &RuntimeProcess| (&one.name, one.pid) == (&other.name, other.pid);

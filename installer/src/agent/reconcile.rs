@@ -157,7 +157,7 @@ impl<'a> Reconciler<'a> {
     fn publish(&mut self, Turn { report, next }: Turn) -> NextTurn {
         let report = TurnReport {
             settings_error: self.settings.error.clone(),
-            plugin_dir: self.settings.current.choices.plugin_dir,
+            plugin_dir: self.settings.current.options.plugin_dir,
             is_notified: self.watch.mode() == WatchMode::Inotify,
             ..report
         };
@@ -192,7 +192,7 @@ impl<'a> Reconciler<'a> {
             stand_in: facts.stand_in,
             burial: self.grace_period.programs(Instant::now()),
         };
-        let desired = match self.settings.current.wanted(&node) {
+        let desired = match self.settings.current.desired(&node) {
             Ok(desired) => desired,
             Err(why) => {
                 let turn = self.unchanged(chain(&why), NextTurn::OnChange(RESYNC));
@@ -205,8 +205,8 @@ impl<'a> Reconciler<'a> {
         }
         let runtimes = self.runtimes();
         let waits_for_probe = runtimes.plugin_directory == ConfiguredDirectory::Awaited;
-        self.memory.learn(runtimes);
-        let pass = match pass(&self.settings.current.ground.places, &desired, &mut self.memory) {
+        self.memory.set_runtimes(runtimes);
+        let pass = match pass(&self.settings.current.environment.directories, &desired, &mut self.memory) {
             Ok(pass) => pass,
             Err(busy) => {
                 let turn = self.busy(&busy);
@@ -231,7 +231,7 @@ impl<'a> Reconciler<'a> {
         let why = busy.to_string();
         self.log.condition(Level::Warn, BUSY, Some(why.clone()), json!({ "hint": busy.hint() }));
         let mut turn = self.unchanged(why, NextTurn::After(RETRY));
-        if self.settings.current.choices.mode == Mode::Leave {
+        if self.settings.current.options.mode == Mode::Leave {
             turn.report.phase = Phase::Uninstalling;
         }
         turn
@@ -240,13 +240,13 @@ impl<'a> Reconciler<'a> {
     /// Returns what the probe saw of the runtimes. A runtime that calls our plugin reads the drop-in, once no sandbox can be
     /// in creation that was begun under another conf.
     fn runtimes(&self) -> Runtimes {
-        let ground = &self.settings.current.ground;
+        let ground = &self.settings.current.environment;
         let report = RuntimeReport::kept_in(&ground.probe);
-        let mut runtimes = report.as_ref().map_or_else(Runtimes::default, |it| it.known(&ground.places));
+        let mut runtimes = report.as_ref().map_or_else(Runtimes::default, |it| it.known(&ground.directories));
         if report.is_none() && Instant::now() < self.report_until {
             runtimes.plugin_directory = ConfiguredDirectory::Awaited;
         }
-        let is_drop_in = self.settings.current.choices.shape == Shape::DropIn;
+        let is_drop_in = self.settings.current.options.shape == Shape::DropIn;
         if is_drop_in && self.context.calls.added_after(self.desired_since + self.grace_period.length) {
             runtimes.read_drop_ins();
         }
@@ -257,14 +257,14 @@ impl<'a> Reconciler<'a> {
     /// conf: the plugin queries the agent first.
     fn update_kubeconfig(&mut self) -> Result<Option<Kubeconfig>, String> {
         let settings = &self.settings.current;
-        if settings.choices.pod_source == PodSource::Agent || settings.choices.mode == Mode::Leave {
+        if settings.options.pod_source == PodSource::Agent || settings.options.mode == Mode::Leave {
             return Ok(None);
         }
-        let updated = kubeconfig::update(&settings.ground, SystemTime::now()).map_err(|why| chain(&why));
+        let updated = kubeconfig::update(&settings.environment, SystemTime::now()).map_err(|why| chain(&why));
         self.log.condition(Level::Error, KUBECONFIG_FAILED, updated.as_ref().err().cloned(), json!({}));
         let kubeconfig = updated?;
         if kubeconfig.was_written {
-            let path = settings.ground.kubeconfig();
+            let path = settings.environment.kubeconfig();
             self.log.event(Level::Info, "gybe node: wrote the kubeconfig", json!({ "path": path }));
         }
         let why = match kubeconfig.validity {
@@ -281,14 +281,14 @@ impl<'a> Reconciler<'a> {
     /// Removes the kubeconfig, after the conf that named it.
     fn remove_kubeconfig(&mut self) {
         let settings = &self.settings.current;
-        let is_needed = match settings.choices.mode {
+        let is_needed = match settings.options.mode {
             Mode::Leave => self.grace_period.programs(Instant::now()) == ProgramRemoval::Deferred,
-            Mode::Install => settings.choices.pod_source == PodSource::Api,
+            Mode::Install => settings.options.pod_source == PodSource::Api,
         };
         if is_needed {
             return;
         }
-        match kubeconfig::remove(&settings.ground) {
+        match kubeconfig::remove(&settings.environment) {
             Ok(true) => self.log.event(Level::Info, "gybe node: removed the kubeconfig", json!({})),
             Ok(false) => {}
             Err(why) => self.log.condition(Level::Error, KUBECONFIG_FAILED, Some(chain(&why)), json!({})),
@@ -315,17 +315,17 @@ const KUBECONFIG_FAILED: &str = "gybe node: the kubeconfig cannot be kept up to 
 /// Returns the directories whose changes wake the loop. The host's may appear later; the other two are mounts, there from the
 /// start or never.
 fn watched_directories(settings: &Settings) -> Vec<PathBuf> {
-    let ground = &settings.ground;
+    let ground = &settings.environment;
     let mounts = [&ground.config, &ground.api.service_account];
     let mounts = mounts.into_iter().filter(|path| path.is_dir());
-    let all = [&ground.places.conf, &ground.places.programs].into_iter().chain(mounts).cloned();
+    let all = [&ground.directories.conf, &ground.directories.programs].into_iter().chain(mounts).cloned();
     all.chain(network_directories(settings)).collect()
 }
 
 /// A drop-in is in a directory below the conf directory, which has events of its own.
 fn network_directories(settings: &Settings) -> BTreeSet<PathBuf> {
-    let conf = &settings.ground.places.conf;
-    let entries = (settings.choices.shape == Shape::DropIn).then(|| fs::read_dir(conf).ok()).flatten();
+    let conf = &settings.environment.directories.conf;
+    let entries = (settings.options.shape == Shape::DropIn).then(|| fs::read_dir(conf).ok()).flatten();
     let entries = entries.into_iter().flatten().flatten();
     let directories = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
     directories.map(|entry| entry.path()).collect()

@@ -2,7 +2,6 @@
 
 use super::namespace::OpenNamespace;
 use super::output::CommandError;
-use crate::pod::init_args;
 use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use gybe_netfilter::backend::{Backend, BackendKind};
@@ -52,7 +51,7 @@ impl BackendArg {
         };
         let first = self.setting.order().iter().copied().take(1);
         let kinds = if kinds.is_empty() { first.collect() } else { kinds };
-        kinds.into_iter().map(reader).collect()
+        kinds.into_iter().map(named).collect()
     }
 }
 
@@ -86,20 +85,12 @@ pub(super) fn notes(other_nat: &[OtherNat]) -> Vec<String> {
     notes.map(|other| format!("note: another program translates addresses there: {other}")).collect()
 }
 
-/// Returns the backend that the arguments of `istio-iptables` name. Nothing is probed: an init container may not
-/// create the network namespace that a probe needs.
-pub(super) fn of(tool: init_args::Tool) -> Result<Box<dyn Backend>, CommandError> {
-    match tool {
-        init_args::Tool::Any | init_args::Tool::Nftables => reader(BackendKind::Nft),
-        init_args::Tool::IptablesLegacy => reader(BackendKind::IptablesLegacy),
-    }
-}
-
 /// Returns every backend that can be used here: nftables needs nothing, iptables its programs.
 pub(super) fn all_here() -> Vec<Box<dyn Backend>> {
     BackendKind::ALL.into_iter().filter_map(|kind| kind.find().ok()).collect()
 }
 
-fn reader(kind: BackendKind) -> Result<Box<dyn Backend>, CommandError> {
+/// Returns the backend of this kind. Nothing is probed: `gybe init` runs where no namespace may be created.
+pub(super) fn named(kind: BackendKind) -> Result<Box<dyn Backend>, CommandError> {
     find(kind).map_err(|why| CommandError::hinted("cannot use the configured backend", why))
 }

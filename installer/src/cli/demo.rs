@@ -2,8 +2,8 @@
 
 use super::output::{CommandError, CommandOutput, Exit};
 use super::style::examples;
-use crate::demo::scenario::{ScenarioOptions, play};
-use crate::demo::traced::become_program;
+use crate::demo::scenario::{self, ScenarioOptions};
+use crate::demo::traced::exec_traced;
 use clap::Args;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -35,17 +35,18 @@ pub(super) struct DemoArgs {
 impl DemoArgs {
     pub(super) fn run(&self) -> Result<CommandOutput, CommandError> {
         if let Some(program) = &self.r#become {
-            let why = become_program(program);
+            let why = exec_traced(program);
             return Err(CommandError::because(format!("cannot execute {}", program.display()), why));
         }
         let own =
             std::env::current_exe().map_err(|why| CommandError::because("cannot find this program", why))?;
-        let script = ScenarioOptions {
+        let options = ScenarioOptions {
             plugin: traced(&own, &self.plugin(&own)?),
             scratch: &std::env::temp_dir(),
             without: self.without.as_deref(),
         };
-        let report = play(script).map_err(|why| CommandError::hinted("cannot run the demo", why))?.report();
+        let report =
+            scenario::run(options).map_err(|why| CommandError::hinted("cannot run the demo", why))?.report();
         let exit = if report.wrong.is_empty() { Exit::Yes } else { Exit::No };
         Ok(CommandOutput { text: report.text, json: report.json, exit, notes: Vec::new() })
     }

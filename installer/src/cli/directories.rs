@@ -27,8 +27,8 @@ impl DirectoriesArg {
         &self.root
     }
 
-    pub(super) fn places(&self) -> NodeDirectories {
-        let usual = Platform::of_host(&self.root).places(&self.root);
+    pub(super) fn node_directories(&self) -> NodeDirectories {
+        let usual = Platform::of_host(&self.root).node_directories(&self.root);
         NodeDirectories {
             conf: self.conf_dir.clone().unwrap_or(usual.conf),
             programs: self.bin_dir.clone().unwrap_or(usual.programs),

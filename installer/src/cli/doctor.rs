@@ -4,7 +4,7 @@ use super::directories::{DirectoriesArg, of_this_program};
 use super::output::{CommandOutput, Exit};
 use super::style::{bad, doubtful, examples, good, titles};
 use crate::host::desired::Confirmed;
-use crate::host::doctor::observe::{DoctorOptions, see};
+use crate::host::doctor::observe::{DoctorOptions, observe};
 use crate::host::doctor::{Finding, Severity, examine, is_well};
 use crate::pod::manifest::printable;
 use clap::Args;
@@ -35,16 +35,21 @@ pub(super) struct DoctorArgs {
 
 impl DoctorArgs {
     pub(super) fn run(&self) -> CommandOutput {
-        let places = self.directories.places();
-        let installed = places.programs.canonicalize().ok();
+        let directories = self.directories.node_directories();
+        let installed = directories.programs.canonicalize().ok();
         let image = of_this_program().filter(|directory| directory.canonicalize().ok() != installed);
         let root = self.directories.root().to_owned();
         let confirmed = self.plugin_dir.as_ref().map(|word| match word.as_str() {
             "confirmed" => Confirmed::Yes,
             _ => Confirmed::No,
         });
-        let found =
-            examine(&see(DoctorOptions { places, run: self.run_dir.clone(), root, image, confirmed }));
+        let found = examine(&observe(DoctorOptions {
+            directories,
+            run: self.run_dir.clone(),
+            root,
+            image,
+            confirmed,
+        }));
         let exit = if is_well(&found) { Exit::Yes } else { Exit::No };
         let all: Vec<Value> = found.iter().map(Finding::to_json).collect();
         let json = json!({ "well": exit == Exit::Yes, "findings": all });
@@ -65,7 +70,7 @@ fn table(found: &[Finding]) -> String {
         before = name;
         let state = state(finding.state);
         // Writing to a String cannot fail. Findings quote other programs' files, so they are escaped.
-        let _ = writeln!(text, "{about:<widest$}  {state}  {}", printable(&finding.says));
+        let _ = writeln!(text, "{about:<widest$}  {state}  {}", printable(&finding.text));
         if let Some(remedy) = &finding.remedy {
             let _ = writeln!(text, "{:<widest$}  {:<5}    what to do: {}", "", "", printable(remedy));
         }

@@ -1,13 +1,14 @@
 //! `gybe init`: redirects the pod it runs in, as the init container `istio-init` does.
 
 use super::backend;
-use super::invocation::CalledAs;
+use super::invocation::Context;
+use super::istio_args::{IstioArgs, cannot_use, captures_nothing};
 use super::output::{CommandError, CommandOutput};
 use super::style::{examples, heading};
 use super::validate::validate;
-use crate::pod::families::NoAddress;
-use crate::pod::init_args::{InitArgs, InitArgsError, Order};
+use crate::pod::init_args::{InitArgs, Order};
 use crate::pod::own_namespace;
+use crate::pod::policy_file::NoAddress;
 use crate::pod::policy_file::PolicyFile;
 use crate::pod::resolv_conf;
 use clap::Args;
@@ -17,26 +18,8 @@ use gybe_netfilter::redirection::{self, Redirection};
 use gybe_netfilter::show::show;
 use gybe_plugin::families::ipv6_left_alone;
 use serde_json::json;
-use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::Path;
-
-pub(super) const CANNOT_USE: &str = "cannot use the arguments";
-
-/// How the program was called.
-#[derive(Debug)]
-pub(super) struct Context {
-    pub(super) called_as: CalledAs,
-    pub(super) environment: BTreeMap<String, String>,
-}
-
-/// The command line of `istio-iptables`, which clap does not parse.
-#[derive(Debug, Args)]
-pub(super) struct IstioArgs {
-    /// The arguments of istio-iptables; its environment variables are read too
-    #[arg(value_name = "ISTIO-IPTABLES ARGUMENT", trailing_var_arg = true, allow_hyphen_values = true)]
-    arguments: Vec<String>,
-}
 
 /// Redirect the pod it runs in, with the arguments and variables of istio-init
 ///
@@ -66,16 +49,6 @@ fn after_help() -> StyledStr {
         examples.ansi()
     )
     .into()
-}
-
-impl IstioArgs {
-    pub(super) fn read(&self, context: &Context) -> Result<InitArgs, CommandError> {
-        let args = InitArgs::read(&self.arguments, &context.environment).map_err(cannot_use)?;
-        Ok(match context.called_as {
-            CalledAs::Gybe => args,
-            CalledAs::BareFlags => args.with_one_port(),
-        })
-    }
 }
 
 impl InitCommand {
@@ -123,7 +96,7 @@ fn write_and_validate(args: &InitArgs) -> Result<CommandOutput, CommandError> {
 fn apply(args: &InitArgs) -> Result<CommandOutput, CommandError> {
     refuse_a_nodes_namespace(args)?;
     let file = policy_file(args)?;
-    let backend = backend::of(args.tool())?;
+    let backend = backend::named(args.backend())?;
     let addresses = addresses()?;
     let policy = file.policy(&addresses).map_err(|why| {
         let hint = "the pod's network must be set up before its init containers run".to_owned();
@@ -188,7 +161,7 @@ fn clean_up(args: &InitArgs) -> Result<CommandOutput, CommandError> {
 
 /// On a node the rules would cut off the node.
 fn refuse_a_nodes_namespace(args: &InitArgs) -> Result<(), CommandError> {
-    let evidence = own_namespace::nodes_own(Path::new("/proc"), Path::new("/etc/hosts"));
+    let evidence = own_namespace::node_evidence(Path::new("/proc"), Path::new("/etc/hosts"));
     match evidence {
         Some(evidence) if !args.orders(Order::ForceApply) => {
             let what = format!("this network namespace seems to be a node's and not a pod's: {evidence}");
@@ -220,15 +193,4 @@ fn notes(policy: &RedirectPolicy, addresses: &[IpAddr]) -> Vec<String> {
     let note = "note: the pod has an IPv6 address, and its IPv6 is left alone (ISTIO_DUAL_STACK is not true)";
     let left_alone = left_alone.then(|| note.to_owned());
     left_alone.into_iter().chain(captures_nothing(policy)).collect()
-}
-
-/// The note for a policy that captures nothing, as with the defaults of istio-iptables.
-pub(super) fn captures_nothing(policy: &RedirectPolicy) -> Option<String> {
-    let note = "note: these arguments capture nothing: -i (outbound addresses) and -b (inbound ports) are empty; \
-                Istio's injector sets -i '*' -b '*'";
-    policy.captures_nothing().then(|| note.to_owned())
-}
-
-fn cannot_use(why: InitArgsError) -> CommandError {
-    CommandError::because(CANNOT_USE, why)
 }

@@ -108,7 +108,7 @@ impl SettingsArg {
         if let Some(directory) = &self.pods_from {
             let directory = std::path::absolute(directory)
                 .map_err(|why| CommandError::because(format!("cannot use {}", directory.display()), why))?;
-            settings.choices.conf.facts =
+            settings.options.conf.facts =
                 FactsConf { socket: None, directory: Some(directory), ..FactsConf::default() };
         }
         Ok(settings)
@@ -136,28 +136,28 @@ impl SettingsArg {
 impl InstallArgs {
     pub(super) fn run(&self) -> Result<CommandOutput, CommandError> {
         let mut settings = self.settings.read()?;
-        if settings.choices.mode == Mode::Leave {
+        if settings.options.mode == Mode::Leave {
             let hint = "run gybe uninstall".to_owned();
             return Err(CommandError::new("the settings have mode: leave").with_hint(hint));
         }
-        settings.ground.places = self.directories.places();
-        settings.ground.istio_run = self.directories.root().join("var/run/istio-cni");
+        settings.environment.directories = self.directories.node_directories();
+        settings.environment.istio_run = self.directories.root().join("var/run/istio-cni");
         let image = image(self.from.clone())?;
-        let wanted = install::wanted(&settings, &image, found().as_ref());
+        let wanted = install::desired(&settings, &image, found().as_ref());
         let wanted = wanted.map_err(|why| CommandError::because("cannot install", why))?;
         self.perform(&settings, &wanted)
     }
 
     fn perform(&self, settings: &Settings, wanted: &DesiredState) -> Result<CommandOutput, CommandError> {
-        let places = &settings.ground.places;
+        let places = &settings.environment.directories;
         let notes = settings.notes.iter().map(|note| format!("note: {note}")).collect::<Vec<_>>();
         let runtimes = runtimes_of(self.directories.root(), places);
         if self.dry_run {
-            return Ok(pass::planned(&install::foreseen(places, wanted, runtimes)).with_notes(notes));
+            return Ok(pass::planned(&install::planned(places, wanted, runtimes)).with_notes(notes));
         }
         let pass = install::settle(places, wanted, &runtimes)
             .map_err(|why| CommandError::hinted("cannot install", why))?;
-        let is_done = pass.left.is_done() && pass.performed.failed.is_empty();
+        let is_done = pass.left.is_done() && pass.applied.failed.is_empty();
         let (last, exit) = match is_done {
             true => (good("this node is as configured"), Exit::Yes),
             false => (bad("this node is not as configured"), Exit::No),
@@ -173,7 +173,7 @@ pub(super) fn image(from: Option<PathBuf>) -> Result<Image, CommandError> {
     let directory = from.or_else(of_this_program);
     let directory = directory
         .ok_or_else(|| CommandError::new("cannot find the directory of this program").with_hint(hint()))?;
-    Image::look(&directory).map_err(|why| CommandError::because("cannot install", why).with_hint(hint()))
+    Image::read(&directory).map_err(|why| CommandError::because("cannot install", why).with_hint(hint()))
 }
 
 /// Returns the kept findings of the last probe of this node.

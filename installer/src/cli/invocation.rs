@@ -4,8 +4,16 @@
 use super::output::CommandError;
 use crate::host::image::{ISTIO_CNI_TAINT, ISTIO_IPTABLES, ISTIO_IPTABLES_SH};
 use crate::pod::init_args::InitArgs;
+use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
+
+/// How the program was called.
+#[derive(Debug)]
+pub(super) struct Context {
+    pub(super) called_as: CalledAs,
+    pub(super) environment: BTreeMap<String, String>,
+}
 
 /// Which program's arguments the command line has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,6 +1,6 @@
 //! `gybe node`: the node agent, in the foreground.
 
-use super::init::Context;
+use super::invocation::Context;
 use super::output::{CommandError, CommandOutput};
 use super::style::examples;
 use crate::agent::cluster::{Cluster, ServiceAccount, WatchedPods};
@@ -69,7 +69,7 @@ impl NodeArgs {
     fn facts(&self, reconcile: Option<&ReconcileConfig>) -> Result<PathBuf, CommandError> {
         match (reconcile, &self.socket) {
             (None, socket) => Ok(socket.clone().unwrap_or_else(|| SOCKET.into())),
-            (Some(reconcile), None) => Ok(reconcile.settings.ground().facts_socket()),
+            (Some(reconcile), None) => Ok(reconcile.settings.environment().facts_socket()),
             (Some(_), Some(_)) => Err(CommandError::new("--socket is for an agent that only serves pods")
                 .with_hint("set CNI_AGENT_RUN_DIR: the entry names the socket there".to_owned())),
         }
@@ -132,16 +132,16 @@ impl Hint for NodeError {
     }
 }
 
-/// Reads everything that reconcile the node needs. An error in the environment ends the agent before it changes
+/// Reads everything that reconciling the node needs. An error in the environment ends the agent before it changes
 /// the node.
 fn reconcile(context: &Context, as_a_pod: bool) -> Result<ReconcileConfig, CommandError> {
     let cannot = "the node agent cannot start";
     let environment = context.environment.clone().into_iter().collect();
     let settings = LiveSettings::start(environment).map_err(|why| CommandError::because(cannot, why))?;
     let hint = "set GYBE_PROGRAMS_DIR to the image's directory of gybe and gybe-cni";
-    let image = Image::look(&settings.ground().image)
+    let image = Image::read(&settings.environment().image)
         .map_err(|why| CommandError::because(cannot, why).with_hint(hint))?;
-    let probe = ProbeCache::at(&settings.ground().probe);
+    let probe = ProbeCache::at(&settings.environment().probe);
     // Outside the DaemonSet no probe container runs.
     let report_wait = if as_a_pod { REPORT_WAIT } else { Duration::ZERO };
     Ok(ReconcileConfig { settings, image, probe, report_wait, grace_period: GRACE_PERIOD })

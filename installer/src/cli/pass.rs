@@ -20,7 +20,7 @@ pub(super) fn planned(plan: &Plan) -> CommandOutput {
     let text = if text.is_empty() { NOTHING.to_owned() } else { text };
     let json = json!({
         "dry_run": true,
-        "redirected": plan.judgement.is_met(),
+        "redirected": plan.judgement.is_redirected(),
         "changes": steps(&plan.changes),
         "problems": problems_json(&plan.problems),
     });
@@ -30,8 +30,8 @@ pub(super) fn planned(plan: &Plan) -> CommandOutput {
 
 /// What was done, what failed and what is left to do.
 pub(super) fn text(pass: &Pass) -> String {
-    let (changes, failed) = (&pass.plan.changes, &pass.performed.failed);
-    let attempted = pass.performed.done + failed.len();
+    let (changes, failed) = (&pass.plan.changes, &pass.applied.failed);
+    let attempted = pass.applied.done + failed.len();
     let has_failed = |change: &Change| failed.iter().any(|failed| failed.change == *change);
     let done = changes.iter().take(attempted).filter(|change| !has_failed(change));
     let skipped = changes.iter().skip(attempted).map(|change| format!("not done: {change}"));
@@ -43,10 +43,10 @@ pub(super) fn text(pass: &Pass) -> String {
 }
 
 pub(super) fn json(pass: &Pass) -> Value {
-    let failed: Vec<String> = pass.performed.failed.iter().map(|failed| with_hint(&failed.why)).collect();
+    let failed: Vec<String> = pass.applied.failed.iter().map(|failed| with_hint(&failed.why)).collect();
     json!({
         "changes": steps(&pass.plan.changes),
-        "done": pass.performed.done,
+        "done": pass.applied.done,
         "failed": failed,
         "left": steps(&pass.left.changes),
         "problems": problems_json(&pass.left.problems),

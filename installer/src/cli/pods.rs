@@ -4,7 +4,7 @@ use super::directories::DirectoriesArg;
 use super::output::{CommandError, CommandOutput, Exit};
 use super::style::{bad, doubtful, good, titles};
 use crate::host::entries::OurEntries;
-use crate::host::observe::{HashCache, ObserveScope, look};
+use crate::host::observe::{HashCache, ObserveScope, observe};
 use crate::host::pods_on_node::{
     HostPaths, Network, PolicySources, Sandbox, SandboxList, SandboxVerdict, find, judge_all, summary, word,
 };
@@ -75,15 +75,15 @@ impl OnNodeArgs {
     }
 
     fn found(&self) -> SandboxList {
-        let results = self.directories.places().results;
+        let results = self.directories.node_directories().results;
         find(&HostPaths { results, root: self.directories.root().to_owned() })
     }
 
     /// Uses the configuration of the node's own entry unless the operator named another one.
     fn sources(&self, conf: Option<PluginConf>) -> PolicySources {
         let of_node = || {
-            let places = self.directories.places();
-            OurEntries::find(&look(&places, &ObserveScope::default(), &mut HashCache::default()).conf)
+            let places = self.directories.node_directories();
+            OurEntries::find(&observe(&places, &ObserveScope::default(), &mut HashCache::default()).conf)
                 .plugin_conf()
         };
         let mut conf = conf.or_else(of_node).unwrap_or_default();

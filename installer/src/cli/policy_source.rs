@@ -2,15 +2,15 @@
 
 use super::input;
 use super::output::CommandError;
-use crate::pod::families::{Families, FamilyChoice, NoAddress};
 use crate::pod::manifest::{self, PodTemplate};
+use crate::pod::policy_file::{Families, FamilyChoice, NoAddress};
 use crate::pod::policy_file::{PolicyFile, PolicyFileError};
 use clap::{ArgGroup, Args};
 use gybe_netfilter::policy::RedirectPolicy;
 use gybe_plugin::conf::PluginConf;
 use gybe_plugin::decide::{Decision, decide, warnings};
 use gybe_plugin::families::ipv6_left_alone;
-use gybe_plugin::gates::{InitContainer, LeaveAloneReason};
+use gybe_plugin::gates::{InitContainer, LeaveAloneReason, STATUS};
 use gybe_plugin::pod::PodFacts;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
@@ -205,7 +205,7 @@ fn requested_by_pod(
     let facts = PodFacts::from_manifest(&pod.pod).map_err(|why| CommandError::because(cannot(), why))?;
     match decide(conf, &facts, &target.addresses(), init) {
         Decision::LeaveAlone(reason) => {
-            let is_injected = !matches!(reason, LeaveAloneReason::NoProxy | LeaveAloneReason::NotInjected);
+            let is_injected = reason != LeaveAloneReason::NoProxy || facts.annotations.contains_key(STATUS);
             let hint = (!is_injected).then(|| not_injected(&pod.origin));
             Ok(Requested::LeaveAlone { reason: reason.to_string(), hint })
         }

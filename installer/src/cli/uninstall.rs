@@ -49,7 +49,7 @@ pub(super) struct UninstallArgs {
 
 impl UninstallArgs {
     pub(super) fn run(&self) -> Result<CommandOutput, CommandError> {
-        let places = self.directories.places();
+        let places = self.directories.node_directories();
         let leave = self.leave(&places)?;
         let (root, mut notes) = (self.directories.root(), Vec::new());
         let agent = ask_agent(&self.run_dir.join(FACTS_SOCKET));
@@ -62,7 +62,7 @@ impl UninstallArgs {
         }
         if self.dry_run {
             notes.extend(OtherDirectories::than(&places, root).note());
-            return Ok(pass::planned(&UninstallReport::foreseen(&places, &leave)).with_notes(notes));
+            return Ok(pass::planned(&UninstallReport::planned(&places, &leave)).with_notes(notes));
         }
         let out = UninstallReport::now(&places, &leave, root)
             .map_err(|why| CommandError::hinted("cannot uninstall", why))?;

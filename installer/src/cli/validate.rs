@@ -1,12 +1,13 @@
 //! `gybe validate`: reports whether the pod it runs in is redirected.
 
-use super::init::{self, IstioArgs};
+use super::invocation::Context;
+use super::istio_args::{IstioArgs, cannot_use, captures_nothing};
 use super::output::{CommandError, CommandOutput, Exit};
 use super::style::examples;
-use crate::pod::families::{Families, FamilyChoice, Stack};
 use crate::pod::init_args::InitArgs;
 use crate::pod::own_namespace;
-use crate::pod::validation::{Check, Verdict};
+use crate::pod::policy_file::{Families, FamilyChoice, Stack};
+use crate::pod::validation::{Validation, ValidationResult};
 use clap::Args;
 use gybe_netfilter::ruleset::Family;
 
@@ -30,28 +31,28 @@ pub(super) struct ValidateArgs {
 }
 
 impl ValidateArgs {
-    pub(super) fn run(&self, context: &init::Context) -> Result<CommandOutput, CommandError> {
+    pub(super) fn run(&self, context: &Context) -> Result<CommandOutput, CommandError> {
         let args = self.istio.read(context)?;
-        let answer = validate(&args)?;
-        let notes = args.notes().into_iter().chain(answer.notes.clone()).collect();
-        Ok(answer.with_notes(notes))
+        let output = validate(&args)?;
+        let notes = args.notes().into_iter().chain(output.notes.clone()).collect();
+        Ok(output.with_notes(notes))
     }
 }
 
 /// Runs the validation. It writes no rule, so the DNS servers do not matter.
 pub(super) fn validate(args: &InitArgs) -> Result<CommandOutput, CommandError> {
-    let cannot = |why| CommandError::because(init::CANNOT_USE, why);
-    let policy = args.policy(&[]).map_err(cannot)?.with_families(Families::V4Only);
-    let check = Check::of(&policy, args.probe(), family()?);
-    let verdict = check.make().map_err(|why| CommandError::because("cannot validate", why))?;
-    let exit = match verdict {
-        Verdict::Redirected(_) => Exit::Yes,
-        Verdict::NotRedirected(_) => Exit::NotRedirected,
+    let policy = args.policy(&[]).map_err(cannot_use)?.with_families(Families::V4Only);
+    let validation = Validation::of(&policy, args.validation(), family()?);
+    let result = validation.run().map_err(|why| CommandError::because("cannot validate", why))?;
+    let exit = match result {
+        ValidationResult::Redirected(_) => Exit::Yes,
+        ValidationResult::NotRedirected(_) => Exit::NotRedirected,
     };
     // Without arguments it is not known what the rules should capture.
-    let notes = args.has_policy_arguments().then(|| init::captures_nothing(&policy)).flatten();
-    let answer = CommandOutput { exit, ..CommandOutput::done(verdict.text(&check), verdict.json(&check)) };
-    Ok(answer.with_notes(notes.into_iter().collect()))
+    let notes = args.has_policy_arguments().then(|| captures_nothing(&policy)).flatten();
+    let output =
+        CommandOutput { exit, ..CommandOutput::done(result.text(&validation), result.json(&validation)) };
+    Ok(output.with_notes(notes.into_iter().collect()))
 }
 
 /// Returns the family of the first usable address (docs/ISTIO.md, section 2.5). A pod without one is

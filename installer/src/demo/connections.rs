@@ -1,5 +1,5 @@
-//! The connections a pod makes, and what must become of each with and without its redirect. Written
-//! by hand: what the rules say of them is not asked here.
+//! The connections of the scenario, with the expected listener of each without and with the redirect. The
+//! expectations are written by hand and not derived from the rules.
 
 use super::fixture::{APP, OUTSIDER, POD, PROXY};
 use crate::testnet::client::{Client, SourceOptions};
@@ -8,43 +8,37 @@ use gybe_netfilter::ruleset::Family;
 use gybe_netfilter::trace::{Owner, Transport};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// Who starts a connection.
+/// Where the client of a connection is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum From {
-    /// Somebody in the pod.
     Pod,
-    /// Somebody outside.
     World,
 }
 
 /// One connection, in one family.
 #[derive(Debug, Clone)]
 pub struct Connection {
-    /// What it is, in words.
     pub name: &'static str,
-    /// Where it starts.
     pub from: From,
-    /// How it is made.
-    pub call: Client,
-    /// Who answers without Gybe; `None` when it cannot even be started.
+    pub client: Client,
+    /// The listener that replies without Gybe; `None` if the connection cannot be started.
     pub before: Option<&'static str>,
-    /// Who must answer with Gybe.
+    /// The listener that must reply with Gybe.
     pub after: &'static str,
 }
 
 impl Connection {
-    /// Its family.
     pub fn family(&self) -> Family {
-        if self.call.to.is_ipv4() { Family::V4 } else { Family::V6 }
+        if self.client.to.is_ipv4() { Family::V4 } else { Family::V6 }
     }
 }
 
-/// Known as the proxy by its user alone.
+/// The proxy's user with another group.
 const PROXY_USER: Owner = Owner { uid: 1337, gid: 1000 };
-/// Known as the proxy by its group alone.
+/// The proxy's group with another user.
 const PROXY_GROUP: Owner = Owner { uid: 2000, gid: 1337 };
 
-/// Where a connection goes: the addresses of both families are in one place, below.
+/// The destination of a connection; `ConnectionTemplate::in_family` has the addresses.
 #[derive(Clone, Copy)]
 enum To {
     World,
@@ -52,25 +46,28 @@ enum To {
     OwnAddress,
 }
 
-/// Where it says it comes from.
+/// The source address of a connection.
 #[derive(Clone, Copy)]
 enum Source {
-    /// Where the kernel thinks best.
+    /// The kernel's choice.
     Any,
-    /// From the address by which the proxy says that it hands on what it received.
+    /// The address that the proxy binds to when it forwards what it received.
     Passthrough,
 }
 
-/// All of them, IPv4 first.
+/// Returns all connections, IPv4 first.
 pub fn all() -> Vec<Connection> {
-    [Family::V4, Family::V6].into_iter().flat_map(|family| each().map(|about| about.within(family))).collect()
+    [Family::V4, Family::V6]
+        .into_iter()
+        .flat_map(|family| templates().map(|one| one.in_family(family)))
+        .collect()
 }
 
-/// The ports the world must answer on for them.
+/// Returns the ports on which the world must listen.
 pub fn world_ports() -> Vec<(Transport, u16)> {
     let mut ports = Vec::new();
-    for about in each().iter().filter(|about| matches!(about.to, To::World)) {
-        let port = (about.transport, about.port);
+    for one in templates().iter().filter(|one| matches!(one.to, To::World)) {
+        let port = (one.transport, one.port);
         if !ports.contains(&port) {
             ports.push(port);
         }
@@ -78,8 +75,8 @@ pub fn world_ports() -> Vec<(Transport, u16)> {
     ports
 }
 
-/// One connection, whatever its family.
-struct About {
+/// A connection without a family.
+struct ConnectionTemplate {
     name: &'static str,
     from: From,
     owner: Owner,
@@ -91,8 +88,8 @@ struct About {
     after: &'static str,
 }
 
-fn each() -> [About; 12] {
-    let tcp = |name, owner, (to, port), [before, after]: [&'static str; 2]| About {
+fn templates() -> [ConnectionTemplate; 12] {
+    let tcp = |name, owner, (to, port), [before, after]: [&'static str; 2]| ConnectionTemplate {
         name,
         from: From::Pod,
         owner,
@@ -103,14 +100,14 @@ fn each() -> [About; 12] {
         before,
         after,
     };
-    let inbound = |name, port, answers| About {
+    let inbound = |name, port, listeners| ConnectionTemplate {
         from: From::World,
-        ..tcp(name, OUTSIDER, (To::OwnAddress, port), answers)
+        ..tcp(name, OUTSIDER, (To::OwnAddress, port), listeners)
     };
     [
         tcp("app -> world", APP, (To::World, 80), ["world", "envoy:15001"]),
         tcp("app -> world, excluded port", APP, (To::World, 3306), ["world", "world"]),
-        About {
+        ConnectionTemplate {
             transport: Transport::Udp,
             ..tcp("app -> world, UDP", APP, (To::World, 53), ["world", "world"])
         },
@@ -119,7 +116,7 @@ fn each() -> [About; 12] {
         tcp("proxy's user -> world", PROXY_USER, (To::World, 80), ["world", "world"]),
         tcp("proxy's group -> world", PROXY_GROUP, (To::World, 80), ["world", "world"]),
         tcp("proxy -> its own pod", PROXY, (To::OwnAddress, 8080), ["app:8080", "envoy:15006"]),
-        About {
+        ConnectionTemplate {
             source: Source::Passthrough,
             ..tcp("proxy -> app, passed on", PROXY, (To::OwnAddress, 8080), ["app:8080", "app:8080"])
         },
@@ -129,8 +126,8 @@ fn each() -> [About; 12] {
     ]
 }
 
-impl About {
-    fn within(self, family: Family) -> Connection {
+impl ConnectionTemplate {
+    fn in_family(self, family: Family) -> Connection {
         let pick = |v4: Ipv4Addr, v6: Ipv6Addr| match family {
             Family::V4 => IpAddr::V4(v4),
             Family::V6 => IpAddr::V6(v6),
@@ -144,18 +141,18 @@ impl About {
             Source::Any => None,
             Source::Passthrough => Some(pick(PASSTHROUGH_V4, PASSTHROUGH_V6)),
         };
-        // 127.0.0.6 is everybody's; ::6 is nobody's until it is added to lo.
-        let startable = source.is_none_or(|source| source.is_ipv4());
+        // Every namespace has 127.0.0.6; ::6 is added to lo with the redirect.
+        let can_start = source.is_none_or(|source| source.is_ipv4());
         Connection {
             name: self.name,
             from: self.from,
-            call: Client {
+            client: Client {
                 owner: self.owner,
                 transport: self.transport,
                 to: SocketAddr::new(to, self.port),
-                disguise: SourceOptions { source, ..SourceOptions::default() },
+                source: SourceOptions { address: source, ..SourceOptions::default() },
             },
-            before: startable.then_some(self.before),
+            before: can_start.then_some(self.before),
             after: self.after,
         }
     }

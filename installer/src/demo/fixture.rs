@@ -1,4 +1,4 @@
-//! A pod and its peer: two namespaces, a link between them, and those who answer in each.
+//! The fixture of the demo: a pod and its peer, two namespaces with a link between them and listeners in each.
 
 use crate::testnet::link::{LinkEnd, LinkError, NextHop, join, route};
 use crate::testnet::listener::{ListenAddress, ListenError, Listeners, ListeningPort, ServerName};
@@ -11,24 +11,21 @@ use std::borrow::Cow;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
-/// The application.
 pub const APP: Owner = Owner { uid: 1000, gid: 1000 };
-/// The proxy.
 pub const PROXY: Owner = Owner { uid: 1337, gid: 1337 };
-/// Anybody outside.
 pub const OUTSIDER: Owner = Owner { uid: 0, gid: 0 };
 
-/// The pod's addresses, those of `examples/add.json`.
+/// The pod's addresses, as in `examples/add.json`.
 pub const POD: (Ipv4Addr, Ipv6Addr) =
     (Ipv4Addr::new(10, 244, 0, 10), Ipv6Addr::new(0xfd00, 0x10, 0, 0, 0, 0, 0, 0x10));
-/// Its gateway, where the world begins.
+/// The pod's gateway: the world's end of the link.
 const GATEWAY: (Ipv4Addr, Ipv6Addr) =
     (Ipv4Addr::new(10, 244, 0, 1), Ipv6Addr::new(0xfd00, 0x10, 0, 0, 0, 0, 0, 1));
 
-/// The two namespaces and everybody in them, until this value goes.
+/// The two namespaces and their listeners.
 #[derive(Debug)]
 pub struct Fixture {
-    // Before the namespaces: who listens stops first.
+    // Declared before the namespaces, so that listeners stop first.
     _listeners: [Listeners; 3],
     /// The pod, with an application and a proxy in it.
     pub pod: Arc<Namespace>,
@@ -36,20 +33,15 @@ pub struct Fixture {
     pub world: Arc<Namespace>,
 }
 
-/// Why there is no stage.
 #[derive(Debug, thiserror::Error)]
 pub enum FixtureError {
-    /// No namespace.
-    #[error("cannot make the namespaces of a pod and its peer")]
+    #[error("cannot create the namespaces of a pod and its peer")]
     Namespace(#[from] NamespaceError),
-    /// No link between them.
-    #[error("cannot join a pod and its peer")]
+    #[error("cannot link a pod and its peer")]
     Link(#[from] LinkError),
-    /// Nobody in them.
-    #[error("nobody listens in the pod or outside")]
+    #[error("cannot listen in the pod or its peer")]
     Listen(#[from] ListenError),
-    /// A name in this file is none.
-    #[error("an interface has no proper name")]
+    #[error("an interface has an invalid name")]
     Name(#[from] InterfaceNameError),
 }
 
@@ -65,11 +57,8 @@ impl Hint for FixtureError {
 }
 
 impl Fixture {
-    /// Sets it up, with the world answering on `ports`.
-    ///
-    /// # Errors
-    /// When the process or the kernel cannot.
-    pub fn set(ports: &[(Transport, u16)]) -> Result<Self, FixtureError> {
+    /// Creates the fixture; the world listens on `ports`.
+    pub fn new(ports: &[(Transport, u16)]) -> Result<Self, FixtureError> {
         let pod = Arc::new(Namespace::new()?);
         let world = Arc::new(Namespace::new()?);
         let name = InterfaceName::parse("eth0")?;
@@ -78,17 +67,16 @@ impl Fixture {
         let everything: [IpNet; 2] = [IpNet::from(Ipv4Net::default()), IpNet::from(Ipv6Net::default())];
         for (network, gateway) in everything.into_iter().zip([IpAddr::from(GATEWAY.0), GATEWAY.1.into()]) {
             route(&pod, network, NextHop::Via(gateway))?;
-            route(&world, network, NextHop::Here)?;
+            route(&world, network, NextHop::Local)?;
         }
-        let outside =
-            ports.iter().map(|(transport, port)| service(*transport, *port, ListenAddress::Everywhere));
+        let outside = ports.iter().map(|(transport, port)| listen_on(*transport, *port));
         let listeners = [
             Listeners::start(&pod, PROXY, ServerName::NameAndPort("envoy"), proxy())?,
             Listeners::start(
                 &pod,
                 APP,
                 ServerName::NameAndPort("app"),
-                vec![service(Transport::Tcp, 8080, ListenAddress::Everywhere)],
+                vec![listen_on(Transport::Tcp, 8080)],
             )?,
             Listeners::start(&world, OUTSIDER, ServerName::Name("world"), outside.collect())?,
         ];
@@ -103,11 +91,11 @@ fn networks((v4, v6): (Ipv4Addr, Ipv6Addr)) -> Vec<IpNet> {
         .collect()
 }
 
-/// Where Istio's proxy listens: outbound, inbound, tunnel, health.
+/// The ports of Istio's proxy: outbound, inbound, tunnel, health.
 fn proxy() -> Vec<ListeningPort> {
-    [15001, 15006, 15008, 15021].map(|port| service(Transport::Tcp, port, ListenAddress::Everywhere)).to_vec()
+    [15001, 15006, 15008, 15021].map(|port| listen_on(Transport::Tcp, port)).to_vec()
 }
 
-fn service(transport: Transport, port: u16, reach: ListenAddress) -> ListeningPort {
-    ListeningPort { transport, port, reach }
+fn listen_on(transport: Transport, port: u16) -> ListeningPort {
+    ListeningPort { transport, port, address: ListenAddress::Any }
 }

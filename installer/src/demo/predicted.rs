@@ -1,119 +1,120 @@
-//! Whether what became of a connection follows from what `trace` says of its first packet. Knows
-//! neither whose connection it was nor how it was made.
+//! Compares the outcome of a connection with the prediction of `trace` for its first packet.
 
 use crate::testnet::outcome::ConnectionOutcome;
-use gybe_netfilter::trace;
+use gybe_netfilter::trace::PacketOutcome;
 use nix::errno::Errno;
 use std::net::SocketAddr;
 
-/// What a redirect does to a connection beside the rules its first packet meets. `trace` knows rules
-/// alone; each of these is something else, and has to be claimed by name.
+/// An effect of a redirect on a connection that `trace` cannot predict, because it follows rules only. The caller
+/// names it for each connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SideEffect {
-    /// Nothing: when the rules leave it alone, it ends as it ends without them.
-    Nothing,
-    /// The address it comes from is there only with the redirect: `::6`.
-    ItsSource,
-    /// It comes from an address that is not the pod's, so that its answers go astray, unless the
-    /// redirect's marks and routes bring them back.
-    PerhapsItsAnswers,
-    /// Its answers do not come back: they go to an address that is not the pod's, or meet rules that
-    /// take them for the proxy's.
-    LosesItsAnswers,
+    /// None: a connection that the rules leave alone ends as it does without them.
+    None,
+    /// The redirect adds the connection's source address, `::6`.
+    AddsSource,
+    /// The source address is not the pod's, so replies are lost unless the redirect's marks and routes return
+    /// them.
+    MayLoseReplies,
+    /// Replies are lost: they go to an address that is not the pod's, or match rules for the proxy.
+    LosesReplies,
 }
 
-/// Does `after` follow from what `trace` foretold of a connection to `to` that ends as `before`
-/// where there are no rules?
+/// A connection's destination and its outcome without rules.
+#[derive(Debug, Clone, Copy)]
+pub struct Control<'a> {
+    pub to: SocketAddr,
+    pub outcome: &'a ConnectionOutcome,
+}
+
+/// Reports whether `outcome` follows from the prediction for the same connection without rules.
 pub fn follows(
-    foretold: trace::PacketOutcome,
-    (to, before): (SocketAddr, &ConnectionOutcome),
-    beside: SideEffect,
-    after: &ConnectionOutcome,
+    predicted: PacketOutcome,
+    control: Control<'_>,
+    side_effect: SideEffect,
+    outcome: &ConnectionOutcome,
 ) -> bool {
-    let astray = match beside {
-        SideEffect::LosesItsAnswers => return *after == ConnectionOutcome::Timeout,
-        SideEffect::PerhapsItsAnswers => {
-            *before == ConnectionOutcome::Timeout && *after == ConnectionOutcome::Timeout
+    let replies_lost = match side_effect {
+        SideEffect::LosesReplies => return *outcome == ConnectionOutcome::Timeout,
+        SideEffect::MayLoseReplies => {
+            *control.outcome == ConnectionOutcome::Timeout && *outcome == ConnectionOutcome::Timeout
         }
-        SideEffect::Nothing | SideEffect::ItsSource => false,
+        SideEffect::None | SideEffect::AddsSource => false,
     };
-    astray
-        || match foretold {
-            trace::PacketOutcome::Redirected(port) | trace::PacketOutcome::Intercepted(port) => {
-                matches!(after, ConnectionOutcome::Answered(answer) if answer.by == format!("envoy:{port}")
-                    && answer.original.is_none_or(|original| original == to))
+    replies_lost
+        || match predicted {
+            PacketOutcome::Redirected(port) | PacketOutcome::Intercepted(port) => {
+                matches!(outcome, ConnectionOutcome::Answered(reply) if reply.by == format!("envoy:{port}")
+                    && reply.original.is_none_or(|original| original == control.to))
             }
-            trace::PacketOutcome::Untouched => left_alone((to, before), beside, after),
-            trace::PacketOutcome::Dropped => *after == ConnectionOutcome::Timeout,
+            PacketOutcome::Untouched => is_untouched(control, side_effect, outcome),
+            PacketOutcome::Dropped => *outcome == ConnectionOutcome::Timeout,
         }
 }
 
-/// An answer's other words are about who asks and about conntrack: they may differ.
-fn left_alone(
-    (to, before): (SocketAddr, &ConnectionOutcome),
-    beside: SideEffect,
-    after: &ConnectionOutcome,
-) -> bool {
-    match (before, after) {
+/// The other members of a reply depend on the client and on conntrack, so they may differ.
+fn is_untouched(control: Control<'_>, side_effect: SideEffect, outcome: &ConnectionOutcome) -> bool {
+    let by_the_app = |by: &str| by == format!("app:{}", control.to.port());
+    match (control.outcome, outcome) {
         (ConnectionOutcome::Answered(before), ConnectionOutcome::Answered(after)) => before.by == after.by,
         (ConnectionOutcome::Failed(Errno::EADDRNOTAVAIL), ConnectionOutcome::Answered(after))
-            if beside == SideEffect::ItsSource =>
+            if side_effect == SideEffect::AddsSource =>
         {
-            after.by == format!("app:{}", to.port())
+            by_the_app(&after.by)
         }
         (ConnectionOutcome::Timeout, ConnectionOutcome::Answered(after))
-            if beside == SideEffect::PerhapsItsAnswers =>
+            if side_effect == SideEffect::MayLoseReplies =>
         {
-            after.by == format!("app:{}", to.port())
+            by_the_app(&after.by)
         }
-        (before, after) => before == after && beside != SideEffect::ItsSource,
+        (before, after) => before == after && side_effect != SideEffect::AddsSource,
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gybe_netfilter::trace::PacketOutcome::{Dropped, Intercepted, Redirected, Untouched};
+    use PacketOutcome::{Dropped, Intercepted, Redirected, Untouched};
 
     const APP: &str = "app:80 src=10.0.0.2";
     const PROXY: &str = "envoy:15001 orig=10.0.0.1:80 src=10.0.0.2";
     const NO_ADDRESS: &str = "ERR [Errno 99] Cannot assign requested address";
 
     #[test]
-    fn every_fate_must_follow_and_silence_follows_from_nothing_by_itself() {
+    fn an_outcome_must_follow_from_the_prediction_and_a_timeout_needs_a_reason() {
         let proxy = 15001.try_into().unwrap();
-        for (foretold, beside, before, after, right) in [
-            (Redirected(proxy), SideEffect::Nothing, APP, PROXY, true),
-            (Intercepted(proxy), SideEffect::Nothing, APP, PROXY, true),
-            (Redirected(proxy), SideEffect::Nothing, APP, APP, false),
-            (Redirected(proxy), SideEffect::Nothing, APP, "envoy:15006 src=10.0.0.2", false),
-            (Redirected(proxy), SideEffect::Nothing, APP, "envoy:15001 orig=10.0.0.9:80 src=10.0.0.2", false),
-            (Redirected(proxy), SideEffect::Nothing, APP, "timeout", false),
-            (Redirected(proxy), SideEffect::Nothing, "timeout", "timeout", false),
-            (Redirected(proxy), SideEffect::Nothing, APP, "refused", false),
-            (Redirected(proxy), SideEffect::PerhapsItsAnswers, "timeout", "timeout", true),
-            (Redirected(proxy), SideEffect::PerhapsItsAnswers, APP, "timeout", false),
-            (Untouched, SideEffect::Nothing, APP, APP, true),
-            (Untouched, SideEffect::Nothing, APP, "app:80 orig=10.0.0.1:80 src=10.0.0.3", true),
-            (Untouched, SideEffect::Nothing, APP, PROXY, false),
-            (Untouched, SideEffect::Nothing, APP, "timeout", false),
-            (Untouched, SideEffect::Nothing, "timeout", "timeout", true),
-            (Untouched, SideEffect::Nothing, "timeout", APP, false),
-            (Untouched, SideEffect::Nothing, NO_ADDRESS, NO_ADDRESS, true),
-            (Untouched, SideEffect::Nothing, NO_ADDRESS, APP, false),
-            (Untouched, SideEffect::ItsSource, NO_ADDRESS, APP, true),
-            (Untouched, SideEffect::ItsSource, NO_ADDRESS, NO_ADDRESS, false),
-            (Untouched, SideEffect::PerhapsItsAnswers, "timeout", APP, true),
-            (Untouched, SideEffect::PerhapsItsAnswers, "timeout", PROXY, false),
-            (Untouched, SideEffect::LosesItsAnswers, APP, "timeout", true),
-            (Untouched, SideEffect::LosesItsAnswers, APP, APP, false),
-            (Dropped, SideEffect::Nothing, APP, "timeout", true),
-            (Dropped, SideEffect::Nothing, APP, APP, false),
+        for (predicted, side_effect, before, after, expected) in [
+            (Redirected(proxy), SideEffect::None, APP, PROXY, true),
+            (Intercepted(proxy), SideEffect::None, APP, PROXY, true),
+            (Redirected(proxy), SideEffect::None, APP, APP, false),
+            (Redirected(proxy), SideEffect::None, APP, "envoy:15006 src=10.0.0.2", false),
+            (Redirected(proxy), SideEffect::None, APP, "envoy:15001 orig=10.0.0.9:80 src=10.0.0.2", false),
+            (Redirected(proxy), SideEffect::None, APP, "timeout", false),
+            (Redirected(proxy), SideEffect::None, "timeout", "timeout", false),
+            (Redirected(proxy), SideEffect::None, APP, "refused", false),
+            (Redirected(proxy), SideEffect::MayLoseReplies, "timeout", "timeout", true),
+            (Redirected(proxy), SideEffect::MayLoseReplies, APP, "timeout", false),
+            (Untouched, SideEffect::None, APP, APP, true),
+            (Untouched, SideEffect::None, APP, "app:80 orig=10.0.0.1:80 src=10.0.0.3", true),
+            (Untouched, SideEffect::None, APP, PROXY, false),
+            (Untouched, SideEffect::None, APP, "timeout", false),
+            (Untouched, SideEffect::None, "timeout", "timeout", true),
+            (Untouched, SideEffect::None, "timeout", APP, false),
+            (Untouched, SideEffect::None, NO_ADDRESS, NO_ADDRESS, true),
+            (Untouched, SideEffect::None, NO_ADDRESS, APP, false),
+            (Untouched, SideEffect::AddsSource, NO_ADDRESS, APP, true),
+            (Untouched, SideEffect::AddsSource, NO_ADDRESS, NO_ADDRESS, false),
+            (Untouched, SideEffect::MayLoseReplies, "timeout", APP, true),
+            (Untouched, SideEffect::MayLoseReplies, "timeout", PROXY, false),
+            (Untouched, SideEffect::LosesReplies, APP, "timeout", true),
+            (Untouched, SideEffect::LosesReplies, APP, APP, false),
+            (Dropped, SideEffect::None, APP, "timeout", true),
+            (Dropped, SideEffect::None, APP, APP, false),
         ] {
-            let (before, found) = (before.parse().unwrap(), after.parse().unwrap());
-            let to = "10.0.0.1:80".parse().unwrap();
-            let said = follows(foretold, (to, &before), beside, &found);
-            assert_eq!(said, right, "{foretold:?} {beside:?}: {before}, then {after}");
+            let (control, outcome) = (before.parse().unwrap(), after.parse().unwrap());
+            let control = Control { to: "10.0.0.1:80".parse().unwrap(), outcome: &control };
+            let found = follows(predicted, control, side_effect, &outcome);
+            assert_eq!(found, expected, "{predicted:?} {side_effect:?}: {before}, then {after}");
         }
     }
 }

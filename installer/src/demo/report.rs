@@ -1,41 +1,38 @@
-//! What the play showed, told to a person or to a program. Decides which rows are wrong, and no more.
+//! The result of the scenario as text and as JSON, and which rows are wrong.
 
-use super::predicted::{SideEffect, follows};
+use super::predicted::{Control, SideEffect, follows};
 use super::scenario::{Row, ScenarioResult};
-use super::traced::Observed;
+use super::traced::Children;
 use crate::testnet::outcome::ConnectionOutcome;
 use gybe_netfilter::compile::PASSTHROUGH_V6;
 use gybe_netfilter::ruleset::Family;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 
-/// The play, judged.
+/// The judged result.
 #[derive(Debug)]
 pub struct Report {
-    /// For a person.
     pub text: String,
-    /// For a program.
     pub json: Value,
-    /// What went otherwise than it must; nothing when all is well.
+    /// What differs from the expectation.
     pub wrong: Vec<String>,
 }
 
 impl ScenarioResult {
-    /// Judges it and puts it into words.
     pub fn report(&self) -> Report {
         let faults = |row: &Row| {
             let name = format!("{} {}", family(row), row.connection.name);
             row.faults().into_iter().map(move |fault| format!("{name}: {fault}"))
         };
         let mut wrong: Vec<String> = self.rows.iter().flat_map(faults).collect();
-        wrong.extend(self.ran_something());
+        wrong.extend(self.runs_programs());
         Report { text: self.text(&wrong), json: self.json(&wrong), wrong }
     }
 
-    fn ran_something(&self) -> Option<String> {
-        match self.add.seen {
-            Observed::All { programs: 0, processes: 0 } | Observed::Nothing => None,
-            Observed::All { programs, processes } => {
+    fn runs_programs(&self) -> Option<String> {
+        match self.add.children {
+            Children::Counted { programs: 0, processes: 0 } | Children::Unknown => None,
+            Children::Counted { programs, processes } => {
                 Some(format!("the ADD ran {programs} programs and forked {processes} processes"))
             }
         }
@@ -43,42 +40,44 @@ impl ScenarioResult {
 
     fn text(&self, wrong: &[String]) -> String {
         let mut text = String::from(
-            "A pod and the world, made of network namespaces; gybe-cni was given the ADD that containerd sends.\n",
+            "A pod and the world are network namespaces; gybe-cni received the ADD that containerd sends.\n",
         );
-        for wanted in [Family::V4, Family::V6] {
-            let titles = [name_of(wanted), "TO", "WITHOUT GYBE", "WITH GYBE", "EXPECTED", "DECIDED BY"];
+        for family in [Family::V4, Family::V6] {
+            let titles = [name_of(family), "TO", "WITHOUT GYBE", "WITH GYBE", "EXPECTED", "DECIDED BY"];
             let _ = writeln!(text, "\n    {}", line(titles.map(str::to_owned)));
-            for row in self.rows.iter().filter(|row| row.connection.family() == wanted) {
+            for row in self.rows.iter().filter(|row| row.connection.family() == family) {
                 let mark = if row.faults().is_empty() { "ok" } else { "!!" };
                 let _ = writeln!(text, " {mark} {}", line(row.cells()));
             }
         }
-        let _ = writeln!(text, "\nADD: {}", self.told_of_add());
+        let _ = writeln!(text, "\nADD: {}", self.add_summary());
         if let Some(rule) = self.without {
-            let _ = writeln!(text, "After the ADD rule {rule} was taken out.");
+            let _ = writeln!(text, "After the ADD, rule {rule} was removed.");
         }
         for fault in wrong {
             let _ = writeln!(text, "wrong: {fault}");
         }
         let fine = self.rows.iter().filter(|row| row.faults().is_empty()).count();
-        let _ = writeln!(text, "{fine} of {} connections went where they must.", self.rows.len());
+        let _ = writeln!(text, "{fine} of {} connections reached the expected destination.", self.rows.len());
         text
     }
 
-    fn told_of_add(&self) -> String {
+    fn add_summary(&self) -> String {
         let ms = self.add.took.as_secs_f64() * 1000.0;
-        match self.add.seen {
-            Observed::All { programs, processes } => format!(
-                "{ms:.1} ms, watched by ptrace from its first instruction: {programs} programs run, {processes} processes forked."
+        match self.add.children {
+            Children::Counted { programs, processes } => format!(
+                "{ms:.1} ms, traced with ptrace from its first instruction: {programs} programs run, {processes} processes forked."
             ),
-            Observed::Nothing => format!("{ms:.1} ms. What it ran is not known: ptrace is not allowed here."),
+            Children::Unknown => {
+                format!("{ms:.1} ms. The programs it ran are not known: ptrace is not allowed here.")
+            }
         }
     }
 
     fn json(&self, wrong: &[String]) -> Value {
-        let (watched, programs, processes) = match self.add.seen {
-            Observed::All { programs, processes } => (true, Some(programs), Some(processes)),
-            Observed::Nothing => (false, None, None),
+        let (watched, programs, processes) = match self.add.children {
+            Children::Counted { programs, processes } => (true, Some(programs), Some(processes)),
+            Children::Unknown => (false, None, None),
         };
         json!({
             "as_expected": wrong.is_empty(),
@@ -94,27 +93,28 @@ impl ScenarioResult {
 }
 
 impl Row {
-    /// What is wrong with it; nothing when all is as it should be.
+    /// Returns what differs from the expectation.
     fn faults(&self) -> Vec<String> {
-        let (wanted, target) = (self.connection.after, self.connection.call.to);
+        let (expected, target) = (self.connection.after, self.connection.client.to);
         let mut faults = Vec::new();
         if !matches!((self.connection.before, &self.before),
-            (Some(wanted), ConnectionOutcome::Answered(found)) if found.by == wanted)
+            (Some(expected), ConnectionOutcome::Answered(found)) if found.by == expected)
             && !matches!((self.connection.before, &self.before), (None, ConnectionOutcome::Failed(_)))
         {
-            faults.push(format!("{} without Gybe already", short(&self.before)));
+            faults.push(format!("{} already without Gybe", short(&self.before)));
         }
         match &self.after {
-            ConnectionOutcome::Answered(found) if found.by == wanted => {
-                let turned = wanted.starts_with("envoy:") && self.connection.before != Some(wanted);
-                if turned && found.original != Some(target) {
-                    faults.push(format!("{wanted} cannot learn that it was for {target}"));
+            ConnectionOutcome::Answered(found) if found.by == expected => {
+                let is_redirected =
+                    expected.starts_with("envoy:") && self.connection.before != Some(expected);
+                if is_redirected && found.original != Some(target) {
+                    faults.push(format!("{expected} cannot read the original destination {target}"));
                 }
             }
-            found => faults.push(format!("{} instead of {wanted}", short(found))),
+            found => faults.push(format!("{} instead of {expected}", short(found))),
         }
-        if !self.foretold() {
-            faults.push(format!("the rules foretell {:?}", self.trace.outcome));
+        if !self.is_as_predicted() {
+            faults.push(format!("the rules predict {:?}", self.trace.outcome));
         }
         if let Some(rule) = self.trace.decided_by.filter(|_| !self.counted) {
             faults.push(format!("rule {rule} did not count it"));
@@ -122,14 +122,18 @@ impl Row {
         faults
     }
 
-    /// Does what happened follow from what the rules say?
-    fn foretold(&self) -> bool {
-        let call = &self.connection.call;
-        let beside = match call.disguise.source {
-            Some(source) if source == PASSTHROUGH_V6 => SideEffect::ItsSource,
-            _ => SideEffect::Nothing,
+    fn is_as_predicted(&self) -> bool {
+        let client = &self.connection.client;
+        let side_effect = match client.source.address {
+            Some(source) if source == PASSTHROUGH_V6 => SideEffect::AddsSource,
+            _ => SideEffect::None,
         };
-        follows(self.trace.outcome, (call.to, &self.before), beside, &self.after)
+        follows(
+            self.trace.outcome,
+            Control { to: client.to, outcome: &self.before },
+            side_effect,
+            &self.after,
+        )
     }
 
     fn decided_by(&self) -> &'static str {
@@ -139,7 +143,7 @@ impl Row {
     fn cells(&self) -> [String; 6] {
         [
             self.connection.name.to_owned(),
-            self.connection.call.to.to_string(),
+            self.connection.client.to.to_string(),
             short(&self.before),
             short(&self.after),
             self.connection.after.to_owned(),
@@ -151,7 +155,7 @@ impl Row {
         json!({
             "name": self.connection.name,
             "family": family(self),
-            "to": self.connection.call.to.to_string(),
+            "to": self.connection.client.to.to_string(),
             "without": self.before.to_string(),
             "with": self.after.to_string(),
             "expected": self.connection.after,
@@ -172,16 +176,16 @@ fn name_of(family: Family) -> &'static str {
     }
 }
 
-/// A fate in the width of a column.
-fn short(fate: &ConnectionOutcome) -> String {
-    match fate {
-        ConnectionOutcome::Answered(answer) => answer.by.clone(),
+/// The outcome in the width of a column.
+fn short(outcome: &ConnectionOutcome) -> String {
+    match outcome {
+        ConnectionOutcome::Answered(reply) => reply.by.clone(),
         ConnectionOutcome::Timeout => "no answer".to_owned(),
         ConnectionOutcome::Refused => "refused".to_owned(),
         ConnectionOutcome::Failed(errno) => format!("{errno:?}"),
     }
 }
 
-fn line([name, to, before, after, wanted, rule]: [String; 6]) -> String {
-    format!("{name:<28} {to:<22} {before:<14} {after:<12} {wanted:<12} {rule}").trim_end().to_owned()
+fn line([name, to, before, after, expected, rule]: [String; 6]) -> String {
+    format!("{name:<28} {to:<22} {before:<14} {after:<12} {expected:<12} {rule}").trim_end().to_owned()
 }

@@ -1,9 +1,8 @@
-//! Runs a program and sees, from its first instruction on, every other one it runs. What the
-//! program is asked is not known here.
+//! Runs a program under ptrace and counts the programs and processes that it starts.
 //!
-//! A child asks to be traced and stops; then it becomes the program. From there the kernel stops it
-//! at every fork, clone and exec (ptrace(2), `PTRACE_O_TRACE*`), and nothing can slip by: what it
-//! forks is traced from birth.
+//! The child requests tracing, stops, and then executes the program. From there the kernel stops it at every
+//! fork, clone and exec (ptrace(2), `PTRACE_O_TRACE*`), and traces every process it forks from its first
+//! instruction, so none is missed.
 
 use nix::errno::Errno;
 use nix::sys::ptrace::{self, Event, Options};
@@ -19,62 +18,45 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How a watched program ran.
+/// A finished run of a traced program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TracedRun {
-    /// Its exit code; `None` when a signal ended it.
+    /// The exit code; `None` if a signal ended the program.
     pub exit: Option<i32>,
-    /// What it wrote to stdout.
     pub stdout: String,
-    /// What it wrote to stderr.
     pub stderr: String,
-    /// From its first instruction to its end.
+    /// From the first instruction to the end.
     pub took: Duration,
-    /// What it was seen doing.
-    pub seen: Observed,
+    pub children: Children,
 }
 
-/// What a program was seen doing.
+/// The programs and processes that a traced program started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Observed {
-    /// The kernel told everything.
-    All {
-        /// Programs it executed.
+pub enum Children {
+    Counted {
+        /// exec(2) calls after the program's own.
         programs: u32,
-        /// Processes it forked.
+        /// Forks, without threads.
         processes: u32,
     },
-    /// The kernel let nobody watch.
-    Nothing,
+    /// The kernel does not allow ptrace here.
+    Unknown,
 }
 
-/// Why it was not run to its end.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
-    /// It could not be started, written to or read from.
     #[error("cannot run {program}")]
-    Run {
-        /// The program.
-        program: String,
-        /// Why.
-        source: io::Error,
-    },
-    /// The kernel stopped telling about it.
-    #[error("cannot watch {program}: {errno}")]
-    Watch {
-        /// The program.
-        program: String,
-        /// Why.
-        errno: Errno,
-    },
+    Run { program: String, source: io::Error },
+    #[error("cannot trace {program}: {errno}")]
+    Trace { program: String, errno: Errno },
 }
 
-/// Longer than any ADD may take; then it is killed.
-const AT_MOST: Duration = Duration::from_secs(10);
+/// Longer than any ADD may take; the program is then killed.
+const TIME_LIMIT: Duration = Duration::from_secs(10);
 
-/// In the child: waits to be watched, and becomes `program`. Comes back only when it cannot.
-pub fn become_program(program: &Path) -> io::Error {
-    // Where nobody may be traced the program runs all the same, and nothing is claimed about it.
+/// Called in the child: waits for the tracer, then executes `program`. Returns only an error.
+pub fn exec_traced(program: &Path) -> io::Error {
+    // Without ptrace the program runs untraced, and its children are unknown.
     if ptrace::traceme().is_ok()
         && let Err(errno) = raise(Signal::SIGSTOP)
     {
@@ -88,40 +70,37 @@ pub fn become_program(program: &Path) -> io::Error {
     }
 }
 
-/// Runs `child`, a command that ends in [`become_program`], and watches it.
-///
-/// # Errors
-/// When it cannot be started, fed or watched.
-pub fn watch(mut child: Command, stdin: &str) -> Result<TracedRun, TraceError> {
+/// Runs `child`, a command that ends in [`exec_traced`], and traces it.
+pub fn run_traced(mut child: Command, stdin: &str) -> Result<TracedRun, TraceError> {
     let program = child.get_program().to_string_lossy().into_owned();
     let run = |source| TraceError::Run { program: program.clone(), source };
     child.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let begun = Instant::now();
+    let started = Instant::now();
     let mut child = child.spawn().map_err(run)?;
-    // It reads only once it is let go on; until then the pipe holds this.
+    // The child reads after the tracer continues it; until then the pipe buffers this.
     child.stdin.take().map_or(Ok(()), |mut pipe| pipe.write_all(stdin.as_bytes())).map_err(run)?;
     let pid = i32::try_from(child.id()).map(Pid::from_raw).map_err(|_| run(Errno::ESRCH.into()))?;
-    let watching = |errno| TraceError::Watch { program: program.clone(), errno };
+    let tracing = |errno| TraceError::Trace { program: program.clone(), errno };
     let (alarm, ended) = mpsc::channel();
     let end = thread::scope(|scope| {
         scope.spawn(move || {
-            if ended.recv_timeout(AT_MOST).is_err() {
-                let _gone_already = kill(pid, Signal::SIGKILL);
+            if ended.recv_timeout(TIME_LIMIT).is_err() {
+                let _ended_already = kill(pid, Signal::SIGKILL);
             }
         });
-        let end = Watch { pid, begun, became: false, seen: Observed::Nothing }.follow();
+        let end = Tracer { pid, started, is_executed: false, children: Children::Unknown }.follow();
         if end.is_err() {
-            let _gone_already = kill(pid, Signal::SIGKILL);
+            let _ended_already = kill(pid, Signal::SIGKILL);
         }
         let _sent = alarm.send(());
         end
     });
-    let End { exit, took, seen } = end.map_err(watching)?;
+    let End { exit, took, children } = end.map_err(tracing)?;
     let (stdout, stderr) = output(&mut child).map_err(run)?;
-    Ok(TracedRun { exit, stdout, stderr, took, seen })
+    Ok(TracedRun { exit, stdout, stderr, took, children })
 }
 
-/// What it wrote; it has ended, and all it wrote is in the pipes.
+/// Returns what the program wrote. It has ended, so all of it is in the pipes.
 fn output(child: &mut Child) -> io::Result<(String, String)> {
     let (mut stdout, mut stderr) = (String::new(), String::new());
     child.stdout.take().map_or(Ok(0), |mut pipe| pipe.read_to_string(&mut stdout))?;
@@ -129,83 +108,82 @@ fn output(child: &mut Child) -> io::Result<(String, String)> {
     Ok((stdout, stderr))
 }
 
-/// What is known about a program so far.
-struct Watch {
+/// A program under trace.
+struct Tracer {
     pid: Pid,
-    /// When it began; until its own exec this is the child that is to become it.
-    begun: Instant,
-    became: bool,
-    seen: Observed,
+    /// The start of the program; until its exec, the start of the child.
+    started: Instant,
+    is_executed: bool,
+    children: Children,
 }
 
-/// How it ended.
+/// The end of the program.
 struct End {
     exit: Option<i32>,
     took: Duration,
-    seen: Observed,
+    children: Children,
 }
 
-impl Watch {
-    /// Lets it run from stop to stop until it has ended.
+impl Tracer {
+    /// Continues the program after every stop until it ends.
     fn follow(mut self) -> nix::Result<End> {
-        // __WALL: also threads. __WNOTHREAD: only what this very thread started.
+        // __WALL: also threads. __WNOTHREAD: only children of this thread.
         let flags = WaitPidFlag::__WALL | WaitPidFlag::__WNOTHREAD;
         loop {
             let status = waitpid(None, Some(flags))?;
-            let (who, deliver) = match status {
-                WaitStatus::Exited(who, code) if who == self.pid => return Ok(self.end(Some(code))),
-                WaitStatus::Signaled(who, ..) if who == self.pid => return Ok(self.end(None)),
-                WaitStatus::PtraceEvent(who, _, event) => {
-                    self.notice(who, event)?;
-                    (who, None)
+            let (pid, deliver) = match status {
+                WaitStatus::Exited(pid, code) if pid == self.pid => return Ok(self.end(Some(code))),
+                WaitStatus::Signaled(pid, ..) if pid == self.pid => return Ok(self.end(None)),
+                WaitStatus::PtraceEvent(pid, _, event) => {
+                    self.count(pid, event)?;
+                    (pid, None)
                 }
-                WaitStatus::Stopped(who, Signal::SIGSTOP) => {
-                    self.begin(who)?;
-                    (who, None)
+                WaitStatus::Stopped(pid, Signal::SIGSTOP) => {
+                    self.begin(pid)?;
+                    (pid, None)
                 }
-                WaitStatus::Stopped(who, signal) => (who, Some(signal)),
+                WaitStatus::Stopped(pid, signal) => (pid, Some(signal)),
                 _ => continue,
             };
-            match ptrace::cont(who, deliver) {
-                // Killed meanwhile: the next wait tells.
+            match ptrace::cont(pid, deliver) {
+                // Killed meanwhile: the next waitpid returns it.
                 Ok(()) | Err(Errno::ESRCH) => {}
                 Err(errno) => return Err(errno),
             }
         }
     }
 
-    /// The child's own stop is the first; later ones are of threads and processes newly born.
-    fn begin(&mut self, who: Pid) -> nix::Result<()> {
-        if who != self.pid || self.seen != Observed::Nothing {
+    /// The first SIGSTOP is the child's own; later ones are of new threads and processes.
+    fn begin(&mut self, pid: Pid) -> nix::Result<()> {
+        if pid != self.pid || self.children != Children::Unknown {
             return Ok(());
         }
-        let births =
-            Options::PTRACE_O_TRACEFORK | Options::PTRACE_O_TRACEVFORK | Options::PTRACE_O_TRACECLONE;
-        ptrace::setoptions(who, births | Options::PTRACE_O_TRACEEXEC | Options::PTRACE_O_EXITKILL)?;
-        self.seen = Observed::All { programs: 0, processes: 0 };
+        let forks = Options::PTRACE_O_TRACEFORK | Options::PTRACE_O_TRACEVFORK | Options::PTRACE_O_TRACECLONE;
+        ptrace::setoptions(pid, forks | Options::PTRACE_O_TRACEEXEC | Options::PTRACE_O_EXITKILL)?;
+        self.children = Children::Counted { programs: 0, processes: 0 };
         Ok(())
     }
 
-    fn notice(&mut self, who: Pid, event: i32) -> nix::Result<()> {
-        let Observed::All { mut programs, mut processes } = self.seen else { return Ok(()) };
+    fn count(&mut self, pid: Pid, event: i32) -> nix::Result<()> {
+        let Children::Counted { mut programs, mut processes } = self.children else { return Ok(()) };
         if event == Event::PTRACE_EVENT_EXEC as i32 {
-            if self.became {
+            if self.is_executed {
                 programs += 1;
             } else {
-                self.became = true;
-                self.begun = Instant::now();
+                self.is_executed = true;
+                self.started = Instant::now();
             }
         } else {
-            // A thread is born by the same call as a process; it is listed among its siblings.
-            let born = ptrace::getevent(who)?;
-            let thread = Path::new(&format!("/proc/{}/task/{born}", self.pid)).exists();
-            processes += u32::from(!thread);
+            // clone(2) creates threads too; a thread is listed under its process.
+            let new = ptrace::getevent(pid)?;
+            let is_thread = Path::new(&format!("/proc/{}/task/{new}", self.pid)).exists();
+            processes += u32::from(!is_thread);
         }
-        self.seen = Observed::All { programs, processes };
+        self.children = Children::Counted { programs, processes };
         Ok(())
     }
 
     fn end(self, exit: Option<i32>) -> End {
-        End { exit, took: self.begun.elapsed(), seen: self.seen }
+        End { exit, took: self.started.elapsed(), children: self.children }
     }
 }

@@ -64,37 +64,39 @@ impl FailedChange {
 /// stops nothing: the chain matters more than the newest version, and a chain that names a program which does
 /// not run refuses every pod.
 #[must_use]
-pub fn perform(changes: &[Change], places: &NodeDirectories) -> ApplyReport {
-    let mut performed = ApplyReport::default();
+pub fn apply(changes: &[Change], directories: &NodeDirectories) -> ApplyReport {
+    let mut applied = ApplyReport::default();
     for change in changes {
-        match step(change, places) {
-            Ok(()) => performed.done += 1,
+        match step(change, directories) {
+            Ok(()) => applied.done += 1,
             Err(why) => {
-                let works_without = works_without(change, places);
-                performed.failed.push(FailedChange { change: change.clone(), why, works_without });
+                let works_without = works_without(change, directories);
+                applied.failed.push(FailedChange { change: change.clone(), why, works_without });
                 if !works_without {
                     break;
                 }
             }
         }
     }
-    performed
+    applied
 }
 
 /// Reports whether the chain works without this change: no pod depends on the program, or the program in its
 /// place, of whatever version, runs here. A program that no pod depends on is not run, because it may be
 /// another owner's.
-pub(super) fn works_without(change: &Change, places: &NodeDirectories) -> bool {
+pub(super) fn works_without(change: &Change, directories: &NodeDirectories) -> bool {
     let Change::PlaceProgram { program } = change else { return false };
-    let stands = || try_program(&places.programs.join(program.name.as_os_str()), program.trial).is_ok();
+    let stands = || try_program(&directories.programs.join(program.name.as_os_str()), program.trial).is_ok();
     program.need == PlacementOrder::AfterEntry || stands()
 }
 
-fn step(change: &Change, places: &NodeDirectories) -> Result<(), ApplyError> {
-    let conf = || OpenDirectory::open(&places.conf);
+fn step(change: &Change, directories: &NodeDirectories) -> Result<(), ApplyError> {
+    let conf = || OpenDirectory::open(&directories.conf);
     match change {
-        Change::PlaceProgram { program } => programs::place(&OpenDirectory::open(&places.programs)?, program),
-        Change::RemoveProgram(name) => OpenDirectory::open(&places.programs)?.unlink(name.as_os_str()),
+        Change::PlaceProgram { program } => {
+            programs::place(&OpenDirectory::open(&directories.programs)?, program)
+        }
+        Change::RemoveProgram(name) => OpenDirectory::open(&directories.programs)?.unlink(name.as_os_str()),
         Change::Write { file, bytes, access, instead_of } => {
             conf::write(&conf()?, file, (bytes, access), instead_of.as_deref())
         }
@@ -103,7 +105,7 @@ fn step(change: &Change, places: &NodeDirectories) -> Result<(), ApplyError> {
         Change::WriteDropIn { network, bytes, mode } => conf::drop_in(&conf()?, network, bytes, *mode),
         Change::RemoveDropIn { network } => conf::take_out(&conf()?, network),
         Change::Sweep(Directory::Conf) => conf()?.sweep(),
-        Change::RemoveLock => OpenDirectory::open(&places.programs)?.unlink(OsStr::new(LOCK)),
-        Change::Sweep(Directory::Programs) => OpenDirectory::open(&places.programs)?.sweep(),
+        Change::RemoveLock => OpenDirectory::open(&directories.programs)?.unlink(OsStr::new(LOCK)),
+        Change::Sweep(Directory::Programs) => OpenDirectory::open(&directories.programs)?.sweep(),
     }
 }

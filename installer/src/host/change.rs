@@ -75,7 +75,7 @@ impl Change {
 
     /// Reports whether it creates or restores something that another program may have removed.
     #[must_use]
-    pub fn puts(&self) -> bool {
+    pub fn creates(&self) -> bool {
         matches!(
             self,
             Self::PlaceProgram { .. } | Self::Write { .. } | Self::Move { .. } | Self::WriteDropIn { .. }

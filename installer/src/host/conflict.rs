@@ -57,7 +57,7 @@ enum LastState {
 /// Counters since the start of the process.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RewriteCounts {
-    /// Foreign rewrites that undid our changes, as far as they were seen.
+    /// Foreign rewrites that undid our changes, as far as they were observed.
     pub rewrites: u64,
     /// Passes that repaired them.
     pub repairs: u64,
@@ -149,7 +149,7 @@ impl ConflictTracker {
 
     fn written<'a>(&self, plan: &'a Plan) -> impl Iterator<Item = &'a Change> {
         let directory = self.directory;
-        plan.changes.iter().filter(move |change| change.puts() && change.directory() == directory)
+        plan.changes.iter().filter(move |change| change.creates() && change.directory() == directory)
     }
 
     fn is_free(&self, plan: &Plan) -> bool {
@@ -252,7 +252,7 @@ impl ForeignRewrite {
     /// it; none when the plan writes nothing there.
     fn of(snapshot: &ObservedState, plan: &Plan, directory: Directory) -> Option<Self> {
         let mut writes =
-            plan.changes.iter().filter(|change| change.puts() && change.directory() == directory);
+            plan.changes.iter().filter(|change| change.creates() && change.directory() == directory);
         let rewrite = match writes.next()? {
             Change::PlaceProgram { program } => {
                 let loss = loss(snapshot, program);

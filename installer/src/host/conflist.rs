@@ -133,7 +133,7 @@ impl<'a> PluginChain<'a> {
     }
 
     fn replacement(&self, entry: &Entry, span: Range<usize>) -> Option<Edit> {
-        if entry.says_the_same(json::text(self.bytes, &span)) {
+        if entry.has_same_value(json::text(self.bytes, &span)) {
             return None;
         }
         let text = entry.print(&layout_of(self.bytes, &span));

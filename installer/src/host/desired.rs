@@ -79,7 +79,7 @@ pub struct Uninstall {
     /// The tool. It stays as long as a tombstone stays, so that an operator can finish the uninstall with it.
     pub last: Option<FileName>,
     /// Whether the conf was changed a moment ago, so that tombstones stay, needed or not.
-    pub rests: bool,
+    pub in_grace_period: bool,
     /// What stays under a plugin's name for as long as a living sandbox may need it. An ADD that began under
     /// the old conf is in no cache yet. So programs go in a later pass than the conf entry, some minutes later
     /// in an uninstall that has to be certain.

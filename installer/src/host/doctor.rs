@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 pub struct Finding {
     pub about: About,
     pub state: Severity,
-    pub says: String,
+    pub text: String,
     pub remedy: Option<String>,
 }
 
@@ -95,46 +95,46 @@ impl Severity {
 }
 
 impl Finding {
-    fn well(about: About, says: impl Into<String>) -> Self {
-        Self { about, state: Severity::Ok, says: says.into(), remedy: None }
+    fn well(about: About, text: impl Into<String>) -> Self {
+        Self { about, state: Severity::Ok, text: text.into(), remedy: None }
     }
 
-    fn note(about: About, says: impl Into<String>, remedy: Option<&str>) -> Self {
-        Self { about, state: Severity::Note, says: says.into(), remedy: remedy.map(str::to_owned) }
+    fn note(about: About, text: impl Into<String>, remedy: Option<&str>) -> Self {
+        Self { about, state: Severity::Note, text: text.into(), remedy: remedy.map(str::to_owned) }
     }
 
-    fn wrong(about: About, says: impl Into<String>, remedy: impl Into<String>) -> Self {
-        Self { about, state: Severity::Wrong, says: says.into(), remedy: Some(remedy.into()) }
+    fn wrong(about: About, text: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self { about, state: Severity::Wrong, text: text.into(), remedy: Some(remedy.into()) }
     }
 
     #[must_use]
     pub fn to_json(&self) -> Value {
-        let Self { about, state, says, remedy } = self;
-        json!({ "about": about.name(), "state": state.name().to_lowercase(), "says": says, "remedy": remedy })
+        let Self { about, state, text, remedy } = self;
+        json!({ "about": about.name(), "state": state.name().to_lowercase(), "text": text, "remedy": remedy })
     }
 }
 
 /// Judges the observed node.
 #[must_use]
-pub fn examine(sight: &Observation) -> Vec<Finding> {
-    let ours = OurEntries::find(&sight.snapshot.conf);
-    let mut found = directories::examine(sight);
-    found.extend(chain::examine(sight, &ours));
-    found.extend(chain::drop_in_support(sight, &ours));
-    found.extend(other_owners::examine(sight));
-    found.extend(watching::examine(sight, &ours));
+pub fn examine(observation: &Observation) -> Vec<Finding> {
+    let ours = OurEntries::find(&observation.snapshot.conf);
+    let mut found = directories::examine(observation);
+    found.extend(chain::examine(observation, &ours));
+    found.extend(chain::drop_in_support(observation, &ours));
+    found.extend(other_owners::examine(observation));
+    found.extend(watching::examine(observation, &ours));
     // Without an entry and without programs nothing of ours needs an explanation.
-    if ours.is_anywhere() || programs::are_there(sight) {
-        found.extend(entry::examine(sight, &ours));
-        found.extend(programs::examine(sight, &ours));
-        found.extend(leftovers::examine(sight, &ours));
+    if ours.is_anywhere() || programs::are_there(observation) {
+        found.extend(entry::examine(observation, &ours));
+        found.extend(programs::examine(observation, &ours));
+        found.extend(leftovers::examine(observation, &ours));
     }
-    if ours.is_anywhere() || programs::are_there(sight) {
-        found.extend(agent::examine(sight, &ours));
+    if ours.is_anywhere() || programs::are_there(observation) {
+        found.extend(agent::examine(observation, &ours));
     }
     if ours.is_anywhere() {
-        found.extend(backend::examine(sight, &ours));
-        found.extend(pods::examine(sight));
+        found.extend(backend::examine(observation, &ours));
+        found.extend(pods::examine(observation));
     }
     found.sort_by_key(|finding| finding.about);
     found
@@ -147,8 +147,8 @@ pub fn is_well(found: &[Finding]) -> bool {
 }
 
 /// The remedy if the kernel refuses root: a security module did (F36).
-fn of_security(sight: &Observation) -> String {
-    let said = match sight.guard {
+fn of_security(observation: &Observation) -> String {
+    let said = match observation.guard {
         observe::SecurityModule::SeLinux => {
             "set seLinuxOptions.type spc_t for the agent: SELinux is enforcing here"
         }

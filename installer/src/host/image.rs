@@ -43,7 +43,7 @@ pub struct ImageError {
 
 impl Image {
     /// Reads both programs once: an image does not change under its container.
-    pub fn look(directory: &Path) -> Result<Self, ImageError> {
+    pub fn read(directory: &Path) -> Result<Self, ImageError> {
         let plugin = program(directory, PLUGIN, Trial::CniVersion, PlacementOrder::BeforeEntry)?;
         let tool = program(directory, TOOL, Trial::Version, PlacementOrder::AfterEntry)?;
         Ok(Self { plugin, tool })

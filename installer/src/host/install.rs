@@ -6,7 +6,7 @@ use crate::host::conflist::entry::EntryError;
 use crate::host::desired::{DesiredState, TakeOver};
 use crate::host::image::Image;
 use crate::host::istio_cni::{accepts_log, our_stand_in, stand_in};
-use crate::host::observe::{HashCache, NodeDirectories, ObserveScope, ObservedState, look};
+use crate::host::observe::{HashCache, NodeDirectories, ObserveScope, ObservedState, observe};
 use crate::host::pass::{Pass, PassHistory, pass};
 use crate::host::plan::{Plan, plan};
 use crate::host::runtimes::Runtimes;
@@ -20,25 +20,25 @@ const ATTEMPTS: usize = 3;
 ///
 /// # Errors
 /// Never with an entry made here; the type cannot express that.
-pub fn wanted(
+pub fn desired(
     settings: &Settings,
     image: &Image,
     found: Option<&NodeProbe>,
 ) -> Result<DesiredState, EntryError> {
-    let backend = node_backend(settings.choices.conf.backend, None, found);
-    let take_over = match settings.choices.take_over {
+    let backend = node_backend(settings.options.conf.backend, None, found);
+    let take_over = match settings.options.take_over {
         // A socket that accepts connections belongs to istio-cni's agent, which may write the entry again; pods
         // are not queried here.
-        TakeOverSetting::Wait if accepts_log(&settings.ground.istio_run) => TakeOver::Waits,
+        TakeOverSetting::Wait if accepts_log(&settings.environment.istio_run) => TakeOver::Waits,
         TakeOverSetting::Now | TakeOverSetting::Wait => TakeOver::Now,
     };
-    let places = &settings.ground.places;
+    let directories = &settings.environment.directories;
     let stand_in = stand_in(
-        &look(places, &ObserveScope::in_programs([]), &mut HashCache::default()),
-        our_stand_in(&places.programs),
+        &observe(directories, &ObserveScope::in_programs([]), &mut HashCache::default()),
+        our_stand_in(&directories.programs),
     );
     let burial = ProgramRemoval::Now;
-    settings.wanted(&NodeContext {
+    settings.desired(&NodeContext {
         image,
         backend: Some(&backend),
         probed: None,
@@ -50,26 +50,28 @@ pub fn wanted(
 
 /// The plan for the observed state, without applying it.
 #[must_use]
-pub fn foreseen(places: &NodeDirectories, wanted: &DesiredState, runtimes: Runtimes) -> Plan {
-    let seen = look(places, &wanted.interest(), &mut HashCache::default());
-    plan(&ObservedState { runtimes, ..seen }, wanted)
+pub fn planned(directories: &NodeDirectories, desired: &DesiredState, runtimes: Runtimes) -> Plan {
+    let observed = observe(directories, &desired.interest(), &mut HashCache::default());
+    plan(&ObservedState { runtimes, ..observed }, desired)
 }
 
 /// Runs one pass, and repeats it if another program wrote at the same time.
 ///
 /// # Errors
 /// If another gybe, most likely the agent, holds the lock.
-pub fn settle(places: &NodeDirectories, wanted: &DesiredState, runtimes: &Runtimes) -> Result<Pass, Busy> {
+pub fn settle(
+    directories: &NodeDirectories,
+    desired: &DesiredState,
+    runtimes: &Runtimes,
+) -> Result<Pass, Busy> {
     let one = || {
         let mut memory = PassHistory::default();
-        memory.learn(runtimes.clone());
-        pass(places, wanted, &mut memory)
+        memory.set_runtimes(runtimes.clone());
+        pass(directories, desired, &mut memory)
     };
     let mut passed = one()?;
     for _ in 1..ATTEMPTS {
-        if passed.performed.failed.is_empty()
-            || !passed.performed.failed.iter().all(FailedChange::is_overtaken)
-        {
+        if passed.applied.failed.is_empty() || !passed.applied.failed.iter().all(FailedChange::is_overtaken) {
             break;
         }
         passed = one()?;

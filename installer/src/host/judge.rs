@@ -41,7 +41,7 @@ pub struct JudgeInput<'a> {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Judgement {
     /// The file that every runtime that may run here uses; none where they differ, or use none.
-    pub taken: Option<ChosenNetwork>,
+    pub in_use: Option<ChosenNetwork>,
     /// BrokenReason a pod is not redirected.
     pub reasons: Vec<Problem>,
     /// Problems that prevent no pod's redirection.
@@ -51,7 +51,7 @@ pub struct Judgement {
 impl Judgement {
     /// Reports whether a pod that is started now is redirected.
     #[must_use]
-    pub fn is_met(&self) -> bool {
+    pub fn is_redirected(&self) -> bool {
         self.reasons.is_empty()
     }
 }
@@ -60,11 +60,11 @@ impl Judgement {
 #[must_use]
 pub fn judge(question: &JudgeInput<'_>) -> Judgement {
     let mut judgement =
-        Judgement { reasons: standing(question.conf, question.programs), ..Judgement::default() };
-    if let Some(why) = question.fault.filter(|_| question.programs.standing == DirectoryState::Present) {
+        Judgement { reasons: directory_problems(question.conf, question.programs), ..Judgement::default() };
+    if let Some(why) = question.fault.filter(|_| question.programs.state == DirectoryState::Present) {
         judgement.reasons.push(Problem::Program { plugin: question.plugin.to_owned(), why });
     }
-    if question.conf.standing != DirectoryState::Present {
+    if question.conf.state != DirectoryState::Present {
         return judgement;
     }
     if question.conf.is_of_multus && matches!(question.shape, Shape::Standalone { .. }) {
@@ -72,10 +72,10 @@ pub fn judge(question: &JudgeInput<'_>) -> Judgement {
         return judgement;
     }
     judgement.reasons.extend(elsewhere(question));
-    let mut taken = Vec::new();
+    let mut in_use = Vec::new();
     for possible in &question.runtimes.possible {
         let (choice, reasons) = question.under(*possible);
-        taken.push(choice);
+        in_use.push(choice);
         let new = reasons.into_iter().filter(|reason| !judgement.reasons.contains(reason));
         judgement.reasons.extend(new.collect::<Vec<_>>());
     }
@@ -83,22 +83,22 @@ pub fn judge(question: &JudgeInput<'_>) -> Judgement {
         let file = |choice: &Option<ChosenNetwork>| choice.as_ref().map(|choice| choice.file.clone());
         choices.windows(2).all(|pair| matches!(pair, [one, other] if file(one) == file(other)))
     };
-    judgement.taken = if same_file(&taken) { taken.into_iter().next().flatten() } else { None };
+    judgement.in_use = if same_file(&in_use) { in_use.into_iter().next().flatten() } else { None };
     judgement.notes = passed_over(question.conf, &judgement);
     judgement
 }
 
 /// The problems of the two directories themselves.
 #[must_use]
-pub fn standing(conf: &ConfDirectory, programs: &ProgramDirectory) -> Vec<Problem> {
-    let places = [(programs.standing, Directory::Programs), (conf.standing, Directory::Conf)];
-    let problem = |(standing, directory)| match standing {
+pub fn directory_problems(conf: &ConfDirectory, programs: &ProgramDirectory) -> Vec<Problem> {
+    let directories = [(programs.state, Directory::Programs), (conf.state, Directory::Conf)];
+    let problem = |(state, directory)| match state {
         DirectoryState::Present => None,
         DirectoryState::Missing => Some(Problem::Missing(directory)),
         DirectoryState::Deleted => Some(Problem::Deleted(directory)),
         DirectoryState::Unreadable(why) => Some(Problem::Unreadable(directory, why)),
     };
-    places.into_iter().filter_map(problem).collect()
+    directories.into_iter().filter_map(problem).collect()
 }
 
 /// The primary's network whose chain is to be extended: the first file that every runtime can load, once no
@@ -169,22 +169,22 @@ fn has_multus(choice: &ChosenNetwork) -> bool {
 
 /// Files that no runtime can load and that stop none. Files that sort after the one in use have no effect.
 fn passed_over(conf: &ConfDirectory, judgement: &Judgement) -> Vec<Problem> {
-    let Some(taken) = &judgement.taken else { return Vec::new() };
+    let Some(in_use) = &judgement.in_use else { return Vec::new() };
     let all = candidates(conf, DropIns::Loaded).filter_map(Result::err);
-    let before = all.take_while(|broken| broken.file < taken.file);
+    let before = all.take_while(|broken| broken.file < in_use.file);
     before.filter(|broken| !broken.is_unread()).map(Problem::Broken).collect()
 }
 
 impl<'a> JudgeInput<'a> {
     /// The input for a desired state.
     #[must_use]
-    pub fn new(install: &'a Install, seen: &'a ObservedState) -> Self {
+    pub fn new(install: &'a Install, observed: &'a ObservedState) -> Self {
         Self {
-            conf: &seen.conf,
-            programs: &seen.programs,
-            runtimes: &seen.runtimes,
+            conf: &observed.conf,
+            programs: &observed.programs,
+            runtimes: &observed.runtimes,
             plugin: install.entry.plugin(),
-            fault: program_fault(install, seen),
+            fault: program_fault(install, observed),
             shape: &install.shape,
             confirmed: install.confirmed,
         }
@@ -192,12 +192,12 @@ impl<'a> JudgeInput<'a> {
 }
 
 /// Another build than the desired one serves too, once it has answered.
-fn program_fault(install: &Install, seen: &ObservedState) -> Option<ProgramFault> {
+fn program_fault(install: &Install, observed: &ObservedState) -> Option<ProgramFault> {
     let name = OsStr::new(install.entry.plugin());
-    let Some(there) = seen.programs.files.get(name) else { return Some(ProgramFault::Missing) };
+    let Some(there) = observed.programs.files.get(name) else { return Some(ProgramFault::Missing) };
     let mut ours = install.programs.iter().filter(|program| program.name.as_os_str() == name);
-    let is_right = ours.any(|program| there.hash == Ok(program.hash)) || seen.answering.contains(name);
-    ProgramFault::of(there.access, seen.us).or_else(|| (!is_right).then_some(ProgramFault::Another))
+    let is_right = ours.any(|program| there.hash == Ok(program.hash)) || observed.answering.contains(name);
+    ProgramFault::of(there.access, observed.us).or_else(|| (!is_right).then_some(ProgramFault::Another))
 }
 
 impl JudgeInput<'_> {

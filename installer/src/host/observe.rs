@@ -98,7 +98,7 @@ pub enum DirectoryState {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfDirectory {
-    pub standing: DirectoryState,
+    pub state: DirectoryState,
     /// The files that a runtime may load, originals that were set aside, and the files asked for, in the order
     /// in which a runtime sorts them.
     pub files: BTreeMap<FileName, ConfFile>,
@@ -108,37 +108,37 @@ pub struct ConfDirectory {
     pub unread_networks: BTreeMap<FileName, Unreadable>,
     /// Whether Multus, and no runtime, reads this directory: Multus selects networks by name.
     pub is_of_multus: bool,
-    pub litter: bool,
+    pub has_temporary: bool,
 }
 
 impl ConfDirectory {
-    fn not_there(standing: DirectoryState) -> Self {
+    fn not_there(state: DirectoryState) -> Self {
         Self {
-            standing,
+            state,
             files: BTreeMap::new(),
             networks: BTreeMap::new(),
             unread_networks: BTreeMap::new(),
             is_of_multus: false,
-            litter: false,
+            has_temporary: false,
         }
     }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProgramDirectory {
-    pub standing: DirectoryState,
+    pub state: DirectoryState,
     /// The names of all its files.
     pub names: BTreeSet<FileName>,
     /// Those of the programs asked for that exist.
     pub files: BTreeMap<FileName, ProgramFile>,
-    pub litter: bool,
+    pub has_temporary: bool,
     pub has_lock: bool,
 }
 
 impl ProgramDirectory {
-    fn not_there(standing: DirectoryState) -> Self {
+    fn not_there(state: DirectoryState) -> Self {
         let (names, files) = (BTreeSet::new(), BTreeMap::new());
-        Self { standing, names, files, litter: false, has_lock: false }
+        Self { state, names, files, has_temporary: false, has_lock: false }
     }
 }
 
@@ -195,25 +195,29 @@ impl ObservedState {
     pub fn lacks_descriptors(&self) -> bool {
         let lacks = |why: &Errno| matches!(why, Errno::EMFILE | Errno::ENFILE);
         let is_refused = |why: &Unreadable| matches!(why, Unreadable::System(why) if lacks(why));
-        let standing = [self.conf.standing, self.programs.standing];
+        let state = [self.conf.state, self.programs.state];
         let conf = &self.conf;
         let files = conf.files.values().chain(conf.networks.values().flat_map(BTreeMap::values));
         let contents = files.filter_map(|file| file.content.as_ref().err());
         let programs = self.programs.files.values().filter_map(|program| program.hash.as_ref().err());
-        standing.iter().any(|standing| matches!(standing, DirectoryState::Unreadable(why) if lacks(why)))
+        state.iter().any(|state| matches!(state, DirectoryState::Unreadable(why) if lacks(why)))
             || contents.chain(conf.unread_networks.values()).chain(programs).any(is_refused)
     }
 }
 
 /// Observes each directory once. What cannot be read is part of the result, not an error.
 #[must_use]
-pub fn look(places: &NodeDirectories, interest: &ObserveScope, hashes: &mut HashCache) -> ObservedState {
+pub fn observe(
+    directories: &NodeDirectories,
+    interest: &ObserveScope,
+    hashes: &mut HashCache,
+) -> ObservedState {
     ObservedState {
-        conf: conf_directory::read(&places.conf, &interest.files),
-        programs: programs::look(&places.programs, &interest.programs, hashes),
+        conf: conf_directory::read(&directories.conf, &interest.files),
+        programs: programs::look(&directories.programs, &interest.programs, hashes),
         cached: match interest.sandboxes {
             SandboxLookup::Skip => CachedPlugins::Unknown,
-            SandboxLookup::Read => result_cache::look(&places.results),
+            SandboxLookup::Read => result_cache::look(&directories.results),
         },
         us: nix::unistd::geteuid().as_raw(),
         runtimes: Runtimes::default(),

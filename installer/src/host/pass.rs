@@ -9,13 +9,13 @@
 
 use std::time::{Duration, Instant};
 
-use super::apply::{ApplyReport, Busy, FailedChange, NodeLock, perform, works_without};
+use super::apply::{ApplyReport, Busy, FailedChange, NodeLock, apply, works_without};
 use super::change::Change;
 use super::conflict::{Conflict, ConflictTracker, RewriteCounts, WriteOutcome};
 use super::desired::DesiredState;
 use super::directory::{Directory, PerDirectory};
 use super::observe::mounts::MountRoots;
-use super::observe::{HashCache, NodeDirectories, ObserveScope, ObservedState, look};
+use super::observe::{HashCache, NodeDirectories, ObserveScope, ObservedState, observe};
 use super::plan::{Plan, plan};
 use super::program_retry::ProgramRetries;
 use super::runtimes::Runtimes;
@@ -44,20 +44,20 @@ impl PassHistory {
     /// tried then.
     fn look(
         &mut self,
-        places: &NodeDirectories,
+        directories: &NodeDirectories,
         interest: &ObserveScope,
         failed: &[FailedChange],
     ) -> ObservedState {
-        let mut seen = look(places, interest, &mut self.hashes);
-        self.mounts.judge(places, &mut seen);
-        seen.runtimes.clone_from(&self.runtimes);
-        seen.answering = failed.iter().filter_map(FailedChange::answering).cloned().collect();
-        seen
+        let mut observed = observe(directories, interest, &mut self.hashes);
+        self.mounts.judge(directories, &mut observed);
+        observed.runtimes.clone_from(&self.runtimes);
+        observed.answering = failed.iter().filter_map(FailedChange::answering).cloned().collect();
+        observed
     }
 
     /// Sets what is known about the runtimes. A difference changes what has to be written, and that is no
     /// conflict.
-    pub fn learn(&mut self, runtimes: Runtimes) {
+    pub fn set_runtimes(&mut self, runtimes: Runtimes) {
         if self.runtimes != runtimes {
             self.desired_state_changed();
         }
@@ -93,9 +93,9 @@ impl PassHistory {
         })
     }
 
-    fn performed(&mut self, changes: &[Change], outcome: WriteOutcome, left: &Plan) {
+    fn applied(&mut self, changes: &[Change], outcome: WriteOutcome, left: &Plan) {
         for directory in Directory::BOTH {
-            if changes.iter().any(|change| change.puts() && change.directory() == directory) {
+            if changes.iter().any(|change| change.creates() && change.directory() == directory) {
                 self.conflicts.of_mut(directory).wrote(outcome, left, Instant::now());
             }
         }
@@ -113,7 +113,7 @@ pub(crate) const RETRY: Duration = Duration::from_secs(1);
 pub struct Pass {
     /// What had to be done, without the changes that wait because of a conflict or of a failure a moment ago.
     pub plan: Plan,
-    pub performed: ApplyReport,
+    pub applied: ApplyReport,
     /// What is still to be done, read from the disk again.
     pub left: Plan,
     pub conflicts: PerDirectory<Option<Conflict>>,
@@ -144,7 +144,7 @@ impl Pass {
     /// Returns the steps that the system refused. After a step that another program overtook, that program's write wakes
     /// the loop.
     pub fn refused(&self) -> impl Iterator<Item = &FailedChange> {
-        self.performed.failed.iter().filter(|failed| !failed.is_overtaken())
+        self.applied.failed.iter().filter(|failed| !failed.is_overtaken())
     }
 
     /// Reports whether a program that was placed is to be placed again: the file system keeps no modes, or another program
@@ -152,63 +152,68 @@ impl Pass {
     fn is_in_vain(&self) -> bool {
         let mut placed =
             self.plan.changes.iter().filter(|change| matches!(change, Change::PlaceProgram { .. }));
-        self.performed.done > 0 && placed.any(|change| self.left.changes.contains(change))
+        self.applied.done > 0 && placed.any(|change| self.left.changes.contains(change))
     }
 }
 
 /// Brings a node as near to the desired state as is possible now. The next call goes on from there.
-pub fn pass(places: &NodeDirectories, wanted: &DesiredState, memory: &mut PassHistory) -> Result<Pass, Busy> {
-    let interest = wanted.interest();
+pub fn pass(
+    directories: &NodeDirectories,
+    desired: &DesiredState,
+    memory: &mut PassHistory,
+) -> Result<Pass, Busy> {
+    let interest = desired.interest();
     let now = Instant::now();
     let failed_before = memory.retries.waiting(now);
-    let mut seen = memory.look(places, &interest, &failed_before);
-    if seen.lacks_descriptors() {
+    let mut observed = memory.look(directories, &interest, &failed_before);
+    if observed.lacks_descriptors() {
         return Err(Busy::NoDescriptors);
     }
-    let mut whole = plan(&seen, wanted);
+    let mut whole = plan(&observed, desired);
     // A node in its desired state needs no lock. A change is planned from an observation made under the lock.
-    let turn = if whole.changes.is_empty() { None } else { Some(NodeLock::take(&places.programs)?) };
+    let turn = if whole.changes.is_empty() { None } else { Some(NodeLock::take(&directories.programs)?) };
     if turn.is_some() {
-        seen = memory.look(places, &interest, &failed_before);
-        if seen.lacks_descriptors() {
+        observed = memory.look(directories, &interest, &failed_before);
+        if observed.lacks_descriptors() {
             return Err(Busy::NoDescriptors);
         }
-        whole = plan(&seen, wanted);
+        whole = plan(&observed, desired);
     }
-    let conflicts = memory.conflicts(&seen, &whole, now);
-    memory.retries.retain(&whole.changes, &places.programs);
+    let conflicts = memory.conflicts(&observed, &whole, now);
+    memory.retries.retain(&whole.changes, &directories.programs);
     let waits = |change: &Change| {
         let conflict = conflicts.of(change.directory()).as_ref();
-        let is_limited = change.puts() && conflict.is_some_and(|conflict| conflict.wait.is_some());
+        let is_limited = change.creates() && conflict.is_some_and(|conflict| conflict.wait.is_some());
         is_limited || memory.retries.delays(change, now)
     };
-    let planned = Plan { changes: due(&whole.changes, waits, places), ..whole.clone() };
+    let planned = Plan { changes: due(&whole.changes, waits, directories), ..whole.clone() };
     let waiting = memory.retries.waiting(now);
     if planned.changes.is_empty() {
         let due = memory.retries.next(now);
         return Ok(Pass {
             left: whole,
             plan: planned,
-            performed: ApplyReport::default(),
+            applied: ApplyReport::default(),
             conflicts,
             waiting,
             due,
         });
     }
-    let performed = perform(&planned.changes, places);
-    let left = plan(&memory.look(places, &interest, &performed.failed), wanted);
-    memory.performed(&planned.changes, outcome(&performed), &without_put_off(&left, &whole, &planned));
-    memory.retries.tried(&planned.changes, &performed.failed, &places.programs);
-    Ok(Pass { plan: planned, performed, left, conflicts, waiting, due: memory.retries.next(now) })
+    let applied = apply(&planned.changes, directories);
+    let left = plan(&memory.look(directories, &interest, &applied.failed), desired);
+    memory.applied(&planned.changes, outcome(&applied), &without_put_off(&left, &whole, &planned));
+    memory.retries.tried(&planned.changes, &applied.failed, &directories.programs);
+    Ok(Pass { plan: planned, applied, left, conflicts, waiting, due: memory.retries.next(now) })
 }
 
 /// Returns the changes that need not wait. A change that waits stops those after it, as a failed one does,
 /// unless a working program serves in its place.
-fn due(changes: &[Change], waits: impl Fn(&Change) -> bool, places: &NodeDirectories) -> Vec<Change> {
+fn due(changes: &[Change], waits: impl Fn(&Change) -> bool, directories: &NodeDirectories) -> Vec<Change> {
     if changes.iter().all(&waits) {
         return Vec::new();
     }
-    let until_stopped = changes.iter().take_while(|change| !waits(change) || works_without(change, places));
+    let until_stopped =
+        changes.iter().take_while(|change| !waits(change) || works_without(change, directories));
     until_stopped.filter(|change| !waits(change)).cloned().collect()
 }
 
@@ -219,8 +224,8 @@ fn without_put_off(left: &Plan, whole: &Plan, planned: &Plan) -> Plan {
     Plan { changes, ..left.clone() }
 }
 
-fn outcome(performed: &ApplyReport) -> WriteOutcome {
-    match performed.failed.as_slice() {
+fn outcome(applied: &ApplyReport) -> WriteOutcome {
+    match applied.failed.as_slice() {
         [] => WriteOutcome::Complete,
         failed if failed.iter().all(FailedChange::is_overtaken) => WriteOutcome::Overtaken,
         _ => WriteOutcome::Failed,

@@ -1,6 +1,6 @@
 //! Computes the changes from the observed state to the desired one: pure, and empty if nothing has to be done.
 //!
-//! The order of the changes is decided here. An install places the programs that the runtime runs because of
+//! The order of the changes is decided here. An install directories the programs that the runtime runs because of
 //! the entry before any conf file names them: CRI-O drops a network whose program does not answer. The other
 //! programs come after the conf, which does not wait for them. An uninstall removes a program only after no
 //! conf file names it.
@@ -17,7 +17,7 @@ mod target;
 use super::change::Change;
 use super::desired::{DesiredState, Install, PlacementOrder, PutBack, Shape, Uninstall};
 use super::directory::Directory;
-use super::judge::{JudgeInput, Judgement, elsewhere, judge, standing};
+use super::judge::{JudgeInput, Judgement, directory_problems, elsewhere, judge};
 use super::observe::{DirectoryState, FileName, ObservedState};
 use super::problem::Problem;
 
@@ -41,30 +41,34 @@ impl Plan {
 }
 
 #[must_use]
-pub fn plan(seen: &ObservedState, wanted: &DesiredState) -> Plan {
+pub fn plan(observed: &ObservedState, desired: &DesiredState) -> Plan {
     let mut plan = Plan::default();
-    match wanted {
-        DesiredState::Installed(install) => into(seen, install, &mut plan),
-        DesiredState::Uninstalled(leave) => out_of(seen, leave, &mut plan),
+    match desired {
+        DesiredState::Installed(install) => into(observed, install, &mut plan),
+        DesiredState::Uninstalled(leave) => out_of(observed, leave, &mut plan),
     }
-    let litter = [(seen.conf.litter, Directory::Conf), (seen.programs.litter, Directory::Programs)];
-    plan.changes.extend(litter.iter().filter(|(there, _)| *there).map(|(_, place)| Change::Sweep(*place)));
-    match wanted {
+    let has_temporary = [
+        (observed.conf.has_temporary, Directory::Conf),
+        (observed.programs.has_temporary, Directory::Programs),
+    ];
+    plan.changes
+        .extend(has_temporary.iter().filter(|(there, _)| *there).map(|(_, place)| Change::Sweep(*place)));
+    match desired {
         DesiredState::Installed(install) => {
-            plan.judgement = judge(&JudgeInput::new(install, seen));
-            not_enough(seen, install, &mut plan);
+            plan.judgement = judge(&JudgeInput::new(install, observed));
+            not_enough(observed, install, &mut plan);
         }
-        DesiredState::Uninstalled(leave) => programs::remove_lock(seen, leave, &mut plan),
+        DesiredState::Uninstalled(leave) => programs::remove_lock(observed, leave, &mut plan),
     }
     plan
 }
 
 /// Adds the problems that the changes will not solve. The reason why the entry cannot be written replaces the
 /// statement that it is missing.
-fn not_enough(seen: &ObservedState, install: &Install, plan: &mut Plan) {
+fn not_enough(observed: &ObservedState, install: &Install, plan: &mut Plan) {
     let left = match plan.changes.as_slice() {
         [] => plan.judgement.clone(),
-        changes => judge(&JudgeInput::new(install, &prediction::after(seen, changes))),
+        changes => judge(&JudgeInput::new(install, &prediction::after(observed, changes))),
     };
     let is_explained = plan.problems.iter().any(Problem::blocks);
     let follows = |problem: &Problem| matches!(problem, Problem::NoEntry { .. } | Problem::NoNetwork(_));
@@ -72,63 +76,63 @@ fn not_enough(seen: &ObservedState, install: &Install, plan: &mut Plan) {
     plan.problems.extend(reasons.chain(left.notes));
 }
 
-fn into(seen: &ObservedState, install: &Install, plan: &mut Plan) {
-    if seen.programs.standing != DirectoryState::Present {
+fn into(observed: &ObservedState, install: &Install, plan: &mut Plan) {
+    if observed.programs.state != DirectoryState::Present {
         return;
     }
-    programs::place(seen, install, PlacementOrder::BeforeEntry, plan);
-    programs::retire(seen, &install.retired, plan);
-    if seen.conf.standing == DirectoryState::Present {
-        into_conf(seen, install, plan);
+    programs::place(observed, install, PlacementOrder::BeforeEntry, plan);
+    programs::retire(observed, &install.retired, plan);
+    if observed.conf.state == DirectoryState::Present {
+        into_conf(observed, install, plan);
     }
-    programs::place(seen, install, PlacementOrder::AfterEntry, plan);
+    programs::place(observed, install, PlacementOrder::AfterEntry, plan);
 }
 
-fn into_conf(seen: &ObservedState, install: &Install, plan: &mut Plan) {
+fn into_conf(observed: &ObservedState, install: &Install, plan: &mut Plan) {
     let out = entry_removal::EntryRemoval {
-        seen,
+        observed,
         plugin: install.entry.plugin(),
         put_back: PutBack::Nothing,
         stand_ins: &[],
     };
-    let is_elsewhere = !elsewhere(&JudgeInput::new(install, seen)).is_empty();
+    let is_elsewhere = !elsewhere(&JudgeInput::new(install, observed)).is_empty();
     let kept = match &install.shape {
         Shape::Chained { .. } | Shape::DropIn if is_elsewhere => {
             // An entry that names a program which the runtime does not find fails every pod.
             out.of_every_file(|_| false, plan);
-            drop_in::take_out(seen, None, plan);
+            drop_in::take_out(observed, None, plan);
             return;
         }
-        Shape::Chained { pinned } => chained::put(seen, install, pinned.as_ref(), plan),
-        Shape::Standalone { file } => standalone::put(seen, install, file, plan),
-        Shape::DropIn => drop_in::put(seen, install, plan),
+        Shape::Chained { pinned } => chained::put(observed, install, pinned.as_ref(), plan),
+        Shape::Standalone { file } => standalone::put(observed, install, file, plan),
+        Shape::DropIn => drop_in::put(observed, install, plan),
     };
     // While the right file for the entry is unknown, an existing entry stays where it is.
     let Some(kept) = kept else { return };
     out.of_every_file(|file| kept.files.contains(file), plan);
-    drop_in::take_out(seen, kept.network.as_ref(), plan);
-    originals::forget(seen, |original| kept.files.contains(original), plan);
+    drop_in::take_out(observed, kept.network.as_ref(), plan);
+    originals::forget(observed, |original| kept.files.contains(original), plan);
 }
 
-fn out_of(seen: &ObservedState, leave: &Uninstall, plan: &mut Plan) {
+fn out_of(observed: &ObservedState, leave: &Uninstall, plan: &mut Plan) {
     // A directory that does not exist holds nothing of ours.
-    let gone = standing(&seen.conf, &seen.programs).into_iter();
+    let gone = directory_problems(&observed.conf, &observed.programs).into_iter();
     plan.problems.extend(gone.filter(|problem| !matches!(problem, Problem::Missing(_))));
     let out = entry_removal::EntryRemoval {
-        seen,
+        observed,
         plugin: &leave.plugin,
         put_back: leave.put_back,
         stand_ins: &leave.tombstones,
     };
     out.of_every_file(|_| false, plan);
-    drop_in::take_out(seen, None, plan);
-    originals::forget(seen, |_| false, plan);
+    drop_in::take_out(observed, None, plan);
+    originals::forget(observed, |_| false, plan);
     out.still_named(plan);
     if plan.problems.iter().any(Problem::blocks) {
         // While a conf file may still name them, every program stays.
         return;
     }
-    programs::take_away(seen, leave, plan);
+    programs::take_away(observed, leave, plan);
 }
 
 /// The files and the network that hold our entry as desired, or will.

@@ -83,9 +83,9 @@ impl Platform {
         ALL.into_iter().find(of).unwrap_or(Self::Usual)
     }
 
-    /// The directories of every kind, as seen where the host's root is at `root`.
-    pub fn all_places(root: &Path) -> impl Iterator<Item = NodeDirectories> {
-        ALL.into_iter().map(move |platform| platform.places(root))
+    /// The directories of every kind, as observed where the host's root is at `root`.
+    pub fn all_node_directories(root: &Path) -> impl Iterator<Item = NodeDirectories> {
+        ALL.into_iter().map(move |platform| platform.node_directories(root))
     }
 
     #[must_use]
@@ -103,9 +103,9 @@ impl Platform {
         }
     }
 
-    /// Its directories as seen where the host's root is at `root`.
+    /// Its directories as observed where the host's root is at `root`.
     #[must_use]
-    pub fn places(self, root: &Path) -> NodeDirectories {
+    pub fn node_directories(self, root: &Path) -> NodeDirectories {
         let below = |path: &str| -> PathBuf { root.join(path.trim_start_matches('/')) };
         let Directories { conf, programs } = self.directories();
         NodeDirectories { conf: below(conf), programs: below(programs), results: below(RESULTS) }
@@ -166,9 +166,9 @@ mod tests {
         ] {
             let found = Platform::recognized_by(release, |path| there.contains(&path));
             assert_eq!(found, platform, "{release:?} {there:?}");
-            let (places, host) = (found.places(Path::new("/host")), Path::new("/host"));
-            assert_eq!(places.conf, host.join(&conf[1..]), "{platform}");
-            assert_eq!(places.programs, host.join(&programs[1..]), "{platform}");
+            let (directories, host) = (found.node_directories(Path::new("/host")), Path::new("/host"));
+            assert_eq!(directories.conf, host.join(&conf[1..]), "{platform}");
+            assert_eq!(directories.programs, host.join(&programs[1..]), "{platform}");
         }
     }
 }

@@ -138,7 +138,7 @@ pub enum ProgramFault {
 }
 
 impl ProgramFault {
-    /// Checks a program's mode and owner, where `us` is the uid that places programs.
+    /// Checks a program's mode and owner, where `us` is the uid that directories programs.
     #[must_use]
     pub fn of(access: Access, us: u32) -> Option<Self> {
         if access.mode & 0o022 != 0 || (access.uid != 0 && access.uid != us) {

@@ -1,8 +1,9 @@
-//! What an operator wants of the agent: out of the environment, and out of the mounted ConfigMap, which
-//! may change while the agent runs. Pure; only `SettingsSources::gather` reads anything.
+//! The agent's settings, from the environment and from the mounted ConfigMap, which may change while the agent
+//! runs. Pure; only `SettingsSources::gather` reads anything.
 //!
-//! Where things are is the environment's alone, since a live pod's environment never changes; what an
-//! operator chooses is in the ConfigMap, and a variable of the same meaning holds where it is silent.
+//! Paths and identities come only from the environment, because a running pod's environment never changes. An
+//! operator's options come from the ConfigMap; a variable of the same meaning applies if the ConfigMap has no
+//! value.
 
 mod desired;
 mod environment;
@@ -30,28 +31,28 @@ pub use sources::{CONFIG, SettingsSources, SourceError, config_directory};
 
 use reader::SettingsReader;
 
-/// Everything the agent goes by.
+/// All settings of the agent.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Settings {
-    /// Where things are and who we are.
-    pub ground: Environment,
-    /// What an operator chose.
-    pub choices: Options,
-    /// Not wrong, and worth knowing.
+    /// Fixed for the life of the process.
+    pub environment: Environment,
+    /// May change while the agent runs.
+    pub options: Options,
+    /// Remarks that are no errors.
     pub notes: Vec<String>,
 }
 
 impl Settings {
-    /// Reads them.
+    /// Parses the settings.
     ///
     /// # Errors
-    /// Names everything that cannot be followed, at once.
-    pub fn read(given: &SettingsSources) -> Result<Self, SettingsError> {
-        let mut reader = SettingsReader::of(given);
+    /// Lists every invalid setting at once.
+    pub fn read(sources: &SettingsSources) -> Result<Self, SettingsError> {
+        let mut reader = SettingsReader::of(sources);
         names::judge(&mut reader);
-        let ground = environment::read(&mut reader);
-        let choices = options::read(&mut reader, &ground);
+        let environment = environment::read(&mut reader);
+        let options = options::read(&mut reader, &environment);
         let SettingsReader { faults, notes, .. } = reader;
-        if faults.is_empty() { Ok(Self { ground, choices, notes }) } else { Err(SettingsError(faults)) }
+        if faults.is_empty() { Ok(Self { environment, options, notes }) } else { Err(SettingsError(faults)) }
     }
 }

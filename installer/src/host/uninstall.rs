@@ -8,7 +8,7 @@ mod other_directories;
 
 pub use other_directories::OtherDirectories;
 
-use super::install::{foreseen, settle};
+use super::install::{planned, settle};
 use crate::host::apply::Busy;
 use crate::host::change::Change;
 use crate::host::conflist::{ISTIO, PluginChain};
@@ -19,7 +19,7 @@ use crate::host::istio_cni::{is_served, our_stand_in};
 use crate::host::libcni::FileFormat;
 use crate::host::observe::{
     CachedPlugins, FileName, Hash, HashCache, LARGEST, NodeDirectories, ORIGINAL, ObserveScope,
-    ObservedState, ProgramFile, look,
+    ObservedState, ProgramFile, observe,
 };
 use crate::host::pass::{Pass, PassHistory, pass};
 use crate::host::plan::Plan;
@@ -99,25 +99,25 @@ fn conf_is_clean(left: &Plan) -> bool {
 /// The desired state without Gybe: everything that is ours, under whatever name it was placed.
 #[must_use]
 pub fn leave(
-    places: &NodeDirectories,
+    directories: &NodeDirectories,
     image: impl FnOnce() -> Option<Image>,
     pinned: Option<FileName>,
     put_back: PutBack,
 ) -> Uninstall {
-    let seen = look(places, &interest(), &mut HashCache::default());
-    let hash = |name: &str| seen.programs.files.get(OsStr::new(name)).and_then(|it| it.hash.clone().ok());
+    let observed = observe(directories, &interest(), &mut HashCache::default());
+    let hash = |name: &str| observed.programs.files.get(OsStr::new(name)).and_then(|it| it.hash.clone().ok());
     let tool = hash(TOOL);
     let is_tool = |name: &&str| hash(name).is_some() && hash(name) == tool;
     let names = [PLUGIN].into_iter().chain(OTHER_NAMES.into_iter().filter(is_tool));
     Uninstall {
         plugin: PLUGIN.to_owned(),
-        pinned: pinned.or_else(|| of_any_name(&places.conf)),
+        pinned: pinned.or_else(|| of_any_name(&directories.conf)),
         programs: names.filter_map(|name| FileName::new(name).ok()).collect(),
         // Recognized above by the files themselves, because the image may be missing.
         retired: Vec::new(),
         last: FileName::new(TOOL).ok(),
-        rests: grace_period(&places.conf, SystemTime::now()).is_some(),
-        tombstones: tombstones(places, hash(PLUGIN), image),
+        in_grace_period: grace_period(&directories.conf, SystemTime::now()).is_some(),
+        tombstones: tombstones(directories, hash(PLUGIN), image),
         put_back,
     }
 }
@@ -126,11 +126,11 @@ pub fn leave(
 /// cannot be read. Under istio-cni's name our program is recognized as our plugin, of whatever version; any
 /// other program is istio-cni's and stays. Where no program is, none is placed.
 fn tombstones(
-    places: &NodeDirectories,
+    directories: &NodeDirectories,
     hash: Option<Hash>,
     image: impl FnOnce() -> Option<Image>,
 ) -> Vec<Program> {
-    let is_there = places.programs.join(PLUGIN).symlink_metadata().is_ok();
+    let is_there = directories.programs.join(PLUGIN).symlink_metadata().is_ok();
     let of_image = || {
         image()?
             .programs(PlacementOrder::AfterEntry, &BTreeSet::new())
@@ -138,7 +138,7 @@ fn tombstones(
             .find(|it| it.name.as_os_str() == PLUGIN)
     };
     let as_it_is = |name: &str, hash, place| {
-        let (name, source) = (FileName::new(name).ok()?, places.programs.join(name));
+        let (name, source) = (FileName::new(name).ok()?, directories.programs.join(name));
         Some(Program {
             name,
             source,
@@ -150,7 +150,7 @@ fn tombstones(
     };
     let plugin = hash.and_then(|hash| as_it_is(PLUGIN, hash, Placement::Always));
     let plugin = plugin.or_else(|| is_there.then(of_image).flatten());
-    let stand_in = our_stand_in(&places.programs).unwrap_or_else(|| Hash::of(b"nobody's program"));
+    let stand_in = our_stand_in(&directories.programs).unwrap_or_else(|| Hash::of(b"nobody's program"));
     plugin.into_iter().chain(as_it_is(ISTIO, stand_in, Placement::IfAbsent)).collect()
 }
 
@@ -174,50 +174,49 @@ fn interest() -> ObserveScope {
 impl UninstallReport {
     /// The plan of an uninstall.
     #[must_use]
-    pub fn foreseen(places: &NodeDirectories, leave: &Uninstall) -> Plan {
-        foreseen(places, &DesiredState::Uninstalled(leave.clone()), Runtimes::default())
+    pub fn planned(directories: &NodeDirectories, leave: &Uninstall) -> Plan {
+        planned(directories, &DesiredState::Uninstalled(leave.clone()), Runtimes::default())
     }
 
     /// Uninstalls as far as is possible now; `root` is the host's root.
     ///
     /// # Errors
     /// If another gybe holds the lock.
-    pub fn now(places: &NodeDirectories, leave: &Uninstall, root: &Path) -> Result<Self, Busy> {
+    pub fn now(directories: &NodeDirectories, leave: &Uninstall, root: &Path) -> Result<Self, Busy> {
         // Several passes may be needed to remove the entry, and no program is removed in any of them.
         let first = settle(
-            places,
-            &DesiredState::Uninstalled(Uninstall { rests: true, ..leave.clone() }),
+            directories,
+            &DesiredState::Uninstalled(Uninstall { in_grace_period: true, ..leave.clone() }),
             &Runtimes::default(),
         )?;
         let clean = conf_is_clean(&first.left);
         let mut passes = vec![first];
-        let resting = || grace_period(&places.conf, SystemTime::now());
+        let resting = || grace_period(&directories.conf, SystemTime::now());
         if clean && resting().is_none() {
-            let over = Uninstall { rests: false, ..leave.clone() };
+            let over = Uninstall { in_grace_period: false, ..leave.clone() };
             // Only once: if another program writes meanwhile, the conf has changed again.
-            passes.push(pass(places, &DesiredState::Uninstalled(over), &mut PassHistory::default())?);
+            passes.push(pass(directories, &DesiredState::Uninstalled(over), &mut PassHistory::default())?);
         }
-        let seen = look(places, &interest(), &mut HashCache::default());
+        let observed = observe(directories, &interest(), &mut HashCache::default());
         let clean = passes.last().is_some_and(|pass| conf_is_clean(&pass.left));
-        let stays = stays(&seen, leave, (clean, resting()));
-        Ok(Self { passes, stays, elsewhere: OtherDirectories::than(places, root) })
+        let stays = stays(&observed, leave, (clean, resting()));
+        Ok(Self { passes, stays, elsewhere: OtherDirectories::than(directories, root) })
     }
 }
 
 /// The tombstones that are there and are not another owner's program.
 fn stays(
-    seen: &ObservedState,
+    observed: &ObservedState,
     leave: &Uninstall,
     (clean, rest): (bool, Option<Duration>),
 ) -> Vec<KeptProgram> {
     let ours = |program: &&Program, there: &ProgramFile| {
         program.name.as_os_str() == PLUGIN || there.hash == Ok(program.hash)
     };
-    let there = leave
-        .tombstones
-        .iter()
-        .filter(|program| seen.programs.files.get(&program.name).is_some_and(|there| ours(program, there)));
-    let until = |program: &Program| match &seen.cached {
+    let there = leave.tombstones.iter().filter(|program| {
+        observed.programs.files.get(&program.name).is_some_and(|there| ours(program, there))
+    });
+    let until = |program: &Program| match &observed.cached {
         _ if !clean => KeptReason::InConf,
         CachedPlugins::Unknown => KeptReason::Unknown,
         CachedPlugins::Named(plugins)

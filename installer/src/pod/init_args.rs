@@ -1,87 +1,69 @@
-//! The arguments of `istio-iptables`, which Istio's injector writes into the init container
-//! `istio-init`, and what they ask for, as a policy file. Carries nothing out.
+//! The arguments of `istio-iptables`, which Istio's injector writes into the init container `istio-init`, as a
+//! policy file and options. Writes no rule.
 //!
-//! Read the way Go's pflag reads them, so that whatever works there works here.
+//! Arguments are parsed as Go's pflag parses them, so that every command line that works with Istio works here.
 
-mod duration;
-mod errand;
 mod flags;
+mod options;
 
-pub use errand::{Probe, Tool};
 pub use flags::Order;
+pub use options::ValidationOptions;
 
-use crate::pod::policy_file::{Fault, PolicyFile, PolicyFileError};
+use crate::pod::policy_file::{PolicyFault, PolicyFile, PolicyFileError};
 use flags::{FLAGS, Meaning, Setting, VARIABLES};
+use gybe_netfilter::backend::BackendKind;
 use gybe_plugin::pod::parse_bool;
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-/// Where an Envoy listens when nobody says otherwise.
+/// Envoy's default port for outbound connections.
 const ENVOY_PORT: &str = "15001";
 
-/// What a call of `istio-iptables` asks for.
+/// The parsed arguments of `istio-iptables`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct InitArgs {
-    /// The names of a policy file and the values they got.
-    wish: Map<String, Value>,
+    /// The keys of a policy file and their values.
+    policy: Map<String, Value>,
     has_policy_arguments: bool,
     orders: BTreeSet<Order>,
     settings: BTreeMap<Setting, String>,
     ignored: BTreeSet<String>,
-    probe: Probe,
-    tool: Tool,
+    validation: ValidationOptions,
+    backend: BackendKind,
 }
 
-/// Why arguments cannot be followed.
 #[derive(Debug, thiserror::Error)]
 pub enum InitArgsError {
-    /// No flag of that name.
     #[error("{0:?} is not an argument of istio-iptables")]
     Unknown(String),
-    /// A flag at the end that wants a value.
-    #[error("--{0} wants a value")]
+    #[error("--{0} needs a value")]
     NoValue(&'static str),
-    /// A yes-or-no flag or variable with something else.
+    /// `name` is a flag or an environment variable.
     #[error("{name} is {value:?}, which is neither true nor false")]
-    NotABool {
-        /// The flag or environment variable.
-        name: String,
-        /// What was given.
-        value: String,
-    },
-    /// A value beside the policy that cannot be meant.
-    #[error("{name} is {value:?}, which is not {wanted}")]
-    NotA {
-        /// The flag.
-        name: &'static str,
-        /// What was given.
-        value: String,
-        /// What would be one.
-        wanted: &'static str,
-    },
-    /// Values that make no policy.
-    #[error("the arguments of istio-iptables make no policy")]
+    NotABool { name: String, value: String },
+    /// The value of an option that is not part of the policy.
+    #[error("{name} is {value:?}, which is not {expected}")]
+    Invalid { name: &'static str, value: String, expected: &'static str },
+    #[error("the arguments of istio-iptables are not a valid policy")]
     Policy(#[source] PolicyFileError),
 }
 
 impl InitArgs {
-    /// Reads arguments, without the program's name, and the environment they are given in.
-    ///
-    /// An argument counts more than the variable of the same name, as in Istio.
+    /// Parses the arguments, without the program's name, and the environment. An argument overrides the
+    /// variable of the same name, as in Istio. Values of the policy are checked by [`InitArgs::policy`].
     ///
     /// # Errors
-    /// With the first argument that is not known, lacks its value or, beside the policy, has one that
-    /// cannot be meant.
+    /// The first argument that is unknown, lacks its value or has an invalid one.
     pub fn read(args: &[String], environment: &BTreeMap<String, String>) -> Result<Self, InitArgsError> {
         let mut read = Self {
-            wish: nothing_captured(),
+            policy: nothing_captured(),
             has_policy_arguments: false,
             orders: BTreeSet::new(),
             settings: BTreeMap::new(),
             ignored: BTreeSet::new(),
-            probe: Probe::default(),
-            tool: Tool::Any,
+            validation: ValidationOptions::default(),
+            backend: BackendKind::Nft,
         };
         read.environment(environment)?;
         let mut rest = args.iter().map(String::as_str).peekable();
@@ -92,7 +74,8 @@ impl InitArgs {
                 None => read.short(arg, &mut rest)?,
             }
         }
-        (read.probe, read.tool) = (read.probe_asked_for()?, read.tool_asked_for()?);
+        read.validation = read.read_validation()?;
+        read.backend = read.read_backend()?;
         Ok(read)
     }
 
@@ -113,12 +96,12 @@ impl InitArgs {
         lines.collect()
     }
 
-    /// The same as Istio before 1.3 meant it: its proxy had one port for both directions, and no
-    /// argument for another (`tools/deb/istio-iptables.sh` of istio/istio 1.0).
+    /// Returns the arguments with their meaning before Istio 1.3: the proxy had one port for both directions,
+    /// and no argument for a second one (`tools/deb/istio-iptables.sh` of istio/istio 1.0).
     #[must_use]
     pub fn with_one_port(mut self) -> Self {
-        let port = self.wish.get("proxy_port").cloned().unwrap_or_else(|| ENVOY_PORT.into());
-        self.wish.entry("inbound_capture_port").or_insert(port);
+        let port = self.policy.get("proxy_port").cloned().unwrap_or_else(|| ENVOY_PORT.into());
+        self.policy.entry("inbound_capture_port").or_insert(port);
         self
     }
 
@@ -128,27 +111,26 @@ impl InitArgs {
     /// # Errors
     /// With every value that makes no sense.
     pub fn policy(&self, dns_servers: &[IpAddr]) -> Result<PolicyFile, InitArgsError> {
-        let mut wish = self.wish.clone();
+        let mut policy = self.policy.clone();
         let servers =
             |v4| dns_servers.iter().filter(|ip| ip.is_ipv4() == v4).map(ToString::to_string).collect();
-        wish.insert("dns_servers_v4".to_owned(), servers(true));
-        wish.insert("dns_servers_v6".to_owned(), servers(false));
-        PolicyFile::from_entries(&wish).map_err(|error| InitArgsError::Policy(named_as_flags(error)))
+        policy.insert("dns_servers_v4".to_owned(), servers(true));
+        policy.insert("dns_servers_v6".to_owned(), servers(false));
+        PolicyFile::from_entries(&policy).map_err(|error| InitArgsError::Policy(named_as_flags(error)))
     }
 
-    /// Is this among the orders given?
     pub fn orders(&self, order: Order) -> bool {
         self.orders.contains(&order)
     }
 
-    /// Reports whether an argument or variable that is part of the policy was given.
+    /// Reports whether an argument or variable of the policy was given.
     pub fn has_policy_arguments(&self) -> bool {
         self.has_policy_arguments
     }
 
-    /// Does the policy depend on the pod's DNS servers?
+    /// Reports whether the policy depends on the pod's DNS servers.
     pub fn needs_dns_servers(&self) -> bool {
-        let is = |key| self.wish.get(key).and_then(Value::as_bool) == Some(true);
+        let is = |key| self.policy.get(key).and_then(Value::as_bool) == Some(true);
         is("redirect_dns") && !is("capture_all_dns")
     }
 
@@ -177,8 +159,8 @@ impl InitArgs {
         self.take(flag.meaning, flag.long, value.ok_or(InitArgsError::NoValue(flag.long))?)
     }
 
-    /// One dash and letters: those that want no value may stand together, the first that wants one
-    /// takes the rest of the word or the next word.
+    /// Parses one dash and letters. Flags without a value can be combined; the first flag with a value takes the
+    /// rest of the word or the next word.
     fn short<'a>(
         &mut self,
         text: &str,
@@ -208,17 +190,17 @@ impl InitArgs {
         match meaning {
             Meaning::Nothing | Meaning::NothingBare => {}
             Meaning::Ignored | Meaning::IgnoredBare
-                if value.is_empty() || matches!(truth(name, value), Ok(false)) => {}
+                if value.is_empty() || matches!(boolean(name, value), Ok(false)) => {}
             Meaning::Ignored | Meaning::IgnoredBare => drop(self.ignored.insert(name.to_owned())),
             Meaning::Setting(setting) => drop(self.settings.insert(setting, value.to_owned())),
-            Meaning::Value(key) if value.is_empty() => drop(self.wish.remove(key)),
-            Meaning::Value(key) => drop(self.wish.insert(key.to_owned(), value.into())),
-            Meaning::List(key) => drop(self.wish.insert(key.to_owned(), list(value))),
+            Meaning::Value(key) if value.is_empty() => drop(self.policy.remove(key)),
+            Meaning::Value(key) => drop(self.policy.insert(key.to_owned(), value.into())),
+            Meaning::List(key) => drop(self.policy.insert(key.to_owned(), list(value))),
             Meaning::Bool(key) => {
-                drop(self.wish.insert(key.to_owned(), truth(name, value)?.into()));
+                drop(self.policy.insert(key.to_owned(), boolean(name, value)?.into()));
             }
             Meaning::Order(order) => {
-                if truth(name, value)? {
+                if boolean(name, value)? {
                     self.orders.insert(order);
                 } else {
                     self.orders.remove(&order);
@@ -229,7 +211,7 @@ impl InitArgs {
     }
 }
 
-/// Without arguments `istio-iptables` captures nothing by port and nothing by address.
+/// Without arguments `istio-iptables` captures no port and no address.
 fn nothing_captured() -> Map<String, Value> {
     let lists = FLAGS.iter().filter_map(|flag| match flag.meaning {
         Meaning::List(key) => Some((key.to_owned(), list(""))),
@@ -242,17 +224,17 @@ fn list(text: &str) -> Value {
     text.split(',').map(str::trim).filter(|item| !item.is_empty()).collect()
 }
 
-fn truth(name: &str, value: &str) -> Result<bool, InitArgsError> {
+fn boolean(name: &str, value: &str) -> Result<bool, InitArgsError> {
     let neither = || InitArgsError::NotABool { name: name.to_owned(), value: value.to_owned() };
     parse_bool(value).ok_or_else(neither)
 }
 
-/// Who wrote `--proxy-uid` should not read of `proxy_uids`.
+/// Names faults as the operator wrote them: `--proxy-uid` instead of `proxy_uids`.
 fn named_as_flags(error: PolicyFileError) -> PolicyFileError {
     let PolicyFileError::Faults(faults) = error else { return error };
     let flag_of = |key: &str| FLAGS.iter().find(|flag| flag.meaning.key() == Some(key));
     let renamed = faults.into_iter().map(|fault| match flag_of(&fault.key) {
-        Some(flag) => Fault { key: format!("--{}", flag.long), ..fault },
+        Some(flag) => PolicyFault { key: format!("--{}", flag.long), ..fault },
         None => fault,
     });
     PolicyFileError::Faults(renamed.collect())

@@ -1,66 +1,59 @@
-//! The pods a manifest file would make: every pod and pod template in it, whatever wraps them.
-//!
-//! Knows the shape of Kubernetes' kinds, and nothing of what a mesh reads in a pod.
+//! The pods and pod templates in a manifest file, of any kind of Kubernetes object. What a mesh reads in a pod is
+//! in the plugin.
 
 use serde_json::{Map, Value};
 use serde_saphyr::options::NonFiniteFloatPolicy;
 
-/// The longest manifest we read. An object in etcd ends at 1.5 MiB; this is a long list of them.
+/// The longest manifest in bytes. etcd limits an object to 1.5 MiB; a file may contain several.
 pub const LONGEST: usize = 8 << 20;
 
-/// A pod, or the pod that a template would make.
+/// A pod, or the pod that a controller creates from a template.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PodTemplate {
-    /// Where it comes from: the outer object's kind and name, like `Deployment/shop`.
+    /// The outer object's kind and name, like `Deployment/shop`.
     pub origin: String,
-    /// The pod as the API server would keep it: `metadata` and `spec`.
+    /// The pod as the API server stores it: `metadata` and `spec`.
     pub pod: Value,
 }
 
 impl PodTemplate {
-    /// The name without the kind.
+    /// Returns the name without the kind.
     pub fn name(&self) -> &str {
         self.origin.split_once('/').map_or("", |(_, name)| name)
     }
 }
 
-/// Why a text gives no pods.
 #[derive(Debug, thiserror::Error)]
 pub enum ManifestError {
-    /// More than [`LONGEST`].
     #[error("the manifest is longer than {LONGEST} bytes")]
     TooLong,
-    /// Neither YAML nor JSON, or more of it than any manifest needs (depth, nodes, aliases).
-    #[error("the manifest is not YAML we can read")]
+    /// Neither YAML nor JSON, or beyond the limits on depth, nodes and aliases.
+    #[error("the manifest is not valid YAML or JSON")]
     Syntax(#[source] Box<serde_saphyr::Error>),
-    /// Fine, but about other things.
     #[error("the manifest has no pod and no pod template{}", among(.kinds))]
-    NoPod {
-        /// The kinds it has instead.
-        kinds: Vec<String>,
-    },
+    NoPod { kinds: Vec<String> },
 }
 
 fn among(kinds: &[String]) -> String {
     if kinds.is_empty() { String::new() } else { format!(", only {}", kinds.join(", ")) }
 }
 
-/// All pods in a manifest, in the order they stand there.
+/// Returns all pods of a manifest, in the order of the file.
 ///
 /// # Errors
-/// When the text is too long, cannot be read, or holds no pod at all.
+/// When the text is too long, is not valid, or contains no pod.
 pub fn pods(text: &str) -> Result<Vec<PodTemplate>, ManifestError> {
     if text.len() > LONGEST {
         return Err(ManifestError::TooLong);
     }
     let mut found = Found::default();
     for document in documents(text)? {
-        found.look_into(document);
+        found.add(document);
     }
     if found.pods.is_empty() { Err(ManifestError::NoPod { kinds: found.others }) } else { Ok(found.pods) }
 }
 
-/// Anchors may repeat a manifest's parts, not multiply them: 250 000 nodes in all.
+/// Aliases may repeat parts of a manifest but not multiply them: 250,000 nodes in all.
 fn documents(text: &str) -> Result<Vec<Value>, ManifestError> {
     let options = serde_saphyr::options! {
         budget: serde_saphyr::budget! { max_depth: 64, max_nodes: 250_000, max_documents: 1_024 },
@@ -78,10 +71,10 @@ struct Found {
 }
 
 impl Found {
-    fn look_into(&mut self, object: Value) {
+    fn add(&mut self, object: Value) {
         let Value::Object(mut object) = object else { return };
         if let Some(Value::Array(items)) = object.remove("items") {
-            return items.into_iter().for_each(|item| self.look_into(item));
+            return items.into_iter().for_each(|item| self.add(item));
         }
         let kind = printable(text_at(&object, "kind").unwrap_or("unknown kind"));
         match pod_in(&kind, &object) {
@@ -105,12 +98,12 @@ fn pod_in(kind: &str, object: &Map<String, Value>) -> Option<Value> {
     Some(pod_of(template, object))
 }
 
-/// Other kinds have a `template` too (secrets, certificates): only pods have containers.
+/// Other kinds have a `template` too (secrets, certificates); only a pod template has containers.
 fn makes_pods(template: &Value) -> bool {
     template.pointer("/spec/containers").is_some_and(Value::is_array)
 }
 
-/// The template as a pod; a controller's pods live in its namespace and begin with its name.
+/// Returns the template as a pod. A controller's pods have its namespace, and names that begin with its name.
 fn pod_of(template: &Value, owner: &Map<String, Value>) -> Value {
     let mut metadata = template.get("metadata").and_then(Value::as_object).cloned().unwrap_or_default();
     let owner = owner.get("metadata").and_then(Value::as_object);
@@ -134,8 +127,8 @@ fn text_at<'a>(object: &'a Map<String, Value>, key: &str) -> Option<&'a str> {
     object.get(key).and_then(Value::as_str)
 }
 
-/// The text with control characters spelled out: what a file says must not steer a terminal, nor
-/// end the comment or the line it is quoted in.
+/// Escapes control characters: text from a file must not control the terminal, or end the comment or line that
+/// quotes it.
 pub(crate) fn printable(text: &str) -> String {
     let spelled = |c: char| match c.is_control() {
         true => c.escape_default().to_string(),

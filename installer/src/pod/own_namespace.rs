@@ -1,7 +1,7 @@
-//! The network namespace a program was started in: its addresses, and whether it is a node's.
+//! The network namespace that a program runs in: its addresses, and whether it is a node's.
 //!
-//! In a pod it is the pod's, and writing into it is the errand. On a node it is the node's: then the
-//! same rules send every connection of the node to a port where nobody listens.
+//! `gybe init` writes into the pod's namespace. In a node's namespace the same rules would send every connection
+//! of the node to a port without a listener.
 
 use gybe_netfilter::compile::PASSTHROUGH_V6;
 use gybe_netfilter::routes::{self, RoutesError};
@@ -11,26 +11,25 @@ use std::io::{BufRead, BufReader, Read};
 use std::net::IpAddr;
 use std::path::Path;
 
-/// A switch that the kernel shows in its first network namespace alone, because it is about all of
-/// them: `net_core_table` of net/core/sysctl_net_core.c is registered for `init_net` only. And
-/// `/proc/sys/net` is that of the thread that looks; `unshare -n ls /proc/sys/net/core` shows it.
-/// The inode number of `/proc/self/ns/net` is no such sign: older kernels take any that is free.
-const SEEN_IN_THE_FIRST_ONLY: &str = "sys/net/core/netdev_max_backlog";
+/// A sysctl that exists in the kernel's first network namespace only, because it applies to all of them:
+/// `net_core_table` of net/core/sysctl_net_core.c is registered for `init_net` only. `/proc/sys/net` shows the
+/// namespace of the thread that reads it; `unshare -n ls /proc/sys/net/core` demonstrates both. The inode number of
+/// `/proc/self/ns/net` does not identify the first namespace: older kernels use any free number.
+const SYSCTL_OF_THE_FIRST: &str = "sys/net/core/netdev_max_backlog";
 
-/// What the kubelet writes above `/etc/hosts` of a pod that shares its node's network
+/// The first line that the kubelet writes into `/etc/hosts` of a pod that shares its node's network
 /// (`managedHostsHeaderWithHostNetwork` in its source).
 const HOST_NETWORK: &str = "# Kubernetes-managed hosts file (host network).";
 
-/// Why a namespace counts as a node's.
+/// Why a namespace is taken for a node's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum NodesOwn {
-    /// It is the one the kernel booted with.
+pub enum NodeEvidence {
     First,
-    /// The kubelet says that this pod shares its node's.
+    /// The pod has `hostNetwork: true`.
     HostNetwork,
 }
 
-impl fmt::Display for NodesOwn {
+impl fmt::Display for NodeEvidence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::First => "it is the one this kernel booted with",
@@ -39,36 +38,33 @@ impl fmt::Display for NodesOwn {
     }
 }
 
-/// What shows that the calling thread's network namespace is a node's; nothing, in a pod.
+/// Returns evidence that the calling thread's network namespace is a node's; `None` in a pod.
 ///
-/// A node can be a container itself (kind), and look like a pod in all but the kubelet's word.
-pub fn nodes_own(proc: &Path, hosts: &Path) -> Option<NodesOwn> {
+/// A node can be a container itself (kind); then only the kubelet's `/etc/hosts` tells it from a pod.
+pub fn node_evidence(proc: &Path, hosts: &Path) -> Option<NodeEvidence> {
     if is_the_first(proc) {
-        return Some(NodesOwn::First);
+        return Some(NodeEvidence::First);
     }
-    (first_line(hosts).trim_end() == HOST_NETWORK).then_some(NodesOwn::HostNetwork)
+    (first_line(hosts).trim_end() == HOST_NETWORK).then_some(NodeEvidence::HostNetwork)
 }
 
-/// Is the calling thread's network namespace the one the kernel booted with?
+/// Reports whether the calling thread's network namespace is the one that the kernel booted with.
 pub fn is_the_first(proc: &Path) -> bool {
-    proc.join(SEEN_IN_THE_FIRST_ONLY).exists()
+    proc.join(SYSCTL_OF_THE_FIRST).exists()
 }
 
-/// No file, no line.
+/// Returns an empty line if there is no file.
 fn first_line(path: &Path) -> String {
     let mut line = Vec::new();
     if let Ok(file) = File::open(path) {
-        // What was read before an error is what there is to judge by.
+        // After an error the bytes read before it are used.
         let _ = BufReader::new(file.take(256)).read_until(b'\n', &mut line);
     }
     String::from_utf8_lossy(&line).into_owned()
 }
 
-/// The addresses of the calling thread's namespace, in the kernel's order, but for the one we give
-/// to `lo`: that one says nothing about the pod.
-///
-/// # Errors
-/// When the kernel does not list them.
+/// Returns the addresses of the calling thread's namespace, in the kernel's order, without `::6`, which Gybe itself
+/// adds to `lo`.
 pub fn addresses() -> Result<Vec<IpAddr>, RoutesError> {
     let found = routes::addresses()?.into_iter().map(|address| address.ip);
     Ok(found.filter(|ip| *ip != PASSTHROUGH_V6).collect())
@@ -80,17 +76,17 @@ mod tests {
     use std::fs;
 
     #[test]
-    fn a_node_is_known_by_the_kernels_sign_or_the_kubelets_word() {
-        let place = std::env::temp_dir().join(format!("gybe-own-namespace-{}", std::process::id()));
-        let (proc, hosts) = (place.join("proc"), place.join("hosts"));
+    fn a_node_is_recognised_by_the_first_namespace_or_the_kubelets_hosts_file() {
+        let directory = std::env::temp_dir().join(format!("gybe-own-namespace-{}", std::process::id()));
+        let (proc, hosts) = (directory.join("proc"), directory.join("hosts"));
         fs::create_dir_all(proc.join("sys/net/core")).unwrap();
-        assert_eq!(nodes_own(&proc, &hosts), None, "no evidence at all");
+        assert_eq!(node_evidence(&proc, &hosts), None, "no evidence at all");
         fs::write(&hosts, "# Kubernetes-managed hosts file.\n127.0.0.1 localhost\n").unwrap();
-        assert_eq!(nodes_own(&proc, &hosts), None, "a pod with a network of its own");
+        assert_eq!(node_evidence(&proc, &hosts), None, "a pod with a network of its own");
         fs::write(&hosts, "# Kubernetes-managed hosts file (host network).\n127.0.0.1 x\n").unwrap();
-        assert_eq!(nodes_own(&proc, &hosts), Some(NodesOwn::HostNetwork));
-        fs::write(proc.join(SEEN_IN_THE_FIRST_ONLY), "1000\n").unwrap();
-        assert_eq!(nodes_own(&proc, &hosts), Some(NodesOwn::First));
-        fs::remove_dir_all(place).unwrap();
+        assert_eq!(node_evidence(&proc, &hosts), Some(NodeEvidence::HostNetwork));
+        fs::write(proc.join(SYSCTL_OF_THE_FIRST), "1000\n").unwrap();
+        assert_eq!(node_evidence(&proc, &hosts), Some(NodeEvidence::First));
+        fs::remove_dir_all(directory).unwrap();
     }
 }

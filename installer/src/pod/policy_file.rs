@@ -1,15 +1,15 @@
-//! A policy file: the wish as an operator writes it, in JSON. Knows no pod and no annotation.
+//! A policy file: the policy as an operator writes it, in JSON. Contains nothing of pods and annotations.
 //!
-//! The names are those of the recorded flow vectors. A name that is absent has the value Istio's
-//! injector gives it (docs/ISTIO.md, section 2.8). Everything wrong is reported at once.
+//! The keys are those of the recorded flow vectors. An absent key has the value that Istio's injector sets
+//! (docs/ISTIO.md, section 2.8). All faults of a file are reported together.
 
-mod faults;
 mod read;
 mod values;
 
-pub use faults::{Fault, PolicyFileError};
+pub use gybe_netfilter::policy::Families;
+pub use gybe_plugin::families::Stack;
+pub use read::{PolicyFault, PolicyFileError};
 
-use crate::pod::families::{Families, FamilyChoice, NoAddress, Stack};
 use gybe_netfilter::policy::istio::{
     INBOUND_PORT, OUTBOUND_PORT, PROXY_ID, PROXY_PORTS, TPROXY_MARK, TPROXY_TABLE, TUNNEL_PORT,
 };
@@ -17,62 +17,95 @@ use gybe_netfilter::policy::{
     CidrSet, Destinations, Dns, Groups, Inbound, InvalidPackets, Mode, Outbound, Owners, Port, PortSet,
     RedirectPolicy,
 };
-use read::{Reader, Scope};
+use gybe_plugin::conf::Ipv6Setting;
+use gybe_plugin::families;
+use read::{ListOrAll, Reader};
 use serde_json::{Map, Value};
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-/// As many groups as Istio writes into its one rule (docs/ISTIO.md, section 2.6).
+/// The number of groups that Istio writes into its one rule (docs/ISTIO.md, section 2.6).
 const MOST_GROUPS: usize = 64;
 
-/// A policy file, read and found free of fault.
+/// A valid policy file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PolicyFile {
-    /// Complete but for its families, which a namespace may still have to decide.
-    wish: RedirectPolicy,
+    /// Its families are not set: they may depend on the namespace.
+    policy: RedirectPolicy,
     families: FamilyChoice,
 }
 
-impl PolicyFile {
-    /// Reads the text of a policy file.
+/// How a policy file chooses the families.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FamilyChoice {
+    /// The file names them.
+    Fixed(Families),
+    /// By the namespace's addresses (docs/ISTIO.md, section 2.5).
+    ByAddresses(Stack),
+}
+
+/// The families depend on the namespace's addresses, and it has none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the namespace has no address but loopback and link-local ones, so its families cannot be determined"
+)]
+pub struct NoAddress;
+
+impl FamilyChoice {
+    /// Returns the families of a namespace with these addresses, in the kernel's order.
     ///
     /// # Errors
-    /// When the text is not one JSON object, or with every fault found in it.
+    /// When the addresses decide and none is usable: loopback and link-local ones do not count.
+    pub fn decide(self, addresses: &[IpAddr]) -> Result<Families, NoAddress> {
+        match self {
+            Self::Fixed(families) => Ok(families),
+            // With `auto` there is only one reason for an error.
+            Self::ByAddresses(stack) => {
+                families::choose(Ipv6Setting::Auto, stack, addresses).map_err(|_| NoAddress)
+            }
+        }
+    }
+}
+
+impl PolicyFile {
+    /// Parses the text of a policy file.
+    ///
+    /// # Errors
+    /// When the text is not one JSON object; else all faults of the object.
     pub fn parse(text: &str) -> Result<Self, PolicyFileError> {
         Self::from_entries(&read::object(text)?)
     }
 
-    /// Reads an object that is already parsed, like the `options` of a flow vector.
+    /// Reads a parsed object, such as the `options` of a flow vector.
     ///
     /// # Errors
-    /// With every fault found in it.
+    /// All faults of the object.
     pub fn from_entries(entries: &Map<String, Value>) -> Result<Self, PolicyFileError> {
         let mut reader = Reader::new(entries);
-        let file = Self { wish: wish(&mut reader), families: families(&mut reader) };
+        let file = Self { policy: policy(&mut reader), families: family_choice(&mut reader) };
         reader.finish()?;
         Ok(file)
     }
 
-    /// The policy for a namespace with these addresses, given in the kernel's order.
+    /// Returns the policy for a namespace with these addresses, in the kernel's order.
     ///
     /// # Errors
-    /// When the file leaves the families to the addresses and there is none to go by.
+    /// When the addresses decide about the families and none is usable.
     pub fn policy(&self, addresses: &[IpAddr]) -> Result<RedirectPolicy, NoAddress> {
         Ok(self.with_families(self.families.decide(addresses)?))
     }
 
-    /// The policy with its families decided by the caller.
+    /// Returns the policy with the caller's families.
     pub fn with_families(&self, families: Families) -> RedirectPolicy {
-        RedirectPolicy { families, ..self.wish.clone() }
+        RedirectPolicy { families, ..self.policy.clone() }
     }
 
-    /// What the file says about families.
     pub fn families(&self) -> FamilyChoice {
         self.families
     }
 }
 
-fn wish(reader: &mut Reader<'_>) -> RedirectPolicy {
+fn policy(reader: &mut Reader<'_>) -> RedirectPolicy {
     let uids = reader.list("proxy_uids", values::id);
     let gids = reader.list("proxy_gids", values::id);
     let proxy_uids = owners(uids).unwrap_or_else(|| Owners::new(PROXY_ID, []));
@@ -100,7 +133,7 @@ fn wish(reader: &mut Reader<'_>) -> RedirectPolicy {
     }
 }
 
-fn families(reader: &mut Reader<'_>) -> FamilyChoice {
+fn family_choice(reader: &mut Reader<'_>) -> FamilyChoice {
     let dual_stack = reader.flag("dual_stack").unwrap_or(false);
     match reader.flag("enable_ipv6") {
         Some(true) => FamilyChoice::Fixed(Families::V4AndV6),
@@ -129,12 +162,12 @@ fn owners(ids: Vec<u32>) -> Option<Owners> {
 }
 
 fn inbound(reader: &mut Reader<'_>) -> Inbound {
-    let given = reader.given("inbound_ports_exclude");
+    let is_given = reader.is_given("inbound_ports_exclude");
     let excluded = ports(reader, "inbound_ports_exclude");
-    let excluded = if given { excluded } else { PROXY_PORTS.into_iter().collect() };
-    match reader.scope("inbound_ports_include", values::ports) {
-        Scope::All => Inbound::AllBut(excluded),
-        Scope::Only(included) => Inbound::Only(included.into_iter().collect()),
+    let excluded = if is_given { excluded } else { PROXY_PORTS.into_iter().collect() };
+    match reader.list_or_all("inbound_ports_include", values::ports) {
+        ListOrAll::All => Inbound::AllBut(excluded),
+        ListOrAll::Only(included) => Inbound::Only(included.into_iter().collect()),
     }
 }
 
@@ -147,9 +180,9 @@ fn outbound(reader: &mut Reader<'_>) -> Outbound {
         excluded_ports: ports(reader, "outbound_ports_exclude"),
         excluded_to: reader.list("outbound_cidrs_exclude", values::cidr).into_iter().collect(),
         included_ports: ports(reader, "outbound_ports_include"),
-        included_to: match reader.scope("outbound_cidrs_include", values::cidr) {
-            Scope::All => Destinations::All,
-            Scope::Only(nets) => Destinations::Only(nets.into_iter().collect()),
+        included_to: match reader.list_or_all("outbound_cidrs_include", values::cidr) {
+            ListOrAll::All => Destinations::All,
+            ListOrAll::Only(nets) => Destinations::Only(nets.into_iter().collect()),
         },
         groups: groups(reader),
     }
@@ -157,9 +190,9 @@ fn outbound(reader: &mut Reader<'_>) -> Outbound {
 
 fn groups(reader: &mut Reader<'_>) -> Groups {
     let excluded: BTreeSet<u32> = reader.list("owner_groups_exclude", values::id).into_iter().collect();
-    match reader.scope("owner_groups_include", values::id) {
-        Scope::All => Groups::AllBut(excluded),
-        Scope::Only(ids) => {
+    match reader.list_or_all("owner_groups_include", values::id) {
+        ListOrAll::All => Groups::AllBut(excluded),
+        ListOrAll::Only(ids) => {
             if ids.len() > MOST_GROUPS {
                 let why = format!("has {} groups, and at most {MOST_GROUPS} are allowed", ids.len());
                 reader.fault("owner_groups_include", why);

@@ -1,4 +1,4 @@
-//! Which DNS servers a pod asks: the `nameserver` lines of its `/etc/resolv.conf`, and no other.
+//! The DNS servers of a pod: the `nameserver` lines of its `/etc/resolv.conf`.
 
 use nix::libc::O_NONBLOCK;
 use std::fs::OpenOptions;
@@ -7,29 +7,25 @@ use std::net::IpAddr;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-/// A thousand times what a resolver's file has.
+/// The longest file in bytes, a thousand times the usual length.
 const LONGEST: u64 = 256 * 1024;
 
-/// Where a container has it.
 pub const PATH: &str = "/etc/resolv.conf";
 
-/// Why the servers are not known.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot read {}", .path.display())]
 pub struct ResolvConfError {
-    /// The file.
     pub path: PathBuf,
-    /// Why not.
     pub source: io::Error,
 }
 
-/// The servers named in the file at `path`, in its order.
+/// Returns the servers in the file at `path`, in its order.
 ///
 /// # Errors
-/// When it cannot be read, or is no text of a sane length.
+/// When it cannot be read, is not UTF-8 or is too long.
 pub fn servers_of(path: &Path) -> Result<Vec<IpAddr>, ResolvConfError> {
     let read = || {
-        // Without O_NONBLOCK the opening of a FIFO waits for a writer that never comes.
+        // Without O_NONBLOCK, open(2) of a FIFO waits for a writer.
         let file = OpenOptions::new().read(true).custom_flags(O_NONBLOCK).open(path)?;
         let mut text = String::new();
         if file.take(LONGEST + 1).read_to_string(&mut text)? as u64 > LONGEST {
@@ -40,16 +36,16 @@ pub fn servers_of(path: &Path) -> Result<Vec<IpAddr>, ResolvConfError> {
     read().map_err(|source| ResolvConfError { path: path.to_owned(), source })
 }
 
-/// The servers in the text of such a file; resolv.conf(5). An address that is none is passed over,
-/// as a resolver does.
+/// Returns the servers in the text of such a file; resolv.conf(5). An invalid address is skipped, as a resolver
+/// does.
 fn servers(text: &str) -> Vec<IpAddr> {
     let lines = text.lines().filter_map(|line| line.strip_prefix("nameserver"));
     let lines = lines.filter(|rest| rest.starts_with([' ', '\t']));
     lines.filter_map(|rest| address(rest.split_whitespace().next()?)).collect()
 }
 
-/// A link-local server is named with its interface, `fe80::1%eth0`, which no packet bears. A query
-/// to a mapped IPv4 address travels as IPv4.
+/// A link-local server is written with its interface, `fe80::1%eth0`, which is not part of the address in a
+/// packet. A query to a mapped IPv4 address is an IPv4 packet.
 fn address(word: &str) -> Option<IpAddr> {
     let address = word.split_once('%').map_or(word, |(address, _)| address);
     Some(address.parse::<IpAddr>().ok()?.to_canonical())
@@ -70,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_not_there_or_has_no_end_is_an_error() {
+    fn a_missing_or_endless_file_is_an_error() {
         for path in ["/nonexistent/resolv.conf", "/dev/zero", "/"] {
             let error = servers_of(Path::new(path)).unwrap_err();
             assert!(error.to_string().contains(path), "{error}");

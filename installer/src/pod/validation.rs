@@ -1,20 +1,17 @@
-//! Whether a pod's rules redirect, found out as Istio does (docs/ISTIO.md, section 5): a
-//! connection of the proxy's user to a port where nobody listens must arrive at the proxy's ports.
+//! Tests whether a pod's rules redirect, as Istio does (docs/ISTIO.md, section 5): a connection of the proxy's
+//! user to a port without a listener must arrive at the proxy's ports.
 //!
-//! Writes no rule and needs no privilege but to be the proxy's user. What the outcome means to a
-//! person stands in `report`.
+//! Writes no rule and needs no privilege but that of the proxy's user. `report` puts the result into words.
 
-mod call;
-mod ears;
-mod holder;
+mod connection;
 mod report;
+mod socket_owner;
 
-pub use holder::Holder;
+pub use socket_owner::SocketOwner;
 
-use crate::pod::init_args::Probe;
+use crate::pod::init_args::ValidationOptions;
 use crate::testnet::identity::act_as;
-use call::{Call, CallEnd};
-use ears::Ears;
+use connection::{Attempt, AttemptEnd, ProxyListeners};
 use gybe_netfilter::compile::{PASSTHROUGH_V4, PASSTHROUGH_V6};
 use gybe_netfilter::policy::RedirectPolicy;
 use gybe_netfilter::ruleset::Family;
@@ -26,174 +23,154 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 use std::{io, panic, thread};
 
-/// A call each second, as Istio makes them.
-const BETWEEN_CALLS: Duration = Duration::from_secs(1);
+/// Istio makes one attempt a second too.
+const BETWEEN_ATTEMPTS: Duration = Duration::from_secs(1);
 
-/// What is called, by whom, and where the call must arrive.
+/// The test connection, its user, and where it must arrive.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Check {
+pub struct Validation {
     target: SocketAddr,
     source: IpAddr,
     listeners: BTreeSet<SocketAddr>,
     uid: u32,
-    patience: Duration,
+    timeout: Duration,
 }
 
-/// What came of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Verdict {
-    /// The call arrived here.
+pub enum ValidationResult {
+    /// A test connection arrived at this address.
     Redirected(SocketAddr),
-    /// It did not, in the time there was.
+    /// None arrived within the timeout.
     NotRedirected(Evidence),
 }
 
-/// What was seen instead of an arrival.
+/// What happened instead.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Evidence {
-    /// Whose connections were made.
+    /// The user that made the attempts.
     uid: u32,
-    /// How the calls ended, and how many.
-    calls: BTreeMap<CallEnd, u32>,
-    /// Who listens where the calls went, if somebody does.
-    answers: Option<Holder>,
-    /// Is the called address the pod's own?
-    target: Place,
-    /// Where nothing could have arrived, since somebody else listens there.
-    taken: BTreeMap<SocketAddr, Option<Holder>>,
-    /// Other people's connections: where they arrived, and where they were to go.
-    strays: Vec<Stray>,
+    /// How the attempts ended, and how many ended so.
+    attempts: BTreeMap<AttemptEnd, u32>,
+    /// The process that listens on the target, if one does.
+    target_owner: Option<SocketOwner>,
+    /// The target is no address of this namespace. 127.0.0.6 always is one; ::6 is added with the rules for IPv6.
+    target_is_elsewhere: bool,
+    /// Addresses of the proxy on which other processes listen.
+    taken: BTreeMap<SocketAddr, Option<SocketOwner>>,
+    /// Connections of other clients that arrived.
+    others: Vec<OtherConnection>,
 }
 
-/// Where the called address is: `127.0.0.6` is always here, `::6` where rules for IPv6 are.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-enum Place {
-    #[default]
-    Here,
-    Elsewhere,
-}
-
-/// A connection that arrived and is no call of ours.
+/// A connection that arrived and is not the test connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Stray {
+struct OtherConnection {
     at: SocketAddr,
     from: SocketAddr,
     meant_for: Option<SocketAddr>,
 }
 
-type Outcome = (Option<SocketAddr>, Evidence, Vec<SocketAddr>);
+/// What the thread that acts as the proxy's user found.
+struct Found {
+    arrived_at: Option<SocketAddr>,
+    evidence: Evidence,
+    taken: Vec<SocketAddr>,
+}
 
-/// Why it cannot be found out.
 #[derive(Debug, thiserror::Error)]
 pub enum ValidationError {
-    /// A port could not be listened on, and it is not that somebody else does.
+    /// Not because another process listens there.
     #[error("cannot listen on {address}")]
-    Listen {
-        /// Where.
-        address: SocketAddr,
-        /// Why not.
-        source: Errno,
-    },
-    /// The kernel would not wait for us.
+    Listen { address: SocketAddr, source: Errno },
     #[error("cannot wait for connections")]
     Wait(#[source] Errno),
-    /// No thread to be another user with.
     #[error("cannot start a thread")]
     Thread(#[source] io::Error),
 }
 
-impl Check {
-    /// The check for a pod whose first address is of this family.
-    pub fn of(policy: &RedirectPolicy, probe: Probe, family: Family) -> Self {
-        let (here, nobody): (IpAddr, IpAddr) = match family {
+impl Validation {
+    /// The validation of a pod whose first address is of this family.
+    pub fn of(policy: &RedirectPolicy, options: ValidationOptions, family: Family) -> Self {
+        let (loopback, passthrough): (IpAddr, IpAddr) = match family {
             Family::V4 => (Ipv4Addr::LOCALHOST.into(), PASSTHROUGH_V4.into()),
             Family::V6 => (Ipv6Addr::LOCALHOST.into(), PASSTHROUGH_V6.into()),
         };
         let ports = [policy.outbound_port, policy.inbound_port];
         Self {
-            target: SocketAddr::new(nobody, probe.port.get()),
-            source: here,
-            listeners: ports.map(|port| SocketAddr::new(here, port.get())).into(),
+            target: SocketAddr::new(passthrough, options.port.get()),
+            source: loopback,
+            listeners: ports.map(|port| SocketAddr::new(loopback, port.get())).into(),
             uid: policy.proxy_uids.first,
-            patience: probe.patience,
+            timeout: options.timeout,
         }
     }
 
-    /// Calls until a call arrives, or the time is over.
-    ///
-    /// # Errors
-    /// When it cannot be found out.
-    pub fn make(&self) -> Result<Verdict, ValidationError> {
-        let outcome = thread::scope(|scope| {
-            // A thread of its own, because one who acts as somebody else never goes back.
-            let errand = thread::Builder::new().name("validation".into());
-            let errand = errand.spawn_scoped(scope, || self.call_and_listen());
-            let errand = errand.map_err(ValidationError::Thread)?;
-            errand.join().unwrap_or_else(|panic| panic::resume_unwind(panic))
+    /// Makes attempts until one arrives or the timeout has passed.
+    pub fn run(&self) -> Result<ValidationResult, ValidationError> {
+        let found = thread::scope(|scope| {
+            // A thread that has changed its user cannot change back, so it ends afterwards.
+            let thread = thread::Builder::new().name("validation".into());
+            let thread = thread.spawn_scoped(scope, || self.connect_and_listen());
+            let thread = thread.map_err(ValidationError::Thread)?;
+            thread.join().unwrap_or_else(|panic| panic::resume_unwind(panic))
         });
-        let (arrived, mut evidence, taken) = outcome?;
-        if let Some(at) = arrived {
-            return Ok(Verdict::Redirected(at));
+        let Found { arrived_at, mut evidence, taken } = found?;
+        if let Some(at) = arrived_at {
+            return Ok(ValidationResult::Redirected(at));
         }
-        // Here, since whose socket it is shows itself to root and not to the proxy's user.
-        evidence.taken = taken.into_iter().map(|at| (at, Holder::of(at))).collect();
-        evidence.answers = Holder::of(self.target);
-        evidence.target = Place::of(self.target.ip());
-        Ok(Verdict::NotRedirected(evidence))
+        // On this thread: root can see a socket's process, the proxy's user cannot.
+        evidence.taken = taken.into_iter().map(|at| (at, SocketOwner::of(at))).collect();
+        evidence.target_owner = SocketOwner::of(self.target);
+        evidence.target_is_elsewhere = is_elsewhere(self.target.ip());
+        Ok(ValidationResult::NotRedirected(evidence))
     }
 
-    /// Where a call arrived, what was seen, and where nothing could arrive.
-    fn call_and_listen(&self) -> Result<Outcome, ValidationError> {
+    fn connect_and_listen(&self) -> Result<Found, ValidationError> {
         let mut evidence = Evidence { uid: self.act_as_the_proxy(), ..Evidence::default() };
-        let (ears, taken) = Ears::open(&self.listeners)?;
-        // With nothing to listen on there is nothing to wait for.
-        let arrived = if ears.is_empty() { Ok(None) } else { self.watch(&ears, &mut evidence) };
-        Ok((arrived.map_err(ValidationError::Wait)?, evidence, taken))
+        let (listeners, taken) = ProxyListeners::open(&self.listeners)?;
+        // Without a listener nothing can arrive.
+        let arrived_at =
+            if listeners.is_empty() { Ok(None) } else { self.attempt(&listeners, &mut evidence) };
+        Ok(Found { arrived_at: arrived_at.map_err(ValidationError::Wait)?, evidence, taken })
     }
 
-    /// The user whose sockets this thread makes from now on. Where it may not become the proxy's,
-    /// it stays who it is: the outcome tells.
+    /// Makes this thread create sockets as the proxy's user, and returns the user it has then: without the
+    /// privilege it keeps its own, and the result reports that.
     fn act_as_the_proxy(&self) -> u32 {
         let own = Owner { uid: geteuid().as_raw(), gid: getegid().as_raw() };
         let proxy = Owner { uid: self.uid, ..own };
         if own.uid == self.uid || act_as(proxy).is_ok() { self.uid } else { own.uid }
     }
 
-    fn watch(&self, ears: &Ears, evidence: &mut Evidence) -> nix::Result<Option<SocketAddr>> {
-        let end = Instant::now() + self.patience;
+    fn attempt(
+        &self,
+        listeners: &ProxyListeners,
+        evidence: &mut Evidence,
+    ) -> nix::Result<Option<SocketAddr>> {
+        let deadline = Instant::now() + self.timeout;
         loop {
-            let next = end.min(Instant::now() + BETWEEN_CALLS);
-            let mut call = Call::begin(self.source, self.target);
-            let arrived = ears.hear(&mut call, next, |stray| match stray.meant_for {
-                Some(address) if address.port() == self.target.port() => true,
-                _ => {
-                    evidence.remember(stray);
-                    false
-                }
-            })?;
-            *evidence.calls.entry(call.end()).or_default() += 1;
-            if arrived.is_some() || Instant::now() >= end {
+            let next = deadline.min(Instant::now() + BETWEEN_ATTEMPTS);
+            let mut attempt = Attempt::start(self.source, self.target);
+            let arrived =
+                listeners.wait_for(&mut attempt, next, |connection| match connection.meant_for {
+                    Some(address) if address.port() == self.target.port() => true,
+                    _ => {
+                        // A few examples are enough for a person.
+                        if evidence.others.len() < 5 {
+                            evidence.others.push(connection);
+                        }
+                        false
+                    }
+                })?;
+            *evidence.attempts.entry(attempt.end()).or_default() += 1;
+            if arrived.is_some() || Instant::now() >= deadline {
                 return Ok(arrived);
             }
         }
     }
 }
 
-impl Place {
-    /// Only an address of this namespace can be bound to.
-    fn of(address: IpAddr) -> Self {
-        match TcpListener::bind((address, 0)) {
-            Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => Self::Elsewhere,
-            _ => Self::Here,
-        }
-    }
-}
-
-impl Evidence {
-    /// A few are enough to see what goes on.
-    fn remember(&mut self, stray: Stray) {
-        if self.strays.len() < 5 {
-            self.strays.push(stray);
-        }
-    }
+/// Reports whether `address` is not this namespace's: only its own addresses can be bound to.
+fn is_elsewhere(address: IpAddr) -> bool {
+    let bound = TcpListener::bind((address, 0));
+    bound.is_err_and(|error| error.kind() == io::ErrorKind::AddrNotAvailable)
 }

@@ -1,4 +1,4 @@
-//! Those who call: one connection, from one namespace, by one user, and what became of it.
+//! A client: makes one connection from a namespace as a user, and returns its outcome.
 
 use super::identity::{IdentityError, act_as};
 use super::namespace::{Namespace, NamespaceError};
@@ -14,45 +14,38 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-/// How often a neighbour is looked for.
+/// Attempts, if the neighbour table is full.
 const ATTEMPTS: usize = 3;
 
-/// A connection to make.
+/// A client of one connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Client {
-    /// Who makes it.
+    /// The owner of its socket.
     pub owner: Owner,
-    /// TCP or UDP.
     pub transport: Transport,
-    /// Where to.
     pub to: SocketAddr,
-    /// What it looks like on its way.
-    pub disguise: SourceOptions,
+    pub source: SourceOptions,
 }
 
-/// What a caller may choose about its own side of the connection.
+/// The client's side of the connection. The kernel chooses what is `None`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SourceOptions {
-    /// The address it comes from; the kernel's choice otherwise.
-    pub source: Option<IpAddr>,
-    /// The port it comes from, likewise.
-    pub source_port: Option<u16>,
-    /// A mark on its packets; its socket is then transparent, and may use foreign addresses.
+    pub address: Option<IpAddr>,
+    pub port: Option<u16>,
+    /// A mark on its packets. The socket is then transparent and may use addresses of other hosts.
     pub mark: Option<u32>,
 }
 
-/// Why a call could not be made at all. A connection that fails is not an error but a [`ConnectionOutcome`].
+/// Why no connection was attempted. A connection that fails is a [`ConnectionOutcome`], not an error.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// The namespace cannot be entered.
-    #[error("cannot call from inside a network namespace")]
+    #[error("cannot connect from inside a network namespace")]
     Namespace(#[from] NamespaceError),
-    /// The socket would be somebody else's.
-    #[error("cannot call as another user")]
+    #[error("cannot connect as another user")]
     Identity(#[from] IdentityError),
-    /// What came back is not what a listener of ours says.
-    #[error("somebody answered who is none of ours")]
-    Stranger(#[source] super::outcome::ParseOutcomeError),
+    /// Every listener of `listener` sends a reply that can be parsed.
+    #[error("another program than a listener of this test network replied")]
+    UnknownReply(#[source] super::outcome::ParseOutcomeError),
 }
 
 impl Hint for ClientError {
@@ -60,21 +53,22 @@ impl Hint for ClientError {
         match self {
             Self::Namespace(error) => error.hint(),
             Self::Identity(error) => error.hint(),
-            Self::Stranger(_) => None,
+            Self::UnknownReply(_) => None,
         }
     }
 }
 
 impl Client {
-    /// Makes the connection from `namespace` and waits for its fate, no longer than `patience`.
-    ///
-    /// # Errors
-    /// When the call could not be made as wanted, whatever its fate would have been.
-    pub fn make(&self, namespace: &Namespace, patience: Duration) -> Result<ConnectionOutcome, ClientError> {
+    /// Connects from `namespace` and waits for a reply until the timeout.
+    pub fn connect(
+        &self,
+        namespace: &Namespace,
+        timeout: Duration,
+    ) -> Result<ConnectionOutcome, ClientError> {
         namespace.run(|| {
             act_as(self.owner)?;
-            match self.answer_of_neighbours(Instant::now() + patience) {
-                Ok(text) => text.parse().map_err(ClientError::Stranger),
+            match self.reply_with_retries(Instant::now() + timeout) {
+                Ok(text) => text.parse().map_err(ClientError::UnknownReply),
                 Err(Errno::ETIMEDOUT) => Ok(ConnectionOutcome::Timeout),
                 Err(Errno::ECONNREFUSED) => Ok(ConnectionOutcome::Refused),
                 Err(errno) => Ok(ConnectionOutcome::Failed(errno)),
@@ -82,21 +76,21 @@ impl Client {
         })?
     }
 
-    /// A table of neighbours serves all namespaces of a kernel, and is full now and then on one that
-    /// makes many (net/core/neighbour.c, `neigh_alloc`, v6.18). No rule of ours answers in that way.
-    fn answer_of_neighbours(&self, deadline: Instant) -> nix::Result<String> {
-        let mut answer = self.answer(deadline);
+    /// Retries after EHOSTUNREACH, which no rule of Gybe causes: one neighbour table serves all namespaces of a kernel
+    /// and is full at times while tests create many of them (net/core/neighbour.c, `neigh_alloc`, v6.18).
+    fn reply_with_retries(&self, deadline: Instant) -> nix::Result<String> {
+        let mut reply = self.reply(deadline);
         for _ in 1..ATTEMPTS {
-            if answer != Err(Errno::EHOSTUNREACH) {
+            if reply != Err(Errno::EHOSTUNREACH) {
                 break;
             }
-            answer = self.answer(deadline);
+            reply = self.reply(deadline);
         }
-        answer
+        reply
     }
 
-    fn answer(&self, deadline: Instant) -> nix::Result<String> {
-        let fd = self.dressed_socket()?;
+    fn reply(&self, deadline: Instant) -> nix::Result<String> {
+        let fd = self.open_socket()?;
         match socket::connect(&fd, self.to) {
             Err(Errno::EINPROGRESS) => {
                 wait(&fd, PollFlags::POLLOUT, deadline)?;
@@ -113,22 +107,22 @@ impl Client {
         self.read(&fd, deadline)
     }
 
-    fn dressed_socket(&self) -> nix::Result<OwnedFd> {
+    fn open_socket(&self) -> nix::Result<OwnedFd> {
         let fd = socket::open(self.transport, self.to)?;
-        let SourceOptions { source, source_port, mark } = self.disguise;
+        let SourceOptions { address, port, mark } = self.source;
         if let Some(mark) = mark {
             setsockopt(&fd, sockopt::IpTransparent, &true)?;
             setsockopt(&fd, sockopt::Mark, &mark)?;
         }
-        if source.is_some() || source_port.is_some() {
+        if address.is_some() || port.is_some() {
             let any =
                 if self.to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
-            socket::bind(&fd, SocketAddr::new(source.unwrap_or(any), source_port.unwrap_or(0)))?;
+            socket::bind(&fd, SocketAddr::new(address.unwrap_or(any), port.unwrap_or(0)))?;
         }
         Ok(fd)
     }
 
-    /// One datagram, or everything until the other side hangs up.
+    /// Reads one datagram, or a stream up to its end.
     fn read(&self, fd: &OwnedFd, deadline: Instant) -> nix::Result<String> {
         let mut text = Vec::new();
         let mut piece = [0; 512];

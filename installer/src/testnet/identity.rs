@@ -1,16 +1,14 @@
-//! Whose sockets a thread makes. Not a login: only what netfilter's owner matches look at.
+//! The owner of the sockets that a thread creates: what netfilter's owner matches compare.
 
 use gybe_netfilter::hint::Hint;
 use gybe_netfilter::trace::Owner;
 use nix::unistd::{Gid, Uid, setfsgid, setfsuid};
 use std::borrow::Cow;
 
-/// Why a thread cannot act as somebody.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot make sockets that belong to uid {} gid {}", .wanted.uid, .wanted.gid)]
+#[error("cannot create sockets owned by uid {} gid {}", .owner.uid, .owner.gid)]
 pub struct IdentityError {
-    /// Whom it should have acted as.
-    pub wanted: Owner,
+    pub owner: Owner,
 }
 
 impl Hint for IdentityError {
@@ -23,7 +21,7 @@ impl Hint for IdentityError {
     }
 }
 
-/// Makes the calling thread, and no other, act as this user and group for the rest of its life.
+/// Makes the calling thread, and no other, create sockets as this user and group for the rest of its life.
 ///
 /// `meta skuid` compares `file->f_cred->fsuid` of the socket (net/netfilter/nft_meta.c,
 /// `nft_meta_get_eval_skugid`, v6.18), and those credentials are a copy of the thread's at
@@ -32,9 +30,9 @@ impl Hint for IdentityError {
 pub(crate) fn act_as(owner: Owner) -> Result<(), IdentityError> {
     setfsgid(Gid::from_raw(owner.gid));
     setfsuid(Uid::from_raw(owner.uid));
-    // Both calls answer with the id before, whether or not they worked; an invalid id only asks.
+    // Both calls return the previous id whether they worked or not; an invalid id changes nothing.
     let uid = setfsuid(Uid::from_raw(u32::MAX));
     let gid = setfsgid(Gid::from_raw(u32::MAX));
-    let is = Owner { uid: uid.as_raw(), gid: gid.as_raw() };
-    if is == owner { Ok(()) } else { Err(IdentityError { wanted: owner }) }
+    let current = Owner { uid: uid.as_raw(), gid: gid.as_raw() };
+    if current == owner { Ok(()) } else { Err(IdentityError { owner }) }
 }

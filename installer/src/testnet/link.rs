@@ -1,6 +1,5 @@
-//! Links between namespaces, their addresses and routes. Works in the calling thread's namespace,
-//! or in those it is handed; every change is acknowledged by the kernel before the next one. When
-//! what was made really works is known to `link/ready.rs`.
+//! Links between namespaces, their addresses and routes. The kernel acknowledges every change before the next one
+//! is made; `ready` waits until links and addresses work.
 
 mod ready;
 
@@ -24,38 +23,16 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Why a world could not be wired up.
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
-    /// The kernel did not do one step of it.
     #[error("cannot {step}")]
-    Step {
-        /// Which.
-        step: String,
-        /// Why.
-        source: RtnetlinkError,
-    },
-    /// A link or an address never came to work.
-    #[error("{what} did not work within {seconds} s")]
-    NotReady {
-        /// Which.
-        what: String,
-        /// How long it had.
-        seconds: u64,
-    },
-    /// A namespace could not be worked in.
-    #[error("cannot wire up a network namespace")]
+    Step { step: String, source: RtnetlinkError },
+    #[error("{what} was not ready within {seconds} s")]
+    NotReady { what: String, seconds: u64 },
+    #[error("cannot add a link to a network namespace")]
     Namespace(#[from] NamespaceError),
-    /// A kernel switch could not be set.
     #[error("cannot write {value} to {path}")]
-    Sysctl {
-        /// The switch.
-        path: String,
-        /// The wanted position.
-        value: &'static str,
-        /// Why not.
-        source: std::io::Error,
-    },
+    Sysctl { path: String, value: &'static str, source: std::io::Error },
 }
 
 impl Hint for LinkError {
@@ -64,73 +41,63 @@ impl Hint for LinkError {
         match errno {
             Errno::EOPNOTSUPP => Some("this kernel has no veth pairs: load module veth (CONFIG_VETH)".into()),
             Errno::EACCES | Errno::EAFNOSUPPORT => {
-                Some("this kernel has IPv6 switched off: sysctl net.ipv6.conf.default.disable_ipv6, or ipv6.disable=1 on its command line".into())
+                Some("IPv6 is disabled in this kernel: sysctl net.ipv6.conf.default.disable_ipv6, or ipv6.disable=1 on its command line".into())
             }
             _ => None,
         }
     }
 }
 
-/// One end of a link: where it is, what it is called and which addresses it has.
+/// One end of a veth pair.
 #[derive(Debug)]
 pub struct LinkEnd<'a> {
-    /// The namespace it is in.
     pub namespace: &'a Namespace,
-    /// Its name there.
     pub name: InterfaceName,
-    /// Its addresses with their prefixes.
     pub addresses: Vec<IpNet>,
 }
 
-/// Where packets to a network go.
+/// The next hop of a route.
 #[derive(Debug, Clone, Copy)]
 pub enum NextHop {
-    /// To this neighbour.
     Via(IpAddr),
-    /// Nowhere: every address of the network is one of this namespace's own.
-    Here,
+    /// A local route: every address of the network is one of the namespace's own.
+    Local,
 }
 
 /// Index of the loopback interface in every network namespace.
 const LOOPBACK: u32 = 1;
 
-/// Makes a veth pair, gives each end its addresses and returns when packets can pass.
-///
-/// # Errors
-/// When the kernel refuses a step, or the link does not come up.
+/// Creates a veth pair, adds the addresses of each end, and returns when packets can pass.
 pub fn join(left: &LinkEnd<'_>, right: &LinkEnd<'_>) -> Result<(), LinkError> {
-    // Two ends with the same index count as one device to the kernel's link watcher, and it may
-    // then take a second to notice that they are up (net/core/link_watch.c, linkwatch_urgent_event).
+    // The kernel's link watcher takes two ends with the same index for one device, and may need a second to
+    // notice that both are up (net/core/link_watch.c, linkwatch_urgent_event).
     static NEXT: AtomicU32 = AtomicU32::new(1000);
     let index = NEXT.fetch_add(2, Ordering::Relaxed);
-    left.namespace.run(|| make_pair((left, index), (right, index + 1)))??;
-    let ends = [(left, index), (right, index + 1)];
-    for (end, index) in ends {
+    let ends = [Indexed { end: left, index }, Indexed { end: right, index: index + 1 }];
+    left.namespace.run(|| create_pair(&ends))??;
+    for Indexed { end, index } in ends {
         end.namespace.run(|| up(index, || format!("bring up {}", end.name.as_str())))??;
     }
-    for (end, index) in ends {
+    for Indexed { end, index } in ends {
         end.namespace.run(|| ready::until_up(end, index).and_then(|()| address(end, index)))??;
     }
     Ok(())
 }
 
-/// Sends packets for `network` there, from `namespace`.
-///
-/// # Errors
-/// When the kernel refuses.
-pub fn route(namespace: &Namespace, network: IpNet, towards: NextHop) -> Result<(), LinkError> {
+/// Adds a route to `network` in `namespace`.
+pub fn route(namespace: &Namespace, network: IpNet, next_hop: NextHop) -> Result<(), LinkError> {
     let mut message = RouteMessage::default();
     message.header.address_family = family(network.addr());
     message.header.destination_prefix_length = network.prefix_len();
     message.header.table = RouteHeader::RT_TABLE_MAIN;
     message.header.protocol = RouteProtocol::Boot;
     message.attributes.push(RouteAttribute::Destination(route_address(network.network())));
-    match towards {
+    match next_hop {
         NextHop::Via(neighbour) => {
             message.header.kind = RouteType::Unicast;
             message.attributes.push(RouteAttribute::Gateway(route_address(neighbour)));
         }
-        NextHop::Here => {
+        NextHop::Local => {
             message.header.kind = RouteType::Local;
             message.header.scope = RouteScope::Host;
             message.attributes.push(RouteAttribute::Oif(LOOPBACK));
@@ -138,14 +105,11 @@ pub fn route(namespace: &Namespace, network: IpNet, towards: NextHop) -> Result<
     }
     namespace.run(|| {
         let add = RouteNetlinkMessage::NewRoute(message);
-        change(add, NLM_F_CREATE | NLM_F_EXCL, || format!("route {network} {towards:?}"))
+        change(add, NLM_F_CREATE | NLM_F_EXCL, || format!("route {network} {next_hop:?}"))
     })?
 }
 
-/// Makes `namespace` a router: it passes on what is not for itself, whatever interface it came by.
-///
-/// # Errors
-/// When a switch cannot be set.
+/// Makes `namespace` a router: it forwards packets for other addresses, from every interface.
 pub fn forward(namespace: &Namespace) -> Result<(), LinkError> {
     let set = |path: &str, value: &'static str| {
         // /proc/sys/net shows the namespace of the calling thread (net/sysctl_net.c, net_ctl_header_lookup).
@@ -155,29 +119,36 @@ pub fn forward(namespace: &Namespace) -> Result<(), LinkError> {
     namespace.run(|| {
         set("ipv4/ip_forward", "1")?;
         set("ipv6/conf/all/forwarding", "1")?;
-        // A new namespace may inherit the machine's (net.core.devconf_inherit_init_net), and
-        // asymmetric paths are what a router is tested with.
+        // A new namespace may inherit the machine's setting (net.core.devconf_inherit_init_net), and tests of a
+        // router use asymmetric paths.
         set("ipv4/conf/all/rp_filter", "0")?;
         set("ipv4/conf/default/rp_filter", "0")
     })?
 }
 
-fn make_pair(left: (&LinkEnd<'_>, u32), right: (&LinkEnd<'_>, u32)) -> Result<(), LinkError> {
-    let half = |(end, index): (&LinkEnd<'_>, u32)| {
+/// An end and the index that its interface gets.
+#[derive(Clone, Copy)]
+struct Indexed<'a> {
+    end: &'a LinkEnd<'a>,
+    index: u32,
+}
+
+fn create_pair([left, right]: &[Indexed<'_>; 2]) -> Result<(), LinkError> {
+    let half = |Indexed { end, index }: &Indexed<'_>| {
         let mut half = LinkMessage::default();
-        half.header.index = index;
+        half.header.index = *index;
         half.attributes.push(LinkAttribute::IfName(end.name.as_str().to_owned()));
         half
     };
-    let mut other = half(right);
-    other.attributes.push(LinkAttribute::NetNsFd(right.0.namespace.as_fd().as_raw_fd()));
+    let mut peer = half(right);
+    peer.attributes.push(LinkAttribute::NetNsFd(right.end.namespace.as_fd().as_raw_fd()));
     let mut pair = half(left);
     pair.attributes.push(LinkAttribute::LinkInfo(vec![
         LinkInfo::Kind(InfoKind::Veth),
-        LinkInfo::Data(InfoData::Veth(InfoVeth::Peer(other))),
+        LinkInfo::Data(InfoData::Veth(InfoVeth::Peer(peer))),
     ]));
     change(RouteNetlinkMessage::NewLink(pair), NLM_F_CREATE | NLM_F_EXCL, || {
-        format!("make the veth pair {} - {}", left.0.name.as_str(), right.0.name.as_str())
+        format!("create the veth pair {} - {}", left.end.name.as_str(), right.end.name.as_str())
     })
 }
 
@@ -187,15 +158,15 @@ fn address(end: &LinkEnd<'_>, index: u32) -> Result<(), LinkError> {
         message.header.family = family(network.addr());
         message.header.prefix_len = network.prefix_len();
         message.header.index = index;
-        // No duplicate address detection: nobody else is on the wire, and it takes a second.
+        // Duplicate address detection takes a second, and there is no other host on this link.
         message.header.flags = AddressHeaderFlags::Nodad;
         message.attributes.push(AddressAttribute::Local(network.addr()));
         message.attributes.push(AddressAttribute::Address(network.addr()));
         change(RouteNetlinkMessage::NewAddress(message), NLM_F_CREATE | NLM_F_EXCL, || {
-            format!("give {} the address {network}", end.name.as_str())
+            format!("add to {} the address {network}", end.name.as_str())
         })?;
         if let IpAddr::V6(address) = network.addr() {
-            ready::until_found(address, index)?;
+            ready::until_multicast_joined(address, index)?;
         }
     }
     Ok(())

@@ -1,5 +1,5 @@
-//! Those who answer: sockets of one user in one namespace, served by one thread, that tell every
-//! caller who they are and what they see. Who calls is not known here.
+//! Listeners: sockets of one user in one namespace, served by one thread. Each replies to every client with its own
+//! name and what it sees of the connection.
 
 use super::identity::{IdentityError, act_as};
 use super::namespace::{Namespace, NamespaceError};
@@ -18,59 +18,44 @@ use std::os::fd::AsFd;
 use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
 
-/// How those who answer call themselves.
+/// The name in a listener's replies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ServerName {
-    /// By name alone: `ext-peer`, who answers on every port alike.
+    /// The name alone: `ext-peer`.
     Name(&'static str),
-    /// By name and the port they listen on: `envoy:15001`.
+    /// The name and the port: `envoy:15001`.
     NameAndPort(&'static str),
 }
 
-/// Which addresses of its namespace a listener answers on.
+/// The addresses of its namespace that a listener accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ListenAddress {
-    /// All of them.
-    Everywhere,
-    /// All of them, and connections to other addresses that are handed to it (`IP_TRANSPARENT`).
+    Any,
+    /// All, and connections to other addresses that a TPROXY rule assigns to it (`IP_TRANSPARENT`).
     Transparent,
     /// 127.0.0.1 and `::1`.
     Loopback,
 }
 
-/// One port somebody listens on, in both families.
+/// A port to listen on, in both families.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ListeningPort {
-    /// TCP or UDP.
     pub transport: Transport,
-    /// The port.
     pub port: u16,
-    /// Where it is heard.
-    pub reach: ListenAddress,
+    pub address: ListenAddress,
 }
 
-/// Why nobody listens.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
-    /// The namespace cannot be entered.
     #[error("cannot listen inside a network namespace")]
     Namespace(#[from] NamespaceError),
-    /// The sockets would be somebody else's.
     #[error("cannot listen as another user")]
     Identity(#[from] IdentityError),
-    /// One of the sockets.
     #[error("cannot listen on {transport:?} {address}: {errno}")]
-    Socket {
-        /// TCP or UDP.
-        transport: Transport,
-        /// Where.
-        address: SocketAddr,
-        /// Why not.
-        errno: Errno,
-    },
-    /// No thread, or none that lived long enough to say what is wrong.
-    #[error("cannot start a thread to listen with")]
-    NoThread(#[source] std::io::Error),
+    Socket { transport: Transport, address: SocketAddr, errno: Errno },
+    /// The thread could not be started, or ended before it reported an error.
+    #[error("cannot start a thread for listeners")]
+    Thread(#[source] std::io::Error),
 }
 
 impl Hint for ListenError {
@@ -78,12 +63,12 @@ impl Hint for ListenError {
         match self {
             Self::Namespace(error) => error.hint(),
             Self::Identity(error) => error.hint(),
-            Self::Socket { .. } | Self::NoThread(_) => None,
+            Self::Socket { .. } | Self::Thread(_) => None,
         }
     }
 }
 
-/// Listeners at work, until this value goes.
+/// Running listeners; they stop when this value is dropped.
 #[derive(Debug)]
 pub struct Listeners {
     stop: Arc<EventFd>,
@@ -91,144 +76,139 @@ pub struct Listeners {
 }
 
 impl Listeners {
-    /// Starts listening in `namespace`, as `owner`; when this returns, every port answers.
-    ///
-    /// # Errors
-    /// When one socket cannot be had; then none is left behind.
+    /// Starts listening in `namespace` as `owner`, and returns when every port accepts. After an error no socket is
+    /// left.
     pub fn start(
         namespace: &Arc<Namespace>,
         owner: Owner,
-        badge: ServerName,
-        services: Vec<ListeningPort>,
+        name: ServerName,
+        ports: Vec<ListeningPort>,
     ) -> Result<Self, ListenError> {
-        let stop = EventFd::new().map_err(|errno| ListenError::NoThread(errno.into()))?;
+        let stop = EventFd::new().map_err(|errno| ListenError::Thread(errno.into()))?;
         let stop = Arc::new(stop);
         let (ready, started) = mpsc::channel();
-        let place = (Arc::clone(namespace), Arc::clone(&stop));
+        let (namespace, stop_of_thread) = (Arc::clone(namespace), Arc::clone(&stop));
         let thread = thread::Builder::new().name("listeners".into()).spawn(move || {
-            let (namespace, stop) = place;
-            match open_all(&namespace, owner, &services) {
-                Ok(ears) => {
+            match open_all(&namespace, owner, &ports) {
+                Ok(sockets) => {
                     drop(namespace);
-                    let told = ready.send(Ok(()));
-                    if told.is_ok() {
-                        serve(&ears, badge, &stop);
+                    if ready.send(Ok(())).is_ok() {
+                        serve(&sockets, name, &stop_of_thread);
                     }
                 }
                 Err(error) => drop(ready.send(Err(error))),
             }
         });
-        let thread = thread.map_err(ListenError::NoThread)?;
+        let thread = thread.map_err(ListenError::Thread)?;
         let listeners = Self { stop, thread: Some(thread) };
         match started.recv() {
             Ok(outcome) => outcome.map(|()| listeners),
-            Err(gone) => Err(ListenError::NoThread(std::io::Error::other(gone))),
+            Err(gone) => Err(ListenError::Thread(std::io::Error::other(gone))),
         }
     }
 }
 
 impl Drop for Listeners {
     fn drop(&mut self) {
-        // A counter that is full already says "stop".
-        let _told = self.stop.write(1);
+        // A full counter has been written before, so the thread stops anyway.
+        let _written = self.stop.write(1);
         if let Some(thread) = self.thread.take() {
             let _ended = thread.join();
         }
     }
 }
 
-enum Ear {
-    Connections(TcpListener, u16),
-    Datagrams(UdpSocket, u16),
+enum ListeningSocket {
+    Tcp { socket: TcpListener, port: u16 },
+    Udp { socket: UdpSocket, port: u16 },
 }
 
 fn open_all(
     namespace: &Namespace,
     owner: Owner,
-    services: &[ListeningPort],
-) -> Result<Vec<Ear>, ListenError> {
+    ports: &[ListeningPort],
+) -> Result<Vec<ListeningSocket>, ListenError> {
     namespace.enter()?;
     act_as(owner)?;
-    let both = |service: &ListeningPort| match service.reach {
+    let both_families = |port: &ListeningPort| match port.address {
         ListenAddress::Loopback => [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)],
         _ => [IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V6(Ipv6Addr::UNSPECIFIED)],
     };
-    let each = services.iter().flat_map(|service| both(service).map(|address| (service, address)));
-    each.map(|(service, address)| {
-        let address = SocketAddr::new(address, service.port);
-        open(service, address).map_err(|errno| ListenError::Socket {
-            transport: service.transport,
-            address,
-            errno,
-        })
+    let each = ports.iter().flat_map(|port| both_families(port).map(|address| (port, address)));
+    each.map(|(port, address)| {
+        let address = SocketAddr::new(address, port.port);
+        open(port, address).map_err(|errno| ListenError::Socket { transport: port.transport, address, errno })
     })
     .collect()
 }
 
-fn open(service: &ListeningPort, address: SocketAddr) -> nix::Result<Ear> {
-    let fd = socket::open(service.transport, address)?;
+fn open(listening: &ListeningPort, address: SocketAddr) -> nix::Result<ListeningSocket> {
+    let fd = socket::open(listening.transport, address)?;
     setsockopt(&fd, sockopt::ReuseAddr, &true)?;
-    if service.reach == ListenAddress::Transparent {
+    if listening.address == ListenAddress::Transparent {
         setsockopt(&fd, sockopt::IpTransparent, &true)?;
     }
     socket::bind(&fd, address)?;
-    Ok(match service.transport {
+    let port = listening.port;
+    Ok(match listening.transport {
         Transport::Tcp => {
             listen(&fd, Backlog::new(64)?)?;
-            Ear::Connections(fd.into(), service.port)
+            ListeningSocket::Tcp { socket: fd.into(), port }
         }
         Transport::Udp => {
-            socket::tell_destination(&fd, address)?;
-            Ear::Datagrams(fd.into(), service.port)
+            socket::enable_packet_info(&fd, address)?;
+            ListeningSocket::Udp { socket: fd.into(), port }
         }
     })
 }
 
-fn serve(ears: &[Ear], badge: ServerName, stop: &EventFd) {
-    let watched = |fd| PollFd::new(fd, PollFlags::POLLIN);
-    let mut waiting: Vec<PollFd<'_>> = ears
+fn serve(sockets: &[ListeningSocket], name: ServerName, stop: &EventFd) {
+    let readable = |fd| PollFd::new(fd, PollFlags::POLLIN);
+    let mut polled: Vec<PollFd<'_>> = sockets
         .iter()
-        .map(|ear| match ear {
-            Ear::Connections(listener, _) => watched(listener.as_fd()),
-            Ear::Datagrams(socket, _) => watched(socket.as_fd()),
+        .map(|socket| match socket {
+            ListeningSocket::Tcp { socket, .. } => readable(socket.as_fd()),
+            ListeningSocket::Udp { socket, .. } => readable(socket.as_fd()),
         })
-        .chain([watched(stop.as_fd())])
+        .chain([readable(stop.as_fd())])
         .collect();
     loop {
-        match poll(&mut waiting, PollTimeout::NONE) {
+        match poll(&mut polled, PollTimeout::NONE) {
             Err(Errno::EINTR) => continue,
             Err(_) => return,
             Ok(_) => {}
         }
-        if waiting.last().and_then(PollFd::any).unwrap_or(true) {
+        if polled.last().and_then(PollFd::any).unwrap_or(true) {
             return;
         }
-        for (ear, _) in ears.iter().zip(&waiting).filter(|(_, fd)| fd.any().unwrap_or(true)) {
-            // One caller who hangs up early must not cost the others their answer.
-            let _told = match ear {
-                Ear::Connections(listener, port) => greet(listener, &name(badge, *port)),
-                Ear::Datagrams(socket, port) => reply(socket, &name(badge, *port)),
+        for (socket, _) in sockets.iter().zip(&polled).filter(|(_, fd)| fd.any().unwrap_or(true)) {
+            // An error is one client's, which may have closed its connection; the others are served.
+            let _replied = match socket {
+                ListeningSocket::Tcp { socket, port } => reply_on_stream(socket, name.with_port(*port)),
+                ListeningSocket::Udp { socket, port } => reply_to_datagram(socket, name.with_port(*port)),
             };
         }
     }
 }
 
-fn name(badge: ServerName, port: u16) -> String {
-    match badge {
-        ServerName::Name(name) => name.to_owned(),
-        ServerName::NameAndPort(name) => format!("{name}:{port}"),
+impl ServerName {
+    fn with_port(self, port: u16) -> String {
+        match self {
+            Self::Name(name) => name.to_owned(),
+            Self::NameAndPort(name) => format!("{name}:{port}"),
+        }
     }
 }
 
-fn greet(listener: &TcpListener, by: &str) -> std::io::Result<()> {
-    let (mut stream, caller) = listener.accept()?;
-    let original = socket::original_destination(&stream, caller);
-    let answer = Reply { by: by.to_owned(), original, source: caller.ip() };
-    stream.write_all(answer.to_string().as_bytes())
+fn reply_on_stream(listener: &TcpListener, by: String) -> std::io::Result<()> {
+    let (mut stream, client) = listener.accept()?;
+    let original = socket::original_destination(&stream, client);
+    let reply = Reply { by, original, source: client.ip() };
+    stream.write_all(reply.to_string().as_bytes())
 }
 
-fn reply(socket: &UdpSocket, by: &str) -> std::io::Result<()> {
-    let question = socket::receive(socket)?;
-    let answer = Reply { by: by.to_owned(), original: None, source: question.from.ip() };
-    socket::answer(socket, &question, answer.to_string().as_bytes())
+fn reply_to_datagram(socket: &UdpSocket, by: String) -> std::io::Result<()> {
+    let datagram = socket::receive(socket)?;
+    let reply = Reply { by, original: None, source: datagram.from.ip() };
+    socket::reply(socket, &datagram, reply.to_string().as_bytes())
 }

@@ -1,38 +1,35 @@
-//! What became of a connection, and its one-line text. Who asked, and how, is not known here.
+//! The outcome of a connection, and its one-line text form in the recorded flow vectors.
 
 use nix::errno::Errno;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 
-/// What became of a connection, as its caller sees it.
+/// The outcome of a connection, as its client sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ConnectionOutcome {
-    /// Somebody answered.
     Answered(Reply),
-    /// Nobody did, in the time there was.
     Timeout,
-    /// It was turned down.
     Refused,
-    /// The caller's own kernel would not even start it.
+    /// The client's own kernel did not start it.
     Failed(Errno),
 }
 
-/// What the one who answered says of himself and of the connection he sees.
+/// What a listener reports about itself and the connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reply {
-    /// His name, `envoy:15001` or just `ext-peer`.
+    /// The listener's name, such as `envoy:15001` or `ext-peer`.
     pub by: String,
-    /// Where the caller wanted to go, when conntrack knows.
+    /// The client's original destination, if conntrack knows it.
     pub original: Option<SocketAddr>,
-    /// Where the connection comes from.
+    /// The address that the connection comes from.
     pub source: IpAddr,
 }
 
 impl fmt::Display for ConnectionOutcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Answered(answer) => answer.fmt(f),
+            Self::Answered(reply) => reply.fmt(f),
             Self::Timeout => f.write_str("timeout"),
             Self::Refused => f.write_str("refused"),
             Self::Failed(errno) => write!(f, "ERR [Errno {}] {}", *errno as i32, errno.desc()),
@@ -50,10 +47,10 @@ impl fmt::Display for Reply {
     }
 }
 
-/// A text that tells no fate.
+/// The text is no outcome.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{0:?} is neither an answer (NAME orig=ADDRESS:PORT src=ADDRESS) nor timeout, refused or ERR [Errno N]"
+    "{0:?} is neither a reply (NAME orig=ADDRESS:PORT src=ADDRESS) nor timeout, refused or ERR [Errno N]"
 )]
 pub struct ParseOutcomeError(String);
 
@@ -73,11 +70,11 @@ impl FromStr for ConnectionOutcome {
                 .map(|raw| Self::Failed(Errno::from_raw(raw)))
                 .map_err(|_| ParseOutcomeError(text.into()));
         }
-        answer(text).map(Self::Answered).ok_or_else(|| ParseOutcomeError(text.into()))
+        reply(text).map(Self::Answered).ok_or_else(|| ParseOutcomeError(text.into()))
     }
 }
 
-fn answer(text: &str) -> Option<Reply> {
+fn reply(text: &str) -> Option<Reply> {
     let mut words = text.split(' ');
     let by = words.next().filter(|name| !name.is_empty())?.to_owned();
     let (mut original, mut source) = (None, None);
@@ -96,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_fate_reads_back_from_its_text() {
+    fn an_outcome_is_parsed_from_its_text() {
         for text in [
             "envoy:15001 orig=10.1.2.3:80 src=10.244.0.10",
             "envoy:15006 orig=[fd00:10::10]:8080 src=fd00:10::1",
@@ -111,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn what_tells_no_fate_is_refused() {
+    fn a_text_that_is_no_outcome_is_refused() {
         for text in
             ["", "envoy", "envoy src=", "envoy orig=10.0.0.1 src=10.0.0.1", " src=::1", "ERR [Errno x]"]
         {

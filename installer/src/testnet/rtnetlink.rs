@@ -1,4 +1,4 @@
-//! One question to the kernel's rtnetlink and its answer. Which questions, `link.rs` knows.
+//! Requests to the kernel's rtnetlink and its replies. `link` builds the requests.
 
 use netlink_packet_core::{NLM_F_ACK, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload};
 use netlink_packet_route::RouteNetlinkMessage;
@@ -9,21 +9,14 @@ use std::io;
 use std::os::fd::AsFd;
 use std::time::Instant;
 
-/// What the kernel had to say against it.
 #[derive(Debug, thiserror::Error)]
 pub enum RtnetlinkError {
-    /// It refused.
     #[error("the kernel refused: {errno}")]
-    Refused {
-        /// Why.
-        errno: Errno,
-    },
-    /// The socket itself failed.
+    Refused { errno: Errno },
     #[error("the rtnetlink socket failed")]
     Socket(#[from] io::Error),
-    /// It said something that is not an answer.
-    #[error("the kernel's answer makes no sense: {0}")]
-    Nonsense(String),
+    #[error("the kernel's reply is not an expected message: {0}")]
+    Unexpected(String),
 }
 
 /// A socket in the network namespace of the thread that opened it.
@@ -32,15 +25,15 @@ pub(super) struct Rtnetlink {
     sequence: u32,
 }
 
-/// What the kernel tells of unasked (include/uapi/linux/rtnetlink.h, enum rtnetlink_groups).
+/// The multicast groups in which the kernel announces changes (include/uapi/linux/rtnetlink.h, enum rtnetlink_groups).
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Group {
     Links = 1,
     Ipv6Addresses = 9,
 }
 
-/// Room for one answer; the longest here is a link with all its attributes, under 4 KiB.
-const ANSWER: usize = 32 * 1024;
+/// The buffer for one reply; the longest is a link with all its attributes, under 4 KiB.
+const REPLY_SIZE: usize = 32 * 1024;
 
 impl Rtnetlink {
     pub(super) fn open() -> Result<Self, RtnetlinkError> {
@@ -49,12 +42,11 @@ impl Rtnetlink {
         Ok(Self { socket, sequence: 0 })
     }
 
-    /// From now on, hear of changes as well.
-    pub(super) fn watch(&self, group: Group) -> Result<(), RtnetlinkError> {
+    pub(super) fn subscribe(&self, group: Group) -> Result<(), RtnetlinkError> {
         Ok(self.socket.add_membership(group as u32)?)
     }
 
-    /// Has something changed, and returns when the kernel has acknowledged it.
+    /// Makes a change and waits for the kernel's acknowledgement.
     pub(super) fn change(&mut self, message: RouteNetlinkMessage, flags: u16) -> Result<(), RtnetlinkError> {
         let sequence = self.send(message, flags | NLM_F_ACK)?;
         loop {
@@ -71,8 +63,8 @@ impl Rtnetlink {
         }
     }
 
-    /// Asks for one object.
-    pub(super) fn ask(
+    /// Reads one object.
+    pub(super) fn get(
         &mut self,
         message: RouteNetlinkMessage,
     ) -> Result<RouteNetlinkMessage, RtnetlinkError> {
@@ -87,13 +79,13 @@ impl Rtnetlink {
                 NetlinkPayload::Error(error) => {
                     Err(RtnetlinkError::Refused { errno: Errno::from_raw(-error.raw_code()) })
                 }
-                other => Err(RtnetlinkError::Nonsense(format!("{other:?}"))),
+                other => Err(RtnetlinkError::Unexpected(format!("{other:?}"))),
             };
         }
     }
 
-    /// Waits until something arrives that nobody asked for, or until the deadline. True if it did.
-    pub(super) fn hear(&self, deadline: Instant) -> Result<bool, RtnetlinkError> {
+    /// Waits for an announcement until the deadline, and reports whether one arrived.
+    pub(super) fn wait(&self, deadline: Instant) -> Result<bool, RtnetlinkError> {
         let left = deadline.saturating_duration_since(Instant::now());
         let mut waiting = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
         let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
@@ -119,8 +111,8 @@ impl Rtnetlink {
     }
 
     fn receive(&self) -> Result<NetlinkMessage<RouteNetlinkMessage>, RtnetlinkError> {
-        let mut bytes = Vec::with_capacity(ANSWER);
+        let mut bytes = Vec::with_capacity(REPLY_SIZE);
         self.socket.recv(&mut bytes, 0)?;
-        NetlinkMessage::deserialize(&bytes).map_err(|error| RtnetlinkError::Nonsense(error.to_string()))
+        NetlinkMessage::deserialize(&bytes).map_err(|error| RtnetlinkError::Unexpected(error.to_string()))
     }
 }

@@ -1,4 +1,4 @@
-//! The few things about sockets that the standard library does not say. Nothing waits here.
+//! Socket calls that the standard library does not have. None of them blocks.
 
 use gybe_netfilter::trace::Transport;
 use nix::sys::socket::{
@@ -9,7 +9,7 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::net::{SocketAddr, SocketAddrV4, SocketAddrV6, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
-/// A socket of `like`'s family and of that family only; nothing it does makes the caller wait.
+/// Opens a non-blocking socket of `like`'s family, and of that family only.
 pub(crate) fn open(transport: Transport, like: SocketAddr) -> nix::Result<OwnedFd> {
     let family = if like.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
     let kind = match transport {
@@ -32,7 +32,7 @@ pub(crate) fn connect(fd: &OwnedFd, address: SocketAddr) -> nix::Result<()> {
     nix::sys::socket::connect(fd.as_raw_fd(), &SockaddrStorage::from(address))
 }
 
-/// Where the caller of an accepted connection wanted to go; `None` when conntrack does not know it.
+/// Returns the original destination of an accepted connection; `None` if conntrack does not know it.
 pub(crate) fn original_destination(stream: &impl AsFd, caller: SocketAddr) -> Option<SocketAddr> {
     if caller.is_ipv4() {
         let address = getsockopt(stream, sockopt::OriginalDst).ok()?;
@@ -40,15 +40,14 @@ pub(crate) fn original_destination(stream: &impl AsFd, caller: SocketAddr) -> Op
     } else {
         let address = getsockopt(stream, sockopt::Ip6tOriginalDst).ok()?;
         let address = SocketAddrV6::from(SockaddrIn6::from(address));
-        // Neither flow label nor scope is part of what the caller asked for.
+        // Flow label and scope are not part of the client's destination.
         Some(SocketAddr::new((*address.ip()).into(), address.port()))
     }
 }
 
-/// From now on, every datagram says which of our addresses it was sent to, and may be answered
-/// from there.
-pub(super) fn tell_destination(fd: &OwnedFd, like: SocketAddr) -> nix::Result<()> {
-    // An address that is ours by a route only may not be a source in IPv6 without it
+/// Makes every received datagram carry the local address it was sent to, so that `reply` can be sent from there.
+pub(super) fn enable_packet_info(fd: &OwnedFd, like: SocketAddr) -> nix::Result<()> {
+    // IPv6 refuses a source address that is local by a route only, unless the socket has IP_FREEBIND
     // (net/ipv6/datagram.c, ip6_datagram_send_ctl, v6.18).
     setsockopt(fd, sockopt::IpFreebind, &true)?;
     if like.is_ipv4() {
@@ -58,43 +57,43 @@ pub(super) fn tell_destination(fd: &OwnedFd, like: SocketAddr) -> nix::Result<()
     }
 }
 
-/// A datagram, less what is in it.
-pub(super) struct Question {
+/// The sender and the destination of a received datagram.
+pub(super) struct Datagram {
     pub(super) from: SocketAddr,
     address: SockaddrStorage,
-    asked_at: Option<ControlMessageOwned>,
+    destination: Option<ControlMessageOwned>,
 }
 
-pub(super) fn receive(socket: &UdpSocket) -> io::Result<Question> {
+pub(super) fn receive(socket: &UdpSocket) -> io::Result<Datagram> {
     let mut text = [0; 512];
     let mut parts = [IoSliceMut::new(&mut text)];
-    // Room for one packet info; the IPv6 one is 20 bytes, the IPv4 one 12.
+    // The buffer for one packet info: 20 bytes with IPv6, 12 with IPv4.
     let mut control = nix::cmsg_space!([u8; 20]);
     let read =
         recvmsg::<SockaddrStorage>(socket.as_raw_fd(), &mut parts, Some(&mut control), MsgFlags::empty())?;
-    let nameless = || io::Error::other("a datagram without a sender");
-    let address = read.address.ok_or_else(nameless)?;
+    let no_sender = || io::Error::other("a datagram without a sender");
+    let address = read.address.ok_or_else(no_sender)?;
     let v4 = address.as_sockaddr_in().map(|a| SocketAddr::from(SocketAddrV4::from(*a)));
     let v6 = address.as_sockaddr_in6().map(|a| SocketAddr::from(SocketAddrV6::from(*a)));
-    let from = v4.or(v6).ok_or_else(nameless)?;
-    Ok(Question { from, address, asked_at: read.cmsgs()?.next() })
+    let from = v4.or(v6).ok_or_else(no_sender)?;
+    Ok(Datagram { from, address, destination: read.cmsgs()?.next() })
 }
 
-/// Answers from the address the question was sent to, so that the caller knows the answer is to it.
-pub(super) fn answer(socket: &UdpSocket, question: &Question, text: &[u8]) -> io::Result<()> {
+/// Replies from the address that the datagram was sent to: clients ignore replies from other addresses.
+pub(super) fn reply(socket: &UdpSocket, datagram: &Datagram, text: &[u8]) -> io::Result<()> {
     let parts = [IoSlice::new(text)];
     let send = |control: &[ControlMessage<'_>]| {
-        sendmsg(socket.as_raw_fd(), &parts, control, MsgFlags::empty(), Some(&question.address))
+        sendmsg(socket.as_raw_fd(), &parts, control, MsgFlags::empty(), Some(&datagram.address))
     };
-    match &question.asked_at {
-        Some(ControlMessageOwned::Ipv4PacketInfo(asked)) => {
-            let mut from = *asked;
-            from.ipi_spec_dst = asked.ipi_addr;
+    match &datagram.destination {
+        Some(ControlMessageOwned::Ipv4PacketInfo(info)) => {
+            let mut from = *info;
+            from.ipi_spec_dst = info.ipi_addr;
             from.ipi_ifindex = 0;
             send(&[ControlMessage::Ipv4PacketInfo(&from)])?
         }
-        Some(ControlMessageOwned::Ipv6PacketInfo(asked)) => {
-            let mut from = *asked;
+        Some(ControlMessageOwned::Ipv6PacketInfo(info)) => {
+            let mut from = *info;
             from.ipi6_ifindex = 0;
             send(&[ControlMessage::Ipv6PacketInfo(&from)])?
         }

@@ -31,7 +31,7 @@ pub(crate) fn given(objects: &Objects) -> SettingsSources {
 pub(crate) fn assert_understood(objects: &Objects) {
     let given = given(objects);
     let honoured = |names: &[SettingName], said: &str| {
-        names.iter().any(|name| name.name == said && name.fate == Support::Honoured)
+        names.iter().any(|name| name.name == said && name.support == Support::Honoured)
     };
     for name in given.environment.keys() {
         assert!(honoured(&OURS, name) || honoured(&INCUMBENTS, name), "{name}");
@@ -41,13 +41,13 @@ pub(crate) fn assert_understood(objects: &Objects) {
     }
     let settings = Settings::read(&given).unwrap();
     assert_eq!(settings.notes, [""; 0]);
-    let ground = &settings.ground;
+    let ground = &settings.environment;
     assert_eq!((ground.node.as_str(), ground.pod.as_str()), ("worker-1", "gybe-node-x7k2p"));
-    let excluded = &settings.choices.conf.exclude_namespaces;
+    let excluded = &settings.options.conf.exclude_namespaces;
     for namespace in ["kube-system", "istio-system", ground.namespace.as_str()] {
         assert!(excluded.contains(namespace), "{namespace}");
     }
-    assert_eq!(settings.choices.conf.facts.socket.as_deref(), Some(ground.facts_socket().as_path()));
+    assert_eq!(settings.options.conf.facts.socket.as_deref(), Some(ground.facts_socket().as_path()));
     directories(objects, &settings);
     let ports = objects.container("install").ports.unwrap();
     let port = |name: &str| ports.iter().find(|it| it.name.as_deref() == Some(name)).unwrap().container_port;
@@ -58,12 +58,12 @@ pub(crate) fn assert_understood(objects: &Objects) {
 /// Each directory the agent goes by is mounted, from the host where it must be the host's, and
 /// writable only where it writes.
 fn directories(objects: &Objects, settings: &Settings) {
-    let (ground, install) = (&settings.ground, objects.container("install"));
+    let (ground, install) = (&settings.environment, objects.container("install"));
     let volumes = objects.pod().volumes.unwrap();
     for (path, volume, writes) in [
-        (ground.places.conf.as_path(), "cni-conf", true),
-        (&ground.places.programs, "cni-bin", true),
-        (ground.places.results.parent().unwrap(), "cni-cache", false),
+        (ground.directories.conf.as_path(), "cni-conf", true),
+        (&ground.directories.programs, "cni-bin", true),
+        (ground.directories.results.parent().unwrap(), "cni-cache", false),
         (&ground.run, "run", true),
         (&ground.config, "config", false),
         (&ground.api.service_account, "token", false),
@@ -92,6 +92,6 @@ pub(crate) fn assert_arguments(objects: &Objects) {
         let output = gybe.args(&words[1..]).arg("--help").output().unwrap();
         assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
     }
-    let shape = Settings::read(&given(objects)).unwrap().choices.shape;
+    let shape = Settings::read(&given(objects)).unwrap().options.shape;
     assert!(matches!(shape, Shape::Chained { .. } | Shape::Standalone { .. }));
 }

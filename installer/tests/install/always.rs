@@ -1,6 +1,6 @@
 //! After every single step, in any directory, the runtime still loads the network it loaded before.
 
-use gybe_installer::host::apply::perform;
+use gybe_installer::host::apply::apply;
 use gybe_installer::host::desired::{Confirmed, DesiredState, Install, PutBack, Shape};
 use gybe_installer::host::libcni::choice::choose;
 use gybe_installer::host::observe::ObserveScope;
@@ -41,7 +41,8 @@ fn content(kind: u8, n: usize) -> String {
 }
 
 fn network(ground: &Ground, runtime: Runtime) -> Option<(String, Vec<String>)> {
-    let network = choose(&ground.look(&ObserveScope::default()).conf, runtime, DropIns::Loaded).ok()?.network;
+    let network =
+        choose(&ground.observe(&ObserveScope::default()).conf, runtime, DropIns::Loaded).ok()?.network;
     let mut plugins = network.plugins;
     plugins.retain(|plugin| plugin != "gybe-cni");
     Some((network.name, plugins))
@@ -51,9 +52,9 @@ fn network(ground: &Ground, runtime: Runtime) -> Option<(String, Vec<String>)> {
 fn walk(ground: &Ground, wanted: &DesiredState) {
     let before = [Runtime::Containerd, Runtime::CriO].map(|runtime| network(ground, runtime));
     for _ in 0..3 {
-        let planned = plan(&ground.look(&wanted.interest()), wanted);
+        let planned = plan(&ground.observe(&wanted.interest()), wanted);
         for change in &planned.changes {
-            let performed = perform(std::slice::from_ref(change), &ground.places());
+            let performed = apply(std::slice::from_ref(change), &ground.places());
             assert!(performed.failed.is_empty(), "{change}: {:?}", performed.failed);
             let after = [Runtime::Containerd, Runtime::CriO].map(|runtime| network(ground, runtime));
             assert_eq!(
@@ -65,7 +66,7 @@ fn walk(ground: &Ground, wanted: &DesiredState) {
             );
         }
     }
-    let last = plan(&ground.look(&wanted.interest()), wanted);
+    let last = plan(&ground.observe(&wanted.interest()), wanted);
     assert!(last.changes.is_empty(), "{:#?}", last.changes);
 }
 
@@ -115,13 +116,13 @@ proptest! {
         ground.put(NAMES[n], content(kind, n));
         if network(&ground, Runtime::CriO).is_some() {
             let wanted = wanted(&ground, 0);
-            let planned = plan(&ground.look(&wanted.interest()), &wanted);
-            let _ = perform(&planned.changes[..stop.min(planned.changes.len())], &ground.places());
+            let planned = plan(&ground.observe(&wanted.interest()), &wanted);
+            let _ = apply(&planned.changes[..stop.min(planned.changes.len())], &ground.places());
             let newer = content(again, n).replace("portmap", "tuning");
             ground.put(NAMES[n], &newer);
             let loads = network(&ground, Runtime::CriO);
             // What was planned before they wrote is refused where it would undo their write.
-            let _ = perform(&planned.changes[stop.min(planned.changes.len())..], &ground.places());
+            let _ = apply(&planned.changes[stop.min(planned.changes.len())..], &ground.places());
             prop_assume!(loads.is_some());
             prop_assert_eq!(network(&ground, Runtime::CriO), loads);
             for _ in 0..3 { ground.pass(&wanted); }

@@ -33,7 +33,7 @@ fn every_recorded_choice_is_ours() {
     assert_eq!(cases.len(), 32);
     for case in cases {
         let ground = laid_out(&case["files"]);
-        let seen = ground.look(&ObserveScope::default());
+        let seen = ground.observe(&ObserveScope::default());
         for (runtime, key) in [(Runtime::Containerd, "containerd"), (Runtime::CriO, "crio")] {
             let (want, found) = (&case["pick"][key], choose(&seen.conf, runtime, DropIns::Loaded));
             let about = format!("{} by {key}: {found:?}", case["name"]);

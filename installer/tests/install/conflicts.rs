@@ -52,14 +52,14 @@ fn f05_a_program_that_keeps_going_is_slowed_and_told_with_the_likely_rival_and_w
         for n in 1..=5 {
             undo(&path);
             let healed = pass();
-            assert_eq!((healed.performed.done, healed.left.is_done()), (1, true), "{name} {how} {n}");
+            assert_eq!((healed.applied.done, healed.left.is_done()), (1, true), "{name} {how} {n}");
             assert_eq!(healed.conflicts.programs, None);
         }
         undo(&path);
         let slowed = pass();
         let conflict = slowed.conflicts.programs.unwrap();
         assert_eq!(
-            (slowed.performed.done, conflict.rewrites, conflict.wait.is_some()),
+            (slowed.applied.done, conflict.rewrites, conflict.wait.is_some()),
             (0, 6, true),
             "{conflict:?}"
         );
@@ -108,7 +108,7 @@ fn f05_while_a_program_waits_the_chain_is_healed_if_one_that_works_serves() {
         let slowed = pass();
         assert!(slowed.conflicts.programs.unwrap().wait.is_some());
         assert_eq!(ground.chain().1.contains(&"gybe-cni".to_owned()), is_healed);
-        assert_eq!(slowed.performed.done, usize::from(is_healed));
+        assert_eq!(slowed.applied.done, usize::from(is_healed));
     }
 }
 
@@ -122,12 +122,12 @@ fn f05_a_program_that_cannot_be_placed_makes_no_fight_of_the_others() {
     wanted.programs.push(further);
     let (wanted, places, mut memory) =
         (DesiredState::Installed(wanted), ground.places(), PassHistory::default());
-    assert_eq!(pass(&places, &wanted, &mut memory).unwrap().performed.failed.len(), 1);
+    assert_eq!(pass(&places, &wanted, &mut memory).unwrap().applied.failed.len(), 1);
     for n in 1..=4 {
         // The directory stays as it is, so what failed waits.
         open_to_all(&places.programs.join("gybe-cni"));
         let healed = pass(&places, &wanted, &mut memory).unwrap();
-        assert_eq!((healed.performed.done, healed.conflicts.programs), (1, None), "{n}");
+        assert_eq!((healed.applied.done, healed.conflicts.programs), (1, None), "{n}");
         let undone = memory.rewrite_counts(Directory::Programs).rewrites;
         assert!(undone < n, "{undone} of {n}");
     }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use gybe_installer::host::desired::DesiredState;
 use gybe_installer::host::libcni::choice::choose;
 use gybe_installer::host::observe::{
-    FileName, HashCache, LOCK, NodeDirectories, ObserveScope, ObservedState, look,
+    FileName, HashCache, LOCK, NodeDirectories, ObserveScope, ObservedState, observe,
 };
 use gybe_installer::host::pass::{Pass, PassHistory, pass};
 use gybe_installer::host::problem::Problem;
@@ -80,14 +80,15 @@ impl Ground {
         fs::read_to_string(self.conf(name)).unwrap()
     }
 
-    pub(crate) fn look(&self, interest: &ObserveScope) -> ObservedState {
-        look(&self.places(), interest, &mut HashCache::default())
+    pub(crate) fn observe(&self, interest: &ObserveScope) -> ObservedState {
+        observe(&self.places(), interest, &mut HashCache::default())
     }
 
     /// The plugins containerd would run, of which file.
     pub(crate) fn chain(&self) -> (FileName, Vec<String>) {
         let choice =
-            choose(&self.look(&ObserveScope::default()).conf, Runtime::Containerd, DropIns::Loaded).unwrap();
+            choose(&self.observe(&ObserveScope::default()).conf, Runtime::Containerd, DropIns::Loaded)
+                .unwrap();
         (choice.file, choice.network.plugins)
     }
 
@@ -99,7 +100,7 @@ impl Ground {
     /// The same on a node of which this is known.
     pub(crate) fn pass_by(&self, wanted: &DesiredState, runtimes: Runtimes) -> Pass {
         let mut memory = PassHistory::default();
-        memory.learn(runtimes);
+        memory.set_runtimes(runtimes);
         pass(&self.places(), wanted, &mut memory).unwrap()
     }
 
@@ -108,7 +109,7 @@ impl Ground {
     pub(crate) fn settle(&self, wanted: &DesiredState) {
         let passes = if matches!(wanted, DesiredState::Uninstalled(_)) { 2 } else { 1 };
         let last = (0..passes).map(|_| self.pass(wanted)).inspect(|pass| {
-            assert!(pass.performed.failed.is_empty(), "{:?}", pass.performed.failed);
+            assert!(pass.applied.failed.is_empty(), "{:?}", pass.applied.failed);
         });
         let last = last.reduce(|_, next| next).unwrap();
         // Whether the runtime leads pods to it is asked elsewhere.
@@ -124,7 +125,7 @@ impl Ground {
         let problems: Vec<_> = last.left.problems.iter().filter(|it| !of_the_runtime(it)).collect();
         assert!(last.left.changes.is_empty() && problems.is_empty(), "{:#?}", last.left);
         let before = self.times();
-        assert_eq!(self.pass(wanted).performed.done, 0);
+        assert_eq!(self.pass(wanted).applied.done, 0);
         assert_eq!(self.times(), before, "nothing is written when nothing differs");
     }
 

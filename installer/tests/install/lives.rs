@@ -73,7 +73,7 @@ fn f05_a_rewritten_file_is_healed_with_one_write() {
     for content in [LIST, &changed, LIST] {
         ground.put("10-calico.conflist", content);
         let healed = ground.pass(&chained(&ground.root));
-        assert_eq!((healed.performed.done, healed.left.is_done()), (1, true));
+        assert_eq!((healed.applied.done, healed.left.is_done()), (1, true));
     }
     ground.settle(&left(&ground.root, PutBack::Nothing));
     assert_eq!(ground.text("10-calico.conflist"), LIST);
@@ -171,7 +171,10 @@ fn f37_our_entry_goes_where_the_runtime_turns_out_to_look_elsewhere_for_plugins(
             let pass = ground.pass_by(&DesiredState::Installed(install.clone()), known());
             assert_eq!(ground.files(), before, "{file}");
             let is_elsewhere = |problem: &Problem| matches!(problem, Problem::PluginsElsewhere(_));
-            assert!(pass.left.problems.iter().any(is_elsewhere) && !pass.left.judgement.is_met(), "{pass:?}");
+            assert!(
+                pass.left.problems.iter().any(is_elsewhere) && !pass.left.judgement.is_redirected(),
+                "{pass:?}"
+            );
             assert!(pass.left.changes.is_empty(), "the next pass has nothing to do: {pass:?}");
             install.confirmed = Confirmed::Yes;
             ground.pass_by(&DesiredState::Installed(install), known());
@@ -192,10 +195,10 @@ fn f06_a_file_broken_by_somebody_else_is_passed_over_and_never_written() {
             ground.pass_by(&chained(&ground.root), runtimes).left
         };
         let (crio, containerd) = (by(Runtime::CriO), by(Runtime::Containerd));
-        assert!(crio.judgement.is_met() && crio.is_done(), "{broken:?}: {crio:?}");
+        assert!(crio.judgement.is_redirected() && crio.is_done(), "{broken:?}: {crio:?}");
         let bad = name("00-bad.conflist");
         assert!(matches!(&crio.problems[..], [Problem::Broken(it)] if it.file == bad));
-        assert!(!containerd.judgement.is_met(), "it loads nothing");
+        assert!(!containerd.judgement.is_redirected(), "it loads nothing");
         assert!(matches!(&containerd.problems[..], [Problem::BrokenFirst(it)] if it.file == bad));
         assert!(ground.text("10-calico.conflist").contains("gybe-cni"), "for when the broken one is gone");
         assert_eq!(ground.text("00-bad.conflist"), broken);
@@ -211,7 +214,7 @@ fn f06_every_prefix_of_the_primarys_own_write_is_left_alone() {
     for end in 0..LIST.trim_end().len() {
         ground.put("10-calico.conflist", &LIST[..end]);
         let pass = ground.pass(&chained(&ground.root));
-        assert_eq!(pass.performed.done, 0, "{end}");
+        assert_eq!(pass.applied.done, 0, "{end}");
         assert_eq!(ground.text("10-calico.conflist"), LIST[..end]);
     }
     ground.put("10-calico.conflist", LIST);

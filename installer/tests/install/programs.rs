@@ -30,7 +30,7 @@ fn with_plugin(ground: &Ground, bytes: &[u8]) -> Install {
 
 fn refused(ground: &Ground, wanted: Install) -> ApplyError {
     let pass = ground.pass(&DesiredState::Installed(wanted));
-    let mut failed = pass.performed.failed;
+    let mut failed = pass.applied.failed;
     assert_eq!(failed.len(), 1, "{failed:?}");
     failed.remove(0).why
 }
@@ -133,7 +133,7 @@ fn a10_what_a_program_leaves_running_is_not_waited_for() {
     let pass = ground.pass(&DesiredState::Installed(wanted));
     // It ends when somebody has opened and closed the other side.
     drop(fs::OpenOptions::new().write(true).open(fifo).unwrap());
-    assert!(pass.performed.failed.is_empty(), "{:?}", pass.performed.failed);
+    assert!(pass.applied.failed.is_empty(), "{:?}", pass.applied.failed);
     assert_eq!(ground.chain().1, ["calico", "gybe-cni"]);
 }
 
@@ -175,7 +175,7 @@ fn f09_a_program_is_replaced_while_others_run_it() {
             let build = if round % 2 == 0 { "2" } else { "1" };
             let wanted = install(&ground.root, Shape::Chained { pinned: None }, build);
             let pass = ground.pass(&DesiredState::Installed(wanted));
-            assert!(pass.performed.failed.is_empty(), "{:?}", pass.performed.failed);
+            assert!(pass.applied.failed.is_empty(), "{:?}", pass.applied.failed);
         }
     });
     println!("replaced {ROUNDS} times under {} runs", runs.load(Ordering::Relaxed));

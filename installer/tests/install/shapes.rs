@@ -24,7 +24,7 @@ fn standalone_is_a_network_of_its_own_and_nobody_elses_file() {
     ground.put("YYY-gybe-cni.conf", SINGLE);
     let pass = ground.pass(&installed(&ground.root, shape.clone()));
     assert_eq!(pass.left.problems, [Problem::NotOurs(name("YYY-gybe-cni.conf"))]);
-    assert!(!pass.left.judgement.is_met());
+    assert!(!pass.left.judgement.is_redirected());
     fs::remove_file(ground.conf("YYY-gybe-cni.conf")).unwrap();
     ground.settle(&installed(&ground.root, shape));
     ground.settle(&left(&ground.root, PutBack::Nothing));
@@ -99,7 +99,7 @@ fn f37_where_none_of_the_primarys_plugins_is_the_runtime_may_look_elsewhere_for_
         let plugins = vec!["calico".to_owned(), "portmap".to_owned()];
         let alone = Problem::PluginDirUnconfirmed { file: name("10-calico.conflist"), plugins };
         assert!(pass.left.problems.contains(&alone), "{:?}", pass.left.problems);
-        assert!(!pass.left.judgement.is_met());
+        assert!(!pass.left.judgement.is_redirected());
     }
     assert!(ground.text("10-calico.conflist").contains("gybe-cni"), "what is chained stays where it is");
     ground.put("10-calico.conflist", LIST);
@@ -110,10 +110,10 @@ fn f37_where_none_of_the_primarys_plugins_is_the_runtime_may_look_elsewhere_for_
         assert_eq!(ground.text("10-calico.conflist"), LIST, "nothing is chained on a guess");
     }
     let confirmed = Install { confirmed: Confirmed::Yes, ..install(&ground.root, chain(), "1") };
-    assert!(ground.pass(&DesiredState::Installed(confirmed)).left.judgement.is_met());
+    assert!(ground.pass(&DesiredState::Installed(confirmed)).left.judgement.is_redirected());
     ground.put("10-calico.conflist", LIST);
     fs::write(ground.root.join("bin/portmap"), "").unwrap();
-    assert!(ground.pass(&chained(&ground.root)).left.judgement.is_met());
+    assert!(ground.pass(&chained(&ground.root)).left.judgement.is_redirected());
 }
 
 fn chain() -> Shape {
@@ -134,7 +134,7 @@ fn f06_behind_a_file_that_cannot_be_read_nothing_is_chained_and_the_node_is_not_
             matches!(&left.problems[..], [Problem::UnreadableFirst(it)] if it.file == name(first)),
             "{left:?}"
         );
-        assert!(!left.judgement.is_met());
+        assert!(!left.judgement.is_redirected());
         assert_eq!(ground.text("10-calico.conflist"), LIST);
         fs::remove_file(ground.conf(first)).unwrap();
         ground.settle(&chained(&ground.root));

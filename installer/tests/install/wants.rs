@@ -72,7 +72,7 @@ pub(crate) fn left(root: &Path, put_back: PutBack) -> DesiredState {
         programs: vec![name("gybe-cni"), name("gybe"), name("istio-cni")],
         retired: Vec::new(),
         last: None,
-        rests: false,
+        in_grace_period: false,
         tombstones: vec![program(root, "gybe-cni", "tombstone"), program(root, "istio-cni", "tombstone")],
         put_back,
     })

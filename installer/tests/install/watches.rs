@@ -122,7 +122,7 @@ fn f05_rewrites_are_healed_at_once_and_the_sixth_is_a_fight_with_a_name() {
         until("healed", || {
             watch.wait(GUARD, None);
             let healed = pass(&places, &wanted, &mut memory).unwrap();
-            writes += healed.performed.done;
+            writes += healed.applied.done;
             healed.left.is_done() && writes > 0
         });
         slowest = slowest.max(start.elapsed());
@@ -133,7 +133,7 @@ fn f05_rewrites_are_healed_at_once_and_the_sixth_is_a_fight_with_a_name() {
     let sixth = pass(&places, &wanted, &mut memory).unwrap();
     let conflict = sixth.conflicts.conf.unwrap();
     assert_eq!(
-        (sixth.performed.done, sixth.left.is_done(), conflict.rewrites, conflict.wait),
+        (sixth.applied.done, sixth.left.is_done(), conflict.rewrites, conflict.wait),
         (1, true, 6, None)
     );
     assert!(
@@ -159,7 +159,7 @@ fn f05_a_storm_of_rewrites_loses_none_of_them() {
         scope.spawn(|| {
             while !over.load(Ordering::Relaxed) {
                 // A fresh memory knows no conflict: as fast as can be.
-                let performed = pass(&places, &wanted, &mut PassHistory::default()).unwrap().performed;
+                let performed = pass(&places, &wanted, &mut PassHistory::default()).unwrap().applied;
                 ours.fetch_add(performed.done, Ordering::Relaxed);
                 for why in performed.failed {
                     assert!(why.is_overtaken(), "{why:?}");

@@ -56,9 +56,9 @@ fn with(name: &str) -> SettingsSources {
 #[test]
 fn every_name_that_is_honoured_changes_something() {
     let plain = Settings::read(&given(POD, &[])).unwrap();
-    for name in KEYS.iter().chain(&OURS).chain(&INCUMBENTS).filter(|name| name.fate == Support::Honoured) {
+    for name in KEYS.iter().chain(&OURS).chain(&INCUMBENTS).filter(|name| name.support == Support::Honoured) {
         let changed = Settings::read(&with(name.name)).unwrap_or_else(|why| panic!("{}: {why}", name.name));
-        let same = (&changed.ground, &changed.choices) == (&plain.ground, &plain.choices);
+        let same = (&changed.environment, &changed.options) == (&plain.environment, &plain.options);
         assert!(!same, "{} changes nothing", name.name);
     }
 }
@@ -66,7 +66,7 @@ fn every_name_that_is_honoured_changes_something() {
 #[test]
 fn every_other_name_is_refused_or_told_with_the_reason() {
     for name in INCUMBENTS {
-        match name.fate {
+        match name.support {
             Support::Honoured => {}
             Support::Refused | Support::RefusedIfTrue => {
                 let told = refused(&[(name.name, "true")], &[]);
@@ -78,7 +78,7 @@ fn every_other_name_is_refused_or_told_with_the_reason() {
                 assert!(notes[0].contains(name.meaning), "{notes:?}");
             }
         }
-        if name.fate == Support::RefusedIfTrue {
+        if name.support == Support::RefusedIfTrue {
             assert!(read(&[(name.name, "false")], &[]).notes.is_empty(), "{}", name.name);
             refused(&[(name.name, "perhaps")], &[]);
         }
@@ -130,7 +130,7 @@ fn the_page_about_the_agent_has_every_name() {
         let table: String = names
             .iter()
             .map(|name| {
-                let fate = match name.fate {
+                let fate = match name.support {
                     Support::Honoured => "",
                     Support::RefusedIfTrue => "refused if true: ",
                     Support::Refused => "refused: ",
@@ -152,6 +152,6 @@ fn every_further_name_of_the_tool_is_told_where_it_may_be_asked_for() {
     let refused = refused(&[], &[("also_as", "istio-clean-iptables")]);
     for name in OTHER_NAMES {
         assert!(told.contains(&format!("`{name}`")) && refused.contains(name), "{name}: {told} {refused}");
-        assert_eq!(read(&[], &[("also_as", name)]).choices.also_as.len(), 1);
+        assert_eq!(read(&[], &[("also_as", name)]).options.also_as.len(), 1);
     }
 }

@@ -135,7 +135,7 @@ fn a_template_is_a_base_and_settings_and_what_is_the_agents_count_for_more() {
         assert_eq!(made, want, "{template} {settings:?}");
         assert_eq!(with.notes, notes, "{template} {settings:?}");
         let read_back = PluginConf::read(made.as_object().unwrap()).unwrap();
-        assert_eq!(read_back, with.choices.conf, "{template} {settings:?}");
+        assert_eq!(read_back, with.options.conf, "{template} {settings:?}");
     }
 }
 
@@ -144,7 +144,7 @@ fn what_a_node_finds_out_goes_into_an_entry_with_a_template_too() {
     let settings = read(POD, &[("cni_network_config", ISTIOS)]);
     let probed = ProbeHint { backend: Some(BackendKind::Nft), kernel: "6.1".to_owned() };
     let image = image("template-probed");
-    let said = node_backend(settings.choices.conf.backend, None, None);
+    let said = node_backend(settings.options.conf.backend, None, None);
     let node = NodeContext { backend: Some(&said), probed: Some(&probed), ..node(&image) };
     assert_eq!(json_of(&installed(&settings, &node).entry)["probed"]["kernel"], "6.1");
 }

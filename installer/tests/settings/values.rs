@@ -17,12 +17,12 @@ fn names(all: &[&str]) -> BTreeSet<String> {
 #[test]
 fn nobody_says_anything() {
     let settings = read(&[], &[]);
-    let (ground, choices) = (settings.ground, settings.choices);
+    let (ground, choices) = (settings.environment, settings.options);
     assert_eq!((choices.mode, choices.shape), (Mode::Install, Shape::Chained { pinned: None }));
     assert_eq!((choices.pod_source, choices.take_over), (PodSource::Agent, TakeOverSetting::Wait));
     assert_eq!((choices.put_back, choices.further.len()), (PutBack::Nothing, 0));
     assert_eq!(choices.conf.exclude_namespaces, names(&["kube-system", "istio-system"]));
-    assert_eq!(ground.places.results, Path::new("/host/var/lib/cni/results"));
+    assert_eq!(ground.directories.results, Path::new("/host/var/lib/cni/results"));
     assert_eq!(choices.conf.facts.socket.as_deref(), Some(Path::new("/run/gybe/facts.sock")));
     assert_eq!(
         (choices.conf.facts.kubeconfig, ground.kubeconfig_mode, ground.conf_mode),
@@ -34,7 +34,7 @@ fn nobody_says_anything() {
 #[test]
 fn excluded_by_default_are_the_clusters_own_pods_ours_and_the_control_planes() {
     let of =
-        |environment: Pairs<'_>, files: Pairs<'_>| read(environment, files).choices.conf.exclude_namespaces;
+        |environment: Pairs<'_>, files: Pairs<'_>| read(environment, files).options.conf.exclude_namespaces;
     let us = ("POD_NAMESPACE", "gybe-system");
     assert_eq!(of(&[us], &[]), names(&["gybe-system", "kube-system", "istio-system"]));
     let plane = ("SYSTEM_NAMESPACE", "mesh");
@@ -57,7 +57,7 @@ fn lists_are_trimmed_and_empty_elements_dropped() {
         (",,", &[]),
         ("  ", &[]),
     ] {
-        let conf = read(&[("EXCLUDE_NAMESPACES", text)], &[]).choices.conf;
+        let conf = read(&[("EXCLUDE_NAMESPACES", text)], &[]).options.conf;
         assert_eq!(conf.exclude_namespaces, names(want), "{text:?}");
     }
     for text in ["A", "a b", "-a", "a-", "a.b", &"a".repeat(64)] {
@@ -67,7 +67,7 @@ fn lists_are_trimmed_and_empty_elements_dropped() {
 
 #[test]
 fn the_level_is_the_first_that_anybody_says() {
-    let level = |environment: Pairs<'_>, files: Pairs<'_>| read(environment, files).choices.conf.log_level;
+    let level = |environment: Pairs<'_>, files: Pairs<'_>| read(environment, files).options.conf.log_level;
     let scopes = ("LOG_OUTPUT_LEVEL", "default:warn,cni-plugin:debug,cni:error");
     assert_eq!(level(&[scopes, ("LOG_LEVEL", "error")], &[("log_level", "none")]), LogLevel::None);
     assert_eq!(level(&[scopes, ("LOG_LEVEL", "error")], &[]), LogLevel::Error);
@@ -85,7 +85,7 @@ fn the_level_is_the_first_that_anybody_says() {
 
 #[test]
 fn the_backend_is_the_first_that_anybody_says() {
-    let backend = |environment: Pairs<'_>, files: Pairs<'_>| read(environment, files).choices.conf.backend;
+    let backend = |environment: Pairs<'_>, files: Pairs<'_>| read(environment, files).options.conf.backend;
     let both = [("NATIVE_NFTABLES", "true"), ("FORCE_IPTABLES_BINARY", "legacy")];
     assert_eq!(backend(&both, &[("backend", "iptables")]), BackendSetting::Iptables);
     assert_eq!(backend(&both, &[]), BackendSetting::Only(BackendKind::Nft));
@@ -100,7 +100,7 @@ fn the_backend_is_the_first_that_anybody_says() {
 
 #[test]
 fn the_shape_and_its_file_go_together() {
-    let shape = |environment: Pairs<'_>, files: Pairs<'_>| read(environment, files).choices.shape;
+    let shape = |environment: Pairs<'_>, files: Pairs<'_>| read(environment, files).options.shape;
     let file = |shape: &Shape| match shape {
         Shape::Chained { pinned } => pinned.as_ref().map(ToString::to_string),
         Shape::Standalone { file } => Some(format!("alone {file}")),
@@ -119,7 +119,7 @@ fn the_shape_and_its_file_go_together() {
 #[test]
 fn modes_are_read_as_the_incumbent_reads_them() {
     for (text, mode) in [("384", 0o600), ("0600", 0o600), ("0o640", 0o640), ("416", 0o640), ("0400", 0o400)] {
-        assert_eq!(read(&[("KUBECONFIG_MODE", text)], &[]).ground.kubeconfig_mode, mode, "{text}");
+        assert_eq!(read(&[("KUBECONFIG_MODE", text)], &[]).environment.kubeconfig_mode, mode, "{text}");
     }
     for text in ["0644", "600", "rw", "-1", "0o777"] {
         assert!(refused(&[("KUBECONFIG_MODE", text)], &[]).contains("token"), "{text}");
@@ -129,7 +129,7 @@ fn modes_are_read_as_the_incumbent_reads_them() {
 #[test]
 fn places_to_listen_at_have_any_form_and_may_be_none() {
     let of = |environment: Pairs<'_>| -> Vec<String> {
-        let health = read(environment, &[]).ground.health;
+        let health = read(environment, &[]).environment.health;
         health.map_or(Vec::new(), |listen| listen.addresses().map(|it: SocketAddr| it.to_string()).collect())
     };
     assert_eq!(of(&[]), ["[::]:8000", "0.0.0.0:8000"]);
@@ -141,7 +141,7 @@ fn places_to_listen_at_have_any_form_and_may_be_none() {
     assert_eq!(of(&[("HEALTH_ADDRESS", ":9")]), ["[::]:9", "0.0.0.0:9"]);
     assert_eq!(of(&[("HEALTH_PORT", "0")]), [""; 0]);
     assert!(refused(&[("HEALTH_ADDRESS", "localhost")], &[]).contains("IP address"));
-    assert_eq!(read(&[("MONITORING_PORT", "-1")], &[]).ground.metrics, None);
+    assert_eq!(read(&[("MONITORING_PORT", "-1")], &[]).environment.metrics, None);
 }
 
 #[test]
@@ -150,8 +150,8 @@ fn a_kubeconfig_needs_a_server() {
     assert!(refused(&[], &source).contains("KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT"));
     let server = [("KUBERNETES_SERVICE_HOST", "fd00::1"), ("KUBERNETES_SERVICE_PORT", "443")];
     let settings = read(&server, &source);
-    assert_eq!(settings.choices.conf.facts.kubeconfig.as_deref(), Some(Path::new("/run/gybe/kubeconfig")));
+    assert_eq!(settings.options.conf.facts.kubeconfig.as_deref(), Some(Path::new("/run/gybe/kubeconfig")));
     let ca = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt";
-    assert_eq!(settings.ground.api.trust, ServerTrust::Ca(ca.into()));
-    assert_eq!(read(&[("SKIP_TLS_VERIFY", "1")], &[]).ground.api.trust, ServerTrust::Any);
+    assert_eq!(settings.environment.api.trust, ServerTrust::Ca(ca.into()));
+    assert_eq!(read(&[("SKIP_TLS_VERIFY", "1")], &[]).environment.api.trust, ServerTrust::Any);
 }

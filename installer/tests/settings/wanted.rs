@@ -20,9 +20,9 @@ pub(crate) fn image(test: &str) -> Image {
     fs::create_dir_all(&directory).unwrap();
     fs::write(directory.join("gybe"), "tool").unwrap();
     fs::write(directory.join("gybe-cni"), "plugin").unwrap();
-    let image = Image::look(&directory).unwrap();
+    let image = Image::read(&directory).unwrap();
     fs::remove_dir_all(&directory).unwrap();
-    assert!(Image::look(&directory).unwrap_err().to_string().ends_with("gybe-cni"));
+    assert!(Image::read(&directory).unwrap_err().to_string().ends_with("gybe-cni"));
     image
 }
 
@@ -38,14 +38,14 @@ pub(crate) fn node(image: &Image) -> NodeContext<'_> {
 }
 
 pub(crate) fn installed(settings: &Settings, node: &NodeContext<'_>) -> Install {
-    match settings.wanted(node).unwrap() {
+    match settings.desired(node).unwrap() {
         DesiredState::Installed(install) => install,
         DesiredState::Uninstalled(leave) => panic!("{leave:?}"),
     }
 }
 
 fn left(settings: &Settings, node: &NodeContext<'_>) -> Uninstall {
-    match settings.wanted(node).unwrap() {
+    match settings.desired(node).unwrap() {
         DesiredState::Uninstalled(leave) => leave,
         DesiredState::Installed(install) => panic!("{install:?}"),
     }
@@ -71,7 +71,7 @@ fn the_entry_says_everything_and_the_plugin_reads_it() {
     let entry = json_of(&install.entry);
     assert_eq!(entry, want);
     let members = entry.as_object().unwrap();
-    assert_eq!(PluginConf::read(members).unwrap(), settings.choices.conf);
+    assert_eq!(PluginConf::read(members).unwrap(), settings.options.conf);
     assert_eq!(unknown_keys(members), [""; 0]);
     assert!(install.entry.print(&Layout::OneLine).starts_with(br#"{"type":"gybe-cni""#));
 }
@@ -144,9 +144,9 @@ fn f29_leaving_takes_all_we_placed_and_buries_what_may_still_be_called() {
         ["istio-iptables", "istio-iptables.sh", "istio-cni-taint"],
         "whatever also_as said before"
     );
-    assert!(!leave.rests && leave.last.as_ref().is_some_and(|name| name.to_string() == "gybe"));
+    assert!(!leave.in_grace_period && leave.last.as_ref().is_some_and(|name| name.to_string() == "gybe"));
     let later = left(&read(&[], &files), &NodeContext { burial: ProgramRemoval::Deferred, ..node(&image) });
-    assert!(later.rests, "the plugin is nobody's business yet");
+    assert!(later.in_grace_period, "the plugin is nobody's business yet");
     let buried: Vec<_> = leave.tombstones.iter().map(|it| (it.name.to_string(), it.place)).collect();
     assert_eq!(
         buried,

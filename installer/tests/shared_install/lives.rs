@@ -66,7 +66,7 @@ fn lives(ground: &Ground, wanted: &DesiredState, becomes: &str, (pre, golden): (
         PluginChain::read(result.as_bytes())
             .unwrap()
             .entry("gybe-cni")
-            .is_some_and(|text| ours.says_the_same(text))
+            .is_some_and(|text| ours.has_same_value(text))
     );
     if pre == CALICO.0 {
         let without = PluginChain::read(result.as_bytes()).unwrap().without("gybe-cni").unwrap();

@@ -207,7 +207,7 @@ fn an_owned_conf_is_a_drop_in_here() {
             ["10-primary.conflist", ours.as_str()]
         );
         assert_eq!(ground.text("10-primary.conflist").as_bytes(), primary);
-        assert!(wants::entry("info").says_the_same(ground.text(&ours).as_bytes()), "{}", ground.text(&ours));
+        assert!(wants::entry("info").has_same_value(ground.text(&ours).as_bytes()), "{}", ground.text(&ours));
         // The primary changes its chain, and there is nothing to bring up to date.
         let changed = String::from_utf8(primary).unwrap().replace("bridge", "other");
         ground.put("10-primary.conflist", &changed);

@@ -79,10 +79,10 @@ pub(crate) fn one_pass(root: &Path, act: &str) -> ExitCode {
     // The mark from which on calls count: before it is only the start of a process.
     let _ = nix::unistd::getppid();
     let pass = pass(&wants::places(root), &wanted, &mut PassHistory::default()).unwrap();
-    for error in &pass.performed.failed {
+    for error in &pass.applied.failed {
         println!("{}", told(&error.why));
     }
-    if pass.performed.failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(3) }
+    if pass.applied.failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(3) }
 }
 
 fn told(error: &ApplyError) -> String {
@@ -120,7 +120,7 @@ impl Scene {
         let wanted = wanted(&ground.root, self.act);
         for _ in 0..2 {
             let pass = pass_after_the_killed(ground, &wanted);
-            assert!(pass.performed.failed.is_empty(), "{}: {:?}", self.name, pass.performed.failed);
+            assert!(pass.applied.failed.is_empty(), "{}: {:?}", self.name, pass.applied.failed);
         }
         let last = ground.pass(&wanted);
         assert!(last.plan.changes.is_empty(), "{}: {:#?}", self.name, last.plan);

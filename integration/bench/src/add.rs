@@ -6,7 +6,7 @@ use crate::policies;
 use crate::programs::Contender;
 use crate::report::{Limit, Report, Table, Target, cells};
 use crate::sample::{Sample, childrens_time, in_turn};
-use gybe_integration::complaint::Complaint;
+use gybe_integration::failure::Failure;
 use gybe_netfilter::backend::Backend;
 use gybe_netfilter::compile::compile;
 use gybe_netfilter::nft::Nft;
@@ -15,7 +15,7 @@ use gybe_netfilter::nft::Nft;
 ///
 /// # Errors
 /// When one of them fails, or the plugin wrote other rules.
-pub fn measure(times: usize) -> Result<Report, Complaint> {
+pub fn measure(times: usize) -> Result<Report, Failure> {
     let contenders = contenders()?;
     // Alive until all is measured: the kernel's tidying up would be in somebody's time.
     let mut pods = pod::fresh(times * contenders.len() + 1)?.into_iter();
@@ -26,12 +26,12 @@ pub fn measure(times: usize) -> Result<Report, Complaint> {
         used.push(pod);
     }
     let samples = in_turn(times, &contenders, |contender| {
-        let pod = pods.next().ok_or_else(|| Complaint::that("no namespace left"))?;
+        let pod = pods.next().ok_or_else(|| Failure::new("no namespace left"))?;
         let before = childrens_time()?;
         let passed = contender.run(&pod, || ())?.took();
         let spent = childrens_time()?.saturating_sub(before);
         used.push(pod);
-        Ok::<_, Complaint>([passed, spent].map(|time| time.as_secs_f64() * 1e6))
+        Ok::<_, Failure>([passed, spent].map(|time| time.as_secs_f64() * 1e6))
     })?;
     Ok(report(&contenders, &samples, times))
 }
@@ -40,7 +40,7 @@ pub fn measure(times: usize) -> Result<Report, Complaint> {
 ///
 /// # Errors
 /// When a program is missing.
-pub fn contenders() -> Result<Vec<Contender>, Complaint> {
+pub fn contenders() -> Result<Vec<Contender>, Failure> {
     let call = Call::prepared()?;
     let mut all = vec![Contender::noop(&call)?, Contender::gybe("gybe-cni ADD", &call)?];
     all.extend(Contender::others()?);
@@ -48,11 +48,11 @@ pub fn contenders() -> Result<Vec<Contender>, Complaint> {
 }
 
 /// Did the plugin write what the others are given?
-fn is_the_default(pod: &Pod) -> Result<(), Complaint> {
+fn is_the_default(pod: &Pod) -> Result<(), Failure> {
     let found = pod.namespace.run(|| Nft.inspect())??;
     let differences = Nft.desired(&compile(&policies::default()?)).unwrap().differences(&found);
     let told: Vec<String> = differences.iter().map(ToString::to_string).collect();
-    if told.is_empty() { Ok(()) } else { Err(Complaint::that(told.join("\n"))) }
+    if told.is_empty() { Ok(()) } else { Err(Failure::new(told.join("\n"))) }
 }
 
 fn report(contenders: &[Contender], samples: &[[Sample; 2]], times: usize) -> Report {

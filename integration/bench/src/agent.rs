@@ -3,7 +3,7 @@
 use crate::pod::Call;
 use crate::programs::{command, ours};
 use crate::seclusion::PLACE;
-use gybe_integration::complaint::Complaint;
+use gybe_integration::failure::Failure;
 use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
@@ -21,18 +21,18 @@ impl Agent {
     ///
     /// # Errors
     /// When it does not come to serving.
-    pub fn start(call: &Call) -> Result<Self, Complaint> {
+    pub fn start(call: &Call) -> Result<Self, Failure> {
         let socket = Path::new(PLACE).join("gybe-bench/facts.sock");
         let mut command = command(&ours("gybe")?);
         command.arg("node").arg("--pods-from").arg(call.pods()).arg("--socket").arg(&socket);
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
         let stderr = child.stderr.take();
         let agent = Self { child, socket };
-        let mut stderr = BufReader::new(stderr.ok_or_else(|| Complaint::that("gybe node has no stderr"))?);
+        let mut stderr = BufReader::new(stderr.ok_or_else(|| Failure::new("gybe node has no stderr"))?);
         let mut first = String::new();
         stderr.read_line(&mut first)?;
         if !first.contains("serving") {
-            return Err(Complaint::that(format!("gybe node: {first}")));
+            return Err(Failure::new(format!("gybe node: {first}")));
         }
         // It prints a line for each call of the plugin's: they are read, as a node's journal would.
         thread::spawn(move || io::copy(&mut stderr, &mut io::sink()));

@@ -8,7 +8,7 @@ mod street;
 
 use crate::report::{Limit, Report, Table, Target, cells};
 use crate::sample::{Sample, in_turn};
-use gybe_integration::complaint::Complaint;
+use gybe_integration::failure::Failure;
 use street::{Street, Way, Written};
 
 /// How many ports and networks are excluded.
@@ -18,7 +18,7 @@ const COUNTS: [usize; 4] = [0, 1, 100, 1000];
 ///
 /// # Errors
 /// When a street cannot be built, or a connection does not end where it should.
-pub fn measure(rounds: usize) -> Result<Report, Complaint> {
+pub fn measure(rounds: usize) -> Result<Report, Failure> {
     let mut streets = vec![Street::build(Written::Nothing, 0)?];
     for written in [Written::Sets, Written::Legacy, Written::RulePerValue] {
         for count in COUNTS {
@@ -26,7 +26,7 @@ pub fn measure(rounds: usize) -> Result<Report, Complaint> {
         }
     }
     let samples = in_turn(rounds, &streets, |street| {
-        Ok::<_, Complaint>([street.cost(Way::Inbound)?, street.cost(Way::Outbound)?])
+        Ok::<_, Failure>([street.cost(Way::Inbound)?, street.cost(Way::Outbound)?])
     })?;
     let rows: Vec<Row<'_>> =
         streets.iter().zip(&samples).map(|(street, ways)| Row { street, ways }).collect();

@@ -5,7 +5,7 @@ use crate::pod;
 use crate::programs::{Contender, Ran};
 use crate::report::{Limit, Report, Table, Target, cells};
 use crate::sample::{Sample, in_turn};
-use gybe_integration::complaint::Complaint;
+use gybe_integration::failure::Failure;
 use std::sync::Barrier;
 use std::thread;
 
@@ -16,12 +16,12 @@ const CROWDS: [usize; 2] = [50, 250];
 ///
 /// # Errors
 /// When one of them fails.
-pub fn measure(rounds: usize) -> Result<Report, Complaint> {
+pub fn measure(rounds: usize) -> Result<Report, Failure> {
     let contenders = contenders()?;
     let mut report = Report { tables: Vec::new(), targets: Vec::new() };
     for size in CROWDS {
         let samples =
-            in_turn(rounds, &contenders, |contender| Ok::<_, Complaint>([at_once(contender, size)?]))?;
+            in_turn(rounds, &contenders, |contender| Ok::<_, Failure>([at_once(contender, size)?]))?;
         let samples: Vec<Sample> = samples.into_iter().flatten().collect();
         report.tables.push(table(size, &contenders, &samples));
         report.targets.extend(target(size, &samples));
@@ -30,7 +30,7 @@ pub fn measure(rounds: usize) -> Result<Report, Complaint> {
 }
 
 /// From the start of the first program to the end of the last, in milliseconds.
-fn at_once(contender: &Contender, size: usize) -> Result<f64, Complaint> {
+fn at_once(contender: &Contender, size: usize) -> Result<f64, Failure> {
     let (pods, start) = (pod::fresh(size)?, Barrier::new(size));
     let ran: Vec<Ran> = thread::scope(|scope| {
         let start = &start;
@@ -42,7 +42,7 @@ fn at_once(contender: &Contender, size: usize) -> Result<f64, Complaint> {
         let join = |thread: thread::ScopedJoinHandle<'_, _>| {
             thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         };
-        threads.into_iter().map(join).collect::<Result<_, Complaint>>()
+        threads.into_iter().map(join).collect::<Result<_, Failure>>()
     })?;
     let (begun, ended) = (ran.iter().map(|ran| ran.begun).min(), ran.iter().map(|ran| ran.ended).max());
     let took = begun.zip(ended).map(|(begun, ended)| ended.duration_since(begun));

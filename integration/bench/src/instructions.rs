@@ -5,7 +5,7 @@ use crate::pod::{self, Call};
 use crate::programs::{command, ours, theirs};
 use crate::report::{Report, Table, cells};
 use crate::seclusion::PLACE;
-use gybe_integration::complaint::Complaint;
+use gybe_integration::failure::Failure;
 use std::io::{Write, pipe};
 use std::path::Path;
 
@@ -13,7 +13,7 @@ use std::path::Path;
 ///
 /// # Errors
 /// When a program fails under callgrind.
-pub fn measure() -> Result<Report, Complaint> {
+pub fn measure() -> Result<Report, Failure> {
     let rows = match theirs("valgrind", "valgrind") {
         Ok(valgrind) => counted(&valgrind)?,
         Err(missing) => vec![vec![format!("{missing:?}"), "not counted".into()]],
@@ -26,7 +26,7 @@ pub fn measure() -> Result<Report, Complaint> {
     Ok(Report { tables: vec![table], targets: Vec::new() })
 }
 
-fn counted(valgrind: &Path) -> Result<Vec<Vec<String>>, Complaint> {
+fn counted(valgrind: &Path) -> Result<Vec<Vec<String>>, Failure> {
     let call = Call::prepared()?;
     let unmeshed = call.clone().unannotated();
     let count = |(program, shown, call): (&str, &str, &Call)| {
@@ -43,7 +43,7 @@ fn counted(valgrind: &Path) -> Result<Vec<Vec<String>>, Complaint> {
     .collect()
 }
 
-fn count(valgrind: &Path, program: &Path, call: &Call) -> Result<u64, Complaint> {
+fn count(valgrind: &Path, program: &Path, call: &Call) -> Result<u64, Failure> {
     let pods = pod::fresh(1)?;
     let (reader, mut writer) = pipe()?;
     writer.write_all(call.stdin().as_bytes())?;
@@ -55,10 +55,10 @@ fn count(valgrind: &Path, program: &Path, call: &Call) -> Result<u64, Complaint>
     let ran = valgrind.env_clear().envs(env).stdin(reader).output()?;
     let said = String::from_utf8_lossy(&ran.stderr).into_owned();
     if !ran.status.success() {
-        return Err(Complaint::that(format!("{program:?} under callgrind: {}: {said}", ran.status)));
+        return Err(Failure::new(format!("{program:?} under callgrind: {}: {said}", ran.status)));
     }
     // `==123== Collected : 456789`
     let collected = said.lines().find_map(|line| line.split_once("Collected :"));
     let count = collected.and_then(|(_, count)| count.trim().parse().ok());
-    count.ok_or_else(|| Complaint::that(format!("callgrind counted nothing: {said}")))
+    count.ok_or_else(|| Failure::new(format!("callgrind counted nothing: {said}")))
 }

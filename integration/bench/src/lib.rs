@@ -22,7 +22,7 @@ pub mod seclusion;
 pub mod verbs;
 
 use arguments::{Arguments, Part};
-use gybe_integration::complaint::Complaint;
+use gybe_integration::failure::Failure;
 use report::Report;
 use std::process::ExitCode;
 
@@ -31,7 +31,7 @@ pub fn run(arguments: &Arguments) -> ExitCode {
     let reports = seclusion::seclude().and_then(|()| {
         print::preface();
         let parts = arguments.parts().into_iter();
-        parts.map(|part| measured(part, arguments)).collect::<Result<Vec<Report>, Complaint>>()
+        parts.map(|part| measured(part, arguments)).collect::<Result<Vec<Report>, Failure>>()
     });
     match reports {
         Ok(reports) => print::verdict(&reports),
@@ -39,7 +39,7 @@ pub fn run(arguments: &Arguments) -> ExitCode {
     }
 }
 
-fn measured(part: Part, arguments: &Arguments) -> Result<Report, Complaint> {
+fn measured(part: Part, arguments: &Arguments) -> Result<Report, Failure> {
     let report = match part {
         Part::Add => add::measure(arguments.times),
         Part::Verbs => verbs::measure(arguments.times),

@@ -5,8 +5,8 @@ use crate::policies::{default, networks, scattered_ports};
 use crate::report::{Limit, Report, Table, Target, cells};
 use crate::sample::{Sample, in_turn, processor_time};
 use gybe_installer::testnet::namespace::Namespace;
-use gybe_integration::complaint::Complaint;
-use gybe_integration::crowd::side_by_side;
+use gybe_integration::failure::Failure;
+use gybe_integration::parallel::in_parallel;
 use gybe_netfilter::nft::Nft;
 use gybe_netfilter::policy::{Inbound, RedirectPolicy};
 use gybe_netfilter::redirection::Redirection;
@@ -35,7 +35,7 @@ impl List {
         }
     }
 
-    fn policy(self, count: usize) -> Result<RedirectPolicy, Complaint> {
+    fn policy(self, count: usize) -> Result<RedirectPolicy, Failure> {
         let mut policy = default()?;
         match self {
             Self::InboundPorts => policy.inbound = Inbound::AllBut(scattered_ports(count)),
@@ -56,7 +56,7 @@ struct Case {
 ///
 /// # Errors
 /// When a list cannot be written.
-pub fn measure(rounds: usize) -> Result<Report, Complaint> {
+pub fn measure(rounds: usize) -> Result<Report, Failure> {
     let mut cases = Vec::new();
     for list in [List::InboundPorts, List::OutboundPorts, List::Networks] {
         for count in COUNTS {
@@ -69,14 +69,14 @@ pub fn measure(rounds: usize) -> Result<Report, Complaint> {
         let namespace = Namespace::new()?;
         let took = apply(&namespace, &case.policy)?;
         alive.push(namespace);
-        Ok::<_, Complaint>(took)
+        Ok::<_, Failure>(took)
     })?;
-    let memory = in_turn(rounds.min(3), &cases, |case| Ok::<_, Complaint>([memory(case, &mut alive)?]))?;
+    let memory = in_turn(rounds.min(3), &cases, |case| Ok::<_, Failure>([memory(case, &mut alive)?]))?;
     Ok(report(&cases, &times, &memory))
 }
 
 /// From the policy to the kernel's answer: milliseconds passed, and milliseconds of processor time.
-fn apply(namespace: &Namespace, policy: &RedirectPolicy) -> Result<[f64; 2], Complaint> {
+fn apply(namespace: &Namespace, policy: &RedirectPolicy) -> Result<[f64; 2], Failure> {
     namespace.run(|| {
         let (begun, spent) = (Instant::now(), processor_time()?);
         Redirection::of(policy).apply(&Nft)?;
@@ -86,9 +86,9 @@ fn apply(namespace: &Namespace, policy: &RedirectPolicy) -> Result<[f64; 2], Com
 }
 
 /// What the kernel keeps for one namespace's rules, in KiB.
-fn memory(case: &Case, alive: &mut Vec<Namespace>) -> Result<f64, Complaint> {
+fn memory(case: &Case, alive: &mut Vec<Namespace>) -> Result<f64, Failure> {
     let copies = (SEEN / case.count).clamp(1, 100);
-    let made = side_by_side((0..copies).collect(), |_: usize| Namespace::new());
+    let made = in_parallel((0..copies).collect(), |_: usize| Namespace::new());
     let namespaces = made.into_iter().collect::<Result<Vec<_>, _>>()?;
     let before = kernel_memory()?;
     for namespace in &namespaces {
@@ -100,7 +100,7 @@ fn memory(case: &Case, alive: &mut Vec<Namespace>) -> Result<f64, Complaint> {
 }
 
 /// What the kernel holds for itself and cannot give back, in KiB: the whole machine's.
-fn kernel_memory() -> Result<f64, Complaint> {
+fn kernel_memory() -> Result<f64, Failure> {
     let told = std::fs::read_to_string("/proc/meminfo")?;
     let counted = ["SUnreclaim:", "VmallocUsed:", "Percpu:"];
     let fields = told.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());

@@ -5,7 +5,7 @@
 
 use crate::pod::Pod;
 use crate::programs::Contender;
-use gybe_integration::complaint::Complaint;
+use gybe_integration::failure::Failure;
 use nix::libc;
 use nix::sys::ptrace::{self, Options};
 use nix::sys::wait::{WaitStatus, waitpid};
@@ -16,7 +16,7 @@ use std::fs;
 ///
 /// # Errors
 /// When it fails, or cannot be watched.
-pub fn peak(contender: &Contender, pod: &Pod) -> Result<f64, Complaint> {
+pub fn peak(contender: &Contender, pod: &Pod) -> Result<f64, Failure> {
     let mut waiting = contender.begun(pod)?;
     let program = Pid::from_raw(i32::try_from(waiting.process())?);
     ptrace::seize(program, Options::PTRACE_O_TRACEEXIT | Options::PTRACE_O_EXITKILL)?;
@@ -25,20 +25,20 @@ pub fn peak(contender: &Contender, pod: &Pod) -> Result<f64, Complaint> {
         WaitStatus::PtraceEvent(_, _, libc::PTRACE_EVENT_EXIT) => {
             fs::read_to_string(format!("/proc/{program}/status"))?
         }
-        other => return Err(Complaint::that(format!("{}: {other:?} instead of its end", contender.name))),
+        other => return Err(Failure::new(format!("{}: {other:?} instead of its end", contender.name))),
     };
     ptrace::cont(program, None)?;
     match waitpid(program, None)? {
         WaitStatus::Exited(_, 0) => high_water(&told),
-        other => Err(Complaint::that(format!("{}: {other:?}", contender.name))),
+        other => Err(Failure::new(format!("{}: {other:?}", contender.name))),
     }
 }
 
 /// `VmHWM:      1234 kB`
-fn high_water(status: &str) -> Result<f64, Complaint> {
+fn high_water(status: &str) -> Result<f64, Failure> {
     let mark = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
     let mark = mark.and_then(|mark| mark.trim().strip_suffix(" kB")?.parse().ok());
-    mark.ok_or_else(|| Complaint::that(format!("no VmHWM in {status}")))
+    mark.ok_or_else(|| Failure::new(format!("no VmHWM in {status}")))
 }
 
 #[cfg(test)]

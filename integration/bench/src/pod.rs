@@ -3,8 +3,8 @@
 use crate::seclusion::PLACE;
 use gybe_installer::testnet::link::{LinkEnd, join};
 use gybe_installer::testnet::namespace::Namespace;
-use gybe_integration::complaint::Complaint;
-use gybe_integration::crowd::side_by_side;
+use gybe_integration::failure::Failure;
+use gybe_integration::parallel::in_parallel;
 use gybe_netfilter::policy::InterfaceName;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use serde_json::{Value, json};
@@ -32,11 +32,11 @@ impl Drop for Pod {
 ///
 /// # Errors
 /// When one of them cannot be made.
-pub fn fresh(count: usize) -> Result<Vec<Pod>, Complaint> {
-    side_by_side((0..count).collect(), |_: usize| named(one()?)).into_iter().collect()
+pub fn fresh(count: usize) -> Result<Vec<Pod>, Failure> {
+    in_parallel((0..count).collect(), |_: usize| named(one()?)).into_iter().collect()
 }
 
-fn named(namespace: Namespace) -> Result<Pod, Complaint> {
+fn named(namespace: Namespace) -> Result<Pod, Failure> {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     let directory = Path::new(PLACE).join("netns");
     fs::create_dir_all(&directory)?;
@@ -47,12 +47,12 @@ fn named(namespace: Namespace) -> Result<Pod, Complaint> {
     Ok(Pod { namespace, path })
 }
 
-fn one() -> Result<Namespace, Complaint> {
+fn one() -> Result<Namespace, Failure> {
     let namespace = Namespace::new()?;
     let addresses = ["10.244.0.10/24", "fd00:10::10/64"].map(str::parse).into_iter();
     let addresses = addresses.collect::<Result<Vec<_>, _>>()?;
     let end = |name, addresses| {
-        Ok::<_, Complaint>(LinkEnd { namespace: &namespace, name: InterfaceName::parse(name)?, addresses })
+        Ok::<_, Failure>(LinkEnd { namespace: &namespace, name: InterfaceName::parse(name)?, addresses })
     };
     // The other end stays inside, too: nothing but the namespace has to go. An address of IPv4 on
     // every interface is what spares the plugin a list of their names.
@@ -73,7 +73,7 @@ impl Call {
     ///
     /// # Errors
     /// When it cannot be written.
-    pub fn prepared() -> Result<Self, Complaint> {
+    pub fn prepared() -> Result<Self, Failure> {
         let mut pod: Value = serde_json::from_str(include_str!("../../../examples/pod.json"))?;
         if let Some(Value::Object(annotations)) = pod.pointer_mut("/metadata/annotations") {
             annotations.remove("traffic.sidecar.istio.io/excludeOutboundPorts");

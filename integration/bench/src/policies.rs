@@ -1,7 +1,7 @@
 //! The policies that are measured: Istio's default, and the same with long lists of exemptions.
 
 use gybe_installer::pod::policy_file::PolicyFile;
-use gybe_integration::complaint::Complaint;
+use gybe_integration::failure::Failure;
 use gybe_netfilter::policy::{CidrSet, Inbound, PortSet, RedirectPolicy};
 use gybe_netfilter::ruleset::{Chain, Match, Networks, Rule, RuleId, Ruleset};
 use ipnet::{IpNet, Ipv4Net};
@@ -11,7 +11,7 @@ use std::net::Ipv4Addr;
 ///
 /// # Errors
 /// Never: the file is written here.
-pub fn default() -> Result<RedirectPolicy, Complaint> {
+pub fn default() -> Result<RedirectPolicy, Failure> {
     Ok(PolicyFile::parse(r#"{ "enable_ipv6": true, "outbound_ports_exclude": [15020] }"#)?.policy(&[])?)
 }
 
@@ -19,7 +19,7 @@ pub fn default() -> Result<RedirectPolicy, Complaint> {
 ///
 /// # Errors
 /// As [`default`].
-pub fn with_exclusions(count: usize) -> Result<RedirectPolicy, Complaint> {
+pub fn with_exclusions(count: usize) -> Result<RedirectPolicy, Failure> {
     let mut policy = default()?;
     if count > 0 {
         // The proxy's own are part of every list: what is compared is only its length.

@@ -1,7 +1,7 @@
 //! The one module that writes to stdout and stderr: Markdown, for docs/BENCHMARKS.md.
 
 use crate::report::{Limit, Report, Table, Target, cells};
-use gybe_integration::complaint::Complaint;
+use gybe_integration::failure::Failure;
 use std::io::{self, Write};
 use std::process::ExitCode;
 use std::{fs, thread};
@@ -28,11 +28,11 @@ pub fn verdict(reports: &[Report]) -> ExitCode {
         head: cells(["Target", "Limit", "Measured", "Verdict"]),
         rows: targets.iter().map(|target| row(target)).collect(),
     });
-    if targets.iter().all(|target| target.is_met()) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    if targets.iter().all(|target| target.is_redirected()) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 /// Says why nothing could be measured.
-pub fn failure(complaint: &Complaint) -> ExitCode {
+pub fn failure(complaint: &Failure) -> ExitCode {
     let _nobody_reads = writeln!(io::stderr(), "gybe-bench: {complaint:?}");
     ExitCode::FAILURE
 }
@@ -43,7 +43,7 @@ fn row(target: &Target) -> Vec<String> {
         Limit::AtLeast(least) => format!("at least {least} {}", target.unit),
     };
     let measured = format!("{:.2} {}", target.measured, target.unit);
-    let verdict = if target.is_met() { "met" } else { "MISSED" };
+    let verdict = if target.is_redirected() { "met" } else { "MISSED" };
     vec![target.what.clone(), limit, measured, verdict.into()]
 }
 

@@ -3,7 +3,7 @@
 
 use crate::pod::{Call, Pod};
 use crate::policies;
-use gybe_integration::complaint::Complaint;
+use gybe_integration::failure::Failure;
 use gybe_netfilter::compile::compile;
 use gybe_netfilter::iptables::script;
 use gybe_netfilter::ruleset::Family;
@@ -51,19 +51,19 @@ enum Env {
 ///
 /// # Errors
 /// When it is not built.
-pub fn ours(name: &str) -> Result<PathBuf, Complaint> {
+pub fn ours(name: &str) -> Result<PathBuf, Failure> {
     let path = std::env::current_exe()?.with_file_name(name);
-    if path.exists() { Ok(path) } else { Err(Complaint::that(format!("{path:?} is not there: make bench"))) }
+    if path.exists() { Ok(path) } else { Err(Failure::new(format!("{path:?} is not there: make bench"))) }
 }
 
 /// A program of the system's, by name.
 ///
 /// # Errors
 /// When it is not there, naming the package that has it.
-pub fn theirs(name: &str, package: &str) -> Result<PathBuf, Complaint> {
+pub fn theirs(name: &str, package: &str) -> Result<PathBuf, Failure> {
     let places = ["/usr/sbin", "/usr/bin", "/sbin", "/bin"].map(|place| Path::new(place).join(name));
     let found = places.into_iter().find(|path| path.exists());
-    found.ok_or_else(|| Complaint::that(format!("no {name}: install the Debian package {package}")))
+    found.ok_or_else(|| Failure::new(format!("no {name}: install the Debian package {package}")))
 }
 
 impl Contender {
@@ -71,7 +71,7 @@ impl Contender {
     ///
     /// # Errors
     /// When a program is missing.
-    pub fn noop(call: &Call) -> Result<Self, Complaint> {
+    pub fn noop(call: &Call) -> Result<Self, Failure> {
         let run = Run { program: ours("gybe-noop")?, arguments: Vec::new(), ..Run::cni(call)? };
         Ok(Self { name: "no-op", runs: vec![run], stands: Stands::Outside })
     }
@@ -80,7 +80,7 @@ impl Contender {
     ///
     /// # Errors
     /// When it is not built.
-    pub fn gybe(name: &'static str, call: &Call) -> Result<Self, Complaint> {
+    pub fn gybe(name: &'static str, call: &Call) -> Result<Self, Failure> {
         Ok(Self { name, runs: vec![Run::cni(call)?], stands: Stands::Outside })
     }
 
@@ -88,7 +88,7 @@ impl Contender {
     ///
     /// # Errors
     /// When one is missing.
-    pub fn others() -> Result<Vec<Self>, Complaint> {
+    pub fn others() -> Result<Vec<Self>, Failure> {
         let rules = compile(&policies::default()?);
         let nft = Run {
             program: theirs("nft", "nftables")?,
@@ -107,7 +107,7 @@ impl Contender {
                         stdin: script(&rules, family).unwrap().into_bytes(),
                     })
                 })
-                .collect::<Result<Vec<_>, Complaint>>()
+                .collect::<Result<Vec<_>, Failure>>()
         };
         let inside = |name, runs| Self { name, runs, stands: Stands::Inside };
         Ok(vec![
@@ -127,7 +127,7 @@ impl Contender {
     ///
     /// # Errors
     /// When it fails.
-    pub fn run(&self, pod: &Pod, ready: impl FnOnce() + Send) -> Result<Ran, Complaint> {
+    pub fn run(&self, pod: &Pod, ready: impl FnOnce() + Send) -> Result<Ran, Failure> {
         let work = || {
             let runs: Result<Vec<_>, _> = self.runs.iter().map(|run| run.prepared(pod)).collect();
             // Also when there is nothing to start: others may wait for this one.
@@ -148,8 +148,8 @@ impl Contender {
     ///
     /// # Errors
     /// When it cannot be started, or is none that reads its stdin.
-    pub fn begun(&self, pod: &Pod) -> Result<Waiting<'_>, Complaint> {
-        let [run] = self.runs.as_slice() else { return Err(Complaint::that("more than one program")) };
+    pub fn begun(&self, pod: &Pod) -> Result<Waiting<'_>, Failure> {
+        let [run] = self.runs.as_slice() else { return Err(Failure::new("more than one program")) };
         let (reader, writer) = pipe()?;
         let child = run.command(pod, reader).spawn()?;
         Ok(Waiting { child, writer: Some(writer), stdin: &run.stdin })
@@ -175,7 +175,7 @@ impl Waiting<'_> {
     ///
     /// # Errors
     /// When it does not listen.
-    pub fn go_on(&mut self) -> Result<(), Complaint> {
+    pub fn go_on(&mut self) -> Result<(), Failure> {
         Ok(self.writer.take().map_or(Ok(()), |mut writer| writer.write_all(self.stdin))?)
     }
 }
@@ -197,13 +197,13 @@ impl Ran {
 }
 
 impl Run {
-    fn cni(call: &Call) -> Result<Self, Complaint> {
+    fn cni(call: &Call) -> Result<Self, Failure> {
         let (program, stdin) = (ours("gybe-cni")?, call.stdin().into_bytes());
         Ok(Self { program, arguments: Vec::new(), env: Env::Cni(call.clone()), stdin })
     }
 
     /// All but the start: stdin is written and closed, as a pipe has room for it.
-    fn prepared(&self, pod: &Pod) -> Result<Command, Complaint> {
+    fn prepared(&self, pod: &Pod) -> Result<Command, Failure> {
         let (reader, mut writer) = pipe()?;
         writer.write_all(&self.stdin)?;
         Ok(self.command(pod, reader))
@@ -221,7 +221,7 @@ impl Run {
     }
 }
 
-fn to_its_end(mut command: Command) -> Result<(), Complaint> {
+fn to_its_end(mut command: Command) -> Result<(), Failure> {
     let mut child = command.spawn()?;
     let status = child.wait()?;
     if status.success() {
@@ -230,7 +230,7 @@ fn to_its_end(mut command: Command) -> Result<(), Complaint> {
     let mut said = String::new();
     child.stdout.take().into_iter().try_for_each(|mut out| out.read_to_string(&mut said).map(drop))?;
     child.stderr.take().into_iter().try_for_each(|mut err| err.read_to_string(&mut said).map(drop))?;
-    Err(Complaint::that(format!("{command:?}: {status}: {said}")))
+    Err(Failure::new(format!("{command:?}: {status}: {said}")))
 }
 
 /// A command for a program that is compared, or that judges one.

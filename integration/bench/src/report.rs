@@ -35,7 +35,7 @@ pub struct Target {
 
 impl Target {
     /// Was it kept?
-    pub fn is_met(&self) -> bool {
+    pub fn is_redirected(&self) -> bool {
         match self.limit {
             Limit::AtMost(most) => self.measured <= most,
             Limit::AtLeast(least) => self.measured >= least,
@@ -64,9 +64,9 @@ mod tests {
     #[test]
     fn a_limit_itself_still_meets_its_target() {
         let target = |limit| Target { what: String::new(), measured: 1.6, limit, unit: "x" };
-        assert!(target(Limit::AtMost(1.6)).is_met() && target(Limit::AtLeast(1.6)).is_met());
-        assert!(!target(Limit::AtMost(1.5)).is_met() && !target(Limit::AtLeast(1.7)).is_met());
+        assert!(target(Limit::AtMost(1.6)).is_redirected() && target(Limit::AtLeast(1.6)).is_redirected());
+        assert!(!target(Limit::AtMost(1.5)).is_redirected() && !target(Limit::AtLeast(1.7)).is_redirected());
         let nothing = Target { measured: f64::NAN, ..target(Limit::AtMost(1.6)) };
-        assert!(!nothing.is_met(), "what could not be measured is not met");
+        assert!(!nothing.is_redirected(), "what could not be measured is not met");
     }
 }

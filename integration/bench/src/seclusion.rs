@@ -1,7 +1,7 @@
 //! A place to write that nobody else sees and nobody has to tidy up: a tmpfs over /run, in a mount
 //! namespace of this process alone. It goes with the process, however that ends.
 
-use gybe_integration::complaint::Complaint;
+use gybe_integration::failure::Failure;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -14,8 +14,8 @@ pub const PLACE: &str = "/run";
 ///
 /// # Errors
 /// When this process may make no mount namespace.
-pub fn seclude() -> Result<(), Complaint> {
-    let refused = |what: &str, errno| Complaint::that(format!("cannot {what}: {errno}; run this as root"));
+pub fn seclude() -> Result<(), Failure> {
+    let refused = |what: &str, errno| Failure::new(format!("cannot {what}: {errno}; run this as root"));
     unshare(CloneFlags::CLONE_NEWNS).map_err(|errno| refused("make a mount namespace", errno))?;
     let nothing: Option<&str> = None;
     let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;

@@ -7,7 +7,7 @@ use crate::pod::{self, Call};
 use crate::programs::Contender;
 use crate::report::{Limit, Report, Table, Target, cells};
 use crate::sample::{Sample, childrens_time, in_turn};
-use gybe_integration::complaint::Complaint;
+use gybe_integration::failure::Failure;
 
 /// A call, and what it may cost against a program that does nothing.
 struct Case {
@@ -19,30 +19,30 @@ struct Case {
 ///
 /// # Errors
 /// When one of them fails.
-pub fn measure(times: usize) -> Result<Report, Complaint> {
+pub fn measure(times: usize) -> Result<Report, Failure> {
     let call = Call::prepared()?;
     let agent = Agent::start(&call)?;
     let cases = cases(&call, &agent)?;
     // A namespace of its own for each call, and one more in which its memory is looked at.
     let mut pods = pod::fresh((times + 1) * cases.len())?.into_iter();
-    let mut next = || pods.next().ok_or_else(|| Complaint::that("no namespace left"));
+    let mut next = || pods.next().ok_or_else(|| Failure::new("no namespace left"));
     let mut used = Vec::new();
     let samples = in_turn(times, &cases, |case| {
         let (pod, before) = (next()?, childrens_time()?);
         let passed = case.contender.run(&pod, || ())?.took();
         let spent = childrens_time()?.saturating_sub(before);
         used.push(pod);
-        Ok::<_, Complaint>([passed, spent].map(|time| time.as_secs_f64() * 1e6))
+        Ok::<_, Failure>([passed, spent].map(|time| time.as_secs_f64() * 1e6))
     })?;
     // But the first: a program that reads nothing has ended before anybody looks at it.
     let peaks = cases.iter().skip(1).map(|case| memory::peak(&case.contender, &next()?));
-    let peaks = peaks.collect::<Result<Vec<f64>, Complaint>>()?;
+    let peaks = peaks.collect::<Result<Vec<f64>, Failure>>()?;
     Ok(report(&cases, &samples, &peaks, times))
 }
 
-fn cases(call: &Call, agent: &Agent) -> Result<Vec<Case>, Complaint> {
+fn cases(call: &Call, agent: &Agent) -> Result<Vec<Case>, Failure> {
     let calling = |name, call: Call, at_most| {
-        Ok::<_, Complaint>(Case { contender: Contender::gybe(name, &call)?, at_most })
+        Ok::<_, Failure>(Case { contender: Contender::gybe(name, &call)?, at_most })
     };
     Ok(vec![
         Case { contender: Contender::noop(call)?, at_most: None },

@@ -1,7 +1,7 @@
 //! `gybe-fuzz-seeds DIRECTORY`: writes the fuzz seeds that other data holds, in one directory for each target:
 //! the CNI protocol vectors, the calls recorded from runtimes, and the examples.
 
-use gybe_integration::complaint::Complaint;
+use gybe_integration::failure::Failure;
 use serde::Deserialize;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,9 +22,9 @@ struct Recording {
     calls: Vec<Call>,
 }
 
-fn main() -> Result<(), Complaint> {
+fn main() -> Result<(), Failure> {
     let Some(directory) = std::env::args_os().nth(1).map(PathBuf::from) else {
-        return Err(Complaint::that("usage: gybe-fuzz-seeds DIRECTORY"));
+        return Err(Failure::new("usage: gybe-fuzz-seeds DIRECTORY"));
     };
     let calls = recorded_calls()?;
     write_seeds(&directory.join("request"), calls.iter().map(Call::request))?;
@@ -33,11 +33,11 @@ fn main() -> Result<(), Complaint> {
     write_seeds(&directory.join("annotations"), std::iter::once(manifest))
 }
 
-fn recorded_calls() -> Result<Vec<Call>, Complaint> {
+fn recorded_calls() -> Result<Vec<Call>, Failure> {
     let package = package();
     let mut calls: Vec<Call> = read(&package.join("vectors/cni/protocol.json"))?;
     let files = fs::read_dir(package.join("vectors/runtime"))?.map(|entry| Ok(entry?.path()));
-    let files = files.collect::<Result<BTreeSet<_>, Complaint>>()?;
+    let files = files.collect::<Result<BTreeSet<_>, Failure>>()?;
     for file in files.iter().filter(|path| path.extension().is_some_and(|extension| extension == "json")) {
         calls.extend(read::<Recording>(file)?.calls);
     }
@@ -49,7 +49,7 @@ fn package() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-fn read<T: for<'a> Deserialize<'a>>(path: &Path) -> Result<T, Complaint> {
+fn read<T: for<'a> Deserialize<'a>>(path: &Path) -> Result<T, Failure> {
     Ok(serde_json::from_str(&fs::read_to_string(path)?)?)
 }
 
@@ -66,7 +66,7 @@ impl Call {
     }
 }
 
-fn write_seeds(directory: &Path, seeds: impl Iterator<Item = String>) -> Result<(), Complaint> {
+fn write_seeds(directory: &Path, seeds: impl Iterator<Item = String>) -> Result<(), Failure> {
     fs::create_dir_all(directory)?;
     for (number, seed) in seeds.collect::<BTreeSet<_>>().iter().enumerate() {
         fs::write(directory.join(format!("recorded-{number:03}")), seed)?;

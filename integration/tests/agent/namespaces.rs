@@ -2,7 +2,7 @@
 //! plugin's own.
 
 use crate::ground::{inspected, pod};
-use gybe_integration::add::{Call, Place};
+use gybe_integration::plugin_call::{PluginCall, PluginDir};
 use gybe_integration::programs::run;
 use serde_json::{Value, json};
 use std::fs;
@@ -14,10 +14,10 @@ use std::thread;
 /// While the agent is asked, the sandbox ends, and the next one gets its path.
 #[test]
 fn the_namespace_that_the_path_named_before_the_agent_was_asked_is_redirected_and_no_other() {
-    let (place, meant, next) = (Place::new("agent-namespaces").unwrap(), pod(), pod());
+    let (place, meant, next) = (PluginDir::new("agent-namespaces"), pod(), pod());
     let (path, socket) = (place.path().join("netns"), place.run().join("facts.sock"));
     symlink(meant.path(), &path).unwrap();
-    let mut add = Call::add(&meant, &place).unwrap().by("nft");
+    let mut add = PluginCall::add(&meant, &place).unwrap().with_backend("nft");
     add.env.insert("CNI_NETNS".into(), path.display().to_string());
     add.stdin["facts"] = json!({ "socket": socket });
     let listener = UnixListener::bind(&socket).unwrap();
@@ -30,7 +30,7 @@ fn the_namespace_that_the_path_named_before_the_agent_was_asked_is_redirected_an
         let pod: Value = serde_json::from_str(include_str!("../../../examples/pod.json")).unwrap();
         plugin.write_all(format!("{}\n", json!({ "version": 1, "pod": pod })).as_bytes()).unwrap();
     });
-    let ran = add.make(&place, "").unwrap();
+    let ran = add.run(&place, "").unwrap();
     agent.join().unwrap();
     assert_eq!(ran.code, Some(0), "{ran:?}");
     assert!(inspected(&meant).contains("outbound-to-proxy"), "{}", inspected(&meant));
@@ -41,15 +41,15 @@ fn the_namespace_that_the_path_named_before_the_agent_was_asked_is_redirected_an
 /// which a namespace of the test's own stands for.
 #[test]
 fn a_path_that_leads_to_the_plugins_own_namespace_only_when_it_is_opened_is_refused() {
-    let (place, node) = (Place::new("agent-own-namespace").unwrap(), pod());
+    let (place, node) = (PluginDir::new("agent-own-namespace"), pod());
     let path = node.path().display().to_string();
-    let add = Call::add(&node, &place).unwrap().by("nft");
+    let add = PluginCall::add(&node, &place).unwrap().with_backend("nft");
     let record = place.path().join("record");
     let strace = format!(
         "strace -qq -f -P {path} -e trace=stat,newfstatat,statx -e inject=stat,newfstatat,statx:error=ENOENT:when=1 -o {}",
         record.display()
     );
-    let ran = node.run(|| add.make(&place, &strace)).unwrap().unwrap();
+    let ran = node.run(|| add.run(&place, &strace)).unwrap().unwrap();
     let record = fs::read_to_string(record).unwrap();
     assert!(record.contains("ENOENT (No such file or directory) (INJECTED)"), "{record}");
     assert!(ran.code == Some(1) && ran.out.contains("GYBE-ADD-021"), "{ran:?}");

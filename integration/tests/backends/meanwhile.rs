@@ -1,7 +1,7 @@
 //! What another call does to our table while the rules of an earlier backend are taken away.
 
 use super::{in_new_namespace, patient, sh};
-use gybe_integration::add::Place;
+use gybe_integration::plugin_call::PluginDir;
 use gybe_integration::vectors;
 use gybe_netfilter::backend::BackendKind;
 use gybe_netfilter::redirection::Redirection;
@@ -34,7 +34,7 @@ fn a_table_that_goes_while_another_backends_rules_are_removed_is_written_again()
     let all = vectors::all().unwrap();
     let vector = all.into_iter().find(|vector| vector.name == "inject-default-v4").unwrap();
     let redirection = Redirection::of(&vector.policy);
-    let place = Place::new("meanwhile").unwrap();
+    let place = PluginDir::new("meanwhile");
     in_new_namespace(|| {
         redirection.apply(&*patient(BackendKind::IptablesNft)).unwrap();
         delete_the_table_with_every_program(place.path());

@@ -8,7 +8,7 @@ use crate::row::{Added, Row};
 use crate::site::{Site, known, programs};
 use gybe_installer::demo::add::RecordedAdd;
 use gybe_installer::testnet::namespace::Namespace;
-use gybe_integration::crowd::so_many_at_a_time;
+use gybe_integration::parallel::in_parallel_at_most;
 use gybe_integration::programs::{ours, run};
 use gybe_netfilter::backend::Backend;
 use gybe_netfilter::nft::Nft;
@@ -64,7 +64,7 @@ pub(crate) fn adds_until(
 fn batch(site: &Site, calls: Vec<(Kind, usize)>, at_a_time: usize) -> Vec<Added> {
     // Nothing is written for a pod in no mesh, so one namespace shows it for all of them.
     let shared = pod();
-    let added = so_many_at_a_time(at_a_time, calls, |(kind, number)| {
+    let added = in_parallel_at_most(at_a_time, calls, |(kind, number)| {
         let name = if kind == Kind::Known { known(number) } else { fresh_name() };
         let call = kind.call(site, &name);
         let added = if kind.is_meshed() { meshed(&call) } else { add(&call, &shared) };

@@ -2,7 +2,7 @@
 
 use crate::site::{NODE, PATIENCE, programs};
 use gybe_api_server::ApiServer;
-use gybe_integration::add::Place;
+use gybe_integration::plugin_call::PluginDir;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, ChildStderr, Command, Stdio};
 use std::sync::mpsc::{Sender, channel};
@@ -18,7 +18,7 @@ pub(crate) struct Agent {
 impl Agent {
     /// Starts one and waits until it serves. What it sees at `/run` is the place's own, with its service
     /// account in it; `/var/run` is a link there.
-    pub(crate) fn start(place: &Place, server: &ApiServer) -> Self {
+    pub(crate) fn start(place: &PluginDir, server: &ApiServer) -> Self {
         let mut child = gybe_node(place, server);
         let (serving, served) = channel();
         let stderr = child.stderr.take().unwrap();
@@ -55,7 +55,7 @@ fn follow(stderr: ChildStderr, serving: &Sender<()>) {
 }
 
 #[expect(clippy::disallowed_methods, reason = "an agent runs beside the test, not to its end")]
-fn gybe_node(place: &Place, server: &ApiServer) -> Child {
+fn gybe_node(place: &PluginDir, server: &ApiServer) -> Child {
     // Gone with the thread that started it, also when the test is killed.
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "KILL", "unshare", "--mount", "--propagation", "private", "sh", "-c"]);

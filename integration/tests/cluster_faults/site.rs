@@ -2,7 +2,7 @@
 
 use crate::agent::Agent;
 use gybe_api_server::{ApiServer, Bearer, Network, Request, ServiceAccount, Token, Validity};
-use gybe_integration::add::Place;
+use gybe_integration::plugin_call::PluginDir;
 use gybe_integration::programs::path_of_ours;
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -17,7 +17,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 pub(crate) struct Site {
     pub(crate) server: ApiServer,
     pub(crate) account: ServiceAccount,
-    pub(crate) place: Place,
+    pub(crate) place: PluginDir,
     agent: Option<Agent>,
 }
 
@@ -33,7 +33,7 @@ pub(crate) fn programs(name: &str) -> PathBuf {
 impl Site {
     /// A cluster with a node full of pods, and 100,000 on others.
     pub(crate) fn new(test: &str) -> Self {
-        let (server, place) = (ApiServer::start().unwrap(), Place::new(test).unwrap());
+        let (server, place) = (ApiServer::start().unwrap(), PluginDir::new(test));
         let account = place.run().join("secrets/kubernetes.io/serviceaccount");
         let account = server.service_account(&account).unwrap();
         server.set_generated_pods(100_000);

@@ -2,7 +2,7 @@
 //! over, and "applied" is said exactly when it is true.
 
 use super::{BEFORE, Scratch, TPROXY, add};
-use gybe_integration::errand::{Errand, State};
+use gybe_integration::invocation::{Invocation, State};
 use gybe_integration::programs::Run;
 use gybe_netfilter::nft::Nft;
 use gybe_netfilter::redirection::remove;
@@ -45,7 +45,7 @@ fn faults() -> Vec<Fault> {
 }
 
 impl Fault {
-    fn run(&self, errand: &Errand) -> Run {
+    fn run(&self, invocation: &Invocation) -> Run {
         let Self { call, outcome, when } = self;
         let inject = format!("inject={call}:{outcome}:when={when}");
         // Somebody who tries for ever would be killed and so found out: 124, and no message.
@@ -62,7 +62,7 @@ impl Fault {
             "-e",
             &inject,
         ];
-        errand.run(&guard).unwrap()
+        invocation.run(&guard).unwrap()
     }
 
     fn name(&self) -> String {
@@ -75,17 +75,17 @@ impl Fault {
     }
 }
 
-/// Runs the errand with each fault; gives how often it claimed success, and how often it failed.
+/// Runs the invocation with each fault; gives how often it claimed success, and how often it failed.
 fn what_is_claimed_is_true(
-    errand: &Errand,
+    invocation: &Invocation,
     prepare: &(dyn Fn() + Sync),
     is_told: fn(&Run) -> bool,
 ) -> (usize, usize) {
     let (mut done, mut failed) = (0, 0);
     for fault in faults() {
-        errand.namespace.run(prepare).unwrap();
-        let run = fault.run(errand);
-        let (state, name) = (errand.state(&Nft).unwrap(), fault.name());
+        invocation.namespace.run(prepare).unwrap();
+        let run = fault.run(invocation);
+        let (state, name) = (invocation.state(&Nft).unwrap(), fault.name());
         match run.code {
             Some(0) => {
                 assert_eq!(state, State::Whole, "{name}: claimed, {run:?}");
@@ -102,8 +102,8 @@ fn what_is_claimed_is_true(
             _ => panic!("{name}: {run:?}"),
         }
         // Nothing of it is in the way of the next one.
-        assert_eq!(errand.run(&[]).unwrap().code, Some(0), "after {name}");
-        assert_eq!(errand.state(&Nft).unwrap(), State::Whole, "after {name}");
+        assert_eq!(invocation.run(&[]).unwrap().code, Some(0), "after {name}");
+        assert_eq!(invocation.state(&Nft).unwrap(), State::Whole, "after {name}");
     }
     (done, failed)
 }
@@ -124,17 +124,18 @@ fn plugin_tells(run: &Run) -> bool {
 
 #[test]
 fn f25_gybe_apply_claims_exactly_what_is_true_whatever_the_kernel_answers() {
-    let errand = Errand::apply(TPROXY, "nft").unwrap();
-    let (done, failed) = what_is_claimed_is_true(&errand, &|| remove(&Nft).unwrap(), gybe_tells);
+    let invocation = Invocation::apply(TPROXY, "nft").unwrap();
+    let (done, failed) = what_is_claimed_is_true(&invocation, &|| remove(&Nft).unwrap(), gybe_tells);
     println!("gybe apply: {done} faults got over, {failed} told");
     assert!(done > 0 && failed > 0);
 }
 
 #[test]
 fn f25_gybe_apply_over_other_rules_claims_exactly_what_is_true_whatever_the_kernel_answers() {
-    let errand = Errand::apply(TPROXY, "nft").unwrap();
-    let before = Errand::apply(BEFORE, "nft").unwrap().redirection;
-    let (done, failed) = what_is_claimed_is_true(&errand, &|| drop(before.apply(&Nft).unwrap()), gybe_tells);
+    let invocation = Invocation::apply(TPROXY, "nft").unwrap();
+    let before = Invocation::apply(BEFORE, "nft").unwrap().redirection;
+    let (done, failed) =
+        what_is_claimed_is_true(&invocation, &|| drop(before.apply(&Nft).unwrap()), gybe_tells);
     println!("gybe apply over others: {done} faults got over, {failed} told");
     assert!(done > 0 && failed > 0);
 }

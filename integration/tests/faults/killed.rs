@@ -2,8 +2,8 @@
 //! next apply repairs what is there.
 
 use super::{BEFORE, Scratch, TPROXY, add, sh};
-use gybe_integration::errand::{Errand, State};
-use gybe_integration::killed::{BECOME, End, killed_at};
+use gybe_integration::invocation::{Invocation, State};
+use gybe_integration::kill::{End, WAIT_THEN_EXEC, kill_at_system_call};
 use gybe_netfilter::backend::Backend;
 use gybe_netfilter::inventory::Inventory;
 use gybe_netfilter::iptables::{Iptables, Variant};
@@ -21,7 +21,7 @@ const STRIDE: usize = 9;
 /// Kills it at its n-th system call for every n that `steps` gives, from the same beginning each
 /// time, until it lives to its end; gives how many calls it then makes and how often it was killed.
 fn at_every_call(
-    errand: &Errand,
+    invocation: &Invocation,
     steps: impl Iterator<Item = u64>,
     mut prepare: impl FnMut(),
     mut judge: impl FnMut(u64),
@@ -29,13 +29,13 @@ fn at_every_call(
     let mut killed = 0;
     for at in steps {
         prepare();
-        match killed_at(errand.command(&BECOME), errand.stdin(), at).unwrap() {
+        match kill_at_system_call(invocation.command(&WAIT_THEN_EXEC), invocation.stdin(), at).unwrap() {
             End::Killed => {
                 killed += 1;
                 judge(at);
             }
-            End::Itself { code, calls, said } => {
-                assert_eq!(code, Some(0), "{said}");
+            End::Exited { code, calls, output } => {
+                assert_eq!(code, Some(0), "{output}");
                 return (calls, killed);
             }
         }
@@ -43,12 +43,12 @@ fn at_every_call(
     unreachable!("a program of endless system calls")
 }
 
-fn there(errand: &Errand) -> Inventory {
-    errand.namespace.run(|| Nft.inspect()).unwrap().unwrap()
+fn there(invocation: &Invocation) -> Inventory {
+    invocation.namespace.run(|| Nft.inspect()).unwrap().unwrap()
 }
 
-fn nft_is_whole_or_as_before(name: &str, errand: &Errand, before: Option<&Redirection>) {
-    let run = |work: &(dyn Fn() + Sync)| errand.namespace.run(work).unwrap();
+fn nft_is_whole_or_as_before(name: &str, invocation: &Invocation, before: Option<&Redirection>) {
+    let run = |work: &(dyn Fn() + Sync)| invocation.namespace.run(work).unwrap();
     let prepare = || {
         run(&|| {
             remove(&Nft).unwrap();
@@ -57,9 +57,9 @@ fn nft_is_whole_or_as_before(name: &str, errand: &Errand, before: Option<&Redire
     };
     let (mut as_before, mut whole) = (0, 0);
     let judge = |at| {
-        let found = there(errand);
+        let found = there(invocation);
         let is = |rules| Nft.desired(rules).unwrap().differences(&found).is_empty();
-        if is(&errand.redirection.rules) {
+        if is(&invocation.redirection.rules) {
             whole += 1;
         } else {
             let unchanged = before.map_or(found.is_empty(), |before| is(&before.rules));
@@ -67,10 +67,10 @@ fn nft_is_whole_or_as_before(name: &str, errand: &Errand, before: Option<&Redire
             as_before += 1;
         }
         // Addresses and routes may be there, and the next apply finds nothing in its way.
-        run(&|| drop(errand.redirection.apply(&Nft).unwrap()));
-        assert_eq!(errand.state(&Nft).unwrap(), State::Whole, "{name}, repaired after call {at}");
+        run(&|| drop(invocation.redirection.apply(&Nft).unwrap()));
+        assert_eq!(invocation.state(&Nft).unwrap(), State::Whole, "{name}, repaired after call {at}");
     };
-    let (calls, killed) = at_every_call(errand, 1.., prepare, judge);
+    let (calls, killed) = at_every_call(invocation, 1.., prepare, judge);
     println!("{name}: {calls} system calls, killed at each of them: {as_before} as before, {whole} whole");
     assert!(killed >= calls && killed == as_before + whole, "{name}");
     assert!(as_before > 0 && whole > 0, "{name}");
@@ -78,15 +78,15 @@ fn nft_is_whole_or_as_before(name: &str, errand: &Errand, before: Option<&Redire
 
 #[test]
 fn f15_gybe_apply_killed_at_any_system_call_leaves_all_of_nfts_rules_or_none() {
-    nft_is_whole_or_as_before("gybe apply", &Errand::apply(TPROXY, "nft").unwrap(), None);
+    nft_is_whole_or_as_before("gybe apply", &Invocation::apply(TPROXY, "nft").unwrap(), None);
 }
 
 #[test]
 fn f15_gybe_apply_killed_at_any_system_call_leaves_the_rules_there_were_or_the_new_ones() {
-    let before = Errand::apply(BEFORE, "nft").unwrap().redirection;
+    let before = Invocation::apply(BEFORE, "nft").unwrap().redirection;
     nft_is_whole_or_as_before(
         "gybe apply over others",
-        &Errand::apply(TPROXY, "nft").unwrap(),
+        &Invocation::apply(TPROXY, "nft").unwrap(),
         Some(&before),
     );
 }
@@ -98,9 +98,9 @@ fn f15_an_add_killed_at_any_system_call_leaves_all_of_nfts_rules_or_none() {
 }
 
 /// Waits until nobody runs in the namespace: programs of a killed caller are killed, a moment later.
-fn until_nobody_is_in(errand: &Errand) {
+fn until_nobody_is_in(invocation: &Invocation) {
     let inode = |path: std::path::PathBuf| std::fs::metadata(path).map(|file| file.ino()).ok();
-    let here = inode(errand.namespace.path());
+    let here = inode(invocation.namespace.path());
     let deadline = Instant::now() + PATIENCE;
     let busy = || {
         let processes = std::fs::read_dir("/proc").unwrap().flatten();
@@ -116,28 +116,28 @@ fn until_nobody_is_in(errand: &Errand) {
 fn f15_what_gybe_apply_killed_with_iptables_leaves_the_next_one_repairs() {
     for variant in [Variant::Legacy, Variant::Nft] {
         let backend = Iptables::find(variant).unwrap().with_deadline(PATIENCE);
-        let errand = Errand::apply(TPROXY, variant.name()).unwrap();
-        let before = Errand::apply(BEFORE, variant.name()).unwrap().redirection;
+        let invocation = Invocation::apply(TPROXY, variant.name()).unwrap();
+        let before = Invocation::apply(BEFORE, variant.name()).unwrap().redirection;
         let mut turn = 0_usize;
         let prepare = || {
             // By turns nothing is there before, and other rules.
             turn += 1;
-            errand.namespace.run(|| remove(&backend).unwrap()).unwrap();
+            invocation.namespace.run(|| remove(&backend).unwrap()).unwrap();
             if turn.is_multiple_of(2) {
-                errand.namespace.run(|| before.apply(&backend).unwrap()).unwrap();
+                invocation.namespace.run(|| before.apply(&backend).unwrap()).unwrap();
             }
         };
         let judge = |at| {
-            until_nobody_is_in(&errand);
-            errand.namespace.run(|| errand.redirection.apply(&backend).unwrap()).unwrap();
-            assert_eq!(errand.state(&backend).unwrap(), State::Whole, "{}, call {at}", backend.name());
+            until_nobody_is_in(&invocation);
+            invocation.namespace.run(|| invocation.redirection.apply(&backend).unwrap()).unwrap();
+            assert_eq!(invocation.state(&backend).unwrap(), State::Whole, "{}, call {at}", backend.name());
         };
-        let (calls, killed) = at_every_call(&errand, (1..).step_by(STRIDE), prepare, judge);
+        let (calls, killed) = at_every_call(&invocation, (1..).step_by(STRIDE), prepare, judge);
         println!("gybe apply with {}: {calls} system calls, killed at {killed} of them", backend.name());
         // How many there are depends on who waits for whom.
         assert!(killed > 30, "{killed}");
-        errand.namespace.run(|| remove(&backend).unwrap()).unwrap();
-        let left = errand
+        invocation.namespace.run(|| remove(&backend).unwrap()).unwrap();
+        let left = invocation
             .namespace
             .run(|| sh("nft list ruleset; iptables-legacy-save; ip6tables-legacy-save"))
             .unwrap();

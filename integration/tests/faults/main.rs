@@ -13,7 +13,7 @@ mod injected;
 mod killed;
 mod restored;
 
-use gybe_integration::errand::Errand;
+use gybe_integration::invocation::Invocation;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::process::Command;
@@ -43,14 +43,14 @@ impl Drop for Scratch {
 }
 
 /// The plugin's ADD for a pod with addresses of both families.
-fn add(scratch: &Scratch) -> Errand {
+fn add(scratch: &Scratch) -> Invocation {
     let addresses: [IpAddr; 2] = ["10.9.9.9".parse().unwrap(), "fd00::9".parse().unwrap()];
-    let errand = Errand::add(&addresses, &scratch.0).unwrap();
-    errand
+    let invocation = Invocation::add(&addresses, &scratch.0).unwrap();
+    invocation
         .namespace
         .run(|| sh("ip addr add 10.9.9.9/32 dev lo; ip addr add fd00::9/128 dev lo nodad"))
         .unwrap();
-    errand
+    invocation
 }
 
 /// Runs a shell command in the namespace of this thread and gives what it printed.

@@ -3,10 +3,10 @@
 
 use crate::kernel::without_nf_tables;
 use gybe_installer::probe::node_backend::{NodeProbe, node_backend};
-use gybe_integration::add::{Call, Place, pod};
-use gybe_integration::complaint::Complaint;
+use gybe_integration::failure::Failure;
+use gybe_integration::flow_check::{Rules, Until, differences};
+use gybe_integration::plugin_call::{PluginCall, PluginDir, pod};
 use gybe_integration::programs::{Run, path_of_ours, run};
-use gybe_integration::run::{Rules, Until, differences};
 use gybe_integration::topology::Topology;
 use gybe_integration::vectors::{Flow, Location as At};
 use gybe_netfilter::choose::BackendSetting;
@@ -20,7 +20,7 @@ const APP: Owner = Owner { uid: 1000, gid: 1000 };
 const PROXY: Owner = Owner { uid: 1337, gid: 1337 };
 
 /// Out and in, of both families, by the application and by the proxy.
-fn flows() -> Result<Vec<Flow>, Complaint> {
+fn flows() -> Result<Vec<Flow>, Failure> {
     let table = [
         (At::Pod, APP, "10.1.2.3:80", "10.244.0.10", "ext-peer", "envoy:15001"),
         (At::Pod, APP, "[2001:db8::7]:80", "fd00:10::10", "ext-peer", "envoy:15001"),
@@ -58,26 +58,26 @@ struct Pod {
 }
 
 impl Pod {
-    fn new() -> Result<Self, Complaint> {
+    fn new() -> Result<Self, Failure> {
         let flows = flows()?;
-        let world = Topology::raise(Mode::Redirect, &flows)?;
-        let control = differences(&world, &flows, Rules::NotThere, Until::TheEnd)?;
+        let world = Topology::new(Mode::Redirect, &flows)?;
+        let control = differences(&world, &flows, Rules::Absent, Until::End)?;
         assert!(control.is_empty(), "without rules: {control:#?}");
         Ok(Self { world, flows })
     }
 
     /// The ADD of its sandbox, with these members in the plugin's entry.
-    fn call(&self, place: &Place, members: &Map<String, Value>) -> Result<Call, Complaint> {
-        let mut call = Call::add(self.world.at(At::Pod), place)?;
+    fn call(&self, place: &PluginDir, members: &Map<String, Value>) -> Result<PluginCall, Failure> {
+        let mut call = PluginCall::add(self.world.at(At::Pod), place)?;
         call.stdin.as_object_mut().unwrap().extend(members.clone());
         Ok(call)
     }
 
     /// The rules are those of legacy tables, and every connection meets its fate.
-    fn assert_redirected_by_legacy(&self, ran: &Run) -> Result<(), Complaint> {
+    fn assert_redirected_by_legacy(&self, ran: &Run) -> Result<(), Failure> {
         assert_eq!(ran.code, Some(0), "{ran:#?}");
         assert!(ran.err.contains(r#""tool":"iptables-legacy""#), "{}", ran.err);
-        let found = differences(&self.world, &self.flows, Rules::There, Until::TheEnd)?;
+        let found = differences(&self.world, &self.flows, Rules::Present, Until::End)?;
         assert!(found.is_empty(), "{found:#?}");
         let listed = |program: &str| self.world.at(At::Pod).run(|| run(program, &["-t", "nat"], ""));
         assert!(listed("iptables-legacy-save")??.out.contains("-A ISTIO_OUTPUT"));
@@ -88,20 +88,20 @@ impl Pod {
     }
 }
 
-fn probe(place: &Place) -> Result<Value, Complaint> {
+fn probe(place: &PluginDir) -> Result<Value, Failure> {
     let ran = place.sh(&format!("exec {} probe --json", path_of_ours("gybe")?.display()), "")?;
     assert_eq!(ran.code, Some(0), "{ran:#?}");
     Ok(serde_json::from_str(&ran.out)?)
 }
 
 #[test]
-fn f23_on_a_kernel_without_nf_tables_legacy_is_found_written_and_does_its_work() -> Result<(), Complaint> {
-    let (place, pod) = (Place::new("legacy-kernel")?, Pod::new()?);
-    let auto = pod.call(&place, &Map::new())?.by("auto");
+fn f23_on_a_kernel_without_nf_tables_legacy_is_found_written_and_does_its_work() -> Result<(), Failure> {
+    let (place, pod) = (PluginDir::new("legacy-kernel"), Pod::new()?);
+    let auto = pod.call(&place, &Map::new())?.with_backend("auto");
     let (told, ran, again) = without_nf_tables(|| {
         let told = probe(&place)?;
-        let ran = auto.make(&place, "")?;
-        Ok::<_, Complaint>((told, ran, auto.clone().of("CHECK").make(&place, "")?))
+        let ran = auto.run(&place, "")?;
+        Ok::<_, Failure>((told, ran, auto.clone().with_verb("CHECK").run(&place, "")?))
     })?;
     assert_eq!(told["chosen"]["backend"], "iptables-legacy", "{told:#}");
     for backend in ["nft", "iptables-nft"] {
@@ -114,10 +114,10 @@ fn f23_on_a_kernel_without_nf_tables_legacy_is_found_written_and_does_its_work()
 
 /// No program is missed for that word, so only a trial tells.
 #[test]
-fn f28_on_a_kernel_without_nf_tables_the_word_nft_makes_the_node_unfit() -> Result<(), Complaint> {
-    let (place, pod) = (Place::new("legacy-word")?, pod()?);
-    let call = Call::add(&pod, &place)?.of("STATUS").by("nft");
-    let ran = without_nf_tables(|| call.make(&place, ""))?;
+fn f28_on_a_kernel_without_nf_tables_the_word_nft_makes_the_node_unfit() -> Result<(), Failure> {
+    let (place, pod) = (PluginDir::new("legacy-word"), pod()?);
+    let call = PluginCall::add(&pod, &place)?.with_verb("STATUS").with_backend("nft");
+    let ran = without_nf_tables(|| call.run(&place, ""))?;
     let told: Value = serde_json::from_str(&ran.out)?;
     assert_eq!((ran.code, &told["code"]), (Some(1), &json!(50)), "{ran:#?}");
     let said = told["msg"].as_str().unwrap_or_default();
@@ -130,11 +130,11 @@ fn f28_on_a_kernel_without_nf_tables_the_word_nft_makes_the_node_unfit() -> Resu
 
 /// As the agent does it: findings of the node, the label, the entry.
 #[test]
-fn a_node_whose_label_says_legacy_gets_legacy_rules() -> Result<(), Complaint> {
-    let (place, pod) = (Place::new("legacy-label")?, Pod::new()?);
+fn a_node_whose_label_says_legacy_gets_legacy_rules() -> Result<(), Failure> {
+    let (place, pod) = (PluginDir::new("legacy-label"), Pod::new()?);
     let told = probe(&place)?;
     let known = ProbeCache::at(&place.run().join("gybe")).load();
-    let capabilities = known.ok_or_else(|| Complaint::that("nothing is known"))?;
+    let capabilities = known.ok_or_else(|| Failure::new("nothing is known"))?;
     let kernel = told["kernel"].as_str().unwrap_or_default().to_owned();
     let found = NodeProbe { kernel, capabilities };
     let forced = node_backend(BackendSetting::Auto, Some("iptables-legacy"), Some(&found));
@@ -143,17 +143,17 @@ fn a_node_whose_label_says_legacy_gets_legacy_rules() -> Result<(), Complaint> {
     let members =
         conf.to_members().into_iter().filter(|(key, _)| key == "backend" || key == "probed").collect();
     assert_eq!(Value::Object(Map::clone(&members)), json!({ "backend": "iptables-legacy" }));
-    pod.assert_redirected_by_legacy(&pod.call(&place, &members)?.make(&place, "")?)
+    pod.assert_redirected_by_legacy(&pod.call(&place, &members)?.run(&place, "")?)
 }
 
 /// After a boot nothing is known, and the entry says where to begin: on this kernel only.
 #[test]
-fn f04_what_the_entry_says_was_found_is_tried_first_and_on_this_kernel_only() -> Result<(), Complaint> {
+fn f04_what_the_entry_says_was_found_is_tried_first_and_on_this_kernel_only() -> Result<(), Failure> {
     let kernel = nix::sys::utsname::uname()?.release().to_string_lossy().into_owned();
     for (of, tool) in [(kernel.as_str(), "iptables-legacy"), ("2.6.32", "nft")] {
-        let (place, pod) = (Place::new(&format!("legacy-hint-{tool}"))?, Pod::new()?);
+        let (place, pod) = (PluginDir::new(&format!("legacy-hint-{tool}")), Pod::new()?);
         let probed = json!({ "backend": "auto", "probed": { "backend": "iptables-legacy", "kernel": of } });
-        let ran = pod.call(&place, probed.as_object().unwrap())?.make(&place, "")?;
+        let ran = pod.call(&place, probed.as_object().unwrap())?.run(&place, "")?;
         assert_eq!(ran.code, Some(0), "{ran:#?}");
         assert!(ran.err.contains(&format!(r#""tool":"{tool}""#)), "{}", ran.err);
         let known: Value =

@@ -1,6 +1,6 @@
 //! A host and a container: two mount namespaces that see different programs and another `/run`.
 
-use gybe_integration::add::Place;
+use gybe_integration::plugin_call::PluginDir;
 use gybe_integration::programs::{Run, path_of_ours};
 use serde_json::Value;
 use std::fs;
@@ -17,14 +17,14 @@ pub(crate) const CAPABILITIES: [&str; 7] =
 
 /// A mount namespace that lives as long as this value.
 pub(crate) struct Host {
-    place: Place,
+    place: PluginDir,
     child: Child,
 }
 
 impl Host {
     /// One where these programs are not to be run.
     pub(crate) fn without(test: &str, programs: &[&str]) -> Self {
-        let place = Place::new(&format!("host-{test}")).unwrap();
+        let place = PluginDir::new(&format!("host-{test}"));
         let mounts = format!("mount --bind {} /run && {}", place.run().display(), hide(programs));
         let script = format!("{mounts} && echo ready && exec cat");
         #[allow(clippy::disallowed_methods, reason = "it lives beside the test")]
@@ -58,11 +58,11 @@ impl Drop for Host {
 }
 
 /// A container without iptables, with a `/run` of its own.
-pub(crate) struct Container(Place);
+pub(crate) struct Container(PluginDir);
 
 impl Container {
     pub(crate) fn new(test: &str) -> Self {
-        Self(Place::new(&format!("container-{test}")).unwrap())
+        Self(PluginDir::new(&format!("container-{test}")))
     }
 
     /// The command of `gybe probe --host` for that host, with these capabilities.

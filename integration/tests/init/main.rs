@@ -1,9 +1,5 @@
-//! `gybe init` and `gybe validate` as a pod's init containers call them, in pods made of namespaces.
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test that meets what it did not expect has nothing better to do"
-)]
+//! `gybe init` and `gybe validate` as a pod's init containers call them, in network namespaces.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod orders;
 mod place;

@@ -1,4 +1,4 @@
-//! What the init container can be told beside the policy, and what it is told in vain.
+//! The arguments of the init container that are not part of the policy, and those without effect.
 
 use crate::pod::{INJECTED, Pod};
 
@@ -20,9 +20,9 @@ fn a_dry_run_prints_the_rules_that_would_be_written_and_writes_none() {
 }
 
 #[test]
-fn a_dry_run_without_an_address_says_so_and_shows_ipv4() {
+fn a_dry_run_without_an_address_prints_ipv4_rules_and_a_note() {
     let pod = Pod::new();
-    pod.by_hand("ip addr flush dev eth0");
+    pod.run_program("ip addr flush dev eth0");
     let run = pod.gybe(&format!("istio-iptables {INJECTED} --dry-run"));
     assert_eq!(run.code, Some(0));
     assert!(run.out.contains("table inet gybe") && run.err.contains("no address"), "{run:?}");
@@ -33,10 +33,10 @@ fn a_dry_run_without_an_address_says_so_and_shows_ipv4() {
 }
 
 #[test]
-fn cleaning_up_takes_ours_and_nobody_elses_and_succeeds_where_nothing_is() {
+fn cleanup_removes_gybes_rules_only_and_succeeds_without_any() {
     let pod = Pod::new();
     pod.done("istio-iptables --cleanup-only");
-    pod.by_hand("nft add table inet theirs");
+    pod.run_program("nft add table inet theirs");
     let theirs = pod.rules();
     pod.done(&format!("istio-iptables {INJECTED}"));
     pod.done("istio-iptables --cleanup-only");
@@ -45,17 +45,17 @@ fn cleaning_up_takes_ours_and_nobody_elses_and_succeeds_where_nothing_is() {
 }
 
 #[test]
-fn cleaning_up_takes_away_what_either_kind_of_iptables_was_told_to_write() {
+fn cleanup_removes_what_iptables_legacy_has_written() {
     let pod = Pod::new();
     let out = pod.done(&format!("istio-iptables {INJECTED} --force-iptables-binary legacy"));
-    assert!(out.contains("by iptables-legacy"), "{out}");
-    assert!(pod.by_hand("iptables-legacy-save").contains("ISTIO_"));
+    assert!(out.contains("with iptables-legacy"), "{out}");
+    assert!(pod.run_program("iptables-legacy-save").contains("ISTIO_"));
     pod.done("istio-iptables --cleanup-only");
-    assert!(!pod.by_hand("iptables-legacy-save").contains("ISTIO_"));
+    assert!(!pod.run_program("iptables-legacy-save").contains("ISTIO_"));
 }
 
 #[test]
-fn cleaning_up_without_privilege_says_what_may_be_left_and_fails_no_pod() {
+fn cleanup_without_privilege_names_what_may_be_left_and_succeeds() {
     let pod = Pod::new();
     pod.done(&format!("istio-iptables {INJECTED}"));
     let run = pod.gybe_as(1337, "istio-iptables --cleanup-only");
@@ -65,18 +65,18 @@ fn cleaning_up_without_privilege_says_what_may_be_left_and_fails_no_pod() {
 }
 
 #[test]
-fn what_is_not_followed_is_told_in_one_line_each() {
-    for (line, told) in [
-        ("--force-iptables-binary=nft", "iptables-nft is asked for; nftables is written directly"),
-        ("--reconcile", "--reconcile changes nothing"),
-        ("--iptables-version 1.8.9", "--iptables-version means nothing here"),
-        ("--cni-mode", "--cni-mode means nothing here"),
-        ("--iptables-trace-logging", "--iptables-trace-logging means nothing here"),
+fn every_argument_without_effect_has_a_note() {
+    for (line, expected) in [
+        ("--force-iptables-binary=nft", "--force-iptables-binary nft has no effect"),
+        ("--reconcile", "--reconcile has no effect"),
+        ("--iptables-version 1.8.9", "--iptables-version is ignored"),
+        ("--cni-mode", "--cni-mode is ignored"),
+        ("--iptables-trace-logging", "--iptables-trace-logging is ignored"),
     ] {
         let pod = Pod::new();
         let run = pod.gybe(&format!("istio-iptables {INJECTED} {line}"));
         assert_eq!((run.code, run.err.lines().count()), (Some(0), 1), "{line}: {}", run.err);
-        assert!(run.err.contains(told), "{line}: {}", run.err);
+        assert!(run.err.contains(expected), "{line}: {}", run.err);
         pod.holds_exactly("{}");
     }
     let pod = Pod::new();
@@ -86,10 +86,10 @@ fn what_is_not_followed_is_told_in_one_line_each() {
 }
 
 #[test]
-fn what_cannot_be_followed_changes_nothing() {
+fn invalid_arguments_change_nothing() {
     let pod = Pod::new();
-    for (line, told) in [
-        ("--network-namespace /run/netns/x", "gybe apply --netns /run/netns/x writes there"),
+    for (line, expected) in [
+        ("--network-namespace /run/netns/x", "use gybe apply --netns /run/netns/x"),
         ("--force-iptables-binary quick", "which is not legacy or nft"),
         ("--run-validation --probe-timeout soon", "which is not a time like 5s"),
         ("--run-validation --iptables-probe-port 0", "which is not a port"),
@@ -98,7 +98,7 @@ fn what_cannot_be_followed_changes_nothing() {
     ] {
         let run = pod.gybe(&format!("istio-iptables --skip-rule-apply=false {INJECTED} {line}"));
         assert_eq!((run.code, run.out.as_str()), (Some(2), ""), "{line}");
-        assert!(run.err.contains(told), "{line}: {}", run.err);
+        assert!(run.err.contains(expected), "{line}: {}", run.err);
         assert_eq!(pod.rules(), "", "{line}");
     }
 }

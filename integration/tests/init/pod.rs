@@ -1,4 +1,4 @@
-//! A pod and its neighbour, and the ways in which a container in it calls the program.
+//! A pod and its peer, and the ways in which a container of the pod calls the program.
 
 use gybe_installer::testnet::client::{Client, SourceOptions};
 use gybe_installer::testnet::link::{LinkEnd, NextHop, join, route};
@@ -11,47 +11,47 @@ use gybe_netfilter::trace::{Owner, Transport};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What Istio's injector gives the init container when nobody asked for anything.
+/// The injector's arguments for a pod without annotations.
 pub(crate) const INJECTED: &str = "-p 15001 -z 15006 -u 1337 -m REDIRECT -i * -x '' -b * -d 15090,15021,15020 --log_output_level=default:info";
 
 pub(crate) const PROXY: Owner = Owner { uid: 1337, gid: 1337 };
 pub(crate) const APP: Owner = Owner { uid: 1000, gid: 1000 };
 
-/// Each on his own address: the pod's eth0 and the neighbour's.
+/// A pod's namespace with eth0, linked to its peer's.
 pub(crate) struct Pod {
     pub(crate) inside: Arc<Namespace>,
-    neighbour: Arc<Namespace>,
+    peer: Arc<Namespace>,
 }
 
 impl Pod {
-    /// One with IPv4 alone, as most are.
+    /// A pod with IPv4 only.
     pub(crate) fn new() -> Self {
         Self::with_addresses("10.244.0.10/24", "10.244.0.1/24")
     }
 
-    pub(crate) fn with_addresses(own: &str, neighbours: &str) -> Self {
-        let (inside, neighbour) = (Arc::new(Namespace::new().unwrap()), Arc::new(Namespace::new().unwrap()));
+    pub(crate) fn with_addresses(own: &str, peers: &str) -> Self {
+        let (inside, peer) = (Arc::new(Namespace::new().unwrap()), Arc::new(Namespace::new().unwrap()));
         let end = |namespace, addresses: &str| LinkEnd {
             namespace,
             name: InterfaceName::parse("eth0").unwrap(),
             addresses: addresses.split(' ').map(|address| address.parse().unwrap()).collect(),
         };
-        join(&end(&inside, own), &end(&neighbour, neighbours)).unwrap();
-        for address in neighbours.split(' ') {
+        join(&end(&inside, own), &end(&peer, peers)).unwrap();
+        for address in peers.split(' ') {
             let gateway = address.split_once('/').unwrap().0.parse::<std::net::IpAddr>().unwrap();
             let world = if gateway.is_ipv4() { "0.0.0.0/0" } else { "::/0" };
             route(&inside, world.parse().unwrap(), NextHop::Via(gateway)).unwrap();
         }
-        Self { inside, neighbour }
+        Self { inside, peer }
     }
 
-    /// The program with these words, in the pod; `''` is an empty one.
+    /// Runs the program with these arguments in the pod; `''` is an empty one.
     pub(crate) fn gybe(&self, line: &str) -> Run {
         let words = words(line);
         self.inside.run(|| ours("gybe", &words, "")).unwrap().unwrap()
     }
 
-    /// A shell script in the pod, where `$GYBE` is the program and `"$@"` these words.
+    /// Runs a shell script in the pod; `$GYBE` is the program and `"$@"` the arguments.
     pub(crate) fn script(&self, script: &str, line: &str) -> Run {
         let gybe = format!("GYBE={}", path_of_ours("gybe").unwrap().display());
         let head = [gybe.as_str(), "sh", "-euc", script, "container"];
@@ -59,8 +59,8 @@ impl Pod {
         self.inside.run(|| run("env", &all, "")).unwrap().unwrap()
     }
 
-    /// The program with these words, as a user without any privilege. By an open file, because
-    /// such a user may not be able to reach the directory it was built in.
+    /// Runs the program as a user without any privilege. It is executed through an open file, because such a user
+    /// may have no access to the build directory.
     pub(crate) fn gybe_as(&self, uid: u32, line: &str) -> Run {
         let script = format!(
             "exec 3< \"$GYBE\"; exec setpriv --reuid {uid} --regid {uid} --clear-groups --inh-caps=-all \
@@ -69,22 +69,22 @@ impl Pod {
         self.script(&script, line)
     }
 
-    /// The program with these words has done its work and has nothing to add.
+    /// Runs the program and requires success without messages.
     pub(crate) fn done(&self, line: &str) -> String {
         let run = self.gybe(line);
         assert_eq!((run.code, run.err.as_str()), (Some(0), ""), "{line}: {}", run.out);
         run.out
     }
 
-    /// Fails unless the pod holds exactly what this policy asks for.
+    /// Requires that the pod's rules are exactly those of this policy.
     pub(crate) fn holds_exactly(&self, policy: &str) {
         let netns = self.inside.path().to_string_lossy().into_owned();
         let verify = ours("gybe", &["verify", "--netns", &netns, "--policy", "-"], policy).unwrap();
         assert_eq!(verify.code, Some(0), "{policy}: {}{}", verify.out, verify.err);
     }
 
-    /// The output of a program that succeeds, in the pod.
-    pub(crate) fn by_hand(&self, line: &str) -> String {
+    /// Runs another program in the pod, requires success and returns its output.
+    pub(crate) fn run_program(&self, line: &str) -> String {
         let words = words(line);
         let (program, arguments) = words.split_first().unwrap();
         let run = self.inside.run(|| run(program, arguments, "")).unwrap().unwrap();
@@ -93,35 +93,35 @@ impl Pod {
     }
 
     pub(crate) fn rules(&self) -> String {
-        self.by_hand("nft list ruleset")
+        self.run_program("nft list ruleset")
     }
 
-    /// Somebody listens on these ports of the pod until the value goes.
+    /// Listens on these ports of the pod until the value is dropped.
     pub(crate) fn listen(&self, owner: Owner, name: &'static str, ports: &[u16]) -> Listeners {
         let service = |port: &u16| ListeningPort {
             transport: Transport::Tcp,
             port: *port,
-            reach: ListenAddress::Everywhere,
+            address: ListenAddress::Any,
         };
         let services = ports.iter().map(service).collect();
         Listeners::start(&self.inside, owner, ServerName::NameAndPort(name), services).unwrap()
     }
 
-    /// What becomes of a connection of the application.
-    pub(crate) fn app_calls(&self, to: &str) -> String {
-        call(&self.inside, to).to_string()
+    /// Connects as the application and returns the outcome.
+    pub(crate) fn connect_from_app(&self, to: &str) -> String {
+        connect(&self.inside, to).to_string()
     }
 
-    /// What becomes of a connection that comes in.
-    pub(crate) fn neighbour_calls(&self, to: &str) -> String {
-        call(&self.neighbour, to).to_string()
+    /// Connects to the pod from its peer and returns the outcome.
+    pub(crate) fn connect_from_peer(&self, to: &str) -> String {
+        connect(&self.peer, to).to_string()
     }
 }
 
-fn call(from: &Namespace, to: &str) -> ConnectionOutcome {
+fn connect(from: &Namespace, to: &str) -> ConnectionOutcome {
     let to = to.parse().unwrap();
-    let call = Client { owner: APP, transport: Transport::Tcp, to, disguise: SourceOptions::default() };
-    call.make(from, Duration::from_secs(20)).unwrap()
+    let client = Client { owner: APP, transport: Transport::Tcp, to, source: SourceOptions::default() };
+    client.connect(from, Duration::from_secs(20)).unwrap()
 }
 
 fn words(line: &str) -> Vec<&str> {

@@ -1,4 +1,4 @@
-//! Whether a pod is redirected, asked from inside it.
+//! The validation of a pod, run inside it.
 
 use crate::pod::{APP, INJECTED, PROXY, Pod};
 use std::time::{Duration, Instant};
@@ -10,12 +10,12 @@ fn validation_fails_after_five_seconds_without_rules_and_passes_at_once_with_the
     let before = pod.gybe("validate");
     assert!(begun.elapsed() >= Duration::from_secs(5), "{:?}", begun.elapsed());
     assert_eq!((before.code, before.err.as_str()), (Some(126), ""));
-    for told in [
+    for expected in [
         "not redirected: no connection to 127.0.0.6:15002 by uid 1337 arrived at 127.0.0.1:15001 or 127.0.0.1:15006 within 5 s",
-        "nobody listens on 127.0.0.6:15002",
+        "no process listens on 127.0.0.6:15002",
         "hint: the pod's rules are missing",
     ] {
-        assert!(before.out.contains(told), "{told}: {}", before.out);
+        assert!(before.out.contains(expected), "{expected}: {}", before.out);
     }
     pod.done(&format!("istio-iptables {INJECTED}"));
     let passed = "redirected: a connection to 127.0.0.6:15002 arrived at 127.0.0.1:15006\n";
@@ -23,7 +23,7 @@ fn validation_fails_after_five_seconds_without_rules_and_passes_at_once_with_the
 }
 
 #[test]
-fn istio_validation_finds_out_without_any_privilege() {
+fn istio_validation_works_without_any_privilege() {
     let pod = Pod::new();
     let container = format!("istio-iptables {INJECTED} --run-validation --skip-rule-apply");
     let before = pod.gybe_as(1337, &format!("{container} --probe-timeout 1s"));
@@ -34,14 +34,18 @@ fn istio_validation_finds_out_without_any_privilege() {
     assert_eq!((after.code, after.err.as_str()), (Some(0), ""), "{}", after.out);
     assert!(after.out.contains("arrived at 127.0.0.1:15006"), "{}", after.out);
 
-    // Another user's connections to its own pod are let pass: no fault of the rules.
-    let stranger = pod.gybe_as(1000, &format!("{container} --probe-timeout 500ms"));
-    assert_eq!(stranger.code, Some(126));
-    assert!(stranger.out.contains("hint: uid 1000 may not act as the proxy's uid 1337"), "{}", stranger.out);
+    // The rules leave other users' connections to the pod itself alone.
+    let other_user = pod.gybe_as(1000, &format!("{container} --probe-timeout 500ms"));
+    assert_eq!(other_user.code, Some(126));
+    assert!(
+        other_user.out.contains("hint: uid 1000 may not act as the proxy's uid 1337"),
+        "{}",
+        other_user.out
+    );
 }
 
 #[test]
-fn init_can_write_and_validate_in_one_go_on_either_family() {
+fn init_writes_and_validates_in_one_run_for_either_family() {
     for (addresses, target) in [
         (("10.244.0.10/24", "10.244.0.1/24"), "127.0.0.6:15002 arrived at 127.0.0.1:15006"),
         (("fd00:10::10/64", "fd00:10::1/64"), "[::6]:15002 arrived at [::1]:15006"),
@@ -62,47 +66,51 @@ fn init_can_write_and_validate_in_one_go_on_either_family() {
 }
 
 #[test]
-fn the_bare_form_has_one_port_to_listen_on() {
+fn bare_flags_have_one_port_to_validate() {
     let pod = Pod::new();
     let out = pod.done("-p 15001 -u 1337 -m REDIRECT -i * -x '' -b * -d '' --run-validation");
     assert!(out.contains("arrived at 127.0.0.1:15001"), "{out}");
 }
 
 #[test]
-fn who_took_the_call_in_the_proxys_place_is_named() {
+fn a_process_that_listens_on_the_test_or_proxy_ports_is_named() {
     let pod = Pod::new();
-    let squatter = pod.listen(APP, "app", &[15002]);
+    let other_listener = pod.listen(APP, "app", &[15002]);
     let run = pod.gybe("validate --probe-timeout 100ms");
     assert_eq!(run.code, Some(126));
     let reached = "127.0.0.6:15002 was not redirected but reached process ";
     assert!(run.out.contains(reached) && run.out.contains("of uid 1000 at 0.0.0.0:15002"), "{}", run.out);
-    drop(squatter);
+    drop(other_listener);
 
     let _envoy = pod.listen(PROXY, "envoy", &[15006]);
     pod.done(&format!("istio-iptables {INJECTED}"));
     let run = pod.gybe("validate --probe-timeout 100ms");
     assert_eq!(run.code, Some(126));
-    assert!(run.out.contains("127.0.0.1:15006 could not be listened on: process "), "{}", run.out);
+    assert!(run.out.contains("cannot listen on 127.0.0.1:15006: process "), "{}", run.out);
     assert!(run.out.contains("of uid 1337 at 0.0.0.0:15006"), "{}", run.out);
-    assert!(run.out.contains("hint: ask before the proxy starts"), "{}", run.out);
+    assert!(run.out.contains("hint: run the validation before the proxy starts"), "{}", run.out);
 
     let _both = pod.listen(PROXY, "envoy", &[15001]);
     let begun = Instant::now();
     let run = pod.gybe("validate --probe-timeout 1m");
     assert_eq!(run.code, Some(126));
     assert!(begun.elapsed() < Duration::from_secs(30), "there is nothing to wait for");
-    assert!(run.out.contains("could arrive, for 127.0.0.1:15001 or 127.0.0.1:15006"), "{}", run.out);
+    assert!(
+        run.out.contains("could arrive: other processes listen on 127.0.0.1:15001 or 127.0.0.1:15006"),
+        "{}",
+        run.out
+    );
 }
 
 #[test]
-fn a_call_that_is_dropped_is_told_from_one_that_is_refused() {
+fn a_dropped_connection_is_reported_as_unanswered() {
     let pod = Pod::new();
-    pod.by_hand("nft add table ip theirs");
-    pod.by_hand("nft add chain ip theirs out { type filter hook output priority 0 ; }");
-    pod.by_hand("nft add rule ip theirs out tcp dport 15002 drop");
+    pod.run_program("nft add table ip theirs");
+    pod.run_program("nft add chain ip theirs out { type filter hook output priority 0 ; }");
+    pod.run_program("nft add rule ip theirs out tcp dport 15002 drop");
     let run = pod.gybe("--json validate --probe-timeout 100ms");
     assert_eq!(run.code, Some(126));
-    let told: serde_json::Value = serde_json::from_str(&run.out).unwrap();
-    assert_eq!(told["redirected"], false);
-    assert!(told["evidence"].to_string().contains("unanswered once"), "{told}");
+    let found: serde_json::Value = serde_json::from_str(&run.out).unwrap();
+    assert_eq!(found["redirected"], false);
+    assert!(found["evidence"].to_string().contains("unanswered once"), "{found}");
 }

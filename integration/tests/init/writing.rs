@@ -1,33 +1,33 @@
-//! However a pod's init container calls it, the pod ends up with the rules that were meant.
+//! Every form in which an init container calls the program writes the intended rules.
 
 use crate::pod::{INJECTED, PROXY, Pod};
 use std::fs;
 
-/// What the arguments of the injector mean, as a policy file: all that it leaves out.
-const EVERYTHING: &str = "{}";
+/// The injector's default arguments as a policy file.
+const DEFAULTS: &str = "{}";
 
 #[test]
-fn a_pod_whose_init_container_it_is_holds_exactly_the_policy_and_is_redirected() {
+fn as_an_init_container_it_writes_exactly_the_policy_and_the_pod_is_redirected() {
     let pod = Pod::new();
     let _proxy = pod.listen(PROXY, "envoy", &[15001, 15006]);
-    assert_eq!(pod.neighbour_calls("10.244.0.10:8080"), "refused", "the control");
+    assert_eq!(pod.connect_from_peer("10.244.0.10:8080"), "refused", "the control");
     let out = pod.done(&format!("istio-iptables {INJECTED}"));
     assert_eq!(out.lines().count(), 1, "{out}");
-    pod.holds_exactly(EVERYTHING);
-    assert_eq!(pod.app_calls("10.1.2.3:80"), "envoy:15001 orig=10.1.2.3:80 src=10.244.0.10");
-    assert_eq!(pod.neighbour_calls("10.244.0.10:8080"), "envoy:15006 orig=10.244.0.10:8080 src=10.244.0.1");
+    pod.holds_exactly(DEFAULTS);
+    assert_eq!(pod.connect_from_app("10.1.2.3:80"), "envoy:15001 orig=10.1.2.3:80 src=10.244.0.10");
+    assert_eq!(pod.connect_from_peer("10.244.0.10:8080"), "envoy:15006 orig=10.244.0.10:8080 src=10.244.0.1");
     let before = pod.rules();
     pod.done(&format!("init {INJECTED}"));
     assert_eq!(pod.rules().lines().count(), before.lines().count(), "twice is the same as once");
 }
 
 #[test]
-fn every_name_it_is_called_by_writes_the_same() {
+fn every_name_of_the_program_writes_the_same_rules() {
     for (script, policy) in [
-        ("exec \"$GYBE\" istio-iptables \"$@\"", EVERYTHING),
-        ("exec \"$GYBE\" init istio-iptables \"$@\"", EVERYTHING),
-        // The way of an image whose entrypoint is a link of that name.
-        ("d=$(mktemp -d); ln -s \"$GYBE\" $d/istio-iptables; $d/istio-iptables \"$@\"; rm -r $d", EVERYTHING),
+        ("exec \"$GYBE\" istio-iptables \"$@\"", DEFAULTS),
+        ("exec \"$GYBE\" init istio-iptables \"$@\"", DEFAULTS),
+        // An image whose entry point is a link of that name.
+        ("d=$(mktemp -d); ln -s \"$GYBE\" $d/istio-iptables; $d/istio-iptables \"$@\"; rm -r $d", DEFAULTS),
         (
             "unset x; ISTIO_OUTBOUND_OWNER_GROUPS=5 exec \"$GYBE\" init \"$@\"",
             r#"{"owner_groups_include": [5]}"#,
@@ -41,18 +41,18 @@ fn every_name_it_is_called_by_writes_the_same() {
 }
 
 #[test]
-fn flags_alone_mean_what_they_meant_to_istio_1_0() {
+fn bare_flags_have_their_meaning_of_istio_1_0() {
     let pod = Pod::new();
     let _proxy = pod.listen(PROXY, "envoy", &[15001]);
     pod.done("-p 15001 -u 1337 -m REDIRECT -i * -x '' -b 80,8080 -d ''");
     pod.holds_exactly(r#"{"inbound_capture_port": 15001, "inbound_ports_include": [80, 8080]}"#);
-    assert_eq!(pod.neighbour_calls("10.244.0.10:8080"), "envoy:15001 orig=10.244.0.10:8080 src=10.244.0.1");
+    assert_eq!(pod.connect_from_peer("10.244.0.10:8080"), "envoy:15001 orig=10.244.0.10:8080 src=10.244.0.1");
     pod.done("-p 15001 -z 15006 -u 1337 -m REDIRECT -i * -x '' -b * -d 15090,15021,15020");
-    pod.holds_exactly(EVERYTHING);
+    pod.holds_exactly(DEFAULTS);
 }
 
 #[test]
-fn arguments_that_capture_nothing_are_named_and_those_of_the_readme_capture() {
+fn arguments_that_capture_nothing_have_a_note_and_those_of_the_readme_capture() {
     const NOTHING: &str =
         "these arguments capture nothing: -i (outbound addresses) and -b (inbound ports) are empty";
     let pod = Pod::new();
@@ -60,7 +60,7 @@ fn arguments_that_capture_nothing_are_named_and_those_of_the_readme_capture() {
     let run = pod.gybe("istio-iptables -p 15001 -z 15006 -u 1337");
     assert_eq!(run.code, Some(0), "{}", run.err);
     assert!(run.err.contains(NOTHING) && run.out.starts_with("nothing is captured: "), "{run:?}");
-    assert_eq!(pod.neighbour_calls("10.244.0.10:8080"), "refused");
+    assert_eq!(pod.connect_from_peer("10.244.0.10:8080"), "refused");
     for line in ["init --dry-run -p 15001", "validate -i '' -b '' --probe-timeout 100ms"] {
         let run = pod.gybe(line);
         assert!(run.err.contains(NOTHING), "{line}: {run:?}");
@@ -76,25 +76,29 @@ fn arguments_that_capture_nothing_are_named_and_those_of_the_readme_capture() {
     for example in examples {
         let run = pod.gybe(&example.replace(" --dry-run", ""));
         assert_eq!((run.code, run.err.as_str()), (Some(0), ""), "{example}: {run:?}");
-        assert_eq!(pod.app_calls("10.1.2.3:80"), "envoy:15001 orig=10.1.2.3:80 src=10.244.0.10", "{example}");
-        let inbound = pod.neighbour_calls("10.244.0.10:8080");
+        assert_eq!(
+            pod.connect_from_app("10.1.2.3:80"),
+            "envoy:15001 orig=10.1.2.3:80 src=10.244.0.10",
+            "{example}"
+        );
+        let inbound = pod.connect_from_peer("10.244.0.10:8080");
         assert_eq!(inbound, "envoy:15006 orig=10.244.0.10:8080 src=10.244.0.1", "{example}");
     }
 }
 
 #[test]
-fn tproxy_brings_its_routes_and_cleaning_up_takes_all_of_it_away() {
+fn tproxy_adds_its_routes_and_cleanup_removes_them() {
     let pod = Pod::new();
     pod.done(&format!("istio-iptables {INJECTED} -m TPROXY"));
     pod.holds_exactly(r#"{"mode": "TPROXY"}"#);
-    assert!(pod.by_hand("ip rule").contains("lookup 133"));
+    assert!(pod.run_program("ip rule").contains("lookup 133"));
     pod.done("istio-iptables --cleanup-only");
     assert_eq!(pod.rules(), "");
-    assert!(!pod.by_hand("ip rule").contains("lookup 133"));
+    assert!(!pod.run_program("ip rule").contains("lookup 133"));
 }
 
 #[test]
-fn the_pods_addresses_and_its_word_decide_about_ipv6() {
+fn the_pods_addresses_and_arguments_decide_about_ipv6() {
     let dual = || Pod::with_addresses("10.244.0.10/24 fd00:10::10/64", "10.244.0.1/24 fd00:10::1/64");
     let pod = dual();
     let run = pod.gybe(&format!("istio-iptables {INJECTED}"));
@@ -121,7 +125,7 @@ fn dns_is_captured_for_the_servers_of_the_pods_own_resolv_conf() {
     pod.holds_exactly(
         r#"{"redirect_dns": true, "dns_servers_v4": ["10.96.0.10"], "dns_servers_v6": ["fd00:96::10"]}"#,
     );
-    // All of it needs no list of servers, so the file is not looked at.
+    // Capturing all DNS needs no list of servers, so the file is not read.
     let run = pod.script(
         "exec unshare --mount sh -euc 'mount --bind /dev/zero \"$(readlink -f /etc/resolv.conf)\"; exec \"$GYBE\" \"$@\"' x \"$@\"",
         &format!("istio-iptables {INJECTED} --redirect-dns --capture-all-dns"),

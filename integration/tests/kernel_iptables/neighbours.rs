@@ -1,7 +1,7 @@
 //! Others who redirect the same namespace are told apart and left alone.
 
 use super::*;
-use gybe_netfilter::apply::apply;
+use gybe_netfilter::apply::{ApplyError, apply};
 use gybe_netfilter::hint::Hint;
 use gybe_netfilter::nft::Nft;
 
@@ -61,8 +61,11 @@ fn what_istio_wrote_by_other_means_is_refused_and_left_alone() {
             sh(
                 "nft list table inet istio-proxy-nat >/dev/null 2>&1 && nft add chain inet istio-proxy-nat output || true",
             );
-            let error = refusal(&patient(backend), &ruleset("inject-default-dual"));
-            assert!(error.to_string().contains(whose), "{error}");
+            let error = apply(&patient(backend), &ruleset("inject-default-dual")).unwrap_err();
+            assert!(
+                matches!(error, ApplyError::OtherMesh(_)) && error.to_string().contains(whose),
+                "{error}"
+            );
             assert!(names_nothing_of_ours(&save(backend)));
         });
     }

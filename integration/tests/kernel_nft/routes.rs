@@ -37,7 +37,7 @@ fn only_what_a_policy_needs_is_wanted() {
     let wanted = |mode, families, inbound| {
         let mut policy = policy();
         (policy.mode, policy.families, policy.inbound) = (mode, families, inbound);
-        Routes::wanted(&policy)
+        Routes::of(&policy)
     };
     let all = || Inbound::AllBut(PortSet::default());
     let none = || Inbound::Only(PortSet::default());
@@ -52,7 +52,7 @@ fn tproxy_on_both_families_adds_rules_routes_and_the_address_once_however_often(
     in_pod(|| {
         let mut policy = policy();
         policy.mode = TPROXY;
-        let (wanted, mut routing) = (Routes::wanted(&policy), routing());
+        let (wanted, mut routing) = (Routes::of(&policy), routing());
         assert_eq!(wanted.missing(&mut routing).unwrap().len(), 5);
         wanted.apply(&mut routing).unwrap();
         let once = everything();
@@ -73,7 +73,7 @@ fn tproxy_on_both_families_adds_rules_routes_and_the_address_once_however_often(
 fn our_rule_stands_ahead_of_every_rule_but_that_for_local_addresses() {
     let mut policy = policy();
     policy.mode = TPROXY;
-    let wanted = Routes::wanted(&policy);
+    let wanted = Routes::of(&policy);
     for (own, priority) in [
         ("from 192.0.2.7 lookup 100", 32764),
         ("from 192.0.2.7 lookup 100 priority 1", 0),
@@ -112,7 +112,7 @@ fn a_rule_of_ours_behind_another_is_missed_and_moved() {
     in_pod(|| {
         let mut policy = policy();
         policy.mode = TPROXY;
-        let (redirection, wanted) = (Redirection::of(&policy), Routes::wanted(&policy));
+        let (redirection, wanted) = (Redirection::of(&policy), Routes::of(&policy));
         redirection.apply(&Nft).unwrap();
         ip("rule add from 192.0.2.7 lookup 100");
         let missing: Vec<String> =
@@ -142,7 +142,7 @@ fn a_rule_that_looks_like_ours_and_is_for_some_packets_only_is_not_taken_for_it(
             ip(&format!("rule add {theirs}"));
             let mut policy = policy();
             (policy.mode, policy.families) = (TPROXY, Families::V4Only);
-            Routes::wanted(&policy).apply(&mut routing()).unwrap();
+            Routes::of(&policy).apply(&mut routing()).unwrap();
             let rules = ip("rule");
             assert!(rules.contains("9:\tfrom all fwmark 0x539 lookup 133 proto 71\n"), "{theirs}: {rules}");
             routes::remove(&mut routing()).unwrap();
@@ -158,7 +158,7 @@ fn two_calls_at_once_add_one_rule() {
             ip("rule add from 192.0.2.7 lookup 100");
             let mut policy = policy();
             policy.mode = TPROXY;
-            let wanted = Routes::wanted(&policy);
+            let wanted = Routes::of(&policy);
             std::thread::scope(|scope| {
                 for _ in 0..4 {
                     scope.spawn(|| wanted.apply(&mut routing()).unwrap());
@@ -175,8 +175,8 @@ fn where_no_place_is_left_ahead_of_a_pods_rule_that_is_said() {
         ip("rule add from 192.0.2.7 lookup 100 priority 0");
         let mut policy = policy();
         policy.mode = TPROXY;
-        let error = Routes::wanted(&policy).apply(&mut routing()).unwrap_err();
-        assert!(matches!(error, RoutesError::NoPlace { .. }), "{error:?}");
+        let error = Routes::of(&policy).apply(&mut routing()).unwrap_err();
+        assert!(matches!(error, RoutesError::NoPriority { .. }), "{error:?}");
         assert!(error.hint().unwrap().contains("priority"));
     });
 }
@@ -191,7 +191,7 @@ fn removing_takes_what_is_ours_and_nothing_else() {
         let before = everything();
         let mut policy = policy();
         policy.mode = TPROXY;
-        Routes::wanted(&policy).apply(&mut routing()).unwrap();
+        Routes::of(&policy).apply(&mut routing()).unwrap();
         assert_ne!(everything(), before);
         routes::remove(&mut routing()).unwrap();
         assert_eq!(everything(), before);
@@ -208,7 +208,7 @@ fn what_somebody_else_added_already_will_do_and_stays_theirs() {
         ip("-6 addr add ::6/128 dev lo nodad");
         let mut policy = policy();
         policy.mode = TPROXY;
-        let wanted = Routes::wanted(&policy);
+        let wanted = Routes::of(&policy);
         wanted.apply(&mut routing()).unwrap();
         assert_eq!(wanted.missing(&mut routing()).unwrap(), []);
         routes::remove(&mut routing()).unwrap();
@@ -223,11 +223,11 @@ fn a_table_that_leads_elsewhere_is_not_taken_for_ours() {
         ip("route add blackhole default table 133");
         let mut policy = policy();
         (policy.mode, policy.families) = (TPROXY, Families::V4Only);
-        let error = Routes::wanted(&policy).apply(&mut routing()).unwrap_err();
+        let error = Routes::of(&policy).apply(&mut routing()).unwrap_err();
         assert!(matches!(error, RoutesError::Occupied { .. }), "{error:?}");
         assert_eq!(
             error.to_string(),
-            "cannot add IPv4 route local default dev lo table 133: something else is in its place"
+            "cannot add IPv4 route local default dev lo table 133: another one with the same key exists"
         );
     });
 }
@@ -238,10 +238,10 @@ fn f40_ipv6_that_is_switched_off_is_said_to_be() {
         in_pod(|| {
             let switch = format!("/proc/sys/net/ipv6/conf/{interface}/disable_ipv6");
             std::fs::write(switch, "1").unwrap();
-            let error = Routes::wanted(&policy()).apply(&mut routing()).unwrap_err();
+            let error = Routes::of(&policy()).apply(&mut routing()).unwrap_err();
             assert_eq!(
                 error.to_string(),
-                "cannot add address ::6/128 on lo: IPv6 is off in this network namespace"
+                "cannot add address ::6/128 on lo: IPv6 is disabled in this network namespace"
             );
             let hint = error.hint().unwrap();
             assert!(
@@ -256,7 +256,7 @@ fn f40_ipv6_that_is_switched_off_is_said_to_be() {
 fn without_privilege_the_hint_names_the_capability() {
     in_pod(|| {
         without_privilege();
-        let error = Routes::wanted(&policy()).apply(&mut routing()).unwrap_err();
+        let error = Routes::of(&policy()).apply(&mut routing()).unwrap_err();
         assert!(error.hint().unwrap().contains("CAP_NET_ADMIN"), "{error:?}");
     });
 }
@@ -281,7 +281,7 @@ fn a_redirection_is_rules_and_routes_and_its_differences_name_both() {
         let sentences = [
             "chain mangle-output is missing",
             "address ::6/128 on lo is missing",
-            "IPv4 rule fwmark 0x539 lookup 133 is missing, or another rule stands before it",
+            "IPv4 rule fwmark 0x539 lookup 133 is missing, or another rule precedes it",
         ];
         assert_eq!(found, sentences);
         redirection.apply_over(&mut routing(), &Nft).unwrap();

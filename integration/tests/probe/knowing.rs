@@ -1,16 +1,16 @@
 //! What is found out, how often, and what an ADD makes of it.
 
 use crate::{attempted, change, gybe, kept, later, namespaces, refused};
-use gybe_integration::add::{Call, Place, pod};
-use gybe_integration::complaint::Complaint;
+use gybe_integration::failure::Failure;
+use gybe_integration::plugin_call::{PluginCall, PluginDir, pod};
 use gybe_integration::programs::{path_of_ours, run};
 use serde_json::{Value, json};
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
 
 #[test]
-fn a_probe_tells_of_every_backend_what_works_and_which_one_writes() -> Result<(), Complaint> {
-    let place = Place::new("probe-tells")?;
+fn a_probe_tells_of_every_backend_what_works_and_which_one_writes() -> Result<(), Failure> {
+    let place = PluginDir::new("probe-tells");
     let ran = gybe(&place, "probe --json", "")?;
     assert_eq!((ran.code, ran.err.as_str()), (Some(0), ""));
     let told: Value = serde_json::from_str(&ran.out)?;
@@ -39,8 +39,8 @@ fn a_probe_tells_of_every_backend_what_works_and_which_one_writes() -> Result<()
 }
 
 #[test]
-fn what_is_known_is_not_found_out_again_unless_somebody_asks() -> Result<(), Complaint> {
-    let place = Place::new("probe-again")?;
+fn what_is_known_is_not_found_out_again_unless_somebody_asks() -> Result<(), Failure> {
+    let place = PluginDir::new("probe-again");
     let gybe = path_of_ours("gybe")?;
     let probe = format!("{} probe --json", gybe.display());
     assert_eq!(namespaces(&place, &probe)?, 15, "five profiles, three backends");
@@ -53,23 +53,23 @@ fn what_is_known_is_not_found_out_again_unless_somebody_asks() -> Result<(), Com
 
 /// Any user may find out in a user namespace of their own, where less works, or more.
 #[test]
-fn a08_what_another_user_has_kept_is_not_believed() -> Result<(), Complaint> {
-    let place = Place::new("probe-stranger")?;
+fn a08_what_another_user_has_kept_is_not_believed() -> Result<(), Failure> {
+    let place = PluginDir::new("probe-stranger");
     let probe = format!("{} probe --json", path_of_ours("gybe")?.display());
     assert_eq!((namespaces(&place, &probe)?, namespaces(&place, &probe)?), (15, 0));
     chown(kept(&place), Some(1000), Some(1000))?;
     assert_eq!(namespaces(&place, &probe)?, 15);
-    let (made, ran) = attempted(&place, &Call::add(&pod()?, &place)?.by("auto"))?;
+    let (made, ran) = attempted(&place, &PluginCall::add(&pod()?, &place)?.with_backend("auto"))?;
     assert_eq!((ran.code, made), (Some(0), 0), "root's own again: {ran:#?}");
     chown(kept(&place), Some(1000), Some(1000))?;
-    let (made, ran) = attempted(&place, &Call::add(&pod()?, &place)?.by("auto"))?;
+    let (made, ran) = attempted(&place, &PluginCall::add(&pod()?, &place)?.with_backend("auto"))?;
     assert_eq!((ran.code, made), (Some(0), 5), "{ran:#?}");
     Ok(())
 }
 
 #[test]
-fn of_many_that_know_nothing_one_finds_out() -> Result<(), Complaint> {
-    let place = Place::new("probe-once")?;
+fn of_many_that_know_nothing_one_finds_out() -> Result<(), Failure> {
+    let place = PluginDir::new("probe-once");
     let gybe = path_of_ours("gybe")?;
     let many = format!("for n in 1 2 3 4 5 6 7 8; do {} probe >/dev/null & done; wait", gybe.display());
     assert_eq!(namespaces(&place, &format!("sh -c '{many}'"))?, 15);
@@ -77,10 +77,10 @@ fn of_many_that_know_nothing_one_finds_out() -> Result<(), Complaint> {
 }
 
 #[test]
-fn an_add_without_a_word_finds_out_what_it_needs_and_the_next_one_knows() -> Result<(), Complaint> {
-    let place = Place::new("probe-add")?;
+fn an_add_without_a_word_finds_out_what_it_needs_and_the_next_one_knows() -> Result<(), Failure> {
+    let place = PluginDir::new("probe-add");
     for (pod, attempts) in [(pod()?, 5), (pod()?, 0)] {
-        let (made, ran) = attempted(&place, &Call::add(&pod, &place)?.by("auto"))?;
+        let (made, ran) = attempted(&place, &PluginCall::add(&pod, &place)?.with_backend("auto"))?;
         assert_eq!((ran.code, made), (Some(0), attempts), "nftables does all that is needed: {ran:#?}");
         assert!(ran.err.contains(r#""tool":"nft""#), "{}", ran.err);
     }
@@ -90,13 +90,13 @@ fn an_add_without_a_word_finds_out_what_it_needs_and_the_next_one_knows() -> Res
 }
 
 #[test]
-fn f28_what_is_known_costs_an_add_the_reading_of_two_small_files() -> Result<(), Complaint> {
-    let place = Place::new("probe-cost")?;
+fn f28_what_is_known_costs_an_add_the_reading_of_two_small_files() -> Result<(), Failure> {
+    let place = PluginDir::new("probe-cost");
     gybe(&place, "probe", "")?;
-    let calls = |backend: &str| -> Result<(Vec<String>, usize), Complaint> {
+    let calls = |backend: &str| -> Result<(Vec<String>, usize), Failure> {
         let (pod, record) = (pod()?, place.path().join("record"));
         let strace = format!("strace -f -qq -e trace=openat,socket,clone3,clone -o {}", record.display());
-        let ran = Call::add(&pod, &place)?.by(backend).make(&place, &strace)?;
+        let ran = PluginCall::add(&pod, &place)?.with_backend(backend).run(&place, &strace)?;
         assert_eq!(ran.code, Some(0), "{ran:#?}");
         let record = fs::read_to_string(record)?;
         // Once by env, whose files are its own; the plugin's begin with its namespace.
@@ -112,7 +112,7 @@ fn f28_what_is_known_costs_an_add_the_reading_of_two_small_files() -> Result<(),
     assert_eq!(others, others_by_word);
     for file in ["/proc/sys/kernel/random/boot_id", "/run/gybe/probe.json"] {
         let place = known.iter().position(|opened| opened == file);
-        known.remove(place.ok_or_else(|| Complaint::that(format!("{file}: {known:?}")))?);
+        known.remove(place.ok_or_else(|| Failure::new(format!("{file}: {known:?}")))?);
     }
     // Who called is looked for by its number, which is another each time.
     let numberless = |file: String| {
@@ -127,14 +127,14 @@ fn f28_what_is_known_costs_an_add_the_reading_of_two_small_files() -> Result<(),
 }
 
 #[test]
-fn f23_a_pod_that_needs_what_this_node_cannot_do_is_refused_and_nothing_written() -> Result<(), Complaint> {
-    let (place, pod) = (Place::new("probe-ipv6")?, pod()?);
+fn f23_a_pod_that_needs_what_this_node_cannot_do_is_refused_and_nothing_written() -> Result<(), Failure> {
+    let (place, pod) = (PluginDir::new("probe-ipv6"), pod()?);
     gybe(&place, "probe", "")?;
     change(&place, "/backends/nft/v4+v6", refused("no inet NAT of IPv6"))?;
-    let ran = Call::add(&pod, &place)?.by("auto").make(&place, "")?;
+    let ran = PluginCall::add(&pod, &place)?.with_backend("auto").run(&place, "")?;
     let told: Value = serde_json::from_str(&ran.out)?;
     assert_eq!(told["code"], 999);
-    let said = "gybe-cni cmdAdd GYBE-ADD-028: the pod's IPv6 is to be redirected, which nft cannot do on this node: \
+    let said = "gybe-cni cmdAdd GYBE-ADD-028: the pod's IPv6 must be redirected, which nft cannot do on this node: \
                 refused: no inet NAT of IPv6";
     assert_eq!(told["msg"], said);
     assert_eq!(pod.run(|| run("nft", &["list", "ruleset"], ""))??.out, "");
@@ -142,14 +142,14 @@ fn f23_a_pod_that_needs_what_this_node_cannot_do_is_refused_and_nothing_written(
 }
 
 #[test]
-fn f23_that_nothing_works_is_said_with_what_to_do_and_tried_again_soon() -> Result<(), Complaint> {
-    let (place, pod) = (Place::new("probe-nothing")?, pod()?);
+fn f23_that_nothing_works_is_said_with_what_to_do_and_tried_again_soon() -> Result<(), Failure> {
+    let (place, pod) = (PluginDir::new("probe-nothing"), pod()?);
     gybe(&place, "probe", "")?;
     for backend in ["nft", "iptables-nft", "iptables-legacy"] {
         change(&place, &format!("/backends/{backend}/v4"), refused("no NAT"))?;
     }
-    let call = Call::add(&pod, &place)?.by("auto");
-    let told: Value = serde_json::from_str(&call.make(&place, "")?.out)?;
+    let call = PluginCall::add(&pod, &place)?.with_backend("auto");
+    let told: Value = serde_json::from_str(&call.run(&place, "")?.out)?;
     assert_eq!(told["code"], 50);
     let said = told["msg"].as_str().unwrap_or_default();
     assert!(
@@ -159,21 +159,21 @@ fn f23_that_nothing_works_is_said_with_what_to_do_and_tried_again_soon() -> Resu
     let ran = gybe(&place, "probe", "")?;
     assert_eq!(ran.code, Some(1), "{ran:#?}");
     later(&place)?;
-    assert_eq!(call.make(&place, "")?.code, Some(0));
+    assert_eq!(call.run(&place, "")?.code, Some(0));
     Ok(())
 }
 
 #[test]
-fn f23_another_backend_is_chosen_where_nftables_does_not_do() -> Result<(), Complaint> {
-    let (place, pod) = (Place::new("probe-other")?, pod()?);
+fn f23_another_backend_is_chosen_where_nftables_does_not_do() -> Result<(), Failure> {
+    let (place, pod) = (PluginDir::new("probe-other"), pod()?);
     gybe(&place, "probe", "")?;
     change(&place, "/backends/nft/lists", refused("no interval sets"))?;
-    let call = Call::add(&pod, &place)?.by("auto");
-    let ran = call.make(&place, "")?;
+    let call = PluginCall::add(&pod, &place)?.with_backend("auto");
+    let ran = call.run(&place, "")?;
     assert!(ran.code == Some(0) && ran.err.contains(r#""tool":"iptables-nft""#), "{ran:#?}");
     // Whoever has written is asked, whatever is chosen since.
     change(&place, "/backends/nft/lists", json!({ "finding": "works" }))?;
-    assert_eq!(call.clone().of("CHECK").make(&place, "")?.code, Some(0));
+    assert_eq!(call.clone().with_verb("CHECK").run(&place, "")?.code, Some(0));
     let netns = pod.path().display().to_string();
     let inspected: Value =
         serde_json::from_str(&gybe(&place, &format!("inspect --json --netns {netns}"), "")?.out)?;
@@ -185,13 +185,13 @@ fn f23_another_backend_is_chosen_where_nftables_does_not_do() -> Result<(), Comp
 }
 
 #[test]
-fn a_word_that_leaves_the_choice_applies_verifies_and_removes() -> Result<(), Complaint> {
-    let place = Place::new("probe-words")?;
+fn a_word_that_leaves_the_choice_applies_verifies_and_removes() -> Result<(), Failure> {
+    let place = PluginDir::new("probe-words");
     for (word, name) in [("auto", "nft"), ("iptables", "iptables-nft")] {
         let pod = pod()?;
         let words = |verb: &str| format!("{verb} --json --backend {word} --netns {}", pod.path().display());
         let policy = r#"{"enable_ipv6": true}"#;
-        let told = |verb: &str| -> Result<Value, Complaint> {
+        let told = |verb: &str| -> Result<Value, Failure> {
             Ok(serde_json::from_str(&gybe(&place, &words(verb), policy)?.out)?)
         };
         assert_eq!(told("apply --policy -")?["backend"], name);
@@ -206,8 +206,8 @@ fn a_word_that_leaves_the_choice_applies_verifies_and_removes() -> Result<(), Co
 /// In a user namespace that maps root alone, `xt_owner` knows no uid 1337 (`owner_check`): a refusal as real
 /// as they get, while nftables compares numbers.
 #[test]
-fn what_is_really_refused_is_said_with_the_rule_and_another_word_to_set() -> Result<(), Complaint> {
-    let place = Place::new("probe-refused")?;
+fn what_is_really_refused_is_said_with_the_rule_and_another_word_to_set() -> Result<(), Failure> {
+    let place = PluginDir::new("probe-refused");
     let unshare = "exec unshare --user --map-root-user --net";
     let probe = format!("{unshare} {} probe --backend iptables", path_of_ours("gybe")?.display());
     let told: Value = serde_json::from_str(&place.sh(&format!("{probe} --json"), "")?.out)?;
@@ -226,8 +226,8 @@ fn what_is_really_refused_is_said_with_the_rule_and_another_word_to_set() -> Res
 }
 
 #[test]
-fn where_nothing_can_be_kept_probing_works_all_the_same() -> Result<(), Complaint> {
-    let (place, pod) = (Place::new("probe-unkept")?, pod()?);
+fn where_nothing_can_be_kept_probing_works_all_the_same() -> Result<(), Failure> {
+    let (place, pod) = (PluginDir::new("probe-unkept"), pod()?);
     let read_only = "mount -o remount,bind,ro /run &&";
     let ran = place.sh(&format!("{read_only} exec {} probe", path_of_ours("gybe")?.display()), "")?;
     assert_eq!(ran.code, Some(0), "{ran:#?}");

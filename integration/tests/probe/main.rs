@@ -9,8 +9,8 @@ mod checking;
 mod knowing;
 mod status;
 
-use gybe_integration::add::{Call, Place};
-use gybe_integration::complaint::Complaint;
+use gybe_integration::failure::Failure;
+use gybe_integration::plugin_call::{PluginCall, PluginDir};
 use gybe_integration::programs::{Run, path_of_ours};
 use serde_json::{Value, json};
 use std::fs;
@@ -20,17 +20,17 @@ use std::time::{Duration, SystemTime};
 /// Long enough that what does not work is asked again.
 const LATER: Duration = Duration::from_secs(31);
 
-fn gybe(place: &Place, words: &str, stdin: &str) -> Result<Run, Complaint> {
+fn gybe(place: &PluginDir, words: &str, stdin: &str) -> Result<Run, Failure> {
     place.sh(&format!("exec {} {words}", path_of_ours("gybe")?.display()), stdin)
 }
 
-fn kept(place: &Place) -> PathBuf {
+fn kept(place: &PluginDir) -> PathBuf {
     place.run().join("gybe/probe.json")
 }
 
-fn change(place: &Place, pointer: &str, value: Value) -> Result<(), Complaint> {
+fn change(place: &PluginDir, pointer: &str, value: Value) -> Result<(), Failure> {
     let mut known: Value = serde_json::from_str(&fs::read_to_string(kept(place))?)?;
-    *known.pointer_mut(pointer).ok_or_else(|| Complaint::that(format!("no {pointer}")))? = value;
+    *known.pointer_mut(pointer).ok_or_else(|| Failure::new(format!("no {pointer}")))? = value;
     Ok(fs::write(kept(place), known.to_string())?)
 }
 
@@ -39,13 +39,13 @@ fn refused(why: &str) -> Value {
 }
 
 /// Makes what is known as old as if that had passed since.
-fn later(place: &Place) -> Result<(), Complaint> {
+fn later(place: &PluginDir) -> Result<(), Failure> {
     let file = fs::OpenOptions::new().write(true).open(kept(place))?;
     Ok(file.set_modified(SystemTime::now() - LATER)?)
 }
 
 /// How many namespaces a command makes, each of them for one attempt.
-fn namespaces(place: &Place, command: &str) -> Result<usize, Complaint> {
+fn namespaces(place: &PluginDir, command: &str) -> Result<usize, Failure> {
     let record = place.path().join("record");
     let strace = format!("strace -f -qq -e trace=unshare -o {} ", record.display());
     let ran = place.sh(&format!("exec {strace} {command}"), "")?;
@@ -54,13 +54,13 @@ fn namespaces(place: &Place, command: &str) -> Result<usize, Complaint> {
 }
 
 /// The same of a call, and what it came to.
-fn attempted(place: &Place, call: &Call) -> Result<(usize, Run), Complaint> {
+fn attempted(place: &PluginDir, call: &PluginCall) -> Result<(usize, Run), Failure> {
     let record = place.path().join("record");
-    let ran = call.make(place, &format!("strace -f -qq -e trace=unshare -o {}", record.display()))?;
+    let ran = call.run(place, &format!("strace -f -qq -e trace=unshare -o {}", record.display()))?;
     Ok((attempts(place)?, ran))
 }
 
-fn attempts(place: &Place) -> Result<usize, Complaint> {
+fn attempts(place: &PluginDir) -> Result<usize, Failure> {
     // iptables' own thread unshares its mounts.
     let record = fs::read_to_string(place.path().join("record"))?;
     Ok(record.lines().filter(|line| line.contains("unshare(CLONE_NEWNET)")).count())

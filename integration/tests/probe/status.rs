@@ -1,8 +1,8 @@
 //! STATUS: would an ADD work here, whatever the operator's word is, and at which cost.
 
 use crate::{attempted, change, gybe, kept, later, refused};
-use gybe_integration::add::{Call, Place, pod};
-use gybe_integration::complaint::Complaint;
+use gybe_integration::failure::Failure;
+use gybe_integration::plugin_call::{PluginCall, PluginDir, pod};
 use gybe_integration::programs::Run;
 use gybe_netfilter::probe::Profile;
 use serde_json::{Value, json};
@@ -22,18 +22,18 @@ fn told(ran: &Run) -> (Option<i32>, Value) {
 }
 
 /// All of one backend's findings.
-fn all(place: &Place, backend: &str, finding: &Value) -> Result<(), Complaint> {
+fn all(place: &PluginDir, backend: &str, finding: &Value) -> Result<(), Failure> {
     let findings = Profile::ALL.map(|profile| (profile.name().to_owned(), finding.clone()));
     change(place, &format!("/backends/{backend}"), Value::Object(findings.into_iter().collect()))
 }
 
 #[test]
-fn f28_a_named_backend_whose_programs_do_not_work_is_told_before_a_pod_fails() -> Result<(), Complaint> {
-    let (place, pod) = (Place::new("status-named")?, pod()?);
-    let call = Call::add(&pod, &place)?;
+fn f28_a_named_backend_whose_programs_do_not_work_is_told_before_a_pod_fails() -> Result<(), Failure> {
+    let (place, pod) = (PluginDir::new("status-named"), pod()?);
+    let call = PluginCall::add(&pod, &place)?;
     let broken = in_place_of(&[NFT, LEGACY], "/bin/false");
     for word in ["iptables-nft", "iptables-legacy", "iptables"] {
-        let (code, said) = told(&call.clone().of("STATUS").by(word).make(&place, &broken)?);
+        let (code, said) = told(&call.clone().with_verb("STATUS").with_backend(word).run(&place, &broken)?);
         assert_eq!((code, &said["code"]), (Some(1), &json!(50)), "{word}: {said:#}");
         let msg = said["msg"].as_str().unwrap_or_default();
         let begins =
@@ -43,10 +43,10 @@ fn f28_a_named_backend_whose_programs_do_not_work_is_told_before_a_pod_fails() -
     // Once they do it is as good as before: at the latest when what failed is asked again.
     later(&place)?;
     for word in ["iptables-nft", "iptables-legacy", "iptables", "nft"] {
-        let (attempts, ran) = attempted(&place, &call.clone().of("STATUS").by(word))?;
+        let (attempts, ran) = attempted(&place, &call.clone().with_verb("STATUS").with_backend(word))?;
         assert_eq!((ran.code, ran.out.as_str()), (Some(0), ""), "{word}: {ran:#?}");
         assert_eq!(attempts, if word == "iptables" { 0 } else { 5 }, "{word}");
-        let (attempts, ran) = attempted(&place, &call.clone().of("STATUS").by(word))?;
+        let (attempts, ran) = attempted(&place, &call.clone().with_verb("STATUS").with_backend(word))?;
         assert_eq!((ran.code, attempts), (Some(0), 0), "{word}: once it is known it is read");
     }
     Ok(())
@@ -54,12 +54,12 @@ fn f28_a_named_backend_whose_programs_do_not_work_is_told_before_a_pod_fails() -
 
 /// ADD takes the word, also against what is known: the operator may know better.
 #[test]
-fn an_add_takes_the_word_that_status_doubts() -> Result<(), Complaint> {
-    let (place, pod) = (Place::new("status-word")?, pod()?);
+fn an_add_takes_the_word_that_status_doubts() -> Result<(), Failure> {
+    let (place, pod) = (PluginDir::new("status-word"), pod()?);
     gybe(&place, "probe", "")?;
     all(&place, "nft", &refused("no NAT"))?;
-    let call = Call::add(&pod, &place)?.by("nft");
-    let (_, said) = told(&call.clone().of("STATUS").make(&place, "")?);
+    let call = PluginCall::add(&pod, &place)?.with_backend("nft");
+    let (_, said) = told(&call.clone().with_verb("STATUS").run(&place, "")?);
     assert_eq!(said["details"], "iptables-nft works on this node: set backend to iptables-nft or to auto");
     let (attempts, ran) = attempted(&place, &call)?;
     assert_eq!((ran.code, attempts), (Some(0), 0), "{ran:#?}");
@@ -68,11 +68,11 @@ fn an_add_takes_the_word_that_status_doubts() -> Result<(), Complaint> {
 
 /// For being asked by the probe `ip_tables` is not loaded; the first pod of a node that names it loads it.
 #[test]
-fn f28_a_named_iptables_legacy_that_is_not_loaded_yet_is_tried_out() -> Result<(), Complaint> {
-    let (place, pod) = (Place::new("status-unloaded")?, pod()?);
+fn f28_a_named_iptables_legacy_that_is_not_loaded_yet_is_tried_out() -> Result<(), Failure> {
+    let (place, pod) = (PluginDir::new("status-unloaded"), pod()?);
     gybe(&place, "probe", "")?;
     all(&place, "iptables-legacy", &json!({ "finding": "not loaded" }))?;
-    let call = Call::add(&pod, &place)?.of("STATUS").by("iptables-legacy");
+    let call = PluginCall::add(&pod, &place)?.with_verb("STATUS").with_backend("iptables-legacy");
     let (attempts, ran) = attempted(&place, &call)?;
     assert_eq!((ran.code, ran.out.as_str(), attempts), (Some(0), "", 5), "{ran:#?}");
     let known: Value = serde_json::from_str(&fs::read_to_string(kept(&place))?)?;
@@ -81,15 +81,15 @@ fn f28_a_named_iptables_legacy_that_is_not_loaded_yet_is_tried_out() -> Result<(
 }
 
 #[test]
-fn what_nobody_uses_is_not_asked_again_on_the_path_of_a_call() -> Result<(), Complaint> {
-    let (place, pod) = (Place::new("status-unused")?, pod()?);
+fn what_nobody_uses_is_not_asked_again_on_the_path_of_a_call() -> Result<(), Failure> {
+    let (place, pod) = (PluginDir::new("status-unused"), pod()?);
     gybe(&place, "probe", "")?;
     all(&place, "nft", &refused("no NAT"))?;
     change(&place, "/backends/iptables-nft/tproxy", refused("no TPROXY"))?;
-    let call = Call::add(&pod, &place)?.by("auto");
+    let call = PluginCall::add(&pod, &place)?.with_backend("auto");
     for verb in ["STATUS", "ADD"] {
         later(&place)?;
-        let (attempts, ran) = attempted(&place, &call.clone().of(verb))?;
+        let (attempts, ran) = attempted(&place, &call.clone().with_verb(verb))?;
         assert_eq!((ran.code, attempts), (Some(0), 0), "{verb}: {ran:#?}");
         assert!(verb == "STATUS" || ran.err.contains(r#""tool":"iptables-nft""#), "{}", ran.err);
     }
@@ -97,15 +97,15 @@ fn what_nobody_uses_is_not_asked_again_on_the_path_of_a_call() -> Result<(), Com
 }
 
 #[test]
-fn f23_what_refuses_a_pod_is_asked_again_by_that_pod() -> Result<(), Complaint> {
-    let (place, pod) = (Place::new("status-refuses")?, pod()?);
+fn f23_what_refuses_a_pod_is_asked_again_by_that_pod() -> Result<(), Failure> {
+    let (place, pod) = (PluginDir::new("status-refuses"), pod()?);
     gybe(&place, "probe", "")?;
     change(&place, "/backends/nft/v4+v6", refused("no memory"))?;
-    let call = Call::add(&pod, &place)?.by("auto");
+    let call = PluginCall::add(&pod, &place)?.with_backend("auto");
     let (attempts, ran) = attempted(&place, &call)?;
     assert_eq!((told(&ran).1["code"].as_i64(), attempts), (Some(999), 0), "{ran:#?}");
     later(&place)?;
-    assert_eq!(attempted(&place, &call.clone().of("STATUS"))?.0, 0);
+    assert_eq!(attempted(&place, &call.clone().with_verb("STATUS"))?.0, 0);
     let (attempts, ran) = attempted(&place, &call)?;
     assert_eq!((ran.code, attempts), (Some(0), 5), "{ran:#?}");
     assert!(ran.err.contains("ipv4 and ipv6"), "{}", ran.err);
@@ -113,16 +113,16 @@ fn f23_what_refuses_a_pod_is_asked_again_by_that_pod() -> Result<(), Complaint> 
 }
 
 #[test]
-fn f24_programs_that_have_gone_since_they_were_chosen_are_chosen_anew_at_once() -> Result<(), Complaint> {
+fn f24_programs_that_have_gone_since_they_were_chosen_are_chosen_anew_at_once() -> Result<(), Failure> {
     for verb in ["STATUS", "ADD"] {
-        let (place, pod) = (Place::new(&format!("status-gone-{verb}"))?, pod()?);
+        let (place, pod) = (PluginDir::new(&format!("status-gone-{verb}")), pod()?);
         gybe(&place, "probe", "")?;
-        let call = Call::add(&pod, &place)?.of(verb).by("iptables");
-        let ran = call.make(&place, &in_place_of(&[NFT], "/dev/null"))?;
+        let call = PluginCall::add(&pod, &place)?.with_verb(verb).with_backend("iptables");
+        let ran = call.run(&place, &in_place_of(&[NFT], "/dev/null"))?;
         assert_eq!(ran.code, Some(0), "{verb}: {ran:#?}");
         assert!(verb == "STATUS" || ran.err.contains(r#""tool":"iptables-legacy""#), "{}", ran.err);
         let neither = in_place_of(&[NFT, LEGACY], "/dev/null");
-        let (_, said) = told(&call.make(&place, &neither)?);
+        let (_, said) = told(&call.run(&place, &neither)?);
         assert_eq!(said["code"], 50, "{said:#}");
         let msg = said["msg"].as_str().unwrap_or_default();
         assert!(

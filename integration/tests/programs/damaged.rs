@@ -22,7 +22,7 @@ fn upgraded(test: &str) -> (Node, PassHistory, DesiredState, Vec<u8>) {
 fn refused(node: &Node, wanted: &DesiredState, memory: &mut PassHistory) {
     // Another build each time: nothing keeps it waiting.
     memory.desired_state_changed();
-    let failed = pass(&node.places(), wanted, memory).unwrap().performed.failed;
+    let failed = pass(&node.places(), wanted, memory).unwrap().applied.failed;
     assert!(
         matches!(failed.as_slice(), [FailedChange { why: ApplyError::Damaged { .. }, .. }]),
         "{failed:?}"

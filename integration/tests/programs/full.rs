@@ -23,11 +23,11 @@ fn fill(directory: &Path) {
 
 fn the_disk_is_full(pass: &Pass) {
     let [FailedChange { why: ApplyError::System { why: Errno::ENOSPC, .. }, .. }] =
-        pass.performed.failed.as_slice()
+        pass.applied.failed.as_slice()
     else {
-        panic!("{:?}", pass.performed.failed)
+        panic!("{:?}", pass.applied.failed)
     };
-    assert!(pass.performed.failed[0].why.hint().is_some());
+    assert!(pass.applied.failed[0].why.hint().is_some());
 }
 
 #[test]

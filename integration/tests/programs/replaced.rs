@@ -61,7 +61,7 @@ fn f09_replaced_a_thousand_times_under_twenty_callers_no_add_fails() {
             rounds.set(Some(n));
             // As the agent says when it is told of another image: this is nobody's fight.
             memory.desired_state_changed();
-            let performed = pass(&places, &builds[(n + 1) % 2], &mut memory).unwrap().performed;
+            let performed = pass(&places, &builds[(n + 1) % 2], &mut memory).unwrap().applied;
             assert_eq!((performed.done, performed.failed.len()), (1, 0), "{n}: {:?}", performed.failed);
         }
     });

@@ -6,7 +6,7 @@
 use crate::bpf::{self, EXIT, Kind, link, load, returning, set, store};
 use crate::world::World;
 use gybe_installer::pod::cgroups::Cgroups;
-use gybe_integration::complaint::Complaint;
+use gybe_integration::failure::Failure;
 use gybe_integration::programs::{ours, run};
 use gybe_integration::vectors::Location;
 use gybe_netfilter::backend::BackendKind;
@@ -34,7 +34,7 @@ struct Pod {
 }
 
 impl Pod {
-    fn new() -> Result<Self, Complaint> {
+    fn new() -> Result<Self, Failure> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let world = World::redirected_by(BackendKind::Nft)?;
         let cgroup = may_load().then(|| {
@@ -68,7 +68,7 @@ impl Pod {
     }
 
     /// The listener that answers a connection from the cgroup to 10.1.2.3:80.
-    fn answered_by(&self) -> Result<String, Complaint> {
+    fn answered_by(&self) -> Result<String, Failure> {
         let connect = "exec 3<>/dev/tcp/10.1.2.3/80 && timeout 5 cat <&3";
         let script = format!(
             "echo $$ > {}/cgroup.procs; exec timeout 5 setpriv --reuid=1000 --regid=1000 --clear-groups bash -c '{connect}'",
@@ -77,7 +77,7 @@ impl Pod {
         Ok(self.world.topology.at(Location::Pod).run(|| run("sh", &["-c", &script], ""))??.out)
     }
 
-    fn verdict(&self) -> Result<Verdict, Complaint> {
+    fn verdict(&self) -> Result<Verdict, Failure> {
         let policy = &self.world.policy;
         let judge = || {
             let programs = Cgroups::of_this_namespace().programs();
@@ -87,7 +87,7 @@ impl Pod {
         Ok(self.world.topology.at(Location::Pod).run(judge)??)
     }
 
-    fn interface(&self, name: &str) -> Result<u32, Complaint> {
+    fn interface(&self, name: &str) -> Result<u32, Failure> {
         let index = || nix::net::if_::if_nametoindex(name);
         Ok(self.world.topology.at(Location::Pod).run(index)??)
     }
@@ -115,7 +115,7 @@ fn rewriting() -> Vec<bpf::Instruction> {
 }
 
 #[test]
-fn without_the_privilege_to_read_programs_the_verdict_says_what_it_did_not_see() -> Result<(), Complaint> {
+fn without_the_privilege_to_read_programs_the_verdict_says_what_it_did_not_see() -> Result<(), Failure> {
     let pod = Pod::new()?;
     let verdict = pod.verdict()?;
     assert_eq!((verdict.answer, &verdict.reasons[..]), (Answer::Redirected, &[][..]), "{verdict:?}");
@@ -128,7 +128,7 @@ fn without_the_privilege_to_read_programs_the_verdict_says_what_it_did_not_see()
 }
 
 #[test]
-fn a_namespace_without_a_process_is_judged_without_cgroups_and_the_output_says_so() -> Result<(), Complaint> {
+fn a_namespace_without_a_process_is_judged_without_cgroups_and_the_output_says_so() -> Result<(), Failure> {
     let world = World::redirected_by(BackendKind::Nft)?;
     let netns = world.topology.at(Location::Pod).path().to_string_lossy().into_owned();
     let policy = r#"{"enable_ipv6": true, "inbound_ports_exclude": ["15090", "15021", "15020"]}"#;
@@ -140,7 +140,7 @@ fn a_namespace_without_a_process_is_judged_without_cgroups_and_the_output_says_s
 
 /// The control: without a program, and with one that only filters, the proxy answers.
 #[test]
-fn a_program_that_rewrites_destinations_makes_the_verdict_unknown() -> Result<(), Complaint> {
+fn a_program_that_rewrites_destinations_makes_the_verdict_unknown() -> Result<(), Failure> {
     if !may_load() {
         return Ok(());
     }
@@ -172,7 +172,7 @@ fn a_program_that_rewrites_destinations_makes_the_verdict_unknown() -> Result<()
 
 /// A socket that is bound to eth0 does not reach the proxy on `lo`.
 #[test]
-fn a_program_that_chooses_the_device_of_sockets_makes_the_verdict_unknown() -> Result<(), Complaint> {
+fn a_program_that_chooses_the_device_of_sockets_makes_the_verdict_unknown() -> Result<(), Failure> {
     if !may_load() {
         return Ok(());
     }
@@ -189,7 +189,7 @@ fn a_program_that_chooses_the_device_of_sockets_makes_the_verdict_unknown() -> R
 }
 
 #[test]
-fn programs_at_every_kind_of_hook_are_named() -> Result<(), Complaint> {
+fn programs_at_every_kind_of_hook_are_named() -> Result<(), Failure> {
     if !may_load() {
         return Ok(());
     }
@@ -238,7 +238,7 @@ fn programs_at_every_kind_of_hook_are_named() -> Result<(), Complaint> {
 }
 
 #[test]
-fn filters_of_traffic_control_are_named() -> Result<(), Complaint> {
+fn filters_of_traffic_control_are_named() -> Result<(), Failure> {
     let pod = Pod::new()?;
     // A program of classic BPF that passes every packet.
     let classic =

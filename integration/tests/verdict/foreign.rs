@@ -2,10 +2,10 @@
 
 use crate::world::World;
 use gybe_installer::testnet::outcome::ConnectionOutcome;
-use gybe_integration::complaint::Complaint;
-use gybe_integration::crowd::side_by_side;
+use gybe_integration::failure::Failure;
+use gybe_integration::flow_check::make;
+use gybe_integration::parallel::in_parallel;
 use gybe_integration::programs::ours;
-use gybe_integration::run::make;
 use gybe_integration::vectors::Location;
 use gybe_netfilter::backend::BackendKind;
 use gybe_netfilter::verdict::{Answer, Desired, VerdictContext, judge_namespace};
@@ -197,7 +197,7 @@ const CASES: [Case; 33] = [
     ),
 ];
 
-fn wrong((script, answer, said): &Case) -> Result<Option<String>, Complaint> {
+fn wrong((script, answer, said): &Case) -> Result<Option<String>, Failure> {
     let world = World::redirected_by(BackendKind::Nft)?;
     world.foreign(script)?;
     let verdict = world.verdict()?;
@@ -217,17 +217,17 @@ fn wrong((script, answer, said): &Case) -> Result<Option<String>, Complaint> {
 }
 
 #[test]
-fn other_owners_rules_are_judged_by_what_they_do_to_connections() -> Result<(), Complaint> {
-    let found = side_by_side(CASES.to_vec(), |case| wrong(&case));
+fn other_owners_rules_are_judged_by_what_they_do_to_connections() -> Result<(), Failure> {
+    let found = in_parallel(CASES.to_vec(), |case| wrong(&case));
     let wrong: Vec<String> =
-        found.into_iter().collect::<Result<Vec<_>, Complaint>>()?.into_iter().flatten().collect();
+        found.into_iter().collect::<Result<Vec<_>, Failure>>()?.into_iter().flatten().collect();
     assert!(wrong.is_empty(), "{} of {}:\n{}", wrong.len(), CASES.len(), wrong.join("\n\n"));
     Ok(())
 }
 
 #[test]
 fn rules_of_ours_that_do_nothing_are_not_taken_for_a_redirect_where_the_policy_is_not_known()
--> Result<(), Complaint> {
+-> Result<(), Failure> {
     for (kind, script, says) in [
         (BackendKind::Nft, "nft add table inet gybe '{ flags dormant; }'", "table inet gybe is dormant"),
         (BackendKind::IptablesNft, "iptables-nft -t nat -F OUTPUT", "no rule leads to chain ISTIO_OUTPUT"),
@@ -248,12 +248,12 @@ fn rules_of_ours_that_do_nothing_are_not_taken_for_a_redirect_where_the_policy_i
 
 /// The control: without other owners' rules the proxy answers, with the hijacking rule another listener.
 #[test]
-fn a_rule_that_hijacks_every_connection_is_found_and_shown_by_one() -> Result<(), Complaint> {
+fn a_rule_that_hijacks_every_connection_is_found_and_shown_by_one() -> Result<(), Failure> {
     let world = World::redirected_by(BackendKind::Nft)?;
-    let answered_by = || -> Result<String, Complaint> {
+    let answered_by = || -> Result<String, Failure> {
         match make(&world.topology, world.flow("v4.app->ext:80"), Duration::from_secs(5))? {
             ConnectionOutcome::Answered(answer) => Ok(answer.by),
-            other => Err(Complaint::that(other.to_string())),
+            other => Err(Failure::new(other.to_string())),
         }
     };
     assert_eq!(answered_by()?, "envoy:15001");
@@ -275,7 +275,7 @@ fn a_rule_that_hijacks_every_connection_is_found_and_shown_by_one() -> Result<()
 }
 
 #[test]
-fn trace_walks_the_rules_that_are_there_and_says_when_they_are_not_those_desired() -> Result<(), Complaint> {
+fn trace_walks_the_rules_that_are_there_and_says_when_they_are_not_those_desired() -> Result<(), Failure> {
     let world = World::redirected_by(BackendKind::Nft)?;
     let netns = world.topology.at(Location::Pod).path().to_string_lossy().into_owned();
     let trace = |words: &[&str]| {

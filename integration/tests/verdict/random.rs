@@ -4,8 +4,8 @@
 //! `GYBE_SEED=17 GYBE_RULESETS=1` tries rule set 17 alone.
 
 use crate::world::World;
-use gybe_integration::complaint::Complaint;
-use gybe_integration::crowd::side_by_side;
+use gybe_integration::failure::Failure;
+use gybe_integration::parallel::in_parallel;
 use gybe_netfilter::backend::BackendKind;
 use gybe_netfilter::compile::compile;
 use gybe_netfilter::live::Outcome;
@@ -123,7 +123,7 @@ fn rule_set(seed: u64) -> String {
 }
 
 /// The connections of one rule set that did not end as predicted, and how many had which outcome.
-fn tried(seed: u64) -> Result<(Vec<String>, [usize; 3]), Complaint> {
+fn tried(seed: u64) -> Result<(Vec<String>, [usize; 3]), Failure> {
     let world = World::redirected_by(BackendKind::Nft)?;
     let rules = rule_set(seed);
     world.foreign(&format!("nft -f - <<'END'\n{rules}\nEND"))?;
@@ -155,10 +155,10 @@ fn tried(seed: u64) -> Result<(Vec<String>, [usize; 3]), Complaint> {
 }
 
 #[test]
-fn real_connections_end_as_predicted_beside_random_rules() -> Result<(), Complaint> {
+fn real_connections_end_as_predicted_beside_random_rules() -> Result<(), Failure> {
     let (first, count) = (number("GYBE_SEED", 1), number("GYBE_RULESETS", RULE_SETS));
-    let found = side_by_side((first..first + count).collect(), tried);
-    let found = found.into_iter().collect::<Result<Vec<_>, Complaint>>()?;
+    let found = in_parallel((first..first + count).collect(), tried);
+    let found = found.into_iter().collect::<Result<Vec<_>, Failure>>()?;
     let sum = |place: usize| found.iter().filter_map(|(_, counts)| counts.get(place)).sum::<usize>();
     let (wrong, [answered, lost, unknown]) =
         (found.iter().flat_map(|(wrong, _)| wrong.clone()).collect::<Vec<_>>(), [0, 1, 2].map(sum));

@@ -1,8 +1,8 @@
 //! The recorded connections, walked through the rules that each backend really wrote.
 
-use gybe_installer::demo::predicted::{SideEffect, follows};
-use gybe_integration::complaint::Complaint;
-use gybe_integration::crowd::side_by_side;
+use gybe_installer::demo::predicted::{Control, SideEffect, follows};
+use gybe_integration::failure::Failure;
+use gybe_integration::parallel::in_parallel;
 use gybe_integration::topology::Topology;
 use gybe_integration::vectors::{self, Location, Vector};
 use gybe_netfilter::backend::BackendKind;
@@ -13,8 +13,8 @@ use gybe_netfilter::trace::{PacketOutcome, trace};
 use gybe_netfilter::verdict::{Answer, Desired, VerdictContext, judge_namespace};
 
 /// Writes the vector's policy, reads the rules back, and walks every connection through them.
-fn walked(vector: &Vector, kind: BackendKind) -> Result<Vec<String>, Complaint> {
-    let topology = Topology::raise(vector.policy.mode, &[])?;
+fn walked(vector: &Vector, kind: BackendKind) -> Result<Vec<String>, Failure> {
+    let topology = Topology::new(vector.policy.mode, &[])?;
     let pod = topology.at(Location::Pod);
     let backend = kind.find()?;
     let redirection = Redirection::of(&vector.policy);
@@ -40,7 +40,7 @@ fn walked(vector: &Vector, kind: BackendKind) -> Result<Vec<String>, Complaint> 
         if !same {
             wrong.push(format!("{kind} {} {}: {by}", vector.name, flow.id));
         }
-        let recorded = (flow.to, &flow.without_rules);
+        let recorded = Control { to: flow.to, outcome: &flow.without_rules };
         let is_plain = flow.mark.is_none() && flow.source.is_none() && !flow.is_forwarded();
         let fate = match walked.outcome {
             Outcome::Redirected(port) => PacketOutcome::Redirected(port),
@@ -48,7 +48,7 @@ fn walked(vector: &Vector, kind: BackendKind) -> Result<Vec<String>, Complaint> 
             Outcome::Dropped => PacketOutcome::Dropped,
             _ => PacketOutcome::Untouched,
         };
-        if is_plain && !follows(fate, recorded, SideEffect::Nothing, &flow.with_rules) {
+        if is_plain && !follows(fate, recorded, SideEffect::None, &flow.with_rules) {
             wrong.push(format!("{kind} {} {}: recorded {}, {by}", vector.name, flow.id, flow.with_rules));
         }
     }
@@ -69,12 +69,12 @@ fn walked(vector: &Vector, kind: BackendKind) -> Result<Vec<String>, Complaint> 
 }
 
 #[test]
-fn every_backends_rules_read_back_give_every_recorded_connection_its_outcome() -> Result<(), Complaint> {
+fn every_backends_rules_read_back_give_every_recorded_connection_its_outcome() -> Result<(), Failure> {
     for kind in BackendKind::ALL {
         let vectors = vectors::all()?;
         let count = vectors.len();
-        let wrong = side_by_side(vectors, |vector| walked(&vector, kind));
-        let wrong = wrong.into_iter().collect::<Result<Vec<Vec<String>>, Complaint>>()?.concat();
+        let wrong = in_parallel(vectors, |vector| walked(&vector, kind));
+        let wrong = wrong.into_iter().collect::<Result<Vec<Vec<String>>, Failure>>()?.concat();
         assert!(wrong.is_empty(), "{kind}, {count} policies: {} differ:\n{}", wrong.len(), wrong.join("\n"));
     }
     Ok(())

@@ -1,9 +1,9 @@
 //! A pod redirected by the default policy, in the recorded network, with other owners' rules beside ours.
 
 use gybe_installer::testnet::outcome::ConnectionOutcome;
-use gybe_integration::complaint::Complaint;
+use gybe_integration::failure::Failure;
+use gybe_integration::flow_check::make;
 use gybe_integration::programs::run;
-use gybe_integration::run::make;
 use gybe_integration::topology::Topology;
 use gybe_integration::vectors::{self, Flow, Location};
 use gybe_netfilter::backend::BackendKind;
@@ -43,10 +43,10 @@ pub(crate) struct World {
 
 impl World {
     /// Our rules are written by `kind`.
-    pub(crate) fn redirected_by(kind: BackendKind) -> Result<Self, Complaint> {
+    pub(crate) fn redirected_by(kind: BackendKind) -> Result<Self, Failure> {
         let named = |vector: &vectors::Vector| vector.name == "inject-default-dual";
         let vector = vectors::all()?.into_iter().find(named).unwrap();
-        let topology = Topology::raise(vector.policy.mode, &vector.flows)?;
+        let topology = Topology::new(vector.policy.mode, &vector.flows)?;
         let (redirection, backend) = (Redirection::of(&vector.policy), kind.find()?);
         topology.at(Location::Pod).run(|| redirection.apply(&*backend))??;
         let flows: Vec<Flow> =
@@ -56,18 +56,18 @@ impl World {
     }
 
     /// Runs a line of commands in the pod, as an owner of other rules would.
-    pub(crate) fn foreign(&self, script: &str) -> Result<(), Complaint> {
+    pub(crate) fn foreign(&self, script: &str) -> Result<(), Failure> {
         // A plain user may not write the file that iptables-legacy locks otherwise.
         let with_lock = format!("export XTABLES_LOCKFILE=/proc/self/ns/net\n{script}");
         let done = self.topology.at(Location::Pod).run(|| run("sh", &["-ec", &with_lock], ""))??;
-        if done.code == Some(0) { Ok(()) } else { Err(Complaint::that(format!("{script}: {}", done.err))) }
+        if done.code == Some(0) { Ok(()) } else { Err(Failure::new(format!("{script}: {}", done.err))) }
     }
 
-    pub(crate) fn live(&self) -> Result<LiveRules, Complaint> {
+    pub(crate) fn live(&self) -> Result<LiveRules, Failure> {
         Ok(self.topology.at(Location::Pod).run(LiveRules::read)??.with_proxy_of(&self.policy))
     }
 
-    pub(crate) fn verdict(&self) -> Result<Verdict, Complaint> {
+    pub(crate) fn verdict(&self) -> Result<Verdict, Failure> {
         let reading = VerdictContext { only: None, whole: &BackendKind::ALL, programs: None };
         let judge = || judge_namespace(Desired::Policy(&self.policy), reading);
         Ok(self.topology.at(Location::Pod).run(judge)??)
@@ -78,7 +78,7 @@ impl World {
     }
 
     /// Makes the connection; a sentence when it did not end as predicted from the rules.
-    pub(crate) fn disagreement(&self, live: &LiveRules, flow: &Flow) -> Result<Option<String>, Complaint> {
+    pub(crate) fn disagreement(&self, live: &LiveRules, flow: &Flow) -> Result<Option<String>, Failure> {
         let predicted = live.trace(&flow.packet()?);
         let Some(expected) = expected(flow, &predicted) else { return Ok(None) };
         let patience = if expected.is_some() { ANSWERED_WITHIN } else { UNANSWERED_FOR };
@@ -104,7 +104,7 @@ fn expected(flow: &Flow, predicted: &LiveTrace) -> Option<Option<String>> {
         SocketAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
     };
     let fate = match predicted.outcome {
-        Outcome::Untouched => flow.untouched(),
+        Outcome::Untouched => flow.outcome_without_rules(),
         Outcome::Redirected(port) | Outcome::Intercepted(port) => {
             flow.in_the_pod(SocketAddr::new(loopback, port.get()))
         }

@@ -112,7 +112,7 @@ fn a_policy_is_refused_for_what_it_needs_and_for_nothing_else() {
     let both = choice.variant(&policy(|policy| policy.families = Families::V4AndV6)).unwrap_err();
     assert_eq!(
         both.to_string(),
-        "the pod's IPv6 is to be redirected, which nft cannot do on this node: refused: v6"
+        "the pod's IPv6 must be redirected, which nft cannot do on this node: refused: v6"
     );
     let tproxy = Mode::Tproxy { mark: 1, route_table: 2 };
     assert!(choice.variant(&policy(|policy| policy.mode = tproxy)).is_err());

@@ -34,7 +34,7 @@ const TCX: [(u32, &str); 2] = [(46, "ingress"), (47, "egress")];
 const REWRITES: Effect = Effect::Diverts("may rewrite, redirect or drop packets");
 
 pub(super) fn read(routing: &mut Rtnetlink, found: &mut Programs) {
-    let Ok(links) = routing.ask("interfaces", RTM_GETLINK, &[0; LINK_HEADER]) else {
+    let Ok(links) = routing.request_list("interfaces", RTM_GETLINK, &[0; LINK_HEADER]) else {
         found.cannot_read("at the interfaces", Errno::EIO);
         return;
     };
@@ -55,7 +55,8 @@ pub(super) fn read(routing: &mut Rtnetlink, found: &mut Programs) {
         }
     }
     // A kernel without traffic control lists nothing.
-    let queues = routing.ask("queueing disciplines", RTM_GETQDISC, &[0; TC_HEADER]).unwrap_or_default();
+    let queues =
+        routing.request_list("queueing disciplines", RTM_GETQDISC, &[0; TC_HEADER]).unwrap_or_default();
     let queues: Vec<Queue> = queues.iter().filter_map(|entry| queue(entry)).collect();
     for link in &links {
         for queue in queues.iter().filter(|queue| queue.interface == link.index) {
@@ -71,7 +72,9 @@ fn filters(routing: &mut Rtnetlink, link: &Link, parent: u32, place: &str, found
     header[4..8].copy_from_slice(&link.index.to_ne_bytes());
     header[12..16].copy_from_slice(&parent.to_ne_bytes());
     // A discipline without filters refuses the question.
-    for entry in routing.ask("filters of traffic control", RTM_GETTFILTER, &header).unwrap_or_default() {
+    for entry in
+        routing.request_list("filters of traffic control", RTM_GETTFILTER, &header).unwrap_or_default()
+    {
         let place = format!("tc {place} of {}", link.name);
         match filter(&entry) {
             Some(Filter::Program(id)) => found.note(id, &place, REWRITES),

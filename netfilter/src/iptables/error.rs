@@ -1,7 +1,6 @@
-//! What can go wrong with iptables, and what helps.
+//! The errors of the iptables backends, and their hints.
 
-use super::layout::MAX_RULES;
-use super::programs::DIRECTORIES;
+use super::layout::{DIRECTORIES, MAX_RULES};
 use super::save::SaveError;
 use crate::hint::Hint;
 use crate::nft::error::NftError;
@@ -12,100 +11,100 @@ use std::path::PathBuf;
 use std::process::ExitStatus;
 use std::time::Duration;
 
-/// Why rules were not written, read or removed by iptables.
+/// The error of writing, reading or removing rules with iptables.
 #[derive(Debug, thiserror::Error)]
 pub enum IptablesError {
-    /// No program of this variant on this node.
+    /// The node lacks the programs of this variant.
     #[error("no {variant} programs for {family} on this node")]
     ProgramMissing {
-        /// Which variant.
+        /// The variant.
         variant: &'static str,
-        /// For which family.
+        /// The family.
         family: Family,
     },
     /// The kernel did not list the nftables chains, and so not the tables of iptables-nft.
     #[error("cannot list the nftables chains of this network namespace")]
     Chains(#[source] NftError),
-    /// The policy's lists come to more rules than are written.
-    #[error(
-        "the policy comes to more than {MAX_RULES} iptables rules, {rules} of them by the lists of {rule}"
-    )]
+    /// The policy has more rules than the backend writes.
+    #[error("the policy takes more than {MAX_RULES} iptables rules, {rules} of them for the lists of {rule}")]
     TooManyRules {
         /// The rule with the longest lists.
         rule: RuleId,
-        /// How many iptables rules it comes to.
+        /// The number of its iptables rules.
         rules: usize,
     },
     /// The kernel did not return iptables-legacy's rules.
-    #[error("cannot tell which rules of iptables-legacy are there")]
+    #[error("cannot read the rules of iptables-legacy")]
     Legacy(#[from] LegacyError),
-    /// The program printed what cannot be judged.
-    #[error("cannot tell which rules are there from {}", program.display())]
+    /// The output of the program cannot be parsed.
+    #[error("cannot parse the rules that {} printed", program.display())]
     Unreadable {
-        /// Which program.
+        /// The program.
         program: PathBuf,
-        /// What is wrong with its output.
+        /// The error of the parser.
         source: SaveError,
     },
-    /// Somebody else is at work in this network namespace, and has not come to an end.
-    #[error("somebody else has been at work in this network namespace for {after:?}")]
+    /// Another process has held the namespace's lock for too long.
+    #[error("another process has held the lock of this network namespace for {after:?}")]
     Busy {
-        /// How long was waited.
+        /// The time waited.
         after: Duration,
     },
-    /// The kernel would not lock it.
-    #[error("cannot keep others from writing in this network namespace")]
+    /// The kernel refused to lock the namespace.
+    #[error("cannot lock this network namespace")]
     NoLock(#[source] std::io::Error),
-    /// The program could not be started or watched.
+    /// The program could not be started or waited for.
     #[error("cannot run {}", program.display())]
     NotRun {
-        /// Which program.
+        /// The program.
         program: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         source: std::io::Error,
     },
-    /// The program did not come to an end.
+    /// The program missed the deadline.
     #[error("{} had not finished after {after:?} and was killed", program.display())]
     Deadline {
-        /// Which program.
+        /// The program.
         program: PathBuf,
-        /// How long it was given.
+        /// The time it had.
         after: Duration,
     },
-    /// The program refused.
+    /// The program failed.
     #[error("{} failed ({status}){}: {stderr}", program.display(), at(rule.as_deref()))]
     Failed {
-        /// Which program.
+        /// The program.
         program: PathBuf,
-        /// How it ended.
+        /// Its exit status.
         status: ExitStatus,
-        /// The rule it stopped at, where it says.
+        /// The rule it refused, where stderr names the line.
         rule: Option<String>,
-        /// What it said, cut to a few lines.
+        /// The first lines of stderr.
         stderr: String,
     },
-    /// The private thread the programs are run from could not be made.
-    #[error("cannot make a thread to run iptables from")]
+    /// The private thread for the programs could not be started.
+    #[error("cannot start a thread to run iptables from")]
     NoThread(#[source] std::io::Error),
     /// The user namespace that owns this network namespace could not be found or entered.
     #[error("cannot enter the user namespace that owns this network namespace as its root")]
     UserNamespace(#[source] std::io::Error),
-    /// The rules are as they were before.
-    #[error("rules for {family} could not be written, and everything was put back as it was")]
+    /// The write failed; the rules are as they were before.
+    #[error("rules for {family} could not be written; the rules from before were restored")]
     PutBack {
         /// The family whose rules were refused.
         family: Family,
-        /// Why.
+        /// The refusal.
         source: Box<IptablesError>,
     },
-    /// The rules are neither as they were nor as they should be.
-    #[error("rules for {family} could not be written, nor what was there before put back ({undo})")]
+    /// The write failed, and the rules from before could not be restored.
+    #[error(
+        "rules for {family} could not be written, and the rules from before could not be restored ({undo})"
+    )]
     HalfWritten {
         /// The family whose rules were refused.
         family: Family,
         /// Why they could not be put back.
         undo: String,
-        /// Why they were refused.
+        /// The refusal.
         source: Box<IptablesError>,
     },
 }
@@ -132,11 +131,11 @@ impl Hint for IptablesError {
                 Some("choose the backend \"nft\"".into())
             }
             Self::Busy { .. } => Some(
-                "another call holds the namespace's lock, or a program that takes it for its xtables lock: \
-                 lslocks names it".into(),
+                "another Gybe process holds the namespace's lock, or a program that uses the same file as its xtables lock: \
+                 lslocks shows the process".into(),
             ),
             Self::Deadline { .. } => Some(
-                "somebody holds the xtables lock, a name service is slow, or the node is overloaded".into(),
+                "another program holds the xtables lock, a name service is slow, or the node is overloaded".into(),
             ),
             Self::Failed { stderr, .. } => explain(stderr).map(Cow::Borrowed),
             Self::UserNamespace(_) => Some(
@@ -144,15 +143,15 @@ impl Hint for IptablesError {
             ),
             Self::PutBack { source, .. } => source.hint(),
             Self::HalfWritten { source, .. } => Some(match source.hint() {
-                Some(hint) => format!("{hint}; then apply again, which repairs what is half written").into(),
-                None => "apply again: it repairs what is half written".into(),
+                Some(hint) => format!("{hint}; then apply again, which repairs the partly written rules").into(),
+                None => "apply again: it repairs the partly written rules".into(),
             }),
             Self::Unreadable { .. } | Self::NotRun { .. } | Self::NoThread(_) | Self::NoLock(_) => None,
         }
     }
 }
 
-/// What iptables says, and what it means. The first that is found in its words counts.
+/// Texts of stderr and what they mean; the first that occurs counts.
 const EXPLANATIONS: [(&str, &str); 9] = [
     ("holding the xtables lock", "another program holds the xtables lock of this namespace"),
     ("missing kernel module", "the kernel lacks the match or target it names; load it, or choose \"nft\""),
@@ -162,7 +161,7 @@ const EXPLANATIONS: [(&str, &str); 9] = [
     ("you must be root", "it takes CAP_NET_ADMIN in the user namespace that owns the network namespace"),
     ("initialize table", "the kernel has no such table; load ip_tables and its tables, or choose \"nft\""),
     ("does not exist", "the kernel has no such table; load ip_tables and its tables, or choose \"nft\""),
-    // Legacy says only "line 12 failed", nft an errno: xt_owner gives EINVAL, what is missing ENOENT.
+    // iptables-legacy prints only "line 12 failed", iptables-nft an errno: EINVAL from xt_owner, ENOENT for a missing part.
     (
         "failed",
         "the kernel refused a rule: it lacks a match or target (xt_owner, xt_REDIRECT, xt_comment, xt_multiport, \
@@ -180,9 +179,9 @@ fn explain(stderr: &str) -> Option<&'static str> {
 mod tests {
     use super::*;
 
-    /// What iptables 1.8.9 said when these things were done to it.
+    /// Texts of iptables 1.8.9.
     #[test]
-    fn what_the_programs_say_is_explained() {
+    fn stderr_of_the_programs_is_explained() {
         for (said, meant) in [
             ("Another app is currently holding the xtables lock. Stopped waiting after 2s.", "lock"),
             ("Couldn't load target `NOSUCH':No such file or directory", "extension"),

@@ -1,22 +1,37 @@
-//! Where our rules stand in iptables: tables, chains, and the mark that says they are ours.
+//! The layout of Gybe's rules in iptables (tables, chains, the mark of ownership), and the limits of the backend.
 
 use crate::ruleset::{ChainName, Family, Hook, Stage};
+use std::time::Duration;
 
-/// The empty chain that marks a table's `ISTIO_*` chains as written by us.
+/// The empty chain that marks the `ISTIO_*` chains of its table as written by Gybe.
 pub(crate) const MARK: &str = "GYBE";
 
-/// What the chains of every sidecar redirect begin with, ours and others'.
+/// The prefix of the chains of every sidecar redirection, Gybe's and other meshes'.
 pub(crate) const PREFIX: &str = "ISTIO_";
 
-/// All tables we write, in the order they are committed: zones and marks stand before the address
-/// translation that needs them begins to capture.
+/// The tables that Gybe writes, in the order of their commits: zones and marks are in force before the address
+/// translation that needs them.
 pub(crate) const TABLES: [Stage; 3] = [Stage::Raw, Stage::Mangle, Stage::Nat];
 
 /// The most iptables rules that a policy may have in one namespace, both families together: the memory of the programs
 /// stays below 16 MB (docs/BENCHMARKS.md). The nft backend has no such limit, because there a list is one rule.
 pub(super) const MAX_RULES: usize = 6000;
 
-/// Both families, in the order they are written.
+/// The time for one write, removal or read. A write takes some 10 ms; this is for an overloaded node.
+pub(super) const DEADLINE: Duration = Duration::from_secs(10);
+
+/// Where distributions install the programs; NixOS last.
+pub(super) const DIRECTORIES: [&str; 7] = [
+    "/usr/sbin",
+    "/sbin",
+    "/usr/bin",
+    "/bin",
+    "/usr/local/sbin",
+    "/usr/local/bin",
+    "/run/current-system/sw/bin",
+];
+
+/// Both families, in the order of their writes.
 pub(super) const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
 
 impl Stage {
@@ -41,18 +56,18 @@ impl Hook {
 }
 
 impl ChainName {
-    /// Our chain's name in its table. People and scripts look for `ISTIO_*`, so where Istio has a
-    /// chain for the purpose it is Istio's name.
+    /// The chain's name in its table. People and scripts look for `ISTIO_*`, so a chain that Istio has too has
+    /// Istio's name.
     ///
-    /// | ours | table | iptables | Istio |
+    /// | Gybe | table | iptables | Istio |
     /// |---|---|---|---|
     /// | raw-prerouting | raw | `ISTIO_INBOUND` | the same |
     /// | raw-output | raw | `ISTIO_OUTPUT_DNS` | the same |
     /// | mangle-prerouting | mangle | `ISTIO_INBOUND` | the same |
-    /// | mangle-output | mangle | `ISTIO_OUTPUT` | stands in `OUTPUT` itself |
+    /// | mangle-output | mangle | `ISTIO_OUTPUT` | rules in `OUTPUT` itself |
     /// | nat-prerouting | nat | `ISTIO_INBOUND` | the same |
     /// | nat-output | nat | `ISTIO_OUTPUT` | the same |
-    /// | nat-loopback | nat | `ISTIO_LOOPBACK` | stands in `ISTIO_OUTPUT` |
+    /// | nat-loopback | nat | `ISTIO_LOOPBACK` | rules in `ISTIO_OUTPUT` |
     /// | nat-capture | nat | `ISTIO_REDIRECT` | the same |
     /// | (a divert verdict) | mangle | `ISTIO_DIVERT` | the same |
     pub(super) fn iptables(self) -> &'static str {
@@ -66,7 +81,7 @@ impl ChainName {
     }
 }
 
-/// How iptables and its users call a family: `ip`, `ip6`.
+/// The prefix of the programs of a family: `ip`, `ip6`.
 pub(super) fn family_name(family: Family) -> &'static str {
     match family {
         Family::V4 => "ip",

@@ -1,8 +1,7 @@
 //! The tables of iptables-legacy, read from the kernel: quicker than its programs, and possible on a node without them.
 
-use super::DEADLINE;
 use super::error::IptablesError;
-use super::layout::{FAMILIES, TABLES};
+use super::layout::{DEADLINE, FAMILIES, TABLES};
 use super::save::{self, SavedRules};
 use crate::access::NamespaceAccess;
 use crate::ruleset::Family;

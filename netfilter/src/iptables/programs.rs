@@ -24,17 +24,6 @@ impl Variant {
     }
 }
 
-/// Where distributions put them; NixOS last.
-pub(super) const DIRECTORIES: [&str; 7] = [
-    "/usr/sbin",
-    "/sbin",
-    "/usr/bin",
-    "/bin",
-    "/usr/local/sbin",
-    "/usr/local/bin",
-    "/run/current-system/sw/bin",
-];
-
 /// One program: a path, and for a program of many names the one it shall answer to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Program {

@@ -1,11 +1,11 @@
-//! What kind of namespace a file descriptor is: the one ioctl that nix has no function for.
+//! The type of a namespace's file descriptor, by an ioctl that nix does not wrap.
 
 use nix::errno::Errno;
 use nix::sched::CloneFlags;
 use nix::sys::statfs::{FsType, fstatfs};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// `NSFS_MAGIC` of `include/uapi/linux/magic.h`: the file system that namespaces are files of.
+/// `NSFS_MAGIC` of `include/uapi/linux/magic.h`: the file system of namespace files.
 const NSFS: FsType = FsType(nix::libc::NSFS_MAGIC);
 
 mod request {
@@ -13,7 +13,7 @@ mod request {
     nix::ioctl_none!(ns_get_nstype, 0xb7, 3);
 }
 
-/// Is it a namespace, of whatever type?
+/// Reports whether the descriptor is a namespace of any type.
 pub(super) fn is_namespace(fd: BorrowedFd<'_>) -> Result<bool, Errno> {
     Ok(fstatfs(fd)?.filesystem_type() == NSFS)
 }

@@ -1,33 +1,30 @@
-//! A rule set as one transaction: a plain value, bytes and the name of what each message makes.
-//!
-//! Pure. Sending it is `socket`'s affair; nothing here opens, reads or decides anything.
+//! Encodes a ruleset as one nftables transaction: its bytes, and the object of each message. Pure; `socket` sends it.
 
-mod draft;
-
-use super::TABLE;
-use super::uapi::{NFT_MSG_DELTABLE, NFTA_EXPR_NAME, NFTA_RULE_EXPRESSIONS, NFTA_TABLE_NAME};
-use crate::netlink::attr::Attributes;
-use crate::netlink::message::{HEADER, Messages};
-use crate::ruleset::{ChainName, RuleId, Ruleset};
-use draft::Draft;
+use super::chain::Base;
+use super::chain::TABLE;
+use super::uapi::*;
+use super::{expr, set};
+use crate::netlink::attr::{Attributes, Writer};
+use crate::netlink::message::{ACK, APPEND, CREATE, EXCLUSIVE, HEADER, Header, Messages, REQUEST};
+use crate::ruleset::{Chain, ChainName, NamedList, Rule, RuleId, Ruleset};
 use std::fmt;
 
 /// `struct nfgenmsg`, between the netlink header and the attributes.
 pub(super) const GENERIC: usize = 4;
 
-/// Messages that the kernel carries out together or not at all.
+/// Messages that the kernel carries out all or none of.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Batch {
     bytes: Vec<u8>,
     objects: Vec<Object>,
 }
 
-/// What a message of a batch is about.
+/// The object of a message of a batch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Object {
     /// The transaction itself.
     Transaction,
-    /// Our table.
+    /// Gybe's table.
     Table,
     /// A chain.
     Chain(ChainName),
@@ -52,67 +49,67 @@ impl fmt::Display for Object {
     }
 }
 
-/// A length in the batch does not fit its field: a rule id or a name is too long to be one.
+/// A rule id or a name is too long for its length field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a name in the rule set is too long for nftables")]
 pub struct TooLong;
 
-/// Where a batch starts from.
+/// The state that a batch starts from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Start {
-    /// There is no table of ours; the batch fails when there is. No delete in it: a delete makes the
-    /// closing of the socket wait 7-15 ms (docs/RULES.md, section 5.2).
+    /// No table: the batch fails when there is one. It has no delete, because a delete makes the closing of the
+    /// socket wait 7-15 ms (docs/RULES.md, section 5.2).
     Fresh,
-    /// Whatever is there of ours goes, in the same transaction.
+    /// Any state: the same transaction removes the table that is there.
     Replace,
 }
 
 impl Batch {
-    /// The batch that makes the namespace hold exactly `rules`.
+    /// The batch that makes `rules` the content of Gybe's table.
     ///
     /// # Errors
     /// When a rule id is longer than a comment can be.
     pub fn apply(rules: &Ruleset, start: Start) -> Result<Self, TooLong> {
-        let mut draft = Draft::of(rules);
-        draft.table(start);
-        draft.content(rules);
-        draft.close(true)
+        let mut builder = BatchBuilder::of(rules);
+        builder.table(start);
+        builder.content(rules);
+        builder.close(true)
     }
 
-    /// The same without the message that ends it: the kernel tries all of it and keeps nothing.
+    /// [`Batch::apply`] without the message that ends it: the kernel checks all of it and keeps nothing.
     ///
     /// # Errors
     /// As [`Batch::apply`].
     pub fn dry_run(rules: &Ruleset, start: Start) -> Result<Self, TooLong> {
-        let mut draft = Draft::of(rules);
-        draft.table(start);
-        draft.content(rules);
-        draft.close(false)
+        let mut builder = BatchBuilder::of(rules);
+        builder.table(start);
+        builder.content(rules);
+        builder.close(false)
     }
 
-    /// The batch that takes our table away; the kernel refuses it when there is none.
+    /// The batch that deletes Gybe's table; the kernel refuses it when there is none.
     ///
     /// # Errors
     /// Never in practice: all its lengths are constant.
     pub fn remove() -> Result<Self, TooLong> {
-        let mut draft = Draft::with_capacity(256);
-        draft.add((NFT_MSG_DELTABLE, 0), Object::Table, |w| w.text(NFTA_TABLE_NAME, TABLE));
-        draft.close(true)
+        let mut builder = BatchBuilder::with_capacity(256);
+        builder.add(NFT_MSG_DELTABLE, 0, Object::Table, |w| w.text(NFTA_TABLE_NAME, TABLE));
+        builder.close(true)
     }
 
-    /// The messages, one after the other: what one `sendmsg` takes.
+    /// The messages, for one `sendmsg`.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// What the message with this sequence number is about.
+    /// The object of the message with this sequence number.
     pub fn object(&self, sequence: u32) -> &Object {
         let index = usize::try_from(sequence).ok();
         index.and_then(|index| self.objects.get(index)).unwrap_or(&Object::Transaction)
     }
 
-    /// The expressions of the rule made by this message: the one that holds the attribute at
-    /// `offset` of the message, or all of them when no offset is known.
+    /// The names of the expressions of the rule in this message: only the expression that contains byte `offset` of
+    /// the message, or all of them without an offset.
     pub(super) fn expressions(&self, sequence: u32, offset: Option<usize>) -> Vec<&[u8]> {
         let mut messages = Messages(&self.bytes).flatten();
         let Some(message) = messages.find(|message| message.header.sequence == sequence) else {
@@ -128,18 +125,156 @@ impl Batch {
         .collect()
     }
 
-    /// The sequence number of the last message that makes something: the one that is acknowledged.
+    /// The sequence number of the last message before the end: the message that is acknowledged.
     pub(crate) fn last(&self) -> u32 {
         u32::try_from(self.objects.len().saturating_sub(1)).unwrap_or(u32::MAX)
     }
 }
 
+/// Bytes reserved for one rule's message, more than the longest rule takes.
+const RULE_SIZE: usize = 1024;
+/// Bytes reserved for a chain's message.
+const CHAIN_SIZE: usize = 128;
+/// Bytes reserved for a set's message and the header of its elements' message.
+const SET_SIZE: usize = 512;
+/// Bytes reserved for the begin, the end and the table.
+const FRAME_SIZE: usize = 256;
+
+/// `NFTNL_UDATA_RULE_COMMENT`: the comment that `nft list` shows.
+const COMMENT: u8 = 0;
+
+/// Builds a batch. The sequence number of a message is the index of its object.
+struct BatchBuilder {
+    out: Writer,
+    objects: Vec<Object>,
+    /// The offset of the last message.
+    last: usize,
+    /// The number of sets so far; each has its own id in the batch.
+    sets: u32,
+}
+
+impl BatchBuilder {
+    fn of(rules: &Ruleset) -> Self {
+        Self::with_capacity(Self::max_size(rules))
+    }
+
+    /// The most bytes that the batch can have, so that its buffer is allocated once.
+    fn max_size(rules: &Ruleset) -> usize {
+        let set = |list: &NamedList<'_>| SET_SIZE + set::size(&list.elements);
+        let sets: usize = rules.lists().iter().map(set).sum();
+        FRAME_SIZE + rules.chains.len() * CHAIN_SIZE + sets + rules.rules().count() * RULE_SIZE
+    }
+
+    fn with_capacity(capacity: usize) -> Self {
+        let mut out = Writer::with_capacity(capacity);
+        frame(&mut out, NFNL_MSG_BATCH_BEGIN, 0);
+        Self { out, objects: vec![Object::Transaction], last: 0, sets: 0 }
+    }
+
+    fn add(&mut self, kind: u16, flags: u16, object: Object, body: impl FnOnce(&mut Writer)) {
+        self.last = self.out.len();
+        let sequence = u32::try_from(self.objects.len()).unwrap_or(u32::MAX);
+        let header = Header { kind: NFNL_SUBSYS_NFTABLES << 8 | kind, flags: REQUEST | flags, sequence };
+        self.out.message(header, &[NFPROTO_INET, 0, 0, 0], body);
+        self.objects.push(object);
+    }
+
+    fn table(&mut self, start: Start) {
+        let name = |w: &mut Writer| w.text(NFTA_TABLE_NAME, TABLE);
+        match start {
+            Start::Fresh => self.add(NFT_MSG_NEWTABLE, CREATE | EXCLUSIVE, Object::Table, name),
+            Start::Replace => {
+                // Created first, so that the deletion cannot fail where there is no table.
+                self.add(NFT_MSG_NEWTABLE, CREATE, Object::Table, name);
+                self.add(NFT_MSG_DELTABLE, 0, Object::Table, name);
+                self.add(NFT_MSG_NEWTABLE, CREATE | EXCLUSIVE, Object::Table, name);
+            }
+        }
+    }
+
+    /// Chains, then sets, then rules, because a rule may refer to both.
+    fn content(&mut self, rules: &Ruleset) {
+        for chain in &rules.chains {
+            self.chain(chain.name);
+        }
+        for list in &rules.lists() {
+            self.set(list);
+        }
+        for chain in &rules.chains {
+            self.rules(chain);
+        }
+    }
+
+    fn chain(&mut self, name: ChainName) {
+        self.add(NFT_MSG_NEWCHAIN, CREATE, Object::Chain(name), |w| {
+            w.text(NFTA_CHAIN_TABLE, TABLE);
+            w.text(NFTA_CHAIN_NAME, name.as_str());
+            if let Some(base) = Base::of(name) {
+                base.write(w);
+            }
+        });
+    }
+
+    fn set(&mut self, list: &NamedList<'_>) {
+        let id = self.new_set();
+        let name = || list.name.clone().into_owned();
+        self.add(NFT_MSG_NEWSET, CREATE, Object::Set(name()), |w| set::describe(w, list, id));
+        for portion in set::portions(list) {
+            self.add(NFT_MSG_NEWSETELEM, CREATE, Object::Elements(name()), |w| {
+                portion.write(w, &list.name);
+            });
+        }
+    }
+
+    fn rules(&mut self, chain: &Chain) {
+        for rule in &chain.rules {
+            self.add(NFT_MSG_NEWRULE, CREATE | APPEND, Object::Rule(rule.id, chain.name), |w| {
+                w.text(NFTA_RULE_TABLE, TABLE);
+                w.text(NFTA_RULE_CHAIN, chain.name.as_str());
+                w.nested(NFTA_RULE_EXPRESSIONS, |w| expr::write(w, rule));
+                comment(w, rule);
+            });
+        }
+    }
+
+    fn new_set(&mut self) -> u32 {
+        self.sets += 1;
+        self.sets
+    }
+
+    fn close(mut self, commit: bool) -> Result<Batch, TooLong> {
+        if commit {
+            frame(&mut self.out, NFNL_MSG_BATCH_END, u32::try_from(self.objects.len()).unwrap_or(u32::MAX));
+        }
+        let mut bytes = self.out.finish().ok_or(TooLong)?;
+        // One acknowledgement for the whole batch: the kernel reports each refused message in any case.
+        let flags = bytes.get_mut(self.last..).and_then(|last| last.get_mut(6..)?.first_chunk_mut::<2>());
+        if let Some(flags) = flags {
+            *flags = (u16::from_ne_bytes(*flags) | ACK).to_ne_bytes();
+        }
+        Ok(Batch { bytes, objects: self.objects })
+    }
+}
+
+/// The message that begins or ends a transaction: `nfgenmsg` has the subsystem, in network byte order.
+fn frame(w: &mut Writer, kind: u16, sequence: u32) {
+    let [high, low] = NFNL_SUBSYS_NFTABLES.to_be_bytes();
+    w.message(Header { kind, flags: REQUEST, sequence }, &[NFPROTO_UNSPEC, 0, high, low], |_| ());
+}
+
+/// The rule's id as its comment, with the final NUL that `nft` expects.
+fn comment(w: &mut Writer, rule: &Rule) {
+    let id = rule.id.0.as_bytes();
+    // The length field has one byte; the kernel refuses a longer comment.
+    let length = u8::try_from(id.len() + 1).unwrap_or(u8::MAX);
+    w.attr(NFTA_RULE_USERDATA, &[&[COMMENT, length], id, &[0]].concat());
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::nft::uapi::{NFNL_MSG_BATCH_BEGIN, NFNL_MSG_BATCH_END};
     use crate::policy::Families;
-    use crate::ruleset::{Chain, Is, Match, Protocol, Rule, Verdict};
+    use crate::ruleset::{Is, Match, Protocol, Verdict};
 
     fn rules(ports: usize) -> Ruleset {
         let ports = (0..=u16::MAX).step_by(2).take(ports).collect();
@@ -156,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn every_message_is_known_by_its_number() {
+    fn the_sequence_number_of_a_message_gives_its_object() {
         let batch = Batch::apply(&rules(2), Start::Fresh).unwrap();
         let rule = "rule \"excluded\" in chain nat-output";
         let wanted = [
@@ -207,11 +342,11 @@ mod tests {
     }
 
     #[test]
-    fn the_room_is_measured_before_anything_is_written() {
+    fn the_reserved_buffer_is_large_enough() {
         for count in [0, 1, 2, 1000, 20_000] {
             let rules = rules(count);
             let batch = Batch::apply(&rules, Start::Replace).unwrap();
-            assert!(batch.bytes().len() <= Draft::room(&rules), "{count} ports");
+            assert!(batch.bytes().len() <= BatchBuilder::max_size(&rules), "{count} ports");
         }
     }
 

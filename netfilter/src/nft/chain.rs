@@ -1,4 +1,4 @@
-//! Where each of our chains hangs: type, hook and priority, each with its why.
+//! The table, and the type, hook and priority of each of its chains, with the reasons.
 
 use super::uapi::{NF_ACCEPT, NF_INET_LOCAL_OUT, NF_INET_PRE_ROUTING};
 use super::uapi::{
@@ -6,6 +6,9 @@ use super::uapi::{
 };
 use crate::netlink::attr::{Attributes, Writer};
 use crate::ruleset::{ChainName, Hook, Stage};
+
+/// The table's name, family `inet`. All of Gybe's nftables objects are in it, and no other owner's.
+pub const TABLE: &str = "gybe";
 
 /// Before conntrack looks at the packet (`NF_IP_PRI_CONNTRACK` is -200): it is chosen there in which
 /// zone it will be looked up.

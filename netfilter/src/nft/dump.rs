@@ -6,13 +6,14 @@
 mod found;
 
 use super::batch::{GENERIC, TooLong};
+use super::chain::TABLE;
 use super::chain::{self, Base};
 use super::error::NftError;
+use super::expr;
 use super::key::{KeyType, ranges};
 use super::set;
 use super::socket::Connection;
 use super::uapi::*;
-use super::{TABLE, expr};
 use crate::inventory::{Inventory, Item, Part, PartKind};
 use crate::netlink::attr::{Attributes, Writer};
 use crate::netlink::list::Listed;

@@ -1,6 +1,6 @@
 //! Sets as messages: what a set is, and its elements in portions.
 
-use super::TABLE;
+use super::chain::TABLE;
 use super::key::{KeyType, Range, ranges};
 use super::uapi::*;
 use crate::netlink::attr::Writer;

@@ -1,10 +1,9 @@
-//! The kinds of policy that are tried, and with which connections. Pure.
+//! The policies and connections of a probe. Pure.
 //!
-//! All of them leave by `lo`, because a throw-away namespace has nothing else. So the policies name a
-//! loopback network as a destination to capture: that opens captures to what stays inside the pod
-//! (quirk E9, docs/ISTIO.md, section 6).
+//! All connections leave by `lo`, the only interface of a temporary namespace. The policies therefore capture a loopback
+//! network as a destination, which extends captures to connections inside the pod (quirk E9, docs/ISTIO.md, section 6).
 
-use super::call::{Call, Caller};
+use super::connection::{ProbeConnection, Sender};
 use crate::policy::istio::{OWN_POD_MARK, PROXY_ID, TPROXY_MARK, TPROXY_TABLE, TUNNEL_PORT};
 use crate::policy::{Destinations, Dns, Families, Groups, InvalidPackets, Mode, Owners, RedirectPolicy};
 use crate::redirection::{Redirection, RuleVariant};
@@ -13,16 +12,16 @@ use ipnet::IpNet;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// A kind of policy.
+/// A kind of policy that a probe tries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Profile {
-    /// Redirects of IPv4.
+    /// IPv4.
     V4,
-    /// And of IPv6.
+    /// IPv4 and IPv6.
     V4AndV6,
     /// DNS queries to the agent, with conntrack zones.
     Dns,
-    /// The same without zones. Tried only where [`Profile::Dns`] does not work.
+    /// [`Profile::Dns`] without zones; tried only where that does not work.
     DnsWithoutZones,
     /// Inbound by transparent sockets and marks.
     Tproxy,
@@ -30,17 +29,17 @@ pub enum Profile {
     Lists,
 }
 
-/// Addresses for documentation (RFC 5737, RFC 3849): nobody's, and here on `lo`.
+/// Addresses for documentation (RFC 5737, RFC 3849), on `lo` of the probe's namespace.
 pub(super) const HOME: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
 pub(super) const HOME_V6: IpAddr = IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1));
 /// Inside a network that [`Profile::Lists`] excludes.
 pub(super) const EXCLUDED: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 65));
 
 impl Profile {
-    /// Those that every policy is made of.
+    /// The profiles that a probe tries first.
     pub const ALL: [Self; 5] = [Self::V4, Self::V4AndV6, Self::Dns, Self::Tproxy, Self::Lists];
 
-    /// All there are.
+    /// All profiles.
     pub const EVERY: [Self; 6] =
         [Self::V4, Self::V4AndV6, Self::Dns, Self::DnsWithoutZones, Self::Tproxy, Self::Lists];
 
@@ -56,12 +55,12 @@ impl Profile {
         }
     }
 
-    /// What may do in its place where it does not work.
+    /// The profile to try where this one does not work.
     pub(super) fn degraded(self) -> Option<Self> {
         (self == Self::Dns).then_some(Self::DnsWithoutZones)
     }
 
-    /// The policy that is written.
+    /// The policy.
     pub fn policy(self) -> RedirectPolicy {
         let mut policy = plain();
         match self {
@@ -78,7 +77,7 @@ impl Profile {
         policy
     }
 
-    /// What is written for it.
+    /// The rules and routes of the policy.
     pub fn redirection(self) -> Redirection {
         let variant = match self {
             Self::DnsWithoutZones => RuleVariant::WithoutZones,
@@ -87,28 +86,28 @@ impl Profile {
         Redirection::with_variant(&self.policy(), variant)
     }
 
-    /// The connections that are made.
-    pub(super) fn calls(self) -> Vec<Call> {
-        let tcp = |to: IpAddr, port, by| Call { transport: Transport::Tcp, to: (to, port).into(), by };
-        let udp = |port, by| Call { transport: Transport::Udp, to: (HOME, port).into(), by };
-        let of_proxy = |to| [tcp(to, 80, Caller::Proxy), tcp(to, TUNNEL_PORT.get(), Caller::Proxy)];
+    /// The connections that show whether the rules work.
+    pub(super) fn connections(self) -> Vec<ProbeConnection> {
+        let tcp =
+            |to: IpAddr, port, by| ProbeConnection { transport: Transport::Tcp, to: (to, port).into(), by };
+        let udp = |port, by| ProbeConnection { transport: Transport::Udp, to: (HOME, port).into(), by };
+        let from_proxy = |to| [tcp(to, 80, Sender::Proxy), tcp(to, TUNNEL_PORT.get(), Sender::Proxy)];
         match self {
-            Self::V4 => [vec![tcp(HOME, 80, Caller::Application)], of_proxy(HOME).to_vec()].concat(),
+            Self::V4 => [vec![tcp(HOME, 80, Sender::Application)], from_proxy(HOME).to_vec()].concat(),
             Self::V4AndV6 => {
-                let app = [HOME, HOME_V6].map(|to| tcp(to, 80, Caller::Application));
-                [app.to_vec(), of_proxy(HOME_V6).to_vec()].concat()
+                let app = [HOME, HOME_V6].map(|to| tcp(to, 80, Sender::Application));
+                [app.to_vec(), from_proxy(HOME_V6).to_vec()].concat()
             }
-            // The agent's query has the five-tuple of the application's, and another fate: that is
-            // what zones are for.
+            // The agent's query has the five-tuple of the application's and another destination, which needs zones.
             Self::Dns => {
-                vec![tcp(HOME, 53, Caller::Application), udp(53, Caller::Application), udp(53, Caller::Proxy)]
+                vec![tcp(HOME, 53, Sender::Application), udp(53, Sender::Application), udp(53, Sender::Proxy)]
             }
-            Self::DnsWithoutZones => vec![tcp(HOME, 53, Caller::Application), udp(53, Caller::Application)],
+            Self::DnsWithoutZones => vec![tcp(HOME, 53, Sender::Application), udp(53, Sender::Application)],
             Self::Tproxy => {
-                vec![tcp(HOME, 80, Caller::Marked(OWN_POD_MARK)), tcp(HOME, 80, Caller::Application)]
+                vec![tcp(HOME, 80, Sender::Marked(OWN_POD_MARK)), tcp(HOME, 80, Sender::Application)]
             }
             Self::Lists => {
-                let app = |to, port| tcp(to, port, Caller::Application);
+                let app = |to, port| tcp(to, port, Sender::Application);
                 vec![app(HOME, 80), app(HOME, 8050), app(HOME, 9000), app(EXCLUDED, 80)]
             }
         }
@@ -128,7 +127,7 @@ fn plain() -> RedirectPolicy {
     policy
 }
 
-/// Ranges that touch nothing, ranges side by side, and prefixes of several lengths.
+/// Adds separate and adjacent ranges, and prefixes of several lengths.
 fn add_lists(policy: &mut RedirectPolicy) {
     let v4 = |a, b, c, d, length| {
         IpNet::new(IpAddr::V4(Ipv4Addr::new(a, b, c, d)), length).unwrap_or_else(|_| IpNet::from(HOME))
@@ -138,7 +137,7 @@ fn add_lists(policy: &mut RedirectPolicy) {
     policy.outbound.included_to = Destinations::Only(included.into_iter().collect());
     policy.outbound.excluded_to = [v4(192, 0, 2, 64, 26), v4(10, 0, 0, 0, 8)].into_iter().collect();
     policy.outbound.excluded_ports = [22, 9000].into_iter().chain(8000..=8100).collect();
-    // Ids that every user namespace of a usual size maps.
+    // Ids that user namespaces of the usual size map.
     policy.outbound.groups = Groups::AllBut([7, 4000].into());
     policy.proxy_uids = Owners::new(PROXY_ID, [4001]);
 }
@@ -147,7 +146,7 @@ fn add_lists(policy: &mut RedirectPolicy) {
 mod tests {
     use super::*;
 
-    /// What each call is there to show: a probe whose calls are all left alone would show nothing.
+    /// A probe whose connections all stay untouched would show nothing.
     #[test]
     fn every_profile_has_connections_that_arrive_elsewhere_and_some_that_do_not() {
         for (profile, ports) in [
@@ -159,7 +158,8 @@ mod tests {
             (Profile::Lists, &[15001, 8050, 9000, 80]),
         ] {
             let rules = profile.redirection().rules;
-            let found: Vec<u16> = profile.calls().iter().map(|call| call.port(&rules)).collect();
+            let found: Vec<u16> =
+                profile.connections().iter().map(|connection| connection.port(&rules)).collect();
             assert_eq!(found, ports, "{profile}");
         }
     }

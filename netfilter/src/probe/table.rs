@@ -1,22 +1,21 @@
-//! A few values by key, in the order they came. For a handful a map of the standard library would be
-//! many times the code, and the plugin is small.
+//! A small map in insertion order. A map of the standard library would add much more code to the plugin.
 
-/// Each key at most once.
+/// A map with few keys, in insertion order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Table<K, V>(Vec<(K, V)>);
 
 impl<K: Copy + PartialEq, V> Table<K, V> {
-    /// What stands under `key`.
+    /// The value of `key`.
     pub fn get(&self, key: K) -> Option<&V> {
         self.0.iter().find(|(other, _)| *other == key).map(|(_, value)| value)
     }
 
-    /// Does anything stand under `key`?
+    /// Reports whether `key` has a value.
     pub fn contains(&self, key: K) -> bool {
         self.get(key).is_some()
     }
 
-    /// Puts `value` under `key`, in place of what stands there.
+    /// Sets the value of `key`.
     pub fn insert(&mut self, key: K, value: V) {
         match self.0.iter_mut().find(|(other, _)| *other == key) {
             Some((_, there)) => *there = value,
@@ -29,17 +28,17 @@ impl<K: Copy + PartialEq, V> Table<K, V> {
         self.0.retain(|(_, value)| is_kept(value));
     }
 
-    /// All of them.
+    /// The entries in insertion order.
     pub fn iter(&self) -> impl Iterator<Item = (K, &V)> {
         self.0.iter().map(|(key, value)| (*key, value))
     }
 
-    /// All values.
+    /// The values in insertion order.
     pub fn values(&self) -> impl Iterator<Item = &V> {
         self.0.iter().map(|(_, value)| value)
     }
 
-    /// Is nothing in it?
+    /// Reports whether it has no entries.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

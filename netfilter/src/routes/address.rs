@@ -1,7 +1,5 @@
-//! The addresses of this namespace's interfaces, in the order in which the kernel lists them.
-//!
-//! The order matters: the first address that is neither loopback nor link-local decides which
-//! families are redirected (docs/ISTIO.md, section 2.5). That decision is made elsewhere.
+//! The addresses of a namespace's interfaces, in the kernel's order. The caller depends on the order: the first address
+//! that is neither loopback nor link-local decides which families are redirected (docs/ISTIO.md, section 2.5).
 
 use super::entry::ADDRESS_HEADER;
 use super::error::RoutesError;
@@ -15,9 +13,9 @@ use std::net::IpAddr;
 pub struct Address {
     /// The interface's index; `lo` has 1.
     pub index: u32,
-    /// The address itself; its variant is its family.
+    /// The address.
     pub ip: IpAddr,
-    /// How many of its bits name the network.
+    /// The prefix length in bits.
     pub prefix: u8,
 }
 
@@ -35,37 +33,37 @@ impl Rtnetlink {
     /// # Errors
     /// When the kernel does not list them.
     pub fn addresses(&mut self) -> Result<Vec<Address>, RoutesError> {
-        let listed = self.ask("addresses", RTM_GETADDR, &[0; ADDRESS_HEADER])?;
-        Ok(read_all(&listed))
+        let listed = self.request_list("addresses", RTM_GETADDR, &[0; ADDRESS_HEADER])?;
+        Ok(parse_addresses(&listed))
     }
 
     /// The interfaces: index and name.
     pub(crate) fn links(&mut self) -> Result<Vec<(u32, String)>, RoutesError> {
-        let listed = self.ask("interfaces", RTM_GETLINK, &[0; LINK_HEADER])?;
+        let listed = self.request_list("interfaces", RTM_GETLINK, &[0; LINK_HEADER])?;
         Ok(listed.iter().filter_map(|entry| link(entry)).collect())
     }
 }
 
-/// What such a list says.
-pub(crate) fn read_all(entries: &[Vec<u8>]) -> Vec<Address> {
+/// Parses the entries of a list of addresses.
+pub(crate) fn parse_addresses(entries: &[Vec<u8>]) -> Vec<Address> {
     entries.iter().filter_map(|entry| read(entry)).collect()
 }
 
-/// `struct ifinfomsg`.
+/// The size of `struct ifinfomsg`.
 const LINK_HEADER: usize = 16;
 
-/// Reads it and its attributes.
+/// Parses `struct ifinfomsg` and its attributes.
 fn link(entry: &[u8]) -> Option<(u32, String)> {
     let (&[_, _, _, _, a, b, c, d, ..], rest) = entry.split_first_chunk::<LINK_HEADER>()?;
     let name = Attributes::of(rest).get(IFLA_IFNAME)?.name();
     Some((u32::from_ne_bytes([a, b, c, d]), name))
 }
 
-/// Reads `struct ifaddrmsg` and its attributes.
+/// Parses `struct ifaddrmsg` and its attributes.
 fn read(entry: &[u8]) -> Option<Address> {
     let (&[_, prefix, _flags, _scope, index @ ..], rest) = entry.split_first_chunk::<ADDRESS_HEADER>()?;
     let attributes = Attributes::of(rest);
-    // On a link between two hosts IFA_ADDRESS is the other end's.
+    // On a point-to-point link IFA_ADDRESS is the peer's address.
     let own = attributes.get(IFA_LOCAL).or_else(|| attributes.get(IFA_ADDRESS))?.value;
     let ip = match own.len() {
         4 => IpAddr::from(<[u8; 4]>::try_from(own).ok()?),

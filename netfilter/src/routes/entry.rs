@@ -1,50 +1,49 @@
-//! One address, rule or route of ours: as a message that adds it, and found again in a list.
+//! The addresses, routing rules and routes that Gybe adds: encoded as messages, and recognised in the kernel's lists.
 //!
-//! Everything we add bears a number of origin of its own, so that removing takes ours alone.
+//! Everything that Gybe adds has its number of origin, so that a removal takes only Gybe's entries.
 
-use super::rtnetlink::List;
 use super::uapi::*;
 use crate::compile::PASSTHROUGH_V6;
 use crate::netlink::attr::{Attribute, Attributes, Writer};
 use crate::ruleset::Family;
 use std::fmt;
 
-/// Our number of origin (`rtm_protocol`, `FRA_PROTOCOL`, `IFA_PROTO`): 71, the letter G. Not among
+/// Gybe's number of origin (`rtm_protocol`, `FRA_PROTOCOL`, `IFA_PROTO`): 71, the letter G. Not among
 /// those of `rtnetlink.h` nor of iproute2's `rt_protos`.
 pub(super) const ORIGIN: u8 = 71;
 
 /// `lo` is the first interface of every network namespace (`LOOPBACK_IFINDEX`).
 pub(super) const LOOPBACK: u32 = 1;
 
-/// Fixed headers in front of the attributes.
+/// Sizes of the fixed headers before the attributes, in bytes.
 pub(super) const ADDRESS_HEADER: usize = 8;
 pub(super) const RULE_HEADER: usize = 12;
 const ROUTE_HEADER: usize = 12;
 
-/// Something beside the packet rules that a redirect needs.
+/// An address, routing rule or route that a redirection needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Entry {
+pub enum RoutingEntry {
     /// The address `::6` on `lo`.
     PassthroughAddress,
-    /// Marked packets are looked up in a table of their own.
+    /// A rule that looks up marked packets in a table of their own.
     MarkRule {
-        /// Of which family.
+        /// IPv4 or IPv6.
         family: Family,
-        /// Which mark.
+        /// The packet mark.
         mark: u32,
-        /// In which table.
+        /// The number of the table.
         table: u32,
     },
-    /// That table delivers everything to this host.
+    /// The route of that table, which delivers every packet to this host.
     LocalRoute {
-        /// Of which family.
+        /// IPv4 or IPv6.
         family: Family,
-        /// The table.
+        /// The number of the table.
         table: u32,
     },
 }
 
-impl fmt::Display for Entry {
+impl fmt::Display for RoutingEntry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ip = |family: &Family| if *family == Family::V4 { "IPv4" } else { "IPv6" };
         match self {
@@ -59,8 +58,7 @@ impl fmt::Display for Entry {
     }
 }
 
-impl Entry {
-    /// Is it about IPv6?
+impl RoutingEntry {
     pub(super) fn is_ipv6(self) -> bool {
         match self {
             Self::PassthroughAddress => true,
@@ -87,20 +85,20 @@ impl Entry {
                 vec![number(family), 0, 0, 0, RT_TABLE_UNSPEC, 0, 0, FR_ACT_TO_TBL, 0, 0, 0, 0]
             }
             Self::LocalRoute { family, .. } => {
-                // The scope says that the route leads no farther than this host; IPv6 has no such thing.
+                // The scope limits the route to this host; IPv6 has no scopes.
                 let scope = if family == Family::V4 { RT_SCOPE_HOST } else { RT_SCOPE_UNIVERSE };
                 vec![number(family), 0, 0, 0, RT_TABLE_UNSPEC, ORIGIN, scope, RTN_LOCAL, 0, 0, 0, 0]
             }
         }
     }
 
-    /// Its attributes; `priority` is a rule's place.
+    /// Its attributes; `priority` is used for rules only.
     pub(super) fn attributes(self, priority: u32, w: &mut Writer) {
         match self {
             Self::PassthroughAddress => {
                 w.attr(IFA_LOCAL, &PASSTHROUGH_V6.octets());
                 w.attr(IFA_ADDRESS, &PASSTHROUGH_V6.octets());
-                // Kernels before 5.18 pass it over.
+                // Kernels before 5.18 ignore it.
                 w.attr(IFA_PROTO, &[ORIGIN]);
             }
             Self::MarkRule { mark, table, .. } => {
@@ -117,16 +115,16 @@ impl Entry {
         }
     }
 
-    /// Is what was listed this entry, whoever added it?
+    /// Reports whether the listed entry is this one, whichever program added it.
     pub(super) fn is(self, found: &[u8]) -> bool {
-        Self::read(List::holding(self), found) == Some(self)
+        Self::read(RoutingList::holding(self), found) == Some(self)
     }
 
-    /// What was listed, if it is such an entry, whoever added it.
-    pub(super) fn read(list: List, found: &[u8]) -> Option<Self> {
+    /// Parses a listed entry that has this form, whichever program added it.
+    pub(super) fn read(list: RoutingList, found: &[u8]) -> Option<Self> {
         match list {
-            List::Addresses => is_passthrough(found)?.then_some(Self::PassthroughAddress),
-            List::Rules(family) => {
+            RoutingList::Addresses => is_passthrough(found)?.then_some(Self::PassthroughAddress),
+            RoutingList::Rules(family) => {
                 let (&[found_family, to, from, tos, _, _, _, action, flags @ ..], rule) =
                     found.split_first_chunk::<RULE_HEADER>()?;
                 let number_of = |kind| Attributes::of(rule).get(kind).and_then(|value| value.ne32());
@@ -140,7 +138,7 @@ impl Entry {
                     found_family == number(family) && action == FR_ACT_TO_TBL && whole && only_by_mark;
                 is_one.then_some(Self::MarkRule { family, mark, table })
             }
-            List::Routes(family) => {
+            RoutingList::Routes(family) => {
                 let (&[found_family, length, _, _, _, _, _, kind, ..], route) =
                     found.split_first_chunk::<ROUTE_HEADER>()?;
                 let number_of = |kind| Attributes::of(route).get(kind).and_then(|value| value.ne32());
@@ -152,8 +150,58 @@ impl Entry {
     }
 }
 
-/// Whether an attribute of a rule leaves every packet and every route to it: all others are tests of the
-/// packet, or hide a default route (`fib_nl_fill_rule`, net/core/fib_rules.c, v6.18).
+/// A list that the kernel returns for one request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum RoutingList {
+    Addresses,
+    Rules(Family),
+    Routes(Family),
+}
+
+impl RoutingList {
+    pub(super) const ALL: [Self; 5] = [
+        // Rules first: a table without a rule has no effect.
+        Self::Rules(Family::V4),
+        Self::Rules(Family::V6),
+        Self::Routes(Family::V4),
+        Self::Routes(Family::V6),
+        Self::Addresses,
+    ];
+
+    /// The list with `entry`.
+    pub(super) fn holding(entry: RoutingEntry) -> Self {
+        match entry {
+            RoutingEntry::PassthroughAddress => Self::Addresses,
+            RoutingEntry::MarkRule { family, .. } => Self::Rules(family),
+            RoutingEntry::LocalRoute { family, .. } => Self::Routes(family),
+        }
+    }
+
+    /// The name of its entries in messages.
+    pub(super) fn name(self) -> &'static str {
+        self.request().0
+    }
+
+    /// Its name, the type of the request, the size of the request's fixed header, and its family.
+    pub(super) fn request(self) -> (&'static str, u16, usize, u8) {
+        match self {
+            Self::Addresses => ("addresses", RTM_GETADDR, 8, AF_INET6),
+            Self::Rules(family) => ("routing rules", RTM_GETRULE, 12, number(family)),
+            Self::Routes(family) => ("routes", RTM_GETROUTE, 12, number(family)),
+        }
+    }
+
+    pub(super) fn deletion(self) -> u16 {
+        match self {
+            Self::Addresses => RTM_DELADDR,
+            Self::Rules(_) => RTM_DELRULE,
+            Self::Routes(_) => RTM_DELROUTE,
+        }
+    }
+}
+
+/// Reports whether an attribute does not restrict its rule: all other attributes match packets or hide a default
+/// route (`fib_nl_fill_rule`, net/core/fib_rules.c, v6.18).
 fn selects_nothing(attribute: &Attribute<'_>) -> bool {
     match attribute.kind {
         FRA_PRIORITY | FRA_FWMARK | FRA_FWMASK | FRA_TABLE | FRA_PROTOCOL => true,
@@ -162,7 +210,7 @@ fn selects_nothing(attribute: &Attribute<'_>) -> bool {
     }
 }
 
-/// The family as the kernel numbers it.
+/// The kernel's number of the family.
 pub(super) fn number(family: Family) -> u8 {
     match family {
         Family::V4 => AF_INET,
@@ -181,24 +229,24 @@ fn origin_of_address(found: &[u8]) -> Option<u8> {
     Attributes::of(found.get(ADDRESS_HEADER..)?).get(IFA_PROTO)?.value.first().copied()
 }
 
-/// Does the listed address say where it comes from?
+/// Reports whether the listed address has a number of origin.
 pub(super) fn names_origin(found: &[u8]) -> bool {
     origin_of_address(found).is_some()
 }
 
-/// Did we add the listed address? `origins_told`: the kernel says of addresses where they come from.
-pub(super) fn is_our_address(found: &[u8], origins_told: bool) -> bool {
-    let ours = origin_of_address(found) == Some(ORIGIN) || !origins_told;
+/// Reports whether Gybe added the listed address. `has_origins`: this kernel lists origins of addresses.
+pub(super) fn is_our_address(found: &[u8], has_origins: bool) -> bool {
+    let ours = origin_of_address(found) == Some(ORIGIN) || !has_origins;
     ours && is_passthrough(found).unwrap_or(false)
 }
 
-/// Did we add the listed rule?
+/// Reports whether Gybe added the listed rule.
 pub(super) fn is_our_rule(found: &[u8]) -> bool {
     let attributes = Attributes::of(found.get(RULE_HEADER..).unwrap_or_default());
     attributes.get(FRA_PROTOCOL).is_some_and(|origin| origin.value == [ORIGIN])
 }
 
-/// Did we add the listed route?
+/// Reports whether Gybe added the listed route.
 pub(super) fn is_our_route(found: &[u8]) -> bool {
     // `rtm_protocol`, the sixth byte of `struct rtmsg`.
     found.get(5) == Some(&ORIGIN)

@@ -1,93 +1,93 @@
-//! Why a route, a routing rule or an address could not be set, and what would help.
+//! The errors of addresses, routing rules and routes, and their hints.
 
-use super::entry::Entry;
+use super::entry::RoutingEntry;
 use crate::hint::Hint;
 use crate::netlink::reply::Unknown;
 use crate::netlink::socket::Failure;
 use nix::errno::Errno;
 use std::borrow::Cow;
 
-/// A failure of routing.
+/// The error of reading or changing addresses, routing rules and routes.
 #[derive(Debug, thiserror::Error)]
 pub enum RoutesError {
-    /// Nothing went out, or nothing came back.
-    #[error("cannot talk to the kernel's routing")]
+    /// The routing socket failed.
+    #[error("cannot exchange messages with the kernel over rtnetlink")]
     Talk {
-        /// Why.
+        /// The socket's error.
         #[from]
         source: Failure,
     },
-    /// The kernel would not add it.
+    /// The kernel refused an entry.
     #[error("cannot add {entry}")]
     Add {
-        /// What was to be added.
-        entry: Entry,
-        /// Why not.
+        /// The entry.
+        entry: RoutingEntry,
+        /// The kernel's error.
         source: Errno,
     },
-    /// IPv6 is asked for and switched off.
-    #[error("cannot add {entry}: IPv6 is off in this network namespace")]
+    /// The entry needs IPv6, which is disabled.
+    #[error("cannot add {entry}: IPv6 is disabled in this network namespace")]
     Ipv6Off {
-        /// What was to be added.
-        entry: Entry,
-        /// The sysctl that switches it off; `None` when the kernel has no IPv6.
+        /// The entry.
+        entry: RoutingEntry,
+        /// The sysctl that disables it; `None` when the kernel has no IPv6.
         switch: Option<&'static str>,
-        /// How the kernel said it.
+        /// The kernel's error.
         source: Errno,
     },
-    /// Something else is in its place.
-    #[error("cannot add {entry}: something else is in its place")]
+    /// Another entry with the same key exists.
+    #[error("cannot add {entry}: another one with the same key exists")]
     Occupied {
-        /// What was to be added.
-        entry: Entry,
+        /// The entry.
+        entry: RoutingEntry,
     },
-    /// A rule with priority 0 decides before any other.
-    #[error("cannot add {entry} ahead of all other rules: one of them has priority 0")]
-    NoPlace {
-        /// What was to be added.
-        entry: Entry,
+    /// A rule with priority 0 precedes every other rule.
+    #[error("cannot add {entry} before all other rules: one of them has priority 0")]
+    NoPriority {
+        /// The entry.
+        entry: RoutingEntry,
     },
-    /// The loopback interface of a namespace of our own making is not as it should be.
-    #[error("cannot set up the loopback interface")]
+    /// The loopback interface of a probe's namespace could not be configured.
+    #[error("cannot configure the loopback interface")]
     Loopback {
-        /// Why not.
+        /// The kernel's error.
         source: Errno,
     },
-    /// Something of ours could not be removed.
-    #[error("cannot remove our {what}")]
+    /// An entry of Gybe could not be removed.
+    #[error("cannot remove Gybe's {what}")]
     Remove {
-        /// What kind of thing.
+        /// The kind of entry.
         what: &'static str,
-        /// Why not.
+        /// The kernel's error.
         source: Errno,
     },
-    /// The kernel would not list what is there.
+    /// The kernel refused a list.
     #[error("the kernel does not list {what}")]
     List {
-        /// What was asked for.
+        /// The name of the list.
         what: &'static str,
-        /// Why.
+        /// The kernel's error.
         source: Errno,
     },
-    /// A list changed every time it was read.
+    /// A list changed at every attempt to read it.
     #[error("the {what} changed {attempts} times while they were read")]
     Restless {
-        /// What was asked for.
+        /// The name of the list.
         what: &'static str,
-        /// How often.
+        /// The number of attempts.
         attempts: u32,
     },
-    /// It is not known what became of a request.
-    #[error("cannot tell what became of a request to the kernel's routing")]
+    /// The outcome of a request is unknown.
+    #[error("the outcome of a request over rtnetlink is unknown")]
     Unsettled {
-        /// Why not.
+        /// The kernel's error.
         source: Unknown,
     },
 }
 
 impl RoutesError {
-    /// The kernel refused to add `entry`, in the calling thread's namespace.
-    pub(super) fn refused(entry: Entry, source: Errno) -> Self {
+    /// The error for a refusal of `entry` in the calling thread's namespace.
+    pub(super) fn refused(entry: RoutingEntry, source: Errno) -> Self {
         match source {
             // `EACCES` with disable_ipv6=1 (`ipv6_add_addr`), the others without the module.
             Errno::EACCES | Errno::EOPNOTSUPP | Errno::EAFNOSUPPORT if entry.is_ipv6() => {
@@ -97,7 +97,7 @@ impl RoutesError {
         }
     }
 
-    /// The kernel's number for it, where there is one.
+    /// The kernel's errno, if there is one.
     pub fn errno(&self) -> Option<Errno> {
         match self {
             Self::Add { source, .. }
@@ -114,15 +114,15 @@ impl Hint for RoutesError {
     fn hint(&self) -> Option<Cow<'static, str>> {
         match self {
             Self::Ipv6Off { switch, .. } => Some(match switch {
-                Some(switch) => format!("{switch} is 1 in the pod: set it to 0, or leave IPv6 alone").into(),
-                None => "the kernel has no IPv6: load the module ipv6, or leave IPv6 alone".into(),
+                Some(switch) => format!("{switch} is 1 in the pod: set it to 0, or set ipv6 to leave").into(),
+                None => "the kernel has no IPv6: load the module ipv6, or set ipv6 to leave".into(),
             }),
             Self::Add { source: Errno::EPERM, .. } | Self::Remove { source: Errno::EPERM, .. } => {
                 Some("it takes CAP_NET_ADMIN in the user namespace that owns this network namespace".into())
             }
             Self::Add { source: Errno::ENETDOWN, .. } => Some("the interface lo is down: bring it up first".into()),
             Self::Occupied { .. } => Some("choose another route table".into()),
-            Self::NoPlace { .. } => Some(
+            Self::NoPriority { .. } => Some(
                 "give the rule that `ip rule` shows at 0 and that leads to another table than local a higher priority"
                     .into(),
             ),
@@ -131,8 +131,7 @@ impl Hint for RoutesError {
     }
 }
 
-/// The sysctl that keeps addresses from `lo`. That for all interfaces sets each of them, so it is named
-/// where it is set.
+/// The sysctl that disables IPv6 on `lo`: the one for all interfaces where it is set, because it sets each of them.
 fn switched_off() -> Option<&'static str> {
     const SWITCHES: [(&str, &str); 2] = [
         ("net.ipv6.conf.all.disable_ipv6", "/proc/sys/net/ipv6/conf/all/disable_ipv6"),

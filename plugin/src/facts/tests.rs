@@ -1,34 +1,26 @@
 //! Sources of facts: directories of manifests, and the order and time of several sources.
 
 use super::*;
+use gybe_test_support::TestDir;
 use std::error::Error;
 use std::fs;
-use std::path::PathBuf;
 use std::time::Duration;
 
 /// A directory of manifests, removed at the end of the test.
-struct ManifestDirectory(PathBuf);
+struct ManifestDirectory(TestDir);
 
 impl ManifestDirectory {
     fn new(test: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("gybe-facts-{test}-{}", std::process::id()));
-        fs::create_dir_all(path.join("shop")).unwrap();
-        Self(path)
+        Self(TestDir::new(&format!("facts-{test}")).with_subdirectories(&["shop"]))
     }
 
     fn add(&self, name: &str, manifest: &str) {
-        fs::write(self.0.join("shop").join(name), manifest).unwrap();
+        self.0.write(format!("shop/{name}"), manifest);
     }
 
     fn look_up(&self, name: &str) -> Result<PodFacts, FactsError> {
-        let conf = FactsConf { socket: None, directory: Some(self.0.clone()), ..FactsConf::default() };
+        let conf = FactsConf { socket: None, directory: Some(self.0.to_owned()), ..FactsConf::default() };
         look_up(&conf, &pod(name))
-    }
-}
-
-impl Drop for ManifestDirectory {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
     }
 }
 
@@ -75,7 +67,7 @@ fn a_source_that_never_answers_leaves_time_for_the_next() {
     let socket = manifests.0.join("facts.sock");
     let _silent = std::os::unix::net::UnixListener::bind(&socket).unwrap();
     let deadline = Duration::from_secs(8);
-    let directory = Some(manifests.0.clone());
+    let directory = Some(manifests.0.to_owned());
     let conf = FactsConf { socket: Some(socket), directory, deadline, ..FactsConf::default() };
     let started = Instant::now();
     let facts = look_up(&conf, &pod("cart-0")).unwrap();

@@ -2,38 +2,34 @@
 
 use super::*;
 use gybe_netfilter::probe::{Finding, Profile, Refusal};
-use std::sync::atomic::{AtomicU32, Ordering};
+use gybe_test_support::TestDir;
 use std::sync::mpsc;
 use std::thread;
 
-/// A directory for one test, removed on drop.
-struct CacheDirectory(PathBuf);
+/// A directory for one test. The cache is in a subdirectory, which does not exist at first.
+struct CacheDirectory {
+    _test: TestDir,
+    path: PathBuf,
+}
 
 impl CacheDirectory {
     fn new() -> Self {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        Self(std::env::temp_dir().join(format!("gybe-probe-cache-{}-{number}", std::process::id())))
+        let test = TestDir::new("probe-cache");
+        Self { path: test.join("gybe"), _test: test }
     }
 
     fn cache(&self) -> ProbeCache {
-        ProbeCache::at(&self.0)
+        ProbeCache::at(&self.path)
     }
 
     fn write(&self, found: &Capabilities) {
-        fs::create_dir_all(&self.0).unwrap();
+        fs::create_dir_all(&self.path).unwrap();
         replace_file(
             &self.cache().directory,
             FINDINGS,
             &findings::to_json(&this_node().unwrap(), found).to_string(),
         )
         .unwrap();
-    }
-}
-
-impl Drop for CacheDirectory {
-    fn drop(&mut self) {
-        let _gone = fs::remove_dir_all(&self.0);
     }
 }
 
@@ -54,8 +50,8 @@ fn findings_are_loaded_until_they_are_cleared() {
     assert_eq!(directory.cache().load(), Some(found(&Finding::Works)));
     let report = directory.cache().get_or_probe(MaxAge::Any, nothing_lacking).unwrap();
     assert_eq!(report.capabilities, found(&Finding::Works));
-    assert!(!directory.0.join("probe.lock").exists(), "nothing is locked to read");
-    let mode = fs::metadata(directory.0.join("probe.json")).unwrap().permissions().mode();
+    assert!(!directory.path.join("probe.lock").exists(), "nothing is locked to read");
+    let mode = fs::metadata(directory.path.join("probe.json")).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o644);
     directory.cache().clear();
     directory.cache().clear();
@@ -63,7 +59,7 @@ fn findings_are_loaded_until_they_are_cleared() {
 }
 
 fn set_age(directory: &CacheDirectory, by: Duration) {
-    let file = File::options().write(true).open(directory.0.join("probe.json")).unwrap();
+    let file = File::options().write(true).open(directory.path.join("probe.json")).unwrap();
     file.set_modified(SystemTime::now() - by).unwrap();
 }
 
@@ -116,7 +112,7 @@ fn the_finding_that_nothing_works_expires_after_half_a_minute() {
     set_age(&directory, Duration::from_secs(31));
     assert_eq!(directory.cache().load(), None);
     // The clock was set back, and the age is unknown.
-    let file = File::options().write(true).open(directory.0.join("probe.json")).unwrap();
+    let file = File::options().write(true).open(directory.path.join("probe.json")).unwrap();
     file.set_modified(SystemTime::now() + Duration::from_secs(3600)).unwrap();
     assert_eq!(directory.cache().load(), None);
     directory.write(&found(&Finding::Works));
@@ -127,8 +123,8 @@ fn the_finding_that_nothing_works_expires_after_half_a_minute() {
 #[test]
 fn an_invalid_file_is_ignored() {
     let directory = CacheDirectory::new();
-    fs::create_dir_all(&directory.0).unwrap();
-    let file = directory.0.join("probe.json");
+    fs::create_dir_all(&directory.path).unwrap();
+    let file = directory.path.join("probe.json");
     for text in ["", "{", "[]", "\u{0}", &"x".repeat(70_000), &format!("{}{}", " ".repeat(70_000), "{}")] {
         fs::write(&file, text).unwrap();
         assert_eq!(directory.cache().load(), None, "{text:.20}");
@@ -157,8 +153,8 @@ fn a08_a10_a_fifo_or_a_link_in_place_of_lock_or_file_is_an_error_without_waiting
     for name in ["probe.lock", ".probe.json.new"] {
         for is_fifo in [true, false] {
             let directory = CacheDirectory::new();
-            fs::create_dir(&directory.0).unwrap();
-            let (obstacle, elsewhere) = (directory.0.join(name), directory.0.join("elsewhere"));
+            fs::create_dir(&directory.path).unwrap();
+            let (obstacle, elsewhere) = (directory.path.join(name), directory.path.join("elsewhere"));
             match is_fifo {
                 true => nix::unistd::mkfifo(&obstacle, nix::sys::stat::Mode::S_IRWXU).unwrap(),
                 false => std::os::unix::fs::symlink(&elsewhere, &obstacle).unwrap(),
@@ -199,7 +195,7 @@ fn a_call_that_waited_for_the_lock_reads_the_findings_of_the_other() {
 fn a_file_of_the_maximum_size_is_read_and_one_byte_more_is_not() {
     let directory = CacheDirectory::new();
     directory.write(&found(&Finding::Works));
-    let file = directory.0.join("probe.json");
+    let file = directory.path.join("probe.json");
     let text = fs::read_to_string(&file).unwrap();
     for (length, known) in [(64 * 1024, true), (64 * 1024 + 1, false)] {
         fs::write(&file, format!("{text}{}", " ".repeat(length - text.len()))).unwrap();
@@ -231,7 +227,7 @@ fn a_directory_that_cannot_be_created_is_the_error() {
     let directory = CacheDirectory::new();
     drop(directory.cache().lock().unwrap().unwrap());
     drop(directory.cache().lock().unwrap().unwrap());
-    let file_in_the_way = directory.0.join("file");
+    let file_in_the_way = directory.path.join("file");
     fs::write(&file_in_the_way, "").unwrap();
     let below = ProbeCache::at(&file_in_the_way.join("run")).lock().unwrap();
     assert_eq!(below.unwrap_err().kind(), io::ErrorKind::NotADirectory);

@@ -215,7 +215,7 @@ fn sources_after_a_silent_agent_get_their_share_of_the_time() {
     let pods = Pods::new("behind");
     start_agent(&pods, |connection, _| std::mem::forget(connection));
     let mut entry = entry(&pods, Some(json!({ STATUS: "" })));
-    entry["facts"]["directory"] = json!(pods.0);
+    entry["facts"]["directory"] = json!(pods.0.path());
     let outcome = call("ADD", "shop/cart-0", &entry);
     let message = outcome.message();
     assert!(message.contains("ADD-032") && message.contains("cart-0.json does not exist"), "{message}");

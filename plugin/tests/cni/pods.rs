@@ -1,33 +1,23 @@
 //! A directory of manifests for one test, removed at its end.
 
+use gybe_test_support::TestDir;
 use serde_json::{Value, json};
-use std::fs;
-use std::path::PathBuf;
 
-pub(crate) struct Pods(pub(crate) PathBuf);
+pub(crate) struct Pods(pub(crate) TestDir);
 
 impl Pods {
     pub(crate) fn new(test: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("gybe-cni-{test}-{}", std::process::id()));
-        fs::create_dir_all(&path).unwrap();
-        Self(path)
+        Self(TestDir::new(&format!("cni-{test}")))
     }
 
     /// Writes the pod's manifest to the path where the plugin looks for it.
     pub(crate) fn add(&self, namespace: &str, name: &str, manifest: &Value) {
-        fs::create_dir_all(self.0.join(namespace)).unwrap();
-        fs::write(self.0.join(namespace).join(format!("{name}.json")), manifest.to_string()).unwrap();
+        self.0.write(format!("{namespace}/{name}.json"), manifest.to_string());
     }
 
     /// The value of the key `facts` for this directory.
     pub(crate) fn facts(&self) -> Value {
-        json!({ "directory": self.0 })
-    }
-}
-
-impl Drop for Pods {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
+        json!({ "directory": self.0.path() })
     }
 }
 

@@ -2,6 +2,7 @@
 
 use crate::call::environment;
 use crate::program::{install, run, run_at};
+use gybe_test_support::TestDir;
 use serde_json::{Value, json};
 use std::fs;
 
@@ -85,8 +86,7 @@ fn f31_del_succeeds_with_a_truncated_cached_result() {
 /// answer every verb for the sandboxes of before.
 #[test]
 fn f29_under_istio_cnis_name_the_plugin_answers_for_istio_cnis_sandboxes() {
-    let directory = std::env::temp_dir().join(format!("gybe-stand-in-{}", std::process::id()));
-    fs::create_dir_all(&directory).unwrap();
+    let directory = TestDir::new("stand-in");
     let program = directory.join("istio-cni");
     install(std::path::Path::new(env!("CARGO_BIN_EXE_gybe-cni")), &program);
     let call = |verb: &str, entry: &Value| {
@@ -108,5 +108,4 @@ fn f29_under_istio_cnis_name_the_plugin_answers_for_istio_cnis_sandboxes() {
             assert_eq!(outcome.exit, Some(i32::from(is_ambient)), "{file}: {verb}: {outcome:?}");
         }
     }
-    fs::remove_dir_all(directory).unwrap();
 }

@@ -4,7 +4,7 @@ use super::status_log::StatusLog;
 use crate::agent::node_label::{LabelState, NodeLabel};
 use crate::host::conflist::PluginChain;
 use crate::host::image::PLUGIN;
-use crate::host::observe::{HashCache, NodeDirectories, ObserveScope, look};
+use crate::host::observe::{HashCache, NodeDirectories, ObserveScope, observe};
 use crate::host::settings::Settings;
 use crate::log::Level;
 use crate::probe::node_backend::{NodeBackend, NodeProbe, node_backend};
@@ -52,8 +52,8 @@ impl Backend {
         if let (Some(capabilities), Ok(node)) = (self.cache.load(), this_node()) {
             self.probe = Some(NodeProbe { kernel: node.kernel, capabilities });
         }
-        let cluster = settings.choices.conf.backend;
-        self.read_label(label, &settings.ground.places, cluster);
+        let cluster = settings.options.conf.backend;
+        self.read_label(label, &settings.environment.directories, cluster);
         let label = match &self.label {
             LabelState::Set(label) => Some(label.as_str()),
             LabelState::Absent => None,
@@ -89,7 +89,7 @@ impl InitialEntry {
     /// Until the label is known, the setting in the entry is the best guess: to overwrite it would change the backend for the
     /// moment until it is.
     fn read(places: &NodeDirectories, cluster: BackendSetting) -> Self {
-        let seen = look(places, &ObserveScope::default(), &mut HashCache::default());
+        let seen = observe(places, &ObserveScope::default(), &mut HashCache::default());
         let contents = seen.conf.files.values().filter_map(|file| file.content.as_ref().ok());
         let entries = contents.filter_map(|bytes| {
             let chain = PluginChain::read(bytes).ok()?;

@@ -7,7 +7,7 @@ use crate::host::conflist::ISTIO;
 use crate::host::desired::TakeOver;
 use crate::host::identity::Identity;
 use crate::host::istio_cni::{our_stand_in, stand_in};
-use crate::host::observe::{HashCache, NodeDirectories, ObserveScope, look};
+use crate::host::observe::{HashCache, NodeDirectories, ObserveScope, observe};
 use crate::host::settings::{Settings, StandIn, TakeOverSetting};
 use crate::log::Level;
 use serde_json::json;
@@ -42,8 +42,8 @@ impl Environment {
         log: &mut StatusLog<'_>,
     ) -> EnvironmentFacts {
         let istio = IstioAgent::find(pods, settings);
-        self.observe_program(&settings.ground.places, Instant::now());
-        let take_over = take_over(settings.choices.take_over, istio);
+        self.observe_program(&settings.environment.directories, Instant::now());
+        let take_over = take_over(settings.options.take_over, istio);
         let is_early = take_over == TakeOver::Now && istio == IstioAgent::HasPod;
         let why = "istio-cni's agent is on this node too, and will write its entry again".to_owned();
         let hint = json!({ "hint": "remove the DaemonSet istio-cni-node" });
@@ -60,7 +60,7 @@ impl Environment {
         if !is_due && program == self.program {
             return;
         }
-        let seen = look(places, &ObserveScope::in_programs([]), &mut HashCache::default());
+        let seen = observe(places, &ObserveScope::in_programs([]), &mut HashCache::default());
         if seen.lacks_descriptors() {
             return;
         }
@@ -79,8 +79,8 @@ fn take_over(setting: TakeOverSetting, istio: IstioAgent) -> TakeOver {
 
 /// istiod's own pods must start before any pod can be in the mesh.
 pub(super) fn istiod_in_mesh(pods: &dyn PodLookup, settings: &Settings) -> Option<String> {
-    let namespace = &settings.ground.control_plane;
-    let is_excluded = settings.choices.conf.exclude_namespaces.contains(namespace);
+    let namespace = &settings.environment.control_plane;
+    let is_excluded = settings.options.conf.exclude_namespaces.contains(namespace);
     let is_in_mesh = !is_excluded && pods.has_pod_of(&IstioComponent::istiod(settings))?;
     is_in_mesh.then(|| format!("istiod runs in namespace {namespace}, which is not among those left alone"))
 }

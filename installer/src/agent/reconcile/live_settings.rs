@@ -66,8 +66,8 @@ impl LiveSettings {
     }
 
     #[must_use]
-    pub fn ground(&self) -> &Environment {
-        &self.current.ground
+    pub fn environment(&self) -> &Environment {
+        &self.current.environment
     }
 
     /// Reads the ConfigMap, and uses it if it changed and is valid.
@@ -86,7 +86,7 @@ impl LiveSettings {
                 for note in settings.notes.iter().filter(|note| !self.current.notes.contains(note)) {
                     log.event(Level::Warn, "gybe node: a setting", json!({ "note": note }));
                 }
-                if settings.choices != self.current.choices {
+                if settings.options != self.current.options {
                     log.event(Level::Info, "gybe node: the settings changed", json!({}));
                 }
                 // A process keeps its environment, so `ground` is the same.

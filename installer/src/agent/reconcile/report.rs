@@ -58,7 +58,7 @@ impl Reconciler<'_> {
             conflicts: PerDirectory::made(conflict),
             pass: Some(PassReport {
                 is_done: pass.left.is_done(),
-                has_changed: pass.performed.done > 0,
+                has_changed: pass.applied.done > 0,
                 programs_failed: has_failed(Directory::Programs),
                 conf_failed: has_failed(Directory::Conf),
                 rewrites,
@@ -73,14 +73,14 @@ impl Reconciler<'_> {
 
     /// Installed: a pod that starts now is redirected. Uninstalled: nothing is left to remove.
     fn is_as_desired(&self, pass: &Pass) -> bool {
-        match self.settings.current.choices.mode {
-            Mode::Install => pass.left.judgement.is_met(),
+        match self.settings.current.options.mode {
+            Mode::Install => pass.left.judgement.is_redirected(),
             Mode::Leave => pass.left.is_done(),
         }
     }
 
     fn log_pass(&mut self, pass: &Pass, repaired_in: Option<Duration>) {
-        if pass.performed.done > 0 {
+        if pass.applied.done > 0 {
             let micros = |took: Duration| u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
             self.log.changes(pass, repaired_in.map(micros));
         }
@@ -92,14 +92,14 @@ impl Reconciler<'_> {
     /// Returns the phase after a pass; starts the grace period when our entry has left the chain.
     fn phase(&mut self, pass: &Pass) -> Phase {
         let settings = &self.settings.current;
-        if settings.choices.mode == Mode::Install {
+        if settings.options.mode == Mode::Install {
             self.grace_period.cancel();
             return Phase::Installed;
         }
         let is_out = pass.left.is_done();
         let conf_changed = pass.plan.changes.iter().any(|change| change.directory() == Directory::Conf);
         self.grace_period.passed(is_out, conf_changed, Instant::now());
-        let plugin_stays = settings.ground.places.programs.join(PLUGIN).symlink_metadata().is_ok();
+        let plugin_stays = settings.environment.directories.programs.join(PLUGIN).symlink_metadata().is_ok();
         let (phase, why) = match (is_out, plugin_stays) {
             (true, true) => {
                 (Phase::Uninstalled { plugin_stays }, Some("left; the plugin stays for sandboxes that live"))

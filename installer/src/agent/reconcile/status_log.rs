@@ -65,7 +65,7 @@ impl<'a> StatusLog<'a> {
 
     /// The changes that failed, also those that failed before and wait for a retry.
     pub(super) fn failures(&mut self, pass: &Pass) {
-        let all = || pass.waiting.iter().chain(&pass.performed.failed).map(|failed| &failed.why);
+        let all = || pass.waiting.iter().chain(&pass.applied.failed).map(|failed| &failed.why);
         let sentences: Vec<_> = all().map(|why| chain(why)).collect();
         let hints: Vec<_> = all().filter_map(ApplyError::hint).collect();
         self.condition(
@@ -94,7 +94,7 @@ impl<'a> StatusLog<'a> {
     /// The changes that a pass made.
     pub(super) fn changes(&self, pass: &Pass, repaired_in_us: Option<u64>) {
         let steps: Vec<_> = pass.plan.changes.iter().map(ToString::to_string).collect();
-        let mut fields = json!({ "steps": steps, "done": pass.performed.done });
+        let mut fields = json!({ "steps": steps, "done": pass.applied.done });
         if let Some(micros) = repaired_in_us {
             fields = with(fields, "healed_in_us", json!(micros));
         }

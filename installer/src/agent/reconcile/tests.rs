@@ -49,7 +49,7 @@ impl TestNode {
         .map(|(name, value)| (name.to_owned(), value))
         .into();
         let settings = LiveSettings::start(environment).unwrap();
-        let image = Image::look(&self.0.join("image")).unwrap();
+        let image = Image::read(&self.0.join("image")).unwrap();
         let probe = ProbeCache::at(&self.0);
         ReconcileConfig { settings, image, probe, report_wait: Duration::ZERO, grace_period }
     }
@@ -161,7 +161,7 @@ fn a_program_that_does_not_stay_is_placed_again_only_after_a_pause() {
         reconciler.turn(Instant::now());
         let desired = reconciler.desired.clone().unwrap();
         fs::remove_file(node.0.join("bin/gybe-cni")).unwrap();
-        let places = reconciler.settings().ground.places.clone();
+        let places = reconciler.settings().environment.directories.clone();
         let mut pass = pass(&places, &desired, &mut PassHistory::default()).unwrap();
         assert!(pass.left.is_done());
         assert_eq!(reconciler.report(&pass, Instant::now()).next, NextTurn::OnChange(RESYNC));

@@ -57,7 +57,7 @@ impl GracePeriod {
 impl Reconciler<'_> {
     /// Takes our entry out of the chain before the agent ends, in as many turns as the time allows: no later turn will.
     pub(crate) fn uninstall(&mut self) {
-        self.settings.current.choices.mode = Mode::Leave;
+        self.settings.current.options.mode = Mode::Leave;
         let until = Instant::now() + END_TIMEOUT;
         loop {
             let turn: Turn = self.reconcile(Instant::now());

@@ -24,8 +24,8 @@ pub enum ApplyError {
     #[error("another program changed {} at the same time", .path.display())]
     Overtaken { path: PathBuf },
     /// The copy is incomplete or damaged (F10).
-    #[error("the copy of {} is damaged: its SHA-256 is {found} instead of {wanted}", .source_path.display())]
-    Damaged { source_path: PathBuf, wanted: Hash, found: Hash },
+    #[error("the copy of {} is damaged: its SHA-256 is {found} instead of {desired}", .source_path.display())]
+    Damaged { source_path: PathBuf, desired: Hash, found: Hash },
     /// The program does not run here: another architecture, a noexec mount, ….
     #[error("{} does not run on this node", .source_path.display())]
     Trial {

@@ -57,8 +57,8 @@ fn check(folder: &OpenDirectory, program: &Program) -> Result<(), ApplyError> {
     let fd = openat(&folder.fd, OsStr::new(TEMPORARY), OFlag::O_RDONLY | OFlag::O_CLOEXEC, Mode::empty());
     let found = Hash::of_all(File::from(fd.map_err(unread())?)).map_err(|why| unread()(errno(&why)))?;
     if found != program.hash {
-        let (source_path, wanted) = (program.source.clone(), program.hash);
-        return Err(ApplyError::Damaged { source_path, wanted, found });
+        let (source_path, desired) = (program.source.clone(), program.hash);
+        return Err(ApplyError::Damaged { source_path, desired, found });
     }
     trial::run(&folder.path.join(TEMPORARY), program.trial)
         .map_err(|why| ApplyError::Trial { source_path: program.source.clone(), why })

@@ -68,7 +68,7 @@ pub fn run(program: &Path, trial: Trial) -> Result<(), TrialError> {
 }
 
 fn start(program: &Path, trial: Trial) -> Result<Child, TrialError> {
-    #[expect(clippy::disallowed_methods, reason = "what is to be installed has to be seen running")]
+    #[expect(clippy::disallowed_methods, reason = "what is to be installed has to be observed running")]
     let mut command = Command::new(program);
     command.env_clear().stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
     match trial {

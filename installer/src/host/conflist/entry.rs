@@ -90,7 +90,7 @@ impl Entry {
 
     /// Reports whether `text` is an equal JSON value, in any layout.
     #[must_use]
-    pub fn says_the_same(&self, text: &[u8]) -> bool {
+    pub fn has_same_value(&self, text: &[u8]) -> bool {
         let ours = serde_json::from_slice::<serde_json::Value>(&self.text);
         let theirs = serde_json::from_slice::<serde_json::Value>(text);
         matches!((ours, theirs), (Ok(ours), Ok(theirs)) if ours == theirs)

@@ -7,10 +7,10 @@ use crate::host::entries::OurEntries;
 use gybe_plugin::facts::{AgentFault, FactsError};
 use nix::errno::Errno;
 
-pub(super) fn examine(sight: &Observation, ours: &OurEntries<'_>) -> Vec<Finding> {
-    let Some(agent) = &sight.agent else {
+pub(super) fn examine(observation: &Observation, ours: &OurEntries<'_>) -> Vec<Finding> {
+    let Some(agent) = &observation.agent else {
         let directory = ours.plugin_conf().and_then(|conf| conf.facts.directory);
-        let says = match directory {
+        let text = match directory {
             Some(directory) => {
                 format!(
                     "the plugin queries no agent: it reads pods from the manifests in {}",
@@ -19,12 +19,12 @@ pub(super) fn examine(sight: &Observation, ours: &OurEntries<'_>) -> Vec<Finding
             }
             None => return Vec::new(),
         };
-        return vec![Finding::note(About::Agent, says, None)];
+        return vec![Finding::note(About::Agent, text, None)];
     };
-    let mut found = vec![facts(sight, ours, agent)];
+    let mut found = vec![facts(observation, ours, agent)];
     // Without the agent its other socket is missing too, which needs no second finding.
     if agent.fault.is_none() {
-        found.extend(sight.log.as_ref().map(log));
+        found.extend(observation.log.as_ref().map(log));
     }
     found.extend(agent.status.iter().flat_map(own_word));
     found
@@ -34,31 +34,31 @@ pub(super) fn examine(sight: &Observation, ours: &OurEntries<'_>) -> Vec<Finding
 fn own_word(status: &AgentStatus) -> Vec<Finding> {
     let AgentStatus { ready, leaves, reasons, settings, conflicts, notes, plugin_dir_confirmed: _ } = status;
     let leaving = leaves.then(|| {
-        let says =
+        let text =
             format!("the node agent removes Gybe from this node (mode: leave): {}", reasons.join("; "));
-        Finding::note(About::Agent, says, None)
+        Finding::note(About::Agent, text, None)
     });
     let reasons = reasons.iter().filter(|_| !leaves).map(|reason| {
-        let says = format!("the node agent is not ready: {reason}");
+        let text = format!("the node agent is not ready: {reason}");
         Finding::wrong(
             About::Agent,
-            says,
+            text,
             "see docs/AGENT.md for the meaning of each reason, and the agent's log for what it tried",
         )
     });
     let settings = settings.iter().map(|why| {
-        let says = format!("the node agent rejects the ConfigMap and keeps the previous settings: {why}");
+        let text = format!("the node agent rejects the ConfigMap and keeps the previous settings: {why}");
         Finding::wrong(
             About::Agent,
-            says,
+            text,
             "correct the ConfigMap gybe-config; the agent reads it again at once",
         )
     });
     let conflicts = conflicts.iter().map(|conflict| {
-        let says = format!("another program keeps undoing the node agent's changes: {conflict}");
+        let text = format!("another program keeps undoing the node agent's changes: {conflict}");
         Finding::wrong(
             About::Agent,
-            says,
+            text,
             "stop the other writer: until then new pods may start without redirection",
         )
     });
@@ -68,11 +68,11 @@ fn own_word(status: &AgentStatus) -> Vec<Finding> {
     is_ready.into_iter().chain(leaving).chain(reasons).chain(settings).chain(conflicts).chain(notes).collect()
 }
 
-fn facts(sight: &Observation, ours: &OurEntries<'_>, agent: &AgentContact) -> Finding {
+fn facts(observation: &Observation, ours: &OurEntries<'_>, agent: &AgentContact) -> Finding {
     let socket = agent.socket.display();
     let Some(fault) = &agent.fault else {
-        let says = format!("the node agent answers at {socket}");
-        return Finding::well(About::Agent, says);
+        let text = format!("the node agent answers at {socket}");
+        return Finding::well(About::Agent, text);
     };
     let away = match fault {
         FactsError::Agent(agent) => match agent.fault {
@@ -83,17 +83,17 @@ fn facts(sight: &Observation, ours: &OurEntries<'_>, agent: &AgentContact) -> Fi
         },
         _ => "does not answer correctly",
     };
-    let remedy = if away == "refuses the connection" { of_security(sight) } else { RUNNING.to_owned() };
+    let remedy = if away == "refuses the connection" { of_security(observation) } else { RUNNING.to_owned() };
     if !ours.is_anywhere() && !agent.is_running() {
-        let says = format!(
+        let text = format!(
             "the node agent at {socket} {away}, and no conf file names gybe-cni, so new pods are not redirected: {fault}"
         );
         let remedy = format!("{remedy}; if Gybe was removed on purpose, run gybe uninstall to finish");
-        return Finding::wrong(About::Agent, says, remedy);
+        return Finding::wrong(About::Agent, text, remedy);
     }
-    let says =
+    let text =
         format!("the node agent at {socket} {away}, so the plugin refuses new pods of the mesh: {fault}");
-    Finding::wrong(About::Agent, says, remedy)
+    Finding::wrong(About::Agent, text, remedy)
 }
 
 const RUNNING: &str = "check that the pod of DaemonSet gybe-node runs on this node, and look at its log; pods outside the mesh \
@@ -106,11 +106,11 @@ fn log(LogSocketContact { socket, fault }: &LogSocketContact) -> Finding {
             format!("the agent receives the plugin's log at {}", socket.display()),
         ),
         Some(why) => {
-            let says =
+            let text =
                 format!("no process receives the plugin's log at {}: {}", socket.display(), why.desc());
             Finding::note(
                 About::Agent,
-                says,
+                text,
                 Some("read the plugin's log lines in the runtime's journal, where its stderr goes"),
             )
         }

@@ -8,28 +8,28 @@ use gybe_netfilter::backend::BackendKind;
 use gybe_netfilter::choose::BackendSetting;
 use gybe_netfilter::hint::Hint;
 
-pub(super) fn examine(sight: &Observation, ours: &OurEntries<'_>) -> Vec<Finding> {
+pub(super) fn examine(observation: &Observation, ours: &OurEntries<'_>) -> Vec<Finding> {
     let Some(conf) = ours.plugin_conf() else { return Vec::new() };
-    let decided = node_backend(conf.backend, None, sight.found.as_ref());
+    let decided = node_backend(conf.backend, None, observation.found.as_ref());
     let word = format!("backend: {}", conf.backend.as_str());
     match &decided.verdict {
-        Verdict::Works(choice) if sight.no_programs.is_none() => {
+        Verdict::Works(choice) if observation.no_programs.is_none() => {
             let mut found = vec![Finding::well(
                 About::Backend,
                 format!("{word}; the backend in use is {}: {}", choice.backend, choice.why),
             )];
             found.extend(choice.missing.iter().map(|(profile, what)| {
-                let says = format!("{} cannot do {profile} on this node: {what}", choice.backend);
+                let text = format!("{} cannot do {profile} on this node: {what}", choice.backend);
                 Finding::note(
                     About::Backend,
-                    says,
+                    text,
                     Some("the plugin refuses pods that need it, with this reason"),
                 )
             }));
             found
         }
-        Verdict::Works(_) | Verdict::Unknown if sight.no_programs.is_some() => {
-            sight.no_programs.iter().map(|gone| gone_since(conf.backend, &word, gone)).collect()
+        Verdict::Works(_) | Verdict::Unknown if observation.no_programs.is_some() => {
+            observation.no_programs.iter().map(|gone| gone_since(conf.backend, &word, gone)).collect()
         }
         Verdict::Works(_) | Verdict::Unknown => {
             let remedy = match conf.backend {
@@ -53,17 +53,17 @@ pub(super) fn examine(sight: &Observation, ours: &OurEntries<'_>) -> Vec<Finding
 
 /// The backend in use needs programs that are no longer on the host.
 fn gone_since(wish: BackendSetting, word: &str, (kind, why): &(BackendKind, String)) -> Finding {
-    let says = format!("{word}, and {kind} can no longer write rules: {why}");
+    let text = format!("{word}, and {kind} can no longer write rules: {why}");
     match wish {
         BackendSetting::Only(_) => {
             let remedy = format!(
                 "install {kind}'s programs again, or set backend: auto: until then the plugin refuses every pod of the mesh"
             );
-            Finding::wrong(About::Backend, says, remedy)
+            Finding::wrong(About::Backend, text, remedy)
         }
         BackendSetting::Auto | BackendSetting::Iptables => {
             let remedy = "run gybe probe --fresh, or wait: the next ADD of a pod of the mesh probes again";
-            Finding::note(About::Backend, says, Some(remedy))
+            Finding::note(About::Backend, text, Some(remedy))
         }
     }
 }

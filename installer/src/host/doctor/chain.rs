@@ -1,4 +1,4 @@
-//! Findings about the chain: the file that the runtime uses, and the places of our entry.
+//! Findings about the chain: the file that the runtime uses, and the directories of our entry.
 
 use super::observe::{AgentContact, Observation};
 use super::programs::program;
@@ -21,67 +21,71 @@ use nix::errno::Errno;
 
 /// Reports whether only Multus uses our file, which it selects by name: in Multus' own directory on
 /// OpenShift, or as a network of its own elsewhere.
-pub(super) fn is_for_multus(ours: &OurEntries<'_>, sight: &Observation) -> bool {
-    let of_openshift = || sight.platform.places(&sight.ground.root).conf == sight.ground.places.conf;
-    let of_multus = sight.snapshot.conf.is_of_multus;
-    let named =
-        !ours.alone.is_empty() || of_multus || (sight.platform == Platform::OpenShift && of_openshift());
+pub(super) fn is_for_multus(ours: &OurEntries<'_>, observation: &Observation) -> bool {
+    let of_openshift = || {
+        observation.platform.node_directories(&observation.options.root).conf
+            == observation.options.directories.conf
+    };
+    let of_multus = observation.snapshot.conf.is_of_multus;
+    let named = !ours.alone.is_empty()
+        || of_multus
+        || (observation.platform == Platform::OpenShift && of_openshift());
     named && ours.listed.is_empty() && ours.dropped_in.is_empty()
 }
 
 /// The verdict for a pod that is started now.
-pub(super) fn judged(sight: &Observation, ours: &OurEntries<'_>) -> Judgement {
+pub(super) fn judged(observation: &Observation, ours: &OurEntries<'_>) -> Judgement {
     judge(&JudgeInput {
-        conf: &sight.snapshot.conf,
-        programs: &sight.snapshot.programs,
-        runtimes: &sight.snapshot.runtimes,
+        conf: &observation.snapshot.conf,
+        programs: &observation.snapshot.programs,
+        runtimes: &observation.snapshot.runtimes,
         plugin: PLUGIN,
-        fault: fault(sight),
-        shape: &shape(sight, ours),
-        confirmed: sight.confirmed(),
+        fault: fault(observation),
+        shape: &shape(observation, ours),
+        confirmed: observation.confirmed(),
     })
 }
 
-fn fault(sight: &Observation) -> Option<ProgramFault> {
-    let Some(there) = program(sight, PLUGIN) else { return Some(ProgramFault::Missing) };
-    let of_access = ProgramFault::of(there.access, sight.snapshot.us);
-    of_access.or_else(|| (!matches!(sight.trial, Some(Ok(())))).then_some(ProgramFault::NotRun))
+fn fault(observation: &Observation) -> Option<ProgramFault> {
+    let Some(there) = program(observation, PLUGIN) else { return Some(ProgramFault::Missing) };
+    let of_access = ProgramFault::of(there.access, observation.snapshot.us);
+    of_access.or_else(|| (!matches!(observation.trial, Some(Ok(())))).then_some(ProgramFault::NotRun))
 }
 
 /// The shape in which our entry is found, because the desired shape is not written on the node.
-fn shape(sight: &Observation, ours: &OurEntries<'_>) -> Shape {
+fn shape(observation: &Observation, ours: &OurEntries<'_>) -> Shape {
     let alone = ours.alone.first().map(|(file, _)| (*file).clone());
     match (alone, ours.listed.first(), ours.dropped_in.is_empty()) {
         (Some(file), None, true) => Shape::Standalone { file },
         (_, Some((file, _)), _) => Shape::Chained { pinned: Some((*file).clone()) },
         (_, None, false) => Shape::DropIn,
         (None, None, true) => match FileName::new(STANDALONE) {
-            Ok(file) if is_for_multus(ours, sight) => Shape::Standalone { file },
+            Ok(file) if is_for_multus(ours, observation) => Shape::Standalone { file },
             _ => Shape::Chained { pinned: None },
         },
     }
 }
 
-pub(super) fn examine(sight: &Observation, ours: &OurEntries<'_>) -> Vec<Finding> {
-    if sight.snapshot.conf.standing != DirectoryState::Present {
+pub(super) fn examine(observation: &Observation, ours: &OurEntries<'_>) -> Vec<Finding> {
+    if observation.snapshot.conf.state != DirectoryState::Present {
         return Vec::new();
     }
-    let judgement = judged(sight, ours);
-    let mut found: Vec<_> = judgement.taken.iter().map(|choice| taken(sight, choice)).collect();
-    found.extend(broken(sight, &judgement));
+    let judgement = judged(observation, ours);
+    let mut found: Vec<_> = judgement.in_use.iter().map(|choice| in_use(observation, choice)).collect();
+    found.extend(broken(observation, &judgement));
     // Without an entry of ours, and without our tool or on purpose, Gybe is not installed, and no more findings
     // are needed.
     let not_in = |reason: &&Problem| matches!(reason, Problem::NoEntry { .. } | Problem::NoNetwork(_));
     if let Some(absent) =
-        not_installed(sight, ours).filter(|_| judgement.reasons.iter().any(|it| not_in(&it)))
+        not_installed(observation, ours).filter(|_| judgement.reasons.iter().any(|it| not_in(&it)))
     {
         found.push(absent);
         return found;
     }
     let reasons = judgement.reasons.iter().filter(|reason| !has_own_finding(reason));
-    found.extend(reasons.map(|reason| wrong(sight, ours, reason)));
-    if judgement.is_met() {
-        found.push(well(sight, ours, judgement.taken.as_ref()));
+    found.extend(reasons.map(|reason| wrong(observation, ours, reason)));
+    if judgement.is_redirected() {
+        found.push(well(observation, ours, judgement.in_use.as_ref()));
     }
     found
 }
@@ -99,21 +103,21 @@ fn has_own_finding(reason: &Problem) -> bool {
     )
 }
 
-fn taken(sight: &Observation, choice: &ChosenNetwork) -> Finding {
-    let runs = |name: &str| sight.runtimes.iter().any(|runtime| runtime.name == name);
+fn in_use(observation: &Observation, choice: &ChosenNetwork) -> Finding {
+    let runs = |name: &str| observation.runtimes.iter().any(|runtime| runtime.name == name);
     let who = match (runs("containerd"), runs("crio")) {
         (true, false) => "containerd uses",
         (false, true) => "CRI-O uses",
         _ => "containerd and CRI-O use",
     };
     let ChosenNetwork { file, network } = choice;
-    let says =
+    let text =
         format!("{who} {file}: network {} with the plugins {}", network.name, network.plugins.join(", "));
-    Finding::well(About::Chain, says)
+    Finding::well(About::Chain, text)
 }
 
 /// Files that cannot be loaded but stop no runtime.
-fn broken(sight: &Observation, judgement: &Judgement) -> Vec<Finding> {
+fn broken(observation: &Observation, judgement: &Judgement) -> Vec<Finding> {
     let stops = |broken: &BrokenFile| {
         judgement.reasons.iter().any(|reason| match reason {
             Problem::BrokenFirst(by) | Problem::UnreadableFirst(by) => by == broken,
@@ -121,42 +125,42 @@ fn broken(sight: &Observation, judgement: &Judgement) -> Vec<Finding> {
             _ => false,
         })
     };
-    let all = candidates(&sight.snapshot.conf, DropIns::Loaded).filter_map(Result::err);
+    let all = candidates(&observation.snapshot.conf, DropIns::Loaded).filter_map(Result::err);
     let all = all.filter(|broken| !stops(broken));
     all.map(|broken| Finding::note(About::Chain, format!("{broken}: {}", broken.why), None)).collect()
 }
 
-fn well(sight: &Observation, ours: &OurEntries<'_>, taken: Option<&ChosenNetwork>) -> Finding {
+fn well(observation: &Observation, ours: &OurEntries<'_>, in_use: Option<&ChosenNetwork>) -> Finding {
     let last = |choice: &&ChosenNetwork| choice.network.plugins.last().is_some_and(|last| last == PLUGIN);
     let runs = |choice: &&ChosenNetwork| choice.network.plugins.iter().any(|kind| kind == PLUGIN);
     let how = if ours.dropped_in.is_empty() { "" } else { " (as a drop-in)" };
-    if let Some(choice) = taken.filter(last) {
+    if let Some(choice) = in_use.filter(last) {
         return Finding::well(About::Chain, format!("{PLUGIN} is the last plugin in {}{how}", choice.file));
     }
-    if let Some(choice) = taken.filter(runs) {
+    if let Some(choice) = in_use.filter(runs) {
         let behind = choice.network.plugins.last().map_or("", String::as_str);
-        let says = format!("{PLUGIN} should be the last plugin in {}, but {behind} follows it", choice.file);
-        return Finding::note(About::Chain, says, Some(writer(sight)));
+        let text = format!("{PLUGIN} should be the last plugin in {}, but {behind} follows it", choice.file);
+        return Finding::note(About::Chain, text, Some(writer(observation)));
     }
     let file = ours.entries().next().map_or(String::new(), |(file, _)| file.to_string());
-    let says = match ours.alone.is_empty() {
+    let text = match ours.alone.is_empty() {
         true => format!("{PLUGIN} is in {file}, which Multus calls"),
         false => format!("{PLUGIN} is a network of its own in {file}, which Multus calls"),
     };
-    Finding::well(About::Chain, says)
+    Finding::well(About::Chain, text)
 }
 
-fn wrong(sight: &Observation, ours: &OurEntries<'_>, reason: &Problem) -> Finding {
+fn wrong(observation: &Observation, ours: &OurEntries<'_>, reason: &Problem) -> Finding {
     let is_refused = |errno: &Errno| matches!(errno, Errno::EACCES | Errno::EPERM);
     let hint = || reason.hint().unwrap_or_default().into_owned();
-    let (says, remedy) = match reason {
-        Problem::NoEntry { file, plugins, .. } if is_istios(sight, ours, plugins) => {
-            let says = format!("{PLUGIN} is not in {file}: istio-cni redirects pods");
-            return Finding::note(About::Chain, says, None);
+    let (text, remedy) = match reason {
+        Problem::NoEntry { file, plugins, .. } if is_istios(observation, ours, plugins) => {
+            let text = format!("{PLUGIN} is not in {file}: istio-cni redirects pods");
+            return Finding::note(About::Chain, text, None);
         }
-        Problem::NoEntry { file, plugins, .. } => (not_in(ours, file), restore_entry(sight, plugins)),
+        Problem::NoEntry { file, plugins, .. } => (not_in(ours, file), restore_entry(observation, plugins)),
         Problem::Preempted { file, by } => {
-            (format!("{PLUGIN} is in {file}, but the runtime uses {by}"), restore_entry(sight, &[]))
+            (format!("{PLUGIN} is in {file}, but the runtime uses {by}"), restore_entry(observation, &[]))
         }
         Problem::Waiting => (
             "the runtime has no network: there is no conf file to load".to_owned(),
@@ -164,12 +168,12 @@ fn wrong(sight: &Observation, ours: &OurEntries<'_>, reason: &Problem) -> Findin
         ),
         Problem::NoNetwork(_) => (
             format!("no conf file names {PLUGIN}, so Multus has no network to call"),
-            format!("{}, with shape: standalone (--shape standalone)", writer(sight)),
+            format!("{}, with shape: standalone (--shape standalone)", writer(observation)),
         ),
         Problem::UnreadableFirst(BrokenFile {
             why: BrokenReason::Unreadable(Unreadable::System(errno)),
             ..
-        }) if is_refused(errno) => (reason.to_string(), of_security(sight)),
+        }) if is_refused(errno) => (reason.to_string(), of_security(observation)),
         _ => (reason.to_string(), hint()),
     };
     let about = match reason {
@@ -179,7 +183,7 @@ fn wrong(sight: &Observation, ours: &OurEntries<'_>, reason: &Problem) -> Findin
         | Problem::NetworksElsewhere(_) => About::Directories,
         _ => About::Chain,
     };
-    Finding::wrong(about, says, remedy)
+    Finding::wrong(about, text, remedy)
 }
 
 fn not_in(ours: &OurEntries<'_>, file: &FileName) -> String {
@@ -192,33 +196,35 @@ fn not_in(ours: &OurEntries<'_>, file: &FileName) -> String {
     }
 }
 
-fn not_installed(sight: &Observation, ours: &OurEntries<'_>) -> Option<Finding> {
-    if !ours.is_anywhere() && sight.agent.as_ref().is_some_and(AgentContact::leaves) {
-        let says = format!("no conf file names {PLUGIN}: the node agent removed it (mode: leave)");
-        return Some(Finding::note(About::Chain, says, None));
+fn not_installed(observation: &Observation, ours: &OurEntries<'_>) -> Option<Finding> {
+    if !ours.is_anywhere() && observation.agent.as_ref().is_some_and(AgentContact::leaves) {
+        let text = format!("no conf file names {PLUGIN}: the node agent removed it (mode: leave)");
+        return Some(Finding::note(About::Chain, text, None));
     }
-    let says = format!("no conf file names {PLUGIN}: Gybe is not installed on this node");
+    let text = format!("no conf file names {PLUGIN}: Gybe is not installed on this node");
     let remedy = "run gybe install, or deploy the DaemonSet gybe-node";
-    let is_there = ours.is_anywhere() || program(sight, "gybe").is_some();
-    (!is_there).then(|| Finding::note(About::Chain, says, Some(remedy)))
+    let is_there = ours.is_anywhere() || program(observation, "gybe").is_some();
+    (!is_there).then(|| Finding::note(About::Chain, text, Some(remedy)))
 }
 
 /// Reports whether istio-cni serves the chain without us: an entry, and its program.
-fn is_istios(sight: &Observation, ours: &OurEntries<'_>, plugins: &[String]) -> bool {
-    !ours.is_anywhere() && plugins.iter().any(|plugin| plugin == ISTIO) && program(sight, ISTIO).is_some()
+fn is_istios(observation: &Observation, ours: &OurEntries<'_>, plugins: &[String]) -> bool {
+    !ours.is_anywhere()
+        && plugins.iter().any(|plugin| plugin == ISTIO)
+        && program(observation, ISTIO).is_some()
 }
 
 /// The remedy for a missing entry, depending on whether an agent runs.
-fn writer(sight: &Observation) -> &'static str {
-    match sight.agent.as_ref().is_some_and(AgentContact::is_running) {
+fn writer(observation: &Observation) -> &'static str {
+    match observation.agent.as_ref().is_some_and(AgentContact::is_running) {
         true => "the agent writes it within a second; if it does not, look at its log, or run gybe install",
         false => "start the agent (DaemonSet gybe-node), or run gybe install: no agent runs here",
     }
 }
 
-fn restore_entry(sight: &Observation, plugins: &[String]) -> String {
+fn restore_entry(observation: &Observation, plugins: &[String]) -> String {
     let plugins: Vec<&str> = plugins.iter().map(String::as_str).collect();
-    let writer = writer(sight);
+    let writer = writer(observation);
     // The topic `Others` has more details about istio-cni.
     match other_owner::likely(&plugins).filter(|_| !plugins.contains(&ISTIO)) {
         Some(owner) => {
@@ -229,14 +235,14 @@ fn restore_entry(sight: &Observation, plugins: &[String]) -> String {
 }
 
 /// Whether the runtimes read a network's own directory, if our entry is in one.
-pub(super) fn drop_in_support(sight: &Observation, ours: &OurEntries<'_>) -> Vec<Finding> {
+pub(super) fn drop_in_support(observation: &Observation, ours: &OurEntries<'_>) -> Vec<Finding> {
     if ours.dropped_in.is_empty() {
         return Vec::new();
     }
-    let says = |RuntimeProcess { name, pid, drop_ins, .. }: &RuntimeProcess| match drop_ins {
+    let text = |RuntimeProcess { name, pid, drop_ins, .. }: &RuntimeProcess| match drop_ins {
         Some(DropIns::Loaded) => format!("{name} (process {pid}) reads drop-ins"),
         Some(DropIns::Ignored) => format!("{name} (process {pid}) does not read drop-ins"),
         None => format!("whether {name} (process {pid}) reads drop-ins is unknown"),
     };
-    sight.runtimes.iter().map(|runtime| Finding::note(About::Chain, says(runtime), None)).collect()
+    observation.runtimes.iter().map(|runtime| Finding::note(About::Chain, text(runtime), None)).collect()
 }

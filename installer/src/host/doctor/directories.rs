@@ -12,52 +12,56 @@ const PROGRAMS_NEED: u64 = 64 << 20;
 /// Bytes for a conf file and its temporary copy.
 const CONF_NEEDS: u64 = 1 << 20;
 
-pub(super) fn examine(sight: &Observation) -> Vec<Finding> {
-    let mut found = vec![node(sight)];
-    let NodeDirectories { conf, programs, .. } = &sight.ground.places;
-    found.push(standing(sight, ("conf", conf), sight.snapshot.conf.standing));
-    found.push(standing(sight, ("program", programs), sight.snapshot.programs.standing));
-    found.extend(elsewhere(sight));
-    if let Some(to) = &sight.conf_link {
-        let says = format!("{} is a link to {}", conf.display(), to.display());
+pub(super) fn examine(observation: &Observation) -> Vec<Finding> {
+    let mut found = vec![node(observation)];
+    let NodeDirectories { conf, programs, .. } = &observation.options.directories;
+    found.push(directory_problems(observation, ("conf", conf), observation.snapshot.conf.state));
+    found.push(directory_problems(observation, ("program", programs), observation.snapshot.programs.state));
+    found.extend(elsewhere(observation));
+    if let Some(to) = &observation.conf_link {
+        let text = format!("{} is a link to {}", conf.display(), to.display());
         let remedy =
             "restart the runtime after changing the link: it watches the target from when it started";
-        found.push(Finding::note(About::Directories, says, Some(remedy)));
+        found.push(Finding::note(About::Directories, text, Some(remedy)));
     }
-    found.extend(sight.spaces.iter().filter_map(foreign));
-    found.extend(sight.spaces.iter().filter_map(open_to_all));
-    found.extend(sight.spaces.iter().flat_map(|space| of_space(sight, space)));
+    found.extend(observation.spaces.iter().filter_map(foreign));
+    found.extend(observation.spaces.iter().filter_map(open_to_all));
+    found.extend(observation.spaces.iter().flat_map(|space| of_space(observation, space)));
     found
 }
 
-fn node(sight: &Observation) -> Finding {
-    Finding::note(About::Node, format!("this is {}", sight.platform), sight.platform.advice())
+fn node(observation: &Observation) -> Finding {
+    Finding::note(About::Node, format!("this is {}", observation.platform), observation.platform.advice())
 }
 
-fn standing(sight: &Observation, (of, path): (&str, &Path), standing: DirectoryState) -> Finding {
+fn directory_problems(
+    observation: &Observation,
+    (of, path): (&str, &Path),
+    state: DirectoryState,
+) -> Finding {
     let path = path.display();
-    match standing {
+    match state {
         DirectoryState::Present => Finding::well(About::Directories, format!("{of} directory {path}")),
         DirectoryState::Missing => {
-            let says = format!("there is no {of} directory {path}");
-            Finding::wrong(About::Directories, says, missing(sight))
+            let text = format!("there is no {of} directory {path}");
+            Finding::wrong(About::Directories, text, missing(observation))
         }
         DirectoryState::Deleted => {
-            let says = format!("the {of} directory {path} was deleted while this process held it open");
+            let text = format!("the {of} directory {path} was deleted while this process held it open");
             let remedy =
                 "restart this pod and the container runtime: neither sees a directory that was made again";
-            Finding::wrong(About::Directories, says, remedy)
+            Finding::wrong(About::Directories, text, remedy)
         }
         DirectoryState::Unreadable(why) => {
-            let says = format!("the {of} directory {path} cannot be read: {}", why.desc());
-            Finding::wrong(About::Directories, says, refused(sight, why))
+            let text = format!("the {of} directory {path} cannot be read: {}", why.desc());
+            Finding::wrong(About::Directories, text, refused(observation, why))
         }
     }
 }
 
-fn refused(sight: &Observation, why: Errno) -> String {
+fn refused(observation: &Observation, why: Errno) -> String {
     match why {
-        Errno::EACCES | Errno::EPERM => of_security(sight),
+        Errno::EACCES | Errno::EPERM => of_security(observation),
         Errno::ENOTDIR => {
             "name the directory with --conf-dir or --bin-dir: this is not a directory".to_owned()
         }
@@ -65,51 +69,51 @@ fn refused(sight: &Observation, why: Errno) -> String {
     }
 }
 
-fn missing(sight: &Observation) -> String {
-    let wanted = sight.platform.directories();
+fn missing(observation: &Observation) -> String {
+    let desired = observation.platform.directories();
     format!(
         "on {} the runtime uses {} and {}: name others with --conf-dir and --bin-dir; the primary plugin makes the conf directory",
-        sight.platform, wanted.conf, wanted.programs
+        observation.platform, desired.conf, desired.programs
     )
 }
 
 /// Directories of another platform may exist here, and no runtime reads them (F37).
-fn elsewhere(sight: &Observation) -> Option<Finding> {
-    let wanted = sight.platform.places(&sight.ground.root);
-    let NodeDirectories { conf, programs, .. } = &sight.ground.places;
-    if (&wanted.conf, &wanted.programs) == (conf, programs) {
+fn elsewhere(observation: &Observation) -> Option<Finding> {
+    let desired = observation.platform.node_directories(&observation.options.root);
+    let NodeDirectories { conf, programs, .. } = &observation.options.directories;
+    if (&desired.conf, &desired.programs) == (conf, programs) {
         return None;
     }
-    let directories = sight.platform.directories();
-    let says = format!(
+    let directories = observation.platform.directories();
+    let text = format!(
         "these are not the directories of {}, which has {} and {}",
-        sight.platform, directories.conf, directories.programs
+        observation.platform, directories.conf, directories.programs
     );
     let remedy = "use the platform's overlay of the DaemonSet, or --conf-dir and --bin-dir, unless the runtime is configured otherwise";
-    Some(Finding::note(About::Directories, says, Some(remedy)))
+    Some(Finding::note(About::Directories, text, Some(remedy)))
 }
 
 /// For root without capabilities, as the agent runs, another user's directory is not writable.
 fn foreign(space: &FileSystem) -> Option<Finding> {
     let owner = space.stranger?;
-    let says = format!("the {} directory {} belongs to user {owner}", space.of, space.path.display());
+    let text = format!("the {} directory {} belongs to user {owner}", space.of, space.path.display());
     let remedy = "chown it to root, or add manifests/components/foreign-owner: an agent without capabilities cannot write there";
-    Some(Finding::note(About::Directories, says, Some(remedy)))
+    Some(Finding::note(About::Directories, text, Some(remedy)))
 }
 
 /// Root runs a file in these directories, or follows what it configures.
 fn open_to_all(space: &FileSystem) -> Option<Finding> {
     let mode = space.open_to_all?;
     let path = space.path.display();
-    let says = format!("every user may write to the {} directory {path}: mode {mode:04o}", space.of);
+    let text = format!("every user may write to the {} directory {path}: mode {mode:04o}", space.of);
     let remedy =
         format!("chmod 0755 {path}, and find out what changed it: a user who writes there can become root");
-    Some(Finding::wrong(About::Directories, says, remedy))
+    Some(Finding::wrong(About::Directories, text, remedy))
 }
 
-fn of_space(sight: &Observation, space: &FileSystem) -> Vec<Finding> {
+fn of_space(observation: &Observation, space: &FileSystem) -> Vec<Finding> {
     let FileSystem { of, path, mount, room, .. } = space;
-    let wrong = |says: String, remedy: &str| Finding::wrong(About::Directories, says, remedy);
+    let wrong = |text: String, remedy: &str| Finding::wrong(About::Directories, text, remedy);
     let FreeSpace { bytes, inodes, read_only, no_exec } = match room {
         Ok(room) => *room,
         // The directory has its own finding; a missing run directory is normal before the first probe.
@@ -118,20 +122,20 @@ fn of_space(sight: &Observation, space: &FileSystem) -> Vec<Finding> {
     let mut found = Vec::new();
     let path = path.display();
     if read_only {
-        let says = format!("the {of} directory {path} is on {mount}, which is read-only");
-        found.push(wrong(says, &missing(sight)));
+        let text = format!("the {of} directory {path} is on {mount}, which is read-only");
+        found.push(wrong(text, &missing(observation)));
     }
     if no_exec && *of == "program" {
-        let says = format!("the program directory {path} is on {mount}, which is mounted noexec");
-        found.push(wrong(says, "mount it without noexec: no runtime can run plugins there"));
+        let text = format!("the program directory {path} is on {mount}, which is mounted noexec");
+        found.push(wrong(text, "mount it without noexec: no runtime can run plugins there"));
     }
     if bytes < need(of) && !read_only {
-        let says = format!("{mount}, which holds the {of} directory {path}, has {} KiB left", bytes >> 10);
-        found.push(wrong(says, "free space (df): existing files are kept, but no new one can be written"));
+        let text = format!("{mount}, which holds the {of} directory {path}, has {} KiB left", bytes >> 10);
+        found.push(wrong(text, "free space (df): existing files are kept, but no new one can be written"));
     }
     if inodes == Some(0) {
-        let says = format!("{mount}, which holds the {of} directory {path}, has no inodes left");
-        found.push(wrong(says, "remove files (df -i): no new one can be created"));
+        let text = format!("{mount}, which holds the {of} directory {path}, has no inodes left");
+        found.push(wrong(text, "remove files (df -i): no new one can be created"));
     }
     found
 }

@@ -7,16 +7,16 @@ use gybe_plugin::conf::{PluginConf, unknown_keys};
 use gybe_plugin::network_conf::POD_ANNOTATIONS;
 use serde_json::{Map, Value};
 
-pub(super) fn examine(sight: &Observation, ours: &OurEntries<'_>) -> Vec<Finding> {
+pub(super) fn examine(observation: &Observation, ours: &OurEntries<'_>) -> Vec<Finding> {
     let mut found: Vec<Finding> = ours
         .entries()
         .flat_map(|(file, entry)| of_entry(&file.to_string(), &members(entry).unwrap_or_default()))
         .collect();
-    if let Some((kubeconfig, why)) = &sight.no_kubeconfig {
-        let says = format!("the kubeconfig {} cannot be read: {}", kubeconfig.display(), why.desc());
+    if let Some((kubeconfig, why)) = &observation.no_kubeconfig {
+        let text = format!("the kubeconfig {} cannot be read: {}", kubeconfig.display(), why.desc());
         found.push(Finding::wrong(
             About::Entry,
-            says,
+            text,
             "set pod_source: api, with which the agent writes it, or remove it from the entry",
         ));
     }
@@ -27,10 +27,10 @@ fn of_entry(file: &str, members: &Map<String, Value>) -> Vec<Finding> {
     let conf = match PluginConf::read(members) {
         Ok(conf) => conf,
         Err(wrong) => {
-            let says = format!("in {file}: {wrong}; the plugin refuses every ADD (GYBE-ADD-009)");
+            let text = format!("in {file}: {wrong}; the plugin refuses every ADD (GYBE-ADD-009)");
             return vec![Finding::wrong(
                 About::Entry,
-                says,
+                text,
                 "docs/CONFIGURE.md lists every key; gybe install writes the entry again",
             )];
         }
@@ -38,16 +38,16 @@ fn of_entry(file: &str, members: &Map<String, Value>) -> Vec<Finding> {
     let mut found = Vec::new();
     let unknown = unknown_keys(members);
     if !unknown.is_empty() {
-        let says = format!("in {file}: unknown keys {}", unknown.join(", "));
-        found.push(Finding::note(About::Entry, says, None));
+        let text = format!("in {file}: unknown keys {}", unknown.join(", "));
+        found.push(Finding::note(About::Entry, text, None));
     }
     let declared =
         members.get("capabilities").and_then(|all| all.get(POD_ANNOTATIONS)) == Some(&Value::Bool(true));
     if !declared {
-        let says = format!(
+        let text = format!(
             "in {file}: the entry does not request the capability {POD_ANNOTATIONS}, so pods outside the mesh wait for the agent too"
         );
-        found.push(Finding::wrong(About::Entry, says, "run gybe install, or add it to \"capabilities\""));
+        found.push(Finding::wrong(About::Entry, text, "run gybe install, or add it to \"capabilities\""));
     }
     if found.is_empty() {
         let excluded: Vec<&str> = conf.exclude_namespaces.iter().map(String::as_str).collect();

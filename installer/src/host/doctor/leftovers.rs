@@ -7,33 +7,36 @@ use crate::host::entries::OurEntries;
 use crate::host::image::PLUGIN;
 use crate::host::observe::{CachedPlugins, ORIGINAL};
 
-pub(super) fn examine(sight: &Observation, ours: &OurEntries<'_>) -> Vec<Finding> {
+pub(super) fn examine(observation: &Observation, ours: &OurEntries<'_>) -> Vec<Finding> {
     let mut found = Vec::new();
     if !ours.is_anywhere() {
-        found.extend(program(sight, PLUGIN).map(|_| tombstone(sight)));
-        let originals = sight.snapshot.conf.files.keys().filter(|name| name.ends_in(ORIGINAL));
+        found.extend(program(observation, PLUGIN).map(|_| tombstone(observation)));
+        let originals = observation.snapshot.conf.files.keys().filter(|name| name.ends_in(ORIGINAL));
         let originals: Vec<String> = originals.map(ToString::to_string).collect();
         if !originals.is_empty() {
-            let says =
+            let text =
                 format!("files that gybe set aside and that are no longer needed: {}", originals.join(", "));
-            found.push(Finding::note(About::Leftovers, says, Some("run gybe uninstall, which removes them")));
+            found.push(Finding::note(About::Leftovers, text, Some("run gybe uninstall, which removes them")));
         }
     }
-    let litter = [(sight.snapshot.conf.litter, "conf"), (sight.snapshot.programs.litter, "program")];
-    for (_, of) in litter.iter().filter(|(there, _)| *there) {
-        let says = format!("a gybe that was killed left a temporary file in the {of} directory");
+    let has_temporary = [
+        (observation.snapshot.conf.has_temporary, "conf"),
+        (observation.snapshot.programs.has_temporary, "program"),
+    ];
+    for (_, of) in has_temporary.iter().filter(|(there, _)| *there) {
+        let text = format!("a gybe that was killed left a temporary file in the {of} directory");
         found.push(Finding::note(
             About::Leftovers,
-            says,
+            text,
             Some("run gybe install, or wait for the agent's next pass: both remove it"),
         ));
     }
     found
 }
 
-fn tombstone(sight: &Observation) -> Finding {
+fn tombstone(observation: &Observation) -> Finding {
     let living = "the DEL of existing sandboxes needs it";
-    let (says, remedy) = match &sight.snapshot.cached {
+    let (text, remedy) = match &observation.snapshot.cached {
         CachedPlugins::Unknown => (
             format!("no conf file names {PLUGIN}, and it is unknown which sandboxes still need it"),
             "let --results-dir name libcni's cache (/var/lib/cni/results), or drain the node; then run gybe uninstall",
@@ -47,5 +50,5 @@ fn tombstone(sight: &Observation) -> Finding {
             "run gybe uninstall to remove it, or gybe install to restore the entry",
         ),
     };
-    Finding::note(About::Leftovers, says, Some(remedy))
+    Finding::note(About::Leftovers, text, Some(remedy))
 }

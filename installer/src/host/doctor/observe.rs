@@ -13,9 +13,7 @@ use crate::host::desired::{Confirmed, Trial};
 use crate::host::entries::OurEntries;
 use crate::host::image::PLUGIN;
 use crate::host::image::every_name;
-use crate::host::observe::{
-    DirectoryState, Hash, HashCache, NodeDirectories, ObserveScope, ObservedState, look,
-};
+use crate::host::observe::{DirectoryState, Hash, HashCache, NodeDirectories, ObserveScope, ObservedState};
 use crate::host::platform::Platform;
 use crate::host::pods_on_node::{self, HostPaths, SandboxVerdict};
 use crate::host::runtimes::Runtimes;
@@ -34,10 +32,10 @@ use std::path::{Path, PathBuf};
 /// The parameters of an observation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DoctorOptions {
-    pub places: NodeDirectories,
+    pub directories: NodeDirectories,
     /// The directory of sockets and of the probe report.
     pub run: PathBuf,
-    /// The host's root as seen here.
+    /// The host's root as observed here.
     pub root: PathBuf,
     /// The programs that this `gybe` would place, unless they are the installed ones.
     pub image: Option<PathBuf>,
@@ -48,7 +46,7 @@ pub struct DoctorOptions {
 /// The observed node.
 #[derive(Debug)]
 pub struct Observation {
-    pub ground: DoctorOptions,
+    pub options: DoctorOptions,
     pub platform: Platform,
     pub snapshot: ObservedState,
     /// The file systems of the conf, program and run directory.
@@ -89,7 +87,7 @@ impl Observation {
             Some(status) if status.plugin_dir_confirmed => Confirmed::Yes,
             _ => Confirmed::No,
         };
-        self.ground.confirmed.unwrap_or(by_agent)
+        self.options.confirmed.unwrap_or(by_agent)
     }
 }
 
@@ -113,51 +111,60 @@ pub enum SecurityModule {
 
 /// Observes the node.
 #[must_use]
-pub fn see(ground: DoctorOptions) -> Observation {
-    let mut snapshot =
-        look(&ground.places, &ObserveScope::in_programs(every_name()), &mut HashCache::default());
+pub fn observe(options: DoctorOptions) -> Observation {
+    let mut snapshot = crate::host::observe::observe(
+        &options.directories,
+        &ObserveScope::in_programs(every_name()),
+        &mut HashCache::default(),
+    );
     let ours = OurEntries::find(&snapshot.conf);
     let conf = ours.plugin_conf();
     // Other owners' drop-ins need the check too.
     let has_none = snapshot.conf.networks.is_empty() && snapshot.conf.unread_networks.is_empty();
     let ask = if has_none { DropInCheck::Skip } else { DropInCheck::Read };
-    let directories =
-        [("conf", &ground.places.conf), ("program", &ground.places.programs), ("run", &ground.run)];
-    let plugin = ground.places.programs.join(PLUGIN);
-    let has_no_entry = snapshot.conf.standing == DirectoryState::Present && !ours.is_anywhere();
+    let directories = [
+        ("conf", &options.directories.conf),
+        ("program", &options.directories.programs),
+        ("run", &options.run),
+    ];
+    let plugin = options.directories.programs.join(PLUGIN);
+    let has_no_entry = snapshot.conf.state == DirectoryState::Present && !ours.is_anywhere();
     let sockets = match &conf {
         // The agent's usual socket: an agent would restore the entry.
-        None if has_no_entry => Some(ground.run.join(FACTS_SOCKET)),
+        None if has_no_entry => Some(options.run.join(FACTS_SOCKET)),
         conf => conf.as_ref().and_then(|conf| conf.facts.socket.clone()),
     };
-    let probed = found(&ground.run);
-    let seen_running = running(&ground.root, &ground.places.conf, ask);
-    snapshot.runtimes = RuntimeReport::of(&ground.root, &seen_running).known(&ground.places);
+    let probed = found(&options.run);
+    let seen_running = running(&options.root, &options.directories.conf, ask);
+    snapshot.runtimes = RuntimeReport::of(&options.root, &seen_running).known(&options.directories);
     Observation {
-        platform: Platform::of_host(&ground.root),
+        platform: Platform::of_host(&options.root),
         spaces: file_systems::of(directories),
-        conf_link: fs::read_link(&ground.places.conf).ok(),
+        conf_link: fs::read_link(&options.directories.conf).ok(),
         trial: plugin.exists().then(|| try_program(&plugin, Trial::CniVersion)),
-        brings_another: ground.image.as_deref().is_some_and(|image| is_another(&plugin, &image.join(PLUGIN))),
+        brings_another: options
+            .image
+            .as_deref()
+            .is_some_and(|image| is_another(&plugin, &image.join(PLUGIN))),
         agent: sockets.as_deref().map(ask_agent),
         log: conf.as_ref().and_then(|conf| conf.facts.log_socket()).map(|path| sockets::knock(&path)),
         no_kubeconfig: conf.as_ref().and_then(unreadable),
-        no_programs: conf.as_ref().and_then(|conf| no_programs(conf, probed.as_ref(), &ground.root)),
+        no_programs: conf.as_ref().and_then(|conf| no_programs(conf, probed.as_ref(), &options.root)),
         found: probed,
-        pods: conf.map(|conf| pods_of(conf, &ground)),
-        watch: DirectoryWatch::new([ground.places.conf.clone()]).mode(),
+        pods: conf.map(|conf| pods_of(conf, &options)),
+        watch: DirectoryWatch::new([options.directories.conf.clone()]).mode(),
         runtimes: seen_running,
         guard: guard(),
-        of_istio: of_istio(&ground),
+        of_istio: of_istio(&options),
         snapshot,
-        ground,
+        options,
     }
 }
 
 /// What is known about the runtimes that run on the node whose root is at `root`.
 #[must_use]
-pub fn runtimes_of(root: &Path, places: &NodeDirectories) -> Runtimes {
-    RuntimeReport::of(root, &running(root, &places.conf, DropInCheck::Read)).known(places)
+pub fn runtimes_of(root: &Path, directories: &NodeDirectories) -> Runtimes {
+    RuntimeReport::of(root, &running(root, &directories.conf, DropInCheck::Read)).known(directories)
 }
 
 /// Reports whether both exist and differ.
@@ -187,8 +194,8 @@ fn no_programs(conf: &PluginConf, found: Option<&NodeProbe>, root: &Path) -> Opt
     kind.look_under(root).err().map(|why| (kind, why.to_string()))
 }
 
-fn pods_of(conf: PluginConf, ground: &DoctorOptions) -> PodVerdicts {
-    let paths = HostPaths { results: ground.places.results.clone(), root: ground.root.clone() };
+fn pods_of(conf: PluginConf, options: &DoctorOptions) -> PodVerdicts {
+    let paths = HostPaths { results: options.directories.results.clone(), root: options.root.clone() };
     let found = pods_on_node::find(&paths);
     let judged = pods_on_node::judge_all(found.sandboxes, &pods_on_node::PolicySources::of(conf));
     PodVerdicts { judged, unreadable: found.unreadable }
@@ -196,18 +203,18 @@ fn pods_of(conf: PluginConf, ground: &DoctorOptions) -> PodVerdicts {
 
 /// Detects the security module by selinux(8)'s and apparmor(7)'s files.
 fn guard() -> SecurityModule {
-    let says = |path: &str| fs::read_to_string(path).unwrap_or_default();
-    if says("/sys/fs/selinux/enforce").trim() == "1" {
+    let text = |path: &str| fs::read_to_string(path).unwrap_or_default();
+    if text("/sys/fs/selinux/enforce").trim() == "1" {
         return SecurityModule::SeLinux;
     }
-    let confined = says("/proc/self/attr/apparmor/current");
+    let confined = text("/proc/self/attr/apparmor/current");
     if matches!(confined.trim(), "" | "unconfined") { SecurityModule::None } else { SecurityModule::AppArmor }
 }
 
 /// The files that istio-cni's agent keeps on a node (docs/ISTIO.md, section 5).
-fn of_istio(ground: &DoctorOptions) -> Vec<PathBuf> {
+fn of_istio(options: &DoctorOptions) -> Vec<PathBuf> {
     let kept = ["log.sock", "istio-cni-kubeconfig", "pluginevent.sock"];
-    let kept = kept.map(|name| ground.root.join("var/run/istio-cni").join(name));
-    let older = ground.places.conf.join("ZZZ-istio-cni-kubeconfig");
+    let kept = kept.map(|name| options.root.join("var/run/istio-cni").join(name));
+    let older = options.directories.conf.join("ZZZ-istio-cni-kubeconfig");
     kept.into_iter().chain([older]).filter(|path| path.symlink_metadata().is_ok()).collect()
 }

@@ -9,69 +9,69 @@ use crate::host::image::PLUGIN;
 use crate::host::judge::primary;
 use crate::host::observe::ORIGINAL;
 
-pub(super) fn examine(sight: &Observation) -> Vec<Finding> {
-    let mut found = istio(sight);
-    let choice = primary(&sight.snapshot.conf, PLUGIN, &sight.snapshot.runtimes);
+pub(super) fn examine(observation: &Observation) -> Vec<Finding> {
+    let mut found = istio(observation);
+    let choice = primary(&observation.snapshot.conf, PLUGIN, &observation.snapshot.runtimes);
     let plugins: Vec<&str> =
         choice.iter().flat_map(|choice| choice.network.plugins.iter().map(String::as_str)).collect();
     if let Some(owner) = likely(&plugins).filter(|_| !plugins.contains(&ISTIO)) {
-        let says = format!("{} also writes this chain", owner.name);
+        let text = format!("{} also writes this chain", owner.name);
         let remedy = format!("if our entry keeps disappearing: {}", owner.setting);
-        found.push(Finding::note(About::Others, says, Some(&remedy)));
+        found.push(Finding::note(About::Others, text, Some(&remedy)));
     }
     found.extend(socket_load_balancing(&plugins));
     found
 }
 
-fn istio(sight: &Observation) -> Vec<Finding> {
-    let files = sight.snapshot.conf.files.iter().filter(|(name, _)| !name.ends_in(ORIGINAL));
+fn istio(observation: &Observation) -> Vec<Finding> {
+    let files = observation.snapshot.conf.files.iter().filter(|(name, _)| !name.ends_in(ORIGINAL));
     let chains =
         files.filter_map(|(name, file)| Some((name, PluginChain::read(file.content.as_ref().ok()?).ok()?)));
     let mut found = Vec::new();
     found.extend(chains.filter(|(_, chain)| chain.entry(ISTIO).is_some()).map(|(name, chain)| {
-        let has_program = program(sight, ISTIO).is_some();
+        let has_program = program(observation, ISTIO).is_some();
         of_entry(&name.to_string(), &chain, has_program)
     }));
-    let files: Vec<String> = sight.of_istio.iter().map(|path| path.display().to_string()).collect();
+    let files: Vec<String> = observation.of_istio.iter().map(|path| path.display().to_string()).collect();
     if !files.is_empty() {
-        let says = format!("files of istio-cni's agent: {}", files.join(", "));
+        let text = format!("files of istio-cni's agent: {}", files.join(", "));
         let remedy = "remove them once its DaemonSet is gone: a kubeconfig holds a token";
-        found.push(Finding::note(About::Others, says, Some(remedy)));
+        found.push(Finding::note(About::Others, text, Some(remedy)));
     }
-    found.extend(stand_in(sight));
+    found.extend(stand_in(observation));
     found
 }
 
 /// The meaning of an istio-cni entry. No remedy leaves pods without redirection.
 fn of_entry(name: &str, chain: &PluginChain, has_program: bool) -> Finding {
     let beside = chain.entry(PLUGIN).is_some();
-    let wrong = |says: String, remedy: &str| Finding::wrong(About::Others, says, remedy);
-    let note = |says: String, remedy: &str| Finding::note(About::Others, says, Some(remedy));
+    let wrong = |text: String, remedy: &str| Finding::wrong(About::Others, text, remedy);
+    let note = |text: String, remedy: &str| Finding::note(About::Others, text, Some(remedy));
     if chain.is_ambient() {
-        let says = format!("{name} has an istio-cni entry that serves ambient mode (ambient_enabled: true)");
+        let text = format!("{name} has an istio-cni entry that serves ambient mode (ambient_enabled: true)");
         return match beside {
-            true => wrong(format!("{says}, and ours too"), KEEP_ISTIO),
-            false => note(says, KEEP_ISTIO),
+            true => wrong(format!("{text}, and ours too"), KEEP_ISTIO),
+            false => note(text, KEEP_ISTIO),
         };
     }
     let take_over = "run gybe install --take-over now (in the cluster: take_over: now), which replaces it with ours in one write; \
                      then remove the DaemonSet istio-cni-node";
     match (beside, has_program) {
         (true, _) => {
-            let says =
+            let text =
                 format!("{name} has an istio-cni entry and ours: both redirect, and the second is refused");
-            wrong(says, take_over)
+            wrong(text, take_over)
         }
         (false, true) => {
-            let says = format!("{name} has an istio-cni entry: istio-cni redirects pods");
-            note(says, &format!("to change to Gybe: {take_over}; otherwise do nothing"))
+            let text = format!("{name} has an istio-cni entry: istio-cni redirects pods");
+            note(text, &format!("to change to Gybe: {take_over}; otherwise do nothing"))
         }
         (false, false) => {
-            let says = format!(
+            let text = format!(
                 "{name} has an istio-cni entry, but the program istio-cni is missing: pods cannot start"
             );
             wrong(
-                says,
+                text,
                 &format!("deploy the DaemonSet istio-cni-node again; or, to change to Gybe: {take_over}"),
             )
         }
@@ -83,18 +83,18 @@ const KEEP_ISTIO: &str = "keep istio-cni here and exclude this node from Gybe, w
 
 /// Cilium may rewrite a connection's destination in connect(2), before any rule receives a packet.
 fn socket_load_balancing(plugins: &[&str]) -> Option<Finding> {
-    let says = "Cilium may translate service addresses in connect(2) (bpf-lb-sock): a pod's connection to a service \
+    let text = "Cilium may translate service addresses in connect(2) (bpf-lb-sock): a pod's connection to a service \
                 then reaches the proxy with the address of one of the service's pods";
     let remedy = "set Cilium's Helm value socketLB.hostNamespaceOnly=true, which excludes pods";
-    plugins.contains(&"cilium-cni").then(|| Finding::note(About::Others, says, Some(remedy)))
+    plugins.contains(&"cilium-cni").then(|| Finding::note(About::Others, text, Some(remedy)))
 }
 
-fn stand_in(sight: &Observation) -> Option<Finding> {
-    let (theirs, ours) = (program(sight, ISTIO)?, program(sight, PLUGIN));
+fn stand_in(observation: &Observation) -> Option<Finding> {
+    let (theirs, ours) = (program(observation, ISTIO)?, program(observation, PLUGIN));
     if ours.is_some_and(|ours| ours.hash == theirs.hash) {
-        let says =
+        let text =
             "the program istio-cni is our plugin: it answers DEL for sandboxes that were made with istio-cni";
-        return Some(Finding::well(About::Others, says));
+        return Some(Finding::well(About::Others, text));
     }
     Some(Finding::note(About::Others, "the program istio-cni exists", None))
 }

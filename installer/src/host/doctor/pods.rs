@@ -10,8 +10,8 @@ use gybe_plugin::gates::STATUS;
 /// At most this many pods are listed.
 const MOST: usize = 16;
 
-pub(super) fn examine(sight: &Observation) -> Vec<Finding> {
-    sight.pods.iter().flat_map(|pods| of_node(pods).into_iter().chain(doubtful(pods))).collect()
+pub(super) fn examine(observation: &Observation) -> Vec<Finding> {
+    observation.pods.iter().flat_map(|pods| of_node(pods).into_iter().chain(doubtful(pods))).collect()
 }
 
 /// The number of pods of each kind, and each pod of the mesh that is not known to be redirected.
@@ -28,14 +28,14 @@ fn of_node(PodVerdicts { judged, unreadable }: &PodVerdicts) -> Vec<Finding> {
     let failing: Vec<_> = judged.iter().filter(|one| one.fails()).collect();
     found.extend(failing.iter().take(MOST).map(|one| failed(one)));
     if let Some(more) = failing.len().checked_sub(MOST).filter(|more| *more > 0) {
-        let says = format!("{more} more pods are not redirected, or not verified");
-        found.push(Finding::wrong(About::Pods, says, "run gybe verify --all, which lists them"));
+        let text = format!("{more} more pods are not redirected, or not verified");
+        found.push(Finding::wrong(About::Pods, text, "run gybe verify --all, which lists them"));
     }
     found
 }
 
 fn failed(one: &SandboxVerdict) -> Finding {
-    let says = format!("{}: {}", one.sandbox, one.line());
+    let text = format!("{}: {}", one.sandbox, one.line());
     let remedy = match (one.verdict.answer, &one.sandbox.pod) {
         (Answer::NotRedirected, Some(pod)) => {
             format!(
@@ -44,7 +44,7 @@ fn failed(one: &SandboxVerdict) -> Finding {
         }
         _ => "run gybe verify --all, which has the reasons".to_owned(),
     };
-    Finding::wrong(About::Pods, says, remedy)
+    Finding::wrong(About::Pods, text, remedy)
 }
 
 /// Injected pods with unknown annotations, as the runtime passed them on.
@@ -55,8 +55,8 @@ fn doubtful(PodVerdicts { judged, .. }: &PodVerdicts) -> Vec<Finding> {
         (!doubts.is_empty()).then(|| format!("pod {sandbox}: {}", doubts.join("; ")))
     };
     let all: Vec<String> = judged.iter().filter_map(|one| doubts(&one.sandbox)).collect();
-    let note = |says: &String| {
-        Finding::note(About::Pods, says, Some("correct the annotation in the pod's template"))
+    let note = |text: &String| {
+        Finding::note(About::Pods, text, Some("correct the annotation in the pod's template"))
     };
     let mut found: Vec<_> = all.iter().take(MOST).map(note).collect();
     if let Some(more) = all.len().checked_sub(MOST).filter(|more| *more > 0) {

@@ -9,36 +9,36 @@ use crate::host::runtimes::processes::{RuntimeProcess, RuntimeWatch};
 use crate::host::watch::WatchMode;
 use nix::errno::Errno;
 
-pub(super) fn examine(sight: &Observation, ours: &OurEntries<'_>) -> Vec<Finding> {
-    let mut found: Vec<Finding> = own(sight).into_iter().collect();
+pub(super) fn examine(observation: &Observation, ours: &OurEntries<'_>) -> Vec<Finding> {
+    let mut found: Vec<Finding> = own(observation).into_iter().collect();
     // Multus reads a network's file for each call, and no runtime watches it.
-    if !is_for_multus(ours, sight) {
-        found.extend(sight.runtimes.iter().map(of_runtime));
+    if !is_for_multus(ours, observation) {
+        found.extend(observation.runtimes.iter().map(of_runtime));
     }
     found
 }
 
-fn own(sight: &Observation) -> Option<Finding> {
-    match sight.watch {
+fn own(observation: &Observation) -> Option<Finding> {
+    match observation.watch {
         WatchMode::Inotify => {
             Some(Finding::well(About::Watching, "inotify reports changes of the conf directory at once"))
         }
         // A missing or unreadable directory has its own finding.
-        WatchMode::Polling(_) if sight.snapshot.conf.standing != DirectoryState::Present => None,
+        WatchMode::Polling(_) if observation.snapshot.conf.state != DirectoryState::Present => None,
         WatchMode::Polling(why) => {
             let setting = match why {
                 Errno::EMFILE => "fs.inotify.max_user_instances",
                 Errno::ENOSPC => "fs.inotify.max_user_watches",
                 _ => "the sysctls fs.inotify.*",
             };
-            let says = format!(
+            let text = format!(
                 "inotify is exhausted ({}), so the agent polls {} every second",
                 why.desc(),
-                sight.ground.places.conf.display()
+                observation.options.directories.conf.display()
             );
             Some(Finding::wrong(
                 About::Watching,
-                says,
+                text,
                 format!("raise {setting}, which the runtime needs too"),
             ))
         }
@@ -51,18 +51,18 @@ fn of_runtime(RuntimeProcess { name, pid, watches, .. }: &RuntimeProcess) -> Fin
             Finding::well(About::Watching, format!("{name} (process {pid}) watches the conf directory"))
         }
         RuntimeWatch::Others => {
-            let says = format!(
+            let text = format!(
                 "{name} (process {pid}) does not watch this conf directory: it was removed and made again, or {name} is \
                  configured with another"
             );
             let remedy = format!(
                 "restart {name}, which sees no change until then; or name its directory with --conf-dir"
             );
-            Finding::wrong(About::Watching, says, remedy)
+            Finding::wrong(About::Watching, text, remedy)
         }
         RuntimeWatch::Unknown => {
-            let says = format!("it is unknown what {name} (process {pid}) watches");
-            Finding::note(About::Watching, says, Some("run gybe doctor as root on the node"))
+            let text = format!("it is unknown what {name} (process {pid}) watches");
+            Finding::note(About::Watching, text, Some("run gybe doctor as root on the node"))
         }
     }
 }

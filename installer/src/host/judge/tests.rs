@@ -43,18 +43,18 @@ impl World {
         let names = ["calico", "multus-shim", "gybe-cni"].into_iter().map(name).collect();
         Self {
             conf: ConfDirectory {
-                standing: DirectoryState::Present,
+                state: DirectoryState::Present,
                 files,
                 networks: BTreeMap::new(),
                 unread_networks: BTreeMap::new(),
                 is_of_multus: false,
-                litter: false,
+                has_temporary: false,
             },
             programs: ProgramDirectory {
-                standing: DirectoryState::Present,
+                state: DirectoryState::Present,
                 names,
                 files: BTreeMap::new(),
-                litter: false,
+                has_temporary: false,
                 has_lock: false,
             },
             runtimes: Runtimes::default(),
@@ -120,9 +120,12 @@ fn standalone() -> Shape {
 fn a_pod_is_redirected_if_the_file_in_use_runs_the_plugin() {
     let world = World::with(&[("10-a.conflist", CHAINED), ("20-b.conflist", LIST)]);
     let judged = world.judged();
-    assert!(judged.is_met(), "{judged:?}");
-    assert_eq!(judged.taken.unwrap().file, name("10-a.conflist"));
-    assert!(World::with(&[("10-a.conflist", BEHIND)]).judged().is_met(), "also with a plugin after ours");
+    assert!(judged.is_redirected(), "{judged:?}");
+    assert_eq!(judged.in_use.unwrap().file, name("10-a.conflist"));
+    assert!(
+        World::with(&[("10-a.conflist", BEHIND)]).judged().is_redirected(),
+        "also with a plugin after ours"
+    );
 }
 
 #[test]
@@ -138,7 +141,7 @@ fn a_file_without_our_entry_that_sorts_first_leaves_every_pod_unredirected() {
     let world = World::with(&[("05-b.conflist", LIST), ("10-a.conflist", CHAINED)]).shaped(pinned());
     assert_eq!(world.reason(), "the runtime uses 05-b.conflist, not 10-a.conflist");
     let world = World::with(&[("00-m.conf", MULTUS), ("10-a.conflist", CHAINED)]).shaped(pinned());
-    assert!(world.judged().is_met(), "Multus calls the pinned file");
+    assert!(world.judged().is_redirected(), "Multus calls the pinned file");
     assert_eq!(World::with(&[]).reason(), "waiting for the primary plugin's conf file");
 }
 
@@ -162,7 +165,7 @@ fn a_file_that_cannot_be_read_may_be_the_one_in_use() {
         }
     }
     let behind = World::with(&[("10-a.conflist", CHAINED)]).unread("15-b.conflist", Errno::EACCES);
-    assert!(behind.judged().is_met(), "a file that sorts after the one in use has no effect");
+    assert!(behind.judged().is_redirected(), "a file that sorts after the one in use has no effect");
 }
 
 #[test]
@@ -175,7 +178,7 @@ fn an_unreadable_drop_in_or_its_directory_leaves_the_chain_unknown() {
     world.conf.unread_networks.insert(name("net"), Unreadable::System(Errno::EACCES));
     assert!(world.reason().contains("net in the directory of its network: it cannot be read"));
     let older = world.run_by(Runtime::Containerd, DropIns::Ignored);
-    assert!(older.judged().is_met(), "an older runtime does not read the directory");
+    assert!(older.judged().is_redirected(), "an older runtime does not read the directory");
 }
 
 #[test]
@@ -186,7 +189,7 @@ fn containerd_stops_at_a_broken_file_and_crio_skips_it() {
     assert!(world().reason().starts_with(stopped), "an unknown runtime may be either");
     assert!(world().run_by(Runtime::Containerd, DropIns::Loaded).reason().starts_with(stopped));
     let judged = world().run_by(Runtime::CriO, DropIns::Ignored).judged();
-    assert!(judged.is_met() && judged.notes.len() == 1, "{judged:?}");
+    assert!(judged.is_redirected() && judged.notes.len() == 1, "{judged:?}");
     assert_eq!(primary(&world().conf, "gybe-cni", &Runtimes::default()).unwrap().file, name("10-a.conflist"));
 }
 
@@ -195,10 +198,10 @@ fn a_program_directory_without_the_primarys_plugins_needs_confirmation() {
     let world = || World::with(&[("10-a.conflist", CHAINED)]).without_the_primarys();
     assert_eq!(world().reason(), "none of the plugins of 10-a.conflist (calico) is in the program directory");
     let confirmed = World { confirmed: Confirmed::Yes, ..world() };
-    assert!(confirmed.judged().is_met());
+    assert!(confirmed.judged().is_redirected());
     let mut named = world();
     named.runtimes.plugin_directory = ConfiguredDirectory::Named;
-    assert!(named.judged().is_met());
+    assert!(named.judged().is_redirected());
     named.runtimes.plugin_directory = ConfiguredDirectory::Awaited;
     assert_eq!(named.reason(), "waiting for the probe's report about the container runtime");
     let mut others = World::with(&[("10-a.conflist", CHAINED)]);
@@ -206,7 +209,7 @@ fn a_program_directory_without_the_primarys_plugins_needs_confirmation() {
     let elsewhere = "the runtime looks for plugins in /usr/lib/cni, not where ours are placed";
     assert_eq!(others.reason(), elsewhere, "although the primary's plugin is here too");
     others.confirmed = Confirmed::Yes;
-    assert!(others.judged().is_met());
+    assert!(others.judged().is_redirected());
 }
 
 #[test]
@@ -224,7 +227,7 @@ fn a_conf_directory_that_the_runtime_does_not_read_redirects_no_pod() {
     let mut confirmed = World::with(&[("10-a.conflist", CHAINED)]);
     confirmed.runtimes.conf_directory = world.runtimes.conf_directory;
     confirmed.confirmed = Confirmed::Yes;
-    assert!(confirmed.judged().is_met());
+    assert!(confirmed.judged().is_redirected());
 }
 
 #[test]
@@ -242,7 +245,7 @@ fn only_multus_calls_a_standalone_network() {
         "the runtime uses 10-a.conflist (calico, portmap), and only Multus would call YYY-gybe-cni.conf";
     assert_eq!(world.reason(), without_multus);
     let files = [("00-multus.conf", MULTUS), ("YYY-gybe-cni.conf", OURS)];
-    assert!(World::with(&files).shaped(standalone()).judged().is_met());
+    assert!(World::with(&files).shaped(standalone()).judged().is_redirected());
     assert_eq!(
         World::with(&files[..1]).shaped(standalone()).reason(),
         "YYY-gybe-cni.conf does not contain our network"
@@ -251,13 +254,13 @@ fn only_multus_calls_a_standalone_network() {
     assert!(alone.reason().contains("has no plugin that gives a pod a network"));
     let mut of_multus = alone;
     of_multus.conf.is_of_multus = true;
-    assert!(of_multus.judged().is_met(), "OpenShift's directory, which no runtime reads");
+    assert!(of_multus.judged().is_redirected(), "OpenShift's directory, which no runtime reads");
 }
 
 #[test]
 fn a_drop_in_redirects_pods_only_if_the_runtime_reads_it() {
     let world = || World::with(&[("10-a.conflist", LIST)]).dropped_in(OURS).shaped(Shape::DropIn);
-    assert!(world().run_by(Runtime::Containerd, DropIns::Loaded).judged().is_met());
+    assert!(world().run_by(Runtime::Containerd, DropIns::Loaded).judged().is_redirected());
     let older = world().run_by(Runtime::Containerd, DropIns::Ignored).reason();
     assert_eq!(
         older,
@@ -266,7 +269,7 @@ fn a_drop_in_redirects_pods_only_if_the_runtime_reads_it() {
     assert!(world().reason().starts_with("whether the runtime reads net/zz-gybe-cni.conf is unknown here"));
     let mut called = world();
     called.runtimes.read_drop_ins();
-    assert!(called.judged().is_met(), "an ADD of the plugin was observed");
+    assert!(called.judged().is_redirected(), "an ADD of the plugin was observed");
 }
 
 #[test]
@@ -284,6 +287,6 @@ fn an_entry_or_a_program_that_fails_every_pod_redirects_none() {
         assert_eq!(world.reason(), says);
     }
     let mut gone = World::with(&[("10-a.conflist", CHAINED)]);
-    gone.conf.standing = DirectoryState::Deleted;
+    gone.conf.state = DirectoryState::Deleted;
     assert!(gone.reason().starts_with("the conf directory was deleted on the host"));
 }

@@ -74,10 +74,12 @@ pub fn candidates(
     conf: &ConfDirectory,
     drop_ins: DropIns,
 ) -> impl Iterator<Item = Result<ChosenNetwork, BrokenFile>> + '_ {
-    let named =
-        conf.files.iter().filter_map(|(file, seen)| Some((file, seen, FileFormat::of(file.as_os_str())?)));
-    named.map(move |(file, seen, form)| {
-        let network = match &seen.content {
+    let named = conf
+        .files
+        .iter()
+        .filter_map(|(file, observed)| Some((file, observed, FileFormat::of(file.as_os_str())?)));
+    named.map(move |(file, observed, form)| {
+        let network = match &observed.content {
             Ok(bytes) if drop_ins == DropIns::Loaded => load(conf, form, bytes),
             Ok(bytes) => network(form, bytes, &[]).map_err(BrokenReason::from),
             Err(why) => Err(BrokenReason::Unreadable(why.clone())),
@@ -98,10 +100,10 @@ fn load(conf: &ConfDirectory, form: FileFormat, bytes: &[u8]) -> Result<Network,
         if let Some(why) = conf.unread_networks.get(&own) {
             return Err(BrokenReason::UnreadableDropIn(own, why.clone()));
         }
-        for (name, seen) in conf.networks.get(&own).into_iter().flatten() {
+        for (name, observed) in conf.networks.get(&own).into_iter().flatten() {
             // Only `.conf` files in a network's own directory are loaded.
             if name.ends_in(".conf") {
-                let read = seen.content.as_ref();
+                let read = observed.content.as_ref();
                 drop_ins.push(read.map_err(|why| BrokenReason::UnreadableDropIn(name.clone(), why.clone()))?);
             }
         }

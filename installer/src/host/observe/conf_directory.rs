@@ -25,13 +25,13 @@ const MOST: usize = 65_536;
 
 pub(super) fn read(path: &Path, also: &BTreeSet<FileName>) -> ConfDirectory {
     let nothing = ConfDirectory::not_there;
-    let (fd, entries) = match open_directory(path).and_then(|(fd, standing)| Ok((list(&fd)?, fd, standing))) {
-        Ok((_, _, standing)) if standing != DirectoryState::Present => return nothing(standing),
+    let (fd, entries) = match open_directory(path).and_then(|(fd, state)| Ok((list(&fd)?, fd, state))) {
+        Ok((_, _, state)) if state != DirectoryState::Present => return nothing(state),
         Ok((entries, fd, _)) => (fd, entries),
         Err(Errno::ENOENT) => return nothing(DirectoryState::Missing),
         Err(why) => return nothing(DirectoryState::Unreadable(why)),
     };
-    let mut seen = ConfDirectory { is_of_multus: is_of_multus(path), ..nothing(DirectoryState::Present) };
+    let mut observed = ConfDirectory { is_of_multus: is_of_multus(path), ..nothing(DirectoryState::Present) };
     for (name, kind) in entries {
         // Some file systems do not report an entry's type before it is opened.
         let inside = match kind {
@@ -42,33 +42,33 @@ pub(super) fn read(path: &Path, also: &BTreeSet<FileName>) -> ConfDirectory {
         };
         match inside {
             Some(Ok(files)) => {
-                seen.networks.insert(name, files);
+                observed.networks.insert(name, files);
                 continue;
             }
             Some(Err(why)) => {
-                seen.unread_networks.insert(name.clone(), Unreadable::System(why));
+                observed.unread_networks.insert(name.clone(), Unreadable::System(why));
             }
             None => {}
         }
         if name.as_os_str() == OsStr::new(TEMPORARY) {
-            seen.litter = true;
+            observed.has_temporary = true;
         } else if (FileFormat::of(name.as_os_str()).is_some()
             || name.ends_in(ORIGINAL)
             || also.contains(&name))
             && let Some(file) = conf_file(&fd, &name)
         {
-            seen.files.insert(name, file);
+            observed.files.insert(name, file);
         }
     }
-    seen
+    observed
 }
 
 /// Opens a directory. A link is followed, as the runtime follows it.
 pub(super) fn open_directory(path: &Path) -> Result<(OwnedFd, DirectoryState), Errno> {
     let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
     let fd = nix::fcntl::open(path, flags, Mode::empty())?;
-    let standing = if fstat(&fd)?.st_nlink == 0 { DirectoryState::Deleted } else { DirectoryState::Present };
-    Ok((fd, standing))
+    let state = if fstat(&fd)?.st_nlink == 0 { DirectoryState::Deleted } else { DirectoryState::Present };
+    Ok((fd, state))
 }
 
 /// Opens the entry itself, never the target of a link.

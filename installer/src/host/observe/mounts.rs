@@ -27,12 +27,12 @@ struct Mount {
 
 impl MountRoots {
     /// Reports a directory that was renamed since the first observation as deleted.
-    pub fn judge(&mut self, places: &NodeDirectories, seen: &mut ObservedState) {
-        if seen.conf.standing == DirectoryState::Present && self.is_renamed(&places.conf) {
-            seen.conf = ConfDirectory::not_there(DirectoryState::Deleted);
+    pub fn judge(&mut self, directories: &NodeDirectories, observed: &mut ObservedState) {
+        if observed.conf.state == DirectoryState::Present && self.is_renamed(&directories.conf) {
+            observed.conf = ConfDirectory::not_there(DirectoryState::Deleted);
         }
-        if seen.programs.standing == DirectoryState::Present && self.is_renamed(&places.programs) {
-            seen.programs = ProgramDirectory::not_there(DirectoryState::Deleted);
+        if observed.programs.state == DirectoryState::Present && self.is_renamed(&directories.programs) {
+            observed.programs = ProgramDirectory::not_there(DirectoryState::Deleted);
         }
     }
 

@@ -93,19 +93,19 @@ impl HashCache {
 
 pub(super) fn look(path: &Path, names: &BTreeSet<FileName>, hashes: &mut HashCache) -> ProgramDirectory {
     let nothing = ProgramDirectory::not_there;
-    let opened = open_directory(path).and_then(|(fd, standing)| Ok((list(&fd)?, fd, standing)));
+    let opened = open_directory(path).and_then(|(fd, state)| Ok((list(&fd)?, fd, state)));
     match opened {
         Ok((entries, fd, DirectoryState::Present)) => ProgramDirectory {
-            standing: DirectoryState::Present,
+            state: DirectoryState::Present,
             names: entries.into_iter().map(|(name, _)| name).collect(),
             files: names
                 .iter()
                 .filter_map(|name| Some((name.clone(), program(&fd, name, hashes)?)))
                 .collect(),
-            litter: is_there(&fd, TEMPORARY),
+            has_temporary: is_there(&fd, TEMPORARY),
             has_lock: is_there(&fd, LOCK),
         },
-        Ok((_, _, standing)) => nothing(standing),
+        Ok((_, _, state)) => nothing(state),
         Err(Errno::ENOENT) => nothing(DirectoryState::Missing),
         Err(why) => nothing(DirectoryState::Unreadable(why)),
     }

@@ -15,13 +15,13 @@ use crate::host::problem::Problem;
 /// Returns none if there is no file for the entry, or if it may not be written now: a chain that names a
 /// program which the runtime does not find fails every pod.
 pub(super) fn put(
-    seen: &ObservedState,
+    observed: &ObservedState,
     install: &Install,
     pinned: Option<&FileName>,
     plan: &mut Plan,
 ) -> Option<Kept> {
-    let target = target(seen, install, pinned, plan)?;
-    let chaining = Chaining { seen, install, pinned, target };
+    let target = target(observed, install, pinned, plan)?;
+    let chaining = Chaining { observed, install, pinned, target };
     if !chaining.has(install.entry.plugin()) && chaining.is_unconfirmed() {
         return None;
     }
@@ -39,7 +39,7 @@ pub(super) fn put(
 
 /// A conf file and the entry to be added to it.
 struct Chaining<'a> {
-    seen: &'a ObservedState,
+    observed: &'a ObservedState,
     install: &'a Install,
     pinned: Option<&'a FileName>,
     target: Target<'a>,
@@ -82,7 +82,7 @@ impl Chaining<'_> {
         let loaded = network(self.target.form, self.target.bytes, &[]).ok();
         let choice = loaded.map(|network| ChosenNetwork { file, network });
         choice.is_some_and(|choice| {
-            judge::unconfirmed(&JudgeInput::new(self.install, self.seen), &choice).is_some()
+            judge::unconfirmed(&JudgeInput::new(self.install, self.observed), &choice).is_some()
         })
     }
 
@@ -93,7 +93,7 @@ impl Chaining<'_> {
         }
         if self.has(ISTIO) {
             // A copy of the file allows uninstall to restore istio-cni's entry.
-            steps.extend(originals::set_aside(self.seen, &self.target.name));
+            steps.extend(originals::set_aside(self.observed, &self.target.name));
         }
         steps.extend(self.write(self.target.name.clone(), bytes));
         steps
@@ -108,7 +108,7 @@ impl Chaining<'_> {
     }
 
     fn write(&self, file: FileName, bytes: Vec<u8>) -> Option<Change> {
-        let instead_of = self.seen.conf.files.get(&file).and_then(|file| file.content.clone().ok());
+        let instead_of = self.observed.conf.files.get(&file).and_then(|file| file.content.clone().ok());
         let access = NewAccess::Like(self.target.name.clone(), self.target.file.access);
         (instead_of.as_ref() != Some(&bytes)).then_some(Change::Write { file, bytes, access, instead_of })
     }
@@ -117,11 +117,11 @@ impl Chaining<'_> {
     /// have written again.
     fn is_free(&self, list: &FileName) -> bool {
         let plugin = self.install.entry.plugin();
-        match self.seen.conf.files.get(list) {
+        match self.observed.conf.files.get(list) {
             None => true,
             Some(ConfFile { content: Ok(bytes), .. }) => {
                 let names_us = PluginChain::read(bytes).is_ok_and(|chain| chain.entry(plugin).is_some());
-                let set_aside = originals::of(self.seen, &self.target.name).is_some();
+                let set_aside = originals::of(self.observed, &self.target.name).is_some();
                 convert::unlisted(bytes, plugin).is_some() || (names_us && set_aside)
             }
             Some(_) => false,
@@ -131,7 +131,7 @@ impl Chaining<'_> {
     /// Reports whether another file, valid or broken, would sort before the list but after the present file.
     fn is_overtaken(&self, list: &FileName) -> bool {
         let mut others =
-            self.seen.conf.files.keys().filter(|other| FileFormat::of(other.as_os_str()).is_some());
+            self.observed.conf.files.keys().filter(|other| FileFormat::of(other.as_os_str()).is_some());
         others.any(|other| self.target.name < *other && other < list)
     }
 }

@@ -12,22 +12,22 @@ use crate::host::observe::{DROP_IN, FileName, ObservedState};
 use crate::host::problem::Problem;
 use crate::host::runtimes::DropIns;
 
-pub(super) fn put(seen: &ObservedState, install: &Install, plan: &mut Plan) -> Option<Kept> {
-    let primary = judge::primary(&seen.conf, install.entry.plugin(), &seen.runtimes)?;
+pub(super) fn put(observed: &ObservedState, install: &Install, plan: &mut Plan) -> Option<Kept> {
+    let primary = judge::primary(&observed.conf, install.entry.plugin(), &observed.runtimes)?;
     let name = Some(&primary.network.name).filter(|name| is_network_name(name));
     let network = name.and_then(|name| FileName::new(name.as_str()).ok());
     let Some(network) = network.filter(|_| primary.network.drop_ins == DropIns::Loaded) else {
         plan.problems.push(Problem::NoDropIns(primary.file));
         return None;
     };
-    let is_unconfirmed = judge::unconfirmed(&JudgeInput::new(install, seen), &primary).is_some();
-    let there = seen.conf.networks.get(&network).and_then(|files| files.get(OsStr::new(DROP_IN)));
+    let is_unconfirmed = judge::unconfirmed(&JudgeInput::new(install, observed), &primary).is_some();
+    let there = observed.conf.networks.get(&network).and_then(|files| files.get(OsStr::new(DROP_IN)));
     if there.is_none() && is_unconfirmed {
         return None;
     }
     let right = there
         .and_then(|file| file.content.as_ref().ok())
-        .is_some_and(|text| install.entry.says_the_same(text));
+        .is_some_and(|text| install.entry.has_same_value(text));
     if !right {
         let mut bytes = install.entry.print(&Layout::plain());
         bytes.push(b'\n');
@@ -37,8 +37,8 @@ pub(super) fn put(seen: &ObservedState, install: &Install, plan: &mut Plan) -> O
 }
 
 /// Removes our file from every network's directory except that of `kept`.
-pub(super) fn take_out(seen: &ObservedState, kept: Option<&FileName>, plan: &mut Plan) {
-    for (network, files) in &seen.conf.networks {
+pub(super) fn take_out(observed: &ObservedState, kept: Option<&FileName>, plan: &mut Plan) {
+    for (network, files) in &observed.conf.networks {
         if Some(network) != kept && files.contains_key(OsStr::new(DROP_IN)) {
             plan.changes.push(Change::RemoveDropIn { network: network.clone() });
         }

@@ -13,7 +13,7 @@ use crate::host::problem::Problem;
 /// Removes the entry of `plugin` from conf files.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct EntryRemoval<'a> {
-    pub(super) seen: &'a ObservedState,
+    pub(super) observed: &'a ObservedState,
     pub(super) plugin: &'a str,
     pub(super) put_back: PutBack,
     pub(super) stand_ins: &'a [Program],
@@ -35,7 +35,7 @@ impl Held<'_> {
 
 impl EntryRemoval<'_> {
     pub(super) fn of_every_file(&self, kept: impl Fn(&FileName) -> bool, plan: &mut Plan) {
-        for (name, file) in &self.seen.conf.files {
+        for (name, file) in &self.observed.conf.files {
             let theirs = file.kind == FileKind::Link || name.ends_in(ORIGINAL) || kept(name);
             let (false, Ok(bytes)) = (theirs, &file.content) else { continue };
             if standalone::is_ours(bytes, self.plugin) {
@@ -69,7 +69,8 @@ impl EntryRemoval<'_> {
         has_istio: impl Fn(&[u8]) -> bool,
         plan: &mut Plan,
     ) -> Option<&Vec<u8>> {
-        let original = originals::of(self.seen, name).filter(|original| original.is_trusted(self.seen))?;
+        let original =
+            originals::of(self.observed, name).filter(|original| original.is_trusted(self.observed))?;
         let before = original.file.content.as_ref().ok()?;
         if self.put_back != PutBack::Istio || !has_istio(before) {
             return None;
@@ -84,8 +85,8 @@ impl EntryRemoval<'_> {
     fn of_file(&self, held: &Held<'_>, plan: &mut Plan) {
         let unlisted = convert::unlisted(held.bytes, self.plugin);
         let singles = originals::singles_of(held.name);
-        let original = originals::of_list(self.seen, held.name);
-        let single_is_back = singles.iter().any(|single| self.seen.conf.files.contains_key(single));
+        let original = originals::of_list(self.observed, held.name);
+        let single_is_back = singles.iter().any(|single| self.observed.conf.files.contains_key(single));
         match original {
             // The primary wrote its single file again; the list was ours alone.
             _ if single_is_back && (unlisted.is_some() || original.is_some()) => {
@@ -121,13 +122,13 @@ impl EntryRemoval<'_> {
 
     fn istio_is_there(&self) -> bool {
         let stand_in = self.stand_ins.iter().find(|program| program.name.as_os_str() == ISTIO);
-        stand_in.is_some_and(|stand_in| is_theirs(self.seen, stand_in))
+        stand_in.is_some_and(|stand_in| is_theirs(self.observed, stand_in))
     }
 
     /// Reports files that name our plugin and that no change corrects.
     pub(super) fn still_named(&self, plan: &mut Plan) {
         let quoted = format!("\"{}\"", self.plugin);
-        for (name, file) in &self.seen.conf.files {
+        for (name, file) in &self.observed.conf.files {
             let changed = plan.changes.iter().any(|change| match change {
                 Change::Write { file, .. } | Change::Remove { file, .. } => file == name,
                 _ => false,

@@ -36,29 +36,30 @@ pub(super) fn singles_of(list: &FileName) -> Vec<FileName> {
 }
 
 /// The original of `name`.
-pub(super) fn of<'a>(seen: &'a ObservedState, name: &FileName) -> Option<Original<'a>> {
+pub(super) fn of<'a>(observed: &'a ObservedState, name: &FileName) -> Option<Original<'a>> {
     let aside = name.with(ORIGINAL);
-    let file = seen.conf.files.get(&aside)?;
+    let file = observed.conf.files.get(&aside)?;
     Some(Original { aside, name: name.clone(), file })
 }
 
 /// The original of the single file that `list` was made from.
-pub(super) fn of_list<'a>(seen: &'a ObservedState, list: &FileName) -> Option<Original<'a>> {
-    let originals = seen.conf.files.iter().filter_map(|(aside, file)| {
+pub(super) fn of_list<'a>(observed: &'a ObservedState, list: &FileName) -> Option<Original<'a>> {
+    let originals = observed.conf.files.iter().filter_map(|(aside, file)| {
         let name = aside.without(ORIGINAL).filter(|name| as_list(name).contains(list))?;
         Some(Original { aside: aside.clone(), name, file })
     });
     // `10-a.conf` and `10-a.conf.conf` can become the same list: prefer the one whose bytes fit.
     let mut originals: Vec<_> = originals.collect();
-    originals.sort_by_key(|original| !seen.conf.files.get(list).is_some_and(|list| original.is_inside(list)));
+    originals
+        .sort_by_key(|original| !observed.conf.files.get(list).is_some_and(|list| original.is_inside(list)));
     originals.into_iter().next()
 }
 
 /// Copies `name` aside before other content is written to it.
-pub(super) fn set_aside(seen: &ObservedState, name: &FileName) -> Option<Change> {
-    let file = seen.conf.files.get(name)?;
+pub(super) fn set_aside(observed: &ObservedState, name: &FileName) -> Option<Change> {
+    let file = observed.conf.files.get(name)?;
     let (aside, bytes) = (name.with(ORIGINAL), file.content.clone().ok()?);
-    let instead_of = seen.conf.files.get(&aside).and_then(|there| there.content.clone().ok());
+    let instead_of = observed.conf.files.get(&aside).and_then(|there| there.content.clone().ok());
     let access = NewAccess::Like(name.clone(), file.access);
     (instead_of.as_ref() != Some(&bytes)).then_some(Change::Write { file: aside, bytes, access, instead_of })
 }
@@ -83,14 +84,14 @@ impl Original<'_> {
     }
 
     /// Reports whether only this process's user can have written it.
-    pub(super) fn is_trusted(&self, seen: &ObservedState) -> bool {
-        self.file.kind == FileKind::Regular && self.file.access.is_only_of(seen.us)
+    pub(super) fn is_trusted(&self, observed: &ObservedState) -> bool {
+        self.file.kind == FileKind::Regular && self.file.access.is_only_of(observed.us)
     }
 }
 
 /// Removes originals whose file holds our entry no longer.
-pub(super) fn forget(seen: &ObservedState, kept: impl Fn(&FileName) -> bool, plan: &mut Plan) {
-    for (aside, file) in &seen.conf.files {
+pub(super) fn forget(observed: &ObservedState, kept: impl Fn(&FileName) -> bool, plan: &mut Plan) {
+    for (aside, file) in &observed.conf.files {
         let Some(name) = aside.without(ORIGINAL) else { continue };
         let spoken_for = plan.changes.iter().any(|change| match change {
             Change::Move { from, to, .. } => from == aside || to == aside,

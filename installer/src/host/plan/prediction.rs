@@ -5,9 +5,9 @@ use std::ffi::OsStr;
 use crate::host::change::{Change, NewAccess};
 use crate::host::observe::{Access, ConfFile, DROP_IN, FileKind, FileName, ObservedState, ProgramFile};
 
-pub(super) fn after(seen: &ObservedState, changes: &[Change]) -> ObservedState {
-    let mut after = seen.clone();
-    let of_us = |mode| Access { mode, uid: seen.us, gid: seen.us };
+pub(super) fn after(observed: &ObservedState, changes: &[Change]) -> ObservedState {
+    let mut after = observed.clone();
+    let of_us = |mode| Access { mode, uid: observed.us, gid: observed.us };
     for change in changes {
         let (files, programs) = (&mut after.conf.files, &mut after.programs);
         match change {

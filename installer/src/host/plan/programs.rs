@@ -8,30 +8,31 @@ use std::ffi::OsStr;
 
 const MODE: u32 = 0o755;
 
-pub(super) fn place(seen: &ObservedState, install: &Install, need: PlacementOrder, plan: &mut Plan) {
+pub(super) fn place(observed: &ObservedState, install: &Install, need: PlacementOrder, plan: &mut Plan) {
     let programs = install.programs.iter().filter(|program| program.need == need);
-    plan.changes.extend(programs.filter_map(|program| placed(seen, program)));
+    plan.changes.extend(programs.filter_map(|program| placed(observed, program)));
 }
 
 /// Removes stand-ins and further names that are no longer needed. No conf file names them, so their order does
 /// not matter.
-pub(super) fn retire(seen: &ObservedState, retired: &[Program], plan: &mut Plan) {
-    let gone = retired.iter().filter(|program| is_ours(seen, program));
+pub(super) fn retire(observed: &ObservedState, retired: &[Program], plan: &mut Plan) {
+    let gone = retired.iter().filter(|program| is_ours(observed, program));
     plan.changes.extend(gone.map(|program| Change::RemoveProgram(program.name.clone())));
 }
 
 /// Reports whether the file of that name is the program we bring, or a copy of what an older version placed.
-fn is_ours(seen: &ObservedState, program: &Program) -> bool {
-    let hash = |name: &OsStr| seen.programs.files.get(name).and_then(|there| there.hash.as_ref().ok());
+fn is_ours(observed: &ObservedState, program: &Program) -> bool {
+    let hash = |name: &OsStr| observed.programs.files.get(name).and_then(|there| there.hash.as_ref().ok());
     let of_before = program.source.file_name().and_then(hash);
     hash(program.name.as_os_str()).is_some_and(|it| *it == program.hash || Some(it) == of_before)
 }
 
-fn placed(seen: &ObservedState, program: &Program) -> Option<Change> {
-    let stays = seen.programs.files.get(&program.name).is_some_and(|there| {
+fn placed(observed: &ObservedState, program: &Program) -> Option<Change> {
+    let stays = observed.programs.files.get(&program.name).is_some_and(|there| {
         // The right bytes in a file that other users may write are not the right program.
-        let right =
-            there.hash == Ok(program.hash) && there.access.mode == MODE && there.access.is_only_of(seen.us);
+        let right = there.hash == Ok(program.hash)
+            && there.access.mode == MODE
+            && there.access.is_only_of(observed.us);
         right || program.place == Placement::IfAbsent
     });
     (!stays).then(|| Change::PlaceProgram { program: program.clone() })
@@ -40,51 +41,51 @@ fn placed(seen: &ObservedState, program: &Program) -> Option<Change> {
 /// Removes programs. A plugin's program stays as a tombstone while a sandbox may need it for its DEL. The
 /// runtime may still cache a chain that was just changed, so the program also stays in the pass that changes
 /// the conf.
-pub(super) fn take_away(seen: &ObservedState, leave: &Uninstall, plan: &mut Plan) {
+pub(super) fn take_away(observed: &ObservedState, leave: &Uninstall, plan: &mut Plan) {
     let conf_is_clean = plan.changes.is_empty();
     let asked_for = |name: &FileName| {
         !conf_is_clean
-            || leave.rests
-            || name.as_os_str().to_str().is_none_or(|name| seen.cached.may_name(name))
+            || leave.in_grace_period
+            || name.as_os_str().to_str().is_none_or(|name| observed.cached.may_name(name))
     };
     let mut stays = false;
     for tombstone in &leave.tombstones {
-        let Some(there) = seen.programs.files.get(&tombstone.name) else { continue };
+        let Some(there) = observed.programs.files.get(&tombstone.name) else { continue };
         // A stand-in for another plugin's program gives way to the real one.
-        let theirs = is_theirs(seen, tombstone);
+        let theirs = is_theirs(observed, tombstone);
         stays |= !theirs && asked_for(&tombstone.name);
         match asked_for(&tombstone.name) {
             // During the grace period any readable version answers.
-            true if conf_is_clean && leave.rests && there.hash.is_ok() => {}
-            true => plan.changes.extend(placed(seen, tombstone)),
+            true if conf_is_clean && leave.in_grace_period && there.hash.is_ok() => {}
+            true => plan.changes.extend(placed(observed, tombstone)),
             false if theirs => {}
             false => plan.changes.push(Change::RemoveProgram(tombstone.name.clone())),
         }
     }
     let buried = |name: &FileName| leave.tombstones.iter().any(|tombstone| tombstone.name == *name);
-    retire(seen, &leave.retired, plan);
+    retire(observed, &leave.retired, plan);
     let last = leave.last.iter().filter(|_| !stays);
     for name in leave.programs.iter().filter(|name| !buried(name)).chain(last) {
-        if seen.programs.files.contains_key(name) {
+        if observed.programs.files.contains_key(name) {
             plan.changes.push(Change::RemoveProgram(name.clone()));
         }
     }
 }
 
 /// Removes the lock file last, once nothing of ours is left next to it.
-pub(super) fn remove_lock(seen: &ObservedState, leave: &Uninstall, plan: &mut Plan) {
+pub(super) fn remove_lock(observed: &ObservedState, leave: &Uninstall, plan: &mut Plan) {
     let goes = |name: &FileName| {
         let unplaced =
             |change: &Change| matches!(change, Change::RemoveProgram(unplaced) if unplaced == name);
-        !seen.programs.files.contains_key(name) || plan.changes.iter().any(unplaced)
+        !observed.programs.files.contains_key(name) || plan.changes.iter().any(unplaced)
     };
-    if seen.programs.has_lock && leave.programs.iter().chain(&leave.last).all(goes) {
+    if observed.programs.has_lock && leave.programs.iter().chain(&leave.last).all(goes) {
         plan.changes.push(Change::RemoveLock);
     }
 }
 
 /// Reports whether the program under a stand-in's name is another one.
-pub(super) fn is_theirs(seen: &ObservedState, stand_in: &Program) -> bool {
+pub(super) fn is_theirs(observed: &ObservedState, stand_in: &Program) -> bool {
     stand_in.place == Placement::IfAbsent
-        && seen.programs.files.get(&stand_in.name).is_some_and(|there| there.hash != Ok(stand_in.hash))
+        && observed.programs.files.get(&stand_in.name).is_some_and(|there| there.hash != Ok(stand_in.hash))
 }

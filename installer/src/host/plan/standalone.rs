@@ -17,11 +17,16 @@ const VERSION: &str = "0.3.1";
 /// `getCNIConfigFromFile`).
 const NETWORK: &str = ISTIO;
 
-pub(super) fn put(seen: &ObservedState, install: &Install, file: &FileName, plan: &mut Plan) -> Option<Kept> {
+pub(super) fn put(
+    observed: &ObservedState,
+    install: &Install,
+    file: &FileName,
+    plan: &mut Plan,
+) -> Option<Kept> {
     let mut bytes = install.entry.print_network(VERSION, NETWORK, &Layout::plain());
     bytes.push(b'\n');
     let kept = Some(Kept { files: vec![file.clone()], network: None });
-    let (access, instead_of) = match seen.conf.files.get(file) {
+    let (access, instead_of) = match observed.conf.files.get(file) {
         None => (NewAccess::Ours(install.mode), None),
         Some(there) if there.kind == FileKind::Link => {
             plan.problems.push(Problem::Link(file.clone()));
@@ -32,12 +37,12 @@ pub(super) fn put(seen: &ObservedState, install: &Install, file: &FileName, plan
                 plan.problems.push(Problem::NotOurs(file.clone()));
                 return None;
             };
-            if says_the_same(&bytes, theirs) {
+            if has_same_value(&bytes, theirs) {
                 return kept;
             }
             if is_of_istio(theirs) {
                 // A copy of the file allows uninstall to restore istio-cni's network.
-                plan.changes.extend(originals::set_aside(seen, file));
+                plan.changes.extend(originals::set_aside(observed, file));
             }
             (NewAccess::Like(file.clone(), there.access), Some(theirs.clone()))
         }
@@ -46,8 +51,8 @@ pub(super) fn put(seen: &ObservedState, install: &Install, file: &FileName, plan
     kept
 }
 
-fn says_the_same(ours: &[u8], theirs: &[u8]) -> bool {
-    Entry::parse(ours).is_ok_and(|entry| entry.says_the_same(theirs))
+fn has_same_value(ours: &[u8], theirs: &[u8]) -> bool {
+    Entry::parse(ours).is_ok_and(|entry| entry.has_same_value(theirs))
 }
 
 fn may_write(install: &Install, text: &[u8]) -> bool {

@@ -21,14 +21,14 @@ pub(super) struct Target<'a> {
 
 /// The pinned file, or the one that the runtime uses.
 pub(super) fn target<'a>(
-    seen: &'a ObservedState,
+    observed: &'a ObservedState,
     install: &Install,
     pinned: Option<&FileName>,
     plan: &mut Plan,
 ) -> Option<Target<'a>> {
     let name = match pinned {
-        None => judge::primary(&seen.conf, install.entry.plugin(), &seen.runtimes)?.file,
-        Some(pinned) => match pinned_file(seen, pinned) {
+        None => judge::primary(&observed.conf, install.entry.plugin(), &observed.runtimes)?.file,
+        Some(pinned) => match pinned_file(observed, pinned) {
             Some(name) => name,
             None => {
                 plan.problems.push(Problem::WaitingFor { file: pinned.clone(), by: install.pinned_by });
@@ -36,7 +36,7 @@ pub(super) fn target<'a>(
             }
         },
     };
-    let file = seen.conf.files.get(&name)?;
+    let file = observed.conf.files.get(&name)?;
     if file.kind == FileKind::Link {
         plan.problems.push(Problem::Link(name));
         return None;
@@ -51,10 +51,10 @@ pub(super) fn target<'a>(
 }
 
 /// As with istio-cni, `.conf` stands for `.conflist` where only that exists, and the reverse.
-fn pinned_file(seen: &ObservedState, pinned: &FileName) -> Option<FileName> {
+fn pinned_file(observed: &ObservedState, pinned: &FileName) -> Option<FileName> {
     let single = pinned.ended(".conflist", ".conf");
     let names = [pinned.clone()].into_iter().chain(originals::as_list(pinned)).chain(single);
-    names.into_iter().find(|name| seen.conf.files.contains_key(name))
+    names.into_iter().find(|name| observed.conf.files.contains_key(name))
 }
 
 /// A pinned file may have any name, so its content decides; none if it holds no network.

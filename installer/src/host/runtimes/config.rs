@@ -21,7 +21,7 @@ pub struct RuntimeConfig {
 }
 
 /// Reads the configuration of the runtime `name` that was started with `arguments`. `root` is the host's root
-/// as seen here.
+/// as observed here.
 #[must_use]
 pub fn configured(root: &Path, name: &str, arguments: &[String]) -> RuntimeConfig {
     let configured = match name {

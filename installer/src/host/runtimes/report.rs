@@ -80,15 +80,15 @@ impl RuntimeReport {
 
     /// What the report means for our directories.
     #[must_use]
-    pub fn known(&self, places: &NodeDirectories) -> Runtimes {
+    pub fn known(&self, directories: &NodeDirectories) -> Runtimes {
         let kind = |name: &str| if name == "crio" { Runtime::CriO } else { Runtime::Containerd };
         let drop_ins = |reads: bool| if reads { DropIns::Loaded } else { DropIns::Ignored };
         let kinds = self.runtimes.iter().map(|one| (kind(&one.name), one.reads_drop_ins.map(drop_ins)));
         let plugin_dirs = self.runtimes.iter().map(|one| one.plugin_dirs.as_deref());
         let conf_dirs = self.runtimes.iter().map(|one| one.conf_dir.as_ref().map(slice::from_ref));
         Runtimes {
-            plugin_directory: compare(plugin_dirs, &places.programs),
-            conf_directory: compare(conf_dirs, &places.conf),
+            plugin_directory: compare(plugin_dirs, &directories.programs),
+            conf_directory: compare(conf_dirs, &directories.conf),
             ..Runtimes::of(kinds)
         }
     }
@@ -141,7 +141,7 @@ mod tests {
     /// another path, as in the agent's container.
     struct Host {
         root: PathBuf,
-        places: NodeDirectories,
+        directories: NodeDirectories,
     }
 
     impl Host {
@@ -151,17 +151,17 @@ mod tests {
                 fs::create_dir_all(root.join(folder)).unwrap();
             }
             symlink(root.join("opt/cni/bin"), root.join("mounted")).unwrap();
-            let places = NodeDirectories {
+            let directories = NodeDirectories {
                 conf: root.join("etc/cni/net.d"),
                 programs: root.join("mounted"),
                 results: root.join("results"),
             };
-            Self { root, places }
+            Self { root, directories }
         }
 
         fn known(&self, all: &[RuntimeProcess]) -> Runtimes {
             RuntimeReport::of(&self.root, all).keep_in(&self.root).unwrap();
-            RuntimeReport::kept_in(&self.root).unwrap().known(&self.places)
+            RuntimeReport::kept_in(&self.root).unwrap().known(&self.directories)
         }
     }
 

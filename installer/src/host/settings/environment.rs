@@ -1,4 +1,4 @@
-//! Where things are and who we are: the environment's alone, so for the life of the process.
+//! Paths and identities: settings from the environment alone, so fixed for the life of the process.
 
 use super::listen::{self, Listen};
 use super::reader::SettingsReader;
@@ -7,68 +7,65 @@ use crate::host::observe::NodeDirectories;
 use gybe_plugin::probe_cache::DIRECTORY;
 use std::path::PathBuf;
 
-/// Where things are and who we are.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Environment {
-    /// The ConfigMap's directory.
     pub config: PathBuf,
-    /// The node's directories, as they are mounted here.
-    pub places: NodeDirectories,
-    /// Where the image has the programs.
+    /// The node's directories, as mounted here.
+    pub directories: NodeDirectories,
+    /// The image's programs.
     pub image: PathBuf,
-    /// Where the sockets are, and a kubeconfig: the same path here and on the host.
+    /// The directory of the sockets and the kubeconfig: the same path here and on the host.
     pub run: PathBuf,
-    /// Where the probe keeps what it finds out.
+    /// The directory of the probe report.
     pub probe: PathBuf,
-    /// Where istio-cni's agent has its sockets, as it is mounted here.
+    /// The directory of istio-cni's agent's sockets, as mounted here.
     pub istio_run: PathBuf,
-    /// This node's name; empty when nobody said.
+    /// This node's name; empty if not set.
     pub node: String,
-    /// The agent's namespace; empty when nobody said.
+    /// The agent's namespace; empty if not set.
     pub namespace: String,
-    /// The agent's pod; empty when nobody said.
+    /// The agent's pod; empty if not set.
     pub pod: String,
     /// The namespace of istiod.
     pub control_plane: String,
-    /// `/healthz`, `/readyz` and `/left`.
+    /// The address of `/healthz`, `/readyz` and `/left`.
     pub health: Option<Listen>,
-    /// `/metrics`.
+    /// The address of `/metrics`.
     pub metrics: Option<Listen>,
     /// The API server, for a kubeconfig.
     pub api: ApiServer,
-    /// Permission bits of files in the conf directory that are ours alone.
+    /// Permission bits of files in the conf directory that belong to Gybe alone.
     pub conf_mode: u32,
     /// Permission bits of the kubeconfig.
     pub kubeconfig_mode: u32,
 }
 
-/// The API server as the plugin is to reach it.
+/// The API server, as the plugin reaches it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ApiServer {
-    /// `https`, unless somebody said otherwise.
+    /// `https` by default.
     pub protocol: String,
-    /// A name or an address; empty when nobody said.
+    /// A name or an address; empty if not set.
     pub host: String,
-    /// Empty when nobody said.
+    /// Empty if not set.
     pub port: String,
-    /// Whether its certificate is looked at.
+    /// How its certificate is verified.
     pub trust: ServerTrust,
-    /// Token and CA of the agent's service account.
+    /// The directory with the token and the CA of the agent's service account.
     pub service_account: PathBuf,
 }
 
-/// Whom to take for the API server.
+/// How the API server's certificate is verified.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ServerTrust {
-    /// Who has a certificate by this file's CA.
+    /// By the CA in this file.
     Ca(PathBuf),
-    /// Anybody.
     Any,
 }
 
-/// The socket's name in its directory.
+/// The facts socket's name in the run directory.
 pub const FACTS_SOCKET: &str = "facts.sock";
-/// The kubeconfig's, in the same.
+/// The kubeconfig's name in the run directory.
 pub const KUBECONFIG: &str = "kubeconfig";
 /// The kubeconfig's name until it is complete. A write that was interrupted leaves the file, with a token in it.
 pub const KUBECONFIG_TEMPORARY: &str = ".kubeconfig.gybe.tmp";
@@ -77,21 +74,21 @@ pub const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount
 
 pub(super) fn read(reader: &mut SettingsReader<'_>) -> Environment {
     let cache = reader.path("MOUNTED_CNI_CACHE_DIR", "/host/var/lib/cni");
-    let places = NodeDirectories {
+    let directories = NodeDirectories {
         conf: reader.path("MOUNTED_CNI_NET_DIR", "/host/etc/cni/net.d"),
         programs: reader.path("MOUNTED_CNI_BIN_DIR", "/host/opt/cni/bin"),
         results: cache.join("results"),
     };
     let node = reader.variable("KUBERNETES_NODE_NAME").or_else(|| reader.variable("NODE_NAME"));
-    let control_plane = reader.variable("SYSTEM_NAMESPACE").map_or("istio-system", |said| said.text);
+    let control_plane = reader.variable("SYSTEM_NAMESPACE").map_or("istio-system", |setting| setting.text);
     Environment {
-        config: config_directory(&reader.given.environment),
-        places,
+        config: config_directory(&reader.sources.environment),
+        directories,
         image: reader.path("GYBE_PROGRAMS_DIR", "/opt/gybe/bin"),
         run: reader.path("CNI_AGENT_RUN_DIR", "/run/gybe"),
         probe: reader.path("GYBE_PROBE_DIR", DIRECTORY),
         istio_run: reader.path("GYBE_ISTIO_RUN_DIR", "/var/run/istio-cni"),
-        node: node.map_or(String::new(), |said| said.text.to_owned()),
+        node: node.map_or(String::new(), |setting| setting.text.to_owned()),
         namespace: reader.text("POD_NAMESPACE"),
         pod: reader.text("POD_NAME"),
         control_plane: control_plane.to_owned(),
@@ -110,7 +107,7 @@ fn api_server(reader: &mut SettingsReader<'_>) -> ApiServer {
         true => ServerTrust::Any,
         false => ServerTrust::Ca(reader.path("KUBE_CA_FILE", &ca.to_string_lossy())),
     };
-    let protocol = reader.variable("KUBERNETES_SERVICE_PROTOCOL").map_or("https", |said| said.text);
+    let protocol = reader.variable("KUBERNETES_SERVICE_PROTOCOL").map_or("https", |setting| setting.text);
     ApiServer {
         protocol: protocol.to_owned(),
         host: reader.text("KUBERNETES_SERVICE_HOST"),
@@ -124,30 +121,30 @@ fn conf_mode(reader: &mut SettingsReader<'_>) -> u32 {
     if reader.yes(reader.variable("CNI_CONF_GROUP_READ")) { 0o640 } else { 0o600 }
 }
 
-/// A number as the incumbent reads it: `384` is decimal, `0600` and `0o600` are octal.
+/// Parses a number as the incumbent does: `384` is decimal, `0600` and `0o600` are octal.
 fn kubeconfig_mode(reader: &mut SettingsReader<'_>) -> u32 {
-    let Some(said) = reader.variable("KUBECONFIG_MODE") else { return 0o600 };
-    let octal = said.text.strip_prefix("0o").or_else(|| said.text.strip_prefix('0'));
-    let mode = octal.map_or_else(|| said.text.parse(), |digits| u32::from_str_radix(digits, 8));
+    let Some(setting) = reader.variable("KUBECONFIG_MODE") else { return 0o600 };
+    let octal = setting.text.strip_prefix("0o").or_else(|| setting.text.strip_prefix('0'));
+    let mode = octal.map_or_else(|| setting.text.parse(), |digits| u32::from_str_radix(digits, 8));
     match mode {
         Ok(mode @ (0o400 | 0o440 | 0o600 | 0o640)) => mode,
         _ => {
-            reader.refuse(said, "must be 0600, 0640, 0400 or 0440: there is a token in it");
+            reader.refuse(setting, "must be 0600, 0640, 0400 or 0440, because the file holds a token");
             0o600
         }
     }
 }
 
 impl Environment {
-    /// Where the plugin asks.
+    /// The path of the facts socket.
     #[must_use]
     pub fn facts_socket(&self) -> PathBuf {
         self.run.join(FACTS_SOCKET)
     }
 
-    /// Where the kubeconfig is, if there is one. Not on a disk: no token outlives the boot it was
-    /// made in, no power cut leaves a part of one, and the agent, which needs no pod network, is up
-    /// before anybody could need it.
+    /// The path of the kubeconfig. It is not on a disk: no token outlives the boot in which it was made, no
+    /// power failure leaves a part of one, and the agent, which needs no pod network, is up before any program
+    /// could need it.
     #[must_use]
     pub fn kubeconfig(&self) -> PathBuf {
         self.run.join(KUBECONFIG)

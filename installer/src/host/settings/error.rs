@@ -1,15 +1,15 @@
-//! What can be wrong with the settings, and how it is said: all of it, in one message.
+//! Invalid settings, all reported in one message.
 
 use std::fmt;
 
-/// One setting that cannot be followed.
+/// One invalid setting.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InvalidSetting {
     /// The variable, or the ConfigMap's key.
     pub name: String,
-    /// What it says, cut short.
+    /// Its value, truncated to 64 characters.
     pub value: String,
-    /// What would be right, or what took its place.
+    /// What is valid, or what replaces the setting.
     pub why: String,
 }
 
@@ -26,7 +26,7 @@ impl fmt::Display for InvalidSetting {
     }
 }
 
-/// All that is wrong with the settings.
+/// All invalid settings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SettingsError(pub Vec<InvalidSetting>);
 
@@ -34,7 +34,7 @@ impl std::error::Error for SettingsError {}
 
 impl fmt::Display for SettingsError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the settings cannot be followed: ")?;
+        f.write_str("invalid settings: ")?;
         for (n, fault) in self.0.iter().enumerate() {
             let comma = if n == 0 { "" } else { "; " };
             write!(f, "{comma}{fault}")?;

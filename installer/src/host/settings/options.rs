@@ -1,4 +1,4 @@
-//! What an operator chose: all that a changed ConfigMap may change while the agent runs.
+//! An operator's options: the settings that a changed ConfigMap may change while the agent runs.
 
 use super::environment::Environment;
 use super::reader::{RawSetting, SettingsReader, list};
@@ -11,66 +11,59 @@ use gybe_plugin::conf::PluginConf;
 use serde_json::{Map, Value};
 use std::collections::BTreeSet;
 
-/// What an operator chose.
+/// An operator's options.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Options {
-    /// In or out.
     pub mode: Mode,
-    /// Where the entry goes.
     pub shape: Shape,
-    /// The setting that names its file, where one does.
+    /// The setting that names the conf file.
     pub pinned_by: &'static str,
-    /// What the entry says.
+    /// The entry's keys.
     pub conf: PluginConf,
-    /// What an operator's template has beside the plugin's keys: it goes into the entry as it is.
+    /// Keys of an operator's template that the plugin does not read: they are copied into the entry.
     pub further: Map<String, Value>,
-    /// Where the plugin learns about pods.
     pub pod_source: PodSource,
-    /// What to do while istio-cni's agent lives.
     pub take_over: TakeOverSetting,
     /// One more namespace in which istio-cni's agent may run.
     pub istio_cni_namespace: Option<Namespace>,
-    /// Whether an istio-cni entry comes back when we leave.
+    /// Whether uninstall restores an istio-cni entry.
     pub put_back: PutBack,
-    /// What the operator says about the program directory.
+    /// Whether the operator confirmed the program directory.
     pub plugin_dir: Confirmed,
     /// Further names for `gybe` on the host.
     pub also_as: BTreeSet<FileName>,
-    /// Whether to leave when the DaemonSet is gone.
+    /// Whether the agent uninstalls Gybe when the DaemonSet is deleted.
     pub leave_when_daemonset_gone: bool,
 }
 
-/// In or out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Mode {
-    /// In the chain.
+    /// The entry is in the chain.
     #[default]
     Install,
-    /// Out of it; the programs go when no sandbox needs them.
+    /// The entry is removed, and then the programs, when no sandbox needs them.
     Leave,
 }
 
-/// Where the plugin learns about pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum PodSource {
-    /// From the agent's watch cache alone.
+    /// From the agent's pod cache alone.
     #[default]
     Agent,
     /// Also from the API server, with a kubeconfig on the host.
     Api,
 }
 
-/// What to do while istio-cni's agent lives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum TakeOverSetting {
-    /// Wait for it to go.
+    /// Wait until it has ended.
     #[default]
     Wait,
-    /// Take its place at once.
+    /// Replace its entry at once.
     Now,
 }
 
-/// Multus calls a network by its name, and it is to sort behind every primary's file.
+/// Multus selects a network by name; the file has to sort after every primary's.
 pub const STANDALONE: &str = "YYY-gybe-cni.conf";
 
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
@@ -105,7 +98,7 @@ pub(super) fn read(reader: &mut SettingsReader<'_>, ground: &Environment) -> Opt
     Options {
         mode: reader.word(reader.key("mode"), &MODES),
         shape: shape(reader),
-        pinned_by: conf_name(reader).map_or("conf_name", |said| said.name),
+        pinned_by: conf_name(reader).map_or("conf_name", |setting| setting.name),
         conf,
         further: template.map(template::Template::further).unwrap_or_default(),
         pod_source,
@@ -118,7 +111,7 @@ pub(super) fn read(reader: &mut SettingsReader<'_>, ground: &Environment) -> Opt
     }
 }
 
-/// A kubeconfig without a server is none.
+/// A kubeconfig needs a server.
 fn reachable(reader: &mut SettingsReader<'_>, source: Option<RawSetting<'_>>, ground: &Environment) {
     let Some(source) = source else { return };
     if ground.api.host.is_empty() || ground.api.port.is_empty() {
@@ -128,18 +121,21 @@ fn reachable(reader: &mut SettingsReader<'_>, source: Option<RawSetting<'_>>, gr
 
 fn shape(reader: &mut SettingsReader<'_>) -> Shape {
     let form = match reader.key("shape") {
-        Some(said) => reader.word(Some(said), &FORMS),
+        Some(setting) => reader.word(Some(setting), &FORMS),
         None => match reader.yes_or_no(reader.variable("CHAINED_CNI_PLUGIN")) {
             Some(false) => Form::Standalone,
             _ => Form::Chained,
         },
     };
-    let said = conf_name(reader);
-    let name = said.and_then(|said| FileName::new(said.text).ok());
-    match (said, &name, form) {
-        (Some(said), None, _) => reader.refuse(said, "must be the name of a file, and no path"),
-        (Some(said), _, Form::DropIn) => {
-            reader.refuse(said, "a drop-in goes where the runtime's own choice is, and can name no file");
+    let setting = conf_name(reader);
+    let name = setting.and_then(|setting| FileName::new(setting.text).ok());
+    match (setting, &name, form) {
+        (Some(setting), None, _) => reader.refuse(setting, "must be a file name, not a path"),
+        (Some(setting), _, Form::DropIn) => {
+            reader.refuse(
+                setting,
+                "shape: dropin follows the runtime's choice, so conf_name cannot be set with it",
+            );
         }
         _ => {}
     }
@@ -158,19 +154,19 @@ fn conf_name<'a>(reader: &SettingsReader<'a>) -> Option<RawSetting<'a>> {
 }
 
 fn istio_cni_namespace(reader: &mut SettingsReader<'_>) -> Option<Namespace> {
-    let said = reader.key("istio_cni_namespace")?;
-    let namespace = Namespace::parse(said.text).ok();
+    let setting = reader.key("istio_cni_namespace")?;
+    let namespace = Namespace::parse(setting.text).ok();
     if namespace.is_none() {
-        reader.refuse(said, "must be the name of one namespace");
+        reader.refuse(setting, "must be the name of one namespace");
     }
     namespace
 }
 
 fn also_as(reader: &mut SettingsReader<'_>) -> BTreeSet<FileName> {
-    let Some(said) = reader.key("also_as") else { return BTreeSet::new() };
-    let strange: Vec<_> = list(said.text).filter(|name| !OTHER_NAMES.contains(name)).collect();
+    let Some(setting) = reader.key("also_as") else { return BTreeSet::new() };
+    let strange: Vec<_> = list(setting.text).filter(|name| !OTHER_NAMES.contains(name)).collect();
     if !strange.is_empty() {
-        reader.refuse(said, format!("must be of {}", OTHER_NAMES.join(", ")));
+        reader.refuse(setting, format!("must be of {}", OTHER_NAMES.join(", ")));
     }
-    list(said.text).filter_map(|name| FileName::new(name).ok()).collect()
+    list(setting.text).filter_map(|name| FileName::new(name).ok()).collect()
 }

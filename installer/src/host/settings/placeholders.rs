@@ -29,8 +29,8 @@ pub(super) enum TemplateError {
     /// The filled-in text is not a plugin's entry.
     #[error("the filled-in configuration is not a plugin's entry")]
     NoEntry(#[from] EntryError),
-    #[error("the configuration is for the plugin \"{found}\", not \"{wanted}\"")]
-    Foreign { found: String, wanted: String },
+    #[error("the configuration is for the plugin \"{found}\", not \"{desired}\"")]
+    Foreign { found: String, desired: String },
 }
 
 impl TemplateValues {
@@ -64,7 +64,7 @@ pub(super) fn members(
     let found = Entry::parse(filled.as_bytes())?.plugin().to_owned();
     // Our plugin reads istio-cni's keys too, so its configuration can be used as it is.
     if found != plugin && found != ISTIO {
-        return Err(TemplateError::Foreign { found, wanted: plugin.to_owned() });
+        return Err(TemplateError::Foreign { found, desired: plugin.to_owned() });
     }
     let value: Value = serde_json::from_str(&filled).unwrap_or_default();
     let members = value.as_object().cloned().unwrap_or_default();

@@ -1,5 +1,5 @@
-//! What the plugin's entry says, out of the settings and the template below them: the plugin's own
-//! reader judges every word, so what is written here is what it reads there.
+//! The entry's keys, from the settings and the template. The plugin's own parser validates every value, so the
+//! plugin reads what is written here.
 
 use super::environment::Environment;
 use super::exclusion;
@@ -10,36 +10,36 @@ use gybe_plugin::conf::PluginConf;
 use serde_json::{Map, Value, json};
 use std::path::PathBuf;
 
-/// A ConfigMap's key, and the entry's key of the same meaning.
+/// A ConfigMap's key and the entry's key of the same meaning.
 const WORDS: [(&str, &str); 3] =
     [("gates", "gates"), ("ipv6", "ipv6"), ("inbound_default", "inboundDefault")];
 
-/// The whole of it, but for what each node finds out.
+/// The plugin's configuration, except for what each node finds out.
 pub(super) fn read(
     reader: &mut SettingsReader<'_>,
     ground: &Environment,
     kubeconfig: Option<PathBuf>,
     template: Option<&Template>,
 ) -> PluginConf {
-    let mut said: Vec<(&str, RawSetting<'_>)> =
+    let mut setting: Vec<(&str, RawSetting<'_>)> =
         WORDS.into_iter().filter_map(|(key, ours)| Some((ours, reader.key(key)?))).collect();
-    said.extend(logging::level(reader).map(|level| ("log_level", level)));
-    said.extend(backend(reader).map(|backend| ("backend", backend)));
+    setting.extend(logging::level(reader).map(|level| ("log_level", level)));
+    setting.extend(backend(reader).map(|backend| ("backend", backend)));
     let mut members = template.map(|it| it.members.clone()).unwrap_or_default();
-    members.extend(said.iter().map(|(ours, said)| ((*ours).to_owned(), said.text.into())));
+    members.extend(setting.iter().map(|(ours, setting)| ((*ours).to_owned(), setting.text.into())));
     if let Some(most) = reader.key("max_intervals") {
-        // What is no number is told as what it is.
+        // A value that is not a number is passed on as text, so that the error quotes it.
         let number = most.text.parse::<u32>().map_or(most.text.into(), Value::from);
         members.insert("max_intervals".into(), number);
-        said.push(("max_intervals", most));
+        setting.push(("max_intervals", most));
     }
     if template.is_none() {
         members.insert("pod_namespace".into(), ground.namespace.as_str().into());
         members.insert("facts".into(), json!({ "socket": ground.facts_socket() }));
     }
-    let mut conf = typed(reader, &members, &said);
-    let excluded = exclusion::said(reader, ground);
-    let by = excluded.as_ref().map(|(said, _)| ("exclude_namespaces", *said));
+    let mut conf = typed(reader, &members, &setting);
+    let excluded = exclusion::setting(reader, ground);
+    let by = excluded.as_ref().map(|(setting, _)| ("exclude_namespaces", *setting));
     match (excluded, template) {
         (Some((_, names)), _) => conf.exclude_namespaces = names,
         (None, Some(template)) if template.has("exclude_namespaces") => {
@@ -49,8 +49,10 @@ pub(super) fn read(
     }
     match template {
         Some(template) => {
-            let all = said.into_iter().chain(by);
-            reader.notes.extend(all.filter_map(|(key, said)| template.overruled(key, said.name, &conf)));
+            let all = setting.into_iter().chain(by);
+            reader
+                .notes
+                .extend(all.filter_map(|(key, setting)| template.overruled(key, setting.name, &conf)));
             reader.notes.extend(template.settle(ground, kubeconfig, &mut conf));
         }
         None => conf.facts.kubeconfig = kubeconfig,
@@ -58,16 +60,16 @@ pub(super) fn read(
     conf
 }
 
-/// As the plugin reads them; a fault is the setting's that said so.
+/// Parses the keys as the plugin does; an invalid value is reported for the setting that it came from.
 fn typed(
     reader: &mut SettingsReader<'_>,
     members: &Map<String, Value>,
-    said: &[(&str, RawSetting<'_>)],
+    setting: &[(&str, RawSetting<'_>)],
 ) -> PluginConf {
     PluginConf::read(members).unwrap_or_else(|refused| {
         for wrong in refused.0 {
-            match said.iter().find(|(ours, _)| *ours == wrong.key) {
-                Some((_, said)) => reader.refuse(*said, format!("must be {}", wrong.expected)),
+            match setting.iter().find(|(ours, _)| *ours == wrong.key) {
+                Some((_, setting)) => reader.refuse(*setting, format!("must be {}", wrong.expected)),
                 None => reader
                     .refuse(RawSetting { name: "CNI_AGENT_RUN_DIR", text: &wrong.value }, wrong.expected),
             }
@@ -76,9 +78,10 @@ fn typed(
     })
 }
 
-/// The ConfigMap's word, or what the incumbent's two variables come to. There, nft goes first.
+/// The ConfigMap's backend, or the one that the incumbent's two variables mean. As in the incumbent, nft takes
+/// precedence.
 fn backend<'a>(reader: &mut SettingsReader<'a>) -> Option<RawSetting<'a>> {
-    let said = reader.key("backend");
+    let setting = reader.key("backend");
     let nft = reader.variable("NATIVE_NFTABLES");
     let is_nft = reader.yes(nft);
     let forced = reader.variable("FORCE_IPTABLES_BINARY");
@@ -91,7 +94,7 @@ fn backend<'a>(reader: &mut SettingsReader<'a>) -> Option<RawSetting<'a>> {
         }
     });
     let native = nft
-        .filter(|said| is_nft && truth(said.text).is_some())
-        .map(|said| RawSetting { text: "nft", ..said });
-    said.or(native).or(forced)
+        .filter(|setting| is_nft && truth(setting.text).is_some())
+        .map(|setting| RawSetting { text: "nft", ..setting });
+    setting.or(native).or(forced)
 }

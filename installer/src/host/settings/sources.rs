@@ -1,4 +1,4 @@
-//! What the settings are read from: the process's environment, and the files of the mounted ConfigMap.
+//! The sources of the settings: the process's environment, and the files of the mounted ConfigMap.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -11,45 +11,44 @@ use nix::errno::Errno;
 use nix::fcntl::{OFlag, openat};
 use nix::sys::stat::{Mode, fstat};
 
-/// Where the ConfigMap is mounted when nobody says otherwise.
+/// The default mount path of the ConfigMap.
 pub const CONFIG: &str = "/etc/gybe";
 
-/// A ConfigMap has at most 1 MiB (`MaxSecretSize` in Kubernetes' core/v1, which is a ConfigMap's too).
+/// The largest value, in bytes: a ConfigMap has at most 1 MiB (`MaxSecretSize` in Kubernetes' core/v1, which
+/// applies to ConfigMaps too).
 const LARGEST: u64 = 1 << 20;
 
-/// The kubelet looks at a ConfigMap about once a minute.
+/// How often a ConfigMap is read that changes meanwhile; the kubelet updates it about once a minute.
 const ATTEMPTS: u32 = 3;
 
-/// Everything the settings are made of.
+/// Everything from which the settings are parsed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SettingsSources {
-    /// Variables of the environment.
+    /// The environment's variables.
     pub environment: BTreeMap<String, String>,
-    /// Files of the ConfigMap's directory: a key, and what it says.
+    /// The ConfigMap's keys and values.
     pub files: BTreeMap<String, String>,
-    /// What the file holds that `CNI_NETWORK_CONFIG_FILE` names.
+    /// The content of the file that `CNI_NETWORK_CONFIG_FILE` names.
     pub network_config: Option<String>,
 }
 
-/// Why they could not be read.
+/// A source that cannot be read.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot read {}", .path.display())]
 pub struct SourceError {
-    /// Which file or directory.
     pub path: PathBuf,
-    /// Why.
     pub source: io::Error,
 }
 
 impl SettingsSources {
-    /// Reads what the environment names. A directory that is not there is an empty one: the ConfigMap
-    /// is optional.
+    /// Reads the files that the environment names. A missing directory counts as an empty ConfigMap, which is
+    /// optional.
     pub fn gather(environment: BTreeMap<String, String>) -> Result<Self, SourceError> {
         let files = config_map(&config_directory(&environment))?;
         Ok(Self { files, ..Self::of_environment(environment)? })
     }
 
-    /// The same with an empty ConfigMap, whatever is in it.
+    /// Like `gather`, but with an empty ConfigMap.
     pub fn of_environment(environment: BTreeMap<String, String>) -> Result<Self, SourceError> {
         let named = environment.get("CNI_NETWORK_CONFIG_FILE").filter(|path| !path.is_empty());
         let network_config = named.map(|path| text(Path::new(path))).transpose()?;
@@ -57,16 +56,16 @@ impl SettingsSources {
     }
 }
 
-/// Where the ConfigMap is mounted.
+/// The mount path of the ConfigMap.
 #[must_use]
 pub fn config_directory(environment: &BTreeMap<String, String>) -> PathBuf {
-    let said = environment.get("GYBE_CONFIG_DIR").filter(|path| !path.is_empty());
-    PathBuf::from(said.map_or(CONFIG, String::as_str))
+    let setting = environment.get("GYBE_CONFIG_DIR").filter(|path| !path.is_empty());
+    PathBuf::from(setting.map_or(CONFIG, String::as_str))
 }
 
-/// The kubelet swaps the link `..data` from one directory to the next, so all files are read from
-/// what it leads to now: never one of the old and one of the new. Then it removes the old one, file by
-/// file: what was read counts only if the link still leads there.
+/// Reads all files of one version of the ConfigMap. The kubelet switches the link `..data` from one directory
+/// to the next and then removes the old one, file by file. So all files are read from the present target, and
+/// the result is valid only if the link still has that target afterwards.
 fn config_map(directory: &Path) -> Result<BTreeMap<String, String>, SourceError> {
     for _ in 0..ATTEMPTS {
         if let Some(files) = whole(directory, current(directory)?.as_ref())? {
@@ -75,18 +74,18 @@ fn config_map(directory: &Path) -> Result<BTreeMap<String, String>, SourceError>
     }
     Err(SourceError {
         path: directory.to_owned(),
-        source: io::Error::other("it changes faster than it can be read"),
+        source: io::Error::other("its content changes faster than it can be read"),
     })
 }
 
-/// None when the link leads elsewhere by the time all is read, however that went.
+/// Returns none if the link has another target after reading, whatever the reading returned.
 fn whole(directory: &Path, held: Option<&OwnedFd>) -> Result<Option<BTreeMap<String, String>>, SourceError> {
     let read = held.map_or_else(|| Ok(BTreeMap::new()), |held| files(directory, held));
     let stays = identity(held, directory)? == identity(current(directory)?.as_ref(), directory)?;
     if stays { read.map(Some) } else { Ok(None) }
 }
 
-/// What the link leads to; the directory itself where there is no link.
+/// The link's target; the directory itself if there is no link.
 fn current(directory: &Path) -> Result<Option<OwnedFd>, SourceError> {
     let opened = match open(&directory.join("..data")) {
         Err(Errno::ENOENT) => open(directory),
@@ -99,7 +98,7 @@ fn current(directory: &Path) -> Result<Option<OwnedFd>, SourceError> {
     }
 }
 
-/// Of a directory that is held, so that nothing else has its numbers.
+/// Device and inode of an open directory, which no other directory can have meanwhile.
 fn identity(held: Option<&OwnedFd>, directory: &Path) -> Result<Option<(u64, u64)>, SourceError> {
     let unread = |why: Errno| SourceError { path: directory.to_owned(), source: why.into() };
     let stat = held.map(fstat).transpose().map_err(unread)?;
@@ -117,12 +116,12 @@ fn files(directory: &Path, held: &OwnedFd) -> Result<BTreeMap<String, String>, S
     let names: Result<Vec<_>, Errno> =
         entries.iter().map(|entry| entry.map(|it| it.file_name().to_owned())).collect();
     for name in names.map_err(|why| unread("")(why.into()))? {
-        // What begins with two dots is the kubelet's, and a name that is no text is nobody's key.
+        // Names that begin with dots are the kubelet's; a name that is not UTF-8 is no key.
         let Some(key) = name.to_str().ok().filter(|name| !name.starts_with('.')) else { continue };
         let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK;
         let file = openat(held, name.as_c_str(), flags, Mode::empty()).map_err(io::Error::from);
-        let said = file.map(File::from).and_then(bounded).map_err(unread(key))?;
-        files.extend(said.map(|said| (key.to_owned(), said)));
+        let setting = file.map(File::from).and_then(bounded).map_err(unread(key))?;
+        files.extend(setting.map(|setting| (key.to_owned(), setting)));
     }
     Ok(files)
 }
@@ -137,7 +136,7 @@ fn text(path: &Path) -> Result<String, SourceError> {
     read.map_err(unread)?.ok_or_else(|| unread(io::ErrorKind::IsADirectory.into()))
 }
 
-/// None for what is no file.
+/// Returns none if it is not a regular file.
 fn bounded(file: File) -> io::Result<Option<String>> {
     if !file.metadata()?.is_file() {
         return Ok(None);
@@ -156,8 +155,8 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     #[test]
-    fn what_the_kubelet_removes_while_it_is_read_never_passes_for_a_poorer_configmap() {
-        let root = std::env::temp_dir().join(format!("gybe-given-{}", std::process::id()));
+    fn a_configmap_that_the_kubelet_replaces_while_it_is_read_is_never_read_in_part() {
+        let root = std::env::temp_dir().join(format!("gybe-sources-{}", std::process::id()));
         let _ = fs::remove_dir_all(&root);
         fs::create_dir_all(&root).unwrap();
         let nothing = whole(&root, None);

@@ -1,7 +1,6 @@
-//! The older form of the entry, `CNI_NETWORK_CONFIG`: a template, and a base. A setting counts for more
-//! than the template's key of the same meaning; where the settings are silent the template's key holds.
-//! What is the agent's own (`probed`, `pod_namespace`, `facts.socket`, `facts.kubeconfig` and
-//! `capabilities`) is never the template's. Whatever does not hold is noted.
+//! The older form of the entry, `CNI_NETWORK_CONFIG`: a template whose keys apply where no setting does. Keys
+//! that belong to the agent (`probed`, `pod_namespace`, `facts.socket`, `facts.kubeconfig` and `capabilities`)
+//! are never taken from the template. Every ignored key is noted.
 
 use super::environment::Environment;
 use super::logging;
@@ -13,33 +12,33 @@ use gybe_plugin::conf::{PluginConf, ProbeHint, is_plugin_key, unknown_keys};
 use serde_json::{Map, Value};
 use std::path::PathBuf;
 
-/// The template, filled in.
+/// The filled-in template.
 pub(super) struct Template {
-    /// The variable or the ConfigMap's key that has it.
+    /// The variable or the ConfigMap's key that holds it.
     pub(super) name: &'static str,
     /// Its keys that the plugin reads.
     pub(super) members: Map<String, Value>,
-    /// Its other keys, which go into the entry as they are.
+    /// Its other keys, which are copied into the entry.
     further: Map<String, Value>,
-    /// What it says, read alone.
+    /// The plugin's configuration that it results in by itself.
     conf: PluginConf,
 }
 
-/// The template, if there is one, and the plugin can read it.
+/// Reads the template, if there is one that the plugin can parse.
 pub(super) fn read(reader: &mut SettingsReader<'_>, ground: &Environment) -> Option<Template> {
-    let file = reader.given.network_config.as_deref().map(str::trim).filter(|text| !text.is_empty());
+    let file = reader.sources.network_config.as_deref().map(str::trim).filter(|text| !text.is_empty());
     let file = file.map(|text| RawSetting { name: "CNI_NETWORK_CONFIG_FILE", text });
-    let said = reader.either("cni_network_config", "CNI_NETWORK_CONFIG").or(file)?;
+    let setting = reader.either("cni_network_config", "CNI_NETWORK_CONFIG").or(file)?;
     let level = logging::level(reader).map_or("info", |level| level.text);
-    let all = members(said.text, &facts(ground, level), PLUGIN).map_err(|why| chain(&why));
+    let all = members(setting.text, &facts(ground, level), PLUGIN).map_err(|why| chain(&why));
     let read = all.and_then(|all| Ok((PluginConf::read(&all).map_err(|why| why.to_string())?, all)));
-    let (conf, all) = read.map_err(|why| reader.refuse(said, why)).ok()?;
+    let (conf, all) = read.map_err(|why| reader.refuse(setting, why)).ok()?;
     let unknown = unknown_keys(&all);
     if !unknown.is_empty() {
-        reader.notes.push(format!("{}: this version does not know {}", said.name, unknown.join(", ")));
+        reader.notes.push(format!("{}: unknown keys {}", setting.name, unknown.join(", ")));
     }
     let (members, further) = all.into_iter().partition(|(key, _)| is_plugin_key(key));
-    Some(Template { name: said.name, members, further, conf })
+    Some(Template { name: setting.name, members, further, conf })
 }
 
 fn facts(ground: &Environment, level: &str) -> TemplateValues {
@@ -55,12 +54,12 @@ fn facts(ground: &Environment, level: &str) -> TemplateValues {
 }
 
 impl Template {
-    /// The template's other keys, which go into the entry as they are.
+    /// Its other keys, which are copied into the entry.
     pub(super) fn further(self) -> Map<String, Value> {
         self.further
     }
 
-    /// Whether it has this key of an entry, or istio-cni's key of the same meaning.
+    /// Reports whether it has this key of an entry, or istio-cni's key of the same meaning.
     pub(super) fn has(&self, key: &str) -> bool {
         let is_true = |key: &str| self.members.get(key) == Some(&Value::Bool(true));
         self.members.get(key).is_some_and(|value| !value.is_null())
@@ -74,18 +73,18 @@ impl Template {
             }
     }
 
-    /// A note that a setting counts for more than the template's key, where they differ.
+    /// Returns a note if a setting overrides a different value of the template.
     pub(super) fn overruled(&self, key: &str, by: &str, conf: &PluginConf) -> Option<String> {
         let (was, is) = (self.conf.to_members(), conf.to_members());
         let differs = self.has(key) && was.get(key) != is.get(key);
         differs.then(|| {
             let theirs: String = was.get(key).map(Value::to_string).unwrap_or_default();
             let theirs: String = theirs.chars().take(64).collect();
-            format!("{} has {key} {theirs}: {by} counts for more", self.name)
+            format!("{} has {key} {theirs}, which {by} overrides", self.name)
         })
     }
 
-    /// Puts the agent's own values in place of the template's; a note for each that was another.
+    /// Replaces the template's values with the agent's own, and returns a note for each that differed.
     pub(super) fn settle(
         &self,
         ground: &Environment,
@@ -95,19 +94,21 @@ impl Template {
         let theirs = &self.conf;
         let mut notes = Vec::new();
         if self.members.contains_key("probed") {
-            notes.push("has probed: left out, the agent writes what it finds out");
+            notes.push("has probed, which is ignored: the agent writes the probe report");
         }
         if !theirs.pod_namespace.is_empty() && theirs.pod_namespace != ground.namespace {
-            notes.push("has another pod_namespace than the agent's: the agent's is used");
+            notes.push("has another pod_namespace than the agent, whose own is used");
         }
         let says_socket = self.members.get("facts").is_some_and(|it| it.get("socket").is_some());
         if says_socket && theirs.facts.socket != Some(ground.facts_socket()) {
-            notes.push("has another facts.socket than the agent's: the agent's is used");
+            notes.push("has another facts.socket than the agent, whose own is used");
         }
         if theirs.facts.kubeconfig.is_some() && theirs.facts.kubeconfig != kubeconfig {
             notes.push(match kubeconfig {
-                Some(_) => "names another kubeconfig than the agent writes: the agent's is used",
-                None => "names a kubeconfig: left out, since pod_source is agent; pod_source: api writes one",
+                Some(_) => "names another kubeconfig than the agent writes, which is used",
+                None => {
+                    "names a kubeconfig, which is ignored because pod_source is agent; set pod_source: api"
+                }
             });
         }
         conf.probed = ProbeHint::default();

@@ -4,7 +4,7 @@
 use super::of_any_name;
 use crate::host::entries::OurEntries;
 use crate::host::image::PLUGIN;
-use crate::host::observe::{HashCache, NodeDirectories, ObserveScope, look};
+use crate::host::observe::{HashCache, NodeDirectories, ObserveScope, observe};
 use crate::host::platform::Platform;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -19,15 +19,15 @@ pub struct OtherDirectories {
 }
 
 impl OtherDirectories {
-    /// Searches the directories of every kind of node except `places`.
+    /// Searches the directories of every kind of node except `directories`.
     #[must_use]
-    pub fn than(places: &NodeDirectories, root: &Path) -> Self {
+    pub fn than(directories: &NodeDirectories, root: &Path) -> Self {
         let mut found = Self::default();
-        for other in Platform::all_places(root) {
-            if !is_same(&other.conf, &places.conf) && has_entry(&other) {
+        for other in Platform::all_node_directories(root) {
+            if !is_same(&other.conf, &directories.conf) && has_entry(&other) {
                 found.conf.insert(other.conf);
             }
-            if !is_same(&other.programs, &places.programs)
+            if !is_same(&other.programs, &directories.programs)
                 && other.programs.join(PLUGIN).symlink_metadata().is_ok()
             {
                 found.programs.insert(other.programs);
@@ -67,7 +67,7 @@ fn is_same(one: &Path, other: &Path) -> bool {
     one == other || one.canonicalize().is_ok_and(|one| other.canonicalize().is_ok_and(|other| one == other))
 }
 
-fn has_entry(places: &NodeDirectories) -> bool {
-    let seen = look(places, &ObserveScope::default(), &mut HashCache::default());
-    OurEntries::find(&seen.conf).is_anywhere() || of_any_name(&places.conf).is_some()
+fn has_entry(directories: &NodeDirectories) -> bool {
+    let observed = observe(directories, &ObserveScope::default(), &mut HashCache::default());
+    OurEntries::find(&observed.conf).is_anywhere() || of_any_name(&directories.conf).is_some()
 }

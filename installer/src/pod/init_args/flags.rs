@@ -1,58 +1,58 @@
-//! The flags of `istio-iptables`, each with the environment variables and the policy name it stands for.
+//! The flags of `istio-iptables`, each with its environment variables and its key in a policy file.
 
-/// What is asked beside the policy: do this too, or do not do that.
+/// A flag that changes what the program does, not the policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Order {
-    /// Change nothing; only say what would be.
+    /// Change nothing; print the rules.
     DryRun,
     /// Do not write rules (the CNI plugin has written them).
     SkipRuleApply,
-    /// Try whether a connection reaches the proxy (the init container `istio-validation`).
+    /// Test whether a connection reaches the proxy (the init container `istio-validation`).
     RunValidation,
     /// Replace rules that differ instead of failing.
     Reconcile,
-    /// Take the rules away and write none.
+    /// Remove the rules and write none.
     CleanupOnly,
-    /// Write rules whatever is there. Ours are written anyway, so what it overrules here is the
-    /// doubt whether this is a pod's namespace at all.
+    /// Write rules whatever rules are there. Gybe does so anyway, so here the flag overrides the check that this is
+    /// a pod's namespace.
     ForceApply,
     /// Use nftables.
     NativeNftables,
 }
 
-/// What has a value and says nothing about the policy.
+/// A flag with a value that is not part of the policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Setting {
-    /// The port a validation calls.
+    /// The port of the validation's test connection.
     ProbePort,
     /// How long a validation may take.
     ProbeTimeout,
-    /// Which iptables programs Istio shall take.
+    /// The iptables programs that Istio uses.
     IptablesBinary,
-    /// Another network namespace than this one.
+    /// The network namespace to write into.
     NetworkNamespace,
 }
 
-/// What a flag's value is for.
+/// What a flag's value means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Meaning {
-    /// The value of this policy name.
+    /// The value of this policy key.
     Value(&'static str),
-    /// A comma list, of this policy name.
+    /// A comma-separated list, of this policy key.
     List(&'static str),
-    /// True or false, of this policy name.
+    /// True or false, of this policy key.
     Bool(&'static str),
-    /// An order; true unless the value says false.
+    /// An [`Order`]; true unless the value says false.
     Order(Order),
-    /// Kept as it is written.
+    /// Kept unparsed.
     Setting(Setting),
-    /// Accepted, has a value, changes nothing that anybody could miss.
+    /// Accepted with a value; has no effect that an operator could miss.
     Nothing,
-    /// Accepted, needs no value, changes nothing that anybody could miss.
+    /// Accepted without a value; has no effect that an operator could miss.
     NothingBare,
-    /// Accepted, has a value, and whoever gives it is told that it means nothing here.
+    /// Accepted with a value; a note says that it has no effect.
     Ignored,
-    /// The same, and it needs no value.
+    /// Accepted without a value; a note says that it has no effect.
     IgnoredBare,
 }
 
@@ -70,12 +70,12 @@ pub(super) struct Flag {
     pub(super) short: Option<char>,
     pub(super) long: &'static str,
     pub(super) meaning: Meaning,
-    /// A variable that sets it too, beside the one named like it.
+    /// A variable that sets it too, in addition to the one with its name.
     also: Option<&'static str>,
 }
 
 impl Flag {
-    /// Log flags come from a library and are many; none of them changes a rule.
+    /// All log flags, of which Istio's library has many, count as one: none changes a rule.
     pub(super) fn is_called(&self, name: &str) -> bool {
         self.long == name || (self.long == "log_output_level" && name.starts_with("log_"))
     }
@@ -102,10 +102,10 @@ impl Flag {
         }
     }
 
-    /// The environment variables that set it, the stronger one first.
+    /// Returns the environment variables that set it; the first takes precedence.
     pub(super) fn variables(&self) -> impl Iterator<Item = String> {
         let own = self.long.to_uppercase().replace('-', "_");
-        // A variable ENVOY_PORT is too likely to be about something else; Istio does not read it.
+        // Istio does not read ENVOY_PORT, which other programs use.
         let own = (self.long != "envoy-port").then_some(own);
         own.into_iter().chain(self.also.map(str::to_owned))
     }
@@ -160,7 +160,7 @@ pub(super) static FLAGS: [Flag; 38] = [
     flag(None, "log_output_level", Meaning::Nothing),
 ];
 
-/// What Istio reads from variables only.
+/// Settings that Istio reads from environment variables only.
 pub(super) static VARIABLES: [(&str, Meaning); 3] = [
     ("ISTIO_OUTBOUND_OWNER_GROUPS", Meaning::List("owner_groups_include")),
     ("ISTIO_OUTBOUND_OWNER_GROUPS_EXCLUDE", Meaning::List("owner_groups_exclude")),

@@ -1,47 +1,97 @@
-//! Taking values out of a JSON object by name, while collecting what is wrong with them.
-//!
-//! What a value means is not known here: every reading is given the parser of its text.
+//! Reads values from a JSON object by key and collects their faults. The parser of a value's text is a parameter
+//! of each read.
 
-use super::faults::{Fault, PolicyFileError, nearest};
 use serde::de::{Deserializer, Error, MapAccess, Visitor};
 use serde_json::{Map, Value};
 use std::fmt;
 
-/// All, or only what a list names.
-pub(super) enum Scope<T> {
+/// What is wrong with the value of one key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PolicyFault {
+    pub key: String,
+    pub why: String,
+}
+
+impl fmt::Display for PolicyFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.key, self.why)
+    }
+}
+
+/// Why a text is not a policy file.
+#[derive(Debug, thiserror::Error)]
+pub enum PolicyFileError {
+    #[error("the policy is not a JSON object without duplicate keys")]
+    NotAnObject(#[source] serde_json::Error),
+    #[error("the policy has {}: {}", Count(.0.len()), Joined(.0))]
+    Faults(Vec<PolicyFault>),
+}
+
+struct Count(usize);
+
+impl fmt::Display for Count {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} fault{}", self.0, if self.0 == 1 { "" } else { "s" })
+    }
+}
+
+struct Joined<'a>(&'a [PolicyFault]);
+
+impl fmt::Display for Joined<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, fault) in self.0.iter().enumerate() {
+            let comma = if i == 0 { "" } else { "; " };
+            write!(f, "{comma}{fault}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Returns the known key that is most similar to `wrong`, if one is similar enough.
+fn nearest<'a>(wrong: &str, known: &[&'a str]) -> Option<&'a str> {
+    known
+        .iter()
+        .map(|name| (strsim::jaro_winkler(&wrong.to_lowercase(), name), *name))
+        .filter(|(likeness, _)| *likeness > 0.75)
+        .max_by(|(left, _), (right, _)| left.total_cmp(right))
+        .map(|(_, name)| name)
+}
+
+/// `*`, or a list.
+pub(super) enum ListOrAll<T> {
     All,
     Only(Vec<T>),
 }
 
-/// Remembers what was asked for, so that what nobody asked for is known to be unknown.
+/// An object and the keys read from it; a key that is never read is unknown.
 pub(super) struct Reader<'a> {
     entries: &'a Map<String, Value>,
-    asked: Vec<&'static str>,
-    faults: Vec<Fault>,
+    read_keys: Vec<&'static str>,
+    faults: Vec<PolicyFault>,
 }
 
 impl<'a> Reader<'a> {
     pub(super) fn new(entries: &'a Map<String, Value>) -> Self {
-        Self { entries, asked: Vec::new(), faults: Vec::new() }
+        Self { entries, read_keys: Vec::new(), faults: Vec::new() }
     }
 
     pub(super) fn finish(mut self) -> Result<(), PolicyFileError> {
-        let unknown = self.entries.keys().filter(|key| !self.asked.contains(&key.as_str()));
+        let unknown = self.entries.keys().filter(|key| !self.read_keys.contains(&key.as_str()));
         self.faults.extend(unknown.map(|key| {
-            let why = match nearest(key, &self.asked) {
-                Some(known) => format!("is not a name we know; did you mean {known}?"),
-                None => "is not a name we know".to_owned(),
+            let why = match nearest(key, &self.read_keys) {
+                Some(known) => format!("unknown key; did you mean {known}?"),
+                None => "unknown key".to_owned(),
             };
-            Fault { key: key.chars().take(64).collect(), why }
+            PolicyFault { key: key.chars().take(64).collect(), why }
         }));
         if self.faults.is_empty() { Ok(()) } else { Err(PolicyFileError::Faults(self.faults)) }
     }
 
     pub(super) fn fault(&mut self, key: &str, why: impl fmt::Display) {
-        self.faults.push(Fault { key: key.to_owned(), why: why.to_string() });
+        self.faults.push(PolicyFault { key: key.to_owned(), why: why.to_string() });
     }
 
-    pub(super) fn given(&self, key: &str) -> bool {
+    pub(super) fn is_given(&self, key: &str) -> bool {
         self.entries.contains_key(key)
     }
 
@@ -55,7 +105,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// One value, a string or a whole number, as `parse` understands its text.
+    /// Reads one value, a string or a whole number.
     pub(super) fn text<T, E: fmt::Display>(
         &mut self,
         key: &'static str,
@@ -68,7 +118,7 @@ impl<'a> Reader<'a> {
         parse(&text).map_err(|why| self.fault(key, why)).ok()
     }
 
-    /// A list without `*`; absent means empty.
+    /// Reads a list without `*`; an absent key is an empty list.
     pub(super) fn list<T, E: fmt::Display>(
         &mut self,
         key: &'static str,
@@ -76,26 +126,26 @@ impl<'a> Reader<'a> {
     ) -> Vec<T> {
         let texts = self.texts(key).unwrap_or_default();
         if texts.iter().any(|text| text == "*") {
-            self.fault(key, "has no place for \"*\"");
+            self.fault(key, "does not take \"*\"");
         }
         self.parsed(key, &texts, parse)
     }
 
-    /// A list, or `*` alone; absent means `*`.
-    pub(super) fn scope<T, E: fmt::Display>(
+    /// Reads a list, or `*` alone; an absent key means `*`.
+    pub(super) fn list_or_all<T, E: fmt::Display>(
         &mut self,
         key: &'static str,
         parse: impl Fn(&str) -> Result<T, E>,
-    ) -> Scope<T> {
-        let Some(texts) = self.texts(key) else { return Scope::All };
+    ) -> ListOrAll<T> {
+        let Some(texts) = self.texts(key) else { return ListOrAll::All };
         let star = texts.iter().any(|text| text == "*");
         if star && texts.len() == 1 {
-            return Scope::All;
+            return ListOrAll::All;
         }
         if star {
-            self.fault(key, "has \"*\" beside other values; it means all and stands alone");
+            self.fault(key, "has \"*\" and other values; \"*\" means all and must be the only value");
         }
-        Scope::Only(self.parsed(key, &texts, parse))
+        ListOrAll::Only(self.parsed(key, &texts, parse))
     }
 
     fn parsed<T, E: fmt::Display>(
@@ -120,7 +170,7 @@ impl<'a> Reader<'a> {
     }
 
     fn take(&mut self, key: &'static str) -> Option<&'a Value> {
-        self.asked.push(key);
+        self.read_keys.push(key);
         self.entries.get(key)
     }
 }
@@ -133,16 +183,16 @@ fn text_of(value: &Value) -> Option<String> {
     }
 }
 
-/// Parses an object, and refuses a name that stands there twice: nobody could say which one counts.
+/// Parses an object and refuses duplicate keys, of which readers use different ones.
 pub(super) fn object(text: &str) -> Result<Map<String, Value>, PolicyFileError> {
     let mut json = serde_json::Deserializer::from_str(text);
-    let parsed = json.deserialize_map(Once).and_then(|entries| json.end().map(|()| entries));
+    let parsed = json.deserialize_map(WithoutDuplicates).and_then(|entries| json.end().map(|()| entries));
     parsed.map_err(PolicyFileError::NotAnObject)
 }
 
-struct Once;
+struct WithoutDuplicates;
 
-impl<'de> Visitor<'de> for Once {
+impl<'de> Visitor<'de> for WithoutDuplicates {
     type Value = Map<String, Value>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -153,7 +203,7 @@ impl<'de> Visitor<'de> for Once {
         let mut entries = Map::new();
         while let Some((key, value)) = source.next_entry::<String, Value>()? {
             if entries.contains_key(&key) {
-                return Err(A::Error::custom(format_args!("{key:?} stands there twice")));
+                return Err(A::Error::custom(format_args!("duplicate key {key:?}")));
             }
             entries.insert(key, value);
         }

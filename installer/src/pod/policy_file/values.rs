@@ -1,4 +1,4 @@
-//! What the text of one value of a policy file means; each answer to a wrong one is a sentence.
+//! Parses the text of one value of a policy file. An error is a sentence about the value.
 
 use gybe_netfilter::policy::istio::OWN_POD_MARK;
 use gybe_netfilter::policy::{InterfaceName, InterfaceNameError, LoopbackCidr, Mark, Port, PortRange};
@@ -22,22 +22,22 @@ pub(super) fn mode(text: &str) -> Result<ModeName, String> {
 
 pub(super) fn listener(text: &str) -> Result<Port, String> {
     let port = decimal(text).and_then(|n| u16::try_from(n).ok()).and_then(Port::new);
-    port.ok_or_else(|| format!("{:?} is not a port somebody can listen on, 1 to 65535", brief(text)))
+    port.ok_or_else(|| format!("{:?} is not a port to listen on, 1 to 65535", brief(text)))
 }
 
 pub(super) fn ports(text: &str) -> Result<PortRange, <PortRange as FromStr>::Err> {
     text.parse()
 }
 
-/// A user or group by number. A name would have to be looked up in the pod's own files or, as it
-/// happened to iptables, over the network: docs/ISTIO.md, section 2.7.
+/// Parses a numeric user or group. A name would have to be looked up in the pod's own files or, as happened to
+/// iptables, over the network: docs/ISTIO.md, section 2.7.
 pub(super) fn id(text: &str) -> Result<u32, String> {
     match decimal(text) {
-        Some(u32::MAX) => Err(format!("{text:?} is the kernel's word for no user at all")),
+        Some(u32::MAX) => Err(format!("{text:?} is the kernel's value for no user at all")),
         Some(id) => Ok(id),
         None => Err(format!(
-            "{:?} is not a numeric id from 0 to 4294967294; names are refused because the host cannot know whom \
-             the pod calls that",
+            "{:?} is not a numeric id from 0 to 4294967294; names are refused because they \
+             have their meaning in the pod's files only",
             brief(text)
         )),
     }
@@ -73,9 +73,9 @@ pub(super) fn loopback(text: &str) -> Result<LoopbackCidr, <LoopbackCidr as From
 
 pub(super) fn mark(text: &str) -> Result<Mark, String> {
     match decimal(text) {
-        Some(0) => Err("0 is the mark of every packet that has none".to_owned()),
+        Some(0) => Err("0 is the mark of every packet without a mark".to_owned()),
         Some(OWN_POD_MARK) => {
-            Err(format!("{OWN_POD_MARK} already marks what the proxy sends to its own pod"))
+            Err(format!("{OWN_POD_MARK} already marks packets that the proxy sends to its own pod"))
         }
         Some(mark) => Ok(mark),
         None => Err(format!("{:?} is not a packet mark, 1 to 4294967295", brief(text))),

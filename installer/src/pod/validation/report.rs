@@ -1,138 +1,137 @@
-//! What a check's outcome is in words: what arrived where, and what to do. Finds nothing out.
+//! The result of a validation in words: what arrived where, and what to do.
 
-use super::call::CallEnd;
-use super::{Check, Evidence, Holder, Place, Stray, Verdict};
+use super::connection::AttemptEnd;
+use super::{Evidence, OtherConnection, SocketOwner, Validation, ValidationResult};
 use nix::errno::Errno;
 use serde_json::{Value, json};
 use std::fmt;
 
-impl Verdict {
-    /// The outcome of `check` for a person: one line, or one and its evidence.
-    pub fn text(&self, check: &Check) -> String {
+impl ValidationResult {
+    /// One line, or one and the evidence.
+    pub fn text(&self, validation: &Validation) -> String {
         match self {
             Self::Redirected(at) => {
-                format!("redirected: a connection to {} arrived at {at}\n", check.target)
+                format!("redirected: a connection to {} arrived at {at}\n", validation.target)
             }
             Self::NotRedirected(evidence) => {
-                let lines = evidence.lines(check);
+                let lines = evidence.lines(validation);
                 let lines: String = lines.iter().map(|line| format!("  {line}\n")).collect();
-                format!(
-                    "not redirected: {}\n{lines}hint: {}\n",
-                    evidence.verdict(check),
-                    evidence.hint(check)
-                )
+                let (summary, hint) = (evidence.summary(validation), evidence.hint(validation));
+                format!("not redirected: {summary}\n{lines}hint: {hint}\n")
             }
         }
     }
 
-    /// The same for a program.
-    pub fn json(&self, check: &Check) -> Value {
+    pub fn json(&self, validation: &Validation) -> Value {
         match self {
-            Self::Redirected(at) => json!({ "redirected": true, "target": check.target, "arrived_at": at }),
+            Self::Redirected(at) => {
+                json!({ "redirected": true, "target": validation.target, "arrived_at": at })
+            }
             Self::NotRedirected(evidence) => json!({
                 "redirected": false,
-                "target": check.target,
-                "evidence": evidence.lines(check),
-                "hint": evidence.hint(check),
+                "target": validation.target,
+                "evidence": evidence.lines(validation),
+                "hint": evidence.hint(validation),
             }),
         }
     }
 }
 
 impl Evidence {
-    fn verdict(&self, check: &Check) -> String {
-        let ports: Vec<String> = check.listeners.iter().map(ToString::to_string).collect();
-        let (target, uid, ports) = (check.target, self.uid, ports.join(" or "));
-        if self.calls.is_empty() {
-            return format!("no connection to {target} could arrive, for {ports} belongs to others");
+    fn summary(&self, validation: &Validation) -> String {
+        let ports: Vec<String> = validation.listeners.iter().map(ToString::to_string).collect();
+        let (target, uid, ports) = (validation.target, self.uid, ports.join(" or "));
+        if self.attempts.is_empty() {
+            return format!("no connection to {target} could arrive: other processes listen on {ports}");
         }
-        let seconds = check.patience.as_secs_f64();
+        let seconds = validation.timeout.as_secs_f64();
         format!("no connection to {target} by uid {uid} arrived at {ports} within {seconds} s")
     }
 
-    fn lines(&self, check: &Check) -> Vec<String> {
-        let calls = self.calls.iter().map(|(end, times)| {
+    fn lines(&self, validation: &Validation) -> Vec<String> {
+        let attempts = self.attempts.iter().map(|(end, times)| {
             let times = if *times == 1 { "once".to_owned() } else { format!("{times} times") };
-            self.call(*end, &times, check)
+            self.attempt(*end, &times, validation)
         });
-        let taken = self.taken.iter().map(|(at, holder)| match holder {
-            Some(holder) => format!("{at} could not be listened on: {holder} does"),
-            None => format!("{at} could not be listened on: somebody did who is gone now"),
+        let taken = self.taken.iter().map(|(at, owner)| match owner {
+            Some(owner) => format!("cannot listen on {at}: {owner} listens there"),
+            None => format!("cannot listen on {at}: a process listened there that is gone now"),
         });
-        calls.chain(taken).chain(self.strays.iter().map(ToString::to_string)).collect()
+        attempts.chain(taken).chain(self.others.iter().map(ToString::to_string)).collect()
     }
 
-    fn call(&self, end: CallEnd, times: &str, check: &Check) -> String {
-        let target = check.target;
-        match (end, &self.answers) {
-            (CallEnd::Answered, Some(holder)) => {
-                format!("answered {times}: {target} was not redirected but reached {holder}")
+    fn attempt(&self, end: AttemptEnd, times: &str, validation: &Validation) -> String {
+        let target = validation.target;
+        match (end, &self.target_owner) {
+            (AttemptEnd::Accepted, Some(owner)) => {
+                format!("accepted {times}: {target} was not redirected but reached {owner}")
             }
-            (CallEnd::Answered, None) if !self.taken.is_empty() => {
-                format!("answered {times}: somebody whose port is named below may have got it")
+            (AttemptEnd::Accepted, None) if !self.taken.is_empty() => {
+                format!("accepted {times}: perhaps by a process whose port is named below")
             }
-            (CallEnd::Answered, None) => {
+            (AttemptEnd::Accepted, None) => {
                 format!(
-                    "answered {times}, though nobody listens on {target}: a rule sends it to another port"
+                    "accepted {times}, although no process listens on {target}: a rule sends it to another port"
                 )
             }
-            (CallEnd::Refused, Some(holder)) => {
+            (AttemptEnd::Refused, Some(owner)) => {
                 format!(
-                    "refused {times}, though {holder} listens: a rule sends it to a port where nobody listens"
+                    "refused {times}, although {owner} listens: a rule sends it to a port without a listener"
                 )
             }
-            (CallEnd::Refused, None) => {
-                format!("refused {times}: nobody listens on {target}, so no rule sent it to these ports")
+            (AttemptEnd::Refused, None) => {
+                format!("refused {times}: no process listens on {target}, so no rule sent it to these ports")
             }
-            (CallEnd::Unanswered, _) => format!("unanswered {times}: it was dropped on its way"),
-            (CallEnd::Failed(errno), _) => {
-                format!("not even begun {times}: {}", Errno::from_raw(errno).desc())
+            (AttemptEnd::Unanswered, _) => format!("unanswered {times}: a packet was dropped"),
+            (AttemptEnd::Failed(errno), _) => {
+                format!("not started {times}: {}", Errno::from_raw(errno).desc())
             }
         }
     }
 
-    fn hint(&self, check: &Check) -> String {
-        if self.uid != check.uid {
-            let (own, proxy) = (self.uid, check.uid);
+    fn hint(&self, validation: &Validation) -> String {
+        if self.uid != validation.uid {
+            let (own, proxy) = (self.uid, validation.uid);
             return format!(
-                "uid {own} may not act as the proxy's uid {proxy}, and only that one's connections to its own pod \
+                "uid {own} may not act as the proxy's uid {proxy}, and only the proxy's connections to its own pod \
                  are redirected: run this as {proxy} (runAsUser), or with CAP_SETUID"
             );
         }
         if !self.taken.is_empty() {
-            return "ask before the proxy starts: only while nobody listens on its ports can this be found out".into();
+            return "run the validation before the proxy starts: it works only while no process listens on the \
+                    proxy's ports"
+                .into();
         }
-        if self.target == Place::Elsewhere {
+        if self.target_is_elsewhere {
             return format!(
-                "address {} is not on lo, so nothing has redirected this pod's IPv6; the rules and it come together",
-                check.target.ip()
+                "address {} is not on lo, so this pod's IPv6 is not redirected: the rules for IPv6 add it",
+                validation.target.ip()
             );
         }
-        "the pod's rules are missing, or not of these ports and this user. If a CNI plugin was to write them, the pod \
-         started before the plugin was ready: delete the pod, so that it is made anew. If an init container was to, \
-         its log says why it did not. On the node, gybe inspect --netns /proc/PID/ns/net shows what is there"
+        "the pod's rules are missing, or are for other ports or another user. If a CNI plugin was to write them, the \
+         pod started before the plugin was ready: delete the pod, so that its controller creates a new one. If an \
+         init container was to write them, its log has the reason. On the node, gybe inspect --netns \
+         /proc/PID/ns/net lists the pod's rules"
             .into()
     }
 }
 
-impl fmt::Display for Holder {
+impl fmt::Display for SocketOwner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { address, uid, process } = self;
         match process {
             Some(process) => write!(f, "process {process} of uid {uid} at {address}"),
-            None => write!(f, "a process out of sight of uid {uid} at {address}"),
+            None => write!(f, "a process in another container, of uid {uid}, at {address}"),
         }
     }
 }
 
-impl fmt::Display for Stray {
+impl fmt::Display for OtherConnection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { at, from, meant_for } = self;
         match meant_for {
-            Some(address) => {
-                write!(f, "at {at} arrived a connection from {from} that was to go to {address}")
-            }
-            None => write!(f, "at {at} arrived a connection from {from}, and conntrack knows nothing of it"),
+            Some(address) => write!(f, "{at} received a connection from {from} to {address}"),
+            None => write!(f, "{at} received a connection from {from} that conntrack does not know"),
         }
     }
 }

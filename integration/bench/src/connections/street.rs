@@ -4,7 +4,7 @@ use crate::policies::{a_rule_per_value, with_exclusions};
 use crate::sample::processor_time;
 use gybe_installer::testnet::link::{LinkEnd, join};
 use gybe_installer::testnet::namespace::Namespace;
-use gybe_integration::complaint::Complaint;
+use gybe_integration::failure::Failure;
 use gybe_netfilter::apply::apply;
 use gybe_netfilter::compile::compile;
 use gybe_netfilter::iptables::{Iptables, Variant};
@@ -61,18 +61,18 @@ pub(super) struct Street {
 
 impl Street {
     /// Builds one whose pod has the default rules with that many excluded ports and networks.
-    pub(super) fn build(written: Written, excluded: usize) -> Result<Self, Complaint> {
+    pub(super) fn build(written: Written, excluded: usize) -> Result<Self, Failure> {
         let (pod, peer) = (Namespace::new()?, Namespace::new()?);
         let end = |namespace, address| {
             let addresses = vec![ipnet::IpNet::new(address, 24)?];
-            Ok::<_, Complaint>(LinkEnd { namespace, name: InterfaceName::parse("eth0")?, addresses })
+            Ok::<_, Failure>(LinkEnd { namespace, name: InterfaceName::parse("eth0")?, addresses })
         };
         join(&end(&pod, POD.into())?, &end(&peer, PEER.into())?)?;
         pod.run(|| write(written, excluded))??;
         let listener = |namespace: &Namespace, port| {
             let listening = namespace.run(|| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)))??;
             listening.set_nonblocking(true)?;
-            Ok::<_, Complaint>(listening)
+            Ok::<_, Failure>(listening)
         };
         let (inbound, outbound) = match written {
             Written::Nothing => (listener(&pod, APP)?, listener(&peer, APP)?),
@@ -99,18 +99,18 @@ impl Street {
     }
 
     /// Processor time of the client for one connection, in microseconds.
-    pub(super) fn cost(&self, way: Way) -> Result<f64, Complaint> {
+    pub(super) fn cost(&self, way: Way) -> Result<f64, Failure> {
         let (client, listener, to) = match way {
             Way::Inbound => (&self.peer, &self.inbound, SocketAddr::from((POD, APP))),
             Way::Outbound => (&self.pod, &self.outbound, SocketAddr::from((PEER, APP))),
         };
-        let spent = client
-            .run(|| (0..BATCHES).map(|_| batch(to, listener)).sum::<Result<Duration, Complaint>>())??;
+        let spent =
+            client.run(|| (0..BATCHES).map(|_| batch(to, listener)).sum::<Result<Duration, Failure>>())??;
         Ok(spent.as_secs_f64() * 1e6 / f64::from(BATCH * BATCHES))
     }
 }
 
-fn write(written: Written, excluded: usize) -> Result<(), Complaint> {
+fn write(written: Written, excluded: usize) -> Result<(), Failure> {
     let rules = compile(&with_exclusions(excluded)?);
     let _what_was_there = match written {
         Written::Nothing => return Ok(()),
@@ -123,7 +123,7 @@ fn write(written: Written, excluded: usize) -> Result<(), Complaint> {
 }
 
 /// Makes a batch of connections; that they arrived is looked at when the clock has stopped.
-fn batch(to: SocketAddr, listener: &TcpListener) -> Result<Duration, Complaint> {
+fn batch(to: SocketAddr, listener: &TcpListener) -> Result<Duration, Failure> {
     let begun = processor_time()?;
     for _ in 0..BATCH {
         let stream = TcpStream::connect(to)?;
@@ -134,7 +134,7 @@ fn batch(to: SocketAddr, listener: &TcpListener) -> Result<Duration, Complaint> 
     for _ in 0..BATCH {
         match listener.accept() {
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                return Err(Complaint::that(format!("a connection to {to} went elsewhere")));
+                return Err(Failure::new(format!("a connection to {to} went elsewhere")));
             }
             accepted => drop(accepted?),
         }

@@ -5,12 +5,12 @@ use std::io::{Read, Write};
 use std::process::{Command, ExitCode, Stdio};
 use std::{env, error, io};
 
-use gybe_integration::killed::{End, killed_at};
+use gybe_integration::kill::{End, kill_at_system_call};
 use nix::sys::signal::{Signal, raise};
 use serde_json::Value;
 
 /// A shell that waits for a line until it is traced, then executes the program. The program's log is discarded.
-const BECOME: [&str; 3] = ["sh", "-c", "read -r _ && exec \"$0\" \"$@\" 2>/dev/null"];
+const WAIT_THEN_EXEC: [&str; 3] = ["sh", "-c", "read -r _ && exec \"$0\" \"$@\" 2>/dev/null"];
 
 fn main() -> Result<ExitCode, Box<dyn error::Error>> {
     let mut text = String::new();
@@ -26,18 +26,18 @@ fn main() -> Result<ExitCode, Box<dyn error::Error>> {
 }
 
 fn run_and_kill(delegate: &str, text: &str, at: u64) -> Result<ExitCode, Box<dyn error::Error>> {
-    let [program, arguments @ ..] = BECOME;
+    let [program, arguments @ ..] = WAIT_THEN_EXEC;
     #[expect(clippy::disallowed_methods, reason = "the crash injector runs the plugin that it kills")]
     let mut command = Command::new(program);
     command.args(arguments).arg(delegate);
-    match killed_at(command, text, at)? {
+    match kill_at_system_call(command, text, at)? {
         End::Killed => {
             // The runtime sees the exit status of the killed plugin.
             raise(Signal::SIGKILL)?;
             Ok(ExitCode::FAILURE)
         }
-        End::Itself { code, said, .. } => {
-            io::stdout().write_all(said.as_bytes())?;
+        End::Exited { code, output, .. } => {
+            io::stdout().write_all(output.as_bytes())?;
             Ok(if code == Some(0) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
         }
     }

@@ -83,17 +83,14 @@ impl OutsideClient {
 }
 
 fn listeners(namespace: &Arc<Namespace>, owner: Owner, name: ServerName, ports: &[u16]) -> Listeners {
-    let listening_port = |port: &u16| ListeningPort {
-        transport: Transport::Tcp,
-        port: *port,
-        reach: ListenAddress::Everywhere,
-    };
+    let listening_port =
+        |port: &u16| ListeningPort { transport: Transport::Tcp, port: *port, address: ListenAddress::Any };
     Listeners::start(namespace, owner, name, ports.iter().map(listening_port).collect()).unwrap()
 }
 
 fn connect(namespace: &Namespace, owner: Owner, to: SocketAddr) -> Destination {
-    let client = Client { owner, transport: Transport::Tcp, to, disguise: SourceOptions::default() };
-    match client.make(namespace, TIMEOUT).unwrap() {
+    let client = Client { owner, transport: Transport::Tcp, to, source: SourceOptions::default() };
+    match client.connect(namespace, TIMEOUT).unwrap() {
         ConnectionOutcome::Answered(Reply { by, original, .. }) => Destination { listener: by, original },
         other => Destination { listener: other.to_string(), original: None },
     }

@@ -15,7 +15,7 @@ use gybe_containerd_tests::{
     manifest, program_under_test,
 };
 use gybe_installer::host::libcni::choice::{NoChoice, choose};
-use gybe_installer::host::observe::{FileName, HashCache, NodeDirectories, ObserveScope, look};
+use gybe_installer::host::observe::{FileName, HashCache, NodeDirectories, ObserveScope, observe};
 use gybe_installer::host::runtimes::{DropIns, Runtime};
 use gybe_installer::testnet::namespace::Namespace;
 use gybe_netfilter::backend::Backend;
@@ -277,7 +277,7 @@ impl StateNode {
             programs: self.path(containerd::BIN_DIR),
             results: self.path("/var/lib/cni/results"),
         };
-        let conf = look(&directories, &ObserveScope::default(), &mut HashCache::default()).conf;
+        let conf = observe(&directories, &ObserveScope::default(), &mut HashCache::default()).conf;
         let loaded = self.node.cri.loaded_network().unwrap();
         let is_loaded = |file: &FileName| {
             let text = fs::read(directories.conf.join(file.as_os_str())).unwrap_or_default();

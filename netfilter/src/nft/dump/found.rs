@@ -4,10 +4,11 @@
 
 use crate::inventory::{Item, Part, PartKind};
 use crate::netlink::attr::{Attributes, Writer};
+use crate::nft::chain::TABLE;
 use crate::nft::chain::{self, Base};
+use crate::nft::expr;
 use crate::nft::key::{self, KeyType, Range};
 use crate::nft::uapi::*;
-use crate::nft::{TABLE, expr};
 
 /// The chains of our table, each with its rules in order.
 pub(super) fn chains(chains: &[Vec<u8>], rules: &[Vec<u8>]) -> Vec<Part> {

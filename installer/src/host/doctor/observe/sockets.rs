@@ -58,11 +58,11 @@ pub(crate) fn ask(socket: &Path) -> AgentContact {
         Ok(_) | Err(FactsError::Unknown(_)) => None,
         Err(fault) => Some(fault),
     });
-    let mut seen = AgentContact { socket: socket.to_owned(), fault, status: None };
-    if seen.is_running() {
-        seen.status = agent_status::ask(socket, PATIENCE).ok().flatten();
+    let mut observed = AgentContact { socket: socket.to_owned(), fault, status: None };
+    if observed.is_running() {
+        observed.status = agent_status::ask(socket, PATIENCE).ok().flatten();
     }
-    seen
+    observed
 }
 
 /// A pod that does not exist: a valid name, because the agent accepts no other, with a uid that no pod has.

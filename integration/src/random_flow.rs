@@ -1,6 +1,6 @@
-//! Connections drawn at random in the recorded network. Where they end is not known here.
+//! Random connections in the recorded network.
 
-use crate::untouched::is_own;
+use crate::predict::is_own;
 use crate::vectors::{Flow, Location};
 use gybe_installer::testnet::outcome::ConnectionOutcome;
 use gybe_netfilter::compile::{PASSTHROUGH_V4, PASSTHROUGH_V6};
@@ -9,8 +9,8 @@ use proptest::prelude::{Just, Strategy};
 use proptest::sample::select;
 use std::net::{IpAddr, SocketAddr};
 
-/// By place: whom its callers ask.
-const ASKED: [(Location, &[&str]); 4] = [
+/// The destinations of connections from each namespace.
+const DESTINATIONS: [(Location, &[&str]); 4] = [
     (
         Location::Pod,
         &[
@@ -79,9 +79,9 @@ const OWNERS: [[u32; 2]; 11] = [
     [65534, 65534],
 ];
 
-/// Any connection. What becomes of it with rules is not known yet.
-pub fn callers() -> impl Strategy<Value = Flow> {
-    let place = select(vec![
+/// Any connection, with its outcome without rules.
+pub fn flows() -> impl Strategy<Value = Flow> {
+    let from = select(vec![
         Location::Pod,
         Location::Pod,
         Location::Pod,
@@ -94,9 +94,8 @@ pub fn callers() -> impl Strategy<Value = Flow> {
     ]);
     let port = select([TCP_PORTS.map(|port| (Transport::Tcp, port)).to_vec(), udp(), udp()].concat());
     let rest = (port, select(OWNERS.to_vec()), select(vec![false, false, false, true]));
-    place
-        .prop_flat_map(|place| (Just(place), select(asked_by(place))))
-        .prop_flat_map(move |(place, to)| (Just(place), Just(to), rest.clone()))
+    from.prop_flat_map(|from| (Just(from), select(destinations(from))))
+        .prop_flat_map(move |(from, to)| (Just(from), Just(to), rest.clone()))
         .prop_map(|(from, to, ((transport, port), [uid, gid], passes))| {
             let (inside, owner) = match from {
                 Location::Pod => (is_own(to), Owner { uid, gid }),
@@ -105,7 +104,7 @@ pub fn callers() -> impl Strategy<Value = Flow> {
             let source = (inside && passes).then(|| passthrough(to));
             flow(from, transport, SocketAddr::new(to, port), owner).bound_to(source, None)
         })
-        .prop_filter("refused by ICMP, of which a kernel sends only so many", |flow| {
+        .prop_filter("refused by ICMP, which the kernel rate-limits", |flow| {
             let by_icmp = flow.from != Location::Pod && flow.transport == Transport::Udp;
             !(by_icmp && flow.without_rules == ConnectionOutcome::Refused)
         })
@@ -115,40 +114,40 @@ fn udp() -> Vec<(Transport, u16)> {
     UDP_PORTS.map(|port| (Transport::Udp, port)).to_vec()
 }
 
-/// A connection to every port that is ever asked for, of each of those outside who answer.
+/// A connection to every port used here, of each network outside.
 pub fn every_port() -> Vec<Flow> {
     let ports = TCP_PORTS.map(|port| (Transport::Tcp, port)).into_iter().chain(udp());
-    let anybody = Owner { uid: 0, gid: 0 };
+    let root = Owner { uid: 0, gid: 0 };
     let call = |(transport, port)| {
-        let to = |ip: [u8; 4]| flow(Location::Pod, transport, SocketAddr::from((ip, port)), anybody);
+        let to = |ip: [u8; 4]| flow(Location::Pod, transport, SocketAddr::from((ip, port)), root);
         [to([10, 1, 2, 3]).bound_to(None, None), to([172, 30, 0, 1]).bound_to(None, None)]
     };
     ports.flat_map(call).collect()
 }
 
-/// Connections that share one five-tuple, in this order; each policy gets them, before all others.
-/// Conntrack remembers them for a while, so that each gets a tuple of its own.
+/// Connections that share one five-tuple, to be made in this order before a policy's other connections.
+/// `number` selects the tuple: conntrack keeps entries for a while, so each policy needs another one.
 pub fn of_one_five_tuple(number: u64) -> Vec<Flow> {
-    // Below those that callers who wait come from; no policy's range begins or ends here.
+    // Below the source ports of other connections; no policy's range begins or ends here.
     let port = u16::try_from(number % 900).map_or(18000, |number| 18000 + 2 * number);
     let servers = ["10.96.0.10", "fd00:96::10"].into_iter().filter_map(|text| text.parse().ok());
-    let asks = |to: IpAddr, [uid, gid]: [u32; 2], port| {
+    let query = |to: IpAddr, [uid, gid]: [u32; 2], port| {
         flow(Location::Pod, Transport::Udp, SocketAddr::new(to, 53), Owner { uid, gid })
             .bound_to(None, Some(port))
     };
     let each = |to| {
         [
-            asks(to, [1000, 1000], port),
-            asks(to, [1337, 1337], port),
-            asks(to, [1000, 1000], port),
-            asks(to, [0, 1337], port + 1),
-            asks(to, [1000, 1000], port + 1),
+            query(to, [1000, 1000], port),
+            query(to, [1337, 1337], port),
+            query(to, [1000, 1000], port),
+            query(to, [0, 1337], port + 1),
+            query(to, [1000, 1000], port + 1),
         ]
     };
     servers.flat_map(each).collect()
 }
 
-/// The proxy calling the application from a client's address; nobody but the kernel can foretell it.
+/// The proxy connecting to the application from a client's address; its outcome cannot be predicted from the rules.
 pub fn from_a_clients_address(mark: u32) -> Vec<Flow> {
     let call = |to: &str, from: &str, uid| {
         let to = SocketAddr::new(to.parse().ok()?, 8080);
@@ -180,20 +179,20 @@ fn flow(from: Location, transport: Transport, to: SocketAddr, owner: Owner) -> F
 }
 
 impl Flow {
-    /// The same from that address and port; what becomes of it without rules is put in.
+    /// Binds its source and sets its outcome without rules.
     fn bound_to(self, source: Option<IpAddr>, source_port: Option<u16>) -> Self {
         let flow = Self { source, source_port, ..self };
         let id = format!(
             "{:?} {:?} -> {} {:?} from {source:?}:{source_port:?}",
             flow.from, flow.transport, flow.to, flow.owner
         );
-        Self { id, without_rules: flow.untouched(), ..flow }
+        Self { id, without_rules: flow.outcome_without_rules(), ..flow }
     }
 }
 
-fn asked_by(place: Location) -> Vec<IpAddr> {
-    let asked = ASKED.iter().filter(|(asks, _)| *asks == place).flat_map(|(_, asked)| *asked);
-    asked.filter_map(|text| text.parse().ok()).collect()
+fn destinations(from: Location) -> Vec<IpAddr> {
+    let texts = DESTINATIONS.iter().filter(|(source, _)| *source == from).flat_map(|(_, to)| *to);
+    texts.filter_map(|text| text.parse().ok()).collect()
 }
 
 fn passthrough(to: IpAddr) -> IpAddr {

@@ -1,7 +1,7 @@
-//! Our two programs that write rules, each ready to be run on a namespace of its own, alone or under
-//! a program that interferes; and what the namespace should hold when it claims to have done so.
+//! `gybe apply` and an ADD by `gybe-cni`, each ready to run on a namespace of its own, directly or under a program
+//! that interferes; and the state of the namespace afterwards.
 
-use crate::complaint::Complaint;
+use crate::failure::Failure;
 use crate::programs::{Run, path_of_ours};
 use gybe_installer::demo::add::RecordedAdd;
 use gybe_installer::pod::policy_file::PolicyFile;
@@ -16,37 +16,35 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// One program, what it is given, and the namespace it is to redirect.
+/// A program with its arguments and input, and the namespace that it redirects.
 #[derive(Debug)]
-pub struct Errand {
-    /// What the namespace holds when it has done it.
+pub struct Invocation {
+    /// What the namespace has after a successful run.
     pub redirection: Redirection,
-    /// Where.
     pub namespace: Namespace,
     words: Vec<String>,
     environment: BTreeMap<String, String>,
     stdin: String,
 }
 
-/// What of ours a namespace holds.
+/// How much of a redirection a namespace has.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum State {
-    /// No rule.
     Nothing,
-    /// All of it, rules and routes.
+    /// All rules and routes.
     Whole,
-    /// All rules, and not all routes.
+    /// All rules, not all routes.
     RulesAlone,
-    /// Something else.
+    /// Anything else: the differences.
     Other(Vec<String>),
 }
 
-impl Errand {
-    /// `gybe apply` of a policy file, with the backend of that name.
+impl Invocation {
+    /// Prepares `gybe apply` of a policy file with this backend.
     ///
     /// # Errors
-    /// When there is no such program, no namespace, or the text is no policy.
-    pub fn apply(policy: &str, backend: &str) -> Result<Self, Complaint> {
+    /// When the program is not built, there is no namespace, or the text is not a policy.
+    pub fn apply(policy: &str, backend: &str) -> Result<Self, Failure> {
         let namespace = Namespace::new()?;
         let netns = namespace.path().to_string_lossy().into_owned();
         let program = path_of_ours("gybe")?.to_string_lossy().into_owned();
@@ -60,12 +58,11 @@ impl Errand {
         })
     }
 
-    /// `gybe-cni` with the ADD of `examples/`, for a pod of these addresses; its manifest is put into
-    /// the directory `scratch`.
+    /// Prepares the ADD of `examples/` for a pod with these addresses, and writes its manifest to `scratch`.
     ///
     /// # Errors
-    /// When there is no such program, no namespace, or the examples are not to be used.
-    pub fn add(addresses: &[IpAddr], scratch: &Path) -> Result<Self, Complaint> {
+    /// When the program is not built, there is no namespace, or the examples cannot be read.
+    pub fn add(addresses: &[IpAddr], scratch: &Path) -> Result<Self, Failure> {
         let namespace = Namespace::new()?;
         let netns = namespace.path().to_string_lossy().into_owned();
         let examples = PathBuf::from("../examples");
@@ -90,7 +87,7 @@ impl Errand {
         })
     }
 
-    /// The program behind `before`, which runs it.
+    /// Returns the command, as arguments of `before` if that is not empty.
     #[allow(clippy::disallowed_methods, reason = "tests run programs: ours, and those that judge ours")]
     pub fn command(&self, before: &[&str]) -> Command {
         let mut words = before.iter().copied().chain(self.words.iter().map(String::as_str));
@@ -99,16 +96,15 @@ impl Errand {
         command
     }
 
-    /// What it reads.
     pub fn stdin(&self) -> &str {
         &self.stdin
     }
 
-    /// Runs it behind `before`, to its end.
+    /// Runs the command of [`Invocation::command`] to its end.
     ///
     /// # Errors
     /// When it cannot be run.
-    pub fn run(&self, before: &[&str]) -> Result<Run, Complaint> {
+    pub fn run(&self, before: &[&str]) -> Result<Run, Failure> {
         let mut command = self.command(before);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn()?;
@@ -119,11 +115,11 @@ impl Errand {
         Ok(Run { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) })
     }
 
-    /// What the namespace holds.
+    /// Returns the state of the namespace.
     ///
     /// # Errors
     /// When it cannot be read.
-    pub fn state(&self, backend: &dyn Backend) -> Result<State, Complaint> {
+    pub fn state(&self, backend: &dyn Backend) -> Result<State, Failure> {
         let look = || {
             let rules = backend.inspect()?;
             let missing = backend.desired(&self.redirection.rules).unwrap().differences(&rules);

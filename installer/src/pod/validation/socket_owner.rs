@@ -1,17 +1,16 @@
-//! Who listens on an address, as `/proc` tells. Best effort: it is for a message.
+//! The process that listens on an address, from `/proc`. Best effort: it is for a message.
 
 use crate::pod::manifest::printable;
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// Somebody who listens.
+/// The owner of a listening socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Holder {
-    /// Where.
+pub struct SocketOwner {
+    /// The address that the socket is bound to.
     pub address: SocketAddr,
-    /// As whom.
     pub uid: u32,
-    /// Which process, where it can be seen: another container's cannot.
+    /// `PID (NAME)`; `None` for a process of another container, which is not visible here.
     pub process: Option<String>,
 }
 
@@ -21,13 +20,13 @@ const TABLES: [&str; 2] = ["/proc/thread-self/net/tcp", "/proc/thread-self/net/t
 /// `TCP_LISTEN` of include/net/tcp_states.h, as the tables write it.
 const LISTENING: &str = "0A";
 
-impl Holder {
-    /// Who gets connections to `address`.
+impl SocketOwner {
+    /// Returns the owner of the socket that receives connections to `address`.
     pub fn of(address: SocketAddr) -> Option<Self> {
         let tables = TABLES.iter().filter_map(|table| fs::read_to_string(table).ok());
         let listeners: Vec<Listener> = tables.flat_map(|table| listeners(&table)).collect();
         let exact = listeners.iter().find(|listener| listener.address == address);
-        let any = || listeners.iter().find(|listener| listener.hears_everything_like(address));
+        let any = || listeners.iter().find(|listener| listener.has_wildcard_for(address));
         let found = exact.or_else(any)?;
         Some(Self { address: found.address, uid: found.uid, process: process(found.inode) })
     }
@@ -41,14 +40,14 @@ struct Listener {
 }
 
 impl Listener {
-    /// A socket on `::` hears IPv4 too, unless it was asked not to, which is not told here.
-    fn hears_everything_like(&self, address: SocketAddr) -> bool {
+    /// A socket on `::` receives IPv4 too, unless IPV6_V6ONLY is set, which the table does not show.
+    fn has_wildcard_for(&self, address: SocketAddr) -> bool {
         let families_fit = self.address.is_ipv6() || address.is_ipv4();
         self.address.port() == address.port() && self.address.ip().is_unspecified() && families_fit
     }
 }
 
-/// The listening sockets of such a table (Documentation/networking/proc_net_tcp.rst).
+/// Returns the listening sockets of a table (Documentation/networking/proc_net_tcp.rst).
 fn listeners(table: &str) -> Vec<Listener> {
     table.lines().skip(1).filter_map(listener).collect()
 }
@@ -56,13 +55,13 @@ fn listeners(table: &str) -> Vec<Listener> {
 fn listener(line: &str) -> Option<Listener> {
     let mut words = line.split_whitespace();
     let address = address(words.nth(1)?)?;
-    // The remote address lies between.
+    // The next word is the remote address.
     words.nth(1).filter(|state| *state == LISTENING)?;
     let uid = words.nth(3)?.parse().ok()?;
     Some(Listener { address, uid, inode: words.nth(1)?.parse().ok()? })
 }
 
-/// `0100007F:3A9A`: 32 bits at a time, in the machine's own byte order.
+/// Parses `0100007F:3A9A`: 32-bit words in the machine's own byte order.
 fn address(text: &str) -> Option<SocketAddr> {
     let (ip, port) = text.split_once(':')?;
     let word = |at: usize| u32::from_str_radix(ip.get(at * 8..at * 8 + 8)?, 16).ok().map(u32::to_ne_bytes);
@@ -77,17 +76,17 @@ fn address(text: &str) -> Option<SocketAddr> {
     Some(SocketAddr::new(ip, u16::from_str_radix(port, 16).ok()?))
 }
 
-/// The process that has the socket: `123 (envoy)`.
+/// Returns the process that has the socket: `123 (envoy)`.
 fn process(inode: u64) -> Option<String> {
     let link = format!("socket:[{inode}]");
-    let has_it = |pid: &str| {
+    let has_socket = |pid: &str| {
         let fds = fs::read_dir(format!("/proc/{pid}/fd")).ok()?;
         let mut links = fds.filter_map(|fd| fs::read_link(fd.ok()?.path()).ok());
         links.any(|target| target.as_os_str() == link.as_str()).then_some(())
     };
     let entries = fs::read_dir("/proc").ok()?.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
     let mut pids = entries.filter(|name| name.bytes().all(|b| b.is_ascii_digit()));
-    let pid = pids.find(|pid| has_it(pid).is_some())?;
+    let pid = pids.find(|pid| has_socket(pid).is_some())?;
     let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
     Some(format!("{pid} ({})", printable(name.trim_end())))
 }
@@ -108,20 +107,20 @@ mod tests {
     }
 
     #[test]
-    fn this_very_process_is_found_by_the_address_it_listens_on() {
+    fn a_listening_process_is_found_by_its_address() {
         for here in ["127.0.0.1:0", "[::1]:0", "0.0.0.0:0"] {
             let listener = TcpListener::bind(here).unwrap();
             let bound = listener.local_addr().unwrap();
-            let asked = if bound.ip().is_unspecified() {
+            let queried = if bound.ip().is_unspecified() {
                 SocketAddr::new(Ipv4Addr::new(127, 0, 0, 6).into(), bound.port())
             } else {
                 bound
             };
-            let holder = Holder::of(asked).unwrap();
-            assert_eq!(holder.address, bound);
-            let process = holder.process.unwrap();
+            let owner = SocketOwner::of(queried).unwrap();
+            assert_eq!(owner.address, bound);
+            let process = owner.process.unwrap();
             assert!(process.starts_with(&format!("{} (", std::process::id())), "{process}");
         }
-        assert_eq!(Holder::of("127.0.0.1:1".parse().unwrap()), None);
+        assert_eq!(SocketOwner::of("127.0.0.1:1".parse().unwrap()), None);
     }
 }

@@ -1,5 +1,4 @@
-//! Policies drawn at random from the whole space of options: from few values, so that lists
-//! overlap and packets meet them. Neither rules nor packets are made here.
+//! Random policies over all options, from few values each, so that lists overlap and packets match them.
 
 use gybe_netfilter::policy::{
     CidrSet, Destinations, Dns, Families, Groups, Inbound, InterfaceName, InvalidPackets, LoopbackCidr, Mode,
@@ -12,8 +11,8 @@ use proptest::prop_oneof;
 use proptest::sample::select;
 use std::collections::BTreeSet;
 
-/// Ports and ranges. None begins or ends among the ports that callers' own connections come from
-/// (20000 to 61000), so that one connection is as good as another.
+/// Ports and ranges. None begins or ends among the source ports of connections (20000 to 61000), so that the
+/// source port of a connection does not matter.
 const PORTS: [&str; 21] = [
     "80",
     "53",
@@ -87,8 +86,8 @@ const INTERFACES: [&str; 5] = ["eth1", "net1", "eth0", "lo", "veth9"];
 const UIDS: [u32; 6] = [1337, 0, 1000, 3, 2000, 65534];
 const GIDS: [u32; 6] = [1337, 1000, 4401, 2, 0, 65534];
 
-/// Any policy; one that disagrees shrinks towards Istio's own.
-pub fn wishes() -> impl Strategy<Value = RedirectPolicy> {
+/// Any policy; it shrinks towards Istio's defaults.
+pub fn policies() -> impl Strategy<Value = RedirectPolicy> {
     let who = (mode(), ports_of_the_proxy(), owners(&UIDS), owners(&GIDS));
     let what = (inbound(), outbound(), interfaces(), interfaces());
     let invalid = select(vec![InvalidPackets::Pass, InvalidPackets::Drop]);
@@ -126,7 +125,7 @@ fn mode() -> impl Strategy<Value = Mode> {
     ]
 }
 
-/// Outbound, inbound, tunnel. On 4000 it is the application that listens, on 5999 nobody.
+/// Outbound, inbound, tunnel. On 4000 the application listens, 5999 has no listener.
 fn ports_of_the_proxy() -> impl Strategy<Value = [Port; 3]> {
     let port = |number| Port::new(number).unwrap_or(Port::MIN);
     let one_of = move |numbers: [u16; 8]| select(numbers.to_vec()).prop_map(port);
@@ -138,7 +137,7 @@ fn ports_of_the_proxy() -> impl Strategy<Value = [Port; 3]> {
         .prop_map(|(outbound, inbound, tunnel)| [outbound, inbound, tunnel])
 }
 
-/// The proxy of the recorded network is always among them, first or not.
+/// Always with the proxy of the recorded network, at any position.
 fn owners(ids: &[u32; 6]) -> impl Strategy<Value = Owners> + use<> {
     let [proxy, ..] = *ids;
     let first = prop_oneof![4 => Just(proxy), 1 => select(ids.to_vec())];

@@ -9,7 +9,7 @@ use crate::routes::{RoutesError, Rtnetlink};
 use nix::errno::Errno;
 use std::borrow::Cow;
 
-/// Why nothing can be tried.
+/// The error of preparing a probe.
 #[derive(Debug, thiserror::Error)]
 pub enum ProbeError {
     /// There is no namespace to try rules in.
@@ -33,35 +33,35 @@ impl Hint for ProbeError {
     }
 }
 
-/// What the namespace is good for.
+/// The state of the prepared namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Prepared {
-    /// What the profile needs.
+pub(super) enum NamespaceState {
+    /// It has the addresses that the profile needs.
     Ready,
-    /// Not for a profile with IPv6: this is what the kernel says of an address of it.
+    /// The kernel refused an IPv6 address that the profile needs.
     WithoutIpv6(Errno),
 }
 
 /// Runs `work` in a namespace created for it, which the kernel frees afterwards.
 pub(super) fn in_new_namespace<T: Send>(
     profile: Profile,
-    work: impl FnOnce(Prepared) -> T + Send,
+    work: impl FnOnce(NamespaceState) -> T + Send,
 ) -> Result<T, ProbeError> {
     Netns::create()?.run(|| Ok(work(prepare(profile)?)))?
 }
 
-fn prepare(profile: Profile) -> Result<Prepared, ProbeError> {
+fn prepare(profile: Profile) -> Result<NamespaceState, ProbeError> {
     let mut rtnetlink = Rtnetlink::open()?;
     rtnetlink.raise_loopback()?;
     for address in [HOME, EXCLUDED] {
         rtnetlink.add_to_loopback(address)?;
     }
     if profile.policy().families == Families::V4Only {
-        return Ok(Prepared::Ready);
+        return Ok(NamespaceState::Ready);
     }
     match rtnetlink.add_to_loopback(HOME_V6) {
-        Ok(()) => Ok(Prepared::Ready),
-        Err(RoutesError::Loopback { source }) => Ok(Prepared::WithoutIpv6(source)),
+        Ok(()) => Ok(NamespaceState::Ready),
+        Err(RoutesError::Loopback { source }) => Ok(NamespaceState::WithoutIpv6(source)),
         Err(error) => Err(error.into()),
     }
 }

@@ -1,10 +1,10 @@
-//! The most memory that the plugin and each program it ran had in use at once.
+//! The peak memory of the plugin and of each program that it runs.
 //!
-//! Each process is traced, and stopped when it is about to end: its high-water mark is read then. What
-//! wait4(2) reports of a child also counts the memory of the process that started it.
+//! Each process is traced and stopped at its exit, where its high-water mark is read. What wait4(2) reports of a
+//! child also counts the memory of its parent.
 
-use crate::add::{Call, Place};
-use crate::complaint::Complaint;
+use crate::failure::Failure;
+use crate::plugin_call::{PluginCall, PluginDir};
 use nix::libc;
 use nix::sys::ptrace::{self, Options};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
@@ -14,26 +14,26 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::process::{Command, Stdio};
 
-/// What a call of the plugin needed.
+/// A call of the plugin and its memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Peak {
-    /// How it ended; `None` when by a signal.
+pub struct PeakMemory {
+    /// `None` when a signal ended it.
     pub code: Option<i32>,
-    /// What it wrote to stdout.
+    /// Stdout.
     pub out: String,
-    /// KiB by the name of each program, `gybe-cni` among them.
+    /// KiB by program, `gybe-cni` included.
     pub programs: BTreeMap<String, u64>,
 }
 
-/// Makes the call, which reads its stdin before it starts any program, and measures it.
+/// Runs the call and measures it. The plugin reads its stdin before it starts a program.
 ///
 /// # Errors
 /// When it cannot be run or traced.
 #[allow(clippy::disallowed_methods, reason = "tests run programs: ours, and those that judge ours")]
-pub fn peak(call: &Call, place: &Place) -> Result<Peak, Complaint> {
-    let out = place.path().join("peak-out");
+pub fn peak_memory(call: &PluginCall, directory: &PluginDir) -> Result<PeakMemory, Failure> {
+    let out = directory.path().join("peak-out");
     let mut child = Command::new("unshare")
-        .args(place.inside(&call.line("")?))
+        .args(directory.inside(&call.shell_line("")?))
         .stdin(Stdio::piped())
         .stdout(File::create(&out)?)
         .stderr(Stdio::null())
@@ -47,18 +47,18 @@ pub fn peak(call: &Call, place: &Place) -> Result<Peak, Complaint> {
     ptrace::seize(root, traced)?;
     let input = call.stdin.to_string();
     let stdin = child.stdin.take();
-    // A pipe holds less than a call may be long, and its reader stops whenever it has something to tell.
+    // A call may be longer than a pipe holds, and the traced reader stops at every event.
     let writer = std::thread::spawn(move || stdin.map(|mut stdin| stdin.write_all(input.as_bytes())));
     let mut programs = BTreeMap::new();
     let code = until_the_end(root, &mut programs)?;
     if let Ok(Some(Err(error))) = writer.join() {
         return Err(error.into());
     }
-    Ok(Peak { code, out: fs::read_to_string(out)?, programs })
+    Ok(PeakMemory { code, out: fs::read_to_string(out)?, programs })
 }
 
-fn until_the_end(root: Pid, programs: &mut BTreeMap<String, u64>) -> Result<Option<i32>, Complaint> {
-    // Other threads of the test have children of their own.
+fn until_the_end(root: Pid, programs: &mut BTreeMap<String, u64>) -> Result<Option<i32>, Failure> {
+    // Not the children of the test's other threads.
     let own = WaitPidFlag::__WALL | WaitPidFlag::__WNOTHREAD;
     loop {
         match waitpid(None, Some(own))? {

@@ -1,4 +1,4 @@
-//! What a test says when it cannot be held: the whole chain of causes, and the line that would help.
+//! The error that tests return.
 
 use gybe_installer::testnet::identity::IdentityError;
 use gybe_installer::testnet::link::LinkError;
@@ -8,37 +8,36 @@ use std::borrow::Cow;
 use std::error::Error;
 use std::fmt;
 
-/// Any error, told for people. A test that returns one fails with that text.
-pub struct Complaint(String);
+/// Any error with its chain of causes and the hint of the first cause that has one.
+pub struct Failure(String);
 
-impl<E: Error + 'static> From<E> for Complaint {
+impl<E: Error + 'static> From<E> for Failure {
     fn from(error: E) -> Self {
-        let (mut text, mut hint) = (error.to_string(), help(&error));
+        let (mut text, mut hint) = (error.to_string(), hint_of(&error));
         let mut cause = error.source();
         while let Some(error) = cause {
             text.push_str(": ");
             text.push_str(&error.to_string());
-            hint = hint.or_else(|| help(error));
+            hint = hint.or_else(|| hint_of(error));
             cause = error.source();
         }
         Self(text + &hint.map(|hint| format!("\nhint: {hint}")).unwrap_or_default())
     }
 }
 
-fn help(error: &(dyn Error + 'static)) -> Option<Cow<'static, str>> {
+fn hint_of(error: &(dyn Error + 'static)) -> Option<Cow<'static, str>> {
     let namespace = error.downcast_ref().and_then(NamespaceError::hint);
     let link = || error.downcast_ref().and_then(LinkError::hint);
     namespace.or_else(link).or_else(|| error.downcast_ref().and_then(IdentityError::hint))
 }
 
-impl Complaint {
-    /// One with a text of its own.
-    pub fn that(text: impl Into<String>) -> Self {
+impl Failure {
+    pub fn new(text: impl Into<String>) -> Self {
         Self(text.into())
     }
 }
 
-impl fmt::Debug for Complaint {
+impl fmt::Debug for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }

@@ -1,0 +1,163 @@
+//! The sockets of a validation: the test connection, and listeners on the proxy's ports.
+
+use super::{OtherConnection, ValidationError};
+use crate::testnet::socket;
+use gybe_netfilter::trace::Transport;
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{Backlog, getsockopt, listen, setsockopt, sockopt};
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Instant;
+
+/// How a connection attempt ended, as its client sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum AttemptEnd {
+    Accepted,
+    Refused,
+    /// No packet came back.
+    Unanswered,
+    /// The kernel did not start it; its error number.
+    Failed(i32),
+}
+
+/// A connection attempt to an address without a listener. Its socket stays open until it is dropped.
+#[derive(Debug)]
+pub(super) struct Attempt {
+    fd: Option<OwnedFd>,
+    end: Option<AttemptEnd>,
+}
+
+impl Attempt {
+    /// Starts an attempt and does not wait for its end.
+    pub(super) fn start(source: IpAddr, target: SocketAddr) -> Self {
+        let start = || {
+            let fd = socket::open(Transport::Tcp, target)?;
+            socket::bind(&fd, SocketAddr::new(source, 0))?;
+            Ok((socket::connect(&fd, target), fd))
+        };
+        match start() {
+            Ok((Err(Errno::EINPROGRESS), fd)) => Self { fd: Some(fd), end: None },
+            Ok((result, fd)) => Self { fd: Some(fd), end: Some(AttemptEnd::of(result)) },
+            Err(errno) => Self { fd: None, end: Some(AttemptEnd::of(Err(errno))) },
+        }
+    }
+
+    /// The socket to poll while the attempt has not ended.
+    fn pending(&self) -> Option<&OwnedFd> {
+        self.fd.as_ref().filter(|_| self.end.is_none())
+    }
+
+    /// Reads from the kernel how the attempt ended.
+    fn finish(&mut self) {
+        if let Some(fd) = self.pending() {
+            let result = match getsockopt(fd, sockopt::SocketError) {
+                Ok(0) => Ok(()),
+                Ok(error) => Err(Errno::from_raw(error)),
+                Err(errno) => Err(errno),
+            };
+            self.end = Some(AttemptEnd::of(result));
+        }
+    }
+
+    /// How it ended. An attempt that has not ended counts as unanswered.
+    pub(super) fn end(&self) -> AttemptEnd {
+        self.end.unwrap_or(AttemptEnd::Unanswered)
+    }
+}
+
+impl AttemptEnd {
+    fn of(result: nix::Result<()>) -> Self {
+        match result {
+            Ok(()) => Self::Accepted,
+            Err(Errno::ECONNREFUSED | Errno::ECONNRESET) => Self::Refused,
+            Err(Errno::ETIMEDOUT) => Self::Unanswered,
+            Err(errno) => Self::Failed(errno as i32),
+        }
+    }
+}
+
+/// Listeners on those of the proxy's addresses that no other process listens on.
+#[derive(Debug)]
+pub(super) struct ProxyListeners(Vec<(SocketAddr, TcpListener)>);
+
+impl ProxyListeners {
+    /// Listens on all free addresses and returns those that another process holds.
+    ///
+    /// # Errors
+    /// When listening fails for another reason.
+    pub(super) fn open(addresses: &BTreeSet<SocketAddr>) -> Result<(Self, Vec<SocketAddr>), ValidationError> {
+        let (mut listeners, mut taken) = (Vec::new(), Vec::new());
+        for address in addresses.iter().copied() {
+            match open(address) {
+                Ok(listener) => listeners.push((address, listener)),
+                Err(Errno::EADDRINUSE) => taken.push(address),
+                Err(source) => return Err(ValidationError::Listen { address, source }),
+            }
+        }
+        Ok((Self(listeners), taken))
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Waits until `deadline` for a connection that `is_ours`, and returns where it arrived. Notices meanwhile
+    /// how `attempt` ends.
+    pub(super) fn wait_for(
+        &self,
+        attempt: &mut Attempt,
+        deadline: Instant,
+        mut is_ours: impl FnMut(OtherConnection) -> bool,
+    ) -> nix::Result<Option<SocketAddr>> {
+        loop {
+            let Ready { listeners, has_ended } = self.poll(attempt, deadline)?;
+            for (at, listener) in listeners {
+                // A client that is gone by now has left no connection to look at.
+                let Ok((stream, from)) = listener.accept() else { continue };
+                let meant_for = socket::original_destination(&stream, from);
+                if is_ours(OtherConnection { at: *at, from, meant_for }) {
+                    return Ok(Some(*at));
+                }
+            }
+            if has_ended {
+                attempt.finish();
+            }
+            if Instant::now() >= deadline {
+                return Ok(None);
+            }
+        }
+    }
+
+    fn poll(&self, attempt: &Attempt, deadline: Instant) -> nix::Result<Ready<'_>> {
+        let listeners = self.0.iter().map(|(_, socket)| PollFd::new(socket.as_fd(), PollFlags::POLLIN));
+        let pending = attempt.pending().map(|fd| PollFd::new(fd.as_fd(), PollFlags::POLLOUT));
+        let mut polled: Vec<PollFd<'_>> = listeners.chain(pending).collect();
+        let left = deadline.saturating_duration_since(Instant::now());
+        match poll(&mut polled, PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)) {
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(errno) => return Err(errno),
+        }
+        let is_ready = |fd: &PollFd<'_>| fd.any().unwrap_or(true);
+        let listeners = self.0.iter().zip(&polled).filter(|(_, fd)| is_ready(fd)).map(|(one, _)| one);
+        Ok(Ready {
+            listeners: listeners.collect(),
+            has_ended: polled.get(self.0.len()).is_some_and(is_ready),
+        })
+    }
+}
+
+/// What poll(2) returned: nothing is ready when the deadline has passed.
+struct Ready<'a> {
+    listeners: Vec<&'a (SocketAddr, TcpListener)>,
+    has_ended: bool,
+}
+
+fn open(address: SocketAddr) -> nix::Result<TcpListener> {
+    let fd = socket::open(Transport::Tcp, address)?;
+    setsockopt(&fd, sockopt::ReuseAddr, &true)?;
+    socket::bind(&fd, address)?;
+    listen(&fd, Backlog::new(16)?)?;
+    Ok(fd.into())
+}

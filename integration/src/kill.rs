@@ -1,0 +1,113 @@
+//! Runs a program and kills it at its n-th system call, counted over all its threads, without its children.
+//!
+//! `strace -e inject=…:when=N` counts the calls of each thread separately, so it never reaches those of a thread
+//! that makes few.
+
+use nix::errno::Errno;
+use nix::libc::PTRACE_SYSCALL_INFO_ENTRY;
+use nix::sys::ptrace::{self, Event, Options};
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::Pid;
+use std::io::{self, Read, Write};
+use std::process::{Command, Stdio};
+
+/// How a program ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum End {
+    /// Killed at its n-th system call.
+    Killed,
+    /// It made fewer and ended by itself.
+    Exited {
+        /// `None` when another signal ended it.
+        code: Option<i32>,
+        calls: u64,
+        /// Stdout and stderr.
+        output: String,
+    },
+}
+
+/// Put before a command: waits for a line, by which time the process is traced, and then becomes the program.
+pub const WAIT_THEN_EXEC: [&str; 3] = ["sh", "-c", "read -r _ && exec \"$0\" \"$@\""];
+
+/// Runs `command`, which begins with [`WAIT_THEN_EXEC`], with `stdin`, and kills it at its system call `at`.
+///
+/// # Errors
+/// When it cannot be run or traced.
+pub fn kill_at_system_call(mut command: Command, stdin: &str, at: u64) -> io::Result<End> {
+    let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn()?;
+    let pid = Pid::from_raw(i32::try_from(child.id()).map_err(io::Error::other)?);
+    let options = Options::PTRACE_O_TRACESYSGOOD | Options::PTRACE_O_TRACECLONE | Options::PTRACE_O_TRACEEXEC;
+    ptrace::seize(pid, options | Options::PTRACE_O_EXITKILL)?;
+    if let Some(mut pipe) = child.stdin.take() {
+        pipe.write_all(b"\n")?;
+        pipe.write_all(stdin.as_bytes())?;
+    }
+    let end = Tracer { pid, at, calls: 0, executed: false }.follow()?;
+    let mut output = String::new();
+    child.stdout.take().map_or(Ok(0), |mut pipe| pipe.read_to_string(&mut output))?;
+    child.stderr.take().map_or(Ok(0), |mut pipe| pipe.read_to_string(&mut output))?;
+    Ok(match end {
+        Some((code, calls)) => End::Exited { code, calls, output },
+        None => End::Killed,
+    })
+}
+
+struct Tracer {
+    pid: Pid,
+    at: u64,
+    calls: u64,
+    /// Whether the shell has executed the program.
+    executed: bool,
+}
+
+impl Tracer {
+    /// Its exit code and calls; `None` when the tracer killed it.
+    fn follow(mut self) -> nix::Result<Option<(Option<i32>, u64)>> {
+        // __WALL: threads too. __WNOTHREAD: only children of the calling thread.
+        let flags = WaitPidFlag::__WALL | WaitPidFlag::__WNOTHREAD;
+        loop {
+            let (pid, deliver) = match waitpid(None, Some(flags))? {
+                WaitStatus::Exited(pid, code) if pid == self.pid => {
+                    return Ok(Some((Some(code), self.calls)));
+                }
+                WaitStatus::Signaled(pid, ..) if pid == self.pid => {
+                    return Ok((self.calls < self.at).then_some((None, self.calls)));
+                }
+                WaitStatus::PtraceEvent(pid, _, event) => {
+                    self.executed |= event == Event::PTRACE_EVENT_EXEC as i32;
+                    (pid, None)
+                }
+                WaitStatus::PtraceSyscall(pid) => {
+                    if self.is_target_call(pid)? {
+                        // A process killed at the entry of a call does not execute it.
+                        kill(self.pid, Signal::SIGKILL)?;
+                        continue;
+                    }
+                    (pid, None)
+                }
+                WaitStatus::Stopped(pid, signal) => (pid, Some(signal)),
+                _ => continue,
+            };
+            let go_on =
+                if self.executed { ptrace::syscall(pid, deliver) } else { ptrace::cont(pid, deliver) };
+            match go_on {
+                // Killed meanwhile: the next wait reports it.
+                Ok(()) | Err(Errno::ESRCH) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+    }
+
+    /// Reports whether this stop is the entry of the call at which to kill.
+    fn is_target_call(&mut self, pid: Pid) -> nix::Result<bool> {
+        let entered = match ptrace::syscall_info(pid) {
+            Ok(info) => info.op == PTRACE_SYSCALL_INFO_ENTRY,
+            Err(Errno::ESRCH) => false,
+            Err(errno) => return Err(errno),
+        };
+        self.calls += u64::from(entered);
+        Ok(entered && self.calls == self.at)
+    }
+}

@@ -1,0 +1,114 @@
+//! Calls of the plugin: the example ADD and variants of it, for a namespace with addresses and nothing else.
+
+use crate::failure::Failure;
+use crate::programs::{Run, path_of_ours, run};
+use gybe_installer::testnet::namespace::Namespace;
+use gybe_test_support::TestDir;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// A test's directory with the example pod's manifest, and a `/run` for the programs that it runs.
+#[derive(Debug)]
+pub struct PluginDir(TestDir);
+
+impl PluginDir {
+    #[must_use]
+    pub fn new(test: &str) -> Self {
+        let directory = TestDir::new(test).with_subdirectories(&["run"]);
+        directory.write("shop/cart-0.json", include_str!("../../examples/pod.json"));
+        Self(directory)
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// The path of the example pod's manifest.
+    pub fn manifest(&self) -> PathBuf {
+        self.0.join("shop/cart-0.json")
+    }
+
+    /// The directory that programs see at `/run`.
+    pub fn run(&self) -> PathBuf {
+        self.0.join("run")
+    }
+
+    /// Runs a shell command with this directory's `/run`, so that tests share no probe results with each other or
+    /// the machine.
+    ///
+    /// # Errors
+    /// When it cannot be run.
+    pub fn sh(&self, command: &str, stdin: &str) -> Result<Run, Failure> {
+        Ok(run("unshare", &self.inside(command).each_ref().map(String::as_str), stdin)?)
+    }
+
+    /// The arguments of `unshare` that do so.
+    pub(crate) fn inside(&self, command: &str) -> [String; 6] {
+        let inside = format!("mount --bind {} /run && {command}", self.run().display());
+        ["--mount", "--propagation", "private", "sh", "-c", &inside].map(str::to_owned)
+    }
+}
+
+/// Makes a namespace with the addresses of the example's prevResult, of both families.
+///
+/// # Errors
+/// When it cannot be made.
+pub fn pod() -> Result<Namespace, Failure> {
+    let pod = Namespace::new()?;
+    pod.run(|| run("ip", &["address", "add", "10.244.0.10/32", "dev", "lo"], ""))??;
+    pod.run(|| run("ip", &["address", "add", "fd00:10::10/128", "dev", "lo", "nodad"], ""))??;
+    Ok(pod)
+}
+
+/// A call of the plugin.
+#[derive(Debug, Clone, serde::Deserialize)]
+pub struct PluginCall {
+    pub env: BTreeMap<String, String>,
+    pub stdin: Value,
+}
+
+impl PluginCall {
+    /// Returns the example ADD for this namespace and the manifests of this directory.
+    ///
+    /// # Errors
+    /// When the example has another form.
+    pub fn add(pod: &Namespace, directory: &PluginDir) -> Result<Self, Failure> {
+        let mut call: Self = serde_json::from_str(include_str!("../../examples/add.json"))?;
+        call.env.insert("CNI_NETNS".into(), pod.path().display().to_string());
+        let facts = call.stdin.pointer_mut("/facts/directory");
+        *facts.ok_or_else(|| Failure::new("the example names no directory of manifests"))? =
+            json!(directory.path());
+        Ok(call)
+    }
+
+    /// Sets the verb.
+    #[must_use]
+    pub fn with_verb(mut self, verb: &str) -> Self {
+        self.env.insert("CNI_COMMAND".into(), verb.into());
+        self
+    }
+
+    /// Sets `backend`.
+    #[must_use]
+    pub fn with_backend(mut self, backend: &str) -> Self {
+        if let Some(members) = self.stdin.as_object_mut() {
+            members.insert("backend".into(), backend.into());
+        }
+        self
+    }
+
+    /// Runs the plugin, with `wrapper`, like `strace`, in front of it.
+    ///
+    /// # Errors
+    /// When the plugin cannot be run.
+    pub fn run(&self, directory: &PluginDir, wrapper: &str) -> Result<Run, Failure> {
+        directory.sh(&self.shell_line(wrapper)?, &self.stdin.to_string())
+    }
+
+    /// The shell command that does so.
+    pub(crate) fn shell_line(&self, wrapper: &str) -> Result<String, Failure> {
+        let set = self.env.iter().map(|(name, value)| format!("'{name}={value}' ")).collect::<String>();
+        Ok(format!("exec {wrapper} env -i {set}{}", path_of_ours("gybe-cni")?.display()))
+    }
+}

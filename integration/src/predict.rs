@@ -1,0 +1,257 @@
+//! Predicts the outcome of a connection in the recorded network from the rules and from which sockets listen
+//! where. Sends no packet.
+
+use crate::vectors::{Flow, Location};
+use gybe_installer::demo::predicted::{Control, SideEffect, follows};
+use gybe_installer::testnet::outcome::{ConnectionOutcome, Reply};
+use gybe_netfilter::compile::{PASSTHROUGH_V6, compile};
+use gybe_netfilter::policy::{Families, InterfaceName, InterfaceNameError, Mode, Port, RedirectPolicy};
+use gybe_netfilter::ruleset::Ruleset;
+use gybe_netfilter::trace::{self, Connection, ConnectionPhase, Direction, Packet, Transport, trace};
+use ipnet::IpNet;
+use nix::errno::Errno;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+impl Flow {
+    /// Returns its first packet, as the pod's rules see it.
+    ///
+    /// # Errors
+    /// Never, as long as this file names valid interfaces.
+    pub fn packet(&self) -> Result<Packet, InterfaceNameError> {
+        let (name, [v4, v6]) = match self.from {
+            Location::Pod => self.route(),
+            Location::Peer => ("eth0", ["10.244.0.1", "fd00:10::1"]),
+            Location::Vm => ("eth1", ["192.168.77.2", "fd00:77::2"]),
+            Location::Sec => ("net1", ["172.30.0.1", "fd00:30::1"]),
+        };
+        let by = InterfaceName::parse(name)?;
+        let text = if self.to.is_ipv4() { v4 } else { v6 };
+        // A bound source address stays; a connection of the pod to itself comes from its destination address.
+        let chosen = self.source.or_else(|| text.parse().ok()).unwrap_or(self.to.ip());
+        let source = SocketAddr::new(chosen, self.source_port.unwrap_or(40000));
+        let mark = self.mark.unwrap_or(0);
+        Ok(match self.from {
+            Location::Pod => Packet::first(Direction::Leaves { by }, self.transport, source, self.to)
+                .owned_by(self.owner)
+                .marked(mark),
+            _ => Packet::first(Direction::Arrives { by }, self.transport, source, self.to),
+        })
+    }
+
+    /// The interface that routing selects in the pod, and the IPv4 and IPv6 source addresses there.
+    fn route(&self) -> (&'static str, [&'static str; 2]) {
+        let to = self.to.ip();
+        let inside = |nets: [&str; 2]| {
+            nets.iter().filter_map(|net| net.parse::<IpNet>().ok()).any(|net| net.contains(&to))
+        };
+        if to.is_loopback() {
+            ("lo", ["127.0.0.1", "::1"])
+        } else if OWN.iter().any(|own| own.parse() == Ok(to)) {
+            ("lo", ["", ""])
+        } else if inside(["172.30.0.0/24", "fd00:30::/64"]) {
+            ("net1", ["172.30.0.10", "fd00:30::10"])
+        } else if inside(["192.168.77.0/24", "fd00:77::/64"]) {
+            ("eth1", ["192.168.77.1", "fd00:77::1"])
+        } else {
+            ("eth0", ["10.244.0.10", "fd00:10::10"])
+        }
+    }
+}
+
+/// The pod's addresses besides loopback.
+const OWN: [&str; 6] =
+    ["10.244.0.10", "fd00:10::10", "192.168.77.1", "fd00:77::1", "172.30.0.10", "fd00:30::10"];
+
+/// Reports whether the recorded outcome under `policy` follows from the trace of the flow's first packet.
+///
+/// # Errors
+/// Never, as long as this file names valid interfaces.
+pub fn agrees_with_trace(policy: &RedirectPolicy, flow: &Flow) -> Result<bool, InterfaceNameError> {
+    let rules = compile(policy);
+    let fate = trace_flow(&rules, flow)?.outcome;
+    let side_effect = flow.side_effect(policy, &rules)?;
+    let follows =
+        follows(fate, Control { to: flow.to, outcome: &flow.without_rules }, side_effect, &flow.with_rules);
+    Ok(follows && flow.has_redirection_of(policy, fate))
+}
+
+impl Flow {
+    /// Reports whether the trace has the kind of redirection that the mode requires: address translation or
+    /// TPROXY. Replies look the same.
+    fn has_redirection_of(&self, policy: &RedirectPolicy, fate: trace::PacketOutcome) -> bool {
+        match (policy.mode, fate) {
+            (Mode::Redirect, trace::PacketOutcome::Intercepted(_)) => false,
+            (Mode::Tproxy { .. }, trace::PacketOutcome::Intercepted(port)) => port == policy.inbound_port,
+            (Mode::Tproxy { .. }, trace::PacketOutcome::Redirected(port)) => {
+                self.from == Location::Pod || port != policy.inbound_port
+            }
+            _ => true,
+        }
+    }
+
+    /// What the redirection changes besides the first packet.
+    fn side_effect(
+        &self,
+        policy: &RedirectPolicy,
+        rules: &Ruleset,
+    ) -> Result<SideEffect, InterfaceNameError> {
+        let both = policy.families == Families::V4AndV6;
+        Ok(match (self.source, policy.mode) {
+            (Some(source), _) if source == PASSTHROUGH_V6 && both => SideEffect::AddsSource,
+            // The source is not the pod's: only the marks of TPROXY route replies back to the socket.
+            (Some(_), Mode::Tproxy { .. }) if self.mark.is_some() => SideEffect::MayLoseReplies,
+            (Some(_), Mode::Redirect) if self.mark.is_some() => SideEffect::LosesReplies,
+            _ if self.reply_is_captured(rules)? => SideEffect::LosesReplies,
+            _ => SideEffect::None,
+        })
+    }
+
+    /// Reports whether the rules capture the replies to a connection that a virtual machine makes through the pod
+    /// and whose first packet they pass. The replies arrive by `eth0`.
+    fn reply_is_captured(&self, rules: &Ruleset) -> Result<bool, InterfaceNameError> {
+        let first = self.packet()?;
+        let through =
+            matches!(&self.without_rules, ConnectionOutcome::Answered(answer) if answer.by == "ext-peer");
+        if self.from != Location::Vm
+            || !through
+            || trace(rules, &first).outcome != trace::PacketOutcome::Untouched
+        {
+            return Ok(false);
+        }
+        let by = InterfaceName::parse("eth0")?;
+        let connection = Connection { phase: ConnectionPhase::Established, mark: 0 };
+        let answer = Packet::first(Direction::Arrives { by }, self.transport, self.to, first.source);
+        let answer = trace(rules, &Packet { connection, ..answer });
+        Ok(answer.outcome != trace::PacketOutcome::Untouched || answer.mark != 0)
+    }
+}
+
+/// Traces the flow's first packet through the rules.
+///
+/// # Errors
+/// Never, as long as this file names valid interfaces.
+pub fn trace_flow(rules: &Ruleset, flow: &Flow) -> Result<trace::Trace, InterfaceNameError> {
+    Ok(trace(rules, &flow.packet()?))
+}
+
+impl Flow {
+    /// Returns the flow with the predicted outcome under `policy`, whose rules are `rules`.
+    ///
+    /// # Errors
+    /// Never, as long as this file names valid interfaces.
+    pub fn with_predicted_outcome(
+        self,
+        policy: &RedirectPolicy,
+        rules: &Ruleset,
+    ) -> Result<Self, InterfaceNameError> {
+        let with_rules = self.predicted_outcome(policy, rules)?;
+        Ok(Self { with_rules, ..self })
+    }
+
+    fn predicted_outcome(
+        &self,
+        policy: &RedirectPolicy,
+        rules: &Ruleset,
+    ) -> Result<ConnectionOutcome, InterfaceNameError> {
+        // `::6` is on lo only when IPv6 is redirected.
+        if policy.families == Families::V4Only && self.source == Some(PASSTHROUGH_V6.into()) {
+            return Ok(ConnectionOutcome::Failed(Errno::EADDRNOTAVAIL));
+        }
+        Ok(match trace_flow(rules, self)?.outcome {
+            trace::PacketOutcome::Dropped => ConnectionOutcome::Timeout,
+            trace::PacketOutcome::Intercepted(port) if !TRANSPARENT.contains(&port.get()) => {
+                ConnectionOutcome::Timeout
+            }
+            trace::PacketOutcome::Intercepted(port) | trace::PacketOutcome::Redirected(port) => {
+                self.redirected_to(port)
+            }
+            trace::PacketOutcome::Untouched if self.loses_its_replies(policy, rules)? => {
+                ConnectionOutcome::Timeout
+            }
+            trace::PacketOutcome::Untouched => self.outcome_without_rules(),
+        })
+    }
+
+    fn redirected_to(&self, port: Port) -> ConnectionOutcome {
+        let loopback = match self.to {
+            SocketAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+            SocketAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
+        };
+        self.in_the_pod(SocketAddr::new(loopback, port.get()))
+    }
+
+    /// With TPROXY, later packets of every connection are delivered to the pod itself: also the replies to a
+    /// forwarded connection whose first packet came by an interface that is not captured (recorded: random-030).
+    fn loses_its_replies(
+        &self,
+        policy: &RedirectPolicy,
+        rules: &Ruleset,
+    ) -> Result<bool, InterfaceNameError> {
+        let Mode::Tproxy { mark, .. } = policy.mode else { return Ok(false) };
+        if !self.is_forwarded() {
+            return Ok(false);
+        }
+        let first = self.packet()?;
+        let by = InterfaceName::parse(if self.from == Location::Vm { "eth0" } else { "eth1" })?;
+        let answer =
+            Packet::first(Direction::Arrives { by }, self.transport, first.destination, first.source);
+        let connection = Connection { phase: ConnectionPhase::Established, ..answer.connection };
+        Ok(trace(rules, &Packet { connection, ..answer }).mark == mark)
+    }
+}
+
+impl Flow {
+    /// Returns its outcome without rules.
+    pub fn outcome_without_rules(&self) -> ConnectionOutcome {
+        let to = self.to;
+        let is_one_of = |addresses: [&str; 2]| addresses.contains(&to.ip().to_string().as_str());
+        if is_own(to.ip()) {
+            self.in_the_pod(to)
+        } else if self.is_forwarded() && is_one_of(VM) {
+            ConnectionOutcome::Refused
+        } else {
+            let by = if self.from == Location::Pod && is_one_of(SEC) { "ext-sec" } else { "ext-peer" };
+            self.answered_by(by.into(), None)
+        }
+    }
+
+    /// The outcome of a connection to the pod's address `to`: the listener there, or refused.
+    pub fn in_the_pod(&self, to: SocketAddr) -> ConnectionOutcome {
+        let port = to.port();
+        let is_dns_proxy = port == 15053 && ["127.0.0.1", "::1"].contains(&to.ip().to_string().as_str());
+        let by = match self.transport {
+            Transport::Tcp if PROXY_PORTS.contains(&port) || is_dns_proxy => "envoy",
+            Transport::Tcp if APP_PORTS.contains(&port) => "app",
+            Transport::Udp if is_dns_proxy => "envoy",
+            Transport::Udp if [53, 8080].contains(&port) => "app",
+            _ => return ConnectionOutcome::Refused,
+        };
+        let original = (self.transport == Transport::Tcp).then_some(self.to);
+        self.answered_by(format!("{by}:{port}"), original)
+    }
+
+    fn answered_by(&self, by: String, original: Option<SocketAddr>) -> ConnectionOutcome {
+        let source = self.packet().map_or(self.to.ip(), |packet| packet.source.ip());
+        ConnectionOutcome::Answered(Reply { by, original, source })
+    }
+
+    /// Reports whether the pod forwards it.
+    pub fn is_forwarded(&self) -> bool {
+        self.from != Location::Pod && !is_own(self.to.ip())
+    }
+}
+
+const VM: [&str; 2] = ["192.168.77.2", "fd00:77::2"];
+const SEC: [&str; 2] = ["172.30.0.1", "fd00:30::1"];
+const PROXY_PORTS: [u16; 7] = [15000, 15001, 15006, 15008, 15020, 15021, 15090];
+const APP_PORTS: [u16; 6] = [22, 53, 4000, 5000, 8080, 9000];
+
+/// The pod's ports with transparent listeners.
+pub const TRANSPARENT: [u16; 2] = [15001, 15006];
+
+/// Reports whether the pod has this address.
+pub(crate) fn is_own(ip: IpAddr) -> bool {
+    const OWN: [&str; 6] =
+        ["10.244.0.10", "192.168.77.1", "172.30.0.10", "fd00:10::10", "fd00:77::1", "fd00:30::10"];
+    ip.is_loopback() || OWN.contains(&ip.to_string().as_str())
+}

@@ -1,0 +1,300 @@
+//! The connections of a probe: where `trace` predicts that they arrive, and where they do in the namespace of the calling
+//! thread, with the original destination that the listener sees.
+//!
+//! One thread has both ends: the kernel delivers a packet over `lo` before the system call that sent it returns, and
+//! no wait is longer than [`TIMEOUT`].
+
+use crate::policy::InterfaceName;
+use crate::policy::istio::PROXY_ID;
+use crate::ruleset::Ruleset;
+use crate::trace::{Direction, Owner, Packet, PacketOutcome, Transport, trace};
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{
+    AddressFamily, Backlog, MsgFlags, SockFlag, SockType, SockaddrIn, SockaddrIn6, SockaddrStorage,
+    getsockopt, listen, recv, recvfrom, send, sendto, setsockopt, socket, sockopt,
+};
+use nix::unistd::{Uid, setfsuid};
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6, TcpListener, TcpStream};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::time::Duration;
+
+/// The longest wait for a connection or a reply.
+const TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The ports that a connection may be redirected to. The UDP socket of the agent's resolver is bound to loopback as
+/// Istio's is, so that its replies leave from the address at which the query arrived.
+const LISTENERS: [u16; 3] = [15001, 15006, RESOLVER];
+const RESOLVER: u16 = 15053;
+const QUERY: &[u8] = b"query";
+const REPLY: &[u8] = b"reply";
+
+/// A connection to make.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct ProbeConnection {
+    pub(super) transport: Transport,
+    pub(super) to: SocketAddr,
+    pub(super) by: Sender,
+}
+
+/// The owner of the connecting socket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Sender {
+    /// The user of the probe, which stands for every user but the proxy.
+    Application,
+    /// The proxy's user.
+    Proxy,
+    /// The user of the probe, with this packet mark.
+    Marked(u32),
+}
+
+impl ProbeConnection {
+    /// The port at which it should arrive.
+    pub(super) fn port(&self, rules: &Ruleset) -> u16 {
+        let by = InterfaceName::loopback();
+        let packet = Packet::first(Direction::Leaves { by }, self.transport, self.to, self.to);
+        let owned = |uid| packet.clone().owned_by(Owner { uid, gid: 0 });
+        let packet = match self.by {
+            Sender::Application => owned(0),
+            Sender::Proxy => owned(PROXY_ID),
+            Sender::Marked(mark) => owned(0).marked(mark),
+        };
+        match trace(rules, &packet).outcome {
+            PacketOutcome::Redirected(port) | PacketOutcome::Intercepted(port) => port.get(),
+            PacketOutcome::Untouched | PacketOutcome::Dropped => self.to.port(),
+        }
+    }
+
+    /// The expected arrival: port and original destination.
+    pub(super) fn expected(&self, rules: &Ruleset) -> Arrival {
+        Arrival::At { port: self.port(rules), original_destination: self.to }
+    }
+}
+
+impl fmt::Display for ProbeConnection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let transport = if self.transport == Transport::Tcp { "TCP" } else { "UDP" };
+        let by = match self.by {
+            Sender::Application => "the application",
+            Sender::Proxy => "the proxy",
+            Sender::Marked(_) => "a marked socket",
+        };
+        write!(f, "{transport} to {} by {by}", self.to)
+    }
+}
+
+/// Where a connection arrived.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Arrival {
+    /// A listener accepted it.
+    At {
+        /// The listener's port.
+        port: u16,
+        /// The original destination that the listener sees.
+        original_destination: SocketAddr,
+    },
+    /// No listener accepted it.
+    Nowhere(Errno),
+}
+
+/// The outcome of an attempt to connect.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Attempt {
+    /// The connection was attempted.
+    Arrived(Arrival),
+    /// This user id is not mapped here, so it cannot have a socket.
+    UserNotMapped(u32),
+}
+
+impl fmt::Display for Arrival {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::At { port, original_destination } => {
+                write!(f, "on port {port} as meant for {original_destination}")
+            }
+            Self::Nowhere(errno) => write!(f, "nowhere ({})", errno.desc()),
+        }
+    }
+}
+
+impl Arrival {
+    /// The arrival as the predicate of a sentence.
+    pub(super) fn predicate(&self) -> String {
+        match self {
+            Self::At { .. } => format!("arrived {self}"),
+            Self::Nowhere(errno) => format!("was not answered: {}", errno.desc()),
+        }
+    }
+}
+
+impl ProbeConnection {
+    /// Connects.
+    pub(super) fn make(&self) -> Attempt {
+        let made = match self.transport {
+            Transport::Tcp => self.connect(),
+            Transport::Udp => self.query(),
+        };
+        match made {
+            Ok(Some(arrival)) => Attempt::Arrived(arrival),
+            Ok(None) => Attempt::UserNotMapped(PROXY_ID),
+            Err(errno) => Attempt::Arrived(Arrival::Nowhere(errno)),
+        }
+    }
+
+    fn connect(&self) -> nix::Result<Option<Arrival>> {
+        let any: IpAddr = match self.to {
+            SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+            SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+        };
+        let transparent = matches!(self.by, Sender::Marked(_));
+        let ports = LISTENERS.into_iter().chain([self.to.port()]);
+        let listeners = ports.map(|port| listener((any, port).into(), transparent));
+        let listeners: Vec<TcpListener> = listeners.collect::<nix::Result<_>>()?;
+        let Some(sender) = self.socket()? else { return Ok(None) };
+        connected(&sender, self.to)?;
+        let taken = listeners.get(first_ready(&listeners)?).ok_or(Errno::EBADF)?;
+        let (stream, _) = taken.accept().map_err(|error| errno_of(&error))?;
+        let port = taken.local_addr().map_err(|error| errno_of(&error))?.port();
+        Ok(Some(Arrival::At { port, original_destination: original_destination(&stream)? }))
+    }
+
+    /// Sends a query and receives the reply, which conntrack translates back in the zone of the query.
+    fn query(&self) -> nix::Result<Option<Arrival>> {
+        let resolver = SocketAddr::from((Ipv4Addr::LOCALHOST, RESOLVER));
+        // The zone of a reply depends on its socket's owner.
+        let Some(resolver_socket) = as_proxy(|| bound(Transport::Udp, resolver)).transpose()? else {
+            return Ok(None);
+        };
+        let receivers = [(RESOLVER, resolver_socket), (self.to.port(), bound(Transport::Udp, self.to)?)];
+        let Some(sender) = self.socket()? else { return Ok(None) };
+        // One source port for all queries, so that two of them share one five-tuple.
+        setsockopt(&sender, sockopt::ReuseAddr, &true)?;
+        bind(&sender, SocketAddr::new(self.to.ip(), RESOLVER + 1))?;
+        connected(&sender, self.to)?;
+        send(sender.as_raw_fd(), QUERY, MsgFlags::empty())?;
+        let sockets = [&receivers[0].1, &receivers[1].1];
+        let (port, receiver) = receivers.get(first_ready(&sockets)?).ok_or(Errno::EBADF)?;
+        let mut text = [0; 64];
+        let (_, from) = recvfrom::<SockaddrStorage>(receiver.as_raw_fd(), &mut text)?;
+        sendto(receiver.as_raw_fd(), REPLY, &from.ok_or(Errno::ENOTCONN)?, MsgFlags::empty())?;
+        wait(&sender, PollFlags::POLLIN)?;
+        recv(sender.as_raw_fd(), &mut text, MsgFlags::empty())?;
+        Ok(Some(Arrival::At { port: *port, original_destination: self.to }))
+    }
+
+    /// Opens its socket; `None` when the user is not mapped.
+    fn socket(&self) -> nix::Result<Option<OwnedFd>> {
+        match self.by {
+            Sender::Application => open(self.transport, self.to).map(Some),
+            Sender::Proxy => as_proxy(|| open(self.transport, self.to)).transpose(),
+            Sender::Marked(mark) => {
+                let fd = open(self.transport, self.to)?;
+                setsockopt(&fd, sockopt::Mark, &mark)?;
+                Ok(Some(fd))
+            }
+        }
+    }
+}
+
+/// Runs `work` as the proxy's user. Rules that match the socket's owner compare the file system user id of the thread
+/// that created the socket (`nft_meta_get_eval_skugid`, net/netfilter/nft_meta.c, v6.18). Returns `None` when that id
+/// is not mapped here.
+fn as_proxy<T>(work: impl FnOnce() -> T) -> Option<T> {
+    let before = setfsuid(Uid::from_raw(PROXY_ID));
+    // An invalid id changes nothing and returns the current one.
+    let is = setfsuid(Uid::from_raw(u32::MAX)).as_raw() == PROXY_ID;
+    let done = is.then(work);
+    setfsuid(before);
+    done
+}
+
+fn open(transport: Transport, like: SocketAddr) -> nix::Result<OwnedFd> {
+    let family = if like.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
+    let kind = match transport {
+        Transport::Tcp => SockType::Stream,
+        Transport::Udp => SockType::Datagram,
+    };
+    let fd = socket(family, kind, SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK, None)?;
+    if like.is_ipv6() {
+        setsockopt(&fd, sockopt::Ipv6V6Only, &true)?;
+    }
+    Ok(fd)
+}
+
+fn bind(fd: &OwnedFd, address: SocketAddr) -> nix::Result<()> {
+    nix::sys::socket::bind(fd.as_raw_fd(), &SockaddrStorage::from(address))
+}
+
+fn bound(transport: Transport, address: SocketAddr) -> nix::Result<OwnedFd> {
+    let fd = open(transport, address)?;
+    setsockopt(&fd, sockopt::ReuseAddr, &true)?;
+    bind(&fd, address)?;
+    Ok(fd)
+}
+
+fn listener(address: SocketAddr, transparent: bool) -> nix::Result<TcpListener> {
+    let fd = open(Transport::Tcp, address)?;
+    setsockopt(&fd, sockopt::ReuseAddr, &true)?;
+    if transparent {
+        setsockopt(&fd, sockopt::IpTransparent, &true)?;
+    }
+    bind(&fd, address)?;
+    listen(&fd, Backlog::new(8)?)?;
+    Ok(fd.into())
+}
+
+fn connected(fd: &OwnedFd, to: SocketAddr) -> nix::Result<()> {
+    match nix::sys::socket::connect(fd.as_raw_fd(), &SockaddrStorage::from(to)) {
+        Err(Errno::EINPROGRESS) => {
+            wait(fd, PollFlags::POLLOUT)?;
+            match getsockopt(fd, sockopt::SocketError)? {
+                0 => Ok(()),
+                error => Err(Errno::from_raw(error)),
+            }
+        }
+        other => other,
+    }
+}
+
+/// The original destination from conntrack; without translation, the local address.
+fn original_destination(stream: &TcpStream) -> nix::Result<SocketAddr> {
+    let local = stream.local_addr().map_err(|error| errno_of(&error))?;
+    let original = match local {
+        SocketAddr::V4(_) => getsockopt(stream, sockopt::OriginalDst)
+            .map(|address| SocketAddr::from(SocketAddrV4::from(SockaddrIn::from(address)))),
+        SocketAddr::V6(_) => getsockopt(stream, sockopt::Ip6tOriginalDst).map(|address| {
+            let address = SocketAddrV6::from(SockaddrIn6::from(address));
+            SocketAddr::new((*address.ip()).into(), address.port())
+        }),
+    };
+    Ok(original.unwrap_or(local))
+}
+
+/// The index of the first readable socket.
+fn first_ready<F: AsFd>(all: &[F]) -> nix::Result<usize> {
+    let mut waiting: Vec<PollFd<'_>> =
+        all.iter().map(|fd| PollFd::new(fd.as_fd(), PollFlags::POLLIN)).collect();
+    poll_until_timeout(&mut waiting)?;
+    waiting.iter().position(|fd| fd.any().unwrap_or(false)).ok_or(Errno::ETIMEDOUT)
+}
+
+fn wait(fd: &OwnedFd, what: PollFlags) -> nix::Result<()> {
+    poll_until_timeout(&mut [PollFd::new(fd.as_fd(), what)])
+}
+
+fn poll_until_timeout(waiting: &mut [PollFd<'_>]) -> nix::Result<()> {
+    let timeout = PollTimeout::try_from(TIMEOUT).unwrap_or(PollTimeout::MAX);
+    loop {
+        match poll(waiting, timeout) {
+            Ok(0) => return Err(Errno::ETIMEDOUT),
+            Ok(_) => return Ok(()),
+            Err(Errno::EINTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+}
+
+fn errno_of(error: &std::io::Error) -> Errno {
+    Errno::from_raw(error.raw_os_error().unwrap_or_default())
+}
