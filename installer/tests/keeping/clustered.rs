@@ -205,7 +205,8 @@ fn f29_where_nobody_may_say_whether_the_daemonset_is_gone_everything_stays() {
         let mut agent = cluster.ready();
         refuse(&cluster.server);
         assert!(agent.stop(Signal::SIGTERM).success());
-        let told = agent.wait_for_message("the API server refuses to show the DaemonSet; nothing is uninstalled");
+        let told =
+            agent.wait_for_message("the API server refuses to show the DaemonSet; nothing is uninstalled");
         assert!(told["hint"].as_str().unwrap().contains("gybe uninstall"), "{told}");
         assert!(cluster.node.entry(FILE).is_some());
     }
