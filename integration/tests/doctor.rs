@@ -80,7 +80,7 @@ fn f11_a_mount_that_is_read_only_full_or_noexec_is_named() {
         &["root/opt/cni/bin (tmpfs), which is read-only", "name others with --conf-dir and --bin-dir"],
     );
     let wrong = node.wrong_after(&on("etc/cni/net.d", "size=64k", "true"));
-    assert_only(&wrong, &["root/etc/cni/net.d (tmpfs) has ", "KiB left", "make room"]);
+    assert_only(&wrong, &["root/etc/cni/net.d (tmpfs), which holds", "KiB left", "free space"]);
     let wrong = node.wrong_after(&on("etc/cni/net.d", "nr_inodes=3", "touch ROOT/etc/cni/net.d/x"));
     assert_only(&wrong, &["has no inodes left", "df -i"]);
     let wrong = node.wrong_after(&on("opt/cni/bin", "size=512m", "mount -o remount,noexec ROOT/opt/cni/bin"));
@@ -95,7 +95,7 @@ fn f11_an_install_onto_a_full_mount_keeps_what_serves_and_says_so() {
     let node = Node::new("full");
     let ran = node.sh("mount -t tmpfs -o size=64k full ROOT/opt/cni/bin && exec GYBE install --root ROOT");
     assert_eq!(ran.code, Some(1), "{ran:#?}");
-    assert!(ran.out.contains("opt/cni/bin") && ran.out.contains("file system is full"), "{}", ran.out);
+    assert!(ran.out.contains("opt/cni/bin") && ran.out.contains("free space or inodes"), "{}", ran.out);
     assert!(ran.out.ends_with("this node is not as configured\n"), "{}", ran.out);
     assert_eq!(fs::read_to_string(node.0.path().join("root/etc/cni/net.d/10-net.conflist")).unwrap(), LIST);
 }
@@ -110,7 +110,7 @@ fn f12_exhausted_inotify_is_told_with_the_limit_to_raise() {
     let wrong = told["findings"].as_array().unwrap().iter().find(|it| it["about"] == "watching").unwrap();
     assert_eq!(wrong["state"], "wrong", "{told:#}");
     assert!(wrong["says"].as_str().unwrap().starts_with("inotify is exhausted"), "{wrong}");
-    assert_eq!(wrong["remedy"], "raise fs.inotify.max_user_instances; the runtime needs it too");
+    assert_eq!(wrong["remedy"], "raise fs.inotify.max_user_instances, which the runtime needs too");
 }
 
 /// Root without CAP_DAC_OVERRIDE is refused as by a security module.
@@ -173,8 +173,8 @@ fn a_node_with_everything_in_its_place_is_well() {
     assert_eq!(ran.code, Some(0), "{ran:#?}");
     for line in [
         "ok     the node agent answers at /run/gybe/facts.sock\n",
-        "ok     the plugin's log is heard at /run/gybe/log.sock\n",
-        "ok     the entry says auto; nft writes: auto: nft does everything\n",
+        "ok     the agent receives the plugin's log at /run/gybe/log.sock\n",
+        "ok     backend: auto; the backend in use is nft: auto: nft does everything\n",
         "ok     gybe-cni answers VERSION\n",
         "\nnothing is wrong\n",
     ] {
@@ -218,6 +218,6 @@ fn f23_a_word_that_cannot_work_on_this_node_is_told() {
     let wrong = node.wrong_after("");
     assert_only(
         &wrong,
-        &["the entry says iptables, and every pod of the mesh is refused", "set backend to nft"],
+        &["backend: iptables, and the plugin refuses every pod of the mesh", "set backend to nft"],
     );
 }

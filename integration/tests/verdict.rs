@@ -1,5 +1,5 @@
-//! What becomes of a pod's connections beside other owners' rules: predicted from the rules that are
-//! read back, judged by `gybe verify`, and made for real.
+//! The outcomes of a pod's connections with rules of other owners in its namespace: predicted from the rules that are
+//! read back, judged by `gybe verify`, and shown by real connections.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that meets what it did not expect must stop")]
 
 #[path = "verdict/bpf.rs"]

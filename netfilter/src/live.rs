@@ -1,4 +1,4 @@
-//! The rules of a namespace as the kernel lists them, and connections followed through them.
+//! The rules of a namespace as the kernel lists them, and the paths of connections through them.
 
 pub(crate) mod rules;
 
@@ -14,21 +14,21 @@ use std::fmt;
 use std::net::IpAddr;
 use std::time::Duration;
 
-/// Istio's user and group of the proxy, where no policy says another.
+/// Istio's user and group of the proxy, where no policy is given.
 const PROXY: Owner = Owner { uid: 1337, gid: 1337 };
-/// How long following one connection may take.
+/// The budget for one connection.
 const TRACED_WITHIN: Duration = Duration::from_secs(5);
-/// Any user that is not the proxy's.
+/// A user that is not the proxy.
 const APPLICATION: u32 = 1000;
 
-/// All rules at netfilter's hooks of a namespace, whoever owns them.
+/// All rules at netfilter's hooks of a namespace, of every owner.
 #[derive(Debug, Clone)]
 pub struct LiveRules {
     pub(crate) rules: NamespaceRules,
     pub(crate) listeners: Listeners,
 }
 
-/// A rule that a packet met.
+/// A rule that applied to a packet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LiveStep {
     /// Hook and priority of the base chain, and the chain of the rule.
@@ -47,12 +47,12 @@ impl fmt::Display for LiveStep {
     }
 }
 
-/// A connection's way through the rules.
+/// The path of a connection through the rules.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LiveTrace {
-    /// What becomes of it.
+    /// Its outcome.
     pub outcome: Outcome,
-    /// The rule that decided so, or on which it depends when the outcome is unknown.
+    /// The rule that decided the outcome, or on which it depends when it is unknown.
     pub decided_by: Option<LiveStep>,
     /// The rules that applied to its first packet, in order.
     pub steps: Vec<LiveStep>,
@@ -66,7 +66,7 @@ pub struct LiveTrace {
 }
 
 impl LiveRules {
-    /// Reads those of the calling thread's namespace.
+    /// Reads the rules of the calling thread's namespace.
     ///
     /// # Errors
     /// When they cannot be read.
@@ -75,7 +75,7 @@ impl LiveRules {
         Ok(Self { rules: read()?, listeners: Listeners { proxy: PROXY, application } })
     }
 
-    /// The same with the identity of the policy's proxy, which answers redirected connections.
+    /// Sets the identity of the policy's proxy, which answers redirected connections.
     #[must_use]
     pub fn with_proxy_of(mut self, policy: &RedirectPolicy) -> Self {
         let (uid, gid) = (policy.proxy_uids.first, policy.proxy_gids.first);
@@ -87,7 +87,7 @@ impl LiveRules {
         self
     }
 
-    /// The same in a namespace that has these addresses too.
+    /// Adds addresses to those of the namespace.
     #[must_use]
     pub fn with_addresses(mut self, addresses: &[IpAddr]) -> Self {
         self.rules.interfaces.push(Interface {
@@ -98,20 +98,19 @@ impl LiveRules {
         self
     }
 
-    /// The same with the eBPF programs of the pod's cgroups, which no namespace shows.
+    /// Adds the eBPF programs of the pod's cgroups, which the namespace does not show.
     #[must_use]
     pub fn with_programs(mut self, programs: Programs) -> Self {
         self.rules.add_programs(programs);
         self
     }
 
-    /// What changes no address and is worth knowing, one sentence each: eBPF programs that can only pass or drop,
-    /// and what could not be read.
+    /// eBPF programs that can only pass or drop, and programs that could not be read, one sentence each.
     pub fn notes(&self) -> &[String] {
         &self.rules.notes
     }
 
-    /// What cannot be evaluated there and may change what becomes of a connection, one sentence each.
+    /// What was not evaluated and may change the outcome of a connection, one sentence each.
     pub fn not_evaluated(&self) -> &[String] {
         &self.rules.opaque
     }
@@ -150,12 +149,12 @@ impl LiveRules {
         }
     }
 
-    /// The same with our own rules alone.
+    /// Keeps our own rules only.
     pub(crate) fn ours_alone(&self) -> Self {
         Self { rules: self.rules.ours_alone(), listeners: self.listeners }
     }
 
-    /// The outcome as the verdict compares it; unknown when it is not found within the budget.
+    /// Follows a connection within a budget that several share.
     pub(crate) fn walked(&self, packet: &Packet, budget: Budget) -> WalkResult {
         walk::walk(&self.rules, packet, self.listeners, budget)
     }
@@ -164,13 +163,13 @@ impl LiveRules {
 impl fmt::Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Untouched => f.write_str("goes where it would go without rules"),
+            Self::Untouched => f.write_str("keeps its destination"),
             Self::Redirected(port) => write!(f, "goes to port {port} of the pod"),
             Self::Intercepted(port) => write!(f, "is handed to the transparent port {port}"),
             Self::Translated(address) => write!(f, "goes to {address}"),
             Self::Dropped => f.write_str("is dropped"),
             Self::AnswersLost => f.write_str("gets no answer"),
-            Self::Unknown => f.write_str("goes to a destination that cannot be known"),
+            Self::Unknown => f.write_str("goes to a destination that is not known"),
         }
     }
 }

@@ -1,7 +1,7 @@
-//! Where a packet ends up: an imaginary packet walks through a Ruleset. Pure, nothing is asked.
+//! Evaluates a Ruleset for one packet, as the kernel would. Pure.
 //!
-//! The walk is the kernel's: raw, mangle, NAT on the way out; a packet that leaves by `lo` arrives
-//! there again with its conntrack entry, so zones and NAT are not chosen twice.
+//! The order is the kernel's: raw, mangle, NAT on output; a packet that leaves by `lo` arrives there again with its
+//! conntrack entry, so that zone and NAT are decided once.
 
 mod packet;
 mod walk;
@@ -13,10 +13,10 @@ use crate::ruleset::{ChainName, Hook, RuleId, Ruleset, Stage};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use walk::{ChainEnd, walk};
 
-/// What becomes of a packet.
+/// The outcome of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PacketOutcome {
-    /// It goes where it would go without us.
+    /// It keeps its destination.
     Untouched,
     /// It goes to this port of the pod; the listener sees the original target by `SO_ORIGINAL_DST`.
     Redirected(Port),
@@ -29,18 +29,18 @@ pub enum PacketOutcome {
 /// A rule that applied to the packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Step {
-    /// Where it stands.
+    /// Its chain.
     pub chain: ChainName,
-    /// Which rule.
+    /// Its id.
     pub rule: RuleId,
 }
 
-/// A packet's way through the rules.
+/// The path of a packet through the rules.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Trace {
-    /// What became of it.
+    /// Its outcome.
     pub outcome: PacketOutcome,
-    /// The rule that decided so; `None` when no rule ended the walk.
+    /// The rule that decided the outcome; `None` when no rule ended the evaluation.
     pub decided_by: Option<RuleId>,
     /// Every rule that applied, in order.
     pub steps: Vec<Step>,
@@ -86,7 +86,7 @@ impl Tracer<'_> {
         }
         if self.packet.leaves_by_loopback() {
             self.packet.direction = Direction::Arrives { by: InterfaceName::loopback() };
-            // Its conntrack entry came along: `nf_conntrack_in` ignores it (net/netfilter/
+            // It keeps its conntrack entry: `nf_conntrack_in` ignores it (net/netfilter/
             // nf_conntrack_core.c, v6.18) and its destination is translated already.
             self.arrives(&[Stage::Mangle]);
         }
@@ -100,7 +100,7 @@ impl Tracer<'_> {
         }
     }
 
-    /// Asks the chain at one hook and stage; says whether the packet goes on to the next.
+    /// Runs the chain at one hook and stage; reports whether the packet goes on to the next.
     fn stage(&mut self, hook: Hook, stage: Stage) -> bool {
         let asked = stage != Stage::Nat || self.packet.connection.phase == ConnectionPhase::New;
         let base = self
@@ -138,7 +138,7 @@ impl Tracer<'_> {
         self.trace.decided_by = Some(rule);
     }
 
-    /// On output, redirect means loopback (net/netfilter/nf_nat_redirect.c, v6.18).
+    /// At output the kernel redirects to loopback (net/netfilter/nf_nat_redirect.c, v6.18).
     fn turn_to(&mut self, port: Port, hook: Hook) {
         if hook == Hook::Output {
             let loopback: IpAddr = match self.packet.destination {

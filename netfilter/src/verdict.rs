@@ -1,5 +1,5 @@
-//! Whether the connections of a network namespace are redirected as a policy asks: the one answer of
-//! `verify`, CHECK, `trace` and `doctor`.
+//! The verdict on a network namespace: whether its connections are redirected as the policy desires. `verify` and
+//! `doctor` report it.
 //!
 //! Acts on the namespace of the calling thread and only reads.
 
@@ -17,7 +17,7 @@ use crate::presence::Presence;
 use crate::redirection::{Deviation, Redirection, RedirectionError, RuleVariant};
 use compare::{Comparison, DesiredOutcomes, compare};
 
-/// What a namespace should hold.
+/// The desired state of a namespace.
 #[derive(Debug, Clone, Copy)]
 pub enum Desired<'p> {
     /// The rules of this policy.
@@ -28,7 +28,7 @@ pub enum Desired<'p> {
     NotKnown,
 }
 
-/// The answer in one word.
+/// The answer of a verdict.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answer {
     /// Every connection that should be redirected is.
@@ -39,7 +39,7 @@ pub enum Answer {
     NotRedirected,
     /// Another mesh's rules redirect it.
     ByOthers,
-    /// It cannot be known.
+    /// It depends on facts that are not known.
     Unknown,
 }
 
@@ -56,21 +56,20 @@ impl Answer {
     }
 }
 
-/// The answer and why.
+/// An answer with its reasons.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Verdict {
     /// The answer.
     pub answer: Answer,
-    /// Why, one sentence each; the first is the one to print where there is room for one line. Empty
-    /// when there is nothing to say.
+    /// The reasons, one sentence each, the most important first; none when every connection is redirected.
     pub reasons: Vec<String>,
     /// How our own rules and routes differ from the desired ones, one sentence each.
     pub differences: Vec<String>,
-    /// What changes no redirected connection and is worth knowing, one sentence each.
+    /// Rules and programs that change no redirected connection, and what could not be read, one sentence each.
     pub notes: Vec<String>,
 }
 
-/// Why one line is enough for a namespace without any rule of ours.
+/// The reason in a namespace without any rule of ours.
 const NO_RULES: &str = "no Gybe rules in this namespace";
 
 impl Verdict {
@@ -79,7 +78,7 @@ impl Verdict {
         Self { answer, reasons: vec![reason.into()], differences: Vec::new(), notes: Vec::new() }
     }
 
-    /// Is the namespace as it should be?
+    /// Reports whether the namespace is in the desired state.
     pub fn holds(&self) -> bool {
         matches!(self.answer, Answer::Redirected | Answer::NotMeshed) && self.differences.is_empty()
     }
@@ -88,7 +87,7 @@ impl Verdict {
 /// What the caller knows of the namespace and its node.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct VerdictContext<'k> {
-    /// The backend whose rules are read; `None` for whichever has written.
+    /// The backend whose rules are read; `None` for the one whose rules are found.
     pub only: Option<BackendKind>,
     /// Backends that are known to write every rule on this node, conntrack zones included.
     pub whole: &'k [BackendKind],
@@ -138,11 +137,11 @@ pub fn judge_namespace(
     Ok(verdict(compared, &differences))
 }
 
-/// Why rules of ours that are there cannot be what any policy asks for.
+/// Why the rules of ours that were found belong to no policy, one sentence each.
 fn broken(kinds: &[BackendKind], live: &LiveRules) -> Vec<String> {
     let mut broken = live.rules.broken_chains();
     let has_table = || live.rules.chains.iter().any(|chain| chain.table.is_ours());
-    // The chains of a dormant table hang at no hook and are not read.
+    // The chains of a dormant table are at no hook and are not read.
     if kinds.contains(&BackendKind::Nft) && live.not_evaluated().is_empty() && !has_table() {
         broken.push("table inet gybe is dormant".to_owned());
     }
@@ -168,7 +167,7 @@ fn verdict(compared: Comparison, differences: &[Deviation]) -> Verdict {
     }
 }
 
-/// Every rule of ours is one too many.
+/// The verdict on a namespace that should have no rule of ours.
 fn left_alone(kinds: &[BackendKind]) -> Result<Verdict, RedirectionError> {
     let mut differences = Vec::new();
     for kind in kinds {
@@ -178,12 +177,12 @@ fn left_alone(kinds: &[BackendKind]) -> Result<Verdict, RedirectionError> {
     }
     let (answer, reasons) = match differences.is_empty() {
         true => (Answer::NotMeshed, Vec::new()),
-        false => (Answer::Redirected, vec!["rules of ours redirect a pod that is left alone".to_owned()]),
+        false => (Answer::Redirected, vec!["our rules redirect a pod that should be left alone".to_owned()]),
     };
     Ok(Verdict { answer, reasons, differences, notes: Vec::new() })
 }
 
-/// What `kind` has written here for the policy, as far as that can be told.
+/// The redirection that `kind` has most likely written here for the policy.
 fn written(
     policy: &RedirectPolicy,
     kind: BackendKind,

@@ -1,8 +1,8 @@
 //! Extensions of iptables (xtables): matches and targets as the kernel stores them, decoded.
 //!
-//! The same bytes stand in iptables-nft's compat expressions over nf_tables and in the tables of
-//! iptables-legacy; [`legacy`] reads the latter. Decoding is pure and reads only as far as the bytes
-//! reach: what it does not know, or what is shorter than its structure, is `Unknown` with its name.
+//! The same bytes are in the compat expressions of iptables-nft over nf_tables and in the tables of
+//! iptables-legacy; [`legacy`] reads the latter. Decoding is pure and stays within the
+//! bytes: an extension without a reader, or one that is shorter than its structure, is `Unknown` with its name.
 //! Everything is displayed as `iptables-save` prints it.
 //!
 //! Structures: include/uapi/linux/netfilter/x_tables.h and xt_*.h, netfilter_ipv4/ip*.h,

@@ -43,10 +43,11 @@ pub struct Member {
 
 /// The bytes are not JSON.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("not JSON: {what} at byte {at}")]
+#[error("not JSON: {what} at line {line}, column {column}")]
 pub struct JsonError {
-    /// Where.
-    pub at: usize,
+    pub line: usize,
+    /// In bytes; the first one is 1.
+    pub column: usize,
     /// What was expected, or is wrong there.
     pub what: &'static str,
 }
@@ -159,6 +160,13 @@ mod tests {
             assert!(whole(good.as_bytes()), "{good:?}");
         }
         assert!(whole(b"{\"name\":\"caf\xe9\"}"), "Go accepts bytes that are not UTF-8");
+    }
+
+    #[test]
+    fn an_error_names_line_and_column() {
+        let refused = |text: &str| parse(text.as_bytes()).unwrap_err().to_string();
+        assert_eq!(refused(""), "not JSON: unexpected end of file at line 1, column 1");
+        assert_eq!(refused("{\n  \"a\": x\n}"), "not JSON: expected a value at line 2, column 8");
     }
 
     #[test]

@@ -13,12 +13,14 @@ use super::desired::{Confirmed, Install, Shape};
 use super::directory::Directory;
 use super::json::{self, JsonValue};
 use super::libcni::Network;
-use super::libcni::choice::{BrokenFile, BrokenReason, ChosenNetwork, NoChoice, candidates, choose};
+use super::libcni::choice::{
+    BrokenFile, BrokenReason, ChosenNetwork, NoChoice, candidates, choose, choose_by_name,
+};
 use super::observe::{
     ConfDirectory, DROP_IN, DirectoryState, FileName, ORIGINAL, ObservedState, ProgramDirectory, Unreadable,
 };
 use super::problem::{Problem, ProgramFault};
-use super::runtimes::{ConfiguredDirectory, DropIns, Possible, Runtimes};
+use super::runtimes::{ConfiguredDirectory, DropIns, Possible, Runtime, Runtimes};
 
 /// The plugins of Multus' thin and thick variant, which call other networks by file or name.
 const MULTUS: [&str; 2] = ["multus", "multus-shim"];
@@ -71,12 +73,17 @@ pub fn judge(question: &JudgeInput<'_>) -> Judgement {
         judgement.reasons.extend(question.network_of_ours().err());
         return judgement;
     }
-    judgement.reasons.extend(elsewhere(question));
+    let elsewhere = elsewhere(question);
+    let is_elsewhere = !elsewhere.is_empty();
+    judgement.reasons.extend(elsewhere);
     let mut in_use = Vec::new();
     for possible in &question.runtimes.possible {
         let (choice, reasons) = question.under(*possible);
         in_use.push(choice);
-        let new = reasons.into_iter().filter(|reason| !judgement.reasons.contains(reason));
+        // No entry is written to a directory that the runtime does not use.
+        let follows = |reason: &Problem| is_elsewhere && reason.is_missing_entry();
+        let new =
+            reasons.into_iter().filter(|reason| !judgement.reasons.contains(reason) && !follows(reason));
         judgement.reasons.extend(new.collect::<Vec<_>>());
     }
     let same_file = |choices: &[Option<ChosenNetwork>]| {
@@ -108,8 +115,11 @@ pub fn directory_problems(conf: &ConfDirectory, programs: &ProgramDirectory) -> 
 pub fn primary(conf: &ConfDirectory, plugin: &str, runtimes: &Runtimes) -> Option<ChosenNetwork> {
     let reads = runtimes.possible.iter().any(|possible| possible.drop_ins == DropIns::Loaded);
     let drop_ins = if reads { DropIns::Loaded } else { DropIns::Ignored };
+    let is_crio = runtimes.possible.iter().all(|possible| possible.runtime == Runtime::CriO);
+    let named = runtimes.crio_network.as_deref().filter(|_| is_crio);
     for candidate in candidates(conf, drop_ins) {
         match candidate {
+            Ok(choice) if named.is_some_and(|name| choice.network_name() != name) => {}
             Ok(choice) if primaries(&choice.network, plugin).is_empty() => {}
             Ok(choice) => return Some(choice),
             Err(broken) if broken.is_unread() => return None,
@@ -202,12 +212,23 @@ fn program_fault(install: &Install, observed: &ObservedState) -> Option<ProgramF
 
 impl JudgeInput<'_> {
     fn under(&self, Possible { runtime, drop_ins }: Possible) -> (Option<ChosenNetwork>, Vec<Problem>) {
-        match choose(self.conf, runtime, drop_ins) {
+        let named = self.runtimes.crio_network.as_deref().filter(|_| runtime == Runtime::CriO);
+        let chosen = match named {
+            Some(name) => choose_by_name(self.conf, name, drop_ins),
+            None => choose(self.conf, runtime, drop_ins),
+        };
+        match chosen {
             Ok(choice) => {
                 let reasons = self.of(&choice, drop_ins);
                 (Some(choice), reasons)
             }
-            Err(NoChoice::Nothing) => (None, vec![Problem::Waiting]),
+            Err(NoChoice::Nothing) => (
+                None,
+                vec![
+                    named
+                        .map_or(Problem::Waiting, |name| Problem::NoDefaultNetwork { name: name.to_owned() }),
+                ],
+            ),
             Err(NoChoice::Stopped(broken)) => (None, vec![Problem::BrokenFirst(broken)]),
             Err(NoChoice::Unknown(BrokenFile {
                 file,

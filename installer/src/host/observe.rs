@@ -8,6 +8,7 @@ pub mod programs;
 pub mod result_cache;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
 use nix::errno::Errno;
@@ -22,7 +23,7 @@ pub use result_cache::CachedPlugins;
 pub const ORIGINAL: &str = ".gybe-original";
 /// The largest conf file that is read, in bytes. Real ones have a few thousand.
 pub const LARGEST: u64 = 1 << 20;
-/// The prefix of temporary files. A killed process may leave one in a directory.
+/// The ending of temporary files, after a part that is unique to their process. A killed process may leave some.
 pub const TEMPORARY: &str = ".gybe.tmp";
 /// The lock file in the program directory: it is held while a node is changed.
 pub const LOCK: &str = ".gybe.lock";
@@ -203,6 +204,11 @@ impl ObservedState {
         state.iter().any(|state| matches!(state, DirectoryState::Unreadable(why) if lacks(why)))
             || contents.chain(conf.unread_networks.values()).chain(programs).any(is_refused)
     }
+}
+
+/// Reports whether this is the name of a temporary file, of whichever process.
+pub(crate) fn is_temporary(name: &FileName) -> bool {
+    name.as_os_str().as_bytes().ends_with(TEMPORARY.as_bytes())
 }
 
 /// Observes each directory once. What cannot be read is part of the result, not an error.

@@ -71,8 +71,7 @@ fn not_enough(observed: &ObservedState, install: &Install, plan: &mut Plan) {
         changes => judge(&JudgeInput::new(install, &prediction::after(observed, changes))),
     };
     let is_explained = plan.problems.iter().any(Problem::blocks);
-    let follows = |problem: &Problem| matches!(problem, Problem::NoEntry { .. } | Problem::NoNetwork(_));
-    let reasons = left.reasons.into_iter().filter(|reason| !(is_explained && follows(reason)));
+    let reasons = left.reasons.into_iter().filter(|reason| !(is_explained && reason.is_missing_entry()));
     plan.problems.extend(reasons.chain(left.notes));
 }
 

@@ -1,7 +1,6 @@
-//! The pod sandboxes of this node, and for each whether its connections are redirected: what
-//! `gybe verify --all` prints and `gybe doctor` counts.
+//! The pod sandboxes of this node and the verdict on each, which `gybe verify --all` prints and `gybe doctor` counts.
 //!
-//! `find` lists the sandboxes, `desired` decides what each should hold, `crate::verdict` judges what it holds.
+//! `find` lists the sandboxes, `desired` decides the desired state of each, `pod::verdict` judges the observed state.
 
 mod desired;
 mod find;
@@ -22,7 +21,7 @@ use serde_json::{Map, Value};
 use std::fmt;
 use std::path::PathBuf;
 
-/// A pod sandbox, as far as the node shows it.
+/// A pod sandbox.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sandbox {
     /// Namespace, name and, where it is known, uid.
@@ -33,7 +32,7 @@ pub struct Sandbox {
     pub container: Option<String>,
     /// Its network.
     pub network: Network,
-    /// The annotations that the runtime handed to the plugins; none where it handed over nothing.
+    /// The annotations that the runtime passed to the plugins; none where it passed no annotations.
     pub annotations: Option<Map<String, Value>>,
     /// The cgroups of its processes.
     pub cgroups: Cgroups,
@@ -53,9 +52,9 @@ pub enum Network {
 pub struct SandboxVerdict {
     /// The sandbox.
     pub sandbox: Sandbox,
-    /// Whether its connections are redirected.
+    /// The verdict.
     pub verdict: Verdict,
-    /// Why nothing is known of what the pod should have, where that is so.
+    /// Why the desired state is not known; none when it is.
     pub unknown_because: Option<String>,
 }
 
@@ -72,7 +71,7 @@ impl Sandbox {
     }
 }
 
-/// The name in a list: the pod's, else the best there is.
+/// The name in a list: the pod's, else its uid, else the path of the namespace.
 impl fmt::Display for Sandbox {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -85,7 +84,7 @@ impl fmt::Display for Sandbox {
 }
 
 impl SandboxVerdict {
-    /// Reports whether the pod is not as it should be; what another mesh redirects is left to it.
+    /// Reports whether the sandbox is not in its desired state. A sandbox that another mesh redirects does not fail.
     #[must_use]
     pub fn fails(&self) -> bool {
         self.verdict.answer != Answer::ByOthers && !self.verdict.holds()
@@ -102,7 +101,7 @@ impl SandboxVerdict {
     }
 }
 
-/// The verdict as people read it.
+/// The answer as text for people.
 #[must_use]
 pub fn word(answer: Answer) -> &'static str {
     match answer {

@@ -33,6 +33,11 @@ pub enum Problem {
     /// Another owner's broken file, which the runtime skips.
     #[error("{0}: {why}", why = .0.why)]
     Broken(BrokenFile),
+    /// CRI-O's configuration names a network (`cni_default_network`).
+    #[error(
+        "CRI-O uses only the network {name}, which its cni_default_network names, and no conf file has it"
+    )]
+    NoDefaultNetwork { name: String },
     /// A broken file that sorts before every other.
     #[error("containerd loads no network because {}, which sorts first, is broken: {}", .0.file, .0.why)]
     BrokenFirst(BrokenFile),
@@ -163,6 +168,12 @@ impl Problem {
         !matches!(self, Self::Broken(_) | Self::IstioGone(_))
     }
 
+    /// Reports whether it only states that our entry is missing; any other problem explains why.
+    #[must_use]
+    pub fn is_missing_entry(&self) -> bool {
+        matches!(self, Self::NoEntry { .. } | Self::NoNetwork(_))
+    }
+
     /// The directory that it concerns.
     #[must_use]
     pub fn directory(&self) -> Directory {
@@ -190,6 +201,9 @@ impl Hint for Problem {
                 "restart this pod and the container runtime: neither sees a directory that was made again"
             }
             Self::Broken(_) => "CRI-O skips it; let its owner write it again",
+            Self::NoDefaultNetwork { .. } => {
+                "let the primary plugin's conf file have this network name, or unset cni_default_network in CRI-O's configuration"
+            }
             Self::BrokenFirst(_) => {
                 "remove it, or let its owner write it again: containerd loads nothing while it is there"
             }

@@ -33,6 +33,8 @@ pub struct Runtimes {
     pub plugin_directory: ConfiguredDirectory,
     /// Whether it names the conf directory.
     pub conf_directory: ConfiguredDirectory,
+    /// The only network that CRI-O uses, if its configuration names one (`cni_default_network`).
+    pub crio_network: Option<String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,6 +85,7 @@ impl Runtimes {
             possible,
             plugin_directory: ConfiguredDirectory::Unknown,
             conf_directory: ConfiguredDirectory::Unknown,
+            crio_network: None,
         }
     }
 

@@ -1,5 +1,4 @@
-//! Whether a pod's connections are redirected, asked of the pod's network namespace: what `gybe verify`,
-//! with and without `--all`, and `gybe doctor` answer with.
+//! The verdict on a pod's network namespace, as `gybe verify` and `gybe doctor` report it.
 
 use super::cgroups::Cgroups;
 use crate::error::chain;

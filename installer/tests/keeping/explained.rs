@@ -64,7 +64,7 @@ fn a_conflict_over_the_chain_is_wrong_and_the_other_writer_is_named() {
     });
     wait_until("its finding", || {
         let wrong = of_agent(&node, "wrong");
-        wrong.iter().any(|says| says.contains("undone again and again") && says.contains("Cilium"))
+        wrong.iter().any(|says| says.contains("keeps undoing") && says.contains("Cilium"))
     });
 }
 
@@ -81,7 +81,7 @@ fn f37_the_doctor_takes_over_what_the_agent_is_set_to_about_the_plugin_directory
     let of_directories = |flags: &[&str]| says(&node.doctor_with("probe", flags), "directories", "wrong");
     assert_eq!(of_directories(&[]), [""; 0]);
     let told = of_directories(&["--plugin-dir", "check"]);
-    assert!(told[0].contains("is in the program directory"), "the flag takes precedence: {told:?}");
+    assert!(told[0].contains("is in the program directory"), "the flag overrides: {told:?}");
 }
 
 #[test]

@@ -171,7 +171,7 @@ fn with_a_template_the_entry_the_metrics_and_the_doctor_name_one_backend_and_no_
     assert_eq!((&entry["facts"]["kubeconfig"], &entry["kubernetes"]), (&json!(""), &Value::Null));
     assert_eq!(agent.metric("gybe_backend{backend=\"iptables-legacy\"}"), 1.0);
     let (_, ready) = agent.get("/readyz");
-    for note in ["has backend \"nft\": backend counts for more", "names a kubeconfig: left out"] {
+    for note in ["has backend \"nft\", which backend overrides", "names a kubeconfig, which is ignored"] {
         assert!(ready.contains(note), "{ready}");
         agent.wait_for_line(|line| line["note"].as_str().is_some_and(|text| text.contains(note)));
     }
@@ -191,7 +191,7 @@ fn with_a_template_the_entry_the_metrics_and_the_doctor_name_one_backend_and_no_
     install.arg("--config").arg(node.root.join("config")).arg("--from").arg(node.root.join("image"));
     let output = install.output().unwrap();
     let text = String::from_utf8(output.stderr).unwrap();
-    assert!(text.contains("names a kubeconfig: left out"), "{text}");
+    assert!(text.contains("names a kubeconfig, which is ignored"), "{text}");
     let mut by_hand = other.entry(FILE).unwrap();
     assert_eq!(by_hand["facts"]["socket"], "/run/gybe/facts.sock");
     by_hand["facts"] = entry["facts"].clone();

@@ -34,17 +34,17 @@ pub(crate) fn wrong(node: &Node, words: &str) -> (String, String, String) {
 }
 
 #[test]
-fn a_node_that_is_well_is_explained_and_nothing_is_wrong() {
+fn doctor_explains_a_healthy_node_and_finds_nothing_wrong() {
     let node = well();
     let before = (node.networks(), node.programs(), node.files("run"));
     let said = node.doctor("");
     assert_eq!((said.code, said.err.as_str()), (0, ""), "{said:?}");
     for line in [
-        "ok     containerd and CRI-O take 10-calico.conflist: network k8s-pod-network of calico, portmap, gybe-cni\n",
-        "ok     gybe-cni is last in 10-calico.conflist, as wanted\n",
+        "ok     containerd and CRI-O use 10-calico.conflist: network k8s-pod-network with the plugins calico, portmap, gybe-cni\n",
+        "ok     gybe-cni is the last plugin in 10-calico.conflist\n",
         "ok     gybe-cni answers VERSION\n",
-        "note   no agent is asked: pods are known by the manifests in /etc/gybe/pods\n",
-        "note   the entry says auto; nothing has been found out yet\n",
+        "note   the plugin queries no agent: it reads pods from the manifests in /etc/gybe/pods\n",
+        "note   backend: auto; no probe report yet\n",
         "\nnothing is wrong\n",
     ] {
         assert!(said.out.contains(line), "{line} in {}", said.out);
@@ -56,7 +56,7 @@ fn a_node_that_is_well_is_explained_and_nothing_is_wrong() {
 }
 
 #[test]
-fn an_annotation_of_an_injected_pod_that_nobody_knows_is_noted_with_its_pod() {
+fn an_unknown_annotation_of_an_injected_pod_is_noted_with_its_pod() {
     let node = well();
     fs::create_dir(node.root.join("run/netns")).unwrap();
     let cached = |name: &str, annotations: Value| {
@@ -85,18 +85,18 @@ fn an_annotation_of_an_injected_pod_that_nobody_knows_is_noted_with_its_pod() {
 }
 
 #[test]
-fn every_shape_is_known_as_well() {
+fn every_shape_is_recognized() {
     let multus = ("00-multus.conf", r#"{"name":"m","type":"multus"}"#);
     for (shape, files, says) in [
         (
             "dropin",
             vec![("10-calico.conflist", LIST)],
-            "gybe-cni is last in 10-calico.conflist (as a drop-in), as wanted",
+            "gybe-cni is the last plugin in 10-calico.conflist (as a drop-in)",
         ),
         (
             "standalone",
             vec![multus, ("10-calico.conflist", LIST)],
-            "gybe-cni is a network of its own in YYY-gybe-cni.conf, for Multus to call",
+            "gybe-cni is a network of its own in YYY-gybe-cni.conf, which Multus calls",
         ),
     ] {
         let node = Node::with(&files);
@@ -110,12 +110,12 @@ fn every_shape_is_known_as_well() {
 }
 
 #[test]
-fn what_is_wrong_with_the_chain_is_told_with_what_to_do() {
+fn a_wrong_chain_is_reported_with_a_remedy() {
     let node = well();
     node.put("00-new.conflist", LIST);
     let (about, says, remedy) = wrong(&node, "");
     assert_eq!(about, "chain");
-    assert_eq!(says, "gybe-cni is in 10-calico.conflist, and the runtime takes 00-new.conflist");
+    assert_eq!(says, "gybe-cni is in 10-calico.conflist, but the runtime uses 00-new.conflist");
     assert!(remedy.contains("run gybe install"), "{remedy}");
     fs::remove_file(node.conf("00-new.conflist")).unwrap();
 
@@ -125,10 +125,7 @@ fn what_is_wrong_with_the_chain_is_told_with_what_to_do() {
     assert_eq!(says, "gybe-cni is not in 10-calico.conflist: new pods are not redirected");
     assert!(remedy.contains("cni.exclusive=false"), "{remedy}");
     let (says, remedy) = found(&told, "agent", "wrong").remove(0);
-    assert!(
-        says.contains("facts.sock is not there, and no conf file names gybe-cni: nothing puts"),
-        "{says}"
-    );
+    assert!(says.contains("facts.sock is not there, and no conf file names gybe-cni, so new pods"), "{says}");
     assert!(remedy.contains("DaemonSet gybe-node"), "{remedy}");
 
     let behind = r#"{"name":"n","plugins":[{"type":"calico"},{"type":"gybe-cni","facts":{"directory":"/p"},"capabilities":{"io.kubernetes.cri.pod-annotations":true}},{"type":"bandwidth"}]}"#;
@@ -136,11 +133,14 @@ fn what_is_wrong_with_the_chain_is_told_with_what_to_do() {
     let said = node.doctor("--json");
     assert_eq!(said.code, 0, "pods are redirected: {said:?}");
     let notes = found(&said.json(), "chain", "note");
-    assert_eq!(notes[0].0, "gybe-cni is wanted last in 10-calico.conflist, and bandwidth comes behind it");
+    assert_eq!(
+        notes[0].0,
+        "gybe-cni should be the last plugin in 10-calico.conflist, but bandwidth follows it"
+    );
 }
 
 #[test]
-fn f06_a_file_that_stops_containerd_is_named_and_one_behind_is_a_note() {
+fn f06_a_broken_first_file_is_wrong_and_a_broken_later_one_a_note() {
     let node = well();
     node.put("99-broken.conflist", "{");
     let told = node.doctor("--json");
@@ -150,13 +150,13 @@ fn f06_a_file_that_stops_containerd_is_named_and_one_behind_is_a_note() {
     node.put("00-broken.conf", "{}");
     let told = node.doctor("--json").json();
     let wrong = found(&told, "chain", "wrong");
-    let stops = "containerd loads no network while 00-broken.conf stands before every other: its plugin 0 has no type";
+    let stops = "containerd loads no network because 00-broken.conf, which sorts first, is broken: its plugin 0 has no type";
     assert_eq!(wrong[0].0, stops);
-    assert!(wrong[0].1.starts_with("containerd loads nothing while it is there"), "{wrong:?}");
+    assert!(wrong[0].1.contains("containerd loads nothing while it is there"), "{wrong:?}");
 }
 
 #[test]
-fn what_the_plugin_would_refuse_in_its_entry_is_found_before_a_pod_is() {
+fn an_entry_that_the_plugin_would_refuse_is_found() {
     let node = well();
     let text = fs::read_to_string(node.conf("10-calico.conflist")).unwrap();
     node.put("10-calico.conflist", &text.replace("\"auto\"", "\"nftt\""));
@@ -165,14 +165,14 @@ fn what_the_plugin_would_refuse_in_its_entry_is_found_before_a_pod_is() {
     assert!(says.contains("backend is \"nftt\"") && says.contains("GYBE-ADD-009"), "{says}");
     node.put("10-calico.conflist", &text.replace("io.kubernetes.cri.pod-annotations", "portMappings"));
     let (_, says, _) = wrong(&node, "");
-    assert!(says.contains("does not ask for io.kubernetes.cri.pod-annotations"), "{says}");
+    assert!(says.contains("does not request the capability io.kubernetes.cri.pod-annotations"), "{says}");
     node.put("10-calico.conflist", &text.replace("\"kubeconfig\": \"\"", "\"kubeconfig\": \"/no/such\""));
     let (_, says, _) = wrong(&node, "");
     assert_eq!(says, "the kubeconfig /no/such cannot be read: No such file or directory");
 }
 
 #[test]
-fn f10_a_plugin_that_does_not_run_or_that_others_may_write_is_told() {
+fn f10_a_plugin_that_does_not_run_or_is_writable_by_others_is_reported() {
     let node = well();
     node.program("opt/cni/bin/gybe-cni", "#!/bin/sh\nexit 1\n");
     let (about, says, _) = wrong(&node, "");
@@ -185,15 +185,15 @@ fn f10_a_plugin_that_does_not_run_or_that_others_may_write_is_told() {
     let plugin = node.root.join("opt/cni/bin/gybe-cni");
     fs::set_permissions(&plugin, Permissions::from_mode(0o777)).unwrap();
     let (_, says, remedy) = wrong(&node, "");
-    assert!(says.starts_with("gybe-cni may be written by others: mode 0777"), "{says}");
-    assert!(remedy.contains("root on this node"), "{remedy}");
+    assert!(says.starts_with("gybe-cni is writable by other users: mode 0777"), "{says}");
+    assert!(remedy.contains("can become root"), "{remedy}");
     fs::remove_file(plugin).unwrap();
     let (_, says, _) = wrong(&node, "");
-    assert_eq!(says, "there is no program gybe-cni, and a conf file or a living sandbox may name it");
+    assert_eq!(says, "the program gybe-cni is missing, and a conf file or a living sandbox may name it");
 }
 
 #[test]
-fn an_agent_that_is_away_gone_or_talks_nonsense_is_told_apart() {
+fn a_missing_a_dead_and_a_misbehaving_agent_are_told_apart() {
     let node = Node::with(&[("10-calico.conflist", LIST)]);
     assert_eq!(node.install("").code, 0);
     let socket = node.root.join("run/gybe/facts.sock");
@@ -201,7 +201,7 @@ fn an_agent_that_is_away_gone_or_talks_nonsense_is_told_apart() {
     node.put("10-calico.conflist", &text.replace("/run/gybe/facts.sock", &socket.display().to_string()));
     let (about, says, remedy) = wrong(&node, "");
     assert_eq!(about, "agent");
-    assert!(says.contains("is not there, so new pods of the mesh are refused for now"), "{says}");
+    assert!(says.contains("is not there, so the plugin refuses new pods of the mesh"), "{says}");
     assert!(remedy.contains("gybe-node"), "{remedy}");
     drop(UnixListener::bind(&socket).unwrap());
     assert!(wrong(&node, "").1.contains("is gone"));
@@ -211,12 +211,12 @@ fn an_agent_that_is_away_gone_or_talks_nonsense_is_told_apart() {
         let (mut caller, _) = listener.accept().unwrap();
         std::io::Write::write_all(&mut caller, b"HTTP/1.1 400 Bad Request\n").unwrap();
     });
-    assert!(wrong(&node, "").1.contains("does not answer as it should"));
+    assert!(wrong(&node, "").1.contains("does not answer correctly"));
     nonsense.join().unwrap();
 }
 
 #[test]
-fn f37_directories_of_another_kind_of_node_are_told_with_its_own() {
+fn f37_directories_of_another_platform_are_reported_with_the_right_ones() {
     let node = well();
     fs::create_dir_all(node.root.join("etc")).unwrap();
     fs::write(node.root.join("etc/os-release"), "ID=rhcos\n").unwrap();
@@ -225,9 +225,7 @@ fn f37_directories_of_another_kind_of_node_are_told_with_its_own() {
     let told = said.json();
     let wrong = found(&told, "directories", "wrong");
     assert!(wrong[0].0.ends_with("etc/cni/multus/net.d"), "{wrong:?}");
-    assert!(
-        wrong[0].1.contains("on OpenShift the runtime looks in /etc/cni/multus/net.d and /var/lib/cni/bin")
-    );
+    assert!(wrong[0].1.contains("on OpenShift the runtime uses /etc/cni/multus/net.d and /var/lib/cni/bin"));
     // GKE's Ubuntu says it is Ubuntu.
     fs::write(node.root.join("etc/os-release"), "ID=ubuntu\n").unwrap();
     fs::create_dir_all(node.root.join("home/kubernetes/bin")).unwrap();
@@ -238,16 +236,16 @@ fn f37_directories_of_another_kind_of_node_are_told_with_its_own() {
 }
 
 #[test]
-fn f37_a_directory_of_programs_without_the_primarys_is_suspected() {
+fn f37_a_program_directory_without_the_primarys_plugins_is_reported() {
     let node = well();
     fs::rename(node.root.join("opt/cni/bin"), node.root.join("bin-of-the-runtime")).unwrap();
     fs::create_dir(node.root.join("opt/cni/bin")).unwrap();
     let said = node.install("--pods-from /etc/gybe/pods");
     assert_eq!(said.code, 1, "{said:?}");
-    assert!(said.out.contains("(calico, portmap) none is in the program directory"), "{said:?}");
+    assert!(said.out.contains("(calico, portmap) is in the program directory"), "{said:?}");
     let (about, says, remedy) = wrong(&node, "");
     assert_eq!(about, "directories");
-    assert!(says.starts_with("of the plugins of 10-calico.conflist (calico, portmap) none is in"), "{says}");
+    assert!(says.starts_with("none of the plugins of 10-calico.conflist (calico, portmap) is in"), "{says}");
     assert!(remedy.contains("--bin-dir") && remedy.contains("--plugin-dir confirmed"), "{remedy}");
     assert_eq!(node.install("--plugin-dir confirmed --pods-from /etc/gybe/pods").code, 0);
     assert_eq!(node.doctor("--plugin-dir confirmed").code, 0);

@@ -50,7 +50,7 @@ fn f29_the_plugin_stays_as_long_as_a_living_sandbox_names_it() {
         let told = node.minutes_later().uninstall("--json").json();
         assert_eq!((&told["out"], &told["finished"]), (&true.into(), &false.into()));
         let until = told["stays"][0]["until"].as_str().unwrap();
-        assert!(until.starts_with("as long as sandboxes live"), "{until}");
+        assert!(until.starts_with("as long as sandboxes exist"), "{until}");
         assert_eq!(node.programs(), ["gybe", "gybe-cni"]);
     }
     node.end_sandbox("n-cart-eth0");

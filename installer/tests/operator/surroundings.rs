@@ -34,7 +34,7 @@ fn f13_a_linked_conf_directory_and_a_runtime_that_lost_its_watch_are_told() {
     let (about, says, remedy) = wrong(&node, "");
     assert_eq!(about, "watching");
     assert!(
-        says.contains("it was removed and made anew") && remedy.starts_with("restart containerd"),
+        says.contains("it was removed and made again") && remedy.starts_with("restart containerd"),
         "{says}"
     );
 }
@@ -48,12 +48,12 @@ fn another_meshs_leavings_are_told() {
     let told = node.doctor("--json").json();
     let notes = found(&told, "others", "note");
     assert!(notes[0].0.contains("istio-cni-kubeconfig") && notes[0].1.contains("token"), "{notes:?}");
-    assert_eq!(notes[1].0, "the program istio-cni is there");
+    assert_eq!(notes[1].0, "the program istio-cni exists");
     let text = fs::read_to_string(node.conf("10-calico.conflist")).unwrap();
     node.put("10-calico.conflist", &text.replace("\"portmap\"", "\"istio-cni\""));
     let (about, says, _) = wrong(&node, "");
     assert_eq!(about, "others");
-    assert!(says.contains("has an istio-cni entry beside ours: both redirect"), "{says}");
+    assert!(says.contains("has an istio-cni entry and ours: both redirect"), "{says}");
 }
 
 /// A node on which istio-cni works, or worked.
@@ -75,15 +75,15 @@ fn no_advice_about_istio_cni_leaves_pods_without_a_redirect() {
             "\"type\": \"istio-cni\"",
             true,
             "note",
-            "pods are redirected by istio-cni",
-            "nothing, if that is wanted",
+            "istio-cni redirects pods",
+            "to change to Gybe: run gybe install",
         ),
         (
             "\"type\": \"istio-cni\"",
             false,
             "wrong",
-            "there is no program istio-cni",
-            "bring the DaemonSet istio-cni-node back",
+            "the program istio-cni is missing",
+            "deploy the DaemonSet istio-cni-node again",
         ),
         (
             "\"type\": \"istio-cni\", \"ambient_enabled\": true",
@@ -99,8 +99,7 @@ fn no_advice_about_istio_cni_leaves_pods_without_a_redirect() {
         assert!(said.contains(says) && advice.starts_with(remedy), "{entry}: {said}: {advice}");
         assert!(!advice.starts_with("remove the DaemonSet istio-cni-node"), "{advice}");
         let chain = found(&told, "chain", if program { "note" } else { "wrong" });
-        let expected =
-            if program { "pods are redirected by istio-cni" } else { "new pods are not redirected" };
+        let expected = if program { "istio-cni redirects pods" } else { "new pods are not redirected" };
         assert!(chain.iter().any(|(says, _)| says.contains(expected)), "{entry}: {chain:?}");
     }
 }
@@ -127,11 +126,8 @@ fn a_backend_whose_programs_are_gone_is_told() {
     fs::remove_file(node.root.join("usr/sbin/iptables-nft-restore")).unwrap();
     let (about, says, remedy) = wrong(&node, "");
     assert_eq!(about, "backend");
-    assert!(
-        says.starts_with("the entry says iptables-nft, and iptables-nft cannot write any more"),
-        "{says}"
-    );
-    assert!(remedy.contains("every pod of the mesh is refused"), "{remedy}");
+    assert!(says.starts_with("backend: iptables-nft, and iptables-nft can no longer write rules"), "{says}");
+    assert!(remedy.contains("refuses every pod of the mesh"), "{remedy}");
 }
 
 #[test]
@@ -142,8 +138,8 @@ fn a_directory_that_every_user_may_write_in_is_wrong() {
         fs::set_permissions(&path, Permissions::from_mode(0o777)).unwrap();
         let (about, says, remedy) = wrong(&node, "");
         assert_eq!(about, "directories");
-        assert!(says.starts_with("every user may write in") && says.ends_with("mode 0777"), "{says}");
-        assert!(remedy.contains("root on this node"), "{remedy}");
+        assert!(says.starts_with("every user may write to") && says.ends_with("mode 0777"), "{says}");
+        assert!(remedy.contains("can become root"), "{remedy}");
         fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
     }
 }
@@ -155,7 +151,7 @@ fn f29_what_an_uninstall_has_left_is_told_with_how_to_finish() {
     assert_eq!(nothing.code, 0, "{nothing:?}");
     assert_eq!(
         found(&nothing.json(), "chain", "note")[0].0,
-        "gybe-cni is in no conf file: Gybe is not installed on this node"
+        "no conf file names gybe-cni: Gybe is not installed on this node"
     );
     node.install("--pods-from /p");
     node.sandbox("n-cart-eth0", &["bridge", "gybe-cni"]);
@@ -164,11 +160,11 @@ fn f29_what_an_uninstall_has_left_is_told_with_how_to_finish() {
         let notes = found(&node.doctor("--json").json(), "leftovers", "note");
         assert!(notes[0].0.contains(says) && notes[0].1.contains("gybe uninstall"), "{notes:?}");
     };
-    left("has to stay: sandboxes of before still name it");
+    left("has to stay: the DEL of existing sandboxes needs it");
     node.end_sandbox("n-cart-eth0");
-    left("no sandbox names it");
+    left("no sandbox needs its program");
     fs::remove_dir(node.root.join("var/lib/cni/results")).unwrap();
-    left("which sandboxes still name it cannot be told");
+    left("it is unknown which sandboxes still need it");
 }
 
 /// A runtime as /proc shows it, which watches some directory.
@@ -220,11 +216,11 @@ fn a_drop_in_that_the_running_runtime_does_not_read_is_wrong() {
     let node = Node::with(&[("10-calico.conflist", LIST)]);
     assert_eq!(node.install("--shape dropin --pods-from /p").code, 1, "nobody knows what runs here");
     let of_chain = |state: &str| found(&node.doctor("--json").json(), "chain", state);
-    let unknown = "whether the runtime reads k8s-pod-network/zz-gybe-cni.conf cannot be seen from here";
+    let unknown = "whether the runtime reads k8s-pod-network/zz-gybe-cni.conf is unknown here";
     assert!(of_chain("wrong")[0].0.starts_with(unknown));
     runs(&node, "containerd");
     assert!(of_chain("wrong")[0].0.starts_with(unknown));
-    assert!(of_chain("note")[0].0.contains("containerd (process 77) reads drop-ins cannot be told"));
+    assert!(of_chain("note")[0].0.contains("containerd (process 77) reads drop-ins is unknown"));
     let program = node.root.join("proc/77/exe");
     fs::write(&program, "\u{7f}ELF github.com/containernetworking/cni/libcni disableGC").unwrap();
     let (says, remedy) = of_chain("wrong").remove(0);
@@ -248,7 +244,7 @@ fn f37_where_the_runtime_looks_for_plugins_is_read_in_its_own_configuration() {
     // The primary's plugins are here too, and containerd never looks at them.
     set("/usr/lib/cni");
     let refused = node.install("--pods-from /p");
-    let elsewhere = "the runtime looks for plugins in /usr/lib/cni, and not where ours are placed";
+    let elsewhere = "the runtime looks for plugins in /usr/lib/cni, not where ours are placed";
     assert!(refused.code == 1 && refused.out.contains(elsewhere), "{refused:?}");
     assert!(!node.networks().values().any(|text| String::from_utf8_lossy(text).contains("gybe-cni")));
     let wrong = found(&node.doctor("--json").json(), "directories", "wrong");

@@ -44,7 +44,7 @@ fn rows() -> Vec<Row> {
                 "inboundDefault": "containerPorts", "max_intervals": 7, "exclude_namespaces": ["b", "istio-system"],
             }),
             &[
-                "cni_network_config has exclude_namespaces [\"a\",\"istio-system\"]: exclude_namespaces counts for more",
+                "cni_network_config has exclude_namespaces [\"a\",\"istio-system\"], which exclude_namespaces overrides",
             ],
         ),
         row(
@@ -52,7 +52,7 @@ fn rows() -> Vec<Row> {
             &[],
             json!({ "exclude_namespaces": ["a", "istio-system"] }),
             &[
-                "cni_network_config names a kubeconfig: left out, since pod_source is agent; pod_source: api writes one",
+                "cni_network_config names a kubeconfig, which is ignored because pod_source is agent; set pod_source: api",
             ],
         ),
         row(
@@ -71,14 +71,14 @@ fn rows() -> Vec<Row> {
             r#"{"type":"gybe-cni","backend":"nft","ipv6":"leave","gates":"strict","log_level":"warn"}"#,
             &[("backend", "iptables"), ("log_level", "warn")],
             json!({ "backend": "iptables", "ipv6": "leave", "gates": "strict", "log_level": "warn" }),
-            &["cni_network_config has backend \"nft\": backend counts for more"],
+            &["cni_network_config has backend \"nft\", which backend overrides"],
         ),
         row(r#"{"type":"gybe-cni","native_nftables":true}"#, &[], json!({ "backend": "nft" }), &[]),
         row(
             r#"{"type":"gybe-cni","native_nftables":true}"#,
             &[("backend", "iptables-legacy")],
             json!({ "backend": "iptables-legacy" }),
-            &["cni_network_config has backend \"nft\": backend counts for more"],
+            &["cni_network_config has backend \"nft\", which backend overrides"],
         ),
         row(
             r#"{"type":"gybe-cni","pod_namespace":"else","probed":{"backend":"nft","kernel":"9"},
@@ -86,7 +86,7 @@ fn rows() -> Vec<Row> {
             &[],
             json!({ "facts": { "deadline_ms": 500 } }),
             &[
-                "cni_network_config has probed: left out, the agent writes what it finds out",
+                "cni_network_config has probed, which is ignored: the agent writes the probe report",
                 "cni_network_config has another pod_namespace than the agent's: the agent's is used",
                 "cni_network_config has another facts.socket than the agent's: the agent's is used",
             ],
@@ -95,7 +95,7 @@ fn rows() -> Vec<Row> {
             r#"{"type":"gybe-cni","of_a_release_to_come":[1],"facts":{"sockets":1}}"#,
             &[],
             json!({ "of_a_release_to_come": [1] }),
-            &["cni_network_config: this version does not know of_a_release_to_come, facts.sockets"],
+            &["cni_network_config: unknown keys of_a_release_to_come, facts.sockets"],
         ),
         row(
             r#"{"type":"gybe-cni","exclude_namespaces":[]}"#,

@@ -1,4 +1,4 @@
-//! Other owners' rules: the verdict, and a connection that shows whether it is right.
+//! Rules of other owners: the verdict, and real connections that show whether it is right.
 
 use crate::world::World;
 use gybe_installer::testnet::outcome::ConnectionOutcome;
@@ -11,7 +11,7 @@ use gybe_netfilter::backend::BackendKind;
 use gybe_netfilter::verdict::{Answer, Desired, VerdictContext, judge_namespace};
 use std::time::Duration;
 
-/// Rules, the answer, and a part of what is said about them.
+/// Rules, the answer, and a part of its reasons or notes.
 type Case = (&'static str, Answer, &'static str);
 
 /// A table of nf_tables with one chain and one rule.
@@ -27,7 +27,7 @@ macro_rules! nft {
     };
 }
 
-const CASES: [Case; 33] = [
+const CASES: [Case; 34] = [
     ("true", Answer::Redirected, ""),
     (
         "iptables-nft -t nat -I OUTPUT -p tcp -j REDIRECT --to-ports 9000",
@@ -91,6 +91,12 @@ const CASES: [Case; 33] = [
         nft!("filter hook output priority 10", "tcp sport 15006 drop"),
         Answer::NotRedirected,
         "hook output priority 10, inet other theirs: tcp sport 15006 drop",
+    ),
+    // Only answers to clients have such a port behind address translation.
+    (
+        nft!("filter hook output priority 10", "tcp dport 61000-65535 drop"),
+        Answer::NotRedirected,
+        "from port 61000 to 198.51.100.1:9999 gets no answer instead of port 15001 of the proxy: hook output priority 10",
     ),
     (
         nft!("filter hook input priority 0; policy drop", "ct state established accept"),
@@ -288,7 +294,7 @@ fn trace_walks_the_rules_that_are_there_and_says_when_they_are_not_those_desired
     assert!(same.out.contains("desired rules:") && !same.out.contains("DIFFERENT"), "{same:?}");
     world.foreign("nft delete table inet gybe")?;
     let gone = trace(&[])?;
-    assert!(gone.out.ends_with("goes where it would go without rules (no rule applies)\n"), "{gone:?}");
+    assert!(gone.out.ends_with("keeps its destination (no rule applies)\n"), "{gone:?}");
     let both = trace(&["--policy", "-"])?;
     assert!(
         both.out.contains("goes to the proxy's port 15001") && both.out.contains("DIFFERENT"),

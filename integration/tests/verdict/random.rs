@@ -1,5 +1,5 @@
-//! Random rules of other owners and real connections: what is predicted is what happens, and the verdict is
-//! not `redirected` when a connection that should be redirected is not.
+//! Random rules of other owners and real connections: the prediction is the outcome, and the verdict is not
+//! `redirected` when a connection that should be redirected is not.
 //!
 //! `GYBE_SEED=17 GYBE_RULESETS=1` tries rule set 17 alone.
 

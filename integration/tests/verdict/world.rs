@@ -1,4 +1,4 @@
-//! A pod redirected by the default policy, in the recorded network, with other owners' rules beside ours.
+//! A pod redirected by the default policy, in the recorded network, with rules of other owners.
 
 use gybe_installer::testnet::outcome::ConnectionOutcome;
 use gybe_integration::failure::Failure;

@@ -1,8 +1,8 @@
-//! All rules at netfilter's hooks of a network namespace, whoever owns them.
+//! All rules at netfilter's hooks of a network namespace, of every owner.
 //!
-//! A neutral model: nf_tables' expressions and iptables' matches and targets are statements of one kind
-//! of rule. `read` asks the kernel, `expr` decodes nf_tables' expressions, `text` prints a rule;
-//! `crate::walk` sends packets through it.
+//! One model for both engines: expressions of nf_tables and matches and targets of iptables are statements of a rule.
+//! `read` reads nf_tables, `legacy` iptables-legacy, `ours` marks our rules, `expr` decodes expressions, `field` names
+//! what registers hold, `text` prints a rule. `crate::walk` evaluates the model.
 
 pub(crate) mod expr;
 mod field;
@@ -21,16 +21,16 @@ use expr::Expr;
 use std::fmt;
 use std::net::IpAddr;
 
-/// What stands at the hooks of a namespace.
+/// The rules at the hooks of a namespace.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct NamespaceRules {
-    /// Every chain of the families ip, ip6 and inet, and of iptables-legacy's tables.
+    /// The chains of the families ip, ip6 and inet, and of the tables of iptables-legacy.
     pub(crate) chains: Vec<LiveChain>,
     /// Named and anonymous sets and maps of nf_tables.
     pub(crate) sets: Vec<Set>,
-    /// What may change a packet's way and cannot be evaluated, one sentence each.
+    /// What is not evaluated and may change the outcome of a connection, one sentence each.
     pub(crate) opaque: Vec<String>,
-    /// What changes no address and is worth knowing, one sentence each.
+    /// eBPF programs that can only pass or drop, and what could not be read, one sentence each.
     pub(crate) notes: Vec<String>,
     /// The interfaces and their addresses.
     pub(crate) interfaces: Vec<Interface>,
@@ -41,7 +41,7 @@ pub(crate) struct NamespaceRules {
 pub(crate) struct Interface {
     pub(crate) index: u32,
     pub(crate) name: String,
-    /// In the kernel's order: a redirect of what arrives goes to the first of its family.
+    /// In the kernel's order: a redirect at prerouting goes to the first of its family.
     pub(crate) addresses: Vec<IpAddr>,
 }
 
@@ -54,7 +54,7 @@ pub(crate) enum TableFamily {
 }
 
 impl TableFamily {
-    /// Whether packets of this IP version pass tables of the family.
+    /// Reports whether packets of this IP version pass tables of the family.
     pub(crate) fn sees(self, is_v6: bool) -> bool {
         match self {
             Self::Ip => !is_v6,
@@ -72,16 +72,16 @@ impl TableFamily {
     }
 }
 
-/// Which part of the kernel runs a chain.
+/// The part of the kernel that runs a chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Engine {
-    /// nf_tables, also by the hand of iptables-nft.
+    /// nf_tables; iptables-nft writes its rules there too.
     NfTables,
     /// iptables-legacy.
     Legacy,
 }
 
-/// A table, as far as chains and sets refer to it.
+/// The name of a table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TableName {
     pub(crate) engine: Engine,
@@ -105,26 +105,26 @@ pub(crate) struct LiveChain {
     pub(crate) name: String,
     pub(crate) base: Option<BaseChain>,
     pub(crate) rules: Vec<LiveRule>,
-    /// When it was registered, as far as the kernel tells; `None` where it does not.
+    /// When it was registered; `None` where the kernel does not report it.
     pub(crate) age: Option<Age>,
 }
 
-/// Handles that grow: of tables within a namespace, of chains within a table.
+/// Handles: those of tables grow within a namespace, those of chains within a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Age {
     pub(crate) table: u64,
     pub(crate) chain: u64,
-    /// The table came to be in one piece with its chains.
+    /// The table was created in one transaction with its chains.
     pub(crate) is_of_one_piece: bool,
 }
 
-/// What makes a chain a base chain.
+/// The hook, priority and policy of a base chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct BaseChain {
     pub(crate) kind: ChainKind,
     pub(crate) hook: InetHook,
     pub(crate) priority: i32,
-    /// What its end does.
+    /// Its policy is drop.
     pub(crate) drops: bool,
 }
 
@@ -133,27 +133,27 @@ pub(crate) struct BaseChain {
 pub(crate) enum ChainKind {
     Filter,
     Nat,
-    /// Routes a packet again when it has changed.
+    /// The kernel routes a packet again when the chain has changed it.
     Route,
 }
 
-/// A rule: its statements are carried out one after the other.
+/// A rule: its statements run one after the other.
 #[derive(Debug, Clone)]
 pub(crate) struct LiveRule {
     /// As `nft` or `iptables-save` would print it, on one line.
     pub(crate) text: String,
-    /// Its comment, where it has one: the id of our own rules.
+    /// Its comment; in our own rules their id.
     pub(crate) comment: Option<String>,
     pub(crate) is_ours: bool,
     pub(crate) statements: Vec<Statement>,
 }
 
-/// One step of a rule.
+/// A statement of a rule.
 #[derive(Debug, Clone)]
 pub(crate) enum Statement {
     /// An expression of nf_tables.
     Expr(Expr),
-    /// What every rule of iptables-legacy tests by itself.
+    /// The header test of a rule of iptables-legacy.
     Header(Header),
     /// A match of iptables.
     Match(XtMatch),
@@ -162,7 +162,7 @@ pub(crate) enum Statement {
 }
 
 impl Statement {
-    /// Whether it can do anything to a packet but let the rule go on or end.
+    /// Reports whether it can do more to a packet than end the rule.
     pub(crate) fn acts(&self) -> bool {
         match self {
             Self::Expr(Expr::Lookup { to, .. }) => to.is_some(),
@@ -191,12 +191,12 @@ pub(crate) struct Set {
     pub(crate) name: String,
     pub(crate) key_length: usize,
     pub(crate) is_interval: bool,
-    /// Lengths of the parts of a concatenated key, where the kernel tells them.
+    /// Lengths of the parts of a concatenated key, where the kernel reports them.
     pub(crate) parts: Vec<usize>,
-    /// Packets or time change what is in it.
+    /// Packets or time change its elements.
     pub(crate) is_dynamic: bool,
     pub(crate) elements: Vec<Element>,
-    /// What is not in it is.
+    /// The data of every key without an element of its own.
     pub(crate) catch_all: Option<expr::Data>,
 }
 
@@ -223,12 +223,12 @@ impl NamespaceRules {
         self.sets.iter().find(|set| set.name == name && set.table == *from)
     }
 
-    /// Whether a packet to this address stays in the namespace.
+    /// Reports whether a packet to this address stays in the namespace.
     pub(crate) fn is_local(&self, address: IpAddr) -> bool {
         address.is_loopback() || self.interfaces.iter().any(|one| one.addresses.contains(&address))
     }
 
-    /// The address that a redirect of what arrives by that interface goes to.
+    /// The address to which packets that arrive by that interface are redirected.
     pub(crate) fn primary(&self, interface: &str, is_v6: bool) -> Option<IpAddr> {
         let interface = self.interfaces.iter().find(|one| one.name == interface)?;
         interface.addresses.iter().find(|address| address.is_ipv6() == is_v6).copied()
@@ -238,7 +238,7 @@ impl NamespaceRules {
         self.interfaces.iter().find(|one| one.name == interface).map(|one| one.index)
     }
 
-    /// The same namespace with our own rules alone.
+    /// The same namespace with our own rules only.
     #[must_use]
     pub(crate) fn ours_alone(&self) -> Self {
         let mut ours = self.clone();
@@ -253,7 +253,7 @@ impl NamespaceRules {
     }
 }
 
-/// Where a rule stands, for people.
+/// The location of a chain, as text.
 pub(crate) fn place(chain: &LiveChain) -> String {
     match chain.base {
         Some(base) => {

@@ -1,25 +1,25 @@
-//! The packet that is traced: what a rule can ask about it, and no more.
+//! The packet that is traced: the properties that rules can test.
 
 use crate::policy::InterfaceName;
 use crate::ruleset::Family;
 use std::net::SocketAddr;
 
-/// Which way a packet goes, seen from inside the pod.
+/// The direction of a packet, as the pod sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Direction {
-    /// It came in by this interface.
+    /// It arrived by this interface.
     Arrives {
-        /// Where it came in.
+        /// The interface.
         by: InterfaceName,
     },
     /// A socket of the pod sends it; routing chose this interface (`lo` for the pod itself).
     Leaves {
-        /// Where it goes out.
+        /// The interface.
         by: InterfaceName,
     },
 }
 
-/// TCP or UDP: nothing else is ever redirected.
+/// The transport protocol. No other one is redirected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Transport {
     /// TCP.
@@ -28,7 +28,7 @@ pub enum Transport {
     Udp,
 }
 
-/// Whose socket sent the packet, in the ids of the namespace's user namespace.
+/// The owner of a socket, in the ids of the namespace's user namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Owner {
     /// User id.
@@ -37,42 +37,42 @@ pub struct Owner {
     pub gid: u32,
 }
 
-/// Where in its connection's life a packet stands.
+/// The state of a packet's connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ConnectionPhase {
     /// The first packet.
     New,
-    /// A later one, or one related to a known connection.
+    /// A later packet, or one related to a known connection.
     Established,
-    /// One that conntrack cannot place.
+    /// A packet that conntrack cannot place.
     Invalid,
 }
 
-/// What conntrack knows of the packet's connection.
+/// The packet's connection in conntrack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Connection {
-    /// How far it has come.
+    /// Its state.
     pub phase: ConnectionPhase,
     /// Its mark.
     pub mark: u32,
 }
 
-/// An imaginary packet.
+/// A packet to trace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Packet {
-    /// Which way it goes.
+    /// Its direction.
     pub direction: Direction,
     /// TCP or UDP.
     pub protocol: Transport,
-    /// Where it comes from.
+    /// Its source.
     pub source: SocketAddr,
-    /// Where it is going; same family as the source.
+    /// Its destination, of the same family as the source.
     pub destination: SocketAddr,
-    /// Whose socket sent it; `None` for packets that arrive or that no socket sent.
+    /// The owner of the socket that sent it; `None` for packets that arrive, and those that no socket sent.
     pub owner: Option<Owner>,
-    /// Its mark (`SO_MARK`), 0 if nobody set one.
+    /// Its mark (`SO_MARK`); 0 without one.
     pub mark: u32,
-    /// What conntrack knows.
+    /// Its connection.
     pub connection: Connection,
 }
 

@@ -1,24 +1,24 @@
-//! One chain walked by one packet: does a match apply, and what does its verdict do?
+//! Runs one chain of a Ruleset for one packet.
 
 use super::{ConnectionPhase, Direction, Packet, Step, Trace, Transport};
 use crate::policy::Port;
 use crate::ruleset::{Chain, ConnectionState, Is, Match, Networks, Protocol, Rule, RuleId, Ruleset, Verdict};
 use std::net::IpAddr;
 
-/// How a chain's walk ended.
+/// The result of a chain for a packet.
 pub(super) enum ChainEnd {
-    /// Nothing was done with it; the rule that said so, if one did.
+    /// The packet goes on; the rule that ended the chain, if a rule did.
     Passes(Option<RuleId>),
     Redirected(RuleId, Port),
     Intercepted(RuleId, Port),
     Dropped(RuleId),
 }
 
-/// Walks `packet` from the head of `base` until a verdict ends it.
+/// Runs the rules from the head of `base` until a verdict ends them.
 pub(super) fn walk(rules: &Ruleset, base: &Chain, packet: &mut Packet, trace: &mut Trace) -> ChainEnd {
     let mut chain = base;
     let mut went_on_by = None;
-    // Each turn enters one chain; compile lets none lead back, so the number of chains bounds it.
+    // Each iteration enters one chain. `compile` makes no cycle, so the number of chains is the bound.
     for _ in 0..=rules.chains.len() {
         let Some(ended) = first_that_ends(chain, packet, trace) else { return ChainEnd::Passes(went_on_by) };
         match ended.verdict {
@@ -38,7 +38,7 @@ pub(super) fn walk(rules: &Ruleset, base: &Chain, packet: &mut Packet, trace: &m
     ChainEnd::Passes(went_on_by)
 }
 
-/// The first rule that applies and ends the chain; those that apply and go on leave their marks.
+/// Returns the first rule that applies and ends the chain, after the effects of those before it.
 fn first_that_ends<'a>(chain: &'a Chain, packet: &mut Packet, trace: &mut Trace) -> Option<&'a Rule> {
     for rule in &chain.rules {
         if !rule.matches.iter().all(|m| applies(m, packet)) {

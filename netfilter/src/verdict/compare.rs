@@ -1,7 +1,7 @@
-//! The outcome of every kind of connection under the desired rules, compared with that under the rules
-//! that are there.
+//! Compares the outcome of every kind of connection under the desired rules with the outcome under the rules of the
+//! namespace.
 
-use super::connections::{self, MOST};
+use super::connections::{self, CLIENT_PORT, MOST};
 use super::values::Values;
 use crate::live::LiveRules;
 use crate::live::rules::{Statement, place};
@@ -10,28 +10,28 @@ use crate::trace::{Direction, Packet, PacketOutcome, Transport, trace};
 use crate::walk::{Budget, Outcome, RuleAt, WalkResult};
 use std::time::Duration;
 
-/// How many findings of one kind are reported.
+/// How many sentences of one kind are reported.
 const REPORTED: usize = 5;
 
-/// How long one namespace may take: a pod that may write rules can make them long.
+/// The budget for one namespace: a pod that may write rules can make them long.
 const WITHIN: Duration = Duration::from_secs(5);
 
-/// What the comparison found, one sentence each.
+/// The result of the comparison, one sentence each.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Comparison {
     /// Connections that should be redirected and are not.
     pub(super) not_redirected: Vec<String>,
-    /// What cannot be known.
+    /// Outcomes that are not known.
     pub(super) unknown: Vec<String>,
     /// Other owners' rules that change no redirected connection.
     pub(super) notes: Vec<String>,
 }
 
-/// What should become of a connection.
+/// The source of the desired outcomes.
 pub(super) enum DesiredOutcomes<'r> {
-    /// As these rules say.
+    /// The desired rules.
     Rules(&'r Ruleset),
-    /// As our own rules that are there say, were they alone.
+    /// Our own rules of the namespace, evaluated without those of other owners.
     OursAlone(LiveRules),
 }
 
@@ -56,7 +56,7 @@ impl DesiredOutcomes<'_> {
     }
 }
 
-/// Compares.
+/// Compares a register with a value.
 pub(super) fn compare(wanted: &DesiredOutcomes<'_>, live: &LiveRules) -> Comparison {
     compare_within(WITHIN, wanted, live)
 }
@@ -67,7 +67,7 @@ fn compare_within(time: Duration, wanted: &DesiredOutcomes<'_>, live: &LiveRules
     if let DesiredOutcomes::Rules(rules) = wanted {
         values.add_desired(rules);
     }
-    values.add_observed(&live.rules);
+    values.add_live(&live.rules);
     let unknown = [live.not_evaluated(), &values.not_evaluated].concat();
     let mut compared = Comparison { unknown, ..Comparison::default() };
     let (mut is_out_of_time, mut redirects) = (false, false);
@@ -91,7 +91,7 @@ fn compare_within(time: Duration, wanted: &DesiredOutcomes<'_>, live: &LiveRules
         if walked.outcome == outcome && mark.is_none_or(|mark| mark == walked.mark) {
             return true;
         }
-        // Rules of ours may do so by themselves: what a client sends from port 53 is taken for an answer.
+        // Our own rules can lose answers too: they take a packet from port 53 for an answer.
         if walked.outcome == Outcome::AnswersLost && ours.walked(&packet, budget).outcome == walked.outcome {
             return true;
         }
@@ -123,7 +123,7 @@ fn compare_within(time: Duration, wanted: &DesiredOutcomes<'_>, live: &LiveRules
         let mut rules = blamed.iter().filter_map(|(_, by)| *by);
         rules.any(|other| (other.chain, other.rule) == (at.chain, at.rule))
     };
-    let harmless = |rule| format!("a rule of others changes no redirected connection: {rule}");
+    let harmless = |rule| format!("a rule of another owner changes no redirected connection: {rule}");
     compared.notes = foreign(live, is_blamed).into_iter().map(harmless).collect();
     compared
 }
@@ -140,6 +140,9 @@ fn sentence(live: &LiveRules, packet: &Packet, wanted: Outcome, walked: &WalkRes
             format!("from {} by {}", packet.source.ip(), by.as_str())
         }
     };
+    if packet.source.port() != CLIENT_PORT {
+        from.push_str(&format!(" from port {}", packet.source.port()));
+    }
     if packet.mark != 0 {
         from.push_str(&format!(" with mark {:#x}", packet.mark));
     }
@@ -154,7 +157,7 @@ fn sentence(live: &LiveRules, packet: &Packet, wanted: Outcome, walked: &WalkRes
         (Some((first, second)), _) => {
             let places = [first, second]
                 .map(|index| live.rules.chains.get(index).map_or("address translation".to_owned(), place));
-            format!("the kernel does not tell which comes first: {}", places.join(" or "))
+            format!("the kernel does not report which comes first: {}", places.join(" or "))
         }
         (None, Some(at)) => live.step(at).to_string(),
         (None, None) => "no rule decides".to_owned(),
@@ -162,7 +165,7 @@ fn sentence(live: &LiveRules, packet: &Packet, wanted: Outcome, walked: &WalkRes
     format!("{protocol} {from} to {to} {} instead of {instead}: {by}", walked.outcome)
 }
 
-/// The other owners' rules that do more than count, but those that are blamed already.
+/// The rules of other owners that act on packets, without those that are reported already.
 fn foreign(live: &LiveRules, is_blamed: impl Fn(&RuleAt) -> bool) -> Vec<String> {
     let mut all: Vec<String> = Vec::new();
     let mut more = 0_usize;

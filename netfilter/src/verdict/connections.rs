@@ -1,5 +1,4 @@
-//! The connections that are tried: one of every kind that the desired rules or the ones that are there
-//! tell apart.
+//! The connections that are tried: one of every kind that the desired rules or the rules of the namespace tell apart.
 
 use super::values::{Property, Values, number};
 use crate::live::rules::NamespaceRules;
@@ -8,15 +7,15 @@ use crate::trace::{Direction, Owner, Packet, Transport};
 use crate::walk::Listeners;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// More combinations than this are not tried.
+/// How many combinations of values are tried.
 pub(super) const MOST: usize = 300_000;
 
-/// A client's port, where no rule names one.
-const CLIENT_PORT: u16 = 40_000;
-/// A server's.
+/// The port of a client, where no rule names one.
+pub(super) const CLIENT_PORT: u16 = 40_000;
+/// The port of a server, where no rule names one.
 const SERVER_PORT: u16 = 9_999;
 
-/// Addresses of nobody in particular (RFC 5737, RFC 3849).
+/// Addresses for documentation (RFC 5737, RFC 3849).
 fn elsewhere(is_v6: bool) -> [IpAddr; 2] {
     let v6 = |last| IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, last));
     match is_v6 {
@@ -25,7 +24,7 @@ fn elsewhere(is_v6: bool) -> [IpAddr; 2] {
     }
 }
 
-/// Gives each packet to `try_it` until that returns false; `None` when they would be too many.
+/// Calls `try_it` with the first packet of each connection until it returns false; `None` when there are too many.
 pub(super) fn each(
     ns: &NamespaceRules,
     values: &Values,
@@ -46,7 +45,7 @@ pub(super) fn each(
     Some(())
 }
 
-/// The values of one family.
+/// The values that are combined for one IP version.
 struct Plan {
     is_v6: bool,
     destinations: Vec<IpAddr>,
@@ -67,7 +66,7 @@ impl Plan {
             (false, Ok(value)) => IpAddr::V4(Ipv4Addr::from_bits(value)),
             _ => IpAddr::V6(Ipv6Addr::from_bits(value)),
         };
-        // What routing tells apart beside the rules: elsewhere, loopback, the pod's own addresses.
+        // Routing tells these apart: loopback, the pod's own addresses, all others.
         let kind = |value: u128| match address(value) {
             address if address.is_loopback() => 1,
             address if ns.is_local(address) => 2,
@@ -137,7 +136,7 @@ impl Plan {
         .fold(PROTOCOLS.len(), usize::saturating_mul)
     }
 
-    /// Connections that the pod's own sockets make.
+    /// Tries the connections that the pod's own sockets make.
     fn outbound(&self, ns: &NamespaceRules, try_it: &mut impl FnMut(Packet) -> bool) -> bool {
         for destination in &self.destinations {
             let is_inside = ns.is_local(*destination);
@@ -165,7 +164,7 @@ impl Plan {
         true
     }
 
-    /// The address routing chooses, and the pod's own addresses that rules name.
+    /// The address that routing chooses, and the pod's own addresses that rules name.
     fn sources_to(&self, ns: &NamespaceRules, to: IpAddr, by: &InterfaceName) -> Vec<IpAddr> {
         let chosen = match ns.is_local(to) {
             true => Some(to),
@@ -176,7 +175,7 @@ impl Plan {
             }),
         };
         let named = self.sources.iter().copied().filter(|source| {
-            // A loopback address is no source of what leaves the pod.
+            // Packets that leave the pod have no loopback source.
             ns.is_local(*source) && (ns.is_local(to) || !source.is_loopback())
         });
         let mut sources: Vec<IpAddr> = chosen.into_iter().chain(named).collect();
@@ -184,7 +183,7 @@ impl Plan {
         sources
     }
 
-    /// Connections that arrive.
+    /// Tries the connections that arrive.
     fn inbound(&self, ns: &NamespaceRules, try_it: &mut impl FnMut(Packet) -> bool) -> bool {
         for by in &self.interfaces {
             let own = ns.primary(by.as_str(), self.is_v6);

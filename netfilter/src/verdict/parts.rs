@@ -1,5 +1,4 @@
-//! Which properties of a packet the bytes of a register are: nft loads neighbouring fields with one
-//! expression.
+//! The properties of a packet in the bytes of a register: nft loads neighbouring fields with one expression.
 
 use super::values::Property;
 use crate::live::rules::expr::Source;
@@ -53,7 +52,7 @@ pub(super) fn parts(component: &Component, family: TableFamily) -> Vec<Part> {
         };
         return places.iter().filter_map(|place| overlap(offset, length, *place)).collect();
     }
-    // An answer has the ends of the first packet the other way round.
+    // An answer has source and destination of the first packet exchanged.
     let addresses = |is_v6: bool| match is_v6 {
         false => vec![Part::whole(Property::SourceV4), Part::whole(Property::DestinationV4)],
         true => vec![Part::whole(Property::SourceV6), Part::whole(Property::DestinationV6)],

@@ -1,25 +1,13 @@
-//! The values that rules tell apart: for each property of a packet one of every region between the
-//! bounds that any rule names.
+//! The values of a packet that rules tell apart: for each property one value of every region between the bounds
+//! that a rule names. `rules` reads the tests from rules.
 
-use super::parts::parts;
-use crate::live::rules::expr::{Data, Expr};
-use crate::live::rules::{
-    Component, Field, LiveChain, LiveRule, NamespaceRules, Set, Statement, Symbols, TableFamily, place,
-};
-use crate::policy::PortRange;
-use crate::ruleset::{Match, Networks, Ruleset};
-use crate::xt::{ConntrackTest, IdTest, PortEnd, XtMatch};
-use std::collections::{BTreeMap, BTreeSet};
+mod rules;
+
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-/// More candidates times tests of one property than this are not computed.
+/// The limit of candidates times tests of one property.
 const MOST_TESTED: usize = 10_000_000;
-
-/// `NFT_CMP_LT` and every operator behind it ask which of two values is greater.
-const FIRST_ORDER: u32 = 2;
-
-/// How many comparisons that cannot be evaluated are named.
-const NAMED: usize = 5;
 
 /// A property of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -81,17 +69,23 @@ impl Test {
     }
 }
 
+/// The first port that clients choose from by default (`ip_local_port_range`).
+const EPHEMERAL: u128 = 32_768;
+
 /// All tests that rules make.
 #[derive(Debug, Default)]
 pub(super) struct Values {
     tests: BTreeSet<Test>,
+    /// The rule that is read is another owner's. It may be meant for answers, which have the ports of the
+    /// first packet exchanged.
+    also_of_answers: bool,
     /// Names of interfaces.
     pub(super) interfaces: BTreeSet<String>,
     /// Comparisons whose values are not tried, one sentence each.
     pub(super) not_evaluated: Vec<String>,
 }
 
-/// As a number that is compared with others of its kind.
+/// An address as a number.
 pub(super) fn number(address: IpAddr) -> u128 {
     match address {
         IpAddr::V4(address) => address.to_bits().into(),
@@ -111,16 +105,32 @@ impl Values {
             }
             _ => mask,
         };
-        self.tests.insert(Test { property, mask, ranges: merged(ranges) });
+        let ranges = merged(ranges);
+        match property {
+            // A drop of port 22 loses no answer: clients do not connect from such a port.
+            Property::DestinationPort if self.also_of_answers && mask == greatest => {
+                let of_clients = ranges.iter().filter(|(_, last)| *last >= EPHEMERAL);
+                let of_clients: Vec<_> =
+                    of_clients.map(|(first, last)| (*first.max(&EPHEMERAL), *last)).collect();
+                if !of_clients.is_empty() {
+                    self.tests.insert(Test { property: Property::SourcePort, mask, ranges: of_clients });
+                }
+            }
+            Property::SourcePort if self.also_of_answers => {
+                let ranges = ranges.clone();
+                self.tests.insert(Test { property: Property::DestinationPort, mask, ranges });
+            }
+            _ => {}
+        }
+        self.tests.insert(Test { property, mask, ranges });
     }
 
     fn ranges(&mut self, property: Property, ranges: Vec<(u128, u128)>) {
         self.test(property, property.greatest(), ranges);
     }
 
-    /// One value of every region, `first` among them where it has one of its own. `kind` tells apart what
-    /// no rule does.
-    /// `None` when they are too many to compute.
+    /// One value of every region, those of `first` before others of their region. Values of different `kind` are
+    /// of different regions. `None` when there are too many to compute.
     pub(super) fn of(
         &self,
         property: Property,
@@ -148,7 +158,7 @@ impl Values {
             is_bounded.then(|| candidates.retain(|value| regions.insert(region(value))))
         };
         one_of_each(&mut candidates)?;
-        // Single bits combine: each value also with and without the bits of each mask.
+        // Masks combine: each value also with and without the bits of each mask.
         for test in tests.iter().filter(|test| test.mask != greatest) {
             let lowest_bit = test.mask & test.mask.wrapping_neg();
             let patterns = test.ranges.iter().flat_map(|(low, high)| [*low, *high, *low ^ lowest_bit]);
@@ -164,253 +174,6 @@ impl Values {
         }
         Some(candidates)
     }
-
-    /// The tests of the desired rules.
-    pub(super) fn add_desired(&mut self, rules: &Ruleset) {
-        for (_, rule) in rules.rules() {
-            for test in &rule.matches {
-                self.add_match(test);
-            }
-        }
-    }
-
-    fn add_match(&mut self, test: &Match) {
-        let ids = |ids: &BTreeSet<u32>| ids.iter().map(|id| (u128::from(*id), u128::from(*id))).collect();
-        let ports = |ports: &[PortRange]| ports.iter().map(|range| bounds(*range)).collect();
-        match test {
-            Match::Source(_, nets) => {
-                let (property, ranges) = networks(nets, [Property::SourceV4, Property::SourceV6]);
-                self.ranges(property, ranges);
-            }
-            Match::Destination(_, nets) => {
-                let (property, ranges) = networks(nets, [Property::DestinationV4, Property::DestinationV6]);
-                self.ranges(property, ranges);
-            }
-            Match::SourcePort(_, set) => self.ranges(Property::SourcePort, ports(set.ranges())),
-            Match::DestinationPort(_, set) => self.ranges(Property::DestinationPort, ports(set.ranges())),
-            Match::OwnerUid(set) => self.ranges(Property::Uid, ids(set)),
-            Match::OwnerGid(set) => self.ranges(Property::Gid, ids(set)),
-            Match::Mark(_, mark) => self.ranges(Property::Mark, vec![((*mark).into(), (*mark).into())]),
-            Match::InInterface(names) | Match::OutInterface(names) => {
-                self.interfaces.extend(names.iter().map(|name| name.as_str().to_owned()));
-            }
-            Match::Family(_) | Match::Protocol(_) | Match::ConnectionMark(_) | Match::State(_) => {}
-        }
-    }
-
-    /// The tests of all rules that are there.
-    pub(super) fn add_observed(&mut self, ns: &NamespaceRules) {
-        for chain in &ns.chains {
-            for rule in &chain.rules {
-                self.add_rule(ns, chain, rule);
-            }
-        }
-    }
-
-    fn add_rule(&mut self, ns: &NamespaceRules, chain: &LiveChain, rule: &LiveRule) {
-        let mut registers = Registers { symbols: Symbols::default(), family: chain.table.family };
-        let mut all_read = true;
-        for statement in &rule.statements {
-            match statement {
-                Statement::Expr(Expr::Lookup { set, at, .. }) => {
-                    if let Some(set) = ns.set(&chain.table, set) {
-                        all_read &= self.add_set(set, *at, &registers);
-                    }
-                }
-                Statement::Expr(Expr::Match(test)) | Statement::Match(test) => self.add_xt(test),
-                Statement::Expr(expr) => all_read &= self.add_expr(expr, &registers),
-                Statement::Header(header) => {
-                    for test in [
-                        header.source.map(|test| (Property::source(test.address), test)),
-                        header.destination.map(|test| (Property::destination(test.address), test)),
-                    ]
-                    .into_iter()
-                    .flatten()
-                    {
-                        let (property, test) = test;
-                        let (value, mask) = (number(test.address), number(test.mask));
-                        self.test(property, mask, vec![(value & mask, value & mask)]);
-                    }
-                    let interfaces = [&header.in_interface, &header.out_interface];
-                    self.interfaces.extend(interfaces.into_iter().flatten().map(|test| test.name.clone()));
-                }
-                Statement::Target(_) => {}
-            }
-            if let Statement::Expr(expr) = statement {
-                registers.symbols.note(expr);
-            }
-        }
-        let counts = !all_read && rule.statements.iter().any(Statement::acts);
-        if counts && self.not_evaluated.len() < NAMED {
-            let place = place(chain);
-            self.not_evaluated.push(format!("a comparison that is not evaluated: {place}: {}", rule.text));
-        }
-    }
-
-    /// Reports whether the values that the expression tells apart are known.
-    fn add_expr(&mut self, expr: &Expr, registers: &Registers) -> bool {
-        let (at, bounds) = match expr {
-            Expr::Compare { op, at, value } if *op >= FIRST_ORDER => (*at, Bounds::Order(value)),
-            Expr::Compare { at, value, .. } => (*at, Bounds::Ranges(vec![(value, value)])),
-            Expr::Range { at, first, last, .. } => (*at, Bounds::Ranges(vec![(first, last)])),
-            _ => return true,
-        };
-        let component = registers.symbols.field(at);
-        component.is_some_and(|component| self.add_component(component, &bounds, registers.family))
-    }
-
-    fn add_set(&mut self, set: &Set, at: usize, registers: &Registers) -> bool {
-        let key = registers.symbols.key(at, set.key_length, &set.parts);
-        let (mut from, mut all_read) = (0, true);
-        for (length, component) in &key {
-            let part = |bytes: &'_ [u8]| bytes.get(from..from + length).unwrap_or_default().to_vec();
-            let bounds: Vec<_> = set.elements.iter().map(|one| (part(&one.first), part(&one.last))).collect();
-            // Elements with the same data need not be told apart. Of a key of several parts which values go
-            // with which counts, so each is told apart.
-            let mut groups: BTreeMap<(usize, &Data), Vec<Range<'_>>> = BTreeMap::new();
-            for (index, (element, (first, last))) in set.elements.iter().zip(&bounds).enumerate() {
-                let apart = if key.len() == 1 { 0 } else { index };
-                groups.entry((apart, &element.data)).or_default().push((first, last));
-            }
-            for ranges in groups.into_values() {
-                let add =
-                    |one: &Component| self.add_component(one, &Bounds::Ranges(ranges), registers.family);
-                all_read &= component.is_some_and(add);
-            }
-            from += length.next_multiple_of(4);
-        }
-        all_read
-    }
-
-    /// Reports whether it is known which values the comparison tells apart.
-    fn add_component(&mut self, component: &Component, bounds: &Bounds<'_>, family: TableFamily) -> bool {
-        if matches!(component.field, Field::InInterface | Field::OutInterface) {
-            let name = |bytes: &[u8]| {
-                let name = bytes.split(|byte| *byte == 0).next().unwrap_or_default();
-                String::from_utf8_lossy(name).into_owned()
-            };
-            self.interfaces.extend(bounds.all().into_iter().map(|(first, _)| name(first)));
-            return true;
-        }
-        let parts = parts(component, family);
-        let is_little = component.is_host_order != component.is_swapped && cfg!(target_endian = "little");
-        let is_by_value = matches!(bounds, Bounds::Ranges(ranges) if ranges.iter().all(|(a, b)| a == b));
-        // The kernel compares bytes: of a number in the other order that tells nothing of its size.
-        let is_read = !component.is_inverted
-            && (is_by_value || !is_little)
-            && (parts.len() == 1 || !component.is_swapped);
-        if parts.is_empty() || !is_read {
-            // Of what is no property here, the walk tries every value.
-            return parts.is_empty();
-        }
-        for part in &parts {
-            let read = |bytes: &[u8]| part.read(bytes, is_little);
-            let mask = component.mask.as_ref();
-            let (greatest, all) = (part.property.greatest(), vec![0xff; component.length]);
-            let compared = bounds.all().first().map_or(0, |(first, _)| first.len());
-            let counts = mask.unwrap_or(&all).get(..compared).or(mask.map(Vec::as_slice)).unwrap_or(&all);
-            let Some(mask) = read(counts) else { continue };
-            let pairs = bounds.all().into_iter();
-            let values: Vec<_> = pairs.filter_map(|(a, b)| Some((read(a)?, read(b)?))).collect();
-            match bounds {
-                Bounds::Ranges(_) if parts.len() == 1 || is_by_value && values.len() == 1 => {
-                    self.test(part.property, mask, values);
-                }
-                // Of several parts the first that differs decides: each bound is a value of its own.
-                _ => {
-                    for bound in values.into_iter().flat_map(|(first, last)| [first, last]) {
-                        self.test(part.property, mask, vec![(0, bound)]);
-                        self.test(part.property, mask, vec![(bound, greatest)]);
-                    }
-                }
-            }
-        }
-        true
-    }
-
-    fn add_xt(&mut self, test: &XtMatch) {
-        let id = |id: IdTest| vec![(u128::from(id.first), u128::from(id.last))];
-        match test {
-            XtMatch::Tcp(test) => self.ports(test.source.range, test.destination.range),
-            XtMatch::Udp(test) => self.ports(test.source.range, test.destination.range),
-            XtMatch::Multiport(test) => {
-                let ranges: Vec<_> = test.ports.iter().map(|range| bounds(*range)).collect();
-                if test.end != PortEnd::Destination {
-                    self.ranges(Property::SourcePort, ranges.clone());
-                }
-                if test.end != PortEnd::Source {
-                    self.ranges(Property::DestinationPort, ranges);
-                }
-            }
-            XtMatch::Owner(test) => {
-                test.uid.into_iter().for_each(|uid| self.ranges(Property::Uid, id(uid)));
-                test.gid.into_iter().for_each(|gid| self.ranges(Property::Gid, id(gid)));
-            }
-            XtMatch::Mark(test) | XtMatch::ConnectionMark(test) => {
-                let value = u128::from(test.value);
-                self.test(Property::Mark, test.mask.into(), vec![(value, value)]);
-            }
-            XtMatch::IpRange(test) => {
-                if let Some((_, [first, last])) = test.source {
-                    self.ranges(Property::source(first), vec![(number(first), number(last))]);
-                }
-                if let Some((_, [first, last])) = test.destination {
-                    self.ranges(Property::destination(first), vec![(number(first), number(last))]);
-                }
-            }
-            XtMatch::Conntrack(test) => test.tests.iter().for_each(|test| self.connection(test)),
-            XtMatch::AddressType(_) => {
-                // 224.0.0.0/4 and ff00::/8.
-                self.test(Property::DestinationV4, 0xf << 28, vec![(0xe << 28, 0xe << 28)]);
-                self.test(Property::DestinationV6, 0xff << 120, vec![(0xff << 120, 0xff << 120)]);
-            }
-            _ => {}
-        }
-    }
-
-    fn connection(&mut self, test: &ConntrackTest) {
-        match test {
-            ConntrackTest::Address { address, mask, .. } => {
-                let (value, mask) = (number(*address) & number(*mask), number(*mask));
-                for property in [Property::source(*address), Property::destination(*address)] {
-                    self.test(property, mask, vec![(value, value)]);
-                }
-            }
-            ConntrackTest::Port { range, .. } => self.ports(*range, *range),
-            _ => {}
-        }
-    }
-
-    fn ports(&mut self, source: PortRange, destination: PortRange) {
-        self.ranges(Property::SourcePort, vec![bounds(source)]);
-        self.ranges(Property::DestinationPort, vec![bounds(destination)]);
-    }
-}
-
-/// First and last value.
-type Range<'b> = (&'b [u8], &'b [u8]);
-
-/// What the registers of a rule hold, and the family of its table.
-struct Registers {
-    symbols: Symbols,
-    family: TableFamily,
-}
-
-/// What a value is compared with.
-enum Bounds<'b> {
-    /// Inside any of these or outside; first and last may be the same.
-    Ranges(Vec<Range<'b>>),
-    /// Below, at or above.
-    Order(&'b [u8]),
-}
-
-impl<'b> Bounds<'b> {
-    fn all(&self) -> Vec<Range<'b>> {
-        match self {
-            Self::Ranges(ranges) => ranges.clone(),
-            Self::Order(value) => vec![(value, value)],
-        }
-    }
 }
 
 /// Sorted, and those that overlap or touch as one.
@@ -424,25 +187,6 @@ fn merged(mut ranges: Vec<(u128, u128)>) -> Vec<(u128, u128)> {
         }
     }
     merged
-}
-
-fn bounds(range: PortRange) -> (u128, u128) {
-    let (first, last) = range.bounds();
-    (first.into(), last.into())
-}
-
-fn networks(nets: &Networks, [v4, v6]: [Property; 2]) -> (Property, Vec<(u128, u128)>) {
-    match nets {
-        Networks::V4(nets) => {
-            let range =
-                |net: &ipnet::Ipv4Net| (net.network().to_bits().into(), net.broadcast().to_bits().into());
-            (v4, nets.iter().map(range).collect())
-        }
-        Networks::V6(nets) => {
-            let range = |net: &ipnet::Ipv6Net| (net.network().to_bits(), net.broadcast().to_bits());
-            (v6, nets.iter().map(range).collect())
-        }
-    }
 }
 
 #[cfg(test)]

@@ -1,13 +1,13 @@
-//! Values of which perhaps only some bits are known, and the registers of a rule.
+//! Values with a mask of the bits that are known, and the registers of a rule.
 
 use crate::live::rules::expr::VERDICT;
 use crate::nft::uapi::{NFT_CMP_GTE, NFT_CMP_LTE, NFT_CMP_NEQ};
 use std::cmp::Ordering;
 
-/// True, false, or it cannot be told.
+/// `None`: true or false, depending on unknown bits.
 pub(super) type Truth = Option<bool>;
 
-/// Bytes with a mask of the bits that are known.
+/// Bytes, and which of their bits are known.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Bits {
     pub(super) value: Vec<u8>,
@@ -27,6 +27,11 @@ impl Bits {
     /// The bytes, when every bit is known.
     pub(super) fn whole(&self) -> Option<&[u8]> {
         self.known.iter().all(|known| *known == 0xff).then_some(self.value.as_slice())
+    }
+
+    /// The bytes as a number in the machine's byte order, when every bit is known.
+    pub(super) fn number(&self) -> Option<u32> {
+        Some(u32::from_ne_bytes(self.whole()?.try_into().ok()?))
     }
 
     /// The first `length` bytes from `offset`; what is beyond the end is unknown.
@@ -49,7 +54,7 @@ impl Bits {
         }
     }
 
-    /// As `memcmp`; unknown when a bit is.
+    /// Compares as `memcmp` does; unknown when a bit is.
     fn order(&self, other: &[u8]) -> Option<Ordering> {
         self.whole().map(|value| value.cmp(other))
     }
@@ -85,7 +90,7 @@ impl Bits {
     }
 }
 
-/// The registers of a rule. What was never loaded is unknown.
+/// The registers of a rule, unknown until a statement loads them.
 #[derive(Debug, Clone)]
 pub(super) struct Registers {
     value: [u8; VERDICT],
@@ -99,7 +104,7 @@ impl Default for Registers {
 }
 
 impl Registers {
-    /// The rest of the last register of 4 bytes is zero, as the kernel leaves it.
+    /// Fills the last register of 4 bytes with zeros, as the kernel does.
     pub(super) fn put(&mut self, at: usize, bits: &Bits) {
         let length = bits.value.len().next_multiple_of(4);
         for place in 0..length {
@@ -124,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_known_is_neither_equal_nor_different() {
+    fn unknown_bits_are_neither_equal_nor_different() {
         let half = Bits { value: vec![6, 0], known: vec![0xff, 0] };
         assert_eq!(half.equals(&[6, 0]), None);
         assert_eq!(half.equals(&[7, 0]), Some(false), "one known byte differs");

@@ -1,4 +1,4 @@
-//! In which order the chains at a hook are run.
+//! The order in which the kernel runs the chains at a hook.
 
 use crate::live::rules::{BaseChain, ChainKind, LiveChain, NamespaceRules};
 use crate::xt::legacy::InetHook;
@@ -6,13 +6,13 @@ use std::cmp::Reverse;
 
 /// `NF_IP_PRI_CONNTRACK`: connection tracking at prerouting and output.
 const CONNTRACK: i32 = -200;
-/// `NF_IP_PRI_NAT_DST`: every chain of type nat at prerouting and output is run there, whatever its own
-/// priority (`nf_nat_register_fn`, net/netfilter/nf_nat_core.c, v6.18).
+/// `NF_IP_PRI_NAT_DST`: the kernel runs every chain of type nat at prerouting and output there, whatever
+/// its own priority (`nf_nat_register_fn`, net/netfilter/nf_nat_core.c, v6.18).
 const NAT_DESTINATION: i32 = -100;
 /// `NF_IP_PRI_NAT_SRC`: the same at input and postrouting.
 const NAT_SOURCE: i32 = 100;
 
-/// What is run at a hook.
+/// What the kernel runs at a hook.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Item {
     Chain(usize),
@@ -20,14 +20,14 @@ pub(super) enum Item {
     Translation,
 }
 
-/// A place in the order. When two of one priority were registered is not always known.
+/// A position in the order. The order of two chains of one priority is not always known.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Place {
     pub(super) item: Item,
     pub(super) may_come_after_next: bool,
 }
 
-/// What is run at `hook`, in order.
+/// What the kernel runs at `hook`, in order.
 pub(super) fn at(ns: &NamespaceRules, hook: InetHook, is_v6: bool) -> Vec<Place> {
     let mut items: Vec<(i32, Item)> = based(ns, is_v6)
         .filter(|(_, _, base)| base.hook == hook && base.kind != ChainKind::Nat)
@@ -57,14 +57,14 @@ fn based(ns: &NamespaceRules, is_v6: bool) -> impl Iterator<Item = (usize, &Live
     chains.filter_map(|(index, chain)| Some((index, chain, chain.base?)))
 }
 
-/// HookInterface priority; of one priority what was registered last comes first (`nf_hook_entries_grow`,
+/// Sorts by priority; of one priority the chain that was registered last comes first (`nf_hook_entries_grow`,
 /// net/netfilter/core.c, v6.18).
 fn ordered(ns: &NamespaceRules, mut items: Vec<(i32, Item)>) -> Vec<Place> {
     let chain = |item: Item| match item {
         Item::Chain(index) => ns.chains.get(index),
         Item::Tracking | Item::Translation => None,
     };
-    // What the kernel does not tell the age of is most likely younger than what it does.
+    // A chain of unknown age is most likely younger than the others.
     let age = |item: Item| {
         chain(item).and_then(|chain| chain.age).map_or((u64::MAX, 0), |age| (age.table, age.chain))
     };
@@ -87,8 +87,8 @@ fn ordered(ns: &NamespaceRules, mut items: Vec<(i32, Item)>) -> Vec<Place> {
     places
 }
 
-/// Is it certain that the first was registered after the second? Handles grow within a namespace for
-/// tables and within a table for chains.
+/// Reports whether the first was certainly registered after the second. Handles of tables grow within a namespace,
+/// handles of chains within a table.
 fn is_younger(first: &LiveChain, second: &LiveChain) -> bool {
     let (Some(first_age), Some(second_age)) = (first.age, second.age) else { return false };
     match first.table == second.table {

@@ -1,28 +1,29 @@
-//! A packet on its way, and the connection it belongs to.
+//! The packet that is followed, as rules see it, and its connection as connection tracking keeps it.
 
 use super::bits::Bits;
 use crate::live::rules::NamespaceRules;
 use crate::live::rules::expr::Source;
 use crate::nft::uapi::*;
+use crate::policy::InterfaceName;
 use crate::trace::{Direction, Owner, Packet, Transport};
 use std::net::{IpAddr, SocketAddr};
 
 /// An interface at a hook.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum HookInterface {
-    /// The hook has none.
+    /// The packet has none at this hook.
     None,
     Name(String),
     Unknown,
 }
 
-/// What connection tracking has made of the packet.
+/// The relation of the packet to its connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Tracking {
     NotYet,
     Untracked,
     Invalid,
-    /// Part of the connection, in the direction of its first packet or not.
+    /// Part of the connection, in the direction of its first packet.
     Original,
     Reply,
 }
@@ -37,7 +38,7 @@ pub(super) struct CurrentPacket {
     pub(super) leaves: HookInterface,
     pub(super) mark: u32,
     pub(super) owner: Option<Owner>,
-    /// TCP's flags, and which of them are known.
+    /// TCP flags, and which of them are known.
     pub(super) flags: [u8; 2],
     pub(super) tracking: Tracking,
     /// The zone that was chosen before tracking.
@@ -48,17 +49,17 @@ pub(super) struct CurrentPacket {
 /// Addresses and ports of one direction.
 pub(super) type Tuple = (SocketAddr, SocketAddr);
 
-/// What connection tracking keeps.
+/// An entry of connection tracking.
 #[derive(Debug, Clone)]
 pub(super) struct ConntrackEntry {
     pub(super) original: Tuple,
     pub(super) reply: Tuple,
     pub(super) zone: u16,
     pub(super) mark: u32,
-    /// Whether destination and source were translated, and whether that was decided.
+    /// The translation of the destination and of the source.
     pub(super) destination: Translation,
     pub(super) source: Translation,
-    /// Not the first packet.
+    /// The first packet has passed.
     pub(super) is_known: bool,
 }
 
@@ -88,9 +89,26 @@ const NEW: u32 = 1 << 3;
 const UNTRACKED: u32 = 1 << 6;
 
 impl CurrentPacket {
-    /// Another packet of the connection, about which nothing is decided.
-    pub(super) fn fresh(&self, flags: [u8; 2]) -> Self {
-        Self { flags, tracking: Tracking::NotYet, zone: None, intercepted: None, ..self.clone() }
+    /// A packet in the direction of `packet`, before its first hook.
+    pub(super) fn of(packet: &Packet, flags: [u8; 2]) -> Self {
+        let name = |by: &InterfaceName| HookInterface::Name(by.as_str().to_owned());
+        let (arrives, leaves) = match &packet.direction {
+            Direction::Arrives { by } => (name(by), HookInterface::None),
+            Direction::Leaves { by } => (HookInterface::None, name(by)),
+        };
+        Self {
+            protocol: packet.protocol,
+            source: packet.source,
+            destination: packet.destination,
+            arrives,
+            leaves,
+            mark: packet.mark,
+            owner: packet.owner,
+            flags,
+            tracking: Tracking::NotYet,
+            zone: None,
+            intercepted: None,
+        }
     }
 
     /// The interface that the packet left by.
@@ -115,7 +133,7 @@ impl CurrentPacket {
         }
     }
 
-    /// What an expression loads; `None` where the kernel breaks off the rule (`NFT_BREAK`).
+    /// Loads a value; `None` where the kernel ends the rule (`NFT_BREAK`).
     pub(super) fn load(
         &self,
         source: &Source,
@@ -163,7 +181,7 @@ impl CurrentPacket {
             NFT_CT_DIRECTION => Bits::known([u8::from(self.tracking == Tracking::Reply)]),
             NFT_CT_ZONE => Bits::known(entry.zone.to_ne_bytes()),
             NFT_CT_STATUS => {
-                // IPS_SRC_NAT, IPS_DST_NAT and their _DONE; the others are not followed.
+                // IPS_SRC_NAT and IPS_DST_NAT; the other bits are unknown.
                 let set = |on: bool, bits: u32| if on { bits } else { 0 };
                 let value = set(entry.source.is_done, 1 << 4) | set(entry.destination.is_done, 1 << 5);
                 let known: u32 = 1 << 4 | 1 << 5;
@@ -171,7 +189,7 @@ impl CurrentPacket {
             }
             7 => Bits::known([if self.is_v6() { NFPROTO_IPV6 } else { NFPROTO_IPV4 }]),
             10 => Bits::known([self.protocol_number()]),
-            // `nft_ct_get_eval` breaks off the rule for a connection of the other IP version.
+            // `nft_ct_get_eval` ends the rule for a connection of the other IP version.
             19 | 20 if self.is_v6() => return None,
             21 | 22 if !self.is_v6() => return None,
             8 | 19 | 21 => Bits::known(octets(source.ip())),
@@ -189,7 +207,7 @@ impl CurrentPacket {
         }
     }
 
-    /// Lengths, identification, time to live and class of service are the sender's affair.
+    /// The sender chooses lengths, identification, time to live and class of service: these bits are unknown.
     fn network_header(&self) -> Bits {
         let (source, destination) = (octets(self.source.ip()), octets(self.destination.ip()));
         let mut header = match self.is_v6() {
@@ -197,7 +215,7 @@ impl CurrentPacket {
                 let mut header = Bits::unknown(12);
                 put(&mut header, 0, &[0x45]);
                 put(&mut header, 9, &[self.protocol_number()]);
-                // No fragment: of the flags only "do not fragment" is open.
+                // No fragment; of the flags only "do not fragment" is unknown.
                 set(&mut header, 6, 0, 0xbf);
                 set(&mut header, 7, 0, 0xff);
                 header

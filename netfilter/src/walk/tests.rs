@@ -6,6 +6,7 @@ use crate::live::rules::{
 use crate::nft::uapi::{NFT_CMP_EQ, NFT_META_L4PROTO, NFT_META_SKUID};
 use crate::policy::InterfaceName;
 use crate::trace::Transport;
+use crate::xt::legacy::InetHook;
 use std::time::Duration;
 
 const PROXY: Owner = Owner { uid: 1337, gid: 1337 };
@@ -60,7 +61,7 @@ fn namespace(chains: Vec<LiveChain>) -> NamespaceRules {
     NamespaceRules { chains, interfaces, ..NamespaceRules::default() }
 }
 
-/// A connection of the application to the world.
+/// Follows a connection of the application to an address outside.
 fn walked(chains: Vec<LiveChain>) -> WalkResult {
     let by = InterfaceName::parse("eth0").unwrap();
     let ends = ("10.9.9.9:40000".parse().unwrap(), "198.51.100.1:80".parse().unwrap());
@@ -69,7 +70,7 @@ fn walked(chains: Vec<LiveChain>) -> WalkResult {
     walk(&namespace(chains), &packet, listeners, Budget::of(Duration::from_secs(60)))
 }
 
-/// The redirect to 15001 that all but the proxy's connections meet.
+/// Redirects every connection but the proxy's to 15001.
 fn ours() -> LiveChain {
     let rules = vec![owned_by(1337, Expr::Verdict(Code::Return)), redirect_tcp(15001)];
     aged(chain("gybe", ChainKind::Nat, (InetHook::Output, -100), rules), 5, true)
@@ -90,7 +91,7 @@ fn the_first_chain_that_translates_decides() {
 }
 
 #[test]
-fn of_one_priority_the_youngest_comes_first_and_what_is_not_known_is_said() {
+fn of_one_priority_the_youngest_comes_first_and_an_unknown_order_is_reported() {
     let theirs = || chain("other", ChainKind::Nat, (InetHook::Output, -100), vec![redirect_tcp(9999)]);
     assert_eq!(walked(vec![ours(), aged(theirs(), 9, false)]).outcome, to(9999));
     let older = walked(vec![ours(), aged(theirs(), 2, false)]);
@@ -101,7 +102,6 @@ fn of_one_priority_the_youngest_comes_first_and_what_is_not_known_is_said() {
     assert_eq!(walked(vec![ours(), same]).outcome, to(15001), "whichever comes first");
 }
 
-/// Of three chains each may be the first.
 #[test]
 fn of_three_chains_of_one_priority_every_order_is_tried() {
     let same = || chain("other", ChainKind::Nat, (InetHook::Output, -100), vec![redirect_tcp(15001)]);
@@ -133,7 +133,7 @@ fn an_untracked_packet_is_not_translated_and_after_tracking_it_is_too_late() {
     assert_eq!(walked(vec![ours(), untrack(-150)]).outcome, to(15001));
 }
 
-/// The answers of the proxy are its packets too: untracked they are not translated back.
+/// Without tracking the answers of the proxy are not translated back.
 #[test]
 fn the_proxys_untracked_answers_are_lost() {
     let rules = vec![owned_by(1337, Expr::Untrack)];
@@ -142,7 +142,7 @@ fn the_proxys_untracked_answers_are_lost() {
 }
 
 #[test]
-fn what_cannot_be_evaluated_counts_only_where_the_outcome_depends_on_it() {
+fn a_rule_that_is_not_evaluated_counts_only_where_the_outcome_depends_on_it() {
     let filter = |priority, rules| {
         vec![ours(), chain("other", ChainKind::Filter, (InetHook::Output, priority), rules)]
     };
@@ -152,7 +152,7 @@ fn what_cannot_be_evaluated_counts_only_where_the_outcome_depends_on_it() {
     assert_eq!((drops.outcome, drops.decided_by.map(|at| at.chain)), (Outcome::Unknown, Some(1)));
     let unknown = || Expr::Unknown("synproxy".to_owned());
     assert_eq!(walked(filter(0, vec![rule(vec![unknown()])])).outcome, Outcome::Unknown);
-    // A rule that is not for this packet is never reached.
+    // The rule ends before the expression.
     assert_eq!(walked(filter(0, vec![owned_by(7, unknown())])).outcome, to(15001));
     let behind_a_verdict = vec![rule(vec![Expr::Verdict(Code::Accept)]), rule(vec![unknown()])];
     assert_eq!(walked(filter(0, behind_a_verdict)).outcome, to(15001));

@@ -1,4 +1,4 @@
-//! Matches of iptables, asked about a packet.
+//! Evaluates matches of iptables for a packet.
 
 use super::bits::Truth;
 use super::packet::{ConntrackEntry, CurrentPacket, HookInterface, Tracking};
@@ -10,7 +10,7 @@ use crate::xt::legacy::{AddressTest, Header, InterfaceTest};
 use crate::xt::{AddressTypes, Conntrack, ConntrackTest, OwnerTest, PortEnd, States, TypeTest, XtMatch};
 use std::net::IpAddr;
 
-/// Whether a packet passes a match; `None` when that depends on more than is known.
+/// Reports whether a packet passes a match; `None` when that is not known.
 pub(super) fn passes(
     test: &XtMatch,
     packet: &CurrentPacket,
@@ -68,7 +68,7 @@ pub(super) fn passes(
     }
 }
 
-/// False as soon as one is, unknown as long as one is.
+/// The conjunction: false when one is false, else unknown when one is unknown.
 pub(super) fn all(truths: impl IntoIterator<Item = Truth>) -> Truth {
     let mut all = Some(true);
     for truth in truths {
@@ -161,7 +161,7 @@ fn address_types(test: &AddressTypes, packet: &CurrentPacket, ns: &NamespaceRule
         let kind = match address {
             address if ns.is_local(address) => 1 << 2,
             address if address.is_multicast() => 1 << 5,
-            // Broadcast, blackhole and the like are the routing tables' affair.
+            // The routing tables decide about broadcast, blackhole and the other types.
             _ if asked.types & !(1 << 1 | 1 << 2 | 1 << 5) != 0 => return None,
             _ => 1 << 1,
         };
@@ -170,7 +170,7 @@ fn address_types(test: &AddressTypes, packet: &CurrentPacket, ns: &NamespaceRule
     all([is_one(test.source, packet.source.ip()), is_one(test.destination, packet.destination.ip())])
 }
 
-/// What every rule of iptables-legacy tests by itself (`ip_packet_match`).
+/// Evaluates the header test of a rule of iptables-legacy (`ip_packet_match`).
 pub(super) fn header(header: &Header, packet: &CurrentPacket) -> Truth {
     let address = |test: Option<AddressTest>, address: IpAddr| {
         Some(test.is_none_or(|test| {
@@ -187,7 +187,7 @@ pub(super) fn header(header: &Header, packet: &CurrentPacket) -> Truth {
         interface(header.in_interface.as_ref(), &packet.arrives),
         interface(header.out_interface.as_ref(), &packet.leaves),
         Some(protocol),
-        // No packet here is a later fragment.
+        // No followed packet is a later fragment.
         Some(header.fragment != Some(Is::In)),
     ])
 }

@@ -1,4 +1,4 @@
-//! The match `conntrack`, and `state`, which today is another name for a part of it
+//! The match `conntrack`, and `state`, which is an alias of a part of it
 //! (include/uapi/linux/netfilter/xt_conntrack.h, xt_state.h).
 
 use super::fields::{Fields, is, not};
@@ -82,7 +82,7 @@ impl States {
         (Self::DNAT, "DNAT"),
     ];
 
-    /// Whether any of `other` is in the set.
+    /// Reports whether any of `other` is in the set.
     pub fn contains(self, other: Self) -> bool {
         self.0 & other.0 != 0
     }

@@ -1,4 +1,4 @@
-//! Fields of the kernel's structures, read from bytes that may be too few.
+//! Fields of the kernel's structures, read from bytes that may be too short.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -33,7 +33,7 @@ impl<'a> Fields<'a> {
         self.0.get(at..)?.get(..length)
     }
 
-    /// `union nf_inet_addr`: an IPv4 address stands in its first four bytes.
+    /// `union nf_inet_addr`: an IPv4 address is in its first four bytes.
     pub(super) fn address(self, at: usize, family: Family) -> Option<IpAddr> {
         match family {
             Family::V4 => self.array::<4>(at).map(|octets| Ipv4Addr::from(octets).into()),
@@ -47,12 +47,12 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// Whether `bit` of `flags` inverts a test.
+/// The sense of a test, which `bit` of `flags` inverts.
 pub(super) fn is(flags: u32, bit: u32) -> Is {
     if flags & bit == 0 { Is::In } else { Is::NotIn }
 }
 
-/// Text of somebody else's, safe to print: what is not printable ASCII stands there as `\xNN`.
+/// Text that other programs chose, safe to print: bytes that are not printable ASCII are escaped as `\xNN`.
 pub(super) fn printable(bytes: &[u8]) -> String {
     let text = bytes.split(|byte| *byte == 0).next().unwrap_or_default();
     text.iter().fold(String::new(), |mut printed, byte| {

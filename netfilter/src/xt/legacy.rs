@@ -1,7 +1,7 @@
 //! The tables of iptables-legacy in the calling thread's network namespace, read with getsockopt.
 //!
-//! A table is read only where the kernel lists it: the kernel makes a table for the first caller who
-//! asks for it (`xt_find_table_lock`, net/netfilter/x_tables.c, v6.18), and looking must change nothing.
+//! A table is read only where the kernel lists it: the kernel creates a table for the first caller that requests it
+//! (`xt_find_table_lock`, net/netfilter/x_tables.c, v6.18), and reading must change nothing.
 //! No program is run, and no lock is taken: one call returns a whole table.
 
 mod entries;
@@ -36,20 +36,20 @@ pub struct LegacyTable {
 pub struct LegacyChain {
     /// Its name. What is not a printable ASCII letter is escaped.
     pub name: String,
-    /// For a built-in chain: where it hangs and how it ends.
+    /// Hook and policy of a built-in chain.
     pub built_in: Option<BuiltIn>,
     /// Its rules, first to last.
     pub rules: Vec<LegacyRule>,
 }
 
-/// The hook of a built-in chain, and what becomes of a packet that no rule decides about.
+/// The hook of a built-in chain, and its policy for packets that no rule decides.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BuiltIn {
     /// The hook.
     pub hook: InetHook,
     /// The policy.
     pub policy: XtTarget,
-    /// How much has met the policy.
+    /// The counters of the policy.
     pub counted: Counters,
 }
 
@@ -95,13 +95,13 @@ pub struct LegacyRule {
     pub header: Header,
     /// The other tests.
     pub matches: Vec<XtMatch>,
-    /// What becomes of a packet that passes all of them; `None` leaves it to the next rule.
+    /// The target for a packet that passes all tests; `None` for a rule that only counts.
     pub target: Option<XtTarget>,
-    /// How much has met the rule.
+    /// The counters of the rule.
     pub counted: Counters,
 }
 
-/// What a rule or a policy has counted.
+/// The counters of a rule or a policy.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Packets.
@@ -117,7 +117,7 @@ pub struct Header {
     pub source: Option<AddressTest>,
     /// The destination address.
     pub destination: Option<AddressTest>,
-    /// The interface that the packet came in by.
+    /// The interface that the packet arrived by.
     pub in_interface: Option<InterfaceTest>,
     /// The interface that the packet leaves by.
     pub out_interface: Option<InterfaceTest>,
@@ -215,20 +215,20 @@ fn name_of(family: Family) -> &'static str {
     }
 }
 
-/// Some 40,000 rules. Of ours a namespace has 4 MB at most, and a few kilobytes as a rule.
+/// Some 40,000 rules. Gybe's own rules are 4 MB at most, and mostly a few kilobytes.
 const LONGEST: u32 = 8 << 20;
 
-/// How often a table that changed between the question for its size and the reading is read again.
+/// How often a table is read again when it changed between the reading of its size and of its entries.
 const ATTEMPTS: usize = 10;
 
-/// Whether the kernel has legacy tables at hand, so that asking for one loads no module.
+/// Reports whether the kernel has loaded the legacy tables, so that reading one loads no module.
 pub(crate) fn is_loaded() -> bool {
     list_of(Family::V4).exists()
 }
 
-/// Where the kernel names the tables of this thread's namespace. `/proc/net` is that of the thread
-/// group's leader; the leader itself looks there, because the way over `thread-self` is half as long
-/// again, and a process with one task goes it for the first time.
+/// The kernel's list of the tables of this thread's namespace. `/proc/net` is that of the thread group's leader; the
+/// leader reads it there, because the lookup of `thread-self` takes half as long again and is not cached in a process
+/// with one task.
 fn list_of(family: Family) -> PathBuf {
     let process = if gettid() == getpid() { "self" } else { "thread-self" };
     PathBuf::from(format!("/proc/{process}/net/{}_tables_names", name_of(family)))

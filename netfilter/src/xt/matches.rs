@@ -1,4 +1,4 @@
-//! Matches: what a packet must be.
+//! Matches of iptables: the tests of a rule.
 
 mod text;
 
@@ -34,7 +34,7 @@ pub enum XtMatch {
     PacketType {
         /// Equal or not.
         is: Is,
-        /// Which type.
+        /// The type.
         kind: u32,
     },
     /// `limit`: whether a packet passes depends on earlier ones.
@@ -105,8 +105,8 @@ pub struct Multiport {
     pub ports: Vec<PortRange>,
 }
 
-/// `struct xt_owner_match_info`: who owns the packet's socket. A packet without one passes none but
-/// inverted tests.
+/// `struct xt_owner_match_info`: the owner of the packet's socket. A packet without a socket passes inverted tests
+/// only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OwnerTest {
     /// Whether the packet has a socket.
@@ -131,7 +131,7 @@ pub struct IdTest {
 }
 
 impl IdTest {
-    /// Whether this id passes.
+    /// Reports whether this id passes.
     pub fn applies(self, id: u32) -> bool {
         (self.first <= id && id <= self.last) == (self.is == Is::In)
     }
@@ -149,22 +149,22 @@ pub struct MarkTest {
 }
 
 impl MarkTest {
-    /// Whether this mark passes.
+    /// Reports whether this mark passes.
     pub fn applies(self, mark: u32) -> bool {
         (mark & self.mask == self.value) == (self.is == Is::In)
     }
 }
 
-/// `struct xt_addrtype_info_v1`: what kind of addresses the routing tables make of a packet's.
+/// `struct xt_addrtype_info_v1`: the types that the routing tables give to the addresses of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AddressTypes {
     /// The source address.
     pub source: Option<TypeTest>,
     /// The destination address.
     pub destination: Option<TypeTest>,
-    /// Only the interface the packet came in by counts.
+    /// Only the interface that the packet arrived by counts.
     pub limit_in: bool,
-    /// Only the interface the packet leaves by counts.
+    /// Only the interface that the packet leaves by counts.
     pub limit_out: bool,
 }
 

@@ -1,4 +1,4 @@
-//! What an address translation may choose from: `struct nf_nat_range` and its relatives
+//! The addresses and ports of a translation: `struct nf_nat_range` and its variants
 //! (include/uapi/linux/netfilter/nf_nat.h).
 
 use super::fields::Fields;
@@ -6,7 +6,7 @@ use crate::policy::PortRange;
 use crate::ruleset::Family;
 use std::net::IpAddr;
 
-/// The addresses and ports of a translation, and how one of them is chosen.
+/// The addresses and ports of a translation, and how the kernel chooses from them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NatRange {
     /// First and last address; `None` leaves the choice to the target.

@@ -4,7 +4,7 @@ use super::fields::{Fields, not};
 use crate::policy::PortRange;
 use crate::ruleset::Is;
 
-/// Which port of a packet.
+/// The port of a packet that is tested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PortEnd {
     /// The source port.
@@ -15,7 +15,7 @@ pub enum PortEnd {
     Either,
 }
 
-/// A test of one port; all ports and [`Is::In`] when the rule does not ask for it.
+/// A test of one port; all ports and [`Is::In`] when the rule has no such test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PortTest {
     /// Inside the range or outside.
@@ -25,7 +25,7 @@ pub struct PortTest {
 }
 
 impl PortTest {
-    /// Whether a packet with this port passes.
+    /// Reports whether a packet with this port passes.
     pub fn applies(self, port: u16) -> bool {
         let (first, last) = self.range.bounds();
         (first <= port && port <= last) == (self.is == Is::In)
@@ -35,7 +35,7 @@ impl PortTest {
         Some(Self { is, range: PortRange::new(fields.u16(at)?, fields.u16(at + 2)?)? })
     }
 
-    /// The option, when the test is not passed by every packet anyway.
+    /// The option; none for a test that every packet passes.
     pub(super) fn option(self, option: &str) -> Option<String> {
         let is_asked = self.range.bounds() != (0, u16::MAX);
         is_asked.then(|| format!("{}{option} {}", not(self.is), colon(self.range)))

@@ -1,4 +1,4 @@
-//! Targets: what becomes of a packet.
+//! Targets of iptables: the actions of a rule.
 
 mod text;
 
@@ -16,7 +16,7 @@ pub enum XtTarget {
     Drop,
     /// Back to the calling chain, or to the built-in chain's policy.
     Return,
-    /// Decided by a program at queue 0.
+    /// A program at queue 0 decides.
     Queue,
     /// Calls a chain, which may return here.
     Jump(String),
@@ -54,16 +54,16 @@ pub enum XtTarget {
     Tracking(Tracking),
     /// `LOG`: the packet goes on.
     Log {
-        /// What begins the line. What is not printable ASCII is escaped.
+        /// The prefix of the line. Bytes that are not printable ASCII are escaped.
         prefix: String,
-        /// Its level; 4 unless said otherwise.
+        /// Its level; the default is 4.
         level: u8,
         /// `XT_LOG_*`.
         flags: u8,
     },
     /// `NFLOG`: the packet goes on.
     NfLog {
-        /// What begins the line. What is not printable ASCII is escaped.
+        /// The prefix of the line. Bytes that are not printable ASCII are escaped.
         prefix: String,
         /// The netlink group.
         group: u16,
@@ -73,7 +73,7 @@ pub enum XtTarget {
         /// The answer's name.
         with: &'static str,
     },
-    /// `NFQUEUE`: decided by a program.
+    /// `NFQUEUE`: a program decides.
     NfQueue {
         /// The first queue.
         queue: u16,
@@ -198,7 +198,7 @@ fn mark(fields: Fields<'_>) -> Option<XtTarget> {
 fn connection_mark(fields: Fields<'_>, revision: u8) -> Option<ConnectionMarkChange> {
     let mode = match revision {
         1 => fields.u8(12)?,
-        // A shifted mark is no plain copy.
+        // A shifted mark is not supported.
         _ => fields.u8(14).filter(|_| fields.u8(13) == Some(0))?,
     };
     let (value, connection, packet) = (fields.u32(0)?, fields.u32(4)?, fields.u32(8)?);

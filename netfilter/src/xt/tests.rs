@@ -108,7 +108,7 @@ impl Random {
 }
 
 #[test]
-fn bytes_that_mean_nothing_are_decoded_without_a_panic() {
+fn arbitrary_bytes_are_decoded_without_a_panic() {
     let names = [
         "tcp",
         "udp",

@@ -8,9 +8,9 @@ use nix::sys::stat::{Mode, mkdirat};
 use nix::unistd::{UnlinkatFlags, unlinkat};
 
 use super::ApplyError;
-use super::open_directory::OpenDirectory;
+use super::open_directory::{OpenDirectory, temporary_name};
 use crate::host::change::NewAccess;
-use crate::host::observe::{DROP_IN, FileName, TEMPORARY};
+use crate::host::observe::{DROP_IN, FileName};
 
 /// Writes `file`, unless its content is no longer the one that the plan was made from.
 pub(super) fn write(
@@ -33,10 +33,10 @@ pub(super) fn write(
 
 fn create(folder: &OpenDirectory, file: &FileName) -> Result<(), ApplyError> {
     let how = RenameFlags::RENAME_NOREPLACE;
-    match folder.rename_with(OsStr::new(TEMPORARY), file.as_os_str(), how) {
+    match folder.rename_with(OsStr::new(temporary_name()), file.as_os_str(), how) {
         Ok(()) => Ok(()),
         Err(Errno::EEXIST) => Err(folder.overtaken(file)),
-        Err(why) if is_unknown(why) => folder.rename(TEMPORARY, file),
+        Err(why) if is_unknown(why) => folder.rename(temporary_name(), file),
         Err(why) => Err(folder.failed("rename a file to", file)(why)),
     }
 }
@@ -44,16 +44,16 @@ fn create(folder: &OpenDirectory, file: &FileName) -> Result<(), ApplyError> {
 /// Another program may write between our last read and the rename, which would lose its write. An exchange
 /// loses nothing: the file it took out can be compared, and put back.
 fn exchange(folder: &OpenDirectory, file: &FileName, expected: &[u8]) -> Result<(), ApplyError> {
-    let ours = folder.read(TEMPORARY);
+    let ours = folder.read(temporary_name());
     match swap(folder, file) {
         Ok(()) => {}
         Err(Errno::ENOENT) => return Err(folder.overtaken(file)),
-        Err(why) if is_unknown(why) => return folder.rename(TEMPORARY, file),
+        Err(why) if is_unknown(why) => return folder.rename(temporary_name(), file),
         Err(why) => return Err(folder.failed("rename a file to", file)(why)),
     }
-    let out = folder.read(TEMPORARY);
+    let out = folder.read(temporary_name());
     if out.as_deref() == Some(expected) {
-        return folder.sweep();
+        return folder.remove_temporary();
     }
     put_back(folder, file, (ours, out))?;
     Err(folder.overtaken(file))
@@ -68,7 +68,7 @@ fn put_back(
 ) -> Result<(), ApplyError> {
     loop {
         swap(folder, file).map_err(folder.failed("put back", file))?;
-        let out = folder.read(TEMPORARY);
+        let out = folder.read(temporary_name());
         if out == below {
             return Ok(());
         }
@@ -77,7 +77,7 @@ fn put_back(
 }
 
 fn swap(folder: &OpenDirectory, file: &FileName) -> Result<(), Errno> {
-    folder.rename_with(OsStr::new(TEMPORARY), file.as_os_str(), RenameFlags::RENAME_EXCHANGE)
+    folder.rename_with(OsStr::new(temporary_name()), file.as_os_str(), RenameFlags::RENAME_EXCHANGE)
 }
 
 /// Reports whether the file system lacks these renames.
@@ -127,7 +127,8 @@ pub(super) fn drop_in(
     }
     let inner = folder.inner(network)?;
     folder.prepare(bytes, &NewAccess::Ours(mode))?;
-    let moved = renameat(&folder.fd, TEMPORARY, &inner.fd, DROP_IN).map_err(inner.failed("write", DROP_IN));
+    let moved =
+        renameat(&folder.fd, temporary_name(), &inner.fd, DROP_IN).map_err(inner.failed("write", DROP_IN));
     moved.map_err(|why| folder.give_up(why))?;
     inner.sync()?;
     folder.sync()
@@ -136,11 +137,11 @@ pub(super) fn drop_in(
 /// Removes our drop-in the same way, and the network's directory if it is then empty.
 pub(super) fn take_out(folder: &OpenDirectory, network: &FileName) -> Result<(), ApplyError> {
     let inner = folder.inner(network)?;
-    match renameat(&inner.fd, DROP_IN, &folder.fd, TEMPORARY) {
+    match renameat(&inner.fd, DROP_IN, &folder.fd, temporary_name()) {
         Ok(()) | Err(Errno::ENOENT) => {}
         Err(why) => return Err(inner.failed("remove", DROP_IN)(why)),
     }
     inner.sync()?;
     let _ = unlinkat(&folder.fd, network.as_os_str(), UnlinkatFlags::RemoveDir);
-    folder.sweep()
+    folder.remove_temporary()
 }

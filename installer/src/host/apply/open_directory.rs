@@ -5,6 +5,9 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::process;
+use std::sync::LazyLock;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, RenameFlags, openat, renameat, renameat2};
@@ -14,7 +17,18 @@ use nix::unistd::{Gid, Uid, UnlinkatFlags, fchown, fsync, unlinkat};
 use super::{ApplyError, attributes};
 use crate::error::errno;
 use crate::host::change::NewAccess;
-use crate::host::observe::{FileName, LARGEST, TEMPORARY};
+use crate::host::observe::conf_directory::list;
+use crate::host::observe::{FileName, LARGEST, TEMPORARY, is_temporary};
+
+/// The name of this process's temporary files. Two processes may write at once where the lock cannot be taken, and two
+/// containers may give them the same pid.
+pub(super) fn temporary_name() -> &'static str {
+    static NAME: LazyLock<String> = LazyLock::new(|| {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        format!(".{}-{}{TEMPORARY}", process::id(), now.subsec_nanos())
+    });
+    &NAME
+}
 
 /// An open directory: its name may change meanwhile, the directory itself may not.
 #[derive(Debug)]
@@ -55,15 +69,15 @@ impl OpenDirectory {
     /// lock cannot be taken.
     pub(super) fn temporary(&self) -> Result<File, ApplyError> {
         let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
-        let create = || openat(&self.fd, TEMPORARY, flags, Mode::from_bits_truncate(0o600));
+        let create = || openat(&self.fd, temporary_name(), flags, Mode::from_bits_truncate(0o600));
         let fd = match create() {
             Err(Errno::EEXIST) => {
-                self.unlink(OsStr::new(TEMPORARY))?;
+                self.unlink(OsStr::new(temporary_name()))?;
                 create()
             }
             made => made,
         };
-        fd.map(File::from).map_err(self.failed("create", TEMPORARY))
+        fd.map(File::from).map_err(self.failed("create", temporary_name()))
     }
 
     /// Writes the temporary file, sets mode and owner, and syncs it; removes it on failure.
@@ -71,12 +85,12 @@ impl OpenDirectory {
         let mut file = self.temporary()?;
         let filled =
             file.write_all(bytes).map_err(|why| errno(&why)).and_then(|()| self.settle(&file, access));
-        filled.map_err(|why| self.give_up(self.failed("write", TEMPORARY)(why)))
+        filled.map_err(|why| self.give_up(self.failed("write", temporary_name())(why)))
     }
 
     /// Removes the temporary file, and returns the error.
     pub(super) fn give_up(&self, why: ApplyError) -> ApplyError {
-        let _ = unlinkat(&self.fd, TEMPORARY, UnlinkatFlags::NoRemoveDir);
+        let _ = unlinkat(&self.fd, temporary_name(), UnlinkatFlags::NoRemoveDir);
         why
     }
 
@@ -131,8 +145,17 @@ impl OpenDirectory {
         }
     }
 
+    pub(super) fn remove_temporary(&self) -> Result<(), ApplyError> {
+        self.unlink(OsStr::new(temporary_name()))
+    }
+
+    /// Removes the temporary files of every process.
     pub(super) fn sweep(&self) -> Result<(), ApplyError> {
-        self.unlink(OsStr::new(TEMPORARY))
+        let names = list(&self.fd).map_err(self.failed("list", ""))?;
+        names
+            .iter()
+            .filter(|(name, _)| is_temporary(name))
+            .try_for_each(|(name, _)| self.unlink(name.as_os_str()))
     }
 
     /// Syncs the directory: a new name survives a power failure only after that.

@@ -9,11 +9,11 @@ use nix::sys::stat::{Mode, fchmod};
 use nix::unistd::fsync;
 
 use super::ApplyError;
-use super::open_directory::OpenDirectory;
+use super::open_directory::{OpenDirectory, temporary_name};
 use super::trial;
 use crate::error::errno;
 use crate::host::desired::Program;
-use crate::host::observe::{Hash, TEMPORARY};
+use crate::host::observe::Hash;
 
 /// Bytes written at once: the whole of `gybe-cni`, whose pages then lie together in the page cache, which
 /// shortens each call of it by 60 to 180 µs (Linux 6.18, docs/BENCHMARKS.md).
@@ -24,7 +24,7 @@ const IN_ONE_PIECE: usize = 2 << 20;
 pub(super) fn place(folder: &OpenDirectory, program: &Program) -> Result<(), ApplyError> {
     copy(folder, program)
         .and_then(|()| check(folder, program))
-        .and_then(|()| folder.rename(TEMPORARY, &program.name))
+        .and_then(|()| folder.rename(temporary_name(), &program.name))
         .map_err(|why| folder.give_up(why))?;
     folder.sync()
 }
@@ -53,13 +53,14 @@ fn copy(folder: &OpenDirectory, program: &Program) -> Result<(), ApplyError> {
 }
 
 fn check(folder: &OpenDirectory, program: &Program) -> Result<(), ApplyError> {
-    let unread = || folder.failed("read", TEMPORARY);
-    let fd = openat(&folder.fd, OsStr::new(TEMPORARY), OFlag::O_RDONLY | OFlag::O_CLOEXEC, Mode::empty());
+    let unread = || folder.failed("read", temporary_name());
+    let fd =
+        openat(&folder.fd, OsStr::new(temporary_name()), OFlag::O_RDONLY | OFlag::O_CLOEXEC, Mode::empty());
     let found = Hash::of_all(File::from(fd.map_err(unread())?)).map_err(|why| unread()(errno(&why)))?;
     if found != program.hash {
         let (source_path, desired) = (program.source.clone(), program.hash);
         return Err(ApplyError::Damaged { source_path, desired, found });
     }
-    trial::run(&folder.path.join(TEMPORARY), program.trial)
+    trial::run(&folder.path.join(temporary_name()), program.trial)
         .map_err(|why| ApplyError::Trial { source_path: program.source.clone(), why })
 }

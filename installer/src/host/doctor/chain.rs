@@ -75,9 +75,12 @@ pub(super) fn examine(observation: &Observation, ours: &OurEntries<'_>) -> Vec<F
     found.extend(broken(observation, &judgement));
     // Without an entry of ours, and without our tool or on purpose, Gybe is not installed, and no more findings
     // are needed.
-    let not_in = |reason: &&Problem| matches!(reason, Problem::NoEntry { .. } | Problem::NoNetwork(_));
+    let has_no_entry = |reason: &Problem| {
+        let is_elsewhere = matches!(reason, Problem::PluginsElsewhere(_) | Problem::NetworksElsewhere(_));
+        reason.is_missing_entry() || is_elsewhere
+    };
     if let Some(absent) =
-        not_installed(observation, ours).filter(|_| judgement.reasons.iter().any(|it| not_in(&it)))
+        not_installed(observation, ours).filter(|_| judgement.reasons.iter().any(has_no_entry))
     {
         found.push(absent);
         return found;

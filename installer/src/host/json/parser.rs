@@ -14,7 +14,14 @@ impl<'a> Parser<'a> {
 
     fn broken<T>(&self, what: &'static str) -> Result<T, JsonError> {
         let what = if self.at >= self.bytes.len() { "unexpected end of file" } else { what };
-        Err(JsonError { at: self.at, what })
+        Err(self.error(self.at, what))
+    }
+
+    fn error(&self, at: usize, what: &'static str) -> JsonError {
+        let before = self.bytes.get(..at).unwrap_or(self.bytes);
+        let line = before.split(|byte| *byte == b'\n');
+        let column = line.clone().next_back().map_or(0, <[u8]>::len) + 1;
+        JsonError { line: line.count(), column, what }
     }
 
     fn peek(&self) -> Option<u8> {
@@ -129,7 +136,7 @@ impl<'a> Parser<'a> {
         let text = self.bytes.get(start..self.at).and_then(|text| std::str::from_utf8(text).ok());
         match text.and_then(|text| text.parse::<f64>().ok()) {
             Some(number) if number.is_finite() => Ok(JsonKind::Number),
-            _ => Err(JsonError { at: start, what: "the number is out of range" }),
+            _ => Err(self.error(start, "the number is out of range")),
         }
     }
 

@@ -173,10 +173,10 @@ fn an_unreadable_drop_in_or_its_directory_leaves_the_chain_unknown() {
     let mut world = World::with(&[("10-a.conflist", CHAINED)]).dropped_in(OURS);
     let own = world.conf.networks.get_mut(&name("net")).unwrap();
     own.insert(name("50-x.conf"), file(Err(Unreadable::System(Errno::EACCES))));
-    assert!(world.reason().contains("50-x.conf in the directory of its network: it cannot be read"));
+    assert!(world.reason().contains("50-x.conf in its network's directory: it cannot be read"));
     let mut world = World::with(&[("10-a.conflist", CHAINED)]);
     world.conf.unread_networks.insert(name("net"), Unreadable::System(Errno::EACCES));
-    assert!(world.reason().contains("net in the directory of its network: it cannot be read"));
+    assert!(world.reason().contains("net in its network's directory: it cannot be read"));
     let older = world.run_by(Runtime::Containerd, DropIns::Ignored);
     assert!(older.judged().is_redirected(), "an older runtime does not read the directory");
 }
@@ -228,6 +228,32 @@ fn a_conf_directory_that_the_runtime_does_not_read_redirects_no_pod() {
     confirmed.runtimes.conf_directory = world.runtimes.conf_directory;
     confirmed.confirmed = Confirmed::Yes;
     assert!(confirmed.judged().is_redirected());
+}
+
+#[test]
+fn cri_o_uses_the_network_that_its_configuration_names() {
+    let other = LIST.replace("net", "other");
+    let files = [("05-b.conflist", other.as_str()), ("10-a.conflist", CHAINED), ("20-c.conf", "{")];
+    let mut world = World::with(&files).run_by(Runtime::CriO, DropIns::Loaded);
+    assert!(!world.judged().is_redirected(), "without a name the first file is used");
+    world.runtimes.crio_network = Some("net".into());
+    assert!(world.judged().is_redirected(), "{:?}", world.judged());
+    assert_eq!(primary(&world.conf, "gybe-cni", &world.runtimes).unwrap().file, name("10-a.conflist"));
+    world.runtimes.crio_network = Some("missing".into());
+    let reason =
+        "CRI-O uses only the network missing, which its cni_default_network names, and no conf file has it";
+    assert_eq!(world.reason(), reason);
+    world = world.unread("15-x.conflist", Errno::EACCES);
+    assert!(world.reason().starts_with("15-x.conflist cannot be read here"), "it may have the network");
+    world.runtimes = Runtimes { crio_network: Some("net".into()), ..Runtimes::default() };
+    assert!(!world.judged().is_redirected(), "containerd, which may run too, uses the first file");
+}
+
+#[test]
+fn a_runtime_that_uses_another_directory_is_the_only_reason() {
+    let mut world = World::with(&[("10-a.conflist", LIST)]);
+    world.runtimes.plugin_directory = ConfiguredDirectory::Others(vec!["/usr/lib/cni".into()]);
+    assert!(world.reason().starts_with("the runtime looks for plugins in /usr/lib/cni"));
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! The runtime's choice of a conf file: the first by name, and the handling of broken files.
 
+use std::borrow::Cow;
+
 use super::{FileFormat, LoadError, Network, list_name, network};
 use crate::host::observe::{ConfDirectory, FileName, Unreadable};
 use crate::host::runtimes::{DropIns, Runtime};
@@ -67,6 +69,33 @@ pub fn choose(conf: &ConfDirectory, runtime: Runtime, drop_ins: DropIns) -> Resu
         }
     }
     Err(NoChoice::Nothing)
+}
+
+/// Returns the file that CRI-O uses if its configuration names a network (`cni_default_network`): the first with a network
+/// of this name. ocicni skips every other file.
+pub fn choose_by_name(
+    conf: &ConfDirectory,
+    name: &str,
+    drop_ins: DropIns,
+) -> Result<ChosenNetwork, NoChoice> {
+    for candidate in candidates(conf, drop_ins) {
+        match candidate {
+            Ok(choice) if choice.network_name() == name => return Ok(choice),
+            Err(broken) if broken.is_unread() => return Err(NoChoice::Unknown(broken)),
+            _ => {}
+        }
+    }
+    Err(NoChoice::Nothing)
+}
+
+impl ChosenNetwork {
+    /// The network's name; ocicni uses the file's name for a network without one.
+    pub(crate) fn network_name(&self) -> Cow<'_, str> {
+        match self.network.name.as_str() {
+            "" => self.file.as_os_str().to_string_lossy(),
+            name => name.into(),
+        }
+    }
 }
 
 /// Every file that a runtime reads, in its order, with the result of loading it.

@@ -14,8 +14,8 @@ use nix::fcntl::{OFlag, openat, readlinkat};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstat};
 
 use super::{
-    Access, ConfDirectory, ConfFile, DirectoryState, FileKind, FileName, LARGEST, ORIGINAL, TEMPORARY,
-    Unreadable, mounts,
+    Access, ConfDirectory, ConfFile, DirectoryState, FileKind, FileName, LARGEST, ORIGINAL, Unreadable,
+    is_temporary, mounts,
 };
 use crate::error::errno;
 use crate::host::libcni::FileFormat;
@@ -50,7 +50,7 @@ pub(super) fn read(path: &Path, also: &BTreeSet<FileName>) -> ConfDirectory {
             }
             None => {}
         }
-        if name.as_os_str() == OsStr::new(TEMPORARY) {
+        if is_temporary(&name) {
             observed.has_temporary = true;
         } else if (FileFormat::of(name.as_os_str()).is_some()
             || name.ends_in(ORIGINAL)
@@ -80,7 +80,7 @@ fn open_here(directory: impl AsFd, name: &FileName, more: OFlag) -> Result<Owned
 }
 
 /// The names in the directory and, where the file system reports it, the type of each entry.
-pub(super) fn list(fd: &OwnedFd) -> Result<Vec<(FileName, Option<Type>)>, Errno> {
+pub(crate) fn list(fd: &OwnedFd) -> Result<Vec<(FileName, Option<Type>)>, Errno> {
     let again = openat(fd, ".", OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty())?;
     let mut names = Vec::new();
     for entry in Dir::from_fd(again)?.iter() {

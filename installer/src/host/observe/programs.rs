@@ -14,7 +14,7 @@ use nix::sys::stat::{FileStat, Mode, SFlag, fstat, fstatat};
 use sha2::{Digest, Sha256};
 
 use super::conf_directory::{access, is, list, open_directory};
-use super::{Access, DirectoryState, FileName, LOCK, ProgramDirectory, TEMPORARY, Unreadable};
+use super::{Access, DirectoryState, FileName, LOCK, ProgramDirectory, Unreadable, is_temporary};
 use crate::error::errno;
 
 /// A SHA-256 digest.
@@ -97,12 +97,12 @@ pub(super) fn look(path: &Path, names: &BTreeSet<FileName>, hashes: &mut HashCac
     match opened {
         Ok((entries, fd, DirectoryState::Present)) => ProgramDirectory {
             state: DirectoryState::Present,
+            has_temporary: entries.iter().any(|(name, _)| is_temporary(name)),
             names: entries.into_iter().map(|(name, _)| name).collect(),
             files: names
                 .iter()
                 .filter_map(|name| Some((name.clone(), program(&fd, name, hashes)?)))
                 .collect(),
-            has_temporary: is_there(&fd, TEMPORARY),
             has_lock: is_there(&fd, LOCK),
         },
         Ok((_, _, state)) => nothing(state),

@@ -1,5 +1,5 @@
-//! What a sandbox should hold: decided as the plugin decides, from what the runtime handed over and
-//! what the node's sources of facts know of the pod now.
+//! The desired state of a sandbox, decided as the plugin decides: by the annotations that the runtime passed and the
+//! present facts of the pod.
 
 use super::Sandbox;
 use crate::error::chain;
@@ -15,43 +15,43 @@ use gybe_plugin::pod::PodFacts;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-/// A source that knows the pod answers within milliseconds.
+/// The deadline for one pod; a source that has the pod answers within milliseconds.
 const PER_POD: Duration = Duration::from_secs(1);
-/// All questions together: a source that does not answer must not take as long as it likes for each pod.
+/// The deadline for all pods, so that a source without an answer does not cost a second for each.
 const ALTOGETHER: Duration = Duration::from_secs(10);
 
-/// Where it is known what a pod should have.
+/// The sources of a pod's desired state.
 #[derive(Debug)]
 pub struct PolicySources {
     conf: PluginConf,
-    /// The manifest that was named for one pod.
+    /// The manifest that an operator named for one pod.
     manifest: Option<PodFacts>,
     until: Instant,
 }
 
-/// What a sandbox should hold.
+/// The desired state of a sandbox.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Desired {
     /// The rules of this policy.
     Policy(Box<RedirectPolicy>),
     /// No rule of ours.
     LeftAlone(LeaveAloneReason),
-    /// It cannot be told.
+    /// It is not known.
     NotKnown {
         why: String,
-        /// Whether the injector has been at the pod, as far as the runtime said.
+        /// The annotations show that the injector has changed the pod.
         is_injected: bool,
     },
 }
 
 impl PolicySources {
-    /// The sources that the plugin's configuration names; their time begins now.
+    /// The sources that the plugin's configuration names. Their deadline begins now.
     #[must_use]
     pub fn of(conf: PluginConf) -> Self {
         Self { conf, manifest: None, until: Instant::now() + ALTOGETHER }
     }
 
-    /// The same, with this manifest for the pod that it is about.
+    /// Adds a manifest for its pod.
     #[must_use]
     pub fn with_manifest(self, manifest: PodFacts) -> Self {
         Self { manifest: Some(manifest), ..self }
@@ -71,7 +71,7 @@ impl PolicySources {
         let not_known =
             |why| Desired::NotKnown { why, is_injected: matches!(handed, RuntimeAnnotations::Present(_)) };
         let Some(pod) = &sandbox.pod else {
-            // The plugin leaves alone what the runtime gives no pod's name.
+            // The plugin leaves a sandbox alone when the runtime names no pod.
             return match &sandbox.container {
                 Some(_) => Desired::LeftAlone(LeaveAloneReason::NotKubernetes),
                 None => not_known("which pod it is of is not known".to_owned()),
@@ -117,7 +117,7 @@ impl Desired {
     }
 }
 
-/// The verdict on a namespace in the light of what is known of its pod.
+/// Adapts the verdict on a namespace to the desired state of its pod.
 pub(super) fn answer(desired: &Desired, found: Verdict) -> Verdict {
     match (desired, found.answer) {
         (Desired::LeftAlone(LeaveAloneReason::IstioInit), Answer::NotMeshed) => {
@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_known_of_the_pod_decides_what_a_namespace_without_rules_of_ours_means() {
+    fn the_desired_state_decides_the_verdict_on_a_namespace_without_rules_of_ours() {
         let not_known = |is_injected| Desired::NotKnown { why: "no agent".to_owned(), is_injected };
         let left_alone = Desired::LeftAlone;
         for (desired, found, expected, says) in [

@@ -1,4 +1,4 @@
-//! The sandboxes of a node: from the runtime's result cache, `/run/netns` and `/proc`. Only looks.
+//! Lists the sandboxes of a node from the runtime's result cache, `/run/netns` and `/proc`. Only reads.
 
 use super::processes;
 use super::result_cache;
@@ -13,16 +13,16 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-/// Where the node's state is.
+/// The paths of the node's state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostPaths {
     /// libcni's cache of results.
     pub results: PathBuf,
-    /// Where the host's root directory is seen.
+    /// The host's root directory as `gybe` sees it.
     pub root: PathBuf,
 }
 
-/// What was found.
+/// The sandboxes of a node.
 #[derive(Debug, Default)]
 pub struct SandboxList {
     /// Sandboxes, by name.
@@ -57,7 +57,7 @@ struct Listing {
     by_namespace: BTreeMap<Identity, Sandbox>,
     /// Those in the node's network, and those whose namespace cannot be looked at.
     others: Vec<Sandbox>,
-    /// Those of the processes in each namespace.
+    /// The cgroups of the processes in each namespace.
     cgroups: BTreeMap<Identity, Cgroups>,
     unreadable: Vec<String>,
     /// Sandboxes in the cache whose namespace is not there.
@@ -76,7 +76,7 @@ impl Listing {
             let identity = Identity::at(&path);
             sandbox.network = Network::Own(path);
             match identity {
-                // The sandbox is gone, and its file was left.
+                // The sandbox was removed, and its file was left.
                 Err(NetnsError::Missing { .. }) => self.gone += 1,
                 Err(_) => self.others.push(sandbox),
                 Ok(identity) => match self.by_namespace.entry(identity) {
@@ -91,7 +91,7 @@ impl Listing {
         }
     }
 
-    /// Namespaces with a name, of sandboxes that no cache knows: the file is lost, or never was.
+    /// Adds namespaces with a name whose sandbox has no file in the cache.
     fn add_named_namespaces(&mut self, directory: &Path) {
         let entries = match fs::read_dir(directory) {
             Ok(entries) => entries,
@@ -122,7 +122,7 @@ impl Listing {
 
     fn add_processes(&mut self, proc: &Path) {
         let of_node = Identity::at(&proc.join("1/ns/net")).ok();
-        // A namespace that somebody gave a name may be the node's own.
+        // A namespace with a name may be the node's own.
         if let Some(identity) = of_node {
             self.by_namespace.remove(&identity);
         }
@@ -148,8 +148,7 @@ impl Listing {
         }
     }
 
-    /// Whether the sandbox of this pod is known: another namespace of the pod's is one that its own
-    /// processes made.
+    /// Reports whether the sandbox of this pod is known. Then another namespace of its processes is one that they made.
     fn is_cached(&self, uid: &str) -> bool {
         let is_it = |pod: &PodRef| pod.uid.as_deref() == Some(uid);
         self.by_namespace.values().any(|sandbox| sandbox.pod.as_ref().is_some_and(is_it))

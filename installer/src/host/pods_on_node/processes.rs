@@ -17,7 +17,7 @@ pub(super) struct Process {
     pub(super) cgroup: String,
 }
 
-/// What `/proc` shows.
+/// The processes of a node.
 pub(super) struct Processes {
     pub(super) all: Vec<Process>,
     /// Why the namespace of a pod's process could not be looked at.

@@ -1,4 +1,4 @@
-//! The sandboxes in libcni's cache of results, one file for each network of each living sandbox
+//! The sandboxes in libcni's result cache, which has one file for each network of each sandbox
 //! (`cachedInfo` of libcni/api.go).
 
 use super::{Network, Sandbox};
@@ -22,7 +22,7 @@ struct CachedInfo {
     result: Value,
 }
 
-/// What the cache holds: its sandboxes, several times where a sandbox has several networks.
+/// The sandboxes of the cache, each once for each of its networks.
 pub(super) struct CachedSandboxes {
     pub(super) sandboxes: Vec<Sandbox>,
     pub(super) is_whole: bool,
@@ -35,7 +35,7 @@ pub(super) fn read(results: &Path) -> CachedSandboxes {
     CachedSandboxes { sandboxes, is_whole: read != ResultCache::InPart }
 }
 
-/// The sandbox that a file is about; none for a file of another form, or one that a crash cut off.
+/// Parses a file; none for a file of another form, or one that a crash truncated.
 fn sandbox(bytes: &[u8]) -> Option<Sandbox> {
     let info: CachedInfo = serde_json::from_slice(bytes).ok()?;
     let netns = netns(&info)?;
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn annotations_that_were_handed_over_are_kept_and_none_is_not_the_same_as_unsaid() {
+    fn passed_annotations_are_kept_and_an_empty_list_differs_from_none() {
         let handed = |annotations: Value| {
             let more = json!({ "netns": "/run/netns/a", "capabilityArgs": { POD_ANNOTATIONS: annotations } });
             read(&cached(&more)).unwrap().annotations
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_sandbox_is_passed_over_and_a_hostile_name_is_no_name() {
+    fn a_file_that_is_no_sandbox_is_ignored_and_a_hostile_name_is_rejected() {
         for bytes in
             ["", "{", "[]", "{\"netns\":5}", "{\"netns\":\"relative\"}", "{\"result\":{\"interfaces\":{}}}"]
         {

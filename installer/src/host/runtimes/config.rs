@@ -18,6 +18,8 @@ const MOST: usize = 64;
 pub struct RuntimeConfig {
     pub plugin_dirs: Option<Vec<PathBuf>>,
     pub conf_dir: Option<PathBuf>,
+    /// The network that CRI-O uses; none for the first one by file name.
+    pub default_network: Option<String>,
 }
 
 /// Reads the configuration of the runtime `name` that was started with `arguments`. `root` is the host's root

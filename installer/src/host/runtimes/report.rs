@@ -33,6 +33,9 @@ struct ReportedRuntime {
     /// The conf directory that its configuration names.
     #[serde(default)]
     conf_dir: Option<ReportedDirectory>,
+    /// The network that CRI-O's configuration names.
+    #[serde(default)]
+    default_network: Option<String>,
 }
 
 /// A directory of the host. A mount of it has the same device and inode.
@@ -56,6 +59,7 @@ impl RuntimeReport {
             reads_drop_ins: one.drop_ins.map(|drop_ins| drop_ins == DropIns::Loaded),
             plugin_dirs: one.configured.plugin_dirs.as_ref().map(|dirs| dirs.iter().map(directory).collect()),
             conf_dir: one.configured.conf_dir.as_ref().map(directory),
+            default_network: one.configured.default_network.clone(),
         };
         Self { runtimes: seen.iter().map(of_runtime).collect() }
     }
@@ -89,6 +93,7 @@ impl RuntimeReport {
         Runtimes {
             plugin_directory: compare(plugin_dirs, &directories.programs),
             conf_directory: compare(conf_dirs, &directories.conf),
+            crio_network: self.runtimes.iter().find_map(|one| one.default_network.clone()),
             ..Runtimes::of(kinds)
         }
     }
@@ -133,7 +138,7 @@ mod tests {
             pid: 7,
             watches: RuntimeWatch::Unknown,
             drop_ins: Some(DropIns::Loaded),
-            configured: RuntimeConfig { plugin_dirs, conf_dir: None },
+            configured: RuntimeConfig { plugin_dirs, ..RuntimeConfig::default() },
         }
     }
 
@@ -206,7 +211,8 @@ mod tests {
     fn f37_the_conf_directory_is_compared_with_ours() {
         let host = Host::new("networks");
         let of = |conf_dir: Option<&str>| {
-            let configured = RuntimeConfig { conf_dir: conf_dir.map(PathBuf::from), plugin_dirs: None };
+            let configured =
+                RuntimeConfig { conf_dir: conf_dir.map(PathBuf::from), ..RuntimeConfig::default() };
             host.known(&[RuntimeProcess { configured, ..seen("containerd", None) }]).conf_directory
         };
         assert_eq!(of(None), ConfiguredDirectory::Unknown);

@@ -13,25 +13,25 @@ use crate::xt::{XtMatch, XtTarget, decode_match, decode_target};
 pub(crate) enum Expr {
     /// Loads a value of the packet.
     Load { source: Source, to: usize },
-    /// The packet's mark becomes a register's value.
+    /// Sets the packet's mark from a register.
     SetMark { from: usize },
-    /// The connection's mark does.
+    /// Sets the connection's mark from a register.
     SetConnectionMark { from: usize },
-    /// The connection tracking zone does.
+    /// Sets the connection tracking zone from a register.
     SetZone { from: usize },
-    /// Compares.
+    /// Compares a register with a value.
     Compare { op: u32, at: usize, value: Vec<u8> },
-    /// Inside a range, or outside.
+    /// Tests whether a register is inside a range, or outside.
     Range { inverted: bool, at: usize, first: Vec<u8>, last: Vec<u8> },
     /// `(register & mask) ^ xor`.
     Bitwise { from: usize, to: usize, mask: Vec<u8>, xor: Vec<u8> },
-    /// Turns the bytes of each `size` around.
+    /// Reverses the bytes of each `size`.
     ByteOrder { from: usize, to: usize, length: usize, size: usize },
-    /// Looks a register's value up in a set, or in a map whose data goes into `to`.
+    /// Looks up the value of a register in a set, or in a map whose data goes into `to`.
     Lookup { set: String, at: usize, to: Option<usize>, inverted: bool },
     /// A constant.
     Value { to: usize, value: Vec<u8> },
-    /// Decides.
+    /// A verdict.
     Verdict(Code),
     /// Translates addresses.
     Nat(Nat),
@@ -39,9 +39,9 @@ pub(crate) enum Expr {
     Tproxy { is_for: Option<Family>, port: Option<usize> },
     /// Takes the packet out of connection tracking.
     Untrack,
-    /// Drops, and answers.
+    /// Drops the packet and answers with an error.
     Reject,
-    /// Changes nothing that counts here: a counter, a line in a log.
+    /// Changes no outcome: a counter, a log line.
     Nothing(String),
     /// A test that depends on more than the packet: a limit, a quota.
     Test(String),
@@ -53,16 +53,16 @@ pub(crate) enum Expr {
     Unknown(String),
 }
 
-/// What is loaded.
+/// The source of a loaded value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Source {
     /// `meta`, by its key.
     Meta(u32),
-    /// `ct`, by its key, and the direction that is asked about.
+    /// `ct`, by its key and direction.
     Ct(u32, Option<u8>),
     /// Bytes of the packet's headers.
     Payload { base: u32, offset: u32, length: usize },
-    /// Something else, of which only the name and the length are known.
+    /// Another source, by name and length.
     Other(String, usize),
 }
 
@@ -74,7 +74,7 @@ pub(crate) enum Data {
     Value(Vec<u8>),
 }
 
-/// What a verdict says.
+/// The code of a verdict.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Code {
     Accept,
@@ -88,7 +88,7 @@ pub(crate) enum Code {
     Other(u32),
 }
 
-/// A translation: the registers it takes its values from.
+/// A translation, with the registers of its values.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Nat {
     pub(crate) kind: NatKind,
@@ -98,7 +98,7 @@ pub(crate) struct Nat {
     pub(crate) last_port: Option<usize>,
 }
 
-/// Which translation.
+/// The kind of a translation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NatKind {
     Redirect,
@@ -128,7 +128,7 @@ impl<'b> Fields<'b> {
         usize::try_from(self.number(kind)?).ok()
     }
 
-    /// Where a register begins (`nft_parse_register`): four of 16 bytes, and the same as sixteen of 4.
+    /// The offset of a register (`nft_parse_register`): four of 16 bytes, and the same as sixteen of 4.
     fn register(&self, kind: u16) -> Option<usize> {
         let at = match self.number(kind)? {
             number @ 1..=4 => (number - 1) * 16,
@@ -186,7 +186,7 @@ fn known(name: &str, f: &Fields<'_>, family: u8) -> Option<Expr> {
         "meta" => match (f.register(NFTA_META_SREG), f.number(NFTA_META_KEY)?) {
             (None, key) => Expr::Load { source: Source::Meta(key), to: f.register(NFTA_META_DREG)? },
             (Some(from), NFT_META_MARK) => Expr::SetMark { from },
-            // Priority, packet type, trace: no rule that is evaluated here asks for them exactly.
+            // Priority and trace change no outcome.
             (Some(_), NFT_META_PRIORITY | NFT_META_NFTRACE) => Expr::Nothing("meta set".to_owned()),
             (Some(_), _) => return None,
         },
@@ -200,7 +200,7 @@ fn known(name: &str, f: &Fields<'_>, family: u8) -> Option<Expr> {
             (Some(_), _) => return None,
         },
         "payload" => {
-            // One that writes has a source register.
+            // A payload statement that writes has a source register.
             let to = f.register(NFTA_PAYLOAD_DREG)?;
             let (base, offset) = (f.number(NFTA_PAYLOAD_BASE)?, f.number(NFTA_PAYLOAD_OFFSET)?);
             Expr::Load { source: Source::Payload { base, offset, length: f.size(NFTA_PAYLOAD_LEN)? }, to }
@@ -249,12 +249,12 @@ fn known(name: &str, f: &Fields<'_>, family: u8) -> Option<Expr> {
     })
 }
 
-/// Register 0 is the verdict's: a verdict map.
+/// Register 0 is the verdict: a verdict map.
 fn lookup_target(f: &Fields<'_>) -> Option<usize> {
     f.has(NFTA_LOOKUP_DREG).then(|| f.register(NFTA_LOOKUP_DREG).unwrap_or(VERDICT))
 }
 
-/// Behind every register that values can be in.
+/// The offset of the verdict register, behind all others.
 pub(crate) const VERDICT: usize = 64;
 
 fn bitwise(f: &Fields<'_>) -> Option<Expr> {
@@ -271,7 +271,7 @@ fn nat(f: &Fields<'_>) -> Option<Expr> {
         1 => NatKind::Destination,
         _ => return None,
     };
-    // A whole network mapped onto another (`NF_NAT_RANGE_NETMAP`).
+    // `NF_NAT_RANGE_NETMAP` maps a whole network onto another.
     if f.number(NFTA_NAT_FLAGS).unwrap_or_default() & 1 << 6 != 0 {
         return None;
     }
@@ -290,7 +290,7 @@ fn to_ports(kind: NatKind, f: &Fields<'_>, first: u16) -> Nat {
 }
 
 fn tproxy(f: &Fields<'_>) -> Option<Expr> {
-    // To another address than the packet's own: not followed.
+    // A TPROXY to another address than the packet's is not evaluated.
     if f.has(NFTA_TPROXY_REG_ADDR) {
         return None;
     }
@@ -302,7 +302,7 @@ fn tproxy(f: &Fields<'_>) -> Option<Expr> {
     Some(Expr::Tproxy { is_for, port: f.register(NFTA_TPROXY_REG_PORT) })
 }
 
-/// By the type of the object (`NFT_OBJECT_*`).
+/// Decodes a reference to an object by its type (`NFT_OBJECT_*`).
 fn object(f: &Fields<'_>) -> Option<Expr> {
     let (kind, name) = (f.number(1)?, f.text(2)?);
     match kind {
@@ -313,7 +313,7 @@ fn object(f: &Fields<'_>) -> Option<Expr> {
     }
 }
 
-/// The register and length of what cannot be known from the packet.
+/// The register and length of a value that the packet does not decide.
 fn other(name: &str, f: &Fields<'_>) -> Option<(usize, usize)> {
     let at = match name {
         "socket" | "hash" => 2,

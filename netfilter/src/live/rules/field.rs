@@ -1,4 +1,4 @@
-//! What the registers of a rule hold while it is read, not run: which fields of a packet are compared.
+//! The fields of a packet that a rule compares, by tracking what its statements load into registers.
 
 use super::expr::{Expr, Source};
 use crate::nft::uapi::*;
@@ -20,7 +20,7 @@ pub(crate) enum Field {
     Destination,
     SourcePort,
     DestinationPort,
-    /// Another, by its name.
+    /// Another property, by its name.
     Other(String),
 }
 
@@ -31,9 +31,9 @@ pub(crate) struct Component {
     pub(crate) source: Source,
     /// How many bytes were loaded.
     pub(crate) length: usize,
-    /// The bits that still count.
+    /// The bits that are compared; `None` for all.
     pub(crate) mask: Option<Vec<u8>>,
-    /// The bytes were turned around.
+    /// The bytes were reversed.
     pub(crate) is_swapped: bool,
     /// The field's value is in the machine's byte order.
     pub(crate) is_host_order: bool,
@@ -49,7 +49,7 @@ pub(crate) struct Symbols {
 }
 
 impl Symbols {
-    /// Takes note of what an expression puts into registers.
+    /// Records what an expression loads into registers.
     pub(crate) fn note(&mut self, expr: &Expr) {
         match expr {
             Expr::Load { source, to } => self.load(source, *to),
@@ -109,7 +109,7 @@ impl Symbols {
     }
 
     /// The parts of a key of that length, each with its own length; every part begins at a register of
-    /// 4 bytes. A part of which no field is known takes all that is left.
+    /// 4 bytes. A part without a known field takes the rest of the key.
     pub(crate) fn key(
         &self,
         at: usize,

@@ -1,4 +1,4 @@
-//! iptables-legacy's tables as chains of the model.
+//! Converts the tables of iptables-legacy into chains of the model.
 
 use super::{
     BaseChain, ChainKind, Engine, LiveChain, LiveRule, NamespaceRules, Statement, TableFamily, TableName,
@@ -7,7 +7,7 @@ use crate::ruleset::Family;
 use crate::xt::XtTarget;
 use crate::xt::legacy::{InetHook, LegacyChain, LegacyRule, LegacyTable, table_names, tables};
 
-/// Adds the tables of both families; one that cannot be read is named as such.
+/// Adds the tables of both families; names those that cannot be read.
 pub(super) fn add(found: &mut NamespaceRules) {
     for family in [Family::V4, Family::V6] {
         match tables(family) {

@@ -1,5 +1,5 @@
-//! The rules of the calling thread's namespace, asked of the kernel: nf_tables over netlink, of one
-//! generation, then iptables-legacy's tables.
+//! Reads the rules of the calling thread's namespace: nf_tables over netlink, all lists of one generation, then the
+//! tables of iptables-legacy.
 
 use super::expr::{self, Data};
 use super::ours;
@@ -17,19 +17,19 @@ use crate::routes::Rtnetlink;
 use crate::xt::legacy::InetHook;
 use nix::errno::Errno;
 
-/// How often lists that changed while they were read are read again.
+/// How often the lists are read again when they changed meanwhile.
 const ATTEMPTS: u32 = 5;
 
-/// A namespace with more than this of one kind is not evaluated.
+/// A namespace with more tables, chains or rules is not evaluated.
 const MOST: usize = 20_000;
 
-/// More sets than this are not asked for one by one.
+/// A namespace with more sets is not evaluated.
 const MOST_SETS: usize = 2_000;
 
-/// No more elements than this are read of all sets together.
+/// How many elements are read of all sets together.
 const MOST_ELEMENTS: usize = 100_000;
 
-/// Reads all rules. What is there and cannot be evaluated is named in `opaque`.
+/// Reads all rules; what is not evaluated is named in `opaque`.
 pub(crate) fn read() -> Result<NamespaceRules, RedirectionError> {
     let mut found = nf_tables().map_err(crate::backend::BackendError::from)?;
     super::legacy::add(&mut found);
@@ -58,7 +58,7 @@ fn nf_tables() -> Result<NamespaceRules, NftError> {
     read_by(&mut |request, sequence| connection.0.list(request, sequence))
 }
 
-/// The same by a lister that answers a request of this sequence number.
+/// Reads the rules by a lister: the kernel, or a recording of it.
 pub(super) fn read_by(lister: &mut Lister<'_>) -> Result<NamespaceRules, NftError> {
     for _ in 0..ATTEMPTS {
         match attempt(&mut Lists::of_every_family(lister)) {
@@ -157,7 +157,7 @@ fn table_name(number: u8, name: String) -> Option<TableName> {
     Some(TableName { engine: Engine::NfTables, family: family(number)?, name })
 }
 
-/// The name of a family that is not evaluated.
+/// The name of a family other than ip, ip6 and inet.
 fn other_family(number: u8) -> &'static str {
     match number {
         3 => "arp",
@@ -200,7 +200,7 @@ fn add_chains(found: &mut NamespaceRules, tables: &[Table], chains: &[Entry], ru
     }
 }
 
-/// Where a chain hangs.
+/// The position of a chain.
 enum Placed {
     /// At a hook of the IP layer, or at none.
     At(Option<BaseChain>),
@@ -265,9 +265,9 @@ fn set(entry: &Entry) -> Option<Set> {
     })
 }
 
-/// Puts the listed elements into the set.
+/// Adds the listed elements to the set.
 fn fill(set: &mut Set, entries: &[Entry]) {
-    // Where an interval ends and another starts, the end comes first.
+    // The end of an interval comes before the start of the next at the same key.
     let mut bounds: Vec<(Vec<u8>, bool, Data)> = Vec::new();
     for entry in entries {
         let attributes = entry.attributes();

@@ -30,8 +30,8 @@ pub(super) fn rule<'s>(statements: &[Statement], set: impl Fn(&str) -> Option<&'
     words.join(" ")
 }
 
-/// Adds a word; what `nft` does not print before it goes: the family before an address, and a protocol's
-/// test before a test of its ports.
+/// Adds a word, and removes a word before it that `nft` does not print: the family before an address, and the test of
+/// a protocol before a test of its ports.
 fn add(words: &mut Vec<String>, word: String) {
     let is_port = word.starts_with("dport ") || word.starts_with("sport ");
     let before = words.last().map(String::as_str);
@@ -60,7 +60,7 @@ fn word<'s>(expr: &Expr, symbols: &Symbols, set: &impl Fn(&str) -> Option<&'s Se
             let field = symbols.field(*at);
             let is_state = field.is_some_and(|f| f.field == Field::ConnectionState && f.mask.is_some());
             let op = match *op {
-                // A state is one of a mask when something is left of it.
+                // A state test masks the state and compares with zero.
                 NFT_CMP_NEQ if is_state => "",
                 _ if is_state => "!= ",
                 NFT_CMP_NEQ => "!= ",
@@ -167,7 +167,7 @@ fn states(mask: &[u8]) -> String {
     named.map(|(_, name)| *name).collect::<Vec<_>>().join(",")
 }
 
-/// An address, or the first bytes of one: `nft` loads no more of a network than its prefix has.
+/// An address, or the first bytes of one: `nft` loads only the bytes of a network's prefix.
 fn address(bytes: &[u8]) -> String {
     let whole = |length: usize| {
         let mut padded = bytes.to_vec();

@@ -1,6 +1,8 @@
 use super::*;
 use crate::live::rules::expr::{Code, Source, VERDICT};
+use crate::live::rules::expr::{Data, Expr};
 use crate::live::rules::{Element, Engine, TableName};
+use crate::live::rules::{LiveChain, LiveRule, NamespaceRules, Set, Statement, TableFamily};
 use crate::nft::uapi::{NFT_CMP_EQ, NFT_META_MARK, NFT_PAYLOAD_TRANSPORT_HEADER};
 
 const TRANSPORT: u32 = NFT_PAYLOAD_TRANSPORT_HEADER;
@@ -25,7 +27,7 @@ fn values(exprs: Vec<Expr>, sets: Vec<Set>) -> Values {
     let chain =
         LiveChain { table: table(), name: "theirs".to_owned(), base: None, rules: vec![rule], age: None };
     let mut values = Values::default();
-    values.add_observed(&NamespaceRules { chains: vec![chain], sets, ..NamespaceRules::default() });
+    values.add_live(&NamespaceRules { chains: vec![chain], sets, ..NamespaceRules::default() });
     values
 }
 
@@ -42,6 +44,20 @@ fn a_value_below_at_and_above_a_bound_is_tried() {
     assert_eq!(ports.len(), 3, "{ports:?}");
     assert!(ports.first().is_some_and(|port| (1..1024).contains(port)), "{ports:?}");
     assert!(ports.contains(&1024) && ports.iter().any(|port| *port > 1024), "{ports:?}");
+}
+
+/// Answers have the ports of the first packet exchanged.
+#[test]
+fn another_owners_test_of_a_port_is_also_one_of_answers() {
+    let to_clients =
+        values(vec![payload(TRANSPORT, 2, 2), compare(NFT_CMP_EQ, &50_000_u16.to_be_bytes())], vec![]);
+    assert!(of(&to_clients, Property::SourcePort).contains(&50_000));
+    let to_servers =
+        values(vec![payload(TRANSPORT, 2, 2), compare(NFT_CMP_EQ, &22_u16.to_be_bytes())], vec![]);
+    assert!(!of(&to_servers, Property::SourcePort).contains(&22), "no client calls from port 22");
+    let from_servers =
+        values(vec![payload(TRANSPORT, 0, 2), compare(NFT_CMP_EQ, &22_u16.to_be_bytes())], vec![]);
+    assert!(of(&from_servers, Property::DestinationPort).contains(&22));
 }
 
 fn verdict_map(elements: &[(u16, Code)]) -> Set {
@@ -115,10 +131,7 @@ fn a_comparison_that_cannot_be_evaluated_is_named() {
         Expr::Bitwise { from: 0, to: 0, mask: vec![0xff; 4], xor: vec![1; 4] },
         compare(NFT_CMP_EQ, &[0; 4]),
     ];
-    assert_eq!(
-        values(exprs, vec![]).not_evaluated,
-        ["a comparison that is not evaluated: inet other theirs: a rule"]
-    );
+    assert_eq!(values(exprs, vec![]).not_evaluated, ["comparison not evaluated: inet other theirs: a rule"]);
     // What the sender chooses is tried both ways by the walk.
     let flags = vec![payload(TRANSPORT, 13, 1), compare(NFT_CMP_EQ, &[2])];
     assert!(values(flags, vec![]).not_evaluated.is_empty());

@@ -1,7 +1,7 @@
-//! A table's bytes as chains and rules: pure, and no further than the bytes reach.
+//! Decodes the bytes of a table into chains and rules. Pure; stays within the bytes.
 //!
 //! A table is a run of entries. A built-in chain begins where the table's hook says, a user chain after
-//! an entry with the target ERROR, which bears its name; each ends with its policy or an unconditional
+//! an entry with the target ERROR, which has its name; each ends with its policy or an unconditional
 //! RETURN, and the table with a last ERROR (`translate_table`, net/ipv4/netfilter/ip_tables.c, v6.18).
 
 use super::sockopt::Info;
@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 const HOOKS: [InetHook; 5] =
     [InetHook::Prerouting, InetHook::Input, InetHook::Forward, InetHook::Output, InetHook::Postrouting];
 
-/// Where the fields of `struct ipt_entry` and `struct ip6t_entry` are.
+/// The offsets of the fields of `struct ipt_entry` and `struct ip6t_entry`.
 struct Layout {
     /// Source, destination and their masks come first, each this long.
     address: usize,
@@ -55,7 +55,7 @@ const INTERFACE: usize = 16;
 const EXTENSION: usize = 32;
 const EXTENSION_NAME: usize = 29;
 
-/// One entry and where it stands.
+/// An entry and its offset.
 #[derive(Clone, Copy)]
 struct Entry<'a> {
     at: usize,
@@ -131,7 +131,7 @@ impl<'a> Entry<'a> {
 struct Reader<'l> {
     family: Family,
     layout: &'l Layout,
-    /// The chains by where their first entry stands.
+    /// The chains by the offset of their first entry.
     names: BTreeMap<usize, String>,
 }
 
@@ -176,7 +176,7 @@ impl Reader<'_> {
         if !name.is_empty() {
             return Some(Some(decoded));
         }
-        // Not negative: the place of the entry where the walk goes on.
+        // Not negative: the offset of the entry where the evaluation continues.
         let Ok(place) = usize::try_from(target.array(EXTENSION).map(i32::from_ne_bytes)?) else {
             return Some(Some(decoded));
         };
@@ -188,7 +188,7 @@ impl Reader<'_> {
         Some(Some(if is_goto { XtTarget::Goto(chain) } else { XtTarget::Jump(chain) }))
     }
 
-    /// What the header cannot say in its own words it adds to `others`.
+    /// Tests that have no place in the header are added to `others`.
     fn header(&self, fields: Fields<'_>, others: &mut Vec<XtMatch>) -> Option<Header> {
         let layout = self.layout;
         let (flags, inverted) = (u32::from(fields.u8(layout.flags)?), u32::from(fields.u8(layout.inverted)?));

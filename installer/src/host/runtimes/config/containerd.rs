@@ -64,6 +64,7 @@ fn of_files(files: &[Table]) -> Option<RuntimeConfig> {
     let text = |key: &str| cni.get(key).and_then(Value::as_str).map(str::to_owned);
     let several = cni.get("bin_dirs").map_or(Some(Vec::new()), texts)?;
     Some(RuntimeConfig {
+        default_network: None,
         plugin_dirs: directories(text("bin_dir").into_iter().chain(several)),
         conf_dir: text("conf_dir").filter(|path| !path.is_empty()).map(PathBuf::from),
     })

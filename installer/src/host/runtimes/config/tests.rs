@@ -102,6 +102,13 @@ fn f37_the_last_cri_o_file_that_names_plugin_directories_decides() {
     assert_eq!(host.dirs("crio", "crio --config-dir /nowhere").unwrap().len(), 2);
     assert_eq!(Host::with("crio-0", &[]).dirs("crio", "crio"), None);
     assert_eq!(host.dirs("dockerd", "dockerd"), None);
+    let named = |words: &str| {
+        let drop_in = [(drop_in, "[crio.network]\ncni_default_network = 'mesh'\n")];
+        Host::with("crio-named", &drop_in).configured("crio", words).default_network
+    };
+    assert_eq!(named("crio").as_deref(), Some("mesh"));
+    assert_eq!(named("crio --cni-default-network other").as_deref(), Some("other"));
+    assert_eq!(host.configured("crio", "crio").default_network, None);
 }
 
 #[test]

@@ -1,0 +1,172 @@
+//! The path of one packet: from a socket or an interface through the hooks, with connection tracking and address
+//! translation, by way of `lo` where routing says so.
+
+use super::hooks::{self, Item, Place};
+use super::packet::{ConntrackEntry, HookInterface, Tracking};
+use super::{HookEnd, LOOPBACK, PacketEnd, SYN_ACK, UnknownFact, Walk};
+use crate::trace::Transport;
+use crate::xt::legacy::InetHook;
+
+impl Walk<'_> {
+    /// A socket of the namespace sends the packet.
+    pub(super) fn leave(&mut self) -> PacketEnd {
+        let before = self.packet.destination;
+        if let Some(end) = self.hook(InetHook::Output) {
+            return end;
+        }
+        // The kernel routes again when the destination changed; the rest of the hook has the interface of before
+        // (`struct nf_hook_state`).
+        if self.packet.destination != before {
+            self.packet.leaves = match self.is_inside(self.packet.destination) {
+                true => HookInterface::Name(LOOPBACK.to_owned()),
+                false if self.packet.leaves == HookInterface::Name(LOOPBACK.to_owned()) => {
+                    HookInterface::Unknown
+                }
+                false => self.packet.leaves.clone(),
+            };
+        }
+        if let Some(end) = self.hook(InetHook::Postrouting) {
+            return end;
+        }
+        if self.packet.leaves != HookInterface::Name(LOOPBACK.to_owned()) {
+            return PacketEnd::Outside;
+        }
+        self.packet.arrives = std::mem::replace(&mut self.packet.leaves, HookInterface::None);
+        // `loopback_xmit` removes the socket; connection and mark stay.
+        self.packet.owner = None;
+        self.arrive()
+    }
+
+    /// The packet arrives by an interface.
+    pub(super) fn arrive(&mut self) -> PacketEnd {
+        if let Some(end) = self.hook(InetHook::Prerouting) {
+            return end;
+        }
+        let is_by_loopback = self.packet.arrives == HookInterface::Name(LOOPBACK.to_owned());
+        let stays = self.packet.intercepted.is_some()
+            || is_by_loopback
+            || self.delivered_by.is_some_and(|mark| mark != 0 && mark == self.packet.mark)
+            || self.is_inside(self.packet.destination);
+        if stays {
+            return self.hook(InetHook::Input).unwrap_or(PacketEnd::Inside);
+        }
+        self.packet.leaves = HookInterface::Unknown;
+        let forwarded = self.hook(InetHook::Forward).or_else(|| self.hook(InetHook::Postrouting));
+        forwarded.unwrap_or(PacketEnd::Outside)
+    }
+
+    /// Runs a hook; returns the end of the path when the packet goes no further.
+    fn hook(&mut self, hook: InetHook) -> Option<PacketEnd> {
+        let mut places = hooks::at(self.rules, hook, self.packet.is_v6());
+        self.decide_order(&mut places);
+        for place in places {
+            let end = match place.item {
+                Item::Chain(index) => self.chain(index, hook),
+                Item::Tracking => {
+                    self.track();
+                    HookEnd::Passes
+                }
+                Item::Translation => self.translation(hook),
+            };
+            match end {
+                HookEnd::Passes => {}
+                HookEnd::Dropped => return Some(PacketEnd::Dropped),
+                HookEnd::Unknown => return Some(PacketEnd::Unknown),
+            }
+        }
+        // The next hook has another pair of interfaces.
+        if hook == InetHook::Input {
+            self.packet.leaves = HookInterface::None;
+        }
+        None
+    }
+
+    fn decide_order(&mut self, places: &mut [Place]) {
+        let chain = |place: &Place| match place.item {
+            Item::Chain(index) => index,
+            Item::Tracking | Item::Translation => usize::MAX,
+        };
+        for run in places.chunk_by_mut(|before, _| before.may_come_after_next) {
+            // Selects the first of the remaining chains: every order is tried once.
+            for from in 0..run.len() {
+                let Some((first, rest)) = run.get_mut(from..).and_then(<[Place]>::split_first_mut) else {
+                    continue;
+                };
+                for other in rest {
+                    if self.choices.assume(UnknownFact::Order(chain(first), chain(other))) {
+                        break;
+                    }
+                    std::mem::swap(&mut first.item, &mut other.item);
+                }
+            }
+        }
+    }
+
+    /// `nf_conntrack_in`: leaves a packet that already has a connection, or was taken out of tracking.
+    fn track(&mut self) {
+        if self.packet.tracking != Tracking::NotYet {
+            return;
+        }
+        let zone = self.packet.zone.unwrap_or(0);
+        let tuple = (self.packet.source, self.packet.destination);
+        let found = self.entries.iter().enumerate().find_map(|(index, entry)| match entry {
+            entry if entry.zone != zone => None,
+            entry if entry.original == tuple => Some((index, Tracking::Original)),
+            entry if entry.reply == tuple => Some((index, Tracking::Reply)),
+            _ => None,
+        });
+        self.packet.tracking = match found {
+            Some((index, tracking)) => {
+                self.current = index;
+                tracking
+            }
+            // An answer without a first packet begins no connection (`tcp_new`).
+            None if self.packet.flags == SYN_ACK && self.packet.protocol == Transport::Tcp => {
+                Tracking::Invalid
+            }
+            None => {
+                self.current = self.entries.len();
+                self.entries.push(ConntrackEntry::new(tuple.0, tuple.1, zone, 0));
+                Tracking::Original
+            }
+        };
+    }
+
+    /// `nf_nat_inet_fn`: the chains run for the first packet only; every packet is translated.
+    fn translation(&mut self, hook: InetHook) -> HookEnd {
+        let is_destination = matches!(hook, InetHook::Prerouting | InetHook::Output);
+        let is_reply = match self.packet.tracking {
+            Tracking::Original => false,
+            Tracking::Reply => true,
+            Tracking::NotYet | Tracking::Untracked | Tracking::Invalid => return HookEnd::Passes,
+        };
+        let half = |entry: &ConntrackEntry| if is_destination { entry.destination } else { entry.source };
+        let is_decided =
+            |walk: &Self| walk.entries.get(walk.current).is_none_or(|e| e.is_known || half(e).is_decided);
+        if !is_decided(self) {
+            let mut places = hooks::translating(self.rules, hook, self.packet.is_v6());
+            self.decide_order(&mut places);
+            for place in places {
+                let Item::Chain(index) = place.item else { continue };
+                match self.chain(index, hook) {
+                    HookEnd::Passes if is_decided(self) => break,
+                    HookEnd::Passes => {}
+                    end => return end,
+                }
+            }
+        }
+        let Some(entry) = self.entries.get_mut(self.current) else { return HookEnd::Passes };
+        let decided = if is_destination { &mut entry.destination } else { &mut entry.source };
+        decided.is_decided = true;
+        // An answer is translated back at the hook of the other half.
+        let turned = if is_destination != is_reply { entry.destination } else { entry.source };
+        if turned.is_done {
+            let (from, to) = if is_reply { entry.original } else { entry.reply };
+            match is_destination {
+                true => self.packet.destination = from,
+                false => self.packet.source = to,
+            }
+        }
+        HookEnd::Passes
+    }
+}
