@@ -43,7 +43,7 @@ fn fault(kubeconfig: &Path) -> String {
 }
 
 #[test]
-fn a_pod_is_told_and_one_that_is_not_there_is_unknown() {
+fn a_pod_is_returned_and_a_missing_one_is_unknown() {
     let ground = Ground::new("facts");
     let kubeconfig = ground.server.kubeconfig(&ground.directory).unwrap();
     assert_eq!(answer(&kubeconfig), FactsResponse::Unknown);
@@ -56,7 +56,7 @@ fn a_pod_is_told_and_one_that_is_not_there_is_unknown() {
 }
 
 #[test]
-fn what_the_server_says_is_told() {
+fn the_servers_error_is_reported() {
     let ground = Ground::new("facts-said");
     let late = ground.server.tokens().issue(Validity::Expired);
     let kubeconfig = ground.server.kubeconfig_with(&ground.directory, &late).unwrap();
@@ -73,7 +73,7 @@ fn what_the_server_says_is_told() {
 }
 
 #[test]
-fn a_kubeconfig_that_is_none_is_named_and_not_quoted() {
+fn an_invalid_kubeconfig_is_named_and_not_quoted() {
     let ground = Ground::new("facts-none");
     let path = ground.directory.join("kubeconfig");
     assert!(fault(&path).contains("kubeconfig cannot be read: No such file"));
@@ -104,7 +104,7 @@ fn a_kubeconfig_that_is_none_is_named_and_not_quoted() {
 }
 
 #[test]
-fn a_token_in_a_file_beside_the_kubeconfig_is_found() {
+fn a_token_file_next_to_the_kubeconfig_is_found() {
     let ground = Ground::new("facts-file");
     ground.put("cart-0", "u0");
     let path = ground.server.kubeconfig(&ground.directory).unwrap();

@@ -33,7 +33,7 @@ fn what_happened_while_history_was_forgotten_is_found_by_a_list() {
 }
 
 #[test]
-fn a_watch_that_is_told_410_goes_on_after_a_list() {
+fn a_watch_continues_with_a_list_after_410() {
     let (ground, watched) = scene("expired");
     ground.put("cart-1", "u1");
     ground.server.compact();
@@ -43,7 +43,7 @@ fn a_watch_that_is_told_410_goes_on_after_a_list() {
 }
 
 #[test]
-fn a_watch_that_breaks_off_or_ends_goes_on_where_it_was() {
+fn a_watch_that_breaks_off_or_ends_continues_from_its_version() {
     let (ground, watched) = scene("breaks");
     for (round, end) in [false, true].into_iter().enumerate() {
         let before = watched.state().reconnects;
@@ -59,7 +59,7 @@ fn a_watch_that_breaks_off_or_ends_goes_on_where_it_was() {
 }
 
 #[test]
-fn a_server_that_fails_is_tried_again_and_what_is_known_is_answered() {
+fn a_failing_server_is_retried_and_known_pods_are_answered_for() {
     for trouble in
         [FaultKind::Fails(500), FaultKind::Fails(502), FaultKind::Fails(503), FaultKind::Disconnects]
     {

@@ -130,7 +130,7 @@ fn reconnects_of_the_watch_and_errors_of_the_api_server_are_counted() {
 }
 
 #[test]
-fn a_nodes_label_goes_into_its_entry_and_stays_there_while_nobody_can_be_asked() {
+fn a_nodes_label_goes_into_its_entry_and_stays_while_the_api_server_is_down() {
     let mut cluster = Cluster::new("cluster-label");
     cluster.labels(&json!({ "gybe.dev/backend": "iptables-legacy" }));
     drop(cluster.ready());
@@ -154,7 +154,7 @@ fn a_nodes_label_goes_into_its_entry_and_stays_there_while_nobody_can_be_asked()
 }
 
 #[test]
-fn istio_cnis_agent_is_seen_among_this_nodes_pods() {
+fn istio_cnis_agent_is_found_among_this_nodes_pods() {
     let cluster = Cluster::new("cluster-istio");
     cluster.pod("istio-cni-node-abcde");
     let entry = PRIMARY.replace("calico\"\n    }", "calico\"\n    },\n    { \"type\": \"istio-cni\" }");
@@ -168,7 +168,7 @@ fn istio_cnis_agent_is_seen_among_this_nodes_pods() {
 }
 
 #[test]
-fn with_the_daemonset_it_goes_only_when_that_is_wanted_and_true() {
+fn the_agent_uninstalls_with_its_daemonset_only_when_that_is_configured_and_the_daemonset_is_gone() {
     let mut cluster = Cluster::new("cluster-gone");
     for (wanted, before, after, leaves) in [
         ("false", true, false, false),
@@ -194,7 +194,7 @@ fn with_the_daemonset_it_goes_only_when_that_is_wanted_and_true() {
 }
 
 #[test]
-fn f29_where_nobody_may_say_whether_the_daemonset_is_gone_everything_stays() {
+fn f29_when_the_api_server_refuses_to_show_the_daemonset_nothing_is_uninstalled() {
     let mut cluster = Cluster::new("cluster-refused");
     cluster.node.configures(&[("leave_when_daemonset_gone", "true")]);
     for refuse in

@@ -81,7 +81,7 @@ fn f05_a_conflict_over_the_chain_is_reported_with_its_likely_owner_and_writes_ar
 }
 
 #[test]
-fn f05_a_fight_over_programs_is_told_with_the_rival_and_the_chain_is_repaired_at_once_all_the_same() {
+fn f05_a_conflict_over_programs_is_reported_with_its_likely_owner_and_does_not_delay_the_chain() {
     let node = Node::new("fight-programs");
     let (theirs, new) = (node.root.join("another"), node.root.join("bin/.theirs"));
     node.brings("another");

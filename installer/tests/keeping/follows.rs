@@ -37,7 +37,7 @@ fn a_changed_configmap_is_followed_in_one_write() {
 }
 
 #[test]
-fn a_configmap_that_makes_no_sense_is_told_once_and_the_one_before_holds() {
+fn an_invalid_configmap_is_logged_once_and_the_settings_before_it_hold() {
     let mut node = Node::new("senseless");
     node.configures(&[("log_level", "debug")]);
     node.puts(FILE, PRIMARY);
@@ -60,7 +60,7 @@ fn a_configmap_that_makes_no_sense_is_told_once_and_the_one_before_holds() {
 
 /// As the last agent has left it, or the primary has written it since.
 #[test]
-fn a_configmap_that_makes_no_sense_at_the_start_keeps_nobody_from_an_answer_and_the_node_as_it_is() {
+fn with_an_invalid_configmap_at_the_start_queries_are_answered_and_the_node_stays_as_it_is() {
     let mut node = Node::new("nonsense");
     node.configures(&[("log_level", "debug")]);
     node.puts(FILE, PRIMARY);
@@ -106,7 +106,7 @@ fn a_configmap_that_cannot_be_read_at_the_start_is_waited_for_too() {
 }
 
 #[test]
-fn an_environment_that_makes_no_sense_is_told_at_once_with_the_configmap_and_nothing_is_done() {
+fn an_invalid_environment_is_reported_at_once_with_the_configmap_and_changes_nothing() {
     let mut node = Node::new("refused");
     node.puts(FILE, PRIMARY);
     node.sets("AMBIENT_ENABLED", "true");

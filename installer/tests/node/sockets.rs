@@ -27,7 +27,7 @@ fn worked(agent: &Agent) -> u64 {
 }
 
 #[test]
-fn f14_sockets_that_somebody_takes_away_stand_again() {
+fn f14_removed_sockets_are_created_again() {
     let mut agent = Agent::start(scratch("taken-away"));
     let run = agent.directory.join("run");
     for whole in [false, true] {

@@ -50,7 +50,7 @@ impl Drop for Watcher {
 }
 
 #[test]
-fn what_the_plugin_forgets_is_found_out_again_until_it_is_told_to_stop() {
+fn a_removed_report_is_probed_again_until_sigterm() {
     let (host, container) = (Host::without("watch", &[]), Container::new("watch"));
     let mut watcher = Watcher::start(&host, &container);
     let first = watcher.next();
