@@ -1,13 +1,13 @@
 #!/bin/sh
-# Writes what kustomize makes of each overlay to target/manifests/PLATFORM.yaml, and of the default one
-# with each component to with-COMPONENT.yaml. Takes the kustomize that is installed, or kubectl's, when it is of version 5; where there is neither, builds one with Go:
-# the one installed, or Debian 13's, unpacked below target/tools.
+# Builds each overlay with kustomize into target/manifests/PLATFORM.yaml, and the default overlay with each component
+# into with-COMPONENT.yaml. Uses the installed kustomize or kubectl's if its version is 5 or later. Otherwise builds
+# kustomize with Go: the installed one, or Debian 13's, which it unpacks below target/tools.
 set -eu
 cd "$(dirname "$0")/.."
 
 version=v5.7.1
-# Its go.mod asks for 1.22.7; Debian 12 has 1.19.
-go_wanted='go1\.(2[3-9]|[3-9][0-9])'
+# kustomize's go.mod requires 1.22.7; Debian 12 has 1.19.
+required_go='go1\.(2[3-9]|[3-9][0-9])'
 tools="$PWD/target/tools"
 of_version_5='v([5-9]|[1-9][0-9]+)\.'
 
@@ -18,7 +18,7 @@ go_of_debian() {
 
 build_kustomize() {
     go=go
-    go version 2>/dev/null | grep -Eq "$go_wanted" || go_of_debian
+    go version 2>/dev/null | grep -Eq "$required_go" || go_of_debian
     GOBIN="$tools" GOFLAGS=-buildvcs=false "$go" install "sigs.k8s.io/kustomize/kustomize/v5@$version"
 }
 
@@ -40,7 +40,7 @@ done
 for component in manifests/components/*/; do
     name=$(basename "$component")
     mkdir -p "target/components/$name"
-    # As an operator's own overlay does.
+    # The same as an operator's overlay.
     cat >"target/components/$name/kustomization.yaml" <<END
 apiVersion: kustomize.config.k8s.io/v1beta1
 kind: Kustomization

@@ -1,10 +1,10 @@
-//! Each platform's manifests as kustomize makes them: all that holds for the base holds for them, and
-//! the directories are the platform's. `make test-manifests` makes them first.
+//! The manifests of each platform, which `make test-manifests` builds first: the assertions about the base hold for
+//! them, and their directories are the platform's.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
     clippy::indexing_slicing,
-    reason = "a test that meets what it did not expect has nothing better to do"
+    reason = "a failed expectation ends the test"
 )]
 
 #[path = "deployment/objects.rs"]
@@ -13,8 +13,8 @@ mod objects;
 mod pod;
 #[path = "deployment/rights.rs"]
 mod rights;
-#[path = "deployment/wishes.rs"]
-mod wishes;
+#[path = "deployment/settings.rs"]
+mod settings;
 
 use gybe_installer::host::desired::Shape;
 use gybe_installer::host::observe::FileName;
@@ -28,7 +28,7 @@ const CONF: &str = "/etc/cni/net.d";
 const BIN: &str = "/opt/cni/bin";
 const K3S: &str = "/var/lib/rancher/k3s/agent/etc/cni/net.d";
 
-/// Where each platform's runtime looks for conf files and for plugins.
+/// The directories of conf files and of plugins of each platform's runtime.
 const PLATFORMS: [(&str, &str, &str); 7] = [
     ("default", CONF, BIN),
     ("gke", CONF, "/home/kubernetes/bin"),
@@ -39,7 +39,7 @@ const PLATFORMS: [(&str, &str, &str); 7] = [
     ("openshift", "/etc/cni/multus/net.d", "/var/lib/cni/bin"),
 ];
 
-fn made(platform: &str) -> Objects {
+fn built(platform: &str) -> Objects {
     Objects::in_file(&Path::new("../target/manifests").join(platform).with_extension("yaml"))
 }
 
@@ -49,16 +49,16 @@ fn host_path(objects: &Objects, volume: &str) -> String {
 }
 
 #[test]
-fn all_that_holds_for_the_base_holds_on_every_platform() {
+fn the_assertions_about_the_base_hold_on_every_platform() {
     for (platform, conf, bin) in PLATFORMS {
         println!("{platform}");
-        let objects = made(platform);
-        objects.assert_known();
+        let objects = built(platform);
+        objects.assert_all_fields_known();
         rights::assert_read_only(&objects);
         pod::assert_confined(&objects);
         pod::assert_consistent(&objects);
-        wishes::assert_understood(&objects);
-        wishes::assert_arguments(&objects);
+        settings::assert_accepted(&objects);
+        settings::assert_arguments_accepted(&objects);
         assert_eq!(
             (host_path(&objects, "cni-conf"), host_path(&objects, "cni-bin")),
             (conf.into(), bin.into())
@@ -67,45 +67,45 @@ fn all_that_holds_for_the_base_holds_on_every_platform() {
 }
 
 #[test]
-fn every_overlay_is_a_platform_that_is_looked_at() {
+fn every_overlay_is_tested() {
     let overlays = fs::read_dir("../manifests/overlays").unwrap().map(|entry| entry.unwrap().file_name());
     let overlays: BTreeSet<_> = overlays.map(|name| name.into_string().unwrap()).collect();
     assert_eq!(overlays, PLATFORMS.map(|(name, ..)| name.to_owned()).into());
 }
 
 #[test]
-fn a_foreign_owner_s_directories_cost_three_capabilities_and_nothing_else() {
-    let (usual, mut pod) = (made("default").pod(), made("with-foreign-owner").pod());
+fn the_component_foreign_owner_adds_only_three_capabilities() {
+    let (default, mut pod) = (built("default").pod(), built("with-foreign-owner").pod());
     let install = pod.containers.iter_mut().find(|container| container.name == "install").unwrap();
     let capabilities = install.security_context.as_mut().unwrap().capabilities.as_mut().unwrap();
     let added = capabilities.add.take().unwrap();
     assert_eq!(added, ["DAC_OVERRIDE", "CHOWN", "FOWNER"]);
-    assert_eq!(pod, usual);
+    assert_eq!(pod, default);
 }
 
 #[test]
-fn on_selinux_the_pod_gets_a_type_and_nothing_else() {
-    let (usual, mut pod) = (made("default").pod(), made("with-selinux").pod());
+fn the_component_selinux_sets_only_the_type() {
+    let (default, mut pod) = (built("default").pod(), built("with-selinux").pod());
     let options = pod.security_context.as_mut().unwrap().se_linux_options.take().unwrap();
     assert_eq!(options.type_.as_deref(), Some("spc_t"));
-    assert_eq!(pod, usual);
+    assert_eq!(pod, default);
 }
 
 #[test]
-fn every_component_is_tried() {
+fn every_component_is_tested() {
     let components = fs::read_dir("../manifests/components").unwrap().map(|entry| entry.unwrap().file_name());
     let components: BTreeSet<_> = components.map(|name| name.into_string().unwrap()).collect();
     assert_eq!(components, ["foreign-owner", "selinux"].map(str::to_owned).into());
 }
 
 #[test]
-fn on_openshift_the_entry_is_the_network_that_multus_is_asked_for() {
-    let objects = made("openshift");
+fn on_openshift_the_entry_is_the_network_that_the_injector_requests() {
+    let objects = built("openshift");
     let networks: Vec<serde_json::Value> = objects.of("NetworkAttachmentDefinition");
     let [network] = networks.as_slice() else { panic!("{networks:?}") };
     let metadata = &network["metadata"];
     assert_eq!((&metadata["namespace"], &metadata["name"]), (&"default".into(), &"istio-cni".into()));
-    let settings = Settings::read(&wishes::given(&objects)).unwrap();
+    let settings = Settings::read(&settings::settings_sources(&objects)).unwrap();
     assert_eq!(settings.options.shape, Shape::Standalone { file: FileName::new("istio-cni.conf").unwrap() });
     let context = objects.pod().security_context.unwrap();
     assert_eq!(context.se_linux_options.unwrap().type_.as_deref(), Some("spc_t"));

@@ -1,72 +1,81 @@
-//! The manifests as they lie there, before any platform's overlay: what the API server would take, what
-//! the pod may do, and whether the program finds what it was promised.
+//! The manifests of the base: valid objects, minimal rights, and settings that the program accepts.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
     clippy::indexing_slicing,
-    reason = "a test that meets what it did not expect has nothing better to do"
+    reason = "a failed expectation ends the test"
 )]
 
-#[cfg(test)]
-mod image;
-#[cfg(test)]
-mod left;
-#[cfg(test)]
+mod left_script;
 mod objects;
-#[cfg(test)]
 mod pod;
-#[cfg(test)]
 mod rights;
-#[cfg(test)]
-mod wishes;
+mod settings;
 
-#[cfg(test)]
-mod tests {
-    use super::objects::Objects;
-    use super::{left, pod, rights, wishes};
-    use std::path::Path;
+use objects::Objects;
+use std::fs;
+use std::path::Path;
 
-    fn base() -> Objects {
-        Objects::in_directory(Path::new("../manifests/base"))
-    }
+fn base() -> Objects {
+    Objects::in_directory(Path::new("../manifests/base"))
+}
 
-    #[test]
-    fn every_object_is_one_that_kubernetes_knows_to_the_last_field() {
-        base().assert_known();
-    }
+#[test]
+fn every_field_of_every_object_is_known_to_kubernetes() {
+    base().assert_all_fields_known();
+}
 
-    #[test]
-    fn leaving_waits_for_every_agent() {
-        left::assert_every_agent_is_waited_for();
-    }
+#[test]
+fn the_agent_has_only_rights_to_read() {
+    rights::assert_read_only(&base());
+}
 
-    #[test]
-    fn leaving_waits_for_nodes_whose_agent_is_not_there() {
-        left::assert_nodes_without_an_agent_are_waited_for();
-    }
+#[test]
+fn no_container_is_privileged_and_each_has_only_the_capabilities_it_needs() {
+    pod::assert_confined(&base());
+}
 
-    #[test]
-    fn the_agent_may_read_and_nothing_else() {
-        rights::assert_read_only(&base());
-    }
+#[test]
+fn selectors_labels_and_references_are_consistent() {
+    pod::assert_consistent(&base());
+}
 
-    #[test]
-    fn nobody_is_privileged_and_each_container_has_just_what_it_needs() {
-        pod::assert_confined(&base());
-    }
+#[test]
+fn the_program_accepts_the_settings_and_its_directories_are_mounted() {
+    settings::assert_accepted(&base());
+}
 
-    #[test]
-    fn selector_labels_and_references_belong_together() {
-        pod::assert_consistent(&base());
-    }
+#[test]
+fn the_program_accepts_its_arguments() {
+    settings::assert_arguments_accepted(&base());
+}
 
-    #[test]
-    fn the_program_understands_its_settings_and_finds_its_directories() {
-        wishes::assert_understood(&base());
-    }
+/// The instructions of the Dockerfile: names and arguments.
+fn instructions() -> Vec<(String, Vec<String>)> {
+    let text = fs::read_to_string("../manifests/Dockerfile").unwrap();
+    let lines = text.lines().filter(|line| !line.starts_with('#') && !line.trim().is_empty());
+    let parse = |line: &str| {
+        let (name, arguments) = line.split_once(' ').unwrap();
+        (name.to_owned(), arguments.split(' ').map(str::to_owned).collect())
+    };
+    lines.map(parse).collect()
+}
 
-    #[test]
-    fn the_program_takes_its_arguments() {
-        wishes::assert_arguments(&base());
+#[test]
+fn the_image_contains_only_the_two_programs() {
+    let instructions = instructions();
+    let names: Vec<_> = instructions.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(names, ["FROM", "COPY", "USER", "ENV", "ENTRYPOINT"]);
+    assert_eq!(instructions[0].1, ["scratch"]);
+    assert_eq!(instructions[1].1, ["dist/gybe", "dist/gybe-cni", "/opt/gybe/bin/"]);
+    let ignored = fs::read_to_string("../manifests/Dockerfile.dockerignore").unwrap();
+    assert_eq!(ignored, "*\n!dist/gybe\n!dist/gybe-cni\n", "the build context has only the copied files");
+}
+
+#[test]
+fn both_containers_run_a_program_of_this_versions_image() {
+    for container in base().pod().containers {
+        assert_eq!(container.image.as_deref(), Some(concat!("gybe:", env!("CARGO_PKG_VERSION"))));
+        assert_eq!(container.command.unwrap()[0], "/opt/gybe/bin/gybe");
     }
 }

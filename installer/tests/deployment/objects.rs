@@ -1,4 +1,4 @@
-//! Kubernetes objects out of YAML: each read as its own type, and nothing in it that the type does not have.
+//! Kubernetes objects in YAML, each parsed as its type without unknown fields.
 
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{ConfigMap, Container, Namespace, PodSpec, ResourceQuota, ServiceAccount};
@@ -9,10 +9,10 @@ use serde_json::Value;
 use std::fs;
 use std::path::Path;
 
-/// Everything of a deployment.
+/// All objects of a deployment.
 pub(crate) struct Objects(Vec<Value>);
 
-/// Of Multus, which Kubernetes does not know.
+/// A custom resource of Multus.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct NetworkAttachmentDefinition {
@@ -23,8 +23,8 @@ struct NetworkAttachmentDefinition {
 }
 
 impl Objects {
-    /// Of every file there but the one that is kustomize's own.
-    #[allow(dead_code, reason = "the base's tests read so")]
+    /// Reads every file of a directory except `kustomization.yaml`.
+    #[allow(dead_code, reason = "only the tests of the base use it")]
     pub(crate) fn in_directory(directory: &Path) -> Self {
         let mut files: Vec<_> = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).collect();
         files.sort();
@@ -33,20 +33,21 @@ impl Objects {
         Self(all.collect())
     }
 
-    /// As kustomize prints them.
-    #[allow(dead_code, reason = "the overlays' tests read so")]
+    /// Reads a file that kustomize has built.
+    #[allow(dead_code, reason = "only the tests of the overlays use it")]
     pub(crate) fn in_file(file: &Path) -> Self {
-        let text = fs::read_to_string(file).unwrap_or_else(|why| panic!("{}: {why}", file.display()));
+        let text = fs::read_to_string(file)
+            .unwrap_or_else(|error| panic!("{}: {error}; run: make test-manifests", file.display()));
         Self(documents(&text))
     }
 
-    /// Those of a kind.
+    /// Returns the objects of a kind.
     pub(crate) fn of<T: DeserializeOwned>(&self, kind: &str) -> Vec<T> {
-        let those = self.0.iter().filter(|object| object["kind"] == kind);
-        those.map(|object| serde_json::from_value(object.clone()).unwrap()).collect()
+        let objects = self.0.iter().filter(|object| object["kind"] == kind);
+        objects.map(|object| serde_json::from_value(object.clone()).unwrap()).collect()
     }
 
-    /// The only one of a kind.
+    /// Returns the only object of a kind.
     pub(crate) fn one<T: DeserializeOwned>(&self, kind: &str) -> T {
         let mut all = self.of(kind);
         assert_eq!(all.len(), 1, "{kind}");
@@ -65,27 +66,27 @@ impl Objects {
         self.pod().containers.into_iter().find(|container| container.name == name).unwrap()
     }
 
-    /// Its type takes it, and gives back all of it: what a type does not have, it drops.
-    pub(crate) fn assert_known(&self) {
+    /// Asserts that each object is the same after parsing and serializing it as its type, which drops unknown fields.
+    pub(crate) fn assert_all_fields_known(&self) {
         assert!(self.0.len() >= 8, "{}", self.0.len());
         for object in &self.0 {
             let (kind, group) = (object["kind"].as_str().unwrap(), object["apiVersion"].as_str().unwrap());
-            let through = match (group, kind) {
-                ("v1", "Namespace") => through::<Namespace>,
-                ("v1", "ServiceAccount") => through::<ServiceAccount>,
-                ("v1", "ConfigMap") => through::<ConfigMap>,
-                ("v1", "ResourceQuota") => through::<ResourceQuota>,
-                ("apps/v1", "DaemonSet") => through::<DaemonSet>,
-                ("rbac.authorization.k8s.io/v1", "ClusterRole") => through::<ClusterRole>,
-                ("rbac.authorization.k8s.io/v1", "ClusterRoleBinding") => through::<ClusterRoleBinding>,
-                ("rbac.authorization.k8s.io/v1", "Role") => through::<Role>,
-                ("rbac.authorization.k8s.io/v1", "RoleBinding") => through::<RoleBinding>,
+            let round_trip = match (group, kind) {
+                ("v1", "Namespace") => round_trip::<Namespace>,
+                ("v1", "ServiceAccount") => round_trip::<ServiceAccount>,
+                ("v1", "ConfigMap") => round_trip::<ConfigMap>,
+                ("v1", "ResourceQuota") => round_trip::<ResourceQuota>,
+                ("apps/v1", "DaemonSet") => round_trip::<DaemonSet>,
+                ("rbac.authorization.k8s.io/v1", "ClusterRole") => round_trip::<ClusterRole>,
+                ("rbac.authorization.k8s.io/v1", "ClusterRoleBinding") => round_trip::<ClusterRoleBinding>,
+                ("rbac.authorization.k8s.io/v1", "Role") => round_trip::<Role>,
+                ("rbac.authorization.k8s.io/v1", "RoleBinding") => round_trip::<RoleBinding>,
                 ("k8s.cni.cncf.io/v1", "NetworkAttachmentDefinition") => {
-                    through::<NetworkAttachmentDefinition>
+                    round_trip::<NetworkAttachmentDefinition>
                 }
-                _ => panic!("nobody knows {group} {kind}"),
+                _ => panic!("unknown kind {group} {kind}"),
             };
-            kept(object, &through(object), kind);
+            assert_contains(object, &round_trip(object), kind);
         }
     }
 }
@@ -94,36 +95,41 @@ fn documents(text: &str) -> Vec<Value> {
     serde_saphyr::from_multiple(text).unwrap()
 }
 
-fn through<T: DeserializeOwned + Serialize>(object: &Value) -> Value {
-    let read: T = serde_json::from_value(object.clone()).unwrap_or_else(|why| panic!("{why}: {object}"));
+fn round_trip<T: DeserializeOwned + Serialize>(object: &Value) -> Value {
+    let read: T = serde_json::from_value(object.clone()).unwrap_or_else(|error| panic!("{error}: {object}"));
     serde_json::to_value(read).unwrap()
 }
 
-/// All of `given` stands in `kept`, letter by letter.
-fn kept(given: &Value, kept_of_it: &Value, place: &str) {
-    match (given, kept_of_it) {
-        (Value::Object(given), Value::Object(found)) => {
-            for (key, value) in given {
-                let place = format!("{place}.{key}");
-                kept(value, found.get(key).unwrap_or_else(|| panic!("there is no {place}")), &place);
+/// Asserts that `parsed` contains every member of `original`.
+fn assert_contains(original: &Value, parsed: &Value, path: &str) {
+    match (original, parsed) {
+        (Value::Object(original), Value::Object(parsed)) => {
+            for (key, value) in original {
+                let path = format!("{path}.{key}");
+                assert_contains(
+                    value,
+                    parsed.get(key).unwrap_or_else(|| panic!("there is no {path}")),
+                    &path,
+                );
             }
         }
-        (Value::Array(given), Value::Array(found)) if given.len() == found.len() => {
-            for (n, (given, found)) in given.iter().zip(found).enumerate() {
-                kept(given, found, &format!("{place}[{n}]"));
+        (Value::Array(original), Value::Array(parsed)) if original.len() == parsed.len() => {
+            for (index, (original, parsed)) in original.iter().zip(parsed).enumerate() {
+                assert_contains(original, parsed, &format!("{path}[{index}]"));
             }
         }
-        _ => assert_eq!(given, kept_of_it, "{place}"),
+        _ => assert_eq!(original, parsed, "{path}"),
     }
 }
 
 #[test]
-fn a_field_that_no_type_has_is_found() {
+fn an_unknown_field_is_detected() {
     let typo = "{apiVersion: v1, kind: Namespace, metadata: {name: x, label: {a: b}}}";
     let objects = documents(typo);
-    let found =
-        std::panic::catch_unwind(|| kept(&objects[0], &through::<Namespace>(&objects[0]), "Namespace"));
+    let result = std::panic::catch_unwind(|| {
+        assert_contains(&objects[0], &round_trip::<Namespace>(&objects[0]), "Namespace");
+    });
     assert!(
-        found.unwrap_err().downcast::<String>().unwrap().contains("there is no Namespace.metadata.label")
+        result.unwrap_err().downcast::<String>().unwrap().contains("there is no Namespace.metadata.label")
     );
 }

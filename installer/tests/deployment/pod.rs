@@ -1,4 +1,4 @@
-//! What the pod may do on a node, and whether its parts know each other.
+//! The pod's rights on a node, and the references between its parts.
 
 use crate::objects::Objects;
 use gybe_installer::probe::NEEDED;
@@ -6,9 +6,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, Container, Namespace, SecurityContex
 
 pub(crate) fn assert_confined(objects: &Objects) {
     let pod = objects.pod();
-    let told =
-        |part: &str| format!("{part} of {:?}", pod.containers.iter().map(|it| &it.name).collect::<Vec<_>>());
-    assert!(pod.host_network == Some(true), "{}", told("hostNetwork"));
+    assert_eq!(pod.host_network, Some(true));
     assert_eq!((pod.host_pid, pod.host_ipc, pod.share_process_namespace), (None, None, None));
     assert_eq!(pod.automount_service_account_token, Some(false));
     let account: ServiceAccount = objects.one("ServiceAccount");
@@ -17,27 +15,27 @@ pub(crate) fn assert_confined(objects: &Objects) {
     let seccomp = pod.security_context.clone().unwrap().seccomp_profile.unwrap();
     assert_eq!(seccomp.type_, "RuntimeDefault");
     assert_eq!(pod.containers.len(), 2);
-    added(&objects.container("install"), &[]);
-    // What the probe asks for when it lacks something, and no more; the agent takes none.
+    assert_capabilities(&objects.container("install"), &[]);
+    // The agent has none; the probe has those that it names as missing without them.
     let mut needed = NEEDED.map(|(_, name, _)| name.strip_prefix("CAP_").unwrap());
     needed.sort_unstable();
-    added(&objects.container("probe"), &needed);
-    tokens(&pod.containers, &pod.volumes.unwrap());
+    assert_capabilities(&objects.container("probe"), &needed);
+    assert_mounts(&pod.containers, &pod.volumes.unwrap());
 }
 
-fn added(container: &Container, wanted: &[&str]) {
+fn assert_capabilities(container: &Container, expected: &[&str]) {
     let context: SecurityContext = container.security_context.clone().unwrap();
     let capabilities = context.capabilities.unwrap();
     assert_eq!(capabilities.drop, Some(vec!["ALL".to_owned()]), "{}", container.name);
     let mut added = capabilities.add.unwrap_or_default();
     added.sort();
-    assert_eq!(added, wanted, "{}", container.name);
+    assert_eq!(added, expected, "{}", container.name);
     assert_eq!((context.privileged, context.allow_privilege_escalation), (Some(false), Some(false)));
     assert_eq!(context.read_only_root_filesystem, Some(true), "{}", container.name);
-    // Files in the host's directories belong to root.
+    // The files in the host's directories belong to root.
     assert_eq!((context.run_as_user, context.run_as_group), (Some(0), Some(0)), "{}", container.name);
     assert!(context.seccomp_profile.is_none() && context.proc_mount.is_none());
-    // No variable, and no file of a mount of one file, ever changes in a living pod.
+    // The kubelet updates neither variables nor mounts with a subPath in a running pod.
     assert!(container.env_from.is_none(), "{}", container.name);
     for variable in container.env.iter().flatten() {
         let from = variable.value_from.as_ref();
@@ -51,32 +49,33 @@ fn added(container: &Container, wanted: &[&str]) {
     }
 }
 
-/// A short-lived token, for the one container that asks the API server; and no host path but those
-/// that are needed, each a directory of its own.
-fn tokens(containers: &[Container], volumes: &[Volume]) {
+/// Asserts that only the agent's container has a token, which is short-lived, and that only the needed host directories
+/// are mounted.
+fn assert_mounts(containers: &[Container], volumes: &[Volume]) {
+    // Each container that mounts a volume, and whether read-only.
     let mounts = |name: &str| -> Vec<(String, bool)> {
-        let of = |container: &Container| {
+        let mounts_of = |container: &Container| {
             let mounts = container.volume_mounts.clone().unwrap_or_default();
-            let ours = mounts.into_iter().filter(|mount| mount.name == name);
-            ours.map(|mount| (container.name.clone(), mount.read_only == Some(true))).collect::<Vec<_>>()
+            let mounts = mounts.into_iter().filter(|mount| mount.name == name);
+            mounts.map(|mount| (container.name.clone(), mount.read_only == Some(true))).collect::<Vec<_>>()
         };
-        containers.iter().flat_map(of).collect()
+        containers.iter().flat_map(mounts_of).collect()
     };
     let only = |container: &str, read_only| vec![(container.to_owned(), read_only)];
     for volume in volumes {
-        let by = mounts(&volume.name);
+        let mounted = mounts(&volume.name);
         match volume.name.as_str() {
             "token" => {
                 let projected = volume.projected.as_ref().unwrap();
                 let sources = projected.sources.clone().unwrap();
                 let token = sources.iter().find_map(|source| source.service_account_token.clone()).unwrap();
                 assert!(token.expiration_seconds.unwrap() <= 3600);
-                assert_eq!(by, only("install", true));
+                assert_eq!(mounted, only("install", true));
             }
-            "config" | "cni-cache" => assert_eq!(by, only("install", true)),
-            "proc" => assert_eq!(by, only("probe", true)),
-            "cni-conf" | "cni-bin" | "run" => assert_eq!(by, only("install", false)),
-            other => panic!("nobody needs {other}"),
+            "config" | "cni-cache" => assert_eq!(mounted, only("install", true)),
+            "proc" => assert_eq!(mounted, only("probe", true)),
+            "cni-conf" | "cni-bin" | "run" => assert_eq!(mounted, only("install", false)),
+            other => panic!("unexpected volume {other}"),
         }
         assert!(volume.secret.is_none());
         if let Some(path) = volume.host_path.as_ref().map(|host| host.path.as_str()) {
@@ -125,7 +124,7 @@ pub(crate) fn assert_consistent(objects: &Objects) {
         pod.tolerations.unwrap().into_iter().map(|it| it.effect.or(it.key).unwrap()).collect();
     assert_eq!(effects, ["NoSchedule", "NoExecute", "CriticalAddonsOnly"]);
     assert_eq!(pod.priority_class_name.as_deref(), Some("system-node-critical"));
-    // What it may take to leave the chain as it ends (`node/healing/parting.rs`).
+    // The time that an uninstallation at the agent's end may take.
     assert_eq!(pod.termination_grace_period_seconds, Some(30));
     assert_eq!(pod.node_selector.unwrap()["kubernetes.io/os"], "linux");
 }

@@ -1,4 +1,4 @@
-//! RBAC: exactly what the agent reads, and no verb that writes, anywhere.
+//! RBAC: exactly the objects that the agent reads, and no verb that writes.
 
 use crate::objects::Objects;
 use k8s_openapi::api::core::v1::ServiceAccount;
@@ -6,8 +6,8 @@ use k8s_openapi::api::rbac::v1::{
     ClusterRole, ClusterRoleBinding, PolicyRule, Role, RoleBinding, RoleRef, Subject,
 };
 
-/// What a rule says, in one line.
-fn told(rule: &PolicyRule) -> String {
+/// A rule in one line.
+fn rule_line(rule: &PolicyRule) -> String {
     let join = |list: &Option<Vec<String>>| list.clone().unwrap_or_default().join(",");
     assert!(rule.non_resource_urls.is_none(), "{rule:?}");
     let names =
@@ -15,32 +15,32 @@ fn told(rule: &PolicyRule) -> String {
     format!("{:?} {}{names}: {}", join(&rule.api_groups), join(&rule.resources), rule.verbs.join(" "))
 }
 
-const OF_THE_CLUSTER: [&str; 2] = [r#""" pods: get list watch"#, r#""" nodes: get"#];
-const OF_ITS_NAMESPACE: &str = r#""apps" daemonsets [gybe-node]: get"#;
-/// Leave to be admitted, on OpenShift.
-const ADMITTED: &str = r#""security.openshift.io" securitycontextconstraints [privileged]: use"#;
+const CLUSTER_RULES: [&str; 2] = [r#""" pods: get list watch"#, r#""" nodes: get"#];
+const NAMESPACE_RULE: &str = r#""apps" daemonsets [gybe-node]: get"#;
+/// Admits the pod on OpenShift.
+const SCC_RULE: &str = r#""security.openshift.io" securitycontextconstraints [privileged]: use"#;
 
 pub(crate) fn assert_read_only(objects: &Objects) {
     let cluster: ClusterRole = objects.one("ClusterRole");
-    let rules: Vec<_> = cluster.rules.iter().flatten().map(told).collect();
-    assert_eq!(rules, OF_THE_CLUSTER);
+    let rules: Vec<_> = cluster.rules.iter().flatten().map(rule_line).collect();
+    assert_eq!(rules, CLUSTER_RULES);
     assert!(cluster.aggregation_rule.is_none());
     let roles: Vec<Role> = objects.of("Role");
-    let rules: Vec<_> = roles.iter().flat_map(|role| role.rules.iter().flatten().map(told)).collect();
-    let more = rules.iter().filter(|rule| *rule != OF_ITS_NAMESPACE);
+    let rules: Vec<_> = roles.iter().flat_map(|role| role.rules.iter().flatten().map(rule_line)).collect();
+    let other_rules = rules.iter().filter(|rule| *rule != NAMESPACE_RULE);
     assert!(
-        rules.contains(&OF_ITS_NAMESPACE.to_owned()) && more.into_iter().all(|rule| rule == ADMITTED),
+        rules.contains(&NAMESPACE_RULE.to_owned()) && other_rules.into_iter().all(|rule| rule == SCC_RULE),
         "{rules:?}"
     );
     let namespace = objects.daemon_set().metadata.namespace;
     assert!(roles.iter().all(|role| role.metadata.namespace == namespace));
-    bound(objects, &cluster, &roles);
+    assert_bound(objects, &cluster, &roles);
 }
 
-/// Every role is bound once, to the agent's account and to nobody else.
-fn bound(objects: &Objects, cluster: &ClusterRole, roles: &[Role]) {
+/// Asserts that every role is bound once, and only to the agent's service account.
+fn assert_bound(objects: &Objects, cluster: &ClusterRole, roles: &[Role]) {
     let account: ServiceAccount = objects.one("ServiceAccount");
-    let to_account = |subjects: Option<Vec<Subject>>| {
+    let assert_only_account = |subjects: Option<Vec<Subject>>| {
         let subjects = subjects.unwrap_or_default();
         let [subject] = subjects.as_slice() else { panic!("{subjects:?}") };
         assert_eq!(subject.kind, "ServiceAccount");
@@ -49,19 +49,19 @@ fn bound(objects: &Objects, cluster: &ClusterRole, roles: &[Role]) {
             (account.metadata.name.as_ref(), &account.metadata.namespace)
         );
     };
-    let named = |of: &RoleRef| (of.kind.clone(), of.name.clone());
+    let kind_and_name = |role: &RoleRef| (role.kind.clone(), role.name.clone());
     let binding: ClusterRoleBinding = objects.one("ClusterRoleBinding");
     assert_eq!(
-        Some(named(&binding.role_ref)),
+        Some(kind_and_name(&binding.role_ref)),
         cluster.metadata.name.clone().map(|name| ("ClusterRole".to_owned(), name))
     );
-    to_account(binding.subjects);
-    let mut held: Vec<_> =
+    assert_only_account(binding.subjects);
+    let mut unbound: Vec<_> =
         roles.iter().map(|role| ("Role".to_owned(), role.metadata.name.clone().unwrap())).collect();
     for binding in objects.of::<RoleBinding>("RoleBinding") {
         assert_eq!(binding.metadata.namespace, account.metadata.namespace);
-        held.retain(|role| *role != named(&binding.role_ref));
-        to_account(binding.subjects);
+        unbound.retain(|role| *role != kind_and_name(&binding.role_ref));
+        assert_only_account(binding.subjects);
     }
-    assert!(held.is_empty(), "not bound: {held:?}");
+    assert!(unbound.is_empty(), "not bound: {unbound:?}");
 }

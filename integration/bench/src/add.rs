@@ -1,72 +1,70 @@
-//! One ADD of the default policy into a fresh namespace, from the start of the process to its end,
-//! beside a program that does nothing and those who write the same rules with the system's programs.
+//! One ADD of the default policy into a new namespace, from the start of the process to its end, beside a program that
+//! does nothing and programs of the system that write the same rules.
 
-use crate::pod::{self, Call, Pod};
+use crate::pod::{self, CniCall, Pod};
 use crate::policies;
 use crate::programs::Contender;
 use crate::report::{Limit, Report, Table, Target, cells};
-use crate::sample::{Sample, childrens_time, in_turn};
+use crate::sample::{Sample, children_processor_time, in_turn};
 use gybe_integration::failure::Failure;
 use gybe_netfilter::backend::Backend;
 use gybe_netfilter::compile::compile;
 use gybe_netfilter::nft::Nft;
 
-/// Measures each contender that often.
-///
 /// # Errors
-/// When one of them fails, or the plugin wrote other rules.
+/// When a program fails, or the plugin writes other rules.
 pub fn measure(times: usize) -> Result<Report, Failure> {
     let contenders = contenders()?;
-    // Alive until all is measured: the kernel's tidying up would be in somebody's time.
-    let mut pods = pod::fresh(times * contenders.len() + 1)?.into_iter();
+    // Kept until the end: the kernel's removal of a namespace would be in a later measurement.
+    let mut pods = pod::new_pods(times * contenders.len() + 1)?.into_iter();
     let mut used = Vec::new();
     if let (Some(gybe), Some(pod)) = (contenders.get(1), pods.next()) {
         gybe.run(&pod, || ())?;
-        is_the_default(&pod)?;
+        assert_default_rules(&pod)?;
         used.push(pod);
     }
     let samples = in_turn(times, &contenders, |contender| {
         let pod = pods.next().ok_or_else(|| Failure::new("no namespace left"))?;
-        let before = childrens_time()?;
-        let passed = contender.run(&pod, || ())?.took();
-        let spent = childrens_time()?.saturating_sub(before);
+        let before = children_processor_time()?;
+        let elapsed = contender.run(&pod, || ())?.elapsed();
+        let processor_time = children_processor_time()?.saturating_sub(before);
         used.push(pod);
-        Ok::<_, Failure>([passed, spent].map(|time| time.as_secs_f64() * 1e6))
+        Ok::<_, Failure>([elapsed, processor_time].map(|time| time.as_secs_f64() * 1e6))
     })?;
     Ok(report(&contenders, &samples, times))
 }
 
-/// All of them: the no-op, the plugin, the others.
+/// Returns the no-op, the plugin, then the programs of the system.
 ///
 /// # Errors
 /// When a program is missing.
 pub fn contenders() -> Result<Vec<Contender>, Failure> {
-    let call = Call::prepared()?;
+    let call = CniCall::new()?;
     let mut all = vec![Contender::noop(&call)?, Contender::gybe("gybe-cni ADD", &call)?];
-    all.extend(Contender::others()?);
+    all.extend(Contender::system_programs()?);
     Ok(all)
 }
 
-/// Did the plugin write what the others are given?
-fn is_the_default(pod: &Pod) -> Result<(), Failure> {
+/// Asserts that the plugin wrote the rules that the other programs receive.
+fn assert_default_rules(pod: &Pod) -> Result<(), Failure> {
     let found = pod.namespace.run(|| Nft.inspect())??;
-    let differences = Nft.desired(&compile(&policies::default()?)).unwrap().differences(&found);
-    let told: Vec<String> = differences.iter().map(ToString::to_string).collect();
-    if told.is_empty() { Ok(()) } else { Err(Failure::new(told.join("\n"))) }
+    let differences = Nft.desired(&compile(&policies::default()?))?.differences(&found);
+    let lines: Vec<String> = differences.iter().map(ToString::to_string).collect();
+    if lines.is_empty() { Ok(()) } else { Err(Failure::new(lines.join("\n"))) }
 }
 
 fn report(contenders: &[Contender], samples: &[[Sample; 2]], times: usize) -> Report {
-    let medians: Vec<f64> = samples.iter().map(|[passed, _]| passed.median()).collect();
+    let medians: Vec<f64> = samples.iter().map(|[elapsed, _]| elapsed.median()).collect();
     let &[noop, gybe, ..] = medians.as_slice() else {
         return Report { tables: Vec::new(), targets: Vec::new() };
     };
-    let row = |(contender, [passed, spent]): (&Contender, &[Sample; 2])| {
-        let times = |other| format!("{:.2}", passed.median() / other);
-        let (passed, of_noop, of_gybe) = (passed.to_string(), times(noop), times(gybe));
-        vec![contender.name.into(), passed, of_noop, of_gybe, spent.to_string()]
+    let row = |(contender, [elapsed, processor_time]): (&Contender, &[Sample; 2])| {
+        let ratio = |other| format!("{:.2}", elapsed.median() / other);
+        let (to_noop, to_gybe) = (ratio(noop), ratio(gybe));
+        vec![contender.name.into(), elapsed.to_string(), to_noop, to_gybe, processor_time.to_string()]
     };
     let table = Table {
-        title: format!("ADD of the default policy into a fresh namespace, median of {times}"),
+        title: format!("ADD of the default policy into a new namespace, median of {times}"),
         head: cells(["Program", "µs (quartiles)", "x no-op", "x gybe-cni", "µs of processor time"]),
         rows: contenders.iter().zip(samples).map(row).collect(),
     };

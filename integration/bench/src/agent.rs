@@ -1,8 +1,8 @@
-//! A node agent of the built `gybe`, for as long as the value lives: it knows the example's pod.
+//! A node agent that answers for the example pod and runs until the value is dropped.
 
-use crate::pod::Call;
-use crate::programs::{command, ours};
-use crate::seclusion::PLACE;
+use crate::pod::CniCall;
+use crate::private_run::RUN;
+use crate::programs::{built_program, command};
 use gybe_integration::failure::Failure;
 use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -17,13 +17,13 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Starts one that knows the pods of this call.
+    /// Starts an agent that answers for the pods of this call.
     ///
     /// # Errors
-    /// When it does not come to serving.
-    pub fn start(call: &Call) -> Result<Self, Failure> {
-        let socket = Path::new(PLACE).join("gybe-bench/facts.sock");
-        let mut command = command(&ours("gybe")?);
+    /// When it does not serve.
+    pub fn start(call: &CniCall) -> Result<Self, Failure> {
+        let socket = Path::new(RUN).join("gybe-bench/facts.sock");
+        let mut command = command(&built_program("gybe")?);
         command.arg("node").arg("--pods-from").arg(call.pods()).arg("--socket").arg(&socket);
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
         let stderr = child.stderr.take();
@@ -34,12 +34,12 @@ impl Agent {
         if !first.contains("serving") {
             return Err(Failure::new(format!("gybe node: {first}")));
         }
-        // It prints a line for each call of the plugin's: they are read, as a node's journal would.
+        // The agent logs a line for each call of the plugin; reading them keeps the pipe from filling up.
         thread::spawn(move || io::copy(&mut stderr, &mut io::sink()));
         Ok(agent)
     }
 
-    /// Where it answers.
+    /// The facts socket.
     pub fn socket(&self) -> &Path {
         &self.socket
     }

@@ -1,21 +1,21 @@
-//! Which parts are measured, and how often.
+//! The command line of the benchmark.
 
 use clap::{Parser, ValueEnum};
 
-/// What a benchmark can be about.
+/// A part of the benchmark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Part {
     /// One ADD, from the start of the process to its end.
     Add,
-    /// One call of the other kinds, likewise, and its memory.
+    /// One call of the other commands, and its memory.
     Verbs,
-    /// Many ADDs at once.
+    /// Many ADDs at the same time.
     Crowd,
-    /// What a connection costs afterwards.
+    /// Processor time of connections under the rules.
     Connections,
-    /// Long lists: the time to write them, and the kernel's memory.
+    /// Time and kernel memory of long lists.
     Lists,
-    /// Instructions, by callgrind.
+    /// Instructions, counted by callgrind.
     Instructions,
 }
 
@@ -23,9 +23,9 @@ pub enum Part {
 #[derive(Debug, Parser)]
 #[command(name = "gybe-bench")]
 pub struct Arguments {
-    /// Only these; all when none is named
+    /// The parts to run; all by default
     parts: Vec<Part>,
-    /// How often each program is run by `add` and `verbs`
+    /// How often `add` and `verbs` run each program
     #[arg(long, default_value_t = 101)]
     pub times: usize,
     /// How often the other parts measure each thing

@@ -1,55 +1,61 @@
-//! What a connection costs who makes it: processor time of the client's thread for each connection
-//! over a veth pair between two namespaces, set up and reset.
+//! Processor time of the client's thread for a connection over a veth pair between two namespaces, established and
+//! reset.
 //!
-//! What the kernel does with a packet on its way through both namespaces it mostly does on the
-//! thread that sent it, so the rules of the pod are in the client's time whoever is the client.
+//! The kernel processes a packet in both namespaces mostly on the thread that sent it, so the client's time includes the
+//! pod's rules in either direction.
 
-mod street;
+mod pod_link;
 
 use crate::report::{Limit, Report, Table, Target, cells};
 use crate::sample::{Sample, in_turn};
 use gybe_integration::failure::Failure;
-use street::{Street, Way, Written};
+use pod_link::{Direction, PodLink, RuleForm};
 
-/// How many ports and networks are excluded.
+/// Numbers of excluded ports and networks.
 const COUNTS: [usize; 4] = [0, 1, 100, 1000];
 
-/// Measures each direction under each set of rules that often.
-///
 /// # Errors
-/// When a street cannot be built, or a connection does not end where it should.
+/// When the namespaces cannot be set up, or a connection does not reach the expected listener.
 pub fn measure(rounds: usize) -> Result<Report, Failure> {
-    let mut streets = vec![Street::build(Written::Nothing, 0)?];
-    for written in [Written::Sets, Written::Legacy, Written::RulePerValue] {
+    let mut links = vec![PodLink::build(RuleForm::None, 0)?];
+    for form in [RuleForm::Sets, RuleForm::Legacy, RuleForm::RulePerValue] {
         for count in COUNTS {
-            streets.push(Street::build(written, count)?);
+            links.push(PodLink::build(form, count)?);
         }
     }
-    let samples = in_turn(rounds, &streets, |street| {
-        Ok::<_, Failure>([street.cost(Way::Inbound)?, street.cost(Way::Outbound)?])
+    let samples = in_turn(rounds, &links, |link| {
+        Ok::<_, Failure>([link.cost(Direction::Inbound)?, link.cost(Direction::Outbound)?])
     })?;
     let rows: Vec<Row<'_>> =
-        streets.iter().zip(&samples).map(|(street, ways)| Row { street, ways }).collect();
+        links.iter().zip(&samples).map(|(link, samples)| Row { link, samples }).collect();
     Ok(report(&rows))
 }
 
 struct Row<'a> {
-    street: &'a Street,
+    link: &'a PodLink,
     /// Inbound, outbound.
-    ways: &'a [Sample; 2],
+    samples: &'a [Sample; 2],
 }
 
 fn report(rows: &[Row<'_>]) -> Report {
-    let of = |count| rows.iter().find(|row| row.street.is(Written::Sets, count)).map(|row| row.ways);
-    let medians = |ways: &[Sample; 2]| ways.each_ref().map(Sample::median);
-    let default = of(0).map_or([f64::NAN; 2], medians);
-    let longest = of(1000).map_or([f64::NAN; 2], medians);
+    let samples_of =
+        |count| rows.iter().find(|row| row.link.is(RuleForm::Sets, count)).map(|row| row.samples);
+    let medians = |samples: &[Sample; 2]| samples.each_ref().map(Sample::median);
+    let default = samples_of(0).map_or([f64::NAN; 2], medians);
+    let longest = samples_of(1000).map_or([f64::NAN; 2], medians);
     let row = |row: &Row<'_>| {
-        let [inbound, outbound] = row.ways;
-        let against = |sample: &Sample, default| format!("{:.2}", sample.median() / default);
-        let (ins, outs) = (against(inbound, default[0]), against(outbound, default[1]));
-        let excluded = row.street.excluded().to_string();
-        vec![row.street.name().into(), excluded, inbound.to_string(), ins, outbound.to_string(), outs]
+        let [inbound, outbound] = row.samples;
+        let ratio = |sample: &Sample, default| format!("{:.2}", sample.median() / default);
+        let (inbound_ratio, outbound_ratio) = (ratio(inbound, default[0]), ratio(outbound, default[1]));
+        let excluded = row.link.excluded().to_string();
+        vec![
+            row.link.name().into(),
+            excluded,
+            inbound.to_string(),
+            inbound_ratio,
+            outbound.to_string(),
+            outbound_ratio,
+        ]
     };
     let table = Table {
         title: "Client processor time per connection".into(),
@@ -63,13 +69,14 @@ fn report(rows: &[Row<'_>]) -> Report {
         ]),
         rows: rows.iter().map(row).collect(),
     };
-    let target = |(what, (longest, default)): (&str, (f64, f64))| Target {
-        what: format!("{what} connection with 1000 excluded ports and networks, against the default policy"),
+    let target = |direction: &str, longest: f64, default: f64| Target {
+        what: format!(
+            "{direction} connection with 1000 excluded ports and networks, against the default policy"
+        ),
         measured: longest / default,
         limit: Limit::AtMost(1.1),
         unit: "x",
     };
-    let ways = longest.into_iter().zip(default);
-    let targets = ["inbound", "outbound"].into_iter().zip(ways).map(target).collect();
+    let targets = vec![target("inbound", longest[0], default[0]), target("outbound", longest[1], default[1])];
     Report { tables: vec![table], targets }
 }

@@ -1,21 +1,20 @@
-//! Instructions of the program itself, counted by callgrind: they do not depend on the machine's
-//! mood. What the kernel does for it is not in them.
+//! Instructions in user space, counted by callgrind. They do not depend on the machine's load.
 
-use crate::pod::{self, Call};
-use crate::programs::{command, ours, theirs};
+use crate::pod::{self, CniCall};
+use crate::private_run::RUN;
+use crate::programs::{built_program, command, system_program};
 use crate::report::{Report, Table, cells};
-use crate::seclusion::PLACE;
 use gybe_integration::failure::Failure;
 use std::io::{Write, pipe};
 use std::path::Path;
 
-/// Counts once: it is the same number every time.
+/// Counts once: every run has the same number.
 ///
 /// # Errors
 /// When a program fails under callgrind.
 pub fn measure() -> Result<Report, Failure> {
-    let rows = match theirs("valgrind", "valgrind") {
-        Ok(valgrind) => counted(&valgrind)?,
+    let rows = match system_program("valgrind", "valgrind") {
+        Ok(valgrind) => count_all(&valgrind)?,
         Err(missing) => vec![vec![format!("{missing:?}"), "not counted".into()]],
     };
     let table = Table {
@@ -26,39 +25,37 @@ pub fn measure() -> Result<Report, Failure> {
     Ok(Report { tables: vec![table], targets: Vec::new() })
 }
 
-fn counted(valgrind: &Path) -> Result<Vec<Vec<String>>, Failure> {
-    let call = Call::prepared()?;
-    let unmeshed = call.clone().unannotated();
-    let count = |(program, shown, call): (&str, &str, &Call)| {
-        Ok(vec![shown.to_owned(), count(valgrind, &ours(program)?, call)?.to_string()])
+fn count_all(valgrind: &Path) -> Result<Vec<Vec<String>>, Failure> {
+    let call = CniCall::new()?;
+    let unmeshed = call.clone().without_annotations();
+    let row = |name: &str, program: &str, call: &CniCall| {
+        let count = count(valgrind, &built_program(program)?, call)?;
+        Ok::<_, Failure>(vec![name.to_owned(), count.to_string()])
     };
-    [
-        ("gybe-noop", "no-op", &call),
-        ("gybe-cni", "gybe-cni ADD", &call),
-        ("gybe-cni", "gybe-cni ADD of an unmeshed pod", &unmeshed),
-        ("gybe-cni", "gybe-cni DEL", &call.clone().of("DEL")),
-    ]
-    .map(count)
-    .into_iter()
-    .collect()
+    Ok(vec![
+        row("no-op", "gybe-noop", &call)?,
+        row("gybe-cni ADD", "gybe-cni", &call)?,
+        row("gybe-cni ADD of an unmeshed pod", "gybe-cni", &unmeshed)?,
+        row("gybe-cni DEL", "gybe-cni", &call.clone().with_command("DEL"))?,
+    ])
 }
 
-fn count(valgrind: &Path, program: &Path, call: &Call) -> Result<u64, Failure> {
-    let pods = pod::fresh(1)?;
+fn count(valgrind: &Path, program: &Path, call: &CniCall) -> Result<u64, Failure> {
+    let pods = pod::new_pods(1)?;
     let (reader, mut writer) = pipe()?;
     writer.write_all(call.stdin().as_bytes())?;
     drop(writer);
     let mut valgrind = command(valgrind);
-    let out = format!("--callgrind-out-file={PLACE}/callgrind");
+    let out = format!("--callgrind-out-file={RUN}/callgrind");
     valgrind.args(["--tool=callgrind", &out, "--"]).arg(program);
     let env = pods.iter().flat_map(|pod| call.env(pod));
-    let ran = valgrind.env_clear().envs(env).stdin(reader).output()?;
-    let said = String::from_utf8_lossy(&ran.stderr).into_owned();
-    if !ran.status.success() {
-        return Err(Failure::new(format!("{program:?} under callgrind: {}: {said}", ran.status)));
+    let output = valgrind.env_clear().envs(env).stdin(reader).output()?;
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    if !output.status.success() {
+        return Err(Failure::new(format!("{program:?} under callgrind: {}: {stderr}", output.status)));
     }
     // `==123== Collected : 456789`
-    let collected = said.lines().find_map(|line| line.split_once("Collected :"));
+    let collected = stderr.lines().find_map(|line| line.split_once("Collected :"));
     let count = collected.and_then(|(_, count)| count.trim().parse().ok());
-    count.ok_or_else(|| Failure::new(format!("callgrind counted nothing: {said}")))
+    count.ok_or_else(|| Failure::new(format!("callgrind counted nothing: {stderr}")))
 }

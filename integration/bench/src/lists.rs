@@ -1,5 +1,4 @@
-//! Long lists: how long the engine takes to write them, from the policy to the kernel's answer, and
-//! what memory the kernel keeps for them.
+//! Long lists: the time to apply them, from the policy to the kernel's acknowledgement, and the kernel's memory for them.
 
 use crate::policies::{default, networks, scattered_ports};
 use crate::report::{Limit, Report, Table, Target, cells};
@@ -12,13 +11,13 @@ use gybe_netfilter::policy::{Inbound, RedirectPolicy};
 use gybe_netfilter::redirection::Redirection;
 use std::time::Instant;
 
-/// Entries of a list, as many as an operator writes.
+/// Numbers of entries in a list.
 const COUNTS: [usize; 5] = [1, 100, 1000, 10_000, 45_000];
 
-/// So many entries are written for the kernel's memory to be seen, in as many namespaces as it takes.
-const SEEN: usize = 45_000;
+/// Entries that are written, in as many namespaces as needed, to measure the kernel's memory.
+const MEMORY_ENTRIES: usize = 45_000;
 
-/// Which list is long.
+/// The list that is long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum List {
     InboundPorts,
@@ -52,10 +51,8 @@ struct Case {
     policy: RedirectPolicy,
 }
 
-/// Measures each list that often.
-///
 /// # Errors
-/// When a list cannot be written.
+/// When a list cannot be applied.
 pub fn measure(rounds: usize) -> Result<Report, Failure> {
     let mut cases = Vec::new();
     for list in [List::InboundPorts, List::OutboundPorts, List::Networks] {
@@ -63,72 +60,72 @@ pub fn measure(rounds: usize) -> Result<Report, Failure> {
             cases.push(Case { list, count, policy: list.policy(count)? });
         }
     }
-    // Alive until all is measured: what the kernel gives back would be in somebody's figures.
-    let mut alive = Vec::new();
+    // Kept until the end: freed memory would be in a later measurement.
+    let mut namespaces = Vec::new();
     let times = in_turn(rounds, &cases, |case| {
         let namespace = Namespace::new()?;
-        let took = apply(&namespace, &case.policy)?;
-        alive.push(namespace);
-        Ok::<_, Failure>(took)
+        let times = apply(&namespace, &case.policy)?;
+        namespaces.push(namespace);
+        Ok::<_, Failure>(times)
     })?;
-    let memory = in_turn(rounds.min(3), &cases, |case| Ok::<_, Failure>([memory(case, &mut alive)?]))?;
+    let memory = in_turn(rounds.min(3), &cases, |case| Ok::<_, Failure>([memory(case, &mut namespaces)?]))?;
     Ok(report(&cases, &times, &memory))
 }
 
-/// From the policy to the kernel's answer: milliseconds passed, and milliseconds of processor time.
+/// Applies a policy; returns milliseconds of elapsed time and of processor time.
 fn apply(namespace: &Namespace, policy: &RedirectPolicy) -> Result<[f64; 2], Failure> {
     namespace.run(|| {
-        let (begun, spent) = (Instant::now(), processor_time()?);
+        let (start, before) = (Instant::now(), processor_time()?);
         Redirection::of(policy).apply(&Nft)?;
-        let (passed, spent) = (begun.elapsed(), processor_time()?.saturating_sub(spent));
-        Ok([passed, spent].map(|time| time.as_secs_f64() * 1e3))
+        let (elapsed, used) = (start.elapsed(), processor_time()?.saturating_sub(before));
+        Ok([elapsed, used].map(|time| time.as_secs_f64() * 1e3))
     })?
 }
 
-/// What the kernel keeps for one namespace's rules, in KiB.
-fn memory(case: &Case, alive: &mut Vec<Namespace>) -> Result<f64, Failure> {
-    let copies = (SEEN / case.count).clamp(1, 100);
-    let made = in_parallel((0..copies).collect(), |_: usize| Namespace::new());
-    let namespaces = made.into_iter().collect::<Result<Vec<_>, _>>()?;
+/// Measures the kernel's memory for one namespace's rules, in KiB.
+fn memory(case: &Case, used: &mut Vec<Namespace>) -> Result<f64, Failure> {
+    let copies = (MEMORY_ENTRIES / case.count).clamp(1, 100);
+    let created = in_parallel((0..copies).collect(), |_: usize| Namespace::new());
+    let namespaces = created.into_iter().collect::<Result<Vec<_>, _>>()?;
     let before = kernel_memory()?;
     for namespace in &namespaces {
         apply(namespace, &case.policy)?;
     }
-    let kept = kernel_memory()? - before;
-    alive.extend(namespaces);
-    Ok(kept / f64::from(u32::try_from(copies)?))
+    let added = kernel_memory()? - before;
+    used.extend(namespaces);
+    Ok(added / f64::from(u32::try_from(copies)?))
 }
 
-/// What the kernel holds for itself and cannot give back, in KiB: the whole machine's.
+/// Returns the machine's kernel memory that cannot be reclaimed, in KiB.
 fn kernel_memory() -> Result<f64, Failure> {
-    let told = std::fs::read_to_string("/proc/meminfo")?;
-    let counted = ["SUnreclaim:", "VmallocUsed:", "Percpu:"];
-    let fields = told.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let meminfo = std::fs::read_to_string("/proc/meminfo")?;
+    let names = ["SUnreclaim:", "VmallocUsed:", "Percpu:"];
+    let fields = meminfo.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
     let values = fields.filter_map(|fields| match fields.as_slice() {
-        [name, value, ..] if counted.contains(name) => value.parse::<f64>().ok(),
+        [name, value, ..] if names.contains(name) => value.parse::<f64>().ok(),
         _ => None,
     });
     Ok(values.sum())
 }
 
 fn report(cases: &[Case], times: &[[Sample; 2]], memory: &[[Sample; 1]]) -> Report {
-    let row = |((case, [passed, spent]), [memory]): ((&Case, &[Sample; 2]), &[Sample; 1])| {
-        let (passed, spent) = (passed.to_string(), spent.to_string());
-        vec![case.list.name().into(), case.count.to_string(), passed, spent, memory.to_string()]
+    let row = |((case, [elapsed, processor_time]), [memory]): ((&Case, &[Sample; 2]), &[Sample; 1])| {
+        let (elapsed, processor_time) = (elapsed.to_string(), processor_time.to_string());
+        vec![case.list.name().into(), case.count.to_string(), elapsed, processor_time, memory.to_string()]
     };
     let table = Table {
-        title: "Writing long lists: the default policy with one of them".into(),
+        title: "Applying long lists: the default policy with one of them".into(),
         head: cells(["List", "entries", "ms (quartiles)", "ms of processor time", "kernel memory, KiB"]),
         rows: cases.iter().zip(times).zip(memory).map(row).collect(),
     };
     let longest = cases.iter().zip(times).filter(|(case, _)| Some(&case.count) == COUNTS.last());
-    let target = |(case, [passed, _]): (&Case, &[Sample; 2])| Target {
-        what: format!("{} {} applied by the engine", case.count, case.list.name()),
-        measured: passed.median(),
+    let target = |(case, [elapsed, _]): (&Case, &[Sample; 2])| Target {
+        what: format!("{} {} applied", case.count, case.list.name()),
+        measured: elapsed.median(),
         limit: Limit::AtMost(50.0),
         unit: "ms",
     };
-    // The promise is about ports.
+    // Only lists of ports have a target.
     let targets = longest.filter(|(case, _)| case.list != List::Networks).map(target).collect();
     Report { tables: vec![table], targets }
 }

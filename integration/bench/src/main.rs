@@ -1,4 +1,4 @@
-//! `gybe-bench`: measures, prints what it measured, and fails when a target is missed.
+//! `gybe-bench`: measures, prints the results, and fails when a target is missed.
 
 use clap::Parser;
 use gybe_bench::arguments::Arguments;

@@ -1,6 +1,6 @@
-//! A pod as a runtime hands it to the plugin: a fresh namespace with addresses, and the call.
+//! A pod as the runtime passes it to the plugin: a new namespace with addresses, and the CNI call.
 
-use crate::seclusion::PLACE;
+use crate::private_run::RUN;
 use gybe_installer::testnet::link::{LinkEnd, join};
 use gybe_installer::testnet::namespace::Namespace;
 use gybe_integration::failure::Failure;
@@ -12,33 +12,33 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// A namespace that has a name in the file system, as runtimes give it one.
+/// A network namespace that is mounted in the file system, as runtimes do.
 #[derive(Debug)]
 pub struct Pod {
     /// The namespace.
     pub namespace: Namespace,
-    /// Where it is mounted.
+    /// Its mount point.
     pub path: PathBuf,
 }
 
 impl Drop for Pod {
     fn drop(&mut self) {
-        // Nobody else sees the mount, and it goes with this process at the latest.
-        let _gone = umount2(&self.path, MntFlags::MNT_DETACH);
+        // The mount is private and ends with this process at the latest.
+        let _unmounted = umount2(&self.path, MntFlags::MNT_DETACH);
     }
 }
 
-/// Makes that many namespaces, each with `eth0` up and an address of either family.
+/// Makes namespaces, each with `eth0` up and an address of either family.
 ///
 /// # Errors
-/// When one of them cannot be made.
-pub fn fresh(count: usize) -> Result<Vec<Pod>, Failure> {
-    in_parallel((0..count).collect(), |_: usize| named(one()?)).into_iter().collect()
+/// When a namespace cannot be made.
+pub fn new_pods(count: usize) -> Result<Vec<Pod>, Failure> {
+    in_parallel((0..count).collect(), |_: usize| mount_namespace(new_namespace()?)).into_iter().collect()
 }
 
-fn named(namespace: Namespace) -> Result<Pod, Failure> {
+fn mount_namespace(namespace: Namespace) -> Result<Pod, Failure> {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
-    let directory = Path::new(PLACE).join("netns");
+    let directory = Path::new(RUN).join("netns");
     fs::create_dir_all(&directory)?;
     let path = directory.join(format!("cni-{}", NEXT.fetch_add(1, Ordering::Relaxed)));
     fs::write(&path, "")?;
@@ -47,33 +47,33 @@ fn named(namespace: Namespace) -> Result<Pod, Failure> {
     Ok(Pod { namespace, path })
 }
 
-fn one() -> Result<Namespace, Failure> {
+fn new_namespace() -> Result<Namespace, Failure> {
     let namespace = Namespace::new()?;
     let addresses = ["10.244.0.10/24", "fd00:10::10/64"].map(str::parse).into_iter();
     let addresses = addresses.collect::<Result<Vec<_>, _>>()?;
     let end = |name, addresses| {
         Ok::<_, Failure>(LinkEnd { namespace: &namespace, name: InterfaceName::parse(name)?, addresses })
     };
-    // The other end stays inside, too: nothing but the namespace has to go. An address of IPv4 on
-    // every interface is what spares the plugin a list of their names.
+    // The other end is in the same namespace and ends with it. With an IPv4 address on every interface the plugin
+    // needs no list of their names.
     let other = vec!["169.254.0.1/32".parse()?];
     join(&end("eth0", addresses)?, &end("other", other)?)?;
     Ok(namespace)
 }
 
-/// The plugin's environment and stdin for the example pod, without what its owner asks of its own.
+/// The plugin's environment and stdin for the example pod without its annotations about excluded ports.
 #[derive(Debug, Clone)]
-pub struct Call {
+pub struct CniCall {
     env: Vec<(String, String)>,
     stdin: Value,
 }
 
-impl Call {
-    /// Writes the pod's manifest to where the call says it is.
+impl CniCall {
+    /// Writes the pod's manifest and returns an ADD that reads it.
     ///
     /// # Errors
-    /// When it cannot be written.
-    pub fn prepared() -> Result<Self, Failure> {
+    /// When the manifest cannot be written.
+    pub fn new() -> Result<Self, Failure> {
         let mut pod: Value = serde_json::from_str(include_str!("../../../examples/pod.json"))?;
         if let Some(Value::Object(annotations)) = pod.pointer_mut("/metadata/annotations") {
             annotations.remove("traffic.sidecar.istio.io/excludeOutboundPorts");
@@ -91,50 +91,50 @@ impl Call {
         Ok(Self { env: env.collect(), stdin: add.get("stdin").cloned().unwrap_or_default() })
     }
 
-    /// The same for another verb.
+    /// Sets `CNI_COMMAND`.
     #[must_use]
-    pub fn of(mut self, verb: &str) -> Self {
-        let own = self.env.iter_mut().find(|(name, _)| name == "CNI_COMMAND");
-        own.into_iter().for_each(|(_, own)| verb.clone_into(own));
+    pub fn with_command(mut self, command: &str) -> Self {
+        let variable = self.env.iter_mut().find(|(name, _)| name == "CNI_COMMAND");
+        variable.into_iter().for_each(|(_, value)| command.clone_into(value));
         self
     }
 
-    /// The same for a pod of which the runtime says that it has no annotations.
+    /// Removes the annotations that the runtime passes.
     #[must_use]
-    pub fn unannotated(mut self) -> Self {
-        let handed = self.stdin.pointer_mut("/runtimeConfig/io.kubernetes.cri.pod-annotations");
-        handed.into_iter().for_each(|handed| *handed = Value::Null);
+    pub fn without_annotations(mut self) -> Self {
+        let annotations = self.stdin.pointer_mut("/runtimeConfig/io.kubernetes.cri.pod-annotations");
+        annotations.into_iter().for_each(|annotations| *annotations = Value::Null);
         self
     }
 
-    /// The same, with an agent at this socket to ask instead of a directory.
+    /// Replaces the directory of manifests by an agent's socket as the source of facts.
     #[must_use]
-    pub fn asking(mut self, socket: &Path) -> Self {
+    pub fn with_agent(mut self, socket: &Path) -> Self {
         self.stdin.pointer_mut("/facts").into_iter().for_each(|facts| *facts = json!({ "socket": socket }));
         self
     }
 
-    /// Where the manifests are.
+    /// The directory of the manifests.
     pub fn pods(&self) -> PathBuf {
         pods()
     }
 
-    /// The environment of the call for this namespace.
+    /// Returns the environment of the call for a pod.
     pub fn env(&self, pod: &Pod) -> Vec<(String, String)> {
         let netns = pod.path.display().to_string();
-        let own = |(name, value): &(String, String)| {
+        let variable = |(name, value): &(String, String)| {
             let value = if name == "CNI_NETNS" { netns.clone() } else { value.clone() };
             (name.clone(), value)
         };
-        self.env.iter().map(own).collect()
+        self.env.iter().map(variable).collect()
     }
 
-    /// What the runtime writes to stdin.
+    /// Returns the standard input of the call.
     pub fn stdin(&self) -> String {
         self.stdin.to_string()
     }
 }
 
 fn pods() -> PathBuf {
-    Path::new(PLACE).join("pods")
+    Path::new(RUN).join("pods")
 }

@@ -1,4 +1,4 @@
-//! The policies that are measured: Istio's default, and the same with long lists of exemptions.
+//! The measured policies: Istio's default, and the default with long lists of exclusions.
 
 use gybe_installer::pod::policy_file::PolicyFile;
 use gybe_integration::failure::Failure;
@@ -7,22 +7,22 @@ use gybe_netfilter::ruleset::{Chain, Match, Networks, Rule, RuleId, Ruleset};
 use ipnet::{IpNet, Ipv4Net};
 use std::net::Ipv4Addr;
 
-/// What the plugin makes of a pod that nobody annotated, on both families.
+/// The policy of a pod without annotations, for both families.
 ///
 /// # Errors
-/// Never: the file is written here.
+/// None: the policy file is valid.
 pub fn default() -> Result<RedirectPolicy, Failure> {
     Ok(PolicyFile::parse(r#"{ "enable_ipv6": true, "outbound_ports_exclude": [15020] }"#)?.policy(&[])?)
 }
 
-/// The default with that many ports excluded inbound, and as many ports and networks outbound.
+/// The default policy with that many excluded ports inbound, and as many excluded ports and networks outbound.
 ///
 /// # Errors
 /// As [`default`].
 pub fn with_exclusions(count: usize) -> Result<RedirectPolicy, Failure> {
     let mut policy = default()?;
     if count > 0 {
-        // The proxy's own are part of every list: what is compared is only its length.
+        // Every list includes the proxy's ports, so that the policies differ only in its length.
         let ports = ports(count);
         let with = |own: &PortSet| -> PortSet {
             [own, &ports].into_iter().flat_map(|ports| ports.ranges().to_vec()).collect()
@@ -36,52 +36,51 @@ pub fn with_exclusions(count: usize) -> Result<RedirectPolicy, Failure> {
     Ok(policy)
 }
 
-/// That many single ports, none beside another, all above those anybody here connects to.
+/// Single ports without neighbours, above those to which the benchmark connects.
 pub fn ports(count: usize) -> PortSet {
     (20_000_u16..).step_by(2).take(count).collect()
 }
 
-/// That many of all ports, in no order: 45,000 come to some 14,000 ranges.
+/// Ports in pseudo-random order: 45,000 of them are about 14,000 ranges.
 pub fn scattered_ports(count: usize) -> PortSet {
-    // A linear congruential generator with the full period of 65,536: no port comes twice.
+    // A linear congruential generator with the full period of 65,536: no port repeats.
     let next = |port: &u16| Some(port.wrapping_mul(25_173).wrapping_add(13_849));
     std::iter::successors(Some(1), next).take(count).collect()
 }
 
-/// That many networks of IPv4, none beside another, none that anybody here connects to.
+/// IPv4 networks that do not touch each other, and to which the benchmark does not connect.
 pub fn networks(count: usize) -> CidrSet {
     let block = |n: u32| Ipv4Net::new(Ipv4Addr::from_bits(0x1400_0000 + (n << 9)), 24).ok();
     (0..).map_while(block).take(count).map(IpNet::V4).collect()
 }
 
-/// The same rules as somebody would write them who knows no sets: one rule for each value of each
-/// list. What follows a long list is met last, as in the original.
-pub fn a_rule_per_value(rules: &Ruleset) -> Ruleset {
+/// Returns the rules without sets: one rule for each value of each list, in the same order.
+pub fn rule_per_value(rules: &Ruleset) -> Ruleset {
     let chains = rules
         .chains
         .iter()
-        .map(|chain| Chain { name: chain.name, rules: chain.rules.iter().flat_map(spread).collect() });
+        .map(|chain| Chain { name: chain.name, rules: chain.rules.iter().flat_map(expand).collect() });
     Ruleset { families: rules.families, chains: chains.collect() }
 }
 
-fn spread(rule: &Rule) -> Vec<Rule> {
+fn expand(rule: &Rule) -> Vec<Rule> {
     let Some((at, values)) = rule.matches.iter().enumerate().find_map(|(at, m)| Some((at, values(m)?)))
     else {
         return vec![rule.clone()];
     };
-    let one = |(n, value): (usize, Match)| {
+    let one = |(index, value): (usize, Match)| {
         let mut matches = rule.matches.clone();
-        if let Some(place) = matches.get_mut(at) {
-            *place = value;
+        if let Some(list) = matches.get_mut(at) {
+            *list = value;
         }
-        // A rule's name lives as long as the program; so does this program's list.
-        let id = RuleId(Box::leak(format!("{}-{n}", rule.id).into_boxed_str()));
+        // A rule's id is a static string; the leak is bounded by the number of policies.
+        let id = RuleId(Box::leak(format!("{}-{index}", rule.id).into_boxed_str()));
         Rule { id, matches, verdict: rule.verdict }
     };
     values.into_iter().enumerate().map(one).collect()
 }
 
-/// A list's values as matches of their own, when it has two or more.
+/// Returns a match for each value of a list of two or more values.
 fn values(of: &Match) -> Option<Vec<Match>> {
     let values: Vec<Match> = match of {
         Match::DestinationPort(is, ports) => {
@@ -102,7 +101,7 @@ mod tests {
     use gybe_netfilter::compile::compile;
 
     #[test]
-    fn lists_are_as_long_as_they_say() {
+    fn lists_have_the_requested_length() {
         for count in [1, 100, 1000] {
             assert_eq!(ports(count).ranges().len(), count);
             assert_eq!(networks(count).v4().len(), count);
@@ -111,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn scattered_ports_are_as_many_ranges_as_chance_would_make() {
+    fn scattered_ports_have_as_many_ranges_as_random_ports() {
         let ranges = scattered_ports(45_000).ranges().to_vec();
         let ports = ranges.iter().map(|range| usize::from(range.bounds().1 - range.bounds().0) + 1);
         assert_eq!(ports.sum::<usize>(), 45_000);
@@ -119,10 +118,10 @@ mod tests {
     }
 
     #[test]
-    fn without_sets_a_list_is_as_many_rules_as_it_has_values() {
+    fn without_sets_a_list_has_a_rule_for_each_value() {
         let rules = compile(&with_exclusions(100).unwrap());
-        let spread = a_rule_per_value(&rules);
-        assert!(spread.lists().is_empty(), "{:?}", spread.lists());
-        assert!(spread.rules().count() >= rules.rules().count() + 3 * 99);
+        let expanded = rule_per_value(&rules);
+        assert!(expanded.lists().is_empty(), "{:?}", expanded.lists());
+        assert!(expanded.rules().count() >= rules.rules().count() + 3 * 99);
     }
 }

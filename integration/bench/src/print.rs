@@ -1,4 +1,4 @@
-//! The one module that writes to stdout and stderr: Markdown, for docs/BENCHMARKS.md.
+//! Output in Markdown, for docs/BENCHMARKS.md. Other modules do not write to stdout or stderr.
 
 use crate::report::{Limit, Report, Table, Target, cells};
 use gybe_integration::failure::Failure;
@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 use std::{fs, thread};
 
-/// Writes what the numbers depend on.
+/// Writes kernel, processors and load.
 pub fn preface() {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default().trim().to_owned();
     let kernel = read("/proc/sys/kernel/osrelease");
@@ -15,12 +15,12 @@ pub fn preface() {
     line(&format!("Linux {kernel}, {processors} processors, load before (/proc/loadavg): {load}\n"));
 }
 
-/// Writes what a part measured.
+/// Writes the tables of a report.
 pub fn tables(report: &Report) {
     report.tables.iter().for_each(table);
 }
 
-/// Writes every target on a line of its own, and says whether all are met.
+/// Writes the table of targets; succeeds when all are met.
 pub fn verdict(reports: &[Report]) -> ExitCode {
     let targets: Vec<&Target> = reports.iter().flat_map(|report| &report.targets).collect();
     table(&Table {
@@ -28,12 +28,12 @@ pub fn verdict(reports: &[Report]) -> ExitCode {
         head: cells(["Target", "Limit", "Measured", "Verdict"]),
         rows: targets.iter().map(|target| row(target)).collect(),
     });
-    if targets.iter().all(|target| target.is_redirected()) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    if targets.iter().all(|target| target.is_met()) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Says why nothing could be measured.
-pub fn failure(complaint: &Failure) -> ExitCode {
-    let _nobody_reads = writeln!(io::stderr(), "gybe-bench: {complaint:?}");
+/// Writes the error that ended the benchmark.
+pub fn failure(error: &Failure) -> ExitCode {
+    let _closed = writeln!(io::stderr(), "gybe-bench: {error:?}");
     ExitCode::FAILURE
 }
 
@@ -43,7 +43,7 @@ fn row(target: &Target) -> Vec<String> {
         Limit::AtLeast(least) => format!("at least {least} {}", target.unit),
     };
     let measured = format!("{:.2} {}", target.measured, target.unit);
-    let verdict = if target.is_redirected() { "met" } else { "MISSED" };
+    let verdict = if target.is_met() { "met" } else { "MISSED" };
     vec![target.what.clone(), limit, measured, verdict.into()]
 }
 
@@ -57,7 +57,7 @@ fn table(table: &Table) {
     line("");
 }
 
-/// A reader that went away has had enough.
+/// Ignores a closed pipe.
 fn line(text: &str) {
-    let _nobody_reads = writeln!(io::stdout(), "{text}");
+    let _closed = writeln!(io::stdout(), "{text}");
 }

@@ -1,7 +1,6 @@
-//! The programs that are compared, each with what makes it write the default policy, and the time
-//! from the start of a process to its end.
+//! The compared programs with their input for the default policy, and the time from start to end of a process.
 
-use crate::pod::{Call, Pod};
+use crate::pod::{CniCall, Pod};
 use crate::policies;
 use gybe_integration::failure::Failure;
 use gybe_netfilter::compile::compile;
@@ -13,57 +12,57 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// One way to have the rules in a namespace.
+/// A program, or several in sequence, that write the rules of a namespace.
 #[derive(Debug, Clone)]
 pub struct Contender {
     /// Its name in tables.
     pub name: &'static str,
-    /// What is run, one after the other.
-    runs: Vec<Run>,
-    stands: Stands,
+    /// The commands, in sequence.
+    commands: Vec<ProgramCommand>,
+    namespace: StartNamespace,
 }
 
-/// Where a program stands when it is started.
+/// The network namespace in which a program is started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stands {
-    /// On the node; it is told the namespace, if it needs one.
-    Outside,
-    /// In the namespace already, so entering it costs it nothing.
-    Inside,
+enum StartNamespace {
+    /// The node's; the program enters the pod's itself.
+    Node,
+    /// The pod's, so that the time does not include entering it.
+    Pod,
 }
 
 #[derive(Debug, Clone)]
-struct Run {
+struct ProgramCommand {
     program: PathBuf,
     arguments: Vec<&'static str>,
-    env: Env,
+    environment: Environment,
     stdin: Vec<u8>,
 }
 
 #[derive(Debug, Clone)]
-enum Env {
-    Cni(Call),
-    /// iptables-legacy may lock its own namespace, as it does under Gybe: else all would wait for one.
+enum Environment {
+    Cni(CniCall),
+    /// The lock of iptables-legacy is the namespace, as under Gybe: concurrent programs do not wait for each other.
     OwnLock,
 }
 
-/// The program of this name of ours: beside this one.
+/// Returns the path of a built program, which is in the directory of this one.
 ///
 /// # Errors
 /// When it is not built.
-pub fn ours(name: &str) -> Result<PathBuf, Failure> {
+pub fn built_program(name: &str) -> Result<PathBuf, Failure> {
     let path = std::env::current_exe()?.with_file_name(name);
-    if path.exists() { Ok(path) } else { Err(Failure::new(format!("{path:?} is not there: make bench"))) }
+    if path.exists() { Ok(path) } else { Err(Failure::new(format!("there is no {path:?}; run: make bench"))) }
 }
 
-/// A program of the system's, by name.
+/// Returns the path of a program of the system.
 ///
 /// # Errors
-/// When it is not there, naming the package that has it.
-pub fn theirs(name: &str, package: &str) -> Result<PathBuf, Failure> {
-    let places = ["/usr/sbin", "/usr/bin", "/sbin", "/bin"].map(|place| Path::new(place).join(name));
-    let found = places.into_iter().find(|path| path.exists());
-    found.ok_or_else(|| Failure::new(format!("no {name}: install the Debian package {package}")))
+/// When it is missing; the error names its package.
+pub fn system_program(name: &str, package: &str) -> Result<PathBuf, Failure> {
+    let paths = ["/usr/sbin", "/usr/bin", "/sbin", "/bin"].map(|directory| Path::new(directory).join(name));
+    let found = paths.into_iter().find(|path| path.exists());
+    found.ok_or_else(|| Failure::new(format!("there is no {name}; install the Debian package {package}")))
 }
 
 impl Contender {
@@ -71,88 +70,93 @@ impl Contender {
     ///
     /// # Errors
     /// When a program is missing.
-    pub fn noop(call: &Call) -> Result<Self, Failure> {
-        let run = Run { program: ours("gybe-noop")?, arguments: Vec::new(), ..Run::cni(call)? };
-        Ok(Self { name: "no-op", runs: vec![run], stands: Stands::Outside })
+    pub fn noop(call: &CniCall) -> Result<Self, Failure> {
+        let command = ProgramCommand {
+            program: built_program("gybe-noop")?,
+            arguments: Vec::new(),
+            ..ProgramCommand::cni(call)?
+        };
+        Ok(Self { name: "no-op", commands: vec![command], namespace: StartNamespace::Node })
     }
 
-    /// The plugin, called so.
+    /// The plugin with that call; `name` is its name in tables.
     ///
     /// # Errors
     /// When it is not built.
-    pub fn gybe(name: &'static str, call: &Call) -> Result<Self, Failure> {
-        Ok(Self { name, runs: vec![Run::cni(call)?], stands: Stands::Outside })
+    pub fn gybe(name: &'static str, call: &CniCall) -> Result<Self, Failure> {
+        Ok(Self { name, commands: vec![ProgramCommand::cni(call)?], namespace: StartNamespace::Node })
     }
 
-    /// Those who write the same rules with the system's programs.
+    /// Programs of the system that write the same rules.
     ///
     /// # Errors
     /// When one is missing.
-    pub fn others() -> Result<Vec<Self>, Failure> {
+    pub fn system_programs() -> Result<Vec<Self>, Failure> {
         let rules = compile(&policies::default()?);
-        let nft = Run {
-            program: theirs("nft", "nftables")?,
+        let nft = ProgramCommand {
+            program: system_program("nft", "nftables")?,
             arguments: vec!["-f", "-"],
-            env: Env::OwnLock,
+            environment: Environment::OwnLock,
             stdin: show(&rules).into_bytes(),
         };
         let restore = |v4: &str, v6: &str| {
             [(v4, Family::V4), (v6, Family::V6)]
                 .into_iter()
                 .map(|(name, family)| {
-                    Ok(Run {
-                        program: theirs(name, "iptables")?,
+                    Ok(ProgramCommand {
+                        program: system_program(name, "iptables")?,
                         arguments: vec!["--noflush", "--wait"],
-                        env: Env::OwnLock,
-                        stdin: script(&rules, family).unwrap().into_bytes(),
+                        environment: Environment::OwnLock,
+                        stdin: script(&rules, family)?.into_bytes(),
                     })
                 })
                 .collect::<Result<Vec<_>, Failure>>()
         };
-        let inside = |name, runs| Self { name, runs, stands: Stands::Inside };
+        let in_pod = |name, commands| Self { name, commands, namespace: StartNamespace::Pod };
         Ok(vec![
-            inside("nft -f", vec![nft]),
-            inside(
+            in_pod("nft -f", vec![nft]),
+            in_pod(
                 "iptables-nft-restore, v4 and v6",
                 restore("iptables-nft-restore", "ip6tables-nft-restore")?,
             ),
-            inside(
+            in_pod(
                 "iptables-legacy-restore, v4 and v6",
                 restore("iptables-legacy-restore", "ip6tables-legacy-restore")?,
             ),
         ])
     }
 
-    /// Runs it for this namespace. `ready` is called when only the start is left to do.
+    /// Runs the commands for a pod. Calls `ready` immediately before the start.
     ///
     /// # Errors
-    /// When it fails.
-    pub fn run(&self, pod: &Pod, ready: impl FnOnce() + Send) -> Result<Ran, Failure> {
+    /// When a command fails.
+    pub fn run(&self, pod: &Pod, ready: impl FnOnce() + Send) -> Result<RunTime, Failure> {
         let work = || {
-            let runs: Result<Vec<_>, _> = self.runs.iter().map(|run| run.prepared(pod)).collect();
-            // Also when there is nothing to start: others may wait for this one.
+            let commands: Result<Vec<_>, _> =
+                self.commands.iter().map(|command| command.with_stdin(pod)).collect();
+            // Also after an error: other threads may wait for this one.
             ready();
-            let (runs, begun) = (runs?, Instant::now());
-            runs.into_iter().try_for_each(to_its_end)?;
-            Ok(Ran { begun, ended: Instant::now() })
+            let (commands, started) = (commands?, Instant::now());
+            commands.into_iter().try_for_each(run_to_end)?;
+            Ok(RunTime { started, ended: Instant::now() })
         };
-        match self.stands {
-            Stands::Outside => work(),
-            Stands::Inside => pod.namespace.run(work)?,
+        match self.namespace {
+            StartNamespace::Node => work(),
+            StartNamespace::Pod => pod.namespace.run(work)?,
         }
     }
-}
 
-impl Contender {
-    /// Starts it for this namespace, without its stdin.
+    /// Starts the command for a pod without writing its stdin.
     ///
     /// # Errors
-    /// When it cannot be started, or is none that reads its stdin.
-    pub fn begun(&self, pod: &Pod) -> Result<Waiting<'_>, Failure> {
-        let [run] = self.runs.as_slice() else { return Err(Failure::new("more than one program")) };
+    /// When it cannot be started, or there are several commands.
+    pub fn start(&self, pod: &Pod) -> Result<Waiting<'_>, Failure> {
+        let [command] = self.commands.as_slice() else {
+            return Err(Failure::new("more than one program"));
+        };
         let (reader, writer) = pipe()?;
-        let child = run.command(pod, reader).spawn()?;
-        Ok(Waiting { child, writer: Some(writer), stdin: &run.stdin })
+        let child = command.command(pod, reader).spawn()?;
+        Ok(Waiting { child, writer: Some(writer), stdin: &command.stdin })
     }
 }
 
@@ -160,50 +164,50 @@ impl Contender {
 #[derive(Debug)]
 pub struct Waiting<'r> {
     child: Child,
-    /// Closed when all is written, or the program would wait for more.
+    /// Closed after writing: the program reads to the end.
     writer: Option<PipeWriter>,
     stdin: &'r [u8],
 }
 
 impl Waiting<'_> {
-    /// Its process.
-    pub fn process(&self) -> u32 {
+    /// The process id.
+    pub fn process_id(&self) -> u32 {
         self.child.id()
     }
 
-    /// Gives it its stdin. Whoever watches it waits for it, too.
+    /// Writes the stdin. The caller waits for the process.
     ///
     /// # Errors
-    /// When it does not listen.
-    pub fn go_on(&mut self) -> Result<(), Failure> {
+    /// When the program does not read.
+    pub fn write_stdin(&mut self) -> Result<(), Failure> {
         Ok(self.writer.take().map_or(Ok(()), |mut writer| writer.write_all(self.stdin))?)
     }
 }
 
-/// When it was.
+/// The start and the end of a run.
 #[derive(Debug, Clone, Copy)]
-pub struct Ran {
-    /// Before the first process was started.
-    pub begun: Instant,
-    /// After the last was waited for.
+pub struct RunTime {
+    /// Before the start of the first process.
+    pub started: Instant,
+    /// After the end of the last process.
     pub ended: Instant,
 }
 
-impl Ran {
-    /// From start to end.
-    pub fn took(&self) -> Duration {
-        self.ended.duration_since(self.begun)
+impl RunTime {
+    /// The elapsed time.
+    pub fn elapsed(&self) -> Duration {
+        self.ended.duration_since(self.started)
     }
 }
 
-impl Run {
-    fn cni(call: &Call) -> Result<Self, Failure> {
-        let (program, stdin) = (ours("gybe-cni")?, call.stdin().into_bytes());
-        Ok(Self { program, arguments: Vec::new(), env: Env::Cni(call.clone()), stdin })
+impl ProgramCommand {
+    fn cni(call: &CniCall) -> Result<Self, Failure> {
+        let (program, stdin) = (built_program("gybe-cni")?, call.stdin().into_bytes());
+        Ok(Self { program, arguments: Vec::new(), environment: Environment::Cni(call.clone()), stdin })
     }
 
     /// All but the start: stdin is written and closed, as a pipe has room for it.
-    fn prepared(&self, pod: &Pod) -> Result<Command, Failure> {
+    fn with_stdin(&self, pod: &Pod) -> Result<Command, Failure> {
         let (reader, mut writer) = pipe()?;
         writer.write_all(&self.stdin)?;
         Ok(self.command(pod, reader))
@@ -212,29 +216,29 @@ impl Run {
     fn command(&self, pod: &Pod, stdin: PipeReader) -> Command {
         let mut command = command(&self.program);
         command.args(&self.arguments).env_clear();
-        match &self.env {
-            Env::Cni(call) => command.envs(call.env(pod)),
-            Env::OwnLock => command.env("XTABLES_LOCKFILE", "/proc/self/ns/net"),
+        match &self.environment {
+            Environment::Cni(call) => command.envs(call.env(pod)),
+            Environment::OwnLock => command.env("XTABLES_LOCKFILE", "/proc/self/ns/net"),
         };
         command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped());
         command
     }
 }
 
-fn to_its_end(mut command: Command) -> Result<(), Failure> {
+fn run_to_end(mut command: Command) -> Result<(), Failure> {
     let mut child = command.spawn()?;
     let status = child.wait()?;
     if status.success() {
         return Ok(());
     }
-    let mut said = String::new();
-    child.stdout.take().into_iter().try_for_each(|mut out| out.read_to_string(&mut said).map(drop))?;
-    child.stderr.take().into_iter().try_for_each(|mut err| err.read_to_string(&mut said).map(drop))?;
-    Err(Failure::new(format!("{command:?}: {status}: {said}")))
+    let mut output = String::new();
+    child.stdout.take().into_iter().try_for_each(|mut out| out.read_to_string(&mut output).map(drop))?;
+    child.stderr.take().into_iter().try_for_each(|mut err| err.read_to_string(&mut output).map(drop))?;
+    Err(Failure::new(format!("{command:?}: {status}: {output}")))
 }
 
-/// A command for a program that is compared, or that judges one.
+/// A command for a measured or measuring program.
 pub fn command(program: &Path) -> Command {
-    #[allow(clippy::disallowed_methods, reason = "what programs cost can only be seen by running them")]
+    #[allow(clippy::disallowed_methods, reason = "the benchmark runs programs")]
     Command::new(program)
 }

@@ -1,17 +1,17 @@
-//! What a part found: tables for people, and targets that are met or missed.
+//! The results of a part: tables, and targets that are met or missed.
 
 /// A table of measurements.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Table {
-    /// What it is about.
+    /// Its title.
     pub title: String,
-    /// Its columns.
+    /// The names of its columns.
     pub head: Vec<String>,
-    /// Its rows, as many cells each as there are columns.
+    /// Its rows, with a cell for each column.
     pub rows: Vec<Vec<String>>,
 }
 
-/// What a measurement may be.
+/// The limit of a measurement.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Limit {
     /// This or less.
@@ -20,22 +20,22 @@ pub enum Limit {
     AtLeast(f64),
 }
 
-/// A promise and what was measured of it.
+/// A target and its measured value.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Target {
-    /// What is promised.
-    pub what: String,
     /// What was measured.
+    pub what: String,
+    /// The measured value.
     pub measured: f64,
-    /// What it may be.
+    /// Its limit.
     pub limit: Limit,
-    /// What is counted: `x`, `ms`.
+    /// The unit: `x`, `ms`.
     pub unit: &'static str,
 }
 
 impl Target {
-    /// Was it kept?
-    pub fn is_redirected(&self) -> bool {
+    /// Reports whether the measured value is within the limit; NaN is not.
+    pub fn is_met(&self) -> bool {
         match self.limit {
             Limit::AtMost(most) => self.measured <= most,
             Limit::AtLeast(least) => self.measured >= least,
@@ -43,16 +43,16 @@ impl Target {
     }
 }
 
-/// All that a part found.
+/// The results of a part.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Report {
     /// What was measured.
     pub tables: Vec<Table>,
-    /// What was promised of it.
+    /// Its targets.
     pub targets: Vec<Target>,
 }
 
-/// Cells of a row or a head.
+/// Converts the cells of a row.
 pub fn cells<const N: usize>(cells: [&str; N]) -> Vec<String> {
     cells.map(str::to_owned).to_vec()
 }
@@ -62,11 +62,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_limit_itself_still_meets_its_target() {
+    fn a_value_at_the_limit_meets_the_target() {
         let target = |limit| Target { what: String::new(), measured: 1.6, limit, unit: "x" };
-        assert!(target(Limit::AtMost(1.6)).is_redirected() && target(Limit::AtLeast(1.6)).is_redirected());
-        assert!(!target(Limit::AtMost(1.5)).is_redirected() && !target(Limit::AtLeast(1.7)).is_redirected());
-        let nothing = Target { measured: f64::NAN, ..target(Limit::AtMost(1.6)) };
-        assert!(!nothing.is_redirected(), "what could not be measured is not met");
+        assert!(target(Limit::AtMost(1.6)).is_met() && target(Limit::AtLeast(1.6)).is_met());
+        assert!(!target(Limit::AtMost(1.5)).is_met() && !target(Limit::AtLeast(1.7)).is_met());
+        let unmeasured = Target { measured: f64::NAN, ..target(Limit::AtMost(1.6)) };
+        assert!(!unmeasured.is_met(), "an unmeasured target is not met");
     }
 }

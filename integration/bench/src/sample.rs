@@ -1,4 +1,4 @@
-//! Repeated measurements of one thing: its middle, and how far apart they lie.
+//! Repeated measurements: median and quartiles.
 
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeValLike;
@@ -6,7 +6,7 @@ use nix::time::{ClockId, clock_gettime};
 use std::fmt;
 use std::time::Duration;
 
-/// Measurements, ascending.
+/// Measurements in ascending order.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sample(Vec<f64>);
 
@@ -16,12 +16,11 @@ impl Sample {
         Self(measurements)
     }
 
-    /// The middle one.
     pub fn median(&self) -> f64 {
         self.at(2)
     }
 
-    /// A quarter of them lie below, a quarter above.
+    /// The lower and the upper quartile.
     pub fn quartiles(&self) -> (f64, f64) {
         (self.at(1), self.at(3))
     }
@@ -39,40 +38,39 @@ impl fmt::Display for Sample {
     }
 }
 
-/// Measures several things in turn, `rounds` times, each in `N` respects, and gives the samples of
-/// each thing, in their order.
+/// Measures several subjects in turn, `rounds` times, and returns `N` samples of each in the same order.
 ///
 /// # Errors
-/// The first that a measurement had.
+/// The first error of a measurement.
 pub fn in_turn<T, E, const N: usize>(
     rounds: usize,
-    things: &[T],
+    subjects: &[T],
     mut measure: impl FnMut(&T) -> Result<[f64; N], E>,
 ) -> Result<Vec<[Sample; N]>, E> {
-    let mut measured: Vec<[Vec<f64>; N]> = things.iter().map(|_| [const { Vec::new() }; N]).collect();
+    let mut measured: Vec<[Vec<f64>; N]> = subjects.iter().map(|_| [const { Vec::new() }; N]).collect();
     for _ in 0..rounds.max(1) {
-        for (thing, respects) in things.iter().zip(&mut measured) {
-            for (value, respect) in measure(thing)?.into_iter().zip(respects) {
-                respect.push(value);
+        for (subject, values) in subjects.iter().zip(&mut measured) {
+            for (value, values) in measure(subject)?.into_iter().zip(values) {
+                values.push(value);
             }
         }
     }
-    Ok(measured.into_iter().map(|respects| respects.map(Sample::sorted)).collect())
+    Ok(measured.into_iter().map(|values| values.map(Sample::sorted)).collect())
 }
 
-/// Processor time the calling thread has had.
+/// Returns the processor time of the calling thread.
 ///
 /// # Errors
-/// When the kernel keeps no such clock.
+/// When the kernel has no such clock.
 pub fn processor_time() -> nix::Result<Duration> {
     Ok(clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)?.into())
 }
 
-/// Processor time that this process's children have had that were waited for.
+/// Returns the processor time of the ended child processes.
 ///
 /// # Errors
-/// Never, on Linux.
-pub fn childrens_time() -> nix::Result<Duration> {
+/// None on Linux.
+pub fn children_processor_time() -> nix::Result<Duration> {
     let usage = getrusage(UsageWho::RUSAGE_CHILDREN)?;
     let micros = [usage.user_time(), usage.system_time()].map(|time| time.num_microseconds());
     Ok(Duration::from_micros(micros.iter().sum::<i64>().unsigned_abs()))
@@ -83,17 +81,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_middle_and_the_quarters_are_those_of_the_sorted_measurements() {
+    fn median_and_quartiles_are_those_of_the_sorted_measurements() {
         let sample = Sample::sorted(vec![5.0, 1.0, 4.0, 2.0, 3.0]);
         assert_eq!((sample.median(), sample.quartiles()), (3.0, (2.0, 4.0)));
         assert_eq!(Sample::sorted(vec![7.0]).quartiles(), (7.0, 7.0));
     }
 
     #[test]
-    fn things_are_measured_in_turn() {
+    fn subjects_are_measured_in_turn() {
         let mut order = Vec::new();
-        let samples = in_turn(2, &["a", "b"], |thing| {
-            order.push(*thing);
+        let samples = in_turn(2, &["a", "b"], |subject| {
+            order.push(*subject);
             Ok::<_, ()>([1.0, 2.0])
         });
         assert_eq!(order, ["a", "b", "a", "b"]);

@@ -1,81 +1,79 @@
-//! What else a runtime calls for, beside a program that does nothing: an ADD of a pod that is in no
-//! mesh, one of a pod that only the node agent knows, DEL and STATUS; and what memory each takes.
+//! The other calls beside a program that does nothing: ADD of an unmeshed pod, ADD with facts from the node agent, DEL and
+//! STATUS; and the peak memory of each.
 
 use crate::agent::Agent;
-use crate::memory;
-use crate::pod::{self, Call};
+use crate::peak_memory::peak_memory;
+use crate::pod::{self, CniCall};
 use crate::programs::Contender;
 use crate::report::{Limit, Report, Table, Target, cells};
-use crate::sample::{Sample, childrens_time, in_turn};
+use crate::sample::{Sample, children_processor_time, in_turn};
 use gybe_integration::failure::Failure;
 
-/// A call, and what it may cost against a program that does nothing.
+/// A call, and its limit as a multiple of a program that does nothing.
 struct Case {
     contender: Contender,
     at_most: Option<f64>,
 }
 
-/// Measures each call that often.
-///
 /// # Errors
-/// When one of them fails.
+/// When a call fails.
 pub fn measure(times: usize) -> Result<Report, Failure> {
-    let call = Call::prepared()?;
+    let call = CniCall::new()?;
     let agent = Agent::start(&call)?;
     let cases = cases(&call, &agent)?;
-    // A namespace of its own for each call, and one more in which its memory is looked at.
-    let mut pods = pod::fresh((times + 1) * cases.len())?.into_iter();
+    // A namespace for each call, and another for measuring its memory.
+    let mut pods = pod::new_pods((times + 1) * cases.len())?.into_iter();
     let mut next = || pods.next().ok_or_else(|| Failure::new("no namespace left"));
     let mut used = Vec::new();
     let samples = in_turn(times, &cases, |case| {
-        let (pod, before) = (next()?, childrens_time()?);
-        let passed = case.contender.run(&pod, || ())?.took();
-        let spent = childrens_time()?.saturating_sub(before);
+        let (pod, before) = (next()?, children_processor_time()?);
+        let elapsed = case.contender.run(&pod, || ())?.elapsed();
+        let used_time = children_processor_time()?.saturating_sub(before);
         used.push(pod);
-        Ok::<_, Failure>([passed, spent].map(|time| time.as_secs_f64() * 1e6))
+        Ok::<_, Failure>([elapsed, used_time].map(|time| time.as_secs_f64() * 1e6))
     })?;
-    // But the first: a program that reads nothing has ended before anybody looks at it.
-    let peaks = cases.iter().skip(1).map(|case| memory::peak(&case.contender, &next()?));
+    // Not the no-op: it does not read its stdin and ends before it is traced.
+    let peaks = cases.iter().skip(1).map(|case| peak_memory(&case.contender, &next()?));
     let peaks = peaks.collect::<Result<Vec<f64>, Failure>>()?;
     Ok(report(&cases, &samples, &peaks, times))
 }
 
-fn cases(call: &Call, agent: &Agent) -> Result<Vec<Case>, Failure> {
-    let calling = |name, call: Call, at_most| {
+fn cases(call: &CniCall, agent: &Agent) -> Result<Vec<Case>, Failure> {
+    let case = |name, call: CniCall, at_most| {
         Ok::<_, Failure>(Case { contender: Contender::gybe(name, &call)?, at_most })
     };
     Ok(vec![
         Case { contender: Contender::noop(call)?, at_most: None },
-        calling("ADD of an unmeshed pod", call.clone().unannotated(), Some(1.15))?,
-        calling("DEL", call.clone().of("DEL"), Some(1.15))?,
-        // Behind it the agent still tells its journal, and whoever comes next has less of the machine.
-        calling("ADD of a meshed pod through the agent", call.clone().asking(agent.socket()), Some(1.9))?,
-        calling("STATUS", call.clone().of("STATUS"), None)?,
+        case("ADD of an unmeshed pod", call.clone().without_annotations(), Some(1.15))?,
+        case("DEL", call.clone().with_command("DEL"), Some(1.15))?,
+        // The agent writes its log during the next call, which is slowed down by that: STATUS has no limit.
+        case("ADD of a meshed pod through the agent", call.clone().with_agent(agent.socket()), Some(1.9))?,
+        case("STATUS", call.clone().with_command("STATUS"), None)?,
     ])
 }
 
 fn report(cases: &[Case], samples: &[[Sample; 2]], peaks: &[f64], times: usize) -> Report {
-    let noop = samples.first().map_or(f64::NAN, |[passed, _]| passed.median());
-    let told = std::iter::once("".to_owned()).chain(peaks.iter().map(|kib| format!("{kib:.0}")));
-    let row = |((case, [passed, spent]), peak): ((&Case, &[Sample; 2]), String)| {
-        let of_noop = format!("{:.2}", passed.median() / noop);
-        vec![case.contender.name.into(), passed.to_string(), of_noop, spent.to_string(), peak]
+    let noop = samples.first().map_or(f64::NAN, |[elapsed, _]| elapsed.median());
+    let peak_cells = std::iter::once("".to_owned()).chain(peaks.iter().map(|kib| format!("{kib:.0}")));
+    let row = |((case, [elapsed, processor_time]), peak): ((&Case, &[Sample; 2]), String)| {
+        let to_noop = format!("{:.2}", elapsed.median() / noop);
+        vec![case.contender.name.into(), elapsed.to_string(), to_noop, processor_time.to_string(), peak]
     };
     let table = Table {
         title: format!("One call of each kind, median of {times}"),
-        head: cells(["Call", "µs (quartiles)", "x no-op", "µs of processor time", "most memory, KiB"]),
-        rows: cases.iter().zip(samples).zip(told).map(row).collect(),
+        head: cells(["Call", "µs (quartiles)", "x no-op", "µs of processor time", "peak memory, KiB"]),
+        rows: cases.iter().zip(samples).zip(peak_cells).map(row).collect(),
     };
-    let time = |(case, [passed, _]): (&Case, &[Sample; 2])| {
+    let time = |(case, [elapsed, _]): (&Case, &[Sample; 2])| {
         Some(Target {
             what: format!("{}, against a program that does nothing", case.contender.name),
-            measured: passed.median() / noop,
+            measured: elapsed.median() / noop,
             limit: Limit::AtMost(case.at_most?),
             unit: "x",
         })
     };
     let memory = Target {
-        what: "most memory in use by any of these calls".into(),
+        what: "peak memory of any of these calls".into(),
         measured: peaks.iter().copied().fold(f64::NAN, f64::max) * 1024.0 / 1e6,
         limit: Limit::AtMost(3.0),
         unit: "MB",

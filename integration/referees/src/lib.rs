@@ -1,5 +1,5 @@
-//! Referees of our nftables encoder: libraries of other people write the same rule sets, and the
-//! kernel is asked whether it sees a difference. All of it is tests; nothing is exported.
+//! Compares Gybe's nftables encoder with reference encoders: other libraries write the same rule sets, and the kernel's
+//! dumps must be equal. The crate has only tests.
 //!
 //! ```text
 //!                        ┌─ gybe_netfilter::nft ─► namespace 1 ─┐            raw dump (mnl)
@@ -7,5 +7,5 @@
 //!                        └─ rustables ───────────► namespace 3 ─┘            the `nft` program
 //! ```
 //!
-//! Three encoders share no line of code below the neutral [`Ruleset`](gybe_netfilter::ruleset::Ruleset).
-//! The referees do share one reading of it (`tests/agreement/words.rs`), made without ours.
+//! The three encoders share no code below [`Ruleset`](gybe_netfilter::ruleset::Ruleset). The two reference encoders
+//! share one translation of it to nf_tables expressions (`tests/agreement/expressions.rs`), which does not use Gybe's.

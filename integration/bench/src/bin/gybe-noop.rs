@@ -1,3 +1,3 @@
-//! A program that does nothing, built as `gybe-cni` is: what starting and ending any program costs.
+//! A program that does nothing, built with the options of `gybe-cni`: the cost of starting and ending a process.
 
 fn main() {}

@@ -1,4 +1,4 @@
-//! What the kernel answers when asked for everything of one kind. mnl carries it.
+//! Netlink dumps of the kernel's nf_tables objects, transported by mnl.
 
 use mnl::{Bus, Socket};
 
@@ -9,32 +9,29 @@ const NFPROTO_INET: u8 = 1;
 const REQUEST_DUMP: u16 = 0x301;
 const NLMSG_ERROR: u16 = 2;
 const NLMSG_DONE: u16 = 3;
-/// A netlink header and nfnetlink's behind it.
+/// The lengths of the netlink and nfnetlink headers.
 const HEADERS: usize = 20;
 
-/// What can be asked for.
+/// A request for all objects of one kind.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Ask<'a> {
-    /// All tables.
+pub(crate) enum DumpRequest<'a> {
     Tables,
-    /// All chains.
     Chains,
-    /// All rules.
     Rules,
-    /// All sets, without their elements.
+    /// Sets without their elements.
     Sets,
-    /// What is in the set of that name.
+    /// The elements of the set with that name.
     ElementsOf(&'a str),
 }
 
-impl Ask<'_> {
+impl DumpRequest<'_> {
     fn message(self) -> Vec<u8> {
         let (kind, attributes) = match self {
             Self::Tables => (1_u16, Vec::new()),
             Self::Chains => (4, Vec::new()),
             Self::Rules => (7, Vec::new()),
             Self::Sets => (10, Vec::new()),
-            Self::ElementsOf(set) => (13, [string(1, crate::words::TABLE), string(2, set)].concat()),
+            Self::ElementsOf(set) => (13, [string(1, crate::expressions::TABLE), string(2, set)].concat()),
         };
         let length = u32::try_from(HEADERS + attributes.len()).unwrap();
         let mut message = length.to_ne_bytes().to_vec();
@@ -47,7 +44,7 @@ impl Ask<'_> {
     }
 }
 
-/// An attribute that is a C string.
+/// Encodes an attribute that is a C string.
 fn string(kind: u16, value: &str) -> Vec<u8> {
     let length = u16::try_from(4 + value.len() + 1).unwrap();
     let mut attribute = [length.to_ne_bytes(), kind.to_ne_bytes()].concat();
@@ -57,29 +54,29 @@ fn string(kind: u16, value: &str) -> Vec<u8> {
     attribute
 }
 
-/// All of it, in the kernel's order, of the namespace of this thread.
-pub(crate) fn dump(ask: Ask<'_>) -> Vec<Message> {
+/// Returns the objects in the namespace of this thread, in the kernel's order.
+pub(crate) fn dump(request: DumpRequest<'_>) -> Vec<Message> {
     let kernel = Socket::new(Bus::Netfilter).unwrap();
-    kernel.send(&ask.message()).unwrap();
-    let mut room = vec![0_u8; (1 << 16) + 4];
-    let aligned = room.as_ptr().align_offset(4);
+    kernel.send(&request.message()).unwrap();
+    let mut buffer = vec![0_u8; (1 << 16) + 4];
+    let aligned = buffer.as_ptr().align_offset(4);
     let mut messages = Vec::new();
     loop {
-        for bytes in kernel.recv(&mut room[aligned..]).unwrap() {
+        for bytes in kernel.recv(&mut buffer[aligned..]).unwrap() {
             let message = Message { bytes: bytes.unwrap().to_vec() };
             match message.kind() {
                 NLMSG_DONE => return messages,
-                NLMSG_ERROR => panic!("the kernel does not answer {ask:?}: {message:?}"),
+                NLMSG_ERROR => panic!("the kernel refuses {request:?}: {message:?}"),
                 _ => messages.push(message),
             }
         }
     }
 }
 
-/// One object as the kernel told it.
+/// The message of one object.
 #[derive(Debug)]
 pub(crate) struct Message {
-    /// Header and all.
+    /// The message with its headers.
     pub bytes: Vec<u8>,
 }
 
@@ -88,13 +85,13 @@ impl Message {
         u16::from_ne_bytes([self.bytes[4], self.bytes[5]])
     }
 
-    /// Number and content of each attribute.
+    /// Returns number and content of each attribute.
     pub(crate) fn attributes(&self) -> Vec<(u16, Vec<u8>)> {
-        Self::walk(&self.bytes[HEADERS..])
+        Self::parse_attributes(&self.bytes[HEADERS..])
     }
 
-    /// The same of attributes inside of another.
-    pub(crate) fn walk(mut rest: &[u8]) -> Vec<(u16, Vec<u8>)> {
+    /// Parses nested attributes.
+    pub(crate) fn parse_attributes(mut rest: &[u8]) -> Vec<(u16, Vec<u8>)> {
         let mut attributes = Vec::new();
         while let [a, b, c, d, ..] = *rest {
             let length = usize::from(u16::from_ne_bytes([a, b]));
@@ -104,14 +101,14 @@ impl Message {
         attributes
     }
 
-    /// All attributes but these.
+    /// Returns all other attributes.
     pub(crate) fn without(&self, these: &[u16]) -> Vec<(u16, Vec<u8>)> {
         self.attributes().into_iter().filter(|(kind, _)| !these.contains(kind)).collect()
     }
 
-    /// An attribute that is a C string.
+    /// Returns an attribute that is a C string.
     pub(crate) fn text(&self, kind: u16) -> String {
-        let (_, mut value) = self.attributes().into_iter().find(|(one, _)| *one == kind).unwrap();
+        let (_, mut value) = self.attributes().into_iter().find(|(number, _)| *number == kind).unwrap();
         value.pop();
         String::from_utf8(value).unwrap()
     }

@@ -1,7 +1,10 @@
-//! libnftnl itself, where nftnl's safe types end: five expressions, sets, and reading back.
-#![expect(unsafe_code, reason = "nftnl has no safe way to these; all calls into the C library stand here")]
+//! Calls of libnftnl for what nftnl has no safe types: five expressions, sets, and reading back.
+#![expect(
+    unsafe_code,
+    reason = "nftnl has no safe functions for these; all calls of the C library are in this module"
+)]
 
-use crate::words::{Bound, Element, Holds, Printed, Set};
+use crate::expressions::{Bound, Element, Set, SetContent, ValueOrder};
 use gybe_netfilter::ruleset::{Family, Is};
 use nftnl::expr::Expression;
 use nftnl::nftnl_sys::{self as sys, libc};
@@ -9,20 +12,20 @@ use nftnl::{ProtoFamily, Rule, Table};
 use std::ffi::{CStr, CString, c_char};
 use std::ptr::NonNull;
 
-/// Register 1, in which everything is loaded, compared and prepared.
+/// Register 1, the only one in use.
 const REGISTER: u32 = libc::NFT_REG_1 as u32;
 
-/// Expressions nftnl 0.9 has no type for.
+/// Expressions for which nftnl 0.9 has no type.
 pub(crate) enum Missing<'a> {
-    /// Register 1 outside of these bounds.
+    /// Matches if register 1 is outside of these bounds.
     Outside(&'a [u8], &'a [u8]),
-    /// Register 1 in a set, or not in it.
+    /// Matches if register 1 is in a set, or is not.
     Lookup(Is, CString),
-    /// Register 1 becomes the connection's zone.
+    /// Sets the connection's zone to register 1.
     SetZone,
-    /// The host's own port in register 1 becomes the destination.
+    /// Redirects to the local port in register 1.
     Redirect,
-    /// The transparent socket on the port in register 1 gets the packet.
+    /// Passes the packet to the transparent socket on the port in register 1.
     Tproxy(Family),
 }
 
@@ -61,12 +64,12 @@ impl Expression for Missing<'_> {
     }
 }
 
-/// libnftnl's constants are wider than the parameters they are for.
+/// libnftnl's constants are wider than its parameters.
 fn short(attribute: u32) -> u16 {
     u16::try_from(attribute).unwrap()
 }
 
-/// An expression being filled in. Whoever gets it frees it, as `Expression::to_expr` says.
+/// An expression. The receiver frees it (`Expression::to_expr`).
 struct Raw(NonNull<sys::nftnl_expr>);
 
 impl Raw {
@@ -96,10 +99,10 @@ impl Raw {
     }
 }
 
-/// nftnl's set with what it cannot say itself: type, ranges, user data.
+/// nftnl's set with type, ranges and user data, for which nftnl has no functions.
 pub(crate) struct NamedSet<'t>(nftnl::set::Set<'t, AnyKey>);
 
-/// nftnl wants the type of a set's elements at compile time; `NamedSet::new` says it again.
+/// nftnl needs the type of a set's elements at compile time; `NamedSet::new` sets the real one.
 pub(crate) struct AnyKey;
 
 impl nftnl::set::SetKey for AnyKey {
@@ -112,16 +115,16 @@ impl nftnl::set::SetKey for AnyKey {
 }
 
 impl<'t> NamedSet<'t> {
-    /// The set with all its elements.
+    /// Makes the set with all its elements.
     pub(crate) fn new(table: &'t Table, of: &Set) -> Self {
         let name = CString::new(of.name.as_str()).unwrap();
         let set = Self(nftnl::set::Set::new_named(&name, of.id, table, ProtoFamily::Inet));
         set.number(sys::NFTNL_SET_KEY_TYPE, of.key_type);
         set.number(sys::NFTNL_SET_KEY_LEN, of.key_length);
-        if of.holds == Holds::Ranges {
+        if of.holds == SetContent::Ranges {
             set.number(sys::NFTNL_SET_FLAGS, libc::NFT_SET_INTERVAL as u32);
         }
-        if of.printed == Printed::HostOrder {
+        if of.printed == ValueOrder::HostOrder {
             set.host_order();
         }
         for element in &of.elements {
@@ -130,7 +133,7 @@ impl<'t> NamedSet<'t> {
         set
     }
 
-    /// As nftnl puts it into a batch.
+    /// nftnl's set, for a batch.
     pub(crate) fn inner(&self) -> &nftnl::set::Set<'t, AnyKey> {
         &self.0
     }
@@ -176,7 +179,7 @@ impl<'t> NamedSet<'t> {
     }
 }
 
-/// A rule as the kernel listed it, in libnftnl's words; without its handle and its neighbour's.
+/// Returns libnftnl's text of a dumped rule without handle and position.
 pub(crate) fn rule_text(message: &[u8]) -> String {
     let message = Aligned::new(message);
     // SAFETY: the message is whole and aligned, the rule is freed before leaving.
@@ -186,13 +189,13 @@ pub(crate) fn rule_text(message: &[u8]) -> String {
         assert_eq!(sys::nftnl_rule_nlmsg_parse(message.header(), rule), 0, "libnftnl cannot read a rule");
         sys::nftnl_rule_unset(rule, short(sys::NFTNL_RULE_HANDLE));
         sys::nftnl_rule_unset(rule, short(sys::NFTNL_RULE_POSITION));
-        let text = printed(|room, size| sys::nftnl_rule_snprintf(room, size, rule, 0, 0));
+        let text = print_to_string(|room, size| sys::nftnl_rule_snprintf(room, size, rule, 0, 0));
         sys::nftnl_rule_free(rule);
         text
     }
 }
 
-/// A set as the kernel listed it, with the elements of these messages, in libnftnl's words.
+/// Returns libnftnl's text of a dumped set with the elements of these messages.
 pub(crate) fn set_text(set: &[u8], elements: &[&[u8]]) -> String {
     let set = Aligned::new(set);
     // SAFETY: the messages are whole and aligned, the set is freed before leaving.
@@ -205,27 +208,27 @@ pub(crate) fn set_text(set: &[u8], elements: &[&[u8]]) -> String {
             assert_eq!(sys::nftnl_set_elems_nlmsg_parse(message.header(), raw), 0, "nor its elements");
         }
         sys::nftnl_set_unset(raw, short(sys::NFTNL_SET_HANDLE));
-        let text = printed(|room, size| sys::nftnl_set_snprintf(room, size, raw, 0, 0));
+        let text = print_to_string(|room, size| sys::nftnl_set_snprintf(room, size, raw, 0, 0));
         sys::nftnl_set_free(raw);
         text
     }
 }
 
-/// What a `snprintf` of libnftnl prints, however long.
-fn printed(print: impl Fn(*mut c_char, usize) -> i32) -> String {
+/// Returns the output of a `snprintf` of libnftnl of any length.
+fn print_to_string(print: impl Fn(*mut c_char, usize) -> i32) -> String {
     let needed = usize::try_from(print(std::ptr::null_mut(), 0)).expect("libnftnl can print it");
     let mut room = vec![0_u8; needed + 1];
     print(room.as_mut_ptr().cast(), room.len());
     CStr::from_bytes_until_nul(&room).unwrap().to_string_lossy().into_owned()
 }
 
-/// A netlink message where its header may be looked at as a struct.
+/// A netlink message that is aligned like its header struct.
 struct Aligned(Vec<u32>);
 
 impl Aligned {
     fn new(message: &[u8]) -> Self {
-        let word = |bytes: &[u8]| u32::from_ne_bytes(bytes.try_into().unwrap());
-        Self(message.chunks_exact(4).map(word).collect())
+        let expression = |bytes: &[u8]| u32::from_ne_bytes(bytes.try_into().unwrap());
+        Self(message.chunks_exact(4).map(expression).collect())
     }
 
     fn header(&self) -> *const libc::nlmsghdr {

@@ -1,25 +1,24 @@
-//! What the kernel lists of a namespace's tables, byte for byte, and how two such listings differ.
+//! The kernel's listing of a namespace's tables in bytes, and the differences of two listings.
 //!
-//! Only what cannot be the same is taken out: handles, which number everything in the order it was
-//! made. Counters stay: no packet ever came by.
+//! Handles are left out, because they number objects in the order of creation. Counters are compared: they are zero.
 
-use crate::dump::{Ask, Message, dump};
+use crate::dump::{DumpRequest, Message, dump};
 use crate::libnftnl;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Attributes that number things: `NFTA_TABLE_HANDLE`, `NFTA_CHAIN_HANDLE` and so on
-/// (include/uapi/linux/netfilter/nf_tables.h). A rule's position is its neighbour's handle.
+/// Attributes that number objects: `NFTA_TABLE_HANDLE`, `NFTA_CHAIN_HANDLE` and so on
+/// (include/uapi/linux/netfilter/nf_tables.h). A rule's position is the handle of the rule before it.
 const TABLE_HANDLE: u16 = 4;
 const CHAIN_HANDLE: u16 = 2;
 const RULE_HANDLE: u16 = 3;
 const RULE_POSITION: u16 = 6;
 const SET_HANDLE: u16 = 16;
-/// How many elements a set has (`NFTA_SET_COUNT`, Linux 6.16): the elements say it themselves.
+/// The number of elements of a set (`NFTA_SET_COUNT`, Linux 6.16), which older kernels do not send.
 const SET_COUNT: u16 = 20;
 /// `NFTA_SET_ELEM_LIST_ELEMENTS`.
 const ELEMENTS: u16 = 3;
 
-/// All there is: name of the object → its attributes, and its text.
+/// All objects by name.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Listing(BTreeMap<String, Object>);
 
@@ -28,32 +27,32 @@ pub(crate) struct Listing(BTreeMap<String, Object>);
 struct Object {
     /// Number and content of each attribute, in the kernel's order.
     attributes: Vec<(u16, Vec<u8>)>,
-    /// In libnftnl's words, where it is a rule or a set.
+    /// libnftnl's text of a rule or set; empty for other objects.
     text: String,
 }
 
 impl Listing {
-    /// Of the namespace of this thread.
-    pub(crate) fn here() -> Self {
+    /// Lists the namespace of this thread.
+    pub(crate) fn observe() -> Self {
         let mut objects = BTreeMap::new();
-        for message in dump(Ask::Tables) {
+        for message in dump(DumpRequest::Tables) {
             let object = Object { attributes: message.without(&[TABLE_HANDLE]), text: String::new() };
             objects.insert(format!("table {}", message.text(1)), object);
         }
-        for message in dump(Ask::Chains) {
+        for message in dump(DumpRequest::Chains) {
             let object = Object { attributes: message.without(&[CHAIN_HANDLE]), text: String::new() };
             objects.insert(format!("chain {}", message.text(3)), object);
         }
-        let mut place = BTreeMap::new();
-        for message in dump(Ask::Rules) {
+        let mut positions = BTreeMap::new();
+        for message in dump(DumpRequest::Rules) {
             let chain = message.text(2);
-            let at: &mut u32 = place.entry(chain.clone()).or_default();
-            *at += 1;
+            let position: &mut u32 = positions.entry(chain.clone()).or_default();
+            *position += 1;
             let attributes = message.without(&[RULE_HANDLE, RULE_POSITION]);
             let object = Object { attributes, text: libnftnl::rule_text(&message.bytes) };
-            objects.insert(format!("rule {at} of {chain}"), object);
+            objects.insert(format!("rule {position} of {chain}"), object);
         }
-        for message in dump(Ask::Sets) {
+        for message in dump(DumpRequest::Sets) {
             let name = message.text(2);
             let attributes = message.without(&[SET_HANDLE, SET_COUNT]);
             let object = Object { attributes, text: libnftnl::set_text(&message.bytes, &[]) };
@@ -63,7 +62,7 @@ impl Listing {
         Self(objects)
     }
 
-    /// What is not the same in `other`, by name.
+    /// Returns the objects that differ in `other`, by name.
     pub(crate) fn differences(&self, other: &Self) -> BTreeMap<String, String> {
         let names: BTreeSet<_> = self.0.keys().chain(other.0.keys()).collect();
         let pairs = names.into_iter().map(|name| (name, self.0.get(name), other.0.get(name)));
@@ -71,26 +70,26 @@ impl Listing {
         different.map(|(name, left, right)| (name.clone(), format!("{left:#?}\nand\n{right:#?}"))).collect()
     }
 
-    /// libnftnl's words for all rules and sets, by name.
+    /// Returns libnftnl's texts of all rules and sets, by name.
     pub(crate) fn texts(&self) -> impl Iterator<Item = (&str, &str)> {
-        let told = self.0.iter().filter(|(_, object)| !object.text.is_empty());
-        told.map(|(name, object)| (name.as_str(), object.text.as_str()))
+        let with_text = self.0.iter().filter(|(_, object)| !object.text.is_empty());
+        with_text.map(|(name, object)| (name.as_str(), object.text.as_str()))
     }
 }
 
-/// How the elements of a set are called in a listing.
+/// The name of a set's elements in a listing.
 pub(crate) fn elements_of(set: &str) -> String {
     format!("elements of set {set}")
 }
 
-/// A set's elements, sorted: a hash has no order.
-fn elements(of: &Message, name: &str) -> Object {
-    let parts = dump(Ask::ElementsOf(name));
+/// Returns a set's elements, sorted, because a hash set has no order.
+fn elements(set: &Message, name: &str) -> Object {
+    let parts = dump(DumpRequest::ElementsOf(name));
     let lists = parts.iter().flat_map(Message::attributes).filter(|(kind, _)| *kind == ELEMENTS);
-    let mut attributes: Vec<_> = lists.flat_map(|(_, list)| Message::walk(&list)).collect();
+    let mut attributes: Vec<_> = lists.flat_map(|(_, list)| Message::parse_attributes(&list)).collect();
     attributes.sort();
     let parts: Vec<&[u8]> = parts.iter().map(|part| part.bytes.as_slice()).collect();
-    let text = libnftnl::set_text(&of.bytes, &parts);
+    let text = libnftnl::set_text(&set.bytes, &parts);
     let mut text: Vec<_> = text.split('\t').collect();
     text.sort_unstable();
     Object { attributes, text: text.join("\t") }

@@ -1,21 +1,21 @@
-//! Ours and the referees' rules, each in a namespace of its own, and the kernel to judge.
+//! Compares the rules of Gybe's encoder with those of the reference encoders, each in its own namespace.
 #![expect(
     clippy::unwrap_used,
     clippy::expect_used,
     clippy::panic,
     clippy::indexing_slicing,
-    reason = "all of this is test code: what goes wrong is a test that fails"
+    reason = "a failed expectation ends the test"
 )]
 
 mod dump;
-mod known;
+mod expressions;
 mod libnftnl;
 mod listing;
 mod namespace;
 mod policies;
+mod rustables_limits;
 mod with_nftnl;
 mod with_rustables;
-mod words;
 
 use gybe_netfilter::apply::apply;
 use gybe_netfilter::backend::Backend;
@@ -26,72 +26,74 @@ use policies::Case;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-/// A namespace with rules in it, as the three readers see it.
-struct Seen {
+/// The rules of a namespace as the three readers return them.
+struct ObservedRules {
     listing: Listing,
     nft: String,
 }
 
-impl Seen {
-    fn here() -> Self {
-        Self { listing: Listing::here(), nft: namespace::nft_list() }
+impl ObservedRules {
+    fn observe() -> Self {
+        Self { listing: Listing::observe(), nft: namespace::nft_list() }
     }
 }
 
-fn ours(rules: &Ruleset) -> Seen {
+fn written_by_gybe(rules: &Ruleset) -> ObservedRules {
     namespace::in_new_namespace(|| {
         apply(&Nft, rules).unwrap();
-        Seen::here()
+        ObservedRules::observe()
     })
 }
 
-fn theirs(batch: &[u8]) -> Seen {
+fn written_by_batch(batch: &[u8]) -> ObservedRules {
     namespace::in_new_namespace(|| {
         namespace::commit(batch).unwrap();
-        Seen::here()
+        ObservedRules::observe()
     })
 }
 
-fn everything() -> Vec<Case> {
+fn all_cases() -> Vec<Case> {
     policies::vectors().into_iter().chain(policies::edges()).collect()
 }
 
-/// Looks at every case before it fails, and then tells of all that were not in order.
-fn each(cases: &[Case], fault: impl Fn(&Case) -> Option<String>) {
-    let mut told = String::new();
+/// Checks every case, then panics with the differences of all of them.
+fn for_each(cases: &[Case], difference: impl Fn(&Case) -> Option<String>) {
+    let mut report = String::new();
     for case in cases {
-        if let Some(fault) = fault(case) {
-            let _ = writeln!(told, "{}: {fault}", case.name);
+        if let Some(difference) = difference(case) {
+            let _ = writeln!(report, "{}: {difference}", case.name);
         }
     }
-    assert!(told.is_empty(), "{told}");
+    assert!(report.is_empty(), "{report}");
 }
 
-fn unless_none(differences: &BTreeMap<String, String>) -> Option<String> {
+fn report_of(differences: &BTreeMap<String, String>) -> Option<String> {
     (!differences.is_empty())
         .then(|| differences.iter().map(|(name, what)| format!("{name}: {what}\n")).collect())
 }
 
 #[test]
-fn nftnl_and_we_write_the_same_byte_for_byte() {
-    each(&everything(), |case| {
-        let theirs = theirs(&with_nftnl::batch(&case.rules));
-        unless_none(&ours(&case.rules).listing.differences(&theirs.listing))
+fn nftnl_and_gybe_write_the_same_bytes() {
+    for_each(&all_cases(), |case| {
+        let theirs = written_by_batch(&with_nftnl::batch(&case.rules));
+        report_of(&written_by_gybe(&case.rules).listing.differences(&theirs.listing))
     });
 }
 
 #[test]
-fn the_nft_program_lists_ours_and_nftnls_alike() {
-    each(&everything(), |case| {
-        let [ours, theirs] = [ours(&case.rules).nft, theirs(&with_nftnl::batch(&case.rules)).nft];
+fn nft_lists_the_rules_of_gybe_and_nftnl_equally() {
+    for_each(&all_cases(), |case| {
+        let [ours, theirs] =
+            [written_by_gybe(&case.rules).nft, written_by_batch(&with_nftnl::batch(&case.rules)).nft];
         (ours != theirs).then(|| format!("ours:\n{ours}\nnftnl:\n{theirs}"))
     });
 }
 
 #[test]
-fn libnftnl_reads_every_rule_and_set_we_wrote_as_if_it_were_its_own() {
-    each(&everything(), |case| {
-        let [ours, theirs] = [ours(&case.rules), theirs(&with_nftnl::batch(&case.rules))];
+fn libnftnl_reads_the_rules_and_sets_of_gybe_like_its_own() {
+    for_each(&all_cases(), |case| {
+        let [ours, theirs] =
+            [written_by_gybe(&case.rules), written_by_batch(&with_nftnl::batch(&case.rules))];
         let [left, right] = [ours.listing.texts(), theirs.listing.texts()].map(Iterator::collect::<Vec<_>>);
         let rules = left.iter().filter(|(name, _)| name.starts_with("rule ")).count();
         (left != right || rules != case.rules.rules().count()).then(|| format!("{left:#?}\nand\n{right:#?}"))
@@ -99,8 +101,8 @@ fn libnftnl_reads_every_rule_and_set_we_wrote_as_if_it_were_its_own() {
 }
 
 #[test]
-fn we_read_what_nftnl_wrote_as_what_we_would_have_written() {
-    each(&everything(), |case| {
+fn gybe_reads_the_rules_of_nftnl_like_its_own() {
+    for_each(&all_cases(), |case| {
         let found = namespace::in_new_namespace(|| {
             namespace::commit(&with_nftnl::batch(&case.rules)).unwrap();
             Nft.inspect().unwrap()
@@ -111,62 +113,64 @@ fn we_read_what_nftnl_wrote_as_what_we_would_have_written() {
 }
 
 #[test]
-fn rustables_and_we_write_the_same_but_for_what_it_leaves_out() {
-    each(&everything(), |case| {
+fn rustables_and_gybe_write_the_same_except_for_what_rustables_cannot_express() {
+    for_each(&all_cases(), |case| {
         let Ok(written) = with_rustables::batch(&case.rules) else { return None };
-        let theirs = theirs(&written.bytes);
-        let ours = ours(&case.rules);
+        let theirs = written_by_batch(&written.bytes);
+        let ours = written_by_gybe(&case.rules);
         let mut differences = ours.listing.differences(&theirs.listing);
         for set in &written.sets_left_empty {
             assert!(differences.remove(&elements_of(set)).is_some(), "{set} is not empty");
         }
         let listed_alike = !written.sets_left_empty.is_empty() || ours.nft == theirs.nft;
-        unless_none(&differences)
+        report_of(&differences)
             .or_else(|| (!listed_alike).then(|| format!("{}\nand\n{}", ours.nft, theirs.nft)))
     });
 }
 
 #[test]
-fn what_rustables_cannot_express_is_what_is_known_and_no_less() {
+fn rustables_cannot_express_exactly_the_listed_policies() {
     let cannot: BTreeMap<String, String> = policies::vectors()
         .into_iter()
         .filter_map(|case| match with_rustables::batch(&case.rules) {
             Ok(written) if written.sets_left_empty.is_empty() => None,
-            Ok(_) => Some((case.name, known::ENDS_OF_RANGES.to_owned())),
+            Ok(_) => Some((case.name, rustables_limits::ENDS_OF_RANGES.to_owned())),
             Err(inexpressible) => Some((case.name, inexpressible.to_string())),
         })
         .collect();
-    let known: BTreeMap<String, String> = known::RUSTABLES_CANNOT
+    let known: BTreeMap<String, String> = rustables_limits::RUSTABLES_CANNOT
         .iter()
-        .flat_map(|(why, names)| names.split_whitespace().map(|name| (name.to_owned(), (*why).to_owned())))
+        .flat_map(|(reason, names)| {
+            names.split_whitespace().map(|name| (name.to_owned(), (*reason).to_owned()))
+        })
         .collect();
     let works: Vec<_> = known.keys().filter(|name| !cannot.contains_key(*name)).collect();
-    assert!(works.is_empty(), "works now, take it off the list: {works:?}");
-    let fails: Vec<_> = cannot.iter().filter(|(name, why)| known.get(*name) != Some(why)).collect();
-    assert!(fails.is_empty(), "not on the list, or not for this reason: {fails:?}");
+    assert!(works.is_empty(), "rustables can express these now; remove them from the list: {works:?}");
+    let fails: Vec<_> = cannot.iter().filter(|(name, reason)| known.get(*name) != Some(reason)).collect();
+    assert!(fails.is_empty(), "not listed, or listed with another reason: {fails:?}");
 }
 
-/// The control of all the tests above: what they compare does differ when a rule does.
+/// Control of the tests above: the compared values differ when a rule is missing.
 #[test]
-fn a_rule_that_is_missing_is_seen_by_every_reader() {
+fn every_reader_detects_a_missing_rule() {
     for case in policies::vectors() {
         let (_, last) = case.rules.rules().last().unwrap();
         let fewer = case.rules.without(last.id.0).unwrap();
-        let [whole, fewer] = [ours(&case.rules), theirs(&with_nftnl::batch(&fewer))];
+        let [whole, fewer] = [written_by_gybe(&case.rules), written_by_batch(&with_nftnl::batch(&fewer))];
         assert!(!whole.listing.differences(&fewer.listing).is_empty(), "{}", case.name);
         assert_ne!(whole.nft, fewer.nft, "{}", case.name);
         assert!(whole.listing.texts().ne(fewer.listing.texts()), "{}", case.name);
     }
 }
 
-/// Likewise for the order of rules, which is meaning.
+/// Control of the tests above: the compared values differ when two rules are swapped.
 #[test]
-fn two_rules_in_the_wrong_order_are_seen() {
+fn swapped_rules_are_detected() {
     for mut case in policies::vectors() {
-        let right = ours(&case.rules);
+        let right = written_by_gybe(&case.rules);
         let chain = case.rules.chains.iter_mut().find(|chain| chain.rules.len() > 1).unwrap();
         chain.rules.swap(0, 1);
-        let wrong = theirs(&with_nftnl::batch(&case.rules));
+        let wrong = written_by_batch(&with_nftnl::batch(&case.rules));
         assert!(!right.listing.differences(&wrong.listing).is_empty(), "{}", case.name);
     }
 }

@@ -1,4 +1,4 @@
-//! A network namespace for one rule set, and how bytes of a batch get into its kernel.
+//! A network namespace for one rule set, sending a batch to its kernel, and listing it with nft.
 
 use gybe_netfilter::netns::Netns;
 use nix::sys::socket::{
@@ -16,45 +16,46 @@ pub(crate) fn in_new_namespace<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     netns.run(work).unwrap()
 }
 
-/// Commits a batch in this namespace, or says what the kernel said to which message.
+/// Commits a batch in this namespace, or returns the kernel's error for each refused message.
 ///
-/// One `sendto` for all of it: neither mnl's nor rustables' own way of sending always commits (mnl cuts
-/// at 128 KiB, and half a batch is none; rustables lets its answers overflow).
+/// It sends the batch with one `sendto`. mnl splits it at 128 KiB, and the kernel discards half a batch; rustables loses
+/// responses when its buffer overflows.
 pub(crate) fn commit(batch: &[u8]) -> Result<(), String> {
     let family = SockProtocol::NetlinkNetFilter;
     let kernel = socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, family).unwrap();
-    // Long lists make long batches, and every message of theirs asks for an answer. What may not be
-    // forced (in a user namespace) is asked for; what then is too long fails below.
-    const ROOM: usize = 4 << 20;
-    let forced = setsockopt(&kernel, sockopt::SndBufForce, &ROOM)
-        .and_then(|()| setsockopt(&kernel, sockopt::RcvBufForce, &ROOM));
-    let asked = || {
-        setsockopt(&kernel, sockopt::SndBuf, &ROOM).and_then(|()| setsockopt(&kernel, sockopt::RcvBuf, &ROOM))
+    // Long lists need long batches, and every message requests a response. A user namespace may not force the size of
+    // the buffers; a batch that is too long then fails below.
+    const BUFFER_SIZE: usize = 4 << 20;
+    let forced = setsockopt(&kernel, sockopt::SndBufForce, &BUFFER_SIZE)
+        .and_then(|()| setsockopt(&kernel, sockopt::RcvBufForce, &BUFFER_SIZE));
+    let unforced = || {
+        setsockopt(&kernel, sockopt::SndBuf, &BUFFER_SIZE)
+            .and_then(|()| setsockopt(&kernel, sockopt::RcvBuf, &BUFFER_SIZE))
     };
-    forced.or_else(|_| asked()).unwrap();
+    forced.or_else(|_| unforced()).unwrap();
     let sent = sendto(kernel.as_raw_fd(), batch, &NetlinkAddr::new(0, 0), MsgFlags::empty());
-    assert_eq!(sent, Ok(batch.len()), "a batch goes whole or not at all");
-    // All answers are queued when the sending is done.
+    assert_eq!(sent, Ok(batch.len()), "the whole batch is sent");
+    // All responses are queued when sendto returns.
     let mut refused = Vec::new();
-    let mut room = vec![0_u8; 1 << 16];
+    let mut buffer = vec![0_u8; 1 << 16];
     loop {
-        match recv(kernel.as_raw_fd(), &mut room, MsgFlags::MSG_DONTWAIT) {
-            Ok(length) => refused.extend(errors(&room[..length])),
+        match recv(kernel.as_raw_fd(), &mut buffer, MsgFlags::MSG_DONTWAIT) {
+            Ok(length) => refused.extend(errors(&buffer[..length])),
             Err(nix::Error::EAGAIN) => break,
-            Err(errno) => refused.push(format!("no answer: {errno}")),
+            Err(errno) => refused.push(format!("no response: {errno}")),
         }
     }
     if refused.is_empty() { Ok(()) } else { Err(refused.join("; ")) }
 }
 
-/// What the answers in `room` refuse.
-fn errors(room: &[u8]) -> Vec<String> {
+/// Returns the errors in the received messages.
+fn errors(buffer: &[u8]) -> Vec<String> {
     const NLMSG_ERROR: u16 = 2;
-    let number = |at: usize| i32::from_ne_bytes(room[at..at + 4].try_into().unwrap());
+    let number = |at: usize| i32::from_ne_bytes(buffer[at..at + 4].try_into().unwrap());
     let mut refused = Vec::new();
     let mut at = 0;
-    while at + 20 <= room.len() {
-        let kind = u16::from_ne_bytes([room[at + 4], room[at + 5]]);
+    while at + 20 <= buffer.len() {
+        let kind = u16::from_ne_bytes([buffer[at + 4], buffer[at + 5]]);
         let error = number(at + 16);
         if kind == NLMSG_ERROR && error != 0 {
             refused.push(format!("message {}: {}", number(at + 8), nix::Error::from_raw(-error)));
@@ -64,7 +65,7 @@ fn errors(room: &[u8]) -> Vec<String> {
     refused
 }
 
-/// What the `nft` program lists of the table, in numbers.
+/// Returns the table as the `nft` program lists it, with numbers instead of names.
 #[expect(clippy::disallowed_methods, reason = "the nft program is one of the readers")]
 pub(crate) fn nft_list() -> String {
     let nft = ["/usr/sbin/nft", "/sbin/nft", "/usr/bin/nft"]

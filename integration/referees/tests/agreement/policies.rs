@@ -1,4 +1,4 @@
-//! The policies the referees are asked about: all of the flow vectors, and what no vector has.
+//! The compared policies: those of the flow vectors, and edge cases that no vector has.
 
 use gybe_integration::vectors;
 use gybe_netfilter::compile::compile;
@@ -10,19 +10,17 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 /// A rule set and the policy's name.
 pub(crate) struct Case {
-    /// Of the policy.
     pub name: String,
-    /// What it compiles to.
     pub rules: Ruleset,
 }
 
-/// One for each flow vector.
+/// Returns the policies of the flow vectors.
 pub(crate) fn vectors() -> Vec<Case> {
     let all = vectors::all().unwrap();
     all.into_iter().map(|vector| Case { rules: compile(&vector.policy), name: vector.name }).collect()
 }
 
-/// The edges of every type of list, and lists that do not fit into one message.
+/// Returns edge cases of every type of list, and lists that do not fit into one message.
 pub(crate) fn edges() -> Vec<Case> {
     let default =
         vectors::all().unwrap().into_iter().find(|vector| vector.name == "inject-default-dual").unwrap();
@@ -43,12 +41,12 @@ pub(crate) fn edges() -> Vec<Case> {
         excluding("single-addresses", "10.1.2.3/32,fd00::1/128"),
         excluding("everything", "0.0.0.0/0,::/0"),
         excluding("first-and-last-address", "0.0.0.0/32,255.255.255.255/32,::/128,ffff::/16"),
-        // The hairpin's "any port but 53 and the tunnel's" becomes one range that is left out.
+        // The hairpin rule matches ports other than 53 and the tunnel's, here one excluded range.
         with("all-but-a-range-of-ports", &|p| {
             p.dns = Dns::All;
             p.tunnel_port = Port::new(54).unwrap();
         }),
-        // Naming loopback lets every uid of the list hairpin: ports and uids are lists of one rule.
+        // With loopback among the networks, the hairpin rule has a list of ports and one of uids.
         with("two-lists-of-one-rule", &|p| {
             p.dns = Dns::All;
             p.proxy_uids = Owners::new(1337, [0, u32::MAX]);
@@ -60,7 +58,7 @@ pub(crate) fn edges() -> Vec<Case> {
             p.excluded_interfaces = named(&["net1", "a-name-of-15-by"]);
             p.virtual_interfaces = named(&["eth1", "eth2"]);
         }),
-        with("thousands-of-networks", &|p| p.outbound.included_to = Destinations::Only(many())),
+        with("thousands-of-networks", &|p| p.outbound.included_to = Destinations::Only(many_networks())),
     ]
 }
 
@@ -72,9 +70,9 @@ fn ports(text: &str) -> PortSet {
     text.split(',').map(|range| range.parse::<PortRange>().unwrap()).collect()
 }
 
-/// Two thousand of each family, none beside another: more than one message of elements, and more than
-/// fits into mnl's 128 KiB, but not more than a user namespace may send.
-fn many() -> CidrSet {
+/// Two thousand networks of each family that do not touch: more than one message of elements and more than mnl's
+/// 128 KiB, and less than a user namespace may send.
+fn many_networks() -> CidrSet {
     let v4 = (0..2000_u32).map(|n| IpNet::V4(Ipv4Net::new((0x0a00_0000 + (n << 9)).into(), 24).unwrap()));
     let v6 = (0..2000_u128)
         .map(|n| IpNet::V6(Ipv6Net::new(((0xfd00_u128 << 112) + (n << 65)).into(), 64).unwrap()));

@@ -1,9 +1,8 @@
-//! First referee: the rule set as objects of nftnl, and so as libnftnl's bytes. All words, all sets.
-//!
-//! Expressions nftnl lacks come through its public trait `Expression`, in `libnftnl.rs`.
+//! First reference encoder: nftnl, with the bytes of libnftnl. It can express all rules and sets; `libnftnl.rs` adds the
+//! expressions that nftnl lacks.
 
+use crate::expressions::{self, Comparison, Decision, Field, Kind, NfExpression};
 use crate::libnftnl::{Missing, NamedSet};
-use crate::words::{self, Comparison, Decision, Field, Kind, Word};
 use gybe_netfilter::ruleset::{Hook, Rule, Ruleset};
 use nftnl::expr::{
     Bitwise, Cmp, CmpOp, Conntrack, Counter, Expression, Immediate, Meta, NetworkHeaderField, Payload,
@@ -12,16 +11,16 @@ use nftnl::expr::{
 use nftnl::{Batch, Chain, ChainType, MsgType, Policy, ProtoFamily, Table};
 use std::ffi::CString;
 
-/// The whole batch, begin to end.
+/// Returns the whole batch.
 pub(crate) fn batch(rules: &Ruleset) -> Vec<u8> {
-    let table = Table::new(c(words::TABLE), ProtoFamily::Inet);
+    let table = Table::new(c(expressions::TABLE), ProtoFamily::Inet);
     let mut batch = Batch::new();
     batch.add(&table, MsgType::Add);
     let chains: Vec<_> = rules.chains.iter().map(|one| (chain(&table, one.name), &one.rules)).collect();
     for (chain, _) in &chains {
         batch.add(chain, MsgType::Add);
     }
-    for set in &words::sets(rules) {
+    for set in &expressions::sets(rules) {
         let set = NamedSet::new(&table, set);
         batch.add(set.inner(), MsgType::Add);
         batch.add_iter(set.inner().elems_iter(), MsgType::Add);
@@ -36,7 +35,7 @@ pub(crate) fn batch(rules: &Ruleset) -> Vec<u8> {
 
 fn chain<'t>(table: &'t Table, name: gybe_netfilter::ruleset::ChainName) -> Chain<'t> {
     let mut chain = Chain::new(c(name.as_str()), table);
-    if let Some(base) = words::base(name) {
+    if let Some(base) = expressions::base(name) {
         chain.set_hook(
             match base.hook {
                 Hook::Prerouting => nftnl::Hook::PreRouting,
@@ -57,37 +56,41 @@ fn chain<'t>(table: &'t Table, name: gybe_netfilter::ruleset::ChainName) -> Chai
 fn rule<'c>(chain: &'c Chain<'c>, of: &Rule) -> nftnl::Rule<'c> {
     let mut rule = nftnl::Rule::new(chain);
     rule.set_comment(c(of.id.0)).unwrap();
-    for word in words::words(of) {
-        add(&mut rule, &word);
+    for expression in expressions::expressions(of) {
+        add(&mut rule, &expression);
     }
     rule
 }
 
-fn add(rule: &mut nftnl::Rule<'_>, word: &Word) {
-    match word {
-        Word::Load(field) => load(rule, *field),
-        Word::Mask(mask) => rule.add_expr(&Bitwise::new(mask.as_slice(), vec![0_u8; mask.len()].as_slice())),
-        Word::Compare(comparison, value) => rule.add_expr(&Cmp::new(operator(*comparison), value.as_slice())),
-        Word::Value(value) => match value.as_slice() {
+fn add(rule: &mut nftnl::Rule<'_>, expression: &NfExpression) {
+    match expression {
+        NfExpression::Load(field) => load(rule, *field),
+        NfExpression::Mask(mask) => {
+            rule.add_expr(&Bitwise::new(mask.as_slice(), vec![0_u8; mask.len()].as_slice()))
+        }
+        NfExpression::Compare(comparison, value) => {
+            rule.add_expr(&Cmp::new(operator(*comparison), value.as_slice()))
+        }
+        NfExpression::Value(value) => match value.as_slice() {
             [a, b] => rule.add_expr(&Immediate::new([*a, *b], Register::Reg1)),
             [a, b, c, d] => rule.add_expr(&Immediate::new([*a, *b, *c, *d], Register::Reg1)),
-            other => panic!("no value of {} bytes is ever put into a register", other.len()),
+            other => panic!("no rule loads a value of {} bytes", other.len()),
         },
-        Word::SetMark => rule.add_expr(&Meta::Mark { set: true }),
-        Word::SetConnectionMark => rule.add_expr(&Conntrack::Mark { set: true }),
-        Word::Count => rule.add_expr(&Counter),
-        Word::Decide(decision) => rule.add_expr(&verdict(*decision)),
-        Word::Outside(low, high) => rule.add_expr(&Missing::Outside(low, high)),
-        Word::Lookup(is, set) => rule.add_expr(&Missing::Lookup(*is, c(set))),
-        Word::SetZone => rule.add_expr(&Missing::SetZone),
-        Word::Redirect => rule.add_expr(&Missing::Redirect),
-        Word::Tproxy(family) => rule.add_expr(&Missing::Tproxy(*family)),
+        NfExpression::SetMark => rule.add_expr(&Meta::Mark { set: true }),
+        NfExpression::SetConnectionMark => rule.add_expr(&Conntrack::Mark { set: true }),
+        NfExpression::Count => rule.add_expr(&Counter),
+        NfExpression::Decide(decision) => rule.add_expr(&verdict(*decision)),
+        NfExpression::Outside(low, high) => rule.add_expr(&Missing::Outside(low, high)),
+        NfExpression::Lookup(is, set) => rule.add_expr(&Missing::Lookup(*is, c(set))),
+        NfExpression::SetZone => rule.add_expr(&Missing::SetZone),
+        NfExpression::Redirect => rule.add_expr(&Missing::Redirect),
+        NfExpression::Tproxy(family) => rule.add_expr(&Missing::Tproxy(*family)),
     }
 }
 
 fn load(rule: &mut nftnl::Rule<'_>, field: Field) {
     let (offset_bits, length_bits) = match field {
-        // nftnl hands these on as bytes, whatever it calls them.
+        // nftnl passes these on as bytes, despite their names.
         Field::Network { offset, length } | Field::Transport { offset, length } => (offset, length),
         _ => (0, 0),
     };
@@ -109,7 +112,7 @@ fn load(rule: &mut nftnl::Rule<'_>, field: Field) {
     rule.add_expr(&Boxed(expression));
 }
 
-/// `add_expr` wants a sized type.
+/// `add_expr` needs a sized type.
 struct Boxed(Box<dyn Expression>);
 
 impl Expression for Boxed {

@@ -1,10 +1,10 @@
-//! Second referee: the rule set as objects of rustables, as far as it goes. Pure Rust, no C library.
+//! Second reference encoder: rustables, written in Rust without a C library.
 //!
-//! rustables 0.9 knows fewer expressions than the kernel. But it lets an expression's name and its
-//! attributes be chosen apart, so one it lacks can borrow the attributes of one it has: what counts
-//! on the wire is an attribute's number and size. What no borrowing can say is [`Inexpressible`].
+//! rustables 0.9 has fewer expressions than the kernel. It allows any name with the attributes of another expression, so a
+//! missing one is written with the attributes of an existing one that has the same numbers and sizes. A rule for which
+//! none has them is [`Inexpressible`].
 
-use crate::words::{self, Comparison, Decision, Field, Holds, Kind, Printed, Word};
+use crate::expressions::{self, Comparison, Decision, Field, Kind, NfExpression, SetContent, ValueOrder};
 use gybe_netfilter::ruleset::{ChainName, Family, Hook, Is, Rule, Ruleset};
 use rustables::data_type::DataType;
 use rustables::expr::{
@@ -14,36 +14,35 @@ use rustables::expr::{
 use rustables::set::{SetBuilder, SetElementList};
 use rustables::{Batch, Chain, ChainPolicy, ChainType, HookClass, MsgType, ProtocolFamily, Set, Table, sys};
 
-/// A rule that rustables 0.9 has no bytes for; then there is no batch.
+/// A rule that rustables 0.9 cannot express; there is no batch for its policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Inexpressible {
-    /// It has no range expression, nor one of the same form to borrow.
+    /// It has no range expression, and none with the same attributes.
     #[error("anything but a range of ports")]
     OutsideOfRange,
 }
 
-/// A batch, and what is not in it.
+/// A batch, and what it lacks.
 pub(crate) struct Written {
-    /// Begin to end.
     pub bytes: Vec<u8>,
-    /// Sets of ranges: rustables knows the set, but not the flag of an element that ends a range.
+    /// Sets of ranges: rustables has no flag for an element that ends a range.
     pub sets_left_empty: Vec<String>,
 }
 
-/// All of the rules, and all sets that are not made of ranges.
+/// Returns a batch with all rules, and all sets without ranges.
 pub(crate) fn batch(rules: &Ruleset) -> Result<Written, Inexpressible> {
-    let table = Table::new(ProtocolFamily::Inet).with_name(words::TABLE).with_flags(0_u32);
+    let table = Table::new(ProtocolFamily::Inet).with_name(expressions::TABLE).with_flags(0_u32);
     let mut batch = Batch::new();
     batch.add(&table, MsgType::Add);
     let chains: Vec<_> = rules.chains.iter().map(|one| (chain(&table, one.name), &one.rules)).collect();
     for (chain, _) in &chains {
         batch.add(chain, MsgType::Add);
     }
-    let sets = words::sets(rules);
+    let sets = expressions::sets(rules);
     for one in &sets {
         let (set, elements) = set(&table, one);
         batch.add(&set, MsgType::Add);
-        if one.holds == Holds::Values {
+        if one.holds == SetContent::Values {
             batch.add(&elements, MsgType::Add);
         }
     }
@@ -52,13 +51,13 @@ pub(crate) fn batch(rules: &Ruleset) -> Result<Written, Inexpressible> {
             batch.add(&rule(chain, one, &sets)?, MsgType::Add);
         }
     }
-    let empty = sets.into_iter().filter(|set| set.holds == Holds::Ranges).map(|set| set.name);
+    let empty = sets.into_iter().filter(|set| set.holds == SetContent::Ranges).map(|set| set.name);
     Ok(Written { bytes: batch.finalize(), sets_left_empty: empty.collect() })
 }
 
 fn chain(table: &Table, name: ChainName) -> Chain {
     let chain = Chain::new(table).with_name(name.as_str());
-    let Some(base) = words::base(name) else { return chain };
+    let Some(base) = expressions::base(name) else { return chain };
     let hook = match base.hook {
         Hook::Prerouting => HookClass::PreRouting,
         Hook::Output => HookClass::Out,
@@ -74,7 +73,7 @@ fn chain(table: &Table, name: ChainName) -> Chain {
         .with_policy(ChainPolicy::Accept)
 }
 
-/// The key of a set whose type is known at run time only; `set` says it again.
+/// The key of a set whose type is known only at run time; `set` sets the type.
 struct AnyKey<'k>(&'k [u8]);
 
 impl DataType for AnyKey<'_> {
@@ -86,7 +85,7 @@ impl DataType for AnyKey<'_> {
     }
 }
 
-fn set(table: &Table, of: &words::Set) -> (Set, SetElementList) {
+fn set(table: &Table, of: &expressions::Set) -> (Set, SetElementList) {
     let mut builder = SetBuilder::new(of.name.as_str(), table).unwrap();
     for element in &of.elements {
         builder.add(&AnyKey(&element.key));
@@ -96,76 +95,76 @@ fn set(table: &Table, of: &words::Set) -> (Set, SetElementList) {
     set.set_key_type(of.key_type);
     set.set_key_len(of.key_length);
     set.set_id(of.id);
-    if of.holds == Holds::Ranges {
+    if of.holds == SetContent::Ranges {
         set.set_flags(sys::NFT_SET_INTERVAL);
     }
-    if of.printed == Printed::HostOrder {
+    if of.printed == ValueOrder::HostOrder {
         // One entry of nft's user data: kind 0 (KEYBYTEORDER), four bytes, BYTEORDER_HOST_ENDIAN.
         set.set_userdata([[0, 4].as_slice(), &1_u32.to_ne_bytes()].concat());
     }
     (set, elements)
 }
 
-fn rule(chain: &Chain, of: &Rule, sets: &[words::Set]) -> Result<rustables::Rule, Inexpressible> {
-    // Likewise: kind 0 (COMMENT), its length, a C string.
+fn rule(chain: &Chain, of: &Rule, sets: &[expressions::Set]) -> Result<rustables::Rule, Inexpressible> {
+    // nft's user data: kind 0 (COMMENT), its length, a C string.
     let text = [of.id.0.as_bytes(), &[0]].concat();
     let length = u8::try_from(text.len()).unwrap();
     let comment = [[0, length].as_slice(), &text].concat();
     let mut rule = rustables::Rule::new(chain).unwrap().with_userdata(comment);
-    for word in words::words(of) {
-        rule.add_expr(expression(&word, sets)?);
+    for nf_expression in expressions::expressions(of) {
+        rule.add_expr(expression(&nf_expression, sets)?);
     }
     Ok(rule)
 }
 
-fn expression(word: &Word, sets: &[words::Set]) -> Result<RawExpression, Inexpressible> {
-    Ok(match word {
-        Word::Load(field) => load(*field),
-        Word::Mask(mask) => Bitwise::new(mask.as_slice(), vec![0; mask.len()]).unwrap().into(),
-        Word::Compare(comparison, value) => Cmp::new(operator(*comparison), value.as_slice()).into(),
-        Word::Outside(..) => return Err(Inexpressible::OutsideOfRange),
-        Word::Lookup(is, name) => lookup(*is, sets.iter().find(|set| set.name == *name).unwrap()),
-        Word::Value(value) => Immediate::new_data(value.clone(), Register::Reg1).into(),
-        Word::SetMark => Meta::default().with_key(MetaType::Mark).with_sreg(Register::Reg1).into(),
-        Word::SetConnectionMark => {
+fn expression(expression: &NfExpression, sets: &[expressions::Set]) -> Result<RawExpression, Inexpressible> {
+    Ok(match expression {
+        NfExpression::Load(field) => load(*field),
+        NfExpression::Mask(mask) => Bitwise::new(mask.as_slice(), vec![0; mask.len()]).unwrap().into(),
+        NfExpression::Compare(comparison, value) => Cmp::new(operator(*comparison), value.as_slice()).into(),
+        NfExpression::Outside(..) => return Err(Inexpressible::OutsideOfRange),
+        NfExpression::Lookup(is, name) => lookup(*is, sets.iter().find(|set| set.name == *name).unwrap()),
+        NfExpression::Value(value) => Immediate::new_data(value.clone(), Register::Reg1).into(),
+        NfExpression::SetMark => Meta::default().with_key(MetaType::Mark).with_sreg(Register::Reg1).into(),
+        NfExpression::SetConnectionMark => {
             Conntrack::default().with_key(ConntrackKey::Mark).with_sreg(Register::Reg1).into()
         }
         // Attribute 2 is the key, 4 the source register: Payload has numbers there, ct's own type no zone.
-        Word::SetZone => {
-            borrowed("ct", Payload::default().with_base(sys::NFT_CT_ZONE).with_len(sys::NFT_REG_1))
+        NfExpression::SetZone => {
+            with_attributes_of("ct", Payload::default().with_base(sys::NFT_CT_ZONE).with_len(sys::NFT_REG_1))
         }
         // Attribute 1 is the register of the lowest port.
-        Word::Redirect => borrowed("redir", Payload::default().with_dreg(Register::Reg1)),
-        Word::Tproxy(family) => tproxy(*family),
-        Word::Count => Counter::default().into(),
-        Word::Decide(decision) => Immediate::new_verdict(verdict(*decision)).into(),
+        NfExpression::Redirect => with_attributes_of("redir", Payload::default().with_dreg(Register::Reg1)),
+        NfExpression::Tproxy(family) => tproxy(*family),
+        NfExpression::Count => Counter::default().into(),
+        NfExpression::Decide(decision) => Immediate::new_verdict(verdict(*decision)).into(),
     })
 }
 
-/// An expression of this name, with the attributes of another.
-fn borrowed(name: &str, attributes: impl Into<ExpressionVariant>) -> RawExpression {
+/// Returns an expression with this name and the attributes of another.
+fn with_attributes_of(name: &str, attributes: impl Into<ExpressionVariant>) -> RawExpression {
     RawExpression::default().with_name(name).with_data(attributes)
 }
 
-/// Attribute 1 is a family, a number of 32 bits; 3 is the register of the port. Only Lookup has room
-/// for any four bytes there: a string, written without an end.
+/// Attribute 1 is a family, a number of 32 bits; 3 is the register of the port. Only Lookup
+/// takes any four bytes there: a string, which is written without its terminator.
 fn tproxy(family: Family) -> RawExpression {
     let family = match family {
         Family::V4 => "\0\0\0\u{2}",
         Family::V6 => "\0\0\0\u{a}",
     };
-    borrowed("tproxy", Lookup::default().with_set(family).with_dreg(Register::Reg1))
+    with_attributes_of("tproxy", Lookup::default().with_set(family).with_dreg(Register::Reg1))
 }
 
-/// rustables cannot invert a look-up. Payload has the right numbers at 2 (source register), 4 (the
+/// rustables cannot invert a lookup. Payload has numbers at 2 (source register), 4 (the
 /// set's id) and 5 (flags, where register 1 is the flag 1, `NFT_LOOKUP_F_INV`), and at 1, the set's
-/// name, one that no set bears: then the kernel goes by the id (`nft_set_lookup_global`).
-fn lookup(is: Is, set: &words::Set) -> RawExpression {
+/// name, a number that is no set's name: the kernel then finds the set by its id (`nft_set_lookup_global`).
+fn lookup(is: Is, set: &expressions::Set) -> RawExpression {
     match is {
         Is::In => {
             Lookup::default().with_set(set.name.as_str()).with_sreg(Register::Reg1).with_set_id(set.id).into()
         }
-        Is::NotIn => borrowed(
+        Is::NotIn => with_attributes_of(
             "lookup",
             Payload::default()
                 .with_dreg(Register::Reg1)

@@ -1,11 +1,11 @@
-//! The policies of the flow vectors that rustables cannot write whole, and why. May only shrink: a
-//! policy that is new among the vectors (the last line) is no growth.
+//! The policies of the flow vectors that rustables cannot write completely, with the reason. The list may only shrink,
+//! except for policies that are new in the vectors (the last line).
 
-/// An element of a set has a key in rustables 0.9 and no flags: where a range begins can be said,
-/// where it ends cannot. All rules and all other sets of these policies are written and compared.
+/// In rustables 0.9 an element of a set has a key and no flags: it can be the start of a range, not the end. All rules and
+/// all other sets of these policies are written and compared.
 pub(crate) const ENDS_OF_RANGES: &str = "the ends of ranges in a set";
 
-/// Why, and whose.
+/// Reasons and names of policies.
 pub(crate) const RUSTABLES_CANNOT: [(&str, &str); 1] = [(
     ENDS_OF_RANGES,
     "

@@ -1,65 +1,57 @@
-//! The named sets of a rule set, in the kernel's words.
+//! The named sets of a rule set.
 
 use super::matches::padded;
 use gybe_netfilter::ruleset::{Elements, Ruleset};
 use std::net::Ipv4Addr;
 
-/// A named set.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Set {
-    /// Its name.
     pub name: String,
-    /// Its number within one batch, by which a rule may refer to it.
+    /// Its id within the batch, by which a rule may refer to it.
     pub id: u32,
-    /// nft's number for the type of its elements (`enum datatypes`, include/datatype.h of nftables).
+    /// nft's number of the elements' type (`enum datatypes`, include/datatype.h of nftables).
     pub key_type: u32,
-    /// Bytes of an element.
+    /// The length of an element in bytes.
     pub key_length: u32,
-    /// Does it hold ranges, or single values?
-    pub holds: Holds,
-    /// What its user data tell nft.
-    pub printed: Printed,
-    /// What is in it.
+    pub holds: SetContent,
+    /// The byte order in its user data, which nft reads.
+    pub printed: ValueOrder,
     pub elements: Vec<Element>,
 }
 
-/// What a set is made of.
+/// The kind of a set's elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Holds {
-    /// Values, each for itself.
+pub(crate) enum SetContent {
     Values,
-    /// Ranges: each is its first value and, marked as an end, the one after its last.
+    /// Ranges: each has its first value and, marked as an end, the value after its last.
     Ranges,
 }
 
-/// How nft prints the elements of a set.
+/// The byte order in which nft prints the elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Printed {
-    /// As their type says.
+pub(crate) enum ValueOrder {
+    /// That of their type.
     AsTyped,
-    /// As numbers of this machine. nft takes ids for numbers of the wire unless user data tell.
+    /// Host byte order. Without user data nft prints ids in network byte order.
     HostOrder,
 }
 
-/// One element.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Element {
-    /// Its bytes.
     pub key: Vec<u8>,
-    /// Is it where a range begins (or a value), or the first value after one?
     pub bound: Bound,
 }
 
-/// Which side of a range.
+/// The side of a range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Bound {
-    /// The range begins here.
+    /// The first value of a range, or a single value.
     Start,
-    /// It has ended before here.
+    /// The first value after a range.
     End,
 }
 
-/// All sets, in the order of the rules that use them.
+/// Returns all sets in the order of the rules that use them.
 pub(crate) fn sets(rules: &Ruleset) -> Vec<Set> {
     let lists = rules.lists();
     (1..)
@@ -72,14 +64,14 @@ pub(crate) fn sets(rules: &Ruleset) -> Vec<Set> {
         .collect()
 }
 
-fn form(elements: &Elements<'_>) -> (u32, u32, Holds, Printed) {
+fn form(elements: &Elements<'_>) -> (u32, u32, SetContent, ValueOrder) {
     match elements {
-        Elements::V4(_) => (7, 4, Holds::Ranges, Printed::AsTyped),
-        Elements::V6(_) => (8, 16, Holds::Ranges, Printed::AsTyped),
-        Elements::Ports(_) => (13, 2, Holds::Ranges, Printed::AsTyped),
-        Elements::Uids(_) => (24, 4, Holds::Values, Printed::HostOrder),
-        Elements::Gids(_) => (25, 4, Holds::Values, Printed::HostOrder),
-        Elements::Interfaces(_) => (41, 16, Holds::Values, Printed::HostOrder),
+        Elements::V4(_) => (7, 4, SetContent::Ranges, ValueOrder::AsTyped),
+        Elements::V6(_) => (8, 16, SetContent::Ranges, ValueOrder::AsTyped),
+        Elements::Ports(_) => (13, 2, SetContent::Ranges, ValueOrder::AsTyped),
+        Elements::Uids(_) => (24, 4, SetContent::Values, ValueOrder::HostOrder),
+        Elements::Gids(_) => (25, 4, SetContent::Values, ValueOrder::HostOrder),
+        Elements::Interfaces(_) => (41, 16, SetContent::Values, ValueOrder::HostOrder),
     }
 }
 
@@ -108,7 +100,7 @@ fn values(keys: impl IntoIterator<Item = Vec<u8>>) -> Vec<Element> {
     keys.into_iter().map(|key| Element { key, bound: Bound::Start }).collect()
 }
 
-/// Ranges of keys of so many bytes. What touches becomes one; what reaches the last key has no end.
+/// Encodes ranges of keys of so many bytes. Adjacent ranges are merged; a range to the last key has no end.
 fn ranges(bounds: impl Iterator<Item = (u128, u128)>, length: usize) -> Vec<Element> {
     let mut sorted: Vec<_> = bounds.collect();
     sorted.sort_unstable();

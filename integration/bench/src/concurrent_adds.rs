@@ -1,27 +1,25 @@
-//! Many namespaces at once: a node that starts again, and all its pods with it.
+//! Many ADDs at the same time, as after the restart of a node.
 
 use crate::add::contenders;
 use crate::pod;
-use crate::programs::{Contender, Ran};
+use crate::programs::{Contender, RunTime};
 use crate::report::{Limit, Report, Table, Target, cells};
 use crate::sample::{Sample, in_turn};
 use gybe_integration::failure::Failure;
 use std::sync::Barrier;
 use std::thread;
 
-/// How many at once.
-const CROWDS: [usize; 2] = [50, 250];
+/// Numbers of concurrent ADDs.
+const SIZES: [usize; 2] = [50, 250];
 
-/// Measures each contender that often with each crowd.
-///
 /// # Errors
-/// When one of them fails.
+/// When a program fails.
 pub fn measure(rounds: usize) -> Result<Report, Failure> {
     let contenders = contenders()?;
     let mut report = Report { tables: Vec::new(), targets: Vec::new() };
-    for size in CROWDS {
+    for size in SIZES {
         let samples =
-            in_turn(rounds, &contenders, |contender| Ok::<_, Failure>([at_once(contender, size)?]))?;
+            in_turn(rounds, &contenders, |contender| Ok::<_, Failure>([run_concurrently(contender, size)?]))?;
         let samples: Vec<Sample> = samples.into_iter().flatten().collect();
         report.tables.push(table(size, &contenders, &samples));
         report.targets.extend(target(size, &samples));
@@ -29,24 +27,25 @@ pub fn measure(rounds: usize) -> Result<Report, Failure> {
     Ok(report)
 }
 
-/// From the start of the first program to the end of the last, in milliseconds.
-fn at_once(contender: &Contender, size: usize) -> Result<f64, Failure> {
-    let (pods, start) = (pod::fresh(size)?, Barrier::new(size));
-    let ran: Vec<Ran> = thread::scope(|scope| {
+/// Measures from the start of the first program to the end of the last, in milliseconds.
+fn run_concurrently(contender: &Contender, size: usize) -> Result<f64, Failure> {
+    let (pods, start) = (pod::new_pods(size)?, Barrier::new(size));
+    let runs: Vec<RunTime> = thread::scope(|scope| {
         let start = &start;
-        let together = || {
+        let wait_for_all = || {
             start.wait();
         };
-        let one = |pod| scope.spawn(move || contender.run(pod, together));
-        let threads: Vec<_> = pods.iter().map(one).collect();
+        let start_one = |pod| scope.spawn(move || contender.run(pod, wait_for_all));
+        let threads: Vec<_> = pods.iter().map(start_one).collect();
         let join = |thread: thread::ScopedJoinHandle<'_, _>| {
             thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         };
         threads.into_iter().map(join).collect::<Result<_, Failure>>()
     })?;
-    let (begun, ended) = (ran.iter().map(|ran| ran.begun).min(), ran.iter().map(|ran| ran.ended).max());
-    let took = begun.zip(ended).map(|(begun, ended)| ended.duration_since(begun));
-    Ok(took.unwrap_or_default().as_secs_f64() * 1e3)
+    let first = runs.iter().map(|run| run.started).min();
+    let last = runs.iter().map(|run| run.ended).max();
+    let elapsed = first.zip(last).map(|(first, last)| last.duration_since(first));
+    Ok(elapsed.unwrap_or_default().as_secs_f64() * 1e3)
 }
 
 fn table(size: usize, contenders: &[Contender], samples: &[Sample]) -> Table {
@@ -55,18 +54,18 @@ fn table(size: usize, contenders: &[Contender], samples: &[Sample]) -> Table {
         vec![contender.name.into(), sample.to_string(), format!("{:.2}", sample.median() / gybe)]
     };
     Table {
-        title: format!("{size} namespaces at once, first start to last end"),
+        title: format!("{size} namespaces at the same time, first start to last end"),
         head: cells(["Program", "ms (quartiles)", "x gybe-cni"]),
         rows: contenders.iter().zip(samples).map(row).collect(),
     }
 }
 
-/// The promise is about the larger crowd.
+/// Only the larger number has a target.
 fn target(size: usize, samples: &[Sample]) -> Option<Target> {
     let [_, gybe, others @ ..] = samples else { return None };
     let fastest = others.iter().map(Sample::median).fold(f64::INFINITY, f64::min);
-    (Some(&size) == CROWDS.last()).then(|| Target {
-        what: format!("{size} namespaces at once, faster than the fastest of the others"),
+    (Some(&size) == SIZES.last()).then(|| Target {
+        what: format!("{size} namespaces at the same time, faster than the fastest other program"),
         measured: fastest / gybe.median(),
         limit: Limit::AtLeast(3.0),
         unit: "x",

@@ -1,0 +1,96 @@
+//! The settings, directories and arguments in the manifests, parsed by the program.
+
+use crate::objects::Objects;
+use gybe_installer::host::desired::Shape;
+use gybe_installer::host::settings::{
+    INCUMBENTS, KEYS, OURS, SettingName, Settings, SettingsSources, Support,
+};
+use k8s_openapi::api::core::v1::{ConfigMap, VolumeMount};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::Command;
+
+/// The environment and ConfigMap of the agent on a node called worker-1.
+pub(crate) fn settings_sources(objects: &Objects) -> SettingsSources {
+    let namespace = objects.daemon_set().metadata.namespace.unwrap();
+    let downward = [("spec.nodeName", "worker-1"), ("metadata.name", "gybe-node-x7k2p")];
+    let mut environment = BTreeMap::new();
+    for variable in objects.container("install").env.unwrap() {
+        let field = variable.value_from.and_then(|from| from.field_ref).map(|field| field.field_path);
+        let value = match field.as_deref() {
+            None => variable.value.unwrap(),
+            Some("metadata.namespace") => namespace.clone(),
+            Some(field) => downward.iter().find(|(name, _)| *name == field).unwrap().1.to_owned(),
+        };
+        environment.insert(variable.name, value);
+    }
+    let config: ConfigMap = objects.one("ConfigMap");
+    SettingsSources { environment, files: config.data.unwrap(), network_config: None }
+}
+
+pub(crate) fn assert_accepted(objects: &Objects) {
+    let sources = settings_sources(objects);
+    let is_honoured = |names: &[SettingName], searched: &str| {
+        names.iter().any(|name| name.name == searched && name.support == Support::Honoured)
+    };
+    for name in sources.environment.keys() {
+        assert!(is_honoured(&OURS, name) || is_honoured(&INCUMBENTS, name), "{name}");
+    }
+    for key in sources.files.keys() {
+        assert!(is_honoured(&KEYS, key), "{key}");
+    }
+    let settings = Settings::read(&sources).unwrap();
+    assert_eq!(settings.notes, [""; 0]);
+    let environment = &settings.environment;
+    assert_eq!((environment.node.as_str(), environment.pod.as_str()), ("worker-1", "gybe-node-x7k2p"));
+    let excluded = &settings.options.conf.exclude_namespaces;
+    for namespace in ["kube-system", "istio-system", environment.namespace.as_str()] {
+        assert!(excluded.contains(namespace), "{namespace}");
+    }
+    assert_eq!(settings.options.conf.facts.socket.as_deref(), Some(environment.facts_socket().as_path()));
+    assert_directories_mounted(objects, &settings);
+    let ports = objects.container("install").ports.unwrap();
+    let port = |name: &str| ports.iter().find(|it| it.name.as_deref() == Some(name)).unwrap().container_port;
+    assert_eq!(environment.health.map(|it| i32::from(it.port)), Some(port("health")));
+    assert_eq!(environment.metrics.map(|it| i32::from(it.port)), Some(port("metrics")));
+}
+
+/// Asserts that each directory of the agent is mounted from the right volume, and writable only where the agent writes.
+fn assert_directories_mounted(objects: &Objects, settings: &Settings) {
+    let (environment, install) = (&settings.environment, objects.container("install"));
+    let volumes = objects.pod().volumes.unwrap();
+    for (path, volume, writes) in [
+        (environment.directories.conf.as_path(), "cni-conf", true),
+        (&environment.directories.programs, "cni-bin", true),
+        (environment.directories.results.parent().unwrap(), "cni-cache", false),
+        (&environment.run, "run", true),
+        (&environment.config, "config", false),
+        (&environment.api.service_account, "token", false),
+    ] {
+        let at = |mount: &&VolumeMount| Path::new(&mount.mount_path) == path;
+        let mount = install.volume_mounts.iter().flatten().find(at);
+        let mount = mount.unwrap_or_else(|| panic!("nothing is mounted at {}", path.display()));
+        assert_eq!(
+            (mount.name.as_str(), mount.read_only != Some(true)),
+            (volume, writes),
+            "{}",
+            path.display()
+        );
+    }
+    let run = volumes.iter().find(|volume| volume.name == "run").and_then(|volume| volume.host_path.clone());
+    assert_eq!(Path::new(&run.unwrap().path), environment.run, "the plugin uses this directory of the host");
+    assert_eq!(environment.image, Path::new(&install.command.unwrap()[0]).parent().unwrap());
+}
+
+/// `--help` after the arguments succeeds only if the program accepts all of them.
+pub(crate) fn assert_arguments_accepted(objects: &Objects) {
+    for container in objects.pod().containers {
+        let arguments: Vec<String> = container.command.into_iter().chain(container.args).flatten().collect();
+        #[expect(clippy::disallowed_methods, reason = "runs the program under test")]
+        let mut gybe = Command::new(env!("CARGO_BIN_EXE_gybe"));
+        let output = gybe.args(&arguments[1..]).arg("--help").output().unwrap();
+        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+    let shape = Settings::read(&settings_sources(objects)).unwrap().options.shape;
+    assert!(matches!(shape, Shape::Chained { .. } | Shape::Standalone { .. }));
+}
