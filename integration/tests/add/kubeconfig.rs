@@ -97,9 +97,9 @@ fn errors_of_the_api_server_and_of_the_kubeconfig_are_named() {
     let cluster = TestCluster::new("kubeconfig-refused");
     cluster.create_pod("cart-0");
     cluster.server.forbid(Verb::Get, "pods");
-    cluster.assert_refused(11, "said 403");
+    cluster.assert_refused(11, "responded 403");
     cluster.server.tokens().revoke_all();
-    cluster.assert_refused(11, "said 401");
+    cluster.assert_refused(11, "responded 401");
     cluster.server.set_network(Network::Unreachable).unwrap();
     cluster.assert_refused(11, "did not answer within");
     std::fs::remove_file(&cluster.kubeconfig).unwrap();
