@@ -1,9 +1,8 @@
-//! Policy to rules: the one place where rule order is decided, and whether a rule exists at all.
+//! Compiles a policy to rules: the only place that decides which rules exist, and their order.
 //!
-//! In every chain the first rule that ends the walk decides. So exemptions stand above the capture
-//! they exempt from, and the proxy's own traffic stands above everything that could catch it.
-//! The meaning is Istio's (docs/ISTIO.md, sections 2 and 6); the cut is ours: one rule
-//! for a list however long, and no rule that could not change a packet's fate.
+//! In every chain the first terminal rule decides. Exemptions therefore precede the captures they exempt from, and the
+//! proxy's own traffic precedes every rule that could capture it. The meaning is Istio's (docs/ISTIO.md, sections 2 and
+//! 6). The set of rules is Gybe's: one rule for a list of any length, and no rule that cannot change an outcome.
 
 mod ids;
 mod inbound;
@@ -21,16 +20,16 @@ use ipnet::{Ipv4Net, Ipv6Net};
 use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-/// The address Istio's inbound passthrough cluster binds, so that what the proxy hands to the
-/// application is not taken for a call of the proxy to its own pod.
+/// The source address of Istio's inbound passthrough cluster, which distinguishes connections that the proxy forwards to
+/// the application from connections of the proxy to its own pod.
 pub const PASSTHROUGH_V4: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 6);
-/// The same for IPv6, where loopback has one address only: `::6` must be added to `lo`.
+/// The IPv6 source address. IPv6 has one loopback address, so `::6` must be added to `lo`.
 pub const PASSTHROUGH_V6: Ipv6Addr = Ipv6Addr::new(0, 0, 0, 0, 0, 0, 0, 6);
 
-/// The rules that make `policy` true, for one network namespace.
+/// The rules of `policy` for one network namespace.
 pub fn compile(policy: &RedirectPolicy) -> Ruleset {
     let mut chains: Vec<Chain> = [
-        // Along a packet's path: zones are chosen before conntrack looks, marks before NAT.
+        // In the order of a packet's path: zones before conntrack, marks before NAT.
         raw::prerouting(policy),
         raw::output(policy),
         mangle::prerouting(policy),
@@ -49,8 +48,8 @@ pub fn compile(policy: &RedirectPolicy) -> Ruleset {
     Ruleset { families: policy.families, chains }
 }
 
-/// One inet table sees both families. With IPv6 off, every rule at a hook asks for IPv4 itself, so
-/// an IPv6 packet meets no rule of ours (Istio's own nft rules capture it: difference D1).
+/// An inet table has packets of both families. Without IPv6, every rule at a hook matches IPv4, so that an IPv6 packet
+/// matches no rule of Gybe (Istio's own nft rules capture it: difference D1).
 fn leave_ipv6_alone(chains: &mut [Chain]) {
     for chain in chains.iter_mut().filter(|chain| chain.name.hook().is_some()) {
         for rule in chain.rules.iter_mut().filter(|rule| rule.family().is_none()) {
@@ -69,12 +68,12 @@ impl Chain {
         self
     }
 
-    /// Goes on with `more` only when there is something for it to match.
+    /// Adds `more` only when it can match.
     fn when(self, wanted: bool, more: impl FnOnce(Self) -> Self) -> Self {
         if wanted { more(self) } else { self }
     }
 
-    /// Adds one rule for each family in `ids` order (IPv4, IPv6): an address belongs to one.
+    /// Adds one rule for each family, in the order of `ids` (IPv4, IPv6).
     fn rule_per_family(
         mut self,
         each: impl IntoIterator<Item = (&'static str, Vec<Match>)>,
@@ -87,13 +86,13 @@ impl Chain {
     }
 }
 
-/// What several chains ask about a policy.
+/// Properties of a policy that several chains use.
 impl RedirectPolicy {
     fn has_ipv6(&self) -> bool {
         self.families == Families::V4AndV6
     }
 
-    /// `ids` with the networks of each family that is on and has any.
+    /// Pairs each id with the networks of its family, for the enabled families that have any.
     fn per_family(
         &self,
         ids: [&'static str; 2],
@@ -110,7 +109,7 @@ impl RedirectPolicy {
         self.per_family(ids, &[self.loopback.network()], &[Ipv6Net::from(Ipv6Addr::LOCALHOST)])
     }
 
-    /// What the inbound listener hands to the application.
+    /// Connections that the inbound listener forwards to the application.
     fn passthrough_per_family(&self, ids: [&'static str; 2]) -> Vec<(&'static str, Networks)> {
         self.per_family(ids, &[Ipv4Net::from(PASSTHROUGH_V4)], &[Ipv6Net::from(PASSTHROUGH_V6)])
     }
@@ -119,7 +118,7 @@ impl RedirectPolicy {
 const TCP: Match = Match::Protocol(Protocol::Tcp);
 const UDP: Match = Match::Protocol(Protocol::Udp);
 
-/// Where DNS is asked.
+/// The DNS servers whose queries are captured.
 const DNS_PORT: u16 = 53;
 
 fn only(port: u16) -> PortSet {

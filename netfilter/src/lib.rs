@@ -1,22 +1,22 @@
 //! Redirects a network namespace's traffic to the proxy inside it.
 //!
 //! ```text
-//!              RedirectPolicy            a wish: names no chain
-//!                    │ compile           rule order is decided there and nowhere else
+//!              RedirectPolicy            policy: names no chain
+//!                    │ compile           the only place that decides rule order
 //!                 Ruleset                rules: name no tool
 //!       ┌─────────────┬┴───────────┬────────────┐
-//!    nft batch   restore text   nft text      trace     bytes, text, an imaginary packet's way
+//!    nft batch   restore text   nft text      trace     bytes, text, the outcome for a packet
 //!       │             │
-//!       └─ Backend::apply                               in the calling thread's namespace
+//!       └─ apply (through a Backend)                    in the calling thread's namespace
 //! ```
 //!
-//! What is promised, for the namespace a policy was applied to:
+//! Promises for a namespace with an applied policy:
 //!
 //! - A captured connection reaches the proxy's port, and the proxy can learn its original target.
-//! - The proxy's own connections leave untouched, and never meet the proxy by accident.
-//! - A family that is off, an excluded port, network, group or interface meets no rule of ours.
-//! - The namespace holds either all of the rules or none of them.
-//! - Nothing that is not ours is read in order to be changed, changed, or removed.
+//! - The proxy's own connections leave untouched and are never redirected to the proxy by accident.
+//! - Packets of a disabled family, or of an excluded port, network, group or interface, match no rule of Gybe.
+//! - The namespace has either all of the rules or none of them.
+//! - Other owners' rules are neither changed nor removed, nor read in order to be changed.
 
 #![warn(missing_docs)]
 

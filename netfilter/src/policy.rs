@@ -1,7 +1,7 @@
-//! The wish: which of a pod's connections go through its proxy.
+//! The redirect policy: which of a pod's connections go through its proxy.
 //!
-//! Names no chain, no table and no tool. Values that would be wrong cannot be written: lists are
-//! sorted and merged when they are built, so two policies are equal when they mean the same.
+//! A policy names no chain, no table and no tool. Its types exclude invalid values; lists are sorted and merged on
+//! construction, so that policies with the same meaning are equal.
 
 mod addresses;
 pub mod istio;
@@ -13,7 +13,7 @@ pub use ports::{PortError, PortRange, PortSet};
 use std::collections::BTreeSet;
 use std::num::NonZeroU16;
 
-/// A TCP or UDP port that somebody listens on, 1..=65535.
+/// A TCP or UDP port of a listener, 1..=65535.
 pub type Port = NonZeroU16;
 
 /// A packet mark (`SO_MARK`, `meta mark`), any 32-bit value.
@@ -24,7 +24,7 @@ pub type Mark = u32;
 pub enum Mode {
     /// Destination NAT to the proxy's port; the proxy asks for `SO_ORIGINAL_DST`.
     Redirect,
-    /// The packet is handed to a transparent socket, source and destination unchanged.
+    /// The kernel delivers the packet to a transparent socket, with source and destination unchanged.
     Tproxy {
         /// Mark of packets that belong to the proxy's transparent sockets.
         mark: Mark,
@@ -33,28 +33,28 @@ pub enum Mode {
     },
 }
 
-/// Which address families are redirected. IPv4 always is, as in Istio.
+/// The redirected address families; IPv4 is always redirected, as in Istio.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Families {
-    /// IPv6 is left alone: none of its packets meets a rule of ours.
+    /// IPv4 only: no IPv6 packet matches a rule of Gybe.
     V4Only,
     /// Both families are redirected.
     V4AndV6,
 }
 
-/// The user or group ids the proxy runs as. Never empty.
+/// The user or group ids of the proxy; never empty.
 ///
-/// Only the first one's connections to the pod itself go through the inbound listener (Istio's
-/// quirk E1, docs/ISTIO.md, section 6); all of them leave the pod untouched.
+/// Connections of all these ids leave the pod untouched. Connections to the pod itself go through the inbound listener
+/// for the first id only (Istio's quirk E1, docs/ISTIO.md, section 6).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Owners {
-    /// The identity whose calls to its own pod pass the inbound listener.
+    /// The id whose connections to its own pod go through the inbound listener.
     pub first: u32,
     others: BTreeSet<u32>,
 }
 
 impl Owners {
-    /// Makes the list of `first` and `others`; order and repetition of `others` do not matter.
+    /// The list of `first` and `others`. Order and repetitions of `others` have no effect.
     pub fn new(first: u32, others: impl IntoIterator<Item = u32>) -> Self {
         let others = others.into_iter().filter(|id| *id != first).collect();
         Self { first, others }
@@ -68,69 +68,69 @@ impl Owners {
     }
 }
 
-/// Which connections that arrive at the pod are captured.
+/// The captured inbound connections.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Inbound {
-    /// Only these ports; empty captures nothing. An exclude list has no say here (quirk E5).
+    /// Only these ports; an empty set captures nothing. Exclude lists have no effect here (quirk E5).
     Only(PortSet),
-    /// Every port but these.
+    /// Every port except these.
     AllBut(PortSet),
 }
 
-/// Where an outbound connection must go to be captured.
+/// The destinations whose outbound connections are captured.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Destinations {
-    /// Anywhere.
+    /// All destinations.
     All,
-    /// Into these networks; empty captures nothing by address.
+    /// Only these networks; an empty list captures nothing by address.
     Only(CidrSet),
 }
 
-/// Which sockets, by their primary group, have their outbound connections captured.
+/// The sockets, by primary group, whose outbound connections are captured.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Groups {
-    /// Every group but these.
+    /// Every group except these.
     AllBut(BTreeSet<u32>),
-    /// Only these; empty captures nothing.
+    /// Only these; an empty list captures nothing.
     Only(BTreeSet<u32>),
 }
 
-/// Which of the pod's own connections are captured. An exclusion beats an inclusion.
+/// The captured outbound connections. An exclusion takes precedence over an inclusion.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Outbound {
-    /// Destination ports (TCP and UDP) that are left alone whatever the rest says.
+    /// Destination ports (TCP and UDP) that are never captured.
     pub excluded_ports: PortSet,
-    /// Destination networks that are left alone.
+    /// Destination networks that are not captured.
     pub excluded_to: CidrSet,
-    /// TCP destination ports captured wherever they go.
+    /// TCP destination ports that are captured for every destination.
     pub included_ports: PortSet,
     /// Destination networks that are captured.
     pub included_to: Destinations,
-    /// Whose connections are captured.
+    /// The groups whose connections are captured.
     pub groups: Groups,
 }
 
-/// Which DNS queries go to the proxy's resolver on port 15053.
+/// The DNS queries that go to the proxy's resolver on port 15053.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Dns {
     /// None.
     Off,
-    /// All, whatever server they are for.
+    /// All queries.
     All,
-    /// Those for these servers. Not empty: no server means [`Dns::Off`].
+    /// Queries to these servers; never empty, because no server means [`Dns::Off`].
     Servers(CidrSet),
 }
 
-/// What becomes of packets that conntrack calls invalid.
+/// The handling of packets that conntrack classifies as invalid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum InvalidPackets {
-    /// They pass, as without us.
+    /// They pass, as without Gybe.
     Pass,
-    /// They are dropped before the application sees them and answers with a reset.
+    /// They are dropped before the pod's kernel replies with a reset.
     Drop,
 }
 
-/// A wish for one network namespace, complete and free of contradiction.
+/// The complete redirect policy of one network namespace, free of contradictions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RedirectPolicy {
     /// How inbound connections reach the proxy.
@@ -145,21 +145,21 @@ pub struct RedirectPolicy {
     pub proxy_uids: Owners,
     /// Group ids of the proxy.
     pub proxy_gids: Owners,
-    /// What is captured on its way in.
+    /// The captured inbound connections.
     pub inbound: Inbound,
-    /// What is captured on its way out.
+    /// The captured outbound connections.
     pub outbound: Outbound,
     /// Interfaces on which neither direction is captured.
     pub excluded_interfaces: BTreeSet<InterfaceName>,
-    /// Interfaces behind which virtual machines live: what enters there counts as outbound.
+    /// Interfaces of virtual machines: connections that enter there count as outbound.
     pub virtual_interfaces: BTreeSet<InterfaceName>,
-    /// Which DNS queries are captured.
+    /// The captured DNS queries.
     pub dns: Dns,
-    /// What becomes of invalid packets.
+    /// The handling of invalid packets.
     pub invalid: InvalidPackets,
-    /// The part of 127.0.0.0/8 that counts as "the pod talking to itself".
+    /// The part of 127.0.0.0/8 that counts as the pod's connections to itself.
     pub loopback: LoopbackCidr,
-    /// Which families are redirected.
+    /// The redirected families.
     pub families: Families,
 }
 
@@ -176,29 +176,29 @@ impl RedirectPolicy {
     }
 }
 
-/// A name the kernel would accept for a network interface and no shell or tool would misread.
+/// The name of a network interface, limited to names that no shell or tool misreads.
 ///
 /// 1..=15 bytes, a letter first, then letters, digits, `_`, `-` or `.` (Istio's rule; the kernel's
 /// limit is `IFNAMSIZ` = 16 with the final NUL).
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct InterfaceName(String);
 
-/// Why a text is not an interface name.
+/// The error of parsing an interface name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InterfaceNameError {
-    /// Nothing there.
+    /// It is empty.
     #[error("an interface name is missing between the commas")]
     Empty,
-    /// Longer than the kernel keeps.
+    /// It is longer than the kernel's limit.
     #[error("interface name {0:?} is longer than 15 bytes")]
     TooLong(String),
-    /// A character that does not belong in an interface name.
+    /// It has a character outside the allowed set.
     #[error("interface name {0:?} must be a letter followed by letters, digits, '_', '-' or '.'")]
     BadCharacter(String),
 }
 
 impl InterfaceName {
-    /// Parses one name; surrounding white space is an error, not trimmed.
+    /// Parses one name. Surrounding white space is an error.
     ///
     /// # Errors
     /// When it is empty, longer than 15 bytes or has a character outside the set above.
@@ -220,7 +220,7 @@ impl InterfaceName {
         Self("lo".to_owned())
     }
 
-    /// The name as text.
+    /// The name.
     pub fn as_str(&self) -> &str {
         &self.0
     }

@@ -1,6 +1,6 @@
-//! The rules: typed and neutral. They name no tool, and every renderer reads the same value.
+//! Rules as typed values, independent of a tool: all renderers read the same value.
 //!
-//! Within a chain the first rule whose matches all apply, and whose verdict ends the walk, decides.
+//! Within a chain, the first rule whose matches all apply and whose verdict is terminal decides.
 
 mod chain;
 mod lists;
@@ -14,25 +14,25 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::net::IpAddr;
 
-/// All rules for one network namespace: applied whole or not at all.
+/// The rules of one network namespace, applied all or not at all.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ruleset {
-    /// Families these rules are about; a renderer with one table per family writes only these.
+    /// The families of these rules; a renderer with one table per family writes only these.
     pub families: Families,
-    /// Chains in the order they are written.
+    /// The chains in the order of their creation.
     pub chains: Vec<Chain>,
 }
 
 /// A list of rules, reached from a hook or by [`Verdict::Goto`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Chain {
-    /// Which one.
+    /// The chain's name.
     pub name: ChainName,
-    /// Rules, first to last. `compile` writes no chain without rules; [`Ruleset::without`] may empty one.
+    /// The rules in order. `compile` returns no empty chain; [`Ruleset::without`] may leave one.
     pub rules: Vec<Rule>,
 }
 
-/// The name of a rule: the same string in code, kernel comment, log and test. Unique in a Ruleset.
+/// The id of a rule: the same string in code, kernel comment, log and test. Unique in a Ruleset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RuleId(pub &'static str);
 
@@ -42,23 +42,23 @@ impl fmt::Display for RuleId {
     }
 }
 
-/// One rule: when every match applies, the verdict is carried out.
+/// One rule: its verdict applies to packets that satisfy every match.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rule {
-    /// Its name.
+    /// Its id.
     pub id: RuleId,
-    /// What a packet must be, all of it.
+    /// The matches; all of them must apply.
     pub matches: Vec<Match>,
-    /// What then becomes of it.
+    /// The verdict for a matching packet.
     pub verdict: Verdict,
 }
 
-/// Inside a list or outside of it.
+/// Membership in a list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Is {
-    /// The value is one of the list.
+    /// The value is in the list.
     In,
-    /// It is none of them.
+    /// The value is not in the list.
     NotIn,
 }
 
@@ -80,7 +80,7 @@ impl fmt::Display for Family {
     }
 }
 
-/// Transport protocols a rule is about.
+/// The transport protocols that a rule matches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Protocol {
     /// TCP alone.
@@ -107,7 +107,7 @@ impl Networks {
         }
     }
 
-    /// Is `address` in one of them? An address of the other family is not.
+    /// Reports whether one of them contains `address`; an address of the other family is in none.
     pub fn contains(&self, address: IpAddr) -> bool {
         match (self, address) {
             (Self::V4(nets), IpAddr::V4(address)) => nets.iter().any(|net| net.contains(&address)),
@@ -117,28 +117,28 @@ impl Networks {
     }
 }
 
-/// What conntrack says of a packet's connection.
+/// The conntrack state of a packet's connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ConnectionState {
     /// Part of a known connection, or related to one.
     EstablishedOrRelated,
-    /// Not part of any, and not fit to start one.
+    /// Not part of a connection, and not able to start one.
     Invalid,
 }
 
-/// One thing a packet must be.
+/// One condition on a packet.
 ///
-/// A match on ports or owners applies only to packets that have them: without a transport header
-/// or a local socket it does not apply, also when it asks [`Is::NotIn`].
+/// A match on ports or owners applies only to packets with a transport header or a local socket, also with
+/// [`Is::NotIn`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Match {
     /// Its family.
     Family(Family),
     /// Its transport protocol.
     Protocol(Protocol),
-    /// The interface it came in by is one of these.
+    /// The input interface is one of these.
     InInterface(BTreeSet<InterfaceName>),
-    /// The interface it leaves by is one of these.
+    /// The output interface is one of these.
     OutInterface(BTreeSet<InterfaceName>),
     /// Its source address. A packet of the other family does not match, whichever [`Is`].
     Source(Is, Networks),
@@ -160,38 +160,38 @@ pub enum Match {
     State(ConnectionState),
 }
 
-/// What becomes of a packet.
+/// The effect of a rule on a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// We are done with it at this stage: it goes on as if we were not there.
+    /// Ends the evaluation at this stage; the packet continues as without Gybe.
     Return,
-    /// It is gone.
+    /// Drops the packet.
     Drop,
-    /// The named chain decides; what that chain does not take goes on as if we were not there.
+    /// Continues in the named chain; a packet that no rule there decides continues as without Gybe.
     Goto(ChainName),
-    /// Its destination becomes this port of the pod itself.
+    /// Changes the destination to this port of the pod itself.
     Redirect(Port),
-    /// It is handed to the transparent socket on this port and marked.
+    /// Delivers the packet to the transparent socket on this port, and marks it.
     Tproxy {
-        /// Where the transparent socket listens.
+        /// The port of the transparent socket.
         port: Port,
-        /// The mark the packet gets, so that routing delivers it locally.
+        /// The packet mark, by which routing delivers it locally.
         mark: u32,
     },
-    /// It gets this mark and the stage ends for it.
+    /// Sets the packet mark and ends the evaluation at this stage.
     Divert(u32),
-    /// It gets this mark; the next rule is asked.
+    /// Sets the packet mark; the next rule follows.
     SetMark(u32),
-    /// Its connection gets its mark; the next rule is asked.
+    /// Copies the packet mark to the connection; the next rule follows.
     SaveMark,
-    /// It gets its connection's mark; the next rule is asked.
+    /// Copies the connection's mark to the packet; the next rule follows.
     RestoreMark,
-    /// It is tracked in this conntrack zone, if no earlier rule chose one; the next rule is asked.
+    /// Selects this conntrack zone unless an earlier rule has selected one; the next rule follows.
     Zone(u16),
 }
 
 impl Rule {
-    /// The one family this rule is about, or `None` when it is about both.
+    /// The family of this rule; `None` for rules of both families.
     pub fn family(&self) -> Option<Family> {
         self.matches.iter().find_map(|m| match m {
             Match::Family(family) => Some(*family),
@@ -202,19 +202,18 @@ impl Rule {
 }
 
 impl Ruleset {
-    /// The chain of that name, if it has any rules.
+    /// The chain with that name, if there is one.
     pub fn chain(&self, name: ChainName) -> Option<&Chain> {
         self.chains.iter().find(|chain| chain.name == name)
     }
 
-    /// All rules with their chain, in the order they are written.
+    /// All rules with their chain, in order.
     pub fn rules(&self) -> impl Iterator<Item = (ChainName, &Rule)> {
         self.chains.iter().flat_map(|chain| chain.rules.iter().map(move |rule| (chain.name, rule)))
     }
 
-    /// The same rules less one; `None` when there is none of that name.
-    ///
-    /// For demonstrations and mutation tests: shows what a rule is there for.
+    /// The ruleset without one rule; `None` when there is no rule with that id. For demonstrations and mutation tests,
+    /// which show the purpose of a rule.
     pub fn without(&self, id: &str) -> Option<Self> {
         self.rules().any(|(_, rule)| rule.id.0 == id).then(|| {
             let mut rest = self.clone();

@@ -89,7 +89,7 @@ pub enum ArgsError {
     Name {
         /// The key.
         key: &'static str,
-        /// Its value, cut short.
+        /// Its value, truncated.
         value: String,
     },
 }
@@ -140,11 +140,11 @@ impl<'a> PodValues<'a> {
     }
 }
 
-fn parse_bool(word: &str) -> Result<bool, ArgsError> {
-    match word.to_ascii_lowercase().as_str() {
+fn parse_bool(text: &str) -> Result<bool, ArgsError> {
+    match text.to_ascii_lowercase().as_str() {
         "1" | "true" => Ok(true),
         "0" | "false" => Ok(false),
-        _ => Err(ArgsError::IgnoreUnknown(short(word))),
+        _ => Err(ArgsError::IgnoreUnknown(short(text))),
     }
 }
 

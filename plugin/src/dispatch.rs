@@ -1,5 +1,5 @@
-//! One call of the plugin, from its environment and stdin to its reply. ADD and CHECK have files of their
-//! own; DEL, GC, STATUS and VERSION are short enough to stand here.
+//! One call of the plugin, from its environment and stdin to its reply, with the short verbs DEL, GC and
+//! STATUS. ADD and CHECK are in `add` and `check`, the result of VERSION is in `version`.
 
 use crate::backend::{SelectError, Selection};
 use crate::bounded_read::{self, STDIN_TIMEOUT};

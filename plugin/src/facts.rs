@@ -46,12 +46,12 @@ pub enum FactsError {
     OtherPod {
         /// `namespace`, `name` or `uid`.
         what: &'static str,
-        /// The value in the facts, cut short.
+        /// The value in the facts, truncated.
         found: String,
-        /// The value in `CNI_ARGS`, cut short.
+        /// The value in `CNI_ARGS`, truncated.
         expected: String,
     },
-    /// The facts would leave the pod alone, the runtime's annotations say that it is injected, and no uid
+    /// The facts would leave the pod alone, the runtime's annotations show that it is injected, and no uid
     /// shows whether both are about the same pod.
     #[error(
         "the facts cannot be about this pod: {reason}, but the runtime's annotations show that it is injected; {missing}"

@@ -132,13 +132,13 @@ pub enum RequestError {
     /// Missing variables, all of them.
     #[error("required env variables [{}] missing", .0.join(","))]
     Missing(Vec<&'static str>),
-    /// An unknown verb, cut short.
+    /// An unknown verb, truncated.
     #[error("unknown CNI_COMMAND: {0:?}")]
     UnknownVerb(String),
-    /// A container id that is unfit for a path, cut short.
+    /// A container id that is unfit for a path, truncated.
     #[error("CNI_CONTAINERID {0:?} must be a letter or digit followed by letters, digits, '_', '.' or '-'")]
     ContainerId(String),
-    /// A name that the kernel refuses for an interface, cut short.
+    /// A name that the kernel refuses for an interface, truncated.
     #[error("CNI_IFNAME {0:?} must be 1 to 15 bytes, not '.' or '..', without '/', ':' or white space")]
     Interface(String),
     /// Stdin is not a network configuration.
@@ -196,7 +196,7 @@ impl Request {
 
 fn own_namespace(env: &Environment) -> OwnNamespace {
     match env.text("CNI_NETNS_OVERRIDE") {
-        Some(word) if word == "1" || word.eq_ignore_ascii_case("true") => OwnNamespace::Allowed,
+        Some(value) if value == "1" || value.eq_ignore_ascii_case("true") => OwnNamespace::Allowed,
         _ => OwnNamespace::Refused,
     }
 }

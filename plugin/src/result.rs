@@ -22,7 +22,7 @@ pub enum ResultError {
     /// A version whose format differs from the configuration's.
     #[error("prevResult has version {found:?}, but a config of version {config} takes {}", .takes.join(", "))]
     OtherFormat {
-        /// prevResult's version, cut short.
+        /// prevResult's version, truncated.
         found: String,
         /// The configuration's version.
         config: String,

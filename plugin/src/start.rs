@@ -1,7 +1,7 @@
 //! The start of the process: the C library calls [`main`] here, without the runtime start of std.
 //!
 //! That reads `/proc/self/maps` for the end of the stack and installs a handler for stack overflow, which takes
-//! 80 µs and a tenth of the program; an ADD may take no longer than starting half a process. What std does at
+//! 80 µs and a tenth of the program; an ADD may cost at most half as much as starting a process. What std does at
 //! the start and a caller could notice is done here too.
 
 use nix::errno::Errno;

@@ -17,7 +17,7 @@ pub enum VersionError {
     /// An unsupported version. Versions match by their exact text.
     #[error("incompatible CNI versions: config is {config:?}, plugin supports {all}", all = SUPPORTED.join(", "))]
     Unsupported {
-        /// `cniVersion`, cut short.
+        /// `cniVersion`, truncated.
         config: String,
     },
     /// A version older than the verb.

@@ -110,7 +110,7 @@ impl Finding {
     #[must_use]
     pub fn to_json(&self) -> Value {
         let Self { about, state, text, remedy } = self;
-        json!({ "about": about.name(), "state": state.name().to_lowercase(), "text": text, "remedy": remedy })
+        json!({ "about": about.name(), "state": state.name().to_lowercase(), "says": text, "remedy": remedy })
     }
 }
 

@@ -8,7 +8,7 @@
     reason = "a test that cannot be set up must stop"
 )]
 
-mod meanwhile;
+mod concurrent_removal;
 mod probing;
 mod replacing;
 

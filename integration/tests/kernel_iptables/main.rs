@@ -8,10 +8,10 @@
 )]
 #![allow(clippy::disallowed_methods, reason = "what the backend wrote is judged by the programs themselves")]
 
-mod at_once;
+mod concurrency;
 mod failures;
 mod legacy_tables;
-mod neighbours;
+mod other_owners;
 mod repair;
 mod user_namespace;
 mod writing;

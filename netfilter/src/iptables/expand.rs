@@ -1,9 +1,9 @@
-//! One neutral rule as the iptables rules that together mean the same: lists become several rules.
+//! Expands one rule of the ruleset to iptables rules with the same meaning: a list becomes several rules.
 //!
-//! A small product is multiplied out (two user ids on two interfaces: four rules). A large one becomes a
-//! chain for each list, so that its rules are as many as the lists are long together: a rule for each
-//! entry of the first list calls a chain that tests the second. Carrying out a verdict that asks the next
-//! rule a second time changes nothing, so overlaps are harmless.
+//! A small product of lists is multiplied out (two user ids on two interfaces: four rules). A large product becomes one
+//! chain per list, so that the number of rules is the sum of the lists' lengths: one rule for each entry of the first
+//! list calls a chain that tests the second. Overlaps are harmless, because verdicts that continue with the next rule
+//! are idempotent.
 
 use super::networks::Addresses;
 use super::token::{End, Target, Token, Transport};
@@ -11,7 +11,7 @@ use crate::policy::{InterfaceName, PortRange, PortSet};
 use crate::ruleset::{ChainName, Family, Is, Match, Protocol, Rule, Verdict};
 use std::collections::BTreeSet;
 
-/// One iptables rule, still typed.
+/// One iptables rule as tokens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Line {
     tokens: Vec<Token>,
@@ -19,7 +19,7 @@ pub(super) struct Line {
 }
 
 impl Line {
-    /// A line of these words; brings them into the order `iptables-save` prints.
+    /// A line of these tokens, sorted in the order of `iptables-save`.
     pub(super) fn new(mut tokens: Vec<Token>, target: Target) -> Self {
         tokens.sort_by_key(Token::rank);
         Self { tokens, target }
@@ -34,36 +34,36 @@ impl Line {
     }
 }
 
-/// Up to so many rules a product is multiplied out: a call of another chain costs a packet more than a
-/// few rules, and rules that an earlier version wrote read back as they are.
+/// The most rules of a product that is multiplied out: for a packet a jump to another chain is slower than a few rules,
+/// and rules of an earlier version still compare as equal.
 const MULTIPLIED_OUT: usize = 128;
 
-/// The iptables rules for one neutral rule.
+/// The iptables rules of one rule.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Expansion {
-    /// Those of the rule's own chain.
+    /// The rules in the rule's own chain.
     pub lines: Vec<Line>,
-    /// Those of further chains, each called by the one before it.
+    /// The rules of further chains; each chain calls the next.
     pub lists: Vec<(String, Vec<Line>)>,
 }
 
-/// How a rule's further chains are named.
+/// The names of further chains.
 pub(super) struct Names<'n> {
-    /// The chain that carries out a divert to a mark.
+    /// The chain that carries out a divert with a mark.
     pub divert: &'n dyn Fn(u32) -> String,
-    /// How many list chains the table has already.
+    /// The number of list chains that the table has already.
     pub lists: usize,
 }
 
-/// A rule comes to more iptables rules than may be written.
+/// A rule needs more iptables rules than the limit.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Excess {
-    /// So many.
+    /// The number it needs.
     pub rules: usize,
 }
 
-/// The iptables rules of `family` for `rule`, `most` of them; none when it is about the other family, or
-/// about nothing.
+/// The iptables rules of `family` for `rule`, at most `most`; none when the rule is for the other family or cannot
+/// match.
 pub(super) fn expand(
     rule: &Rule,
     family: Family,
@@ -83,7 +83,7 @@ pub(super) fn expand(
         Verdict::RestoreMark => Target::RestoreMark,
         Verdict::Zone(zone) => Target::Zone(zone),
     };
-    // From a chain that was called these lead back into the calling one.
+    // In a called chain these verdicts return to the calling chain.
     let returns = matches!(rule.verdict, Verdict::Return | Verdict::Goto(_));
     let mut factors = shape.factors();
     let product = factors.iter().fold(1, |product: usize, factor| product.saturating_mul(factor.len()));
@@ -117,7 +117,7 @@ fn list_chain(at: usize) -> String {
     format!("ISTIO_LIST_{}", at + 1)
 }
 
-/// One thing a rule asks: the tokens of which one line each must apply.
+/// One condition of a rule: alternative tokens, one line each.
 type Factor = Vec<Vec<Token>>;
 
 /// Takes out all lists but the longest, the shortest first. The last factor stays, since it has what the

@@ -1,73 +1,73 @@
-//! Keeping account of the kernel's answers, so that "done" is said only when the kernel said so.
+//! Evaluates the kernel's replies to a request. The outcome is success only when the kernel has acknowledged it.
 //!
-//! Pure: takes what was received, in order, and gives the outcome. `socket` does the receiving.
+//! Pure: takes received datagrams in order and returns the outcome; `socket` receives them.
 
 use super::answer::{Answer, Refusal};
 use super::message::Messages;
 
-/// One thing that came out of the socket.
+/// The result of one receive call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Received<'b> {
-    /// A datagram, whole.
+    /// A whole datagram.
     Datagram(&'b [u8]),
     /// A datagram longer than the buffer.
     Truncated,
-    /// `ENOBUFS`: the kernel had answers and dropped them (`netlink_overrun`).
+    /// `ENOBUFS`: the kernel dropped replies (`netlink_overrun`).
     Overrun,
 }
 
-/// Why nobody knows whether it is done.
+/// The reason for an unknown outcome.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Unknown {
-    /// Nothing refused, nothing acknowledged.
+    /// The kernel neither refused nor acknowledged the request.
     #[error("the kernel did not acknowledge it")]
     NotAcknowledged,
     /// `ENOBUFS`.
     #[error("the kernel dropped answers for want of buffer space")]
     AnswersDropped,
-    /// An answer that cannot be read.
+    /// A reply that cannot be parsed.
     #[error("the kernel's answer cannot be read")]
     Unreadable,
-    /// More than is read.
+    /// More replies than are read.
     #[error("the kernel lists more than 64 MiB")]
     TooMuch,
 }
 
-/// How it ended.
+/// The outcome of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// Acknowledged, and nothing refused.
+    /// The kernel acknowledged the request and refused nothing.
     Done,
-    /// The kernel refused these, in the order it said so. Never empty.
+    /// The kernel refused these messages, in the order of its replies; never empty.
     Refused(Vec<Refusal>),
-    /// No answer that would settle it.
+    /// No reply was conclusive.
     Unknown(Unknown),
 }
 
-/// After so many things that say nothing the kernel is not asked on: it never has that many to say.
+/// The most irrelevant datagrams that are read; the kernel never sends as many.
 const STRANGE: u32 = 64;
 
-/// What was heard so far about messages of which the last one asked for an acknowledgement.
+/// The replies so far to messages of which the last requested an acknowledgement.
 #[derive(Debug)]
 pub(crate) struct Account {
     last: u32,
     answered: bool,
     refusals: Vec<Refusal>,
     unknown: Option<Unknown>,
-    /// How many things came that said nothing.
+    /// The number of irrelevant datagrams.
     strange: u32,
 }
 
 impl Account {
-    /// Nothing heard yet; message `last` asked for an acknowledgement.
+    /// An account without replies; message `last` requested an acknowledgement.
     pub(crate) fn of(last: u32) -> Self {
         Self { last, answered: false, refusals: Vec::new(), unknown: None, strange: 0 }
     }
 
-    /// Takes note of one thing received.
+    /// Evaluates one received datagram.
     ///
-    /// A refusal counts whatever its number: when a commit fails, the error stands on the first
-    /// message of the batch while the last one is still acknowledged (`nfnetlink_rcv_batch`).
+    /// A refusal of any message counts: when a commit fails, the error is for the first message of the batch, while the
+    /// last one is still acknowledged (`nfnetlink_rcv_batch`).
     pub(crate) fn note(&mut self, received: Received<'_>) {
         let datagram = match received {
             Received::Datagram([]) | Received::Truncated => return self.says_nothing(Unknown::Unreadable),
@@ -90,12 +90,12 @@ impl Account {
         self.strange += 1;
     }
 
-    /// Has the last message been answered, so that nothing more is to come? Or is there no hope?
+    /// Reports whether no further reply is expected: the last message has a reply, or the outcome is unknown.
     pub(crate) fn is_settled(&self) -> bool {
         self.answered || self.strange >= STRANGE
     }
 
-    /// How it ended, when nothing more is to come.
+    /// The outcome, when no further reply is expected.
     pub(crate) fn outcome(self) -> Outcome {
         match (self.refusals, self.unknown) {
             (refusals, _) if !refusals.is_empty() => Outcome::Refused(refusals),
@@ -116,7 +116,7 @@ mod tests {
 
     const LAST: u32 = 7;
 
-    /// A datagram as `netlink_ack` makes it: the header of what was asked, capped.
+    /// A datagram of `netlink_ack`: the header of the request, capped.
     fn answer(sequence: u32, errno: i32, attributes: impl FnOnce(&mut Writer)) -> Vec<u8> {
         let asked = Header { kind: 0xa06, flags: 0, sequence };
         let mut fixed = errno.to_ne_bytes().to_vec();
@@ -182,7 +182,7 @@ mod tests {
     fn f25_an_answer_that_cannot_be_read_never_counts_as_done() {
         let last = answer(LAST, 0, |_| ());
         let other = Header { kind: 99, flags: 0, sequence: LAST }.to_bytes();
-        // An acknowledgement that says so itself, and ends within the header of what it answers.
+        // An acknowledgement that ends within the header of the request.
         let short = [&35_u32.to_ne_bytes(), &last[4..6], &[0, 0], &last[8..35]].concat();
         for garbled in [&[1, 2, 3][..], &[0; 40], &last[..20], &other, &short] {
             let all = outcome(&[Received::Datagram(garbled), Received::Datagram(&last)]);

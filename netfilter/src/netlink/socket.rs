@@ -1,7 +1,7 @@
-//! A netlink socket: opened with the options we need, one datagram out, datagrams in, no waiting.
+//! A netlink socket: sends one datagram and receives the replies without blocking.
 //!
-//! The kernel works a request off before `sendmsg` returns (docs/RULES.md, section 5.1), so every
-//! answer is queued by then and nothing here ever blocks.
+//! The kernel completes a request before `sendmsg` returns (docs/RULES.md, section 5.1), so every reply is queued by
+//! then.
 
 use super::list::{List, Listed};
 use super::reply::{Account, Outcome, Received};
@@ -12,68 +12,68 @@ use nix::{libc, setsockopt_impl, sockopt_impl};
 use std::io::IoSlice;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-/// The first datagram of a list has at most `NLMSG_GOODSIZE`, which is below 8 KiB, the others no
-/// more than what we once had room for (`netlink_dump`, `max_recvmsg_len`). Lists that ask for more
-/// (`min_dump_alloc`) are those of links with their virtual functions, and those nobody asks for.
+/// Bytes of the receive buffer for lists. The first datagram of a list has at most `NLMSG_GOODSIZE` bytes, less than
+/// 8 KiB, and later datagrams no more than the largest buffer passed so far (`netlink_dump`, `max_recvmsg_len`). Only
+/// lists of links with virtual functions need more (`min_dump_alloc`), and this crate does not request those.
 ///
-/// Before it knows whether there is a next one the kernel takes as much memory for it, and 320 bytes of
-/// its own (`struct skb_shared_info`): together the 8 KiB that `kmalloc` has at hand, and beyond which it
-/// goes and asks for pages (`KMALLOC_MAX_CACHE_SIZE`).
+/// The kernel allocates as much memory for the next datagram before it knows whether there is one, plus 320 bytes
+/// (`struct skb_shared_info`): together 8 KiB, the largest allocation from kmalloc's caches; beyond it the kernel
+/// allocates pages (`KMALLOC_MAX_CACHE_SIZE`).
 const LISTED: usize = 8 * 1024 - 320;
 
-/// A capped acknowledgement has a few dozen bytes, and seldom some words of the kernel's. Small, and
-/// on the stack, as zeroing a larger buffer would cost an ADD a page fault for each of its pages.
+/// Bytes of the receive buffer for acknowledgements. A capped acknowledgement has some dozen bytes, rarely with a message
+/// of the kernel. The buffer is small and on the stack, because zeroing a larger one would cost an ADD a page fault
+/// per page.
 const ANSWER: usize = 4 * 1024;
 
-/// How many signals in a row may keep a call from its work. Neither call ever sleeps here, so that
-/// already one is rare, and so many are no accident.
+/// The most consecutive EINTR of one call. Neither call sleeps, so even one signal is rare.
 const INTERRUPTIONS: usize = 100;
 
-/// Room for answers: one per refused message, each accounted with its overhead, about 1 KiB.
+/// Bytes of the socket's receive buffer: one reply per refused message, about 1 KiB each with overhead.
 const RECEIVE_QUEUE: usize = 1 << 20;
 
 sockopt_impl!(
-    /// `NETLINK_EXT_ACK`: attributes with the kernel's words follow an answer. Linux 4.12.
+    /// `NETLINK_EXT_ACK`: attributes with the kernel's message follow an acknowledgement. Linux 4.12.
     ExtendedAck, SetOnly, libc::SOL_NETLINK, libc::NETLINK_EXT_ACK, bool
 );
 sockopt_impl!(
-    /// `NETLINK_CAP_ACK`: an answer repeats the header of what was asked, not all of it. Linux 4.3.
+    /// `NETLINK_CAP_ACK`: an acknowledgement repeats only the header of the request. Linux 4.3.
     CappedAck, SetOnly, libc::SOL_NETLINK, libc::NETLINK_CAP_ACK, bool
 );
 
-/// A netlink socket of the network namespace its thread was in when it was opened.
+/// A netlink socket of the network namespace in which the calling thread opened it.
 #[derive(Debug)]
 pub(crate) struct Socket {
     fd: OwnedFd,
 }
 
-/// A request did not get out, or an answer not in. Nothing is known of what became of it.
+/// The error of opening the socket, or of sending or receiving; the outcome of the request is unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
-    /// No socket.
+    /// The socket could not be opened.
     #[error("cannot open a netlink socket")]
     Open {
-        /// Why.
+        /// The kernel's error.
         source: Errno,
     },
     /// The request could not be sent.
     #[error("cannot send {bytes} bytes to the kernel")]
     Send {
-        /// How much it was.
+        /// The size of the request in bytes.
         bytes: usize,
-        /// Why.
+        /// The kernel's error.
         source: Errno,
     },
-    /// The answer could not be fetched.
+    /// The reply could not be received.
     #[error("cannot read the kernel's answer")]
     Receive {
-        /// Why.
+        /// The kernel's error.
         source: Errno,
     },
 }
 
 impl Socket {
-    /// Opens one. It needs no `bind`: the first message gives it a port.
+    /// Opens a socket. It needs no `bind`: the kernel assigns a port at the first message.
     pub(crate) fn open(protocol: SockProtocol) -> Result<Self, Failure> {
         let fd = socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, protocol)
             .map_err(|source| Failure::Open { source })?;
@@ -83,12 +83,12 @@ impl Socket {
         Ok(socket)
     }
 
-    /// Makes room for sending a datagram of `outgoing` bytes and for many answers.
+    /// Enlarges the buffers for a datagram of `outgoing` bytes and for many replies.
     ///
-    /// The forced options pass the administrator's limit and need `CAP_NET_ADMIN` in the initial
-    /// user namespace; without it the plain ones give what that limit allows.
+    /// The forced options exceed the administrator's limit and need `CAP_NET_ADMIN` in the initial user namespace;
+    /// otherwise the plain options enlarge the buffers up to that limit.
     pub(crate) fn make_room(&self, outgoing: usize) {
-        // Half as much again: netlink counts the buffer's overhead too (`netlink_sendmsg`).
+        // One and a half times the size: netlink counts the buffer's overhead too (`netlink_sendmsg`).
         let outgoing = outgoing.saturating_add(outgoing / 2).saturating_add(32 * 1024);
         if setsockopt(&self.fd, sockopt::SndBufForce, &outgoing).is_err() {
             self.wish(sockopt::SndBuf, &outgoing);
@@ -98,7 +98,7 @@ impl Socket {
         }
     }
 
-    /// Sends messages as one datagram and hears what becomes of them; `last` asks for an answer.
+    /// Sends messages as one datagram and returns their outcome; message `last` requests an acknowledgement.
     pub(crate) fn transact(&mut self, messages: &[u8], last: u32) -> Result<Outcome, Failure> {
         self.send(messages)?;
         let (mut account, mut buffer) = (Account::of(last), [0; ANSWER]);
@@ -125,7 +125,7 @@ impl Socket {
     }
 
     fn send(&self, bytes: &[u8]) -> Result<(), Failure> {
-        // A signal before the kernel took the datagram: nothing was done, so it is sent again.
+        // A signal arrived before the kernel accepted the datagram, so it is sent again.
         let mut sent = Err(Errno::EINTR);
         for _ in 0..INTERRUPTIONS {
             sent = sendmsg::<()>(self.fd.as_raw_fd(), &[IoSlice::new(bytes)], &[], MsgFlags::empty(), None);
@@ -136,7 +136,7 @@ impl Socket {
         sent.map(drop).map_err(|source| Failure::Send { bytes: bytes.len(), source })
     }
 
-    /// The next datagram; `None` when nothing more is queued.
+    /// The next datagram; `None` when no more is queued.
     fn receive<'b>(&self, buffer: &'b mut [u8]) -> Result<Option<Received<'b>>, Failure> {
         let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_TRUNC;
         for _ in 0..INTERRUPTIONS {
@@ -154,7 +154,7 @@ impl Socket {
         Err(Failure::Receive { source: Errno::EINTR })
     }
 
-    /// Sets an option that an older kernel may not know and that we can do without.
+    /// Sets an option that is not necessary, and that older kernels lack.
     fn wish<O: SetSockOpt>(&self, option: O, value: &O::Val) {
         let _refused = setsockopt(&self.fd, option, value);
     }

@@ -1,4 +1,4 @@
-//! Why nftables did not do as asked, which object it was about, and what would help.
+//! The errors of the nftables backend, with the refused object and the missing part of the kernel, and their hints.
 
 use super::batch::{Object, TooLong};
 use crate::hint::Hint;
@@ -8,60 +8,60 @@ use crate::ruleset::Stage;
 use nix::errno::Errno;
 use std::borrow::Cow;
 
-/// A failure of the nftables backend.
+/// The error of the nftables backend.
 #[derive(Debug, thiserror::Error)]
 pub enum NftError {
-    /// Nothing went out, or nothing came back.
-    #[error("cannot talk to nftables")]
+    /// The netfilter socket failed.
+    #[error("cannot exchange messages with nftables")]
     Talk {
-        /// Why.
+        /// The cause.
         #[from]
         source: Failure,
     },
-    /// nftables refused something, and so changed nothing.
-    #[error("nftables refused {object}{}", spoken(.said.as_deref()))]
+    /// nftables refused the transaction and changed nothing.
+    #[error("nftables refused {object}{}", in_parentheses(.said.as_deref()))]
     Refused {
-        /// What it refused first.
+        /// The first refused object.
         object: Object,
-        /// The kernel's own words, where it has any.
+        /// The kernel's message (extended acknowledgement), if any.
         said: Option<String>,
-        /// The kernel part that seems to be missing.
+        /// The part of the kernel that is probably missing.
         lacking: Option<KernelPart>,
-        /// How many other objects it refused.
+        /// The number of other refused objects.
         others: usize,
-        /// Why.
+        /// The cause.
         source: Errno,
     },
-    /// The transaction was sent, and it is not known whether it was carried out.
-    #[error("cannot tell whether nftables took the rules")]
+    /// The transaction was sent, and its outcome is unknown.
+    #[error("the outcome of the nftables transaction is unknown")]
     Unsettled {
-        /// Why not.
+        /// The cause.
         source: Unknown,
     },
-    /// nftables would not say what is there.
+    /// nftables refused a list.
     #[error("nftables does not list {what}")]
     List {
-        /// What was asked for.
+        /// The name of the list.
         what: &'static str,
-        /// Why.
+        /// The cause.
         source: Errno,
     },
-    /// Every attempt to read the rules was overtaken by a change of them.
+    /// The rules changed during every attempt to read them.
     #[error("the rules changed {attempts} times while they were read")]
     Restless {
-        /// How often it was tried.
+        /// The number of attempts.
         attempts: u32,
     },
-    /// What nftables lists cannot be read.
-    #[error("cannot understand what nftables lists")]
+    /// A list of nftables cannot be parsed.
+    #[error("cannot parse a list of nftables")]
     Listing {
-        /// Why not.
+        /// The cause.
         source: Unknown,
     },
-    /// The rule set cannot be written down.
-    #[error("cannot write the rules for nftables")]
+    /// The ruleset cannot be encoded.
+    #[error("cannot encode the rules for nftables")]
     Write {
-        /// Why not.
+        /// The cause.
         #[from]
         source: TooLong,
     },
@@ -72,7 +72,7 @@ pub enum NftError {
 pub struct KernelPart {
     /// The module.
     pub module: &'static str,
-    /// The option it is built by.
+    /// Its configuration option.
     pub config: &'static str,
 }
 
@@ -83,9 +83,9 @@ impl KernelPart {
     const TPROXY: Self = Self { module: "nft_tproxy", config: "CONFIG_NFT_TPROXY" };
     const CT: Self = Self { module: "nft_ct", config: "CONFIG_NFT_CT" };
 
-    /// The part without which nftables refuses `object` like this; `expressions` are those of the
-    /// rule that it may have meant. Seen on booted kernels 5.10 to 7.3: a missing module is
-    /// `ENOENT`, at the chain or at the rule; without nf_tables itself the transaction is refused.
+    /// The part of the kernel whose absence explains this refusal of `object`; `expressions` are the refused rule's.
+    /// Observed on booted kernels 5.10 to 7.3: a missing module is `ENOENT` for the chain or the rule; without
+    /// nf_tables the kernel refuses the transaction.
     pub(super) fn lacking(object: &Object, errno: Errno, expressions: &[&[u8]]) -> Option<Self> {
         match (object, errno) {
             (Object::Chain(chain), Errno::ENOENT | Errno::EOPNOTSUPP) if chain.stage() == Stage::Nat => {
@@ -108,23 +108,23 @@ impl KernelPart {
 }
 
 impl NftError {
-    /// Has this kernel no netfilter to talk to? Then nobody has registered the socket's protocol
+    /// Reports whether the kernel has no nfnetlink: then no module has registered the socket's protocol
     /// (`netlink_create`, net/netlink/af_netlink.c, v6.18).
     pub(crate) fn is_kernel_without(&self) -> bool {
         matches!(self, Self::Talk { source: Failure::Open { source: Errno::EPROTONOSUPPORT } })
     }
 
-    /// Was it refused because there is a table of ours already?
+    /// Reports whether the kernel refused the transaction because the table exists.
     pub(super) fn is_table_there(&self) -> bool {
         matches!(self, Self::Refused { object: Object::Table, source: Errno::EEXIST, .. })
     }
 
-    /// Was the transaction sent, and its outcome not heard?
+    /// Reports whether the transaction was sent and its outcome is unknown.
     pub(super) fn leaves_it_open(&self) -> bool {
         matches!(self, Self::Unsettled { .. } | Self::Talk { source: Failure::Receive { .. } })
     }
 
-    /// Was it refused because there is no table of ours?
+    /// Reports whether the kernel refused the transaction because there is no table.
     pub(super) fn is_table_absent(&self) -> bool {
         matches!(self, Self::Refused { object: Object::Table, source: Errno::ENOENT, .. })
     }
@@ -157,7 +157,7 @@ impl KernelPart {
     }
 }
 
-fn spoken(said: Option<&str>) -> String {
+fn in_parentheses(said: Option<&str>) -> String {
     said.map(|words| format!(" ({words})")).unwrap_or_default()
 }
 

@@ -81,8 +81,8 @@ impl Encoder<'_, '_> {
     fn protocol(&mut self, protocol: Protocol) {
         self.out.load_meta(NFT_META_L4PROTO);
         match protocol {
-            Protocol::Tcp => self.out.compare(NFT_CMP_EQ, &[value::TCP]),
-            Protocol::Udp => self.out.compare(NFT_CMP_EQ, &[value::UDP]),
+            Protocol::Tcp => self.out.compare(NFT_CMP_EQ, &[IPPROTO_TCP]),
+            Protocol::Udp => self.out.compare(NFT_CMP_EQ, &[IPPROTO_UDP]),
         }
     }
 
@@ -151,8 +151,8 @@ impl Encoder<'_, '_> {
 
     fn state(&mut self, state: ConnectionState) {
         let bits = match state {
-            ConnectionState::EstablishedOrRelated => value::STATE_ESTABLISHED | value::STATE_RELATED,
-            ConnectionState::Invalid => value::STATE_INVALID,
+            ConnectionState::EstablishedOrRelated => NF_CT_STATE_ESTABLISHED | NF_CT_STATE_RELATED,
+            ConnectionState::Invalid => NF_CT_STATE_INVALID,
         };
         self.out.load_ct(NFT_CT_STATE);
         self.out.mask(&bits.to_ne_bytes());

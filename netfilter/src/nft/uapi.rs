@@ -170,3 +170,15 @@ pub(crate) const NFTA_REDIR_REG_PROTO_MAX: u16 = 2;
 pub(crate) const NFTA_REDIR_FLAGS: u16 = 3;
 /// `NF_NAT_RANGE_PROTO_SPECIFIED` (`nf_nat.h`): the port is given.
 pub(crate) const NF_NAT_RANGE_PROTO_SPECIFIED: u32 = 2;
+
+/// include/uapi/linux/in.h
+pub(crate) const IPPROTO_TCP: u8 = 6;
+pub(crate) const IPPROTO_UDP: u8 = 17;
+
+/// include/uapi/linux/netfilter/nf_conntrack_common.h: `NF_CT_STATE_BIT(ctinfo)`; invalid is bit 0, the others follow.
+pub(crate) const NF_CT_STATE_INVALID: u32 = 1;
+pub(crate) const NF_CT_STATE_ESTABLISHED: u32 = 1 << 1;
+pub(crate) const NF_CT_STATE_RELATED: u32 = 1 << 2;
+
+/// include/uapi/linux/if.h: interface names are compared with their zero padding.
+pub(crate) const IFNAMSIZ: usize = 16;

@@ -2,24 +2,9 @@
 //!
 //! Addresses and ports are in network byte order, ids and marks in the machine's.
 
-use super::uapi::{NFPROTO_IPV4, NFPROTO_IPV6, NFT_CMP_EQ, NFT_CMP_NEQ, NFT_LOOKUP_F_INV};
+use super::uapi::{IFNAMSIZ, NFPROTO_IPV4, NFPROTO_IPV6, NFT_CMP_EQ, NFT_CMP_NEQ, NFT_LOOKUP_F_INV};
 use crate::policy::InterfaceName;
 use crate::ruleset::{Family, Is, Networks};
-
-/// `IPPROTO_TCP`.
-pub(super) const TCP: u8 = 6;
-/// `IPPROTO_UDP`.
-pub(super) const UDP: u8 = 17;
-
-/// `NF_CT_STATE_BIT(ctinfo)` of `nf_conntrack_common.h`: invalid is bit 0, the others follow.
-pub(super) const STATE_INVALID: u32 = 1;
-/// `IP_CT_ESTABLISHED`.
-pub(super) const STATE_ESTABLISHED: u32 = 1 << 1;
-/// `IP_CT_RELATED`.
-pub(super) const STATE_RELATED: u32 = 1 << 2;
-
-/// `IFNAMSIZ`: an interface name is compared with its zero padding.
-pub(super) const INTERFACE_NAME: usize = 16;
 
 /// The family as nf_tables numbers it.
 pub(super) fn nfproto(family: Family) -> u8 {
@@ -46,8 +31,8 @@ pub(super) fn inversion(is: Is) -> u32 {
 }
 
 /// An interface name, padded.
-pub(super) fn interface(name: &InterfaceName) -> [u8; INTERFACE_NAME] {
-    let mut padded = [0; INTERFACE_NAME];
+pub(super) fn interface(name: &InterfaceName) -> [u8; IFNAMSIZ] {
+    let mut padded = [0; IFNAMSIZ];
     // A name has at most 15 bytes, so none is cut off.
     for (to, from) in padded.iter_mut().zip(name.as_str().bytes()) {
         *to = from;

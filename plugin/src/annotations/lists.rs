@@ -113,6 +113,6 @@ fn short(text: &str) -> String {
         printed += letter.escape_debug().count();
         printed <= 40
     };
-    let cut: String = text.chars().take_while(fits).collect();
-    if cut.len() == text.len() { cut } else { cut + "…" }
+    let short: String = text.chars().take_while(fits).collect();
+    if short.len() == text.len() { short } else { short + "…" }
 }

@@ -206,11 +206,11 @@ fn a_configuration_is_read_as_it_was_written() {
         assert_eq!(PluginConf::read(&members), Ok(conf));
         assert_eq!(unknown_keys(&members), [""; 0]);
     }
-    for (words, key) in
-        [(LOG_LEVELS.map(|(word, _)| word).to_vec(), "log_level"), (IPV6.map(|it| it.0).to_vec(), "ipv6")]
+    for (names, key) in
+        [(LOG_LEVELS.map(|(name, _)| name).to_vec(), "log_level"), (IPV6.map(|it| it.0).to_vec(), "ipv6")]
     {
-        for word in words.into_iter().filter(|word| !word.is_empty()) {
-            assert_eq!(read(&json!({ key: word })).unwrap().to_members()[key], word);
+        for name in names.into_iter().filter(|name| !name.is_empty()) {
+            assert_eq!(read(&json!({ key: name })).unwrap().to_members()[key], name);
         }
     }
 }

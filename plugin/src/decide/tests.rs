@@ -87,7 +87,7 @@ fn every_annotation_sets_its_part_of_the_policy() {
 
 #[test]
 fn a05_the_proxys_ids_are_its_security_context_or_1337() {
-    for (said, want) in [
+    for (value, want) in [
         (None, Some(1337)),
         (Some(0), Some(1337)),
         (Some(1), Some(1)),
@@ -102,9 +102,9 @@ fn a05_the_proxys_ids_are_its_security_context_or_1337() {
             let mut pod = meshed();
             let proxy = &mut pod.containers[1];
             if field == "runAsUser" {
-                proxy.run_as_user = said;
+                proxy.run_as_user = value;
             } else {
-                proxy.run_as_group = said;
+                proxy.run_as_group = value;
             }
             match (decide(&PluginConf::default(), &pod, &addresses(), InitContainer::Counts), want) {
                 (Decision::Redirect(policy), Some(id)) => {
@@ -112,11 +112,13 @@ fn a05_the_proxys_ids_are_its_security_context_or_1337() {
                     assert_eq!(
                         (policy.proxy_uids.first, policy.proxy_gids.first),
                         (uid, gid),
-                        "{field} {said:?}"
+                        "{field} {value:?}"
                     );
                 }
-                (Decision::Refuse(cause), None) => assert!(cause.to_string().contains(field), "{cause}"),
-                (other, _) => panic!("{field} {said:?}: {other:?}"),
+                (Decision::Refuse(refusal), None) => {
+                    assert!(refusal.to_string().contains(field), "{refusal}")
+                }
+                (other, _) => panic!("{field} {value:?}: {other:?}"),
             }
         }
     }
@@ -172,21 +174,21 @@ fn all_invalid_annotations_are_named() {
     ] {
         pod.annotations.insert(name.to_owned(), value.to_owned());
     }
-    let PreliminaryDecision::Refuse(cause) =
+    let PreliminaryDecision::Refuse(refusal) =
         decide_without_addresses(&PluginConf::default(), &pod, InitContainer::Counts)
     else {
         panic!("{pod:?}")
     };
     let want = "annotation sidecar.istio.io/interceptionMode: \"TPROX\" is not REDIRECT, TPROXY or NONE; \
                 also wrong: includeOutboundIPRanges, excludeInboundPorts";
-    assert_eq!(cause.to_string(), want);
+    assert_eq!(refusal.to_string(), want);
 }
 
 #[test]
 fn container_ports_count_only_if_configured_and_not_overridden_by_the_pod() {
     let all = Inbound::AllBut([15020, 15021, 15090].into_iter().collect());
     let declared = Inbound::Only([80, 8443].into_iter().collect());
-    for (default, said, want) in [
+    for (default, value, want) in [
         (InboundDefault::All, None, &all),
         (InboundDefault::ContainerPorts, None, &declared),
         (InboundDefault::ContainerPorts, Some("*"), &all),
@@ -204,11 +206,11 @@ fn container_ports_count_only_if_configured_and_not_overridden_by_the_pod() {
             },
             Container { tcp_ports: vec![9], ..container("migrate") },
         ];
-        if let Some(value) = said {
+        if let Some(value) = value {
             annotate(&mut pod, "traffic.sidecar.istio.io/includeInboundPorts", value);
         }
         let conf = PluginConf { inbound_default: default, ..PluginConf::default() };
-        assert_eq!(&policy(&conf, &pod).inbound, want, "{default:?} {said:?}");
+        assert_eq!(&policy(&conf, &pod).inbound, want, "{default:?} {value:?}");
     }
 }
 
@@ -244,13 +246,13 @@ fn the_hint_of_a_refusal_names_the_correction() {
     as_user.containers[1].run_as_user = Some(-1);
     for (pod, words) in [(annotated, "correct the annotation"), (as_user, "leave it out")] {
         match decide(&conf, &pod, &addresses(), InitContainer::Counts) {
-            Decision::Refuse(cause) => assert!(cause.hint().unwrap().starts_with(words), "{cause}"),
+            Decision::Refuse(refusal) => assert!(refusal.hint().unwrap().starts_with(words), "{refusal}"),
             other => panic!("not refused: {other:?}"),
         }
     }
     let no_address = decide(&conf, &meshed(), &[], InitContainer::Counts);
     assert!(
-        matches!(no_address, Decision::Refuse(cause) if cause.hint().is_some_and(|hint| hint.len() > 10))
+        matches!(no_address, Decision::Refuse(refusal) if refusal.hint().is_some_and(|hint| hint.len() > 10))
     );
 }
 
@@ -266,8 +268,8 @@ fn a_value_of_escaped_characters_leaves_room_for_the_names_of_all_invalid_annota
         annotate(&mut pod, name, &value);
     }
     match decide(&PluginConf::default(), &pod, &addresses(), InitContainer::Counts) {
-        Decision::Refuse(cause) => {
-            let text = cause.to_string();
+        Decision::Refuse(refusal) => {
+            let text = refusal.to_string();
             assert!(text.chars().count() < 250, "{text}");
             assert!(
                 text.contains("…") && text.ends_with("excludeInterfaces, reroute-virtual-interfaces"),

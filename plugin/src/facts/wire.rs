@@ -163,9 +163,9 @@ mod tests {
         let timeout = REQUESTS.map(|text| decode_request(text.as_bytes()).unwrap().timeout);
         assert_eq!(timeout, [None, Some(Duration::from_millis(1950))]);
         // The first release of the agent reads these members only.
-        let ours: Value =
+        let request: Value =
             serde_json::from_str(&encode_request(&decode_request(REQUESTS[1].as_bytes()).unwrap())).unwrap();
-        let older = ["version", "namespace", "name", "uid"].map(|key| &ours[key]);
+        let older = ["version", "namespace", "name", "uid"].map(|key| &request[key]);
         assert_eq!(older, [&json!(1), &json!("shop"), &json!("cart-0"), &json!("u1")]);
         let newer = br#"{"version": 1, "pod": null, "fault": null, "more": {}}"#;
         assert_eq!(decode_response(newer), Ok(FactsResponse::Unknown));
@@ -180,18 +180,18 @@ mod tests {
 
     #[test]
     fn malformed_messages_are_refused() {
-        for words in ["", "x", "[]", "{}", r#"{"version": "1"}"#, r#"{"version": 1, "name": "../x"}"#] {
-            assert!(decode_request(words.as_bytes()).is_err(), "{words}");
+        for text in ["", "x", "[]", "{}", r#"{"version": "1"}"#, r#"{"version": 1, "name": "../x"}"#] {
+            assert!(decode_request(text.as_bytes()).is_err(), "{text}");
         }
         for deadline in ["-1", "1.5", "\"1\"", "[]"] {
-            let words = REQUESTS[1].replace("1950", deadline);
+            let text = REQUESTS[1].replace("1950", deadline);
             assert_eq!(
-                decode_request(words.as_bytes()),
+                decode_request(text.as_bytes()),
                 Err(WireError::Malformed("has a deadline that is not a number of milliseconds")),
-                "{words}"
+                "{text}"
             );
         }
-        for words in [
+        for text in [
             "",
             "x",
             "{}",
@@ -199,7 +199,7 @@ mod tests {
             r#"{"version": 1, "pod": {}}"#,
             r#"{"version": 1, "pod": 5}"#,
         ] {
-            assert!(decode_response(words.as_bytes()).is_err(), "{words}");
+            assert!(decode_response(text.as_bytes()).is_err(), "{text}");
         }
     }
 }

@@ -79,7 +79,7 @@ fn a_verb_in_another_case_is_unknown() {
 
 #[test]
 fn the_plugins_own_namespace_is_allowed_only_by_the_override() {
-    for (word, want) in [
+    for (value, want) in [
         ("1", OwnNamespace::Allowed),
         ("TRUE", OwnNamespace::Allowed),
         ("true", OwnNamespace::Allowed),
@@ -87,8 +87,8 @@ fn the_plugins_own_namespace_is_allowed_only_by_the_override() {
         ("yes", OwnNamespace::Refused),
         ("", OwnNamespace::Refused),
     ] {
-        let request = parse("ADD", &call(&[("CNI_NETNS_OVERRIDE", word)])).unwrap();
-        assert_eq!(request.own_namespace, want, "{word:?}");
+        let request = parse("ADD", &call(&[("CNI_NETNS_OVERRIDE", value)])).unwrap();
+        assert_eq!(request.own_namespace, want, "{value:?}");
     }
 }
 

@@ -31,7 +31,7 @@ const VERSIONS: [(Format, &[&str]); 3] = [
 /// Why a result cannot be converted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConvertError {
-    /// An unsupported version, cut short.
+    /// An unsupported version, truncated.
     #[error("a result cannot be written in version {0:?}")]
     Version(String),
     /// A member of the wrong type, or not an address.
@@ -39,7 +39,7 @@ pub enum ConvertError {
     Part {
         /// The member.
         part: &'static str,
-        /// Its value as JSON, cut short.
+        /// Its value as JSON, truncated.
         value: String,
         /// What it must be.
         wanted: &'static str,

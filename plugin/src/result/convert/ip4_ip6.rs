@@ -34,7 +34,7 @@ pub(super) fn split(result: &mut Members) -> Result<(), ConvertError> {
 }
 
 /// The way back: the first address of each family, and the routes of the families that have one.
-/// Interfaces have no place there.
+/// These versions have no interfaces.
 pub(super) fn join(result: &mut Members, version: &str) -> Result<(), ConvertError> {
     result.remove("interfaces");
     let (ips, routes) = (list(result, "ips"), list(result, "routes"));
