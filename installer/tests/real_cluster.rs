@@ -53,7 +53,7 @@ fn question(pod: &Value) -> String {
 }
 
 #[test]
-fn every_pod_of_a_node_is_known_and_told_as_the_api_server_has_it() {
+fn every_pod_of_a_node_is_returned_as_the_api_server_has_it() {
     let node = node();
     let watched = WatchedPods::start(&cluster(), &node).unwrap();
     let until = soon();
@@ -79,7 +79,7 @@ fn every_pod_of_a_node_is_known_and_told_as_the_api_server_has_it() {
 }
 
 #[test]
-fn what_is_not_there_is_not_told() {
+fn missing_objects_are_not_returned() {
     let watched = WatchedPods::start(&cluster(), &node()).unwrap();
     let nobody = json!({ "metadata": { "namespace": "default", "name": "gybe-test-nobody", "uid": "u" } });
     let asked = wire::decode_request(question(&nobody).as_bytes()).unwrap().pod;
@@ -88,7 +88,7 @@ fn what_is_not_there_is_not_told() {
 }
 
 #[test]
-fn a_node_tells_its_labels() {
+fn a_nodes_labels_are_returned_by_a_real_cluster() {
     let labels = node_labels(&cluster(), &node(), soon()).unwrap();
     assert_eq!(labels.get("kubernetes.io/os").map(String::as_str), Some("linux"), "{labels:?}");
 }

@@ -1,7 +1,7 @@
 //! The rules as nft text, for people: dry runs, logs, reviews. Nothing reads it back.
 //!
 //! The text is a complete script for `nft -f`; loaded, it lists the same as what the netlink batch
-//! wrote (integration/tests/render.rs). It is rendered apart from the bytes, from the same value.
+//! wrote (integration/tests/commands/render.rs). It is rendered apart from the bytes, from the same value.
 
 use crate::policy::{InterfaceName, PortSet};
 use crate::ruleset::{

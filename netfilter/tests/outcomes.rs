@@ -63,9 +63,10 @@ fn every_inbound_port_is_either_left_alone_or_redirected() {
     for host in ["10.244.0.10", "fd00:10::10"] {
         for number in 0..=u16::MAX {
             let alone = matches!(number, 15008 | 15020 | 15021 | 15090);
-            let want = if alone { PacketOutcome::Untouched } else { PacketOutcome::Redirected(port(15006)) };
+            let expected =
+                if alone { PacketOutcome::Untouched } else { PacketOutcome::Redirected(port(15006)) };
             let target = SocketAddr::new(host.parse().unwrap(), number);
-            assert_eq!(outcome(&rules, &arrives(target)), want, "{target}");
+            assert_eq!(outcome(&rules, &arrives(target)), expected, "{target}");
         }
     }
 }
@@ -76,19 +77,19 @@ fn every_outbound_port_is_either_excluded_or_redirected() {
     p.outbound.excluded_ports = PortSet::from(8000..=8100);
     let rules = compile(&p);
     for number in 0..=u16::MAX {
-        let want = if (8000..=8100).contains(&number) {
+        let expected = if (8000..=8100).contains(&number) {
             PacketOutcome::Untouched
         } else {
             PacketOutcome::Redirected(port(15001))
         };
-        assert_eq!(outcome(&rules, &out(&format!("10.1.2.3:{number}"), APP)), want, "port {number}");
+        assert_eq!(outcome(&rules, &out(&format!("10.1.2.3:{number}"), APP)), expected, "port {number}");
     }
 }
 
 #[test]
 fn the_proxy_meets_itself_only_where_its_own_pod_is_called() {
     let rules = compile(&policy());
-    for (packet, want, by) in [
+    for (packet, expected, by) in [
         (out("10.1.2.3:80", PROXY), PacketOutcome::Untouched, Some("proxy-uid")),
         (out("10.1.2.3:80", Owner { uid: 2000, gid: 1337 }), PacketOutcome::Untouched, Some("proxy-gid")),
         (
@@ -111,7 +112,7 @@ fn the_proxy_meets_itself_only_where_its_own_pod_is_called() {
         (inside("10.244.0.10:8080", APP), PacketOutcome::Untouched, Some("over-loopback")),
     ] {
         let trace = trace(&rules, &packet);
-        assert_eq!((trace.outcome, trace.decided_by.map(|id| id.0)), (want, by), "{packet:?}");
+        assert_eq!((trace.outcome, trace.decided_by.map(|id| id.0)), (expected, by), "{packet:?}");
     }
 }
 
@@ -142,14 +143,14 @@ fn an_exclusion_beats_an_included_port_and_that_beats_the_networks() {
     p.outbound.included_ports = [9000].into_iter().collect();
     p.outbound.excluded_to = nets("10.1.0.0/16,20.1.0.0/16");
     let rules = compile(&p);
-    for (target, want) in [
+    for (target, expected) in [
         ("10.1.2.3:9000", PacketOutcome::Untouched),
         ("10.2.2.3:9000", PacketOutcome::Redirected(port(15001))),
         ("10.2.2.3:80", PacketOutcome::Untouched),
         ("20.2.2.3:80", PacketOutcome::Redirected(port(15001))),
         ("20.1.2.3:80", PacketOutcome::Untouched),
     ] {
-        assert_eq!(outcome(&rules, &out(target, APP)), want, "{target}");
+        assert_eq!(outcome(&rules, &out(target, APP)), expected, "{target}");
     }
 }
 

@@ -58,7 +58,7 @@ impl Agent {
 }
 
 #[test]
-fn the_agent_answers_from_its_cluster_tells_of_its_trouble_and_ends_cleanly() {
+fn the_agent_answers_from_its_cluster_logs_its_problems_and_ends_cleanly() {
     let ground = Ground::new("agent");
     ground.put("cart-0", "u0");
     let mut agent = Agent::start(&ground);
@@ -67,7 +67,7 @@ fn the_agent_answers_from_its_cluster_tells_of_its_trouble_and_ends_cleanly() {
     assert_eq!(agent.query("cart-1", "u1"), json!({ "version": 1 }));
     ground.server.tokens().revoke_all();
     ground.server.cut_watches();
-    let told = agent.process.next_message("gybe node: pods are not watched; those known are answered");
+    let told = agent.process.next_message("gybe node: pods are not watched; known pods are answered for");
     assert!(told["cause"].as_str().unwrap().contains("401") && told["pods"] == 1, "{told}");
     assert_eq!(agent.query("cart-0", "u0")["pod"]["metadata"]["uid"], "u0");
     let fault = agent.query("cart-1", "u1")["fault"].to_string();
@@ -80,7 +80,7 @@ fn the_agent_answers_from_its_cluster_tells_of_its_trouble_and_ends_cleanly() {
 }
 
 #[test]
-fn f01_a_caller_is_waited_with_for_as_long_as_it_says_within_bounds() {
+fn f01_a_query_waits_until_its_own_deadline_within_bounds() {
     let ground = Ground::new("agent-deadline");
     let agent = Agent::start(&ground);
     agent.process.next_message("gybe node: pods are known");
@@ -102,7 +102,7 @@ fn f01_a_caller_is_waited_with_for_as_long_as_it_says_within_bounds() {
 
 /// What can be said is said, however many wait for what cannot; and of these no more than there is room for.
 #[test]
-fn f01_a_crowd_that_waits_for_unseen_pods_holds_nobody_whose_pod_is_known() {
+fn f01_many_queries_for_unknown_pods_delay_no_query_for_a_known_pod() {
     let ground = Ground::new("agent-crowd");
     ground.put("cart-0", "u0");
     let agent = Agent::start(&ground);
@@ -128,7 +128,7 @@ fn f01_a_crowd_that_waits_for_unseen_pods_holds_nobody_whose_pod_is_known() {
 }
 
 #[test]
-fn without_a_kubeconfig_that_can_be_read_the_agent_says_so() {
+fn an_unreadable_kubeconfig_is_reported() {
     let ground = Ground::new("agent-nobody");
     let output = gybe_node(&ground).args(["--kubeconfig", "/nonexistent/kubeconfig"]).output().unwrap();
     let told = String::from_utf8(output.stderr).unwrap();

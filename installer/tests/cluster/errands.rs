@@ -22,7 +22,7 @@ fn fate(ground: &Ground) -> DaemonSetState {
 }
 
 #[test]
-fn a_nodes_labels_are_told() {
+fn a_nodes_labels_are_returned() {
     let ground = Ground::new("labels");
     let node = |labels: Value| json!({ "kind": "Node", "metadata": { "name": NODE, "labels": labels } });
     ground.server.put(node(json!({ "gybe.dev/backend": "nft", "kubernetes.io/os": "linux" }))).unwrap();
@@ -33,7 +33,7 @@ fn a_nodes_labels_are_told() {
     let missing = node_labels(&ground.cluster(), "node-2", soon()).unwrap_err().to_string();
     assert!(missing.contains("404") && missing.contains("node-2"), "{missing}");
     let nonsense = node_labels(&ground.cluster(), "a b", soon()).unwrap_err().to_string();
-    assert!(nonsense.contains("a name in the question is none"), "{nonsense}");
+    assert!(nonsense.contains("a name in the request is invalid"), "{nonsense}");
     let paths: Vec<_> = ground.server.requests().into_iter().map(|request| request.path).collect();
     assert_eq!(paths, ["/api/v1/nodes/node-1", "/api/v1/nodes/node-1", "/api/v1/nodes/node-2"]);
 }
@@ -53,7 +53,7 @@ fn a_daemonset_is_there_or_on_its_way_out_or_gone() {
 }
 
 #[test]
-fn nobody_who_does_not_say_so_makes_a_daemonset_gone() {
+fn a_daemonset_is_absent_only_when_the_api_server_says_not_found() {
     let ground = Ground::new("not-gone");
     ground.server.put(daemonset()).unwrap();
     ground.server.tokens().revoke_all();

@@ -43,7 +43,7 @@ fn fault(kubeconfig: &Path) -> String {
 }
 
 #[test]
-fn a_pod_is_told_and_one_that_is_not_there_is_unknown() {
+fn a_pod_is_returned_and_a_missing_one_is_unknown() {
     let ground = Ground::new("facts");
     let kubeconfig = ground.server.kubeconfig(&ground.directory).unwrap();
     assert_eq!(answer(&kubeconfig), FactsResponse::Unknown);
@@ -56,14 +56,14 @@ fn a_pod_is_told_and_one_that_is_not_there_is_unknown() {
 }
 
 #[test]
-fn what_the_server_says_is_told() {
+fn the_servers_error_is_reported() {
     let ground = Ground::new("facts-said");
     let late = ground.server.tokens().issue(Validity::Expired);
     let kubeconfig = ground.server.kubeconfig_with(&ground.directory, &late).unwrap();
-    assert!(fault(&kubeconfig).contains("said 401"));
+    assert!(fault(&kubeconfig).contains("responded 401"));
     let kubeconfig = ground.server.kubeconfig(&ground.directory).unwrap();
     ground.server.forbid(Verb::Get, "pods");
-    assert!(fault(&kubeconfig).contains("said 403"));
+    assert!(fault(&kubeconfig).contains("responded 403"));
     ground.server.set_network(Network::Refusing).unwrap();
     assert!(fault(&kubeconfig).contains("Connection refused"));
     for network in [Network::Unreachable, Network::Silent] {
@@ -73,7 +73,7 @@ fn what_the_server_says_is_told() {
 }
 
 #[test]
-fn a_kubeconfig_that_is_none_is_named_and_not_quoted() {
+fn an_invalid_kubeconfig_is_named_and_not_quoted() {
     let ground = Ground::new("facts-none");
     let path = ground.directory.join("kubeconfig");
     assert!(fault(&path).contains("kubeconfig cannot be read: No such file"));
@@ -85,8 +85,8 @@ fn a_kubeconfig_that_is_none_is_named_and_not_quoted() {
         config.to_string()
     };
     for (text, told) in [
-        ("{ eyJ: [ eyJ".to_owned(), "is not YAML of that kind"),
-        ("[]".to_owned(), "is not YAML of that kind"),
+        ("{ eyJ: [ eyJ".to_owned(), "is not a kubeconfig in YAML"),
+        ("[]".to_owned(), "is not a kubeconfig in YAML"),
         ("kind: Config".to_owned(), "has no current-context"),
         (with("/current-context", "other".into()), "has no context \"other\""),
         (with("/contexts/0/context/cluster", "other".into()), "has no cluster \"other\""),
@@ -104,7 +104,7 @@ fn a_kubeconfig_that_is_none_is_named_and_not_quoted() {
 }
 
 #[test]
-fn a_token_in_a_file_beside_the_kubeconfig_is_found() {
+fn a_token_file_next_to_the_kubeconfig_is_found() {
     let ground = Ground::new("facts-file");
     ground.put("cart-0", "u0");
     let path = ground.server.kubeconfig(&ground.directory).unwrap();
@@ -123,7 +123,7 @@ fn a10_what_is_no_question_is_refused() {
     for (question, told) in [
         ("", "malformed"),
         ("{\"version\": 2}", "version 2"),
-        ("{\"version\": 1, \"namespace\": \"..\", \"name\": \"x\"}", "Kubernetes would not give"),
+        ("{\"version\": 1, \"namespace\": \"..\", \"name\": \"x\"}", "that is invalid in Kubernetes"),
         (&"x".repeat(5000), "it is longer than allowed"),
     ] {
         let output = run(&kubeconfig, 2000, question);

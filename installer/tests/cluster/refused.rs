@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 #[test]
-fn f02_ten_rotations_under_load_fail_nobody() {
+fn f02_ten_token_rotations_under_load_fail_no_query() {
     let (ground, watched) = scene("rotations");
     for i in 0..8 {
         let mut elsewhere = meshed(&format!("far-{i}"), "u1");
@@ -41,7 +41,7 @@ fn f02_ten_rotations_under_load_fail_nobody() {
 }
 
 #[test]
-fn f03_a_token_that_is_not_valid_yet_is_told_and_the_next_is_taken() {
+fn f03_a_token_that_is_not_valid_yet_is_reported_and_the_next_one_is_used() {
     let (ground, watched) = scene("not-yet");
     ground.server.tokens().revoke_all();
     ground.account.write(&ground.server.tokens().issue(Validity::NotYetValid)).unwrap();
@@ -55,7 +55,7 @@ fn f03_a_token_that_is_not_valid_yet_is_told_and_the_next_is_taken() {
 }
 
 #[test]
-fn f03_a_certificate_that_is_days_off_is_told_and_the_next_is_trusted() {
+fn f03_an_expired_certificate_is_reported_and_the_next_one_is_trusted() {
     let (ground, watched) = scene("certificate");
     for off in [Validity::NotYetValid, Validity::Expired] {
         ground.server.present_certificate(off).unwrap();
@@ -72,7 +72,7 @@ fn f03_a_certificate_that_is_days_off_is_told_and_the_next_is_trusted() {
 }
 
 #[test]
-fn a_right_that_is_taken_away_is_told_and_waited_for() {
+fn a_missing_right_is_reported_and_retried() {
     for verb in [Verb::List, Verb::Watch] {
         let (ground, watched) = scene(&format!("right-{verb:?}"));
         ground.server.forbid(verb, "pods");

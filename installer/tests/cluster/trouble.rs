@@ -33,7 +33,7 @@ fn what_happened_while_history_was_forgotten_is_found_by_a_list() {
 }
 
 #[test]
-fn a_watch_that_is_told_410_goes_on_after_a_list() {
+fn a_watch_continues_with_a_list_after_410() {
     let (ground, watched) = scene("expired");
     ground.put("cart-1", "u1");
     ground.server.compact();
@@ -43,7 +43,7 @@ fn a_watch_that_is_told_410_goes_on_after_a_list() {
 }
 
 #[test]
-fn a_watch_that_breaks_off_or_ends_goes_on_where_it_was() {
+fn a_watch_that_breaks_off_or_ends_continues_from_its_version() {
     let (ground, watched) = scene("breaks");
     for (round, end) in [false, true].into_iter().enumerate() {
         let before = watched.state().reconnects;
@@ -59,7 +59,7 @@ fn a_watch_that_breaks_off_or_ends_goes_on_where_it_was() {
 }
 
 #[test]
-fn a_server_that_fails_is_tried_again_and_what_is_known_is_answered() {
+fn a_failing_server_is_retried_and_known_pods_are_answered_for() {
     for trouble in
         [FaultKind::Fails(500), FaultKind::Fails(502), FaultKind::Fails(503), FaultKind::Disconnects]
     {
@@ -155,7 +155,7 @@ fn one_pod_that_cannot_be_read_hides_no_other() {
     knows(&watched, "cart-1", "u1");
     let answer = asked(&watched, "odd-0", "odd").unwrap_err();
     assert!(
-        matches!(&answer, FactsResponse::Error(why) if why.contains("no object of its kind")),
+        matches!(&answer, FactsResponse::Error(why) if why.contains("not an object of the requested kind")),
         "{answer:?}"
     );
     // The same in a list, and the watch is not begun anew because of it.

@@ -14,7 +14,7 @@ fn put_elsewhere(ground: &Ground, name: &str, uid: &str) {
 }
 
 #[test]
-fn a_pod_that_comes_while_it_is_waited_for_is_not_asked_for() {
+fn a_pod_that_appears_during_the_wait_is_not_looked_up() {
     let ground = Ground::new("comes");
     let watched = &ground.watched();
     thread::scope(|scope| {
@@ -26,7 +26,7 @@ fn a_pod_that_comes_while_it_is_waited_for_is_not_asked_for() {
 }
 
 #[test]
-fn an_unseen_pod_is_asked_for_once_however_many_want_to_know() {
+fn an_unknown_pod_is_looked_up_once_for_all_queries() {
     let ground = Ground::new("once");
     put_elsewhere(&ground, "cart-0", "u0");
     let watched = &ground.watched();
@@ -62,7 +62,7 @@ fn f01_a_connection_that_is_closed_just_when_it_is_used_again_fails_no_pod() {
 }
 
 #[test]
-fn a_server_that_hangs_up_on_every_question_is_asked_once_more_and_never_again() {
+fn a_server_that_closes_every_connection_gets_one_more_request_and_no_third() {
     let ground = Ground::new("hangs-up");
     put_elsewhere(&ground, "cart-0", "u0");
     let watched = ground.watched();
@@ -73,14 +73,14 @@ fn a_server_that_hangs_up_on_every_question_is_asked_once_more_and_never_again()
 }
 
 #[test]
-fn a_pod_nobody_has_is_unknown() {
+fn a_pod_that_does_not_exist_is_unknown() {
     let ground = Ground::new("nobody");
     assert_eq!(asked(&ground.watched(), "cart-0", "u0"), Err(FactsResponse::Unknown));
     assert_eq!(ground.gets("cart-0"), 1);
 }
 
 #[test]
-fn f39_an_earlier_life_is_not_answered_and_the_new_one_is_asked_for() {
+fn f39_an_earlier_pod_of_the_same_name_is_not_returned_and_the_new_one_is_looked_up() {
     let ground = Ground::new("life");
     ground.put("cart-0", "u1");
     let watched = ground.watched();
@@ -99,7 +99,7 @@ fn f39_an_earlier_life_is_not_answered_and_the_new_one_is_asked_for() {
 }
 
 #[test]
-fn f39_a_static_pod_is_found_by_the_hash_that_its_mirror_tells() {
+fn f39_a_static_pod_is_found_by_the_hash_in_its_mirror() {
     let ground = Ground::new("mirror");
     let mut mirror = meshed("proxy-node-1", "api");
     mirror["metadata"]["annotations"]["kubernetes.io/config.hash"] = "hash".into();
@@ -124,19 +124,19 @@ fn f01_an_api_server_that_is_silent_holds_a_caller_no_longer_than_its_deadline()
 }
 
 #[test]
-fn what_the_server_says_to_a_question_is_told_and_no_credential() {
+fn the_servers_error_is_reported_without_a_credential() {
     let ground = Ground::new("said");
     let watched = ground.watched();
     ground.server.forbid(Verb::Get, "pods");
     let told = |name: &str| format!("{:?}", asked(&watched, name, "u").unwrap_err());
     let forbidden = told("cart-0");
-    assert!(forbidden.contains("said 403") && forbidden.contains("is forbidden"), "{forbidden}");
+    assert!(forbidden.contains("responded 403") && forbidden.contains("is forbidden"), "{forbidden}");
     ground.server.permit(Verb::Get, "pods");
     ground.server.add_fault(Fault::always(FaultKind::TooManyRequests(100)).at(Verb::Get));
     let too_many = told("cart-1");
-    assert!(too_many.contains("said 429"), "{too_many}");
+    assert!(too_many.contains("responded 429"), "{too_many}");
     ground.server.clear_faults();
     ground.server.tokens().revoke_all();
     let unauthorized = told("cart-2");
-    assert!(unauthorized.contains("said 401") && !unauthorized.contains("eyJ"), "{unauthorized}");
+    assert!(unauthorized.contains("responded 401") && !unauthorized.contains("eyJ"), "{unauthorized}");
 }

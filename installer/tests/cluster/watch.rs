@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 #[test]
-fn pods_of_the_node_are_known_by_list_and_by_watch_and_forgotten_when_they_go() {
+fn the_nodes_pods_come_from_list_and_watch_and_are_removed_when_deleted() {
     let ground = Ground::new("watch");
     ground.put("cart-0", "u0");
     let mut elsewhere = meshed("cart-9", "u9");
@@ -29,7 +29,7 @@ fn pods_of_the_node_are_known_by_list_and_by_watch_and_forgotten_when_they_go() 
 }
 
 #[test]
-fn the_server_is_asked_for_this_node_alone_from_memory_and_with_bookmarks() {
+fn only_this_nodes_pods_are_requested_from_the_servers_cache_and_with_bookmarks() {
     let ground = Ground::new("asked");
     let _watched = ground.watched();
     ground.asked(|requests| requests.len() == 2);

@@ -108,7 +108,7 @@ fn f02_ready_is_a_list_of_pods_and_does_not_flap_while_tokens_change() {
     let agent = cluster.node.agent();
     wait_until("an entry", || cluster.node.entry(FILE).is_some());
     wait_until("a reason", || {
-        agent.get("/readyz").1.contains("this node's pods are not known yet: the API server said 401")
+        agent.get("/readyz").1.contains("this node's pods are not known yet: the API server responded 401")
     });
     assert_eq!(agent.get("/healthz").0, 200);
     cluster.server.tokens().restore_all();
@@ -130,7 +130,7 @@ fn reconnects_of_the_watch_and_errors_of_the_api_server_are_counted() {
 }
 
 #[test]
-fn a_nodes_label_goes_into_its_entry_and_stays_there_while_nobody_can_be_asked() {
+fn a_nodes_label_goes_into_its_entry_and_stays_while_the_api_server_is_down() {
     let mut cluster = Cluster::new("cluster-label");
     cluster.labels(&json!({ "gybe.dev/backend": "iptables-legacy" }));
     drop(cluster.ready());
@@ -154,7 +154,7 @@ fn a_nodes_label_goes_into_its_entry_and_stays_there_while_nobody_can_be_asked()
 }
 
 #[test]
-fn istio_cnis_agent_is_seen_among_this_nodes_pods() {
+fn istio_cnis_agent_is_found_among_this_nodes_pods() {
     let cluster = Cluster::new("cluster-istio");
     cluster.pod("istio-cni-node-abcde");
     let entry = PRIMARY.replace("calico\"\n    }", "calico\"\n    },\n    { \"type\": \"istio-cni\" }");
@@ -168,7 +168,7 @@ fn istio_cnis_agent_is_seen_among_this_nodes_pods() {
 }
 
 #[test]
-fn with_the_daemonset_it_goes_only_when_that_is_wanted_and_true() {
+fn the_agent_uninstalls_with_its_daemonset_only_when_that_is_configured_and_the_daemonset_is_gone() {
     let mut cluster = Cluster::new("cluster-gone");
     for (wanted, before, after, leaves) in [
         ("false", true, false, false),
@@ -186,7 +186,7 @@ fn with_the_daemonset_it_goes_only_when_that_is_wanted_and_true() {
         assert!(agent.stop(Signal::SIGTERM).success());
         assert_eq!(cluster.node.entry(FILE).is_none(), leaves, "{wanted} {before} {after}");
         if !before {
-            agent.wait_for_message("nobody says whether the DaemonSet is gone; everything stays");
+            agent.wait_for_message("the state of the DaemonSet is unknown; nothing is uninstalled");
         }
         assert!(cluster.node.program("gybe-cni").exists(), "whoever was on the way still asks it");
     }
@@ -194,7 +194,7 @@ fn with_the_daemonset_it_goes_only_when_that_is_wanted_and_true() {
 }
 
 #[test]
-fn f29_where_nobody_may_say_whether_the_daemonset_is_gone_everything_stays() {
+fn f29_when_the_api_server_refuses_to_show_the_daemonset_nothing_is_uninstalled() {
     let mut cluster = Cluster::new("cluster-refused");
     cluster.node.configures(&[("leave_when_daemonset_gone", "true")]);
     for refuse in
@@ -205,7 +205,8 @@ fn f29_where_nobody_may_say_whether_the_daemonset_is_gone_everything_stays() {
         let mut agent = cluster.ready();
         refuse(&cluster.server);
         assert!(agent.stop(Signal::SIGTERM).success());
-        let told = agent.wait_for_message("nobody may say whether the DaemonSet is gone; everything stays");
+        let told =
+            agent.wait_for_message("the API server refuses to show the DaemonSet; nothing is uninstalled");
         assert!(told["hint"].as_str().unwrap().contains("gybe uninstall"), "{told}");
         assert!(cluster.node.entry(FILE).is_some());
     }

@@ -30,7 +30,7 @@ fn reports(node: &Node, directory: &str, folder: &str) {
 
 /// On Debian: kubernetes-cni has put bridge and portmap into /opt/cni/bin, and containerd looks in /usr/lib/cni.
 #[test]
-fn f37_an_entry_from_before_the_report_goes_when_the_runtime_looks_elsewhere() {
+fn f37_an_entry_from_before_the_report_is_removed_when_the_runtime_looks_elsewhere() {
     let node = Node::new("report-last");
     node.puts(FILE, PRIMARY);
     let agent = node.agent();

@@ -42,7 +42,7 @@ fn f14_whatever_ends_the_agent_leaves_everything_in_place_and_the_next_writes_no
 }
 
 #[test]
-fn f14_killed_at_any_moment_of_its_first_pass_it_leaves_what_loads() {
+fn f14_killed_at_any_moment_of_its_first_pass_the_agent_leaves_a_conf_that_loads() {
     let node = Node::new("killed");
     for n in 0..40_u64 {
         node.puts(FILE, PRIMARY);
@@ -90,7 +90,7 @@ fn f30_a_new_version_replaces_what_is_there_and_an_old_one_puts_it_back() {
 }
 
 #[test]
-fn f14_an_agent_whose_socket_cannot_stand_is_not_ready_and_without_both_not_healthy() {
+fn f14_an_agent_that_cannot_create_a_socket_is_not_ready_and_without_both_not_healthy() {
     let node = Node::new("unserved");
     node.puts(FILE, PRIMARY);
     let agent = installed(&node);
@@ -104,9 +104,9 @@ fn f14_an_agent_whose_socket_cannot_stand_is_not_ready_and_without_both_not_heal
     occupy(&facts);
     wait_until("an end of its readiness", || agent.get("/readyz").0 == 503);
     let (_, text) = agent.get("/readyz");
-    let why = format!("cannot serve at {}: there is something that is no socket", facts.display());
+    let why = format!("cannot serve at {}: another file that is not a socket has its name", facts.display());
     assert!(text.contains(&why), "{text}");
-    agent.wait_for_message("its socket does not stand, and cannot be made anew");
+    agent.wait_for_message("the socket was removed, and cannot be created again");
     assert_eq!(agent.get("/healthz").0, 200, "another start would meet it too");
     occupy(&log);
     wait_until("an end of its health", || agent.get("/healthz").0 == 503);

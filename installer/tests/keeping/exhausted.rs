@@ -28,7 +28,7 @@ fn used(agent: &Agent) -> u64 {
 }
 
 #[test]
-fn without_file_descriptors_the_agent_does_not_spin_and_goes_on_once_they_are_back() {
+fn without_file_descriptors_the_agent_does_not_spin_and_continues_once_they_are_back() {
     let node = Node::new("exhausted");
     node.puts(FILE, PRIMARY);
     let agent = node.agent();

@@ -85,7 +85,7 @@ fn f37_the_doctor_takes_over_what_the_agent_is_set_to_about_the_plugin_directory
 }
 
 #[test]
-fn a_node_that_leaves_on_purpose_is_not_wrong() {
+fn a_node_that_is_uninstalled_on_purpose_is_not_wrong() {
     let mut node = Node::new("explained-leaving");
     node.puts(FILE, PRIMARY);
     let agent = node.agent();

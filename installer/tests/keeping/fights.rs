@@ -9,31 +9,31 @@ use std::time::{Duration, Instant};
 
 const FILE: &str = "10-calico.conflist";
 /// What is said of every fight.
-const FIGHT: &str = "again and again";
+const CONFLICT: &str = "again and again";
 
-fn is_fight(agent: &Agent, what: &str) -> bool {
+fn is_in_conflict(agent: &Agent, what: &str) -> bool {
     agent.metric(&format!("gybe_fight{{what=\"{what}\"}}")) == 1.0
 }
 
 /// Undoes what is healed until the agent calls it a fight; how often that took.
-fn provokes(agent: &Agent, what: &str, undo: impl Fn(), is_healed: impl Fn() -> bool) -> u32 {
+fn provokes(agent: &Agent, what: &str, undo: impl Fn(), is_repaired: impl Fn() -> bool) -> u32 {
     let mut undone = 0;
-    while !is_fight(agent, what) {
-        assert!(undone < 20, "no fight after {undone} times");
+    while !is_in_conflict(agent, what) {
+        assert!(undone < 20, "no conflict after {undone} rewrites");
         undo();
         undone += 1;
         let counted = || agent.metric(&format!("gybe_undone_total{{what=\"{what}\"}}")) >= f64::from(undone);
-        wait_until("the next turn", || counted() && (is_healed() || is_fight(agent, what)));
+        wait_until("the next turn", || counted() && (is_repaired() || is_in_conflict(agent, what)));
     }
     undone
 }
 
 fn has(line: &Value, words: &str) -> bool {
-    line["msg"].as_str().is_some_and(|message| message.contains(words))
+    ["msg", "why"].iter().any(|key| line[key].as_str().is_some_and(|text| text.contains(words)))
 }
 
-/// How often it was told, when the node has been changed so often.
-fn told(agent: &mut Agent, words: &str, changes: usize) -> usize {
+/// Returns how often a line with `words` was logged, once the node was changed `changes` times.
+fn times_logged(agent: &mut Agent, words: &str, changes: usize) -> usize {
     let seen = Cell::new(0);
     agent.wait_for_line(|line| {
         seen.set(seen.get() + usize::from(has(line, "changed the node")));
@@ -43,7 +43,7 @@ fn told(agent: &mut Agent, words: &str, changes: usize) -> usize {
 }
 
 #[test]
-fn f05_a_fight_over_the_chain_is_reported_with_the_rival_and_writes_are_limited() {
+fn f05_a_conflict_over_the_chain_is_reported_with_its_likely_owner_and_writes_are_limited() {
     let node = Node::new("fight");
     let cilium = PRIMARY.replace("calico", "cilium-cni");
     node.puts(FILE, &cilium);
@@ -52,7 +52,7 @@ fn f05_a_fight_over_the_chain_is_reported_with_the_rival_and_writes_are_limited(
     let is_in = || node.entry(FILE).is_some();
     assert_eq!(provokes(&agent, "conf", || node.puts(FILE, &cilium), is_in), 6);
     let sentence = agent.wait_for_message("Cilium");
-    assert!(sentence["msg"].as_str().unwrap().contains("cni.exclusive=false"), "{sentence}");
+    assert!(sentence["why"].as_str().unwrap().contains("cni.exclusive=false"), "{sentence}");
     wait_until("a note", || {
         let text = agent.get("/readyz").1;
         text.contains("note:") && text.contains("Cilium")
@@ -72,16 +72,16 @@ fn f05_a_fight_over_the_chain_is_reported_with_the_rival_and_writes_are_limited(
     assert!(installed.elapsed() > Duration::from_secs(4), "{:?}", installed.elapsed());
     assert!(was_unready.get(), "ready without an entry");
     assert_eq!(agent.metric("gybe_fights_total{what=\"conf\"}"), 1.0);
-    assert!(!is_fight(&agent, "programs"));
+    assert!(!is_in_conflict(&agent, "programs"));
     wait_until("a count", || agent.metric("gybe_healed_total{what=\"conf\"}") == 24.0);
     wait_until("peace", || agent.is_ready());
     assert!(agent.get("/readyz").1.contains("Cilium"), "also while all is as wanted");
-    assert_eq!(told(&mut agent, FIGHT, 25), 1, "{:#?}", agent.log());
-    assert_eq!(told(&mut agent, "changed the node", 25), 25);
+    assert_eq!(times_logged(&mut agent, CONFLICT, 25), 1, "{:#?}", agent.log());
+    assert_eq!(times_logged(&mut agent, "changed the node", 25), 25);
 }
 
 #[test]
-fn f05_a_fight_over_programs_is_told_with_the_rival_and_the_chain_is_healed_at_once_all_the_same() {
+fn f05_a_conflict_over_programs_is_reported_with_its_likely_owner_and_does_not_delay_the_chain() {
     let node = Node::new("fight-programs");
     let (theirs, new) = (node.root.join("another"), node.root.join("bin/.theirs"));
     node.brings("another");
@@ -97,24 +97,24 @@ fn f05_a_fight_over_programs_is_told_with_the_rival_and_the_chain_is_healed_at_o
     let is_ours = || node.build("gybe-cni") == "gybe-cni 1";
     assert_eq!(provokes(&agent, "programs", theirs, is_ours), 6);
     let sentence = agent.wait_for_message("the program gybe-cni is replaced again and again");
-    let sentence = sentence["msg"].as_str().unwrap();
+    let sentence = sentence["why"].as_str().unwrap();
     assert!(sentence.contains("another agent of Gybe") && sentence.contains("remove one"), "{sentence}");
     wait_until("a word", || {
         let (status, text) = agent.get("/readyz");
         status == 503 && text.contains("note: the program gybe-cni")
     });
-    // The chain is nobody's fight, and every pod needs it.
+    // There is no conflict over the chain, and every pod needs it.
     node.puts(FILE, &PRIMARY.replace("k8s-pod-network", "another"));
-    wait_until("a healed chain", || node.entry(FILE).is_some());
+    wait_until("a repaired chain", || node.entry(FILE).is_some());
     assert!(!is_ours(), "the program waits");
-    assert!(!is_fight(&agent, "conf"));
+    assert!(!is_in_conflict(&agent, "conf"));
     wait_until("our program", is_ours);
-    let healed = Instant::now();
+    let repaired = Instant::now();
     theirs();
     wait_until("our program again", is_ours);
-    assert!(healed.elapsed() > Duration::from_secs(3), "{:?}", healed.elapsed());
+    assert!(repaired.elapsed() > Duration::from_secs(3), "{:?}", repaired.elapsed());
     // The first pass, seven programs, and the chain.
-    assert_eq!(told(&mut agent, FIGHT, 9), 1, "{:#?}", agent.log());
+    assert_eq!(times_logged(&mut agent, CONFLICT, 9), 1, "{:#?}", agent.log());
 }
 
 /// The time in which the chain was without our entry, as shares of the whole.
@@ -171,7 +171,7 @@ fn is_unready_until_repaired((node, agent): (&Node, &Agent)) -> bool {
     let [undone, healed] = ["undone", "healed"].map(number);
     node.puts(FILE, PRIMARY);
     wait_until("its notice", || number("undone") > undone);
-    let (is_conflict, is_ready) = (is_fight(agent, "conf"), agent.is_ready());
+    let (is_conflict, is_ready) = (is_in_conflict(agent, "conf"), agent.is_ready());
     // The counts are published with the state that `/readyz` reports: before the repair, that is without the entry.
     let shows = is_conflict && number("healed") == healed;
     assert!(!(shows && is_ready), "ready while the agent knows that its entry is missing");

@@ -37,7 +37,7 @@ fn a_changed_configmap_is_followed_in_one_write() {
 }
 
 #[test]
-fn a_configmap_that_makes_no_sense_is_told_once_and_the_one_before_holds() {
+fn an_invalid_configmap_is_logged_once_and_the_settings_before_it_hold() {
     let mut node = Node::new("senseless");
     node.configures(&[("log_level", "debug")]);
     node.puts(FILE, PRIMARY);
@@ -60,7 +60,7 @@ fn a_configmap_that_makes_no_sense_is_told_once_and_the_one_before_holds() {
 
 /// As the last agent has left it, or the primary has written it since.
 #[test]
-fn a_configmap_that_makes_no_sense_at_the_start_keeps_nobody_from_an_answer_and_the_node_as_it_is() {
+fn with_an_invalid_configmap_at_the_start_queries_are_answered_and_the_node_stays_as_it_is() {
     let mut node = Node::new("nonsense");
     node.configures(&[("log_level", "debug")]);
     node.puts(FILE, PRIMARY);
@@ -106,7 +106,7 @@ fn a_configmap_that_cannot_be_read_at_the_start_is_waited_for_too() {
 }
 
 #[test]
-fn an_environment_that_makes_no_sense_is_told_at_once_with_the_configmap_and_nothing_is_done() {
+fn an_invalid_environment_is_reported_at_once_with_the_configmap_and_changes_nothing() {
     let mut node = Node::new("refused");
     node.puts(FILE, PRIMARY);
     node.sets("AMBIENT_ENABLED", "true");
@@ -138,7 +138,7 @@ fn what_the_probe_finds_out_is_in_the_entry_and_stays_when_it_is_forgotten_for_a
     let agent = node.agent();
     assert_eq!(probed(&node), Some(json!("nft")));
     let (status, text) = agent.get("/readyz");
-    assert!(status == 503 && text.contains("nobody has found out"), "{status} {text}");
+    assert!(status == 503 && text.contains("has not been probed"), "{status} {text}");
     node.found("a connection was late");
     node.puts(FILE, PRIMARY);
     wait_until("a verdict", || agent.get("/readyz").1.contains("a connection was late"));
@@ -180,7 +180,7 @@ fn with_a_template_the_entry_the_metrics_and_the_doctor_name_one_backend_and_no_
         findings["findings"].as_array().unwrap().iter().filter(|it| it["about"] == name).collect()
     };
     assert!(
-        about("backend")[0]["says"].as_str().unwrap().starts_with("the entry says iptables-legacy"),
+        about("backend")[0]["says"].as_str().unwrap().starts_with("backend: iptables-legacy"),
         "{findings}"
     );
     assert!(about("entry").iter().all(|it| it["state"] == "ok"), "{findings}");

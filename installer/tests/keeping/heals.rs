@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 const FILE: &str = "10-calico.conflist";
 
 #[test]
-fn f05_a_primary_that_writes_its_file_again_is_healed_at_once_and_in_one_write() {
+fn f05_a_primarys_rewrite_is_repaired_at_once_and_in_one_write() {
     let node = Node::new("heals");
     node.puts(FILE, PRIMARY);
     let agent = node.agent();
@@ -38,7 +38,7 @@ fn f05_a_primary_that_writes_its_file_again_is_healed_at_once_and_in_one_write()
 }
 
 #[test]
-fn f06_a_file_that_somebody_else_broke_is_told_and_never_written() {
+fn f06_a_file_that_another_program_broke_is_reported_and_never_written() {
     let node = Node::new("broken");
     node.puts(FILE, PRIMARY);
     let agent = node.agent();
@@ -94,7 +94,7 @@ fn f13_directories_that_go_and_come_again_are_filled_again() {
 }
 
 #[test]
-fn f10_a_program_that_somebody_damaged_is_placed_again() {
+fn f10_a_damaged_program_is_placed_again() {
     let node = Node::new("damaged");
     node.puts(FILE, PRIMARY);
     let agent = node.agent();
@@ -109,7 +109,7 @@ fn f10_a_program_that_somebody_damaged_is_placed_again() {
 }
 
 #[test]
-fn f05_a_heal_is_counted_once_for_what_was_put_back_and_settings_are_no_heal() {
+fn f05_a_repair_is_counted_once_and_a_change_of_settings_is_no_repair() {
     let mut node = Node::new("counts");
     node.puts(FILE, PRIMARY);
     let agent = node.agent();

@@ -62,7 +62,7 @@ fn f13_a_conf_directory_that_was_deleted_under_its_mount_ends_the_agents_health(
 }
 
 #[test]
-fn f37_a_name_that_is_a_directory_is_told_and_tried_again_without_haste() {
+fn f37_a_name_that_is_a_directory_is_reported_and_retried_with_pauses() {
     let node = Node::new("occupied");
     node.puts(FILE, PRIMARY);
     fs::create_dir_all(node.program("gybe-cni").join("not-empty")).unwrap();
@@ -78,7 +78,7 @@ fn f37_a_name_that_is_a_directory_is_told_and_tried_again_without_haste() {
 }
 
 #[test]
-fn who_holds_the_lock_is_waited_for_and_it_is_told_how_to_find_them() {
+fn the_agent_waits_for_the_lock_and_reports_how_to_find_its_holder() {
     let node = Node::new("locked");
     node.puts(FILE, PRIMARY);
     let other = NodeLock::take(&node.root.join("bin")).unwrap();

@@ -6,7 +6,7 @@ use gybe_test_support::wait_until;
 const FILE: &str = "10-calico.conflist";
 
 #[test]
-fn f29_mode_leave_takes_the_node_out_and_says_when_it_is_done() {
+fn f29_mode_leave_uninstalls_and_reports_when_it_is_done() {
     let mut node = Node::new("leaves");
     node.configures(&[("also_as", "istio-iptables")]);
     node.puts(FILE, PRIMARY);

@@ -51,7 +51,7 @@ fn a_socket_that_listens_is_a_sign_of_life_too() {
 }
 
 #[test]
-fn take_over_now_does_not_wait_and_says_what_will_come_of_it() {
+fn take_over_now_does_not_wait_and_warns_about_istio_cnis_agent() {
     let mut node = node("take-now");
     node.pod("istio-cni-node-x7x2p");
     node.configures(&[("take_over", "now")]);
@@ -61,7 +61,7 @@ fn take_over_now_does_not_wait_and_says_what_will_come_of_it() {
 }
 
 #[test]
-fn f29_when_its_program_goes_ours_answers_for_its_sandboxes_as_long_as_they_live() {
+fn f29_after_istio_cnis_program_is_removed_ours_answers_for_its_sandboxes_as_long_as_they_live() {
     let node = node("take-stand-in");
     node.sandbox("old", &["calico", "istio-cni"]);
     let agent = node.agent();
@@ -112,7 +112,7 @@ fn put_back_on_request() {
 }
 
 #[test]
-fn f29_a_stand_in_of_any_version_is_known_as_ours_and_goes_with_the_last_sandbox() {
+fn f29_a_stand_in_of_any_version_is_recognized_and_removed_with_the_last_sandbox() {
     let node = node("take-old");
     node.sandbox("old", &["calico", "istio-cni"]);
     // From two upgrades ago: neither what the image has, nor what the last one has placed.

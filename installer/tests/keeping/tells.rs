@@ -11,7 +11,7 @@ use std::time::{Instant, SystemTime};
 const FILE: &str = "10-calico.conflist";
 
 #[test]
-fn ready_is_a_node_as_wanted_a_probe_that_found_something_and_pods_that_are_known() {
+fn ready_means_a_node_in_its_desired_state_a_backend_that_works_and_known_pods() {
     let node = Node::new("ready");
     let agent = node.agent();
     let missing = |part: &str| {
@@ -45,7 +45,7 @@ fn a_pinned_file_that_the_runtime_does_not_take_is_not_ready() {
 }
 
 #[test]
-fn a_file_that_is_not_there_is_told_with_the_setting_that_names_it() {
+fn a_missing_file_is_reported_with_the_setting_that_names_it() {
     let mut node = Node::new("waited");
     node.sets("CNI_CONF_NAME", FILE);
     let agent = node.agent();
@@ -57,7 +57,7 @@ fn a_file_that_is_not_there_is_told_with_the_setting_that_names_it() {
 }
 
 #[test]
-fn f05_ready_does_not_flap_while_an_ordinary_rewrite_is_healed() {
+fn f05_ready_does_not_flap_while_an_ordinary_rewrite_is_repaired() {
     let node = Node::new("flap");
     node.puts(FILE, PRIMARY);
     let agent = node.agent();
@@ -71,7 +71,7 @@ fn f05_ready_does_not_flap_while_an_ordinary_rewrite_is_healed() {
 }
 
 #[test]
-fn what_plugins_tell_of_their_calls_becomes_numbers() {
+fn the_plugins_log_lines_are_counted_in_metrics() {
     let node = Node::new("numbers");
     node.puts(FILE, PRIMARY);
     let agent = node.agent();
@@ -94,7 +94,7 @@ fn what_plugins_tell_of_their_calls_becomes_numbers() {
 }
 
 #[test]
-fn every_line_has_a_time_and_the_metrics_say_who_runs_since_when_and_what_was_taken_away() {
+fn every_line_has_a_time_and_the_metrics_have_the_version_the_start_time_and_lost_sockets() {
     let node = Node::new("times");
     node.puts(FILE, PRIMARY);
     let before = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs_f64();
@@ -154,7 +154,7 @@ fn every_metric_has_its_help_its_type_and_one_value_for_its_labels() {
 }
 
 #[test]
-fn a10_callers_that_say_nothing_or_nonsense_keep_nobody_waiting_for_long() {
+fn a10_idle_or_malformed_http_connections_do_not_delay_others_for_long() {
     let node = Node::new("callers");
     node.puts(FILE, PRIMARY);
     let agent = node.agent();
@@ -184,7 +184,7 @@ fn a10_callers_that_say_nothing_or_nonsense_keep_nobody_waiting_for_long() {
 }
 
 #[test]
-fn a_port_that_somebody_else_has_is_told_and_the_node_is_kept_all_the_same() {
+fn a_port_in_use_is_reported_and_the_node_is_kept_nevertheless() {
     let mut node = Node::new("taken");
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     node.sets("HEALTH_ADDRESS", &taken.local_addr().unwrap().to_string());
@@ -192,7 +192,7 @@ fn a_port_that_somebody_else_has_is_told_and_the_node_is_kept_all_the_same() {
     node.sets("MONITORING_ADDRESS", "");
     node.puts(FILE, PRIMARY);
     let agent = node.started();
-    agent.wait_for_message("cannot listen, and tries on");
+    agent.wait_for_message("cannot listen; trying again");
     wait_until("an entry", || node.entry(FILE).is_some());
     drop(taken);
     agent.wait_for_line(|line| line["msg"] == "gybe node: listens");

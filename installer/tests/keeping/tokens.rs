@@ -77,7 +77,7 @@ fn f02_a_rotated_token_is_in_the_kubeconfig_at_once_and_ready_does_not_flap() {
 }
 
 #[test]
-fn no_token_is_on_the_host_unless_it_is_asked_for() {
+fn no_token_is_on_the_host_unless_it_is_configured() {
     let mut node = node("no-token", "agent");
     rotates(&node, 0, &token(0, 3600));
     let agent = node.agent();
@@ -98,7 +98,7 @@ fn no_token_is_on_the_host_unless_it_is_asked_for() {
 }
 
 #[test]
-fn f02_a_token_that_ends_is_told_before_it_hurts_and_no_line_holds_one() {
+fn f02_a_token_that_expires_is_logged_beforehand_and_no_line_contains_a_token() {
     let node = node("ends-token", "api");
     rotates(&node, 0, &token(0, 200));
     let mut agent = node.agent();

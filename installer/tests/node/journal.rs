@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 /// A line in pieces costs a call for each, and mixes with what others write to the same journal.
 #[test]
-fn a_line_is_told_in_one_write() {
+fn a_line_is_logged_in_one_write() {
     let directory = scratch("whole");
     let (told, stderr) = UnixDatagram::pair().unwrap();
     told.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
@@ -22,7 +22,7 @@ fn a_line_is_told_in_one_write() {
 
 /// A pipe holds 64 KiB, and the agent some more lines.
 #[test]
-fn f35_a_journal_that_nobody_reads_holds_neither_a_caller_nor_the_end() {
+fn f35_an_unread_stderr_blocks_neither_a_query_nor_the_end() {
     let mut agent = Agent::start_unread(scratch("stuck"));
     let (plugin, log) = (UnixDatagram::unbound().unwrap(), agent.directory.join("run/log.sock"));
     plugin.set_write_timeout(Some(Duration::from_secs(10))).unwrap();
@@ -41,7 +41,7 @@ fn f35_a_journal_that_nobody_reads_holds_neither_a_caller_nor_the_end() {
 }
 
 #[test]
-fn f35_lines_that_were_lost_are_counted_for_whoever_reads_again() {
+fn f35_lost_lines_are_counted_in_a_line_once_stderr_is_read_again() {
     let agent = Agent::start_unread(scratch("lost"));
     let (plugin, log) = (UnixDatagram::unbound().unwrap(), agent.directory.join("run/log.sock"));
     plugin.set_write_timeout(Some(Duration::from_secs(10))).unwrap();

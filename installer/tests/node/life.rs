@@ -32,7 +32,7 @@ fn the_sockets_are_the_owners_alone_and_gone_after_a_clean_end() {
 }
 
 #[test]
-fn who_has_spoken_when_the_agent_is_told_to_end_is_answered() {
+fn queries_received_before_sigterm_are_answered() {
     let mut agent = Agent::start(scratch("spoken"));
     agent.put("shop/cart-0.json", &meshed("cart-0", "u1").to_string());
     agent.signal(Signal::SIGSTOP);
@@ -71,7 +71,7 @@ fn the_next_agent_takes_the_place_without_a_gap_and_keeps_it() {
 }
 
 #[test]
-fn a08_a_place_that_others_can_write_to_is_refused() {
+fn a08_a_socket_directory_that_others_can_write_to_is_refused() {
     for (test, mode, file) in [("open", 0o777, false), ("file", 0o755, true)] {
         let directory = scratch(test);
         fs::create_dir(directory.join("run")).unwrap();
@@ -82,8 +82,8 @@ fn a08_a_place_that_others_can_write_to_is_refused() {
         let output = gybe_node(&directory).stderr(Stdio::piped()).output().unwrap();
         let told = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(2), "{told}");
-        assert!(told.contains("could replace") || told.contains("no socket"), "{told}");
-        let remedies = ["take write permission from all others", "see what it is, and remove it"];
+        assert!(told.contains("could replace") || told.contains("not a socket"), "{told}");
+        let remedies = ["take write permission from all others", "find out what it is, and remove it"];
         assert!(remedies.iter().any(|remedy| told.contains(remedy)), "{told}");
         assert!(!file || fs::read_to_string(directory.join("run/facts.sock")).unwrap() == "precious");
     }

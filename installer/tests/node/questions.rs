@@ -34,7 +34,7 @@ fn f39_of_several_pods_of_one_name_the_one_that_is_meant_is_answered() {
 }
 
 #[test]
-fn a_manifest_that_cannot_be_read_is_told_to_its_pod_alone() {
+fn an_unreadable_manifest_is_reported_for_its_pod_alone() {
     let agent = Agent::start(scratch("broken"));
     agent.put("shop/cart-0.json", "{");
     agent.put("shop/notes.txt", "no manifest");
@@ -47,14 +47,14 @@ fn a_manifest_that_cannot_be_read_is_told_to_its_pod_alone() {
 }
 
 #[test]
-fn what_is_no_question_is_told_so_or_hung_up_on() {
+fn malformed_requests_get_a_fault_or_a_closed_connection() {
     let agent = Agent::start(scratch("garbage"));
     for (words, answer) in [
         (b"GET / HTTP/1.1\r\n".to_vec(), "malformed"),
         (b"{\"version\": 7, \"name\": \"x\"}\n".to_vec(), "version 7"),
         (
             b"{\"version\": 1, \"namespace\": \"..\", \"name\": \"../../etc\"}\n".to_vec(),
-            "Kubernetes would not give",
+            "that is invalid in Kubernetes",
         ),
     ] {
         let told = agent.send(&words);
@@ -67,7 +67,7 @@ fn what_is_no_question_is_told_so_or_hung_up_on() {
 
 /// As a ConfigMap's volume does, and as editors do: no file is written to, and yet each says something else.
 #[test]
-fn f39_what_a_file_says_is_never_told_after_another_took_its_place() {
+fn f39_a_replaced_file_is_never_used_for_an_answer() {
     let agent = Agent::start(scratch("swapped"));
     let pods = agent.directory.join("pods");
     for life in ["u1", "u2"] {
@@ -98,7 +98,7 @@ fn f39_what_a_file_says_is_never_told_after_another_took_its_place() {
 }
 
 #[test]
-fn a10_callers_that_say_nothing_keep_nobody_waiting() {
+fn a10_idle_connections_delay_no_query() {
     let agent = Agent::start(scratch("silent"));
     agent.put("shop/cart-0.json", &meshed("cart-0", "u1").to_string());
     // More than have a place among those who are about to speak: the first of them lose theirs.
@@ -128,7 +128,7 @@ fn a10_a_caller_that_never_ends_its_question_is_hung_up_on_in_its_time() {
 }
 
 #[test]
-fn a10_a_long_answer_is_given_as_it_is_taken_and_who_does_not_take_it_holds_nobody() {
+fn a10_a_slow_reader_of_a_long_response_delays_no_query() {
     let agent = Agent::start(scratch("long"));
     let mut long = meshed("cart-0", "u1");
     let most = "x".repeat(400 << 10);
@@ -175,7 +175,7 @@ fn f19_a_hundred_and_ten_pods_at_once_are_all_answered() {
 }
 
 #[test]
-fn a09_log_lines_of_plugins_are_told_again_and_nothing_else() {
+fn a09_only_the_plugins_log_lines_are_forwarded() {
     let agent = Agent::start(scratch("log"));
     let plugin = UnixDatagram::unbound().unwrap();
     let log = agent.directory.join("run/log.sock");

@@ -15,7 +15,7 @@ const QUESTION: &[u8] =
 /// The socket that is told next to stand again.
 fn anew(agent: &Agent) -> PathBuf {
     let line = agent.next_line();
-    assert_eq!(line["msg"], "gybe node: its socket had been taken away; serving again", "{line}");
+    assert_eq!(line["msg"], "gybe node: the socket was removed; it is created again", "{line}");
     line["socket"].as_str().unwrap().into()
 }
 
@@ -27,7 +27,7 @@ fn worked(agent: &Agent) -> u64 {
 }
 
 #[test]
-fn f14_sockets_that_somebody_takes_away_stand_again() {
+fn f14_removed_sockets_are_created_again() {
     let mut agent = Agent::start(scratch("taken-away"));
     let run = agent.directory.join("run");
     for whole in [false, true] {
@@ -63,7 +63,7 @@ fn f14_a_log_socket_that_cannot_stand_costs_no_caller_its_answer_and_the_node_no
     fs::write(run.join("theirs"), "precious").unwrap();
     fs::rename(run.join("theirs"), &log).unwrap();
     let line = agent.next_line();
-    assert_eq!(line["msg"], "gybe node: its socket does not stand, and cannot be made anew", "{line}");
+    assert_eq!(line["msg"], "gybe node: the socket was removed, and cannot be created again", "{line}");
     let (before, until_now) = (Instant::now(), worked(&agent));
     // Hung up on after a second: twice as long as that somebody waits, and the agent does.
     for _ in 0..2 {

@@ -14,7 +14,7 @@ use crate::{
 /// The primary plugin's conflist.
 pub const CONFLIST: &str = "10-gybe-test.conflist";
 
-/// Paths of programs; cargo tells those of this crate only to its tests.
+/// Paths of programs. Cargo sets those of this crate only for its tests.
 #[derive(Debug, Clone, Copy)]
 pub struct Programs<'p> {
     /// `gybe-host-init`

@@ -103,7 +103,9 @@ impl Agent {
 
     /// Waits for a line whose message contains `part`: the first one since the agent started.
     pub fn wait_for_message(&self, part: &str) -> Value {
-        self.wait_for_line(|line| line["msg"].as_str().is_some_and(|message| message.contains(part)))
+        self.wait_for_line(|line| {
+            ["msg", "why"].iter().any(|key| line[key].as_str().is_some_and(|text| text.contains(part)))
+        })
     }
 
     /// Waits for the next line: the first one that neither this method nor [`Agent::next_message`] has passed.

@@ -69,7 +69,7 @@ fn asked(address: &str) -> String {
 }
 
 #[test]
-fn where_ipv6_sockets_hear_no_ipv4_by_themselves_the_kubelet_is_answered_all_the_same() {
+fn with_bindv6only_the_health_port_accepts_ipv4_too() {
     let node = Namespace::new().unwrap();
     node.run(|| fs::write("/proc/sys/net/ipv6/bindv6only", "1")).unwrap().unwrap();
     let mut agent = Keeping::on(&node);

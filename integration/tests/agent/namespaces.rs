@@ -13,7 +13,7 @@ use std::thread;
 
 /// While the agent is asked, the sandbox ends, and the next one gets its path.
 #[test]
-fn the_namespace_that_the_path_named_before_the_agent_was_asked_is_redirected_and_no_other() {
+fn the_namespace_that_the_path_named_before_the_query_is_redirected_and_no_other() {
     let (place, meant, next) = (PluginDir::new("agent-namespaces"), pod(), pod());
     let (path, socket) = (place.path().join("netns"), place.run().join("facts.sock"));
     symlink(meant.path(), &path).unwrap();

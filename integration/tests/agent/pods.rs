@@ -41,7 +41,7 @@ fn a08_a_stranger_at_the_socket_is_not_believed() {
 }
 
 #[test]
-fn a_stranger_that_calls_is_told_nothing_whatever_the_sockets_mode() {
+fn another_users_connection_is_refused_whatever_the_sockets_mode() {
     let (mut agent, pod) = (Agent::start("caller"), pod());
     let as_stranger = ["setpriv", "--reuid=1000", "--regid=1000", "--clear-groups", "env", "-i"];
     let refused = add_as(&as_stranger, &agent.place, &pod, None);
@@ -51,5 +51,5 @@ fn a_stranger_that_calls_is_told_nothing_whatever_the_sockets_mode() {
     let refused = add_as(&as_stranger, &agent.place, &pod, None);
     assert!(refused.code == Some(1) && refused.out.contains("GYBE-ADD-032"), "{refused:?}");
     let told = agent.end();
-    assert!(told.contains("a caller was refused") && told.contains("1000"), "{told}");
+    assert!(told.contains("a connection was refused") && told.contains("1000"), "{told}");
 }

@@ -71,7 +71,7 @@ fn with_nothing_wrong_no_add_fails_and_an_operator_sees_why() {
 }
 
 #[test]
-fn f01_with_the_api_unreachable_only_pods_that_nobody_has_seen_are_refused() {
+fn f01_with_the_api_unreachable_only_unknown_pods_are_refused() {
     let site = Site::with_agent("unreachable");
     site.server.set_network(Network::Unreachable).unwrap();
     hold(&site, "F01 API: packets get lost", Meshed::PassWhenSeen);
@@ -80,7 +80,7 @@ fn f01_with_the_api_unreachable_only_pods_that_nobody_has_seen_are_refused() {
 }
 
 #[test]
-fn f01_with_the_api_black_holed_only_pods_that_nobody_has_seen_are_refused() {
+fn f01_with_the_api_black_holed_only_unknown_pods_are_refused() {
     let site = Site::with_agent("mute");
     site.server.set_network(Network::Silent).unwrap();
     hold(&site, "F01 API: accepts and never answers", Meshed::PassWhenSeen);
@@ -97,7 +97,7 @@ fn f01_with_the_api_slow_no_add_fails() {
 }
 
 #[test]
-fn f02_with_all_tokens_revoked_only_pods_that_nobody_has_seen_are_refused() {
+fn f02_with_all_tokens_revoked_only_unknown_pods_are_refused() {
     let site = Site::with_agent("revoked");
     site.server.tokens().revoke_all();
     site.cut_connections();
@@ -115,7 +115,7 @@ fn f02_while_tokens_rotate_no_add_fails() {
 }
 
 #[test]
-fn f03_with_tokens_two_days_off_only_pods_that_nobody_has_seen_are_refused() {
+fn f03_with_tokens_two_days_off_only_unknown_pods_are_refused() {
     let site = Site::with_agent("token-days");
     site.only_token(Validity::NotYetValid);
     hold(&site, "F03 token valid in two days", Meshed::PassWhenSeen);
@@ -126,7 +126,7 @@ fn f03_with_tokens_two_days_off_only_pods_that_nobody_has_seen_are_refused() {
 }
 
 #[test]
-fn f03_with_certificates_two_days_off_only_pods_that_nobody_has_seen_are_refused() {
+fn f03_with_certificates_two_days_off_only_unknown_pods_are_refused() {
     let site = Site::with_agent("certificate-days");
     for (validity, fault) in [
         (Validity::NotYetValid, "F03 certificate valid in two days"),

@@ -114,7 +114,7 @@ fn f23_on_a_kernel_without_nf_tables_legacy_is_found_written_and_does_its_work()
 
 /// No program is missed for that word, so only a trial tells.
 #[test]
-fn f28_on_a_kernel_without_nf_tables_the_word_nft_makes_the_node_unfit() -> Result<(), Failure> {
+fn f28_on_a_kernel_without_nf_tables_the_setting_nft_makes_status_fail() -> Result<(), Failure> {
     let (place, pod) = (PluginDir::new("legacy-word"), pod()?);
     let call = PluginCall::add(&pod, &place)?.with_verb("STATUS").with_backend("nft");
     let ran = without_nf_tables(|| call.run(&place, ""))?;
@@ -148,7 +148,7 @@ fn a_node_whose_label_says_legacy_gets_legacy_rules() -> Result<(), Failure> {
 
 /// After a boot nothing is known, and the entry says where to begin: on this kernel only.
 #[test]
-fn f04_what_the_entry_says_was_found_is_tried_first_and_on_this_kernel_only() -> Result<(), Failure> {
+fn f04_the_entrys_probe_result_is_tried_first_and_on_this_kernel_only() -> Result<(), Failure> {
     let kernel = nix::sys::utsname::uname()?.release().to_string_lossy().into_owned();
     for (of, tool) in [(kernel.as_str(), "iptables-legacy"), ("2.6.32", "nft")] {
         let (place, pod) = (PluginDir::new(&format!("legacy-hint-{tool}")), Pod::new()?);

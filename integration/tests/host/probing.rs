@@ -7,7 +7,7 @@ use serde_json::Value;
 const NFT: &str = "/usr/sbin/xtables-nft-multi";
 
 #[test]
-fn f23_the_hosts_own_programs_are_tried_and_its_findings_kept_there() {
+fn f23_the_hosts_own_programs_are_probed_and_the_report_is_stored_there() {
     let (host, container) = (Host::without("programs", &[NFT]), Container::new("programs"));
     let ran = container.sh(&(container.probe(&host, &CAPABILITIES) + " --keep --json"));
     assert_eq!((ran.code, ran.err.as_str()), (Some(0), ""), "{ran:#?}");
@@ -37,7 +37,7 @@ fn without_the_hosts_processes_a_mounted_proc_shows_the_way() {
 }
 
 #[test]
-fn what_is_known_there_is_tried_all_the_same() {
+fn a_stored_report_does_not_replace_the_probe() {
     let (host, container) = (Host::without("fresh", &[NFT]), Container::new("fresh"));
     container.sh(&container.probe(&host, &CAPABILITIES));
     let mut doctored = host.findings();
@@ -62,7 +62,7 @@ fn f36_every_capability_that_is_lacking_is_named_and_nothing_found_out_without_i
 }
 
 #[test]
-fn without_the_hosts_processes_it_says_what_to_set() {
+fn without_the_hosts_processes_the_hint_names_the_flag() {
     let ran = ours("gybe", &["probe", "--host", "--mount-namespace", "/proc/self/ns/mnt"], "").unwrap();
     assert_eq!(ran.code, Some(2), "{ran:#?}");
     assert!(ran.err.contains("is the mount namespace that gybe itself runs in"), "{}", ran.err);
@@ -70,7 +70,7 @@ fn without_the_hosts_processes_it_says_what_to_set() {
 }
 
 #[test]
-fn f11_what_has_to_be_kept_and_cannot_be_is_a_failure() {
+fn f11_a_report_that_must_be_stored_and_cannot_be_is_a_failure() {
     let host = Host::without("unkept", &[]);
     let container = Container::new("unkept");
     // A directory's name taken by a file: what a host without a writable /run looks like to us.

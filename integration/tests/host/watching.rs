@@ -50,18 +50,18 @@ impl Drop for Watcher {
 }
 
 #[test]
-fn what_the_plugin_forgets_is_found_out_again_until_it_is_told_to_stop() {
+fn a_removed_report_is_probed_again_until_sigterm() {
     let (host, container) = (Host::without("watch", &[]), Container::new("watch"));
     let mut watcher = Watcher::start(&host, &container);
     let first = watcher.next();
     assert_eq!(
         (&first["msg"], &first["backend"]),
-        (&"gybe probe: found out".into(), &"nft".into()),
+        (&"gybe probe: probed the node".into(), &"nft".into()),
         "{first}"
     );
     // On the first "not supported" the plugin forgets.
     fs::remove_file(host.kept()).unwrap();
-    assert_eq!(watcher.next()["msg"], "gybe probe: found out");
+    assert_eq!(watcher.next()["msg"], "gybe probe: probed the node");
     assert_eq!(host.findings()["backends"].as_object().unwrap().len(), 3);
     kill(Pid::from_raw(watcher.child.id().try_into().unwrap()), Signal::SIGTERM).unwrap();
     assert_eq!(watcher.child.wait().unwrap().code(), Some(0));

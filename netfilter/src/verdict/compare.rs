@@ -71,7 +71,7 @@ fn compare_within(time: Duration, wanted: &DesiredOutcomes<'_>, live: &LiveRules
     let unknown = [live.not_evaluated(), &values.not_evaluated].concat();
     let mut compared = Comparison { unknown, ..Comparison::default() };
     let (mut is_out_of_time, mut redirects) = (false, false);
-    let mut blamed: Vec<(Outcome, Option<RuleAt>)> = Vec::new();
+    let mut reported: Vec<(Outcome, Option<RuleAt>)> = Vec::new();
     let ours = live.ours_alone();
     let tried = connections::each(&live.rules, &values, live.listeners, |packet| {
         let (outcome, mark) = wanted.of(&packet, budget);
@@ -95,11 +95,11 @@ fn compare_within(time: Duration, wanted: &DesiredOutcomes<'_>, live: &LiveRules
         if walked.outcome == Outcome::AnswersLost && ours.walked(&packet, budget).outcome == walked.outcome {
             return true;
         }
-        let blame = (walked.outcome, walked.decided_by);
-        if blamed.contains(&blame) {
+        let finding = (walked.outcome, walked.decided_by);
+        if reported.contains(&finding) {
             return true;
         }
-        blamed.push(blame);
+        reported.push(finding);
         let sentence = sentence(live, &packet, outcome, &walked);
         match walked.outcome {
             Outcome::Unknown => compared.unknown.push(sentence),
@@ -119,12 +119,12 @@ fn compare_within(time: Duration, wanted: &DesiredOutcomes<'_>, live: &LiveRules
     if matches!(wanted, DesiredOutcomes::OursAlone(_)) && all_tried && !redirects {
         compared.not_redirected.push("our rules redirect no connection".to_owned());
     }
-    let is_blamed = |at: &RuleAt| {
-        let mut rules = blamed.iter().filter_map(|(_, by)| *by);
+    let is_reported = |at: &RuleAt| {
+        let mut rules = reported.iter().filter_map(|(_, by)| *by);
         rules.any(|other| (other.chain, other.rule) == (at.chain, at.rule))
     };
     let harmless = |rule| format!("a rule of another owner changes no redirected connection: {rule}");
-    compared.notes = foreign(live, is_blamed).into_iter().map(harmless).collect();
+    compared.notes = rules_of_other_owners(live, is_reported).into_iter().map(harmless).collect();
     compared
 }
 
@@ -166,13 +166,13 @@ fn sentence(live: &LiveRules, packet: &Packet, wanted: Outcome, walked: &WalkRes
 }
 
 /// The rules of other owners that act on packets, without those that are reported already.
-fn foreign(live: &LiveRules, is_blamed: impl Fn(&RuleAt) -> bool) -> Vec<String> {
+fn rules_of_other_owners(live: &LiveRules, is_reported: impl Fn(&RuleAt) -> bool) -> Vec<String> {
     let mut all: Vec<String> = Vec::new();
     let mut more = 0_usize;
     for (index, chain) in live.rules.chains.iter().enumerate() {
         for (number, rule) in chain.rules.iter().enumerate() {
             let at = RuleAt { base: index, chain: index, rule: number };
-            if rule.is_ours || !rule.statements.iter().any(Statement::acts) || is_blamed(&at) {
+            if rule.is_ours || !rule.statements.iter().any(Statement::acts) || is_reported(&at) {
                 continue;
             }
             match all.len() < REPORTED {

@@ -75,26 +75,27 @@ fn report_of(differences: &BTreeMap<String, String>) -> Option<String> {
 #[test]
 fn nftnl_and_gybe_write_the_same_bytes() {
     for_each(&all_cases(), |case| {
-        let theirs = written_by_batch(&with_nftnl::batch(&case.rules));
-        report_of(&written_by_gybe(&case.rules).listing.differences(&theirs.listing))
+        let reference = written_by_batch(&with_nftnl::batch(&case.rules));
+        report_of(&written_by_gybe(&case.rules).listing.differences(&reference.listing))
     });
 }
 
 #[test]
 fn nft_lists_the_rules_of_gybe_and_nftnl_equally() {
     for_each(&all_cases(), |case| {
-        let [ours, theirs] =
+        let [gybe, reference] =
             [written_by_gybe(&case.rules).nft, written_by_batch(&with_nftnl::batch(&case.rules)).nft];
-        (ours != theirs).then(|| format!("ours:\n{ours}\nnftnl:\n{theirs}"))
+        (gybe != reference).then(|| format!("gybe:\n{gybe}\nnftnl:\n{reference}"))
     });
 }
 
 #[test]
 fn libnftnl_reads_the_rules_and_sets_of_gybe_like_its_own() {
     for_each(&all_cases(), |case| {
-        let [ours, theirs] =
+        let [gybe, reference] =
             [written_by_gybe(&case.rules), written_by_batch(&with_nftnl::batch(&case.rules))];
-        let [left, right] = [ours.listing.texts(), theirs.listing.texts()].map(Iterator::collect::<Vec<_>>);
+        let [left, right] =
+            [gybe.listing.texts(), reference.listing.texts()].map(Iterator::collect::<Vec<_>>);
         let rules = left.iter().filter(|(name, _)| name.starts_with("rule ")).count();
         (left != right || rules != case.rules.rules().count()).then(|| format!("{left:#?}\nand\n{right:#?}"))
     });
@@ -116,15 +117,15 @@ fn gybe_reads_the_rules_of_nftnl_like_its_own() {
 fn rustables_and_gybe_write_the_same_except_for_what_rustables_cannot_express() {
     for_each(&all_cases(), |case| {
         let Ok(written) = with_rustables::batch(&case.rules) else { return None };
-        let theirs = written_by_batch(&written.bytes);
-        let ours = written_by_gybe(&case.rules);
-        let mut differences = ours.listing.differences(&theirs.listing);
+        let reference = written_by_batch(&written.bytes);
+        let gybe = written_by_gybe(&case.rules);
+        let mut differences = gybe.listing.differences(&reference.listing);
         for set in &written.sets_left_empty {
             assert!(differences.remove(&elements_of(set)).is_some(), "{set} is not empty");
         }
-        let listed_alike = !written.sets_left_empty.is_empty() || ours.nft == theirs.nft;
+        let listed_alike = !written.sets_left_empty.is_empty() || gybe.nft == reference.nft;
         report_of(&differences)
-            .or_else(|| (!listed_alike).then(|| format!("{}\nand\n{}", ours.nft, theirs.nft)))
+            .or_else(|| (!listed_alike).then(|| format!("{}\nand\n{}", gybe.nft, reference.nft)))
     });
 }
 

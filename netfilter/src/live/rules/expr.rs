@@ -113,7 +113,7 @@ pub(crate) fn decode(element: &[u8], family: u8) -> Expr {
     let Some(name) = expression.get(NFTA_EXPR_NAME) else { return Expr::Unknown("nameless".to_owned()) };
     let data = Attributes::of(expression.get(NFTA_EXPR_DATA).map_or(&[], |data| data.value));
     let name = name.name();
-    known(&name, &Fields(data), family).unwrap_or(Expr::Unknown(name))
+    decode_known(&name, &Fields(data), family).unwrap_or(Expr::Unknown(name))
 }
 
 /// The attributes of one expression.
@@ -181,7 +181,7 @@ fn code(attribute: Attribute<'_>) -> Code {
     }
 }
 
-fn known(name: &str, f: &Fields<'_>, family: u8) -> Option<Expr> {
+fn decode_known(name: &str, f: &Fields<'_>, family: u8) -> Option<Expr> {
     Some(match name {
         "meta" => match (f.register(NFTA_META_SREG), f.number(NFTA_META_KEY)?) {
             (None, key) => Expr::Load { source: Source::Meta(key), to: f.register(NFTA_META_DREG)? },

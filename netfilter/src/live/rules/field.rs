@@ -120,8 +120,8 @@ impl Symbols {
         let mut key = Vec::new();
         while left > 0 {
             let field = self.field(at);
-            let told = parts.get(key.len()).copied();
-            let length = told.or_else(|| field.map(|field| field.length)).unwrap_or(left).clamp(1, left);
+            let known = parts.get(key.len()).copied();
+            let length = known.or_else(|| field.map(|field| field.length)).unwrap_or(left).clamp(1, left);
             key.push((length, field));
             let taken = length.next_multiple_of(4);
             at += taken;

@@ -39,7 +39,7 @@ impl TestCluster {
 
     /// Creates the example's pod with this name.
     fn create_pod(&self, name: &str) {
-        let mut pod: Value = serde_json::from_str(include_str!("../../examples/pod.json")).unwrap();
+        let mut pod: Value = serde_json::from_str(include_str!("../../../examples/pod.json")).unwrap();
         pod["metadata"]["name"] = name.into();
         pod["metadata"]["uid"] = format!("uid-of-{name}").into();
         self.server.put_pod(pod);
@@ -47,7 +47,7 @@ impl TestCluster {
 
     /// Makes the example's ADD for the pod of this name.
     fn add(&self, name: &str) -> Outcome {
-        let mut add: Value = serde_json::from_str(include_str!("../../examples/add.json")).unwrap();
+        let mut add: Value = serde_json::from_str(include_str!("../../../examples/add.json")).unwrap();
         add["env"]["CNI_NETNS"] = json!(self.pod.path());
         let args = format!("K8S_POD_NAMESPACE=shop;K8S_POD_NAME={name};K8S_POD_UID=uid-of-{name}");
         add["env"]["CNI_ARGS"] = format!("IgnoreUnknown=1;{args}").into();
@@ -97,9 +97,9 @@ fn errors_of_the_api_server_and_of_the_kubeconfig_are_named() {
     let cluster = TestCluster::new("kubeconfig-refused");
     cluster.create_pod("cart-0");
     cluster.server.forbid(Verb::Get, "pods");
-    cluster.assert_refused(11, "said 403");
+    cluster.assert_refused(11, "responded 403");
     cluster.server.tokens().revoke_all();
-    cluster.assert_refused(11, "said 401");
+    cluster.assert_refused(11, "responded 401");
     cluster.server.set_network(Network::Unreachable).unwrap();
     cluster.assert_refused(11, "did not answer within");
     std::fs::remove_file(&cluster.kubeconfig).unwrap();

@@ -50,11 +50,11 @@ impl TestPod {
 
     /// The example's ADD for this namespace and directory.
     fn add(&self) -> Add {
-        let mut example: Value = serde_json::from_str(include_str!("../../examples/add.json")).unwrap();
+        let mut example: Value = serde_json::from_str(include_str!("../../../examples/add.json")).unwrap();
         let mut env = example["env"].as_object().unwrap().clone();
         env.insert("CNI_NETNS".to_owned(), json!(self.netns.path()));
         example["stdin"]["facts"]["directory"] = json!(self.manifests.path());
-        let manifest = serde_json::from_str(include_str!("../../examples/pod.json")).unwrap();
+        let manifest = serde_json::from_str(include_str!("../../../examples/pod.json")).unwrap();
         Add { env, stdin: example["stdin"].to_string(), manifest: Some(manifest) }
     }
 
