@@ -75,7 +75,7 @@ fn f05_a_conflict_over_the_chain_is_reported_with_its_likely_owner_and_writes_ar
     assert_eq!(agent.metric("gybe_conflicts_total{what=\"conf\"}"), 1.0);
     assert!(!is_in_conflict(&agent, "programs"));
     wait_until("a count", || agent.metric("gybe_repairs_total{what=\"conf\"}") == 24.0);
-    wait_until("peace", || agent.is_ready());
+    wait_until("readiness", || agent.is_ready());
     assert!(agent.get("/readyz").1.contains("Cilium"), "also while all is as wanted");
     assert_eq!(times_logged(&mut agent, CONFLICT, 25), 1, "{:#?}", agent.log());
     assert_eq!(times_logged(&mut agent, "changed the node", 25), 25);
@@ -90,7 +90,7 @@ fn f05_a_conflict_over_programs_is_reported_with_its_likely_owner_and_does_not_d
     node.brings("1");
     node.puts(FILE, PRIMARY);
     let mut agent = node.agent();
-    wait_until("peace", || agent.is_ready());
+    wait_until("readiness", || agent.is_ready());
     let theirs = || {
         fs::copy(&theirs, &new).unwrap();
         fs::rename(&new, node.program("gybe-cni")).unwrap();
@@ -184,7 +184,7 @@ fn f05_the_unchained_time_under_a_rewriter_is_short_and_not_ready() {
     let node = Node::new("rewriter");
     node.puts(FILE, PRIMARY);
     let agent = node.agent();
-    wait_until("peace", || agent.is_ready());
+    wait_until("readiness", || agent.is_ready());
     let slow = rewritten_every(Duration::from_secs(1), Duration::from_secs(30), (&node, &agent));
     let [unchained, ready] = slow.unchained;
     println!(
