@@ -145,8 +145,11 @@ fn every_backend_setting_is_read_as_it_is_written() {
 
 #[test]
 fn a_refused_policy_names_the_command_that_lists_the_backends() {
-    let unsupported =
-        UnsupportedPolicy { need: "the pod asks for TPROXY", backend: Nft, found: "refused: no module".into() };
+    let unsupported = UnsupportedPolicy {
+        need: "the pod asks for TPROXY",
+        backend: Nft,
+        found: "refused: no module".into(),
+    };
     assert_eq!(
         unsupported.to_string(),
         "the pod asks for TPROXY, which nft cannot do on this node: refused: no module"

@@ -27,9 +27,7 @@ fn namespace(chains: &[&[u8]], sets: &[&[u8]]) -> (Result<Inventory, NftError>, 
         asked.push(request.to_vec());
         Ok(Listed::Whole(match sequence {
             1 => sets.iter().map(|n| entry(&[(NFTA_SET_TABLE, table), (NFTA_SET_NAME, n)])).collect(),
-            2 => {
-                chains.iter().map(|n| entry(&[(NFTA_CHAIN_TABLE, table), (NFTA_CHAIN_NAME, n)])).collect()
-            }
+            2 => chains.iter().map(|n| entry(&[(NFTA_CHAIN_TABLE, table), (NFTA_CHAIN_NAME, n)])).collect(),
             _ => Vec::new(),
         }))
     });
@@ -93,7 +91,8 @@ impl Recording {
             Some(NFT_MSG_GETRULE) => self.rules.clone(),
             Some(NFT_MSG_GETSET) => self.sets.clone(),
             Some(NFT_MSG_GETSETELEM) => {
-                let name = |entry: &[u8]| Attributes::of(entry).get(NFTA_SET_ELEM_LIST_SET).unwrap().text().to_vec();
+                let name =
+                    |entry: &[u8]| Attributes::of(entry).get(NFTA_SET_ELEM_LIST_SET).unwrap().text().to_vec();
                 let is_of_set = |entry: &&Vec<u8>| name(&entry[GENERIC..]) == name(attributes);
                 self.elements.iter().filter(is_of_set).cloned().collect()
             }
@@ -241,7 +240,8 @@ fn each_change_of_a_set_is_named() {
     };
     let add = |flags: u32, key: Option<&'static [u8]>| {
         move |kernel: &mut Recording, at: usize| {
-            let list = Attributes::of(&kernel.elements[at][GENERIC..]).get(NFTA_SET_ELEM_LIST_ELEMENTS).unwrap();
+            let list =
+                Attributes::of(&kernel.elements[at][GENERIC..]).get(NFTA_SET_ELEM_LIST_ELEMENTS).unwrap();
             let mut writer = Writer::default();
             for element in Attributes::of(list.value) {
                 writer.attr(NFTA_LIST_ELEM, element.value);
