@@ -243,4 +243,21 @@ mod tests {
         let routes = RoutesError::Remove { what: "routes", source: Errno::EPERM };
         assert!(RedirectionError::from(routes).hint().unwrap().contains("CAP_NET_ADMIN"));
     }
+
+    #[test]
+    fn every_deviation_names_its_object() {
+        let rule = RoutingEntry::MarkRule { family: crate::ruleset::Family::V4, mark: 1, table: 133 };
+        let deviations = [
+            (Deviation::Route(rule), "IPv4 rule fwmark 0x1 lookup 133 is missing, or another rule precedes it"),
+            (Deviation::Route(RoutingEntry::PassthroughAddress), "address ::6/128 on lo is missing"),
+            (Deviation::ExtraRoute(Stray::Known(rule)), "IPv4 rule fwmark 0x1 lookup 133 should not be there"),
+            (
+                Deviation::OtherBackend(BackendKind::IptablesNft),
+                "rules written by backend iptables-nft should not be there",
+            ),
+        ];
+        for (deviation, text) in deviations {
+            assert_eq!(deviation.to_string(), text);
+        }
+    }
 }

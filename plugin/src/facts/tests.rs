@@ -1,5 +1,6 @@
 //! Sources of facts: directories of manifests, and the order and time of several sources.
 
+use super::agent::{AgentFault, exchange};
 use super::*;
 use gybe_test_support::TestDir;
 use std::error::Error;
@@ -175,6 +176,15 @@ fn after_the_deadline_no_agent_is_asked() {
     let socket = manifests.0.join("facts.sock");
     let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
     // `SO_SNDTIMEO` of zero would wait without end.
-    let late = agent::exchange(&socket, |_| panic!("a request is sent"), Instant::now());
-    assert!(matches!(late, Err(agent::AgentFault::Timeout)), "{late:?}");
+    let late = exchange(&socket, |_| panic!("a request is sent"), Instant::now());
+    assert!(matches!(late, Err(AgentFault::Timeout)), "{late:?}");
+}
+
+#[test]
+fn an_unknown_pod_and_a_missing_source_have_hints() {
+    let hint = |error: FactsError| error.hint().map(Cow::into_owned).unwrap_or_default();
+    assert!(hint(FactsError::NoSource).starts_with("set facts.socket, facts.kubeconfig or facts.directory"));
+    assert!(hint(FactsError::Unknown("not there".into())).starts_with("the kubelet retries"));
+    let several = FactsError::Unknown("not there".into()).and(&FactsError::NoSource);
+    assert!(several.hint().is_none());
 }
