@@ -7,7 +7,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 decides=(netfilter/src/{compile,choose,redirection,program,routes,nft/dump}.rs netfilter/src/{compile,routes,nft/dump}/
-    plugin/src/{decide,gates,annotations,wanted,probe_cache,facts}.rs plugin/src/{annotations,facts}/ plugin/src/pod/kept.rs)
+    plugin/src/{decide,gates,annotations,target,probe_cache,facts}.rs plugin/src/{annotations,facts}/ plugin/src/pod/trim.rs)
 files=("$@")
 [ $# -gt 0 ] || mapfile -t files < <(git ls-files "${decides[@]}" | grep -v tests)
 kernel=${KERNEL:---tests}

@@ -293,6 +293,27 @@ fn a_redirection_is_rules_and_routes_and_its_differences_name_both() {
 }
 
 #[test]
+fn routes_of_an_earlier_policy_are_a_difference_and_are_removed() {
+    in_pod(|| {
+        let mut earlier = policy();
+        (earlier.mode, earlier.families) = (TPROXY, Families::V4Only);
+        Redirection::of(&earlier).apply_over(&mut routing(), &Nft).unwrap();
+        let mut policy = earlier.clone();
+        policy.mode = Mode::Redirect;
+        let redirection = Redirection::of(&policy);
+        let differences = || redirection.differences(&Nft, &Presence::look().unwrap()).unwrap();
+        let found: Vec<String> = differences().iter().map(ToString::to_string).collect();
+        for stray in ["IPv4 rule fwmark 0x539 lookup 133", "IPv4 route local default dev lo table 133"] {
+            assert!(found.contains(&format!("{stray} should not be there")), "{found:#?}");
+        }
+        redirection.apply_over(&mut routing(), &Nft).unwrap();
+        assert_eq!(differences(), []);
+        redirection::remove_all().unwrap();
+        assert!(Nft.inspect().unwrap().is_empty());
+    });
+}
+
+#[test]
 fn addresses_come_in_the_kernels_order_with_their_interfaces_index() {
     in_pod(|| {
         ip("link add eth0 index 40 type bridge");

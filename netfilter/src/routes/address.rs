@@ -53,7 +53,7 @@ pub(crate) fn parse_addresses(entries: &[Vec<u8>]) -> Vec<Address> {
 const LINK_HEADER: usize = 16;
 
 /// Parses `struct ifinfomsg` and its attributes.
-fn link(entry: &[u8]) -> Option<(u32, String)> {
+pub(super) fn link(entry: &[u8]) -> Option<(u32, String)> {
     let (&[_, _, _, _, a, b, c, d, ..], rest) = entry.split_first_chunk::<LINK_HEADER>()?;
     let name = Attributes::of(rest).get(IFLA_IFNAME)?.name();
     Some((u32::from_ne_bytes([a, b, c, d]), name))

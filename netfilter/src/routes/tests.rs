@@ -204,6 +204,18 @@ fn addresses_of_both_families_are_parsed() {
 }
 
 #[test]
+fn an_interface_is_parsed_with_its_index_and_name() {
+    let mut writer = Writer::default();
+    writer.attr(IFLA_IFNAME, b"eth0\0");
+    // `struct ifinfomsg`: the index follows family, padding and type.
+    let header = [&[0; 4][..], &7_u32.to_ne_bytes(), &[0; 8]].concat();
+    let entry = [header.clone(), writer.finish().unwrap()].concat();
+    assert_eq!(address::link(&entry), Some((7, "eth0".to_owned())));
+    assert_eq!(address::link(&header), None);
+    assert_eq!(address::link(&[0; 8]), None);
+}
+
+#[test]
 fn a_refusal_has_the_errno_and_the_hint_of_its_cause() {
     for errno in [Errno::EACCES, Errno::EOPNOTSUPP, Errno::EAFNOSUPPORT] {
         let off = RoutesError::refused(ADDRESS, errno);
