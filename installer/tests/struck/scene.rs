@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 
 use gybe_installer::host::apply::ApplyError;
 use gybe_installer::host::desired::{DesiredState, PutBack, Shape};
-use gybe_installer::host::libcni::choice::{Runtime, choose};
+use gybe_installer::host::libcni::choice::choose;
 use gybe_installer::host::observe::ObserveScope;
 use gybe_installer::host::pass::{Pass, PassHistory, pass};
-use gybe_installer::host::runtimes::DropIns;
+use gybe_installer::host::runtimes::{DropIns, Runtime};
+use gybe_netfilter::hint::Hint;
 
 use crate::ground::Ground;
 use crate::wants;
@@ -130,9 +131,9 @@ impl Scene {
     /// What must hold whatever happened: both runtimes load the primary's chain, and every program
     /// it names is there and answers.
     pub(crate) fn assert_node_works(&self, ground: &Ground, when: &str) {
-        let seen = ground.look(&ObserveScope::default());
+        let observed = ground.observe(&ObserveScope::default());
         for runtime in [Runtime::Containerd, Runtime::CriO] {
-            let choice = choose(&seen.conf, runtime, DropIns::Loaded)
+            let choice = choose(&observed.conf, runtime, DropIns::Loaded)
                 .unwrap_or_else(|why| panic!("{} {when}: {why:?}", self.name));
             assert_eq!(choice.network.name, "net", "{} {when}", self.name);
             let first = if self.rewritten { "cilium" } else { "calico" };

@@ -25,7 +25,7 @@ pub(crate) fn f12_without_inotify_changes_are_seen() {
         let output = traced(&ground, &["watch"], &["-o", "/dev/null", "-e", inject]);
         assert!(output.status.success(), "{inject}: {output:?}");
     }
-    println!("without inotify: changes are seen by asking");
+    println!("without inotify: polling observes the change");
 }
 
 /// The same where the kernel really gives none: `user.max_inotify_instances` is each user namespace's own.
@@ -37,6 +37,6 @@ pub(crate) fn f12_where_the_kernel_grants_no_inotify_changes_are_seen() {
     unshare.args(["--user", "--map-root-user", "sh", "-c", limited]);
     let output = unshare.arg(std::env::current_exe().unwrap()).arg(&ground.root).output().unwrap();
     assert!(output.status.success(), "{output:?}");
-    assert_eq!(String::from_utf8(output.stdout).unwrap(), "Asking(EMFILE)\n");
-    println!("with no inotify granted: changes are seen by asking");
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), "Polling(EMFILE)\n");
+    println!("with no inotify granted: polling observes the change");
 }

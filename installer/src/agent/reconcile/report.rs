@@ -68,7 +68,7 @@ impl Reconciler<'_> {
             ..TurnReport::default()
         };
         let rest = self.grace_period.left(Instant::now()).filter(|left| !left.is_zero());
-        Turn { report, next: pass.next_turn().within(rest.unwrap_or(RESYNC)) }
+        Turn { report, next: pass.next_turn(rest.map_or(RESYNC, |left| left.min(RESYNC))) }
     }
 
     /// Installed: a pod that starts now is redirected. Uninstalled: nothing is left to remove.
