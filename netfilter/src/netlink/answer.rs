@@ -63,7 +63,8 @@ impl<'b> Answer<'b> {
             negative => Errno::from_raw(negative.saturating_neg()),
         };
         let attributes = Attributes::of(self.attributes);
-        let said = attributes.get(ATTR_MESSAGE).map(|words| String::from_utf8_lossy(words.text()).into_owned());
+        let said =
+            attributes.get(ATTR_MESSAGE).map(|words| String::from_utf8_lossy(words.text()).into_owned());
         let offset = attributes.get(ATTR_OFFSET).and_then(|offset| offset.ne32()?.try_into().ok());
         Some(Refusal { sequence: self.sequence, errno, said, offset })
     }

@@ -109,7 +109,7 @@ impl Account {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::netlink::answer::{ATTR_OFFSET, ATTR_MESSAGE, ATTRIBUTES, CAPPED};
+    use crate::netlink::answer::{ATTR_MESSAGE, ATTR_OFFSET, ATTRIBUTES, CAPPED};
     use crate::netlink::attr::Writer;
     use crate::netlink::message::{ERROR, Header};
     use nix::errno::Errno;
