@@ -1,4 +1,4 @@
-//! The reconcile loop: wakes when something may have changed, observes the node, and does what one pass can do. PerDirectory turn
+//! The reconcile loop: wakes when something may have changed, observes the node, and applies one pass of changes. Each turn
 //! returns a report, which is published as the agent's status. No error of a turn ends the loop.
 
 mod backend;

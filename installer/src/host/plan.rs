@@ -1,9 +1,9 @@
 //! Computes the changes from the observed state to the desired one: pure, and empty if nothing has to be done.
 //!
-//! The order of the changes is decided here. An install directories the programs that the runtime runs because of
-//! the entry before any conf file names them: CRI-O drops a network whose program does not answer. The other
-//! programs come after the conf, which does not wait for them. An uninstall removes a program only after no
-//! conf file names it.
+//! This module decides the order of the changes. An install writes the programs that the entry makes the runtime
+//! run before any conf file names them: CRI-O drops a network whose program does not respond. The other
+//! programs come after the conf file, which does not depend on them. An uninstall removes a program only after
+//! no conf file names it.
 
 mod chained;
 mod drop_in;

@@ -1,4 +1,4 @@
-//! Rare single queries: our own node, our own DaemonSet, and a pod for the plugin. PerDirectory runs on the calling thread, with a
+//! Rare single queries: our own node, our own DaemonSet, and a pod for the plugin. Each runs on the calling thread, with a
 //! deadline.
 
 use super::access::{Cluster, ClusterError};

@@ -22,7 +22,7 @@ pub struct BrokenFile {
     pub why: BrokenReason,
 }
 
-/// BrokenReason a file cannot be loaded.
+/// Why a runtime does not load a file.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BrokenReason {
     #[error(transparent)]
