@@ -59,7 +59,7 @@ struct State {
     /// The pods that queries wait for, by name and uid; removed with the last query.
     pending: BTreeMap<String, PendingPod>,
     synced: bool,
-    heard: Instant,
+    last_event: Instant,
     problem: Option<WatchProblem>,
     openings: u64,
     errors: BTreeMap<Option<u16>, u64>,
@@ -71,7 +71,7 @@ impl Default for PodCache {
             pods: PodsByName::new(),
             pending: BTreeMap::new(),
             synced: false,
-            heard: Instant::now(),
+            last_event: Instant::now(),
             problem: None,
             openings: 0,
             // A missing counter cannot be distinguished from one that never counted.
@@ -114,7 +114,7 @@ impl PodCache {
         }
     }
 
-    /// Takes in the result of a lookup.
+    /// Records the result of a lookup.
     pub(super) fn answer(&self, pod: &PodRef, answer: FactsResponse) {
         if let Some(pending) = self.lock().pending.get_mut(&key_with_uid(pod)) {
             pending.answer = Some(answer);
@@ -155,15 +155,15 @@ impl PodCache {
     }
 
     /// The API server sent something about pods.
-    pub(super) fn heard(&self) {
-        self.lock().heard = Instant::now();
+    pub(super) fn record_event(&self) {
+        self.lock().last_event = Instant::now();
     }
 
     /// The watch is open; reports whether it had a problem before.
     pub(super) fn opened(&self) -> bool {
         let mut state = self.lock();
         state.openings = state.openings.saturating_add(1);
-        state.heard = Instant::now();
+        state.last_event = Instant::now();
         state.problem.take().is_some()
     }
 
@@ -192,7 +192,7 @@ impl PodCache {
         let state = self.lock();
         WatchState {
             synced: state.synced,
-            silent: state.heard.elapsed(),
+            silent: state.last_event.elapsed(),
             problem: state.problem.clone(),
             pods: state.pods.len(),
             reconnects: state.openings.saturating_sub(1),
@@ -204,7 +204,7 @@ impl PodCache {
     fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
         let mut state = self.lock();
         let changed = change(&mut state);
-        state.heard = Instant::now();
+        state.last_event = Instant::now();
         drop(state);
         self.changed.notify_all();
         changed
