@@ -1,4 +1,4 @@
-//! Our entries in a conf directory, wherever they are.
+//! Our entries in a conf directory, in files of every kind.
 
 use super::conflist::PluginChain;
 use super::image::PLUGIN;

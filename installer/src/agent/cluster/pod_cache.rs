@@ -105,7 +105,7 @@ impl PodCache {
             let pending = state.pending.get_mut(&key);
             let left = match pending.map_or(Err(timed_out()), |pod| pod.wait(limits, &mut look_up)) {
                 Ok(left) => left,
-                Err(answer) => return state.leave(&key, answer),
+                Err(response) => return state.leave(&key, response),
             };
             state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
             if let Some(facts) = state.find(&name, pod) {
@@ -115,9 +115,9 @@ impl PodCache {
     }
 
     /// Records the result of a lookup.
-    pub(super) fn answer(&self, pod: &PodRef, answer: FactsResponse) {
+    pub(super) fn record_lookup(&self, pod: &PodRef, response: FactsResponse) {
         if let Some(pending) = self.lock().pending.get_mut(&key_with_uid(pod)) {
-            pending.answer = Some(answer);
+            pending.response = Some(response);
         }
         self.changed.notify_all();
     }
@@ -222,12 +222,12 @@ impl State {
     }
 
     /// Ends one query's wait.
-    fn leave(&mut self, key: &str, answer: FactsResponse) -> FactsResponse {
+    fn leave(&mut self, key: &str, response: FactsResponse) -> FactsResponse {
         if let Some(pending) = self.pending.get_mut(key) {
             pending.waiting = pending.waiting.saturating_sub(1);
         }
         self.pending.retain(|_, pending| pending.waiting > 0);
-        answer
+        response
     }
 }
 

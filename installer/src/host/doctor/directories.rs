@@ -94,7 +94,7 @@ fn elsewhere(observation: &Observation) -> Option<Finding> {
 
 /// The agent runs as root without capabilities, and cannot write to another user's directory.
 fn foreign(space: &FileSystem) -> Option<Finding> {
-    let owner = space.stranger?;
+    let owner = space.other_owner?;
     let text = format!("the {} directory {} belongs to user {owner}", space.of, space.path.display());
     let remedy = "chown it to root, or add manifests/components/foreign-owner: an agent without capabilities cannot write there";
     Some(Finding::note(About::Directories, text, Some(remedy)))

@@ -1,4 +1,4 @@
-//! The plugins that libcni's cache of living sandboxes still names: the DEL of those sandboxes runs them.
+//! The plugins that libcni's cache of existing sandboxes still names: the DEL of those sandboxes runs them.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -24,7 +24,7 @@ pub enum CachedPlugins {
 }
 
 impl CachedPlugins {
-    /// Reports whether a living sandbox may still need this plugin for its DEL.
+    /// Reports whether an existing sandbox may still need this plugin for its DEL.
     #[must_use]
     pub fn may_name(&self, plugin: &str) -> bool {
         match self {

@@ -63,7 +63,7 @@ pub const GRACE_PERIOD: Duration = Duration::from_secs(300);
 pub enum ProgramRemoval {
     /// The plugin stays, needed or not: a sandbox may be in the making that is in no cache yet.
     Deferred,
-    /// All that no living sandbox needs.
+    /// All programs that no existing sandbox needs.
     #[default]
     Now,
 }
