@@ -100,7 +100,7 @@ impl<'a> Reconciler<'a> {
     pub(crate) fn new(config: ReconcileConfig, context: ReconcileContext<'a>) -> Self {
         let settings = &config.settings.current;
         for note in &settings.notes {
-            context.log.warn("gybe node: a setting", json!({ "note": note }));
+            context.log.warn("gybe node: note on the settings", json!({ "note": note }));
         }
         Self {
             watch: DirectoryWatch::new(watched_directories(settings)),
