@@ -189,7 +189,7 @@ fn f10_a_plugin_that_does_not_run_or_is_writable_by_others_is_reported() {
     assert!(remedy.contains("can become root"), "{remedy}");
     fs::remove_file(plugin).unwrap();
     let (_, says, _) = wrong(&node, "");
-    assert_eq!(says, "the program gybe-cni is missing, and a conf file or a living sandbox may name it");
+    assert_eq!(says, "the program gybe-cni is missing, and a conf file or an existing sandbox may need it");
 }
 
 #[test]
