@@ -44,6 +44,7 @@ pub enum Hook {
 }
 
 impl ChainName {
+    /// The stage of the chain's rules.
     pub fn stage(self) -> Stage {
         match self {
             Self::RawPrerouting | Self::RawOutput => Stage::Raw,
