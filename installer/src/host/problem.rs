@@ -127,7 +127,7 @@ pub enum Problem {
     StillNamed(FileName, String),
 }
 
-/// BrokenReason the plugin's program cannot serve.
+/// The reason why the plugin's program cannot serve.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ProgramFault {
     #[error("is not in the program directory")]

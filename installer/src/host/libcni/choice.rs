@@ -22,7 +22,7 @@ pub struct BrokenFile {
     pub why: BrokenReason,
 }
 
-/// BrokenReason a file cannot be loaded.
+/// The reason why a file cannot be loaded.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BrokenReason {
     #[error(transparent)]
