@@ -54,12 +54,13 @@ kernel_tests() {
 
 table() {
     local out file change reason
-    echo "# Mutants of the code that decides"
+    echo "# Mutation testing of decision code"
     echo
-    echo "Made by \`make mutants\` (outside CI): cargo-mutants changes one expression at a time. First the unit tests run, then what they"
-    echo "did not notice meets the package's other tests and the kernel tests. A file that is not listed has not been tried yet."
+    echo "Written by \`make mutants\` (outside CI): cargo-mutants changes one expression at a time. Mutants that the unit tests do"
+    echo "not detect are run against the package's other tests and the kernel tests. A file that is not listed has not been"
+    echo "tested yet."
     echo
-    echo "| File | Mutants | No program | Noticed by unit tests | by the others | Not noticed |"
+    echo "| File | Mutants | Do not compile | Detected by unit tests | Detected by the others | Not detected |"
     echo "|---|---|---|---|---|---|"
     for out in "$results"/*/; do
         file=$(jq -r '[.outcomes[].scenario | objects | .Mutant.file][0] // empty' "$out/mutants.out/outcomes.json")
@@ -69,7 +70,7 @@ table() {
             "$out/mutants.out/outcomes.json"
     done
     echo
-    echo "| Not noticed | Why it stands |"
+    echo "| Not detected | Reason |"
     echo "|---|---|"
     for out in "$results"/*/; do
         survivors "$out" | cut -f1 | while read -r change; do

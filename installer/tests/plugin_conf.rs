@@ -1,5 +1,5 @@
 //! `--plugin-conf`: a pod is decided about as the plugin on the node decides.
-#![allow(clippy::unwrap_used, reason = "a test that meets what it did not expect has nothing better to do")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::io::Write;
 use std::path::PathBuf;

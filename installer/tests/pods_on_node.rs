@@ -1,10 +1,5 @@
-//! Which sandboxes a node shows: by libcni's cache, by named network namespaces, by the pods' processes.
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    reason = "a test that meets what it did not expect has nothing better to do"
-)]
+//! The sandboxes that `find` discovers on a node: by libcni's cache, named network namespaces and the pods' processes.
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "a test fails by panicking")]
 
 use gybe_installer::host::pods_on_node::{HostPaths, Network, Sandbox, SandboxList, find};
 use serde_json::json;
@@ -12,12 +7,16 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
+/// A pod with a cached result.
 const CART: &str = "863b91d4-4b68-4efa-917f-4b560e3e86aa";
+/// A pod in the host's network namespace.
 const HOST: &str = "11111111-4b68-4efa-917f-4b560e3e86aa";
+/// A pod whose network namespace no longer exists.
 const GONE: &str = "33333333-4b68-4efa-917f-4b560e3e86aa";
+/// A pod with processes and without a cached result.
 const LOST: &str = "22222222-4b68-4efa-917f-4b560e3e86aa";
 
-/// A host's root directory; what stands for a network namespace in it is a file. Gone with the value.
+/// A host's root directory, with plain files as its network namespaces. Dropping it removes the directory.
 struct Host(PathBuf);
 
 impl Host {
@@ -43,7 +42,7 @@ impl Host {
         symlink(self.0.join(netns), process.join("ns/net")).unwrap();
     }
 
-    /// A result of the pod `shop/<name>`.
+    /// Writes a cached result of the pod `shop/NAME`.
     fn cached(&self, file: &str, (name, uid): (&str, &str), netns: &str) {
         let arguments = [["K8S_POD_NAMESPACE", "shop"], ["K8S_POD_NAME", name], ["K8S_POD_UID", uid]];
         let info = json!({ "containerId": file, "netns": netns, "cniArgs": arguments });
@@ -70,28 +69,29 @@ impl Drop for Host {
     }
 }
 
-fn under(uid: &str) -> String {
+/// Returns the content of `/proc/PID/cgroup` for a container of this pod.
+fn pod_cgroup(uid: &str) -> String {
     format!("0::/kubepods.slice/kubepods-pod{}.slice/cri-containerd-75c7.scope", uid.replace('-', "_"))
 }
 
 #[test]
-fn a_namespace_that_several_sources_show_is_one_sandbox_and_each_is_named_as_well_as_can_be() {
+fn a_namespace_found_in_several_sources_is_one_sandbox_and_has_the_most_precise_name_known() {
     let host = Host::new("sources");
     for namespace in ["cni-cart", "cni-lost", "cni-nobody"] {
         host.file(&format!("run/netns/{namespace}"), "");
     }
-    // The loopback's network is in the cache too, and a sandbox that is gone has left its file.
+    // The cache also has the loopback network's result, and one of a sandbox that no longer exists.
     host.cached("net-cart-eth0", ("cart-0", CART), "/var/run/netns/cni-cart");
     host.cached("loopback-cart-lo", ("cart-0", CART), "/run/netns/cni-cart");
     host.cached("net-gone-eth0", ("gone-0", GONE), "/var/run/netns/cni-gone");
-    host.process(100, &under(CART), "run/netns/cni-cart");
-    // A namespace that a process of the pod has made for itself.
+    host.process(100, &pod_cgroup(CART), "run/netns/cni-cart");
+    // A network namespace that a process of the pod created.
     host.file("inner", "");
-    host.process(101, &under(CART), "inner");
-    host.process(102, &under(LOST), "run/netns/cni-lost");
-    host.process(103, &under(LOST), "run/netns/cni-lost");
-    host.process(104, &under(HOST), "node-netns");
-    host.process(105, &under(HOST), "node-netns");
+    host.process(101, &pod_cgroup(CART), "inner");
+    host.process(102, &pod_cgroup(LOST), "run/netns/cni-lost");
+    host.process(103, &pod_cgroup(LOST), "run/netns/cni-lost");
+    host.process(104, &pod_cgroup(HOST), "node-netns");
+    host.process(105, &pod_cgroup(HOST), "node-netns");
     host.process(106, "0::/system.slice/sshd.service", "node-netns");
     fs::create_dir_all(host.0.join(format!("var/log/pods/kube-system_proxy-x_{HOST}"))).unwrap();
     let SandboxList { sandboxes, unreadable } = host.find();
@@ -109,7 +109,7 @@ fn a_namespace_that_several_sources_show_is_one_sandbox_and_each_is_named_as_wel
 }
 
 #[test]
-fn without_cache_and_named_namespaces_the_processes_show_the_pods() {
+fn without_cache_and_named_namespaces_sandboxes_are_found_by_their_processes() {
     let host = Host::new("processes");
     host.file("of-the-pod", "");
     // A node that is a container itself (kind): the pod's cgroup is below another container's.
@@ -125,9 +125,9 @@ fn without_cache_and_named_namespaces_the_processes_show_the_pods() {
     assert_eq!((shown, found.unreadable), (vec!["shop/cart-0: proc/7/ns/net".to_owned()], Vec::new()));
 }
 
-/// As in the agent's pod, which has the cache mounted.
+/// The agent's pod mounts the cache and may lack the host's `/run/netns`.
 #[test]
-fn namespaces_that_are_not_visible_here_do_not_count_as_no_sandbox() {
+fn cached_results_without_any_visible_namespace_are_reported_as_unreadable() {
     let host = Host::new("invisible");
     host.cached("net-cart-eth0", ("cart-0", CART), "/var/run/netns/cni-cart");
     let found = host.find();
@@ -137,11 +137,15 @@ fn namespaces_that_are_not_visible_here_do_not_count_as_no_sandbox() {
         "{found:?}"
     );
     host.file("run/netns/cni-other", "");
-    assert_eq!(host.find().unreadable, [""; 0], "another sandbox lives, and that one is gone");
+    assert_eq!(
+        host.find().unreadable,
+        [""; 0],
+        "namespaces are visible, so the cached sandbox no longer exists"
+    );
 }
 
 #[test]
-fn what_cannot_be_read_is_named_for_sandboxes_may_be_missing() {
+fn unreadable_sources_are_reported() {
     let host = Host::new("unreadable");
     host.file("var/lib/cni/results", "no directory");
     host.file("run/netns", "no directory");

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Unpacks the iptables of four Debian suites under target/iptables/SUITE, each with the C library it was
-# built for, and writes the programs that tests run into target/iptables/SUITE/programs. A suite that is
-# there already is kept. Nothing is installed except netbase, for /etc/protocols.
+# built for, and writes the programs that tests run into target/iptables/SUITE/programs. Suites already
+# unpacked are skipped. Installs no package except netbase, for /etc/protocols.
 set -eu
 cd "$(dirname "$0")/../.."
 
@@ -9,8 +9,8 @@ versions=${CARGO_TARGET_DIR:-target}/iptables
 suites="bullseye bookworm trixie sid"
 packages="iptables libxtables12 libip4tc2 libip6tc2 libnftnl11 libmnl0 libnetfilter-conntrack3 libnfnetlink0 libc6"
 
-# write_program FAMILY VARIANT VERB: FAMILY-VARIANT-VERB below $tree, run by that tree's own loader, libraries
-# and extensions.
+# write_program FAMILY VARIANT VERB: writes $tree/programs/FAMILY-VARIANT-VERB, which uses that tree's own loader,
+# libraries and extensions.
 write_program() {
     program=$tree/programs/$1-$2-$3
     cat >"$program" <<PROGRAM
@@ -43,7 +43,7 @@ for suite in $suites; do
     tree=$versions/$suite
     [ ! -e "$tree/programs/.complete" ] || continue
     rm -rf "$tree"
-    # shellcheck disable=SC2086 # a list of words is meant
+    # shellcheck disable=SC2086 # $packages is split into words on purpose
     integration/debian-unpack.sh "$tree" "$suite" $packages
     loader=$(find_loader)
     if [ -z "$loader" ]; then

@@ -2,12 +2,7 @@
 //!
 //! The lines of a page run in their order in one shell, in network and mount namespaces of their own: a node with a
 //! primary CNI plugin and one address, writable without touching the machine.
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    reason = "a test that meets what it did not expect has nothing better to do"
-)]
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "a test fails by panicking")]
 
 use gybe_integration::programs::{path_of_ours, run};
 use gybe_test_support::TestDir;

@@ -148,3 +148,6 @@ fn not_to(nets: Networks) -> Match {
 fn dport(ports: PortSet) -> Match {
     Match::DestinationPort(Is::In, ports)
 }
+
+#[cfg(test)]
+mod tests;

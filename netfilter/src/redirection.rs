@@ -212,3 +212,35 @@ pub fn remove_all() -> Result<(), RedirectionError> {
         [BackendKind::Nft].into_iter().chain(kinds).map(BackendKind::find).collect::<Result<Vec<_>, _>>()?;
     remove_by(backends.iter().map(|backend| &**backend))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::nft::{KernelPart, Object};
+    use nix::errno::Errno;
+
+    #[test]
+    fn only_a_refusal_for_a_missing_module_outdates_the_probe() {
+        let refused = |lacking| -> RedirectionError {
+            let refused = NftError::Refused {
+                object: Object::Table,
+                said: None,
+                lacking,
+                others: 0,
+                source: Errno::ENOENT,
+            };
+            BackendError::Nft(refused).into()
+        };
+        assert!(refused(Some(KernelPart::NF_TABLES)).is_unsupported());
+        assert!(!refused(None).is_unsupported());
+        let error = RedirectionError::from(RoutesError::Loopback { source: Errno::EPERM });
+        assert!(!error.is_unsupported());
+        assert!(error.hint().is_none());
+    }
+
+    #[test]
+    fn the_hint_is_that_of_the_rules_or_of_the_routes() {
+        let routes = RoutesError::Remove { what: "routes", source: Errno::EPERM };
+        assert!(RedirectionError::from(routes).hint().unwrap().contains("CAP_NET_ADMIN"));
+    }
+}

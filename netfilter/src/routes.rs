@@ -209,3 +209,6 @@ fn ours(rtnetlink: &mut Rtnetlink) -> Result<Vec<(RoutingList, Vec<u8>)>, Routes
     }
     Ok(ours)
 }
+
+#[cfg(test)]
+mod tests;

@@ -48,7 +48,7 @@ pub enum PluginError {
     Refused(#[from] PodRefusal),
     /// No backend can be used.
     #[error(transparent)]
-    Backend(#[from] SelectError),
+    Backend(Box<SelectError>),
     /// The namespace is the plugin's own, so the host's.
     #[error("CNI_NETNS {} is the plugin's own namespace, which must never be redirected", .0.display())]
     OwnNamespace(PathBuf),
@@ -67,6 +67,12 @@ pub enum PluginError {
     /// GC's list of valid attachments is malformed.
     #[error(transparent)]
     Attachments(#[from] AttachmentsError),
+}
+
+impl From<SelectError> for PluginError {
+    fn from(error: SelectError) -> Self {
+        Self::Backend(Box::new(error))
+    }
 }
 
 impl PluginError {

@@ -89,46 +89,56 @@ fn node(status: &Status, out: &mut Exposition) {
     }
 }
 
-/// The label `what`: the entry in the chain, or the programs.
+/// The label `what`: the entry in the chain, or the programs. Each family has its former name too, for existing alerts.
 fn repairs(status: &Status, out: &mut Exposition) {
-    let mut family = |name, kind, help, value: &dyn Fn(Directory) -> String| {
-        out.family(name, kind, help);
-        for (what, directory) in [("conf", Directory::Conf), ("programs", Directory::Programs)] {
-            out.sample(&[("what", what)], value(directory));
+    let mut family = |names: [&'static str; 2], kind, help, value: &dyn Fn(Directory) -> String| {
+        for name in names {
+            out.family(name, kind, help);
+            for (what, directory) in [("conf", Directory::Conf), ("programs", Directory::Programs)] {
+                out.sample(&[("what", what)], value(directory));
+            }
         }
     };
     let repairs = |directory| *status.counts.repairs.of(directory);
-    for (name, help, count) in [
+    for (names, help, count) in [
         (
-            "gybe_undone_total",
+            ["gybe_foreign_rewrites_total", "gybe_undone_total"],
             "Foreign rewrites that undid it, as far as they were seen.",
             (|it| it.rewrites.rewrites) as fn(RepairCounts) -> u64,
         ),
-        ("gybe_healed_total", "Passes that repaired it.", |it| it.rewrites.repairs),
-        ("gybe_fights_total", "Conflicts: more than five foreign rewrites in a minute.", |it| it.conflicts),
+        (["gybe_repairs_total", "gybe_healed_total"], "Passes that repaired it.", |it| it.rewrites.repairs),
+        (
+            ["gybe_conflicts_total", "gybe_fights_total"],
+            "Conflicts: more than five foreign rewrites in a minute.",
+            |it| it.conflicts,
+        ),
     ] {
-        family(name, Kind::Counter, help, &|directory| count(repairs(directory)).to_string());
+        family(names, Kind::Counter, help, &|directory| count(repairs(directory)).to_string());
     }
-    family("gybe_healing_seconds_total", Kind::Counter, "The time of all repairs together.", &|directory| {
+    let names = ["gybe_repair_seconds_total", "gybe_healing_seconds_total"];
+    family(names, Kind::Counter, "The time of all repairs together.", &|directory| {
         repairs(directory).time.as_secs_f64().to_string()
     });
-    family("gybe_healing_longest_seconds", Kind::Gauge, "The time of the longest repair.", &|directory| {
+    let names = ["gybe_repair_longest_seconds", "gybe_healing_longest_seconds"];
+    family(names, Kind::Gauge, "The time of the longest repair.", &|directory| {
         repairs(directory).longest.as_secs_f64().to_string()
     });
-    family("gybe_fight", Kind::Gauge, "Whether there is a conflict over it.", &|directory| {
-        u64::from(status.report.conflicts.of(directory).is_some()).to_string()
-    });
+    family(
+        ["gybe_conflict", "gybe_fight"],
+        Kind::Gauge,
+        "Whether there is a conflict over it.",
+        &|directory| u64::from(status.report.conflicts.of(directory).is_some()).to_string(),
+    );
 }
 
 fn turns(status: &Status, out: &mut Exposition) {
     out.family("gybe_passes_total", Kind::Counter, "Turns of the reconcile loop.");
     out.sample(&[], status.counts.turns);
-    out.family(
-        "gybe_watch_told",
-        Kind::Gauge,
-        "1: the kernel reports changes. 0: the directories are polled every second.",
-    );
-    out.sample(&[], u64::from(status.report.is_notified));
+    for name in ["gybe_inotify", "gybe_watch_told"] {
+        let help = "1: the kernel reports changes. 0: the directories are polled every second.";
+        out.family(name, Kind::Gauge, help);
+        out.sample(&[], u64::from(status.report.is_notified));
+    }
 }
 
 fn pods(agent: &AgentSnapshot, out: &mut Exposition) {

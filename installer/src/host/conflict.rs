@@ -107,7 +107,7 @@ impl ConflictTracker {
         let writes = self.writes(plan);
         match self.last {
             LastState::AsDesired if self.written(plan).any(|change| !failed_before(change)) => {
-                self.count_rewrite(now)
+                self.count_rewrite(now);
             }
             // While another problem blocks, such as a primary's file that has gone, nothing is repaired yet; the
             // next plan shows whether the entry was undone.

@@ -1,5 +1,5 @@
-//! The watch when something is wrong: it comes back by itself, it never spins, and what is known is
-//! answered all the while.
+//! Failures of the watch: it recovers by itself, never reconnects in a tight loop, and queries about cached pods are
+//! answered meanwhile.
 
 use crate::ground::{Ground, NODE, asked, becomes, knows, meshed};
 use crate::scene::{is_back, scene, status, well};
@@ -18,13 +18,13 @@ fn what_happened_while_history_was_forgotten_is_found_by_a_list() {
     ground.server.add_fault(Fault::always(FaultKind::Fails(503)).at(Verb::Watch));
     ground.server.cut_watches();
     becomes(&watched, |state| status(state) == Some(503));
-    // While nobody watches, one pod goes and another comes; then nobody can tell any more.
+    // Without a watch one pod is deleted and another created; then the server compacts its history.
     ground.server.delete_pod("shop", "cart-1");
     ground.put("cart-2", "u2");
     ground.server.compact();
     knows(&watched, "cart-0", "u0");
     ground.server.clear_faults();
-    // The watch is opened, and then told that it is too late.
+    // The server answers the new watch with 410, and the agent lists again.
     ground.asked(|requests| requests.iter().filter(|request| request.is_list_of_pods()).count() == 2);
     knows(&watched, "cart-2", "u2");
     assert_eq!(asked(&watched, "cart-1", "u1"), Err(FactsResponse::Unknown));
@@ -158,7 +158,7 @@ fn one_pod_that_cannot_be_read_hides_no_other() {
         matches!(&answer, FactsResponse::Error(why) if why.contains("not an object of the requested kind")),
         "{answer:?}"
     );
-    // The same in a list, and the watch is not begun anew because of it.
+    // The unreadable pods did not restart the watch; a list that contains them is read too.
     assert_eq!((ground.lists(), ground.watches()), (1, 1));
     let again = ground.watched();
     knows(&again, "cart-0", "u0");
@@ -166,18 +166,18 @@ fn one_pod_that_cannot_be_read_hides_no_other() {
     assert_eq!(again.state().pods, 2);
 }
 
-/// A server that takes its time with a list before it refuses the watch has not been well meanwhile.
+/// The time that a slow list takes before the watch is refused does not count as a healthy watch.
 #[test]
 fn however_long_a_refusal_takes_it_is_a_failure_and_lists_are_begun_anew() {
     let (ground, watched) = scene("slow-refusal");
-    // Longer than a watch has to live for it to have gone well.
+    // Longer than the lifetime from which a watch counts as healthy.
     ground.server.add_fault(Fault::always(FaultKind::Slow(Duration::from_millis(5_200))).at(Verb::List));
     ground.server.add_fault(Fault::always(FaultKind::Fails(503)).at(Verb::Watch));
     ground.server.cut_watches();
     let after_lists = |requests: &[Request]| {
         let lists = requests.iter().enumerate().filter(|(_, request)| request.is_list_of_pods());
         let slow = lists.map(|(n, _)| n).nth(1)?;
-        // The watch that it was for, and what came next.
+        // The slow list is followed by its watch, and that by the request to be checked.
         requests.get(slow + 2).cloned()
     };
     let patience = Duration::from_secs(60);

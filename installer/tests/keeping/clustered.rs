@@ -74,7 +74,7 @@ impl Cluster {
 
     fn ready(&self) -> Agent {
         let agent = self.node.agent();
-        wait_until("peace", || agent.is_ready());
+        wait_until("readiness", || agent.is_ready());
         agent
     }
 
@@ -112,7 +112,7 @@ fn f02_ready_is_a_list_of_pods_and_does_not_flap_while_tokens_change() {
     });
     assert_eq!(agent.get("/healthz").0, 200);
     cluster.server.tokens().restore_all();
-    wait_until("peace", || agent.is_ready());
+    wait_until("readiness", || agent.is_ready());
 }
 
 #[test]

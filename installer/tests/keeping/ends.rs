@@ -22,7 +22,7 @@ fn stamps(node: &Node) -> Vec<(u64, i64, i64)> {
 
 fn installed(node: &Node) -> Agent {
     let agent = node.agent();
-    wait_until("peace", || agent.is_ready());
+    wait_until("readiness", || agent.is_ready());
     agent
 }
 
@@ -112,7 +112,7 @@ fn f14_an_agent_that_cannot_create_a_socket_is_not_ready_and_without_both_not_he
     wait_until("an end of its health", || agent.get("/healthz").0 == 503);
     fs::remove_file(&facts).unwrap();
     fs::remove_file(&log).unwrap();
-    wait_until("peace", || agent.is_ready() && agent.get("/healthz").0 == 200);
+    wait_until("readiness", || agent.is_ready() && agent.get("/healthz").0 == 200);
     assert!(std::os::unix::net::UnixStream::connect(facts).is_ok());
 }
 
@@ -125,5 +125,5 @@ fn two_agents_at_once_do_no_harm() {
         node.puts(FILE, PRIMARY);
         wait_until("a heal", || node.text(FILE).matches("\"gybe-cni\"").count() == 1);
     }
-    wait_until("peace", || one.is_ready() && two.is_ready());
+    wait_until("readiness", || one.is_ready() && two.is_ready());
 }

@@ -32,7 +32,7 @@ fn without_file_descriptors_the_agent_does_not_spin_and_continues_once_they_are_
     let node = Node::new("exhausted");
     node.puts(FILE, PRIMARY);
     let agent = node.agent();
-    wait_until("peace", || agent.is_ready());
+    wait_until("readiness", || agent.is_ready());
     let plugin = || fs::metadata(node.program("gybe-cni")).unwrap().ino();
     let before = plugin();
     // The first three are taken, so there is none below the limit.
@@ -60,7 +60,7 @@ fn without_file_descriptors_the_agent_does_not_spin_and_continues_once_they_are_
         let mut text = [0; 16];
         assert!(answer.read(&mut text).unwrap() > 0, "an answer to who called meanwhile");
     }
-    wait_until("peace", || agent.is_ready());
+    wait_until("readiness", || agent.is_ready());
     assert_eq!(plugin(), before, "what could not be read was not written again");
     assert_eq!(agent.metric("gybe_undone_total{what=\"programs\"}"), 0.0);
 }

@@ -24,7 +24,7 @@ fn the_agents_readiness_and_its_reasons_are_in_the_doctors_answer() {
     node.sets("CNI_CONF_NAME", FILE);
     node.puts(FILE, PRIMARY);
     let agent = node.agent();
-    wait_until("peace", || agent.is_ready());
+    wait_until("readiness", || agent.is_ready());
     assert!(of_agent(&node, "ok").contains(&"the node agent is ready".to_owned()), "{:#}", node.doctor());
     node.puts("05-another.conflist", PRIMARY);
     wait_until("a reason", || agent.get("/readyz").0 == 503);
@@ -39,7 +39,7 @@ fn a_configmap_that_the_agent_does_not_follow_is_wrong() {
     node.configures(&[("log_level", "debug")]);
     node.puts(FILE, PRIMARY);
     let agent = node.agent();
-    wait_until("peace", || agent.is_ready());
+    wait_until("readiness", || agent.is_ready());
     assert_eq!(of_agent(&node, "wrong"), [""; 0]);
     node.configures(&[("log_level", "loud")]);
     wait_until("its count", || agent.metric("gybe_settings_followed") == 0.0);
@@ -77,7 +77,7 @@ fn f37_the_doctor_takes_over_what_the_agent_is_set_to_about_the_plugin_directory
     node.configures(&[("plugin_dir", "confirmed")]);
     node.puts(FILE, PRIMARY);
     let agent = node.agent();
-    wait_until("peace", || agent.is_ready());
+    wait_until("readiness", || agent.is_ready());
     let of_directories = |flags: &[&str]| says(&node.doctor_with("probe", flags), "directories", "wrong");
     assert_eq!(of_directories(&[]), [""; 0]);
     let told = of_directories(&["--plugin-dir", "check"]);
@@ -89,7 +89,7 @@ fn a_node_that_is_uninstalled_on_purpose_is_not_wrong() {
     let mut node = Node::new("explained-leaving");
     node.puts(FILE, PRIMARY);
     let agent = node.agent();
-    wait_until("peace", || agent.is_ready());
+    wait_until("readiness", || agent.is_ready());
     node.configures(&[("mode", "leave")]);
     wait_until("the end", || agent.get("/left").0 == 200);
     assert!(node.program("gybe").exists(), "for five minutes");

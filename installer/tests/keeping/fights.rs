@@ -12,7 +12,7 @@ const FILE: &str = "10-calico.conflist";
 const CONFLICT: &str = "again and again";
 
 fn is_in_conflict(agent: &Agent, what: &str) -> bool {
-    agent.metric(&format!("gybe_fight{{what=\"{what}\"}}")) == 1.0
+    agent.metric(&format!("gybe_conflict{{what=\"{what}\"}}")) == 1.0
 }
 
 /// Undoes what is healed until the agent calls it a fight; how often that took.
@@ -22,7 +22,8 @@ fn provokes(agent: &Agent, what: &str, undo: impl Fn(), is_repaired: impl Fn() -
         assert!(undone < 20, "no conflict after {undone} rewrites");
         undo();
         undone += 1;
-        let counted = || agent.metric(&format!("gybe_undone_total{{what=\"{what}\"}}")) >= f64::from(undone);
+        let counted =
+            || agent.metric(&format!("gybe_foreign_rewrites_total{{what=\"{what}\"}}")) >= f64::from(undone);
         wait_until("the next turn", || counted() && (is_repaired() || is_in_conflict(agent, what)));
     }
     undone
@@ -71,10 +72,10 @@ fn f05_a_conflict_over_the_chain_is_reported_with_its_likely_owner_and_writes_ar
     // 25 writes in all: ten at once, and 15 at two a second.
     assert!(installed.elapsed() > Duration::from_secs(4), "{:?}", installed.elapsed());
     assert!(was_unready.get(), "ready without an entry");
-    assert_eq!(agent.metric("gybe_fights_total{what=\"conf\"}"), 1.0);
+    assert_eq!(agent.metric("gybe_conflicts_total{what=\"conf\"}"), 1.0);
     assert!(!is_in_conflict(&agent, "programs"));
-    wait_until("a count", || agent.metric("gybe_healed_total{what=\"conf\"}") == 24.0);
-    wait_until("peace", || agent.is_ready());
+    wait_until("a count", || agent.metric("gybe_repairs_total{what=\"conf\"}") == 24.0);
+    wait_until("readiness", || agent.is_ready());
     assert!(agent.get("/readyz").1.contains("Cilium"), "also while all is as wanted");
     assert_eq!(times_logged(&mut agent, CONFLICT, 25), 1, "{:#?}", agent.log());
     assert_eq!(times_logged(&mut agent, "changed the node", 25), 25);
@@ -89,7 +90,7 @@ fn f05_a_conflict_over_programs_is_reported_with_its_likely_owner_and_does_not_d
     node.brings("1");
     node.puts(FILE, PRIMARY);
     let mut agent = node.agent();
-    wait_until("peace", || agent.is_ready());
+    wait_until("readiness", || agent.is_ready());
     let theirs = || {
         fs::copy(&theirs, &new).unwrap();
         fs::rename(&new, node.program("gybe-cni")).unwrap();
@@ -183,7 +184,7 @@ fn f05_the_unchained_time_under_a_rewriter_is_short_and_not_ready() {
     let node = Node::new("rewriter");
     node.puts(FILE, PRIMARY);
     let agent = node.agent();
-    wait_until("peace", || agent.is_ready());
+    wait_until("readiness", || agent.is_ready());
     let slow = rewritten_every(Duration::from_secs(1), Duration::from_secs(30), (&node, &agent));
     let [unchained, ready] = slow.unchained;
     println!(

@@ -1,4 +1,4 @@
-//! A changed ConfigMap is in the node's conf file without a restart.
+//! A changed ConfigMap reaches the node's conf file without a restart of the agent.
 
 use crate::node::{Node, PRIMARY};
 use gybe_test_support::wait_until;
@@ -28,8 +28,12 @@ fn a_changed_configmap_is_followed_in_one_write() {
     let writes = "istio_cni_installs_total{result=\"SUCCESS\"}";
     wait_until("a count", || agent.metric(writes) > before);
     assert_eq!(agent.metric(writes), before + 1.0);
-    assert_eq!(agent.metric("gybe_undone_total{what=\"conf\"}"), 0.0, "an operator is nobody's rival");
-    // Another shape: the entry moves, and the primary's file is what it was.
+    assert_eq!(
+        agent.metric("gybe_undone_total{what=\"conf\"}"),
+        0.0,
+        "a change by the operator is not a conflict"
+    );
+    // Another shape: the entry moves to its own file, and the primary's file has its original content again.
     node.configures(&[("shape", "standalone")]);
     wait_until("its own file", || node.conf("YYY-gybe-cni.conf").exists() && node.text(FILE) == PRIMARY);
     node.configures(&[]);
@@ -47,18 +51,18 @@ fn an_invalid_configmap_is_logged_once_and_the_settings_before_it_hold() {
     let told = agent.wait_for_message("cannot be followed");
     assert!(told["why"].as_str().unwrap().contains("log_level is \"loud\""), "{told}");
     node.puts(FILE, PRIMARY);
-    wait_until("a heal", || node.entry(FILE).is_some_and(|entry| entry["log_level"] == "debug"));
+    wait_until("a repair", || node.entry(FILE).is_some_and(|entry| entry["log_level"] == "debug"));
     wait_until("its count", || agent.metric("gybe_settings_followed") == 0.0);
     let (status, text) = agent.get("/readyz");
     assert!(status == 200 && text.contains("note: the ConfigMap is not followed"), "{status} {text}");
     let times = agent.log().iter().filter(|line| line["why"] == told["why"]).count();
     assert_eq!(times, 1);
     node.configures(&[("log_level", "warn")]);
-    wait_until("sense", || node.entry(FILE).is_some_and(|entry| entry["log_level"] == "warn"));
+    wait_until("the valid settings", || node.entry(FILE).is_some_and(|entry| entry["log_level"] == "warn"));
     wait_until("its count", || agent.metric("gybe_settings_followed") == 1.0);
 }
 
-/// As the last agent has left it, or the primary has written it since.
+/// "As it is": as the previous agent left it, or as the primary has rewritten it since.
 #[test]
 fn with_an_invalid_configmap_at_the_start_queries_are_answered_and_the_node_stays_as_it_is() {
     let mut node = Node::new("nonsense");
@@ -89,7 +93,7 @@ fn with_an_invalid_configmap_at_the_start_queries_are_answered_and_the_node_stay
     let agent = node.agent();
     node.configures(&[("log_level", "warn")]);
     wait_until("the other entry", || node.entry(FILE).is_some_and(|entry| entry["log_level"] == "warn"));
-    wait_until("peace", || agent.get("/readyz") == (200, "ready\n".to_owned()));
+    wait_until("readiness", || agent.get("/readyz") == (200, "ready\n".to_owned()));
 }
 
 #[test]
@@ -102,7 +106,7 @@ fn a_configmap_that_cannot_be_read_at_the_start_is_waited_for_too() {
     assert_eq!(node.text(FILE), PRIMARY);
     std::fs::remove_file(node.root.join("config/mode")).unwrap();
     node.configures(&[]);
-    wait_until("peace", || agent.is_ready());
+    wait_until("readiness", || agent.is_ready());
 }
 
 #[test]
@@ -131,9 +135,9 @@ fn what_the_probe_finds_out_is_in_the_entry_and_stays_when_it_is_forgotten_for_a
     assert_eq!(agent.metric("gybe_backend{backend=\"nft\"}"), 1.0);
     std::fs::remove_file(node.root.join("probe/probe.json")).unwrap();
     node.puts(FILE, PRIMARY);
-    wait_until("a heal", || probed(&node) == Some(json!("nft")));
+    wait_until("a repair", || probed(&node) == Some(json!("nft")));
     assert!(agent.is_ready());
-    // A new agent, and nothing known yet, as after a reboot: nothing is written.
+    // A new agent without a probe report, as after a reboot, does not rewrite the entry.
     drop(agent);
     let agent = node.agent();
     assert_eq!(probed(&node), Some(json!("nft")));
@@ -150,13 +154,13 @@ fn what_is_worth_knowing_of_the_settings_stands_below_ready() {
     node.configures(&[("quic_ports", "443")]);
     node.puts(FILE, PRIMARY);
     let agent = node.agent();
-    wait_until("peace", || agent.is_ready());
+    wait_until("readiness", || agent.is_ready());
     let (status, text) = agent.get("/readyz");
     assert!(status == 200 && text.contains("note: the ConfigMap's key quic_ports means nothing"), "{text}");
 }
 
-/// The template's own words for the backend, the kubeconfig and the socket must not stand in one
-/// place and not in another.
+/// The template's values for the backend, the kubeconfig and the socket are overridden everywhere alike: in the entry,
+/// the metrics and the doctor's findings.
 #[test]
 fn with_a_template_the_entry_the_metrics_and_the_doctor_name_one_backend_and_no_missing_kubeconfig() {
     let mut node = Node::new("template");
@@ -165,7 +169,7 @@ fn with_a_template_the_entry_the_metrics_and_the_doctor_name_one_backend_and_no_
     node.configures(&[("cni_network_config", template), ("backend", "iptables-legacy"), ("ipv6", "reject")]);
     node.puts(FILE, PRIMARY);
     let agent = node.agent();
-    wait_until("peace", || agent.is_ready());
+    wait_until("readiness", || agent.is_ready());
     let entry = node.entry(FILE).unwrap();
     assert_eq!((&entry["backend"], &entry["ipv6"]), (&json!("iptables-legacy"), &json!("reject")));
     assert_eq!((&entry["facts"]["kubeconfig"], &entry["kubernetes"]), (&json!(""), &Value::Null));
@@ -184,7 +188,7 @@ fn with_a_template_the_entry_the_metrics_and_the_doctor_name_one_backend_and_no_
         "{findings}"
     );
     assert!(about("entry").iter().all(|it| it["state"] == "ok"), "{findings}");
-    // By hand, into another node, with the same directory of settings: the same entry.
+    // `gybe install` on another node with the same directory of settings writes the same entry.
     let other = Node::new("template-by-hand");
     other.puts(FILE, PRIMARY);
     let mut install = other.tool("install");

@@ -1,4 +1,4 @@
-//! What others do to a node's directories, and how soon it is undone.
+//! Repair of what other programs change in a node's CNI directories, and how soon it happens.
 
 use crate::node::{Node, PRIMARY};
 use gybe_test_support::wait_until;
@@ -17,22 +17,22 @@ fn f05_a_primarys_rewrite_is_repaired_at_once_and_in_one_write() {
     for n in 1..=5_u32 {
         let written = Instant::now();
         node.puts(FILE, &PRIMARY.replace("k8s-pod-network", &format!("net-{n}")));
-        wait_until("a healed file", || node.entry(FILE).is_some());
+        wait_until("a repaired file", || node.entry(FILE).is_some());
         times.push(written.elapsed());
         wait_until("a count", || agent.metric("gybe_healed_total{what=\"conf\"}") == f64::from(n));
-        assert!(node.text(FILE).contains(&format!("net-{n}")), "theirs is the newer one");
+        assert!(node.text(FILE).contains(&format!("net-{n}")), "the repair must keep the primary's new file");
     }
     times.sort();
     println!(
-        "re-chained after {times:?}; the longest as the agent has it: {} s",
+        "repaired after {times:?}; the agent's longest repair: {} s",
         agent.metric("gybe_healing_longest_seconds{what=\"conf\"}")
     );
-    // 250 ms on a node of its own; this machine is shared.
+    // Measured on an idle node: 250 ms. Test machines are shared, so the bound is wider.
     assert!(times[2] < Duration::from_secs(2), "{times:?}");
     assert_eq!(
         agent.metric("istio_cni_installs_total{result=\"SUCCESS\"}"),
         6.0,
-        "one write for each of theirs"
+        "one write at the start and one for each rewrite"
     );
     assert!(agent.is_ready());
 }
@@ -46,10 +46,10 @@ fn f06_a_file_that_another_program_broke_is_reported_and_never_written() {
     let whole = node.text(FILE);
     for cut in [0, 1, whole.len() / 2, whole.len() - 3] {
         node.puts(FILE, &whole[..cut]);
-        wait_until("a turn that sees it", || !agent.is_ready());
+        wait_until("the agent to be unready", || !agent.is_ready());
         assert_eq!(node.text(FILE), whole[..cut], "cut at {cut}");
         node.puts(FILE, &whole);
-        wait_until("peace", || agent.is_ready());
+        wait_until("readiness", || agent.is_ready());
     }
     agent.wait_for_message(FILE);
     assert_eq!(agent.metric("gybe_undone_total{what=\"conf\"}"), 0.0);
@@ -64,7 +64,7 @@ fn f12_what_cannot_be_watched_is_looked_at_every_second() {
     drop(agent);
     fs::remove_dir_all(node.root.join("bin")).unwrap();
     let agent = node.agent();
-    assert_eq!(agent.metric("gybe_watch_told"), 0.0, "what is not there cannot be watched");
+    assert_eq!(agent.metric("gybe_watch_told"), 0.0, "a missing directory cannot be watched");
     let text = agent.get("/readyz").1;
     assert!(text.contains("there is no program directory"), "{text}");
     fs::create_dir(node.root.join("bin")).unwrap();
@@ -84,7 +84,7 @@ fn f13_directories_that_go_and_come_again_are_filled_again() {
             // The agent may be writing into it.
             wait_until("a removed directory", || fs::remove_dir_all(node.root.join(folder)).is_ok());
         }
-        wait_until("a turn that sees it", || !agent.is_ready());
+        wait_until("the agent to be unready", || !agent.is_ready());
         fs::create_dir(node.root.join("bin")).unwrap();
         node.has_primaries();
         fs::create_dir(node.root.join("net.d")).unwrap();
@@ -105,7 +105,7 @@ fn f10_a_damaged_program_is_placed_again() {
     wait_until("a count", || agent.metric("istio_cni_installs_total{result=\"SUCCESS\"}") == 2.0);
     let programs = |name: &str| agent.metric(&format!("gybe_{name}_total{{what=\"programs\"}}"));
     assert_eq!((programs("undone"), programs("healed")), (1.0, 1.0));
-    assert_eq!(agent.metric("gybe_healed_total{what=\"conf\"}"), 0.0, "nobody touched the chain");
+    assert_eq!(agent.metric("gybe_healed_total{what=\"conf\"}"), 0.0, "the conf file was not changed");
 }
 
 #[test]
@@ -113,25 +113,25 @@ fn f05_a_repair_is_counted_once_and_a_change_of_settings_is_no_repair() {
     let mut node = Node::new("counts");
     node.puts(FILE, PRIMARY);
     let agent = node.agent();
-    wait_until("peace", || agent.is_ready());
+    wait_until("readiness", || agent.is_ready());
     let counts = |name: &str| {
         ["conf", "programs"].map(|what| agent.metric(&format!("gybe_{name}_total{{what=\"{what}\"}}")))
     };
-    assert_eq!((counts("undone"), counts("healed")), ([0.0; 2], [0.0; 2]), "to come in is no heal");
-    // A primary that takes its file away before it writes it again has undone it once.
+    assert_eq!((counts("undone"), counts("healed")), ([0.0; 2], [0.0; 2]), "an installation is not a repair");
+    // A primary that removes its file and then writes it again counts as one undone entry.
     fs::remove_file(node.conf(FILE)).unwrap();
-    wait_until("a turn that sees it", || !agent.is_ready());
+    wait_until("the agent to be unready", || !agent.is_ready());
     node.puts(FILE, PRIMARY);
-    wait_until("a heal", || counts("healed") == [1.0, 0.0]);
-    // Both programs at once, or one after the other: as often as they were put back.
+    wait_until("a repair", || counts("healed") == [1.0, 0.0]);
+    // Each program that is placed again is counted, also when both are removed at once.
     for program in ["gybe", "gybe-cni"] {
         fs::remove_file(node.program(program)).unwrap();
         wait_until("a program", || node.build(program) == format!("{program} 1"));
     }
-    wait_until("heals", || counts("healed") == [1.0, 2.0]);
+    wait_until("both repairs", || counts("healed") == [1.0, 2.0]);
     node.configures(&[("log_level", "debug")]);
     wait_until("another entry", || node.entry(FILE).is_some_and(|entry| entry["log_level"] == "debug"));
-    wait_until("peace", || agent.is_ready());
+    wait_until("readiness", || agent.is_ready());
     assert_eq!((counts("undone"), counts("healed")), ([1.0, 2.0], [1.0, 2.0]));
     assert!(agent.metric("gybe_healing_seconds_total{what=\"programs\"}") > 0.0);
 }
@@ -141,12 +141,15 @@ fn f33_a_single_conf_becomes_a_list_and_the_primary_is_waited_for() {
     let node = Node::new("single");
     let agent = node.agent();
     agent.wait_for_message("waiting for the primary plugin's conf file");
-    assert!(fs::read_dir(node.root.join("net.d")).unwrap().next().is_none(), "it is never made up");
+    assert!(
+        fs::read_dir(node.root.join("net.d")).unwrap().next().is_none(),
+        "the agent does not write a conf file of its own"
+    );
     node.puts("10-net.conf", r#"{"cniVersion":"0.4.0","name":"odd name","type":"bridge","mtu":1450}"#);
     wait_until("a list", || node.entry("10-net.conflist").is_some());
     let list = node.text("10-net.conflist");
     assert!(list.contains("odd name") && list.contains("0.4.0") && list.contains("\"mtu\":1450"), "{list}");
-    wait_until("peace", || agent.is_ready());
+    wait_until("readiness", || agent.is_ready());
 }
 
 #[test]
@@ -157,13 +160,13 @@ fn f04_a_drop_in_that_is_removed_from_its_own_directory_is_back_at_once() {
     let agent = node.agent();
     let ours = node.conf("k8s-pod-network/zz-gybe-cni.conf");
     wait_until("a drop-in", || ours.exists());
-    // Whether a runtime reads it cannot be seen from here.
+    // The agent cannot find out whether a runtime reads the drop-in directory.
     assert!(!agent.is_ready());
     for round in 0..3 {
         let before = Instant::now();
         fs::remove_file(&ours).unwrap();
         wait_until("a drop-in again", || ours.exists());
-        // A turn that is not woken comes after ten seconds.
+        // Without a file event the next pass would come after ten seconds.
         assert!(before.elapsed() < Duration::from_secs(3), "{round}: {:?}", before.elapsed());
     }
 }

@@ -36,7 +36,7 @@ fn f13_a_conf_directory_behind_a_link_is_followed_when_the_link_moves() {
     symlink("green", node.root.join("link.new")).unwrap();
     fs::rename(node.root.join("link.new"), &link).unwrap();
     wait_until("an entry in the other", || has_entry("green"));
-    wait_until("peace", || agent.is_ready());
+    wait_until("readiness", || agent.is_ready());
 }
 
 /// As a mount holds it: by the inode, whatever stands at its path now.
@@ -74,7 +74,7 @@ fn f37_a_name_that_is_a_directory_is_reported_and_retried_with_pauses() {
     assert!(more <= 6.0, "{more} turns in 3 s: our own attempts wake us");
     assert!(agent.metric("istio_cni_installs_total{result=\"COPY_BINARIES_FAILURE\"}") > 0.0);
     fs::remove_dir_all(node.program("gybe-cni")).unwrap();
-    wait_until("peace", || agent.is_ready());
+    wait_until("readiness", || agent.is_ready());
 }
 
 #[test]
@@ -88,7 +88,7 @@ fn the_agent_waits_for_the_lock_and_reports_how_to_find_its_holder() {
     assert!(told["hint"].as_str().unwrap().contains("lslocks"), "{told}");
     assert!(!agent.is_ready() && node.entry(FILE).is_none());
     drop(other);
-    wait_until("peace", || agent.is_ready());
+    wait_until("readiness", || agent.is_ready());
 }
 
 #[test]

@@ -12,7 +12,7 @@ fn f29_mode_leave_uninstalls_and_reports_when_it_is_done() {
     node.puts(FILE, PRIMARY);
     node.sandbox("one", &["calico", "gybe-cni"]);
     let agent = node.agent();
-    wait_until("peace", || agent.is_ready() && node.program("istio-iptables").exists());
+    wait_until("readiness", || agent.is_ready() && node.program("istio-iptables").exists());
     let in_force = node.text(FILE);
     let refused = node.tool("uninstall").arg("--run-dir").arg(node.root.join("run")).output().unwrap();
     assert_eq!((refused.status.code(), node.text(FILE)), (Some(2), in_force), "{refused:?}");
@@ -42,7 +42,7 @@ fn f29_mode_leave_uninstalls_and_reports_when_it_is_done() {
     wait_until("its end", || node.text(FILE) == PRIMARY);
     // And all of it can be wanted again.
     node.configures(&[("mode", "install")]);
-    wait_until("peace", || agent.is_ready());
+    wait_until("readiness", || agent.is_ready());
     assert!(node.entry(FILE).is_some() && node.program("gybe").exists());
 }
 

@@ -79,13 +79,13 @@ fn f29_after_istio_cnis_program_is_removed_ours_answers_for_its_sandboxes_as_lon
     drop(agent);
     let agent = node.agent();
     wait_until("its end", || !node.program("istio-cni").exists());
-    wait_until("peace", || agent.is_ready());
+    wait_until("readiness", || agent.is_ready());
     // The real one comes back, for whatever reason: it is nobody's to touch.
     fs::write(node.program("istio-cni"), "#!/bin/sh\n# istio-cni 1.31\n").unwrap();
     node.sandbox("new", &["calico", "istio-cni"]);
     drop(agent);
     let agent = node.agent();
-    wait_until("peace", || agent.is_ready());
+    wait_until("readiness", || agent.is_ready());
     assert_eq!(node.build("istio-cni"), "istio-cni 1.31");
 }
 

@@ -22,7 +22,7 @@ fn ready_means_a_node_in_its_desired_state_a_backend_that_works_and_known_pods()
     assert_eq!(agent.get("/healthz"), (200, "ok\n".to_owned()), "to wait is healthy");
     assert_eq!(agent.metric("istio_cni_install_ready"), 0.0);
     node.puts(FILE, PRIMARY);
-    wait_until("peace", || agent.get("/readyz") == (200, "ready\n".to_owned()));
+    wait_until("readiness", || agent.get("/readyz") == (200, "ready\n".to_owned()));
     assert_eq!(agent.metric("istio_cni_install_ready"), 1.0);
     std::fs::remove_dir_all(node.root.join("pods")).unwrap();
     assert!(missing("pods"), "{:?}", agent.get("/readyz"));
@@ -35,13 +35,13 @@ fn a_pinned_file_that_the_runtime_does_not_take_is_not_ready() {
     node.sets("CNI_CONF_NAME", FILE);
     node.puts(FILE, PRIMARY);
     let agent = node.agent();
-    wait_until("peace", || agent.is_ready());
+    wait_until("readiness", || agent.is_ready());
     node.puts("05-another.conflist", PRIMARY);
     let reason = "- the runtime uses 05-another.conflist, not 10-calico.conflist\n";
     wait_until("a reason", || agent.get("/readyz") == (503, format!("not ready\n{reason}")));
     assert_eq!(agent.metric("istio_cni_install_ready"), 0.0);
     std::fs::remove_file(node.conf("05-another.conflist")).unwrap();
-    wait_until("peace", || agent.is_ready());
+    wait_until("readiness", || agent.is_ready());
 }
 
 #[test]
@@ -61,7 +61,7 @@ fn f05_ready_does_not_flap_while_an_ordinary_rewrite_is_repaired() {
     let node = Node::new("flap");
     node.puts(FILE, PRIMARY);
     let agent = node.agent();
-    wait_until("peace", || agent.is_ready());
+    wait_until("readiness", || agent.is_ready());
     for n in 0..4 {
         node.puts(FILE, PRIMARY);
         while node.entry(FILE).is_none() {
@@ -99,7 +99,7 @@ fn every_line_has_a_time_and_the_metrics_have_the_version_the_start_time_and_los
     node.puts(FILE, PRIMARY);
     let before = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs_f64();
     let agent = node.agent();
-    wait_until("peace", || agent.is_ready());
+    wait_until("readiness", || agent.is_ready());
     let version = env!("CARGO_PKG_VERSION");
     assert_eq!(agent.metric(&format!("gybe_build_info{{version=\"{version}\"}}")), 1.0);
     let started = agent.metric("process_start_time_seconds");
@@ -196,5 +196,5 @@ fn a_port_in_use_is_reported_and_the_node_is_kept_nevertheless() {
     wait_until("an entry", || node.entry(FILE).is_some());
     drop(taken);
     agent.wait_for_line(|line| line["msg"] == "gybe node: listens");
-    wait_until("peace", || agent.is_ready());
+    wait_until("readiness", || agent.is_ready());
 }

@@ -59,7 +59,7 @@ fn f02_a_rotated_token_is_in_the_kubeconfig_at_once_and_ready_does_not_flap() {
     let node = node("token", "api");
     rotates(&node, 0, &token(0, 3600));
     let agent = node.agent();
-    wait_until("peace", || agent.is_ready() && is_named(&node));
+    wait_until("readiness", || agent.is_ready() && is_named(&node));
     let mode = fs::metadata(node.root.join("run/kubeconfig")).unwrap().permissions().mode() & 0o777;
     assert_eq!(mode, 0o600);
     assert_eq!(kubeconfig(&node).unwrap()["clusters"][0]["cluster"]["server"], "https://[fd00::1]:6443");
@@ -81,7 +81,7 @@ fn no_token_is_on_the_host_unless_it_is_configured() {
     let mut node = node("no-token", "agent");
     rotates(&node, 0, &token(0, 3600));
     let agent = node.agent();
-    wait_until("peace", || agent.is_ready());
+    wait_until("readiness", || agent.is_ready());
     assert_eq!(kubeconfig(&node), None);
     node.configures(&[("pod_source", "api")]);
     wait_until("a kubeconfig", || kubeconfig(&node).is_some() && is_named(&node));
@@ -112,7 +112,7 @@ fn f02_a_token_that_expires_is_logged_beforehand_and_no_line_contains_a_token() 
     assert!(node.entry(FILE).is_some(), "a token's fault keeps nobody from the chain");
     wait_until("a word", || agent.get("/readyz").1.contains("is empty"));
     rotates(&node, 3, &token(3, 3600));
-    wait_until("peace", || agent.is_ready());
+    wait_until("readiness", || agent.is_ready());
     assert!(!agent_text(&mut agent).contains("eyJ"), "no secret is told");
 }
 

@@ -1,4 +1,4 @@
-//! Coming: what `gybe install` places, writes, says, and leaves alone.
+//! `gybe install`: what it places, writes and prints, and what it leaves alone.
 
 use crate::node::{LIST, Node, SINGLE, plugin};
 use gybe_installer::host::settings::KEYS;
@@ -32,8 +32,7 @@ fn one_call_places_the_programs_and_puts_the_entry_last() {
     assert_eq!((again.code, again.out.as_str()), (0, "nothing to do\nthis node is as configured\n"));
 }
 
-/// Leaving is another command, and these are a running agent's, which knows the node's pods; a template is a file of
-/// `--config`.
+/// Keys that only concern a running agent; and `cni_network_config`, a template, which is a file of `--config`.
 const WITHOUT_FLAG: [&str; 6] = [
     "mode",
     "put_back_istio",
@@ -119,7 +118,11 @@ fn a_dry_run_prints_the_plan_and_changes_nothing() {
     assert_eq!((out.code, out.out.as_str()), (0, would));
     assert_eq!(node.networks().len(), 2);
     assert_eq!(node.uninstall("").code, 0);
-    assert_eq!(node.uninstall("--dry-run").out, "nothing to do\n", "a sandbox may be being made");
+    assert_eq!(
+        node.uninstall("--dry-run").out,
+        "nothing to do\n",
+        "within the grace period a sandbox may still be starting"
+    );
     let out = node.minutes_later().uninstall("--dry-run");
     assert_eq!(
         out.out,
@@ -173,7 +176,7 @@ fn f37_on_a_node_of_another_kind_its_own_directories_are_used() {
     assert_eq!(node.install("").code, 0);
     assert!(fs::read_to_string(&conf).unwrap().contains("gybe-cni"));
     assert!(node.root.join("var/lib/rancher/k3s/data/cni/gybe-cni").exists() && node.programs().is_empty());
-    // An operator's word counts for more.
+    // The operator's flags take precedence over the detected directories.
     node.put("10-calico.conflist", LIST);
     assert_eq!(node.install("--conf-dir ROOT/etc/cni/net.d --bin-dir ROOT/opt/cni/bin").code, 0);
     assert_eq!(node.programs(), ["gybe", "gybe-cni"]);
@@ -184,7 +187,7 @@ fn a_further_name_that_is_no_longer_configured_is_removed_and_a_namesake_stays()
     let node = Node::with(&[("10-calico.conflist", LIST)]);
     assert_eq!(node.install("--also-as istio-iptables").code, 0);
     node.program("opt/cni/bin/istio-cni-taint", "#!/bin/sh\necho theirs\n");
-    // Dropped with an upgrade: what is there is the version before.
+    // The name is no longer configured after an upgrade: the program in place is the previous version.
     node.program("image/gybe", "#!/bin/sh\necho gybe 2\n");
     assert_eq!(node.install("").code, 0);
     assert_eq!(node.programs(), ["gybe", "gybe-cni", "istio-cni-taint"]);

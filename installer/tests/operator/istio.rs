@@ -1,4 +1,4 @@
-//! Taking istio-cni's place by hand, and giving it back.
+//! `gybe install` on a node with istio-cni: it replaces istio-cni's entry, and uninstall restores it on request.
 
 use crate::node::Node;
 use std::fs;
@@ -28,7 +28,7 @@ fn an_istio_cni_entry_is_replaced_on_the_operators_order_and_restored_on_request
     assert_eq!(node.programs(), ["istio-cni"]);
 }
 
-/// A killed agent leaves its entry and its socket, at which nobody listens.
+/// A killed istio-cni agent leaves its entry and a socket file without a listener.
 #[test]
 fn an_istio_cni_entry_whose_agent_is_gone_is_replaced() {
     let node = Node::with(&[("10-calico.conflist", THEIRS)]);
@@ -39,14 +39,14 @@ fn an_istio_cni_entry_whose_agent_is_gone_is_replaced() {
     assert!(ours.contains("gybe-cni") && !ours.contains("istio-cni\""), "{ours}");
 }
 
-/// Its agent takes its program along, and sandboxes of before will ask for it.
+/// istio-cni's agent removes its program when it ends, but sandboxes it set up still need the program for DEL.
 #[test]
 fn f29_a_stand_in_answers_for_istio_cni_and_goes_with_the_last_sandbox() {
     let node = Node::with(&[("10-calico.conflist", THEIRS)]);
     node.sandbox("n-old-eth0", &["calico", "istio-cni"]);
     assert_eq!(node.install("--take-over now").code, 0);
     assert_eq!(node.programs(), ["gybe", "gybe-cni", "istio-cni"]);
-    // An upgrade replaces the plugin, and not what stands in.
+    // An upgrade replaces the plugin and not the stand-in.
     node.program("image/gybe-cni", &crate::node::plugin("2"));
     assert_eq!(node.install("--take-over now").code, 0);
     let told = node.uninstall("--json").json();

@@ -1,12 +1,7 @@
 //! Conf directories before and after the incumbent's installer ran, with our entry in place of theirs.
 //!
 //! The files are other people's and not in this repository: GYBE_SHARED says where they are.
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    reason = "a test that meets what it did not expect has nothing better to do"
-)]
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "a test fails by panicking")]
 
 #[path = "../install/ground.rs"]
 #[allow(dead_code, reason = "shared with the tests of another target")]

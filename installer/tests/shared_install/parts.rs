@@ -1,4 +1,5 @@
-//! Table B: the parts of an installer, and the conf files of other projects.
+//! Reference conf files, templates and kubeconfigs of istio-cni and other projects (table B), read and written by the
+//! installer's functions.
 
 use gybe_installer::agent::kubeconfig::{Credentials, render};
 use gybe_installer::host::conflist::convert::{listed, unlisted};
@@ -51,7 +52,7 @@ fn of_two_files_the_first_is_used() {
         less(with_ours(&unit("bridge.conf.golden")))
     );
     for pinned in ["list.conflist", "list.conf"] {
-        // Pinned it is kept, and told of: the runtime takes the first all the same.
+        // The pinned file keeps the entry, and the problem is reported: the runtime reads the first file.
         let (file, by) = (wants::name("list.conflist"), wants::name("bridge.conf"));
         assert_eq!(ground.pass(&chained(Some(pinned))).left.problems, [Problem::Preempted { file, by }]);
         assert!(ground.pass(&chained(Some(pinned))).plan.changes.is_empty());
@@ -59,7 +60,7 @@ fn of_two_files_the_first_is_used() {
         assert_eq!(
             ground.text("bridge.conf").as_bytes(),
             unit("bridge.conf"),
-            "what was pinned before is as it was"
+            "the file that had the entry before is restored"
         );
     }
     ground.settle(&chained(Some("bridge.conflist")));
@@ -93,7 +94,7 @@ fn a_change_after_which_istio_cni_writes_again_makes_gybe_write_again() {
     ground.put("10-list.conflist", unit("list.conflist"));
     assert!(!is_done(), "the entry is missing");
     ground.put("10-list.conflist", good.replace("kube-system", "other"));
-    assert!(!is_done(), "the entry says something else");
+    assert!(!is_done(), "the entry has another value");
     std::fs::remove_file(ground.conf("10-list.conflist")).unwrap();
     assert!(!is_done(), "the file is gone");
     ground.put("istio.conf", unit("istio-cni-prefixed.conf"));
@@ -149,8 +150,8 @@ fn an_older_template_is_filled_in_or_refused_by_name() {
     assert!(matches!(foreign, Err(TemplateError::Foreign { .. })));
 }
 
-/// Less the names, which are ours: `gybe` for user and context, where theirs are `istio-cni` and
-/// `istio-cni-context`.
+/// Parses a kubeconfig with istio-cni's names of user and context, `istio-cni` and `istio-cni-context`, replaced by
+/// Gybe's `gybe`.
 fn kubeconfig(text: &str) -> Value {
     let text = text.replace("istio-cni-context", "gybe").replace("istio-cni", "gybe");
     serde_saphyr::from_str(&text).unwrap()
@@ -186,9 +187,9 @@ fn a_kubeconfig_has_the_values_of_istio_cnis() {
     }
 }
 
-/// Theirs copies the primary's chain into a file of its own that sorts first, and so goes on with an
-/// old chain when the primary changes its own. Ours is a drop-in: the primary's file is left alone
-/// too, and nothing is copied. So the setting is refused, and says so.
+/// With `ISTIO_OWNED_CNI_CONFIG` istio-cni copies the primary's chain into a file of its own that sorts first, so the
+/// runtime keeps an old chain when the primary changes its file. Gybe refuses the setting and names the shape
+/// `dropin`, which neither changes nor copies the primary's file.
 #[test]
 fn an_owned_conf_is_a_drop_in_here() {
     let mut given = SettingsSources::default();
@@ -208,7 +209,7 @@ fn an_owned_conf_is_a_drop_in_here() {
         );
         assert_eq!(ground.text("10-primary.conflist").as_bytes(), primary);
         assert!(wants::entry("info").has_same_value(ground.text(&ours).as_bytes()), "{}", ground.text(&ours));
-        // The primary changes its chain, and there is nothing to bring up to date.
+        // The primary changes its chain, and the drop-in needs no update.
         let changed = String::from_utf8(primary).unwrap().replace("bridge", "other");
         ground.put("10-primary.conflist", &changed);
         assert!(ground.pass(&wants::installed(&ground.root, Shape::DropIn)).plan.changes.is_empty());

@@ -7,7 +7,7 @@ use gybe_netfilter::ruleset::{Chain, Match, Networks, Rule, RuleId, Ruleset};
 use ipnet::{IpNet, Ipv4Net};
 use std::net::Ipv4Addr;
 
-/// The policy of a pod without annotations, for both families.
+/// Returns the policy of a pod without annotations, for both families.
 ///
 /// # Errors
 /// None: the policy file is valid.
@@ -15,7 +15,7 @@ pub fn default() -> Result<RedirectPolicy, Failure> {
     Ok(PolicyFile::parse(r#"{ "enable_ipv6": true, "outbound_ports_exclude": [15020] }"#)?.policy(&[])?)
 }
 
-/// The default policy with that many excluded ports inbound, and as many excluded ports and networks outbound.
+/// Returns the default policy with `count` excluded ports inbound, and as many excluded ports and networks outbound.
 ///
 /// # Errors
 /// As [`default`].
@@ -36,19 +36,19 @@ pub fn with_exclusions(count: usize) -> Result<RedirectPolicy, Failure> {
     Ok(policy)
 }
 
-/// Single ports without neighbours, above those to which the benchmark connects.
+/// Returns single ports of which no two are adjacent, above those to which the benchmark connects.
 pub fn ports(count: usize) -> PortSet {
     (20_000_u16..).step_by(2).take(count).collect()
 }
 
-/// Ports in pseudo-random order: 45,000 of them are about 14,000 ranges.
+/// Returns pseudo-random ports: 45,000 of them are about 14,000 ranges.
 pub fn scattered_ports(count: usize) -> PortSet {
     // A linear congruential generator with the full period of 65,536: no port repeats.
     let next = |port: &u16| Some(port.wrapping_mul(25_173).wrapping_add(13_849));
     std::iter::successors(Some(1), next).take(count).collect()
 }
 
-/// IPv4 networks that do not touch each other, and to which the benchmark does not connect.
+/// Returns IPv4 networks that are not adjacent, and to which the benchmark does not connect.
 pub fn networks(count: usize) -> CidrSet {
     let block = |n: u32| Ipv4Net::new(Ipv4Addr::from_bits(0x1400_0000 + (n << 9)), 24).ok();
     (0..).map_while(block).take(count).map(IpNet::V4).collect()

@@ -38,7 +38,7 @@ pub struct AgentOptions<'a> {
 pub struct Agent(HostProcess);
 
 impl Agent {
-    /// Starts an agent that answers for the published pods and installs nothing. Returns when it serves.
+    /// Starts an agent that answers queries about the published pods and installs nothing. Returns when it serves.
     pub(crate) fn start_serving(
         host: &SimulatedHost,
         program: &Path,

@@ -14,7 +14,7 @@ use crate::{
 /// The primary plugin's conflist.
 pub const CONFLIST: &str = "10-gybe-test.conflist";
 
-/// Paths of programs. Cargo sets those of this crate only for its tests.
+/// Paths of the programs that a node needs. Cargo defines `CARGO_BIN_EXE_…` only for tests, so tests pass them.
 #[derive(Debug, Clone, Copy)]
 pub struct Programs<'p> {
     /// `gybe-host-init`
@@ -35,7 +35,7 @@ pub struct Node {
 }
 
 impl Node {
-    /// Starts a node with that network. containerd's log is written to `log`, the agents' to `*.agent.log`.
+    /// Starts a node with this conflist. containerd's log is written to `log`, the agents' to `*.agent.log`.
     pub fn start(
         programs: Programs<'_>,
         generation: Generation,
@@ -56,7 +56,6 @@ impl Node {
         Ok(node)
     }
 
-    /// The host of the node.
     pub fn host(&self) -> &SimulatedHost {
         &self.host
     }
@@ -80,7 +79,7 @@ impl Node {
         self.cri.wait_for_image(image.name)
     }
 
-    /// Starts an agent that answers for the published pods and installs nothing. Returns when it serves.
+    /// Starts an agent that answers queries about the published pods and installs nothing. Returns when it serves.
     pub fn start_agent(&self, program: &Path) -> Result<Agent, HarnessError> {
         Agent::start_serving(&self.host, program, &agent_log(&self.log))
     }
@@ -111,12 +110,11 @@ impl Node {
         written.map_err(HarnessError::file(link))
     }
 
-    /// The node's containerd.
     pub fn containerd(&self) -> &Containerd {
         &self.containerd
     }
 
-    /// Opens another connection, for calls of another thread.
+    /// Opens another connection to the CRI service, for calls of another thread.
     pub fn connect(&self) -> Result<Cri, HarnessError> {
         connect(&self.host)
     }
@@ -160,7 +158,7 @@ fn connect(host: &SimulatedHost) -> Result<Cri, HarnessError> {
     Ok(cri)
 }
 
-/// Fills the directory of plugins with links to where each is built or installed.
+/// Links every plugin, from where it is built or installed, into the node's CNI program directory.
 fn link_plugins(host: &SimulatedHost, generation: Generation, plugins: &[&Path]) -> Result<(), HarnessError> {
     let reference = generation.reference_plugins()?;
     let mut found = Vec::new();

@@ -1,13 +1,13 @@
-//! Waiting for a condition that only looking at it shows.
+//! Functions that poll for a condition without an event to wait for.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// How long a test waits for what must happen. Nothing takes as long when all is well; a busy machine is slow.
+/// The longest wait for one event: more than any takes on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Between two looks: short, since each test waits a few times, and long enough to leave the processor to
-/// what is waited for.
+/// The time between two polls: short, since each test waits several times, and long enough to leave the processor to
+/// the program under test.
 const INTERVAL: Duration = Duration::from_millis(2);
 
 /// Waits until `condition` holds.
@@ -24,7 +24,7 @@ pub fn wait_for<T>(what: &str, probe: impl FnMut() -> Option<T>) -> T {
 pub fn wait_for_at_most<T>(limit: Duration, mut probe: impl FnMut() -> Option<T>) -> Option<T> {
     let deadline = Instant::now() + limit;
     loop {
-        // The last look is behind the deadline: what came true meanwhile counts.
+        // The last poll is after the deadline, so a condition that became true while this thread slept counts.
         let is_last = Instant::now() >= deadline;
         let found = probe();
         if found.is_some() || is_last {

@@ -1,10 +1,5 @@
 //! Plugin and node agent together, as built: an ADD that only the agent can decide.
-#![allow(
-    clippy::indexing_slicing,
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test that meets what it did not expect has nothing better to do"
-)]
+#![allow(clippy::indexing_slicing, clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 #[cfg(test)]
 mod ground;

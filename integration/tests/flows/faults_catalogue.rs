@@ -1,4 +1,4 @@
-//! docs/FAULTS.md and the tests of the workspace.
+//! docs/FAULTS.md names exactly the tests of faults that the workspace has.
 
 use gybe_integration::failure::Failure;
 use gybe_integration::faults::{catalogue, check, fault_tests};

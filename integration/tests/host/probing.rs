@@ -1,4 +1,4 @@
-//! `gybe probe --host`: whose programs are tried, where it is kept, what it takes.
+//! `gybe probe --host`: it runs the host's programs, stores the report on the host, and names missing capabilities.
 
 use crate::world::{CAPABILITIES, Container, Host};
 use gybe_integration::programs::ours;
@@ -73,7 +73,7 @@ fn without_the_hosts_processes_the_hint_names_the_flag() {
 fn f11_a_report_that_must_be_stored_and_cannot_be_is_a_failure() {
     let host = Host::without("unkept", &[]);
     let container = Container::new("unkept");
-    // A directory's name taken by a file: what a host without a writable /run looks like to us.
+    // A file in place of the directory, which makes creating it fail as a read-only /run would.
     std::fs::write(host.kept().parent().unwrap(), "").unwrap();
     let probe = container.probe(&host, &CAPABILITIES);
     let ran = container.sh(&format!("{probe} --keep"));

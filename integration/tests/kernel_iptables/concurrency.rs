@@ -1,4 +1,4 @@
-//! Several calls at once in one namespace: each begins when another has ended.
+//! Concurrent calls in one network namespace: the lock serializes them.
 
 use super::*;
 use gybe_netfilter::apply::apply;
@@ -9,11 +9,10 @@ use gybe_netfilter::presence::Presence;
 use std::fs::File;
 use std::thread;
 
-/// Enough that every round of two would have to be lucky: of pairs that do not wait for each other, most
-/// write their jumps twice.
+/// Without the lock most concurrent pairs write their jumps twice, so this many rounds practically always show it.
 const ROUNDS: usize = 8;
 
-/// Does each of these in this thread's namespace, all at the same time, and gives what came of them.
+/// Runs all the closures concurrently in this thread's network namespace and returns their results in order.
 fn at_once<T: Send>(works: Vec<Box<dyn FnOnce() -> T + Send + '_>>) -> Vec<T> {
     let namespace = Netns::of_this_thread().unwrap();
     thread::scope(|scope| {
@@ -34,7 +33,7 @@ fn f18_of_adds_at_once_for_one_namespace_each_succeeds_and_one_ones_rules_are_th
                     let (backend, rules) = (&backend, &rules[which % 2]);
                     Box::new(move || apply(backend, rules).map(drop)) as Box<dyn FnOnce() -> _ + Send>
                 };
-                // Of the same pod in even rounds, of two with other annotations in odd ones.
+                // Even rounds: the same rules four times; odd rounds: two rule sets, twice each.
                 let outcomes = at_once((0..4).map(|call| apply(call * (round % 2))).collect());
                 assert!(outcomes.iter().all(Result::is_ok), "{}, {round}: {outcomes:?}", backend.name());
                 let found = backend.inspect().unwrap();
@@ -45,7 +44,7 @@ fn f18_of_adds_at_once_for_one_namespace_each_succeeds_and_one_ones_rules_are_th
     }
 }
 
-/// Each takes the other's rules away once its own are in force: both at once would leave none.
+/// Each variant removes the other's rules once its own are in force; without the lock none might remain.
 #[test]
 fn f18_of_adds_at_once_by_both_kinds_of_programs_one_ones_rules_are_there() {
     let rules = ruleset("inject-default-dual");
@@ -66,8 +65,8 @@ fn f18_of_adds_at_once_by_both_kinds_of_programs_one_ones_rules_are_there() {
     }
 }
 
-/// Nftables waits for nobody. Where a pod has rules by a program, and is given the same by that program and
-/// others by nftables at once, both sets may stay, which a CHECK tells; what may not be is that none does.
+/// The nft backend takes no lock. If an iptables program and nftables write rules for one pod concurrently, both sets
+/// may remain, which CHECK reports; it must not happen that none remains.
 #[test]
 fn f18_of_adds_at_once_by_nftables_and_a_program_rules_are_there() {
     let rules = ruleset("inject-default-dual");
@@ -101,7 +100,7 @@ fn f18_f22_a_lock_that_somebody_holds_is_waited_for_no_longer_than_the_deadline(
             let late = refusal(&patient(variant).with_deadline(Duration::from_millis(50)), &rules);
             assert!(matches!(&late, IptablesError::Busy { .. }), "{late:?}");
             assert!(late.to_string().contains("50ms") && late.hint().unwrap().contains("lslocks"), "{late}");
-            // Another namespace's lock is another lock.
+            // Each network namespace has its own lock.
             in_new_namespace(|| apply(&patient(variant), &rules).unwrap());
             drop(held);
             assert!(names_nothing_of_ours(&save(variant)));

@@ -1,4 +1,4 @@
-//! Every match and every verdict is taken by the kernel and read back byte for byte.
+//! The kernel accepts every match and every verdict, and lists each byte for byte as written.
 
 use crate::namespace::{in_new_namespace, nft};
 use crate::rules::{differences, every_match, every_verdict, policy};
@@ -7,7 +7,7 @@ use gybe_netfilter::compile::compile;
 use gybe_netfilter::nft::Nft;
 use gybe_netfilter::show::show;
 
-/// Has `nft` load a script.
+/// Loads a script with `nft -f`.
 fn load(script: &str) {
     let name = format!("gybe-script-{}-{:?}", std::process::id(), std::thread::current().id());
     let path = std::env::temp_dir().join(name);
@@ -58,7 +58,7 @@ fn nft_shows_every_rules_id_as_its_comment() {
     });
 }
 
-/// The numbers in a comparison that would be printed otherwise if a type or byte order were wrong.
+/// nft would print other numbers if a data type or a byte order were wrong.
 #[test]
 fn nft_prints_values_as_people_write_them() {
     in_new_namespace(|| {

@@ -1,4 +1,4 @@
-//! A network namespace for one test, and programs run inside it.
+//! A network namespace for one test, and functions that run programs inside it.
 
 use gybe_netfilter::netns::Netns;
 use std::process::Command;
@@ -14,8 +14,8 @@ pub(crate) fn in_new_namespace<T: Send>(work: impl FnOnce() -> T + Send) -> T {
 #[expect(clippy::disallowed_methods, reason = "the referees of these tests are nft and ip themselves")]
 pub(crate) fn run(program: &str, arguments: &[&str]) -> String {
     let output = Command::new(program).args(arguments).output().unwrap_or_else(|e| panic!("{program}: {e}"));
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{program} {arguments:?}: {said}");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{program} {arguments:?}: {stderr}");
     String::from_utf8(output.stdout).unwrap()
 }
 
@@ -27,12 +27,12 @@ pub(crate) fn ip(arguments: &str) -> String {
     run("ip", &arguments.split(' ').collect::<Vec<_>>())
 }
 
-/// Takes every capability from the calling thread, and from no other.
-#[expect(unsafe_code, reason = "no crate here wraps capset(2), and setuid(2) of libc moves all threads")]
+/// Drops every capability of the calling thread; other threads keep theirs.
+#[expect(unsafe_code, reason = "no crate here wraps capset(2), and libc's setuid(2) changes all threads")]
 pub(crate) fn without_privilege() {
-    // `struct __user_cap_header_struct` of version 3 for this thread, and two empty sets.
-    let (header, nothing) = ([0x2008_0522_u32, 0], [0_u32; 6]);
+    // `struct __user_cap_header_struct`: version 3, pid 0 (the calling thread); then two empty data structures.
+    let (header, no_capabilities) = ([0x2008_0522_u32, 0], [0_u32; 6]);
     // SAFETY: both pointers are to arrays of the size that this version of the call reads.
-    let answer = unsafe { nix::libc::syscall(nix::libc::SYS_capset, &header, &nothing) };
-    assert_eq!(answer, 0, "capset");
+    let result = unsafe { nix::libc::syscall(nix::libc::SYS_capset, &header, &no_capabilities) };
+    assert_eq!(result, 0, "capset");
 }

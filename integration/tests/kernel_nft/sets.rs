@@ -1,4 +1,4 @@
-//! Long lists: thousands of elements in one transaction, and back.
+//! Sets of thousands of elements: written in one transaction and read back.
 
 use crate::namespace::{in_new_namespace, nft};
 use crate::rules::{differences, rule, ruleset};
@@ -13,7 +13,7 @@ fn with(matches: Vec<Match>) -> Ruleset {
     ruleset(vec![(ChainName::NatOutput, vec![rule("long", matches, Verdict::Return)])])
 }
 
-/// `count` networks of which no two touch.
+/// Returns a rule set that matches `count` networks of which no two are adjacent.
 fn v4(count: u32) -> Ruleset {
     let nets =
         (0..count).map(|n| ipnet::Ipv4Net::new(Ipv4Addr::from_bits(0x0a00_0000 + n * 512), 24).unwrap());
@@ -43,7 +43,7 @@ fn a03_sets_of_45_000_networks_load_and_read_back() {
     for rules in [v4(45_000), v6(45_000)] {
         in_new_namespace(|| {
             if let Err(error) = apply(&Nft, &rules) {
-                // A plain user may send no more at once than the administrator lets everybody.
+                // Without CAP_NET_ADMIN in the initial user namespace, net.core.wmem_max limits a message's size.
                 assert!(error.hint().is_some_and(|hint| hint.contains("wmem_max")), "{error:?}");
                 assert_ne!(
                     fs::read_to_string("/proc/self/uid_map").unwrap().split_whitespace().last(),

@@ -1,8 +1,8 @@
-//! What is known about a node, as programs find it out, keep it and go by it. `/run` is each test's own.
+//! The probe report: programs probe the node, store the report and choose a backend by it. Each test has its own `/run`.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
-    reason = "a test that meets what it did not expect has nothing better to do; JSON that lacks a member is null"
+    reason = "a test fails by panicking; indexing a missing JSON member yields null"
 )]
 
 mod checking;
@@ -17,7 +17,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
-/// Long enough that what does not work is asked again.
+/// After this time failed probes are repeated.
 const LATER: Duration = Duration::from_secs(31);
 
 fn gybe(place: &PluginDir, words: &str, stdin: &str) -> Result<Run, Failure> {
@@ -38,13 +38,13 @@ fn refused(why: &str) -> Value {
     json!({ "finding": "refused", "why": why, "errno": 2, "object": null, "hint": null })
 }
 
-/// Makes what is known as old as if that had passed since.
+/// Sets the stored report's modification time back by [`LATER`].
 fn later(place: &PluginDir) -> Result<(), Failure> {
     let file = fs::OpenOptions::new().write(true).open(kept(place))?;
     Ok(file.set_modified(SystemTime::now() - LATER)?)
 }
 
-/// How many namespaces a command makes, each of them for one attempt.
+/// Runs a command and returns the number of network namespaces it created: one for each probe.
 fn namespaces(place: &PluginDir, command: &str) -> Result<usize, Failure> {
     let record = place.path().join("record");
     let strace = format!("strace -f -qq -e trace=unshare -o {} ", record.display());
@@ -53,7 +53,7 @@ fn namespaces(place: &PluginDir, command: &str) -> Result<usize, Failure> {
     attempts(place)
 }
 
-/// The same of a call, and what it came to.
+/// As [`namespaces`], for a call of the plugin; also returns its result.
 fn attempted(place: &PluginDir, call: &PluginCall) -> Result<(usize, Run), Failure> {
     let record = place.path().join("record");
     let ran = call.run(place, &format!("strace -f -qq -e trace=unshare -o {}", record.display()))?;
@@ -61,7 +61,7 @@ fn attempted(place: &PluginDir, call: &PluginCall) -> Result<(usize, Run), Failu
 }
 
 fn attempts(place: &PluginDir) -> Result<usize, Failure> {
-    // iptables' own thread unshares its mounts.
+    // The thread that runs iptables also calls unshare, for its mounts; only network namespaces count.
     let record = fs::read_to_string(place.path().join("record"))?;
     Ok(record.lines().filter(|line| line.contains("unshare(CLONE_NEWNET)")).count())
 }

@@ -1,4 +1,4 @@
-//! A directory that is renamed on the host under a mount of it, which is what an agent's pod sees of it.
+//! A CNI directory that is renamed on the host while the agent's pod has it mounted.
 
 use crate::node::{LIST, Node, with_own_mounts};
 use gybe_installer::host::directory::Directory;

@@ -142,3 +142,27 @@ fn every_backend_setting_is_read_as_it_is_written() {
         assert_eq!(text.parse::<BackendSetting>(), Err(UnknownBackendSetting), "{text}");
     }
 }
+
+#[test]
+fn a_refused_policy_names_the_command_that_lists_the_backends() {
+    let unsupported = UnsupportedPolicy {
+        need: "the pod asks for TPROXY",
+        backend: Nft,
+        found: "refused: no module".into(),
+    };
+    assert_eq!(
+        unsupported.to_string(),
+        "the pod asks for TPROXY, which nft cannot do on this node: refused: no module"
+    );
+    assert!(unsupported.hint().unwrap().starts_with("gybe probe lists the backends that can;"));
+}
+
+#[test]
+fn what_works_is_known_per_backend_and_profile() {
+    let lame = findings(&[(Profile::Tproxy, refused("tproxy"))]);
+    assert!(flawless(&findings(&[])) && !flawless(&lame));
+    let known = known(&[(Nft, lame)]);
+    assert!(does(&known, Nft, Profile::V4));
+    assert!(!does(&known, Nft, Profile::Tproxy));
+    assert!(!does(&known, IptablesNft, Profile::V4), "it was not probed");
+}

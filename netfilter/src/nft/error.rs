@@ -77,7 +77,7 @@ pub struct KernelPart {
 }
 
 impl KernelPart {
-    const NF_TABLES: Self = Self { module: "nf_tables", config: "CONFIG_NF_TABLES_INET" };
+    pub(crate) const NF_TABLES: Self = Self { module: "nf_tables", config: "CONFIG_NF_TABLES_INET" };
     const NAT: Self = Self { module: "nft_chain_nat", config: "CONFIG_NFT_NAT" };
     const REDIR: Self = Self { module: "nft_redir", config: "CONFIG_NFT_REDIR" };
     const TPROXY: Self = Self { module: "nft_tproxy", config: "CONFIG_NFT_TPROXY" };

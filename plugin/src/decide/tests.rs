@@ -116,7 +116,7 @@ fn a05_the_proxys_ids_are_its_security_context_or_1337() {
                     );
                 }
                 (Decision::Refuse(refusal), None) => {
-                    assert!(refusal.to_string().contains(field), "{refusal}")
+                    assert!(refusal.to_string().contains(field), "{refusal}");
                 }
                 (other, _) => panic!("{field} {value:?}: {other:?}"),
             }

@@ -168,3 +168,13 @@ fn the_hint_for_a_kubeconfig_names_what_is_missing() {
         assert!(error.hint().unwrap().starts_with(words), "{error:?}");
     }
 }
+
+#[test]
+fn after_the_deadline_no_agent_is_asked() {
+    let manifests = ManifestDirectory::new("late");
+    let socket = manifests.0.join("facts.sock");
+    let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    // `SO_SNDTIMEO` of zero would wait without end.
+    let late = agent::exchange(&socket, |_| panic!("a request is sent"), Instant::now());
+    assert!(matches!(late, Err(agent::AgentFault::Timeout)), "{late:?}");
+}

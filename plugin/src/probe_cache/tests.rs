@@ -232,3 +232,10 @@ fn a_directory_that_cannot_be_created_is_the_error() {
     let below = ProbeCache::at(&file_in_the_way.join("run")).lock().unwrap();
     assert_eq!(below.unwrap_err().kind(), io::ErrorKind::NotADirectory);
 }
+
+#[test]
+fn a_directory_that_cannot_be_created_is_the_error_that_is_reported() {
+    // mkdir(2) fails in sysfs with EPERM; an open in the missing directory would fail with ENOENT.
+    let error = ProbeCache::at(Path::new("/sys/gybe-probe-cache")).lock_file().unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::PermissionDenied, "{error}");
+}

@@ -64,7 +64,7 @@ fn a_long_message_leaves_room_for_the_hint() {
     let findings = |kind| (kind, [found.clone()].into_iter().collect());
     let known =
         Capabilities { backends: BackendKind::ALL.map(findings).into_iter().collect(), untried: Vec::new() };
-    let error = PluginError::Backend(choose(&known, BackendSetting::Auto).unwrap_err().into());
+    let error = PluginError::from(SelectError::from(choose(&known, BackendSetting::Auto).unwrap_err()));
     let reply = error_reply(Some(Verb::Status), &error);
     assert_eq!(reply.details, error.hint().unwrap());
     assert!(

@@ -1,4 +1,4 @@
-//! The pipes of a call: full, broken, closed, or never closed.
+//! Standard streams of a plugin call that are full, broken, closed, or never closed.
 
 use crate::program::{
     exit_with_stderr, exit_with_stdout, run_with_closed, run_with_open_stdin, run_with_stdin,
@@ -58,7 +58,7 @@ fn f34_a_result_that_cannot_be_written_is_a_failure() {
     assert_eq!(exit_with_stdout(full, [("CNI_COMMAND", "VERSION")]), Some(1));
 }
 
-/// Otherwise the next file opened gets its number, and is read or written in its place.
+/// If a standard descriptor is closed, the next file that the plugin opens would get its number.
 #[test]
 fn f34_a_closed_standard_descriptor_is_not_reused_for_another_file() {
     let status = [("CNI_COMMAND", "STATUS"), ("CNI_PATH", "/opt/cni/bin")];

@@ -34,7 +34,7 @@ pub(super) fn read(proc: &Path) -> Processes {
         match Identity::at(&netns) {
             Ok(identity) => found.all.push(Process { pod, netns, identity, cgroup }),
             Err(why) if pod.is_some() && !matches!(why, NetnsError::Missing { .. }) => {
-                found.refused = Some(why)
+                found.refused = Some(why);
             }
             Err(_) => {}
         }

@@ -266,7 +266,7 @@ pub(super) fn judge(reader: &mut SettingsReader<'_>) {
             Support::RefusedIfTrue if truth(setting.text) == Some(false) => {}
             Support::RefusedIfTrue | Support::Refused => reader.refuse(setting, name.meaning),
             Support::Ignored => {
-                reader.notes.push(format!("{} has no effect: {}", setting.name, name.meaning))
+                reader.notes.push(format!("{} has no effect: {}", setting.name, name.meaning));
             }
         }
     }

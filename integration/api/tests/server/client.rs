@@ -45,7 +45,7 @@ impl<'a> Client<'a> {
     }
 
     /// Sends the user agent with which the recordings were made.
-    pub(crate) fn as_curl(mut self) -> Self {
+    pub(crate) fn with_curl_user_agent(mut self) -> Self {
         self.agent = "curl/7.88.1";
         self
     }

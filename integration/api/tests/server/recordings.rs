@@ -119,7 +119,7 @@ fn json_is_indented_only_for_curl() {
     let [_, newer] = Recording::all();
     let server = cluster(&newer);
     let path = "/api/v1/namespaces/mesh-demo/pods/nope";
-    let lines = Client::new(&server).as_curl().get(path).text();
+    let lines = Client::new(&server).with_curl_user_agent().get(path).text();
     assert_eq!(lines.lines().count(), newer.0["pod-404.json"].lines().count());
     assert_eq!(Client::new(&server).get(path).text().lines().count(), 1);
 }

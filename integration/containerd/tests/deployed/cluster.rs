@@ -12,7 +12,7 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use serde_json::{Value, json};
 
 const HOST_INIT: &str = env!("CARGO_BIN_EXE_gybe-host-init");
-/// From this package's directory.
+/// The workspace's root, relative to this package's directory.
 const TOP: &str = "../..";
 
 /// An API server and a node of its cluster.
@@ -53,10 +53,9 @@ impl Cluster {
     }
 }
 
-/// The node's name.
 pub(crate) const NODE: &str = "worker-1";
 
-/// Reads the single object of a file of the base.
+/// Reads the single object of a file in `manifests/base`.
 fn object(file: &str) -> Value {
     let path = Path::new(TOP).join("manifests/base").join(file);
     serde_saphyr::from_str(&fs::read_to_string(path).unwrap()).unwrap()
@@ -76,7 +75,7 @@ fn image() -> String {
     format!("docker.io/library/{}", pod.containers[0].image.clone().unwrap())
 }
 
-/// Paths in the image and contents of the files that the Dockerfile copies.
+/// Returns the files that the Dockerfile copies: the path in the image and the content of each.
 fn copied_files() -> Vec<(String, Vec<u8>)> {
     let text = fs::read_to_string(Path::new(TOP).join("manifests/Dockerfile")).unwrap();
     let copy = text.lines().find_map(|line| line.strip_prefix("COPY ")).unwrap();

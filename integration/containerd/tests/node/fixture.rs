@@ -13,7 +13,7 @@ use gybe_test_support::wait_for_at_most;
 
 use crate::conflist_state::ConflistState;
 
-/// Longer than any awaited event takes on a busy machine.
+/// The longest wait for one event: more than any takes on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
 const HOST_INIT: &str = env!("CARGO_BIN_EXE_gybe-host-init");

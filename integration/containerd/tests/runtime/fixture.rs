@@ -16,17 +16,17 @@ const HOST_INIT: &str = env!("CARGO_BIN_EXE_gybe-host-init");
 const RECORDER: &str = env!("CARGO_BIN_EXE_gybe-recorder");
 const CRASH_INJECTOR: &str = env!("CARGO_BIN_EXE_gybe-crash-injector");
 
-/// A node with that conflist. Its log has the test's name and is kept.
+/// Starts a node with this conflist. Its log file is named after the test and stays after it.
 pub(crate) fn node(generation: Generation, conflist: &Conflist) -> Node {
     start_node(generation, conflist, &[Path::new(RECORDER)])
 }
 
-/// A node with Gybe between two recorders.
+/// Starts a node with Gybe between two recorder plugins.
 pub(crate) fn gybe_node(generation: Generation) -> Node {
     gybe_node_with(generation, conflist::recorder())
 }
 
-/// A node with Gybe between a recorder and another plugin.
+/// Starts a node with Gybe between a recorder plugin and the plugin `after`.
 pub(crate) fn gybe_node_with(generation: Generation, after: Value) -> Node {
     let conflist = Conflist::reference_plugins(generation);
     let conflist =
@@ -34,7 +34,7 @@ pub(crate) fn gybe_node_with(generation: Generation, after: Value) -> Node {
     node_with_gybe(generation, &conflist)
 }
 
-/// A node on which Gybe requests facts from the node agent, which does not run yet.
+/// Starts a node on which Gybe queries the node agent, which does not run yet.
 pub(crate) fn node_with_agent_facts(generation: Generation) -> Node {
     node_with_gybe(
         generation,
@@ -42,7 +42,7 @@ pub(crate) fn node_with_agent_facts(generation: Generation) -> Node {
     )
 }
 
-/// A node with that conflist and the plugins that it may name: recorder, crash injector, Gybe.
+/// Starts a node with this conflist and the plugins that it may name: recorder, crash injector, Gybe.
 pub(crate) fn node_with_gybe(generation: Generation, conflist: &Conflist) -> Node {
     let plugin = program("gybe-cni");
     start_node(generation, conflist, &[Path::new(RECORDER), Path::new(CRASH_INJECTOR), &plugin])
@@ -92,7 +92,7 @@ pub(crate) fn kill_containerd_during_add(
     })
 }
 
-/// Defines a test for each generation.
+/// Defines one test for each generation of containerd.
 macro_rules! on_every_generation {
     ($(#[doc = $doc:literal])* fn $name:ident($generation:ident: Generation) $body:block) => {
         mod $name {
@@ -119,7 +119,7 @@ macro_rules! on_every_generation {
 }
 pub(crate) use on_every_generation;
 
-/// Asserts that no sandbox is left, and no namespace, link, address or cached result of one.
+/// Asserts that the node has no sandbox, and no network namespace, link, address lease or cached result of one.
 pub(crate) fn assert_no_sandbox_is_left(node: &Node) {
     assert_eq!(node.cri.list().unwrap(), [""; 0]);
     assert_eq!(entries(node, "/run/netns"), [""; 0]);

@@ -23,9 +23,10 @@ use std::thread;
 
 const HEAD: &str = "# States of a node
 
-One module decides which file the runtime loads, which plugins it runs and whether a pod is redirected: `installer/src/host/judge.rs`. This table
-shows its answers in states of a node. `make node-states` writes it: it puts a node into each state, runs the agent, queries each tool, and starts a meshed
-pod with real containerd. `make test-states` compares it, and fails where two columns disagree.
+`installer/src/host/judge.rs` decides which conf file the runtime takes, which plugins it runs, and whether a pod that
+starts now is redirected. The plan, `/readyz`, the metrics and `gybe doctor` show its decision. This table shows them for
+each state of a node, and beside them what a pod does that real containerd starts in that state. `make node-states`
+writes it; `make test-states` fails when it is outdated or two columns disagree.
 
 | State of the node | containerd | Plan | `/readyz` | `istio_cni_install_ready` | `gybe doctor` | The next pod | Reason |
 |---|---|---|---|---|---|---|---|
