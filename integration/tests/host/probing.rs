@@ -55,7 +55,11 @@ fn f36_without_a_capability_the_probe_names_it_and_stores_nothing() {
         let ran = container.sh(&container.probe(&host, &rest));
         assert_eq!(ran.code, Some(2), "{lacking}: {ran:#?}");
         let name = lacking.to_uppercase();
-        assert!(ran.err.contains(&format!("this process lacks capabilities to probe the host: CAP_{name} (")), "{}", ran.err);
+        assert!(
+            ran.err.contains(&format!("this process lacks capabilities to probe the host: CAP_{name} (")),
+            "{}",
+            ran.err
+        );
         assert!(ran.err.ends_with(&format!("capabilities: {name}\n")), "{}", ran.err);
     }
     assert!(!host.kept().exists() && container.has_kept_nothing());
