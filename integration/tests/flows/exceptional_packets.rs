@@ -135,7 +135,7 @@ fn the_proxys_mark_spares_also_where_it_is_the_mark_of_calls_to_the_own_pod() ->
         })?;
         match call.connect(world.at(Location::Pod), PATIENCE)? {
             ConnectionOutcome::Answered(answer) => {
-                assert_eq!(answer.by, answers, "proxy-keeps-source there: {there}")
+                assert_eq!(answer.by, answers, "proxy-keeps-source there: {there}");
             }
             fate => panic!("proxy-keeps-source there: {there}: {fate}"),
         }
