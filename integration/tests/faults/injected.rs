@@ -1,5 +1,5 @@
-//! Errors of the kernel at our sockets, put there by strace: each ends in a clear error or is got
-//! over, and "applied" is said exactly when it is true.
+//! Kernel errors at netlink sockets, injected by strace: the program recovers or reports a clear error, and it reports
+//! success only if the rules are in force.
 
 use super::{BEFORE, Scratch, TPROXY, add};
 use gybe_integration::invocation::{Invocation, State};
@@ -7,7 +7,7 @@ use gybe_integration::programs::Run;
 use gybe_netfilter::nft::Nft;
 use gybe_netfilter::redirection::remove;
 
-/// A call fails, the n-th time that one thread makes it, or from then on.
+/// A fault: a system call fails the n-th time that a thread makes it, or from then on.
 struct Fault {
     call: &'static str,
     outcome: &'static str,
@@ -24,13 +24,13 @@ const SENDING: [&str; 7] = [
     "error=ECONNREFUSED",
 ];
 
-/// The last two: an empty answer, and one shorter than its header.
+/// The last two are an empty message, and one shorter than its header.
 const RECEIVING: [&str; 6] =
     ["error=ENOBUFS", "error=EINTR", "error=EAGAIN", "error=ENOMEM", "retval=0", "retval=12"];
 
 const OPENING: [&str; 4] = ["error=EPERM", "error=EPROTONOSUPPORT", "error=EMFILE", "error=EAFNOSUPPORT"];
 
-/// More often than this no thread of ours makes any of them.
+/// No thread makes any of these calls more often.
 const TIMES: usize = 6;
 
 fn faults() -> Vec<Fault> {
@@ -48,7 +48,7 @@ impl Fault {
     fn run(&self, invocation: &Invocation) -> Run {
         let Self { call, outcome, when } = self;
         let inject = format!("inject={call}:{outcome}:when={when}");
-        // Somebody who tries for ever would be killed and so found out: 124, and no message.
+        // timeout(1) kills a program that retries forever; its exit code 124 fails the test.
         let guard = [
             "timeout",
             "60",
@@ -69,13 +69,13 @@ impl Fault {
         format!("{} {} when={}", self.call, self.outcome, self.when)
     }
 
-    /// Does it keep the program from ever finding out?
+    /// Reports whether the call fails every further time too, so that the program can never read its rules back.
     fn stays(&self) -> bool {
         self.when.ends_with('+')
     }
 }
 
-/// Runs the invocation with each fault; gives how often it claimed success, and how often it failed.
+/// Runs the invocation with each fault; returns how often it reported success, and how often an error.
 fn what_is_claimed_is_true(
     invocation: &Invocation,
     prepare: &(dyn Fn() + Sync),
@@ -93,28 +93,28 @@ fn what_is_claimed_is_true(
             }
             Some(code @ 1..=2) => {
                 assert!(is_told(&run), "{name}: {code} {run:?}");
-                // What is there and was not claimed could not be read back either; or what an
-                // earlier policy may have left beside it, which goes last, could not be looked for.
+                // Complete rules may be reported as an error only if the program could not read them back, or could not
+                // list the earlier policy's routes, which it removes last.
                 let unseen = fault.stays() && fault.call != "sendmsg" || run.err.contains("routing");
                 assert!(state != State::Whole || unseen, "{name}: {run:?}");
                 failed += 1;
             }
             _ => panic!("{name}: {run:?}"),
         }
-        // Nothing of it is in the way of the next one.
+        // The remains of a failed run do not prevent the next one.
         assert_eq!(invocation.run(&[]).unwrap().code, Some(0), "after {name}");
         assert_eq!(invocation.state(&Nft).unwrap(), State::Whole, "after {name}");
     }
     (done, failed)
 }
 
-/// One line that says what could not be done, and why.
+/// Reports whether `gybe` failed with a line that names the operation and its cause.
 fn gybe_tells(run: &Run) -> bool {
     let line = run.err.lines().next().unwrap_or_default();
     run.code == Some(2) && run.out.is_empty() && line.starts_with("gybe: ") && line.matches(": ").count() >= 2
 }
 
-/// A CNI error on stdout, whole.
+/// Reports whether the plugin failed with a complete CNI error on stdout.
 fn plugin_tells(run: &Run) -> bool {
     let error: serde_json::Value = serde_json::from_str(&run.out).unwrap_or_default();
     run.code == Some(1)
@@ -126,7 +126,7 @@ fn plugin_tells(run: &Run) -> bool {
 fn f25_gybe_apply_claims_exactly_what_is_true_whatever_the_kernel_answers() {
     let invocation = Invocation::apply(TPROXY, "nft").unwrap();
     let (done, failed) = what_is_claimed_is_true(&invocation, &|| remove(&Nft).unwrap(), gybe_tells);
-    println!("gybe apply: {done} faults got over, {failed} told");
+    println!("gybe apply: {done} faults recovered from, {failed} reported");
     assert!(done > 0 && failed > 0);
 }
 
@@ -136,7 +136,7 @@ fn f25_gybe_apply_over_other_rules_claims_exactly_what_is_true_whatever_the_kern
     let before = Invocation::apply(BEFORE, "nft").unwrap().redirection;
     let (done, failed) =
         what_is_claimed_is_true(&invocation, &|| drop(before.apply(&Nft).unwrap()), gybe_tells);
-    println!("gybe apply over others: {done} faults got over, {failed} told");
+    println!("gybe apply over others: {done} faults recovered from, {failed} reported");
     assert!(done > 0 && failed > 0);
 }
 
@@ -144,6 +144,6 @@ fn f25_gybe_apply_over_other_rules_claims_exactly_what_is_true_whatever_the_kern
 fn f25_an_add_claims_exactly_what_is_true_whatever_the_kernel_answers() {
     let scratch = Scratch::new("injected");
     let (done, failed) = what_is_claimed_is_true(&add(&scratch), &|| remove(&Nft).unwrap(), plugin_tells);
-    println!("gybe-cni ADD: {done} faults got over, {failed} told");
+    println!("gybe-cni ADD: {done} faults recovered from, {failed} reported");
     assert!(done > 0 && failed > 0);
 }
