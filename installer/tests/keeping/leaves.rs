@@ -1,4 +1,4 @@
-//! Out of the chain because the ConfigMap says so, in the order that hurts nobody.
+//! Uninstall by `mode: leave` in the ConfigMap, in an order that fails no pod.
 
 use crate::node::{Node, PRIMARY};
 use gybe_test_support::wait_until;
@@ -25,7 +25,7 @@ fn f29_mode_leave_uninstalls_and_reports_when_it_is_done() {
     assert!(node.program("gybe").exists(), "gybe uninstall can finish it");
     assert!(!node.program("istio-iptables").exists());
     assert!(agent.get("/left").1.contains("gybe-cni stays"));
-    // An agent that has left puts nothing back.
+    // After its uninstall the agent restores nothing, so `gybe uninstall` is allowed.
     let run = node.root.join("run");
     let out = node.tool("uninstall").arg("--run-dir").arg(&run).output().unwrap();
     assert_eq!((out.status.code(), String::from_utf8(out.stderr).unwrap()), (Some(0), String::new()));
@@ -33,14 +33,14 @@ fn f29_mode_leave_uninstalls_and_reports_when_it_is_done() {
     assert!(status == 503 && text.contains("left"), "{status} {text}");
     assert_eq!(agent.metric("gybe_left"), 1.0);
     agent.wait_for_message("left; the plugin stays for sandboxes that live");
-    // The plugin is asked by pods that were on their way, and answered about them.
+    // The runtime may still call the plugin for starting sandboxes, and the agent answers the plugin's queries.
     assert!(node.root.join("run/facts.sock").exists());
-    // What somebody puts back goes again.
+    // An entry that another program restores is removed again.
     let entry =
         PRIMARY.replace("calico\"\n    }", "calico\"\n    },\n    {\n      \"type\": \"gybe-cni\"\n    }");
     node.puts(FILE, &entry);
     wait_until("its end", || node.text(FILE) == PRIMARY);
-    // And all of it can be wanted again.
+    // `mode: install` installs again.
     node.configures(&[("mode", "install")]);
     wait_until("readiness", || agent.is_ready());
     assert!(node.entry(FILE).is_some() && node.program("gybe").exists());
