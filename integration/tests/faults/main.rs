@@ -1,11 +1,6 @@
 //! Gybe's programs killed, and with failing system calls: the state that remains in the network namespace, as nft,
 //! iptables and ip list it.
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    reason = "a test fails by panicking"
-)]
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "a test fails by panicking")]
 #![allow(clippy::print_stdout, reason = "prints the number of tested system calls")]
 #![allow(clippy::disallowed_methods, reason = "nft, iptables and ip list the resulting state")]
 
