@@ -68,7 +68,7 @@ impl Reconciler<'_> {
             ..TurnReport::default()
         };
         let remaining = self.grace_period.left(Instant::now()).filter(|left| !left.is_zero());
-        Turn { report, next: pass.next_turn().within(remaining.unwrap_or(RESYNC)) }
+        Turn { report, next: pass.next_turn(remaining.map_or(RESYNC, |left| left.min(RESYNC))) }
     }
 
     /// In mode install: a pod that starts now is redirected. In mode leave: nothing is left to remove.

@@ -7,6 +7,7 @@ use super::*;
 use crate::agent::ManifestPods;
 use crate::host::apply::NodeLock;
 use crate::host::change::Change;
+use crate::host::conflict::{Conflict, ForeignRewrite};
 use crate::host::settings::GRACE_PERIOD;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -169,6 +170,26 @@ fn a_program_that_does_not_stay_is_placed_again_only_after_a_pause() {
         pass.left.changes.retain(|change| matches!(change, Change::PlaceProgram { .. }));
         assert!(!pass.left.changes.is_empty());
         assert_eq!(reconciler.report(&pass, Instant::now()).next, NextTurn::After(RETRY));
+    });
+}
+
+#[test]
+fn neither_the_resync_nor_the_grace_period_shortens_the_wait_of_a_conflict_over_the_conf() {
+    let node = TestNode::new("conflict-wait");
+    let (grace_period, wait) = (RESYNC / 2, RESYNC * 3);
+    with_loop(&node, grace_period, |reconciler, _, _| {
+        node.set_mode("leave");
+        reconciler.turn(Instant::now());
+        let desired = reconciler.desired.clone().unwrap();
+        let places = reconciler.settings().environment.directories.clone();
+        let mut pass = pass(&places, &desired, &mut PassHistory::default()).unwrap();
+        let NextTurn::OnChange(next) = reconciler.report(&pass, Instant::now()).next else {
+            panic!("no change needed")
+        };
+        assert!(next <= grace_period, "the programs are removed at the end of the grace period: {next:?}");
+        pass.conflicts.conf =
+            Some(Conflict { rewrite: ForeignRewrite::default(), rewrites: 9, wait: Some(wait) });
+        assert_eq!(reconciler.report(&pass, Instant::now()).next, NextTurn::After(wait));
     });
 }
 
