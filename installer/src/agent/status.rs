@@ -69,7 +69,7 @@ pub(crate) enum Phase {
     /// Our entry belongs into the chain.
     Installed,
     Uninstalling,
-    /// Our entry is out of the chain; what stays is for living sandboxes.
+    /// Our entry is removed; the programs that stay are for existing sandboxes.
     Uninstalled {
         /// Whether the plugin's program stays.
         plugin_stays: bool,

@@ -122,7 +122,7 @@ fn f01_many_queries_for_unknown_pods_delay_no_query_for_a_known_pod() {
         waiting.into_iter().map(|answer| answer.join().unwrap()).collect()
     });
     let told = |words| answers.iter().filter(|answer| answer.to_string().contains(words)).count();
-    let (late, too_many) = (told("did not answer in time"), told("too many others wait"));
+    let (late, too_many) = (told("did not answer in time"), told("too many requests wait"));
     assert!(late + too_many == 400 && too_many > 0, "{late} {too_many}");
     assert!(agent.anonymous() <= 12 << 10, "{} KiB", agent.anonymous());
 }

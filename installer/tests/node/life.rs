@@ -83,7 +83,7 @@ fn a08_a_socket_directory_that_others_can_write_to_is_refused() {
         let told = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(2), "{told}");
         assert!(told.contains("could replace") || told.contains("not a socket"), "{told}");
-        let remedies = ["take write permission from all others", "find out what it is, and remove it"];
+        let remedies = ["chmod it 0755", "find out what it is, and remove it"];
         assert!(remedies.iter().any(|remedy| told.contains(remedy)), "{told}");
         assert!(!file || fs::read_to_string(directory.join("run/facts.sock")).unwrap() == "precious");
     }

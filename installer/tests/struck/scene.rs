@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 
 use gybe_installer::host::apply::ApplyError;
 use gybe_installer::host::desired::{DesiredState, PutBack, Shape};
-use gybe_installer::host::libcni::choice::{Runtime, choose};
+use gybe_installer::host::libcni::choice::choose;
 use gybe_installer::host::observe::ObserveScope;
 use gybe_installer::host::pass::{Pass, PassHistory, pass};
-use gybe_installer::host::runtimes::DropIns;
+use gybe_installer::host::runtimes::{DropIns, Runtime};
+use gybe_netfilter::hint::Hint;
 
 use crate::ground::Ground;
 use crate::wants;

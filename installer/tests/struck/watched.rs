@@ -37,6 +37,6 @@ pub(crate) fn f12_where_the_kernel_grants_no_inotify_changes_are_seen() {
     unshare.args(["--user", "--map-root-user", "sh", "-c", limited]);
     let output = unshare.arg(std::env::current_exe().unwrap()).arg(&ground.root).output().unwrap();
     assert!(output.status.success(), "{output:?}");
-    assert_eq!(String::from_utf8(output.stdout).unwrap(), "Asking(EMFILE)\n");
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), "Polling(EMFILE)\n");
     println!("with max_inotify_instances 0: changes are detected by polling");
 }

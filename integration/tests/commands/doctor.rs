@@ -77,7 +77,10 @@ fn f11_a_mount_that_is_read_only_full_or_noexec_is_named() {
     let wrong = node.wrong_after(&read_only);
     assert_only(
         &wrong,
-        &["root/opt/cni/bin (tmpfs), which is read-only", "name others with --conf-dir and --bin-dir"],
+        &[
+            "root/opt/cni/bin (tmpfs), which is read-only",
+            "name other directories with --conf-dir and --bin-dir",
+        ],
     );
     let wrong = node.wrong_after(&on("etc/cni/net.d", "size=64k", "true"));
     assert_only(&wrong, &["root/etc/cni/net.d (tmpfs), which holds", "KiB left", "free space"]);

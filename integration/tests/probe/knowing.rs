@@ -28,7 +28,9 @@ fn a_probe_tells_of_every_backend_what_works_and_which_one_writes() -> Result<()
     assert_eq!(modes.into_iter().collect::<Result<Vec<_>, _>>()?, [0o100_644, 0o040_755]);
     let people = gybe(&place, "probe --backend iptables", "")?;
     assert!(
-        people.out.starts_with("nft              all  works\niptables-nft     all  works\n"),
+        people.out.starts_with(
+            "BACKEND          POLICY  FINDING\nnft              all     works\niptables-nft     all     works\n"
+        ),
         "{}",
         people.out
     );

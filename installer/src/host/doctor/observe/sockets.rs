@@ -60,7 +60,7 @@ pub(crate) fn ask(socket: &Path) -> AgentContact {
     });
     let mut observed = AgentContact { socket: socket.to_owned(), fault, status: None };
     if observed.is_running() {
-        observed.status = agent_status::ask(socket, PATIENCE).ok().flatten();
+        observed.status = agent_status::query(socket, PATIENCE).ok().flatten();
     }
     observed
 }
