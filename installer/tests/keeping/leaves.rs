@@ -16,7 +16,7 @@ fn f29_mode_leave_uninstalls_and_reports_when_it_is_done() {
     let in_force = node.text(FILE);
     let refused = node.tool("uninstall").arg("--run-dir").arg(node.root.join("run")).output().unwrap();
     assert_eq!((refused.status.code(), node.text(FILE)), (Some(2), in_force), "{refused:?}");
-    assert_eq!(agent.get("/left"), (503, "not asked to leave\n".to_owned()));
+    assert_eq!(agent.get("/left"), (503, "no uninstall requested\n".to_owned()));
     assert_eq!(agent.metric("gybe_left"), 0.0);
     node.configures(&[("mode", "leave"), ("also_as", "istio-iptables")]);
     wait_until("the end", || agent.get("/left").0 == 200);
@@ -32,7 +32,7 @@ fn f29_mode_leave_uninstalls_and_reports_when_it_is_done() {
     let (status, text) = agent.get("/readyz");
     assert!(status == 503 && text.contains("left"), "{status} {text}");
     assert_eq!(agent.metric("gybe_left"), 1.0);
-    agent.wait_for_message("left; the plugin stays for sandboxes that live");
+    agent.wait_for_message("the plugin stays for existing sandboxes");
     // The plugin is asked by pods that were on their way, and answered about them.
     assert!(node.root.join("run/facts.sock").exists());
     // What somebody puts back goes again.
@@ -68,6 +68,6 @@ fn nothing_ours_was_there_and_that_is_left_too() {
     node.puts(FILE, PRIMARY);
     let agent = node.agent();
     wait_until("the end", || agent.get("/left").0 == 200);
-    assert_eq!(agent.get("/left").1, "left; nothing stays\n");
+    assert_eq!(agent.get("/left").1, "uninstalled; no program stays\n");
     assert_eq!(node.text(FILE), PRIMARY);
 }
