@@ -1,4 +1,4 @@
-//! What is said when the kernel refuses: the object, the reason, and what would help.
+//! Errors of the kernel: the message names the object, the reason and the remedy.
 
 use crate::namespace::{in_new_namespace, nft, without_privilege};
 use crate::rules::{differences, every_verdict, inspected, redirect, rule, ruleset};
