@@ -1,5 +1,4 @@
-//! `gybe pod-facts`, the built program: a question line in, an answer line out, and no credential in
-//! anything it says.
+//! The built `gybe pod-facts`: one query line in, one response line out, and no credential in any output.
 
 use crate::ground::Ground;
 use gybe_api_server::{Network, Validity, Verb};

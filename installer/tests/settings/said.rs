@@ -1,4 +1,4 @@
-//! Settings out of a few words.
+//! Functions that build settings from a few pairs.
 
 use gybe_installer::host::settings::{Settings, SettingsSources};
 

@@ -175,6 +175,6 @@ fn after_the_deadline_no_agent_is_asked() {
     let socket = manifests.0.join("facts.sock");
     let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
     // `SO_SNDTIMEO` of zero would wait without end.
-    let late = agent::exchange(&socket, |_| panic!("a request is sent"), Instant::now());
-    assert!(matches!(late, Err(agent::AgentFault::Timeout)), "{late:?}");
+    let late = exchange(&socket, |_| panic!("a request is sent"), Instant::now());
+    assert!(matches!(late, Err(AgentFault::Timeout)), "{late:?}");
 }

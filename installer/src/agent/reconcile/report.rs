@@ -102,9 +102,9 @@ impl Reconciler<'_> {
         let plugin_stays = settings.environment.directories.programs.join(PLUGIN).symlink_metadata().is_ok();
         let (phase, why) = match (is_out, plugin_stays) {
             (true, true) => {
-                (Phase::Uninstalled { plugin_stays }, Some("left; the plugin stays for sandboxes that live"))
+                (Phase::Uninstalled { plugin_stays }, Some("the plugin stays for existing sandboxes"))
             }
-            (true, false) => (Phase::Uninstalled { plugin_stays }, Some("left; nothing stays")),
+            (true, false) => (Phase::Uninstalled { plugin_stays }, Some("no program stays")),
             (false, _) => (Phase::Uninstalling, None),
         };
         self.log.condition(Level::Info, "gybe node: uninstalled", why.map(str::to_owned), json!({}));
